@@ -1,0 +1,85 @@
+"""The errors of jaxamp: each says what was seen, where, and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class JaxAmpError(Exception):
+    """Base of every error that jaxamp raises on purpose.
+
+    >>> issubclass(PolicyError, JaxAmpError)
+    True
+    """
+
+
+class PolicyError(JaxAmpError, ValueError):
+    """A policy, or a word inside one, is not understood or contradicts itself."""
+
+
+class UnsupportedPrecisionError(PolicyError):
+    """A policy names a precision that cannot be computed here or not yet."""
+
+
+class RuleError(PolicyError):
+    """An override rule can never match, or its predicate failed."""
+
+
+class _EquationError(JaxAmpError):
+    """An error about one equation, which names its primitive and the user's source line.
+
+    Args:
+      message: what is wrong and what to do.
+      primitive: name of the equation's primitive.
+      source: the user's source line, e.g. ``"model.py:12 (forward)"``.
+    """
+
+    def __init__(self, message: str, *, primitive: str = "", source: str = "") -> None:
+        super().__init__(message)
+        self.primitive = primitive
+        self.source = source
+
+    def __str__(self) -> str:
+        lines = [super().__str__()]
+        lines += [f"  primitive: {self.primitive}"] if self.primitive else []
+        lines += [f"  at: {self.source}"] if self.source else []
+        return "\n".join(lines)
+
+
+class UnknownPrimitiveError(_EquationError):
+    """With ``strict=True``: a primitive is in no table; ``register_op_kind`` teaches it.
+
+    >>> print(UnknownPrimitiveError("No kind is known.", primitive="fuse", source="a.py:3 (f)"))
+    No kind is known.
+      primitive: fuse
+      at: a.py:3 (f)
+    """
+
+
+class RewriteError(_EquationError):
+    """An equation could not be rewritten; the original program is untouched."""
+
+
+class NotCallableError(JaxAmpError, TypeError):
+    """Something that cannot be called was given where a function is needed."""
+
+
+class OutputError(JaxAmpError, TypeError):
+    """A function returned something that is not an array where only arrays are possible."""
+
+
+def accepted(word: object, words: Iterable[str]) -> str:
+    """A sentence that lists the accepted words, and the likely one where there is one.
+
+    Args:
+      word: what was given.
+      words: what is accepted.
+
+    >>> accepted("reducton", ["compute", "reduction"])
+    "Did you mean 'reduction'? Accepted: compute, reduction."
+    """
+    words = list(words)
+    close = difflib.get_close_matches(str(word).lower(), words, n=1)
+    hint = f"Did you mean {close[0]!r}? " if close else ""
+    return f"{hint}Accepted: {', '.join(words)}."

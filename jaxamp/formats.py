@@ -1,0 +1,224 @@
+"""Float formats and the way a value is cast to one."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from jaxamp.errors import PolicyError, accepted
+
+
+class Precision(enum.Enum):
+    """A float format; the value is the name of its dtype.
+
+    >>> Precision.BF16.dtype, Precision.BF16.mantissa_bits, Precision.F16.max
+    (dtype(bfloat16), 8, 65504.0)
+    """
+
+    F64 = "float64"
+    F32 = "float32"
+    F16 = "float16"
+    BF16 = "bfloat16"
+    F8_E4M3 = "float8_e4m3fn"
+    F8_E5M2 = "float8_e5m2"
+    F8_E8M0 = "float8_e8m0fnu"  # powers of two only: a scale, never a value
+    F4_E2M1 = "float4_e2m1fn"
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The numpy dtype of the format."""
+        return _dtype(self.value)
+
+    @property
+    def short(self) -> str:
+        """The short word, as in ``"bf16"``, that ``parse`` reads back."""
+        return self.name.lower()
+
+    @property
+    def max(self) -> float:
+        """The largest finite number."""
+        return float(_finfo(self.value).max)
+
+    @property
+    def eps(self) -> float:
+        """The distance from 1 to the next larger number."""
+        return float(_finfo(self.value).eps)
+
+    @property
+    def smallest_normal(self) -> float:
+        """The smallest positive number of full relative accuracy."""
+        return float(_finfo(self.value).smallest_normal)
+
+    @property
+    def smallest_subnormal(self) -> float:
+        """The smallest positive number at all."""
+        return float(_finfo(self.value).smallest_subnormal)
+
+    @property
+    def bits(self) -> int:
+        """The width of the format in bits."""
+        return int(_finfo(self.value).bits)
+
+    @property
+    def mantissa_bits(self) -> int:
+        """Bits of the significand, the implicit one included; integers up to 2**this are exact."""
+        return int(_finfo(self.value).nmant) + 1
+
+    @classmethod
+    def parse(cls, word: Any) -> Precision:
+        """Reads a precision from any of its usual spellings.
+
+        Args:
+          word: a ``Precision``, a name (``"bf16"``, ``"bfloat16"``), ``"full"`` (f32),
+            ``"half"`` (as jmp has it: bf16 on TPU, f16 elsewhere), or a dtype such as
+            ``jnp.bfloat16`` or ``np.dtype("float16")``.
+
+        Raises:
+          PolicyError: the word names no float format of jaxamp.
+
+        >>> Precision.parse("bf16"), Precision.parse(np.float32)
+        (<Precision.BF16: 'bfloat16'>, <Precision.F32: 'float32'>)
+        """
+        if isinstance(word, cls):
+            return word
+        if isinstance(word, str):
+            return _parse_name(word)
+        name = _dtype_name(word)
+        if name in cls._value2member_map_:
+            return cls(name)
+        raise PolicyError(
+            f"{word!r} is not a float format of jaxamp. {accepted(name, _NAMES)}"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Precision.{self.name}: {self.value!r}>"
+
+
+_NAMES: dict[str, Precision] = {
+    **{precision.short: precision for precision in Precision},
+    **{precision.value: precision for precision in Precision},
+    "full": Precision.F32,
+}
+
+
+def _parse_name(word: str) -> Precision:
+    name = word.strip().lower()
+    if name == "half":
+        return Precision.BF16 if jax.default_backend() == "tpu" else Precision.F16
+    if name not in _NAMES:
+        raise PolicyError(f"Unknown precision {word!r}. {accepted(name, [*_NAMES, 'half'])}")
+    return _NAMES[name]
+
+
+def _dtype_name(word: Any) -> str:
+    """Name of a dtype-like; empty for what is none.
+
+    ``float`` is refused on purpose: it is float64 to numpy and float32 to JAX.
+    """
+    if word is None or word is float:
+        return ""
+    try:
+        return np.dtype(word).name
+    except TypeError:
+        return ""
+
+
+@functools.cache
+def _dtype(name: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+@functools.cache
+def _finfo(name: str) -> Any:
+    return ml_dtypes.finfo(_dtype(name))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CastConfig:
+    """How a value is cast: to a plain dtype, or to blocks that share a scale factor.
+
+    Attributes:
+      out_dtype: the format of the result; anything that ``Precision.parse`` reads.
+      sf_block: ``(rows, cols)`` of a block with one scale factor; ``None`` for a plain cast.
+      round_sf: scale factors are rounded to powers of two.
+
+    Raises:
+      PolicyError: unknown format, a block that is no pair of positive integers, or ``round_sf``
+        without a block.
+
+    >>> CastConfig("bf16") == CastConfig.plain(np.dtype("bfloat16"))
+    True
+    >>> CastConfig("f8_e4m3", sf_block=(1, 128), round_sf=True).sf_block
+    (1, 128)
+    """
+
+    out_dtype: Precision
+    sf_block: tuple[int, int] | None = None
+    round_sf: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "out_dtype", Precision.parse(self.out_dtype))
+        if self.sf_block is not None:
+            object.__setattr__(self, "sf_block", _checked_block(self.sf_block))
+        elif self.round_sf:
+            raise PolicyError("round_sf=True needs sf_block: a plain cast has no scale factors.")
+
+    @classmethod
+    def plain(cls, dtype: Any) -> CastConfig:
+        """A cast to one dtype without scaling.
+
+        >>> str(CastConfig.plain("f16"))
+        'f16'
+        """
+        return cls(Precision.parse(dtype))
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether the cast uses scale factors."""
+        return self.sf_block is not None
+
+    def is_noop(self, in_dtype: Any) -> bool:
+        """Whether the cast leaves an array of ``in_dtype`` as it is.
+
+        Only real floats are ever cast, so integers, bool, complex and keys are left alone too.
+
+        Args:
+          in_dtype: a ``Precision`` or any dtype, extended ones included.
+
+        >>> CastConfig.plain("bf16").is_noop("bfloat16"), CastConfig.plain("bf16").is_noop("f32")
+        (True, False)
+        >>> CastConfig.plain("bf16").is_noop(np.int32)
+        True
+        """
+        dtype = _as_dtype(in_dtype)
+        if not jax.dtypes.issubdtype(dtype, np.floating):
+            return True
+        return not self.is_scaled and dtype == self.out_dtype.dtype
+
+    def __str__(self) -> str:
+        if self.sf_block is None:
+            return self.out_dtype.short
+        rows, cols = self.sf_block
+        return f"{self.out_dtype.short}[{rows}x{cols}{', pow2' if self.round_sf else ''}]"
+
+
+def _as_dtype(dtype: Any) -> Any:
+    """Any dtype-like as a dtype; extended dtypes, which numpy does not know, stay as they are."""
+    if isinstance(dtype, Precision):
+        return dtype.dtype
+    if isinstance(dtype, str) and dtype in _NAMES:
+        return _NAMES[dtype].dtype
+    return dtype if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype)
+
+
+def _checked_block(block: Any) -> tuple[int, int]:
+    match block:
+        case (int(rows), int(cols)) | [int(rows), int(cols)] if rows > 0 and cols > 0:
+            return rows, cols
+    raise PolicyError(f"sf_block is (rows, cols) with positive integers, not {block!r}.")
