@@ -1,8 +1,18 @@
-"""What each primitive is: the kinds of operation that a policy speaks about."""
+"""What each primitive is: its kind, which a policy speaks about, and what its arithmetic does.
+
+``TABLE`` is the one list of primitives in the project: every primitive that JAX registers, one a
+line. The planner reads it and ``register_op_kind`` adds to it; nothing else classifies by name.
+"""
 
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
+from typing import TypeVar
+
+from jax.extend.core import Primitive
+
+from jaxamp.errors import PolicyError, accepted
 
 
 class OpKind(enum.Enum):
@@ -17,3 +27,644 @@ class OpKind(enum.Enum):
     ELEMENTWISE = "Elementwise"
     DATA_MOVEMENT = "DataMovement"
     BOUNDARY = "Boundary"
+
+
+class Trait(enum.Enum):
+    """What a primitive does to its numbers; it decides how the kind's precision may be applied.
+
+    The arithmetic traits are promises that the tests measure: the result of an ``EXACT`` one on
+    16-bit inputs fits 16 bits, and that of a ``ROUNDED`` one is the float32 result rounded once.
+
+    >>> lookup("add").trait, lookup("exp").trait
+    (<Trait.ROUNDED: 'rounded'>, <Trait.SENSITIVE: 'sensitive'>)
+    """
+
+    # Compute.
+    CONTRACTION = "contraction"  # multiplies and accumulates: dots and convolutions
+    # Reduction.
+    SUM = "sum"  # adds many terms: the accumulator must be wide
+    PREFIX = "prefix"  # as SUM or PRODUCT, and shows every partial result
+    PRODUCT = "product"  # multiplies many terms, or folds them by a function we cannot judge
+    EXTREMUM = "extremum"  # picks or orders operands by comparing: exact, but ties follow rounding
+    # Elementwise.
+    EXACT = "exact"  # never rounds: the result is an operand, its negative, 0, ±1 or a boolean
+    ROUNDED = "rounded"  # the exact result rounded once: 16-bit equals float32 rounded
+    INTEGRAL = "integral"  # float results that are whole numbers
+    SMOOTH = "smooth"  # transcendental, bounded slope: harmless error in, harmless error out
+    SENSITIVE = "sensitive"  # steep, cancelling or fast-growing: computed in float32
+    # Data movement.
+    SHAPE = "shape"  # moves each operand by itself; result i has the dtype of operand i
+    MERGE = "merge"  # joins operands that must share one dtype
+    COLLECTIVE = "collective"  # moves between devices
+    # Boundary: primitives that carry other programs.
+    CALL = "call"  # one body, run once, transparent
+    BRANCH = "branch"  # one of several bodies
+    LOOP = "loop"  # a body run many times over a carry
+    MANUAL = "manual"  # a body typed per device
+    SOLVER = "solver"  # bodies of an implicit definition
+    NESTED = "nested"  # some other carrier of one body; its signature is kept
+    OPAQUE = "opaque"  # never looked into: operands go back to the dtypes it was written for
+    # Boundary: the rest.
+    CONVERT = "convert"  # an explicit change of dtype
+    NO_KERNEL = "no-kernel"  # no 16-bit implementation, or none worth having
+    BITS = "bits"  # depends on the bits of a number, or makes random ones
+    INTEGER = "integer"  # integers and booleans only
+    GENERATOR = "generator"  # result not computed from floats
+    CALLBACK = "callback"  # leaves the program for the host or foreign code
+    STATE = "state"  # mutable cells, whose dtype is fixed
+    TOKEN = "token"  # orders effects
+    KERNEL = "kernel"  # an instruction inside a Pallas or Mosaic kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One line of the table.
+
+    Attributes:
+      kind: the kind whose precision a policy gives to the primitive.
+      trait: what its arithmetic does.
+      dtype_params: equation parameters that fix a float dtype (a dtype, an aval or a typed jaxpr),
+        which whoever emits the equation in another dtype must look at. Parameters that only ever
+        hold integer dtypes (``index_dtype``) are not among them.
+
+    >>> lookup("iota")
+    Op(kind=<OpKind.BOUNDARY: 'Boundary'>, trait=<Trait.GENERATOR: 'generator'>,
+       dtype_params=('dtype',))
+    """
+
+    kind: OpKind
+    trait: Trait
+    dtype_params: tuple[str, ...] = ()
+
+
+# Keyed by name, as equations print it. Pallas has primitives of its own called gather, scatter,
+# swap, load and bitcast; they stay inside kernels, so the public ones own these names.
+TABLE: dict[str, Op] = {
+    # Compute: multiply-accumulate.
+    "dot_general": Op(OpKind.COMPUTE, Trait.CONTRACTION, ("preferred_element_type",)),
+    "conv_general_dilated": Op(OpKind.COMPUTE, Trait.CONTRACTION, ("preferred_element_type",)),
+    "ragged_dot_general": Op(OpKind.COMPUTE, Trait.CONTRACTION, ("preferred_element_type",)),
+    # Reduction: sums.
+    "reduce_sum": Op(OpKind.REDUCTION, Trait.SUM),
+    "reduce_window_sum": Op(OpKind.REDUCTION, Trait.SUM),
+    "select_and_scatter_add": Op(OpKind.REDUCTION, Trait.SUM),
+    "scatter-add": Op(OpKind.REDUCTION, Trait.SUM, ("update_jaxpr",)),
+    "scatter-sub": Op(OpKind.REDUCTION, Trait.SUM, ("update_jaxpr",)),
+    "add_any": Op(OpKind.REDUCTION, Trait.SUM),
+    "psum": Op(OpKind.REDUCTION, Trait.SUM),
+    "psum_invariant": Op(OpKind.REDUCTION, Trait.SUM),
+    "unreduced_psum": Op(OpKind.REDUCTION, Trait.SUM),
+    "reduce_scatter": Op(OpKind.REDUCTION, Trait.SUM),
+    "unreduced_reduce_scatter": Op(OpKind.REDUCTION, Trait.SUM),
+    # Reduction: running folds along an axis.
+    "cumsum": Op(OpKind.REDUCTION, Trait.PREFIX),
+    "cumprod": Op(OpKind.REDUCTION, Trait.PREFIX),
+    "cumlogsumexp": Op(OpKind.REDUCTION, Trait.PREFIX),
+    # Reduction: products, and folds by a function of the user's.
+    "reduce_prod": Op(OpKind.REDUCTION, Trait.PRODUCT),
+    "scatter-mul": Op(OpKind.REDUCTION, Trait.PRODUCT, ("update_jaxpr",)),
+    "reduce": Op(OpKind.REDUCTION, Trait.PRODUCT, ("jaxpr", "computation")),
+    "reduce_window": Op(OpKind.REDUCTION, Trait.PRODUCT, ("jaxpr",)),
+    "select_and_scatter": Op(OpKind.REDUCTION, Trait.PRODUCT, ("select_jaxpr", "scatter_jaxpr")),
+    # Reduction: picks one of its operands, exactly.
+    "reduce_max": Op(OpKind.REDUCTION, Trait.EXTREMUM),
+    "reduce_min": Op(OpKind.REDUCTION, Trait.EXTREMUM),
+    "argmax": Op(OpKind.REDUCTION, Trait.EXTREMUM),
+    "argmin": Op(OpKind.REDUCTION, Trait.EXTREMUM),
+    "cummax": Op(OpKind.REDUCTION, Trait.EXTREMUM),
+    "cummin": Op(OpKind.REDUCTION, Trait.EXTREMUM),
+    "reduce_window_max": Op(OpKind.REDUCTION, Trait.EXTREMUM),
+    "reduce_window_min": Op(OpKind.REDUCTION, Trait.EXTREMUM),
+    "scatter-max": Op(OpKind.REDUCTION, Trait.EXTREMUM, ("update_jaxpr",)),
+    "scatter-min": Op(OpKind.REDUCTION, Trait.EXTREMUM, ("update_jaxpr",)),
+    "select_and_gather_add": Op(OpKind.REDUCTION, Trait.EXTREMUM),
+    "pmax": Op(OpKind.REDUCTION, Trait.EXTREMUM),
+    "pmin": Op(OpKind.REDUCTION, Trait.EXTREMUM),
+    # Elementwise: never rounds.
+    "abs": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "neg": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "sign": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "max": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "min": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "clamp": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "select_n": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "copy": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "stop_gradient": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "is_finite": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "eq": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "ne": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "lt": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "le": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "gt": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "ge": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "eq_to": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "lt_to": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "le_to": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    # Elementwise: the exact result, rounded once.
+    "add": Op(OpKind.ELEMENTWISE, Trait.ROUNDED),
+    "sub": Op(OpKind.ELEMENTWISE, Trait.ROUNDED),
+    "mul": Op(OpKind.ELEMENTWISE, Trait.ROUNDED, ("out_dtype",)),
+    "div": Op(OpKind.ELEMENTWISE, Trait.ROUNDED),
+    "sqrt": Op(OpKind.ELEMENTWISE, Trait.ROUNDED),
+    # Elementwise: integer-valued results.
+    "ceil": Op(OpKind.ELEMENTWISE, Trait.INTEGRAL),
+    "floor": Op(OpKind.ELEMENTWISE, Trait.INTEGRAL),
+    "round": Op(OpKind.ELEMENTWISE, Trait.INTEGRAL),
+    # Elementwise: well-behaved curves.
+    "tanh": Op(OpKind.ELEMENTWISE, Trait.SMOOTH),
+    "logistic": Op(OpKind.ELEMENTWISE, Trait.SMOOTH),
+    "erf": Op(OpKind.ELEMENTWISE, Trait.SMOOTH),
+    "atan": Op(OpKind.ELEMENTWISE, Trait.SMOOTH),
+    "asinh": Op(OpKind.ELEMENTWISE, Trait.SMOOTH),
+    "bessel_i0e": Op(OpKind.ELEMENTWISE, Trait.SMOOTH),
+    "bessel_i1e": Op(OpKind.ELEMENTWISE, Trait.SMOOTH),
+    # Elementwise: steep, cancelling or fast-growing.
+    "exp": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "exp2": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "expm1": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "log": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "log1p": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "pow": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "integer_pow": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "square": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "rsqrt": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "cbrt": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "rem": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "sin": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "cos": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "tan": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "sinh": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "cosh": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "asin": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "acos": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "acosh": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "atanh": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "atan2": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "erfc": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "erf_inv": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "lgamma": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "digamma": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "polygamma": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "zeta": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "igamma": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "igammac": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "igamma_grad_a": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "regularized_incomplete_beta": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    # Data movement: one array at a time, values unchanged.
+    "broadcast_in_dim": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "broadcast_to": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "reshape": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "transpose": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "squeeze": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "rev": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "slice": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "dynamic_slice": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "gather": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "split": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "unstack": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "tile": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "name": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "device_put": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "stage": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "layout_constraint": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "sharding_constraint": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "reshard": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "shard_alike": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "optimization_barrier": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "tie": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "xla_metadata_value": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "pvary": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "preduced": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "reduced_vary_cast_p": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "vary_unreduced_cast_p": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    # Data movement: several arrays become one.
+    "concatenate": Op(OpKind.DATA_MOVEMENT, Trait.MERGE),
+    "stack": Op(OpKind.DATA_MOVEMENT, Trait.MERGE),
+    "pad": Op(OpKind.DATA_MOVEMENT, Trait.MERGE),
+    "dynamic_update_slice": Op(OpKind.DATA_MOVEMENT, Trait.MERGE),
+    "scatter": Op(OpKind.DATA_MOVEMENT, Trait.MERGE, ("update_jaxpr",)),
+    # Data movement: order by comparing.
+    "sort": Op(OpKind.DATA_MOVEMENT, Trait.EXTREMUM),
+    "top_k": Op(OpKind.DATA_MOVEMENT, Trait.EXTREMUM),
+    "approx_top_k": Op(OpKind.DATA_MOVEMENT, Trait.EXTREMUM),
+    # Data movement: between devices.
+    "all_gather": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
+    "all_gather_invariant": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
+    "all_gather_reduced": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
+    "all_to_all": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
+    "ragged_all_to_all": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
+    "ppermute": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
+    "pbroadcast": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
+    # Boundary: an explicit change of dtype, which is what the user asked for.
+    "convert_element_type": Op(OpKind.BOUNDARY, Trait.CONVERT, ("new_dtype",)),
+    # Boundary: transparent calls.
+    "jit": Op(OpKind.BOUNDARY, Trait.CALL, ("jaxpr",)),
+    "call": Op(OpKind.BOUNDARY, Trait.CALL, ("call_jaxpr",)),
+    "closed_call": Op(OpKind.BOUNDARY, Trait.CALL, ("call_jaxpr",)),
+    "remat2": Op(OpKind.BOUNDARY, Trait.CALL, ("jaxpr",)),
+    "custom_jvp_call": Op(OpKind.BOUNDARY, Trait.CALL, ("call_jaxpr", "jvp_jaxpr_fun")),
+    "custom_vjp_call": Op(OpKind.BOUNDARY, Trait.CALL, ("call_jaxpr", "fwd_jaxpr_thunk", "bwd")),
+    # Boundary: control flow.
+    "cond": Op(OpKind.BOUNDARY, Trait.BRANCH, ("branches",)),
+    "scan": Op(OpKind.BOUNDARY, Trait.LOOP, ("jaxpr",)),
+    "while": Op(OpKind.BOUNDARY, Trait.LOOP, ("cond_jaxpr", "body_jaxpr")),
+    "shard_map": Op(OpKind.BOUNDARY, Trait.MANUAL, ("jaxpr",)),
+    "custom_linear_solve": Op(OpKind.BOUNDARY, Trait.SOLVER, ("jaxprs",)),
+    # Boundary: other carriers of one jaxpr, whose signature is kept.
+    "composite": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
+    "compute_on": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
+    "custom_vmap_call": Op(OpKind.BOUNDARY, Trait.NESTED, ("call",)),
+    "eval_jaxpr": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
+    "fused_call": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
+    "xla_metadata_call": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
+    # Boundary: no 16-bit implementation, or none worth having.
+    "cholesky": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "cholesky_update": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "eig": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "eigh": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "geqp3": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "geqrf": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "hessenberg": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "householder_product": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "lu": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "ormqr": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "qr": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "schur": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "svd": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "symmetric_product": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "triangular_solve": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "tridiagonal": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "tridiagonal_solve": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "spsolve": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "fft": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "complex": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "real": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "imag": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "conj": Op(OpKind.BOUNDARY, Trait.NO_KERNEL, ("input_dtype",)),
+    "random_gamma": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    # Boundary: meaning lies in the bits, random ones included.
+    "bitcast_convert_type": Op(OpKind.BOUNDARY, Trait.BITS, ("new_dtype",)),
+    "nextafter": Op(OpKind.BOUNDARY, Trait.BITS),
+    "reduce_precision": Op(OpKind.BOUNDARY, Trait.BITS),
+    "rng_bit_generator": Op(OpKind.BOUNDARY, Trait.BITS),
+    "rng_uniform": Op(OpKind.BOUNDARY, Trait.BITS),
+    "random_bits": Op(OpKind.BOUNDARY, Trait.BITS),
+    "random_clone": Op(OpKind.BOUNDARY, Trait.BITS),
+    "random_fold_in": Op(OpKind.BOUNDARY, Trait.BITS),
+    "random_seed": Op(OpKind.BOUNDARY, Trait.BITS),
+    "random_split": Op(OpKind.BOUNDARY, Trait.BITS),
+    "random_unwrap": Op(OpKind.BOUNDARY, Trait.BITS),
+    "random_wrap": Op(OpKind.BOUNDARY, Trait.BITS),
+    "threefry2x32": Op(OpKind.BOUNDARY, Trait.BITS),
+    "threefry4x32": Op(OpKind.BOUNDARY, Trait.BITS),
+    "philox2x32": Op(OpKind.BOUNDARY, Trait.BITS),
+    "philox4x32": Op(OpKind.BOUNDARY, Trait.BITS),
+    "iota_2x32_shape": Op(OpKind.BOUNDARY, Trait.BITS),
+    "from_edtype": Op(OpKind.BOUNDARY, Trait.BITS, ("dtype",)),
+    "to_edtype": Op(OpKind.BOUNDARY, Trait.BITS, ("edtype",)),
+    "consume": Op(OpKind.BOUNDARY, Trait.BITS),
+    "assert_consumed_value": Op(OpKind.BOUNDARY, Trait.BITS),
+    # Boundary: integers and booleans only.
+    "and": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "or": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "xor": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "not": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "shift_left": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "shift_right_arithmetic": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "shift_right_logical": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "population_count": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "clz": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "mulhi": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "reduce_and": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "reduce_or": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "reduce_xor": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "lu_pivots_to_permutation": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "axis_index": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "platform_index": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "dim_as_value": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "dimension_size": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    "shape_assertion": Op(OpKind.BOUNDARY, Trait.INTEGER),
+    # Boundary: made from nothing.
+    "iota": Op(OpKind.BOUNDARY, Trait.GENERATOR, ("dtype",)),
+    "empty": Op(OpKind.BOUNDARY, Trait.GENERATOR, ("dtype",)),
+    "empty2": Op(OpKind.BOUNDARY, Trait.GENERATOR, ("dtype",)),
+    "zeros_like": Op(OpKind.BOUNDARY, Trait.GENERATOR),
+    # Boundary: leaves the program.
+    "pure_callback": Op(OpKind.BOUNDARY, Trait.CALLBACK, ("result_avals",)),
+    "io_callback": Op(OpKind.BOUNDARY, Trait.CALLBACK, ("result_avals",)),
+    "buffer_callback": Op(OpKind.BOUNDARY, Trait.CALLBACK, ("result_avals",)),
+    "ffi_call": Op(OpKind.BOUNDARY, Trait.CALLBACK, ("result_avals",)),
+    "debug_callback": Op(OpKind.BOUNDARY, Trait.CALLBACK),
+    "debug_print": Op(OpKind.BOUNDARY, Trait.CALLBACK),
+    "inspect_sharding": Op(OpKind.BOUNDARY, Trait.CALLBACK),
+    # Boundary: Refs and other mutable things, whose dtype is fixed.
+    "new_ref": Op(OpKind.BOUNDARY, Trait.STATE),
+    "empty_ref": Op(OpKind.BOUNDARY, Trait.STATE, ("ty",)),
+    "free_ref": Op(OpKind.BOUNDARY, Trait.STATE),
+    "freeze": Op(OpKind.BOUNDARY, Trait.STATE),
+    "get": Op(OpKind.BOUNDARY, Trait.STATE),
+    "swap": Op(OpKind.BOUNDARY, Trait.STATE),
+    "addupdate": Op(OpKind.BOUNDARY, Trait.STATE),
+    "accum_grad_in_ref": Op(OpKind.BOUNDARY, Trait.STATE),
+    "create_linear": Op(OpKind.BOUNDARY, Trait.STATE, ("ty",)),
+    "pin": Op(OpKind.BOUNDARY, Trait.STATE),
+    "unpin": Op(OpKind.BOUNDARY, Trait.STATE),
+    "run_state": Op(OpKind.BOUNDARY, Trait.STATE, ("jaxpr",)),
+    "new_box": Op(OpKind.BOUNDARY, Trait.STATE),
+    "box_get": Op(OpKind.BOUNDARY, Trait.STATE, ("avals",)),
+    "box_set": Op(OpKind.BOUNDARY, Trait.STATE),
+    "new_log": Op(OpKind.BOUNDARY, Trait.STATE),
+    "log_extend": Op(OpKind.BOUNDARY, Trait.STATE),
+    "log_read": Op(OpKind.BOUNDARY, Trait.STATE),
+    # Boundary: opaque; operands go back to the dtypes they were written for.
+    "pallas_call": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr", "out_avals")),
+    "core_map": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr",)),
+    "mpmd_map": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxprs", "out_avals")),
+    "mosaic_gpu_p": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "tpu_custom_call": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("out_avals",)),
+    "with_memory_space_constraint": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "custom_fusion": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr", "pallas_jaxpr")),
+    "fusible": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr",)),
+    "cudnn_fusion": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr",)),
+    "custom_partitioning": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("call",)),
+    "call_exported": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("exported",)),
+    "call_hi_primitive": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("_prim",)),
+    "call_hi_primitive_linearized": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("_prim",)),
+    "linear_call": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("callee",)),
+    "remat_opt": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("fwd_jaxpr", "fun_jaxpr_thunk")),
+    "custom_jvp_call_jaxpr": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "custom_lin": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("out_avals",)),
+    "unreachable": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("out_avals",)),
+    "check": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "dce_sink": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "host_local_array_to_global_array": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "global_array_to_host_local_array": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "rnn_fwd": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "rnn_bwd": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    # Fused attention and block-scaled dots: the caller chose the narrow formats already.
+    "dot_product_attention_fwd": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "dot_product_attention_fwd_wrapper": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "dot_product_attention_bwd": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "dot_product_attention_bwd_wrapper": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "dot_product_attention_fp8_fwd": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "dot_product_attention_fp8_fwd_wrapper": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "dot_product_attention_fp8_bwd": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "dot_product_attention_fp8_bwd_wrapper": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "scaled_dot": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("preferred_element_type",)),
+    "scaled_matmul": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("preferred_element_type",)),
+    "scaled_matmul_wrapper": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("preferred_element_type",)),
+    # Split-phase collectives: a future ties the start to its end.
+    "all_gather_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "all_gather_reduced_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "all_gather_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "all_to_all_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "all_to_all_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "pbroadcast_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "pbroadcast_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "ppermute_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "ppermute_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "psum_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "psum_invariant_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "unreduced_psum_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "psum_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "reduce_scatter_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "unreduced_reduce_scatter_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "reduce_scatter_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "psend": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "precv": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("out_shape",)),
+    # Sparse formats: dots here demand equal dtypes of data and dense operand, so they stay.
+    "bcoo_dot_general": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("preferred_element_type",)),
+    "bcoo_dot_general_sampled": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "bcoo_spdot_general": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("preferred_element_type",)),
+    "bcoo_extract": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "bcoo_fromdense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "bcoo_sort_indices": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "bcoo_sum_duplicates": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "bcoo_todense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "bcoo_transpose": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "bcsr_dot_general": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("preferred_element_type",)),
+    "bcsr_extract": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "bcsr_fromdense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "bcsr_todense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "coo_fromdense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "coo_todense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "coo_matmat": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "coo_matvec": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "coo_spmm": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "coo_spmv": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "csr_fromdense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "csr_todense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "csr_matmat": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "csr_matvec": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "csr_spmm": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "csr_spmv": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "todense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    # Boundary: tokens.
+    "after_all": Op(OpKind.BOUNDARY, Trait.TOKEN),
+    "create_token": Op(OpKind.BOUNDARY, Trait.TOKEN),
+    # Boundary: instructions of Pallas and Mosaic kernels, never met outside one.
+    "_copysign": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "add_dependency": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "all_reduce_ffs": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "all_reduce_population_count": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "async_copy_scales_to_tmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "async_copy_smem_to_tmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "async_copy_sparse_metadata_to_tmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "async_load": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "async_prefetch": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "async_store_smem": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "async_store_tmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "atomic_cas": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "atomic_rmw": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "barrier": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "barrier_arrive": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "barrier_test": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "barrier_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "bitcast": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "commit_group": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "commit_smem": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "commit_tmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "copy_gmem_to_smem": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "copy_smem_to_gmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "debug_barrier_p": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "delay": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "dma_start": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "dma_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "einshape_lo": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "elementwise_inline_asm_p": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "emit_pipeline": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "get_barrier_semaphore": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "get_global": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "griddepcontrol_launch_dependents": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "griddepcontrol_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "inline_mgpu_p": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "jaxpr_call": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "layout_cast": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "load": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "masked_cummax": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "masked_cummin": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "masked_cumsum": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "masked_load": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "masked_sort": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "masked_swap": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "matmul_acc_lhs": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "matmul_pop": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "matmul_push_rhs": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "max_contiguous": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "mgpu_atomic_store": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "multimem_load_reduce": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "multimem_store": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "multiple_of": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "num_programs": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "pack": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "pack_dtype": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "pack_elementwise": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "parallel_loop": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "pipeline_body": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "print_layout": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "prng_join": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "prng_random_bits": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "prng_seed": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "prng_split": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "program_id": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "query_cluster_cancel": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "reciprocal": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "remove_memory_space": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "roll": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "run_scoped": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "sc_fetch_and_add": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "semaphore_read": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "semaphore_signal": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "semaphore_signal_multicast": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "semaphore_signal_parallel": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "semaphore_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "set_max_registers_p": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "stochastic_round": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "tcgen05_commit_arrive": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "tcgen05_mma": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "trace_value": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "try_cluster_cancel": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "unique": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "unpack": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "unpack_dtype": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "unpack_elementwise": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "wait_load_tmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "wait_smem_to_gmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "wgmma": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "wgmma_accumulator_deref_p": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "wgmma_accumulator_store_p": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "wgmma_ref": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "wgmma_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
+}
+
+_DEFAULT_TRAITS = {
+    OpKind.COMPUTE: Trait.CONTRACTION,
+    OpKind.REDUCTION: Trait.SUM,
+    OpKind.ELEMENTWISE: Trait.SMOOTH,
+    OpKind.DATA_MOVEMENT: Trait.MERGE,
+    OpKind.BOUNDARY: Trait.OPAQUE,
+}
+
+_E = TypeVar("_E", bound=enum.Enum)
+
+_registered: dict[str, Op] = {}
+_version = 0
+
+
+def lookup(primitive: Primitive | str) -> Op | None:
+    """The entry of a primitive; what was registered comes before the table.
+
+    Args:
+      primitive: a primitive or its name.
+
+    Returns:
+      Its entry, or None for a primitive that nobody has described.
+
+    >>> lookup("dot_general").kind
+    <OpKind.COMPUTE: 'Compute'>
+    >>> lookup("never_heard_of") is None
+    True
+    """
+    name = _name(primitive)
+    return _registered.get(name) or TABLE.get(name)
+
+
+def register_op_kind(
+    primitive: Primitive | str,
+    kind: OpKind | str,
+    *,
+    trait: Trait | str | None = None,
+    dtype_params: tuple[str, ...] = (),
+    override: bool = False,
+) -> None:
+    """Teach jaxamp a primitive that it has never seen.
+
+    Args:
+      primitive: a primitive or its name. Primitives are known by name.
+      kind: its kind, e.g. ``OpKind.ELEMENTWISE`` or ``"Elementwise"``.
+      trait: what its arithmetic does; by default contraction, sum, smooth, merge or opaque,
+        following the kind.
+      dtype_params: names of equation parameters that fix a float dtype.
+      override: replace an entry that is there already.
+
+    Raises:
+      PolicyError: for a word that is no kind or trait, a trait that no primitive of that kind
+        has, or a primitive that has another entry already.
+
+    >>> register_op_kind("fused_bias_add", OpKind.ELEMENTWISE, trait=Trait.ROUNDED)
+    >>> lookup("fused_bias_add").trait
+    <Trait.ROUNDED: 'rounded'>
+    """
+    global _version
+    name = _name(primitive)
+    kind = _member(OpKind, kind)
+    trait = _DEFAULT_TRAITS[kind] if trait is None else _member(Trait, trait)
+    _check_pair(kind, trait)
+    op = Op(kind, trait, tuple(dtype_params))
+    known = lookup(name)
+    if known == op:
+        return
+    if known is not None and not override:
+        raise PolicyError(
+            f"Primitive {name!r} is already {known.kind.value} ({known.trait.value}), so it cannot "
+            f"become {kind.value} ({trait.value}). Pass override=True to replace the entry."
+        )
+    _registered[name] = op
+    _version += 1
+
+
+def registered() -> dict[str, Op]:
+    """What ``register_op_kind`` added, by name (a copy)."""
+    return dict(_registered)
+
+
+def registry_version() -> int:
+    """A number that grows with each change by ``register_op_kind``, for the keys of caches."""
+    return _version
+
+
+def _name(primitive: Primitive | str) -> str:
+    if isinstance(primitive, str):
+        return primitive
+    if isinstance(primitive, Primitive):
+        return primitive.name
+    raise PolicyError(f"Expected a primitive or its name, got {type(primitive).__name__}.")
+
+
+def _member(words: type[_E], word: _E | str) -> _E:
+    for member in words:
+        if word is member or str(word).lower() in (member.value.lower(), member.name.lower()):
+            return member
+    raise PolicyError(
+        f"{word!r} is no {words.__name__}. {accepted(word, [m.value for m in words])}"
+    )
+
+
+def _check_pair(kind: OpKind, trait: Trait) -> None:
+    """The pairs that the table uses are the pairs that the planner knows."""
+    possible = {op.trait for op in TABLE.values() if op.kind is kind}
+    if trait not in possible:
+        words = [t.value for t in Trait if t in possible]
+        raise PolicyError(
+            f"{kind.value} has no trait {trait.value!r}. {accepted(trait.value, words)}"
+        )
