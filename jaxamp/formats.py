@@ -107,6 +107,11 @@ _NAMES: dict[str, Precision] = {
 }
 
 
+def is_format_name(text: str) -> bool:
+    """Whether ``Precision.parse`` reads the text."""
+    return text.strip().lower() in {*_NAMES, "half"}
+
+
 def _parse_name(word: str) -> Precision:
     name = word.strip().lower()
     if name == "half":

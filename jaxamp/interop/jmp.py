@@ -1,0 +1,55 @@
+"""jmp policies and jmp's string grammar, to and from precision policies."""
+
+from __future__ import annotations
+
+import jmp
+
+from jaxamp.formats import Precision
+from jaxamp.grammar import ThreeDtypes
+from jaxamp.policy import PrecisionPolicy
+from jaxamp.taxonomy import OpKind
+
+
+def from_jmp(policy: jmp.Policy | str) -> PrecisionPolicy:
+    """The precision policy that a jmp policy or its string describes.
+
+    The compute dtype becomes the ``AUTO_MIXED`` preset of that dtype, guards and f32 accumulation
+    included; the parameter and output dtypes are carried along.
+
+    Raises:
+      PolicyError: a part or dtype is not understood.
+
+    >>> from_jmp(jmp.get_policy("c=f16,o=f32")) == from_jmp("params=f32,compute=f16,output=f32")
+    True
+    """
+    return PrecisionPolicy.parse(policy)
+
+
+def to_jmp(policy: PrecisionPolicy | str) -> jmp.Policy:
+    """The jmp policy nearest to a precision policy; rules, guards and other kinds have no place.
+
+    Unnamed parameter and output dtypes are f32, the dtype that such a program had.
+
+    >>> str(to_jmp("auto_mixed_bf16"))
+    'p=full,c=bf16,o=full'
+    """
+    params, compute, output = (p.dtype.type for p in _three_dtypes(policy))
+    return jmp.Policy(param_dtype=params, compute_dtype=compute, output_dtype=output)
+
+
+def to_grammar(policy: PrecisionPolicy | jmp.Policy | str) -> str:
+    """The policy in jmp's string grammar; as lossy as ``to_jmp``.
+
+    >>> to_grammar("auto_mixed")
+    'p=f32,c=f16,o=f32'
+    """
+    return str(_three_dtypes(policy))
+
+
+def _three_dtypes(policy: PrecisionPolicy | jmp.Policy | str) -> ThreeDtypes:
+    parsed = PrecisionPolicy.parse(policy)
+    return ThreeDtypes(
+        parsed.param_dtype or Precision.F32,
+        parsed.precision_for(OpKind.COMPUTE),
+        parsed.output_dtype or Precision.F32,
+    )

@@ -1,0 +1,470 @@
+"""Precision policies: which kind of operation runs in which precision, and what protects it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import jax
+
+from jaxamp.errors import PolicyError, UnsupportedPrecisionError, accepted
+from jaxamp.formats import CastConfig, Precision
+from jaxamp.grammar import ThreeDtypes, looks_like_grammar, parse_grammar
+from jaxamp.rules import Rule, parse_kind
+from jaxamp.taxonomy import OpKind
+
+_KEPT = frozenset({Precision.F64, Precision.F32})
+_COMPUTABLE = _KEPT | {Precision.F16, Precision.BF16}
+_JSON_VERSION = 1
+
+
+class Guard(enum.Enum):
+    """What protects a program where the table of a policy, taken literally, would break it.
+
+    >>> Guard("range") in ALL_GUARDS
+    True
+    """
+
+    REDUCTION_ISLAND = "reduction-island"  # softmax, norms, losses: f32 inside, rounded at the edge
+    NO_GAIN = "no-gain"  # what cannot reach Compute any more stays at boundary precision
+    LOOP_CARRY = "loop-carry"  # carries that link inputs to outputs keep their dtype
+    RANGE = "range"  # no finite constant becomes inf, no nonzero one zero
+    EXACT_INTEGER = "exact-integer"  # integer-valued floats stay exact
+    SENSITIVE = "sensitive"  # steep and cancelling operations compute in f32
+    BITS = "bits"  # random bits, bitcasts and keys are untouched
+    NO_KERNEL = "no-kernel"  # operations without a 16-bit implementation run in f32
+    CALLBACKS = "callbacks"  # callbacks see the dtypes that they were written for
+
+
+ALL_GUARDS = frozenset(Guard)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PrecisionPolicy:
+    """An immutable, hashable map from operation kinds to casts, with guards and override rules.
+
+    Most programs need a preset (``PrecisionPolicy.AUTO_MIXED_BF16``), ``custom`` or ``replace``.
+
+    Attributes:
+      name: what reports call it.
+      kinds: a cast for each of the five kinds; given as a mapping or as pairs.
+      accumulation: precision inside a Reduction; ``None`` for that of the kind.
+      rules: overrides, the first that matches wins.
+      guards: protections that are on; ``Guard`` or their words.
+      param_dtype: format in which parameters are stored, for those who create them.
+      output_dtype: format of the float outputs; ``None`` for that of the original function.
+
+    Raises:
+      PolicyError: a word is not understood, or a kind is missing.
+
+    >>> policy = PrecisionPolicy.AUTO_MIXED.replace(guards=["range", "bits"])
+    >>> print(policy)
+    auto_mixed*
+    >>> policy.precision_for("compute")
+    <Precision.F16: 'float16'>
+    """
+
+    name: str
+    kinds: tuple[tuple[OpKind, CastConfig], ...]
+    accumulation: Precision | None = None
+    rules: tuple[Rule, ...] = ()
+    guards: frozenset[Guard] = ALL_GUARDS
+    param_dtype: Precision | None = None
+    output_dtype: Precision | None = None
+
+    ALWAYS_F32: ClassVar[PrecisionPolicy]
+    ALWAYS_F16: ClassVar[PrecisionPolicy]
+    AUTO_MIXED_CONSERVATIVE: ClassVar[PrecisionPolicy]
+    AUTO_MIXED: ClassVar[PrecisionPolicy]
+    AUTO_MIXED_BF16: ClassVar[PrecisionPolicy]
+
+    def __post_init__(self) -> None:
+        normal = {
+            "kinds": _checked_kinds(self.kinds),
+            "accumulation": _optional_precision(self.accumulation),
+            "rules": _checked_rules(self.rules),
+            "guards": parse_guards(self.guards),
+            "param_dtype": _optional_precision(self.param_dtype),
+            "output_dtype": _optional_precision(self.output_dtype),
+        }
+        for field, value in normal.items():
+            object.__setattr__(self, field, value)
+
+    @classmethod
+    def custom(
+        cls,
+        kinds: Mapping[Any, Any],
+        *,
+        name: str = "custom",
+        accumulation: Any = Precision.F32,
+        rules: Iterable[Rule] = (),
+        guards: Iterable[Guard | str] = ALL_GUARDS,
+        param_dtype: Any = None,
+        output_dtype: Any = None,
+    ) -> PrecisionPolicy:
+        """A policy of your own; kinds that are not named stay F32.
+
+        Args:
+          kinds: ``OpKind`` or its name, to ``CastConfig``, ``Precision`` or its name.
+          name: what reports call it.
+          accumulation: precision inside a Reduction; ``None`` for that of the kind.
+          rules: overrides, the first that matches wins.
+          guards: protections that are on.
+          param_dtype: format in which parameters are stored.
+          output_dtype: format of the float outputs.
+
+        Raises:
+          PolicyError: a word is not understood.
+
+        >>> PrecisionPolicy.custom({"compute": "bf16"}).precision_for(OpKind.REDUCTION)
+        <Precision.F32: 'float32'>
+        """
+        f32 = dict.fromkeys(OpKind, CastConfig(Precision.F32))
+        return cls(
+            name=name,
+            kinds=tuple({**f32, **_parsed_kinds(kinds)}.items()),
+            accumulation=accumulation,
+            rules=tuple(rules),
+            guards=parse_guards(guards),
+            param_dtype=param_dtype,
+            output_dtype=output_dtype,
+        )
+
+    @classmethod
+    def of_dtypes(cls, params: Any, compute: Any, output: Any) -> PrecisionPolicy:
+        """The policy that jmp's three dtypes describe.
+
+        The compute dtype stands for the ``AUTO_MIXED`` preset of that dtype; f32 and f64 lower
+        nothing.
+
+        >>> PrecisionPolicy.of_dtypes("f32", "bf16", "f32").kinds == (
+        ...     PrecisionPolicy.AUTO_MIXED_BF16.kinds)
+        True
+        """
+        dtypes = ThreeDtypes(*map(Precision.parse, (params, compute, output)))
+        kinds = dict.fromkeys(OpKind, CastConfig(dtypes.compute))
+        kinds[OpKind.BOUNDARY] = CastConfig(Precision.F32)
+        return cls(
+            name=str(dtypes),
+            kinds=tuple(kinds.items()),
+            accumulation=None if dtypes.compute in _KEPT else Precision.F32,
+            param_dtype=dtypes.params,
+            output_dtype=dtypes.output,
+        )
+
+    @classmethod
+    def parse(cls, policy: Any) -> PrecisionPolicy:
+        """Reads whatever is accepted as a policy.
+
+        Args:
+          policy: a policy, the name of a preset in any case, a ``jmp.Policy``, or jmp's grammar:
+            ``"p=f32,c=bf16,o=f32"``, ``"params=…,compute=…,output=…"``, ``"half"``, ``"full"`` or
+            one dtype for all three.
+
+        Raises:
+          PolicyError: none of these.
+
+        >>> PrecisionPolicy.parse("Auto-Mixed-BF16") is PrecisionPolicy.AUTO_MIXED_BF16
+        True
+        >>> print(PrecisionPolicy.parse("c=bf16,o=f32"))
+        p=f32,c=bf16,o=f32
+        """
+        if isinstance(policy, cls):
+            return policy
+        if isinstance(policy, str):
+            return _parse_text(policy)
+        dtypes = [getattr(policy, f"{part}_dtype", None) for part in ("param", "compute", "output")]
+        if None not in dtypes:  # a jmp.Policy, known by its attributes: jmp is not imported here
+            return cls.of_dtypes(*dtypes)
+        raise PolicyError(
+            f"{policy!r} is no policy. Give a PrecisionPolicy, a jmp.Policy, jmp's grammar "
+            f"('p=f32,c=bf16,o=f32') or a preset. {accepted('', PRESETS)}"
+        )
+
+    def cast_for(self, kind: OpKind | str) -> CastConfig:
+        """The cast for operations of a kind.
+
+        >>> str(PrecisionPolicy.AUTO_MIXED.cast_for("reduction"))
+        'f16'
+        """
+        return dict(self.kinds)[parse_kind(kind)]
+
+    def precision_for(self, kind: OpKind | str) -> Precision:
+        """The precision of operations of a kind.
+
+        >>> PrecisionPolicy.ALWAYS_F16.precision_for(OpKind.BOUNDARY)
+        <Precision.F32: 'float32'>
+        """
+        return self.cast_for(kind).out_dtype
+
+    @property
+    def low(self) -> frozenset[Precision]:
+        """The precisions below f32 that the policy can produce, rules and outputs included.
+
+        >>> PrecisionPolicy.AUTO_MIXED_BF16.low
+        frozenset({<Precision.BF16: 'bfloat16'>})
+        """
+        return frozenset(self._produced()) - _KEPT
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the policy leaves every program as it is.
+
+        >>> PrecisionPolicy.ALWAYS_F32.is_identity, PrecisionPolicy.AUTO_MIXED.is_identity
+        (True, False)
+        """
+        return not self.low and self.output_dtype is None
+
+    def replace(self, **changes: Any) -> PrecisionPolicy:
+        """The policy with some attributes changed; ``kinds`` may name only those that change.
+
+        Raises:
+          PolicyError: no such attribute, or a word is not understood.
+
+        >>> policy = PrecisionPolicy.AUTO_MIXED_BF16.replace(kinds={"reduction": "f32"}, guards=())
+        >>> policy.precision_for("reduction"), policy.guards
+        (<Precision.F32: 'float32'>, frozenset())
+        """
+        fields = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in fields:
+                raise PolicyError(f"A policy has no {name!r}. {accepted(name, fields)}")
+        if "kinds" in changes:
+            changes["kinds"] = {**dict(self.kinds), **_parsed_kinds(changes["kinds"])}
+        return dataclasses.replace(self, **changes)
+
+    def with_rules(self, *rules: Rule) -> PrecisionPolicy:
+        """The policy with more override rules, asked before those that it has.
+
+        >>> policy = PrecisionPolicy.AUTO_MIXED.with_rules(Rule(precision="f32", scope="head"))
+        >>> [str(rule) for rule in policy.rules]
+        ['scope=head -> f32']
+        """
+        return dataclasses.replace(self, rules=(*rules, *self.rules))
+
+    def validate_for_use(self) -> None:
+        """Refuses what can be written down but not yet, or not here, computed.
+
+        Raises:
+          UnsupportedPrecisionError: blocked scaling, a format below 16 bits, or an f64 output
+            while JAX has no f64.
+
+        >>> PrecisionPolicy.AUTO_MIXED.validate_for_use()
+        """
+        for kind, cast in self.kinds:
+            if cast.is_scaled:
+                raise UnsupportedPrecisionError(
+                    f"{self!r} asks for blocked scaling ({cast}) of {kind.value}, which amp cannot "
+                    "compute yet. Use a plain dtype: CastConfig.plain('bf16')."
+                )
+        for precision in self._produced():
+            if precision not in _COMPUTABLE:
+                words = sorted(p.short for p in _COMPUTABLE)
+                raise UnsupportedPrecisionError(
+                    f"{self!r} names {precision.short}, which amp cannot compute yet. "
+                    f"{accepted('', words)}"
+                )
+        if self.output_dtype is Precision.F64 and not jax.config.jax_enable_x64:
+            raise UnsupportedPrecisionError(
+                f"{self!r} asks for f64 outputs, but JAX has no f64 now. Set "
+                "jax.config.update('jax_enable_x64', True), or choose another output_dtype."
+            )
+
+    def to_json(self) -> str:
+        """The policy as JSON, which ``from_json`` reads back to an equal one.
+
+        Raises:
+          PolicyError: a rule has a predicate: a function has no JSON form.
+
+        >>> policy = PrecisionPolicy.AUTO_MIXED_BF16
+        >>> PrecisionPolicy.from_json(policy.to_json()) == policy
+        True
+        """
+        data = {
+            "version": _JSON_VERSION,
+            "name": self.name,
+            "kinds": {kind.value: _cast_to_data(cast) for kind, cast in self.kinds},
+            "accumulation": _word(self.accumulation),
+            "rules": [rule.to_data() for rule in self.rules],
+            "guards": sorted(guard.value for guard in self.guards),
+            "param_dtype": _word(self.param_dtype),
+            "output_dtype": _word(self.output_dtype),
+        }
+        return json.dumps(data, indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> PrecisionPolicy:
+        """Reads what ``to_json`` wrote.
+
+        Raises:
+          PolicyError: no JSON, another version, or a key or word is not understood.
+        """
+        data = _json_object(text)
+        try:
+            return cls(
+                name=data["name"],
+                kinds=_parsed_kinds({k: CastConfig(**cast) for k, cast in data["kinds"].items()}),
+                rules=tuple(Rule(**rule) for rule in data["rules"]),
+                **{key: data[key] for key in _PLAIN_KEYS},
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise PolicyError(
+                f"This JSON is no policy of jaxamp: {type(error).__name__}: {error}. "
+                "Write it with PrecisionPolicy.to_json()."
+            ) from None
+
+    def _produced(self) -> Iterable[Precision]:
+        """Every precision that the policy can produce, most important first."""
+        yield from (cast.out_dtype for _, cast in self.kinds)
+        yield from (rule.precision for rule in self.rules)
+        yield from (p for p in (self.accumulation, self.output_dtype) if p is not None)
+
+    def __str__(self) -> str:
+        preset = PRESETS.get(self.name)
+        return self.name if preset in (None, self) else f"{self.name}*"
+
+    def __repr__(self) -> str:
+        casts = ", ".join(f"{kind.name.lower()}={cast}" for kind, cast in self.kinds)
+        extras = [f"{len(self.rules)} rules"] if self.rules else []
+        extras += [f"guards {len(self.guards)} of {len(ALL_GUARDS)}"]
+        return f"<PrecisionPolicy {self}: {casts}; {', '.join(extras)}>"
+
+
+def parse_guards(guards: Guard | str | Iterable[Guard | str]) -> frozenset[Guard]:
+    """Reads guards: one or several ``Guard`` or words; ``"all"`` for all, nothing for none.
+
+    Raises:
+      PolicyError: a word names no guard.
+
+    >>> parse_guards("no-gain")
+    frozenset({<Guard.NO_GAIN: 'no-gain'>})
+    """
+    if isinstance(guards, (Guard, str)):
+        return ALL_GUARDS if guards == "all" else frozenset({_parse_guard(guards)})
+    if not isinstance(guards, Iterable):
+        raise PolicyError(f"Guards are words or none at all, `()`, not {guards!r}.")
+    return frozenset(map(_parse_guard, guards))
+
+
+def _parse_guard(word: Guard | str) -> Guard:
+    if isinstance(word, Guard):
+        return word
+    words = {guard.value: guard for guard in Guard}
+    key = str(word).strip().lower().replace("_", "-")
+    if key not in words:
+        raise PolicyError(f"Unknown guard {word!r}. {accepted(key, words)}")
+    return words[key]
+
+
+def _parse_text(text: str) -> PrecisionPolicy:
+    name = re.sub(r"[-\s]+", "_", text.strip()).lower()
+    if name in PRESETS:
+        return PRESETS[name]
+    if looks_like_grammar(text):
+        dtypes = parse_grammar(text)
+        return PrecisionPolicy.of_dtypes(dtypes.params, dtypes.compute, dtypes.output)
+    raise PolicyError(
+        f"Unknown policy {text!r}. {accepted(name, PRESETS)} jmp's grammar is read too: "
+        "'p=f32,c=bf16,o=f32', 'half', 'full' or one dtype."
+    )
+
+
+def _parsed_kinds(kinds: Any) -> dict[OpKind, CastConfig]:
+    try:
+        pairs = dict(kinds).items()
+    except (TypeError, ValueError):
+        raise PolicyError(f"Kinds are a map from OpKind to precision, not {kinds!r}.") from None
+    return {parse_kind(kind): _parse_cast(cast) for kind, cast in pairs}
+
+
+def _parse_cast(cast: Any) -> CastConfig:
+    return cast if isinstance(cast, CastConfig) else CastConfig.plain(cast)
+
+
+def _checked_kinds(kinds: Any) -> tuple[tuple[OpKind, CastConfig], ...]:
+    parsed = _parsed_kinds(kinds)
+    missing = [kind.name.lower() for kind in OpKind if kind not in parsed]
+    if missing:
+        raise PolicyError(
+            f"A policy covers all five kinds; {', '.join(missing)} missing. "
+            "PrecisionPolicy.custom fills the others with F32."
+        )
+    return tuple((kind, parsed[kind]) for kind in OpKind)
+
+
+def _checked_rules(rules: Any) -> tuple[Rule, ...]:
+    rules = tuple(rules)
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise PolicyError(f"{rule!r} is no Rule: write Rule(precision='f32', scope='head').")
+    return rules
+
+
+def _optional_precision(word: Any) -> Precision | None:
+    return None if word is None else Precision.parse(word)
+
+
+def _word(precision: Precision | None) -> str | None:
+    return None if precision is None else precision.short
+
+
+def _cast_to_data(cast: CastConfig) -> dict[str, Any]:
+    return {
+        "out_dtype": cast.out_dtype.short,
+        "sf_block": cast.sf_block,
+        "round_sf": cast.round_sf,
+    }
+
+
+_PLAIN_KEYS = ("accumulation", "guards", "param_dtype", "output_dtype")
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except (TypeError, ValueError) as error:
+        raise PolicyError(f"This is no JSON: {error}.") from None
+    version = data.get("version") if isinstance(data, dict) else None
+    if version != _JSON_VERSION:
+        raise PolicyError(
+            f"JSON of version {version!r} is not understood; this jaxamp reads {_JSON_VERSION}."
+        )
+    return data
+
+
+def _preset(
+    name: str,
+    low: Precision,
+    *,
+    reduction: Precision | None = None,
+    accumulation: Precision | None = Precision.F32,
+    guards: Iterable[Guard] = ALL_GUARDS,
+) -> PrecisionPolicy:
+    kinds = dict.fromkeys(OpKind, CastConfig(low))
+    kinds[OpKind.REDUCTION] = CastConfig(reduction or low)
+    kinds[OpKind.BOUNDARY] = CastConfig(Precision.F32)
+    return PrecisionPolicy(name, tuple(kinds.items()), accumulation, guards=frozenset(guards))
+
+
+PrecisionPolicy.ALWAYS_F32 = _preset("always_f32", Precision.F32, accumulation=None)
+PrecisionPolicy.ALWAYS_F16 = _preset("always_f16", Precision.F16, accumulation=None, guards=())
+PrecisionPolicy.AUTO_MIXED_CONSERVATIVE = _preset(
+    "auto_mixed_conservative", Precision.F16, reduction=Precision.F32
+)
+PrecisionPolicy.AUTO_MIXED = _preset("auto_mixed", Precision.F16)
+PrecisionPolicy.AUTO_MIXED_BF16 = _preset("auto_mixed_bf16", Precision.BF16)
+
+PRESETS: dict[str, PrecisionPolicy] = {
+    policy.name: policy
+    for policy in (
+        PrecisionPolicy.ALWAYS_F32,
+        PrecisionPolicy.ALWAYS_F16,
+        PrecisionPolicy.AUTO_MIXED_CONSERVATIVE,
+        PrecisionPolicy.AUTO_MIXED,
+        PrecisionPolicy.AUTO_MIXED_BF16,
+    )
+}
