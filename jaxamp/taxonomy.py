@@ -66,6 +66,7 @@ class Trait(enum.Enum):
     OPAQUE = "opaque"  # never looked into: operands go back to the dtypes it was written for
     # Boundary: the rest.
     CONVERT = "convert"  # an explicit change of dtype
+    LINALG = "linalg"  # factorisations and solves: float32 only, and amplify errors of their input
     NO_KERNEL = "no-kernel"  # no 16-bit implementation, or none worth having
     BITS = "bits"  # depends on the bits of a number, or makes random ones
     INTEGER = "integer"  # integers and booleans only
@@ -278,24 +279,24 @@ TABLE: dict[str, Op] = {
     "fused_call": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
     "xla_metadata_call": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
     # Boundary: no 16-bit implementation, or none worth having.
-    "cholesky": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "cholesky_update": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "eig": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "eigh": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "geqp3": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "geqrf": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "hessenberg": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "householder_product": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "lu": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "ormqr": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "qr": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "schur": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "svd": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "symmetric_product": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "triangular_solve": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "tridiagonal": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "tridiagonal_solve": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "spsolve": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "cholesky": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "cholesky_update": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "eig": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "eigh": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "geqp3": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "geqrf": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "hessenberg": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "householder_product": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "lu": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "ormqr": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "qr": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "schur": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "svd": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "symmetric_product": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "triangular_solve": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "tridiagonal": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "tridiagonal_solve": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "spsolve": Op(OpKind.BOUNDARY, Trait.LINALG),
     "fft": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
     "complex": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
     "real": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
