@@ -84,9 +84,9 @@ class Op:
     Attributes:
       kind: the kind whose precision a policy gives to the primitive.
       trait: what its arithmetic does.
-      dtype_params: equation parameters that fix a float dtype (a dtype, an aval or a typed jaxpr),
-        which whoever emits the equation in another dtype must look at. Parameters that only ever
-        hold integer dtypes (``index_dtype``) are not among them.
+      dtype_params: equation parameters that fix a float dtype (a dtype, an aval, a typed jaxpr or
+        a thunk of one), which whoever emits the equation in another dtype must look at. Those that
+        only ever hold integer dtypes (``index_dtype``) are not among them.
 
     >>> lookup("iota")
     Op(kind=<OpKind.BOUNDARY: 'Boundary'>, trait=<Trait.GENERATOR: 'generator'>,
@@ -100,6 +100,8 @@ class Op:
 
 # Keyed by name, as equations print it. Pallas has primitives of its own called gather, scatter,
 # swap, load and bitcast; they stay inside kernels, so the public ones own these names.
+# "since" and "until" name the first and last release line of JAX that has the primitive, where
+# that is not all of 0.10.2, 0.11 and 0.12.
 TABLE: dict[str, Op] = {
     # Compute: multiply-accumulate.
     "dot_general": Op(OpKind.COMPUTE, Trait.CONTRACTION, ("preferred_element_type",)),
@@ -111,6 +113,7 @@ TABLE: dict[str, Op] = {
     "select_and_scatter_add": Op(OpKind.REDUCTION, Trait.SUM),
     "scatter-add": Op(OpKind.REDUCTION, Trait.SUM, ("update_jaxpr",)),
     "scatter-sub": Op(OpKind.REDUCTION, Trait.SUM, ("update_jaxpr",)),
+    # Adds two cotangents, but a chain of them is one long sum.
     "add_any": Op(OpKind.REDUCTION, Trait.SUM),
     "psum": Op(OpKind.REDUCTION, Trait.SUM),
     "psum_invariant": Op(OpKind.REDUCTION, Trait.SUM),
@@ -138,9 +141,12 @@ TABLE: dict[str, Op] = {
     "reduce_window_min": Op(OpKind.REDUCTION, Trait.EXTREMUM),
     "scatter-max": Op(OpKind.REDUCTION, Trait.EXTREMUM, ("update_jaxpr",)),
     "scatter-min": Op(OpKind.REDUCTION, Trait.EXTREMUM, ("update_jaxpr",)),
+    # Adds nothing despite its name: it picks tangents, in the derivative of max pooling.
     "select_and_gather_add": Op(OpKind.REDUCTION, Trait.EXTREMUM),
     "pmax": Op(OpKind.REDUCTION, Trait.EXTREMUM),
     "pmin": Op(OpKind.REDUCTION, Trait.EXTREMUM),
+    "unreduced_pmax": Op(OpKind.REDUCTION, Trait.EXTREMUM),  # since 0.11
+    "unreduced_pmin": Op(OpKind.REDUCTION, Trait.EXTREMUM),  # since 0.11
     # Elementwise: never rounds.
     "abs": Op(OpKind.ELEMENTWISE, Trait.EXACT),
     "neg": Op(OpKind.ELEMENTWISE, Trait.EXACT),
@@ -187,9 +193,11 @@ TABLE: dict[str, Op] = {
     "log1p": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
     "pow": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
     "integer_pow": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    # Rounded once, but it doubles the exponent: float16 overflows at 256, underflows below 2e-4.
     "square": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
     "rsqrt": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
     "cbrt": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    # Exact, but it jumps: a rounded operand may end up on the other side.
     "rem": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
     "sin": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
     "cos": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
@@ -203,6 +211,9 @@ TABLE: dict[str, Op] = {
     "atan2": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
     "erfc": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
     "erf_inv": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "log2": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),  # since 0.11
+    "one_minus_square": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),  # since 0.11
+    "polynomial": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),  # since 0.12
     "lgamma": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
     "digamma": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
     "polygamma": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
@@ -226,18 +237,23 @@ TABLE: dict[str, Op] = {
     "tile": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
     "name": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
     "device_put": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    # Puts a constant on the device.
     "stage": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
     "layout_constraint": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
     "sharding_constraint": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
     "reshard": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "shard_alike": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    # The next three take several operands, each with a dtype of its own.
+    "shard_alike": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),  # until 0.10
     "optimization_barrier": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
     "tie": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
     "xla_metadata_value": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
     "pvary": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
     "preduced": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "reduced_vary_cast_p": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "vary_unreduced_cast_p": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
+    "reduced_vary_cast_p": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),  # until 0.11
+    "vary_unreduced_cast_p": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),  # until 0.11
+    "vary_unreduced_cast": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),  # since 0.12
+    "reduced_vary_cast": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),  # since 0.12
+    "relayout": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),  # since 0.11
     # Data movement: several arrays become one.
     "concatenate": Op(OpKind.DATA_MOVEMENT, Trait.MERGE),
     "stack": Op(OpKind.DATA_MOVEMENT, Trait.MERGE),
@@ -256,12 +272,14 @@ TABLE: dict[str, Op] = {
     "ragged_all_to_all": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
     "ppermute": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
     "pbroadcast": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
+    "pbroadcast_dynamic": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),  # since 0.12
     # Boundary: an explicit change of dtype, which is what the user asked for.
     "convert_element_type": Op(OpKind.BOUNDARY, Trait.CONVERT, ("new_dtype",)),
-    # Boundary: transparent calls.
+    # Boundary: transparent calls. Thunks hold rules of differentiation, typed like the body.
     "jit": Op(OpKind.BOUNDARY, Trait.CALL, ("jaxpr",)),
-    "call": Op(OpKind.BOUNDARY, Trait.CALL, ("call_jaxpr",)),
-    "closed_call": Op(OpKind.BOUNDARY, Trait.CALL, ("call_jaxpr",)),
+    "call": Op(OpKind.BOUNDARY, Trait.CALL, ("call_jaxpr",)),  # until 0.10
+    "closed_call": Op(OpKind.BOUNDARY, Trait.CALL, ("call_jaxpr",)),  # until 0.10
+    "eval_jaxpr": Op(OpKind.BOUNDARY, Trait.CALL, ("jaxpr", "call_jaxpr")),
     "remat2": Op(OpKind.BOUNDARY, Trait.CALL, ("jaxpr",)),
     "custom_jvp_call": Op(OpKind.BOUNDARY, Trait.CALL, ("call_jaxpr", "jvp_jaxpr_fun")),
     "custom_vjp_call": Op(OpKind.BOUNDARY, Trait.CALL, ("call_jaxpr", "fwd_jaxpr_thunk", "bwd")),
@@ -275,29 +293,31 @@ TABLE: dict[str, Op] = {
     "composite": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
     "compute_on": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
     "custom_vmap_call": Op(OpKind.BOUNDARY, Trait.NESTED, ("call",)),
-    "eval_jaxpr": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
+    "program_order": Op(OpKind.BOUNDARY, Trait.NESTED, ("call_jaxpr",)),  # since 0.11
     "fused_call": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
     "xla_metadata_call": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
     # Boundary: no 16-bit implementation, or none worth having.
-    "cholesky": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "cholesky_update": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "eig": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "eigh": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "geqp3": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "geqrf": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "hessenberg": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "householder_product": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "lu": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "ormqr": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "qr": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "schur": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "svd": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "symmetric_product": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "triangular_solve": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "tridiagonal": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "tridiagonal_solve": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "spsolve": Op(OpKind.BOUNDARY, Trait.LINALG),
+    "cholesky": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "cholesky_update": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "eig": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "eigh": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "geqp3": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "geqrf": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "hessenberg": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "householder_product": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "lu": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "ormqr": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "qr": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "schur": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "svd": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    # The next two run in 16 bits on some backends, where they also accumulate in 16.
+    "symmetric_product": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "triangular_solve": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "tridiagonal": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "tridiagonal_solve": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    "spsolve": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
     "fft": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
+    # There is no complex number of two 16-bit halves.
     "complex": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
     "real": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
     "imag": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
@@ -371,21 +391,22 @@ TABLE: dict[str, Op] = {
     "pin": Op(OpKind.BOUNDARY, Trait.STATE),
     "unpin": Op(OpKind.BOUNDARY, Trait.STATE),
     "run_state": Op(OpKind.BOUNDARY, Trait.STATE, ("jaxpr",)),
-    "new_box": Op(OpKind.BOUNDARY, Trait.STATE),
-    "box_get": Op(OpKind.BOUNDARY, Trait.STATE, ("avals",)),
-    "box_set": Op(OpKind.BOUNDARY, Trait.STATE),
-    "new_log": Op(OpKind.BOUNDARY, Trait.STATE),
-    "log_extend": Op(OpKind.BOUNDARY, Trait.STATE),
-    "log_read": Op(OpKind.BOUNDARY, Trait.STATE),
+    "new_box": Op(OpKind.BOUNDARY, Trait.STATE),  # until 0.10
+    "box_get": Op(OpKind.BOUNDARY, Trait.STATE, ("avals",)),  # until 0.10
+    "box_set": Op(OpKind.BOUNDARY, Trait.STATE),  # until 0.10
+    "new_log": Op(OpKind.BOUNDARY, Trait.STATE),  # until 0.10
+    "log_extend": Op(OpKind.BOUNDARY, Trait.STATE),  # until 0.10
+    "log_read": Op(OpKind.BOUNDARY, Trait.STATE),  # until 0.10
     # Boundary: opaque; operands go back to the dtypes they were written for.
     "pallas_call": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr", "out_avals")),
-    "core_map": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr",)),
+    "core_map": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr",)),  # until 0.10
     "mpmd_map": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxprs", "out_avals")),
     "mosaic_gpu_p": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "thunky.call_thunky_nested": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr",)),  # since 0.12
     "tpu_custom_call": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("out_avals",)),
     "with_memory_space_constraint": Op(OpKind.BOUNDARY, Trait.OPAQUE),
     "custom_fusion": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr", "pallas_jaxpr")),
-    "fusible": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr",)),
+    "fusible": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr",)),  # until 0.10
     "cudnn_fusion": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr",)),
     "custom_partitioning": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("call",)),
     "call_exported": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("exported",)),
@@ -420,16 +441,16 @@ TABLE: dict[str, Op] = {
     "all_gather_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
     "all_to_all_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
     "all_to_all_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "pbroadcast_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "pbroadcast_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "pbroadcast_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),  # until 0.10
+    "pbroadcast_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),  # until 0.10
     "ppermute_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
     "ppermute_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "psum_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "psum_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),  # until 0.10
     "psum_invariant_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "unreduced_psum_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "unreduced_psum_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),  # until 0.10
     "psum_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
     "reduce_scatter_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "unreduced_reduce_scatter_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
+    "unreduced_reduce_scatter_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),  # until 0.10
     "reduce_scatter_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
     "psend": Op(OpKind.BOUNDARY, Trait.OPAQUE),
     "precv": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("out_shape",)),
@@ -463,8 +484,7 @@ TABLE: dict[str, Op] = {
     # Boundary: tokens.
     "after_all": Op(OpKind.BOUNDARY, Trait.TOKEN),
     "create_token": Op(OpKind.BOUNDARY, Trait.TOKEN),
-    # Boundary: instructions of Pallas and Mosaic kernels, never met outside one.
-    "_copysign": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    # Boundary: instructions of Pallas, Mosaic and thunk kernels, never met outside one.
     "add_dependency": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "all_reduce_ffs": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "all_reduce_population_count": Op(OpKind.BOUNDARY, Trait.KERNEL),
@@ -479,27 +499,34 @@ TABLE: dict[str, Op] = {
     "atomic_rmw": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "barrier": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "barrier_arrive": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "barrier_arrive_and_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
     "barrier_test": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "barrier_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "bitcast": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "commit_group": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "commit_smem": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "commit_tmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "conv": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.11
     "copy_gmem_to_smem": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "copy_smem_to_gmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "debug_barrier_p": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "_copysign": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "debug_barrier": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "debug_barrier_p": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.11
     "delay": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "dma_start": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "dma_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "einshape_lo": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "elementwise_inline_asm_p": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "elementwise_inline_asm": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "elementwise_inline_asm_p": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.11
     "emit_pipeline": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "get_barrier_semaphore": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "get_global": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "griddepcontrol_launch_dependents": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "griddepcontrol_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "inline_mgpu_p": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "jaxpr_call": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "has_memory_space": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "inline_mgpu": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "inline_mgpu_p": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.11
+    "jaxpr_call": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.10
     "layout_cast": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "load": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "masked_cummax": Op(OpKind.BOUNDARY, Trait.KERNEL),
@@ -509,10 +536,17 @@ TABLE: dict[str, Op] = {
     "masked_sort": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "masked_swap": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "matmul_acc_lhs": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "matmul_lhs_fifo": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.11
     "matmul_pop": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "matmul_pop_fifo": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.11
     "matmul_push_rhs": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "max_contiguous": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "mgpu_atomic_store": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "mma": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.11
+    "mosaic_gpu_reduce_max": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "mosaic_gpu_reduce_min": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "mosaic_gpu_reduce_prod": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "mosaic_gpu_reduce_sum": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
     "multimem_load_reduce": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "multimem_store": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "multiple_of": Op(OpKind.BOUNDARY, Trait.KERNEL),
@@ -534,26 +568,49 @@ TABLE: dict[str, Op] = {
     "roll": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "run_scoped": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "sc_fetch_and_add": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "scan_count": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.11
     "semaphore_read": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "semaphore_signal": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "semaphore_signal_multicast": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "semaphore_signal_parallel": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "semaphore_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "set_max_registers_p": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "set_max_registers": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "set_max_registers_p": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.11
     "stochastic_round": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "store": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
     "tcgen05_commit_arrive": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "tcgen05_mma": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "thunky.all_gather": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.all_reduce": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.all_to_all": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.async_done": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.async_start": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.call_jax": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.collective_group": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.collective_permute": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.cond": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.copy": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.custom_call": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.inline_constant": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.memset": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.memzero": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.ptx_kernel": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.reduce_scatter": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "thunky.while": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
     "trace_value": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "try_cluster_cancel": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "unique": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "unique": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.10
     "unpack": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "unpack_dtype": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "unpack_elementwise": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "wait_gmem_to_smem": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.11
     "wait_load_tmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "wait_smem_to_gmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "wgmma": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "wgmma_accumulator_deref_p": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "wgmma_accumulator_store_p": Op(OpKind.BOUNDARY, Trait.KERNEL),
+    "wgmma_accumulator_deref": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "wgmma_accumulator_deref_p": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.11
+    "wgmma_accumulator_store": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
+    "wgmma_accumulator_store_p": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.11
     "wgmma_ref": Op(OpKind.BOUNDARY, Trait.KERNEL),
     "wgmma_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
 }
