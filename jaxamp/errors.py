@@ -79,7 +79,7 @@ def accepted(word: object, words: Iterable[str]) -> str:
     >>> accepted("reducton", ["compute", "reduction"])
     "Did you mean 'reduction'? Accepted: compute, reduction."
     """
-    words = list(words)
-    close = difflib.get_close_matches(str(word).lower(), words, n=1)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Accepted: {', '.join(words)}."
+    by_lower = {w.lower(): w for w in words}
+    close = difflib.get_close_matches(str(word).lower(), by_lower, n=1)
+    hint = f"Did you mean {by_lower[close[0]]!r}? " if close else ""
+    return f"{hint}Accepted: {', '.join(by_lower.values())}."

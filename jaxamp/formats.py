@@ -8,6 +8,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
@@ -92,12 +93,19 @@ class Precision(enum.Enum):
         name = _dtype_name(word)
         if name in cls._value2member_map_:
             return cls(name)
-        raise PolicyError(
-            f"{word!r} is not a float format of jaxamp. {accepted(name, _NAMES)}"
-        )
+        raise PolicyError(f"{word!r} is not a float format of jaxamp. {accepted(name, _NAMES)}")
 
-    def __repr__(self) -> str:
-        return f"<Precision.{self.name}: {self.value!r}>"
+    @classmethod
+    def of_dtype(cls, dtype: Any) -> Precision | None:
+        """The format of a dtype; ``None`` for integers, complex, keys and foreign floats.
+
+        Args:
+          dtype: a dtype object, extended ones included, as ``aval.dtype`` gives it.
+
+        >>> Precision.of_dtype(np.dtype("float16")), Precision.of_dtype(np.dtype("int32"))
+        (<Precision.F16: 'float16'>, None)
+        """
+        return _BY_DTYPE.get(dtype)
 
 
 _NAMES: dict[str, Precision] = {
@@ -137,6 +145,9 @@ def _dtype_name(word: Any) -> str:
 @functools.cache
 def _dtype(name: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, name, name))
+
+
+_BY_DTYPE: dict[Any, Precision] = {precision.dtype: precision for precision in Precision}
 
 
 @functools.cache
@@ -202,7 +213,7 @@ class CastConfig:
         True
         """
         dtype = _as_dtype(in_dtype)
-        if not jax.dtypes.issubdtype(dtype, np.floating):
+        if not jnp.issubdtype(dtype, np.floating):
             return True
         return not self.is_scaled and dtype == self.out_dtype.dtype
 
@@ -219,7 +230,7 @@ def _as_dtype(dtype: Any) -> Any:
         return dtype.dtype
     if isinstance(dtype, str) and dtype in _NAMES:
         return _NAMES[dtype].dtype
-    return dtype if jax.dtypes.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype)
+    return dtype if jnp.issubdtype(dtype, jax.dtypes.extended) else np.dtype(dtype)
 
 
 def _checked_block(block: Any) -> tuple[int, int]:

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxamp.errors import PolicyError, UnsupportedPrecisionError, accepted
 from jaxamp.formats import CastConfig, Precision
@@ -268,7 +269,7 @@ class PrecisionPolicy:
                     f"{self!r} names {precision.short}, which amp cannot compute yet. "
                     f"{accepted('', words)}"
                 )
-        if self.output_dtype is Precision.F64 and not jax.config.jax_enable_x64:
+        if self.output_dtype is Precision.F64 and jnp.result_type(float) != np.float64:
             raise UnsupportedPrecisionError(
                 f"{self!r} asks for f64 outputs, but JAX has no f64 now. Set "
                 "jax.config.update('jax_enable_x64', True), or choose another output_dtype."
@@ -307,7 +308,7 @@ class PrecisionPolicy:
         try:
             return cls(
                 name=data["name"],
-                kinds=_parsed_kinds({k: CastConfig(**cast) for k, cast in data["kinds"].items()}),
+                kinds=tuple((parse_kind(k), _cast_from(cast)) for k, cast in data["kinds"].items()),
                 rules=tuple(Rule(**rule) for rule in data["rules"]),
                 **{key: data[key] for key in _PLAIN_KEYS},
             )
@@ -418,6 +419,11 @@ def _cast_to_data(cast: CastConfig) -> dict[str, Any]:
         "sf_block": cast.sf_block,
         "round_sf": cast.round_sf,
     }
+
+
+def _cast_from(data: dict[str, Any]) -> CastConfig:
+    block = data["sf_block"]
+    return CastConfig(data["out_dtype"], block and tuple(block), data["round_sf"])
 
 
 _PLAIN_KEYS = ("accumulation", "guards", "param_dtype", "output_dtype")

@@ -11,7 +11,7 @@ import fnmatch
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from jaxamp import taxonomy
@@ -21,7 +21,7 @@ from jaxamp.regions import MARKER
 from jaxamp.taxonomy import OpKind
 
 # What JAX itself writes around or between the names that the user entered.
-_TRANSFORM = re.compile(r"(?:jvp|transpose|vmap|jit|pjit|pmap)\(")
+_TRANSFORM = re.compile(r"(?:jvp|transpose|vmap)\(")
 _OWN_NAMES = ("rematted_computation",)
 
 
@@ -58,10 +58,7 @@ class EquationView:
     @property
     def precision(self) -> Precision | None:
         """Format of the first float output, ``None`` where no output is a float."""
-        for dtype in self.dtypes:
-            if (precision := _float_format(dtype)) is not None:
-                return precision
-        return None
+        return next(filter(None, map(Precision.of_dtype, self.dtypes)), None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +79,7 @@ class Rule:
       dtype: format of the first float output in the original program.
       min_size: smallest number of elements of the largest output.
       when: predicate that sees the ``EquationView``; has no JSON form.
-      label: name of the rule in reports; not compared.
+      label: name of the rule in reports.
 
     Raises:
       RuleError: the rule can never match.
@@ -102,7 +99,7 @@ class Rule:
     dtype: Precision | None = None
     min_size: int | None = None
     when: Callable[[EquationView], bool] | None = None
-    label: str = dataclasses.field(default="", compare=False)
+    label: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "precision", _parsed(Precision.parse, self.precision))
@@ -273,13 +270,6 @@ def _size(shape: Sequence[Any]) -> int:
     return math.prod(dim if isinstance(dim, int) else 1 for dim in shape)
 
 
-def _float_format(dtype: Any) -> Precision | None:
-    try:
-        return Precision.parse(dtype)
-    except PolicyError:
-        return None
-
-
 def _parsed(parse: Callable[[Any], Any], word: Any) -> Any:
     try:
         return parse(word)
@@ -300,8 +290,8 @@ def _check_keys(rule: Rule) -> None:
             raise RuleError(f"{key}={glob!r} can never match: it has to be a non-empty glob.")
     if rule.min_size is not None and not (type(rule.min_size) is int and rule.min_size > 0):
         raise RuleError(f"min_size={rule.min_size!r} has to be a positive number of elements.")
-    if rule.when is not None and not callable(rule.when):
-        raise RuleError(f"when={rule.when!r} has to be a function of an EquationView.")
+    if rule.when is not None and not (callable(rule.when) and isinstance(rule.when, Hashable)):
+        raise RuleError(f"when={rule.when!r} has to be a hashable function of an EquationView.")
 
 
 def _check_scope(scope: str | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jmp
 
 from jaxamp.formats import Precision
@@ -33,8 +35,9 @@ def to_jmp(policy: PrecisionPolicy | str) -> jmp.Policy:
     >>> str(to_jmp("auto_mixed_bf16"))
     'p=full,c=bf16,o=full'
     """
-    params, compute, output = (p.dtype.type for p in _three_dtypes(policy))
-    return jmp.Policy(param_dtype=params, compute_dtype=compute, output_dtype=output)
+    # Scalar types, as jmp has them itself: they are its dictionary's keys.
+    scalars: list[Any] = [precision.dtype.type for precision in _three_dtypes(policy)]
+    return jmp.Policy(*scalars)
 
 
 def to_grammar(policy: PrecisionPolicy | jmp.Policy | str) -> str:
