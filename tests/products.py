@@ -1,0 +1,217 @@
+"""One case of the product programs × transforms × presets, and how it is checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core
+
+from jaxamp import amp
+from jaxamp.errors import JaxAmpError
+from tests import audit, tolerances
+from tests.programs import PROGRAMS, Program
+from tests.transforms import TRANSFORMS, Transform, Wrap
+
+PRESETS = {
+    "always_f32": None,
+    "always_f16": "float16",
+    "auto_mixed_conservative": "float16",
+    "auto_mixed": "float16",
+    "auto_mixed_bf16": "bfloat16",
+}
+"""Each preset and its low format."""
+
+REFUSALS_FILE = pathlib.Path(__file__).with_name("refusals.json")
+REFUSALS: dict[str, dict[str, str]] = (
+    json.loads(REFUSALS_FILE.read_text()) if REFUSALS_FILE.exists() else {}
+)
+"""What JAX refuses to do with the plain function: program, transform, the error."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One point of the product."""
+
+    program: str
+    transform: str
+    preset: str
+
+    def __str__(self) -> str:
+        return f"{self.program}-{self.transform}-{self.preset}"
+
+    @property
+    def refusal(self) -> str | None:
+        """Why JAX refuses the plain composition, None where it does not."""
+        return REFUSALS.get(self.program, {}).get(self.transform)
+
+
+def _identity(fn: Any) -> Any:
+    return fn
+
+
+def _build(case: Case, wrap: Wrap) -> tuple[Any, Any]:
+    program = PROGRAMS[case.program]
+    return TRANSFORMS[case.transform].build(wrap, program.fn, program.args)
+
+
+def plain_refusal(program: Program, transform: Transform) -> str | None:
+    """Tries the plain composition; the error's class and first line if JAX refuses it."""
+    try:
+        fn, args = transform.build(_identity, program.fn, program.args)
+        jax.jit(fn).trace(*args).lower()
+    except Exception as error:
+        text = str(error).strip().splitlines() or [""]
+        return f"{type(error).__name__}: {text[0][:120]}"
+    return None
+
+
+def check_refused(case: Case) -> None:
+    """The plain composition is refused as the table says, and so is the amped one."""
+    seen = plain_refusal(PROGRAMS[case.program], TRANSFORMS[case.transform])
+    assert seen is not None, f"JAX accepts this now; the table says {case.refusal}"
+    assert case.refusal is not None
+    assert seen.split(":")[0] == case.refusal.split(":")[0], f"{seen} is not {case.refusal}"
+    try:
+        fn, args = _build(case, lambda f: amp(f, case.preset))
+        jax.jit(fn).trace(*args).lower()
+    except Exception:
+        return
+    raise AssertionError(f"JAX refuses the plain function ({seen}), but not the amped one")
+
+
+def _signature(traced: Any) -> Any:
+    avals = [(a.shape, a.dtype, a.weak_type) for a in traced.jaxpr.out_avals]
+    return jax.tree.structure(traced.out_info), avals
+
+
+def check_lowering(case: Case) -> None:
+    """Traces and lowers a case: types, structure, a valid jaxpr, and where products run.
+
+    Raises:
+        AssertionError: if the amped program differs from the plain one in more than precision.
+    """
+    plain = jax.jit((built := _build(case, _identity))[0]).trace(*built[1])
+    try:
+        fn, args = _build(case, lambda f: amp(f, case.preset))
+        amped = jax.jit(fn).trace(*args)
+    except JaxAmpError:
+        if case.preset == "always_f16":  # the literal preset may be refused, in words
+            return
+        raise
+    assert _signature(amped) == _signature(plain)
+    core.check_jaxpr(amped.jaxpr.jaxpr)
+    amped.lower()
+    if case.preset == "always_f32":
+        assert _dtypes(amped) == _dtypes(plain), "the identity policy changed dtypes"
+    else:
+        _check_products(case, audit.products(amped.jaxpr.jaxpr))
+
+
+def _dtypes(traced: Any) -> list[Any]:
+    return [
+        (e.primitive.name, [v.aval for v in e.outvars])
+        for e in audit.equations(traced.jaxpr.jaxpr)
+        if e.primitive.name not in ("jit", "custom_jvp_call", "custom_vjp_call")
+    ]
+
+
+def _check_products(case: Case, found: list[audit.Product]) -> None:
+    program = PROGRAMS[case.program]
+    low = jnp.dtype(PRESETS[case.preset])
+    mixed = [p for p in found if p.is_mixed]
+    assert not mixed, f"products of mixed dtypes: {mixed}"
+    if "compute" not in program.tags or case.transform == "export":
+        return
+    high = [p for p in found if p.is_float and not p.is_low and not p.kept]
+    assert not high, f"products left in float32: {high}"
+    lows = [p for p in found if p.operands == (low, low)]
+    assert lows or not found, f"no product in {low}: {found}"
+    if case.transform in ("plain", "jit") and program.low_dots is not None:
+        already = 1 if case.program == "matmul_user_bf16" and low == jnp.float16 else 0
+        assert len(lows) == program.low_dots - already, f"{len(lows)} low: {found}"
+
+
+def check_values(case: Case) -> None:
+    """Runs a case and holds it to the table of tolerances.
+
+    Raises:
+        AssertionError: if a value, a dtype or the structure is wrong.
+    """
+    program, order = PROGRAMS[case.program], TRANSFORMS[case.transform].order
+    low = PRESETS[case.preset]
+    fn, args = _build(case, lambda f: amp(f, case.preset))
+    plain = jax.jit(_build(case, _identity)[0])
+    reference = plain(*args)
+    result = fn(*args) if case.transform == "plain" else jax.jit(fn)(*args)
+    _check_same_types(result, reference)
+    if case.preset == "always_f32":
+        jax.tree.map(np.testing.assert_array_equal, result, reference)
+        return
+    if case.preset == "always_f16":
+        return
+    assert low is not None
+    nudged = plain(*tolerances.moved(args, low))
+    leaves = (jax.tree.leaves(t) for t in (result, reference, nudged))
+    for i, (got, want, near) in enumerate(zip(*leaves, strict=True)):
+        _check_leaf(f"leaf {i}", got, want, near, (program.tolerance, order, low))
+
+
+def _check_same_types(result: Any, reference: Any) -> None:
+    assert jax.tree.structure(result) == jax.tree.structure(reference)
+    for got, want in zip(jax.tree.leaves(result), jax.tree.leaves(reference), strict=True):
+        assert (got.shape, got.dtype, got.weak_type) == (want.shape, want.dtype, want.weak_type)
+
+
+def _check_leaf(name: str, got: Any, want: Any, near: Any, how: tuple[str, int, str]) -> None:
+    if not jnp.issubdtype(want.dtype, jnp.inexact):
+        np.testing.assert_array_equal(got, want, err_msg=name)
+        return
+    got, want, near = (_wide(x) for x in (got, want, near))
+    finite = np.isfinite(want)
+    assert np.isfinite(got[finite]).all(), f"{name}: not finite where float32 is"
+    error = np.abs(got - want)[finite]
+    worst = float(error.max()) if error.size else 0.0
+    allowed = tolerances.bound(*how, want, near)
+    assert worst <= allowed, f"{name}: off by {worst:.3g}, allowed {allowed:.3g}"
+
+
+def _wide(x: Any) -> np.ndarray:
+    """As float64 or complex128, so that differences are exact."""
+    is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
+    return np.asarray(x).astype(np.complex128 if is_complex else np.float64)
+
+
+def every_case(preset: str | None = None) -> list[Case]:
+    """The whole product, or that of one preset."""
+    presets = [preset] if preset else list(PRESETS)
+    return [Case(p, t, s) for p in PROGRAMS for t in TRANSFORMS for s in presets]
+
+
+def value_sample() -> list[Case]:
+    """Cases to run by default: each program in two presets, transforms in rotation.
+
+    Over all programs every pair (preset, transform) comes up several times.
+    """
+    names, chosen = list(TRANSFORMS), []
+    for i, program in enumerate(PROGRAMS):
+        for j, preset in enumerate(("auto_mixed_bf16", ("auto_mixed", "auto_mixed_conservative")[i % 2])):
+            turns = (Case(program, names[(i + 5 * j + k) % len(names)], preset) for k in range(len(names)))
+            chosen.append(next(case for case in turns if case.refusal is None))
+    return chosen
+
+
+def write_refusals() -> None:
+    """Tries every plain composition and writes the table of those that JAX refuses."""
+    table: dict[str, dict[str, str]] = {}
+    for program in PROGRAMS.values():
+        for transform in TRANSFORMS.values():
+            reason = plain_refusal(program, transform)
+            if reason is not None:
+                table.setdefault(program.name, {})[transform.name] = reason
+    REFUSALS_FILE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
