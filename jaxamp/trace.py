@@ -1,0 +1,307 @@
+"""Tracing: from a call to a jaxpr, with everything that is not an array set aside.
+
+What is traced, and what is a constant of the trace:
+
+* jax and numpy arrays, numpy scalars, tracers, keys and Refs are traced;
+* Python ``float`` and ``complex`` arguments are traced (weakly typed, as ``jax.jit`` does), so that
+  a new learning rate costs no new trace; a program that needs their values gets them (see ``Runner``);
+* ``bool``, ``int``, ``str``, ``None``, functions and any other object are constants, because
+  programs use them as switches, sizes and axes;
+* inside a container class the container's own convention holds: every number that is no array is a
+  constant of an equinox module, and is traced in any other registered class;
+* what is bound beforehand (``functools.partial``, ``self``) keeps its Python numbers as constants.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MethodType, WrapperDescriptorType
+from typing import Any
+from weakref import WeakMethod, ref
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, valid_jaxtype
+
+Numbers = tuple[type, ...]
+_AS_ARGUMENT: Numbers = (float, complex)
+_AS_JIT: Numbers = (bool, int, float, complex)
+_AS_CONSTANT: Numbers = ()
+_BUILTIN_NODES = (tuple, list, dict, type(None))
+_ARRAYS = (jax.Array, jax.core.Tracer, jax.Ref)
+_BY_VALUE = (str, int, bool, type(None), bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A callable taken apart: the function itself and what is bound to it.
+
+    Attributes:
+      function: what is called in the end.
+      owner: the ``self`` of a bound method or of a callable object; ``None`` where there is none.
+      args: positional arguments bound by ``functools.partial``.
+      kwargs: keyword arguments bound by ``functools.partial``.
+      name: a word for messages and for the compiled function.
+    """
+
+    function: Callable[..., Any]
+    owner: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    name: str
+
+    @classmethod
+    def of(cls, fn: Callable[..., Any]) -> Target:
+        """Take `fn` apart.
+
+        >>> import functools
+        >>> target = Target.of(functools.partial(max, 3))
+        >>> target.name, target.args
+        ('max', (3,))
+        """
+        args, kwargs = (), {}
+        while isinstance(fn, partial):
+            args, kwargs, fn = fn.args + args, {**fn.keywords, **kwargs}, fn.func
+        name = getattr(fn, "__name__", type(fn).__name__)
+        if isinstance(fn, MethodType):
+            return cls(fn.__func__, fn.__self__, args, kwargs, name)
+        if _is_plain_object(fn):
+            return cls(type(fn).__call__, fn, args, kwargs, name)
+        return cls(fn, None, args, kwargs, name)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """How a call's leaves are treated, for one tree structure. Compared by identity.
+
+    Attributes:
+      treedef: structure of ``(owner, bound args, bound kwargs, args, kwargs)``.
+      numbers: for every leaf the types of Python numbers that are traced there.
+      owned: whether the first leaf is an owner that is no container, held by identity.
+    """
+
+    treedef: Any
+    numbers: tuple[Numbers, ...]
+    owned: bool
+
+    @classmethod
+    def of(cls, treedef: Any) -> Layout:
+        """The layout of `treedef`."""
+        owner, bound_args, bound_kwargs, args, kwargs = treedef.children()
+        numbers: list[Numbers] = []
+        for part in (owner, bound_args, bound_kwargs):
+            _conventions(part, _AS_CONSTANT, numbers)
+        for part in (args, kwargs):
+            _conventions(part, _AS_ARGUMENT, numbers)
+        return cls(treedef, tuple(numbers), _is_leaf(owner))
+
+    def concrete(self, leaves: Sequence[Any]) -> Layout | None:
+        """The layout in which float arguments are constants; ``None`` if `leaves` has none."""
+        pairs = zip(leaves, self.numbers, strict=True)
+        if not any(numbers is _AS_ARGUMENT and type(leaf) in numbers for leaf, numbers in pairs):
+            return None
+        numbers = (_AS_CONSTANT if n is _AS_ARGUMENT else n for n in self.numbers)
+        return replace(self, numbers=tuple(numbers))
+
+    def split(
+        self, leaves: Sequence[Any], *, abstract: bool = False
+    ) -> tuple[list[Any], tuple[Hashable, ...]]:
+        """Part `leaves` into those that are traced and the keys of the others.
+
+        Args:
+          leaves: the call's leaves.
+          abstract: let ``jax.ShapeDtypeStruct`` stand for an array.
+
+        Returns:
+          The traced leaves, and one key per leaf: ``None`` for a traced one, otherwise something
+          hashable that equals another call's key exactly when the constant is the same.
+        """
+        traced, keys = [], []
+        for leaf, numbers in zip(leaves, self.numbers, strict=True):
+            if is_array(leaf) or type(leaf) in numbers or (abstract and _is_abstract(leaf)):
+                traced.append(leaf)
+                keys.append(None)
+            else:
+                keys.append(constant_key(leaf))
+        if self.owned and keys[0] is not None:
+            keys[0] = _identity(leaves[0])
+        return traced, tuple(keys)
+
+    def join(self, traced: Sequence[Any], constants: Sequence[Callable[[], Any] | None]) -> Any:
+        """Put a call together again from its traced leaves and its constants."""
+        values = iter(traced)
+        leaves = [next(values) if constant is None else constant() for constant in constants]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+
+class Outputs:
+    """What a traced function returned, apart from the arrays: the side channel of a compiled call.
+
+    Instances travel as the auxiliary data of the compiled function's output tree, so whichever
+    compiled form runs, its own constants come back with its arrays.
+    """
+
+    __slots__ = ("constants", "treedef")
+
+    def __init__(self, treedef: Any, constants: Sequence[Callable[[], Any] | None]) -> None:
+        self.treedef = treedef
+        self.constants = constants
+
+    def join(self, arrays: Sequence[Any]) -> Any:
+        """The function's result, from its arrays."""
+        values = iter(arrays)
+        leaves = [next(values) if constant is None else constant() for constant in self.constants]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+
+def trace(
+    function: Callable[..., Any],
+    layout: Layout,
+    constants: Sequence[Callable[[], Any] | None],
+    traced: Sequence[Any],
+    name: str = "",
+) -> tuple[ClosedJaxpr, Outputs]:
+    """Trace `function` once.
+
+    Args:
+      function: the function, called with owner, bound and given arguments in that order.
+      layout: how the call's leaves are treated.
+      constants: per leaf ``None`` where it is traced, else what returns the constant.
+      traced: arrays, tracers or ``jax.ShapeDtypeStruct`` for the traced leaves.
+      name: the function's name, for error messages.
+
+    Returns:
+      The jaxpr over the traced leaves, in order, and what the function returned besides arrays.
+    """
+    outputs = None
+
+    def flat(*values: Any) -> list[Any]:
+        nonlocal outputs
+        owner, bound_args, bound_kwargs, args, kwargs = layout.join(values, constants)
+        selves = () if owner is None else (owner,)
+        result = function(*selves, *bound_args, *args, **{**bound_kwargs, **kwargs})
+        arrays, outputs = _part_result(result, constants)
+        return arrays
+
+    flat.__name__ = flat.__qualname__ = name or "flat"
+    with jax.disable_jit(False):
+        jaxpr = jax.make_jaxpr(flat)(*traced)
+    assert outputs is not None
+    return jaxpr, outputs
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether `leaf` is something that JAX traces whatever the convention.
+
+    >>> is_array(np.float32(1)), is_array(1.0), is_array("relu")
+    (True, False, False)
+    """
+    if isinstance(leaf, _ARRAYS):
+        return True
+    return isinstance(leaf, (np.ndarray, np.generic)) and valid_jaxtype(leaf)
+
+
+def constant_key(leaf: Any) -> Hashable:
+    """A hashable stand-in for a constant: by value where it has one, by identity otherwise.
+
+    >>> constant_key(1) == constant_key(True), constant_key("a") == constant_key("a")
+    (False, True)
+    """
+    kind = type(leaf)
+    if kind in _BY_VALUE:
+        return kind, leaf
+    if kind is float:
+        return kind, leaf.hex()  # tells -0.0 from 0.0, and nan equals itself
+    if kind is complex:
+        return kind, leaf.real.hex(), leaf.imag.hex()
+    if kind is slice:
+        return kind, constant_key(leaf.start), constant_key(leaf.stop), constant_key(leaf.step)
+    if kind is MethodType:
+        return kind, _identity(leaf.__self__), _identity(leaf.__func__)
+    if kind.__eq__ is object.__eq__:
+        return _identity(leaf)
+    try:
+        hash(leaf)
+    except TypeError:
+        return _identity(leaf)
+    return kind, leaf
+
+
+def hold(leaf: Any, key: Hashable, dropped: Callable[[Any], None]) -> Callable[[], Any]:
+    """Something that returns `leaf`: weakly where it is known by identity and allows that.
+
+    Args:
+      leaf: a constant of a call.
+      key: its key.
+      dropped: called when a weakly held `leaf` dies.
+    """
+    if isinstance(key, _Identity):
+        return _weakly(ref, leaf, dropped)
+    if type(leaf) is MethodType:
+        return _weakly(WeakMethod, leaf, dropped)
+    return lambda: leaf
+
+
+class _Identity(int):
+    """The address of a constant that is known by identity."""
+
+    __slots__ = ()
+
+
+def _identity(leaf: Any) -> _Identity:
+    return _Identity(id(leaf))
+
+
+def _weakly(kind: Any, leaf: Any, dropped: Callable[[Any], None]) -> Callable[[], Any]:
+    try:
+        return kind(leaf, dropped)
+    except TypeError:
+        return lambda: leaf
+
+
+def _is_plain_object(fn: Any) -> bool:
+    """Whether `fn` is an object whose class says in Python how it is called."""
+    return not isinstance(getattr(type(fn), "__call__", None), WrapperDescriptorType)
+
+
+def _conventions(treedef: Any, numbers: Numbers, out: list[Numbers]) -> None:
+    """Append, for every leaf of `treedef`, the types of numbers that are traced there."""
+    if _is_leaf(treedef):
+        out.append(numbers)
+        return
+    data = treedef.node_data()
+    numbers = numbers if data is None else _inside(data[0], numbers)
+    for child in treedef.children():
+        _conventions(child, numbers, out)
+
+
+def _inside(node: type, numbers: Numbers) -> Numbers:
+    equinox = sys.modules.get("equinox")
+    if equinox is not None and issubclass(node, equinox.Module):
+        return _AS_CONSTANT
+    return numbers if issubclass(node, _BUILTIN_NODES) else _AS_JIT
+
+
+def _is_abstract(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def _is_leaf(treedef: Any) -> bool:
+    return treedef.node_data() is None and treedef.num_leaves == 1 and not treedef.children()
+
+
+def _part_result(
+    result: Any, constants: Sequence[Callable[[], Any] | None]
+) -> tuple[list[Any], Outputs]:
+    """Part a function's result into arrays and constants; an input constant stays weakly held."""
+    leaves, treedef = jax.tree.flatten(result)
+    given = {id(constant()): constant for constant in constants if constant is not None}
+    arrays = [leaf for leaf in leaves if is_array(leaf)]
+    kept = [
+        None if is_array(leaf) else given.get(id(leaf)) or (lambda leaf=leaf: leaf)
+        for leaf in leaves
+    ]
+    return arrays, Outputs(treedef, kept)

@@ -1,0 +1,325 @@
+"""The transform: `amp` gives a function its mixed-precision form, `plan_of` says what it decided."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from types import MethodType
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from weakref import ref
+
+import jax
+
+from jaxamp.errors import NotCallableError
+from jaxamp.plan import make_plan
+from jaxamp.policy import PrecisionPolicy
+from jaxamp.rewrite import run_plan
+from jaxamp.taxonomy import registry_version
+from jaxamp.trace import Layout, Outputs, Target, hold, trace
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Any])
+Constants = Sequence[Callable[[], Any] | None]
+DEFAULT_POLICY = "auto_mixed_bf16"
+REGION = "jaxamp_region_"  # a compiled function of this name is rewritten already
+
+# Libraries whose objects need more than a function does, and who takes care of them.
+_ADAPTERS: dict[str, str] = {}
+
+
+class Settings(NamedTuple):
+    """How a function is to be rewritten."""
+
+    policy: PrecisionPolicy
+    strict: bool
+    force: bool  # go through planner and rewriter even where the policy changes nothing
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the function itself is the answer."""
+        return self.policy.is_identity and not self.force
+
+
+class AmpFunction(Generic[_P, _R]):
+    """A function in mixed precision; what `amp` returns.
+
+    Called eagerly it runs compiled; called under a trace it adds to that trace. It holds the
+    function it was made from; what it compiles is shared by all that are made from that function
+    under the same policy, and lives as long as the function.
+    """
+
+    def __init__(self, fn: Callable[_P, _R], settings: Settings) -> None:
+        functools.update_wrapper(self, fn, updated=())
+        self.__wrapped__ = fn
+        self._settings = settings
+        self._target = Target.of(fn)
+        self._runner = _RUNNERS.get(self._target.function, settings)
+
+    @property
+    def policy(self) -> PrecisionPolicy:
+        """The policy that the function runs under."""
+        return self._settings.policy
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        """Call the function in mixed precision."""
+        if self._settings.is_identity:
+            return self.__wrapped__(*args, **kwargs)
+        return self._runner(self._target, args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        return _remade, (self.__wrapped__, self._settings)
+
+    def __repr__(self) -> str:
+        return f"<amp of {self.__wrapped__!r}, {self.policy}>"
+
+
+class Runner:
+    """The compiled forms of one function under one policy. Holds the function weakly.
+
+    One form is kept for each tree structure and set of constants; it is a ``jax.jit`` of the
+    rewritten function, whose own cache tells shapes, dtypes, weak types and shardings apart.
+    A form goes when one of its weakly held constants dies.
+    """
+
+    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
+        self._function = _weakly(function)
+        self._settings = settings
+        self._layouts: dict[Any, Layout] = {}
+        self._forms: dict[Hashable, _Form] = {}
+
+    def __call__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function with what `target` binds and the given arguments."""
+        call = (target.owner, target.args, target.kwargs, args, kwargs)
+        leaves, treedef = jax.tree.flatten(call)
+        layout = self._layouts.get(treedef)
+        if layout is None:
+            layout = self._layouts.setdefault(treedef, Layout.of(treedef))
+        try:
+            return self._run(layout, leaves, target.name)
+        except (TypeError, ValueError) as error:
+            concrete = layout.concrete(leaves)
+            if concrete is None:
+                raise
+            # The function may need the value of a Python float, as in `if rate == 0.0`.
+            try:
+                result = self._run(concrete, leaves, target.name)
+            except Exception:
+                raise error from None
+        self._layouts[treedef] = concrete
+        return result
+
+    def _run(self, layout: Layout, leaves: Sequence[Any], name: str) -> Any:
+        traced, keys = layout.split(leaves)
+        key = (layout, keys, registry_version())  # a kind registered since may change the plan
+        form = self._forms.get(key)
+        if form is None:
+            constants = self._hold(leaves, key)
+            compiled = _compiled(self._function, layout, constants, self._settings, name)
+            form = self._forms.setdefault(key, compiled)
+        return form(*traced).join()
+
+    def _hold(self, leaves: Sequence[Any], key: tuple[Layout, Any, int]) -> Constants:
+        """What returns the constants among `leaves`; a form goes with the first that dies."""
+        self_ref = ref(self)
+
+        def dropped(_: Any) -> None:
+            runner = self_ref()
+            if runner is not None:
+                runner._forms.pop(key, None)
+
+        pairs = zip(leaves, key[1], strict=True)
+        return [None if k is None else hold(leaf, k, dropped) for leaf, k in pairs]
+
+
+@jax.tree_util.register_pytree_node_class
+class _Result:
+    """A compiled form's result: its arrays, and what came beside them."""
+
+    def __init__(self, arrays: Sequence[Any], outputs: Outputs) -> None:
+        self.arrays = arrays
+        self.outputs = outputs
+
+    def join(self) -> Any:
+        return self.outputs.join(self.arrays)
+
+    def tree_flatten(self) -> tuple[Sequence[Any], Outputs]:
+        return self.arrays, self.outputs
+
+    @classmethod
+    def tree_unflatten(cls, outputs: Outputs, arrays: Sequence[Any]) -> _Result:
+        return cls(arrays, outputs)
+
+
+def _compiled(
+    function: Callable[[], Any],
+    layout: Layout,
+    constants: Constants,
+    settings: Settings,
+    name: str,
+) -> Callable[..., _Result]:
+    """One form of a function: trace, plan, rewrite, compile."""
+
+    def region(*traced: Any) -> _Result:
+        jaxpr, outputs = trace(function(), layout, constants, traced, name)
+        plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
+        return _Result(run_plan(jaxpr, plan, *traced), outputs)
+
+    region.__name__ = region.__qualname__ = REGION + name
+    return jax.jit(region)
+
+
+def _weakly(function: Callable[..., Any]) -> Callable[[], Any]:
+    try:
+        return ref(function)
+    except TypeError:  # such a function's Runner belongs to one AmpFunction, and dies with it
+        return lambda: function
+
+
+class _Runners:
+    """Runners by the identity of their function; an entry goes when its function dies."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[Any, dict[Settings, Runner]]] = {}
+
+    def get(self, function: Callable[..., Any], settings: Settings) -> Runner:
+        """The Runner of `function`, the same one for as long as `function` lives."""
+        entry = self._entries.get(id(function))
+        if entry is None:
+            entry = self._enter(function)
+        runners = entry[1]
+        return runners.get(settings) or runners.setdefault(settings, Runner(function, settings))
+
+    def _enter(self, function: Callable[..., Any]) -> tuple[Any, dict[Settings, Runner]]:
+        address, entries = id(function), self._entries
+        try:
+            alive = ref(function, lambda _: entries.pop(address, None))
+        except TypeError:
+            return None, {}
+        return entries.setdefault(address, (alive, {}))
+
+
+_RUNNERS = _Runners()
+
+
+@overload
+def amp(fn: _F, policy: Any = ..., *, strict: bool = ..., _force: bool = ...) -> _F: ...
+@overload
+def amp(
+    fn: None = None, policy: Any = ..., *, strict: bool = ..., _force: bool = ...
+) -> Callable[[_F], _F]: ...
+def amp(
+    fn: Any = None, policy: Any = DEFAULT_POLICY, *, strict: bool = False, _force: bool = False
+) -> Any:
+    """Give `fn` its mixed-precision form.
+
+    The result is called as `fn` is, and returns what `fn` returns: the same structure, shapes and
+    dtypes. Inside, each operation runs in the precision that the policy chooses for it. It can be
+    differentiated, mapped, compiled and exported, and can contain any of these, as `fn` can.
+
+    Args:
+      fn: a function, method, ``functools.partial``, callable object, equinox or flax module.
+        Left out, a decorator is returned: ``@amp(policy="auto_mixed")``.
+      policy: a ``PrecisionPolicy``, a preset's name, a ``jmp.Policy`` or jmp's grammar.
+      strict: raise on an operation that jaxamp does not know, instead of leaving it as it is.
+
+    Returns:
+      For a module, a module; for anything else a callable object with `fn`'s name and signature.
+
+    Raises:
+      NotCallableError: `fn` cannot be called.
+      PolicyError: the policy is not understood, or cannot be computed here.
+
+    >>> import jax.numpy as jnp
+    >>> @amp
+    ... def layer(x, w):
+    ...     return jnp.tanh(x @ w)
+    >>> layer(jnp.ones((2, 3)), jnp.ones((3, 4))).dtype
+    dtype('float32')
+    """
+    settings = _settings(policy, strict, _force)
+    if fn is None:
+        return functools.partial(_amp, settings=settings)
+    return _amp(fn, settings)
+
+
+def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..., Any]:
+    """What `amp` decides for `fn`, without running it.
+
+    Args:
+      fn: whatever `amp` takes, or what it returned.
+      policy: as for `amp`; left out, that of an amped `fn`, else the default.
+      strict: as for `amp`.
+
+    Returns:
+      A function of the same arguments as `fn`, in which ``jax.ShapeDtypeStruct`` may stand for an
+      array. It returns the ``Plan``; ``str(plan)`` is a table.
+
+    >>> import jax.numpy as jnp
+    >>> plan = plan_of(jnp.dot, "auto_mixed")(jnp.ones((2, 3)), jnp.ones((3, 4)))
+    """
+    inner = getattr(fn, "__wrapped__", None) if isinstance(fn, AmpFunction) else None
+    if inner is not None and policy is None:
+        settings = fn._settings
+    else:
+        settings = _settings(DEFAULT_POLICY if policy is None else policy, strict, True)
+    target = Target.of(_checked(fn if inner is None else inner))
+
+    @functools.wraps(fn, updated=())
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        call = (target.owner, target.args, target.kwargs, args, kwargs)
+        leaves, treedef = jax.tree.flatten(call)
+        layout = Layout.of(treedef)
+        traced, keys = layout.split(leaves, abstract=True)
+        constants = [
+            None if key is None else (lambda leaf=leaf: leaf)
+            for leaf, key in zip(leaves, keys, strict=True)
+        ]
+        jaxpr, _ = trace(target.function, layout, constants, traced, target.name)
+        return make_plan(jaxpr, settings.policy, strict=settings.strict)
+
+    return plan
+
+
+def _settings(policy: Any, strict: bool, force: bool) -> Settings:
+    parsed = PrecisionPolicy.parse(policy)
+    parsed.validate_for_use()
+    return Settings(parsed, bool(strict), bool(force))
+
+
+def _amp(fn: Any, settings: Settings) -> Any:
+    _checked(fn)
+    for library, adapter in _ADAPTERS.items():
+        if library in sys.modules:  # never import a library that the user does not
+            wrapped = importlib.import_module(adapter).wrap(fn, settings)
+            if wrapped is not None:
+                return wrapped
+    return AmpFunction(fn, settings)
+
+
+def _remade(fn: Any, settings: Settings) -> Any:
+    return _amp(fn, settings)
+
+
+def _checked(fn: Any) -> Any:
+    if isinstance(fn, str):
+        raise NotCallableError(
+            f"amp was given the text {fn!r} where a function is needed. "
+            f"To decorate with a policy, name it: @amp(policy={fn!r})."
+        )
+    if isinstance(fn, type):
+        raise NotCallableError(
+            f"amp was given the class {fn.__qualname__}. Give it an object of that class, "
+            "or decorate the class's methods."
+        )
+    if not callable(fn):
+        raise NotCallableError(
+            f"amp needs something to call, and got {fn!r} of type {type(fn).__qualname__}. "
+            "Give it a function, a method, or a module with __call__."
+        )
+    return fn
