@@ -15,9 +15,9 @@ from jax.extend.core import Primitive
 
 
 def import_everything() -> list[str]:
-    """Import each module of JAX; the ones that want another package or a GPU are returned."""
-    refused = []
-    for module in pkgutil.walk_packages(jax.__path__, "jax.", onerror=refused.append):
+    """Import each module of JAX; those that want another package or a GPU are returned."""
+    refused: list[str] = []
+    for module in pkgutil.walk_packages(jax.__path__, "jax.", onerror=lambda name: None):
         try:
             importlib.import_module(module.name)
         except Exception as error:
@@ -26,31 +26,32 @@ def import_everything() -> list[str]:
 
 
 def homes() -> dict[int, str]:
-    """Where the primitives that are module globals are defined, by object id."""
-    found: dict[int, str] = {}
-    for module_name, module in sorted(sys.modules.items()):
-        if module_name == "jax" or module_name.startswith("jax."):
+    """The global name of each primitive that has one, by object id.
+
+    Many modules pass a primitive on; the private, most deeply nested one defines it.
+    """
+    found: dict[int, tuple[bool, int, str]] = {}
+    for module_name, module in list(sys.modules.items()):
+        if module_name.split(".")[0] == "jax":
             for name, value in list(vars(module).items()):
                 if isinstance(value, Primitive):
-                    where = f"{module_name}.{name}"
-                    # The defining module is named before the public ones that pass it on.
-                    if "_src" in where or id(value) not in found:
-                        found.setdefault(id(value), where)
-    return found
+                    depth = module_name.count(".")
+                    home = ("._src." in module_name, depth, f"{module_name}.{name}")
+                    found[id(value)] = max(home, found.get(id(value), home))
+    return {key: home for key, (*_, home) in found.items()}
 
 
 def census() -> dict[str, list[str]]:
-    """The places of definition of each primitive alive in this process, by primitive name."""
-    where = homes()
+    """Where each primitive that lives in this process is defined, by primitive name."""
+    home = homes()
     names: dict[str, list[str]] = {}
     for value in gc.get_objects():
         if isinstance(value, Primitive):
-            place = where.get(id(value), f"a {type(value).__qualname__} in no module")
-            names.setdefault(value.name, []).append(place)
+            where = home.get(id(value), f"no module (a {type(value).__qualname__})")
+            names.setdefault(value.name, []).append(where)
     return {name: sorted(names[name]) for name in sorted(names)}
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    refused = import_everything()
-    json.dump({"primitives": census(), "refused": refused}, sys.stdout)
+    json.dump({"refused": import_everything(), "primitives": census()}, sys.stdout)
