@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.typing import DTypeLike
 
 from jaxamp.errors import PolicyError, accepted
 
@@ -72,7 +74,7 @@ class Precision(enum.Enum):
         return int(_finfo(self.value).nmant) + 1
 
     @classmethod
-    def parse(cls, word: Any) -> Precision:
+    def parse(cls, word: PrecisionLike) -> Precision:
         """Reads a precision from any of its usual spellings.
 
         Args:
@@ -91,8 +93,8 @@ class Precision(enum.Enum):
         if isinstance(word, str):
             return _parse_name(word)
         name = _dtype_name(word)
-        if name in cls._value2member_map_:
-            return cls(name)
+        if name in _NAMES:
+            return _NAMES[name]
         raise PolicyError(f"{word!r} is not a float format of jaxamp. {accepted(name, _NAMES)}")
 
     @classmethod
@@ -107,6 +109,8 @@ class Precision(enum.Enum):
         """
         return _BY_DTYPE.get(dtype)
 
+
+PrecisionLike: TypeAlias = Precision | DTypeLike  # what Precision.parse reads
 
 _NAMES: dict[str, Precision] = {
     **{precision.short: precision for precision in Precision},
@@ -178,6 +182,15 @@ class CastConfig:
     sf_block: tuple[int, int] | None = None
     round_sf: bool = False
 
+    if TYPE_CHECKING:  # the attribute is a Precision, but every spelling may be given
+
+        def __init__(
+            self,
+            out_dtype: PrecisionLike,
+            sf_block: tuple[int, int] | None = None,
+            round_sf: bool = False,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "out_dtype", Precision.parse(self.out_dtype))
         if self.sf_block is not None:
@@ -186,7 +199,7 @@ class CastConfig:
             raise PolicyError("round_sf=True needs sf_block: a plain cast has no scale factors.")
 
     @classmethod
-    def plain(cls, dtype: Any) -> CastConfig:
+    def plain(cls, dtype: PrecisionLike) -> CastConfig:
         """A cast to one dtype without scaling.
 
         >>> str(CastConfig.plain("f16"))
@@ -234,7 +247,7 @@ def _as_dtype(dtype: Any) -> Any:
 
 
 def _checked_block(block: Any) -> tuple[int, int]:
-    match block:
-        case (int(rows), int(cols)) | [int(rows), int(cols)] if rows > 0 and cols > 0:
-            return rows, cols
+    sizes = tuple(block) if isinstance(block, Iterable) else ()
+    if len(sizes) == 2 and all(type(size) is int and size > 0 for size in sizes):
+        return sizes
     raise PolicyError(f"sf_block is (rows, cols) with positive integers, not {block!r}.")

@@ -13,13 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxamp.errors import PolicyError, UnsupportedPrecisionError, accepted
-from jaxamp.formats import CastConfig, Precision
+from jaxamp.formats import CastConfig, Precision, PrecisionLike
 from jaxamp.grammar import ThreeDtypes, looks_like_grammar, parse_grammar
 from jaxamp.rules import Rule, parse_kind
 from jaxamp.taxonomy import OpKind
 
 _KEPT = frozenset({Precision.F64, Precision.F32})
 _COMPUTABLE = _KEPT | {Precision.F16, Precision.BF16}
+_JMP_FIELDS = ("param_dtype", "compute_dtype", "output_dtype")
 _JSON_VERSION = 1
 
 
@@ -84,6 +85,8 @@ class PrecisionPolicy:
     AUTO_MIXED_BF16: ClassVar[PrecisionPolicy]
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise PolicyError(f"The name of a policy is a text, not {self.name!r}.")
         normal = {
             "kinds": _checked_kinds(self.kinds),
             "accumulation": _optional_precision(self.accumulation),
@@ -98,14 +101,14 @@ class PrecisionPolicy:
     @classmethod
     def custom(
         cls,
-        kinds: Mapping[Any, Any],
+        kinds: Mapping[Any, CastConfig | PrecisionLike],
         *,
         name: str = "custom",
-        accumulation: Any = Precision.F32,
+        accumulation: PrecisionLike | None = Precision.F32,
         rules: Iterable[Rule] = (),
-        guards: Iterable[Guard | str] = ALL_GUARDS,
-        param_dtype: Any = None,
-        output_dtype: Any = None,
+        guards: Guard | str | Iterable[Guard | str] = ALL_GUARDS,
+        param_dtype: PrecisionLike | None = None,
+        output_dtype: PrecisionLike | None = None,
     ) -> PrecisionPolicy:
         """A policy of your own; kinds that are not named stay F32.
 
@@ -128,15 +131,17 @@ class PrecisionPolicy:
         return cls(
             name=name,
             kinds=tuple({**f32, **_parsed_kinds(kinds)}.items()),
-            accumulation=accumulation,
-            rules=tuple(rules),
+            accumulation=_optional_precision(accumulation),
+            rules=_checked_rules(rules),
             guards=parse_guards(guards),
-            param_dtype=param_dtype,
-            output_dtype=output_dtype,
+            param_dtype=_optional_precision(param_dtype),
+            output_dtype=_optional_precision(output_dtype),
         )
 
     @classmethod
-    def of_dtypes(cls, params: Any, compute: Any, output: Any) -> PrecisionPolicy:
+    def of_dtypes(
+        cls, params: PrecisionLike, compute: PrecisionLike, output: PrecisionLike
+    ) -> PrecisionPolicy:
         """The policy that jmp's three dtypes describe.
 
         The compute dtype stands for the ``AUTO_MIXED`` preset of that dtype; f32 and f64 lower
@@ -178,9 +183,9 @@ class PrecisionPolicy:
             return policy
         if isinstance(policy, str):
             return _parse_text(policy)
-        dtypes = [getattr(policy, f"{part}_dtype", None) for part in ("param", "compute", "output")]
-        if None not in dtypes:  # a jmp.Policy, known by its attributes: jmp is not imported here
-            return cls.of_dtypes(*dtypes)
+        if all(hasattr(policy, field) for field in _JMP_FIELDS):
+            # A jmp.Policy, known by its attributes: jmp itself is not imported here.
+            return cls.of_dtypes(*(getattr(policy, field) for field in _JMP_FIELDS))
         raise PolicyError(
             f"{policy!r} is no policy. Give a PrecisionPolicy, a jmp.Policy, jmp's grammar "
             f"('p=f32,c=bf16,o=f32') or a preset. {accepted('', PRESETS)}"
@@ -398,7 +403,7 @@ def _checked_kinds(kinds: Any) -> tuple[tuple[OpKind, CastConfig], ...]:
 
 
 def _checked_rules(rules: Any) -> tuple[Rule, ...]:
-    rules = tuple(rules)
+    rules = tuple(rules) if isinstance(rules, Iterable) else (rules,)
     for rule in rules:
         if not isinstance(rule, Rule):
             raise PolicyError(f"{rule!r} is no Rule: write Rule(precision='f32', scope='head').")

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import jax
 
 from jaxamp.errors import NotCallableError, PolicyError, accepted
-from jaxamp.formats import Precision
+from jaxamp.formats import Precision, PrecisionLike
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -54,7 +54,7 @@ class Region:
         return f"keep_precision({self.precision.short!r})"
 
 
-def keep_precision(precision: Any = Precision.F32) -> Region:
+def keep_precision(precision: PrecisionLike = Precision.F32) -> Region:
     """Marks a region of user code that is computed in a precision of its own.
 
     The mark survives ``jit``, ``grad``, ``vmap``, ``scan`` and ``remat``, and the backward pass of

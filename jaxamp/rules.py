@@ -12,11 +12,11 @@ import functools
 import math
 import re
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxamp import taxonomy
 from jaxamp.errors import JaxAmpError, PolicyError, RuleError, accepted
-from jaxamp.formats import Precision
+from jaxamp.formats import Precision, PrecisionLike
 from jaxamp.regions import MARKER
 from jaxamp.taxonomy import OpKind
 
@@ -100,6 +100,22 @@ class Rule:
     min_size: int | None = None
     when: Callable[[EquationView], bool] | None = None
     label: str = ""
+
+    if TYPE_CHECKING:  # the attributes are enum members, but their words may be given
+
+        def __init__(
+            self,
+            *,
+            precision: PrecisionLike,
+            scope: str | None = None,
+            primitive: str | None = None,
+            kind: OpKind | str | None = None,
+            function: str | None = None,
+            dtype: PrecisionLike | None = None,
+            min_size: int | None = None,
+            when: Callable[[EquationView], bool] | None = None,
+            label: str = "",
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "precision", _parsed(Precision.parse, self.precision))
