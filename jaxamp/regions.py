@@ -8,6 +8,7 @@ equation that calls it, so whoever asks joins the two paths first.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable
@@ -85,6 +86,7 @@ def keep_precision(precision: PrecisionLike = Precision.F32) -> Region:
     return Region(parsed)
 
 
+@functools.lru_cache(maxsize=4096)
 def kept_precision(scope: str) -> Precision | None:
     """The precision of the innermost region in a raw scope path, ``None`` outside of any.
 
