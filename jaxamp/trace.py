@@ -4,7 +4,7 @@ What is traced, and what is a constant of the trace:
 
 * jax and numpy arrays, numpy scalars, tracers, keys and Refs are traced;
 * Python ``float`` and ``complex`` arguments are traced (weakly typed, as ``jax.jit`` does), so that
-  a new learning rate costs no new trace; a program that needs their values gets them (see ``Runner``);
+  a new learning rate costs no new trace; a function that needs their values gets them instead;
 * ``bool``, ``int``, ``str``, ``None``, functions and any other object are constants, because
   programs use them as switches, sizes and axes;
 * inside a container class the container's own convention holds: every number that is no array is a
@@ -24,6 +24,7 @@ from weakref import WeakMethod, ref
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, valid_jaxtype
 
 Numbers = tuple[type, ...]
@@ -31,7 +32,7 @@ _AS_ARGUMENT: Numbers = (float, complex)
 _AS_JIT: Numbers = (bool, int, float, complex)
 _AS_CONSTANT: Numbers = ()
 _BUILTIN_NODES = (tuple, list, dict, type(None))
-_ARRAYS = (jax.Array, jax.core.Tracer, jax.Ref)
+_ARRAYS = (jax.Array, Tracer, jax.Ref)
 _BY_VALUE = (str, int, bool, type(None), bytes)
 
 
@@ -264,7 +265,7 @@ def _weakly(kind: Any, leaf: Any, dropped: Callable[[Any], None]) -> Callable[[]
 
 def _is_plain_object(fn: Any) -> bool:
     """Whether `fn` is an object whose class says in Python how it is called."""
-    return not isinstance(getattr(type(fn), "__call__", None), WrapperDescriptorType)
+    return not isinstance(type(fn).__call__, WrapperDescriptorType)
 
 
 def _conventions(treedef: Any, numbers: Numbers, out: list[Numbers]) -> None:

@@ -1,4 +1,4 @@
-"""The transform: `amp` gives a function its mixed-precision form, `plan_of` says what it decided."""
+"""The transform: `amp` gives a function its mixed-precision form, `plan_of` says what it did."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_POLICY = "auto_mixed_bf16"
 REGION = "jaxamp_region_"  # a compiled function of this name is rewritten already
 
 # Libraries whose objects need more than a function does, and who takes care of them.
-_ADAPTERS: dict[str, str] = {}
+_ADAPTERS = {"equinox": "jaxamp.interop.equinox"}
 
 
 class Settings(NamedTuple):
@@ -91,7 +91,7 @@ class Runner:
         self._function = _weakly(function)
         self._settings = settings
         self._layouts: dict[Any, Layout] = {}
-        self._forms: dict[Hashable, _Form] = {}
+        self._forms: dict[Hashable, Callable[..., _Result]] = {}
 
     def __call__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with what `target` binds and the given arguments."""
@@ -205,6 +205,14 @@ class _Runners:
 
 
 _RUNNERS = _Runners()
+
+
+def apply(fn: Any, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `fn` once in mixed precision, as ``AmpFunction(fn, settings)(*args, **kwargs)``."""
+    if settings.is_identity:
+        return fn(*args, **kwargs)
+    target = Target.of(fn)
+    return _RUNNERS.get(target.function, settings)(target, args, kwargs)
 
 
 @overload
