@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
 from typing import Any
 
 import jax
@@ -32,6 +33,9 @@ REFUSALS: dict[str, dict[str, str]] = (
     json.loads(REFUSALS_FILE.read_text()) if REFUSALS_FILE.exists() else {}
 )
 """What JAX refuses to do with the plain function: program, transform, the error."""
+
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+|id=[0-9]+|array\(.*")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +71,7 @@ def plain_refusal(program: Program, transform: Transform) -> str | None:
         jax.jit(fn).trace(*args).lower()
     except Exception as error:
         text = str(error).strip().splitlines() or [""]
-        return f"{type(error).__name__}: {text[0][:120]}"
+        return f"{type(error).__name__}: {_ADDRESS.sub('...', text[0])[:100]}"
     return None
 
 
@@ -191,6 +195,11 @@ def every_case(preset: str | None = None) -> list[Case]:
     """The whole product, or that of one preset."""
     presets = [preset] if preset else list(PRESETS)
     return [Case(p, t, s) for p in PROGRAMS for t in TRANSFORMS for s in presets]
+
+
+def lowering_sample() -> list[Case]:
+    """Every program under every transform that JAX allows, in the default preset."""
+    return [case for case in every_case("auto_mixed_bf16") if case.refusal is None]
 
 
 def value_sample() -> list[Case]:

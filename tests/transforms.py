@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 Fn = Callable[..., Any]
@@ -71,7 +71,8 @@ def weigh(out: Any) -> Any:
     total = jnp.float32(0)
     for leaf in jax.tree.leaves(out):
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
-            weights = np.cos(np.arange(leaf.size, dtype=np.float32)).reshape(leaf.shape)
+            shape = jnp.shape(leaf)
+            weights = np.cos(np.arange(np.prod(shape), dtype=np.float32)).reshape(shape)
             total += jnp.sum(jnp.real(leaf).astype(jnp.float32) * weights)
     return total
 
@@ -129,7 +130,7 @@ def jvp(wrap: Wrap, fn: Fn, args: Args) -> tuple[Fn, Args]:
     amped = wrap(fn)
 
     def run(*floats: Any) -> Any:
-        tangents = tuple(np.cos(np.arange(x.size, dtype=x.dtype)).reshape(x.shape) for x in floats)
+        tangents = tuple(jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for x in floats)
         out, dots = jax.jvp(lambda *xs: amped(*rebuild(xs)), floats, tangents)
         return out, [d for d in jax.tree.leaves(dots) if d.dtype != jax.dtypes.float0]
 
@@ -167,8 +168,7 @@ def scan(wrap: Wrap, fn: Fn, args: Args) -> tuple[Fn, Args]:
 @transform()
 def shard_map(wrap: Wrap, fn: Fn, args: Args) -> tuple[Fn, Args]:
     """amp(f) on each of four devices, checking replication where the plain function can."""
-    mesh = Mesh(np.array(jax.devices()[:4]), ("batch",))
-    stacked = copies(args, 4)
+    mesh, stacked = _mesh(), copies(args, 4)
 
     def mapped(inner: Fn, check: bool) -> Fn:
         def one(*xs: Any) -> Any:
@@ -179,6 +179,10 @@ def shard_map(wrap: Wrap, fn: Fn, args: Args) -> tuple[Fn, Args]:
                              check_vma=check)
 
     return mapped(wrap(fn), _traces(mapped(fn, True), stacked)), stacked
+
+
+def _mesh() -> Mesh:
+    return Mesh(np.array(jax.devices()[:4]), ("batch",))
 
 
 def _traces(fn: Fn, args: Args) -> bool:
@@ -192,11 +196,19 @@ def _traces(fn: Fn, args: Args) -> bool:
 @transform()
 def export(wrap: Wrap, fn: Fn, args: Args) -> tuple[Fn, Args]:
     """amp(f) exported, serialised, read back and called."""
-    amped = wrap(fn)
+    amped, trees = wrap(fn), []
+
+    def flat(*args: Any) -> list[Any]:
+        leaves, tree = jax.tree.flatten(amped(*args))
+        trees[:] = [tree]  # JAX does not serialise the node types of other libraries
+        return leaves
 
     def run(*args: Any) -> Any:
-        exported = jax.export.export(jax.jit(amped))(*jax.tree.map(_shape, args))
-        return jax.export.deserialize(exported.serialize()).call(*args)
+        exported = jax.export.export(jax.jit(flat))(*jax.tree.map(_shape, args))
+        if exported.nr_devices > 1:
+            args = lax.with_sharding_constraint(args, NamedSharding(_mesh(), P()))
+        call = jax.export.deserialize(exported.serialize()).call
+        return jax.tree.unflatten(trees[0], call(*args))
 
     return run, args
 

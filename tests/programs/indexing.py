@@ -27,7 +27,7 @@ def scatter_modes(x: Array, w: Array, rows: Array) -> tuple[Array, ...]:
     h, base = x @ w, jnp.ones((5, 4))
     return (
         base.at[rows].add(h),
-        base.at[rows].multiply(h),
+        base.at[jnp.arange(5)].multiply(h[:5], unique_indices=True),
         base.at[rows].max(h),
         base.at[0].set(h[0]),
     )

@@ -43,6 +43,8 @@ def _scaled_relu(x: Array) -> Array:
     return jnp.maximum(x, 0.0) * 2.0
 
 
+_kernel = jax.custom_jvp(_square)
+_kernel.defjvp(lambda p, t: (_kernel(*p), 2.0 * p[0] * t[0]))
 _scaled_relu.defjvp(lambda p, t: (_scaled_relu(*p), jnp.where(p[0] > 0, 2.0 * t[0], 0.0)))
 
 
@@ -128,12 +130,12 @@ def jit_of_custom_jvp_of_jit(x: Array, ws: Array) -> Array:
 @program(_layers, low_dots=1)
 def custom_vjp_of_scan(x: Array, ws: Array) -> Array:
     """A rule whose forward and backward are loops."""
-    def run(x: Array) -> tuple[Array, Array]:
+    def run(x: Array, ws: Array) -> tuple[Array, Array]:
         return lax.scan(lambda x, w: (jnp.tanh(x @ w), x), x, ws)
 
     @jax.custom_vjp
     def f(x: Array, ws: Array) -> Array:
-        return run(x)[0]
+        return run(x, ws)[0]
 
     def backward(saved, ct):
         xs, ws, y = saved
@@ -147,7 +149,7 @@ def custom_vjp_of_scan(x: Array, ws: Array) -> Array:
         return lax.scan(step, ct, (xs, ws, ys), reverse=True)
 
     def forward(x, ws):
-        y, xs = run(x)
+        y, xs = run(x, ws)
         return y, (xs, ws, y)
 
     f.defvjp(forward, backward)
@@ -206,7 +208,7 @@ def callback_in_cond_in_scan(x: Array, ws: Array) -> Array:
 @program(_layers, low_dots=1)
 def pallas_in_scan_in_jit(x: Array, ws: Array) -> Array:
     """A kernel in a loop in a jit."""
-    run = jax.jit(lambda x: lax.scan(lambda x, w: (jnp.tanh(_square(x @ w)), None), x, ws)[0])
+    run = jax.jit(lambda x: lax.scan(lambda x, w: (jnp.tanh(_kernel(x @ w)), None), x, ws)[0])
     return run(x)
 
 
