@@ -1,1 +1,148 @@
 """The one door to JAX internals: every private import and every version test lives here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+from jax._src import core as _core
+from jax._src import linear_util as _lu
+from jax._src import source_info_util as _source_info_util
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import partial_eval as _pe
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+
+ShapedArray = _core.ShapedArray
+Zero = _ad.Zero
+DropVar = _core.DropVar
+
+
+def is_plain_array(aval: Any) -> bool:
+    """Whether an aval is an array value, rather than a Ref, a token or a key of some kind."""
+    return type(aval) is ShapedArray
+
+
+def trace_to_jaxpr(
+    fun: Callable[..., Sequence[Any]], avals: Sequence[Any], debug_info: Any
+) -> ClosedJaxpr:
+    """Traces a flat function at exact avals: weak types, shardings, Refs and axis types are kept."""
+    wrapped = _lu.wrap_init(fun, debug_info=debug_info.with_unknown_names())
+    jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(wrapped, list(avals))
+    return ClosedJaxpr(jaxpr, consts)
+
+
+def without_consts(closed: ClosedJaxpr) -> tuple[Jaxpr, list[Any]]:
+    """An open jaxpr that takes its former constants as leading inputs, and those constants."""
+    return _pe.convert_constvars_jaxpr(closed.jaxpr), list(closed.consts)
+
+
+@contextmanager
+def emitting(eqn: JaxprEqn) -> Iterator[None]:
+    """Emits equations that carry the source line, scope and context of ``eqn``."""
+    info = eqn.source_info
+    scope = _source_info_util.current_name_stack() + info.name_stack
+    with _source_info_util.user_context(info.traceback, name_stack=scope), eqn.ctx.manager:
+        yield
+
+
+def bind(eqn: JaxprEqn, operands: Sequence[Any], **changes: Any) -> list[Any]:
+    """Binds the primitive of ``eqn`` to other operands, with some of its parameters changed."""
+    params = eqn.primitive.get_bind_params({**eqn.params, **changes})
+    results = eqn.primitive.bind(*operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def bind_custom_jvp(
+    eqn: JaxprEqn,
+    operands: Sequence[Any],
+    fun: Callable[..., Sequence[Any]],
+    rule: Callable[..., Sequence[Any]],
+) -> list[Any]:
+    """Binds ``custom_jvp_call`` with a new function and a new flat rule (primals then tangents)."""
+    debug_info = eqn.params["call_jaxpr"].jaxpr.debug_info.with_unknown_names()
+    subfuns = (
+        _lu.wrap_init(fun, debug_info=debug_info),
+        _lu.wrap_init(rule, debug_info=debug_info),
+    )
+    return eqn.primitive.bind(
+        *operands, subfuns=subfuns, symbolic_zeros=eqn.params["symbolic_zeros"]
+    )
+
+
+def bind_custom_vjp(
+    eqn: JaxprEqn,
+    operands: Sequence[Any],
+    fun: Callable[..., Sequence[Any]],
+    forward: Callable[..., Sequence[Any]],
+    backward: Callable[..., Sequence[Any]],
+) -> list[Any]:
+    """Binds ``custom_vjp_call`` with a new function and new flat rules.
+
+    ``forward`` takes (value, is-differentiated) pairs, ``backward`` residuals then cotangents.
+    """
+    debug_info = eqn.params["call_jaxpr"].jaxpr.debug_info.with_unknown_names()
+    subfuns = tuple(_lu.wrap_init(f, debug_info=debug_info) for f in (fun, forward, backward))
+    return eqn.primitive.bind(
+        *operands,
+        subfuns=subfuns,
+        out_trees=eqn.params["out_trees"],
+        symbolic_zeros=eqn.params["symbolic_zeros"],
+    )
+
+
+def is_symbolic_zero(value: Any) -> bool:
+    """Whether a tangent or cotangent is a zero that was never made into an array."""
+    return isinstance(value, Zero | jax.custom_derivatives.SymbolicZero)
+
+
+def retyped_zero(zero: Any, dtype: Any) -> Any:
+    """A symbolic zero of the same kind for another dtype."""
+    return type(zero)(zero.aval.update(dtype=dtype))
+
+
+def to_tangent_aval(aval: Any) -> Any:
+    """The aval of a tangent of ``aval`` (float0 for integers)."""
+    return aval.to_tangent_aval()
+
+
+def user_line(source_info: Any) -> str:
+    """``file:line (function)`` of the user's frame that made an equation, as JAX prints it."""
+    return _source_info_util.summarize(source_info)
+
+
+def user_functions(source_info: Any) -> tuple[str, ...]:
+    """Names of the user's functions on the call stack of an equation, innermost first."""
+    return tuple(f.function_name for f in _source_info_util.user_frames(source_info.traceback))
+
+
+def literal_value(literal: Literal) -> Any:
+    """The value of a literal as numpy or Python scalar."""
+    return literal.val
+
+
+def scan_layout(eqn: JaxprEqn) -> tuple[int, int]:
+    """How many loop invariants and how many carries a scan equation has."""
+    return eqn.params["num_consts"], eqn.params["num_carry"]
+
+
+def to_cotangent_aval(aval: Any) -> Any:
+    """The aval of a cotangent of ``aval`` (float0 for integers)."""
+    return aval.to_ct_aval()
+
+
+def zero_tangent(aval: Any) -> Any:
+    """What a ``custom_jvp`` rule returns for a tangent that is zero."""
+    return jax.custom_derivatives.SymbolicZero(aval.to_tangent_aval())
+
+
+def zero_cotangent(aval: Any) -> Any:
+    """What a flat ``custom_vjp`` backward rule returns for a cotangent that is zero."""
+    return Zero(aval.to_ct_aval())
+
+
+def refuse_captured(differentiated: Sequence[bool]) -> None:
+    """Raises JAX's own error if a ``custom_vjp`` is differentiated by what it has captured."""
+    if any(differentiated):
+        raise _ad.CustomVJPException()

@@ -1,7 +1,37 @@
 """Doing: emit the program that a Plan describes."""
 
-import jax
+from __future__ import annotations
+
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr
+
+from jaxamp.plan import Plan
+from jaxamp.rewrite import rules
+from jaxamp.rewrite.casts import cast
+from jaxamp.rewrite.interpreter import interpret
+from jaxamp.rewrite.registry import Context, rewrites
+
+__all__ = ["rewrites", "rules", "run_plan"]
 
 
-def run_plan(closed_jaxpr, plan, *args):
-    return jax.core.eval_jaxpr(closed_jaxpr.jaxpr, closed_jaxpr.consts, *args)
+def run_plan(closed_jaxpr: ClosedJaxpr, plan: Plan, *args: Any) -> list[Any]:
+    """Emits a program under the current trace, or runs it where there is none.
+
+    Args:
+      closed_jaxpr: the program.
+      plan: what was decided for it.
+      *args: its flat arguments, of the types of ``closed_jaxpr.in_avals``.
+
+    Returns:
+      Its flat results, of the types of ``closed_jaxpr.out_avals``; floats in the policy's output
+      dtype where it has one.
+
+    Raises:
+      RewriteError: a primitive does not accept what was decided for it.
+    """
+    context = Context(plan.policy)
+    jaxpr, body = closed_jaxpr.jaxpr, plan.body
+    results = interpret(context, jaxpr, body, closed_jaxpr.consts, args)
+    wanted = plan.policy.output_dtype
+    return [cast(r, wanted if p else None) for r, p in zip(results, body.outputs, strict=True)]

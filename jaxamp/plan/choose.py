@@ -1,0 +1,295 @@
+"""The decision for one node: the policy's table, then the guards, each a few lines.
+
+``Chooser.choose`` sees nodes in program order and keeps the storage of every value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from jax import lax
+from jax.extend.core import Literal
+
+from jaxamp.formats import Precision
+from jaxamp.plan.demand import Demand, is_state_update
+from jaxamp.plan.facts import Facts, movements
+from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.policy import Guard, PrecisionPolicy
+from jaxamp.taxonomy import OpKind, Trait
+
+F32 = Precision.F32
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Precision of a node's arithmetic and of its results, and why."""
+
+    operand: Precision | None  # None: operands are read as they are stored
+    stored: Precision
+    reason: str
+    guard: Guard | None = None
+    accumulation: Precision | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A ground for staying in f32."""
+
+    reason: str
+    guard: Guard | None
+
+
+def lowest(policy: PrecisionPolicy, kind: OpKind) -> Precision | None:
+    """The precision that a policy gives a kind, if it is narrower than f32."""
+    precision = policy.precision_for(kind)
+    return precision if precision.bits < F32.bits else None
+
+
+def pin_contraction(
+    graph: Graph, facts: Facts, demand: Demand, policy: PrecisionPolicy, node: Node, low: Precision
+) -> Pin | None:
+    """Why a Compute node has to stay in f32, if it has to."""
+    guards = policy.guards
+    floats = [v for v in node.ins if graph.dtype_kind(v) not in "iub"]
+    if not all(graph.ours[v] for v in (*floats, *node.outs)):
+        return Pin("an operand is not float32: left as it was written", None)
+    if _asks_precision(node):
+        return Pin("an explicit precision was asked for", None)
+    if any(facts.widened[v] for v in floats):
+        return Pin("an operand was cast to f32 explicitly", None)
+    if Guard.LOOP_CARRY in guards and any(demand.exacting[v] for v in node.outs):
+        return Pin("decides when a loop stops", Guard.LOOP_CARRY)
+    if Guard.NO_KERNEL in guards:
+        if any(demand.fragile[v] for v in node.outs):
+            return Pin("feeds a factorisation", Guard.NO_KERNEL)
+        if any(facts.solved[v] for v in floats):
+            return Pin("reads the result of a factorisation", Guard.NO_KERNEL)
+    if Guard.RANGE in guards and any(facts.large[v] for v in floats):
+        return Pin(f"a constant is beyond {low.short}", Guard.RANGE)
+    if Guard.EXACT_INTEGER in guards and any(_inexact(facts, v, low) for v in floats):
+        return Pin(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
+    if Guard.NO_GAIN in guards and _free_axes(graph, node) == 0:
+        return Pin("an inner product is a reduction", Guard.NO_GAIN)
+    return None
+
+
+class Chooser:
+    """Decides node after node."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        facts: Facts,
+        demand: Demand,
+        interior: bytearray,
+        policy: PrecisionPolicy,
+    ) -> None:
+        self.graph, self.facts, self.demand = graph, facts, demand
+        self.interior, self.policy, self.guards = interior, policy, policy.guards
+        carries = (c for c in graph.carries if not c.kept)
+        self.streams = {v for c in carries for v in (c.inner, c.result)}
+        self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.ours]
+
+    def choose(self, node: Node, forced: Precision | None, forced_by: str) -> Choice:
+        """The choice for one node; ``forced`` comes from a rule or a kept region."""
+        if node.role is Role.LINK:
+            return self._link(node)
+        choice = self._choose(node, forced, forced_by)
+        for value in node.outs:
+            if self.graph.ours[value]:
+                self.stored[value] = choice.stored
+        if node.role is Role.MOVE and choice.operand is None:
+            self._follow(node)
+        return choice
+
+    def _choose(self, node: Node, forced: Precision | None, forced_by: str) -> Choice:
+        if node.role is Role.FIXED:
+            return Choice(F32, F32, *_FIXED_REASONS.get(node.trait, _KEPT))
+        if node.role is Role.CONVERT:
+            return Choice(None, F32, "an explicit cast is honoured")
+        if forced is not None:
+            return self._forced(node, forced, forced_by)
+        low = lowest(self.policy, node.kind)
+        if low is None:
+            return Choice(F32, F32, f"{node.kind.value} is f32 in the policy", None, F32)
+        if not self.guards:
+            return self._by_the_letter(node, low)
+        return _BY_ROLE[node.role](self, node, low)
+
+    def _link(self, node: Node) -> Choice:
+        (out,), source = node.outs, node.ins[0]
+        if not self.graph.ours[out] or node.link is Link.BACK:
+            return _LINKED
+        if node.link in (Link.SLICE, Link.STACK):
+            self.stored[out] = self.stored[source]
+        elif node.link is Link.JOIN:
+            formats = {self.stored[v] for v in node.ins}
+            self.stored[out] = formats.pop() if len(formats) == 1 else F32
+        elif out in self.streams:
+            self.stored[out] = lowest(self.policy, OpKind.ELEMENTWISE)
+        return _LINKED
+
+    def _forced(self, node: Node, forced: Precision, by: str) -> Choice:
+        if forced.bits >= F32.bits:
+            return Choice(F32, F32, by, None, F32)
+        if node.role is Role.CONTRACT and _asks_precision(node):
+            return Choice(F32, F32, "an explicit precision was asked for", None, F32)
+        return Choice(forced, forced, by, None, self._accumulation(node, forced))
+
+    def _by_the_letter(self, node: Node, low: Precision) -> Choice:
+        if node.role is Role.CONTRACT and _asks_precision(node):
+            return Choice(F32, F32, "an explicit precision was asked for", None, F32)
+        inside = self._accumulation(node, low)
+        operand = inside if node.role is Role.REDUCE and inside else low
+        return Choice(operand, low, f"{node.kind.value} is {low.short} in the policy", None, inside)
+
+    def _accumulation(self, node: Node, low: Precision) -> Precision | None:
+        if node.role is Role.CONTRACT:
+            return F32
+        if node.role is not Role.REDUCE or node.trait is Trait.EXTREMUM:
+            return None
+        # A reduction by a jaxpr of its own has that jaxpr's types.
+        typed = node.op is not None and bool(node.op.dtype_params)
+        return F32 if typed else self.policy.accumulation or low
+
+    def _contract(self, node: Node, low: Precision) -> Choice:
+        pin = pin_contraction(self.graph, self.facts, self.demand, self.policy, node, low)
+        if pin:
+            return Choice(F32, F32, pin.reason, pin.guard, F32)
+        (out,) = node.outs
+        if not self.demand.reaches[out]:
+            reason = f"operands in {low.short}; result never reaches Compute again"
+            return Choice(low, F32, reason, Guard.NO_GAIN, F32)
+        if Guard.SENSITIVE in self.guards and self._feeds_only_sensitive(out):
+            reason = f"operands in {low.short}; result feeds a sensitive operation"
+            return Choice(low, F32, reason, Guard.SENSITIVE, F32)
+        return Choice(low, low, f"Compute is {low.short} in the policy", None, F32)
+
+    def _feeds_only_sensitive(self, value: int) -> bool:
+        readers = self.graph.uses[value]
+        return all(r.role is Role.FIXED or r.trait is Trait.SENSITIVE for r in readers)
+
+    def _reduce(self, node: Node, low: Precision) -> Choice:
+        dense = [v for v in node.outs if self.facts.dense[v]]
+        if node.kind is not OpKind.REDUCTION or not dense:
+            return Choice(F32, F32, "a statistic is small: f32", Guard.REDUCTION_ISLAND, F32)
+        if pin := self._pin(node, low):
+            return Choice(F32, F32, pin.reason, pin.guard, F32)
+        inside = self._accumulation(node, low)
+        operand = inside or self._common(node, low)
+        return Choice(operand, low, f"f32 inside, stored in {low.short}", None, inside)
+
+    def _elementwise(self, node: Node, low: Precision) -> Choice:
+        (out,) = node.outs
+        if not self.graph.ours[out]:
+            return Choice(self._common(node, low), F32, "compares what is stored")
+        pin = self._pin(node, low)
+        if pin:
+            return Choice(F32, F32, pin.reason, pin.guard)
+        operand = self._common(node, low) if node.trait in _SAFE_NARROW else F32
+        return Choice(operand, low, f"stored in {low.short} on the way to Compute")
+
+    def _merge(self, node: Node, low: Precision) -> Choice:
+        if pin := self._pin(node, low):
+            return Choice(F32, F32, pin.reason, pin.guard)
+        return Choice(low, low, f"stored in {low.short} on the way to Compute")
+
+    def _move(self, node: Node, low: Precision) -> Choice:
+        return Choice(None, F32, "movement keeps what it is given")
+
+    def _follow(self, node: Node) -> None:
+        for source, out in movements(node):
+            if self.graph.ours[out] and self.graph.ours[source]:
+                self.stored[out] = self.stored[source]
+
+    def _common(self, node: Node, low: Precision) -> Precision:
+        """``low`` if every float operand already is, or is a literal that fits; else f32."""
+        for atom, value in zip(node.eqn.invars, node.ins, strict=True):
+            if not self.graph.ours[value]:
+                continue
+            if isinstance(atom, Literal):
+                if not _fits(self.graph.constants.get(value), low):
+                    return F32
+            elif self.stored[value] is not low:
+                return F32
+        return low
+
+    def _pin(self, node: Node, low: Precision) -> Pin | None:
+        """Why a value that is not made by Compute has to stay in f32, if it has to."""
+        facts, demand, guards = self.facts, self.demand, self.guards
+        outs = [v for v in node.outs if self.graph.ours[v]]
+        if Guard.NO_GAIN in guards:
+            if is_state_update(facts, demand, node):
+                return Pin("updates a value of the caller's", Guard.NO_GAIN)
+            if not any(demand.reaches[v] for v in outs):
+                return Pin("never reaches Compute", Guard.NO_GAIN)
+            if not any(facts.dense[v] for v in outs):
+                return Pin("not an activation: nothing to gain", Guard.NO_GAIN)
+            if all(self.graph.avals[v].ndim == 0 for v in outs):
+                return Pin("a scalar: nothing to gain", Guard.NO_GAIN)
+        if Guard.RANGE in guards:
+            if any(facts.large[v] or facts.tiny[v] for v in outs):
+                return Pin(f"rests on a constant beyond {low.short}", Guard.RANGE)
+            if low is Precision.F16 and node.trait is Trait.SENSITIVE:
+                return Pin("may outgrow f16", Guard.RANGE)
+        if Guard.EXACT_INTEGER in guards and any(_inexact(facts, v, low) for v in outs):
+            return Pin(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
+        if Guard.LOOP_CARRY in guards and any(demand.exacting[v] for v in outs):
+            return Pin("decides when a loop stops", Guard.LOOP_CARRY)
+        if Guard.NO_KERNEL in guards and any(demand.fragile[v] or facts.solved[v] for v in outs):
+            return Pin("belongs to a factorisation", Guard.NO_KERNEL)
+        if Guard.REDUCTION_ISLAND in guards and all(self.interior[v] for v in outs):
+            return Pin("inside a fused region: rounded at its edge", Guard.REDUCTION_ISLAND)
+        return None
+
+
+_BY_ROLE = {
+    Role.CONTRACT: Chooser._contract,
+    Role.REDUCE: Chooser._reduce,
+    Role.ELEMENTWISE: Chooser._elementwise,
+    Role.MERGE: Chooser._merge,
+    Role.MOVE: Chooser._move,
+}
+
+# In these, narrow arithmetic on narrow operands gives what f32 arithmetic rounded once gives.
+_SAFE_NARROW = (Trait.EXACT, Trait.ROUNDED, Trait.SUM)
+
+_LINKED = Choice(None, F32, "a value changes hands")
+_KEPT = ("keeps the dtypes it was written for", None)
+_FIXED_REASONS = {
+    Trait.NO_KERNEL: ("no 16-bit kernel", Guard.NO_KERNEL),
+    Trait.LINALG: ("no 16-bit kernel", Guard.NO_KERNEL),
+    Trait.SOLVER: ("a solver converges in its own precision", Guard.NO_KERNEL),
+    Trait.BITS: ("depends on the bits of a number", Guard.BITS),
+    Trait.CALLBACK: ("a callback sees the dtypes it was written for", Guard.CALLBACKS),
+    Trait.STATE: ("a Ref has a fixed dtype", None),
+    Trait.GENERATOR: ("not computed from floats", Guard.EXACT_INTEGER),
+    Trait.INTEGER: ("integers and booleans", None),
+}
+
+
+def _asks_precision(node: Node) -> bool:
+    """Whether a precision above the default, or an algorithm, was named on the equation."""
+    asked = node.eqn.params.get("precision")
+    pair = asked if isinstance(asked, tuple) else (asked,)
+    return any(p is not None and p != lax.Precision.DEFAULT for p in pair)
+
+
+def _free_axes(graph: Graph, node: Node) -> int:
+    """Axes of a dot's result that are not batch axes: none in an inner product."""
+    numbers = node.eqn.params.get("dimension_numbers")
+    (out,) = node.outs
+    if isinstance(numbers, tuple) and len(numbers) == 2:
+        return graph.avals[out].ndim - len(numbers[1][0])
+    return graph.avals[out].ndim
+
+
+def _inexact(facts: Facts, value: int, low: Precision) -> bool:
+    bound = facts.bound[value]
+    return bound is not None and bound > 2**low.mantissa_bits
+
+
+def _fits(number: float | None, low: Precision) -> bool:
+    """Whether a literal is the same number in the narrow format."""
+    return number is not None and (number != number or float(np.asarray(number, low.dtype)) == number)

@@ -1,0 +1,144 @@
+"""What was decided, as plain data: a ``Decision`` per equation, a ``Plan`` per program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from jaxamp import _compat
+from jaxamp.formats import Precision
+from jaxamp.policy import Guard, PrecisionPolicy
+from jaxamp.rules import Rule, clean_scope, unmatched
+from jaxamp.taxonomy import OpKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """How one equation runs.
+
+    Attributes:
+      primitive: name of the primitive.
+      kind: its kind.
+      operands: per operand, the precision it is cast to; ``None`` leaves it as it is.
+      fresh: per operand, whether its cast is made anew here rather than shared. A boundary value's
+        is: the cotangents of its casts then meet in f32.
+      accumulation: precision of the arithmetic inside, ``None`` where there is none.
+      outputs: per result, the precision it is stored in; ``None`` where it is not ours to choose.
+      reason: why, in one phrase.
+      guard: the guard that fired, if one did.
+      raw_scope: name stack of the equation, enclosing equations first.
+      source_info: JAX's record of where the equation came from.
+      inner: plans of the jaxprs in its parameters that are rewritten, in order.
+    """
+
+    primitive: str
+    kind: OpKind
+    operands: tuple[Precision | None, ...]
+    fresh: tuple[bool, ...]
+    accumulation: Precision | None
+    outputs: tuple[Precision | None, ...]
+    reason: str
+    guard: Guard | None
+    raw_scope: str
+    source_info: Any
+    inner: tuple[JaxprPlan, ...] = ()
+
+    @property
+    def operand(self) -> Precision | None:
+        """Precision of the first float operand."""
+        return next((p for p in self.operands if p is not None), None)
+
+    @property
+    def output(self) -> Precision | None:
+        """Precision in which the first float result is stored."""
+        return next((p for p in self.outputs if p is not None), None)
+
+    @property
+    def scope(self) -> str:
+        """Scope path as the user wrote it."""
+        return clean_scope(self.raw_scope)
+
+    @property
+    def source(self) -> str:
+        """``file:line (function)`` of the user's code."""
+        return _compat.user_line(self.source_info)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JaxprPlan:
+    """How one jaxpr runs in one context; equal contexts of one jaxpr share one object.
+
+    Attributes:
+      inputs: precision in which each input arrives; ``None`` where it is not ours.
+      decisions: one per equation, in order.
+      outputs: precision in which each result leaves; ``None`` leaves it as it is.
+      unchanged: whether nothing in it is narrow, so that the jaxpr can stay as it is.
+    """
+
+    inputs: tuple[Precision | None, ...]
+    decisions: tuple[Decision, ...]
+    outputs: tuple[Precision | None, ...]
+    unchanged: bool
+
+    def walk(self) -> Iterator[Decision]:
+        """Every decision, nested ones after the equation that holds them."""
+        for decision in self.decisions:
+            yield decision
+            for plan in decision.inner:
+                yield from plan.walk()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Plan:
+    """The decisions for a whole program.
+
+    Attributes:
+      body: the plan of the outermost jaxpr.
+      policy: the policy that was applied.
+      rule_counts: how many equations each of the policy's rules decided.
+      unknown: names of primitives that nobody has described.
+    """
+
+    body: JaxprPlan
+    policy: PrecisionPolicy
+    rule_counts: tuple[int, ...]
+    unknown: tuple[str, ...]
+
+    def decisions(self) -> Iterator[Decision]:
+        """Every decision, nested ones after the equation that holds them."""
+        return self.body.walk()
+
+    def summary(self) -> dict[tuple[OpKind, str], int]:
+        """Equations per kind and precision of arithmetic (``"-"`` where no float is involved)."""
+        counts: Counter[tuple[OpKind, str]] = Counter()
+        for decision in self.decisions():
+            precision = decision.operand or decision.output
+            counts[decision.kind, precision.short if precision else "-"] += 1
+        return dict(counts)
+
+    def reasons(self) -> Counter[str]:
+        """How often each reason was given."""
+        return Counter(decision.reason for decision in self.decisions())
+
+    @property
+    def unmatched_rules(self) -> tuple[Rule, ...]:
+        """The policy's rules that decided nothing."""
+        return unmatched(self.policy.rules, self.rule_counts)
+
+    def __str__(self) -> str:
+        lines = [f"plan under {self.policy.name}"]
+        lines += [_line(d) for d in self.decisions()]
+        lines += [f"rule matched nothing: {rule}" for rule in self.unmatched_rules]
+        lines += [f"unknown primitive, left as it is: {name}" for name in self.unknown]
+        return "\n".join(lines)
+
+
+def _line(d: Decision) -> str:
+    operand, output = _short(d.operand), _short(d.output)
+    return f"{d.primitive:<22} {d.kind.value:<13} {operand:>5} -> {output:<5} {d.reason}"
+
+
+def _short(precision: Precision | None) -> str:
+    return precision.short if precision else "-"

@@ -1,0 +1,351 @@
+"""The whole program as one flat graph: nested jaxprs unfolded, values numbered.
+
+Analyses become plain sweeps over ``Graph.nodes``. A transparent call leaves no trace (its inputs
+and results are the caller's values); a loop or branch leaves ``LINK`` nodes where a value changes
+hands. ``Frame`` remembers where each jaxpr was, so that decisions can be handed back.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+from jaxamp import _compat, taxonomy
+from jaxamp.plan import wiring
+from jaxamp.taxonomy import Op, OpKind, Trait
+
+
+class Role(enum.Enum):
+    """What a node does to values, as far as precision is concerned."""
+
+    CONTRACT = "contract"
+    REDUCE = "reduce"
+    ELEMENTWISE = "elementwise"
+    MOVE = "move"
+    MERGE = "merge"
+    CONVERT = "convert"
+    FIXED = "fixed"  # reads and gives its original dtypes
+    LINK = "link"
+
+
+class Link(enum.Enum):
+    """What a ``LINK`` node stands for."""
+
+    INVARIANT = "invariant"  # into a loop, the same every time
+    SLICE = "slice"  # into a loop, a slice each time
+    INIT = "init"  # into a carry
+    BACK = "back"  # end of the body to the carry
+    RESULT = "result"  # out of a carry
+    STACK = "stack"  # out of a loop, stacked
+    JOIN = "join"  # out of the branches of a cond
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """An equation that computes, or a link."""
+
+    role: Role
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    eqn: JaxprEqn | None = None
+    op: Op | None = None
+    scope: str = ""
+    link: Link | None = None
+
+    @property
+    def kind(self) -> OpKind:
+        """Its kind; what nobody has described is Boundary."""
+        return self.op.kind if self.op else OpKind.BOUNDARY
+
+    @property
+    def trait(self) -> Trait:
+        """Its trait; what nobody has described is opaque."""
+        return self.op.trait if self.op else Trait.OPAQUE
+
+
+@dataclass(slots=True, eq=False)
+class Carry:
+    """A value that a loop hands from one iteration to the next."""
+
+    init: int
+    inner: int
+    out: int
+    result: int
+    kept: bool  # whether it stays in its original dtype
+
+
+@dataclass(slots=True, eq=False)
+class Nest:
+    """An equation that carries jaxprs."""
+
+    eqn: JaxprEqn
+    op: Op
+    scope: str
+    entries: tuple[int, ...]  # per operand, the value inside whose storage it takes
+    outs: tuple[int, ...]
+    frames: tuple[Frame, ...]
+    keeps_signature: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """A jaxpr in its place; ``returns`` are the values whose storage its results take."""
+
+    jaxpr: Jaxpr
+    entries: tuple[int, ...]
+    sites: list[Node | Nest]
+    exits: tuple[int, ...]
+    returns: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Graph:
+    """A program, flat.
+
+    Attributes:
+      avals: type of each value.
+      ours: whether each value is a float32 array, which a policy may lower.
+      constants: known numbers: literals and what is broadcast from them.
+      nodes: in program order; the links of a loop stand where it does.
+      sources: boundary values: inputs, captured constants, loop invariants.
+      outputs: results of the program.
+      predicates: what decides whether a while loop goes on.
+      activations: inputs that arrive narrow: made by Compute outside.
+      onward: results that leave narrow: read by Compute outside.
+      uses: nodes that read each value.
+    """
+
+    avals: list[Any] = field(default_factory=list)
+    ours: bytearray = field(default_factory=bytearray)
+    constants: dict[int, float] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    sources: set[int] = field(default_factory=set)
+    outputs: set[int] = field(default_factory=set)
+    activations: set[int] = field(default_factory=set)
+    onward: set[int] = field(default_factory=set)
+    predicates: list[int] = field(default_factory=list)
+    carries: list[Carry] = field(default_factory=list)
+    uses: list[list[Node]] = field(default_factory=list)
+    unknown: dict[str, JaxprEqn] = field(default_factory=dict)
+
+    def value(self, aval: Any) -> int:
+        """A new value."""
+        self.avals.append(aval)
+        self.ours.append(_compat.is_plain_array(aval) and aval.dtype == np.float32)
+        self.uses.append([])
+        return len(self.avals) - 1
+
+    def dtype_kind(self, value: int) -> str:
+        """numpy's letter for the dtype of a value, ``"O"`` where it is no numpy dtype."""
+        return getattr(getattr(self.avals[value], "dtype", None), "kind", "O")
+
+    def add(self, node: Node) -> Node:
+        """Appends a node and notes what it reads."""
+        self.nodes.append(node)
+        for value in dict.fromkeys(node.ins):
+            self.uses[value].append(node)
+        return node
+
+
+def unfold(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Graph, Frame]:
+    """The flat graph of a jaxpr, and its frame."""
+    graph = Graph()
+    entries = tuple(graph.value(v.aval) for v in jaxpr.invars)
+    graph.sources.update(entries)
+    frame = _Unfolder(graph).frame(wiring.Body(jaxpr, tuple(consts)), entries, "")
+    graph.outputs.update(frame.exits)
+    return graph, frame
+
+
+class _Unfolder:
+    """Walks nested jaxprs once, in order, and fills a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._scopes: dict[tuple[str, Any], str] = {}
+
+    def frame(self, body: wiring.Body, entries: Sequence[int], scope: str) -> Frame:
+        jaxpr, graph = body.jaxpr, self.graph
+        env: dict[Any, int] = dict(zip(jaxpr.invars, entries, strict=True))
+        for var, const in zip(jaxpr.constvars, body.consts, strict=True):
+            env[var] = self._captured(var.aval, const)
+
+        def read(atom: Any) -> int:
+            return self._literal(atom) if isinstance(atom, Literal) else env[atom]
+
+        sites = []
+        for eqn in jaxpr.eqns:
+            site = self._site(eqn, tuple(map(read, eqn.invars)), self._scope(scope, eqn))
+            env.update(zip(eqn.outvars, site.outs, strict=True))
+            sites.append(site)
+        exits = tuple(map(read, jaxpr.outvars))
+        return Frame(jaxpr, tuple(entries), sites, exits, exits)
+
+    def _site(self, eqn: JaxprEqn, ins: tuple[int, ...], scope: str) -> Node | Nest:
+        op = taxonomy.lookup(eqn.primitive)
+        if op is None:
+            self.graph.unknown.setdefault(eqn.primitive.name, eqn)
+        elif unfolder := self._UNFOLDERS.get(op.trait):
+            if not wiring.is_region(eqn):
+                return unfolder(self, eqn, op, ins, scope)
+        outs = tuple(self.graph.value(v.aval) for v in eqn.outvars)
+        node = self.graph.add(Node(self._role(op, ins, outs), ins, outs, eqn, op, scope))
+        _propagate_constant(self.graph, node)
+        return node
+
+    def _call(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
+        frame = self.frame(wiring.call_body(eqn), ins, scope)
+        return Nest(eqn, op, scope, ins, frame.exits, (frame,))
+
+    def _branch(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
+        frames = tuple(self.frame(b, ins[1:], scope) for b in wiring.branches(eqn))
+        joined = zip(*(f.exits for f in frames), strict=True)
+        outs = tuple(self._link(Link.JOIN, *exits) for exits in joined)
+        for frame in frames:
+            frame.returns = outs
+        return Nest(eqn, op, scope, ins, outs, frames)
+
+    def _loop(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
+        loop = wiring.loop(eqn)
+        first, second = loop.test_invariants, loop.test_invariants + loop.invariants
+        invariants = [self._link(Link.INVARIANT, v) for v in ins[:second]]
+        self.graph.sources.update(invariants)
+        inits, sliced = ins[second : second + loop.carries], ins[second + loop.carries :]
+        inner = [self._link(Link.INIT, v) for v in inits]
+        slices = [
+            self._link(Link.SLICE, v, aval=var.aval)
+            for v, var in zip(sliced, loop.body.jaxpr.invars[loop.invariants + loop.carries :])
+        ]
+        frames = []
+        if loop.test:
+            test = self.frame(loop.test, [*invariants[:first], *inner], scope)
+            self.graph.predicates.append(test.exits[0])
+            frames.append(test)
+        body = self.frame(loop.body, [*invariants[first:], *inner, *slices], scope)
+        frames.append(body)
+        results = self._close_carries(inits, inner, body.exits, loop.always_kept)
+        stacks = [
+            self._link(Link.STACK, y, aval=var.aval)
+            for y, var in zip(body.exits[loop.carries :], eqn.outvars[loop.carries :])
+        ]
+        body.returns = (*inner, *stacks)
+        entries = (*invariants, *inner, *slices)
+        return Nest(eqn, op, scope, entries, (*results, *stacks), tuple(frames))
+
+    def _close_carries(
+        self, inits: Sequence[int], inner: Sequence[int], exits: Sequence[int], kept: bool
+    ) -> list[int]:
+        results = []
+        for init, value, out in zip(inits, inner, exits):
+            self.graph.add(Node(Role.LINK, (out,), (value,), link=Link.BACK))
+            results.append(self._link(Link.RESULT, out))
+            kept_here = kept or not self.graph.ours[value]
+            self.graph.carries.append(Carry(init, value, out, results[-1], kept_here))
+        return results
+
+    def _nested(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
+        frames = []
+        for name in wiring.nested_params(eqn):
+            body = wiring.body_of(eqn.params[name])
+            entries = tuple(self.graph.value(v.aval) for v in body.jaxpr.invars)
+            self.graph.sources.update(entries)
+            frames.append(self.frame(body, entries, scope))
+            self.graph.outputs.update(frames[-1].exits)
+        outs = tuple(self.graph.value(v.aval) for v in eqn.outvars)
+        self.graph.add(Node(Role.FIXED, ins, outs, eqn, op, scope))
+        return Nest(eqn, op, scope, ins, outs, tuple(frames), keeps_signature=True)
+
+    _UNFOLDERS = {
+        Trait.CALL: _call,
+        Trait.MANUAL: _call,
+        Trait.BRANCH: _branch,
+        Trait.LOOP: _loop,
+        Trait.NESTED: _nested,
+    }
+
+    def _role(self, op: Op | None, ins: tuple[int, ...], outs: tuple[int, ...]) -> Role:
+        if op is None:
+            return Role.FIXED
+        if op.trait is Trait.CONVERT and self.graph.ours[ins[0]] and self.graph.ours[outs[0]]:
+            return Role.MOVE
+        role = _ROLES.get(op.trait, Role.FIXED)
+        # A sum of several arrays of the result's own shape (`add_any`) folds no axis.
+        if role is Role.REDUCE and op.trait is Trait.SUM and len(ins) > 1 and len(outs) == 1:
+            shape = self.graph.avals[outs[0]].shape
+            if all(getattr(self.graph.avals[i], "shape", None) == shape for i in ins):
+                return Role.ELEMENTWISE
+        return role
+
+    def _link(self, link: Link, *ins: int, aval: Any = None) -> int:
+        out = self.graph.value(self.graph.avals[ins[0]] if aval is None else aval)
+        self.graph.add(Node(Role.LINK, ins, (out,), link=link))
+        return out
+
+    def _captured(self, aval: Any, const: Any) -> int:
+        value = self.graph.value(aval)
+        self.graph.sources.add(value)
+        if (number := _extreme(const)) is not None:
+            self.graph.constants[value] = number
+        return value
+
+    def _literal(self, literal: Literal) -> int:
+        value = self.graph.value(literal.aval)
+        number = _compat.literal_value(literal)
+        if np.ndim(number) == 0 and np.isrealobj(number):
+            self.graph.constants[value] = float(number)
+        return value
+
+    def _scope(self, outer: str, eqn: JaxprEqn) -> str:
+        stack = eqn.source_info.name_stack
+        key = outer, stack
+        if key not in self._scopes:
+            inner = str(stack)
+            self._scopes[key] = f"{outer}/{inner}" if outer and inner else outer or inner
+        return self._scopes[key]
+
+
+_ROLES = {
+    Trait.CONTRACTION: Role.CONTRACT,
+    Trait.SUM: Role.REDUCE,
+    Trait.PREFIX: Role.REDUCE,
+    Trait.PRODUCT: Role.REDUCE,
+    Trait.EXTREMUM: Role.REDUCE,
+    Trait.EXACT: Role.ELEMENTWISE,
+    Trait.ROUNDED: Role.ELEMENTWISE,
+    Trait.INTEGRAL: Role.ELEMENTWISE,
+    Trait.SMOOTH: Role.ELEMENTWISE,
+    Trait.SENSITIVE: Role.ELEMENTWISE,
+    Trait.SHAPE: Role.MOVE,
+    Trait.COLLECTIVE: Role.MOVE,
+    Trait.MERGE: Role.MERGE,
+    Trait.CONVERT: Role.CONVERT,
+}
+
+_READABLE = 1 << 20  # elements of a captured array that are looked at for extreme values
+
+
+def _extreme(const: Any) -> float | None:
+    """The finite number in a captured array that fits a narrow format worst, if it is at hand."""
+    if isinstance(const, jax.core.Tracer) or getattr(const, "dtype", None) != np.float32:
+        return None
+    if const.size > _READABLE:
+        return None
+    const = np.asarray(const)
+    finite = np.abs(const[np.isfinite(const)])
+    nonzero = finite[finite > 0]
+    if not nonzero.size:
+        return None
+    largest, smallest = float(nonzero.max()), float(nonzero.min())
+    return largest if largest * smallest >= 1 else smallest
+
+
+def _propagate_constant(graph: Graph, node: Node) -> None:
+    if node.role in (Role.MOVE, Role.CONVERT) and node.ins and node.ins[0] in graph.constants:
+        for out in node.outs:
+            graph.constants[out] = graph.constants[node.ins[0]]

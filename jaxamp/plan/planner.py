@@ -1,0 +1,104 @@
+"""From a jaxpr and a policy to a Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr
+
+from jaxamp import _compat
+from jaxamp.errors import UnknownPrimitiveError
+from jaxamp.formats import Precision
+from jaxamp.plan.assemble import assemble
+from jaxamp.plan.carries import settle_carries
+from jaxamp.plan.choose import Choice, Chooser
+from jaxamp.plan.decision import Plan
+from jaxamp.plan.forced import Forced, find_forced
+from jaxamp.plan.graph import Graph, Node, unfold
+from jaxamp.plan.interior import find_interior
+from jaxamp.policy import PrecisionPolicy
+
+
+def make_plan(
+    closed_jaxpr: ClosedJaxpr,
+    policy: PrecisionPolicy,
+    *,
+    strict: bool = False,
+    inputs: Sequence[Precision | None] | None = None,
+    outputs: Sequence[Precision | None] | None = None,
+) -> Plan:
+    """Decides, for every equation of a jaxpr, in which precision it runs.
+
+    Pure analysis: nothing is traced or computed.
+
+    Args:
+      closed_jaxpr: the program.
+      policy: what to apply.
+      strict: whether a primitive that nobody has described is an error.
+      inputs: precision in which each input arrives; by default the dtype that it has in the jaxpr.
+      outputs: precision in which each result has to leave, by default that of the jaxpr.
+
+    Returns:
+      The plan.
+
+    Raises:
+      UnknownPrimitiveError: ``strict`` and a primitive is unknown.
+
+    >>> import jax
+    >>> from jaxamp.policy import PrecisionPolicy
+    >>> jaxpr = jax.make_jaxpr(lambda x, w: x @ w)(jax.numpy.ones((2, 3)), jax.numpy.ones((3, 4)))
+    >>> print(make_plan(jaxpr, PrecisionPolicy.AUTO_MIXED_BF16))
+    plan under auto_mixed_bf16
+    dot_general            Compute        bf16 -> f32   operands in bf16; result never reaches ...
+    """
+    graph, frame = unfold(closed_jaxpr.jaxpr, closed_jaxpr.consts)
+    if strict and graph.unknown:
+        raise _unknown(graph)
+    _apply_signature(graph, frame.entries, inputs, frame.exits, outputs)
+    forced = find_forced(graph, policy)
+    facts, demand = settle_carries(graph, policy, forced)
+    chooser = Chooser(graph, facts, demand, find_interior(graph, facts), policy)
+    for value, precision in zip(frame.entries, inputs or ()):
+        if precision is not None:
+            chooser.stored[value] = precision
+    choices = _choose_all(graph, chooser, forced)
+    body = assemble(graph, frame, facts, demand, chooser.stored, choices, outputs)
+    return Plan(
+        body=body,
+        policy=policy,
+        rule_counts=forced.rule_counts,
+        unknown=tuple(graph.unknown),
+    )
+
+
+def _choose_all(graph: Graph, chooser: Chooser, forced: Forced) -> dict[Node, Choice]:
+    return {node: chooser.choose(node, *forced.of(node)) for node in graph.nodes}
+
+
+def _apply_signature(
+    graph: Graph,
+    entries: Sequence[int],
+    inputs: Sequence[Precision | None] | None,
+    exits: Sequence[int],
+    outputs: Sequence[Precision | None] | None,
+) -> None:
+    """A narrow input is an activation; a narrow result goes on to Compute outside."""
+    for value, precision in zip(entries, inputs or ()):
+        if precision is not None and precision.bits < Precision.F32.bits:
+            graph.activations.add(value)
+            graph.sources.discard(value)
+    for value, precision in zip(exits, outputs or ()):
+        if precision is not None and precision.bits < Precision.F32.bits:
+            graph.onward.add(value)
+            graph.outputs.discard(value)
+
+
+def _unknown(graph: Graph) -> UnknownPrimitiveError:
+    name, eqn = next(iter(graph.unknown.items()))
+    return UnknownPrimitiveError(
+        f"jaxamp does not know the primitive {name!r}, and strict=True forbids leaving it in its "
+        f"original dtypes. Teach it with jaxamp.register_op_kind({name!r}, kind), or drop strict.",
+        primitive=name,
+        source=_compat.user_line(eqn.source_info),
+    )

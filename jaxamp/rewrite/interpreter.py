@@ -1,0 +1,86 @@
+"""The interpreter: walks a jaxpr beside its plan and emits what the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from jaxamp import _compat
+from jaxamp.errors import JaxAmpError, RewriteError
+from jaxamp.plan import Decision, JaxprPlan
+from jaxamp.rewrite.casts import Environment
+from jaxamp.rewrite.registry import Context, rule_for
+
+# What a primitive raises when it does not accept the dtypes that it is given.
+_REFUSALS = (TypeError, ValueError, NotImplementedError, LookupError, AttributeError)
+
+
+def interpret(
+    context: Context, jaxpr: Jaxpr, plan: JaxprPlan, consts: Sequence[Any], args: Sequence[Any]
+) -> list[Any]:
+    """Emits a jaxpr, equation by equation, in the precisions of its plan.
+
+    Args:
+      context: shared by the whole rewrite.
+      jaxpr: the program.
+      plan: what was decided for it.
+      consts: values of its constants.
+      args: its arguments, in the precisions of ``plan.inputs``.
+
+    Returns:
+      Its results, in the precisions of ``plan.outputs``.
+
+    Raises:
+      RewriteError: a primitive does not accept what was decided for it.
+    """
+    env = Environment()
+    env.write(jaxpr.constvars, consts)
+    env.write(jaxpr.invars, args)
+    for eqn, decision in zip(jaxpr.eqns, plan.decisions, strict=True):
+        with _compat.emitting(eqn):
+            operands = list(map(env.read, eqn.invars, decision.operands, decision.fresh))
+            results = _emit(context, eqn, decision, operands)
+            env.write(eqn.outvars, results, decision.outputs)
+    return env.read_results(jaxpr.outvars, plan.outputs)
+
+
+def rewritten(context: Context, closed: ClosedJaxpr, plan: JaxprPlan) -> ClosedJaxpr:
+    """A jaxpr that computes what the plan says; made once for each plan."""
+    if plan.unchanged:
+        return closed
+    if plan not in context.rewritten:
+        jaxpr = closed.jaxpr
+
+        def body(*args: Any) -> list[Any]:
+            return interpret(context, jaxpr, plan, closed.consts, args)
+
+        avals = [_arriving(v.aval, p) for v, p in zip(jaxpr.invars, plan.inputs, strict=True)]
+        context.rewritten[plan] = _compat.trace_to_jaxpr(body, avals, jaxpr.debug_info)
+    return context.rewritten[plan]
+
+
+def _arriving(aval: Any, precision: Any) -> Any:
+    if precision is None or aval.dtype == precision.dtype:
+        return aval
+    return aval.update(dtype=precision.dtype, weak_type=False)
+
+
+def _emit(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+) -> Sequence[Any]:
+    try:
+        return rule_for(eqn.primitive)(context, eqn, decision, operands)
+    except JaxAmpError:
+        raise
+    except _REFUSALS as error:
+        operand = decision.operand.short if decision.operand else "its own dtype"
+        raise RewriteError(
+            f"{eqn.primitive.name} could not be emitted with operands in {operand} "
+            f"({decision.reason}): {type(error).__name__}: {error}\nKeep it as it is with "
+            f'policy.with_rules(Rule(primitive="{eqn.primitive.name}", precision="f32")) or '
+            "`with jaxamp.keep_precision('f32'):` around it.",
+            primitive=eqn.primitive.name,
+            source=decision.source,
+        ) from error

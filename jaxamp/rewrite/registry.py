@@ -1,0 +1,65 @@
+"""The one registry of rewrite rules, and what every rule is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
+
+from jaxamp import _compat
+from jaxamp.plan import Decision, JaxprPlan
+from jaxamp.policy import PrecisionPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What rules share during one rewrite.
+
+    Attributes:
+      policy: for the jaxprs that only differentiation brings to light.
+      rewritten: jaxprs already rewritten, by the plan that they follow (kept alive by the key).
+    """
+
+    policy: PrecisionPolicy
+    rewritten: dict[JaxprPlan, ClosedJaxpr] = field(default_factory=dict)
+
+
+class RewriteRule(Protocol):
+    """Emits one equation.
+
+    Operands come cast as the decision says; results are cast by the caller, so that a rule looks
+    only after parameters that carry a dtype or a jaxpr.
+    """
+
+    def __call__(
+        self, context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+    ) -> Sequence[Any]: ...
+
+
+_RULES: dict[str, RewriteRule] = {}
+
+
+def rewrites(*primitives: str) -> Callable[[RewriteRule], RewriteRule]:
+    """Registers a rule for primitives, given by name; a second rule for one is refused."""
+
+    def register(rule: RewriteRule) -> RewriteRule:
+        for name in primitives:
+            if name in _RULES:
+                raise ValueError(f"{name!r} has a rewrite rule already: {_RULES[name]}")
+            _RULES[name] = rule
+        return rule
+
+    return register
+
+
+def rule_for(primitive: Primitive) -> RewriteRule:
+    """The rule of a primitive; most have no dtype in their parameters and need none."""
+    return _RULES.get(primitive.name, _unchanged_parameters)
+
+
+def _unchanged_parameters(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+) -> Sequence[Any]:
+    return _compat.bind(eqn, operands)

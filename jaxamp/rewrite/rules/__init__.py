@@ -1,0 +1,21 @@
+"""Rewrite rules, one file per family; importing this package registers them."""
+
+from jaxamp.rewrite.rules import (
+    calls,
+    contraction,
+    control_flow,
+    conversion,
+    custom_derivatives,
+    manual,
+    typed_updates,
+)
+
+__all__ = [
+    "calls",
+    "contraction",
+    "control_flow",
+    "conversion",
+    "custom_derivatives",
+    "manual",
+    "typed_updates",
+]

@@ -1,0 +1,70 @@
+"""Calls: equations that hold one jaxpr, or several, and run each at most once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+
+from jaxamp import _compat
+from jaxamp.plan import Decision
+from jaxamp.plan.wiring import nested_params
+from jaxamp.rewrite.interpreter import rewritten
+from jaxamp.rewrite.registry import Context, rewrites
+
+
+@rewrites("jit")
+def jit(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Stays a jit of the same name, shardings and donation."""
+    if not decision.inner:  # a region that an inner `amp` has rewritten
+        return _compat.bind(eqn, operands)
+    jaxpr = rewritten(context, eqn.params["jaxpr"], decision.inner[0])
+    return _compat.bind(eqn, operands, jaxpr=jaxpr)
+
+
+@rewrites("closed_call", "call")
+def call(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Calls the rewritten body."""
+    return _call_open_or_closed(context, eqn, decision, operands, "call_jaxpr")
+
+
+@rewrites("remat2")
+def checkpoint(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Stays a checkpoint of the same policy; what it saves is what is stored."""
+    return _call_open_or_closed(context, eqn, decision, operands, "jaxpr")
+
+
+@rewrites("composite", "compute_on", "custom_vmap_call", "eval_jaxpr", "fused_call")
+@rewrites("xla_metadata_call")
+def nested(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Rewrites every jaxpr in the parameters, with its signature kept."""
+    changes: dict[str, Any] = {}
+    for name, plan in zip(nested_params(eqn), decision.inner, strict=True):
+        param = eqn.params[name]
+        if isinstance(param, ClosedJaxpr):
+            changes[name] = rewritten(context, param, plan)
+        else:
+            opened, consts = _compat.without_consts(
+                rewritten(context, ClosedJaxpr(param, ()), plan)
+            )
+            changes[name] = param if consts else opened
+    return _compat.bind(eqn, operands, **changes)
+
+
+def _call_open_or_closed(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any], name: str
+) -> Sequence[Any]:
+    param, plan = eqn.params[name], decision.inner[0]
+    if isinstance(param, ClosedJaxpr):
+        return _compat.bind(eqn, operands, **{name: rewritten(context, param, plan)})
+    opened, consts = _compat.without_consts(rewritten(context, ClosedJaxpr(param, ()), plan))
+    return _compat.bind(eqn, [*consts, *operands], **{name: opened})

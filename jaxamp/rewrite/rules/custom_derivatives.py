@@ -1,0 +1,154 @@
+"""custom_jvp and custom_vjp: the function is rewritten, and so are its derivative rules.
+
+The rules are programs that JAX traces only when it differentiates, at the original dtypes. They
+are planned then, with the precisions in which their inputs really arrive and their results must
+leave: cotangents and tangents have the dtype of their primal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+
+from jaxamp import _compat
+from jaxamp.formats import Precision
+from jaxamp.plan import Decision, make_plan
+from jaxamp.rewrite.interpreter import interpret
+from jaxamp.rewrite.registry import Context, rewrites
+
+Precisions = Sequence[Precision | None]
+
+
+@rewrites("custom_jvp_call")
+def custom_jvp(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Binds a new function and a new rule; symbolic zeros stay what they are."""
+    call, plan = eqn.params["call_jaxpr"], decision.inner[0]
+    if plan.unchanged:
+        return _compat.bind(eqn, operands)
+    consts = eqn.params["num_consts"]
+
+    def function(*args: Any) -> list[Any]:
+        return interpret(context, call.jaxpr, plan, call.consts, args)
+
+    def rule(*primals_and_tangents: Any) -> list[Any]:
+        half = len(primals_and_tangents) // 2
+        primals = primals_and_tangents[consts:half]
+        tangents = primals_and_tangents[half + consts :]
+        zeros = [_compat.is_symbolic_zero(t) for t in tangents]
+        jaxpr, captured, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
+        nonzero = [t for t in tangents if not _compat.is_symbolic_zero(t)]
+        wanted = [*plan.outputs, *(p for p, z in zip(plan.outputs, out_zeros) if not z)]
+        closed = ClosedJaxpr(jaxpr, captured)
+        results = _run_rule(context, closed, [*primals, *nonzero], wanted)
+        return _with_zeros(results, out_zeros)
+
+    return _compat.bind_custom_jvp(eqn, operands, function, rule)
+
+
+@rewrites("custom_vjp_call")
+def custom_vjp(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Binds a new function, forward rule and backward rule; residuals may be narrow."""
+    call, plan = eqn.params["call_jaxpr"], decision.inner[0]
+    consts = eqn.params["num_consts"]
+    primal_avals = [jax.typeof(x) for x in operands]
+    saved_avals: list[Any] = []  # of the residuals that the forward rule gives, as it was written
+
+    def function(*args: Any) -> list[Any]:
+        return interpret(context, call.jaxpr, plan, call.consts, args)
+
+    def forward(*pairs: Any) -> list[Any]:
+        values, differentiated = pairs[::2], pairs[1::2]
+        _compat.refuse_captured(differentiated[:consts])
+        thunk = eqn.params["fwd_jaxpr_thunk"]
+        jaxpr, captured = thunk.call_wrapped(*differentiated[consts:])
+        count = len(jaxpr.outvars) - len(plan.outputs)
+        saved_avals[:] = [v.aval for v in jaxpr.outvars[:count]]
+        wanted = [*[None] * count, *plan.outputs]
+        return _run_rule(context, ClosedJaxpr(jaxpr, captured), values[consts:], wanted)
+
+    def backward(*residuals_and_cotangents: Any) -> list[Any]:
+        avals = _backward_avals(eqn, saved_avals)
+        wanted = [_stored(a.dtype, v.aval) for a, v in zip(primal_avals, call.jaxpr.invars)]
+        given = _run_backward(context, eqn, residuals_and_cotangents, avals, wanted[consts:])
+        none = [_compat.zero_cotangent(aval) for aval in primal_avals[:consts]]
+        return [*none, *given]
+
+    return _compat.bind_custom_vjp(eqn, operands, function, forward, backward)
+
+
+def _backward_avals(eqn: JaxprEqn, saved_avals: Sequence[Any]) -> list[Any]:
+    """Types of the backward rule's arguments as it was written.
+
+    Residuals that are inputs of the function are not saved but named by their index.
+    """
+    _, _, forwarded = eqn.params["out_trees"]()
+    saved = iter(saved_avals)
+    residuals = [next(saved) if f is None else eqn.invars[f].aval for f in forwarded]
+    return [*residuals, *(_compat.to_cotangent_aval(v.aval) for v in eqn.outvars)]
+
+
+def _run_backward(
+    context: Context, eqn: JaxprEqn, args: Sequence[Any], avals: Sequence[Any], wanted: Precisions
+) -> list[Any]:
+    """Traces the backward rule at its own dtypes, then runs it in those of its arguments."""
+    arrays = [i for i, arg in enumerate(args) if not _compat.is_symbolic_zero(arg)]
+    zeros: list[Any] = []  # per result: a symbolic zero, or None for an array
+
+    def traced(*values: Any) -> list[Any]:
+        full = list(args)
+        for i, value in zip(arrays, values, strict=True):
+            full[i] = value
+        results = eqn.params["bwd"].call_wrapped(*full)
+        zeros[:] = [r if _compat.is_symbolic_zero(r) else None for r in results]
+        return [r for r in results if not _compat.is_symbolic_zero(r)]
+
+    debug_info = eqn.params["call_jaxpr"].jaxpr.debug_info
+    closed = _compat.trace_to_jaxpr(traced, [avals[i] for i in arrays], debug_info)
+    nonzero_wanted = [p for p, z in zip(wanted, zeros, strict=True) if z is None]
+    results = iter(_run_rule(context, closed, [args[i] for i in arrays], nonzero_wanted))
+    return [
+        next(results) if zero is None else _retyped(zero, precision)
+        for zero, precision in zip(zeros, wanted, strict=True)
+    ]
+
+
+def _run_rule(
+    context: Context, closed: ClosedJaxpr, args: Sequence[Any], wanted: Precisions
+) -> list[Any]:
+    """Plans and runs a derivative rule in the precisions in which its arguments arrive."""
+    arriving = [
+        _stored(jax.typeof(arg).dtype, var.aval)
+        for arg, var in zip(args, closed.jaxpr.invars, strict=True)
+    ]
+    plan = make_plan(closed, context.policy, inputs=arriving, outputs=wanted)
+    return interpret(context, closed.jaxpr, plan.body, closed.consts, args)
+
+
+def _stored(dtype: Any, declared: Any) -> Precision | None:
+    """The precision of what is declared float32 and stored as ``dtype``."""
+    ours = _compat.is_plain_array(declared) and declared.dtype == np.float32
+    return Precision.parse(dtype) if ours else None
+
+
+def _retyped(zero: Any, precision: Precision | None) -> Any:
+    return zero if precision is None else _compat.retyped_zero(zero, precision.dtype)
+
+
+def _with_zeros(results: Sequence[Any], out_zeros: Sequence[bool]) -> list[Any]:
+    """Results of a jvp jaxpr, with the tangents that it leaves out put back."""
+    primals, tangents = results[: len(out_zeros)], iter(results[len(out_zeros) :])
+    return [
+        *primals,
+        *(
+            _compat.zero_tangent(jax.typeof(primal)) if zero else next(tangents)
+            for primal, zero in zip(primals, out_zeros, strict=True)
+        ),
+    ]

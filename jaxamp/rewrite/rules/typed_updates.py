@@ -1,0 +1,31 @@
+"""Scatters, whose update function is a jaxpr typed like their operands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.extend.core import JaxprEqn
+
+from jaxamp import _compat
+from jaxamp.plan import Decision
+from jaxamp.rewrite.registry import Context, rewrites
+
+
+@rewrites("scatter")
+def scatter(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Retypes the update function; with none at all, a scatter would be another operation."""
+    update = eqn.params["update_jaxpr"]
+    dtype = operands[0].dtype
+    if update is None or dtype == eqn.invars[0].aval.dtype:
+        return _compat.bind(eqn, operands)
+
+    def body(*args: Any) -> list[Any]:
+        return jax.core.eval_jaxpr(update, eqn.params["update_consts"], *args)
+
+    avals = [v.aval.update(dtype=dtype, weak_type=False) for v in update.invars]
+    retyped = _compat.trace_to_jaxpr(body, avals, update.debug_info)
+    return _compat.bind(eqn, operands, update_jaxpr=retyped.jaxpr, update_consts=retyped.consts)
