@@ -1,0 +1,325 @@
+"""Train one network on handwritten digits in three precisions and compare what comes out.
+
+    make demo
+
+The model, the loss and the update below are ordinary float32 code. The only line about
+precision is ``@amp(policy=policy)`` on the train step. Every run starts from the same weights
+and sees the same batches, so that a difference between the curves is a difference of precision.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import matplotlib
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+from jaxamp import amp, plan_of
+from jaxamp.plan import Plan
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+POLICIES = ("always_f32", "auto_mixed_bf16", "auto_mixed")
+BATCH_SIZE = 64
+
+# --- The model: a small vision transformer in float32 ------------------------------------------
+
+
+class Attention(eqx.Module):
+    """Self-attention over a sequence of tokens."""
+
+    qkv: eqx.nn.Linear
+    out: eqx.nn.Linear
+    heads: int = eqx.field(static=True)
+
+    def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
+        qkv_key, out_key = jax.random.split(key)
+        self.qkv = eqx.nn.Linear(width, 3 * width, key=qkv_key)
+        self.out = eqx.nn.Linear(width, width, key=out_key)
+        self.heads = heads
+
+    def __call__(self, x: Float[Array, "tokens width"]) -> Float[Array, "tokens width"]:
+        qkv = jax.vmap(self.qkv)(x).reshape(len(x), 3, self.heads, -1)
+        query, key, value = jnp.moveaxis(qkv, 1, 0)
+        mixed = jax.nn.dot_product_attention(query, key, value)
+        return jax.vmap(self.out)(mixed.reshape(x.shape))
+
+
+class Block(eqx.Module):
+    """Attention, then a two-layer network, each normalised first and added to its input."""
+
+    norm1: eqx.nn.LayerNorm
+    attention: Attention
+    norm2: eqx.nn.LayerNorm
+    grow: eqx.nn.Linear
+    shrink: eqx.nn.Linear
+
+    def __init__(self, width: int, heads: int, *, key: PRNGKeyArray):
+        attention_key, grow_key, shrink_key = jax.random.split(key, 3)
+        self.norm1 = eqx.nn.LayerNorm(width)
+        self.attention = Attention(width, heads, key=attention_key)
+        self.norm2 = eqx.nn.LayerNorm(width)
+        self.grow = eqx.nn.Linear(width, 4 * width, key=grow_key)
+        self.shrink = eqx.nn.Linear(4 * width, width, key=shrink_key)
+
+    def __call__(self, x: Float[Array, "tokens width"]) -> Float[Array, "tokens width"]:
+        x = x + self.attention(jax.vmap(self.norm1)(x))
+        hidden = jax.nn.gelu(jax.vmap(self.grow)(jax.vmap(self.norm2)(x)))
+        return x + jax.vmap(self.shrink)(hidden)
+
+
+class DigitClassifier(eqx.Module):
+    """An 8x8 picture becomes 16 tokens of 2x2 pixels; their mean is classified."""
+
+    embed: eqx.nn.Linear
+    position: Float[Array, "16 width"]
+    blocks: list[Block]
+    norm: eqx.nn.LayerNorm
+    head: eqx.nn.Linear
+
+    def __init__(self, width: int = 64, heads: int = 4, depth: int = 2, *, key: PRNGKeyArray):
+        embed_key, position_key, head_key, *block_keys = jax.random.split(key, 3 + depth)
+        self.embed = eqx.nn.Linear(4, width, key=embed_key)
+        self.position = 0.02 * jax.random.normal(position_key, (16, width))
+        self.blocks = [Block(width, heads, key=block_key) for block_key in block_keys]
+        self.norm = eqx.nn.LayerNorm(width)
+        self.head = eqx.nn.Linear(width, 10, key=head_key)
+
+    def __call__(self, image: Float[Array, "8 8"]) -> Float[Array, "10"]:
+        patches = image.reshape(4, 2, 4, 2).swapaxes(1, 2).reshape(16, 4)
+        x = jax.vmap(self.embed)(patches) + self.position
+        for block in self.blocks:
+            x = block(x)
+        return self.head(jax.vmap(self.norm)(x).mean(axis=0))
+
+
+Images = Float[Array, "batch 8 8"]
+Labels = Int[Array, "batch"]
+
+
+def loss_fn(model: DigitClassifier, images: Images, labels: Labels) -> Float[Array, ""]:
+    """The mean cross-entropy of a batch."""
+    logits = jax.vmap(model)(images)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def predict(model: DigitClassifier, images: Images) -> Labels:
+    """The most likely digit for every picture."""
+    return jnp.argmax(jax.vmap(model)(images), axis=-1)
+
+
+# --- Training: the one place where precision is mentioned --------------------------------------
+
+
+def make_train_step(optimizer: optax.GradientTransformation, policy: str) -> Callable:
+    """One step of training, forward pass, gradient and update together, under `policy`."""
+
+    @amp(policy=policy)
+    def train_step(model, opt_state, images, labels):
+        loss, grads = eqx.filter_value_and_grad(loss_fn)(model, images, labels)
+        updates, opt_state = optimizer.update(grads, opt_state, model)
+        return eqx.apply_updates(model, updates), opt_state, loss
+
+    return train_step
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Scikit-learn's handwritten digits, scaled to [0, 1], a fifth of them held out."""
+
+    train_images: np.ndarray
+    train_labels: np.ndarray
+    test_images: np.ndarray
+    test_labels: np.ndarray
+
+    @classmethod
+    def load(cls, seed: int) -> "Digits":
+        """Read the data, which comes with scikit-learn, and split it evenly by digit."""
+        images, labels = load_digits(return_X_y=True)
+        images = (images.reshape(-1, 8, 8) / 16).astype(np.float32)
+        train_images, test_images, train_labels, test_labels = train_test_split(
+            images, labels.astype(np.int32), test_size=0.2, stratify=labels, random_state=seed
+        )
+        parts = (train_images, train_labels, test_images, test_labels)
+        return cls(*map(np.asarray, parts))
+
+    def batches(self, epochs: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The same sequence of shuffled batches for the same seed."""
+        rng = np.random.default_rng(seed)
+        for _ in range(epochs):
+            order = rng.permutation(len(self.train_labels))
+            for start in range(0, len(order) - BATCH_SIZE + 1, BATCH_SIZE):
+                batch = order[start : start + BATCH_SIZE]
+                yield self.train_images[batch], self.train_labels[batch]
+
+    def steps(self, epochs: int) -> int:
+        """How many batches `batches` gives."""
+        return epochs * (len(self.train_labels) // BATCH_SIZE)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came out of training under one policy."""
+
+    policy: str
+    losses: np.ndarray
+    accuracy: float
+    plan: Plan
+
+
+def make_optimizer(steps: int) -> optax.GradientTransformation:
+    """AdamW with a short warm-up and a cosine decay."""
+    schedule = optax.warmup_cosine_decay_schedule(0.0, 3e-3, steps // 10, steps)
+    return optax.adamw(schedule, weight_decay=0.01)
+
+
+def train(
+    policy: str, digits: Digits, epochs: int, seed: int, on_step: Callable[[float], None]
+) -> Run:
+    """Train from the seed's weights on the seed's batches, in the precision of `policy`."""
+    model = DigitClassifier(key=jax.random.key(seed))
+    optimizer = make_optimizer(digits.steps(epochs))
+    opt_state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+    train_step = make_train_step(optimizer, policy)
+    images, labels = next(digits.batches(epochs, seed))
+    plan = plan_of(train_step)(model, opt_state, images, labels)
+
+    losses = []
+    compiled_step = jax.jit(train_step, donate_argnums=(0, 1))
+    for images, labels in digits.batches(epochs, seed):
+        model, opt_state, loss = compiled_step(model, opt_state, images, labels)
+        losses.append(float(loss))
+        on_step(losses[-1])
+
+    predicted = jax.jit(amp(predict, policy))(model, jnp.asarray(digits.test_images))
+    accuracy = float(np.mean(predicted == digits.test_labels))
+    return Run(policy, np.array(losses), accuracy, plan)
+
+
+def train_all(digits: Digits, epochs: int, seed: int, console: Console) -> list[Run]:
+    """Train once under every policy, showing progress."""
+    columns = (
+        TextColumn("{task.description:<16}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]:.4f}"),
+        TimeElapsedColumn(),
+    )
+    runs = []
+    with Progress(*columns, console=console) as progress:
+        for policy in POLICIES:
+            task = progress.add_task(policy, total=digits.steps(epochs), loss=float("nan"))
+            runs.append(
+                train(
+                    policy,
+                    digits,
+                    epochs,
+                    seed,
+                    lambda loss, task=task: progress.update(task, advance=1, loss=loss),
+                )
+            )
+    return runs
+
+
+# --- What to look at afterwards ----------------------------------------------------------------
+
+
+def results_table(runs: Sequence[Run], held_out: int) -> Table:
+    """Accuracy and loss of every run, and how far its loss curve is from float32."""
+    table = Table(title=f"Handwritten digits: same weights, same batches, {held_out} held out")
+    table.add_column("policy")
+    table.add_column("test accuracy", justify="right")
+    table.add_column("final loss", justify="right")
+    table.add_column("largest loss difference to f32", justify="right")
+    for run in runs:
+        difference = np.abs(run.losses - runs[0].losses).max()
+        table.add_row(
+            run.policy, f"{run.accuracy:.2%}", f"{run.losses[-1]:.5f}", f"{difference:.5f}"
+        )
+    return table
+
+
+def kinds_table(run: Run) -> Table:
+    """How many operations of the train step, by kind, run in which precision."""
+    counts = run.plan.summary()
+    kinds = sorted({kind for kind, _ in counts}, key=lambda kind: kind.value)
+    precisions = sorted({precision for _, precision in counts})
+    table = Table(title=f"{run.policy}: operations of the train step by kind and precision")
+    table.add_column("kind")
+    for precision in precisions:
+        table.add_column("not a float" if precision == "-" else precision, justify="right")
+    for kind in kinds:
+        row = (counts.get((kind, precision), 0) for precision in precisions)
+        table.add_row(kind.value, *map(str, row))
+    return table
+
+
+def reasons_table(run: Run) -> Table:
+    """Why the operations of the train step run as they do, the commonest reasons first."""
+    reasons = Counter(
+        (decision.reason, precision.short)
+        for decision in run.plan.decisions()
+        if (precision := decision.operand or decision.output)
+    )
+    table = Table(title=f"{run.policy}: why")
+    table.add_column("reason")
+    table.add_column("precision")
+    table.add_column("operations", justify="right")
+    for (reason, precision), count in reasons.most_common(16):
+        table.add_row(reason, precision, str(count))
+    return table
+
+
+def plot_losses(runs: Sequence[Run], path: Path) -> None:
+    """Draw the loss curves, and below them their distance from float32."""
+    figure, (curves, distance) = plt.subplots(2, sharex=True, figsize=(8, 7), height_ratios=(2, 1))
+    widths = np.linspace(4.0, 1.2, len(runs))  # wide below narrow: equal curves stay visible
+    for run, width in zip(runs, widths, strict=True):
+        curves.plot(run.losses, label=run.policy, linewidth=width)
+        distance.plot(np.abs(run.losses - runs[0].losses), linewidth=1.2)
+    curves.set(yscale="log", ylabel="training loss", title="Digits: one network, three precisions")
+    curves.legend()
+    distance.set(ylabel="|loss − loss in f32|", xlabel="step")
+    for axes in (curves, distance):
+        axes.grid(alpha=0.3)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(argv: Sequence[str] | None = None) -> list[Run]:
+    """Train, compare, explain, draw."""
+    parser = argparse.ArgumentParser(description="Handwritten digits in three precisions.")
+    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--picture", type=Path, default=Path("out/digits_loss.png"))
+    parser.add_argument("--quick", action="store_true", help="one epoch, to see that it runs")
+    options = parser.parse_args(argv)
+
+    console = Console()
+    digits = Digits.load(options.seed)
+    runs = train_all(digits, 1 if options.quick else options.epochs, options.seed, console)
+    console.print(results_table(runs, len(digits.test_labels)))
+    for table in (kinds_table(runs[1]), reasons_table(runs[1])):
+        console.print(table)
+    plot_losses(runs, options.picture)
+    console.print(f"Loss curves: {options.picture} (JAX {jax.__version__}, {jax.devices()[0]})")
+    return runs
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The examples run, and show what they say they show."""
+
+import numpy as np
+import pytest
+
+from examples import char_transformer, digits
+from jaxamp import OpKind
+
+
+@pytest.fixture(scope="module")
+def digit_runs(tmp_path_factory):
+    """One epoch of the digits under every policy, and the picture that it drew."""
+    picture = tmp_path_factory.mktemp("digits") / "loss.png"
+    return digits.main(["--quick", "--picture", str(picture)]), picture
+
+
+def test_digits_losses_stay_close_to_f32(digit_runs):
+    """Same weights, same batches: only roundings lie between the curves."""
+    (f32, *mixed), _ = digit_runs
+    assert len(f32.losses) == 22
+    for run in mixed:
+        difference = np.abs(run.losses - f32.losses)
+        assert 0 < difference.max() < 0.05, run.policy
+
+
+def test_digits_plans_lower_the_matrix_products(digit_runs):
+    """Every Compute operation of the train step runs in the policy's own precision."""
+    precisions = {"always_f32": "f32", "auto_mixed_bf16": "bf16", "auto_mixed": "f16"}
+    for run in digit_runs[0]:
+        compute = {p for kind, p in run.plan.summary() if kind is OpKind.COMPUTE}
+        assert compute == {precisions[run.policy]}
+
+
+def test_digits_draws_the_loss_curves(digit_runs):
+    """The picture is a PNG that holds more than an empty frame."""
+    _, picture = digit_runs
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) > 10_000
+
+
+def test_digits_batches_are_the_same_for_every_policy():
+    """Two calls with one seed give the same pictures in the same order."""
+    data = digits.Digits.load(seed=0)
+    first, second = (list(data.batches(epochs=2, seed=3)) for _ in range(2))
+    assert len(first) == data.steps(epochs=2)
+    np.testing.assert_array_equal([y for _, y in first], [y for _, y in second])
+
+
+def test_char_transformer_trains_and_writes():
+    """A scanned, rematerialised network trains in both precisions and writes from its alphabet."""
+    f32, bf16 = char_transformer.main(["--quick"])
+    assert f32.losses[-1] < f32.losses[0]
+    assert 0 < np.abs(bf16.losses - f32.losses).max() < 0.05
+    alphabet = set(char_transformer.Corpus.load().alphabet)
+    for run in (f32, bf16):
+        assert len(run.text) == char_transformer.QUICK.sample
+        assert set(run.text) <= alphabet
+
+
+def test_corpus_codes_spell_the_text():
+    """Encoding loses nothing: the codes read back as Python's help on `assert`."""
+    corpus = char_transformer.Corpus.load()
+    assert corpus.decode(corpus.codes[:22]) == 'The "assert" statement'
