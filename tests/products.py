@@ -209,8 +209,11 @@ def value_sample() -> list[Case]:
     """
     names, chosen = list(TRANSFORMS), []
     for i, program in enumerate(PROGRAMS):
-        for j, preset in enumerate(("auto_mixed_bf16", ("auto_mixed", "auto_mixed_conservative")[i % 2])):
-            turns = (Case(program, names[(i + 5 * j + k) % len(names)], preset) for k in range(len(names)))
+        half = ("auto_mixed", "auto_mixed_conservative")[i // len(names) % 2]
+        for start, preset in ((i, "auto_mixed_bf16"), (i + 5, half)):
+            turns = (
+                Case(program, names[(start + k) % len(names)], preset) for k in range(len(names))
+            )
             chosen.append(next(case for case in turns if case.refusal is None))
     return chosen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,14 +72,17 @@ def test_master_weights_are_not_rounded(name: str) -> None:
 def test_host_calls_run_once_in_order(name: str) -> None:
     """The host sees the same calls as without amp, in order, with float32 arrays."""
     program = PROGRAMS[name]
-    jax.block_until_ready(jax.jit(program.fn)(*program.args))
-    jax.effects_barrier()
-    expected, effects.LOG[:] = list(effects.LOG), []
-    jax.block_until_ready(jax.jit(amp(program.fn))(*program.args))
-    jax.effects_barrier()
-    seen, effects.LOG[:] = list(effects.LOG), []
+    expected, seen = (_host_calls(f, program.args) for f in (program.fn, amp(program.fn)))
+    assert expected
     assert [tag for tag, _ in seen] == [tag for tag, _ in expected]
     np.testing.assert_allclose([v for _, v in seen], [v for _, v in expected], rtol=0.1, atol=0.5)
+
+
+def _host_calls(fn: Any, args: Any) -> list[tuple[str, float]]:
+    effects.LOG.clear()
+    jax.block_until_ready(jax.jit(fn)(*args))
+    jax.effects_barrier()
+    return list(effects.LOG)
 
 
 def test_samples_cover_every_pair() -> None:

@@ -1,0 +1,1 @@
+"""Conformance runs: `python -m tests.conformance --help`."""
