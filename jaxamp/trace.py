@@ -73,6 +73,10 @@ class Target:
             return cls(type(fn).__call__, fn, args, kwargs, name)
         return cls(fn, None, args, kwargs, name)
 
+    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
+        """Leaves and structure of ``(owner, bound args, bound kwargs, args, kwargs)``."""
+        return jax.tree.flatten((self.owner, self.args, self.kwargs, args, kwargs))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
@@ -82,22 +86,25 @@ class Layout:
       treedef: structure of ``(owner, bound args, bound kwargs, args, kwargs)``.
       numbers: for every leaf the types of Python numbers that are traced there.
       owned: whether the first leaf is an owner that is no container, held by identity.
+      nodes: the classes of the containers.
     """
 
     treedef: Any
     numbers: tuple[Numbers, ...]
     owned: bool
+    nodes: frozenset[type]
 
     @classmethod
     def of(cls, treedef: Any) -> Layout:
         """The layout of `treedef`."""
         owner, bound_args, bound_kwargs, args, kwargs = treedef.children()
         numbers: list[Numbers] = []
+        nodes: set[type] = set()
         for part in (owner, bound_args, bound_kwargs):
-            _conventions(part, _AS_CONSTANT, numbers)
+            _conventions(part, _AS_CONSTANT, numbers, nodes)
         for part in (args, kwargs):
-            _conventions(part, _AS_ARGUMENT, numbers)
-        return cls(treedef, tuple(numbers), _is_leaf(owner))
+            _conventions(part, _AS_ARGUMENT, numbers, nodes)
+        return cls(treedef, tuple(numbers), _is_leaf(owner), frozenset(nodes))
 
     def concrete(self, leaves: Sequence[Any]) -> Layout | None:
         """The layout in which float arguments are constants; ``None`` if `leaves` has none."""
@@ -268,15 +275,15 @@ def _is_plain_object(fn: Any) -> bool:
     return not isinstance(type(fn).__call__, WrapperDescriptorType)
 
 
-def _conventions(treedef: Any, numbers: Numbers, out: list[Numbers]) -> None:
+def _conventions(treedef: Any, numbers: Numbers, out: list[Numbers], nodes: set[type]) -> None:
     """Append, for every leaf of `treedef`, the types of numbers that are traced there."""
-    if _is_leaf(treedef):
+    data = treedef.node_data()
+    if data is None:  # a leaf
         out.append(numbers)
         return
-    data = treedef.node_data()
-    numbers = numbers if data is None else _inside(data[0], numbers)
+    nodes.add(data[0])
     for child in treedef.children():
-        _conventions(child, numbers, out)
+        _conventions(child, _inside(data[0], numbers), out, nodes)
 
 
 def _inside(node: type, numbers: Numbers) -> Numbers:
@@ -291,7 +298,7 @@ def _is_abstract(leaf: Any) -> bool:
 
 
 def _is_leaf(treedef: Any) -> bool:
-    return treedef.node_data() is None and treedef.num_leaves == 1 and not treedef.children()
+    return treedef.node_data() is None
 
 
 def _part_result(

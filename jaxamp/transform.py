@@ -13,7 +13,7 @@ from weakref import ref
 import jax
 
 from jaxamp.errors import NotCallableError
-from jaxamp.plan import make_plan
+from jaxamp.plan import Plan, make_plan
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.rewrite import run_plan
 from jaxamp.taxonomy import registry_version
@@ -27,7 +27,8 @@ DEFAULT_POLICY = "auto_mixed_bf16"
 REGION = "jaxamp_region_"  # a compiled function of this name is rewritten already
 
 # Libraries whose objects need more than a function does, and who takes care of them.
-_ADAPTERS = {"equinox": "jaxamp.interop.equinox"}
+_NNX = "flax.nnx"
+_ADAPTERS = {"equinox": "jaxamp.interop.equinox", _NNX: "jaxamp.interop.flax_nnx"}
 
 
 class Settings(NamedTuple):
@@ -87,19 +88,26 @@ class Runner:
     A form goes when one of its weakly held constants dies.
     """
 
-    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
-        self._function = _weakly(function)
-        self._settings = settings
+    def __init__(
+        self, function: Callable[..., Any], settings: Settings, *, pure: bool = False
+    ) -> None:
+        self.resolve = _weakly(function)
+        self.settings = settings
+        self._pure = pure  # no call needs an adapter
+        self.companion: Any = None  # what an adapter keeps for as long as this lives
         self._layouts: dict[Any, Layout] = {}
         self._forms: dict[Hashable, Callable[..., _Result]] = {}
 
     def __call__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with what `target` binds and the given arguments."""
-        call = (target.owner, target.args, target.kwargs, args, kwargs)
-        leaves, treedef = jax.tree.flatten(call)
+        leaves, treedef = target.flatten(args, kwargs)
         layout = self._layouts.get(treedef)
         if layout is None:
             layout = self._layouts.setdefault(treedef, Layout.of(treedef))
+        if _NNX in sys.modules and not self._pure:
+            adapter = importlib.import_module(_ADAPTERS[_NNX])
+            if adapter.is_needed(layout.nodes, leaves):
+                return adapter.call(self, target, args, kwargs)
         try:
             return self._run(layout, leaves, target.name)
         except (TypeError, ValueError) as error:
@@ -120,7 +128,7 @@ class Runner:
         form = self._forms.get(key)
         if form is None:
             constants = self._hold(leaves, key)
-            compiled = _compiled(self._function, layout, constants, self._settings, name)
+            compiled = _compiled(self.resolve, layout, constants, self.settings, name)
             form = self._forms.setdefault(key, compiled)
         return form(*traced).join()
 
@@ -256,7 +264,7 @@ def amp(
     return _amp(fn, settings)
 
 
-def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..., Any]:
+def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..., Plan]:
     """What `amp` decides for `fn`, without running it.
 
     Args:
@@ -279,9 +287,8 @@ def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..
     target = Target.of(_checked(fn if inner is None else inner))
 
     @functools.wraps(fn, updated=())
-    def plan(*args: Any, **kwargs: Any) -> Any:
-        call = (target.owner, target.args, target.kwargs, args, kwargs)
-        leaves, treedef = jax.tree.flatten(call)
+    def plan(*args: Any, **kwargs: Any) -> Plan:
+        leaves, treedef = target.flatten(args, kwargs)
         layout = Layout.of(treedef)
         traced, keys = layout.split(leaves, abstract=True)
         constants = [

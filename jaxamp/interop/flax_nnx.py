@@ -1,0 +1,125 @@
+"""flax nnx: modules are objects with state; what a call changes in them, it changes under amp too.
+
+A call that has nnx objects among its arguments is made pure: its objects are split into structure
+and arrays, put together again inside the trace, and split again after the function has run. The
+caller's own objects are then updated in place, new and removed attributes included.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from jaxamp.trace import Target
+from jaxamp.transform import Runner, Settings, apply
+
+_CLASSES: dict[tuple[type, Settings], type] = {}
+
+
+def wrap(fn: Any, settings: Settings) -> Any:
+    """`fn` in mixed precision, sharing all its state with `fn`; ``None`` if it is no nnx module.
+
+    The result is an object of a subclass of `fn`'s class with the very same attributes, so state,
+    paths, optimizers and checkpoints fit both.
+
+    >>> import jax.numpy as jnp, jaxamp
+    >>> linear = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    >>> amped = jaxamp.amp(linear, "auto_mixed")
+    >>> amped.kernel is linear.kernel, amped(jnp.ones((1, 3))).shape
+    (True, (1, 2))
+    """
+    if not isinstance(fn, nnx.Pytree):
+        return None
+    return _seen_as(_amped_class(type(fn), settings), fn)
+
+
+def is_needed(nodes: frozenset[type], leaves: Sequence[Any]) -> bool:
+    """Whether a call with these containers and leaves has nnx objects among its arguments."""
+    kinds = (nnx.Pytree, nnx.Variable)
+    return any(issubclass(n, kinds) for n in nodes) or any(isinstance(x, kinds) for x in leaves)
+
+
+def call(runner: Runner, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `runner`'s function on nnx objects, and update them as it does."""
+    if runner.companion is None:
+        runner.companion = _Pure(runner)
+    return runner.companion(target, args, kwargs)
+
+
+class _Pure:
+    """The pure form of a Runner's function: trees of arrays in and out, no objects."""
+
+    def __init__(self, runner: Runner) -> None:
+        resolve = runner.resolve
+
+        def function(*call: Any) -> Any:
+            call = nnx.from_tree(call, is_inner=True, ctxtag=self)
+            owner, bound_args, bound_kwargs, args, kwargs = call
+            selves = () if owner is None else (owner,)
+            result = resolve()(*selves, *bound_args, *args, **{**bound_kwargs, **kwargs})
+            return nnx.to_tree((_objects(call), result), ctxtag=self)
+
+        self._function = function
+        self._runner = Runner(function, runner.settings, pure=True)
+
+    def __call__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with nnx.update_context(self):
+            call = (target.owner, target.args, target.kwargs, args, kwargs)
+            *bound, args, kwargs = nnx.to_tree(call, ctxtag=self)
+            pure = Target(self._function, None, tuple(bound), {}, target.name)
+            objects_and_result = self._runner(pure, (args, kwargs), {})
+            return nnx.from_tree(objects_and_result, is_inner=False, ctxtag=self)[1]
+
+
+def _is_object(x: Any) -> bool:
+    return isinstance(x, (nnx.Pytree, nnx.Variable))
+
+
+def _objects(tree: Any) -> list[Any]:
+    """The nnx objects in `tree`, outermost ones only."""
+    return [x for x in jax.tree.leaves(tree, is_leaf=_is_object) if _is_object(x)]
+
+
+def _seen_as(cls: type, module: Any) -> Any:
+    """`module` as an object of another class: the attributes are shared, not copied."""
+    view = object.__new__(cls)
+    object.__setattr__(view, "__dict__", module.__dict__)
+    return view
+
+
+def _amped_class(cls: type, settings: Settings) -> type:
+    """The subclass of `cls` whose public methods run in mixed precision."""
+    amped = _CLASSES.get((cls, settings))
+    if amped is None:
+        body = {name: _amped_method(cls, name, settings) for name in _public_methods(cls)}
+        body["__module__"] = cls.__module__
+        amped = types.new_class(f"Amp{cls.__name__}", (cls,), exec_body=lambda d: d.update(body))
+        amped = _CLASSES.setdefault((cls, settings), amped)
+    return amped
+
+
+def _amped_method(cls: type, name: str, settings: Settings) -> Callable[..., Any]:
+    method = getattr(cls, name)
+
+    @functools.wraps(method)
+    def amped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Seen as its own class, so that inside the method other methods are plain.
+        plain = self if type(self) is cls else _seen_as(cls, self)
+        return apply(types.MethodType(method, plain), settings, args, kwargs)
+
+    return amped
+
+
+def _public_methods(cls: type) -> Iterator[str]:
+    """Names of the methods that `cls` and its bases define, below nnx's own base classes."""
+    for base in cls.__mro__:
+        if base.__module__.startswith("flax.nnx.") and base in nnx.Module.__mro__:
+            return
+        for name, value in vars(base).items():
+            if isinstance(value, types.FunctionType) and (name == "__call__" or name[0] != "_"):
+                yield name
