@@ -45,9 +45,9 @@ def einsum_chain(a: Array, b: Array, c: Array) -> Array:
     return jnp.einsum("bij,bjk,kl->bil", a, b, c)
 
 
-@program(lambda d: (d.normal(5), d.normal(5, 7), d.normal(7)), low_dots=2)
+@program(lambda d: (d.normal(5), d.normal(5, 7), d.normal(7)), low_dots=1, tags="explicit")
 def bilinear(x: Array, a: Array, y: Array) -> Array:
-    """A scalar from two vectors and a matrix."""
+    """A scalar from two vectors and a matrix: the inner product is a reduction, not Compute."""
     return x @ a @ y
 
 
@@ -73,9 +73,9 @@ def matmul_accumulate_f32(x: Array, w: Array) -> Array:
     return lax.dot(x, w, preferred_element_type=jnp.float32)
 
 
-@program(lambda d: (d.normal(4, 8), d.weight(8, 4)), tags="compute", low_dots=2)
+@program(lambda d: (d.normal(4, 8), d.weight(8, 4)), tags="explicit", low_dots=1)
 def matmul_user_bf16(x: Array, w: Array) -> tuple[Array, Array]:
-    """A product that is low already, and one that is not."""
+    """A product that is low already, and one that the user asks for in float32."""
     low = x.astype(jnp.bfloat16) @ w.astype(jnp.bfloat16)
     return low, low.astype(jnp.float32) @ w.T
 

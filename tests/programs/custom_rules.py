@@ -182,7 +182,7 @@ def custom_library_activations(x: Array, w: Array) -> Array:
     return jax.nn.logsumexp(h @ w.T, axis=-1)
 
 
-@program(_dense, low_dots=1)
+@program(_dense)
 def linear_call(x: Array, w: Array) -> Array:
     """A linear function given with its transpose."""
     def forward(w: Array, x: Array) -> Array:

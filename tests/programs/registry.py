@@ -53,7 +53,8 @@ class Program:
         fn: the program, a pure function of `args`.
         args: positional arguments; numpy arrays, Python scalars, or trees of them.
         family: the file that it is in.
-        tags: `compute` (every dot and conv must run low), `effects`, `devices`, ...
+        tags: `compute` (every dot and conv must run low), `explicit` (the user asked for
+            some float32 product), `effects`, `devices`, `callback`.
         tolerance: a row of `tests.tolerances.CLASSES`.
         low_dots: how many dot and conv equations of `amp(fn)` have low operands under a low
             preset, counted recursively in the jaxpr; None where it is not clear.
@@ -82,7 +83,7 @@ def program(
 
     Args:
         args: makes the arguments from a `Draw`.
-        low_dots: see `Program`. A positive number also tags the program `compute`.
+        low_dots: see `Program`. A positive number tags the program `compute`, if not `explicit`.
         tags: words, separated by spaces.
         tolerance: see `Program`.
 
@@ -94,7 +95,9 @@ def program(
         name = fn.__name__
         if name in PROGRAMS:
             raise ValueError(f"two test programs are called {name}")
-        words = {*tags.split(), *(["compute"] if low_dots else [])}
+        words = set(tags.split())
+        if low_dots and "explicit" not in words:
+            words.add("compute")
         PROGRAMS[name] = Program(
             name=name,
             fn=fn,
