@@ -1,0 +1,75 @@
+"""The project's own promises: README code runs, its commands exist, CI runs what it names."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import jaxamp
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def _targets() -> set[str]:
+    """The names that `make` accepts."""
+    return set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
+
+
+def test_readme_code_runs(capsys):
+    """The README's blocks of Python run in order, as one program."""
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) >= 4
+    exec("\n".join(blocks), {})
+    assert "dot_general" in capsys.readouterr().out
+
+
+def test_readme_names_targets_that_exist():
+    """Every `make something` of the README and of CI is a target."""
+    text = README + (ROOT / ".ci/run").read_text()
+    named = set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE))
+    assert named >= {"demo", "test", "lint", "conformance-sample"}
+    assert named <= _targets()
+
+
+def test_ci_runs_the_readme_test_command():
+    """CI runs `make test`, the command that the README gives, and stops at the first failure."""
+    lines = (ROOT / ".ci/run").read_text().splitlines()
+    assert "make test" in lines
+    assert "set -euo pipefail" in lines
+
+
+def test_readme_presets_are_the_presets():
+    """The README's table of presets says what the code says."""
+    rows = re.findall(r"^\| `((?:always|auto)\w+)`[^|]*\|(.*)\|$", README, re.MULTILINE)
+    assert {name for name, _ in rows} == set(PRESETS)
+    for name, cells in rows:
+        policy = jaxamp.PrecisionPolicy.parse(name)
+        words = [cell.strip().split(",")[0] for cell in cells.split("|")]
+        assert words == [policy.precision_for(kind).short for kind in jaxamp.OpKind]
+        assert ("f32 inside" in cells) == (policy.accumulation is not None and words[1] != "f32")
+
+
+PRESETS = (
+    "always_f32",
+    "always_f16",
+    "auto_mixed_conservative",
+    "auto_mixed",
+    "auto_mixed_bf16",
+)
+
+
+def test_readme_lists_every_guard():
+    """The README's table of guards has a row for each, and no other."""
+    rows = re.findall(r"^\| `([a-z-]+)` \|", README, re.MULTILINE)
+    assert sorted(rows) == sorted(guard.value for guard in jaxamp.Guard)
+
+
+@pytest.mark.parametrize("extra", ["demo", "test", "dev"])
+def test_make_installs_extras_that_exist(extra):
+    """A stamp of the Makefile names an extra of pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f".installed-{extra}" in MAKEFILE
+    assert extra in project["optional-dependencies"]
