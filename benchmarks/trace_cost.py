@@ -1,0 +1,159 @@
+"""What `amp` adds to tracing: planning and rewriting, as a ratio to tracing the function alone.
+
+    python -m benchmarks.trace_cost
+    python -m benchmarks.trace_cost --max-ratio 2.0     unsuccessful above that ratio
+
+Both times of a ratio come from one run, alternately, the best of several; nothing is compiled.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
+from rich.console import Console
+from rich.table import Table
+
+from jaxamp import amp
+
+Function = Callable[..., Any]
+
+LAYERS, WIDTH, HEADS, TOKENS, BATCH = 24, 64, 4, 16, 2
+SIZES = (1_000, 3_000, 10_000, 30_000)
+
+
+def transformer_loss(params: dict[str, Any], x: jax.Array, y: jax.Array) -> jax.Array:
+    """A transformer of `LAYERS` layers, written out one after the other."""
+    for layer in params["layers"]:
+        x = x + _attention(layer, _norm(x, layer["norm1"]))
+        hidden = jax.nn.gelu(_norm(x, layer["norm2"]) @ layer["grow"] + layer["bias"])
+        x = x + hidden @ layer["shrink"]
+    logits = _norm(x, params["norm"]) @ params["head"]
+    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), y[..., None], axis=-1))
+
+
+def _norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred * jax.lax.rsqrt(jnp.var(x, axis=-1, keepdims=True) + 1e-5) * scale
+
+
+def _attention(layer: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    split = (BATCH, TOKENS, HEADS, WIDTH // HEADS)
+    query, key, value = ((x @ layer[name]).reshape(split) for name in ("query", "key", "value"))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / jnp.sqrt(WIDTH // HEADS)
+    scores = jnp.where(jnp.tril(jnp.ones((TOKENS, TOKENS), bool)), scores, -1e30)
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)
+    return mixed.reshape(x.shape) @ layer["out"]
+
+
+def transformer_arguments() -> tuple[dict[str, Any], jax.Array, jax.Array]:
+    """Parameters, a batch of inputs and its labels; tracing reads only their shapes."""
+    square = jnp.ones((WIDTH, WIDTH))
+    layer = {
+        **dict.fromkeys(("query", "key", "value", "out"), square),
+        "norm1": jnp.ones(WIDTH),
+        "norm2": jnp.ones(WIDTH),
+        "grow": jnp.ones((WIDTH, 4 * WIDTH)),
+        "bias": jnp.ones(4 * WIDTH),
+        "shrink": jnp.ones((4 * WIDTH, WIDTH)),
+    }
+    params = {"layers": [layer] * LAYERS, "norm": jnp.ones(WIDTH), "head": square}
+    return params, jnp.ones((BATCH, TOKENS, WIDTH)), jnp.ones((BATCH, TOKENS), jnp.int32)
+
+
+def chain(equations: int) -> Function:
+    """A function of about that many equations: matrix products with activations between."""
+
+    def run(x: jax.Array) -> jax.Array:
+        for _ in range(equations // 4):
+            x = jnp.sin(jax.lax.dot(x, x)) * x + x
+        return x
+
+    return run
+
+
+def seconds_to_trace(make: Callable[[], Function], args: tuple[Any, ...]) -> float:
+    """Time to trace what `make` returns; a function made afresh is in no cache."""
+    fn = make()
+    start = time.perf_counter()
+    jax.make_jaxpr(fn)(*args)
+    return time.perf_counter() - start
+
+
+def compare(
+    plain: Callable[[], Function], mixed: Callable[[], Function], args: tuple[Any, ...], repeat: int
+) -> tuple[float, float]:
+    """Best times to trace the two, measured alternately after one round of warming up."""
+    rounds = [
+        (seconds_to_trace(plain, args), seconds_to_trace(mixed, args)) for _ in range(repeat + 1)
+    ][1:]
+    return min(p for p, _ in rounds), min(m for _, m in rounds)
+
+
+def fresh(fn: Function) -> Function:
+    """The same function under a new identity."""
+    return lambda *args: fn(*args)
+
+
+def count_equations(jaxpr: ClosedJaxpr) -> int:
+    """The number of equations at the top level."""
+    return len(jaxpr.jaxpr.eqns)
+
+
+def measure_transformer(table: Table, repeat: int) -> float:
+    """Adds a row for each order of `amp` and `grad`; returns the largest ratio."""
+    args = transformer_arguments()
+    grad = jax.value_and_grad
+    orders = {
+        "value_and_grad(amp(f))": lambda: grad(amp(fresh(transformer_loss))),
+        "amp(value_and_grad(f))": lambda: amp(grad(fresh(transformer_loss))),
+    }
+    ratios = []
+    for name, mixed in orders.items():
+        before, after = compare(lambda: grad(fresh(transformer_loss)), mixed, args, repeat)
+        table.add_row(f"{LAYERS} layers, {name}", *_cells(before, after))
+        ratios.append(after / before)
+    return max(ratios)
+
+
+def measure_chains(table: Table, repeat: int) -> None:
+    """Adds a row for each length; linear growth shows as a constant time per equation."""
+    args = (jnp.ones((8, 8)),)
+    for size in SIZES:
+        fn = chain(size)
+        count = count_equations(jax.make_jaxpr(fresh(fn))(*args))
+        before, after = compare(lambda fn=fn: fresh(fn), lambda fn=fn: amp(fresh(fn)), args, repeat)
+        added = (after - before) / count * 1e6
+        table.add_row(f"chain of {count:,} equations", *_cells(before, after), f"{added:.0f} µs")
+
+
+def _cells(before: float, after: float) -> tuple[str, str, str]:
+    return f"{before:.3f} s", f"{after:.3f} s", f"{after / before:.2f}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print a table, and compare with the bound if one is given."""
+    parser = argparse.ArgumentParser(description="What amp adds to tracing.")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds after the first (default 3)")
+    parser.add_argument("--max-ratio", type=float, help="fail if the transformer's is larger")
+    options = parser.parse_args(argv)
+
+    table = Table(title=f"Tracing under auto_mixed_bf16, JAX {jax.__version__}")
+    table.add_column("program")
+    for heading in ("f alone", "with amp", "ratio", "added per equation"):
+        table.add_column(heading, justify="right")
+    ratio = measure_transformer(table, options.repeat)
+    measure_chains(table, options.repeat)
+    console = Console()
+    console.print(table)
+    if options.max_ratio is not None and ratio > options.max_ratio:
+        console.print(f"ratio {ratio:.2f} is above {options.max_ratio:.2f}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,35 @@
+"""The benchmarks measure what they say: programs of the right size, traced afresh each time."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import trace_cost
+
+
+@pytest.mark.parametrize("size", [100, 1000])
+def test_chain_has_the_equations_it_names(size):
+    """The chain's length is within a tenth of what its row says."""
+    jaxpr = jax.make_jaxpr(trace_cost.chain(size))(jnp.ones((2, 2)))
+    assert trace_cost.count_equations(jaxpr) == pytest.approx(size, rel=0.1)
+
+
+def test_a_fresh_function_is_traced_again():
+    """No cache answers in place of the tracing that is timed."""
+    calls = []
+
+    def fn(x):
+        calls.append(None)
+        return x
+
+    for _ in range(3):
+        trace_cost.seconds_to_trace(lambda: trace_cost.fresh(fn), (1.0,))
+    assert len(calls) == 3
+
+
+def test_transformer_is_differentiable():
+    """The benchmark's loss is finite, and has a gradient for every parameter."""
+    params, x, y = trace_cost.transformer_arguments()
+    loss, grads = jax.eval_shape(jax.value_and_grad(trace_cost.transformer_loss), params, x, y)
+    assert loss.shape == ()
+    assert jax.tree.map(jnp.shape, grads) == jax.tree.map(jnp.shape, params)
