@@ -23,12 +23,17 @@ def test_digits_losses_stay_close_to_f32(digit_runs):
         assert 0 < difference.max() < 0.05, run.policy
 
 
-def test_digits_plans_lower_the_matrix_products(digit_runs):
-    """Every Compute operation of the train step runs in the policy's own precision."""
-    precisions = {"always_f32": "f32", "auto_mixed_bf16": "bf16", "auto_mixed": "f16"}
-    for run in digit_runs[0]:
-        compute = {p for kind, p in run.plan.summary() if kind is OpKind.COMPUTE}
-        assert compute == {precisions[run.policy]}
+@pytest.mark.parametrize(("index", "low"), [(1, "bf16"), (2, "f16")])
+def test_digits_plans_lower_the_matrix_products(digit_runs, index, low):
+    """Every matrix product of the train step runs in the policy's own precision."""
+    summary = digit_runs[0][index].plan.summary()
+    assert {precision for kind, precision in summary if kind is OpKind.COMPUTE} == {low}
+
+
+def test_digits_plan_in_f32_lowers_nothing(digit_runs):
+    """The run that the others are compared with is float32 throughout."""
+    f32 = digit_runs[0][0].plan
+    assert {precision for _, precision in f32.summary()} == {"f32", "-"}
 
 
 def test_digits_draws_the_loss_curves(digit_runs):
