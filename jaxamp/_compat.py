@@ -10,6 +10,7 @@ import jax
 from jax._src import core as _core
 from jax._src import linear_util as _lu
 from jax._src import source_info_util as _source_info_util
+from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
@@ -17,6 +18,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 ShapedArray = _core.ShapedArray
 Zero = _ad.Zero
 DropVar = _core.DropVar
+boundary = _traceback_util.api_boundary  # errors that leave a function so marked lose hidden frames
 
 
 def is_plain_array(aval: Any) -> bool:
@@ -112,6 +114,12 @@ def user_line(source_info: Any) -> str:
     return _source_info_util.summarize(source_info)
 
 
+def hide_frames(directory: str) -> None:
+    """Leaves the files of ``directory`` out of tracebacks and of equations' source lines."""
+    _traceback_util.register_exclusion(directory)
+    _source_info_util.register_exclusion(directory)
+
+
 def user_functions(source_info: Any) -> tuple[str, ...]:
     """Names of the user's functions on the call stack of an equation, innermost first."""
     return tuple(f.function_name for f in _source_info_util.user_frames(source_info.traceback))
@@ -146,3 +154,13 @@ def refuse_captured(differentiated: Sequence[bool]) -> None:
     """Raises JAX's own error if a ``custom_vjp`` is differentiated by what it has captured."""
     if any(differentiated):
         raise _ad.CustomVJPException()
+
+
+def symbolic_zero_like(value: Any) -> Any:
+    """What a primitive's jvp rule returns for a tangent that is zero."""
+    return Zero(jax.typeof(value).to_tangent_aval())
+
+
+def read_atom(env: dict[Any, Any], atom: Any) -> Any:
+    """The value of a variable or literal."""
+    return atom.val if isinstance(atom, Literal) else env[atom]

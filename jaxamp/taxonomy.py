@@ -414,7 +414,7 @@ TABLE: dict[str, Op] = {
     "call_hi_primitive": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("_prim",)),
     "call_hi_primitive_linearized": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("_prim",)),
     "linear_call": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("callee",)),
-    "remat_opt": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("fwd_jaxpr", "fun_jaxpr_thunk")),
+    "remat_opt": Op(OpKind.BOUNDARY, Trait.CALL, ("fwd_jaxpr", "fun_jaxpr_thunk")),
     "custom_jvp_call_jaxpr": Op(OpKind.BOUNDARY, Trait.OPAQUE),
     "custom_lin": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("out_avals",)),
     "unreachable": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("out_avals",)),

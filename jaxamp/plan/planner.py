@@ -27,6 +27,7 @@ def make_plan(
     strict: bool = False,
     inputs: Sequence[Precision | None] | None = None,
     outputs: Sequence[Precision | None] | None = None,
+    onward: Sequence[bool] | None = None,
 ) -> Plan:
     """Decides, for every equation of a jaxpr, in which precision it runs.
 
@@ -38,6 +39,7 @@ def make_plan(
       strict: whether a primitive that nobody has described is an error.
       inputs: precision in which each input arrives; by default the dtype that it has in the jaxpr.
       outputs: precision in which each result has to leave, by default that of the jaxpr.
+      onward: whether each result goes on to Compute outside; by default those that leave narrow.
 
     Returns:
       The plan.
@@ -55,11 +57,12 @@ def make_plan(
     graph, frame = unfold(closed_jaxpr.jaxpr, closed_jaxpr.consts)
     if strict and graph.unknown:
         raise _unknown(graph)
-    _apply_signature(graph, frame.entries, inputs, frame.exits, outputs)
+    onward = onward or [_is_narrow(p) for p in outputs or ()]
+    _apply_signature(graph, frame.entries, inputs or (), frame.exits, onward)
     forced = find_forced(graph, policy)
     facts, demand = settle_carries(graph, policy, forced)
     chooser = Chooser(graph, facts, demand, find_interior(graph, facts), policy)
-    for value, precision in zip(frame.entries, inputs or ()):
+    for value, precision in zip(frame.entries, inputs or (), strict=False):
         if precision is not None:
             chooser.stored[value] = precision
     choices = _choose_all(graph, chooser, forced)
@@ -79,19 +82,23 @@ def _choose_all(graph: Graph, chooser: Chooser, forced: Forced) -> dict[Node, Ch
 def _apply_signature(
     graph: Graph,
     entries: Sequence[int],
-    inputs: Sequence[Precision | None] | None,
+    inputs: Sequence[Precision | None],
     exits: Sequence[int],
-    outputs: Sequence[Precision | None] | None,
+    onward: Sequence[bool],
 ) -> None:
-    """A narrow input is an activation; a narrow result goes on to Compute outside."""
-    for value, precision in zip(entries, inputs or ()):
-        if precision is not None and precision.bits < Precision.F32.bits:
+    """A narrow input is an activation of the program around; so is a result that goes onward."""
+    for value, precision in zip(entries, inputs, strict=False):
+        if _is_narrow(precision):
             graph.activations.add(value)
             graph.sources.discard(value)
-    for value, precision in zip(exits, outputs or ()):
-        if precision is not None and precision.bits < Precision.F32.bits:
+    for value, goes_on in zip(exits, onward, strict=False):
+        if goes_on:
             graph.onward.add(value)
             graph.outputs.discard(value)
+
+
+def _is_narrow(precision: Precision | None) -> bool:
+    return precision is not None and precision.bits < Precision.F32.bits
 
 
 def _unknown(graph: Graph) -> UnknownPrimitiveError:

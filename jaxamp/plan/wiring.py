@@ -44,8 +44,8 @@ def body_of(param: Any) -> Body:
 
 def call_body(eqn: JaxprEqn) -> Body:
     """The body of a transparent call, which takes and gives what the equation does."""
-    params = eqn.params
-    return body_of(params["call_jaxpr"] if "call_jaxpr" in params else params["jaxpr"])
+    name = next(n for n in ("call_jaxpr", "jaxpr", "fwd_jaxpr") if n in eqn.params)
+    return body_of(eqn.params[name])
 
 
 def branches(eqn: JaxprEqn) -> tuple[Body, ...]:

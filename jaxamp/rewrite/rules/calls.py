@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn
@@ -10,6 +11,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jaxamp import _compat
 from jaxamp.plan import Decision
 from jaxamp.plan.wiring import nested_params
+from jaxamp.rewrite.accumulate import accumulate_p, original
 from jaxamp.rewrite.interpreter import rewritten
 from jaxamp.rewrite.registry import Context, rewrites
 
@@ -38,7 +40,12 @@ def checkpoint(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:
     """Stays a checkpoint of the same policy; what it saves is what is stored."""
-    return _call_open_or_closed(context, eqn, decision, operands, "jaxpr")
+    plan = decision.inner[0]
+    opened, consts = _compat.without_consts(
+        rewritten(context, ClosedJaxpr(eqn.params["jaxpr"], ()), plan)
+    )
+    policy = _sees_contractions(eqn.params["policy"])
+    return _compat.bind(eqn, [*consts, *operands], jaxpr=opened, policy=policy)
 
 
 @rewrites("composite", "compute_on", "custom_vmap_call", "eval_jaxpr", "fused_call")
@@ -68,3 +75,17 @@ def _call_open_or_closed(
         return _compat.bind(eqn, operands, **{name: rewritten(context, param, plan)})
     opened, consts = _compat.without_consts(rewritten(context, ClosedJaxpr(param, ()), plan))
     return _compat.bind(eqn, [*consts, *operands], **{name: opened})
+
+
+def _sees_contractions(policy: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """The same checkpoint policy, shown the contraction where the program now accumulates."""
+    if policy is None:
+        return None
+
+    @functools.wraps(policy)
+    def shown(primitive: Any, *avals: Any, **params: Any) -> Any:
+        if primitive is accumulate_p:
+            primitive, params = original(params)
+        return policy(primitive, *avals, **params)
+
+    return shown

@@ -45,7 +45,9 @@ def custom_jvp(
         nonzero = [t for t in tangents if not _compat.is_symbolic_zero(t)]
         wanted = [*plan.outputs, *(p for p, z in zip(plan.outputs, out_zeros) if not z)]
         closed = ClosedJaxpr(jaxpr, captured)
-        results = _run_rule(context, closed, [*primals, *nonzero], wanted)
+        # Tangents go on: transposed, what made them must have been narrow.
+        onward = [i >= len(out_zeros) or _is_narrow(p) for i, p in enumerate(wanted)]
+        results = _run_rule(context, closed, [*primals, *nonzero], wanted, onward)
         return _with_zeros(results, out_zeros)
 
     return _compat.bind_custom_jvp(eqn, operands, function, rule)
@@ -82,6 +84,18 @@ def custom_vjp(
         return [*none, *given]
 
     return _compat.bind_custom_vjp(eqn, operands, function, forward, backward)
+
+
+@rewrites("remat_opt")
+def optimized_forward(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """The forward rule of a ``custom_vjp`` with ``optimize_remat``: emitted in place.
+
+    JAX's optimisation, which drops residuals that a checkpoint does not need, is given up.
+    """
+    body = eqn.params["fwd_jaxpr"]
+    return interpret(context, body.jaxpr, decision.inner[0], body.consts, operands)
 
 
 def _backward_avals(eqn: JaxprEqn, saved_avals: Sequence[Any]) -> list[Any]:
@@ -121,14 +135,18 @@ def _run_backward(
 
 
 def _run_rule(
-    context: Context, closed: ClosedJaxpr, args: Sequence[Any], wanted: Precisions
+    context: Context,
+    closed: ClosedJaxpr,
+    args: Sequence[Any],
+    wanted: Precisions,
+    onward: Sequence[bool] | None = None,
 ) -> list[Any]:
     """Plans and runs a derivative rule in the precisions in which its arguments arrive."""
     arriving = [
         _stored(jax.typeof(arg).dtype, var.aval)
         for arg, var in zip(args, closed.jaxpr.invars, strict=True)
     ]
-    plan = make_plan(closed, context.policy, inputs=arriving, outputs=wanted)
+    plan = make_plan(closed, context.policy, inputs=arriving, outputs=wanted, onward=onward)
     return interpret(context, closed.jaxpr, plan.body, closed.consts, args)
 
 
@@ -136,6 +154,10 @@ def _stored(dtype: Any, declared: Any) -> Precision | None:
     """The precision of what is declared float32 and stored as ``dtype``."""
     ours = _compat.is_plain_array(declared) and declared.dtype == np.float32
     return Precision.parse(dtype) if ours else None
+
+
+def _is_narrow(precision: Precision | None) -> bool:
+    return precision is not None and precision.bits < Precision.F32.bits
 
 
 def _retyped(zero: Any, precision: Precision | None) -> Any:
