@@ -14,18 +14,29 @@ What is traced, and what is a constant of the trace:
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MethodType, WrapperDescriptorType
+from types import FunctionType, MethodType, WrapperDescriptorType
 from typing import Any
 from weakref import WeakMethod, ref
 
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, valid_jaxtype
+from jax.extend.core import ClosedJaxpr, DebugInfo, valid_jaxtype
+
+from jaxamp.errors import OutputError
 
 Numbers = tuple[type, ...]
 _AS_ARGUMENT: Numbers = (float, complex)
@@ -170,7 +181,7 @@ def trace(
     layout: Layout,
     constants: Sequence[Callable[[], Any] | None],
     traced: Sequence[Any],
-    name: str = "",
+    name: str,
 ) -> tuple[ClosedJaxpr, Outputs]:
     """Trace `function` once.
 
@@ -194,8 +205,9 @@ def trace(
         arrays, outputs = _part_result(result, constants)
         return arrays
 
-    flat.__name__ = flat.__qualname__ = name or "flat"
-    with jax.disable_jit(False):
+    flat.__name__ = flat.__qualname__ = name
+    vars(flat)["__fun_debug_info__"] = _debug_info(function, name, layout, constants)
+    with jax.disable_jit(False):  # the jaxpr is the same; running it obeys the user's setting
         jaxpr = jax.make_jaxpr(flat)(*traced)
     assert outputs is not None
     return jaxpr, outputs
@@ -301,11 +313,49 @@ def _is_leaf(treedef: Any) -> bool:
     return treedef.node_data() is None
 
 
+def _debug_info(
+    function: Callable[..., Any],
+    name: str,
+    layout: Layout,
+    constants: Sequence[Callable[[], Any] | None],
+) -> DebugInfo:
+    """What JAX says of the function and of its inputs in error messages."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    source = f"{name} at {code.co_filename}:{code.co_firstlineno}" if code else name
+    try:
+        parameters = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        parameters = []
+    _, bound_args, *_ = call = layout.treedef.children()
+    before = {1: int(call[0].num_leaves > 0)}
+    before[3] = before[1] + len(bound_args.children())
+    inputs = jax.tree.unflatten(
+        layout.treedef, [object() if constant is None else None for constant in constants]
+    )
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(inputs)[0]]
+    return DebugInfo("jit", source, tuple(_input_name(p, parameters, before) for p in paths), None)
+
+
+def _input_name(path: Any, parameters: Sequence[str], before: Mapping[int, int]) -> str:
+    """A traced leaf as its function knows it, e.g. ``params['w']``."""
+    part: int = path[0].idx
+    if part == 0:
+        return "self" + jax.tree_util.keystr(path[1:])
+    if part in before:
+        place = path[1].idx + before[part]
+        name = parameters[place] if place < len(parameters) else f"args[{place}]"
+    else:
+        name = str(path[1].key)
+    return name + jax.tree_util.keystr(path[2:])
+
+
 def _part_result(
     result: Any, constants: Sequence[Callable[[], Any] | None]
 ) -> tuple[list[Any], Outputs]:
     """Part a function's result into arrays and constants; an input constant stays weakly held."""
     leaves, treedef = jax.tree.flatten(result)
+    for leaf in leaves:
+        _refuse_unfinished(leaf)
     given = {id(constant()): constant for constant in constants if constant is not None}
     arrays = [leaf for leaf in leaves if is_array(leaf)]
     kept = [
@@ -313,3 +363,34 @@ def _part_result(
         for leaf in leaves
     ]
     return arrays, Outputs(treedef, kept)
+
+
+def _refuse_unfinished(leaf: Any) -> None:
+    """Raise where a returned object would go on computing after its trace has ended."""
+    if isinstance(leaf, Iterator | Coroutine | AsyncIterator):
+        kind, advice = f"a {type(leaf).__name__}", "Return a list or tuple of its items."
+    elif isinstance(leaf, FunctionType) and any(map(_is_tracer, _captured(leaf))):
+        kind, advice = (
+            f"the function {leaf.__qualname__}, which captures arrays computed in it",
+            ("Return the arrays themselves, or jax.tree_util.Partial(function, *arrays)."),
+        )
+    elif any(map(_is_tracer, getattr(leaf, "__dict__", {}).values())):
+        kind, advice = (
+            f"a {type(leaf).__qualname__} that holds arrays computed in it",
+            ("Return the arrays, or register the class with jax.tree_util.register_dataclass."),
+        )
+    else:
+        return
+    raise OutputError(f"A function under amp returned {kind}. {advice}")
+
+
+def _captured(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+
+
+def _is_tracer(value: Any) -> bool:
+    return isinstance(value, Tracer)

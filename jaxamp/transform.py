@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from types import MethodType
@@ -12,6 +13,7 @@ from weakref import ref
 
 import jax
 
+from jaxamp import _compat
 from jaxamp.errors import NotCallableError
 from jaxamp.plan import Plan, make_plan
 from jaxamp.policy import PrecisionPolicy
@@ -24,6 +26,7 @@ _R = TypeVar("_R")
 _F = TypeVar("_F", bound=Callable[..., Any])
 Constants = Sequence[Callable[[], Any] | None]
 DEFAULT_POLICY = "auto_mixed_bf16"
+_compat.hide_frames(os.path.dirname(__file__))
 REGION = "jaxamp_region_"  # a compiled function of this name is rewritten already
 
 # Libraries whose objects need more than a function does, and who takes care of them.
@@ -64,6 +67,7 @@ class AmpFunction(Generic[_P, _R]):
         """The policy that the function runs under."""
         return self._settings.policy
 
+    @_compat.boundary
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Call the function in mixed precision."""
         if self._settings.is_identity:
