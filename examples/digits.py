@@ -270,16 +270,17 @@ def kinds_table(run: Run) -> Table:
 def reasons_table(run: Run) -> Table:
     """Why the operations of the train step run as they do, the commonest reasons first."""
     reasons = Counter(
-        (decision.reason, precision.short)
+        (decision.reason, arithmetic.short, (decision.output or arithmetic).short)
         for decision in run.plan.decisions()
-        if (precision := decision.operand or decision.output)
+        if (arithmetic := decision.operand or decision.output)
     )
     table = Table(title=f"{run.policy}: why")
-    table.add_column("reason")
-    table.add_column("precision")
+    table.add_column("reason", ratio=1)
+    table.add_column("computed")
+    table.add_column("stored")
     table.add_column("operations", justify="right")
-    for (reason, precision), count in reasons.most_common(16):
-        table.add_row(reason, precision, str(count))
+    for words, count in reasons.most_common(16):
+        table.add_row(*words, str(count))
     return table
 
 
