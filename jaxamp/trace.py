@@ -44,6 +44,7 @@ _AS_JIT: Numbers = (bool, int, float, complex)
 _AS_CONSTANT: Numbers = ()
 _BUILTIN_NODES = (tuple, list, dict, type(None))
 _ARRAYS = (jax.Array, Tracer, jax.Ref)
+_ARRAY_TYPES: set[type] = set()  # classes met so far: asking jax.Array is slow
 _BY_VALUE = (str, int, bool, type(None), bytes)
 
 
@@ -138,16 +139,31 @@ class Layout:
           The traced leaves, and one key per leaf: ``None`` for a traced one, otherwise something
           hashable that equals another call's key exactly when the constant is the same.
         """
-        traced, keys = [], []
-        for leaf, numbers in zip(leaves, self.numbers, strict=True):
-            if is_array(leaf) or type(leaf) in numbers or (abstract and _is_abstract(leaf)):
-                traced.append(leaf)
-                keys.append(None)
-            else:
-                keys.append(constant_key(leaf))
+        keys = [
+            None
+            if (kind := type(leaf)) in _ARRAY_TYPES or kind in numbers or is_array(leaf)
+            else constant_key(leaf)
+            for leaf, numbers in zip(leaves, self.numbers, strict=True)
+        ]
+        if abstract:
+            structs = [isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves]
+            keys = [None if s else key for s, key in zip(structs, keys, strict=True)]
         if self.owned and keys[0] is not None:
             keys[0] = _identity(leaves[0])
+        traced = [leaf for leaf, key in zip(leaves, keys, strict=True) if key is None]
         return traced, tuple(keys)
+
+    def names(self, function: Callable[..., Any]) -> list[str]:
+        """Every leaf as `function` knows it, e.g. ``params['w']``."""
+        try:
+            parameters = list(inspect.signature(function).parameters)
+        except (TypeError, ValueError):
+            parameters = []
+        call = jax.tree.unflatten(self.treedef, [object()] * len(self.numbers))
+        before = {1: int(call[0] is not None)}
+        before[3] = before[1] + len(call[1])
+        paths = jax.tree_util.tree_flatten_with_path(call)[0]
+        return [_leaf_name(path, parameters, before) for path, _ in paths]
 
     def join(self, traced: Sequence[Any], constants: Sequence[Callable[[], Any] | None]) -> Any:
         """Put a call together again from its traced leaves and its constants."""
@@ -206,7 +222,11 @@ def trace(
         return arrays
 
     flat.__name__ = flat.__qualname__ = name
-    vars(flat)["__fun_debug_info__"] = _debug_info(function, name, layout, constants)
+    vars(flat)["__fun_debug_info__"] = _debug_info(
+        function,
+        name,
+        [n for n, c in zip(layout.names(function), constants, strict=True) if c is None],
+    )
     with jax.disable_jit(False):  # the jaxpr is the same; running it obeys the user's setting
         jaxpr = jax.make_jaxpr(flat)(*traced)
     assert outputs is not None
@@ -220,6 +240,7 @@ def is_array(leaf: Any) -> bool:
     (True, False, False)
     """
     if isinstance(leaf, _ARRAYS):
+        _ARRAY_TYPES.add(type(leaf))
         return True
     return isinstance(leaf, (np.ndarray, np.generic)) and valid_jaxtype(leaf)
 
@@ -305,48 +326,27 @@ def _inside(node: type, numbers: Numbers) -> Numbers:
     return numbers if issubclass(node, _BUILTIN_NODES) else _AS_JIT
 
 
-def _is_abstract(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
-
-
 def _is_leaf(treedef: Any) -> bool:
     return treedef.node_data() is None
 
 
-def _debug_info(
-    function: Callable[..., Any],
-    name: str,
-    layout: Layout,
-    constants: Sequence[Callable[[], Any] | None],
-) -> DebugInfo:
+def _debug_info(function: Callable[..., Any], name: str, names: Sequence[str]) -> DebugInfo:
     """What JAX says of the function and of its inputs in error messages."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     source = f"{name} at {code.co_filename}:{code.co_firstlineno}" if code else name
-    try:
-        parameters = list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        parameters = []
-    _, bound_args, *_ = call = layout.treedef.children()
-    before = {1: int(call[0].num_leaves > 0)}
-    before[3] = before[1] + len(bound_args.children())
-    inputs = jax.tree.unflatten(
-        layout.treedef, [object() if constant is None else None for constant in constants]
-    )
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(inputs)[0]]
-    return DebugInfo("jit", source, tuple(_input_name(p, parameters, before) for p in paths), None)
+    return DebugInfo("jit", source, tuple(names), None)
 
 
-def _input_name(path: Any, parameters: Sequence[str], before: Mapping[int, int]) -> str:
-    """A traced leaf as its function knows it, e.g. ``params['w']``."""
+def _leaf_name(path: Any, parameters: Sequence[str], before: Mapping[int, int]) -> str:
     part: int = path[0].idx
     if part == 0:
-        return "self" + jax.tree_util.keystr(path[1:])
+        return f"self{jax.tree_util.keystr(path[1:])}"
     if part in before:
         place = path[1].idx + before[part]
         name = parameters[place] if place < len(parameters) else f"args[{place}]"
     else:
-        name = str(path[1].key)
-    return name + jax.tree_util.keystr(path[2:])
+        name = path[1].key
+    return f"{name}{jax.tree_util.keystr(path[2:])}"
 
 
 def _part_result(

@@ -6,6 +6,7 @@ import functools
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from types import MethodType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
@@ -15,8 +16,10 @@ import jax
 
 from jaxamp import _compat
 from jaxamp.errors import NotCallableError
+from jaxamp.formats import Precision
 from jaxamp.plan import Plan, make_plan
 from jaxamp.policy import PrecisionPolicy
+from jaxamp.regions import keep_precision
 from jaxamp.rewrite import run_plan
 from jaxamp.taxonomy import registry_version
 from jaxamp.trace import Layout, Outputs, Target, hold, trace
@@ -28,6 +31,8 @@ Constants = Sequence[Callable[[], Any] | None]
 DEFAULT_POLICY = "auto_mixed_bf16"
 _compat.hide_frames(os.path.dirname(__file__))
 REGION = "jaxamp_region_"  # a compiled function of this name is rewritten already
+
+_MANY = 16  # traces of one call, after which it is likely that something changes by mistake
 
 # Libraries whose objects need more than a function does, and who takes care of them.
 _NNX = "flax.nnx"
@@ -71,7 +76,7 @@ class AmpFunction(Generic[_P, _R]):
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Call the function in mixed precision."""
         if self._settings.is_identity:
-            return self.__wrapped__(*args, **kwargs)
+            return _unchanged(self.__wrapped__, args, kwargs)
         return self._runner(self._target, args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -100,6 +105,7 @@ class Runner:
         self._pure = pure  # no call needs an adapter
         self.companion: Any = None  # what an adapter keeps for as long as this lives
         self._layouts: dict[Any, Layout] = {}
+        self._traces: dict[Layout, tuple[int, Sequence[Hashable]]] = {}
         self._forms: dict[Hashable, Callable[..., _Result]] = {}
 
     def __call__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -108,35 +114,59 @@ class Runner:
         layout = self._layouts.get(treedef)
         if layout is None:
             layout = self._layouts.setdefault(treedef, Layout.of(treedef))
+        traced, keys = layout.split(leaves)
         if _NNX in sys.modules and not self._pure:
             adapter = importlib.import_module(_ADAPTERS[_NNX])
-            if adapter.is_needed(layout.nodes, leaves):
+            if adapter.is_needed(layout, leaves, keys):
                 return adapter.call(self, target, args, kwargs)
         try:
-            return self._run(layout, leaves, target.name)
+            return self._run(layout, leaves, traced, keys, target.name)
         except (TypeError, ValueError) as error:
             concrete = layout.concrete(leaves)
             if concrete is None:
                 raise
             # The function may need the value of a Python float, as in `if rate == 0.0`.
             try:
-                result = self._run(concrete, leaves, target.name)
+                result = self._run(concrete, leaves, *concrete.split(leaves), target.name)
             except Exception:
                 raise error from None
         self._layouts[treedef] = concrete
         return result
 
-    def _run(self, layout: Layout, leaves: Sequence[Any], name: str) -> Any:
-        traced, keys = layout.split(leaves)
+    def _run(
+        self,
+        layout: Layout,
+        leaves: Sequence[Any],
+        traced: Sequence[Any],
+        keys: Sequence[Hashable],
+        name: str,
+    ) -> Any:
         key = (layout, keys, registry_version())  # a kind registered since may change the plan
         form = self._forms.get(key)
         if form is None:
+            self._count(layout, keys, name)
             constants = self._hold(leaves, key)
             compiled = _compiled(self.resolve, layout, constants, self.settings, name)
             form = self._forms.setdefault(key, compiled)
         return form(*traced).join()
 
-    def _hold(self, leaves: Sequence[Any], key: tuple[Layout, Any, int]) -> Constants:
+    def _count(self, layout: Layout, keys: Sequence[Hashable], name: str) -> None:
+        """Warn where the same call is traced again and again for new constants."""
+        count, last = self._traces.get(layout, (0, keys))
+        self._traces[layout] = count + 1, keys
+        if count + 1 == _MANY:
+            pairs = zip(layout.names(self.resolve()), last, keys, strict=True)
+            changed = ", ".join(name for name, old, new in pairs if old != new)
+            warnings.warn(
+                f"amp has traced {name} {_MANY} times because {changed} keeps changing and is a "
+                "constant of the trace. Pass a number that changes as an array "
+                "(jnp.asarray(step)), and make a function once, outside of the loop.",
+                stacklevel=6,
+            )
+
+    def _hold(
+        self, leaves: Sequence[Any], key: tuple[Layout, Sequence[Hashable], int]
+    ) -> Constants:
         """What returns the constants among `leaves`; a form goes with the first that dies."""
         self_ref = ref(self)
 
@@ -222,7 +252,7 @@ _RUNNERS = _Runners()
 def apply(fn: Any, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call `fn` once in mixed precision, as ``AmpFunction(fn, settings)(*args, **kwargs)``."""
     if settings.is_identity:
-        return fn(*args, **kwargs)
+        return _unchanged(fn, args, kwargs)
     target = Target.of(fn)
     return _RUNNERS.get(target.function, settings)(target, args, kwargs)
 
@@ -303,6 +333,12 @@ def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..
         return make_plan(jaxpr, settings.policy, strict=settings.strict)
 
     return plan
+
+
+def _unchanged(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call `fn` itself, marked so that an ``amp`` around this one leaves it alone too."""
+    with keep_precision(Precision.F32):
+        return fn(*args, **kwargs)
 
 
 def _settings(policy: Any, strict: bool, force: bool) -> Settings:

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
 from flax import nnx
 
-from jaxamp.trace import Target
+from jaxamp.trace import Layout, Target
 from jaxamp.transform import Runner, Settings, apply
 
+_OBJECTS = (nnx.Pytree, nnx.Variable)
+_NODES: dict[frozenset[type], bool] = {}  # whether these containers are or hold nnx objects
 _CLASSES: dict[tuple[type, Settings], type] = {}
 
 
@@ -38,10 +40,12 @@ def wrap(fn: Any, settings: Settings) -> Any:
     return _seen_as(_amped_class(type(fn), settings), fn)
 
 
-def is_needed(nodes: frozenset[type], leaves: Sequence[Any]) -> bool:
-    """Whether a call with these containers and leaves has nnx objects among its arguments."""
-    kinds = (nnx.Pytree, nnx.Variable)
-    return any(issubclass(n, kinds) for n in nodes) or any(isinstance(x, kinds) for x in leaves)
+def is_needed(layout: Layout, leaves: Sequence[Any], keys: Sequence[Hashable]) -> bool:
+    """Whether a call has nnx objects among its arguments, as containers or as constants."""
+    if layout.nodes not in _NODES:
+        _NODES[layout.nodes] = any(issubclass(node, _OBJECTS) for node in layout.nodes)
+    pairs = zip(leaves, keys, strict=True)
+    return _NODES[layout.nodes] or any(k is not None and _is_object(leaf) for leaf, k in pairs)
 
 
 def call(runner: Runner, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -77,7 +81,7 @@ class _Pure:
 
 
 def _is_object(x: Any) -> bool:
-    return isinstance(x, (nnx.Pytree, nnx.Variable))
+    return isinstance(x, _OBJECTS)
 
 
 def _objects(tree: Any) -> list[Any]:
@@ -96,7 +100,9 @@ def _amped_class(cls: type, settings: Settings) -> type:
     """The subclass of `cls` whose public methods run in mixed precision."""
     amped = _CLASSES.get((cls, settings))
     if amped is None:
-        body = {name: _amped_method(cls, name, settings) for name in _public_methods(cls)}
+        body: dict[str, Any] = {
+            name: _amped_method(cls, name, settings) for name in _public_methods(cls)
+        }
         body["__module__"] = cls.__module__
         amped = types.new_class(f"Amp{cls.__name__}", (cls,), exec_body=lambda d: d.update(body))
         amped = _CLASSES.setdefault((cls, settings), amped)
