@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import jax
+from jax._src import ad_util as _ad_util
 from jax._src import core as _core
 from jax._src import linear_util as _lu
 from jax._src import source_info_util as _source_info_util
@@ -16,7 +17,7 @@ from jax._src.interpreters import partial_eval as _pe
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 ShapedArray = _core.ShapedArray
-Zero = _ad.Zero
+Zero = _ad_util.Zero
 DropVar = _core.DropVar
 boundary = _traceback_util.api_boundary  # errors that leave a function so marked lose hidden frames
 
@@ -29,7 +30,7 @@ def is_plain_array(aval: Any) -> bool:
 def trace_to_jaxpr(
     fun: Callable[..., Sequence[Any]], avals: Sequence[Any], debug_info: Any
 ) -> ClosedJaxpr:
-    """Traces a flat function at exact avals: weak types, shardings, Refs and axis types are kept."""
+    """Traces a flat function at exact avals: weak types, shardings and Refs are kept."""
     wrapped = _lu.wrap_init(fun, debug_info=debug_info.with_unknown_names())
     jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(wrapped, list(avals))
     return ClosedJaxpr(jaxpr, consts)

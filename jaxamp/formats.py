@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,6 +19,17 @@ from jaxamp.errors import PolicyError, accepted
 class Precision(enum.Enum):
     """A float format; the value is the name of its dtype.
 
+    Attributes:
+      dtype: the numpy dtype of the format.
+      short: the short word, as in ``"bf16"``, that ``parse`` reads back.
+      max: the largest finite number.
+      eps: the distance from 1 to the next larger number.
+      smallest_normal: the smallest positive number of full relative accuracy.
+      smallest_subnormal: the smallest positive number at all.
+      bits: the width of the format in bits.
+      mantissa_bits: bits of the significand, the implicit one included; integers up to 2**this
+        are exact.
+
     >>> Precision.BF16.dtype, Precision.BF16.mantissa_bits, Precision.F16.max
     (dtype(bfloat16), 8, 65504.0)
     """
@@ -33,45 +43,19 @@ class Precision(enum.Enum):
     F8_E8M0 = "float8_e8m0fnu"  # powers of two only: a scale, never a value
     F4_E2M1 = "float4_e2m1fn"
 
-    @property
-    def dtype(self) -> np.dtype:
-        """The numpy dtype of the format."""
-        return _dtype(self.value)
+    def __init__(self, name: str) -> None:
+        self.dtype = np.dtype(getattr(ml_dtypes, name, name))
+        facts = ml_dtypes.finfo(self.dtype)
+        self.short = self.name.lower()
+        self.max = float(facts.max)
+        self.eps = float(facts.eps)
+        self.smallest_normal = float(facts.smallest_normal)
+        self.smallest_subnormal = float(facts.smallest_subnormal)
+        self.bits = int(facts.bits)
+        self.mantissa_bits = int(facts.nmant) + 1
 
-    @property
-    def short(self) -> str:
-        """The short word, as in ``"bf16"``, that ``parse`` reads back."""
-        return self.name.lower()
-
-    @property
-    def max(self) -> float:
-        """The largest finite number."""
-        return float(_finfo(self.value).max)
-
-    @property
-    def eps(self) -> float:
-        """The distance from 1 to the next larger number."""
-        return float(_finfo(self.value).eps)
-
-    @property
-    def smallest_normal(self) -> float:
-        """The smallest positive number of full relative accuracy."""
-        return float(_finfo(self.value).smallest_normal)
-
-    @property
-    def smallest_subnormal(self) -> float:
-        """The smallest positive number at all."""
-        return float(_finfo(self.value).smallest_subnormal)
-
-    @property
-    def bits(self) -> int:
-        """The width of the format in bits."""
-        return int(_finfo(self.value).bits)
-
-    @property
-    def mantissa_bits(self) -> int:
-        """Bits of the significand, the implicit one included; integers up to 2**this are exact."""
-        return int(_finfo(self.value).nmant) + 1
+    # Members are single objects; Enum's own hash goes through the name, in Python.
+    __hash__ = object.__hash__
 
     @classmethod
     def parse(cls, word: PrecisionLike) -> Precision:
@@ -146,17 +130,7 @@ def _dtype_name(word: Any) -> str:
         return ""
 
 
-@functools.cache
-def _dtype(name: str) -> np.dtype:
-    return np.dtype(getattr(ml_dtypes, name, name))
-
-
 _BY_DTYPE: dict[Any, Precision] = {precision.dtype: precision for precision in Precision}
-
-
-@functools.cache
-def _finfo(name: str) -> Any:
-    return ml_dtypes.finfo(_dtype(name))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ class Guard(enum.Enum):
     NO_KERNEL = "no-kernel"  # operations without a 16-bit implementation run in f32
     CALLBACKS = "callbacks"  # callbacks see the dtypes that they were written for
 
+    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
+
 
 ALL_GUARDS = frozenset(Guard)
 

@@ -28,6 +28,8 @@ class OpKind(enum.Enum):
     DATA_MOVEMENT = "DataMovement"
     BOUNDARY = "Boundary"
 
+    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
+
 
 class Trait(enum.Enum):
     """What a primitive does to its numbers; it decides how the kind's precision may be applied.
@@ -75,6 +77,8 @@ class Trait(enum.Enum):
     STATE = "state"  # mutable cells, whose dtype is fixed
     TOKEN = "token"  # orders effects
     KERNEL = "kernel"  # an instruction inside a Pallas or Mosaic kernel
+
+    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from jaxamp.plan.choose import lowest, pin_contraction
+from jaxamp.formats import Precision
+from jaxamp.plan.choose import narrow_kinds, pin_contraction
 from jaxamp.plan.demand import Demand, find_demand
 from jaxamp.plan.facts import Facts, Range, find_facts
 from jaxamp.plan.forced import Forced
@@ -11,24 +12,27 @@ from jaxamp.policy import Guard, PrecisionPolicy
 from jaxamp.taxonomy import OpKind
 
 
-def settle_carries(
-    graph: Graph, policy: PrecisionPolicy, forced: Forced
-) -> tuple[Facts, Demand]:
+def settle_carries(graph: Graph, policy: PrecisionPolicy, forced: Forced) -> tuple[Facts, Demand]:
     """Supposes every carry lowered, and keeps those for which that proves unsafe, until all agree.
 
     Keeping one more carry only ever takes reasons to lower away from others, so this ends.
     """
-    if Guard.LOOP_CARRY not in policy.guards or lowest(policy, OpKind.ELEMENTWISE) is None:
+    narrow = narrow_kinds(policy)
+    if Guard.LOOP_CARRY not in policy.guards or narrow[OpKind.ELEMENTWISE] is None:
         for carry in graph.carries:
             carry.kept = True
     facts = find_facts(graph, _limits(policy))
+    low = narrow[OpKind.COMPUTE]
+
+    def may_lower(node: Node, demand: Demand) -> bool:
+        precision, _ = forced.of(node)
+        if precision is not None:
+            return precision.bits < Precision.F32.bits
+        return low is not None and not pin_contraction(graph, facts, demand, policy, node, low)
+
     while True:
-        demand = find_demand(
-            graph,
-            facts,
-            lambda node, so_far: _lowers(graph, facts, so_far, policy, forced, node),
-            no_gain=Guard.NO_GAIN in policy.guards,
-        )
+        no_gain = Guard.NO_GAIN in policy.guards
+        demand = find_demand(graph, facts, may_lower, no_gain=no_gain)
         unsafe = [c for c in graph.carries if not c.kept and not _is_stream(facts, demand, c)]
         if not unsafe:
             return facts, demand
@@ -51,21 +55,6 @@ def _is_stream(facts: Facts, demand: Demand, carry: Carry) -> bool:
         and not facts.large[carry.inner]
         and not facts.solved[carry.inner]
     )
-
-
-def _lowers(
-    graph: Graph,
-    facts: Facts,
-    demand: Demand,
-    policy: PrecisionPolicy,
-    forced: Forced,
-    node: Node,
-) -> bool:
-    precision, _ = forced.of(node)
-    low = lowest(policy, OpKind.COMPUTE)
-    if precision is not None:
-        return precision.bits < 32
-    return low is not None and not pin_contraction(graph, facts, demand, policy, node, low)
 
 
 def _limits(policy: PrecisionPolicy) -> Range:

@@ -40,10 +40,10 @@ class Pin:
     guard: Guard | None
 
 
-def lowest(policy: PrecisionPolicy, kind: OpKind) -> Precision | None:
-    """The precision that a policy gives a kind, if it is narrower than f32."""
-    precision = policy.precision_for(kind)
-    return precision if precision.bits < F32.bits else None
+def narrow_kinds(policy: PrecisionPolicy) -> dict[OpKind, Precision | None]:
+    """The precision that a policy gives each kind, where it is narrower than f32."""
+    precisions = {kind: policy.precision_for(kind) for kind in OpKind}
+    return {k: p if p.bits < F32.bits else None for k, p in precisions.items()}
 
 
 def pin_contraction(
@@ -87,6 +87,7 @@ class Chooser:
     ) -> None:
         self.graph, self.facts, self.demand = graph, facts, demand
         self.interior, self.policy, self.guards = interior, policy, policy.guards
+        self.narrow = narrow_kinds(policy)
         carries = (c for c in graph.carries if not c.kept)
         self.streams = {v for c in carries for v in (c.inner, c.result)}
         self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.ours]
@@ -110,7 +111,7 @@ class Chooser:
             return Choice(None, F32, "an explicit cast is honoured")
         if forced is not None:
             return self._forced(node, forced, forced_by)
-        low = lowest(self.policy, node.kind)
+        low = self.narrow[node.kind]
         if low is None:
             return Choice(F32, F32, f"{node.kind.value} is f32 in the policy", None, F32)
         if not self.guards:
@@ -127,7 +128,7 @@ class Chooser:
             formats = {self.stored[v] for v in node.ins}
             self.stored[out] = formats.pop() if len(formats) == 1 else F32
         elif out in self.streams:
-            self.stored[out] = lowest(self.policy, OpKind.ELEMENTWISE)
+            self.stored[out] = self.narrow[OpKind.ELEMENTWISE]
         return _LINKED
 
     def _forced(self, node: Node, forced: Precision, by: str) -> Choice:
@@ -292,4 +293,6 @@ def _inexact(facts: Facts, value: int, low: Precision) -> bool:
 
 def _fits(number: float | None, low: Precision) -> bool:
     """Whether a literal is the same number in the narrow format."""
-    return number is not None and (number != number or float(np.asarray(number, low.dtype)) == number)
+    return number is not None and (
+        number != number or float(np.asarray(number, low.dtype)) == number
+    )

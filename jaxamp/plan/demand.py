@@ -9,7 +9,6 @@ from jaxamp.plan.facts import Facts, movements
 from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.taxonomy import Trait
 
-
 # Whether a Compute node would be lowered, given what its result is for.
 Lowerable = Callable[[Node, "Demand"], bool]
 

@@ -142,7 +142,7 @@ _UNBOUNDED_CURVES = frozenset({"pow", "integer_pow", "square", "sqrt", "sinh", "
 
 
 def _grows_large(facts: Facts, node: Node) -> bool:
-    name = node.eqn.primitive.name
+    name = node.name
     if name == "div":
         return bool(facts.large[node.ins[0]] or facts.tiny[node.ins[1]])
     squashes = node.trait in (Trait.SMOOTH, Trait.SENSITIVE) and name not in _UNBOUNDED_CURVES
@@ -154,7 +154,7 @@ def _rests_on_tiny(facts: Facts, node: Node) -> bool:
     if not tiny:
         return False
     # A product or quotient with an activation is of the activation's size again.
-    scales = node.eqn.primitive.name in ("mul", "div")
+    scales = node.name in ("mul", "div")
     return not (scales and any(facts.dense[i] and not facts.tiny[i] for i in node.ins))
 
 
@@ -162,7 +162,7 @@ def _elementwise_bound(graph: Graph, facts: Facts, node: Node) -> float | None:
     kind = graph.dtype_kind(node.outs[0])
     if kind == "b":
         return 1.0
-    name = node.eqn.primitive.name
+    name = node.name
     if node.trait is Trait.INTEGRAL:
         return UNBOUNDED
     if name == "sign":
@@ -236,7 +236,7 @@ def _link(graph: Graph, facts: Facts, node: Node) -> None:
 def movements(node: Node) -> Iterator[tuple[int, int]]:
     """Pairs of (moved operand, result): one by one where there are as many, else the first."""
     if len(node.ins) == len(node.outs):
-        yield from zip(node.ins, node.outs)
+        yield from zip(node.ins, node.outs, strict=True)
     else:
         for out in node.outs:
             yield node.ins[0], out

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from jaxamp import _compat, taxonomy
@@ -33,6 +33,8 @@ class Role(enum.Enum):
     FIXED = "fixed"  # reads and gives its original dtypes
     LINK = "link"
 
+    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
+
 
 class Link(enum.Enum):
     """What a ``LINK`` node stands for."""
@@ -45,6 +47,8 @@ class Link(enum.Enum):
     STACK = "stack"  # out of a loop, stacked
     JOIN = "join"  # out of the branches of a cond
 
+    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
+
 
 @dataclass(slots=True, eq=False)
 class Node:
@@ -53,10 +57,15 @@ class Node:
     role: Role
     ins: tuple[int, ...]
     outs: tuple[int, ...]
-    eqn: JaxprEqn | None = None
+    eqn: Any = None  # the equation; a link has none
     op: Op | None = None
     scope: str = ""
     link: Link | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its primitive; empty for a link."""
+        return self.eqn.primitive.name if self.eqn else ""
 
     @property
     def kind(self) -> OpKind:
@@ -142,7 +151,7 @@ class Graph:
         return len(self.avals) - 1
 
     def dtype_kind(self, value: int) -> str:
-        """numpy's letter for the dtype of a value, ``"O"`` where it is no numpy dtype."""
+        """The letter that numpy has for the dtype of a value; ``"O"`` where it is none of its."""
         return getattr(getattr(self.avals[value], "dtype", None), "kind", "O")
 
     def add(self, node: Node) -> Node:
@@ -171,7 +180,7 @@ class _Unfolder:
         self._scopes: dict[tuple[str, Any], str] = {}
 
     def frame(self, body: wiring.Body, entries: Sequence[int], scope: str) -> Frame:
-        jaxpr, graph = body.jaxpr, self.graph
+        jaxpr = body.jaxpr
         env: dict[Any, int] = dict(zip(jaxpr.invars, entries, strict=True))
         for var, const in zip(jaxpr.constvars, body.consts, strict=True):
             env[var] = self._captured(var.aval, const)
@@ -191,9 +200,8 @@ class _Unfolder:
         op = taxonomy.lookup(eqn.primitive)
         if op is None:
             self.graph.unknown.setdefault(eqn.primitive.name, eqn)
-        elif unfolder := self._UNFOLDERS.get(op.trait):
-            if not wiring.is_region(eqn):
-                return unfolder(self, eqn, op, ins, scope)
+        elif (unfolder := _UNFOLDERS.get(op.trait)) and not wiring.is_region(eqn):
+            return unfolder(self, eqn, op, ins, scope)
         outs = tuple(self.graph.value(v.aval) for v in eqn.outvars)
         node = self.graph.add(Node(self._role(op, ins, outs), ins, outs, eqn, op, scope))
         _propagate_constant(self.graph, node)
@@ -220,7 +228,9 @@ class _Unfolder:
         inner = [self._link(Link.INIT, v) for v in inits]
         slices = [
             self._link(Link.SLICE, v, aval=var.aval)
-            for v, var in zip(sliced, loop.body.jaxpr.invars[loop.invariants + loop.carries :])
+            for v, var in zip(
+                sliced, loop.body.jaxpr.invars[loop.invariants + loop.carries :], strict=True
+            )
         ]
         frames = []
         if loop.test:
@@ -232,7 +242,7 @@ class _Unfolder:
         results = self._close_carries(inits, inner, body.exits, loop.always_kept)
         stacks = [
             self._link(Link.STACK, y, aval=var.aval)
-            for y, var in zip(body.exits[loop.carries :], eqn.outvars[loop.carries :])
+            for y, var in zip(body.exits[loop.carries :], eqn.outvars[loop.carries :], strict=True)
         ]
         body.returns = (*inner, *stacks)
         entries = (*invariants, *inner, *slices)
@@ -242,7 +252,7 @@ class _Unfolder:
         self, inits: Sequence[int], inner: Sequence[int], exits: Sequence[int], kept: bool
     ) -> list[int]:
         results = []
-        for init, value, out in zip(inits, inner, exits):
+        for init, value, out in zip(inits, inner, exits[: len(inner)], strict=True):
             self.graph.add(Node(Role.LINK, (out,), (value,), link=Link.BACK))
             results.append(self._link(Link.RESULT, out))
             kept_here = kept or not self.graph.ours[value]
@@ -260,14 +270,6 @@ class _Unfolder:
         outs = tuple(self.graph.value(v.aval) for v in eqn.outvars)
         self.graph.add(Node(Role.FIXED, ins, outs, eqn, op, scope))
         return Nest(eqn, op, scope, ins, outs, tuple(frames), keeps_signature=True)
-
-    _UNFOLDERS = {
-        Trait.CALL: _call,
-        Trait.MANUAL: _call,
-        Trait.BRANCH: _branch,
-        Trait.LOOP: _loop,
-        Trait.NESTED: _nested,
-    }
 
     def _role(self, op: Op | None, ins: tuple[int, ...], outs: tuple[int, ...]) -> Role:
         if op is None:
@@ -310,6 +312,14 @@ class _Unfolder:
         return self._scopes[key]
 
 
+_UNFOLDERS = {
+    Trait.CALL: _Unfolder._call,
+    Trait.MANUAL: _Unfolder._call,
+    Trait.BRANCH: _Unfolder._branch,
+    Trait.LOOP: _Unfolder._loop,
+    Trait.NESTED: _Unfolder._nested,
+}
+
 _ROLES = {
     Trait.CONTRACTION: Role.CONTRACT,
     Trait.SUM: Role.REDUCE,
@@ -332,7 +342,7 @@ _READABLE = 1 << 20  # elements of a captured array that are looked at for extre
 
 def _extreme(const: Any) -> float | None:
     """The finite number in a captured array that fits a narrow format worst, if it is at hand."""
-    if isinstance(const, jax.core.Tracer) or getattr(const, "dtype", None) != np.float32:
+    if isinstance(const, Tracer) or getattr(const, "dtype", None) != np.float32:
         return None
     if const.size > _READABLE:
         return None

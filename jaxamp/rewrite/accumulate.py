@@ -2,8 +2,8 @@
 
 ``preferred_element_type`` alone will not do. Its transpose multiplies an f32 cotangent with a
 narrow operand, which no matrix unit does; here the cotangent is rounded to the narrow format first,
-at every order of differentiation. And XLA's CPU backend lacks some bf16 x bf16 -> f32 kernels; there
-the operands are widened first, which gives the same numbers.
+at every order of differentiation. And XLA's CPU backend lacks some bf16 x bf16 -> f32 kernels:
+there the operands are widened first, which gives the same numbers.
 """
 
 from __future__ import annotations

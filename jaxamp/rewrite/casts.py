@@ -53,7 +53,9 @@ class Environment:
         self, atoms: Sequence[Any], precisions: Sequence[Precision | None]
     ) -> list[Any]:
         """The results of a jaxpr, with the weak types that it declares."""
-        return [_as_declared(self.read(a, p), a.aval, p) for a, p in zip(atoms, precisions)]
+        return [
+            _as_declared(self.read(a, p), a.aval, p) for a, p in zip(atoms, precisions, strict=True)
+        ]
 
 
 def cast(value: Any, precision: Precision | None) -> Any:
@@ -71,7 +73,7 @@ def _convert(value: Any, dtype: np.dtype, *, weak_type: bool) -> Any:
     return convert_element_type_p.bind(value, new_dtype=dtype, weak_type=weak_type, sharding=None)
 
 
-def _cast_literal(literal: Literal, precision: Precision | None) -> Any:
+def _cast_literal(literal: Any, precision: Precision | None) -> Any:
     value = _compat.literal_value(literal)
     if precision is None or literal.aval.dtype == precision.dtype:
         return value

@@ -35,7 +35,9 @@ class RewriteRule(Protocol):
 
     def __call__(
         self, context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
-    ) -> Sequence[Any]: ...
+    ) -> Sequence[Any]:
+        """Emits the equation and gives its results."""
+        ...
 
 
 _RULES: dict[str, RewriteRule] = {}

@@ -43,7 +43,10 @@ def custom_jvp(
         zeros = [_compat.is_symbolic_zero(t) for t in tangents]
         jaxpr, captured, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
         nonzero = [t for t in tangents if not _compat.is_symbolic_zero(t)]
-        wanted = [*plan.outputs, *(p for p, z in zip(plan.outputs, out_zeros) if not z)]
+        wanted = [
+            *plan.outputs,
+            *(p for p, z in zip(plan.outputs, out_zeros, strict=True) if not z),
+        ]
         closed = ClosedJaxpr(jaxpr, captured)
         # Tangents go on: transposed, what made them must have been narrow.
         onward = [i >= len(out_zeros) or _is_narrow(p) for i, p in enumerate(wanted)]
@@ -78,7 +81,8 @@ def custom_vjp(
 
     def backward(*residuals_and_cotangents: Any) -> list[Any]:
         avals = _backward_avals(eqn, saved_avals)
-        wanted = [_stored(a.dtype, v.aval) for a, v in zip(primal_avals, call.jaxpr.invars)]
+        pairs = zip(primal_avals, call.jaxpr.invars, strict=True)
+        wanted = [_stored(arriving.dtype, var.aval) for arriving, var in pairs]
         given = _run_backward(context, eqn, residuals_and_cotangents, avals, wanted[consts:])
         none = [_compat.zero_cotangent(aval) for aval in primal_avals[:consts]]
         return [*none, *given]

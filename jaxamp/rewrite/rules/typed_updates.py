@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax
+from jax.core import eval_jaxpr
 from jax.extend.core import JaxprEqn
 
 from jaxamp import _compat
@@ -20,11 +20,11 @@ def scatter(
     """Retypes the update function; with none at all, a scatter would be another operation."""
     update = eqn.params["update_jaxpr"]
     dtype = operands[0].dtype
-    if update is None or dtype == eqn.invars[0].aval.dtype:
+    if update is None or update.invars[0].aval.dtype == dtype:
         return _compat.bind(eqn, operands)
 
     def body(*args: Any) -> list[Any]:
-        return jax.core.eval_jaxpr(update, eqn.params["update_consts"], *args)
+        return eval_jaxpr(update, eqn.params["update_consts"], *args)
 
     avals = [v.aval.update(dtype=dtype, weak_type=False) for v in update.invars]
     retyped = _compat.trace_to_jaxpr(body, avals, update.debug_info)
