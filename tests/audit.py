@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
 # `accumulate` is jaxamp's own: a product of low operands that gives its float32 accumulator.
-PRODUCTS = frozenset(
-    {"dot_general", "conv_general_dilated", "ragged_dot_general", "accumulate"}
-)
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "accumulate"})
 OPAQUE = frozenset({"pallas_call"})
 LOW = frozenset({jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)})
 
@@ -56,7 +56,7 @@ def products(jaxpr: core.Jaxpr) -> list[Product]:
 
 
 def _product(eqn: core.JaxprEqn) -> Product:
-    a, b = (jnp.dtype(v.aval.dtype) for v in eqn.invars[:2])
+    a, b = (jnp.dtype(_typed(v).dtype) for v in eqn.invars[:2])
     scope = str(eqn.source_info.name_stack)
     kept = (
         "keep_precision" in scope
@@ -66,12 +66,16 @@ def _product(eqn: core.JaxprEqn) -> Product:
     return Product(eqn.primitive.name, (a, b), kept)
 
 
+def _typed(atom: Any) -> jax.core.ShapedArray:
+    return atom.aval
+
+
 def _is_inner_product(eqn: core.JaxprEqn) -> bool:
     """Whether a dot leaves no axis but batch axes: a reduction, which belongs in float32."""
     if eqn.primitive.name != "dot_general":
         return False
     _, (batch, _) = eqn.params["dimension_numbers"]
-    return len(batch) == len(eqn.outvars[0].aval.shape)
+    return len(batch) == len(_typed(eqn.outvars[0]).shape)
 
 
 def _is_explicit(precision: object) -> bool:

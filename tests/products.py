@@ -109,12 +109,22 @@ def check_lowering(case: Case) -> None:
             return
         raise
     assert _signature(amped) == _signature(plain)
-    core.check_jaxpr(amped.jaxpr.jaxpr)
+    if _is_valid(plain):
+        core.check_jaxpr(amped.jaxpr.jaxpr)
     amped.lower()
     if case.preset == "always_f32":
         assert _dtypes(amped) == _dtypes(plain), "the identity policy changed dtypes"
     else:
         _check_products(case, audit.products(amped.jaxpr.jaxpr))
+
+
+def _is_valid(traced: Any) -> bool:
+    """Whether JAX's checker accepts the plain jaxpr: it knows not all that closed_call may hold."""
+    try:
+        core.check_jaxpr(traced.jaxpr.jaxpr)
+    except TypeError:
+        return False
+    return True
 
 
 def _dtypes(traced: Any) -> list[Any]:

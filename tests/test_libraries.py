@@ -136,7 +136,7 @@ class EqxNet(eqx.Module):
 @pytest.mark.parametrize("preset", LOW_PRESETS)
 def test_equinox(preset: str) -> None:
     """An equinox model under filter_jit and filter_grad: amp of the loss, amp of the model."""
-    model, tokens = EqxNet(jax.random.key(0)), np.array([1, 2, 3, 1, 7])
+    model, tokens = EqxNet(jax.random.key(0)), jnp.array([1, 2, 3, 1, 7])
 
     def loss(model: EqxNet, tokens: Array) -> Array:
         return (model(tokens) * jnp.arange(3)).sum()
@@ -185,8 +185,10 @@ def test_optax_training_reaches_the_same_loss() -> None:
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(32, 8)).astype(np.float32), rng.normal(size=(8, 3))
     y = (x @ w).argmax(1)
-    params = {"w": rng.normal(size=(8, 16)).astype(np.float32) / 3,
-              "v": rng.normal(size=(16, 3)).astype(np.float32) / 4}
+    params = {
+        "w": rng.normal(size=(8, 16)).astype(np.float32) / 3,
+        "v": rng.normal(size=(16, 3)).astype(np.float32) / 4,
+    }
     optimizer = optax.adam(1e-2)
 
     def loss(params: Any) -> Array:
@@ -219,7 +221,12 @@ def test_diffrax_network_field() -> None:
     def solve(params: Any, y0: Array) -> Array:
         field = eqx.combine(params, static)
         solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda t, y, _: field(y)), diffrax.Tsit5(), 0.0, 1.0, 0.1, y0,
+            diffrax.ODETerm(lambda t, y, _: field(y)),
+            diffrax.Tsit5(),
+            0.0,
+            1.0,
+            0.1,
+            y0,
             stepsize_controller=diffrax.PIDController(rtol=1e-3, atol=1e-4),
             max_steps=64,
         )
@@ -235,10 +242,17 @@ def test_diffrax_network_field() -> None:
 
 def test_diffrax_without_products_meets_its_tolerance() -> None:
     """A field with nothing to gain keeps the integrator's accuracy: the clock stays float32."""
+
     def solve(y0: Array) -> Array:
         solution = diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda t, y, _: -2.0 * t * y), diffrax.Dopri5(), 0.0, 2.0, 0.05, y0,
-            stepsize_controller=diffrax.PIDController(rtol=1e-6, atol=1e-8), max_steps=512,
+            diffrax.ODETerm(lambda t, y, _: -2.0 * t * y),
+            diffrax.Dopri5(),
+            0.0,
+            2.0,
+            0.05,
+            y0,
+            stepsize_controller=diffrax.PIDController(rtol=1e-6, atol=1e-8),
+            max_steps=512,
         )
         assert solution.ys is not None
         return solution.ys[-1]
@@ -264,7 +278,8 @@ def test_numpyro_log_density() -> None:
     x, y, w = _data()
 
     def density(w: Array) -> Array:
-        return log_density(_regression, (x, y), {}, {"w": w, "sigma": jnp.float32(0.5)})[0]
+        sites = {"w": w, "sigma": jnp.float32(0.5)}
+        return jnp.asarray(log_density(_regression, (x, y), {}, sites)[0])
 
     at = jnp.asarray(w) + 0.1
     _agrees(jax.jit(amp(density))(at), jax.jit(density)(at), ulps=4)
@@ -275,7 +290,7 @@ def test_numpyro_sampler_of_an_amped_model() -> None:
     """NUTS on a potential that runs low finds the posterior that float32 finds."""
     x, y, _ = _data()
 
-    def potential(z: dict[str, Array]) -> Array:
+    def potential(z: dict[str, Array]) -> Any:
         sites = {"w": z["w"], "sigma": jnp.exp(z["log_sigma"])}
         return -log_density(_regression, (x, y), {}, sites)[0] - z["log_sigma"]
 

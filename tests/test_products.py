@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend import core
 
 from jaxamp import amp
 from tests import audit, products
@@ -52,7 +53,7 @@ def test_always_f32_is_the_identity(name: str) -> None:
     assert _primitives(amped) == _primitives(plain)
 
 
-def _primitives(closed: jax.extend.core.ClosedJaxpr) -> list[str]:
+def _primitives(closed: core.ClosedJaxpr) -> list[str]:
     return [e.primitive.name for e in audit.equations(closed.jaxpr)]
 
 

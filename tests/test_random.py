@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import jax
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from jaxamp import amp
 from jaxamp.taxonomy import lookup
 from tests import audit, random_programs
-from tests.random_programs import BINARY, NESTED, UNARY, Steps
+from tests.random_programs import BINARY, NESTED, SLOW_IS_FINE, UNARY, Steps
 
 
 @settings(
-    max_examples=50, deadline=None, derandomize=True, database=None,
-    suppress_health_check=list(HealthCheck),
+    max_examples=50,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=SLOW_IS_FINE,
 )
 @given(random_programs.programs())
 def test_random_program_keeps_the_invariants(steps: Steps) -> None:
@@ -64,6 +67,7 @@ def test_nesting_of_two_keeps_the_invariants(outer: str, inner: str) -> None:
 
 def test_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks are not empty: a transform that rounds outputs to bfloat16 fails them."""
+
     def rounding(fn, policy=None, _force=False):
         return lambda *args: jax.tree.map(lambda y: y.astype("bfloat16"), fn(*args))
 

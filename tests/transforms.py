@@ -130,7 +130,9 @@ def jvp(wrap: Wrap, fn: Fn, args: Args) -> tuple[Fn, Args]:
     amped = wrap(fn)
 
     def run(*floats: Any) -> Any:
-        tangents = tuple(jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for x in floats)
+        tangents = tuple(
+            jnp.cos(jnp.arange(x.size, dtype=x.dtype).reshape(x.shape)) for x in floats
+        )
         out, dots = jax.jvp(lambda *xs: amped(*rebuild(xs)), floats, tangents)
         return out, [d for d in jax.tree.leaves(dots) if d.dtype != jax.dtypes.float0]
 
@@ -175,8 +177,9 @@ def shard_map(wrap: Wrap, fn: Fn, args: Args) -> tuple[Fn, Args]:
             out = inner(*jax.tree.map(lambda x: x[0], xs))
             return jax.tree.map(lambda y: y[None], out)
 
-        return jax.shard_map(one, mesh=mesh, in_specs=P("batch"), out_specs=P("batch"),
-                             check_vma=check)
+        return jax.shard_map(
+            one, mesh=mesh, in_specs=P("batch"), out_specs=P("batch"), check_vma=check
+        )
 
     return mapped(wrap(fn), _traces(mapped(fn, True), stacked)), stacked
 

@@ -27,8 +27,11 @@ from tests.conformance.pool import run_all
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.conformance",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     what = parser.add_argument_group("what to run (one or more)")
     what.add_argument("--sample", type=int, metavar="N", help="N harnesses, all groups")
     what.add_argument("--all", action="store_true", help="every harness")
@@ -38,8 +41,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--shard", metavar="I/N", default="1/1", help="the I-th of N parts")
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--seconds", type=float, default=300, help="limit of a job (default: 300)")
-    parser.add_argument("--results", type=pathlib.Path, metavar="FILE",
-                        help="append outcomes to FILE; what has passed there is not run again")
+    parser.add_argument(
+        "--results",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="append outcomes to FILE; what has passed there is not run again",
+    )
     options = parser.parse_args()
     if not (options.sample or options.all or options.products or options.random):
         parser.error("say what to run: --sample N, --all, --products or --random N")
@@ -68,8 +75,13 @@ def _known(results: pathlib.Path | None) -> dict[str, Outcome]:
 
 
 def _progress(console: Console) -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-                    TimeElapsedColumn(), console=console)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
 
 
 def _run(options: argparse.Namespace, jobs: list[Job], console: Console) -> dict[str, Outcome]:

@@ -29,7 +29,7 @@ class Outcome:
 PASSED = Outcome("passed")
 
 
-class SkipJob(Exception):  # noqa: N818 - not an error
+class SkipJob(Exception):
     """Raised by a runner when there is nothing to check, with the reason in words."""
 
 

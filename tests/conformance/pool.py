@@ -63,9 +63,7 @@ class _Worker:
         self.pipe.close()
 
 
-def run_all(
-    jobs: Sequence[Job], *, workers: int, seconds: float
-) -> Iterator[tuple[Job, Outcome]]:
+def run_all(jobs: Sequence[Job], *, workers: int, seconds: float) -> Iterator[tuple[Job, Outcome]]:
     """Runs jobs, each in at most `seconds`; yields outcomes as they come.
 
     Args:
@@ -102,9 +100,7 @@ def _outcome(worker: _Worker, seconds: float) -> Outcome | None:
     return None
 
 
-def _next(
-    worker: _Worker, waiting: collections.deque[Job], hire: Callable[[], _Worker]
-) -> _Worker:
+def _next(worker: _Worker, waiting: collections.deque[Job], hire: Callable[[], _Worker]) -> _Worker:
     """Gives the worker, or a fresh one in its place, the next job if there is one."""
     worker.job = None
     if not waiting:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import given, seed, settings
 
 from tests import random_programs
 from tests.conformance.jobs import Job
+from tests.random_programs import SLOW_IS_FINE
 
 LOT = 25
 
@@ -23,9 +24,7 @@ def run(name: str) -> None:
     """
 
     @seed(int(name.split("-")[1]))
-    @settings(
-        max_examples=LOT, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-    )
+    @settings(max_examples=LOT, deadline=None, database=None, suppress_health_check=SLOW_IS_FINE)
     @given(random_programs.programs())
     def check(steps: random_programs.Steps) -> None:
         random_programs.check(steps)

@@ -25,9 +25,7 @@ def mlp(x: Array, hidden: dict[str, Array], w: Array) -> Array:
     return jax.nn.relu(x @ hidden["w"] + hidden["b"]) @ w
 
 
-@program(
-    lambda d: (d.normal(4, 8), d.weight(8, 12), d.weight(8, 12), d.weight(12, 8)), low_dots=3
-)
+@program(lambda d: (d.normal(4, 8), d.weight(8, 12), d.weight(8, 12), d.weight(12, 8)), low_dots=3)
 def gated_mlp(x: Array, gate: Array, up: Array, down: Array) -> Array:
     """A SwiGLU block with a residual."""
     return x + (jax.nn.silu(x @ gate) * (x @ up)) @ down

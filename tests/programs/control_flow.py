@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ def _layer(x: Array, w: Array) -> Array:
 @program(lambda d: (d.normal(4, 8), d.weight(8, 8)), low_dots=1)
 def jit_nested(x: Array, w: Array) -> dict[str, Array]:
     """A jit inside a jit, with a static argument and a name."""
+
     @functools.partial(jax.jit, static_argnames="times")
     def outer(x: Array, times: int) -> Array:
         return times * jax.jit(_layer)(x, w)
@@ -63,8 +65,9 @@ def scan_layers(x: Array, ws: Array) -> Array:
 
 
 @program(_layers, low_dots=1)
-def scan_outputs(x: Array, ws: Array) -> tuple[Array, Array, Array]:
+def scan_outputs(x: Array, ws: Array) -> tuple[Array, Any, Array]:
     """Stacked outputs, an integer counter, reverse, unrolled."""
+
     def body(carry, w):
         x, n = carry
         y = _layer(x, w)
@@ -77,6 +80,7 @@ def scan_outputs(x: Array, ws: Array) -> tuple[Array, Array, Array]:
 @program(lambda d: (d.uniform(4, low=1.0, high=9.0),), tolerance="f32", low_dots=0)
 def while_newton(a: Array) -> Array:
     """Square roots by Newton: the test of convergence must see float32."""
+
     def going(state):
         x, previous = state
         return jnp.abs(x - previous).max() > 1e-5
@@ -89,8 +93,9 @@ def while_newton(a: Array) -> Array:
 
 
 @program(lambda d: (d.normal(4, 8), d.weight(8, 8)), low_dots=1)
-def while_products(x: Array, w: Array) -> tuple[Array, Array]:
+def while_products(x: Array, w: Array) -> tuple[Any, Array]:
     """A while loop with a product in its body and a count in its test."""
+
     def step(state):
         i, x = state
         return i + 1, _layer(x, w)
@@ -133,6 +138,7 @@ def checkpoint_plain(x: Array, ws: Array) -> Array:
 @program(_layers, low_dots=2)
 def checkpoint_dots(x: Array, ws: Array) -> Array:
     """A policy that saves the results of products."""
+
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
     def block(x: Array) -> Array:
         return jnp.sin(jnp.tanh(x @ ws[0]) @ ws[1])
@@ -156,6 +162,7 @@ def checkpoint_names(x: Array, ws: Array) -> Array:
 @program(lambda d: (d.normal(3, 4, 8), d.weight(8, 4)), low_dots=1)
 def vmap_inside(xs: Array, w: Array) -> Array:
     """vmap in the program, with in_axes and a collective over its name."""
+
     def row(x: Array) -> Array:
         y = x @ w
         return y - lax.pmean(y, "rows")

@@ -27,7 +27,12 @@ def conv_net(x: Array, kernel: Array, bias: Array, w: Array) -> Array:
 def conv_depthwise_dilated(x: Array, kernel: Array) -> Array:
     """Grouped and dilated."""
     return lax.conv_general_dilated(
-        x, kernel, (1, 1), "SAME", rhs_dilation=(2, 2), dimension_numbers=NHWC,
+        x,
+        kernel,
+        (1, 1),
+        "SAME",
+        rhs_dilation=(2, 2),
+        dimension_numbers=NHWC,
         feature_group_count=4,
     )
 
@@ -41,8 +46,6 @@ def conv_transposed(x: Array, kernel: Array) -> Array:
 @program(lambda d: (d.normal(2, 12, 3), d.normal(3, 3, 4), d.weight(4, 4)), low_dots=2)
 def conv_1d_mean_pool(x: Array, kernel: Array, w: Array) -> Array:
     """A text convolution, average pooling by reduce_window, dense."""
-    y = lax.conv_general_dilated(
-        x, kernel, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC")
-    )
+    y = lax.conv_general_dilated(x, kernel, (1,), "VALID", dimension_numbers=("NWC", "WIO", "NWC"))
     y = lax.reduce_window(y, 0.0, lax.add, (1, 5, 1), (1, 5, 1), "VALID") / 5
     return y @ w

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ def _dense(d: Draw) -> tuple:
 @program(_dense, low_dots=1)
 def custom_jvp(x: Array, w: Array) -> Array:
     """A rule with products inside."""
+
     @jax.custom_jvp
     def f(x: Array, w: Array) -> Array:
         return jnp.tanh(x @ w)
@@ -35,6 +37,7 @@ def custom_jvp(x: Array, w: Array) -> Array:
 @program(_dense, low_dots=2)
 def custom_jvp_zeros(x: Array, w: Array) -> Array:
     """Symbolic zero tangents, and a static argument."""
+
     @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
     def f(power: int, x: Array, w: Array) -> Array:
         return (x @ w) ** power
@@ -56,6 +59,7 @@ def custom_jvp_zeros(x: Array, w: Array) -> Array:
 @program(_dense, low_dots=1)
 def custom_vjp(x: Array, w: Array) -> Array:
     """Forward and backward rules with products."""
+
     @jax.custom_vjp
     def f(x: Array, w: Array) -> Array:
         return jnp.sin(x @ w)
@@ -76,6 +80,7 @@ def custom_vjp(x: Array, w: Array) -> Array:
 @program(lambda d: (*_dense(d), d.integers(4, 4)), low_dots=1)
 def custom_vjp_nondiff(x: Array, w: Array, rows: Array) -> Array:
     """nondiff_argnums, an integer operand, and a gradient that is clipped."""
+
     @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
     def f(bound: float, x: Array, w: Array, rows: Array) -> Array:
         return x[rows] @ w
@@ -95,6 +100,7 @@ def custom_vjp_nondiff(x: Array, w: Array, rows: Array) -> Array:
 @program(_dense, low_dots=1)
 def custom_vjp_zeros(x: Array, w: Array) -> Array:
     """Symbolic zeros in the forward and the backward rule."""
+
     @jax.custom_vjp
     def f(x: Array, w: Array) -> tuple[Array, Array]:
         h = x @ w
@@ -107,8 +113,11 @@ def custom_vjp_zeros(x: Array, w: Array) -> Array:
     def backward(saved, cts):
         x, w, h, w_perturbed = saved
         dh = sum(
-            (ct * scale for ct, scale in zip(cts, (1.0, 1 - jnp.tanh(h) ** 2), strict=True)
-             if not isinstance(ct, jax.custom_derivatives.SymbolicZero)),
+            (
+                ct * scale
+                for ct, scale in zip(cts, (1.0, 1 - jnp.tanh(h) ** 2), strict=True)
+                if not isinstance(ct, jax.custom_derivatives.SymbolicZero)
+            ),
             start=jnp.zeros_like(h),
         )
         return dh @ w.T, x.T @ dh if w_perturbed is not False else jnp.zeros_like(w)
@@ -120,6 +129,7 @@ def custom_vjp_zeros(x: Array, w: Array) -> Array:
 @program(_dense, low_dots=1)
 def custom_vjp_optimize_remat(x: Array, w: Array) -> Array:
     """A rule whose residuals JAX may recompute."""
+
     @jax.custom_vjp
     def f(x: Array, w: Array) -> Array:
         return jnp.tanh(x @ w)
@@ -151,8 +161,9 @@ def custom_vjp_closure(x: Array, w: Array) -> Array:
 
 
 @program(_dense, low_dots=1)
-def custom_gradient(x: Array, w: Array) -> Array:
+def custom_gradient(x: Array, w: Array) -> Any:
     """`jax.custom_gradient`: the rule is a closure."""
+
     @jax.custom_gradient
     def f(h: Array):
         return jnp.exp(-h * h), lambda ct: ct * -2 * h * jnp.exp(-h * h)
@@ -163,6 +174,7 @@ def custom_gradient(x: Array, w: Array) -> Array:
 @program(_dense, low_dots=1)
 def custom_batching(x: Array, w: Array) -> Array:
     """A function with its own vmap rule, called under vmap."""
+
     @custom_vmap
     def f(row: Array) -> Array:
         return jnp.tanh(row @ w)
@@ -185,6 +197,7 @@ def custom_library_activations(x: Array, w: Array) -> Array:
 @program(_dense)
 def linear_call(x: Array, w: Array) -> Array:
     """A linear function given with its transpose."""
+
     def forward(w: Array, x: Array) -> Array:
         return x @ w
 

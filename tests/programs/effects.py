@@ -78,6 +78,7 @@ def pure_callback(x: Array, w: Array) -> Array:
 @program(_dense, low_dots=1, tags="effects callback")
 def debug_callback(x: Array, w: Array) -> Array:
     """debug.callback and debug.print on a product, inside a scan."""
+
     def body(x: Array, i: Array) -> tuple[Array, None]:
         x = jnp.tanh(x @ w)
         jax.debug.callback(lambda v: _record("debug", v), x, ordered=True)

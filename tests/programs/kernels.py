@@ -36,6 +36,7 @@ def pallas(x: Array, w: Array) -> Array:
 @program(lambda d: (d.normal(8, 8), d.weight(8, 8)), low_dots=1)
 def pallas_matmul_custom_vjp(x: Array, w: Array) -> Array:
     """A kernel with a product inside, tiled, its derivative in plain JAX."""
+
     def kernel(x_ref, w_ref, o_ref) -> None:
         o_ref[...] = jnp.dot(x_ref[...], w_ref[...], preferred_element_type=jnp.float32)
 
@@ -44,7 +45,10 @@ def pallas_matmul_custom_vjp(x: Array, w: Array) -> Array:
             kernel,
             out_shape=jax.ShapeDtypeStruct((8, 8), jnp.float32),
             grid=(2,),
-            in_specs=[pl.BlockSpec((4, 8), lambda i: (i, 0)), pl.BlockSpec((8, 8), lambda i: (0, 0))],
+            in_specs=[
+                pl.BlockSpec((4, 8), lambda i: (i, 0)),
+                pl.BlockSpec((8, 8), lambda i: (0, 0)),
+            ],
             out_specs=pl.BlockSpec((4, 8), lambda i: (i, 0)),
             interpret=True,
         )(x, w)
@@ -75,6 +79,7 @@ def closed_call(x: Array, w: Array) -> Array:
 @program(_dense, low_dots=2)
 def composite(x: Array, w: Array) -> Array:
     """A named composite operation, and a product after it."""
+
     @functools.partial(lax.composite, name="test.dense")
     def dense(x: Array, w: Array) -> Array:
         return jnp.tanh(x @ w)

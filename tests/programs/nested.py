@@ -77,6 +77,7 @@ def scan_of_cond_of_jit(x: Array, ws: Array) -> tuple[Array, Array]:
 @program(_layers, low_dots=2)
 def cond_of_scan(x: Array, ws: Array) -> Array:
     """Loops as branches."""
+
     def run(sign: float, x: Array) -> Array:
         return lax.scan(lambda x, w: (x + sign * jnp.tanh(x @ w), None), x, ws)[0]
 
@@ -86,6 +87,7 @@ def cond_of_scan(x: Array, ws: Array) -> Array:
 @program(_layers, low_dots=1)
 def while_of_cond_of_scan(x: Array, ws: Array) -> Array:
     """Three levels, forward only by reverse mode's refusal."""
+
     def run(x: Array) -> Array:
         return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0]
 
@@ -99,6 +101,7 @@ def while_of_cond_of_scan(x: Array, ws: Array) -> Array:
 @program(_layers, low_dots=1)
 def vmap_of_scan_of_custom_jvp(x: Array, ws: Array) -> Array:
     """Rows mapped over a loop with a rule in it."""
+
     def row(x: Array) -> Array:
         return lax.scan(lambda x, w: (_scaled_relu(x @ w), None), x, ws)[0]
 
@@ -115,6 +118,7 @@ def vmap_of_switch(x: Array, ws: Array) -> Array:
 @program(_layers, low_dots=1)
 def jit_of_custom_jvp_of_jit(x: Array, ws: Array) -> Array:
     """A rule around a jitted function, jitted."""
+
     @jax.custom_jvp
     def f(x: Array, w: Array) -> Array:
         return jax.jit(jnp.matmul)(x, w)
@@ -130,6 +134,7 @@ def jit_of_custom_jvp_of_jit(x: Array, ws: Array) -> Array:
 @program(_layers, low_dots=1)
 def custom_vjp_of_scan(x: Array, ws: Array) -> Array:
     """A rule whose forward and backward are loops."""
+
     def run(x: Array, ws: Array) -> tuple[Array, Array]:
         return lax.scan(lambda x, w: (jnp.tanh(x @ w), x), x, ws)
 
@@ -159,6 +164,7 @@ def custom_vjp_of_scan(x: Array, ws: Array) -> Array:
 @program(_layers, tags="compute")
 def grad_inside_scan(x: Array, ws: Array) -> Array:
     """An inner gradient in each step: test-time training."""
+
     def inner(w: Array, x: Array) -> Array:
         return jnp.mean((jnp.tanh(x @ w) - x) ** 2)
 
@@ -172,6 +178,7 @@ def grad_inside_scan(x: Array, ws: Array) -> Array:
 @program(_layers, low_dots=1, tags="devices")
 def shard_map_of_scan_of_remat(x: Array, ws: Array) -> Array:
     """Data parallel layers."""
+
     @jax.checkpoint
     def layer(x: Array, w: Array) -> Array:
         return x + jnp.tanh(x @ w)
@@ -194,6 +201,7 @@ def map_of_remat(x: Array, ws: Array) -> Array:
 @program(_layers, low_dots=2, tags="effects callback")
 def callback_in_cond_in_scan(x: Array, ws: Array) -> Array:
     """A host call in one branch."""
+
     def say(x: Array, w: Array) -> Array:
         y = jnp.tanh(x @ w)
         jax.debug.callback(lambda v: _record("branch", v), y)
@@ -215,6 +223,7 @@ def pallas_in_scan_in_jit(x: Array, ws: Array) -> Array:
 @program(_layers, tolerance="deep")
 def linear_solve_in_scan(x: Array, ws: Array) -> Array:
     """A linear solve in each step, after a product."""
+
     def body(x: Array, w: Array) -> tuple[Array, None]:
         a = w @ w.T + 2 * jnp.eye(8)
         return jnp.linalg.solve(a, x.T).T, None

@@ -99,7 +99,9 @@ def integer_floats(x: Array, w: Array) -> tuple[Array, Array, Array]:
 def sensitive_functions(x: Array, w: Array) -> Array:
     """Large derivatives after a product."""
     p = jax.nn.sigmoid(x @ w)
-    return jnp.log1p(p) + lax.erf_inv(p * 0.9) + p**2.5 + jnp.tan(p) + jax.scipy.special.digamma(p + 1)
+    return (
+        jnp.log1p(p) + lax.erf_inv(p * 0.9) + p**2.5 + jnp.tan(p) + jax.scipy.special.digamma(p + 1)
+    )
 
 
 @program(lambda d: (d.uniform(6, low=1e-3, high=2e-3),), tolerance="f32", low_dots=0)

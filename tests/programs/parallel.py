@@ -33,7 +33,9 @@ def shard_map_rows(x: Array, w: Array) -> Array:
 def shard_map_psum(x: Array, w: Array) -> Array:
     """Tensor parallel: the contraction is split and summed across devices."""
     f = jax.shard_map(
-        lambda x, w: lax.psum(x @ w, "d"), mesh=mesh(), in_specs=(P(None, "d"), P("d")),
+        lambda x, w: lax.psum(x @ w, "d"),
+        mesh=mesh(),
+        in_specs=(P(None, "d"), P("d")),
         out_specs=P(),
     )
     return f(x, w)
@@ -42,6 +44,7 @@ def shard_map_psum(x: Array, w: Array) -> Array:
 @program(lambda d: (d.normal(4, 8), d.weight(8, 8)), low_dots=1, tags="devices")
 def shard_map_gather(x: Array, w: Array) -> Array:
     """Weights gathered before use, a ring shift after it."""
+
     def body(x: Array, w: Array) -> Array:
         y = x @ lax.all_gather(w, "d", tiled=True)
         return lax.ppermute(y, "d", [(i, (i + 1) % 4) for i in range(4)])

@@ -12,6 +12,7 @@ from tests.programs.registry import program
 @program(lambda d: (d.normal(5, 2, 4), d.weight(4, 8), d.weight(8, 8), d.normal(8)), low_dots=2)
 def rnn(xs: Array, w: Array, u: Array, b: Array) -> Array:
     """A tanh cell, weights closed over."""
+
     def cell(h: Array, x: Array) -> tuple[Array, Array]:
         h = jnp.tanh(x @ w + h @ u + b)
         return h, h
@@ -25,6 +26,7 @@ def rnn(xs: Array, w: Array, u: Array, b: Array) -> Array:
 )
 def lstm_with_lengths(xs: Array, w: Array, u: Array, b: Array, lengths: Array) -> Array:
     """An LSTM that stops at each sequence's length."""
+
     def cell(carry, step):
         h, c = carry
         t, x = step
@@ -38,11 +40,10 @@ def lstm_with_lengths(xs: Array, w: Array, u: Array, b: Array, lengths: Array) -
     return lax.scan(cell, start, (jnp.arange(5), xs))[0][0]
 
 
-@program(
-    lambda d: (d.normal(5, 2, 4), d.weight(4, 24), d.weight(8, 24)), low_dots=4
-)
+@program(lambda d: (d.normal(5, 2, 4), d.weight(4, 24), d.weight(8, 24)), low_dots=4)
 def gru_two_ways(xs: Array, w: Array, u: Array) -> Array:
     """A GRU forward and in reverse."""
+
     def cell(h: Array, x: Array) -> tuple[Array, None]:
         xr, xz, xn = jnp.split(x @ w, 3, axis=-1)
         hr, hz, hn = jnp.split(h @ u, 3, axis=-1)
@@ -69,6 +70,7 @@ def linear_recurrence(x: Array, w: Array) -> Array:
 @program(lambda d: (d.normal(300, 4), d.weight(4, 4)), low_dots=1, tolerance="dot")
 def running_mean(xs: Array, w: Array) -> tuple[Array, Array]:
     """An average, a clock and a count carried for 300 steps stay exact."""
+
     def step(carry, x):
         ema, clock, count = carry
         ema = 0.99 * ema + 0.01 * (x @ w)

@@ -23,6 +23,7 @@ def conjugate_gradient(a: Array, b: Array) -> Array:
 @program(_system, tolerance="deep")
 def custom_linear_solve(a: Array, b: Array) -> Array:
     """`lax.custom_linear_solve` with its own solver, forward and transposed."""
+
     def solve(matvec, b: Array) -> Array:
         x = jnp.zeros_like(b)
         return lax.fori_loop(0, 40, lambda _, x: x + 0.2 * (b - matvec(x)), x)
@@ -33,6 +34,7 @@ def custom_linear_solve(a: Array, b: Array) -> Array:
 @program(lambda d: (d.uniform(4, low=1.0, high=4.0),), tolerance="f32", low_dots=0)
 def custom_root(a: Array) -> Array:
     """A cube root by Newton, differentiated by the implicit function theorem."""
+
     def f(x: Array) -> Array:
         return x * x * x - a
 
@@ -48,6 +50,7 @@ def custom_root(a: Array) -> Array:
 @program(lambda d: (d.normal(5, 5, scale=0.2), d.normal(5)), tolerance="deep")
 def fixed_point(w: Array, x: Array) -> Array:
     """A deep-equilibrium layer: z = tanh(w z + x), derivative by custom_vjp."""
+
     def iterate(f, z: Array) -> Array:
         def step(state):
             z, _, i = state
@@ -87,6 +90,7 @@ def ode(y: Array, w: Array) -> Array:
 @program(_system, tolerance="deep", low_dots=1)
 def power_iteration(a: Array, b: Array) -> Array:
     """The largest eigenvalue by repeated products."""
+
     def step(_, v: Array) -> Array:
         v = a @ v
         return v / jnp.linalg.norm(v)
@@ -98,6 +102,7 @@ def power_iteration(a: Array, b: Array) -> Array:
 @program(lambda d: (d.uniform(6, low=0.1, high=3.0),), tolerance="f32", low_dots=0)
 def bisection(a: Array) -> Array:
     """Roots of x + log x = a between brackets that halve."""
+
     def step(_, bracket):
         low, high = bracket
         middle = 0.5 * (low + high)

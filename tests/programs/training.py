@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
@@ -62,7 +61,8 @@ def adam_update_alone(params: Params, grads: Params) -> tuple:
 
 @program(
     lambda d: (_problem(d)[0], d.normal(5, 4, 8), d.integers(3, 5, 4)),
-    tags="compute", tolerance="deep",
+    tags="compute",
+    tolerance="deep",
 )
 def train_scan(params: Params, xs: Array, ys: Array) -> tuple[Params, Array]:
     """Five steps of training in one scan, parameters and moments carried."""
