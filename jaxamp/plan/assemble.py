@@ -8,9 +8,8 @@ from typing import Any
 from jaxamp.formats import Precision
 from jaxamp.plan.choose import Choice
 from jaxamp.plan.decision import Decision, JaxprPlan
-from jaxamp.plan.demand import Demand, is_state_update
-from jaxamp.plan.facts import Facts, movements
-from jaxamp.plan.graph import Frame, Graph, Nest, Node, Role
+from jaxamp.plan.graph import Frame, Graph, Nest, Node
+from jaxamp.plan.readings import Readings
 from jaxamp.taxonomy import OpKind
 
 Storage = Sequence[Precision | None]
@@ -19,48 +18,27 @@ Storage = Sequence[Precision | None]
 def assemble(
     graph: Graph,
     frame: Frame,
-    facts: Facts,
-    demand: Demand,
+    readings: Readings,
     stored: Storage,
     choices: dict[Node, Choice],
     outputs: Storage | None,
 ) -> JaxprPlan:
     """The plan of the outermost jaxpr, in which equal plans of one jaxpr are one object."""
-    fresh = _boundary_values(graph, facts, demand)
-    assembler = _Assembler(graph, fresh, stored, choices)
+    assembler = _Assembler(graph, readings, stored, choices)
     returned = [Precision.F32 if graph.ours[v] else None for v in frame.exits]
     return assembler.plan(frame, returned if outputs is None else list(outputs))
-
-
-def _boundary_values(graph: Graph, facts: Facts, demand: Demand) -> bytearray:
-    """Boundary values and what is only moved from them; each use makes its own cast of these.
-
-    The cotangents of the casts then meet in f32, and XLA merges the casts themselves.
-    """
-    fresh = bytearray(len(graph.avals))
-    for value in graph.sources:
-        fresh[value] = 1
-    for carry in graph.carries:
-        fresh[carry.inner] = fresh[carry.result] = carry.kept
-    for node in graph.nodes:
-        if node.role is Role.MOVE:
-            for source, out in movements(node):
-                fresh[out] = fresh[source]
-        elif is_state_update(facts, demand, node):
-            for out in node.outs:
-                fresh[out] = 1
-    return fresh
 
 
 class _Assembler:
     def __init__(
         self,
         graph: Graph,
-        fresh: bytearray,
+        readings: Readings,
         stored: Storage,
         choices: dict[Node, Choice],
     ) -> None:
-        self.graph, self.fresh, self.stored, self.choices = graph, fresh, stored, choices
+        self.graph, self.readings, self.stored, self.choices = graph, readings, stored, choices
+        self.fresh = readings.fresh
         self._shared: dict[Any, JaxprPlan] = {}
 
     def plan(self, frame: Frame, returned: Sequence[Precision | None] | None = None) -> JaxprPlan:
@@ -89,6 +67,7 @@ class _Assembler:
             kind=node.kind,
             operands=tuple(choice.operand if ours[v] else None for v in node.ins),
             fresh=tuple(bool(self.fresh[v]) for v in node.ins),
+            copies=tuple(self.readings.copy_for(v, node) for v in node.ins),
             accumulation=choice.accumulation,
             outputs=self._storage(node.outs),
             reason=choice.reason,
@@ -107,6 +86,7 @@ class _Assembler:
             kind=OpKind.BOUNDARY,
             operands=entries,
             fresh=tuple(bool(self.fresh[v]) for v in nest.entries),
+            copies=(None,) * len(entries),
             accumulation=None,
             outputs=self._storage(nest.outs),
             reason="decided inside",
@@ -129,7 +109,7 @@ def _original(graph: Graph, frame: Frame) -> list[Precision | None]:
 
 def _identity(d: Decision) -> tuple[Any, ...]:
     """What tells two decisions on one equation apart, as far as the rewriter can see."""
-    return d.operands, d.fresh, d.outputs, d.accumulation, tuple(map(id, d.inner))
+    return d.operands, d.fresh, d.copies, d.outputs, d.accumulation, tuple(map(id, d.inner))
 
 
 def _is_unchanged(d: Decision) -> bool:

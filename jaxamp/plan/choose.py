@@ -15,6 +15,7 @@ from jaxamp.formats import Precision
 from jaxamp.plan.demand import Demand, is_state_update
 from jaxamp.plan.facts import Facts, movements
 from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.plan.interior import Interior
 from jaxamp.policy import Guard, PrecisionPolicy
 from jaxamp.taxonomy import OpKind, Trait
 
@@ -82,7 +83,7 @@ class Chooser:
         graph: Graph,
         facts: Facts,
         demand: Demand,
-        interior: bytearray,
+        interior: Interior,
         policy: PrecisionPolicy,
     ) -> None:
         self.graph, self.facts, self.demand = graph, facts, demand
@@ -90,6 +91,7 @@ class Chooser:
         self.narrow = narrow_kinds(policy)
         carries = (c for c in graph.carries if not c.kept)
         self.streams = {v for c in carries for v in (c.inner, c.result)}
+        self.copies: dict[int, Precision] = {}  # what far readers get of a fused value
         self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.ours]
 
     def choose(self, node: Node, forced: Precision | None, forced_by: str) -> Choice:
@@ -123,9 +125,9 @@ class Chooser:
         if not self.graph.ours[out] or node.link is Link.BACK:
             return _LINKED
         if node.link in (Link.SLICE, Link.STACK):
-            self.stored[out] = self.stored[source]
+            self.stored[out] = self.copies.get(source, self.stored[source])
         elif node.link is Link.JOIN:
-            formats = {self.stored[v] for v in node.ins}
+            formats = {self.copies.get(v, self.stored[v]) for v in node.ins}
             self.stored[out] = formats.pop() if len(formats) == 1 else F32
         elif out in self.streams:
             self.stored[out] = self.narrow[OpKind.ELEMENTWISE]
@@ -203,6 +205,16 @@ class Chooser:
         for source, out in movements(node):
             if self.graph.ours[out] and self.graph.ours[source]:
                 self.stored[out] = self.stored[source]
+                if source in self.copies:
+                    self._follow_fused(source, out)
+
+    def _follow_fused(self, source: int, out: int) -> None:
+        """What is only moved from a fused value is fused too, or is its copy, moved."""
+        low = self.copies[source]
+        if self.interior.fused[out]:
+            self.copies[out] = low
+        else:
+            self.stored[out] = low
 
     def _common(self, node: Node, low: Precision) -> Precision:
         """``low`` if every float operand already is, or is a literal that fits; else f32."""
@@ -240,7 +252,8 @@ class Chooser:
             return Pin("decides when a loop stops", Guard.LOOP_CARRY)
         if Guard.NO_KERNEL in guards and any(demand.fragile[v] or facts.solved[v] for v in outs):
             return Pin("belongs to a factorisation", Guard.NO_KERNEL)
-        if Guard.REDUCTION_ISLAND in guards and all(self.interior[v] for v in outs):
+        if Guard.REDUCTION_ISLAND in guards and all(self.interior.fused[v] for v in outs):
+            self.copies.update((v, low) for v in outs)
             return Pin("inside a fused region: rounded at its edge", Guard.REDUCTION_ISLAND)
         return None
 

@@ -24,6 +24,8 @@ class Decision:
       operands: per operand, the precision it is cast to; ``None`` leaves it as it is.
       fresh: per operand, whether its cast is made anew here rather than shared. A boundary value's
         is: the cotangents of its casts then meet in f32.
+      copies: per operand, the precision of the stored copy that is read, where the value itself is
+        fused away; ``None`` reads the value.
       accumulation: precision of the arithmetic inside, ``None`` where there is none.
       outputs: per result, the precision it is stored in; ``None`` where it is not ours to choose.
       reason: why, in one phrase.
@@ -37,6 +39,7 @@ class Decision:
     kind: OpKind
     operands: tuple[Precision | None, ...]
     fresh: tuple[bool, ...]
+    copies: tuple[Precision | None, ...]
     accumulation: Precision | None
     outputs: tuple[Precision | None, ...]
     reason: str

@@ -3,46 +3,120 @@
 XLA fuses elementwise operations and reductions, so a value that only they read costs no memory
 traffic in f32. A softmax or a norm is then f32 inside and rounded once, at its edge, without
 anybody having recognised a softmax.
+
+A reader that comes after a later Compute operation than the value (the backward pass, the end of a
+residual connection) cannot be fused with it. Such a far reader gets a narrow copy, which is what
+memory holds meanwhile.
 """
 
 from __future__ import annotations
 
-from jaxamp.plan.facts import Facts
-from jaxamp.plan.graph import Graph, Node, Role
+from dataclasses import dataclass
+
+from jaxamp.plan.facts import Facts, movements
+from jaxamp.plan.graph import Graph, Link, Node, Role
 
 _ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)
 _FREE_READERS = (Role.REDUCE, Role.FIXED, Role.CONVERT)
+_NONE, _SEVERAL = -1, -2
 
 
-def find_interior(graph: Graph, facts: Facts) -> bytearray:
-    """Marks values whose readers all take f32 at no cost; they are not rounded.
+@dataclass(slots=True, eq=False)
+class Interior:
+    """What is fused.
 
-    A value is interior when its only reader is elementwise, or when every reader folds it, brings
-    a statistic back onto it, or makes an interior value of it.
+    Attributes:
+      depth: Compute operations, kernels and loops on the longest way to each value.
+      fused: whether a value stays in f32 for the readers of its own depth.
     """
-    interior = bytearray(len(graph.avals))
-    # Readers come after what they read, but over a loop's edge, where values are stored anyway.
+
+    depth: list[int]
+    fused: bytearray
+
+    def is_far(self, value: int, reader: Node) -> bool:
+        """Whether a reader cannot be fused with what makes the value."""
+        return is_far(self.depth, value, reader)
+
+
+def find_interior(graph: Graph, facts: Facts) -> Interior:
+    """Looks backward for what readers take in f32, then forward for what is cheaper to store."""
+    depth = _find_depths(graph)
+    fused = bytearray(len(graph.avals))
     for node in reversed(graph.nodes):
         if node.role in _ARITHMETIC:
             for value in node.outs:
-                interior[value] = graph.ours[value] and _is_interior(graph, facts, interior, value)
-    return interior
+                fused[value] = graph.ours[value] and _is_fused(graph, facts, depth, fused, value)
+    _store_what_joins(graph, facts, depth, fused)
+    return Interior(depth, fused)
 
 
-def _is_interior(graph: Graph, facts: Facts, interior: bytearray, value: int) -> bool:
-    readers = graph.uses[value]
-    if not readers or value in graph.outputs or value in graph.onward:
-        return False
-    if len(readers) == 1 and readers[0].role is Role.ELEMENTWISE:
+def is_far(depth: list[int], value: int, reader: Node) -> bool:
+    """Whether a reader comes after a later kernel than the value."""
+    if reader.role is Role.LINK or reader.role is Role.CONTRACT:
         return True
-    return all(_takes_f32(graph, facts, interior, reader) for reader in readers)
+    return max(depth[v] for v in reader.ins) > depth[value]
 
 
-def _takes_f32(graph: Graph, facts: Facts, interior: bytearray, reader: Node) -> bool:
+def _find_depths(graph: Graph) -> list[int]:
+    depth = [0] * len(graph.avals)
+    for node in graph.nodes:
+        if node.link is Link.BACK or not node.ins:
+            continue
+        is_kernel = node.role in (Role.CONTRACT, Role.FIXED, Role.LINK)
+        reached = max(depth[v] for v in node.ins) + is_kernel
+        for value in node.outs:
+            depth[value] = reached
+    return depth
+
+
+def _is_fused(graph: Graph, facts: Facts, depth: list[int], fused: bytearray, value: int) -> bool:
+    """Whether every near reader folds the value, brings a statistic back onto it, or is fused."""
+    if value in graph.outputs or value in graph.onward:
+        return False
+    near = [r for r in graph.uses[value] if not is_far(depth, value, r)]
+    if len(near) == 1 and near[0].role is Role.ELEMENTWISE:
+        return True
+    return bool(near) and all(_takes_f32(graph, facts, fused, reader) for reader in near)
+
+
+def _takes_f32(graph: Graph, facts: Facts, fused: bytearray, reader: Node) -> bool:
     if reader.role in _FREE_READERS:
         return True
     if reader.role not in _ARITHMETIC:
         return False
     if reader.role is Role.ELEMENTWISE and any(facts.statistic[v] for v in reader.ins):
         return True
-    return all(interior[v] or not graph.ours[v] for v in reader.outs)
+    return all(fused[v] or not graph.ours[v] for v in reader.outs)
+
+
+def _store_what_joins(graph: Graph, facts: Facts, depth: list[int], fused: bytearray) -> None:
+    """Takes back what has far readers and is made of several stored values.
+
+    It is stored for the far readers anyway, and the near ones read it more cheaply than all that
+    it is made of.
+    """
+    made_of = [_NONE] * len(graph.avals)  # the one stored value that feeds a fused one
+    for node in graph.nodes:
+        for value in node.outs:
+            made_of[value] = value if facts.dense[value] else _NONE
+        if node.role not in _ARITHMETIC:
+            continue
+        for value, parts in _parts(node):
+            if not (facts.dense[value] and fused[value]):
+                continue
+            joined = _join([made_of[v] for v in parts])
+            if joined == _SEVERAL and any(is_far(depth, value, r) for r in graph.uses[value]):
+                fused[value] = 0
+            else:
+                made_of[value] = joined
+
+
+def _parts(node: Node) -> list[tuple[int, tuple[int, ...]]]:
+    if node.role is Role.MOVE:
+        return [(out, (source,)) for source, out in movements(node)]
+    return [(out, node.ins) for out in node.outs]
+
+
+def _join(parts: list[int]) -> int:
+    found = {p for p in parts if p != _NONE}
+    return _NONE if not found else found.pop() if len(found) == 1 else _SEVERAL

@@ -16,6 +16,7 @@ from jaxamp.plan.decision import Plan
 from jaxamp.plan.forced import Forced, find_forced
 from jaxamp.plan.graph import Graph, Node, unfold
 from jaxamp.plan.interior import find_interior
+from jaxamp.plan.readings import find_readings
 from jaxamp.policy import PrecisionPolicy
 
 
@@ -60,12 +61,14 @@ def make_plan(
     _apply_signature(graph, frame.entries, inputs or (), frame.exits, onward)
     forced = find_forced(graph, policy)
     facts, demand = settle_carries(graph, policy, forced)
-    chooser = Chooser(graph, facts, demand, find_interior(graph, facts), policy)
+    interior = find_interior(graph, facts)
+    chooser = Chooser(graph, facts, demand, interior, policy)
     for value, precision in zip(frame.entries, inputs or (), strict=False):
         if precision is not None:
             chooser.stored[value] = precision
     choices = _choose_all(graph, chooser, forced)
-    body = assemble(graph, frame, facts, demand, chooser.stored, choices, outputs)
+    readings = find_readings(graph, facts, demand, interior, chooser.copies)
+    body = assemble(graph, frame, readings, chooser.stored, choices, outputs)
     return Plan(
         body=body,
         policy=policy,

@@ -35,10 +35,25 @@ class Environment:
             if not isinstance(var, _compat.DropVar):
                 self._values[var] = cast(value, precision)
 
-    def read(self, atom: Any, precision: Precision | None, fresh: bool = False) -> Any:
-        """A value in a precision; the cast is shared with other readers unless it must be fresh."""
+    def read(
+        self,
+        atom: Any,
+        precision: Precision | None,
+        fresh: bool = False,
+        copy: Precision | None = None,
+    ) -> Any:
+        """A value in a precision.
+
+        Args:
+          atom: what to read.
+          precision: what to read it in; ``None`` as it is.
+          fresh: whether the cast must not be shared with other readers.
+          copy: precision of the stored copy to read, if it is not the value itself.
+        """
         if isinstance(atom, Literal):
             return _cast_literal(atom, precision)
+        if copy is not None and copy is not precision:
+            return cast(self.read(atom, copy), precision)
         value = self._values[atom]
         if precision is None or _has(value, precision):
             return value

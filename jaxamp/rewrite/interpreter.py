@@ -40,7 +40,8 @@ def interpret(
     env.write(jaxpr.invars, args)
     for eqn, decision in zip(jaxpr.eqns, plan.decisions, strict=True):
         with _compat.emitting(eqn):
-            operands = list(map(env.read, eqn.invars, decision.operands, decision.fresh))
+            readings = decision.operands, decision.fresh, decision.copies
+            operands = list(map(env.read, eqn.invars, *readings))
             results = _emit(context, eqn, decision, operands)
             env.write(eqn.outvars, results, decision.outputs)
     return env.read_results(jaxpr.outvars, plan.outputs)
