@@ -1,0 +1,175 @@
+"""Read the text of a compiled program: its computations, their instructions, shapes and sizes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+_BYTES = {
+    "pred": 1, "s4": 0.5, "u4": 0.5, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4,
+    "s64": 8, "u64": 8, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16,
+    "f8e4m3fn": 1, "f8e5m2": 1, "f8e8m0fnu": 1, "f4e2m1fn": 0.5,
+}  # fmt: skip
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
+_NAME = re.compile(r"%([\w.\-]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """One array of an instruction's result: element type, dimensions, whether in on-chip memory."""
+
+    dtype: str
+    dims: tuple[int, ...]
+    on_chip: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return int(_BYTES[self.dtype] * prod(self.dims))
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.dims))}]"
+
+
+def arrays(text: str) -> tuple[Array, ...]:
+    """The arrays named in a shape, which may be a tuple; tokens and opaque values have none."""
+    return tuple(
+        Array(dtype, tuple(int(n) for n in dims.split(",") if n), "S(1)" in (layout or ""))
+        for dtype, dims, layout in _ARRAY.findall(text)
+        if dtype in _BYTES
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Instruction:
+    """One line of a computation."""
+
+    name: str
+    shape: str
+    op: str
+    arguments: str
+    attributes: str
+    root: bool
+
+    @cached_property
+    def results(self) -> tuple[Array, ...]:
+        return arrays(self.shape)
+
+    @cached_property
+    def operands(self) -> tuple[str, ...]:
+        return tuple(_NAME.findall(self.arguments))
+
+    @property
+    def index(self) -> int:
+        """Which parameter this is; meaningful for a parameter only."""
+        return int(self.arguments)
+
+    def attribute(self, key: str) -> str | None:
+        """The computation that an attribute names, such as ``calls`` or ``body``."""
+        found = re.search(rf"\b{key}=%?([\w.\-]+)", self.attributes)
+        return found and found.group(1)
+
+    @property
+    def branches(self) -> list[str]:
+        found = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
+        if found:
+            return _NAME.findall(found.group(1))
+        pair = self.attribute("true_computation"), self.attribute("false_computation")
+        return [name for name in pair if name]
+
+    @property
+    def target(self) -> str:
+        """What a custom call calls; empty for every other instruction."""
+        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
+        return found.group(1) if found else ""
+
+    @property
+    def source(self) -> str:
+        """The JAX name stack and primitive that the instruction comes from."""
+        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
+        return found.group(1) if found else ""
+
+    @property
+    def known_trips(self) -> int | None:
+        found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.attributes)
+        return int(found.group(1)) if found else None
+
+
+@dataclass(frozen=True, eq=False)
+class Computation:
+    """A named list of instructions, in the order in which they run."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+
+    @cached_property
+    def by_name(self) -> dict[str, Instruction]:
+        return {line.name: line for line in self.instructions}
+
+    @cached_property
+    def parameters(self) -> dict[int, Instruction]:
+        return {line.index: line for line in self.instructions if line.op == "parameter"}
+
+    @cached_property
+    def users(self) -> dict[str, list[Instruction]]:
+        found: dict[str, list[Instruction]] = {name: [] for name in self.by_name}
+        for line in self.instructions:
+            for operand in dict.fromkeys(line.operands):
+                if operand in found:
+                    found[operand].append(line)
+        return found
+
+    @property
+    def root(self) -> Instruction:
+        return next(line for line in self.instructions if line.root)
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    """A compiled program."""
+
+    entry: Computation
+    computations: dict[str, Computation]
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the parenthesis that opens at ``start`` closes."""
+    depth = 0
+    for position in range(start, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[position], 0)
+        if depth == 0:
+            return position
+    raise ValueError(f"unbalanced parentheses in {text[:120]!r}")
+
+
+def _instruction(line: str) -> Instruction | None:
+    head = re.match(r"\s+(ROOT )?%?([\w.\-]+) = ", line)
+    if not head:
+        return None
+    rest = line[head.end() :]
+    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
+    shape, rest = rest[:end], rest[end:].lstrip()
+    opening = rest.index("(")
+    closing = _closing(rest, opening)
+    return Instruction(
+        name=head.group(2),
+        shape=re.sub(r"/\*.*?\*/", "", shape),
+        op=rest[:opening],
+        arguments=rest[opening + 1 : closing],
+        attributes=rest[closing + 1 :],
+        root=bool(head.group(1)),
+    )
+
+
+def parse(text: str) -> Module:
+    """Parse what ``compiled.as_text()`` returns."""
+    entry, computations = None, {}
+    for found in re.finditer(r"^(ENTRY )?%?([\w.\-]+) .*\{\n((?:.*\n)*?)\}", text, re.M):
+        lines = (_instruction(line) for line in found.group(3).splitlines())
+        computation = Computation(found.group(2), tuple(line for line in lines if line))
+        computations[computation.name] = computation
+        entry = computation if found.group(1) else entry
+    if entry is None:
+        raise ValueError("the text has no ENTRY computation")
+    return Module(entry, computations)

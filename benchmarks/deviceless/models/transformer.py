@@ -1,0 +1,167 @@
+"""A decoder-only transformer, its layers written out or scanned over with rematerialisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.deviceless.models.model import Model, Size, chain_of_tokens, cross_entropy
+
+LOW = jnp.bfloat16
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The sizes of a transformer."""
+
+    layers: int
+    width: int
+    heads: int
+    length: int
+    batch: int
+    vocabulary: int
+
+
+FULL = Config(layers=4, width=1024, heads=16, length=1024, batch=4, vocabulary=8192)
+SMALL = Config(layers=4, width=64, heads=4, length=32, batch=16, vocabulary=128)
+
+
+def init(config: Config, key: jax.Array) -> dict[str, Any]:
+    """Parameters in float32; the layers' have a leading axis over layers."""
+    width, layers = config.width, config.layers
+    keys = iter(jax.random.split(key, 8))
+
+    def normal(*shape: int) -> jax.Array:
+        return 0.02 * jax.random.normal(next(keys), shape)
+
+    return {
+        "tokens": normal(config.vocabulary, width),
+        "positions": normal(config.length, width),
+        "layers": {
+            "norm1": {"scale": jnp.ones((layers, width)), "bias": jnp.zeros((layers, width))},
+            "qkv": {"w": normal(layers, width, 3 * width), "b": jnp.zeros((layers, 3 * width))},
+            "out": {"w": normal(layers, width, width), "b": jnp.zeros((layers, width))},
+            "norm2": {"scale": jnp.ones((layers, width)), "bias": jnp.zeros((layers, width))},
+            "grow": {"w": normal(layers, width, 4 * width), "b": jnp.zeros((layers, 4 * width))},
+            "shrink": {"w": normal(layers, 4 * width, width), "b": jnp.zeros((layers, width))},
+        },
+        "norm": {"scale": jnp.ones(width), "bias": jnp.zeros(width)},
+        "head": normal(width, config.vocabulary),
+    }
+
+
+def unrolled(config: Config, key: jax.Array) -> dict[str, Any]:
+    """The same parameters with a list of layers."""
+    params = init(config, key)
+    stacked = params["layers"]
+    layers = [jax.tree.map(lambda a, i=i: a[i], stacked) for i in range(config.layers)]
+    return params | {"layers": layers}
+
+
+# As a user writes it.
+
+
+def layer_norm(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    mean = x.mean(-1, keepdims=True)
+    variance = x.var(-1, keepdims=True)
+    return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * p["scale"] + p["bias"]
+
+
+def dense(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    return x @ p["w"] + p["b"]
+
+
+def attention(config: Config, p: dict[str, Any], x: jax.Array) -> jax.Array:
+    split = (*x.shape[:2], config.heads, config.width // config.heads)
+    q, k, v = (part.reshape(split) for part in jnp.split(dense(p["qkv"], x), 3, axis=-1))
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / jnp.sqrt(split[-1])
+    causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
+    weights = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf))
+    return dense(p["out"], jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape))
+
+
+def block(config: Config, x: jax.Array, p: dict[str, Any]) -> jax.Array:
+    x = x + attention(config, p, layer_norm(p["norm1"], x))
+    hidden = jax.nn.gelu(dense(p["grow"], layer_norm(p["norm2"], x)))
+    return x + dense(p["shrink"], hidden)
+
+
+def loss(
+    config: Config, scanned: bool, params: dict[str, Any], tokens: jax.Array
+) -> tuple[jax.Array, None]:
+    inputs, labels = tokens[:, :-1], tokens[:, 1:]
+    x = params["tokens"][inputs] + params["positions"]
+    if scanned:
+        step = jax.checkpoint(partial(block, config))
+        x, _ = jax.lax.scan(lambda x, p: (step(x, p), None), x, params["layers"])
+    else:
+        for layer in params["layers"]:
+            x = block(config, x, layer)
+    return cross_entropy(layer_norm(params["norm"], x) @ params["head"], labels), None
+
+
+# As an expert writes it: activations in bfloat16, parameters cast where they are used; statistics,
+# softmax and loss in float32.
+
+
+def hand_layer_norm(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    return layer_norm(p, x.astype(jnp.float32)).astype(LOW)
+
+
+def hand_dense(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    return x @ p["w"].astype(LOW) + p["b"].astype(LOW)
+
+
+def hand_attention(config: Config, p: dict[str, Any], x: jax.Array) -> jax.Array:
+    split = (*x.shape[:2], config.heads, config.width // config.heads)
+    q, k, v = (part.reshape(split) for part in jnp.split(hand_dense(p["qkv"], x), 3, axis=-1))
+    q = q * jnp.asarray(split[-1] ** -0.5, LOW)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+    causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
+    scores = jnp.where(causal, scores.astype(jnp.float32), -jnp.inf)
+    weights = jax.nn.softmax(scores).astype(LOW)
+    return hand_dense(p["out"], jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape))
+
+
+def hand_block(config: Config, x: jax.Array, p: dict[str, Any]) -> jax.Array:
+    x = x + hand_attention(config, p, hand_layer_norm(p["norm1"], x))
+    hidden = jax.nn.gelu(hand_dense(p["grow"], hand_layer_norm(p["norm2"], x)))
+    return x + hand_dense(p["shrink"], hidden)
+
+
+def hand_loss(
+    config: Config, scanned: bool, params: dict[str, Any], tokens: jax.Array
+) -> tuple[jax.Array, None]:
+    inputs, labels = tokens[:, :-1], tokens[:, 1:]
+    x = params["tokens"][inputs].astype(LOW) + params["positions"].astype(LOW)
+    if scanned:
+        step = jax.checkpoint(partial(hand_block, config))
+        x, _ = jax.lax.scan(lambda x, p: (step(x, p), None), x, params["layers"])
+    else:
+        for layer in params["layers"]:
+            x = hand_block(config, x, layer)
+    logits = hand_layer_norm(params["norm"], x) @ params["head"].astype(LOW)
+    return cross_entropy(logits.astype(jnp.float32), labels), None
+
+
+def _size(config: Config, scanned: bool) -> Size:
+    return Size(
+        init=partial(init if scanned else unrolled, config),
+        sample=lambda key: chain_of_tokens(
+            key, config.batch, config.length + 1, config.vocabulary
+        ),
+        plain=partial(loss, config, scanned),
+        hand=partial(hand_loss, config, scanned),
+    )
+
+
+def _model(name: str, title: str, scanned: bool) -> Model:
+    return Model(name, title, _size(FULL, scanned), _size(SMALL, scanned))
+
+
+UNROLLED = _model("transformer", "decoder-only transformer, layers unrolled", scanned=False)
+SCANNED = _model("scanned", "the same, scanned over layers with checkpoint", scanned=True)

@@ -1,0 +1,84 @@
+"""A vision transformer of flax modules; their ``dtype`` is the hand's version."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from benchmarks.deviceless.models.model import Model, Size, cross_entropy, labelled_images
+
+
+class Encoder(nn.Module):
+    """One layer: attention and a perceptron, each after a norm."""
+
+    heads: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        width = x.shape[-1]
+        y = nn.LayerNorm(dtype=self.dtype)(x)
+        x = x + nn.MultiHeadDotProductAttention(self.heads, dtype=self.dtype)(y)
+        y = nn.LayerNorm(dtype=self.dtype)(x)
+        y = nn.gelu(nn.Dense(4 * width, dtype=self.dtype)(y))
+        return x + nn.Dense(width, dtype=self.dtype)(y)
+
+
+class ViT(nn.Module):
+    """Patches, a class token, positions, encoders, a head."""
+
+    layers: int
+    width: int
+    heads: int
+    patch: int
+    classes: int
+    dtype: Any = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        size = (self.patch, self.patch)
+        x = nn.Conv(self.width, size, strides=size, padding="VALID", dtype=self.dtype)(x)
+        x = x.reshape(x.shape[0], -1, self.width)
+        token = self.param("token", nn.initializers.zeros, (1, 1, self.width))
+        token = jnp.asarray(token, x.dtype)
+        x = jnp.concatenate([jnp.broadcast_to(token, (x.shape[0], 1, self.width)), x], axis=1)
+        positions = self.param("positions", nn.initializers.normal(0.02), x.shape[1:])
+        x = x + jnp.asarray(positions, x.dtype)
+        for _ in range(self.layers):
+            x = Encoder(self.heads, self.dtype)(x)
+        x = nn.LayerNorm(dtype=self.dtype)(x)
+        return nn.Dense(self.classes, dtype=self.dtype)(x[:, 0])
+
+
+def loss(model: ViT, params: dict[str, Any], batch: tuple[jax.Array, ...]) -> Any:
+    images, labels = batch
+    logits = model.apply({"params": params}, images)
+    return cross_entropy(jnp.asarray(logits, jnp.float32), labels), None
+
+
+def _size(
+    layers: int, width: int, heads: int, patch: int, classes: int, batch: int, side: int
+) -> Size:
+    network = partial(ViT, layers, width, heads, patch, classes)
+
+    def init(key: jax.Array) -> dict[str, Any]:
+        return network().init(key, jnp.zeros((1, side, side, 3)))["params"]
+
+    return Size(
+        init=init,
+        sample=lambda key: labelled_images(key, batch, side, classes),
+        plain=partial(loss, network()),
+        hand=partial(loss, network(dtype=jnp.bfloat16)),
+    )
+
+
+VIT = Model(
+    "vit",
+    "ViT-B/16, six layers",
+    full=_size(layers=6, width=768, heads=12, patch=16, classes=1000, batch=32, side=224),
+    small=_size(layers=4, width=64, heads=4, patch=4, classes=10, batch=32, side=32),
+)
