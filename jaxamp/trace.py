@@ -353,7 +353,7 @@ def _part_result(
     result: Any, constants: Sequence[Callable[[], Any] | None]
 ) -> tuple[list[Any], Outputs]:
     """Part a function's result into arrays and constants; an input constant stays weakly held."""
-    leaves, treedef = jax.tree.flatten(result)
+    leaves, treedef = jax.tree.flatten(result, is_leaf=_is_iterator)
     for leaf in leaves:
         _refuse_unfinished(leaf)
     given = {id(constant()): constant for constant in constants if constant is not None}
@@ -367,7 +367,7 @@ def _part_result(
 
 def _refuse_unfinished(leaf: Any) -> None:
     """Raise where a returned object would go on computing after its trace has ended."""
-    if isinstance(leaf, Iterator | Coroutine | AsyncIterator):
+    if _is_iterator(leaf):
         kind, advice = f"a {type(leaf).__name__}", "Return a list or tuple of its items."
     elif isinstance(leaf, FunctionType) and any(map(_is_tracer, _captured(leaf))):
         kind, advice = (
@@ -382,6 +382,10 @@ def _refuse_unfinished(leaf: Any) -> None:
     else:
         return
     raise OutputError(f"A function under amp returned {kind}. {advice}")
+
+
+def _is_iterator(value: Any) -> bool:
+    return isinstance(value, Iterator | Coroutine | AsyncIterator)
 
 
 def _captured(function: FunctionType) -> Iterator[Any]:

@@ -21,6 +21,7 @@ from jaxamp.plan import Plan, make_plan
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.regions import keep_precision
 from jaxamp.rewrite import run_plan
+from jaxamp.semantic import amp_scope
 from jaxamp.taxonomy import registry_version
 from jaxamp.trace import Layout, Outputs, Target, hold, trace
 
@@ -95,7 +96,12 @@ class Runner:
     One form is kept for each tree structure and set of constants; it is a ``jax.jit`` of the
     rewritten function, whose own cache tells shapes, dtypes, weak types and shardings apart.
     A form goes when one of its weakly held constants dies.
+
+    Attributes:
+      abstract: whether ``jax.ShapeDtypeStruct`` may stand for an array.
     """
+
+    abstract = False
 
     def __init__(
         self, function: Callable[..., Any], settings: Settings, *, pure: bool = False
@@ -114,7 +120,7 @@ class Runner:
         layout = self._layouts.get(treedef)
         if layout is None:
             layout = self._layouts.setdefault(treedef, Layout.of(treedef))
-        traced, keys = layout.split(leaves)
+        traced, keys = layout.split(leaves, abstract=self.abstract)
         if _NNX in sys.modules and not self._pure:
             adapter = importlib.import_module(_ADAPTERS[_NNX])
             if adapter.is_needed(layout, leaves, keys):
@@ -127,7 +133,8 @@ class Runner:
                 raise
             # The function may need the value of a Python float, as in `if rate == 0.0`.
             try:
-                result = self._run(concrete, leaves, *concrete.split(leaves), target.name)
+                traced, keys = concrete.split(leaves, abstract=self.abstract)
+                result = self._run(concrete, leaves, traced, keys, target.name)
             except Exception:
                 raise error from None
         self._layouts[treedef] = concrete
@@ -208,9 +215,10 @@ def _compiled(
     """One form of a function: trace, plan, rewrite, compile."""
 
     def region(*traced: Any) -> _Result:
-        jaxpr, outputs = trace(function(), layout, constants, traced, name)
-        plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
-        return _Result(run_plan(jaxpr, plan, *traced), outputs)
+        with amp_scope(settings.policy):
+            jaxpr, outputs = trace(function(), layout, constants, traced, name)
+            plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
+            return _Result(run_plan(jaxpr, plan, *traced), outputs)
 
     region.__name__ = region.__qualname__ = REGION + name
     return jax.jit(region)
@@ -319,25 +327,50 @@ def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..
     else:
         settings = _settings(DEFAULT_POLICY if policy is None else policy, strict, True)
     target = Target.of(_checked(fn if inner is None else inner))
+    planner = _Planner(target.function, settings)
 
     @functools.wraps(fn, updated=())
     def plan(*args: Any, **kwargs: Any) -> Plan:
-        leaves, treedef = target.flatten(args, kwargs)
-        layout = Layout.of(treedef)
-        traced, keys = layout.split(leaves, abstract=True)
-        constants = [
-            None if key is None else (lambda leaf=leaf: leaf)
-            for leaf, key in zip(leaves, keys, strict=True)
-        ]
-        jaxpr, _ = trace(target.function, layout, constants, traced, target.name)
-        return make_plan(jaxpr, settings.policy, strict=settings.strict)
+        try:
+            planner(target, args, kwargs)
+        except _Planned as result:
+            return result.plan
+        raise AssertionError("a call was planned without a plan")
 
     return plan
 
 
+class _Planned(BaseException):
+    """A plan, on its way out of the call that it is for; no error handler is to stop it."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+
+class _Planner(Runner):
+    """A Runner that stops at the plan."""
+
+    abstract = True
+
+    def _run(
+        self,
+        layout: Layout,
+        leaves: Sequence[Any],
+        traced: Sequence[Any],
+        keys: Sequence[Hashable],
+        name: str,
+    ) -> Any:
+        pairs = zip(leaves, keys, strict=True)
+        constants = [None if k is None else lambda x=x: x for x, k in pairs]
+        with amp_scope(self.settings.policy):
+            jaxpr, _ = trace(self.resolve(), layout, constants, traced, name)
+        raise _Planned(make_plan(jaxpr, self.settings.policy, strict=self.settings.strict))
+
+
 def _unchanged(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call `fn` itself, marked so that an ``amp`` around this one leaves it alone too."""
-    with keep_precision(Precision.F32):
+    with amp_scope(PrecisionPolicy.ALWAYS_F32), keep_precision(Precision.F32):
         return fn(*args, **kwargs)
 
 

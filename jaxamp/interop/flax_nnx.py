@@ -69,7 +69,7 @@ class _Pure:
             return nnx.to_tree((_objects(call), result), ctxtag=self)
 
         self._function = function
-        self._runner = Runner(function, runner.settings, pure=True)
+        self._runner = type(runner)(function, runner.settings, pure=True)
 
     def __call__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with nnx.update_context(self):
