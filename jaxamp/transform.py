@@ -21,7 +21,6 @@ from jaxamp.plan import Plan, make_plan
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.regions import keep_precision
 from jaxamp.rewrite import run_plan
-from jaxamp.semantic import amp_scope
 from jaxamp.taxonomy import registry_version
 from jaxamp.trace import Layout, Outputs, Target, hold, trace
 
@@ -215,10 +214,9 @@ def _compiled(
     """One form of a function: trace, plan, rewrite, compile."""
 
     def region(*traced: Any) -> _Result:
-        with amp_scope(settings.policy):
-            jaxpr, outputs = trace(function(), layout, constants, traced, name)
-            plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
-            return _Result(run_plan(jaxpr, plan, *traced), outputs)
+        jaxpr, outputs = trace(function(), layout, constants, traced, name)
+        plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
+        return _Result(run_plan(jaxpr, plan, *traced), outputs)
 
     region.__name__ = region.__qualname__ = REGION + name
     return jax.jit(region)
@@ -363,14 +361,13 @@ class _Planner(Runner):
     ) -> Any:
         pairs = zip(leaves, keys, strict=True)
         constants = [None if k is None else lambda x=x: x for x, k in pairs]
-        with amp_scope(self.settings.policy):
-            jaxpr, _ = trace(self.resolve(), layout, constants, traced, name)
+        jaxpr, _ = trace(self.resolve(), layout, constants, traced, name)
         raise _Planned(make_plan(jaxpr, self.settings.policy, strict=self.settings.strict))
 
 
 def _unchanged(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call `fn` itself, marked so that an ``amp`` around this one leaves it alone too."""
-    with amp_scope(PrecisionPolicy.ALWAYS_F32), keep_precision(Precision.F32):
+    with keep_precision(Precision.F32):
         return fn(*args, **kwargs)
 
 
