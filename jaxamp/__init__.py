@@ -25,6 +25,13 @@ from jaxamp.regions import keep_precision as keep_precision
 from jaxamp.rules import EquationView as EquationView
 from jaxamp.rules import Rule as Rule
 from jaxamp.taxonomy import OpKind as OpKind
+from jaxamp.semantic import DTypeish as DTypeish
+from jaxamp.semantic import SemanticDType as SemanticDType
+from jaxamp.semantic import cast_floating as cast_floating
+from jaxamp.semantic import current_policy as current_policy
+from jaxamp.semantic import in_compute_dtype as in_compute_dtype
+from jaxamp.semantic import policy_scope as policy_scope
+from jaxamp.semantic import resolve_dtype as resolve_dtype
 from jaxamp.taxonomy import Trait as Trait
 from jaxamp.taxonomy import register_op_kind as register_op_kind
 from jaxamp.transform import amp as amp

@@ -22,6 +22,11 @@ DropVar = _core.DropVar
 boundary = _traceback_util.api_boundary  # errors that leave a function so marked lose hidden frames
 
 
+def is_tracing() -> bool:
+    """Whether a transformation is at work: what runs now is recorded rather than just computed."""
+    return not _core.trace_state_clean()
+
+
 def is_plain_array(aval: Any) -> bool:
     """Whether an aval is an array value, rather than a Ref, a token or a key of some kind."""
     return type(aval) is ShapedArray

@@ -21,6 +21,7 @@ from jaxamp.plan import Plan, make_plan
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.regions import keep_precision
 from jaxamp.rewrite import run_plan
+from jaxamp.semantic import amp_scope
 from jaxamp.taxonomy import registry_version
 from jaxamp.trace import Layout, Outputs, Target, hold, trace
 
@@ -214,9 +215,10 @@ def _compiled(
     """One form of a function: trace, plan, rewrite, compile."""
 
     def region(*traced: Any) -> _Result:
-        jaxpr, outputs = trace(function(), layout, constants, traced, name)
-        plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
-        return _Result(run_plan(jaxpr, plan, *traced), outputs)
+        with amp_scope(settings.policy):
+            jaxpr, outputs = trace(function(), layout, constants, traced, name)
+            plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
+            return _Result(run_plan(jaxpr, plan, *traced), outputs)
 
     region.__name__ = region.__qualname__ = REGION + name
     return jax.jit(region)
@@ -367,7 +369,7 @@ class _Planner(Runner):
 
 def _unchanged(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call `fn` itself, marked so that an ``amp`` around this one leaves it alone too."""
-    with keep_precision(Precision.F32):
+    with amp_scope(PrecisionPolicy.ALWAYS_F32), keep_precision(Precision.F32):
         return fn(*args, **kwargs)
 
 
