@@ -57,16 +57,19 @@ def compare(
     environment = ENVIRONMENTS[TARGETS[target].environment]
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "rows"
-        environment.run(
-            "benchmarks.deviceless.inside",
-            *("--target", target, "--json", str(found)),
-            *("--models", *models, "--variants", *variants),
-            *(("--dump", str(dump)) if dump else ()),
-        )
-        rows = [json.loads(line) for line in found.read_text().splitlines()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(rows, indent=1) + "\n")
-    Console().print(table(target, rows))
+        found.touch()
+        try:
+            environment.run(
+                "benchmarks.deviceless.inside",
+                *("--target", target, "--json", str(found)),
+                *("--models", *models, "--variants", *variants),
+                *(("--dump", str(dump)) if dump else ()),
+            )
+        finally:  # what was measured before a failure is not lost
+            rows = [json.loads(line) for line in found.read_text().splitlines()]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(rows, indent=1) + "\n")
+            Console().print(table(target, rows))
 
 
 if __name__ == "__main__":

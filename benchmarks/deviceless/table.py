@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.deviceless.models import MODELS
 from benchmarks.deviceless.variants import HAND
 
 _BYTES = {"bytes": "bytes moved", "accessed": "accessed (XLA)", "temporary": "temporary"}
@@ -25,7 +24,7 @@ def table(target: str, rows: list[dict[str, Any]]) -> Table:
         of_model = [row for row in rows if row["model"] == model]
         hand = next((row for row in of_model if row["variant"] == HAND), None)
         shown.add_section()
-        shown.add_row(f"[bold]{MODELS[model].title}")
+        shown.add_row(f"[bold]{model}")
         for row in of_model:
             cells = [_cell(row, hand, key, _size) for key in columns]
             shown.add_row(row["variant"], *cells, _cell(row, hand, "kernels", str), _dots(row))

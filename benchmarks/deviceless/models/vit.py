@@ -29,7 +29,7 @@ class Encoder(nn.Module):
 
 
 class ViT(nn.Module):
-    """Patches, a class token, positions, encoders, a head."""
+    """Patches, positions, encoders, the mean over patches, a head."""
 
     layers: int
     width: int
@@ -43,15 +43,12 @@ class ViT(nn.Module):
         size = (self.patch, self.patch)
         x = nn.Conv(self.width, size, strides=size, padding="VALID", dtype=self.dtype)(x)
         x = x.reshape(x.shape[0], -1, self.width)
-        token = self.param("token", nn.initializers.zeros, (1, 1, self.width))
-        token = jnp.asarray(token, x.dtype)
-        x = jnp.concatenate([jnp.broadcast_to(token, (x.shape[0], 1, self.width)), x], axis=1)
         positions = self.param("positions", nn.initializers.normal(0.02), x.shape[1:])
         x = x + jnp.asarray(positions, x.dtype)
         for _ in range(self.layers):
             x = Encoder(self.heads, self.dtype)(x)
         x = nn.LayerNorm(dtype=self.dtype)(x)
-        return nn.Dense(self.classes, dtype=self.dtype)(x[:, 0])
+        return nn.Dense(self.classes, dtype=self.dtype)(x.mean(axis=1))
 
 
 def loss(model: ViT, params: dict[str, Any], batch: tuple[jax.Array, ...]) -> Any:
@@ -79,6 +76,6 @@ def _size(
 VIT = Model(
     "vit",
     "ViT-B/16, six layers",
-    full=_size(layers=6, width=768, heads=12, patch=16, classes=1000, batch=32, side=224),
+    full=_size(layers=6, width=768, heads=12, patch=16, classes=1000, batch=32, side=256),
     small=_size(layers=4, width=64, heads=4, patch=4, classes=10, batch=32, side=32),
 )
