@@ -17,9 +17,9 @@ import numpy as np
 CLASSES: dict[str, float] = {
     "exact": 0.0,  # bit for bit: integers, random draws, bits
     "f32": 0.0,  # nothing is gained by lowering, so nothing is lowered: see F32_ULPS
-    "tight": 2.0,  # a few roundings, no product
-    "dot": 8.0,  # products and what surrounds them
-    "deep": 24.0,  # loops, normalised temperatures, whole training steps
+    "tight": 1.0,  # a few roundings, no product
+    "dot": 1.5,  # products and what surrounds them
+    "deep": 3.0,  # loops, normalised temperatures, whole training steps
 }
 """Ulps of the low format for a function's value, by tolerance class."""
 

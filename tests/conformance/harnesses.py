@@ -59,15 +59,19 @@ def run(name: str) -> None:
     """
     harness = by_name()[name]
     _skip_limited(harness)
+
+    def fn(*args: Any) -> Any:
+        return harness.dyn_fun(*args)
+
     # 64-bit harnesses say nothing unless 64-bit types exist.
     with jax.enable_x64(np.dtype(harness.dtype) in WIDE):
         args = harness.dyn_args_maker(np.random.RandomState(zlib.crc32(name.encode())))
         try:
-            plain = _leaves(jax.jit(harness.dyn_fun)(*args))
+            plain = _leaves(jax.jit(fn)(*args))
         except Exception as error:
             reason = str(error).strip().splitlines()[0][:80]
             raise SkipJob(f"plain JAX itself fails: {type(error).__name__}: {reason}") from None
-        _check(harness, args, plain)
+        _check(fn, args, plain)
 
 
 def _skip_limited(harness: Any) -> None:
@@ -76,16 +80,30 @@ def _skip_limited(harness: Any) -> None:
             raise SkipJob(f"the harness says for this device: {limit.description}")
 
 
-def _check(harness: Any, args: Any, plain: list[Any]) -> None:
-    forced = amp(harness.dyn_fun, "always_f32", _force=True)
-    _same_bits(_leaves(jax.jit(forced)(*args)), plain)
+def _check(fn: Any, args: Any, plain: list[Any]) -> None:
+    forced = jax.jit(amp(fn, "always_f32", _force=True)).trace(*args)
+    results = {_text(forced): _run(forced, args)}
+    _same_bits(results[_text(forced)], plain)
     for preset in MIXED:
-        mixed = _leaves(jax.jit(amp(harness.dyn_fun, preset))(*args))
+        traced = jax.jit(amp(fn, preset)).trace(*args)
+        same = results.get(_text(traced))  # nothing to lower: the same jaxpr, run already
+        mixed = _run(traced, args) if same is None else same
         _same_types(mixed, plain, preset)
         _no_new_infinities(mixed, plain, preset)
-    traced = jax.jit(amp(harness.dyn_fun, EVERYTHING_LOW)).trace(*args)
+    traced = jax.jit(amp(fn, EVERYTHING_LOW)).trace(*args)
     _same_types(jax.tree.leaves(traced.out_info), plain, "everything low")
     traced.lower()
+
+
+def _text(traced: Any) -> str:
+    try:
+        return str(traced.jaxpr)
+    except KeyError:  # JAX cannot print a mul that was bound without its out_dtype
+        return f"unprintable {id(traced)}"
+
+
+def _run(traced: Any, args: Any) -> list[Any]:
+    return _leaves(traced.lower().compile()(*args))
 
 
 def _leaves(out: Any) -> list[Any]:
