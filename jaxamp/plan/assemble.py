@@ -19,12 +19,13 @@ def assemble(
     graph: Graph,
     frame: Frame,
     readings: Readings,
+    held: frozenset[int],
     stored: Storage,
     choices: dict[Node, Choice],
     outputs: Storage | None,
 ) -> JaxprPlan:
     """The plan of the outermost jaxpr, in which equal plans of one jaxpr are one object."""
-    assembler = _Assembler(graph, readings, stored, choices)
+    assembler = _Assembler(graph, readings, held, stored, choices)
     returned = [Precision.F32 if graph.ours[v] else None for v in frame.exits]
     return assembler.plan(frame, returned if outputs is None else list(outputs))
 
@@ -34,9 +35,11 @@ class _Assembler:
         self,
         graph: Graph,
         readings: Readings,
+        held: frozenset[int],
         stored: Storage,
         choices: dict[Node, Choice],
     ) -> None:
+        self.held = held
         self.graph, self.readings, self.stored, self.choices = graph, readings, stored, choices
         self.fresh = readings.fresh
         self._shared: dict[Any, JaxprPlan] = {}
@@ -70,6 +73,7 @@ class _Assembler:
             copies=tuple(self.readings.copy_for(v, node) for v in node.ins),
             accumulation=choice.accumulation,
             outputs=self._storage(node.outs),
+            held=tuple(v in self.held for v in node.outs),
             reason=choice.reason,
             guard=choice.guard,
             raw_scope=node.scope,
@@ -89,6 +93,7 @@ class _Assembler:
             copies=(None,) * len(entries),
             accumulation=None,
             outputs=self._storage(nest.outs),
+            held=(False,) * len(nest.outs),
             reason="decided inside",
             guard=None,
             raw_scope=nest.scope,
@@ -109,7 +114,7 @@ def _original(graph: Graph, frame: Frame) -> list[Precision | None]:
 
 def _identity(d: Decision) -> tuple[Any, ...]:
     """What tells two decisions on one equation apart, as far as the rewriter can see."""
-    return d.operands, d.fresh, d.copies, d.outputs, d.accumulation, tuple(map(id, d.inner))
+    return d.operands, d.fresh, d.copies, d.outputs, d.held, d.accumulation, tuple(map(id, d.inner))
 
 
 def _is_unchanged(d: Decision) -> bool:

@@ -7,7 +7,7 @@ from jaxamp.plan.choose import narrow_kinds, pin_contraction
 from jaxamp.plan.demand import Demand, find_demand
 from jaxamp.plan.facts import Facts, Range, find_facts
 from jaxamp.plan.forced import Forced
-from jaxamp.plan.graph import Carry, Graph, Node
+from jaxamp.plan.graph import Carry, Graph, Link, Node, Role
 from jaxamp.policy import Guard, PrecisionPolicy
 from jaxamp.taxonomy import OpKind
 
@@ -33,15 +33,19 @@ def settle_carries(graph: Graph, policy: PrecisionPolicy, forced: Forced) -> tup
     while True:
         no_gain = Guard.NO_GAIN in policy.guards
         demand = find_demand(graph, facts, may_lower, no_gain=no_gain)
-        unsafe = [c for c in graph.carries if not c.kept and not _is_stream(facts, demand, c)]
+        unsafe = [
+            c
+            for c in graph.carries
+            if not c.kept and not (_is_activation(facts, demand, c) and _is_stream(graph, facts, c))
+        ]
         if not unsafe:
             return facts, demand
         for carry in unsafe:
             carry.kept = True
 
 
-def _is_stream(facts: Facts, demand: Demand, carry: Carry) -> bool:
-    """Whether a carry is an activation that Compute reads in the loop, and only Compute after it.
+def _is_activation(facts: Facts, demand: Demand, carry: Carry) -> bool:
+    """Whether a carry starts as a computed value, and ends as one that only Compute reads.
 
     A parameter under training is read by Compute too, but starts as an input or ends as a result.
     """
@@ -55,6 +59,42 @@ def _is_stream(facts: Facts, demand: Demand, carry: Carry) -> bool:
         and not facts.large[carry.inner]
         and not facts.solved[carry.inner]
     )
+
+
+def _is_stream(graph: Graph, facts: Facts, carry: Carry) -> bool:
+    """Whether Compute reads the carry in each turn, and rounding it in each turn does no harm.
+
+    It does harm where the carry is added to again and again by the same step: a clock, an
+    average, an integrator. A residual stream is added to as well, but each turn is another layer.
+    """
+    readers = _contractions_of(graph, carry)
+    if not readers:
+        return False
+    is_layered = any(facts.layer[v] for node in readers for v in node.ins)
+    return is_layered or carry.out not in _reachable(graph, carry.inner, _PASSES)
+
+
+_PASSES = (Role.ELEMENTWISE, Role.MOVE, Role.MERGE)
+
+
+def _contractions_of(graph: Graph, carry: Carry) -> list[Node]:
+    """The Compute nodes of the body that read a carry in the turn in which it arrives."""
+    reached = _reachable(graph, carry.inner, (*_PASSES, Role.REDUCE))
+    nodes = {node: None for value in reached for node in graph.uses[value]}
+    return [node for node in nodes if node.role is Role.CONTRACT]
+
+
+def _reachable(graph: Graph, start: int, through: tuple[Role, ...]) -> set[int]:
+    """Values that follow from one through nodes of some roles, within one turn of the loop."""
+    reached, pending = {start}, [start]
+    while pending:
+        for node in graph.uses[pending.pop()]:
+            inward = node.link in (Link.INVARIANT, Link.SLICE, Link.INIT)
+            if node.role in through or inward:
+                new = [v for v in node.outs if v not in reached]
+                reached.update(new)
+                pending.extend(new)
+    return reached
 
 
 def _limits(policy: PrecisionPolicy) -> Range:

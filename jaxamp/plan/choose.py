@@ -84,10 +84,12 @@ class Chooser:
         facts: Facts,
         demand: Demand,
         interior: Interior,
+        folded: bytearray,
         policy: PrecisionPolicy,
     ) -> None:
         self.graph, self.facts, self.demand = graph, facts, demand
-        self.interior, self.policy, self.guards = interior, policy, policy.guards
+        self.interior, self.folded = interior, folded
+        self.policy, self.guards = policy, policy.guards
         self.narrow = narrow_kinds(policy)
         carries = (c for c in graph.carries if not c.kept)
         self.streams = {v for c in carries for v in (c.inner, c.result)}
@@ -161,6 +163,12 @@ class Chooser:
         if pin:
             return Choice(F32, F32, pin.reason, pin.guard, F32)
         (out,) = node.outs
+        if node.name == "conv_general_dilated":
+            # GPUs have no convolution of narrow operands that gives its f32 accumulator.
+            return Choice(low, low, f"Compute is {low.short} in the policy", None, F32)
+        if Guard.RANGE in self.guards and low is Precision.F16 and self._is_scaled_down(out):
+            reason = f"operands in {low.short}; result is scaled down before it is rounded"
+            return Choice(low, F32, reason, Guard.RANGE, F32)
         if not self.demand.reaches[out]:
             reason = f"operands in {low.short}; result never reaches Compute again"
             return Choice(low, F32, reason, Guard.NO_GAIN, F32)
@@ -168,6 +176,11 @@ class Chooser:
             reason = f"operands in {low.short}; result feeds a sensitive operation"
             return Choice(low, F32, reason, Guard.SENSITIVE, F32)
         return Choice(low, low, f"Compute is {low.short} in the policy", None, F32)
+
+    def _is_scaled_down(self, value: int) -> bool:
+        """Whether all that reads a value first makes it smaller: by then it may fit."""
+        readers = self.graph.uses[value]
+        return bool(readers) and all(_shrinks(self.graph, value, r) for r in readers)
 
     def _feeds_only_sensitive(self, value: int) -> bool:
         readers = self.graph.uses[value]
@@ -224,9 +237,14 @@ class Chooser:
             if isinstance(atom, Literal):
                 if not _fits(self.graph.constants.get(value), low):
                     return F32
-            elif self.stored[value] is not low:
+            elif self._as_read(value, node) is not low:
                 return F32
         return low
+
+    def _as_read(self, value: int, node: Node) -> Precision | None:
+        if value in self.copies and self.interior.is_far(value, node):
+            return self.copies[value]
+        return self.stored[value]
 
     def _pin(self, node: Node, low: Precision) -> Pin | None:
         """Why a value that is not made by Compute has to stay in f32, if it has to."""
@@ -248,6 +266,8 @@ class Chooser:
                 return Pin("may outgrow f16", Guard.RANGE)
         if Guard.EXACT_INTEGER in guards and any(_inexact(facts, v, low) for v in outs):
             return Pin(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
+        if Guard.SENSITIVE in guards and any(self.folded[v] for v in outs):
+            return Pin("combined with parts of itself", Guard.SENSITIVE)
         if Guard.LOOP_CARRY in guards and any(demand.exacting[v] for v in outs):
             return Pin("decides when a loop stops", Guard.LOOP_CARRY)
         if Guard.NO_KERNEL in guards and any(demand.fragile[v] or facts.solved[v] for v in outs):
@@ -297,6 +317,16 @@ def _free_axes(graph: Graph, node: Node) -> int:
     if isinstance(numbers, tuple) and len(numbers) == 2:
         return graph.avals[out].ndim - len(numbers[1][0])
     return graph.avals[out].ndim
+
+
+def _shrinks(graph: Graph, value: int, reader: Node) -> bool:
+    """Whether a node multiplies or divides by a known number so that the result is smaller."""
+    factors = [graph.constants.get(v) for v in reader.ins if v != value]
+    if len(factors) != 1 or factors[0] is None:
+        return False
+    if reader.name == "mul":
+        return abs(factors[0]) < 1
+    return reader.name == "div" and reader.ins[0] == value and abs(factors[0]) > 1
 
 
 def _inexact(facts: Facts, value: int, low: Precision) -> bool:

@@ -28,6 +28,8 @@ class Decision:
         fused away; ``None`` reads the value.
       accumulation: precision of the arithmetic inside, ``None`` where there is none.
       outputs: per result, the precision it is stored in; ``None`` where it is not ours to choose.
+      held: per result, whether the stored form itself must be what readers get: XLA may otherwise
+        undo a rounding that is followed by a widening, and store the wide form.
       reason: why, in one phrase.
       guard: the guard that fired, if one did.
       raw_scope: name stack of the equation, enclosing equations first.
@@ -42,6 +44,7 @@ class Decision:
     copies: tuple[Precision | None, ...]
     accumulation: Precision | None
     outputs: tuple[Precision | None, ...]
+    held: tuple[bool, ...]
     reason: str
     guard: Guard | None
     raw_scope: str

@@ -39,6 +39,7 @@ class Facts:
       dense: made by Compute, or from such a value without folding axes: of an activation's size.
       statistic: folded from other values (a mean, a norm, a maximum), not dense.
       solved: comes from a factorisation.
+      layer: one slice of a stacked boundary value that a loop goes through: a layer's weights.
       widened: an explicit cast from a narrower float.
       large: may hold a constant that the narrow format turns into infinity.
       tiny: rests on a constant that the narrow format turns into zero.
@@ -49,6 +50,7 @@ class Facts:
     dense: bytearray
     statistic: bytearray
     solved: bytearray
+    layer: bytearray
     widened: bytearray
     large: bytearray
     tiny: bytearray
@@ -63,7 +65,7 @@ class Facts:
 def find_facts(graph: Graph, limits: Range) -> Facts:
     """Sweeps forward until nothing changes; more than once only where a loop feeds back."""
     count = len(graph.avals)
-    flags = [bytearray(count) for _ in range(7)]
+    flags = [bytearray(count) for _ in range(8)]
     facts = Facts(*flags, bound=[None] * count)
     for value in graph.sources:
         facts.state[value] = graph.ours[value]
@@ -184,7 +186,7 @@ def _move(graph: Graph, facts: Facts, node: Node) -> None:
     looks_up = any(graph.dtype_kind(i) in "iu" and i not in graph.constants for i in node.ins[1:])
     for source, out in movements(node):
         facts.state[out] = facts.state[source] and not looks_up
-        for flag in (facts.dense, facts.statistic, facts.solved, facts.widened):
+        for flag in (facts.dense, facts.statistic, facts.solved, facts.layer, facts.widened):
             flag[out] = flag[source]
         facts.large[out], facts.tiny[out] = facts.large[source], facts.tiny[source]
         facts.bound[out] = facts.bound[source]
@@ -227,6 +229,8 @@ def _link(graph: Graph, facts: Facts, node: Node) -> None:
     _flow(facts, node, facts.state, facts.dense, facts.solved, facts.large, facts.tiny)
     _flow(facts, node, facts.statistic)
     (out,) = node.outs
+    if node.link is Link.SLICE:
+        facts.layer[out] = facts.state[node.ins[0]]
     if node.link is Link.INIT or node.link is Link.BACK:
         facts.bound[out] = _bound_of_dtype(graph, out)  # counts may grow from turn to turn
     else:

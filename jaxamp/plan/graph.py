@@ -126,6 +126,7 @@ class Graph:
       outputs: results of the program.
       predicates: what decides whether a while loop goes on.
       activations: inputs that arrive narrow: made by Compute outside.
+      later: inputs that arrive after the rest has been computed: tangents.
       onward: results that leave narrow: read by Compute outside.
       uses: nodes that read each value.
     """
@@ -137,6 +138,7 @@ class Graph:
     sources: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
     activations: set[int] = field(default_factory=set)
+    later: set[int] = field(default_factory=set)
     onward: set[int] = field(default_factory=set)
     predicates: list[int] = field(default_factory=list)
     carries: list[Carry] = field(default_factory=list)

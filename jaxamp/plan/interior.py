@@ -18,6 +18,7 @@ from jaxamp.plan.graph import Graph, Link, Node, Role
 
 _ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)
 _FREE_READERS = (Role.REDUCE, Role.FIXED, Role.CONVERT)
+_KERNELS = (Role.CONTRACT, Role.FIXED, Role.LINK)
 _NONE, _SEVERAL = -1, -2
 
 
@@ -26,16 +27,18 @@ class Interior:
     """What is fused.
 
     Attributes:
+      graph: the program.
       depth: Compute operations, kernels and loops on the longest way to each value.
       fused: whether a value stays in f32 for the readers of its own depth.
     """
 
+    graph: Graph
     depth: list[int]
     fused: bytearray
 
     def is_far(self, value: int, reader: Node) -> bool:
         """Whether a reader cannot be fused with what makes the value."""
-        return is_far(self.depth, value, reader)
+        return is_far(self.graph, self.depth, value, reader)
 
 
 def find_interior(graph: Graph, facts: Facts) -> Interior:
@@ -47,22 +50,29 @@ def find_interior(graph: Graph, facts: Facts) -> Interior:
             for value in node.outs:
                 fused[value] = graph.ours[value] and _is_fused(graph, facts, depth, fused, value)
     _store_what_joins(graph, facts, depth, fused)
-    return Interior(depth, fused)
+    return Interior(graph, depth, fused)
 
 
-def is_far(depth: list[int], value: int, reader: Node) -> bool:
-    """Whether a reader comes after a later kernel than the value."""
-    if reader.role is Role.LINK or reader.role is Role.CONTRACT:
+def is_far(graph: Graph, depth: list[int], value: int, reader: Node) -> bool:
+    """Whether a reader is a kernel, or comes after a later kernel than the value."""
+    if reader.role is Role.LINK or reader.role is Role.CONTRACT or _is_window(graph, reader):
         return True
     return max(depth[v] for v in reader.ins) > depth[value]
 
 
+def _is_window(graph: Graph, node: Node) -> bool:
+    """Whether a reduction keeps its axes (pooling, running sums): a kernel that fuses nothing."""
+    if node.role is not Role.REDUCE:
+        return False
+    return graph.avals[node.outs[0]].ndim == graph.avals[node.ins[0]].ndim
+
+
 def _find_depths(graph: Graph) -> list[int]:
-    depth = [0] * len(graph.avals)
+    depth = [int(value in graph.later) for value in range(len(graph.avals))]
     for node in graph.nodes:
         if node.link is Link.BACK or not node.ins:
             continue
-        is_kernel = node.role in (Role.CONTRACT, Role.FIXED, Role.LINK)
+        is_kernel = node.role in _KERNELS or _is_window(graph, node)
         reached = max(depth[v] for v in node.ins) + is_kernel
         for value in node.outs:
             depth[value] = reached
@@ -73,7 +83,7 @@ def _is_fused(graph: Graph, facts: Facts, depth: list[int], fused: bytearray, va
     """Whether every near reader folds the value, brings a statistic back onto it, or is fused."""
     if value in graph.outputs or value in graph.onward:
         return False
-    near = [r for r in graph.uses[value] if not is_far(depth, value, r)]
+    near = [r for r in graph.uses[value] if not is_far(graph, depth, value, r)]
     if len(near) == 1 and near[0].role is Role.ELEMENTWISE:
         return True
     return bool(near) and all(_takes_f32(graph, facts, fused, reader) for reader in near)
@@ -105,7 +115,9 @@ def _store_what_joins(graph: Graph, facts: Facts, depth: list[int], fused: bytea
             if not (facts.dense[value] and fused[value]):
                 continue
             joined = _join([made_of[v] for v in parts])
-            if joined == _SEVERAL and any(is_far(depth, value, r) for r in graph.uses[value]):
+            if joined == _SEVERAL and any(
+                is_far(graph, depth, value, r) for r in graph.uses[value]
+            ):
                 fused[value] = 0
             else:
                 made_of[value] = joined

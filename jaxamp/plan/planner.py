@@ -13,8 +13,10 @@ from jaxamp.plan.assemble import assemble
 from jaxamp.plan.carries import settle_carries
 from jaxamp.plan.choose import Choice, Chooser
 from jaxamp.plan.decision import Plan
+from jaxamp.plan.folds import find_folds
 from jaxamp.plan.forced import Forced, find_forced
 from jaxamp.plan.graph import Graph, Node, unfold
+from jaxamp.plan.held import find_held
 from jaxamp.plan.interior import find_interior
 from jaxamp.plan.readings import find_readings
 from jaxamp.policy import PrecisionPolicy
@@ -28,6 +30,7 @@ def make_plan(
     inputs: Sequence[Precision | None] | None = None,
     outputs: Sequence[Precision | None] | None = None,
     onward: Sequence[bool] | None = None,
+    later: Sequence[bool] = (),
 ) -> Plan:
     """Decides, for every equation of a jaxpr, in which precision it runs.
 
@@ -39,6 +42,8 @@ def make_plan(
       strict: whether a primitive that nobody has described is an error.
       inputs: precision in which each input arrives; by default the dtype that it has in the jaxpr.
       outputs: precision in which each result has to leave, by default that of the jaxpr.
+      later: whether each input arrives only when all that does not need it has been computed, as
+        tangents do in the end; by default none.
       onward: whether each result goes on to Compute outside; by default those that leave narrow.
 
     Returns:
@@ -59,16 +64,19 @@ def make_plan(
         raise _unknown(graph)
     onward = onward or [_is_narrow(p) for p in outputs or ()]
     _apply_signature(graph, frame.entries, inputs or (), frame.exits, onward)
+    graph.later.update(v for v, is_later in zip(frame.entries, later, strict=False) if is_later)
     forced = find_forced(graph, policy)
     facts, demand = settle_carries(graph, policy, forced)
     interior = find_interior(graph, facts)
-    chooser = Chooser(graph, facts, demand, interior, policy)
+    folded = find_folds(graph, facts)
+    chooser = Chooser(graph, facts, demand, interior, folded, policy)
     for value, precision in zip(frame.entries, inputs or (), strict=False):
         if precision is not None:
             chooser.stored[value] = precision
     choices = _choose_all(graph, chooser, forced)
     readings = find_readings(graph, facts, demand, interior, chooser.copies)
-    body = assemble(graph, frame, readings, chooser.stored, choices, outputs)
+    held = find_held(graph, chooser.stored, choices)
+    body = assemble(graph, frame, readings, held, chooser.stored, choices, outputs)
     return Plan(
         body=body,
         policy=policy,

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax.extend.core import Literal, Var
 from jax.extend.core.primitives import convert_element_type_p
+from jax.lax import optimization_barrier_p
 
 from jaxamp import _compat
 from jaxamp.formats import Precision
@@ -20,20 +21,24 @@ class Environment:
     def __init__(self) -> None:
         self._values: dict[Var, Any] = {}
         self._casts: dict[tuple[Var, Precision], Any] = {}
+        self._copies: dict[tuple[Var, Precision], Any] = {}
 
     def write(
         self,
         variables: Iterable[Var],
         values: Iterable[Any],
-        precisions: Iterable[Precision | None] | None = None,
+        precisions: Iterable[Precision | None],
+        held: Iterable[bool],
     ) -> None:
-        """Stores values, each in its precision where one is given."""
-        if precisions is None:
-            self._values.update(zip(variables, values, strict=True))
-            return
-        for var, value, precision in zip(variables, values, precisions, strict=True):
+        """Stores values, each in its precision, and held there where that is asked for."""
+        for var, value, precision, hold in zip(variables, values, precisions, held, strict=True):
             if not isinstance(var, _compat.DropVar):
-                self._values[var] = cast(value, precision)
+                narrow = cast(value, precision)
+                self._values[var] = _held(narrow) if hold else narrow
+
+    def enter(self, variables: Iterable[Var], values: Iterable[Any]) -> None:
+        """Stores the inputs of a jaxpr as they arrive."""
+        self._values.update(zip(variables, values, strict=True))
 
     def read(
         self,
@@ -53,7 +58,7 @@ class Environment:
         if isinstance(atom, Literal):
             return _cast_literal(atom, precision)
         if copy is not None and copy is not precision:
-            return cast(self.read(atom, copy), precision)
+            return cast(self._copy(atom, copy), precision)
         value = self._values[atom]
         if precision is None or _has(value, precision):
             return value
@@ -63,6 +68,11 @@ class Environment:
         if key not in self._casts:
             self._casts[key] = cast(value, precision)
         return self._casts[key]
+
+    def _copy(self, var: Var, precision: Precision) -> Any:
+        if (var, precision) not in self._copies:
+            self._copies[var, precision] = _held(self.read(var, precision))
+        return self._copies[var, precision]
 
     def read_results(
         self, atoms: Sequence[Any], precisions: Sequence[Precision | None]
@@ -78,6 +88,11 @@ def cast(value: Any, precision: Precision | None) -> Any:
     if precision is None or _has(value, precision):
         return value
     return _convert(value, precision.dtype, weak_type=False)
+
+
+def _held(value: Any) -> Any:
+    """The value behind a barrier, so that its rounding is not undone in a later widening."""
+    return optimization_barrier_p.bind(value)[0]
 
 
 def _has(value: Any, precision: Precision) -> bool:

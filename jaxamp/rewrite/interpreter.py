@@ -36,14 +36,14 @@ def interpret(
       RewriteError: a primitive does not accept what was decided for it.
     """
     env = Environment()
-    env.write(jaxpr.constvars, consts)
-    env.write(jaxpr.invars, args)
+    env.enter(jaxpr.constvars, consts)
+    env.enter(jaxpr.invars, args)
     for eqn, decision in zip(jaxpr.eqns, plan.decisions, strict=True):
         with _compat.emitting(eqn):
             readings = decision.operands, decision.fresh, decision.copies
             operands = list(map(env.read, eqn.invars, *readings))
             results = _emit(context, eqn, decision, operands)
-            env.write(eqn.outvars, results, decision.outputs)
+            env.write(eqn.outvars, results, decision.outputs, decision.held)
     return env.read_results(jaxpr.outvars, plan.outputs)
 
 

@@ -50,7 +50,8 @@ def custom_jvp(
         closed = ClosedJaxpr(jaxpr, captured)
         # Tangents go on: transposed, what made them must have been narrow.
         onward = [i >= len(out_zeros) or _is_narrow(p) for i, p in enumerate(wanted)]
-        results = _run_rule(context, closed, [*primals, *nonzero], wanted, onward)
+        later = [*[False] * len(primals), *[True] * len(nonzero)]
+        results = _run_rule(context, closed, [*primals, *nonzero], wanted, onward, later)
         return _with_zeros(results, out_zeros)
 
     return _compat.bind_custom_jvp(eqn, operands, function, rule)
@@ -144,13 +145,16 @@ def _run_rule(
     args: Sequence[Any],
     wanted: Precisions,
     onward: Sequence[bool] | None = None,
+    later: Sequence[bool] = (),
 ) -> list[Any]:
     """Plans and runs a derivative rule in the precisions in which its arguments arrive."""
     arriving = [
         _stored(jax.typeof(arg).dtype, var.aval)
         for arg, var in zip(args, closed.jaxpr.invars, strict=True)
     ]
-    plan = make_plan(closed, context.policy, inputs=arriving, outputs=wanted, onward=onward)
+    plan = make_plan(
+        closed, context.policy, inputs=arriving, outputs=wanted, onward=onward, later=later
+    )
     return interpret(context, closed.jaxpr, plan.body, closed.consts, args)
 
 
