@@ -8,7 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 from weakref import ref
 
@@ -62,7 +62,9 @@ class AmpFunction(Generic[_P, _R]):
     """
 
     def __init__(self, fn: Callable[_P, _R], settings: Settings) -> None:
-        functools.update_wrapper(self, fn, updated=())
+        functools.update_wrapper(
+            self, fn, updated=("__dict__",) if isinstance(fn, FunctionType) else ()
+        )
         self.__wrapped__ = fn
         self._settings = settings
         self._target = Target.of(fn)
@@ -80,11 +82,15 @@ class AmpFunction(Generic[_P, _R]):
             return _unchanged(self.__wrapped__, args, kwargs)
         return self._runner(self._target, args, kwargs)
 
+    def amp_parts(self) -> tuple[Callable[_P, _R], Settings]:
+        """The function as it was given, and how it is rewritten."""
+        return self.__wrapped__, self._settings
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
     def __reduce__(self) -> Any:
-        return _remade, (self.__wrapped__, self._settings)
+        return _amp, self.amp_parts()
 
     def __repr__(self) -> str:
         return f"<amp of {self.__wrapped__!r}, {self.policy}>"
@@ -280,6 +286,11 @@ def amp(
     dtypes. Inside, each operation runs in the precision that the policy chooses for it. It can be
     differentiated, mapped, compiled and exported, and can contain any of these, as `fn` can.
 
+    Called eagerly it runs compiled. It is traced once for each structure, shape and dtype of its
+    arrays and each value of its constants: arrays and Python floats are traced, as by ``jax.jit``;
+    bools, ints, words, functions and other objects are constants; ``jaxamp.trace`` has the details.
+    As under ``jax.jit``, what `fn` reads apart from its arguments is read when it is traced.
+
     Args:
       fn: a function, method, ``functools.partial``, callable object, equinox or flax module.
         Left out, a decorator is returned: ``@amp(policy="auto_mixed")``.
@@ -321,12 +332,11 @@ def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..
     >>> import jax.numpy as jnp
     >>> plan = plan_of(jnp.dot, "auto_mixed")(jnp.ones((2, 3)), jnp.ones((3, 4)))
     """
-    inner = getattr(fn, "__wrapped__", None) if isinstance(fn, AmpFunction) else None
-    if inner is not None and policy is None:
-        settings = fn._settings
-    else:
+    amped = getattr(type(fn), "amp_parts", None)
+    plain, settings = (fn, None) if amped is None else amped(fn)
+    if settings is None or policy is not None:
         settings = _settings(DEFAULT_POLICY if policy is None else policy, strict, True)
-    target = Target.of(_checked(fn if inner is None else inner))
+    target = Target.of(_checked(plain))
     planner = _Planner(target.function, settings)
 
     @functools.wraps(fn, updated=())
@@ -363,7 +373,8 @@ class _Planner(Runner):
     ) -> Any:
         pairs = zip(leaves, keys, strict=True)
         constants = [None if k is None else lambda x=x: x for x, k in pairs]
-        jaxpr, _ = trace(self.resolve(), layout, constants, traced, name)
+        with amp_scope(self.settings.policy):
+            jaxpr, _ = trace(self.resolve(), layout, constants, traced, name)
         raise _Planned(make_plan(jaxpr, self.settings.policy, strict=self.settings.strict))
 
 
@@ -387,10 +398,6 @@ def _amp(fn: Any, settings: Settings) -> Any:
             if wrapped is not None:
                 return wrapped
     return AmpFunction(fn, settings)
-
-
-def _remade(fn: Any, settings: Settings) -> Any:
-    return _amp(fn, settings)
 
 
 def _checked(fn: Any) -> Any:

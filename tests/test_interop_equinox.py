@@ -265,7 +265,7 @@ def test_dropped_module_dies():
 def test_plan_and_errors():
     """A module's plan is that of its call; a module without a call is refused."""
     assert "bf16" in str(plan_of(_mlp())(_x()))
-    assert "f16" in str(plan_of(amp(_mlp(), "auto_mixed"))(_x()))
+    assert str(plan_of(amp(_mlp(), "auto_mixed"))(_x())) == str(plan_of(_mlp(), "auto_mixed")(_x()))
 
     class Bag(eqx.Module):
         w: jax.Array

@@ -6,6 +6,7 @@ from typing import Any
 
 import equinox as eqx
 
+from jaxamp.semantic import DTypeish, resolve_dtype, run_in
 from jaxamp.transform import AmpFunction, Settings, apply
 
 _INNER = "amp_module"
@@ -36,12 +37,46 @@ class AmpModule(eqx.Module):
         """Call the module in mixed precision."""
         return apply(self.amp_module, self.amp_settings, args, kwargs)
 
+    def amp_parts(self) -> tuple[eqx.Module, Settings]:
+        """The module as it was given, and how it is rewritten."""
+        return self.amp_module, self.amp_settings
+
     def __getattr__(self, name: str) -> Any:
         if name == _INNER or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(name)  # not there yet while the pytree is put together
         value = getattr(self.amp_module, name)
         bound = _is_method_of(self.amp_module, value)
         return AmpFunction(value, self.amp_settings) if bound else value
+
+
+class WithComputeDType(eqx.Module):
+    """A module whose calls are computed in a dtype of its own, whatever the policy around it.
+
+    Under ``amp`` its call is a region that keeps the precision; elsewhere module and arguments
+    are cast. Parameters stay as they are stored.
+
+    Attributes:
+      module: any equinox module, those of haliax included.
+      compute_dtype: a dtype, its name or its role (``"compute"``, ``"param"``, ``"output"``).
+
+    Raises:
+      PolicyError: `compute_dtype` names neither a role nor a float format.
+
+    >>> import jax
+    >>> linear = WithComputeDType(eqx.nn.Linear(3, 2, key=jax.random.key(0)), "bf16")
+    >>> linear(jax.numpy.ones(3)).dtype, linear.module.weight.dtype
+    (dtype(bfloat16), dtype('float32'))
+    """
+
+    module: eqx.Module
+    compute_dtype: DTypeish = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        resolve_dtype(self.compute_dtype)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module in its compute dtype."""
+        return run_in(self.compute_dtype, _call, self.module, *args, **kwargs)
 
 
 def wrap(fn: Any, settings: Settings) -> AmpModule | None:
@@ -52,6 +87,10 @@ def wrap(fn: Any, settings: Settings) -> AmpModule | None:
     if not isinstance(fn, eqx.Module) or hasattr(fn, "__wrapped__") or hasattr(fn, "__self__"):
         return None
     return AmpModule(fn, settings)
+
+
+def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module(*args, **kwargs)
 
 
 def _is_method_of(module: eqx.Module, value: Any) -> bool:
