@@ -69,6 +69,10 @@ class OutputError(JaxAmpError, TypeError):
     """A function returned something that is not an array where only arrays are possible."""
 
 
+class TrainingError(JaxAmpError, ValueError):
+    """A loss scale, a batch or an optimizer is used in a way that cannot work."""
+
+
 def accepted(word: object, words: Iterable[str]) -> str:
     """A sentence that lists the accepted words, and the likely one where there is one.
 

@@ -1,0 +1,207 @@
+"""Gradients in mixed precision: scaled on the way, unscaled, checked, in float32."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxamp.errors import TrainingError
+from jaxamp.regions import keep_precision
+from jaxamp.training.finite import all_finite
+from jaxamp.training.loss_scale import as_loss_scale, same_library
+from jaxamp.training.microbatches import averaged
+from jaxamp.training.trees import global_norm, map_floats, widen_floats
+from jaxamp.transform import DEFAULT_POLICY, amp
+
+
+class Gradient(NamedTuple):
+    """What ``jaxamp.grad`` and ``jaxamp.value_and_grad`` return.
+
+    Attributes:
+      result: what JAX's function of the same name returns, gradients in float32.
+      grads_finite: whether every gradient is finite, bool[].
+      loss_scale: the loss scale for the next step.
+    """
+
+    result: Any
+    grads_finite: jax.Array
+    loss_scale: Any
+
+
+class Options(NamedTuple):
+    """How gradients are taken; the arguments of ``value_and_grad`` other than the function."""
+
+    argnums: int | Sequence[int] = 0
+    has_aux: bool = False
+    policy: Any = DEFAULT_POLICY
+    loss_scale: Any = None
+    several: bool = False
+    microbatches: int = 1
+    batch_argnums: int | Sequence[int] = 1
+    clip_norm: float | None = None
+
+
+def value_and_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    policy: Any = DEFAULT_POLICY,
+    loss_scale: Any = None,
+    several: bool = False,
+    microbatches: int = 1,
+    batch_argnums: int | Sequence[int] = 1,
+    clip_norm: float | None = None,
+) -> Callable[..., Gradient]:
+    """``jax.value_and_grad`` of `fun` in mixed precision, under a loss scale.
+
+    The loss is computed under `policy`, multiplied by the scale, and differentiated; the gradients
+    come to float32, are divided by the scale that was used, checked, and clipped, in that order.
+    The loss that is returned was never scaled. Nothing waits for the device.
+
+    Args:
+      fun: returns a scalar loss, or ``(loss, aux)`` with `has_aux`.
+      argnums: which positional arguments to differentiate.
+      has_aux: whether `fun` returns something besides the loss.
+      policy: as for ``amp``; ``None`` leaves `fun` as it is.
+      loss_scale: a loss scale of jaxamp or jmp, or an object with their methods; ``None`` for none.
+      several: `fun` returns a tree of scalar losses, such as a dict, instead of one; the gradients
+        are then such a tree of gradients. All share the scale and the flag.
+      microbatches: split the batch in so many parts, and take one after the other, which needs less
+        memory. Losses and gradients are averaged, in float32; aux is stacked. Part i has every
+        `microbatches`-th example from i on, so a batch that is sharded by example stays so.
+      batch_argnums: which positional arguments have a leading axis of examples; with
+        `microbatches` only. Give random keys per example there, or all parts share one.
+      clip_norm: largest global norm of the unscaled gradients; of each loss's, with `several`.
+
+    Returns:
+      A function of `fun`'s arguments. It returns ``((loss, grads), grads_finite, loss_scale)``,
+      with `has_aux` ``(((loss, aux), grads), grads_finite, loss_scale)``: what
+      ``jax.value_and_grad`` gives, whether all gradients are finite, and the next loss scale, of
+      the type that was given. Gradients are float32, or wider where the argument is.
+
+    Raises:
+      TrainingError: something is no loss scale, or the batch does not split.
+
+    >>> import jax.numpy as jnp, jaxamp
+    >>> def loss_fn(w, x):
+    ...     return jnp.mean((x @ w) ** 2)
+    >>> scale = jaxamp.DynamicLossScale()
+    >>> step = value_and_grad(loss_fn, policy="auto_mixed", loss_scale=scale)
+    >>> (loss, grads), finite, scale = step(jnp.ones((4, 2)), jnp.full((4, 4), 0.25))
+    >>> float(loss), grads.dtype, bool(finite), int(scale.counter)
+    (1.0, dtype('float32'), True, 1)
+    """
+    options = Options(
+        argnums, has_aux, policy, loss_scale, several, microbatches, batch_argnums, clip_norm
+    )
+    return _gradient_function(fun, options, with_value=True)
+
+
+def grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    policy: Any = DEFAULT_POLICY,
+    loss_scale: Any = None,
+    several: bool = False,
+    microbatches: int = 1,
+    batch_argnums: int | Sequence[int] = 1,
+    clip_norm: float | None = None,
+) -> Callable[..., Gradient]:
+    """``jax.grad`` of `fun` in mixed precision, under a loss scale.
+
+    Takes what ``value_and_grad`` takes.
+
+    Returns:
+      A function of `fun`'s arguments. It returns ``(grads, grads_finite, loss_scale)``, and with
+      `has_aux` ``((grads, aux), grads_finite, loss_scale)``.
+
+    >>> import jaxamp
+    >>> grads, finite, _ = grad(lambda x: x**2, loss_scale=jaxamp.StaticLossScale(8))(3.0)
+    >>> float(grads)
+    6.0
+    """
+    options = Options(
+        argnums, has_aux, policy, loss_scale, several, microbatches, batch_argnums, clip_norm
+    )
+    return _gradient_function(fun, options, with_value=False)
+
+
+def _gradient_function(
+    fun: Callable[..., Any], options: Options, *, with_value: bool
+) -> Callable[..., Gradient]:
+    scale = as_loss_scale(options.loss_scale)
+    raw = scaled_gradients(fun, options)
+
+    @functools.wraps(fun, updated=())
+    def gradients(*args: Any, **kwargs: Any) -> Gradient:
+        value, grads = raw(*args, **kwargs)
+        grads = widen_floats(scale.unscale(grads))
+        finite = all_finite(grads)
+        grads = _clipped(grads, value, options)
+        adjusted = same_library(scale.adjust(finite), options.loss_scale)
+        if with_value:
+            return Gradient((value, grads), finite, adjusted)
+        return Gradient((grads, value[1]) if options.has_aux else grads, finite, adjusted)
+
+    return gradients
+
+
+def scaled_gradients(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
+    """A function that gives the value, unscaled, and the gradients, still scaled."""
+    scale = as_loss_scale(options.loss_scale)
+    function = fun if options.policy is None else amp(fun, options.policy)
+
+    def scaled(*args: Any, **kwargs: Any) -> Any:
+        value = function(*args, **kwargs)
+        loss = value[0] if options.has_aux else value
+        return scale.scale(loss), value
+
+    raw = _differentiated(scaled, options)
+    if options.microbatches == 1:
+        return raw
+    return averaged(raw, options.microbatches, options.batch_argnums, options.has_aux)
+
+
+def _differentiated(scaled: Callable[..., Any], options: Options) -> Callable[..., Any]:
+    if options.several:
+        jacobian = jax.jacrev(scaled, options.argnums, has_aux=True)
+        return lambda *args, **kwargs: jacobian(*args, **kwargs)[::-1]
+    one = jax.value_and_grad(scaled, options.argnums, has_aux=True)
+
+    def raw(*args: Any, **kwargs: Any) -> Any:
+        (_, value), grads = one(*args, **kwargs)
+        return value, grads
+
+    return raw
+
+
+def _clipped(grads: Any, value: Any, options: Options) -> Any:
+    if options.clip_norm is None:
+        return grads
+    clip = functools.partial(clip_by_norm, limit=options.clip_norm)
+    if not options.several:
+        return clip(grads)
+    losses = value[0] if options.has_aux else value
+    return jax.tree.map(lambda _, of_one: clip(of_one), losses, grads)
+
+
+@keep_precision("f32")
+def clip_by_norm(grads: Any, limit: float) -> Any:
+    """Shrink all gradients together so that their global norm is at most `limit`.
+
+    >>> import numpy as np
+    >>> clip_by_norm({"a": np.float32(3), "b": np.float32(4)}, 1.0)["b"].item()
+    0.800000011920929
+    """
+    if not limit > 0:
+        raise TrainingError(f"The largest norm of gradients is above 0, not {limit!r}.")
+    norm = global_norm(grads)
+    factor = jnp.where(norm > limit, limit / norm, 1.0)
+    return map_floats(lambda leaf: leaf * factor, grads)

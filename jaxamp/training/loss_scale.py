@@ -1,0 +1,325 @@
+"""Loss scales: what a loss is multiplied by, so that no gradient is too small for float16."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import math
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxamp.errors import TrainingError
+from jaxamp.regions import keep_precision
+from jaxamp.training.finite import as_flag
+from jaxamp.training.trees import map_floats, widen
+
+_T = TypeVar("_T")
+
+DEFAULT_SCALE = 2.0**15
+DEFAULT_PERIOD = 2000
+DEFAULT_FACTOR = 2
+DEFAULT_FLOOR = 1.0
+DEFAULT_CEILING = math.inf  # growth stops before the scale itself would be infinite
+
+
+class LossScale(Protocol):
+    """What a loss scale can do; jmp's objects can, and so may your own.
+
+    Attributes:
+      loss_scale: the factor.
+    """
+
+    @property
+    def loss_scale(self) -> Any:
+        """The factor, a scalar."""
+        ...
+
+    def scale(self, tree: Any) -> Any:
+        """Multiply the floating leaves by the factor."""
+        ...
+
+    def unscale(self, tree: Any) -> Any:
+        """Divide the floating leaves by the factor."""
+        ...
+
+    def adjust(self, grads_finite: Any) -> Any:
+        """The loss scale for the next step."""
+        ...
+
+
+def _register(children: Sequence[str], static: Sequence[str] = ()) -> Any:
+    """Make a dataclass a pytree, whose leaves may be anything once it is taken apart."""
+
+    def flatten_with_keys(scale: Any) -> Any:
+        keys = map(jax.tree_util.GetAttrKey, children)
+        leaves, meta = flatten(scale)
+        return tuple(zip(keys, leaves, strict=True)), meta
+
+    def flatten(scale: Any) -> Any:
+        return tuple(getattr(scale, n) for n in children), tuple(getattr(scale, n) for n in static)
+
+    def decorate(cls: Any) -> Any:
+        def unflatten(meta: Any, leaves: Any) -> Any:
+            scale = object.__new__(cls)
+            names = (*children, *static)
+            for name, value in zip(names, (*leaves, *meta), strict=True):
+                object.__setattr__(scale, name, value)
+            return scale
+
+        jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+        return cls
+
+    return decorate
+
+
+@_register(())
+@dataclasses.dataclass(frozen=True)
+class NoOpLossScale:
+    """The loss scale of programs that need none: float32 and bfloat16.
+
+    >>> NoOpLossScale().scale(3.0)
+    3.0
+    """
+
+    @property
+    def loss_scale(self) -> int:
+        """One."""
+        return 1
+
+    def scale(self, tree: _T) -> _T:
+        """The tree itself."""
+        return tree
+
+    def unscale(self, tree: _T) -> _T:
+        """The tree itself."""
+        return tree
+
+    def adjust(self, grads_finite: Any) -> NoOpLossScale:
+        """The loss scale itself."""
+        del grads_finite
+        return self
+
+
+@_register(("loss_scale",))
+@dataclasses.dataclass(frozen=True)
+class StaticLossScale:
+    """A loss scale that never changes.
+
+    Attributes:
+      loss_scale: the factor, f32[]; a power of two makes scaling and unscaling exact.
+
+    Raises:
+      TrainingError: the factor is not positive and finite.
+
+    >>> scale = StaticLossScale(1024)
+    >>> float(scale.unscale(scale.scale(0.1))) == float(np.float32(0.1))
+    True
+    """
+
+    loss_scale: Any
+
+    def __post_init__(self) -> None:
+        _set(self, loss_scale=_factor("loss_scale", self.loss_scale))
+
+    def scale(self, tree: _T) -> _T:
+        """Multiply the floating leaves, in float32 or wider; other leaves stay as they are."""
+        return _scaled(tree, self.loss_scale)
+
+    def unscale(self, tree: _T) -> _T:
+        """Divide the floating leaves, in float32 or wider; other leaves stay as they are."""
+        return _unscaled(tree, self.loss_scale)
+
+    def adjust(self, grads_finite: Any) -> StaticLossScale:
+        """The loss scale itself."""
+        del grads_finite
+        return self
+
+
+@_register(
+    ("loss_scale", "counter", "min_loss_scale", "max_loss_scale"), ("period", "factor", "backoff")
+)
+@dataclasses.dataclass(frozen=True)
+class DynamicLossScale:
+    """A loss scale that looks for the largest factor under which gradients stay finite.
+
+    It grows by `factor` after `period` finite steps in a row, and shrinks, the count starting anew,
+    after every step that was not finite. Everything happens on the device. It is a pytree: carry it
+    through ``jit`` and ``scan``, save it in checkpoints.
+
+    Attributes:
+      loss_scale: the factor, f32[]; 2¹⁵ by default, which float16 can still hold.
+      counter: finite steps in a row since the last change, i32[].
+      period: finite steps before the scale grows; 2000 by default.
+      factor: what it grows by; 2 by default. Powers of two keep scaling and unscaling exact.
+      min_loss_scale: the floor, f32[]; 1 by default.
+      max_loss_scale: the ceiling, f32[]; infinity by default: the scale itself stays finite.
+      backoff: what it is multiplied by after an overflow; by default ``1 / factor``.
+
+    Raises:
+      TrainingError: a number makes no sense, or the floor is above the ceiling.
+
+    >>> scale = DynamicLossScale(period=2)
+    >>> for finite in (True, True, False):
+    ...     scale = scale.adjust(jnp.bool_(finite))
+    ...     print(float(scale.loss_scale), int(scale.counter))
+    32768.0 1
+    65536.0 0
+    32768.0 0
+    """
+
+    loss_scale: Any = DEFAULT_SCALE
+    counter: Any = 0
+    period: int = DEFAULT_PERIOD
+    factor: float = DEFAULT_FACTOR
+    min_loss_scale: Any = DEFAULT_FLOOR
+    max_loss_scale: Any = DEFAULT_CEILING
+    backoff: float | None = None
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            loss_scale=_factor("loss_scale", self.loss_scale),
+            counter=_as(np.int32, self.counter),
+            min_loss_scale=_factor("min_loss_scale", self.min_loss_scale, below=0.0),
+            max_loss_scale=_factor("max_loss_scale", self.max_loss_scale, above=math.inf),
+        )
+        _check_growth(self.period, self.factor, self.backoff)
+        _check_order(self.min_loss_scale, self.max_loss_scale)
+
+    def scale(self, tree: _T) -> _T:
+        """Multiply the floating leaves, in float32 or wider; other leaves stay as they are."""
+        return _scaled(tree, self.loss_scale)
+
+    def unscale(self, tree: _T) -> _T:
+        """Divide the floating leaves, in float32 or wider; other leaves stay as they are.
+
+        Unscale with the object that scaled, not with the one that ``adjust`` returned.
+        """
+        return _unscaled(tree, self.loss_scale)
+
+    def adjust(self, grads_finite: Any) -> DynamicLossScale:
+        """The loss scale for the next step.
+
+        Args:
+          grads_finite: whether this step's gradients are finite, bool[].
+
+        Raises:
+          TrainingError: `grads_finite` is no boolean scalar.
+        """
+        finite = as_flag(grads_finite)
+        scale, counter = jnp.asarray(self.loss_scale), jnp.asarray(self.counter)
+        full = counter + 1 >= self.period
+        kept = jnp.where(full, self._grown(scale), scale)
+        adjusted = copy.copy(self)
+        _set(
+            adjusted,
+            loss_scale=jnp.where(finite, kept, self._shrunk(scale)),
+            counter=jnp.where(finite & ~full, counter + 1, 0).astype(counter.dtype),
+        )
+        return adjusted
+
+    @keep_precision("f32")
+    def _grown(self, scale: jax.Array) -> jax.Array:
+        grown = jnp.minimum(widen(scale) * self.factor, widen(self.max_loss_scale))
+        grown = grown.astype(scale.dtype)
+        return jnp.where(jnp.isfinite(grown), grown, scale)
+
+    @keep_precision("f32")
+    def _shrunk(self, scale: jax.Array) -> jax.Array:
+        wide = widen(scale)
+        shrunk = wide / self.factor if self.backoff is None else wide * self.backoff
+        return jnp.maximum(shrunk, widen(self.min_loss_scale)).astype(scale.dtype)
+
+
+def as_loss_scale(scale: Any) -> Any:
+    """`scale` as something with jaxamp's arithmetic.
+
+    Args:
+      scale: one of ours, one of jmp's, any object with their methods, or ``None`` for none.
+
+    Raises:
+      TrainingError: none of these.
+
+    >>> as_loss_scale(None)
+    NoOpLossScale()
+    """
+    if scale is None:
+        return NoOpLossScale()
+    if _is_jmp(scale):
+        return _jmp_adapter().loss_scale_from_jmp(scale)
+    if all(callable(getattr(scale, name, None)) for name in ("scale", "unscale", "adjust")):
+        return scale
+    raise TrainingError(
+        f"{scale!r} is no loss scale. Give a NoOpLossScale, StaticLossScale or DynamicLossScale, "
+        "of jaxamp or jmp, or an object with scale, unscale and adjust."
+    )
+
+
+def same_library(scale: Any, like: Any) -> Any:
+    """One of our loss scales as the library of `like` writes it, so that a carry keeps its type."""
+    return _jmp_adapter().loss_scale_to_jmp(scale) if _is_jmp(like) else scale
+
+
+def _is_jmp(scale: Any) -> bool:
+    # jmp is looked up, not imported: whoever has such an object has imported it.
+    return type(scale).__module__.partition(".")[0] == "jmp" and "jmp" in sys.modules
+
+
+def _jmp_adapter() -> Any:
+    return importlib.import_module("jaxamp.interop.jmp_loss_scale")
+
+
+@keep_precision("f32")
+def _scaled(tree: _T, factor: Any) -> _T:
+    return map_floats(lambda leaf: widen(leaf) * factor, tree)
+
+
+@keep_precision("f32")
+def _unscaled(tree: _T, factor: Any) -> _T:
+    # Division, not multiplication by an inverse: exact for every power of two, whose inverse may
+    # be too small for float32, and rounded once for any other factor.
+    return map_floats(lambda leaf: widen(leaf) / factor, tree)
+
+
+def _set(instance: Any, **values: Any) -> None:
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)
+
+
+def _as(dtype: Any, value: Any) -> Any:
+    """`value` in `dtype`: concrete numbers stay on the host, arrays where they are."""
+    if isinstance(value, jax.Array):
+        return value.astype(dtype)
+    return np.asarray(value, dtype)
+
+
+def _factor(
+    name: str, value: Any, *, below: float | None = None, above: float | None = None
+) -> Any:
+    """`value` as float32: positive and finite, or one of the two given numbers."""
+    factor = _as(np.float32, value)
+    if isinstance(factor, np.ndarray):
+        good = factor.shape == () and (0 < factor < math.inf or factor in (below, above))
+        if not good:
+            raise TrainingError(f"{name} is a positive, finite number, not {value!r}.")
+    return factor
+
+
+def _check_growth(period: Any, factor: Any, backoff: Any) -> None:
+    if not period >= 1:
+        raise TrainingError(f"period counts steps, 1 or more; {period!r} was given.")
+    if not (math.isfinite(factor) and factor >= 1):
+        raise TrainingError(f"factor is what the scale grows by, 1 or more, not {factor!r}.")
+    if backoff is not None and not 0 < backoff <= 1:
+        raise TrainingError(f"backoff shrinks the scale: above 0, at most 1, not {backoff!r}.")
+
+
+def _check_order(floor: Any, ceiling: Any) -> None:
+    if isinstance(floor, np.ndarray) and isinstance(ceiling, np.ndarray) and floor > ceiling:
+        raise TrainingError(f"The floor {floor} of the loss scale is above its ceiling {ceiling}.")

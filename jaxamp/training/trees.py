@@ -1,0 +1,74 @@
+"""Floating leaves of a tree: widened, measured, kept apart from everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+_T = TypeVar("_T")
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether `leaf` is an array, concrete, traced or abstract."""
+    return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+
+
+def is_float(leaf: Any) -> bool:
+    """Whether `leaf` is a floating or complex number or array of them.
+
+    >>> import numpy as np
+    >>> is_float(1.0), is_float(np.int32(1)), is_float("relu"), is_float(jax.random.key(0))
+    (True, False, False, False)
+    """
+    if is_array(leaf):
+        return jnp.issubdtype(leaf.dtype, jnp.inexact)
+    return isinstance(leaf, (float, complex))
+
+
+def widen(leaf: Any) -> jax.Array:
+    """`leaf` in float32, or in its own dtype where that is wider."""
+    array = jnp.asarray(leaf)
+    return array.astype(jnp.promote_types(array.dtype, jnp.float32))
+
+
+def map_floats(fn: Callable[..., Any], tree: _T, *others: Any) -> _T:
+    """Apply `fn` to the floating leaves of `tree`; the other leaves stay as they are.
+
+    >>> map_floats(lambda x: 2 * x, {"w": 1.5, "steps": 3, "name": "relu"})
+    {'name': 'relu', 'steps': 3, 'w': 3.0}
+    """
+    return jax.tree.map(lambda leaf, *o: fn(leaf, *o) if is_float(leaf) else leaf, tree, *others)
+
+
+def widen_floats(tree: _T) -> _T:
+    """Every floating leaf in float32 at least.
+
+    >>> widen_floats({"w": jnp.ones(2, jnp.bfloat16)})["w"].dtype
+    dtype('float32')
+    """
+    return map_floats(widen, tree)
+
+
+def global_norm(tree: Any) -> jax.Array:
+    """The Euclidean norm of all floating leaves together, in float32.
+
+    >>> import numpy as np
+    >>> float(global_norm({"a": np.float32(3), "b": np.float32(4), "steps": 7}))
+    5.0
+    """
+    leaves = [widen(leaf) for leaf in jax.tree.leaves(tree) if is_float(leaf)]
+    squares = [jnp.sum(jnp.square(jnp.abs(leaf))) for leaf in leaves]
+    return jnp.sqrt(sum(squares, jnp.float32(0)))
+
+
+def leaf_name(tree: Any, index: int) -> str:
+    """The path of a leaf, as it is written in Python.
+
+    >>> leaf_name({"layers": [{"w": 1}, {"w": 2}]}, 1)
+    "['layers'][1]['w']"
+    """
+    path, _ = jax.tree_util.tree_flatten_with_path(tree)[0][index]
+    return jax.tree_util.keystr(path)
