@@ -240,16 +240,11 @@ def main(argv: Sequence[str] | None = None) -> list[Run]:
     with Progress(console=console) as progress:
         for policy in POLICIES:
             task = progress.add_task(policy, total=size.steps)
-            runs.append(
-                train(
-                    policy,
-                    corpus,
-                    size,
-                    lambda loss, task=task, policy=policy: progress.update(
-                        task, advance=1, description=f"{policy} loss {loss:.3f}"
-                    ),
-                )
-            )
+
+            def on_step(loss: float, task=task, policy=policy) -> None:
+                progress.update(task, advance=1, description=f"{policy} loss {loss:.3f}")
+
+            runs.append(train(policy, corpus, size, on_step))
     console.print(results_table(runs))
     for run in runs:
         console.rule(run.policy)

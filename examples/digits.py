@@ -222,15 +222,11 @@ def train_all(digits: Digits, epochs: int, seed: int, console: Console) -> list[
     with Progress(*columns, console=console) as progress:
         for policy in POLICIES:
             task = progress.add_task(policy, total=digits.steps(epochs), loss=float("nan"))
-            runs.append(
-                train(
-                    policy,
-                    digits,
-                    epochs,
-                    seed,
-                    lambda loss, task=task: progress.update(task, advance=1, loss=loss),
-                )
-            )
+
+            def on_step(loss: float, task=task) -> None:
+                progress.update(task, advance=1, loss=loss)
+
+            runs.append(train(policy, digits, epochs, seed, on_step))
     return runs
 
 
