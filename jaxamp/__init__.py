@@ -40,6 +40,7 @@ from jaxamp.training import NoOpLossScale as NoOpLossScale
 from jaxamp.training import StaticLossScale as StaticLossScale
 from jaxamp.training import all_finite as all_finite
 from jaxamp.training import apply_updates as apply_updates
+from jaxamp.training import explain_nonfinite as explain_nonfinite
 from jaxamp.training import filter_grad as filter_grad
 from jaxamp.training import filter_value_and_grad as filter_value_and_grad
 from jaxamp.training import first_nonfinite as first_nonfinite

@@ -1,5 +1,7 @@
 """Ready-made pieces of a training run: loss scales, gradients, optimizers of narrow parameters."""
 
+from jaxamp.training.explain import Nonfinite as Nonfinite
+from jaxamp.training.explain import explain_nonfinite as explain_nonfinite
 from jaxamp.training.filtered import filter_grad as filter_grad
 from jaxamp.training.filtered import filter_value_and_grad as filter_value_and_grad
 from jaxamp.training.finite import all_finite as all_finite

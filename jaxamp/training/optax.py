@@ -129,7 +129,7 @@ def with_loss_scale(
 
     def init(params: Any) -> LossScaleState:
         skip: Any = skipping.init(params)
-        return LossScaleState(jax.tree.map(jnp.asarray, first), skip)
+        return LossScaleState(jax.tree.map(jnp.array, first), skip)
 
     def update(
         updates: Any, state: LossScaleState, params: Any = None, **extra: Any
