@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxamp
 from jaxamp import NotCallableError, OutputError, PolicyError, PrecisionPolicy, amp, plan_of
+from jaxamp.transform import AmpFunction
 
 LOW = {"rtol": 2e-2, "atol": 2e-2}
 
@@ -494,7 +495,7 @@ def test_methods_of_plain_objects(call):
 def test_decorator_forms():
     """With and without arguments, on methods, classmethods and from the class."""
     s = Scale(_x())
-    assert isinstance(Scale.decorated, jaxamp.transform.AmpFunction)
+    assert isinstance(Scale.decorated, AmpFunction)
     np.testing.assert_array_equal(Scale.decorated(s, _x()), s.decorated(_x()))
     assert Scale.with_policy.policy is PrecisionPolicy.AUTO_MIXED
     assert s.with_policy(_x()).shape == (4, 4)

@@ -6,8 +6,9 @@ from typing import Any
 
 import equinox as eqx
 
+from jaxamp.runner import Settings
 from jaxamp.semantic import DTypeish, resolve_dtype, run_in
-from jaxamp.transform import AmpFunction, Settings, apply
+from jaxamp.transform import AmpFunction, apply
 
 _INNER = "amp_module"
 
@@ -53,7 +54,7 @@ class WithComputeDType(eqx.Module):
     """A module whose calls are computed in a dtype of its own, whatever the policy around it.
 
     Under ``amp`` its call is a region that keeps the precision; elsewhere module and arguments
-    are cast. Parameters stay as they are stored.
+    are cast, and the results have the dtype that the arguments had.
 
     Attributes:
       module: any equinox module, those of haliax included.
@@ -64,8 +65,9 @@ class WithComputeDType(eqx.Module):
 
     >>> import jax
     >>> linear = WithComputeDType(eqx.nn.Linear(3, 2, key=jax.random.key(0)), "bf16")
-    >>> linear(jax.numpy.ones(3)).dtype, linear.module.weight.dtype
-    (dtype(bfloat16), dtype('float32'))
+    >>> f32 = eqx.filter_make_jaxpr(linear)(jax.numpy.ones(3))[0]
+    >>> "bf16[2] = dot_general" in str(f32)
+    True
     """
 
     module: eqx.Module

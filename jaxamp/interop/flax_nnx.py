@@ -15,8 +15,9 @@ from typing import Any
 import jax
 from flax import nnx
 
-from jaxamp.trace import Layout, Target
-from jaxamp.transform import Runner, Settings, apply
+from jaxamp.calls import Layout, Target
+from jaxamp.runner import Runner, Settings
+from jaxamp.transform import apply
 
 _OBJECTS = (nnx.Pytree, nnx.Variable)
 _NODES: dict[frozenset[type], bool] = {}  # whether these containers are or hold nnx objects

@@ -1,0 +1,71 @@
+"""Constants of a call: how they are told apart, and held no longer than the caller holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from types import MethodType
+from typing import Any
+from weakref import WeakMethod, ref
+
+Constants = Sequence[Callable[[], Any] | None]  # per leaf of a call; None where it is traced
+
+_BY_VALUE = (str, int, bool, type(None), bytes)
+
+
+def constant_key(leaf: Any) -> Hashable:
+    """A hashable stand-in for a constant: by value where it has one, by identity otherwise.
+
+    >>> constant_key(1) == constant_key(True), constant_key("a") == constant_key("a")
+    (False, True)
+    """
+    kind = type(leaf)
+    if kind in _BY_VALUE:
+        return kind, leaf
+    if kind is float:
+        return kind, leaf.hex()  # tells -0.0 from 0.0, and nan equals itself
+    if kind is complex:
+        return kind, leaf.real.hex(), leaf.imag.hex()
+    if kind is slice:
+        return kind, constant_key(leaf.start), constant_key(leaf.stop), constant_key(leaf.step)
+    if kind is MethodType:
+        return kind, identity_key(leaf.__self__), identity_key(leaf.__func__)
+    if kind.__eq__ is object.__eq__:
+        return identity_key(leaf)
+    try:
+        hash(leaf)
+    except TypeError:
+        return identity_key(leaf)
+    return kind, leaf
+
+
+def hold(leaf: Any, key: Hashable, dropped: Callable[[Any], None]) -> Callable[[], Any]:
+    """Something that returns `leaf`: weakly where it is known by identity and allows that.
+
+    Args:
+      leaf: a constant of a call.
+      key: its key.
+      dropped: called when a weakly held `leaf` dies.
+    """
+    if isinstance(key, _Identity):
+        return _weakly(ref, leaf, dropped)
+    if type(leaf) is MethodType:
+        return _weakly(WeakMethod, leaf, dropped)
+    return lambda: leaf
+
+
+class _Identity(int):
+    """The address of a constant that is known by identity."""
+
+    __slots__ = ()
+
+
+def identity_key(leaf: Any) -> Hashable:
+    """A stand-in for a constant that is only equal to itself; valid while the constant lives."""
+    return _Identity(id(leaf))
+
+
+def _weakly(kind: Any, leaf: Any, dropped: Callable[[Any], None]) -> Callable[[], Any]:
+    try:
+        return kind(leaf, dropped)
+    except TypeError:
+        return lambda: leaf
