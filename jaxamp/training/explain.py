@@ -221,10 +221,6 @@ class _Run:
         return _Origin(position, _entered(eqn, self.read(eqn), made, kind))
 
 
-def _entered(self, origin: tuple[JaxprEqn, list[int]] | None, kind: str) -> _Culprit | None:
-    return None if origin is None else _entered(origin[0], self.read(origin[0]), *origin[1:], kind)
-
-
 def _entered(eqn: JaxprEqn, operands: list[Any], wanted: list[int], kind: str) -> _Culprit:
     """The culprit inside an equation, or that equation itself."""
     scope = str(eqn.source_info.name_stack)
