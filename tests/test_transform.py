@@ -282,6 +282,15 @@ def test_identity_inside_amp_stays_f32():
     assert _low_dots(amp(inner), _x(), _x()) == 0
 
 
+def test_inner_amp_is_left_alone():
+    """A function amped under one policy is not rewritten again by the policy around it."""
+    inner = amp(lambda x, w: jnp.tanh(x @ w) @ w, "auto_mixed")
+    text = str(jax.make_jaxpr(amp(lambda x, w: inner(x, w)))(_x(), _x()))
+    assert text.count("jaxamp_region") == 2
+    assert " f16[" in text.replace(":", " ")
+    assert "bf16[" not in text
+
+
 def test_forced_identity_goes_through_the_rewriter():
     """The private switch sends even always_f32 through planner and rewriter, bit for bit."""
     forced = amp(dense, "always_f32", _force=True)
