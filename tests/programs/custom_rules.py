@@ -206,3 +206,20 @@ def linear_call(x: Array, w: Array) -> Array:
 
     fixed = jax.lax.stop_gradient(w)
     return jnp.tanh(jax.custom_derivatives.linear_call(forward, transpose, fixed, x))
+
+
+@program(_dense, low_dots=1)
+def custom_vjp_static_residual(x: Array, w: Array) -> Array:
+    """The forward rule saves a Python bool that the backward rule branches on."""
+
+    @jax.custom_vjp
+    def f(x: Array, w: Array) -> Array:
+        return x @ w
+
+    def backward(saved: Any, ct: Array) -> Any:
+        x, w, scaled = saved
+        dx = ct @ w.T
+        return (0.5 * dx if scaled else dx), x.T @ ct
+
+    f.defvjp(lambda x, w: (x @ w, (x, w, True)), backward)
+    return f(x, w)
