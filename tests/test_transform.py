@@ -773,3 +773,23 @@ def test_plan_of_a_function_that_needs_a_value():
 
 def _raises(x):
     raise KeyError("mine")
+
+
+def test_captured_refs():
+    """A Ref that the function captures is written to at each call."""
+    ref = jax.new_ref(jnp.zeros((4, 4)))
+
+    def add(x):
+        ref[...] = ref[...] + x
+
+    f = amp(add)
+    f(_x()), f(_x())
+    np.testing.assert_array_equal(ref[...], _x() + _x())
+
+
+def test_integer_gradients():
+    """Gradients of type float0 come back from inside."""
+    grad = jax.grad(lambda n, x: (n * x).sum(), argnums=(0, 1), allow_int=True)
+    by_int, by_float = amp(grad)(jnp.arange(4), _x(4))
+    assert by_int.dtype == jax.dtypes.float0
+    assert by_float.shape == (4,)

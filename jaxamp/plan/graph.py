@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
@@ -301,7 +302,8 @@ class _Unfolder:
     def _literal(self, literal: Literal) -> int:
         value = self.graph.value(literal.aval)
         number = _compat.literal_value(literal)
-        if np.ndim(number) == 0 and np.isrealobj(number):
+        is_number = literal.aval.dtype != jax.dtypes.float0 and np.isrealobj(number)
+        if is_number and np.ndim(number) == 0:
             self.graph.constants[value] = float(number)
         return value
 
@@ -344,7 +346,7 @@ _READABLE = 1 << 20  # elements of a captured array that are looked at for extre
 
 def _extreme(const: Any) -> float | None:
     """The finite number in a captured array that fits a narrow format worst, if it is at hand."""
-    if isinstance(const, Tracer) or getattr(const, "dtype", None) != np.float32:
+    if isinstance(const, Tracer | jax.Ref) or getattr(const, "dtype", None) != np.float32:
         return None
     if const.size > _READABLE:
         return None
