@@ -45,5 +45,6 @@ def run(job: Job) -> Outcome:
     except SkipJob as skip:
         return Outcome("skipped", str(skip))
     except Exception as error:
-        return Outcome("failed", f"{type(error).__name__}: {str(error).strip()[:600]}")
+        notes = " ".join(getattr(error, "__notes__", []))  # where hypothesis puts the example
+        return Outcome("failed", f"{type(error).__name__}: {str(error).strip()[:600]} {notes}")
     return PASSED

@@ -8,7 +8,7 @@ from tests import random_programs
 from tests.conformance.jobs import Job
 from tests.random_programs import SLOW_IS_FINE
 
-LOT = 25
+LOT = 10
 
 
 def all_jobs(count: int) -> list[Job]:
