@@ -163,8 +163,8 @@ def in_compute_dtype(method: _F) -> _F:
 
     The attribute is a dtype, its name or its role; ``None`` leaves the method as it is. Under
     ``amp`` it marks a region that keeps this precision. Elsewhere the module and its arguments are
-    cast, as is the custom where no ``amp`` is at work; so the module must be a pytree, such as
-    those of equinox and haliax.
+    cast, and the results have the dtype that the arguments had; so the module must be a pytree,
+    such as those of equinox and haliax.
 
     >>> import equinox as eqx
     >>> class Head(eqx.Module):
@@ -173,8 +173,9 @@ def in_compute_dtype(method: _F) -> _F:
     ...     @in_compute_dtype
     ...     def __call__(self, x):
     ...         return self.weight @ x
-    >>> Head(jnp.ones((2, 3)), compute_dtype="bf16")(jnp.ones(3)).dtype
-    dtype(bfloat16)
+    >>> head = Head(jnp.full((1, 1), 1.001), compute_dtype="bf16")
+    >>> head(jnp.ones(1))
+    Array([1.], dtype=float32)
     """
 
     @functools.wraps(method)
@@ -187,16 +188,23 @@ def in_compute_dtype(method: _F) -> _F:
 def run_in(dtypeish: DTypeish | None, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Calls `fn` in a compute dtype: under ``amp`` as a region, elsewhere on cast arguments.
 
-    >>> run_in("bf16", jnp.add, jnp.ones(2), jnp.ones(2)).dtype
-    dtype(bfloat16)
+    Args:
+      dtypeish: a dtype, its name or its role; ``None`` just calls `fn`.
+      fn: what to call.
+      *args: its arguments. Elsewhere than under ``amp``, results are cast to the widest float
+        dtype among those after the first, which is the module.
+      **kwargs: its keyword arguments, as `args`.
+
+    >>> run_in("bf16", jnp.multiply, 1.001, jnp.ones(1))
+    Array([1.], dtype=float32)
     """
     if dtypeish is None:
         return fn(*args, **kwargs)
     precision = _precision(dtypeish, None)
     entry = _own_entry()
     if not (entry and entry.rewrites):
-        args, kwargs = cast_floating((args, kwargs), precision)
-        return fn(*args, **kwargs)
+        results = fn(*cast_floating(args, precision), **cast_floating(kwargs, precision))
+        return cast_floating(results, _widest((args[1:], kwargs)))
     if precision is SemanticDType.COMPUTE.precision():
         return fn(*args, **kwargs)  # what amp does anyway, with its guards
     with keep_precision(precision):
@@ -347,9 +355,18 @@ _ROLES = {
 }
 
 
-def _cast(leaf: Any, dtype: np.dtype) -> Any:
+def _widest(tree: Any) -> np.dtype | None:
+    dtypes = [kind for leaf in jax.tree.leaves(tree) if (kind := _float_dtype(leaf)) is not None]
+    return jnp.result_type(*dtypes) if dtypes else None
+
+
+def _float_dtype(leaf: Any) -> np.dtype | None:
     kind = getattr(leaf, "dtype", None)
-    if kind is None or not jnp.issubdtype(kind, jnp.floating) or kind == dtype:
+    return kind if kind is not None and jnp.issubdtype(kind, jnp.floating) else None
+
+
+def _cast(leaf: Any, dtype: np.dtype) -> Any:
+    if _float_dtype(leaf) in (None, dtype):
         return leaf
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.update(dtype=dtype)

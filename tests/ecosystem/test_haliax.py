@@ -1,0 +1,97 @@
+"""A haliax model under amp, and under haliax's own resources, from one policy."""
+
+import contextlib
+
+import equinox as eqx
+import haliax as hax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+from jaxamp import Precision, amp, cast_floating, current_policy, plan_of
+from jaxamp.interop.equinox import WithComputeDType
+from jaxamp.interop.haliax import resource_env
+from tests.ecosystem.haliax_model import loss_fn, make
+
+
+def distance(tree, reference):
+    """The norm of the difference of two trees, as a part of that of the reference."""
+    pairs = list(zip(jax.tree.leaves(tree), jax.tree.leaves(reference), strict=True))
+    difference = sum(np.sum((np.asarray(a, np.float32) - b) ** 2) for a, b in pairs)
+    return np.sqrt(difference / sum(np.sum(np.square(b)) for _, b in pairs))
+
+
+ORDERS = {
+    "grad of amp": lambda policy: eqx.filter_value_and_grad(amp(loss_fn, policy)),
+    "amp of grad": lambda policy: amp(eqx.filter_value_and_grad(loss_fn), policy),
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "order", "bound"),
+    [("auto_mixed_bf16", "grad of amp", 0.06), ("auto_mixed", "amp of grad", 0.008)],
+)
+def test_gradients_of_a_haliax_model(policy, order, bound):
+    """Through scan, remat and named axes; gradients are f32."""
+    model, *batch = make()
+    loss, grads = eqx.filter_jit(eqx.filter_value_and_grad(loss_fn))(model, *batch)
+    low_loss, low_grads = eqx.filter_jit(ORDERS[order](policy))(model, *batch)
+    assert {leaf.dtype for leaf in jax.tree.leaves(low_grads)} == {jnp.dtype("float32")}
+    assert 0 < distance(low_grads, grads) < bound
+    assert distance(low_loss, loss) < bound / 10
+
+
+def test_the_products_of_a_haliax_model_are_low():
+    """Named contractions are planned as any others; only the loss's inner product stays f32."""
+    plan = plan_of(loss_fn, "auto_mixed_bf16")(*make())
+    products = [d.operand for d in plan.decisions() if d.primitive == "dot_general"]
+    assert products.count(Precision.BF16) == 9
+    assert products.count(Precision.F32) == 1
+
+
+def test_one_policy_drives_amp_and_haliax_s_own_resources():
+    """On a 2x2 mesh: `amp` of the model, and the model cast by role, agree with one device."""
+    model, *batch = make()
+    loss = loss_fn(model, *batch)
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    mapping = {"batch": "data", "heads": "model", "vocab": "model"}
+    with resource_env(mapping, "auto_mixed_bf16", mesh) as policy:
+        assert current_policy() is policy
+        sharded = hax.shard(model)
+        amped = hax.named_jit(amp(loss_fn, policy))(sharded, *batch)
+        by_role = hax.named_jit(loss_fn)(cast_floating(sharded, "compute"), *batch)
+        assert cast_floating(sharded, "param").embedding.weight.dtype == jnp.float32
+    assert len(sharded.embedding.weight.array.sharding.device_set) == 4
+    assert 0 < distance(amped, loss) < 0.003
+    assert 0 < distance(by_role, loss) < 0.003
+
+
+def test_a_haliax_layer_overrides_its_compute_dtype():
+    """One layer of a model is computed in f32 whatever the policy, with amp and without."""
+    model, *batch = make()
+    kept = eqx.tree_at(lambda m: m.norm, model, WithComputeDType(model.norm, "param"))
+    query = WithComputeDType(model.blocks.stacked.query, "f32")  # type: ignore[attr-defined]
+    kept = eqx.tree_at(lambda m: m.blocks.stacked.query, kept, query)
+    plan = plan_of(loss_fn, "auto_mixed_bf16")(kept, *batch)
+    products = [d.operand for d in plan.decisions() if d.primitive == "dot_general"]
+    assert products.count(Precision.F32) == 2
+    with resource_env(policy="auto_mixed_bf16"):
+        low = cast_floating(kept, "compute")
+        assert low(batch[0]).dtype == jnp.bfloat16
+
+
+def test_a_haliax_that_has_a_resource_env_gets_the_policy(monkeypatch):
+    """The environment of haliax's development branch is entered with jmp's form of the policy."""
+    seen = {}
+
+    @contextlib.contextmanager
+    def theirs(**resources):
+        seen.update(resources)
+        yield
+
+    monkeypatch.setattr(hax, "resource_env", theirs, raising=False)
+    with resource_env({"batch": "data"}, "auto_mixed_bf16"):
+        assert str(seen["mp"]) == "p=full,c=bf16,o=full"
+        assert seen["axis_mapping"] == {"batch": "data"}
