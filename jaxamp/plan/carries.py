@@ -21,22 +21,22 @@ def settle_carries(graph: Graph, policy: PrecisionPolicy, forced: Forced) -> tup
     if Guard.LOOP_CARRY not in policy.guards or narrow[OpKind.ELEMENTWISE] is None:
         for carry in graph.carries:
             carry.kept = True
-    facts = find_facts(graph, _limits(policy))
     low = narrow[OpKind.COMPUTE]
-
-    def may_lower(node: Node, demand: Demand) -> bool:
-        precision, _ = forced.of(node)
-        if precision is not None:
-            return precision.bits < Precision.F32.bits
-        return low is not None and not pin_contraction(graph, facts, demand, policy, node, low)
-
     while True:
-        no_gain = Guard.NO_GAIN in policy.guards
-        demand = find_demand(graph, facts, may_lower, no_gain=no_gain)
+        facts = find_facts(graph, _limits(policy))
+
+        def may_lower(node: Node, demand: Demand, facts: Facts = facts) -> bool:
+            precision, _ = forced.of(node)
+            if precision is not None:
+                return precision.bits < Precision.F32.bits
+            return low is not None and not pin_contraction(graph, facts, demand, policy, node, low)
+
+        demand = find_demand(graph, facts, may_lower, no_gain=Guard.NO_GAIN in policy.guards)
         unsafe = [
             c
             for c in graph.carries
-            if not c.kept and not (_is_activation(facts, demand, c) and _is_stream(graph, facts, c))
+            if not c.kept
+            and not (_is_activation(graph, facts, demand, c) and _is_stream(graph, facts, c))
         ]
         if not unsafe:
             return facts, demand
@@ -44,16 +44,17 @@ def settle_carries(graph: Graph, policy: PrecisionPolicy, forced: Forced) -> tup
             carry.kept = True
 
 
-def _is_activation(facts: Facts, demand: Demand, carry: Carry) -> bool:
+def _is_activation(graph: Graph, facts: Facts, demand: Demand, carry: Carry) -> bool:
     """Whether a carry starts as a computed value, and ends as one that only Compute reads.
 
     A parameter under training is read by Compute too, but starts as an input or ends as a result.
     """
+    unused = not graph.uses[carry.result] and carry.result not in graph.outputs
     return bool(
         not facts.state[carry.init]
         and facts.dense[carry.out]
         and demand.reaches[carry.inner]
-        and demand.reaches[carry.result]
+        and (demand.reaches[carry.result] or unused)
         and not demand.escapes[carry.result]
         and not demand.exacting[carry.inner]
         and not facts.large[carry.inner]

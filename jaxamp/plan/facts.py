@@ -76,6 +76,9 @@ def find_facts(graph: Graph, limits: Range) -> Facts:
             facts.bound[value] = abs(number)
     for value in graph.sources:
         facts.bound[value] = _bound_of_dtype(graph, value)
+    for carry in graph.carries:
+        if carry.kept:
+            facts.state[carry.inner] = facts.state[carry.result] = graph.ours[carry.inner]
     for value in graph.activations:
         facts.dense[value] = graph.ours[value]
     before = None
@@ -131,22 +134,30 @@ def _reduce(graph: Graph, facts: Facts, node: Node) -> None:
 
 
 def _elementwise(graph: Graph, facts: Facts, node: Node) -> None:
-    _flow(facts, node, facts.state, facts.dense, facts.solved)
+    _flow(facts, node, facts.dense, facts.solved)
     (out,) = node.outs
+    size = graph.size(out)
+    if any(facts.state[i] and graph.size(i) == size for i in node.ins):
+        facts.state[out] = 1
     facts.statistic[out] = not facts.dense[out] and any(facts.statistic[i] for i in node.ins)
-    facts.large[out] = _grows_large(facts, node)
+    facts.large[out] = _grows_large(graph, facts, node)
     facts.tiny[out] = _rests_on_tiny(facts, node)
     facts.bound[out] = _elementwise_bound(graph, facts, node)
 
 
 # Only these hand a huge operand on: the others squash it, and `exp` of one is 0, or inf in f32 too.
-_UNBOUNDED_CURVES = frozenset({"pow", "integer_pow", "square", "sqrt", "sinh", "cosh", "cbrt"})
+_UNBOUNDED_CURVES = frozenset(
+    {"pow", "integer_pow", "square", "sqrt", "sinh", "cosh", "cbrt", "lgamma", "tan", "rem"}
+    | {"polynomial", "one_minus_square"}
+)
 
 
-def _grows_large(facts: Facts, node: Node) -> bool:
+def _grows_large(graph: Graph, facts: Facts, node: Node) -> bool:
     name = node.name
     if name == "div":
-        return bool(facts.large[node.ins[0]] or facts.tiny[node.ins[1]])
+        # By a tiny constant itself, that is; `1 / (variance + epsilon)` is as large as the data.
+        by_tiny = facts.tiny[node.ins[1]] and node.ins[1] in graph.constants
+        return bool(facts.large[node.ins[0]] or by_tiny)
     squashes = node.trait in (Trait.SMOOTH, Trait.SENSITIVE) and name not in _UNBOUNDED_CURVES
     return not squashes and any(facts.large[i] for i in node.ins)
 
@@ -185,7 +196,9 @@ def _elementwise_bound(graph: Graph, facts: Facts, node: Node) -> float | None:
 def _move(graph: Graph, facts: Facts, node: Node) -> None:
     looks_up = any(graph.dtype_kind(i) in "iu" and i not in graph.constants for i in node.ins[1:])
     for source, out in movements(node):
-        facts.state[out] = facts.state[source] and not looks_up
+        # A broadcast or a part of a parameter is not what an update hands on.
+        same = graph.size(source) == graph.size(out)
+        facts.state[out] = facts.state[source] and same and not looks_up
         for flag in (facts.dense, facts.statistic, facts.solved, facts.layer, facts.widened):
             flag[out] = flag[source]
         facts.large[out], facts.tiny[out] = facts.large[source], facts.tiny[source]

@@ -8,6 +8,7 @@ hands. ``Frame`` remembers where each jaxpr was, so that decisions can be handed
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -157,6 +158,10 @@ class Graph:
         """The letter that numpy has for the dtype of a value; ``"O"`` where it is none of its."""
         return getattr(getattr(self.avals[value], "dtype", None), "kind", "O")
 
+    def size(self, value: int) -> Any:
+        """Number of elements of an array; symbolic where its shape is."""
+        return math.prod(self.avals[value].shape)
+
     def add(self, node: Node) -> Node:
         """Appends a node and notes what it reads."""
         self.nodes.append(node)
@@ -299,7 +304,7 @@ class _Unfolder:
             self.graph.constants[value] = number
         return value
 
-    def _literal(self, literal: Literal) -> int:
+    def _literal(self, literal: Any) -> int:
         value = self.graph.value(literal.aval)
         number = _compat.literal_value(literal)
         is_number = literal.aval.dtype != jax.dtypes.float0 and np.isrealobj(number)
