@@ -9,6 +9,8 @@
 (2, 4)
 """
 
+from jaxamp.auto import AutoChoice as AutoChoice
+from jaxamp.auto import auto_policy as auto_policy
 from jaxamp.errors import JaxAmpError as JaxAmpError
 from jaxamp.errors import NotCallableError as NotCallableError
 from jaxamp.errors import OutputError as OutputError

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -171,7 +171,7 @@ class PrecisionPolicy:
         Args:
           policy: a policy, the name of a preset in any case, a ``jmp.Policy``, or jmp's grammar:
             ``"p=f32,c=bf16,o=f32"``, ``"params=…,compute=…,output=…"``, ``"half"``, ``"full"`` or
-            one dtype for all three.
+            one dtype for all three; ``"auto"`` for what suits the device, see ``auto_policy``.
 
         Raises:
           PolicyError: none of these.
@@ -372,12 +372,14 @@ def _parse_text(text: str) -> PrecisionPolicy:
     name = re.sub(r"[-\s]+", "_", text.strip()).lower()
     if name in PRESETS:
         return PRESETS[name]
+    if name in RESOLVED:
+        return RESOLVED[name]()
     if looks_like_grammar(text):
         dtypes = parse_grammar(text)
         return PrecisionPolicy.of_dtypes(dtypes.params, dtypes.compute, dtypes.output)
     raise PolicyError(
-        f"Unknown policy {text!r}. {accepted(name, PRESETS)} jmp's grammar is read too: "
-        "'p=f32,c=bf16,o=f32', 'half', 'full' or one dtype."
+        f"Unknown policy {text!r}. {accepted(name, [*PRESETS, *RESOLVED])} "
+        "jmp's grammar is read too: 'p=f32,c=bf16,o=f32', 'half', 'full' or one dtype."
     )
 
 
@@ -481,3 +483,6 @@ PRESETS: dict[str, PrecisionPolicy] = {
         PrecisionPolicy.AUTO_MIXED_BF16,
     )
 }
+
+RESOLVED: dict[str, Callable[[], PrecisionPolicy]] = {}
+"""Words for policies that depend on the machine, and what finds them; ``auto`` enters its own."""
