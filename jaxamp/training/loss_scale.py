@@ -25,7 +25,8 @@ DEFAULT_SCALE = 2.0**15
 DEFAULT_PERIOD = 2000
 DEFAULT_FACTOR = 2
 DEFAULT_FLOOR = 1.0
-DEFAULT_CEILING = math.inf  # growth stops before the scale itself would be infinite
+LARGEST = 2.0**126  # the inverse of more is subnormal in float32, which XLA may take for zero
+DEFAULT_CEILING = LARGEST
 
 
 class LossScale(Protocol):
@@ -115,7 +116,7 @@ class StaticLossScale:
       loss_scale: the factor, f32[]; a power of two makes scaling and unscaling exact.
 
     Raises:
-      TrainingError: the factor is not positive and finite.
+      TrainingError: the factor is not positive, or above 2¹²⁶.
 
     >>> scale = StaticLossScale(1024)
     >>> float(scale.unscale(scale.scale(0.1))) == float(np.float32(0.1))
@@ -158,7 +159,7 @@ class DynamicLossScale:
       period: finite steps before the scale grows; 2000 by default.
       factor: what it grows by; 2 by default. Powers of two keep scaling and unscaling exact.
       min_loss_scale: the floor, f32[]; 1 by default.
-      max_loss_scale: the ceiling, f32[]; infinity by default: the scale itself stays finite.
+      max_loss_scale: the ceiling, f32[]; 2¹²⁶ by default, the largest that float32 can invert.
       backoff: what it is multiplied by after an overflow; by default ``1 / factor``.
 
     Raises:
@@ -186,8 +187,8 @@ class DynamicLossScale:
             self,
             loss_scale=_factor("loss_scale", self.loss_scale),
             counter=_as(np.int32, self.counter),
-            min_loss_scale=_factor("min_loss_scale", self.min_loss_scale, below=0.0),
-            max_loss_scale=_factor("max_loss_scale", self.max_loss_scale, above=math.inf),
+            min_loss_scale=_factor("min_loss_scale", self.min_loss_scale, zero=True),
+            max_loss_scale=_factor("max_loss_scale", self.max_loss_scale),
         )
         _check_growth(self.period, self.factor, self.backoff)
         _check_order(self.min_loss_scale, self.max_loss_scale)
@@ -228,7 +229,7 @@ class DynamicLossScale:
     def _grown(self, scale: jax.Array) -> jax.Array:
         grown = jnp.minimum(widen(scale) * self.factor, widen(self.max_loss_scale))
         grown = grown.astype(scale.dtype)
-        return jnp.where(jnp.isfinite(grown), grown, scale)
+        return jnp.where(jnp.isfinite(grown), grown, scale)  # a narrow scale may not hold it
 
     @keep_precision("f32")
     def _shrunk(self, scale: jax.Array) -> jax.Array:
@@ -282,9 +283,9 @@ def _scaled(tree: _T, factor: Any) -> _T:
 
 @keep_precision("f32")
 def _unscaled(tree: _T, factor: Any) -> _T:
-    # Division, not multiplication by an inverse: exact for every power of two, whose inverse may
-    # be too small for float32, and rounded once for any other factor.
-    return map_floats(lambda leaf: widen(leaf) / factor, tree)
+    # The inverse of a power of two is one, so this is exact; XLA would divide in the same way.
+    inverse = 1 / jnp.asarray(factor, jnp.float32)
+    return map_floats(lambda leaf: widen(leaf) * inverse, tree)
 
 
 def _set(instance: Any, **values: Any) -> None:
@@ -299,15 +300,13 @@ def _as(dtype: Any, value: Any) -> Any:
     return np.asarray(value, dtype)
 
 
-def _factor(
-    name: str, value: Any, *, below: float | None = None, above: float | None = None
-) -> Any:
-    """`value` as float32: positive and finite, or one of the two given numbers."""
+def _factor(name: str, value: Any, *, zero: bool = False) -> Any:
+    """`value` as float32: positive and no more than can be inverted, or zero where it may be."""
     factor = _as(np.float32, value)
     if isinstance(factor, np.ndarray):
-        good = factor.shape == () and (0 < factor < math.inf or factor in (below, above))
+        good = factor.shape == () and (0 < factor <= LARGEST or (zero and factor == 0))
         if not good:
-            raise TrainingError(f"{name} is a positive, finite number, not {value!r}.")
+            raise TrainingError(f"{name} is a positive number up to 2**126, not {value!r}.")
     return factor
 
 
