@@ -40,7 +40,7 @@ TORCH = {
 
 
 def torch_trajectory(
-    script: Any, scale: float, growth: float, backoff: float, interval: int
+    script: Any, scale: Any, growth: float, backoff: float, interval: int
 ) -> list[tuple[np.float32, int]]:
     """Scales and counts after each step, products in double and rounded to float32."""
     states, count = [], 0
