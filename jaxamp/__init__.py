@@ -17,6 +17,7 @@ from jaxamp.errors import OutputError as OutputError
 from jaxamp.errors import PolicyError as PolicyError
 from jaxamp.errors import RewriteError as RewriteError
 from jaxamp.errors import RuleError as RuleError
+from jaxamp.errors import ServingError as ServingError
 from jaxamp.errors import TrainingError as TrainingError
 from jaxamp.errors import UnknownPrimitiveError as UnknownPrimitiveError
 from jaxamp.errors import UnsupportedPrecisionError as UnsupportedPrecisionError
@@ -34,6 +35,9 @@ from jaxamp.semantic import current_policy as current_policy
 from jaxamp.semantic import in_compute_dtype as in_compute_dtype
 from jaxamp.semantic import policy_scope as policy_scope
 from jaxamp.semantic import resolve_dtype as resolve_dtype
+from jaxamp.serving import Served as Served
+from jaxamp.serving import load_served as load_served
+from jaxamp.serving import serve as serve
 from jaxamp.taxonomy import OpKind as OpKind
 from jaxamp.taxonomy import Trait as Trait
 from jaxamp.taxonomy import register_op_kind as register_op_kind

@@ -73,6 +73,10 @@ class TrainingError(JaxAmpError, ValueError):
     """A loss scale, a batch or an optimizer is used in a way that cannot work."""
 
 
+class ServingError(JaxAmpError, ValueError):
+    """A file is no served model, or one of another format."""
+
+
 def accepted(word: object, words: Iterable[str]) -> str:
     """A sentence that lists the accepted words, and the likely one where there is one.
 
