@@ -72,6 +72,8 @@ def pin_contraction(
         return Pin(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
     if Guard.NO_GAIN in guards and _free_axes(graph, node) == 0:
         return Pin("an inner product is a reduction", Guard.NO_GAIN)
+    if Guard.NO_GAIN in guards and _contracts_nothing(node):
+        return Pin("an outer product is elementwise", Guard.NO_GAIN)
     return None
 
 
@@ -192,6 +194,8 @@ class Chooser:
             return Choice(F32, F32, "a statistic is small: f32", Guard.REDUCTION_ISLAND, F32)
         if pin := self._pin(node, low):
             return Choice(F32, F32, pin.reason, pin.guard, F32)
+        if Guard.RANGE in self.guards and low is Precision.F16 and node.trait is not Trait.EXTREMUM:
+            return Choice(F32, F32, "a sum may outgrow f16", Guard.RANGE, F32)
         inside = self._accumulation(node, low)
         operand = inside or self._common(node, low)
         return Choice(operand, low, f"f32 inside, stored in {low.short}", None, inside)
@@ -321,6 +325,12 @@ def _free_axes(graph: Graph, node: Node) -> int:
     if isinstance(numbers, tuple) and len(numbers) == 2:
         return graph.avals[out].ndim - len(numbers[1][0])
     return graph.avals[out].ndim
+
+
+def _contracts_nothing(node: Node) -> bool:
+    """Whether a dot has no axis to contract."""
+    numbers = node.eqn.params.get("dimension_numbers")
+    return node.name == "dot_general" and not numbers[0][0]
 
 
 def _shrinks(graph: Graph, value: int, reader: Node) -> bool:

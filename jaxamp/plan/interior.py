@@ -46,7 +46,7 @@ def find_interior(graph: Graph, facts: Facts) -> Interior:
     depth = _find_depths(graph)
     fused = bytearray(len(graph.avals))
     for node in reversed(graph.nodes):
-        if node.role in _ARITHMETIC:
+        if node.role in _ARITHMETIC or node.role is Role.REDUCE:
             for value in node.outs:
                 fused[value] = graph.ours[value] and _is_fused(graph, facts, depth, fused, value)
     _store_what_joins(graph, facts, depth, fused)

@@ -118,7 +118,9 @@ def _run_backward(
     context: Context, eqn: JaxprEqn, args: Sequence[Any], avals: Sequence[Any], wanted: Precisions
 ) -> list[Any]:
     """Traces the backward rule at its own dtypes, then runs it in those of its arguments."""
-    arrays = [i for i, arg in enumerate(args) if not _compat.is_symbolic_zero(arg)]
+    # Symbolic zeros stay what they are, and so do residuals that are plain Python or numpy values:
+    # the rule may branch on them.
+    arrays = [i for i, arg in enumerate(args) if isinstance(arg, jax.Array)]
     zeros: list[Any] = []  # per result: a symbolic zero, or None for an array
 
     def traced(*values: Any) -> list[Any]:
