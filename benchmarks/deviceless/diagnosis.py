@@ -1,4 +1,4 @@
-"""Say where a compiled program's bytes go: which kernels move most, and what is alive at the peak."""
+"""Say where a compiled program's bytes go: the kernels that move most, the buffers at the peak."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _MIB = 2**20
 _LIVE = re.compile(r"^ +(\S+?)\{([\d,]*)\}(?:@\d+)?: (\d+) bytes", re.M)
 
 
-def by_array(found: Iterable[Kernel]) -> tuple[Counter[tuple[str, int]], dict[tuple[str, int], str]]:
+def by_array(
+    found: Iterable[Kernel],
+) -> tuple[Counter[tuple[str, int]], dict[tuple[str, int], str]]:
     """Bytes moved for each (dtype, elements), and one shape as an example of each.
 
     Reshaped arrays are one: the compiler is free in the dimensions, not in the elements.
@@ -95,7 +97,9 @@ def _kernel(kernel: Kernel) -> str:
     line = kernel.instruction
     moved = f"{_arrays(kernel.read)} -> {_arrays(kernel.written)}"
     what = line.target or line.op
-    return f"{kernel.moved / _MIB:10.1f}  {kernel.runs:4d}  {what} {line.name}  {moved}  {line.source}"
+    return (
+        f"{kernel.moved / _MIB:10.1f}  {kernel.runs:4d}  {what} {line.name}  {moved}  {line.source}"
+    )
 
 
 def _arrays(moved: tuple[tuple[Array, int], ...]) -> str:

@@ -1,7 +1,7 @@
 """Throw-away environments that hold a vendor's compiler, one for each kind of target.
 
-A plugin takes over the process that finds it, so each lives in an environment of its own, outside the
-project's. Only the compiler is used: no driver, no chip.
+A plugin takes over the process that finds it, so each lives in an environment of its own, outside
+the project's. Only the compiler is used: no driver, no chip.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Environment:
         return quiet | {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
 
     def run(self, module: str, *arguments: str) -> None:
-        """Run ``python -m module`` inside; raises if the environment is missing or the run fails."""
+        """Run ``python -m module`` inside; raises if that fails or nothing is installed."""
         if not self.ready:
             raise SystemExit(
                 f"The {self.name} environment is not installed ({self.size}). "
@@ -91,6 +91,6 @@ class Environment:
 
 
 ENVIRONMENTS = {
-    "gpu": Environment("gpu", "about 3 GB on disk, CUDA 13 libraries and the XLA:GPU compiler"),
-    "tpu": Environment("tpu", "about 0.5 GB on disk, libtpu"),
+    "gpu": Environment("gpu", "about 4.6 GB, most of it CUDA 13 libraries"),
+    "tpu": Environment("tpu", "about 1 GB, most of it libtpu"),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import tempfile
 import time
 from dataclasses import asdict
@@ -14,9 +15,9 @@ import jax
 
 from benchmarks.deviceless import diagnosis, hlo, traffic
 from benchmarks.deviceless.models import MODELS
-from benchmarks.deviceless.models.model import Model
+from benchmarks.deviceless.models.model import HAND, Model
 from benchmarks.deviceless.targets import TARGETS, Target, compile_for
-from benchmarks.deviceless.variants import HAND, VARIANTS
+from benchmarks.deviceless.variants import variants
 
 
 def measure(
@@ -29,7 +30,7 @@ def measure(
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True} if dump else None
-        compiled = compile_for(target, VARIANTS[variant](size), (params, batch), options)
+        compiled = compile_for(target, variants(size)[variant], (params, batch), options)
         live_ranges = diagnosis.live_ranges_in(Path(folder))
     seconds = time.perf_counter() - start
     text = compiled.as_text()
@@ -49,21 +50,21 @@ def measure(
 
 
 def _file_name(variant: str) -> str:
-    return variant.replace("(", "-").replace(")", "")
+    return re.sub(r"\W+", "-", variant).strip("-")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--target", required=True)
     parser.add_argument("--models", nargs="+", required=True)
-    parser.add_argument("--variants", nargs="+", required=True)
+    parser.add_argument("--variants", nargs="*")
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--dump", type=Path)
     options = parser.parse_args()
     target = TARGETS[options.target]
     for name in options.models:
         modules = {}
-        for variant in options.variants:
+        for variant in options.variants or variants(MODELS[name].full):
             figures, module = measure(target, MODELS[name], variant, options.dump)
             modules[variant] = module
             row = {"target": target.name, "model": name, "variant": variant} | figures

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.deviceless.variants import HAND
+from benchmarks.deviceless.models.model import HAND
 
 _BYTES = {"bytes": "bytes moved", "accessed": "accessed (XLA)", "temporary": "temporary"}
 

@@ -1,14 +1,14 @@
 """Count what a compiled program moves: the bytes that its kernels read and write, and the kernels.
 
-A kernel is an instruction that stands alone in the entry computation, or in the body of a loop, a branch
-or a call that the entry reaches. A loop's body counts as often as the loop runs: XLA writes the trip
-count of a counted loop (every `lax.scan`) into the program; where it is missing, the loop's condition
-is read, and a loop that cannot be understood counts once and is reported as such.
+A kernel is an instruction that stands alone in the entry computation, or in the body of a loop, a
+branch or a call that the entry reaches. A loop's body counts as often as the loop runs: XLA writes
+the trip count of a counted loop (every `lax.scan`) into the program; where it is missing, the
+loop's condition is read, and a loop that cannot be understood counts once and is reported so.
 
 What a kernel moves is its operands and its results, except for the part of an operand that is never
-touched: a slice or gather reads only what it returns, and an update in place writes only what changed.
-Without this, a scan over layers would be charged for all layers at every step. Scratch space of library
-calls and on-chip buffers of a TPU are not counted.
+touched: a slice or gather reads only what it returns, and an update in place writes only what
+changed. Without this, a scan over layers would be charged for all layers at every step. Scratch
+space of library calls and on-chip buffers of a TPU are not counted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from benchmarks.deviceless.hlo import Array, Computation, Instruction, Module
 
 _FREE = {
-    "add-dependency", "after-all", "bitcast", "constant", "get-tuple-element", "iota", "opt-barrier",
-    "parameter", "partition-id", "replica-id", "tuple",
+    "add-dependency", "after-all", "bitcast", "constant", "get-tuple-element", "iota",
+    "opt-barrier", "parameter", "partition-id", "replica-id", "tuple",
 }  # fmt: skip
 _VIEWS = {"bitcast", "reshape", "get-tuple-element"}
 _SLICES = {"dynamic-slice", "slice", "gather"}

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.deviceless.models.model import Model, Size, chain_of_tokens, cross_entropy
+from benchmarks.deviceless.models.model import HAND, Model, Size, chain_of_tokens, cross_entropy
 
 LOW = jnp.bfloat16
 
@@ -74,41 +74,42 @@ def loss(params: dict[str, Any], tokens: jax.Array) -> tuple[jax.Array, None]:
     return cross_entropy(x @ params["head"], labels), None
 
 
-# As an expert writes it: hidden states and gates in bfloat16, the cell in float32. The weight is cast
-# inside the step, so that its gradient is summed over time in float32.
+# As an expert writes it: hidden states and gates in bfloat16, the cell in float32 or in bfloat16.
+# The weight is cast inside the step, so that its gradient is summed over time in float32.
 
 
-def hand_layer(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+def hand_layer(cell: Any, p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     def step(state: tuple[jax.Array, jax.Array], projected: jax.Array) -> Any:
         h, c = state
         i, f, g, o = jnp.split(projected + h @ p["hidden"].astype(LOW), 4, axis=-1)
-        i, f, g, o = (gate.astype(jnp.float32) for gate in (i, f, g, o))
-        c = jax.nn.sigmoid(f + 1.0) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
-        h = (jax.nn.sigmoid(o) * jnp.tanh(c)).astype(LOW)
+        forget, candidate = jax.nn.sigmoid(f + 1.0), jax.nn.sigmoid(i) * jnp.tanh(g)
+        c = forget.astype(cell) * c + candidate.astype(cell)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c.astype(LOW))
         return (h, c), h
 
     zeros = jnp.zeros_like(x[0])
     projected = x @ p["input"].astype(LOW) + p["bias"].astype(LOW)
-    return jax.lax.scan(step, (zeros, zeros.astype(jnp.float32)), projected)[1]
+    return jax.lax.scan(step, (zeros, zeros.astype(cell)), projected)[1]
 
 
-def hand_loss(params: dict[str, Any], tokens: jax.Array) -> tuple[jax.Array, None]:
+def hand_loss(cell: Any, params: dict[str, Any], tokens: jax.Array) -> tuple[jax.Array, None]:
     inputs, labels = tokens.T[:-1], tokens.T[1:]
     x = params["tokens"][inputs].astype(LOW)
     for p in params["layers"]:
-        x = hand_layer(p, x)
+        x = hand_layer(cell, p, x)
     logits = x @ params["head"].astype(LOW)
-    return cross_entropy(logits.astype(jnp.float32), labels), None
+    return cross_entropy(logits, labels), None
 
 
 def _size(config: Config) -> Size:
     return Size(
         init=partial(init, config),
-        sample=lambda key: chain_of_tokens(
-            key, config.batch, config.length + 1, config.vocabulary
-        ),
+        sample=lambda key: chain_of_tokens(key, config.batch, config.length + 1, config.vocabulary),
         plain=loss,
-        hand=hand_loss,
+        hands={
+            HAND: partial(hand_loss, jnp.float32),
+            "hand, bf16 cell": partial(hand_loss, LOW),
+        },
     )
 
 

@@ -11,18 +11,22 @@ import jax.numpy as jnp
 
 Params = Any
 Batch = Any
+HAND = "hand-written"
 Loss = Callable[[Params, Batch], tuple[jax.Array, Any]]
 """From parameters and a batch to the scalar loss and what else the model returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """One size of a model: how to make its parameters and its batches, and its two versions."""
+    """One size of a model: how to make its parameters and its batches, and its versions.
+
+    ``hands`` are bfloat16 versions by hand; the first one is what jaxamp is compared with.
+    """
 
     init: Callable[[jax.Array], Params]
     sample: Callable[[jax.Array], Batch]
     plain: Loss
-    hand: Loss
+    hands: dict[str, Loss]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,9 @@ class Model:
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The mean negative log-likelihood of integer labels."""
-    log_probabilities = jax.nn.log_softmax(logits)
+    """The mean negative log-likelihood of integer labels, computed in float32 at least."""
+    wide = jnp.promote_types(logits.dtype, jnp.float32)
+    log_probabilities = jax.nn.log_softmax(logits.astype(wide))
     return -jnp.mean(jnp.take_along_axis(log_probabilities, labels[..., None], axis=-1))
 
 

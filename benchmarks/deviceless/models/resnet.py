@@ -1,4 +1,4 @@
-"""ResNet-50 with BatchNorm in training mode, of flax modules; their ``dtype`` is the hand's version."""
+"""ResNet-50 with BatchNorm in training mode, of flax modules; by hand is their own ``dtype``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from benchmarks.deviceless.models.model import Model, Size, cross_entropy, labelled_images
+from benchmarks.deviceless.models.model import (
+    HAND,
+    Model,
+    Size,
+    cross_entropy,
+    labelled_images,
+)
 
 
 class Bottleneck(nn.Module):
@@ -57,7 +63,7 @@ def loss(model: ResNet, params: dict[str, Any], batch: tuple[jax.Array, ...]) ->
     """The loss, and the updated running statistics of every BatchNorm."""
     images, labels = batch
     logits, updated = model.apply({"params": params}, images, mutable=["batch_stats"])
-    return cross_entropy(logits.astype(jnp.float32), labels), updated["batch_stats"]
+    return cross_entropy(logits, labels), updated["batch_stats"]
 
 
 def _size(width: int, classes: int, batch: int, side: int) -> Size:
@@ -70,7 +76,7 @@ def _size(width: int, classes: int, batch: int, side: int) -> Size:
         init=init,
         sample=lambda key: labelled_images(key, batch, side, classes),
         plain=partial(loss, network()),
-        hand=partial(loss, network(dtype=jnp.bfloat16)),
+        hands={HAND: partial(loss, network(dtype=jnp.bfloat16))},
     )
 
 

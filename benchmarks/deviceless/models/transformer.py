@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.deviceless.models.model import Model, Size, chain_of_tokens, cross_entropy
+from benchmarks.deviceless.models.model import HAND, Model, Size, chain_of_tokens, cross_entropy
 
 LOW = jnp.bfloat16
 
@@ -104,8 +105,15 @@ def loss(
     return cross_entropy(layer_norm(params["norm"], x) @ params["head"], labels), None
 
 
-# As an expert writes it: activations in bfloat16, parameters cast where they are used; statistics,
-# softmax and loss in float32.
+# As an expert writes it: activations in bfloat16, parameters cast where they are used, statistics
+# and loss in float32. The softmax comes in three versions: as flax has it, in bfloat16; in float32,
+# which is more accurate and leaves float32 residuals; in float32 but recomputed going backward.
+
+Softmax = Callable[[jax.Array], jax.Array]
+
+
+def softmax_in_f32(scores: jax.Array) -> jax.Array:
+    return jax.nn.softmax(scores.astype(jnp.float32)).astype(LOW)
 
 
 def hand_layer_norm(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
@@ -116,46 +124,53 @@ def hand_dense(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return x @ p["w"].astype(LOW) + p["b"].astype(LOW)
 
 
-def hand_attention(config: Config, p: dict[str, Any], x: jax.Array) -> jax.Array:
+def hand_attention(config: Config, softmax: Softmax, p: dict[str, Any], x: jax.Array) -> jax.Array:
     split = (*x.shape[:2], config.heads, config.width // config.heads)
     q, k, v = (part.reshape(split) for part in jnp.split(hand_dense(p["qkv"], x), 3, axis=-1))
-    q = q * jnp.asarray(split[-1] ** -0.5, LOW)
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q * jnp.asarray(split[-1] ** -0.5, LOW), k)
     causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
-    scores = jnp.where(causal, scores.astype(jnp.float32), -jnp.inf)
-    weights = jax.nn.softmax(scores).astype(LOW)
+    weights = softmax(jnp.where(causal, scores, -jnp.inf))
     return hand_dense(p["out"], jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape))
 
 
-def hand_block(config: Config, x: jax.Array, p: dict[str, Any]) -> jax.Array:
-    x = x + hand_attention(config, p, hand_layer_norm(p["norm1"], x))
+def hand_block(config: Config, softmax: Softmax, x: jax.Array, p: dict[str, Any]) -> jax.Array:
+    x = x + hand_attention(config, softmax, p, hand_layer_norm(p["norm1"], x))
     hidden = jax.nn.gelu(hand_dense(p["grow"], hand_layer_norm(p["norm2"], x)))
     return x + hand_dense(p["shrink"], hidden)
 
 
 def hand_loss(
-    config: Config, scanned: bool, params: dict[str, Any], tokens: jax.Array
+    config: Config, scanned: bool, softmax: Softmax, params: dict[str, Any], tokens: jax.Array
 ) -> tuple[jax.Array, None]:
     inputs, labels = tokens[:, :-1], tokens[:, 1:]
     x = params["tokens"][inputs].astype(LOW) + params["positions"].astype(LOW)
+    step = partial(hand_block, config, softmax)
     if scanned:
-        step = jax.checkpoint(partial(hand_block, config))
-        x, _ = jax.lax.scan(lambda x, p: (step(x, p), None), x, params["layers"])
+        kept = jax.checkpoint(step)
+        x, _ = jax.lax.scan(lambda x, p: (kept(x, p), None), x, params["layers"])
     else:
         for layer in params["layers"]:
-            x = hand_block(config, x, layer)
+            x = step(x, layer)
     logits = hand_layer_norm(params["norm"], x) @ params["head"].astype(LOW)
-    return cross_entropy(logits.astype(jnp.float32), labels), None
+    return cross_entropy(logits, labels), None
+
+
+SOFTMAXES: dict[str, Softmax] = {
+    HAND: jax.nn.softmax,
+    "hand, f32 softmax": softmax_in_f32,
+    "hand, f32 softmax recomputed": jax.checkpoint(softmax_in_f32),
+}
 
 
 def _size(config: Config, scanned: bool) -> Size:
     return Size(
         init=partial(init if scanned else unrolled, config),
-        sample=lambda key: chain_of_tokens(
-            key, config.batch, config.length + 1, config.vocabulary
-        ),
+        sample=lambda key: chain_of_tokens(key, config.batch, config.length + 1, config.vocabulary),
         plain=partial(loss, config, scanned),
-        hand=partial(hand_loss, config, scanned),
+        hands={
+            name: partial(hand_loss, config, scanned, softmax)
+            for name, softmax in SOFTMAXES.items()
+        },
     )
 
 

@@ -1,4 +1,4 @@
-"""A vision transformer of flax modules; their ``dtype`` is the hand's version."""
+"""A vision transformer of flax modules; by hand is their own ``dtype``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from benchmarks.deviceless.models.model import Model, Size, cross_entropy, labelled_images
+from benchmarks.deviceless.models.model import (
+    HAND,
+    Model,
+    Size,
+    cross_entropy,
+    labelled_images,
+)
 
 
 class Encoder(nn.Module):
@@ -54,7 +60,7 @@ class ViT(nn.Module):
 def loss(model: ViT, params: dict[str, Any], batch: tuple[jax.Array, ...]) -> Any:
     images, labels = batch
     logits = model.apply({"params": params}, images)
-    return cross_entropy(jnp.asarray(logits, jnp.float32), labels), None
+    return cross_entropy(logits, labels), None
 
 
 def _size(
@@ -69,7 +75,7 @@ def _size(
         init=init,
         sample=lambda key: labelled_images(key, batch, side, classes),
         plain=partial(loss, network()),
-        hand=partial(loss, network(dtype=jnp.bfloat16)),
+        hands={HAND: partial(loss, network(dtype=jnp.bfloat16))},
     )
 
 
