@@ -1,0 +1,258 @@
+"""Parameters narrower than float32: masters, stochastic rounding, Kahan compensation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxamp
+from jaxamp.errors import TrainingError
+from jaxamp.training.transformation import nearest
+from tests.training import digits_mlp
+
+WRAPPERS: dict[str, Any] = {
+    "master weights": jaxamp.with_master_weights,
+    "stochastic rounding": jaxamp.with_stochastic_rounding,
+    "kahan": jaxamp.with_kahan,
+}
+wrappers = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+
+
+def run(optimizer: Any, params: Any, grads: Any, steps: int) -> tuple[Any, Any]:
+    """The same gradients, again and again, compiled."""
+
+    @jax.jit
+    def all_steps(params: Any) -> Any:
+        def step(carry, _):
+            params, state = carry
+            updates, state = optimizer.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        return jax.lax.scan(step, (params, optimizer.init(params)), length=steps)[0]
+
+    return all_steps(params)
+
+
+# --- Rounding ----------------------------------------------------------------------------------
+
+
+def test_nearest_is_the_cast():
+    """Rounding without a cast gives the numbers that a cast would, subnormal ones of f16 too."""
+    values = np.random.default_rng(0).normal(size=2000) * 10.0 ** np.linspace(-9, 4, 2000)
+    values = values.astype(np.float32)
+    for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
+        expected = np.asarray(values.astype(dtype).astype(np.float32))
+        for rounded in (nearest(jnp.asarray(values), dtype), _compiled_nearest(values, dtype)):
+            np.testing.assert_array_equal(rounded, expected)
+
+
+def _compiled_nearest(values: Any, dtype: Any) -> Any:
+    return jax.jit(lambda x: nearest(x, dtype))(values)
+
+
+VALUES = np.float32([1.001, -3.3, 1e-3, 0.999, 255.7, -1e-30, 1e30, 1.9999])
+
+
+def test_stochastic_rounding_is_unbiased():
+    """The mean of 40,000 roundings is within four standard errors, for numbers of every size."""
+    keys = jax.random.split(jax.random.key(0), 40_000)
+    rounded = jax.vmap(lambda key: jaxamp.stochastic_round(VALUES, key))(keys)
+    rounded = np.asarray(rounded.astype(jnp.float32), np.float64)
+    error = rounded.mean(axis=0) - VALUES
+    standard_error = rounded.std(axis=0) / np.sqrt(len(keys))
+    assert (standard_error > 0).all()
+    assert (np.abs(error) <= 4 * standard_error).all()
+
+
+def test_stochastic_rounding_gives_neighbours_by_distance():
+    """Only the two neighbours appear, each as often as the number is close to it."""
+    value = np.float32(1 + 2.0**-7 * 0.25)  # a quarter of the way from 1 to the next number
+    keys = jax.random.split(jax.random.key(1), 10_000)
+    rounded = jax.vmap(lambda key: jaxamp.stochastic_round(value, key))(keys)
+    numbers, counts = np.unique(np.asarray(rounded, np.float32), return_counts=True)
+    assert numbers.tolist() == [1.0, 1.0 + 2.0**-7]
+    assert abs(counts[1] - 2500) < 4 * np.sqrt(10_000 * 0.25 * 0.75)
+
+
+def test_stochastic_rounding_keeps_what_bfloat16_has():
+    """Numbers of bfloat16, infinities, NaN and signed zeros come back whatever the key."""
+    kept = np.float32([0.0, -0.0, 1.0, -257 * 2.0**-8 + 2.0**-8, 3e38, np.inf, -np.inf, np.nan])
+    kept = kept.astype(jnp.bfloat16)
+    for seed in range(20):
+        rounded = jaxamp.stochastic_round(kept.astype(np.float32), jax.random.key(seed))
+        np.testing.assert_array_equal(
+            np.asarray(rounded, np.float32).view(np.uint32), kept.astype(np.float32).view(np.uint32)
+        )
+
+
+def test_stochastic_rounding_is_from_float32():
+    """Other dtypes are refused, in words."""
+    with pytest.raises(TrainingError, match="from float32 to bfloat16, not from float16"):
+        jaxamp.stochastic_round(jnp.ones(2, jnp.float16), jax.random.key(0))
+
+
+# --- Small steps add up ------------------------------------------------------------------------
+
+
+@wrappers
+@pytest.mark.parametrize("amped", [False, True])
+def test_small_steps_add_up(wrap, amped):
+    """Steps of a fortieth of the distance to the next number move a parameter all the same."""
+    params = {"w": jnp.ones(512, jnp.bfloat16), "b": jnp.ones(2)}
+    grads = jax.tree.map(jnp.ones_like, params)
+    runner = jaxamp.amp(run) if amped else run
+    optimizer = wrap(optax.sgd(2.0**-12))
+    moved, _ = runner(optimizer, params, grads, 256)
+    assert moved["w"].dtype == jnp.bfloat16
+    assert float(moved["w"].astype(jnp.float32).mean()) == pytest.approx(1 - 2.0**-4, abs=5e-4)
+    assert float(moved["b"][0]) == 1 - 2.0**-4
+    stuck, _ = run(optax.sgd(2.0**-12), params, grads, 256)
+    assert (stuck["w"] == 1).all()
+
+
+def test_parameters_are_their_masters_rounded():
+    """After every step each parameter is the nearest number to its master, bit by bit."""
+    rng = np.random.default_rng(0)
+    params = jnp.asarray(rng.normal(size=1000), jnp.bfloat16)
+    optimizer = jaxamp.with_master_weights(optax.adam(0.1))
+    state = optimizer.init(params)
+    for _ in range(20):
+        grads = jnp.asarray(rng.normal(size=1000), jnp.float32)
+        updates, state = optimizer.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        np.testing.assert_array_equal(params, state.master.astype(jnp.bfloat16))
+
+
+def test_masters_are_what_float32_training_gives():
+    """With the same gradients the masters are, bit by bit, the parameters of a float32 run."""
+    params = jnp.linspace(-1, 1, 64).astype(jnp.bfloat16)
+    grads = jnp.linspace(1, 2, 64)
+    _, state = run(jaxamp.with_master_weights(optax.adam(1e-3)), params, grads, 10)
+    expected, _ = run(optax.adam(1e-3), params.astype(jnp.float32), grads, 10)
+    np.testing.assert_array_equal(state.master, expected)
+
+
+def test_float16_masters():
+    """Masters and Kahan take float16 too; stochastic rounding says that it does not."""
+    params, grads = jnp.ones(4, jnp.float16), jnp.ones(4)
+    for wrap in (jaxamp.with_master_weights, jaxamp.with_kahan):
+        moved, _ = run(wrap(optax.sgd(2.0**-13)), params, grads, 256)
+        assert moved.dtype == jnp.float16
+        assert float(moved[0]) == pytest.approx(1 - 2.0**-5, abs=5e-4)
+    with pytest.raises(TrainingError, match="float16 cannot be rounded stochastically"):
+        run(jaxamp.with_stochastic_rounding(optax.sgd(1.0)), params, grads, 1)
+
+
+def test_compensation_is_the_part_that_rounding_took():
+    """Parameter plus compensation follows the float32 run, to 2⁻¹⁸ a step."""
+    params, grads = jnp.linspace(0.5, 2, 50).astype(jnp.bfloat16), jnp.linspace(1, 3, 50)
+    moved, state = run(jaxamp.with_kahan(optax.adam(1e-3)), params, grads, 100)
+    expected, _ = run(optax.adam(1e-3), params.astype(jnp.float32), grads, 100)
+    total = moved.astype(jnp.float32) + state.compensation.astype(jnp.float32)
+    assert state.compensation.dtype == jnp.bfloat16
+    np.testing.assert_allclose(total, expected, rtol=100 * 2.0**-18)
+    assert np.abs(np.asarray(moved, np.float32) - expected).max() > 1e-3
+
+
+@wrappers
+def test_moments_are_float32(wrap):
+    """Adam's second moment would stand still in bfloat16, so the state inside is float32."""
+    state = wrap(optax.adam(1e-3)).init({"w": jnp.ones(3, jnp.bfloat16)})
+    moments = [x for x in jax.tree.leaves(state.inner_state) if x.dtype != jnp.int32]
+    assert {x.dtype for x in moments} == {jnp.dtype("float32")}
+
+
+@wrappers
+def test_needs_parameters(wrap):
+    """An update without parameters is refused, for they are what is rounded."""
+    optimizer = wrap(optax.sgd(1.0))
+    with pytest.raises(TrainingError, match="update needs them"):
+        optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))
+
+
+@wrappers
+def test_modules(wrap):
+    """Modules of equinox, filtered as for optax, keep their dtypes through apply_updates."""
+    model = eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
+    model = jax.tree.map(lambda w: w.astype(jnp.bfloat16) if eqx.is_array(w) else w, model)
+    optimizer = wrap(optax.adam(1e-3))
+    state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
+    grads = jaxamp.filter_grad(lambda m, x: jnp.sum(m(x) ** 2))(model, jnp.ones(3)).result
+    updates, _ = optimizer.update(grads, state, eqx.filter(model, eqx.is_inexact_array))
+    moved = jaxamp.apply_updates(model, updates)
+    assert jax.tree.structure(moved) == jax.tree.structure(model)
+    changed = jax.tree.map(
+        lambda a, b: a.dtype == b.dtype == jnp.bfloat16 and bool((a != b).any()),
+        *(eqx.filter(m, eqx.is_array) for m in (model, moved)),
+    )
+    assert any(jax.tree.leaves(changed))
+
+
+@wrappers
+def test_a_skipped_step_leaves_no_trace(wrap):
+    """Under a loss scale a bad step changes no parameter, master, compensation or random number."""
+    optimizer = jaxamp.with_loss_scale(wrap(optax.adam(1e-2)), jaxamp.StaticLossScale(1.0))
+    params = jnp.linspace(-1, 1, 64).astype(jnp.bfloat16)
+    grads = jnp.linspace(1, 2, 64)
+
+    def trajectory(script: list[Any]) -> Any:
+        current, state = params, optimizer.init(params)
+        for spoiled in script:
+            updates, state = optimizer.update(spoiled, state, current)
+            current = optax.apply_updates(current, updates)
+        return current, state.inner_state
+
+    spoiled = trajectory([grads, grads.at[3].set(jnp.nan), grads])
+    jax.tree.map(np.testing.assert_array_equal, spoiled, trajectory([grads, grads]))
+
+
+def test_stochastic_runs_repeat_and_differ_by_seed():
+    """One seed, one trajectory; another seed, another; leaves of one shape round differently."""
+    params = {"a": jnp.ones(256, jnp.bfloat16), "b": jnp.ones(256, jnp.bfloat16)}
+    grads = jax.tree.map(lambda p: jnp.full(p.shape, 1.0), params)
+
+    def ends(seed: int) -> Any:
+        optimizer = jaxamp.with_stochastic_rounding(optax.sgd(2.0**-10), seed)
+        return run(optimizer, params, grads, 3)[0]
+
+    first, again, other = ends(0), ends(0), ends(1)
+    assert (first["a"] == again["a"]).all()
+    assert (first["a"] != other["a"]).any()
+    assert (first["a"] != first["b"]).any()
+
+
+# --- On a real task ----------------------------------------------------------------------------
+
+STEPS = 3000
+
+
+def adam() -> optax.GradientTransformation:
+    """Adam with a rate that goes to zero, where steps become too small for bfloat16."""
+    return optax.adam(optax.cosine_decay_schedule(1e-3, STEPS))
+
+
+def test_low_parameters_track_float32_on_digits():
+    """Digits, five seeds: all three end where float32 ends, bfloat16 parameters alone do not.
+
+    Each seed's loss is compared with that seed's float32 loss; the measure is by how much float32
+    losses differ from seed to seed. At the time of writing, means of loss and held-out accuracy:
+    float32 0.0968 and 97.1 %, masters 0.0969 and 97.2 %, stochastic 0.0960 and 97.3 %, Kahan 0.0968
+    and 97.2 %, bfloat16 parameters alone 0.4407 and 93.7 %; the spread is 0.0055.
+    """
+    f32 = digits_mlp.train(adam, dtype=jnp.float32, steps=STEPS)["loss"]
+    spread = np.std(f32, ddof=1)
+    for wrap in WRAPPERS.values():
+
+        def wrapped(wrap: Any = wrap) -> Any:
+            return wrap(adam())
+
+        ours = digits_mlp.train(wrapped, dtype=jnp.bfloat16, steps=STEPS)["loss"]
+        assert np.abs(ours - f32).max() < spread
+    plain = digits_mlp.train(adam, dtype=jnp.bfloat16, steps=STEPS)["loss"]
+    assert (plain - f32).min() > 10 * spread
