@@ -1,5 +1,5 @@
 # Every target makes `.venv` and installs what it needs; later calls reuse it.
-.PHONY: demo test lint conformance conformance-sample bench clean
+.PHONY: demo test lint conformance conformance-sample numerics bench clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -26,6 +26,10 @@ conformance: $(VENV)/.installed-test
 
 conformance-sample: $(VENV)/.installed-test
 	$(BIN)/python -m tests.conformance --sample 600
+
+# Every hostile case and reduction island, in both formats.
+numerics: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m numerics tests/numerics
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks

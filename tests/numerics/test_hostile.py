@@ -11,6 +11,8 @@ from tests.numerics.hostile import CASES
 from tests.numerics.measure import Measured, plain
 from tests.numerics.ulps import LOW
 
+pytestmark = pytest.mark.numerics
+
 
 def _marked() -> list[object]:
     """Every case in both formats; what waits is marked."""

@@ -11,6 +11,8 @@ from tests.numerics.distances import NEIGHBOUR, QUANTITIES, island_distance
 from tests.numerics.islands import ISLANDS
 from tests.numerics.ulps import LOW
 
+pytestmark = pytest.mark.numerics
+
 
 def _marked() -> list[object]:
     params = []
