@@ -69,7 +69,7 @@ def loss(model: ResNet, params: dict[str, Any], batch: tuple[jax.Array, ...]) ->
 def _size(width: int, classes: int, batch: int, side: int) -> Size:
     network = partial(ResNet, (3, 4, 6, 3), width, classes)
 
-    def init(key: jax.Array) -> dict[str, Any]:
+    def init(key: jax.Array) -> Any:
         return network().init(key, jnp.zeros((1, side, side, 3)))["params"]
 
     return Size(

@@ -59,7 +59,7 @@ class ViT(nn.Module):
 
 def loss(model: ViT, params: dict[str, Any], batch: tuple[jax.Array, ...]) -> Any:
     images, labels = batch
-    logits = model.apply({"params": params}, images)
+    logits: Any = model.apply({"params": params}, images)
     return cross_entropy(logits, labels), None
 
 
@@ -68,7 +68,7 @@ def _size(
 ) -> Size:
     network = partial(ViT, layers, width, heads, patch, classes)
 
-    def init(key: jax.Array) -> dict[str, Any]:
+    def init(key: jax.Array) -> Any:
         return network().init(key, jnp.zeros((1, side, side, 3)))["params"]
 
     return Size(
