@@ -1,11 +1,11 @@
-"""Settings that must be in place before JAX starts: exact rounding and four fake CPU devices."""
+"""Settings that must be in place before JAX starts: exact rounding and eight fake CPU devices."""
 
 import os
 
 _FLAGS = {
     # Otherwise XLA may skip the roundings to bfloat16 that the tests are about.
     "--xla_allow_excess_precision": "false",
-    "--xla_force_host_platform_device_count": "4",
+    "--xla_force_host_platform_device_count": "8",
 }
 
 

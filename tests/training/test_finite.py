@@ -56,7 +56,7 @@ def test_all_finite_of_a_sharded_array():
 
 def test_all_finite_over_a_mapped_axis():
     """Shards that were fine learn of the one that was not."""
-    mesh = Mesh(np.array(jax.devices()), ("data",))
+    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     x = jnp.ones(16).at[13].set(jnp.nan)
 
     def flags(axis_name):
