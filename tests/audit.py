@@ -60,7 +60,7 @@ def _product(eqn: core.JaxprEqn) -> Product:
     kept = (
         "keep_precision" in scope
         or _is_explicit(eqn.params.get("precision"))
-        or _is_inner_product(eqn)
+        or _is_vector_product(eqn)
     )
     return Product(eqn.primitive.name, (a, b), kept)
 
@@ -69,12 +69,12 @@ def _typed(atom: Any) -> Any:
     return atom.aval
 
 
-def _is_inner_product(eqn: core.JaxprEqn) -> bool:
-    """Whether a dot leaves no axis but batch axes: a reduction, which belongs in float32."""
+def _is_vector_product(eqn: core.JaxprEqn) -> bool:
+    """Whether a dot is an inner product, a reduction, or an outer one, which is elementwise."""
     if eqn.primitive.name != "dot_general":
         return False
-    _, (batch, _) = eqn.params["dimension_numbers"]
-    return len(batch) == len(_typed(eqn.outvars[0]).shape)
+    (contracted, _), (batch, _) = eqn.params["dimension_numbers"]
+    return not contracted or len(batch) == len(_typed(eqn.outvars[0]).shape)
 
 
 def _is_explicit(precision: object) -> bool:

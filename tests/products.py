@@ -76,17 +76,14 @@ def plain_refusal(program: Program, transform: Transform) -> str | None:
 
 
 def check_refused(case: Case) -> None:
-    """The plain composition is refused as the table says, and so is the amped one."""
+    """The plain composition is refused as the table says.
+
+    The amped one may be accepted: it does without `optimize_remat`, which is what JAX stumbles on.
+    """
     seen = plain_refusal(PROGRAMS[case.program], TRANSFORMS[case.transform])
     assert seen is not None, f"JAX accepts this now; the table says {case.refusal}"
     assert case.refusal is not None
     assert seen.split(":")[0] == case.refusal.split(":")[0], f"{seen} is not {case.refusal}"
-    try:
-        fn, args = _build(case, lambda f: amp(f, case.preset))
-        jax.jit(fn).trace(*args).lower()
-    except Exception:
-        return
-    raise AssertionError(f"JAX refuses the plain function ({seen}), but not the amped one")
 
 
 def _signature(traced: Any) -> Any:
