@@ -1,0 +1,26 @@
+"""The example of float16 training shows what it says it shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from examples import f16_loss_scaling
+
+
+@pytest.mark.slow
+def test_f16_needs_loss_scaling(tmp_path):
+    """Without a scale nothing is learnt; with one the losses are those of float32."""
+    picture = tmp_path / "curves.png"
+    results = f16_loss_scaling.main(["--quick", "--picture", str(picture)])
+    f32, f16, scaled = results.values()
+    last = [result.losses[:, -20:].mean() for result in (f32, f16, scaled)]
+    assert last[1] > 2.29  # ln 10, what guessing gives
+    assert last[0] < 1.3
+    np.testing.assert_allclose(last[2], last[0], rtol=0.05)
+    assert f16.accuracy.max() < 0.15
+    assert scaled.accuracy.min() > 0.5
+    assert f16.zeros[:, -1].min() > 0.5
+    assert scaled.zeros.max() < 0.05
+    assert scaled.scales[0, -1] == 4 * scaled.scales[0, 0]
+    assert picture.read_bytes().startswith(b"\x89PNG")
