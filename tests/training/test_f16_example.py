@@ -19,7 +19,8 @@ def test_f16_needs_loss_scaling(tmp_path):
     assert last[0] < 1.3
     np.testing.assert_allclose(last[2], last[0], rtol=0.05)
     assert f16.accuracy.max() < 0.15
-    assert scaled.accuracy.min() > 0.5
+    np.testing.assert_allclose(scaled.accuracy, f32.accuracy, atol=0.05)
+    assert scaled.accuracy.min() > 0.3
     assert f16.zeros[:, -1].min() > 0.5
     assert scaled.zeros.max() < 0.05
     assert scaled.scales[0, -1] == 4 * scaled.scales[0, 0]
