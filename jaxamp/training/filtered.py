@@ -20,6 +20,7 @@ def filter_value_and_grad(
     microbatches: int = 1,
     batch_argnums: int | Sequence[int] = 1,
     clip_norm: float | None = None,
+    axis_name: Any = None,
 ) -> Callable[..., Gradient]:
     """``equinox.filter_value_and_grad`` of `fun` in mixed precision, under a loss scale.
 
@@ -34,8 +35,8 @@ def filter_value_and_grad(
     >>> type(grads).__name__, grads.weight.shape
     ('Linear', (2, 3))
     """
-    options = (has_aux, policy, loss_scale, several, microbatches, batch_argnums, clip_norm)
-    return _filtered(value_and_grad, fun, *options)
+    options = (has_aux, policy, loss_scale, several, microbatches, batch_argnums)
+    return _filtered(value_and_grad, fun, *options, clip_norm, axis_name)
 
 
 def filter_grad(
@@ -48,6 +49,7 @@ def filter_grad(
     microbatches: int = 1,
     batch_argnums: int | Sequence[int] = 1,
     clip_norm: float | None = None,
+    axis_name: Any = None,
 ) -> Callable[..., Gradient]:
     """``equinox.filter_grad`` of `fun` in mixed precision, under a loss scale.
 
@@ -59,8 +61,8 @@ def filter_grad(
     >>> bool(finite)
     True
     """
-    options = (has_aux, policy, loss_scale, several, microbatches, batch_argnums, clip_norm)
-    return _filtered(grad, fun, *options)
+    options = (has_aux, policy, loss_scale, several, microbatches, batch_argnums)
+    return _filtered(grad, fun, *options, clip_norm, axis_name)
 
 
 def _filtered(
@@ -73,6 +75,7 @@ def _filtered(
     microbatches: int,
     batch_argnums: int | Sequence[int],
     clip_norm: float | None,
+    axis_name: Any,
 ) -> Callable[..., Gradient]:
     import equinox as eqx  # here, so that whoever does not use it need not wait for it
 
@@ -94,6 +97,7 @@ def _filtered(
             microbatches=microbatches,
             batch_argnums=batch_argnums,
             clip_norm=clip_norm,
+            axis_name=axis_name,
         )
         return differentiated(floats, *args, **kwargs)
 

@@ -43,6 +43,7 @@ class Options(NamedTuple):
     microbatches: int = 1
     batch_argnums: int | Sequence[int] = 1
     clip_norm: float | None = None
+    axis_name: Any = None
 
 
 def value_and_grad(
@@ -56,6 +57,7 @@ def value_and_grad(
     microbatches: int = 1,
     batch_argnums: int | Sequence[int] = 1,
     clip_norm: float | None = None,
+    axis_name: Any = None,
 ) -> Callable[..., Gradient]:
     """``jax.value_and_grad`` of `fun` in mixed precision, under a loss scale.
 
@@ -77,6 +79,9 @@ def value_and_grad(
       batch_argnums: which positional arguments have a leading axis of examples; with
         `microbatches` only. Give random keys per example there, or all parts share one.
       clip_norm: largest global norm of the unscaled gradients; of each loss's, with `several`.
+      axis_name: mapped axes (of ``shard_map`` or ``pmap``) over which gradients differ, as they do
+        where parameters are split by hand: flag and loss scale are then the same on all devices.
+        Not needed under ``jit``, sharded or not.
 
     Returns:
       A function of `fun`'s arguments. It returns ``((loss, grads), grads_finite, loss_scale)``,
@@ -97,7 +102,8 @@ def value_and_grad(
     (1.0, dtype('float32'), True, 1)
     """
     options = Options(
-        argnums, has_aux, policy, loss_scale, several, microbatches, batch_argnums, clip_norm
+        *(argnums, has_aux, policy, loss_scale, several, microbatches, batch_argnums),
+        *(clip_norm, axis_name),
     )
     return _gradient_function(fun, options, with_value=True)
 
@@ -113,6 +119,7 @@ def grad(
     microbatches: int = 1,
     batch_argnums: int | Sequence[int] = 1,
     clip_norm: float | None = None,
+    axis_name: Any = None,
 ) -> Callable[..., Gradient]:
     """``jax.grad`` of `fun` in mixed precision, under a loss scale.
 
@@ -128,7 +135,8 @@ def grad(
     6.0
     """
     options = Options(
-        argnums, has_aux, policy, loss_scale, several, microbatches, batch_argnums, clip_norm
+        *(argnums, has_aux, policy, loss_scale, several, microbatches, batch_argnums),
+        *(clip_norm, axis_name),
     )
     return _gradient_function(fun, options, with_value=False)
 
@@ -137,13 +145,18 @@ def _gradient_function(
     fun: Callable[..., Any], options: Options, *, with_value: bool
 ) -> Callable[..., Gradient]:
     scale = as_loss_scale(options.loss_scale)
+    if options.axis_name is not None and options.clip_norm is not None:
+        raise TrainingError(
+            "clip_norm needs the norm of whole gradients, and with axis_name each device has a "
+            "part. Clip afterwards, by a norm that is added up over the axis."
+        )
     raw = scaled_gradients(fun, options)
 
     @functools.wraps(fun, updated=())
     def gradients(*args: Any, **kwargs: Any) -> Gradient:
         value, grads = raw(*args, **kwargs)
         grads = widen_floats(scale.unscale(grads))
-        finite = all_finite(grads)
+        finite = all_finite(grads, axis_name=options.axis_name)
         grads = _clipped(grads, value, options)
         adjusted = same_library(scale.adjust(finite), options.loss_scale)
         if with_value:

@@ -1,0 +1,136 @@
+"""Train steps on eight fake devices: data parallel, FSDP and tensor parallel, by jit and by hand.
+
+What is shown: the results are those of one device, the collectives have the dtypes that the policy
+chooses, and a number that is not finite on one device skips the step on all.
+"""
+
+from collections import Counter
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.collectives import programs
+from jaxamp import DynamicLossScale, amp, value_and_grad
+from jaxamp.training import select_tree
+
+SIZE = programs.Size(layers=2, width=32, heads=4, words=40, length=8, batch=16)
+NAMES = [(style, strategy) for style in programs.STYLES for strategy in programs.SPLITS]
+
+
+def same(fn):
+    return fn
+
+
+ORDERS = {"grad of amp": (amp, same), "amp of grad": (same, amp)}
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((2, 4), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    """Parameters and words."""
+    return programs.init(SIZE, jax.random.key(0)), programs.sample(SIZE, jax.random.key(1))
+
+
+@pytest.fixture(scope="module")
+def reference(inputs):
+    """One step in float32 on one device: new parameters and the loss."""
+    params, words = inputs
+    loss, grads = jax.jit(jax.value_and_grad(partial(programs.loss_fn, SIZE)))(params, words)
+    return programs.update(params, grads), loss
+
+
+def placed(strategy, mesh, inputs):
+    return jax.device_put(inputs, programs.shardings(strategy, mesh))
+
+
+def largest_difference(tree, reference):
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(reference), strict=True)
+    return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(("style", "strategy"), NAMES, ids=map(", ".join, NAMES))
+def test_a_step_on_eight_devices_is_that_of_one(style, strategy, order, mesh, inputs, reference):
+    """New parameters are f32, where they were, and near those of one device in f32."""
+    step = programs.STYLES[style](SIZE, strategy, mesh, *ORDERS[order])
+    params, words = placed(strategy, mesh, inputs)
+    new, loss = step(params, words)
+    assert {leaf.dtype for leaf in jax.tree.leaves(new)} == {jnp.dtype("float32")}
+    for leaf, old in zip(jax.tree.leaves(new), jax.tree.leaves(params), strict=True):
+        assert leaf.sharding.is_equivalent_to(old.sharding, leaf.ndim)
+    assert 0 < abs(float(loss - reference[1])) < 0.02
+    assert 0 < largest_difference(new, reference[0]) < 2e-3
+
+
+def collectives(jaxpr):
+    """What a program and those inside it send: (kind of collective, dtype), scalars left out."""
+    found = Counter()
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name in ("all_gather", "reduce_scatter") or name.startswith("psum"):
+            aval = eqn.invars[0].aval
+            if aval.size > 64:
+                found[name.removesuffix("_invariant"), aval.dtype.name] += 1
+        for param in eqn.params.values():
+            for value in param if isinstance(param, tuple) else (param,):
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    found += collectives(inner)
+    return found
+
+
+def loss_scaled_step(strategy, mesh, by_hand):
+    """A step in f16 with a dynamic loss scale; returns parameters, scale and flag."""
+    axes = ("x", "y")
+
+    def gather(w, axis):
+        whole = by_hand and strategy == "fsdp"
+        return jax.lax.all_gather(w, axes, axis=axis, tiled=True) if whole else w
+
+    def loss_fn(params, words, scales):
+        loss = programs.loss_fn(SIZE, params, words, gather=gather) * scales.mean()
+        return jax.lax.pmean(loss, axes) if by_hand else loss
+
+    def step(params, words, scales, loss_scale):
+        gradient = value_and_grad(
+            loss_fn, policy="auto_mixed", loss_scale=loss_scale, axis_name=axes if by_hand else None
+        )
+        (_, grads), finite, loss_scale = gradient(params, words, scales)
+        return select_tree(finite, programs.update(params, grads), params), loss_scale, finite
+
+    split, rows = programs.SPLITS[strategy], P(axes)
+    if by_hand:
+        ins, outs = (split, rows, rows, P()), (split, P(), P())
+        step = jax.shard_map(step, mesh=mesh, in_specs=ins, out_specs=outs)
+    return jax.jit(step)
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["jit", "shard_map"])
+@pytest.mark.parametrize("strategy", ["data parallel", "fsdp"])
+def test_all_devices_skip_the_step_that_one_cannot_take(strategy, by_hand, mesh, inputs):
+    """A NaN in one device's part of the batch: no parameter changes, the scale is halved once."""
+    params, words = placed(strategy, mesh, inputs)
+    rows = NamedSharding(mesh, P(("x", "y")))
+    good = jax.device_put(jnp.ones(SIZE.batch), rows)
+    bad = jax.device_put(good.at[5].set(jnp.nan), rows)
+    step = loss_scaled_step(strategy, mesh, by_hand)
+
+    scale = DynamicLossScale(2.0**10)
+    stayed, halved, finite = step(params, words, bad, scale)
+    assert not finite
+    assert largest_difference(stayed, params) == 0
+    assert {float(part.data) for part in halved.loss_scale.addressable_shards} == {2.0**9}
+
+    moved, kept, finite = step(stayed, words, good, halved)
+    assert finite
+    assert largest_difference(moved, params) > 1e-3
+    assert {float(part.data) for part in kept.loss_scale.addressable_shards} == {2.0**9}
