@@ -23,6 +23,8 @@ from jaxamp.errors import UnknownPrimitiveError as UnknownPrimitiveError
 from jaxamp.errors import UnsupportedPrecisionError as UnsupportedPrecisionError
 from jaxamp.formats import CastConfig as CastConfig
 from jaxamp.formats import Precision as Precision
+from jaxamp.inspect.report import Report as Report
+from jaxamp.inspect.report import report as report
 from jaxamp.policy import Guard as Guard
 from jaxamp.policy import PrecisionPolicy as PrecisionPolicy
 from jaxamp.regions import keep_precision as keep_precision

@@ -131,6 +131,12 @@ def user_functions(source_info: Any) -> tuple[str, ...]:
     return tuple(f.function_name for f in _source_info_util.user_frames(source_info.traceback))
 
 
+def user_frames(source_info: Any) -> tuple[tuple[str, int, str], ...]:
+    """File, line and function of the user's frames that made an equation, innermost first."""
+    frames = _source_info_util.user_frames(source_info.traceback)
+    return tuple((f.file_name, f.start_line, f.function_name) for f in frames)
+
+
 def literal_value(literal: Literal) -> Any:
     """The value of a literal as numpy or Python scalar."""
     return literal.val

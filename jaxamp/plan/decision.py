@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jax.extend.core import ClosedJaxpr
+
 from jaxamp import _compat
 from jaxamp.formats import Precision
 from jaxamp.policy import Guard, PrecisionPolicy
@@ -105,12 +107,14 @@ class Plan:
       policy: the policy that was applied.
       rule_counts: how many equations each of the policy's rules decided.
       unknown: names of primitives that nobody has described.
+      jaxpr: the program itself, which reports read beside the decisions.
     """
 
     body: JaxprPlan
     policy: PrecisionPolicy
     rule_counts: tuple[int, ...]
     unknown: tuple[str, ...]
+    jaxpr: ClosedJaxpr
 
     def decisions(self) -> Iterator[Decision]:
         """Every decision, nested ones after the equation that holds them."""

@@ -82,6 +82,7 @@ def make_plan(
         policy=policy,
         rule_counts=forced.rule_counts,
         unknown=tuple(graph.unknown),
+        jaxpr=closed_jaxpr,
     )
 
 

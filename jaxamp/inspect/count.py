@@ -1,0 +1,86 @@
+"""Counting: the floating-point operations of an equation, and the elements that it touches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+
+from jaxamp.taxonomy import OpKind
+
+_SLICES = ("slice", "dynamic_slice", "gather")
+
+
+def flops(name: str, kind: OpKind, params: dict[str, Any], ins: Sequence[Any], out: Any) -> int:
+    """Floating-point operations of one run.
+
+    A multiplication and the addition after it are two. An elementwise operation counts one for each
+    element of its result, whatever the function; a reduction one for each element that it folds.
+
+    Args:
+      name: the primitive.
+      kind: its kind.
+      params: its parameters.
+      ins: types of its operands.
+      out: type of its first result.
+    """
+    if name in _CONTRACTIONS:
+        return 2 * size(out) * _CONTRACTIONS[name](params, ins)
+    if kind is OpKind.ELEMENTWISE:
+        return size(out)
+    return size(ins[0]) if kind is OpKind.REDUCTION and ins else 0
+
+
+def touched(eqn: JaxprEqn) -> tuple[list[int], list[int]]:
+    """Elements that one run reads of each operand, and writes of each result.
+
+    A slice reads only what it gives, and an update in place touches only what changes.
+    """
+    reads, writes = [size(v.aval) for v in eqn.invars], [size(v.aval) for v in eqn.outvars]
+    name = eqn.primitive.name
+    if name in _SLICES:
+        reads[0] = writes[0]
+    elif name == "dynamic_update_slice":
+        reads[0], writes[0] = 0, reads[1]
+    elif name.startswith("scatter"):
+        reads[0], writes[0] = 0 if name == "scatter" else reads[2], reads[2]
+    return reads, writes
+
+
+def size(aval: Any) -> int:
+    """Number of elements; an unknown dimension counts as one, what is no array as none."""
+    shape = getattr(aval, "shape", None)
+    if shape is None:
+        return 0
+    return math.prod(d if isinstance(d, int) else 1 for d in shape)
+
+
+def _dot(params: dict[str, Any], ins: Sequence[Any]) -> int:
+    (contracted, _), _ = params["dimension_numbers"]
+    return math.prod(ins[0].shape[axis] for axis in contracted)
+
+
+def _convolution(params: dict[str, Any], ins: Sequence[Any]) -> int:
+    """Multiplications for one element of the result: a kernel without its output features.
+
+    The zeros that the transpose of a strided convolution puts between its inputs do not count.
+    """
+    out_features = ins[1].shape[params["dimension_numbers"].rhs_spec[0]]
+    return size(ins[1]) // max(out_features * math.prod(params["lhs_dilation"]), 1)
+
+
+def _ragged_dot(params: dict[str, Any], ins: Sequence[Any]) -> int:
+    """As for a dot; where the groups part the contracted axis, each has its share of it."""
+    numbers = params["ragged_dot_dimension_numbers"]
+    (contracted, _), _ = numbers.dot_dimension_numbers
+    groups = ins[2].shape[-1] if set(numbers.lhs_ragged_dimensions) <= set(contracted) else 1
+    return math.prod(ins[0].shape[axis] for axis in contracted) // groups
+
+
+_CONTRACTIONS = {
+    "dot_general": _dot,
+    "conv_general_dilated": _convolution,
+    "ragged_dot_general": _ragged_dot,
+}

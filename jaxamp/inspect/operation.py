@@ -1,0 +1,119 @@
+"""One operation of a program, as a report shows it."""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxamp import _compat
+from jaxamp.inspect.tally import Tally
+
+_LIBRARIES = ("site-packages", "dist-packages")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of source.
+
+    Attributes:
+      file: its path; empty where it is not known.
+      line: its number.
+      function: the function around it.
+    """
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+    @property
+    def text(self) -> str:
+        """The line itself, without indentation."""
+        return linecache.getline(self.file, self.line).strip() if self.file else ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.file else "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """One equation, how it runs and what it costs.
+
+    Attributes:
+      primitive: name of the primitive.
+      kind: its kind, as ``OpKind`` spells it.
+      arithmetic: precision that it computes in, or the dtype of what is no float.
+      stored: precision that its first result is stored in.
+      accumulation: precision inside; empty where there is none.
+      operands: types of its operands as it reads them, such as ``"bf16[8,128]"``.
+      results: types of its results as they are stored.
+      each: what one run costs.
+      runs: how often it runs; 0 in a branch that is not counted, and where nobody needs its result.
+      reason: why, in one phrase.
+      guard: the guard that fired; empty if none did.
+      scope: scope path, as the user wrote it.
+      backward: whether it is in a backward pass.
+      place: the innermost line that is the user's own, outside of installed libraries.
+      contraction: whether it is a dot or a convolution.
+    """
+
+    primitive: str
+    kind: str
+    arithmetic: str
+    stored: str
+    accumulation: str
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    each: Tally
+    runs: int
+    reason: str
+    guard: str
+    scope: str
+    backward: bool
+    place: Place
+    contraction: bool
+
+    @property
+    def tally(self) -> Tally:
+        """What all its runs cost."""
+        return self.runs * self.each
+
+    def to_data(self) -> dict[str, Any]:
+        """The operation as plain words and numbers."""
+        data = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name not in ("each", "place")
+        }
+        place = {"file": self.place.file, "line": self.place.line, "function": self.place.function}
+        return {**data, **place, "text": self.place.text, "each": dataclasses.asdict(self.each)}
+
+
+def total(operations: Iterable[Operation]) -> Tally:
+    """What some operations cost together."""
+    return sum((o.tally for o in operations), Tally())
+
+
+Frame = tuple[str, int, str]
+
+
+def frames_of(source_info: Any) -> tuple[Frame, ...]:
+    """The user's own frames, innermost first; those of libraries where there is no other."""
+    frames = _compat.user_frames(source_info)
+    return tuple(f for f in frames if not is_library(f[0])) or frames
+
+
+def is_library(file: str) -> bool:
+    """Whether a file is an installed one, rather than the user's own."""
+    return any(name in file for name in _LIBRARIES)
+
+
+def type_word(word: str, shape: Sequence[Any]) -> str:
+    """An array's type in one word.
+
+    >>> type_word("bf16", (8, 128))
+    'bf16[8,128]'
+    """
+    return f"{word}[{','.join(map(str, shape))}]"

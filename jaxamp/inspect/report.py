@@ -1,0 +1,176 @@
+"""The report: what a policy does to a program, as a value."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxamp.inspect.operation import Operation, Place, total
+from jaxamp.inspect.tally import Tally
+from jaxamp.inspect.walk import Walk
+from jaxamp.plan import Plan
+from jaxamp.transform import plan_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a policy does to a program. Reports of several programs add up: ``a + b``.
+
+    Attributes:
+      program: the function's name.
+      policy: what the policy is called.
+      operations: every operation, in program order.
+      unmatched_rules: the policy's rules that decided nothing.
+      unknown: primitives that nobody has described.
+      unknown_loops: lines of the loops whose trips only running them would tell: they count once.
+
+    >>> import jax.numpy as jnp
+    >>> found = report(lambda x, w: jnp.tanh(x @ w))(jnp.ones((2, 3)), jnp.ones((3, 4)))
+    >>> found.total.flops, found.dots()
+    (56, {'bf16': 1})
+    """
+
+    program: str
+    policy: str
+    operations: tuple[Operation, ...]
+    unmatched_rules: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    unknown_loops: tuple[Place, ...] = ()
+
+    @classmethod
+    def of(cls, plan: Plan, program: str = "") -> Report:
+        """The report of a plan."""
+        walk = Walk(plan)
+        return cls(
+            program=program,
+            policy=str(plan.policy),
+            operations=tuple(walk.operations),
+            unmatched_rules=tuple(map(str, plan.unmatched_rules)),
+            unknown=plan.unknown,
+            unknown_loops=tuple(walk.unknown_loops),
+        )
+
+    def __add__(self, other: Report) -> Report:
+        both = {
+            name: getattr(self, name) + getattr(other, name)
+            for name in ("operations", "unmatched_rules", "unknown", "unknown_loops")
+        }
+        names = self.program, other.program
+        policies = dict.fromkeys((self.policy, other.policy))
+        return Report(program=" + ".join(names), policy=", ".join(policies), **both)
+
+    @property
+    def total(self) -> Tally:
+        """Everything together."""
+        return total(self.operations)
+
+    def by(self, *keys: str) -> dict[tuple[str, ...], Tally]:
+        """Totals by attributes of the operations, largest first.
+
+        Args:
+          *keys: names of attributes of ``Operation``, e.g. ``"kind", "arithmetic"``.
+        """
+        found: dict[tuple[str, ...], Tally] = defaultdict(Tally)
+        for operation in self.operations:
+            found[tuple(str(getattr(operation, key)) for key in keys)] += operation.tally
+        order = sorted(found, key=lambda k: (-found[k].flops, -found[k].bytes, k))
+        return {key: found[key] for key in order}
+
+    def dots(self) -> dict[str, int]:
+        """Dots and convolutions that run, by the precision of their operands."""
+        found: Counter[str] = Counter()
+        for operation in self.contractions:
+            found[operation.arithmetic] += operation.runs
+        return {word: n for word, n in found.items() if n}
+
+    @property
+    def contractions(self) -> tuple[Operation, ...]:
+        """Every dot and convolution."""
+        return tuple(o for o in self.operations if o.contraction)
+
+    @property
+    def guards(self) -> dict[str, int]:
+        """How many operations each guard decided, most first."""
+        return _counted(o.guard for o in self.operations)
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """How often each reason was given, most first."""
+        return _counted(o.reason for o in self.operations)
+
+    def to_data(self) -> dict[str, Any]:
+        """Everything as plain words and numbers."""
+        groups = [
+            {"kind": kind, "arithmetic": word, **dataclasses.asdict(tally)}
+            for (kind, word), tally in self.by("kind", "arithmetic").items()
+        ]
+        return {
+            "program": self.program,
+            "policy": self.policy,
+            "total": dataclasses.asdict(self.total),
+            "by_kind_and_precision": groups,
+            "dots": self.dots(),
+            "guards": self.guards,
+            "unmatched_rules": list(self.unmatched_rules),
+            "unknown_primitives": list(self.unknown),
+            "unknown_loops": list(map(str, self.unknown_loops)),
+            "operations": [o.to_data() for o in self.operations],
+        }
+
+    def to_json(self) -> str:
+        """Everything as JSON."""
+        return json.dumps(self.to_data(), indent=1)
+
+    def __rich__(self) -> Any:
+        from jaxamp.inspect.terminal import show_report
+
+        return show_report(self)
+
+    def __str__(self) -> str:
+        from jaxamp.inspect.terminal import as_text
+
+        return as_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Report of {self.program} under {self.policy}: {len(self.operations)} operations>"
+
+
+def report(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..., Report]:
+    """What a policy does to a program: how much runs in which precision, where and why.
+
+    Nothing is run. FLOPs and bytes follow from the shapes: bytes are what the operations would
+    move were each a kernel of its own, and the compiler fuses many of them; ``jaxamp.estimate``
+    says what is left. Loops count as often as they run, a branch if it costs most.
+
+    Args:
+      fn: whatever ``amp`` takes, or what it returned.
+      policy: as for ``amp``; left out, that of an amped `fn`, else the default.
+      strict: as for ``amp``.
+
+    Returns:
+      A function of the same arguments as `fn`, in which ``jax.ShapeDtypeStruct`` may stand for an
+      array. It returns a ``Report``.
+
+    >>> import jax, jax.numpy as jnp
+    >>> spec = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    >>> found = report(lambda x, w: jnp.sum(x @ w), "auto_mixed_bf16")(spec, spec)
+    >>> [(o.primitive, o.arithmetic, o.each.flops) for o in found.operations]
+    [('dot_general', 'bf16', 524288), ('reduce_sum', 'f32', 4096)]
+    """
+    planned = plan_of(fn, policy, strict=strict)
+    name = getattr(fn, "__name__", type(fn).__name__)
+
+    @functools.wraps(planned, updated=())
+    def made(*args: Any, **kwargs: Any) -> Report:
+        return Report.of(planned(*args, **kwargs), name)
+
+    return made
+
+
+def _counted(words: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(filter(None, words)).most_common())

@@ -1,0 +1,94 @@
+"""What the rewriter's environment holds, without the values: precisions, and the casts made.
+
+Mirrors ``rewrite/casts.py``; a test compares the casts counted here with those in the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.extend.core import Literal
+
+from jaxamp import _compat
+from jaxamp.formats import Precision
+
+
+@dataclass(slots=True)
+class Casts:
+    """Casts of one equation: made, found made already, and not needed."""
+
+    inserted: int = 0
+    shared: int = 0
+    cancelled: int = 0
+
+
+@dataclass(slots=True)
+class Storage:
+    """The precision of every float of a jaxpr, and the casts made of it so far."""
+
+    stored: dict[Any, Precision | None] = field(default_factory=dict)
+    _casts: set[tuple[Any, Precision]] = field(default_factory=set)
+    _copies: set[tuple[Any, Precision]] = field(default_factory=set)
+
+    def enter(self, variables: Sequence[Any], precisions: Sequence[Precision | None]) -> None:
+        """The inputs of a jaxpr, in the precisions in which they arrive."""
+        for var, precision in zip(variables, precisions, strict=True):
+            self.stored[var] = precision or of(var.aval)
+
+    def source(self, atom: Any, copy: Precision | None) -> Precision | None:
+        """The precision in which memory holds what a reader is given."""
+        return of(atom.aval) if isinstance(atom, Literal) else copy or self.stored[atom]
+
+    def read(
+        self,
+        casts: Casts,
+        atom: Any,
+        precision: Precision | None,
+        fresh: bool = False,
+        copy: Precision | None = None,
+    ) -> Precision | None:
+        """Counts the casts of one read, and says in which precision the value then is."""
+        if isinstance(atom, Literal):
+            return precision or of(atom.aval)
+        stored = self.stored[atom]
+        if copy is not None and copy is not precision:
+            if stored is not copy:
+                self._count(casts, self._copies, (atom, copy))
+            casts.inserted += precision is not None
+            return precision or copy
+        if precision is None or stored is precision:
+            casts.cancelled += _is_narrow(precision)
+            return stored
+        if fresh:
+            casts.inserted += 1
+        else:
+            self._count(casts, self._casts, (atom, precision))
+        return precision
+
+    def write(
+        self,
+        casts: Casts,
+        var: Any,
+        made: Precision | None,
+        precision: Precision | None,
+    ) -> None:
+        """Counts the cast of one result, which is made in one precision and stored in another."""
+        self.stored[var] = precision or of(var.aval)
+        if precision is not None and made is not precision:
+            casts.inserted += not isinstance(var, _compat.DropVar)
+
+    def _count(self, casts: Casts, done: set[Any], key: tuple[Any, Precision]) -> None:
+        casts.shared += key in done
+        casts.inserted += key not in done
+        done.add(key)
+
+
+def of(aval: Any) -> Precision | None:
+    """The float format of a type; ``None`` where it has none of jaxamp's."""
+    return Precision.of_dtype(getattr(aval, "dtype", None))
+
+
+def _is_narrow(precision: Precision | None) -> bool:
+    return precision is not None and precision.bits < Precision.F32.bits

@@ -1,0 +1,118 @@
+"""The report at a terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from jaxamp.inspect.words import amount, near, share, storage
+
+if TYPE_CHECKING:
+    from jaxamp.inspect.operation import Operation
+    from jaxamp.inspect.report import Report
+
+_MANY = 40  # dots that are listed; the page and the JSON have all
+_COLORS = {
+    "f32": "cyan", "f64": "blue", "bf16": "green", "f16": "yellow",
+    "f8_e4m3": "magenta", "f8_e5m2": "magenta",
+}  # fmt: skip
+
+
+def precision_text(word: str) -> Text:
+    """A precision in its colour."""
+    return Text(word, style=_COLORS.get(word, "dim"))
+
+
+def show_report(report: Report) -> Group:
+    """Totals, casts, guards and every dot."""
+    return Group(*_parts(report))
+
+
+def as_text(shown: Any, width: int = 120) -> str:
+    """What a terminal shows, without colours."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+    console.print(shown)
+    text = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def _parts(report: Report) -> Iterator[Any]:
+    total = report.total
+    yield Text.assemble(
+        (report.program or "program", "bold"), f" under {report.policy}: ",
+        f"{total.operations} operations, {amount(total.flops, 'FLOP')}, ",
+        f"{storage(total.bytes)} before fusion",
+        f" ({storage(total.saved)} less than as written)" if total.saved else "",
+    )  # fmt: skip
+    yield _shares(report)
+    yield Text(
+        f"casts: {total.inserted} inserted, {total.shared} shared with an earlier reader, "
+        f"{total.cancelled} cancelled"
+    )
+    if report.guards:
+        named = ", ".join(f"{name} {n}" for name, n in report.guards.items())
+        yield Text(f"guards: {named}")
+    yield from _warnings(report)
+    if report.contractions:
+        yield _dots(report)
+
+
+def _shares(report: Report) -> Table:
+    total = report.total
+    table = Table(title="by kind and precision of arithmetic", title_justify="left")
+    table.add_column("kind")
+    table.add_column("precision")
+    for heading in ("operations", "FLOPs", "bytes", "bytes saved"):
+        table.add_column(heading, justify="right")
+    for (kind, word), tally in report.by("kind", "arithmetic").items():
+        if tally.operations:
+            table.add_row(
+                kind,
+                precision_text(word),
+                f"{tally.operations}  {share(tally.operations, total.operations)}",
+                share(tally.flops, total.flops),
+                share(tally.bytes, total.bytes),
+                storage(tally.saved) if tally.saved > 0 else "",
+            )
+    return table
+
+
+def _warnings(report: Report) -> Iterator[Text]:
+    notes = [f"rule matched nothing: {rule}" for rule in report.unmatched_rules]
+    notes += [f"unknown primitive, left as it is: {name}" for name in report.unknown]
+    notes += [f"counted once, for its trips are not known: {p}" for p in report.unknown_loops]
+    yield from (Text(note, style="yellow") for note in notes)
+
+
+def _dots(report: Report) -> Table:
+    found = sorted(report.contractions, key=lambda o: -o.tally.flops)
+    rest = f", the first {_MANY} of {len(found)}" if len(found) > _MANY else ""
+    table = Table(title=f"dots and convolutions, largest first{rest}", title_justify="left")
+    for heading in ("operands", "result", "inside", "FLOPs", "runs"):
+        table.add_column(heading, justify="right" if heading in ("FLOPs", "runs") else "left")
+    table.add_column("", no_wrap=True)
+    table.add_column("line", overflow="fold")
+    table.add_column("scope", overflow="fold")
+    for operation in found[:_MANY]:
+        table.add_row(*_dot(operation))
+    return table
+
+
+def _dot(operation: Operation) -> list[Any]:
+    operands = Text(" × ".join(operation.operands[:2]), style=_COLORS.get(operation.arithmetic, ""))
+    place = operation.place
+    return [
+        operands,
+        operation.results[0],
+        operation.accumulation,
+        amount(operation.tally.flops),
+        str(operation.runs),
+        "bwd" if operation.backward else "fwd",
+        f"{near(place.file)}:{place.line}" if place.file else "",
+        operation.scope,
+    ]

@@ -1,0 +1,171 @@
+"""Reports against counts made without the plan, and what a report shows."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxamp import PrecisionPolicy, Rule, amp, report
+from tests.inspect import independent
+from tests.inspect.programs import MLP, PROGRAMS, branching, layer, mlp_loss, spec
+
+POLICIES = ("auto_mixed_bf16", "auto_mixed", "always_f16")
+SINGLE = [name for name in PROGRAMS if name not in ("scanned", "calls")]
+
+
+def _step(name: str):
+    fn, args = PROGRAMS[name]
+    return jax.grad(lambda *a: jnp.sum(fn(*a))), args
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_casts_are_those_of_the_rewritten_program(name: str, policy: str):
+    """Casts inserted, loops included, are the conversions that `amp` adds to the jaxpr."""
+    fn, args = PROGRAMS[name]
+    fn = jax.value_and_grad(lambda *a, fn=fn: jnp.sum(fn(*a)))
+    added = independent.casts(amp(fn, policy), args) - independent.casts(fn, args)
+    operations = report(fn, policy)(*args).operations
+    inserted = sum(max(o.runs, 1) * o.each.inserted for o in operations)  # dead ones too
+    assert inserted == added > 0
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", SINGLE)
+def test_dots_are_those_of_the_lowered_program(name: str, policy: str):
+    """Dots and convolutions per format are those that reach a GPU's compiler."""
+    fn, args = _step(name)
+    assert report(fn, policy)(*args).dots() == independent.lowered_dots(amp(fn, policy), args)
+
+
+def test_flops_of_a_dot():
+    """Two for each multiplication: 4 by 8 by 16, and one for each tanh."""
+    found = report(layer)(*PROGRAMS["layer"][1])
+    assert found.total.flops == 2 * 4 * 8 * 16 + 4 * 16
+    assert found.by("kind")["Compute",].flops == 1024
+
+
+def test_flops_of_a_convolution_and_of_its_gradient():
+    """The transpose of a strided convolution does not count the zeros between its inputs."""
+    fn, args = PROGRAMS["convolution"]
+    forward = report(fn)(*args).by("kind")["Compute",].flops
+    assert forward == 2 * (2 * 4 * 4 * 4) * (3 * 3 * 3)
+    both = report(jax.grad(fn, argnums=(0, 1)))(*args).by("kind")["Compute",].flops
+    assert both == 3 * forward
+
+
+def test_a_loop_counts_as_often_as_it_runs():
+    """Twice the layers cost twice the FLOPs and bytes, with the same lines."""
+    fn, (x, _) = PROGRAMS["scanned"]
+    five, ten = (report(fn)(x, spec(n, 8, 8)) for n in (5, 10))
+    assert len(five.operations) == len(ten.operations)
+    compute = [r.by("kind")["Compute",] for r in (five, ten)]
+    assert compute[1] == 2 * compute[0]
+    assert compute[0].operations == 5
+
+
+def test_a_loop_of_unknown_length_is_named():
+    """A while loop counts once, and its line is in the report."""
+
+    def halve(x, w):
+        return jax.lax.while_loop(lambda h: jnp.sum(h) > 1.0, lambda h: 0.5 * (h @ w), x)
+
+    found = report(halve)(spec(4, 4), spec(4, 4))
+    assert found.dots() == {"bf16": 1} or found.dots() == {"f32": 1}
+    (place,) = found.unknown_loops
+    assert "while_loop" in place.text
+    assert str(place) in str(found).replace("\n", "")
+
+
+def test_only_the_dearest_branch_counts():
+    """Both branches are listed; the one that multiplies is what the totals have."""
+    found = report(branching)(jax.ShapeDtypeStruct((), jnp.bool_), spec(4, 4), spec(4, 4))
+    assert sum(found.dots().values()) == 2
+    runs = {o.runs for o in found.operations}
+    assert runs == {0, 1}
+
+
+def test_reports_add_up():
+    """The sum of two reports has the sums of their totals."""
+    one, other = (report(*[fn])(*args) for fn, args in (PROGRAMS["layer"], PROGRAMS["attention"]))
+    both = one + other
+    assert both.total == one.total + other.total
+    assert both.program == "layer + attention"
+
+
+def test_an_amp_inside_is_seen():
+    """What `amp` has rewritten already is reported as it is, forward and backward."""
+    found = report(jax.grad(amp(mlp_loss)), "always_f32")(*MLP)
+    assert set(found.dots()) == {"bf16"}
+    assert {o.reason for o in found.contractions} == {"rewritten already, by an amp inside"}
+    assert {o.backward for o in found.contractions} == {True, False}
+
+
+def test_source_lines_and_scopes():
+    """A dot carries its line, its scope and its direction."""
+    found = report(jax.grad(lambda x, w: jnp.sum(layer(x, w))))(*PROGRAMS["layer"][1])
+    forward, backward = found.contractions
+    for dot in (forward, backward):
+        assert dot.place.text == "return jnp.tanh(x @ w)"
+        assert dot.place.function == "layer"
+        assert dot.scope == "layer"
+    assert (forward.backward, backward.backward) == (False, True)
+
+
+def test_a_library_function_that_is_traced_once_is_seen_at_each_call():
+    """`jnp` functions are jitted and traced once; each call has its own line in the report."""
+
+    def twice(x):
+        one = jnp.clip(x, 0.0, 1.0)
+        two = jnp.clip(one + x, 0.0, 1.0)
+        return two
+
+    lines = {o.place.text for o in report(twice)(spec(4)).operations}
+    assert {"one = jnp.clip(x, 0.0, 1.0)", "two = jnp.clip(one + x, 0.0, 1.0)"} <= lines
+
+
+def test_a_rule_that_matched_nothing_is_named():
+    """The rule's words are in the value, the text and the JSON."""
+    policy = PrecisionPolicy.AUTO_MIXED_BF16.with_rules(Rule(precision="f32", scope="nowhere"))
+    found = report(layer, policy)(*PROGRAMS["layer"][1])
+    assert found.unmatched_rules == ("scope=nowhere -> f32",)
+    assert "rule matched nothing: scope=nowhere -> f32" in str(found)
+    assert json.loads(found.to_json())["unmatched_rules"] == ["scope=nowhere -> f32"]
+
+
+def test_guards_that_fired_are_counted():
+    """A softmax is an island; the mean at the end gains nothing."""
+    fn, args = PROGRAMS["attention"]
+    guards = report(fn)(*args).guards
+    assert guards["reduction-island"] > 0
+    assert guards["no-gain"] > 0
+
+
+def test_json_has_every_operation():
+    """Totals in the JSON are the sums of the operations in it."""
+    found = report(mlp_loss)(*MLP)
+    data = json.loads(found.to_json())
+    flops = sum(o["runs"] * o["each"]["flops"] for o in data["operations"])
+    assert data["total"]["flops"] == flops == found.total.flops
+    dot = next(o for o in data["operations"] if o["contraction"])
+    assert dot["operands"] == ["bf16[4,8]", "bf16[8,16]"]
+    assert dot["accumulation"] == "f32"
+    assert dot["text"] == 'hidden = jax.nn.relu(x @ params["w1"])'
+
+
+def test_text_lists_every_dot():
+    """At a terminal: shape, dtypes, accumulation, line and share of the FLOPs."""
+    text = str(report(jax.value_and_grad(mlp_loss))(*MLP))
+    for words in ("bf16[4,8] × bf16[8,16]", "bf16[4,16]", "bwd", "programs.py:", "91.9 %"):
+        assert words in text
+
+
+def test_bytes_of_an_update_in_place():
+    """An update reads and writes what changes; a slice reads what it gives."""
+
+    def update(x, row):
+        return jax.lax.dynamic_update_slice(x, row, (0, 0)), jax.lax.slice(x, (0, 0), (1, 8))
+
+    found = report(update, "always_f32")(spec(100, 8), spec(1, 8))
+    assert found.total.bytes == 2 * 32 + 2 * 4 + 2 * 32
