@@ -46,9 +46,9 @@ class Corpus:
         alphabet = "".join(sorted(set(text)))
         return cls(alphabet, np.array([alphabet.index(c) for c in text], np.int32))
 
-    def batches(self, steps: int, size: int, length: int) -> Iterator[np.ndarray]:
-        """Random windows of `length + 1` characters, the same for every call."""
-        rng = np.random.default_rng(SEED)
+    def batches(self, steps: int, size: int, length: int, seed: int = SEED) -> Iterator[np.ndarray]:
+        """Random windows of `length + 1` characters, the same for every call with one seed."""
+        rng = np.random.default_rng(seed)
         for _ in range(steps):
             starts = rng.integers(0, len(self.codes) - length - 1, size)
             yield self.codes[starts[:, None] + np.arange(length + 1)]
@@ -131,6 +131,12 @@ def loss_fn(model: Transformer, batch: Int[Array, "batch time"]) -> Float[Array,
     return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
 
 
+def accuracy(model: Transformer, batch: Int[Array, "batch time"]) -> Float[Array, ""]:
+    """Which part of the next characters is the one that the model finds most likely."""
+    logits = jax.vmap(model)(batch[:, :-1])
+    return jnp.mean(jnp.argmax(logits, axis=-1) == batch[:, 1:])
+
+
 # --- Training and sampling ---------------------------------------------------------------------
 
 
@@ -182,12 +188,15 @@ class Run:
 
     policy: str
     losses: np.ndarray
+    accuracy: float
     text: str
 
 
-def train(policy: str, corpus: Corpus, size: Size, on_step: Callable[[float], None]) -> Run:
+def train(
+    policy: str, corpus: Corpus, size: Size, on_step: Callable[[float], None], seed: int = SEED
+) -> Run:
     """Train the same network on the same batches in the precision of `policy`, and let it write."""
-    key = jax.random.key(SEED)
+    key = jax.random.key(seed)
     model = Transformer(len(corpus.alphabet), size.width, size.heads, size.depth, key=key)
     schedule = optax.warmup_cosine_decay_schedule(0.0, 5e-3, size.steps // 10, size.steps)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
@@ -195,7 +204,7 @@ def train(policy: str, corpus: Corpus, size: Size, on_step: Callable[[float], No
     train_step = jax.jit(make_train_step(optimizer, policy), donate_argnums=(0, 1))
 
     losses = []
-    for batch in corpus.batches(size.steps, size.batch, size.length):
+    for batch in corpus.batches(size.steps, size.batch, size.length, seed):
         model, opt_state, loss = train_step(model, opt_state, batch)
         losses.append(float(loss))
         on_step(losses[-1])
@@ -203,7 +212,9 @@ def train(policy: str, corpus: Corpus, size: Size, on_step: Callable[[float], No
     keys = jax.random.split(key, size.sample)
     prompt = jnp.asarray(corpus.codes[: size.length])
     codes = jax.jit(amp(continue_text, policy))(model, prompt, keys)
-    return Run(policy, np.array(losses), corpus.decode(np.asarray(codes)))
+    (others,) = corpus.batches(1, 4 * size.batch, size.length, seed=SEED + 12345)
+    right = jax.jit(amp(accuracy, policy))(model, others)
+    return Run(policy, np.array(losses), float(right), corpus.decode(np.asarray(codes)))
 
 
 def results_table(runs: Sequence[Run]) -> Table:
@@ -213,6 +224,7 @@ def results_table(runs: Sequence[Run]) -> Table:
     table.add_column("first loss", justify="right")
     table.add_column("final loss", justify="right")
     table.add_column("largest difference to f32", justify="right")
+    table.add_column("next character right", justify="right")
     for run in runs:
         tail = max(1, len(run.losses) // 10)
         difference = np.abs(run.losses - runs[0].losses).max()
@@ -221,6 +233,7 @@ def results_table(runs: Sequence[Run]) -> Table:
             f"{run.losses[0]:.4f}",
             f"{run.losses[-tail:].mean():.4f}",
             f"{difference:.4f}",
+            f"{run.accuracy:.1%}",
         )
     return table
 

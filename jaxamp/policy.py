@@ -61,6 +61,7 @@ class PrecisionPolicy:
       guards: protections that are on; ``Guard`` or their words.
       param_dtype: format in which parameters are stored, for those who create them.
       output_dtype: format of the float outputs; ``None`` for that of the original function.
+      allreduce: format in which gradients and activations are added up over devices.
 
     Raises:
       PolicyError: a word is not understood, or a kind is missing.
@@ -79,6 +80,7 @@ class PrecisionPolicy:
     guards: frozenset[Guard] = ALL_GUARDS
     param_dtype: Precision | None = None
     output_dtype: Precision | None = None
+    allreduce: Precision = Precision.F32
 
     ALWAYS_F32: ClassVar[PrecisionPolicy]
     ALWAYS_F16: ClassVar[PrecisionPolicy]
@@ -96,6 +98,7 @@ class PrecisionPolicy:
             "guards": parse_guards(self.guards),
             "param_dtype": _optional_precision(self.param_dtype),
             "output_dtype": _optional_precision(self.output_dtype),
+            "allreduce": Precision.parse(self.allreduce),
         }
         for field, value in normal.items():
             object.__setattr__(self, field, value)
@@ -111,6 +114,7 @@ class PrecisionPolicy:
         guards: Guard | str | Iterable[Guard | str] = ALL_GUARDS,
         param_dtype: PrecisionLike | None = None,
         output_dtype: PrecisionLike | None = None,
+        allreduce: PrecisionLike = Precision.F32,
     ) -> PrecisionPolicy:
         """A policy of your own; kinds that are not named stay F32.
 
@@ -122,6 +126,7 @@ class PrecisionPolicy:
           guards: protections that are on.
           param_dtype: format in which parameters are stored.
           output_dtype: format of the float outputs.
+          allreduce: format in which gradients and activations are added up over devices.
 
         Raises:
           PolicyError: a word is not understood.
@@ -138,6 +143,7 @@ class PrecisionPolicy:
             guards=parse_guards(guards),
             param_dtype=_optional_precision(param_dtype),
             output_dtype=_optional_precision(output_dtype),
+            allreduce=Precision.parse(allreduce),
         )
 
     @classmethod
@@ -301,6 +307,7 @@ class PrecisionPolicy:
             "guards": sorted(guard.value for guard in self.guards),
             "param_dtype": _word(self.param_dtype),
             "output_dtype": _word(self.output_dtype),
+            "allreduce": self.allreduce.short,
         }
         return json.dumps(data, indent=2)
 
@@ -330,6 +337,7 @@ class PrecisionPolicy:
         yield from (cast.out_dtype for _, cast in self.kinds)
         yield from (rule.precision for rule in self.rules)
         yield from (p for p in (self.accumulation, self.output_dtype) if p is not None)
+        yield self.allreduce
 
     def __str__(self) -> str:
         preset = PRESETS.get(self.name)
@@ -435,7 +443,7 @@ def _cast_from(data: dict[str, Any]) -> CastConfig:
     return CastConfig(data["out_dtype"], block and tuple(block), data["round_sf"])
 
 
-_PLAIN_KEYS = ("accumulation", "guards", "param_dtype", "output_dtype")
+_PLAIN_KEYS = ("accumulation", "guards", "param_dtype", "output_dtype", "allreduce")
 
 
 def _json_object(text: str) -> dict[str, Any]:

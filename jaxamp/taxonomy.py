@@ -45,6 +45,7 @@ class Trait(enum.Enum):
     CONTRACTION = "contraction"  # multiplies and accumulates: dots and convolutions
     # Reduction.
     SUM = "sum"  # adds many terms: the accumulator must be wide
+    ALLREDUCE = "allreduce"  # as SUM, over devices
     PREFIX = "prefix"  # as SUM or PRODUCT, and shows every partial result
     PRODUCT = "product"  # multiplies many terms, or folds them by a function we cannot judge
     EXTREMUM = "extremum"  # picks or orders operands by comparing: exact, but ties follow rounding
@@ -58,6 +59,7 @@ class Trait(enum.Enum):
     SHAPE = "shape"  # moves each operand by itself; result i has the dtype of operand i
     MERGE = "merge"  # joins operands that must share one dtype
     COLLECTIVE = "collective"  # moves between devices
+    VARY = "vary"  # sends nothing, but its transpose adds up over devices
     # Boundary: primitives that carry other programs.
     CALL = "call"  # one body, run once, transparent
     BRANCH = "branch"  # one of several bodies
@@ -119,11 +121,12 @@ TABLE: dict[str, Op] = {
     "scatter-sub": Op(OpKind.REDUCTION, Trait.SUM, ("update_jaxpr",)),
     # Adds two cotangents, but a chain of them is one long sum.
     "add_any": Op(OpKind.REDUCTION, Trait.SUM),
-    "psum": Op(OpKind.REDUCTION, Trait.SUM),
-    "psum_invariant": Op(OpKind.REDUCTION, Trait.SUM),
-    "unreduced_psum": Op(OpKind.REDUCTION, Trait.SUM),
-    "reduce_scatter": Op(OpKind.REDUCTION, Trait.SUM),
-    "unreduced_reduce_scatter": Op(OpKind.REDUCTION, Trait.SUM),
+    # Reduction: sums over devices.
+    "psum": Op(OpKind.REDUCTION, Trait.ALLREDUCE),
+    "psum_invariant": Op(OpKind.REDUCTION, Trait.ALLREDUCE),
+    "unreduced_psum": Op(OpKind.REDUCTION, Trait.ALLREDUCE),
+    "reduce_scatter": Op(OpKind.REDUCTION, Trait.ALLREDUCE),
+    "unreduced_reduce_scatter": Op(OpKind.REDUCTION, Trait.ALLREDUCE),
     # Reduction: running folds along an axis.
     "cumsum": Op(OpKind.REDUCTION, Trait.PREFIX),
     "cumprod": Op(OpKind.REDUCTION, Trait.PREFIX),
@@ -251,7 +254,6 @@ TABLE: dict[str, Op] = {
     "optimization_barrier": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
     "tie": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
     "xla_metadata_value": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "pvary": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
     "preduced": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
     "reduced_vary_cast_p": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),  # until 0.11
     "vary_unreduced_cast_p": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),  # until 0.11
@@ -277,6 +279,7 @@ TABLE: dict[str, Op] = {
     "ppermute": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
     "pbroadcast": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
     "pbroadcast_dynamic": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),  # since 0.12
+    "pvary": Op(OpKind.DATA_MOVEMENT, Trait.VARY),
     # Boundary: an explicit change of dtype, which is what the user asked for.
     "convert_element_type": Op(OpKind.BOUNDARY, Trait.CONVERT, ("new_dtype",)),
     # Boundary: transparent calls. Thunks hold rules of differentiation, typed like the body.

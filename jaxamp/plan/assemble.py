@@ -118,7 +118,9 @@ def _identity(d: Decision) -> tuple[Any, ...]:
 
 
 def _is_unchanged(d: Decision) -> bool:
-    return _is_wide(d.operands, d.outputs) and all(plan.unchanged for plan in d.inner)
+    return _is_wide(d.operands, d.outputs, (d.accumulation,)) and all(
+        plan.unchanged for plan in d.inner
+    )
 
 
 def _is_wide(*storages: Storage) -> bool:

@@ -172,6 +172,8 @@ class Chooser:
             reason = f"operands in {low.short}; result is scaled down before it is rounded"
             return Choice(low, F32, reason, Guard.RANGE, F32)
         if not self.demand.reaches[out]:
+            if self.demand.escapes[out] and self.policy.allreduce is low:
+                return Choice(low, low, f"a gradient, in {low.short} for its sum over devices")
             reason = f"operands in {low.short}; result never reaches Compute again"
             return Choice(low, F32, reason, Guard.NO_GAIN, F32)
         if Guard.SENSITIVE in self.guards and self._feeds_only_sensitive(out):
@@ -192,7 +194,11 @@ class Chooser:
         dense = [v for v in node.outs if self.facts.dense[v]]
         if node.kind is not OpKind.REDUCTION or not dense:
             return Choice(F32, F32, "a statistic is small: f32", Guard.REDUCTION_ISLAND, F32)
-        if pin := self._pin(node, low):
+        pin = self._pin(node, low)
+        if node.trait is Trait.ALLREDUCE and (wire := self.policy.allreduce).bits < F32.bits:
+            reason = f"added up over devices in {wire.short}, as the policy says"
+            return Choice(wire, F32 if pin else low, reason, None, wire)
+        if pin:
             return Choice(F32, F32, pin.reason, pin.guard, F32)
         if Guard.RANGE in self.guards and low is Precision.F16 and node.trait is not Trait.EXTREMUM:
             return Choice(F32, F32, "a sum may outgrow f16", Guard.RANGE, F32)

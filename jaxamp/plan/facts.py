@@ -124,9 +124,12 @@ def _reduce(graph: Graph, facts: Facts, node: Node) -> None:
     _flow(facts, node, facts.large, facts.tiny, facts.solved)
     bound = _join_bounds(facts, node)
     picks = node.trait is Trait.EXTREMUM
-    for out in node.outs:
-        keeps_axes = graph.avals[out].ndim == graph.avals[node.ins[0]].ndim
-        facts.dense[out] = graph.ours[out] and keeps_axes and any(facts.dense[i] for i in node.ins)
+    paired = len(node.ins) == len(node.outs)
+    for source, out in movements(node):
+        folded = (source,) if paired else node.ins
+        same_axes = graph.avals[out].ndim == graph.avals[source].ndim
+        keeps_axes = same_axes or node.trait is Trait.ALLREDUCE
+        facts.dense[out] = graph.ours[out] and keeps_axes and any(facts.dense[i] for i in folded)
         facts.statistic[out] = not keeps_axes
         facts.bound[out] = bound if picks or bound is None else UNBOUNDED
         if graph.dtype_kind(out) in "iu":

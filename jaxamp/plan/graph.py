@@ -332,6 +332,7 @@ _UNFOLDERS = {
 _ROLES = {
     Trait.CONTRACTION: Role.CONTRACT,
     Trait.SUM: Role.REDUCE,
+    Trait.ALLREDUCE: Role.REDUCE,
     Trait.PREFIX: Role.REDUCE,
     Trait.PRODUCT: Role.REDUCE,
     Trait.EXTREMUM: Role.REDUCE,
@@ -342,6 +343,7 @@ _ROLES = {
     Trait.SENSITIVE: Role.ELEMENTWISE,
     Trait.SHAPE: Role.MOVE,
     Trait.COLLECTIVE: Role.MOVE,
+    Trait.VARY: Role.MOVE,
     Trait.MERGE: Role.MERGE,
     Trait.CONVERT: Role.CONVERT,
 }

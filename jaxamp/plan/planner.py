@@ -19,6 +19,7 @@ from jaxamp.plan.graph import Graph, Node, unfold
 from jaxamp.plan.held import find_held
 from jaxamp.plan.interior import find_interior
 from jaxamp.plan.readings import find_readings
+from jaxamp.plan.travels import find_travels
 from jaxamp.policy import PrecisionPolicy
 
 
@@ -74,6 +75,7 @@ def make_plan(
         if precision is not None:
             chooser.stored[value] = precision
     choices = _choose_all(graph, chooser, forced)
+    choices.update(find_travels(graph, policy, chooser.stored, choices))
     readings = find_readings(graph, facts, demand, interior, chooser.copies)
     held = find_held(graph, chooser.stored, choices)
     body = assemble(graph, frame, readings, held, chooser.stored, choices, outputs)

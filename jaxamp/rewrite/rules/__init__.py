@@ -2,6 +2,7 @@
 
 from jaxamp.rewrite.rules import (
     calls,
+    collectives,
     contraction,
     control_flow,
     conversion,
@@ -12,6 +13,7 @@ from jaxamp.rewrite.rules import (
 
 __all__ = [
     "calls",
+    "collectives",
     "contraction",
     "control_flow",
     "conversion",

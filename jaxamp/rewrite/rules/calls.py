@@ -14,6 +14,7 @@ from jaxamp.plan.wiring import nested_params
 from jaxamp.rewrite.accumulate import accumulate_p, original
 from jaxamp.rewrite.interpreter import rewritten
 from jaxamp.rewrite.registry import Context, rewrites
+from jaxamp.rewrite.travel import sent, travel_p
 
 
 @rewrites("jit")
@@ -44,7 +45,7 @@ def checkpoint(
     opened, consts = _compat.without_consts(
         rewritten(context, ClosedJaxpr(eqn.params["jaxpr"], ()), plan)
     )
-    policy = _sees_contractions(eqn.params["policy"])
+    policy = _sees_originals(eqn.params["policy"])
     return _compat.bind(eqn, [*consts, *operands], jaxpr=opened, policy=policy)
 
 
@@ -77,8 +78,8 @@ def _call_open_or_closed(
     return _compat.bind(eqn, [*consts, *operands], **{name: opened})
 
 
-def _sees_contractions(policy: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """The same checkpoint policy, shown the contraction where the program now accumulates."""
+def _sees_originals(policy: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """The same checkpoint policy, shown the primitive that one of ours stands for."""
     if policy is None:
         return None
 
@@ -86,6 +87,8 @@ def _sees_contractions(policy: Callable[..., Any] | None) -> Callable[..., Any] 
     def shown(primitive: Any, *avals: Any, **params: Any) -> Any:
         if primitive is accumulate_p:
             primitive, params = original(params)
+        elif primitive is travel_p:
+            primitive, params = sent(params)
         return policy(primitive, *avals, **params)
 
     return shown

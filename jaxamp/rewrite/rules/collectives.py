@@ -1,0 +1,26 @@
+"""Collectives that move arrays between devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+
+from jaxamp import _compat
+from jaxamp.plan import Decision
+from jaxamp.rewrite.registry import Context, rewrites
+from jaxamp.rewrite.travel import travel
+
+
+@rewrites("all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "ppermute")
+@rewrites("pvary")
+def move(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Sends in the precision decided; what comes back in a backward pass is the policy's choice."""
+    forth = decision.accumulation
+    if forth is None or operands[0].dtype == forth.dtype:
+        return _compat.bind(eqn, operands)
+    back = context.policy.allreduce
+    return [travel(eqn.primitive, operands[0], dict(eqn.params), forth.dtype, back.dtype)]

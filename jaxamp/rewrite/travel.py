@@ -1,0 +1,109 @@
+"""A collective whose array travels in a narrow format, as a primitive of its own.
+
+It takes and gives what the collective does: a float32 parameter is rounded before it is sent and
+widened after, so that readers see the numbers that they would have rounded it to themselves. Casts
+around the collective alone will not do. Their transpose would send the cotangent narrow as well,
+and what goes back over an ``all_gather`` is a sum over devices, whose precision is another choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxamp import _compat
+from jaxamp.taxonomy import OpKind, Trait, register_op_kind
+
+Params = tuple[tuple[str, Any], ...]
+
+travel_p = Primitive("travel")
+register_op_kind(travel_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
+
+
+def travel(
+    collective: Primitive, operand: Any, params: dict[str, Any], forth: Any, back: Any
+) -> Any:
+    """Sends an array in one dtype, and its cotangent in another.
+
+    Args:
+      collective: a linear primitive that moves one array between devices.
+      operand: the array.
+      params: parameters of the collective.
+      forth: dtype in which the array travels.
+      back: dtype in which the cotangent travels, and is added up where the transpose adds.
+
+    Returns:
+      What the collective gives, in the dtype of the operand.
+    """
+    return travel_p.bind(
+        operand, collective=collective, params=tuple(params.items()), forth=forth, back=back
+    )
+
+
+def sent(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
+    """The collective that a ``travel`` equation stands for, and its parameters."""
+    return params["collective"], dict(params["params"])
+
+
+def _type(aval: Any, *, collective: Primitive, params: Params, forth: Any, back: Any) -> Any:
+    return collective.abstract_eval(aval, **dict(params))
+
+
+def _send(operand: Any, *, collective: Primitive, params: Params, forth: Any, back: Any) -> Any:
+    arrived = collective.bind(lax.convert_element_type(operand, forth), **dict(params))
+    return lax.convert_element_type(arrived, operand.dtype)
+
+
+def _transpose(
+    cotangent: Any, operand: Any, *, collective: Primitive, params: Params, forth: Any, back: Any
+) -> Any:
+    rule = ad.primitive_transposes[collective]
+    rounded = lax.convert_element_type(cotangent, back)
+    source = ad.UndefinedPrimal(operand.aval.update(dtype=back))
+    (returned,) = rule(rounded, source, **dict(params))
+    return [lax.convert_element_type(returned, operand.aval.dtype)]
+
+
+def _batch(
+    axis: Any,
+    operands: Sequence[Any],
+    dims: Sequence[Any],
+    *,
+    collective: Primitive,
+    params: Params,
+    forth: Any,
+    back: Any,
+) -> tuple[Any, Any]:
+    """What JAX makes of the collective under vmap, with the primitive put back."""
+    (operand,) = operands
+    out_dims: list[Any] = []
+
+    def batched(x: Any) -> Any:
+        rule = batching.fancy_primitive_batchers[collective]
+        result, dim = rule(axis, (x,), dims, **dict(params))
+        out_dims.append(dim)
+        return result
+
+    closed = jax.make_jaxpr(batched)(operand)
+    env: dict[Any, Any] = {closed.jaxpr.invars[0]: operand}
+    env.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    for eqn in closed.jaxpr.eqns:
+        values = [_compat.read_atom(env, atom) for atom in eqn.invars]
+        if eqn.primitive is collective:
+            results = [travel(collective, values[0], dict(eqn.params), forth, back)]
+        else:
+            results = _compat.bind(eqn, values)
+        env.update(zip(eqn.outvars, results, strict=True))
+    return _compat.read_atom(env, closed.jaxpr.outvars[0]), out_dims[0]
+
+
+travel_p.def_impl(_send)
+travel_p.def_effectful_abstract_eval(_type)
+ad.deflinear2(travel_p, _transpose)
+batching.fancy_primitive_batchers[travel_p] = _batch
+mlir.register_lowering(travel_p, mlir.lower_fun(_send, multiple_results=False))
