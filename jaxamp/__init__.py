@@ -11,6 +11,7 @@
 
 from jaxamp.auto import AutoChoice as AutoChoice
 from jaxamp.auto import auto_policy as auto_policy
+from jaxamp.errors import InspectionError as InspectionError
 from jaxamp.errors import JaxAmpError as JaxAmpError
 from jaxamp.errors import NotCallableError as NotCallableError
 from jaxamp.errors import OutputError as OutputError
@@ -23,6 +24,8 @@ from jaxamp.errors import UnknownPrimitiveError as UnknownPrimitiveError
 from jaxamp.errors import UnsupportedPrecisionError as UnsupportedPrecisionError
 from jaxamp.formats import CastConfig as CastConfig
 from jaxamp.formats import Precision as Precision
+from jaxamp.inspect.explain import Explanation as Explanation
+from jaxamp.inspect.explain import explain as explain
 from jaxamp.inspect.report import Report as Report
 from jaxamp.inspect.report import report as report
 from jaxamp.policy import Guard as Guard

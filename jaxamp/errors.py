@@ -77,6 +77,10 @@ class ServingError(JaxAmpError, ValueError):
     """A file is no served model, or one of another format."""
 
 
+class InspectionError(JaxAmpError, ValueError):
+    """A question about a program is not understood, or what it needs is not there."""
+
+
 def accepted(word: object, words: Iterable[str]) -> str:
     """A sentence that lists the accepted words, and the likely one where there is one.
 

@@ -25,7 +25,7 @@ _COLORS = {
 
 def precision_text(word: str) -> Text:
     """A precision in its colour."""
-    return Text(word, style=_COLORS.get(word, "dim"))
+    return Text(word, style=_COLORS.get(word.strip(), "dim"))
 
 
 def show_report(report: Report) -> Group:

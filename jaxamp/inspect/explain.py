@@ -1,0 +1,162 @@
+"""The user's own source, annotated: what runs in which precision on each line, and why."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jaxamp.errors import InspectionError, accepted
+from jaxamp.inspect.operation import Operation, Place, total
+from jaxamp.inspect.report import report
+from jaxamp.rules import EquationView, Rule
+from jaxamp.taxonomy import OpKind
+
+_SEVERAL = 3  # primitives that a note names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What one line does in one precision.
+
+    Attributes:
+      place: the line.
+      arithmetic: the precision.
+      primitives: names of the primitives, and how many there are of each; the dearest first.
+      reason: why the dearest runs in this precision, in one phrase.
+      guard: the guard that decided it; empty if none did.
+      scope: its scope.
+      backward: whether some of them are in a backward pass.
+      flops: what they cost together.
+    """
+
+    place: Place
+    arithmetic: str
+    primitives: tuple[tuple[str, int], ...]
+    reason: str
+    guard: str
+    scope: str
+    backward: bool
+    flops: int
+
+    @property
+    def what(self) -> str:
+        """The primitives in a few words."""
+        named = [f"{name} ×{n}" if n > 1 else name for name, n in self.primitives[:_SEVERAL]]
+        rest = len(self.primitives) - _SEVERAL
+        return ", ".join(named) + (f", {rest} more" if rest > 0 else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Source with notes; ``print`` shows it.
+
+    Attributes:
+      program: the function's name.
+      policy: what the policy is called.
+      where: the scope that was asked for; empty for the whole program.
+      notes: by file and line, the dearest of a line first.
+    """
+
+    program: str
+    policy: str
+    where: str
+    notes: tuple[Note, ...]
+
+    def to_json(self) -> str:
+        """Everything as JSON."""
+        notes = [{**asdict(n), "text": n.place.text} for n in self.notes]
+        head = {"program": self.program, "policy": self.policy, "where": self.where}
+        return json.dumps({**head, "notes": notes}, indent=1)
+
+    def __rich__(self) -> Any:
+        from jaxamp.inspect.annotated import show_explanation
+
+        return show_explanation(self)
+
+    def __str__(self) -> str:
+        from jaxamp.inspect.terminal import as_text
+
+        return as_text(self)
+
+    def __repr__(self) -> str:
+        return f"<Explanation of {self.program} under {self.policy}: {len(self.notes)} notes>"
+
+
+def explain(
+    fn: Any, policy: Any = None, *, where: str = "", strict: bool = False
+) -> Callable[..., Explanation]:
+    """Annotates the source of a program with what runs in which precision, and why.
+
+    Args:
+      fn: whatever ``amp`` takes, or what it returned.
+      policy: as for ``amp``; left out, that of an amped `fn`, else the default.
+      where: a scope, as in a ``Rule``: only what is inside is shown.
+      strict: as for ``amp``.
+
+    Returns:
+      A function of the same arguments as `fn`, in which ``jax.ShapeDtypeStruct`` may stand for an
+      array. It returns an ``Explanation``.
+
+    Raises:
+      InspectionError: nothing of the program is inside `where`.
+
+    >>> import jax.numpy as jnp
+    >>> found = explain(lambda x, w: jnp.tanh(x @ w))(jnp.ones((2, 3)), jnp.ones((3, 4)))
+    >>> [(note.arithmetic, note.what) for note in found.notes]
+    [('bf16', 'dot_general'), ('f32', 'tanh')]
+    """
+    reported = report(fn, policy, strict=strict)
+
+    @functools.wraps(reported, updated=())
+    def made(*args: Any, **kwargs: Any) -> Explanation:
+        found = reported(*args, **kwargs)
+        operations = _inside(found.operations, where)
+        return Explanation(
+            program=found.program,
+            policy=found.policy,
+            where=where,
+            notes=tuple(_notes(operations)),
+        )
+
+    return made
+
+
+def _inside(operations: Iterable[Operation], where: str) -> list[Operation]:
+    counted = [o for o in operations if o.each.operations]
+    if not where:
+        return counted
+    rule = Rule(precision="f32", scope=where)
+    views = [EquationView(primitive="", kind=OpKind.BOUNDARY, scope=o.scope) for o in counted]
+    inside = [o for o, view in zip(counted, views, strict=True) if rule.matches(view)]
+    if not inside:
+        scopes = sorted({o.scope for o in counted if o.scope})
+        known = accepted(where, scopes) if scopes else "The program has no jax.named_scope at all."
+        raise InspectionError(f"Nothing of the program is in the scope {where!r}. {known}")
+    return inside
+
+
+def _notes(operations: Iterable[Operation]) -> Iterator[Note]:
+    groups: dict[tuple[Place, str], list[Operation]] = defaultdict(list)
+    for operation in operations:
+        groups[operation.place, operation.arithmetic].append(operation)
+    notes = [_note(place, word, group) for (place, word), group in groups.items()]
+    yield from sorted(notes, key=lambda n: (n.place.file, n.place.line, -n.flops, n.arithmetic))
+
+
+def _note(place: Place, arithmetic: str, group: list[Operation]) -> Note:
+    ordered = sorted(group, key=lambda o: (-o.tally.flops, -o.tally.bytes))
+    dearest = ordered[0]
+    return Note(
+        place=place,
+        arithmetic=arithmetic,
+        primitives=tuple(Counter(o.primitive for o in ordered).items()),
+        reason=dearest.reason,
+        guard=dearest.guard,
+        scope=dearest.scope,
+        backward=any(o.backward for o in group),
+        flops=total(group).flops,
+    )

@@ -1,0 +1,68 @@
+"""The user's own source: which lines belong together."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+_AROUND = 1  # lines shown before and after one that is in no function
+
+
+class Block(NamedTuple):
+    """Lines of a file that are shown together.
+
+    Attributes:
+      file: its path.
+      name: the function that they are, empty if none.
+      first: number of the first line.
+      lines: the lines.
+    """
+
+    file: str
+    name: str
+    first: int
+    lines: tuple[str, ...]
+
+    def numbers(self) -> range:
+        """The numbers of its lines."""
+        return range(self.first, self.first + len(self.lines))
+
+
+def blocks(file: str, wanted: Iterable[int]) -> list[Block]:
+    """The functions of a file that hold the wanted lines, and what else is around them.
+
+    Args:
+      file: path of the file.
+      wanted: numbers of lines.
+    """
+    text = [line.rstrip("\n") for line in linecache.getlines(file)]
+    spans = _functions(text)
+    shown: dict[tuple[int, int], str] = {}
+    for number in sorted(set(wanted)):
+        around = [s for s in spans if s[0] <= number <= s[1]]
+        # The outermost function is shown whole, so that a line never comes twice.
+        first, last, name = min(around, default=_alone(number, len(text)))
+        if not any(a <= number <= b for a, b in shown):
+            shown[first, last] = name
+    ordered = sorted(shown.items())
+    return [Block(file, name, a, tuple(text[a - 1 : b])) for (a, b), name in ordered]
+
+
+def _alone(number: int, length: int) -> tuple[int, int, str]:
+    return max(1, number - _AROUND), min(length, number + _AROUND), ""
+
+
+def _functions(text: Sequence[str]) -> list[tuple[int, int, str]]:
+    """First line, last line and name of every function."""
+    try:
+        tree = ast.parse("\n".join(text))
+    except SyntaxError:  # a notebook cell may hold what Python alone does not read
+        return []
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return [(_first(node), node.end_lineno or node.lineno, node.name) for node in found]
+
+
+def _first(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return min([node.lineno, *(d.lineno for d in node.decorator_list)])
