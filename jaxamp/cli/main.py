@@ -1,0 +1,198 @@
+"""The commands: read what was typed, ask, show."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+
+from jaxamp.cli.load import load, load_policy
+from jaxamp.cli.specs import read_args
+from jaxamp.errors import JaxAmpError
+from jaxamp.inspect.explain import explain
+from jaxamp.inspect.report import report
+from jaxamp.inspect.words import near
+from jaxamp.policy import PrecisionPolicy
+from jaxamp.transform import DEFAULT_POLICY
+
+OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+_WIDTH = 120  # where the output goes to no terminal
+_TO_TERMINAL = "-"
+_PROGRAM = """\
+A program is package.module:function or path/to/file.py:function. Arguments are shapes (f32[8,128],
+i32[4]), numbers, quoted texts, key, lists, tuples and dicts of these, name=... for keywords, or one
+package.module:function that builds them: a tuple that it returns is all the arguments.
+
+exit status: 0 all is well, 1 the program or the question failed, 2 the command is not understood
+"""
+_ABOUT = f"""\
+Look at what a precision policy does to a JAX program, without changing the program.
+
+examples:
+  python -m jaxamp report models.vit:loss --args models.vit:inputs
+  python -m jaxamp report train.py:loss --grad --args "{{'w': f32[8,16]}}" "f32[4,8]" --html out.html
+  python -m jaxamp explain train.py:loss --policy auto_mixed --where attention --args f32[8,16]
+
+{_PROGRAM}"""  # noqa: E501
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a command is about.
+
+    Attributes:
+      fn: the program.
+      policy: what to apply.
+      args: its positional arguments, with shapes for arrays.
+      kwargs: its keyword arguments.
+    """
+
+    fn: Callable[..., Any]
+    policy: PrecisionPolicy
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @classmethod
+    def read(cls, options: argparse.Namespace) -> Request:
+        """Reads what was typed."""
+        policy = load_policy(options.policy)
+        args, kwargs = read_args(options.args)
+        fn = load(options.program)
+        if options.grad:
+            fn = jax.value_and_grad(fn, has_aux=options.aux)
+        return cls(fn, policy, args, kwargs)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+      argv: what was typed after ``python -m jaxamp``.
+
+    Returns:
+      The exit status.
+    """
+    options = parser().parse_args(argv)
+    try:
+        try:
+            request = Request.read(options)
+        except JaxAmpError as error:
+            return _complain(error, MISUSED)
+        show(options.ask(request, options), options)
+    except JaxAmpError as error:
+        return _complain(error, FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        if options.traceback:
+            traceback.print_exc()
+            return FAILED
+        kind = type(error).__name__
+        return _complain(f"{_last_line(error)}{kind}: {error}\n(--traceback shows the way)", FAILED)
+    return OK
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    top = _Parser(prog="python -m jaxamp", description=_ABOUT)
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for add in (_add_report, _add_explain):
+        add(commands)
+    return top
+
+
+def show(result: Any, options: argparse.Namespace) -> None:
+    """Writes what was asked for: a file, JSON, or the picture at the terminal."""
+    if options.html:
+        Path(options.html).write_text(result.to_html())
+    if options.json and options.json != _TO_TERMINAL:
+        Path(options.json).write_text(result.to_json() + "\n")
+    if options.json == _TO_TERMINAL:
+        print(result.to_json())
+    elif not (options.html or options.json):
+        console = Console(highlight=False)
+        # Where nothing says how wide it is, rich would take 80 columns.
+        wide = console.is_terminal or "COLUMNS" in os.environ
+        (console if wide else Console(highlight=False, width=_WIDTH)).print(result)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Keeps the line breaks of its descriptions."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+
+def _add(commands: Any, name: str, ask: Callable[..., Any], about: str, example: str) -> _Parser:
+    """A command with the options that all have."""
+    text = f"{about}\n\nexample:\n  python -m jaxamp {name} {example}\n\n{_PROGRAM}"
+    command = commands.add_parser(name, help=about.splitlines()[0], description=text)
+    command.add_argument("program", help="package.module:function or path/to/file.py:function")
+    command.add_argument("--args", nargs="+", default=[], metavar="SPEC", help="its arguments")
+    command.add_argument(
+        "--policy",
+        default=DEFAULT_POLICY,
+        help=f"a preset, jmp's grammar or a .json file (default: {DEFAULT_POLICY})",
+    )
+    command.add_argument(
+        "--grad", action="store_true", help="the gradient by the first argument, with the value"
+    )
+    command.add_argument(
+        "--aux", action="store_true", help="with --grad: the program also returns other things"
+    )
+    command.add_argument(
+        "--json",
+        nargs="?",
+        const=_TO_TERMINAL,
+        metavar="FILE",
+        help="JSON instead, into a file if one is named",
+    )
+    command.add_argument("--traceback", action="store_true", help="show where the program failed")
+    command.set_defaults(ask=ask, html=None)
+    return command
+
+
+def _add_report(commands: Any) -> None:
+    about = "What runs in which precision, what it costs and saves, and why"
+    example = "train.py:loss --grad --args 'f32[8,16]' 'f32[4,8]' --html report.html"
+    command = _add(commands, "report", _report, about, example)
+    command.add_argument("--html", metavar="FILE", help="one page with charts and a table")
+
+
+def _report(request: Request, options: argparse.Namespace) -> Any:
+    return report(request.fn, request.policy)(*request.args, **request.kwargs)
+
+
+def _add_explain(commands: Any) -> None:
+    about = "The program's own source, annotated line by line"
+    example = "train.py:loss --args 'f32[8,16]' 'f32[4,8]' --where decoder/attention"
+    command = _add(commands, "explain", _explain, about, example)
+    command.add_argument("--where", default="", metavar="SCOPE", help="only what is inside")
+
+
+def _explain(request: Request, options: argparse.Namespace) -> Any:
+    asked = explain(request.fn, request.policy, where=options.where)
+    return asked(*request.args, **request.kwargs)
+
+
+def _complain(message: object, status: int) -> int:
+    print(f"jaxamp: {message}", file=sys.stderr)
+    return status
+
+
+def _last_line(error: BaseException) -> str:
+    """The line of the user's program that failed, as the start of a message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    hidden = ("site-packages", os.path.dirname(os.path.dirname(__file__)), "<frozen")
+    own = [f for f in frames if not any(word in f.filename for word in hidden)]
+    return f"{near(own[-1].filename)}:{own[-1].lineno}: " if own else ""

@@ -1,0 +1,199 @@
+"""The command line, as a person types it: in a shell, in the folder of their program."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from jaxamp import PrecisionPolicy
+from jaxamp.cli.main import main
+
+PROGRAM = '''
+"""A model that somebody has."""
+
+import jax
+import jax.numpy as jnp
+
+
+def loss(params, x, y):
+    with jax.named_scope("hidden"):
+        hidden = jax.nn.relu(x @ params["w1"])
+    return jnp.mean((hidden @ params["w2"] - y) ** 2)
+
+
+def inputs():
+    params = {"w1": jnp.ones((8, 16)), "w2": jnp.ones((16, 1))}
+    return params, jnp.ones((4, 8)), jnp.ones((4, 1))
+
+
+def scale(x, *, rate):
+    return rate * (x @ x.T)
+
+
+def broken(x):
+    return x @ x
+
+
+LIMIT = 3
+'''
+PARAMS = "\"{'w1': f32[8,16], 'w2': f32[16,1]}\""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with one module."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "model.py").write_text(PROGRAM)
+    return folder
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def typed(folder, monkeypatch, capsys):
+    """Runs a line in this process: `python` starts only where the start is what is tested."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(line: str) -> Done:
+        try:
+            status = main(shlex.split(line)[3:])
+        except SystemExit as left:
+            status = left.code
+        return Done(int(status or 0), *capsys.readouterr())
+
+    return run
+
+
+def in_a_shell(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+    """Runs a line as it is typed."""
+    line = line.replace("python", sys.executable, 1)
+    wide = {**os.environ, "COLUMNS": "120"}
+    return subprocess.run(line, shell=True, cwd=folder, capture_output=True, text=True, env=wide)
+
+
+def test_report_with_shapes(folder):
+    """Shapes as they are typed, a table on the screen."""
+    line = f"python -m jaxamp report model:loss --args {PARAMS} f32[4,8] f32[4,1]"
+    done = in_a_shell(folder, line)
+    assert done.returncode == 0, done.stderr
+    assert "loss under auto_mixed_bf16" in done.stdout
+    assert "bf16[4,8] × bf16[8,16]" in done.stdout
+    assert "model.py:10" in done.stdout
+    assert done.stderr == ""
+
+
+def test_report_of_the_gradient_as_json(typed):
+    """Inputs from a function, the gradient, another policy, JSON that a program reads."""
+    line = (
+        "python -m jaxamp report model:loss --grad --policy auto_mixed --args model:inputs --json"
+    )
+    done = typed(line)
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert data["policy"] == "auto_mixed"
+    assert data["dots"] == {"f16": 5}
+
+
+def test_report_into_a_file_from_a_path(folder, typed):
+    """A file in the place of a module, keyword arguments, JSON into a file."""
+    line = "python -m jaxamp report ./model.py:scale --args f32[4,8] rate=0.5 --json out.json"
+    done = typed(line)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert json.loads((folder / "out.json").read_text())["dots"] == {"bf16": 1}
+
+
+def test_explain_one_scope(typed):
+    """The source with its notes, only what is inside."""
+    done = typed("python -m jaxamp explain model:loss --args model:inputs --where hidden")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    at = next(i for i, text in enumerate(lines) if "relu" in text)
+    assert "bf16 dot_general" in lines[at + 1]
+    assert "reduce_sum" not in done.stdout
+
+
+def test_a_policy_from_a_file(folder, typed):
+    """What `to_json` wrote is a policy."""
+    (folder / "mine.json").write_text(PrecisionPolicy.AUTO_MIXED.to_json())
+    line = "python -m jaxamp report model:loss --policy mine.json --args model:inputs --json"
+    assert json.loads(typed(line).stdout)["dots"] == {"f16": 2}
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("report model:los --args f32[4]", "model has no 'los'. Did you mean 'loss'?"),
+        ("report modle:loss", "There is no module 'modle'"),
+        ("report model", "'model' names no function"),
+        ("report other.py:loss", "There is no file other.py"),
+        ("report model:LIMIT", "is int, and cannot be called"),
+        ("report model:loss --args q32[4]", "names no dtype"),
+        ("report model:loss --args f32[-4]", "is no list of sizes"),
+        ("report model:loss --args 'f32[4'", "is no argument"),
+        ("report model:scale --args rate=1.0 f32[4,4]", "comes after a named argument"),
+        ("report model:loss --policy auto_mixd --args model:inputs", "Did you mean 'auto_mixed'?"),
+        ("report model:loss --policy mine.jsn.json", "There is no file mine.jsn.json"),
+        ("report", "the following arguments are required: program"),
+        ("reprot model:loss", "invalid choice: 'reprot'"),
+        ("", "the following arguments are required: COMMAND"),
+    ],
+)
+def test_what_is_not_understood(typed, line: str, says: str):
+    """Status 2, one message that says what to do, nothing on the screen, no traceback."""
+    done = typed(f"python -m jaxamp {line}")
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("report model:broken --args f32[4,8]", "model.py:24: TypeError"),
+        ("report model:loss --args f32[4,8]", "TypeError"),
+        ("explain model:loss --args model:inputs --where hiden", "Did you mean 'hidden'?"),
+    ],
+)
+def test_what_fails(typed, line: str, says: str):
+    """Status 1, and the user's own line."""
+    done = typed(f"python -m jaxamp {line}")
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_traceback_on_request(folder):
+    """The whole way to the failure is one option away."""
+    done = in_a_shell(folder, "python -m jaxamp report model:broken --args f32[4,8] --traceback")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["", "report", "explain"])
+def test_help_has_an_example(typed, command: str):
+    """Help exits with 0 and shows a whole command."""
+    done = typed(f"python -m jaxamp {command} --help")
+    assert done.returncode == 0
+    assert "example" in done.stdout
+    assert f"python -m jaxamp {command}" in done.stdout
+
+
+def test_a_reader_that_leaves_early(folder):
+    """`| head -1` ends the command without noise."""
+    line = "python -m jaxamp report model:loss --grad --args model:inputs --json | head -1"
+    done = in_a_shell(folder, line)
+    assert (done.stdout, done.stderr) == ("{\n", "")
