@@ -187,6 +187,7 @@ def _policies() -> st.SearchStrategy[PrecisionPolicy]:
         guards=st.frozensets(st.sampled_from(Guard)),
         param_dtype=precision,
         output_dtype=precision,
+        allreduce=st.sampled_from(Precision),
     )
 
 

@@ -6,7 +6,6 @@ Rounding the parts before they are sent gives the same numbers for half of the b
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxamp.formats import Precision
@@ -23,35 +22,43 @@ _HANDED_ON = (Link.INVARIANT, Link.SLICE)
 def find_travels(
     graph: Graph,
     policy: PrecisionPolicy,
-    stored: Sequence[Precision | None],
+    stored: list[Precision | None],
     choices: Mapping[Node, Choice],
 ) -> dict[Node, Choice]:
-    """The choices for collectives, with the precision in which they send.
+    """The choices for collectives that send what is stored in f32 in a narrow precision.
 
     Args:
       graph: the program.
       policy: whose sums over devices may be narrow too; a cast of a variable's device type sends
         nothing, but its transpose is such a sum.
-      stored: precision in which each value is stored.
+      stored: precision in which each value is stored; what arrives narrow is entered here.
       choices: what was chosen for each node, which is left as it is.
     """
     traits = {Trait.COLLECTIVE}
     if policy.allreduce.bits < F32.bits:
         traits.add(Trait.VARY)
-    nodes = [n for n in graph.nodes if n.trait in traits and choices[n].operand is None]
-    if not nodes:
+    senders = {n for n in graph.nodes if n.trait in traits and len(n.ins) == len(n.outs) == 1}
+    if not senders:
         return {}
     wanted = _find_wanted(graph, stored, choices)
-    return {
-        node: _travelling(choices[node], wanted[node.outs[0]])
-        for node in nodes
-        if len(node.outs) == 1 and stored[node.ins[0]] is F32 and wanted[node.outs[0]] is not F32
-    }
+    found: dict[Node, Choice] = {}
+    arrived: set[int] = set()
+    for node in graph.nodes:
+        if node.link in _HANDED_ON or (node.role is Role.MOVE and choices[node].operand is None):
+            for source, out in movements(node):
+                if node in senders and stored[source] is F32 and wanted[out] is not F32:
+                    found[node] = _travelling(wanted[out])
+                    arrived.add(out)
+                if source in arrived:
+                    arrived.add(out)
+    for value in arrived:
+        stored[value] = wanted[value]
+    return found
 
 
-def _travelling(choice: Choice, low: Precision) -> Choice:
+def _travelling(low: Precision) -> Choice:
     reason = f"travels in {low.short}, in which all that read it take it"
-    return dataclasses.replace(choice, operand=F32, reason=reason, accumulation=low)
+    return Choice(F32, low, reason, None, low)
 
 
 def _find_wanted(

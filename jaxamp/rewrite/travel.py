@@ -1,9 +1,8 @@
 """A collective whose array travels in a narrow format, as a primitive of its own.
 
-It takes and gives what the collective does: a float32 parameter is rounded before it is sent and
-widened after, so that readers see the numbers that they would have rounded it to themselves. Casts
-around the collective alone will not do. Their transpose would send the cotangent narrow as well,
-and what goes back over an ``all_gather`` is a sum over devices, whose precision is another choice.
+A float32 parameter is rounded before it is sent. A cast before the collective alone will not do:
+the cotangent would travel narrow as well, and what goes back over an ``all_gather`` is a sum over
+devices, whose precision is another choice.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def travel(
       back: dtype in which the cotangent travels, and is added up where the transpose adds.
 
     Returns:
-      What the collective gives, in the dtype of the operand.
+      What the collective gives, in the dtype in which it has travelled.
     """
     return travel_p.bind(
         operand, collective=collective, params=tuple(params.items()), forth=forth, back=back
@@ -51,12 +50,11 @@ def sent(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
 
 
 def _type(aval: Any, *, collective: Primitive, params: Params, forth: Any, back: Any) -> Any:
-    return collective.abstract_eval(aval, **dict(params))
+    return collective.abstract_eval(aval.update(dtype=forth, weak_type=False), **dict(params))
 
 
 def _send(operand: Any, *, collective: Primitive, params: Params, forth: Any, back: Any) -> Any:
-    arrived = collective.bind(lax.convert_element_type(operand, forth), **dict(params))
-    return lax.convert_element_type(arrived, operand.dtype)
+    return collective.bind(lax.convert_element_type(operand, forth), **dict(params))
 
 
 def _transpose(
@@ -99,7 +97,9 @@ def _batch(
         else:
             results = _compat.bind(eqn, values)
         env.update(zip(eqn.outvars, results, strict=True))
-    return _compat.read_atom(env, closed.jaxpr.outvars[0]), out_dims[0]
+    result = _compat.read_atom(env, closed.jaxpr.outvars[0])
+    # Over the axis of the vmap itself nothing is sent.
+    return lax.convert_element_type(result, forth), out_dims[0]
 
 
 travel_p.def_impl(_send)

@@ -14,7 +14,7 @@ from jaxamp.rewrite.travel import travel
 
 
 @rewrites("all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "ppermute")
-@rewrites("pvary")
+@rewrites("pbroadcast", "pvary")
 def move(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:

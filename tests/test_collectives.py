@@ -1,0 +1,209 @@
+"""What travels between devices in which precision, in programs that move arrays by hand."""
+
+import re
+from collections import Counter
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from jaxamp import PrecisionPolicy, Rule, amp
+
+BF16 = PrecisionPolicy.AUTO_MIXED_BF16
+SENT = re.compile(
+    r'"stablehlo\.(all_gather|all_reduce|reduce_scatter|collective_permute)"'
+    r".*?-> \(?tensor<([0-9x]*x)?(\w+)>",
+    re.DOTALL,
+)
+W, X = jnp.linspace(-1, 1, 64 * 32).reshape(64, 32), jnp.linspace(-2, 1, 16 * 64).reshape(16, 64)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+
+
+def sent(fn, *args):
+    """Collectives of a program by name and dtype; scalars are left out."""
+    text = jax.jit(fn).lower(*args).as_text()
+    return Counter((name, dtype) for name, shape, dtype in SENT.findall(text) if shape)
+
+
+def loss_fn(w, x, to="varying"):
+    """A loss of a product with a parameter that is gathered first."""
+    return jnp.mean(jnp.square(x @ lax.all_gather(w, "d", tiled=True, to=to)))
+
+
+ORDERS = {
+    "grad of amp": lambda wrap, fn, policy: wrap(jax.grad(amp(fn, policy))),
+    "amp of grad": lambda wrap, fn, policy: amp(wrap(jax.grad(fn)), policy),
+}
+orders = pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+
+
+def split(mesh, fn, check_vma=True):
+    """The function over parts of the parameter and of the batch."""
+    specs = (P("d"), P("d"))
+    return jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=P("d"), check_vma=check_vma)
+
+
+@orders
+@pytest.mark.parametrize(
+    ("to", "check_vma"), [("varying", True), ("varying", False), ("reduced", True)]
+)
+@pytest.mark.parametrize(
+    ("policy", "low", "back"),
+    [
+        (BF16, "bf16", "f32"),
+        (PrecisionPolicy.AUTO_MIXED, "f16", "f32"),
+        (BF16.replace(allreduce="bf16"), "bf16", "bf16"),
+    ],
+    ids=["bf16", "f16", "sums in bf16"],
+)
+def test_a_gathered_parameter_travels_low(mesh, order, to, check_vma, policy, low, back):
+    """The gather is in the low precision, its transpose in that of the policy, both orders."""
+    step = order(partial(split, mesh, check_vma=check_vma), partial(loss_fn, to=to), policy)
+    found = sent(step, W, X)
+    assert found["all_gather", low] == 1
+    assert found["reduce_scatter", back] == 1
+    assert found.total() == 2
+
+
+@orders
+def test_gradients_are_those_of_a_gather_in_f32(mesh, order):
+    """Rounding before the gather gives bit for bit what rounding after it gives."""
+    after = BF16.with_rules(Rule(primitive="all_gather", precision="f32"))
+    steps = [order(partial(split, mesh), loss_fn, policy) for policy in (BF16, after)]
+    assert [sent(step, W, X)["all_gather", "bf16"] for step in steps] == [1, 0]
+    early, late = (jax.jit(step)(W, X) for step in steps)
+    assert early.dtype == jnp.float32
+    np.testing.assert_array_equal(early, late)
+
+
+def test_what_a_sum_reads_travels_whole(mesh):
+    """A gather that anything reads in f32 stays f32: no number is rounded for others' sake."""
+
+    def both(w, x):
+        whole = lax.all_gather(w, "d", tiled=True)
+        return jnp.mean(x @ whole) + jnp.sum(whole**2)
+
+    found = sent(split(mesh, jax.grad(amp(both))), W, X)
+    assert found["all_gather", "f32"] == 1
+    assert found["all_gather", "bf16"] == 0
+
+
+def deep(stacked, x):
+    """Layers gathered one by one inside a scan, and again in the backward pass."""
+
+    @partial(jax.checkpoint, policy=lambda prim, *_, **__: prim.name != "all_gather")
+    def layer(x, w):
+        return jnp.tanh(x @ lax.all_gather(w, "d", tiled=True)), None
+
+    return jnp.mean(lax.scan(layer, x, stacked)[0] ** 2)
+
+
+@orders
+def test_layers_of_a_scan_are_gathered_low(mesh, order):
+    """Twice, as the checkpoint policy, which sees the gather as it was, asks for."""
+    stacked, x = jnp.ones((3, 64, 64)), jnp.ones((16, 64))
+
+    def wrap(fn):
+        specs = (P(None, "d"), P("d"))
+        return jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=specs[0])
+
+    found = sent(order(wrap, deep, BF16), stacked, x)
+    assert found["all_gather", "bf16"] == 2
+    assert found["reduce_scatter", "f32"] == 1
+    assert found.total() == 3
+
+
+@orders
+def test_gathers_under_vmap(mesh, order):
+    """Several models at once: one gather of all of them, and gradients as one by one."""
+    ws, xs = jnp.stack([W, W / 2, -W]), jnp.stack([X, X, X / 3])
+
+    def wrap(fn):
+        specs = (P(None, "d"), P(None, "d"))
+        return jax.shard_map(jax.vmap(fn), mesh=mesh, in_specs=specs, out_specs=specs[0])
+
+    step = order(wrap, loss_fn, BF16)
+    found = sent(step, ws, xs)
+    assert (found["all_gather", "bf16"], found["reduce_scatter", "f32"]) == (1, 1)
+    alone = jax.jit(order(partial(split, mesh), loss_fn, BF16))
+    expected = [alone(w, x) for w, x in zip(ws, xs, strict=True)]
+    np.testing.assert_allclose(jax.jit(step)(ws, xs), jnp.stack(expected), rtol=1e-6)
+
+
+def test_a_gather_over_the_axis_of_a_vmap():
+    """Where the axis is vmap's own nothing is sent, and the numbers are those of bf16."""
+
+    def fn(w, x):
+        return x @ lax.all_gather(w, "i", tiled=True)
+
+    ours = jax.vmap(amp(fn), axis_name="i")(W.reshape(8, 8, 32), X.reshape(8, 2, 64))
+    np.testing.assert_array_equal(ours.reshape(16, 32), amp(jnp.dot)(X, W))
+
+
+def test_second_derivatives_pass(mesh):
+    """The primitive that sends is linear in every order of differentiation."""
+
+    def along(w, x):
+        return jax.jvp(lambda w: jax.grad(amp(loss_fn))(w, x), (w,), (w,))[1]
+
+    f32 = split(mesh, lambda w, x: jax.jvp(lambda w: jax.grad(loss_fn)(w, x), (w,), (w,))[1])
+    ours, exact = jax.jit(split(mesh, along))(W, X), jax.jit(f32)(W, X)
+    np.testing.assert_allclose(ours, exact, atol=0.05 * np.abs(exact).max())
+
+
+def mean_loss(w, x):
+    """A data-parallel loss: the parameter is whole, the batch is split."""
+    return lax.pmean(jnp.mean(jnp.square(x @ w)), "d")
+
+
+@orders
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_gradients_are_added_up_in_the_policy_s_precision(mesh, order, dtype):
+    """JAX's own sum over devices, put in by differentiation; f32 unless the policy says other."""
+
+    def wrap(fn):
+        return jax.shard_map(fn, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
+
+    step = order(wrap, mean_loss, BF16.replace(allreduce=dtype))
+    assert sent(step, W, X) == {("all_reduce", dtype): 1}
+    exact = jax.jit(wrap(jax.grad(mean_loss)))(W, X)
+    ours = jax.jit(step)(W, X)
+    assert ours.dtype == jnp.float32
+    np.testing.assert_allclose(ours, exact, atol=0.05 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_mean_of_gradients_by_hand(mesh, dtype):
+    """What the step itself adds up: matrices in the policy's precision, vectors are f32 anyway."""
+
+    def step(params, x):
+        def loss(params):
+            return jnp.mean(jnp.square(x @ params["w"] + params["b"]))
+
+        return lax.pmean(jax.grad(loss)(params), "d")
+
+    params = {"w": W, "b": jnp.ones(32)}
+    specs = {"in_specs": (P(), P("d")), "out_specs": P(), "check_vma": False}
+    mapped = amp(jax.shard_map(step, mesh=mesh, **specs), BF16.replace(allreduce=dtype))
+    assert sent(mapped, params, X) == Counter([("all_reduce", dtype), ("all_reduce", "f32")])
+    assert {leaf.dtype for leaf in jax.tree.leaves(mapped(params, X))} == {jnp.dtype("float32")}
+
+
+def test_activations_are_added_up_in_f32(mesh):
+    """Tensor parallel: parts of a sum over devices meet in f32 and are rounded once."""
+
+    def fn(x, w, v):
+        return lax.psum(x @ w, "d") @ v
+
+    specs = (P(None, "d"), P("d"), P())
+    mapped = jax.shard_map(amp(fn), mesh=mesh, in_specs=specs, out_specs=P())
+    assert sent(mapped, X, W, W[:32]) == {("all_reduce", "f32"): 1}
