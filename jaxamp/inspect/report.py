@@ -8,6 +8,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jaxamp.inspect.operation import Operation, Place, total
@@ -126,6 +127,17 @@ class Report:
         """Everything as JSON."""
         return json.dumps(self.to_data(), indent=1)
 
+    def to_html(self) -> str:
+        """One page that needs nothing else: charts, and a table to search and sort."""
+        from jaxamp.inspect.page import report_page  # jinja2 only where it is needed
+
+        return report_page(self)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the page, or JSON if the path ends in ``.json``."""
+        path = Path(path)
+        path.write_text(self.to_json() if path.suffix == ".json" else self.to_html())
+
     def __rich__(self) -> Any:
         from jaxamp.inspect.terminal import show_report
 
@@ -135,6 +147,11 @@ class Report:
         from jaxamp.inspect.terminal import as_text
 
         return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from jaxamp.inspect.page import in_frame
+
+        return in_frame(self.to_html())
 
     def __repr__(self) -> str:
         return f"<Report of {self.program} under {self.policy}: {len(self.operations)} operations>"

@@ -115,6 +115,13 @@ def test_report_into_a_file_from_a_path(folder, typed):
     assert json.loads((folder / "out.json").read_text())["dots"] == {"bf16": 1}
 
 
+def test_report_as_a_page(folder, typed):
+    """One file, and nothing on the screen."""
+    done = typed("python -m jaxamp report model:loss --args model:inputs --html report.html")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "<!doctype html>" in (folder / "report.html").read_text()
+
+
 def test_explain_one_scope(typed):
     """The source with its notes, only what is inside."""
     done = typed("python -m jaxamp explain model:loss --args model:inputs --where hidden")

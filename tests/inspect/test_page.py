@@ -1,0 +1,194 @@
+"""The page in a real browser: nothing in the console, charts drawn, the table at work."""
+
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxamp import report
+from tests.inspect.programs import MLP, mlp_loss, spec
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+LAYERS = 40
+
+
+def deep(weights, x):
+    """A model of more than 2,000 operations with its gradient, each layer in a scope."""
+    for index, (up, down) in enumerate(weights):
+        with jax.named_scope(f"layer{index}/norm"):
+            y = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
+        with jax.named_scope(f"layer{index}/mlp"):
+            x = x + jax.nn.gelu(y @ up) @ down
+    return jnp.mean(x**2)
+
+
+@pytest.fixture(scope="module")
+def large():
+    """The report of the deep model's training step."""
+    weights = [(spec(8, 16), spec(16, 8))] * LAYERS
+    found = report(jax.value_and_grad(deep))(weights, spec(4, 8))
+    assert len(found.operations) > 2000
+    return found
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A headless Chromium, playwright's own or one that is on the path."""
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+    )
+    found = next(filter(None, map(shutil.which, _BROWSERS)), None)
+    with playwright.sync_playwright() as started:
+        try:
+            launched = started.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        except playwright.Error:
+            pytest.skip("no Chromium here: install one, or run `playwright install chromium`")
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def opened(browser, large, tmp_path):
+    """The large report's page; fails if the console got a word or the network a request."""
+    path = tmp_path / "report.html"
+    large.save(path)
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    noise: list[str] = []
+    page.on("console", lambda message: noise.append(message.text))
+    page.on("pageerror", lambda error: noise.append(str(error)))
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(path.as_uri())
+    yield page
+    page.close()
+    assert noise == []
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+
+
+def _column(page, index: int) -> list[str]:
+    return page.eval_on_selector_all(
+        f"#operations tbody td:nth-child({index})", "cells => cells.map(c => c.textContent)"
+    )
+
+
+def _sizes(page) -> list[float]:
+    units = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+    words = [text.split() for text in _column(page, 5)]
+    return [float(number) * units[unit] for number, unit in words]
+
+
+def test_every_operation_is_in_the_table(opened, large):
+    """As many lines as the report has: the first few hundred at once, the rest on request."""
+    count = len(large.operations)
+    assert opened.inner_text("#count") == f"{count} of {count}"
+    assert opened.locator("#operations tbody tr").count() == 301
+    opened.click("tr.rest button")
+    assert opened.locator("#operations tbody tr").count() == count
+
+
+def test_a_click_sorts_and_another_turns_it_round(opened):
+    """By bytes, falling then rising; by name, rising."""
+    opened.fill("#search", "layer7/")
+    opened.click("#operations th button:text-is('bytes')")
+    falling = _sizes(opened)
+    assert falling == sorted(falling, reverse=True)
+    assert falling[0] > falling[-1]
+    opened.click("#operations th button:text-is('bytes')")
+    assert _sizes(opened) == sorted(falling)
+    opened.click("#operations th button:text-is('operation')")
+    names = opened.eval_on_selector_all(
+        "#operations tbody td:nth-child(1)", "cells => cells.map(c => c.firstChild.textContent)"
+    )
+    assert names[0] == "add"
+    assert opened.get_attribute("#operations th:first-child", "aria-sort") == "ascending"
+
+
+def test_search_and_filters_narrow_the_table(opened, large):
+    """Words must all occur; a filter is exact; both together."""
+    opened.fill("#search", "dot_general layer7/")
+    wanted = [o for o in large.contractions if o.scope.startswith("layer7/")]
+    assert opened.locator("#operations tbody tr").count() == len(wanted) == 6
+    opened.select_option("#way", "bwd")
+    assert opened.locator("#operations tbody tr").count() == 4
+    opened.fill("#search", "no such word")
+    assert opened.inner_text("#count").startswith("0 of")
+
+
+def test_groups_fold_and_add_up(opened, large):
+    """By scope: a heading for each, with its sums; a click opens it."""
+    opened.select_option("#group", "scope")
+    scopes = {o.scope for o in large.operations}
+    assert opened.locator("tr.group").count() == len(scopes)
+    assert opened.locator("#operations tbody tr").count() == len(scopes)
+    heading = opened.locator("tr.group", has_text="layer7/mlp").first
+    flops = sum(o.tally.flops for o in large.operations if o.scope == "layer7/mlp")
+    assert f"{flops / 1000:.3g} k" in heading.inner_text()
+    heading.click()
+    members = sum(o.scope == "layer7/mlp" for o in large.operations)
+    assert opened.locator("#operations tbody tr").count() == len(scopes) + members
+
+
+def test_charts_are_drawn(opened, large):
+    """Every chart has bars of some size in the colours of their precisions."""
+    charts = opened.locator("figure.chart")
+    assert charts.count() == 5
+    for index in range(5):
+        box = charts.nth(index).locator("rect").first.bounding_box()
+        assert box["width"] > 5
+        assert box["height"] > 5
+    shares = opened.locator("figure.chart").first.locator("rect title").all_text_contents()
+    low = sum(o.tally.flops for o in large.operations if o.arithmetic == "bf16")
+    assert f"{100 * low / large.total.flops:.1f} %" in shares[0]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_themes(opened, theme: str):
+    """The system's theme is followed, and a button overrules it."""
+
+    def brightness() -> float:
+        colour = opened.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, re.findall(r"\d+", colour)[:3])) / 3
+
+    opened.emulate_media(color_scheme=theme)
+    assert (brightness() > 128) == (theme == "light")
+    opened.click("#theme")
+    assert opened.inner_text("#theme") == "theme: light"
+    assert brightness() > 128
+    opened.click("#theme")
+    assert opened.inner_text("#theme") == "theme: dark"
+    assert brightness() < 128
+
+
+def test_hostile_words_stay_words(browser, tmp_path):
+    """A scope that looks like markup is shown, not run."""
+
+    def program(x):
+        with jax.named_scope("</script><img src=x onerror=alert(1)>"):
+            return jnp.tanh(x)
+
+    path = tmp_path / "report.html"
+    report(program)(spec(4)).save(path)
+    page = browser.new_page()
+    dialogs: list[str] = []
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+    page.goto(path.as_uri())
+    assert "onerror=alert" in page.inner_text("#operations")
+    assert dialogs == []
+    page.close()
+
+
+def test_a_notebook_shows_the_page_in_a_frame():
+    """The page is quoted whole inside the frame."""
+    shown = report(mlp_loss)(*MLP)._repr_html_()
+    assert shown.startswith("<iframe srcdoc=")
+    assert "&lt;!doctype html&gt;" in shown
+    assert "<script" not in shown
+
+
+def test_the_page_names_no_other_place():
+    """No address of anything that would have to be fetched."""
+    page = report(mlp_loss)(*MLP).to_html()
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//", page)
+    assert "import " not in page.split("<script>")[1]
