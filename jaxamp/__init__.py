@@ -26,6 +26,9 @@ from jaxamp.formats import CastConfig as CastConfig
 from jaxamp.formats import Precision as Precision
 from jaxamp.inspect.explain import Explanation as Explanation
 from jaxamp.inspect.explain import explain as explain
+from jaxamp.inspect.probe import probe as probe
+from jaxamp.inspect.probe_report import Measured as Measured
+from jaxamp.inspect.probe_report import ProbeReport as ProbeReport
 from jaxamp.inspect.report import Report as Report
 from jaxamp.inspect.report import report as report
 from jaxamp.policy import Guard as Guard

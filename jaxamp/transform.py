@@ -144,30 +144,44 @@ def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..
     >>> import jax.numpy as jnp
     >>> plan = plan_of(jnp.dot, "auto_mixed")(jnp.ones((2, 3)), jnp.ones((3, 4)))
     """
+    return answering(fn, policy, _Planner, strict=strict)
+
+
+def answering(
+    fn: Any, policy: Any, runner: Callable[..., Runner], *, strict: bool = False
+) -> Callable[..., Any]:
+    """A function of `fn`'s arguments that returns what a Runner of another kind finds out.
+
+    Args:
+      fn: whatever `amp` takes, or what it returned.
+      policy: as for `amp`; left out, that of an amped `fn`, else the default.
+      runner: makes a Runner, whose ``run`` raises an ``Answer``.
+      strict: as for `amp`.
+    """
     amped = getattr(type(fn), "amp_parts", None)
     plain, settings = (fn, None) if amped is None else amped(fn)
     if settings is None or policy is not None:
         settings = _settings(DEFAULT_POLICY if policy is None else policy, strict, True)
     target = Target.of(_checked(plain))
-    planner = _Planner(target.function, settings)
+    asked = runner(target.function, settings)
 
     @functools.wraps(fn, updated=())
-    def plan(*args: Any, **kwargs: Any) -> Plan:
+    def ask(*args: Any, **kwargs: Any) -> Any:
         try:
-            planner(target, args, kwargs)
-        except _Planned as result:
-            return result.plan
-        raise AssertionError("a call was planned without a plan")
+            asked(target, args, kwargs)
+        except Answer as answer:
+            return answer.value
+        raise AssertionError("a call was made without an answer")
 
-    return plan
+    return ask
 
 
-class _Planned(BaseException):
-    """A plan, on its way out of the call that it is for; no error handler is to stop it."""
+class Answer(BaseException):
+    """What was found out, on its way out of the call; no error handler is to stop it."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, value: Any) -> None:
         super().__init__()
-        self.plan = plan
+        self.value = value
 
 
 class _Planner(Runner):
@@ -187,7 +201,7 @@ class _Planner(Runner):
         constants = [None if k is None else lambda x=x: x for x, k in pairs]
         with amp_scope(self.settings.policy):
             jaxpr, _ = trace(self.resolve(), layout, constants, traced, name)
-        raise _Planned(make_plan(jaxpr, self.settings.policy, strict=self.settings.strict))
+        raise Answer(make_plan(jaxpr, self.settings.policy, strict=self.settings.strict))
 
 
 def _unchanged(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

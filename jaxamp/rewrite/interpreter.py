@@ -42,7 +42,7 @@ def interpret(
         with _compat.emitting(eqn):
             readings = decision.operands, decision.fresh, decision.copies
             operands = list(map(env.read, eqn.invars, *readings))
-            results = _emit(context, eqn, decision, operands)
+            results = emit(context, eqn, decision, operands)
             env.write(eqn.outvars, results, decision.outputs, decision.held)
     return env.read_results(jaxpr.outvars, plan.outputs)
 
@@ -68,9 +68,14 @@ def _arriving(aval: Any, precision: Any) -> Any:
     return aval.update(dtype=precision.dtype, weak_type=False)
 
 
-def _emit(
+def emit(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:
+    """Emits one equation; operands come cast as decided, results are stored by the caller.
+
+    Raises:
+      RewriteError: the primitive does not accept what was decided for it.
+    """
     try:
         return rule_for(eqn.primitive)(context, eqn, decision, operands)
     except JaxAmpError:

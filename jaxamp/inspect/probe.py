@@ -1,0 +1,163 @@
+"""`probe`: what a policy does to the numbers of a program, operation by operation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxamp import _compat
+from jaxamp.calls import Layout
+from jaxamp.constants import Constants
+from jaxamp.errors import InspectionError
+from jaxamp.inspect.ledger import peak_of
+from jaxamp.inspect.nonfinite import Program, find_nonfinite
+from jaxamp.inspect.probe_report import ProbeReport, report_of
+from jaxamp.plan import make_plan
+from jaxamp.runner import Runner, Settings
+from jaxamp.semantic import amp_scope
+from jaxamp.trace import Outputs, trace
+from jaxamp.transform import Answer, answering
+
+
+def probe(
+    fn: Any, policy: Any = None, *, grad: bool = False, strict: bool = False
+) -> Callable[..., ProbeReport]:
+    """What `policy` does to the numbers of `fn`.
+
+    One compiled pass runs the mixed-precision program and, beside each value that differs, what the
+    original program would have computed. It goes through calls, loops, branches, remat and custom
+    derivatives; each operation has one row of statistics however often it runs. Where a loop ends
+    and which branch is taken is decided by the mixed-precision program.
+
+    A train step that takes its own gradients is probed as it is, backward pass included.
+
+    Args:
+      fn: whatever `amp` takes, or what it returned; ``jax.jit`` around it is looked through.
+      policy: as for `amp`; left out, that of an amped `fn`, else the default.
+      grad: probe ``jax.value_and_grad(fn)`` instead: `fn` returns a scalar and is differentiated by
+        its first argument.
+      strict: as for `amp`.
+
+    Returns:
+      A function of `fn`'s arguments that returns the ``ProbeReport``.
+
+    Raises:
+      InspectionError: called inside of ``jax.jit`` or another transformation.
+
+    >>> import jax.numpy as jnp
+    >>> found = probe(lambda x: jnp.exp(x) @ x, "auto_mixed")(jnp.full((2, 2), 12.0))
+    >>> found.first.primitive, found.first.dtype, found.first.largest
+    ('dot_general', 'float16', 162754.796875)
+    """
+    plain = differentiated(without_jit(fn)) if grad else without_jit(fn)
+    ask = answering(plain, policy, _Prober, strict=strict)
+
+    @functools.wraps(fn, updated=())
+    def run(*args: Any, **kwargs: Any) -> ProbeReport:
+        if _compat.is_tracing():
+            raise InspectionError(
+                "probe looks at numbers, and inside of jax.jit or another transformation there "
+                "are none yet. Call it outside, and put the transformation into the function."
+            )
+        return ask(*args, **kwargs)
+
+    return run
+
+
+def without_jit(fn: Any) -> Any:
+    """What ``jax.jit`` was put around: compiled functions would hide what is inside."""
+    while hasattr(fn, "lower") and hasattr(fn, "__wrapped__"):
+        fn = fn.__wrapped__
+    return fn
+
+
+def differentiated(fn: Any) -> Any:
+    """``jax.value_and_grad`` of `fn` under its own name and policy."""
+    parts = getattr(type(fn), "amp_parts", None)
+    if parts is None:
+        return jax.value_and_grad(fn)
+    plain, settings = parts(fn)
+    return type(fn)(jax.value_and_grad(plain), settings)
+
+
+class _Prober(Runner):
+    """A Runner that measures."""
+
+    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
+        super().__init__(function, settings)
+        self._measured: dict[Hashable, Callable[..., _Measurement]] = {}
+
+    def run(
+        self,
+        layout: Layout,
+        leaves: Sequence[Any],
+        traced: Sequence[Any],
+        keys: Sequence[Hashable],
+        name: str,
+    ) -> Any:
+        key = (layout, keys)
+        forms = self._measured
+        form = forms.get(key) or forms.setdefault(key, self._measuring(layout, leaves, keys, name))
+        raise Answer(form(*traced).report(str(self.settings.policy), traced))
+
+    def _measuring(
+        self, layout: Layout, leaves: Sequence[Any], keys: Sequence[Hashable], name: str
+    ) -> Callable[..., Any]:
+        pairs = zip(leaves, keys, strict=True)
+        constants: Constants = [None if k is None else lambda x=x: x for x, k in pairs]
+        function = self.resolve()
+        named = zip(layout.names(function), keys, strict=True)
+        inputs = [input_name for input_name, k in named if k is None]
+
+        def measure(*arrays: Any) -> _Measurement:
+            with amp_scope(self.settings.policy):
+                jaxpr, outputs = trace(function, layout, constants, arrays, name)
+                plan = make_plan(jaxpr, self.settings.policy, strict=self.settings.strict)
+                program = Program.of(jaxpr, plan, inputs, output_names(outputs))
+                interpreter = program.interpreter(shadows=True)
+                outs, ledger = interpreter.start(program.block, arrays, len(program.sites))
+            peaks = [
+                peak_of(out.low)
+                for out, var in zip(outs, program.results, strict=True)
+                if var is not None and jnp.issubdtype(var.aval.dtype, jnp.inexact)
+            ]
+            return _Measurement(peaks, ledger, program)
+
+        return jax.jit(measure)
+
+
+@jax.tree_util.register_pytree_node_class
+class _Measurement:
+    """Largest magnitudes of the results, the table of statistics, and the program they are of."""
+
+    def __init__(self, peaks: Any, ledger: Any, program: Program) -> None:
+        self.peaks, self.ledger, self.program = peaks, ledger, program
+
+    def report(self, policy: str, args: Sequence[Any]) -> ProbeReport:
+        """What was measured; where a result is not finite, the program is run again for why."""
+        is_finite = np.isfinite(jax.device_get(self.peaks)).all()
+        first = None if is_finite else find_nonfinite(self.program, args)
+        sums, peaks = self.ledger
+        return report_of(policy, self.program.block.walk(), sums, peaks, first)
+
+    def tree_flatten(self) -> tuple[Any, Program]:
+        return (self.peaks, self.ledger), self.program
+
+    @classmethod
+    def tree_unflatten(cls, program: Program, children: Any) -> _Measurement:
+        peaks, ledger = children
+        return cls(peaks, ledger, program)
+
+
+def output_names(outputs: Outputs) -> list[str]:
+    """What the arrays that a function returns are called, by their path in its result."""
+    arrays = iter(range(len(outputs.constants)))
+    leaves = [next(arrays) if constant is None else None for constant in outputs.constants]
+    tree = jax.tree.unflatten(outputs.treedef, leaves)
+    paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)[0]
+    return [jax.tree_util.keystr(path) or "the result" for path, leaf in paths if leaf is not None]

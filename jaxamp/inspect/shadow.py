@@ -1,0 +1,305 @@
+"""The interpreter of ``probe``: runs a program as planned, with what it would be beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.core import eval_jaxpr
+from jax.extend.core import JaxprEqn
+
+from jaxamp import _compat
+from jaxamp.formats import Precision
+from jaxamp.inspect import marks
+from jaxamp.inspect.blocks import Block, Site
+from jaxamp.inspect.ledger import Ledger, Row, joined, measured, no_row, peak_of
+from jaxamp.inspect.nesting import Interpreter, Value, is_narrow, literal
+from jaxamp.plan import Decision
+from jaxamp.plan.wiring import Body
+from jaxamp.rewrite.casts import Environment
+from jaxamp.rewrite.interpreter import emit, interpret
+from jaxamp.rewrite.registry import Context
+from jaxamp.taxonomy import Trait, lookup
+
+# Hand their operand on number by number, so that what is known of it stays true.
+_PASSING = frozenset(
+    ("broadcast_in_dim", "copy", "name", "neg", "reshape", "rev", "squeeze", "stop_gradient")
+) | {"transpose", "optimization_barrier", "sharding_constraint"}
+_FOREIGN = frozenset({Trait.CALLBACK, Trait.STATE, Trait.TOKEN})
+
+
+class Watch(NamedTuple):
+    """One run of one operation, whose operands are wanted.
+
+    Attributes:
+      number: the operation's.
+      loops: the iteration of each loop around.
+      take: what is called with the operands, on the host.
+    """
+
+    number: int
+    loops: tuple[int, ...]
+    take: Any
+
+
+class _State(NamedTuple):
+    """What is handed from equation to equation."""
+
+    time: Any
+    ledger: Ledger
+
+
+class Shadowing(Interpreter):
+    """Runs blocks in their own precision and, where that is lower, in the original one too.
+
+    Args:
+      context: as for the rewrite; ``None`` where nothing is planned.
+      depth: how deep loops are nested.
+      shadows: whether to compute what results would be, and statistics; or else marks.
+      watch: a run whose operands are wanted.
+    """
+
+    def __init__(
+        self, context: Context | None, depth: int, *, shadows: bool, watch: Watch | None = None
+    ) -> None:
+        self.context, self.depth, self.shadows, self.watch = context, depth, shadows, watch
+
+    def start(self, block: Block, args: Sequence[Any], sites: int) -> tuple[list[Value], Ledger]:
+        """Runs a whole program."""
+        values = [Value(arg, mark=self.given(arg)) for arg in args]
+        state = _State(jnp.int32(0), Ledger.empty(sites if self.shadows else 0))
+        outs, state = self.run(block, values, state, ())
+        return outs, state.ledger
+
+    def run(
+        self, block: Block, values: Sequence[Value], state: Any, loops: tuple[Any, ...]
+    ) -> tuple[list[Value], Any]:
+        """Runs a block on its inputs."""
+        run = _Run(self, block, state, loops)
+        run.enter(block.jaxpr.constvars, [Value(c, mark=self.given(c)) for c in block.consts])
+        run.enter(block.jaxpr.invars, values)
+        for position, eqn in enumerate(block.jaxpr.eqns):
+            if block.live[position]:
+                with _compat.emitting(eqn):
+                    run.equation(position)
+        return run.results()
+
+    def test(self, body: Body, plan: Any, values: Sequence[Value]) -> Any:
+        """What the program itself says."""
+        lows = [value.low for value in values]
+        if plan is None or self.context is None:
+            return eval_jaxpr(body.jaxpr, body.consts, *lows)[0]
+        return interpret(self.context, body.jaxpr, plan, body.consts, lows)[0]
+
+    def settled(self, value: Value, aval: Any, twin: bool) -> Value:
+        """Floats alone have shadows: integers and decisions are the program's own."""
+        if not (twin and self.shadows and _is_float(aval)):
+            return value._replace(shadow=None)
+        shadow = value.low if value.shadow is None else value.shadow
+        return value._replace(shadow=lax.convert_element_type(shadow, aval.dtype))
+
+    def sliced(self, value: Value) -> Value:
+        """A slice may be finite where the whole is not."""
+        if value.mark is None:
+            return value
+        kind = marks.kind_of(peak_of(value.low))
+        return value._replace(mark=value.mark._replace(kind=kind))
+
+    def stacked(self, mark: Any, slice_mark: Any) -> Any:
+        """The worst of the slices."""
+        return None if mark is None else marks.worse(mark, slice_mark)
+
+    def blank(self, aval: Any) -> Any:
+        """Finite as yet."""
+        return marks.finite(self.depth) if _is_inexact(aval) and not self.shadows else None
+
+    def given(self, array: Any) -> marks.Mark | None:
+        """The mark of what comes in from outside."""
+        if self.shadows or not _is_inexact(array):
+            return None
+        return marks.given(marks.kind_of(peak_of(array)), self.depth)
+
+
+class _Run:
+    """One block, while it runs."""
+
+    def __init__(
+        self, owner: Shadowing, block: Block, state: _State, loops: tuple[Any, ...]
+    ) -> None:
+        self.owner, self.block, self.loops = owner, block, loops
+        self.base, self.ticks, self.ledger = state.time, 0, state.ledger
+        self.env = Environment()
+        self.shadows: dict[Any, Any] = {}
+        self.marks: dict[Any, Any] = {}
+        self.rows: list[Row] = []
+
+    @property
+    def time(self) -> Any:
+        return self.base + np.int32(self.ticks)
+
+    def enter(self, variables: Sequence[Any], values: Sequence[Value]) -> None:
+        """Takes inputs as they come."""
+        self.env.enter(variables, [value.low for value in values])
+        for var, value in zip(variables, values, strict=True):
+            self._know(var, value)
+
+    def equation(self, position: int) -> None:
+        """Runs one equation."""
+        eqn, decision = self.block.jaxpr.eqns[position], self.block.decision(position)
+        site = self.block.sites[position]
+        if decision is None:
+            operands = [self.env.read(atom, None) for atom in eqn.invars]
+        else:
+            readings = decision.operands, decision.fresh, decision.copies
+            operands = list(map(self.env.read, eqn.invars, *readings))
+        if site is None:
+            self._nest(position, eqn, decision, operands)
+        else:
+            self._compute(site, eqn, decision, operands)
+        self.ticks += 1
+
+    def results(self) -> tuple[list[Value], _State]:
+        """What the block gives."""
+        atoms, plan = self.block.jaxpr.outvars, self.block.plan
+        wanted = plan.outputs if plan else [None] * len(atoms)
+        lows = self.env.read_results(atoms, wanted)
+        values = []
+        for atom, low, precision in zip(atoms, lows, wanted, strict=True):
+            value = self._value(atom, low, precision)
+            values.append(value)
+        ledger = self.ledger.enter(self.block.numbers(), self.rows)
+        return values, _State(self.time, ledger)
+
+    def _nest(
+        self, position: int, eqn: JaxprEqn, decision: Decision | None, operands: Sequence[Any]
+    ) -> None:
+        precisions = decision.operands if decision else [None] * len(operands)
+        triples = zip(eqn.invars, operands, precisions, strict=True)
+        values = [self._value(*triple) for triple in triples]
+        state = _State(self.time, self.ledger)
+        outs, state = self.owner.enter(self.block, position, values, state, self.loops)
+        self.base, self.ticks, self.ledger = state.time, 0, state.ledger
+        self._write(eqn, decision, [value.low for value in outs])
+        for var, value in zip(eqn.outvars, outs, strict=True):
+            self._know(var, value)
+
+    def _compute(
+        self, site: Site, eqn: JaxprEqn, decision: Decision | None, operands: Sequence[Any]
+    ) -> None:
+        if self.owner.watch and self.owner.watch.number == site.number:
+            stored = [self.env.read(atom, None) for atom in eqn.invars]
+            _report(self.owner.watch, self.loops, stored)
+        if decision is None or self.owner.context is None:
+            results = _compat.bind(eqn, operands)
+        else:
+            results = emit(self.owner.context, eqn, decision, operands)
+        self._write(eqn, decision, results)
+        shadows = self._shadows(eqn, decision)
+        rows = []
+        for var, shadow in zip(eqn.outvars, shadows, strict=True):
+            if not isinstance(var, _compat.DropVar) and _is_inexact(var.aval):
+                rows.append(self._judge(site, eqn, operands, var, shadow))
+            elif shadow is not None:
+                self.shadows[var] = shadow
+        if self.owner.shadows:
+            self.rows.append(joined(rows) if rows else no_row())
+
+    def _judge(
+        self, site: Site, eqn: JaxprEqn, operands: Sequence[Any], var: Any, shadow: Any
+    ) -> Row:
+        """Marks a float result, and measures it."""
+        low = self.env.read(var, None)
+        if eqn.primitive.name in _PASSING and low.dtype == operands[0].dtype:
+            self._know(var, Value(low, shadow, self._mark(eqn.invars[0])))
+            return no_row()
+        if self.owner.shadows:
+            # Stored once: fused into each of the statistics it would be computed in each.
+            low, shadow = lax.optimization_barrier((low, shadow))
+            self.env.enter([var], [low])
+            self._know(var, Value(low, shadow))
+            return measured(low, shadow, Precision.of_dtype(low.dtype))
+        peak = peak_of(low)
+        taken = [mark for atom in eqn.invars if (mark := self._mark(atom)) is not None]
+        outside = [np.int32(0)] * (self.owner.depth - len(self.loops))
+        loops = [*self.loops, *outside]
+        kind = marks.kind_of(peak)
+        self._know(var, Value(low, None, marks.made(kind, taken, site.number, self.time, loops)))
+        return no_row()
+
+    def _write(self, eqn: JaxprEqn, decision: Decision | None, results: Sequence[Any]) -> None:
+        """Stores results. Narrow ones are held: XLA must not widen what is to be measured."""
+        if decision is None:
+            none = [None] * len(results)
+            self.env.write(eqn.outvars, results, none, [False] * len(results))
+        else:
+            held = [
+                is_narrow(p) or hold
+                for p, hold in zip(decision.outputs, decision.held, strict=True)
+            ]
+            self.env.write(eqn.outvars, results, decision.outputs, held)
+
+    def _shadows(self, eqn: JaxprEqn, decision: Decision | None) -> list[Any]:
+        """What the results would be; ``None`` where it is what they are."""
+        narrows = decision is not None and any(
+            map(is_narrow, (*decision.operands, *decision.outputs, *decision.copies))
+        )
+        # Not asked of a jaxpr's variables alone: a literal cannot be a key.
+        known = [literal(a) is None and a in self.shadows for a in eqn.invars]
+        if not self.owner.shadows or _is_foreign(eqn) or not (narrows or any(known)):
+            return [None] * len(eqn.outvars)
+        pairs = zip(eqn.invars, known, strict=True)
+        return _compat.bind(
+            eqn, [self.shadows[a] if k else self.env.read(a, None) for a, k in pairs]
+        )
+
+    def _value(self, atom: Any, low: Any, precision: Precision | None) -> Value:
+        """A value as it leaves for another block."""
+        if literal(atom) is not None:
+            return Value(low, mark=self._mark(atom))
+        shadow = self.shadows.get(atom)
+        if shadow is None and is_narrow(precision) and self.owner.shadows:
+            shadow = self.env.read(atom, None)
+        return Value(low, shadow, self.marks.get(atom))
+
+    def _mark(self, atom: Any) -> marks.Mark | None:
+        number = literal(atom)
+        if number is None:
+            return self.marks.get(atom)
+        return self.owner.given(np.asarray(number))
+
+    def _know(self, var: Any, value: Value) -> None:
+        if value.shadow is not None:
+            self.shadows[var] = value.shadow
+        if value.mark is not None:
+            self.marks[var] = value.mark
+
+
+def _report(watch: Watch, loops: tuple[Any, ...], operands: Sequence[Any]) -> None:
+    """Hands the operands of the wanted run to the host."""
+    wanted = jnp.array(True)
+    for done, iteration in zip(loops, watch.loops, strict=False):
+        wanted &= done == iteration
+
+    def tell(operands: Sequence[Any]) -> None:
+        jax.debug.callback(watch.take, *operands)
+
+    lax.cond(wanted, tell, lambda _: None, list(operands))
+
+
+def _is_foreign(eqn: JaxprEqn) -> bool:
+    """Whether an equation must not run twice."""
+    op = lookup(eqn.primitive)
+    return bool(eqn.effects) or (op is not None and op.trait in _FOREIGN)
+
+
+def _is_float(aval: Any) -> bool:
+    return _compat.is_plain_array(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+def _is_inexact(value: Any) -> bool:
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
