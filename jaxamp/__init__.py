@@ -24,6 +24,8 @@ from jaxamp.errors import UnknownPrimitiveError as UnknownPrimitiveError
 from jaxamp.errors import UnsupportedPrecisionError as UnsupportedPrecisionError
 from jaxamp.formats import CastConfig as CastConfig
 from jaxamp.formats import Precision as Precision
+from jaxamp.inspect.diff import Difference as Difference
+from jaxamp.inspect.diff import diff as diff
 from jaxamp.inspect.explain import Explanation as Explanation
 from jaxamp.inspect.explain import explain as explain
 from jaxamp.inspect.probe import probe as probe

@@ -17,6 +17,7 @@ from rich.console import Console
 from jaxamp.cli.load import load, load_policy
 from jaxamp.cli.specs import read_args
 from jaxamp.errors import JaxAmpError
+from jaxamp.inspect.diff import diff
 from jaxamp.inspect.explain import explain
 from jaxamp.inspect.report import report
 from jaxamp.inspect.words import near
@@ -53,22 +54,25 @@ class Request:
       policy: what to apply.
       args: its positional arguments, with shapes for arrays.
       kwargs: its keyword arguments.
+      other: a second policy, where one is compared.
     """
 
     fn: Callable[..., Any]
     policy: PrecisionPolicy
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    other: PrecisionPolicy | None = None
 
     @classmethod
     def read(cls, options: argparse.Namespace) -> Request:
         """Reads what was typed."""
         policy = load_policy(options.policy)
+        other = load_policy(options.other) if options.other else None
         args, kwargs = read_args(options.args)
         fn = load(options.program)
         if options.grad:
             fn = jax.value_and_grad(fn, has_aux=options.aux)
-        return cls(fn, policy, args, kwargs)
+        return cls(fn, policy, args, kwargs, other)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     top = _Parser(prog="python -m jaxamp", description=_ABOUT)
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_add_report, _add_explain):
+    for add in (_add_report, _add_explain, _add_diff):
         add(commands)
     return top
 
@@ -158,7 +162,7 @@ def _add(commands: Any, name: str, ask: Callable[..., Any], about: str, example:
         help="JSON instead, into a file if one is named",
     )
     command.add_argument("--traceback", action="store_true", help="show where the program failed")
-    command.set_defaults(ask=ask, html=None)
+    command.set_defaults(ask=ask, html=None, other=None)
     return command
 
 
@@ -183,6 +187,17 @@ def _add_explain(commands: Any) -> None:
 def _explain(request: Request, options: argparse.Namespace) -> Any:
     asked = explain(request.fn, request.policy, where=options.where)
     return asked(*request.args, **request.kwargs)
+
+
+def _add_diff(commands: Any) -> None:
+    about = "How two policies differ on a program"
+    example = "train.py:loss --args 'f32[8,16]' --policy auto_mixed_bf16 --with auto_mixed"
+    command = _add(commands, "diff", _diff, about, example)
+    command.add_argument("--with", dest="other", required=True, metavar="POLICY", help="the other")
+
+
+def _diff(request: Request, options: argparse.Namespace) -> Any:
+    return diff(request.policy, request.other)(request.fn)(*request.args, **request.kwargs)
 
 
 def _complain(message: object, status: int) -> int:

@@ -132,6 +132,17 @@ def test_explain_one_scope(typed):
     assert "reduce_sum" not in done.stdout
 
 
+def test_diff(typed):
+    """Two policies side by side."""
+    line = (
+        "python -m jaxamp diff model:loss --args model:inputs --policy always_f32 --with auto_mixed"
+    )
+    done = typed(line)
+    assert done.returncode == 0, done.stderr
+    assert "loss: always_f32 → auto_mixed" in done.stdout
+    assert "f32 → f16" in done.stdout
+
+
 def test_a_policy_from_a_file(folder, typed):
     """What `to_json` wrote is a policy."""
     (folder / "mine.json").write_text(PrecisionPolicy.AUTO_MIXED.to_json())
@@ -153,6 +164,8 @@ def test_a_policy_from_a_file(folder, typed):
         ("report model:scale --args rate=1.0 f32[4,4]", "comes after a named argument"),
         ("report model:loss --policy auto_mixd --args model:inputs", "Did you mean 'auto_mixed'?"),
         ("report model:loss --policy mine.jsn.json", "There is no file mine.jsn.json"),
+        ("diff model:loss --args model:inputs", "required: --with"),
+        ("diff model:loss --args model:inputs --with f17", "Unknown policy 'f17'"),
         ("report", "the following arguments are required: program"),
         ("reprot model:loss", "invalid choice: 'reprot'"),
         ("", "the following arguments are required: COMMAND"),
@@ -190,7 +203,7 @@ def test_traceback_on_request(folder):
     assert "Traceback" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["", "report", "explain"])
+@pytest.mark.parametrize("command", ["", "report", "explain", "diff"])
 def test_help_has_an_example(typed, command: str):
     """Help exits with 0 and shows a whole command."""
     done = typed(f"python -m jaxamp {command} --help")

@@ -1,0 +1,177 @@
+"""Two policies on one program: what changes, where, and what it costs."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from jaxamp.inspect.operation import Operation, Place
+from jaxamp.inspect.report import Report, report
+
+_SEVERAL = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """An operation that runs otherwise; ``None`` on the side whose program lacks it."""
+
+    before: Operation | None
+    after: Operation | None
+
+    @property
+    def either(self) -> Operation:
+        """The operation, on the side that has it."""
+        found = self.after or self.before
+        assert found is not None
+        return found
+
+    @property
+    def words(self) -> str:
+        """What it was and what it is, such as ``"f32 → bf16"``."""
+        return f"{_precisions(self.before)} → {_precisions(self.after)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How two policies differ on a program; ``print`` shows it.
+
+    Attributes:
+      before: the report under the first policy.
+      after: the report under the second.
+      changes: the operations that run otherwise, in program order.
+    """
+
+    before: Report
+    after: Report
+    changes: tuple[Change, ...]
+
+    def lines(self) -> list[tuple[Place, str, list[Change]]]:
+        """The changes by line and by what they change, those with most FLOPs first."""
+        groups: dict[tuple[Place, str], list[Change]] = defaultdict(list)
+        for change in self.changes:
+            groups[change.either.place, change.words].append(change)
+        ordered = sorted(groups.items(), key=lambda item: -_flops(item[1]))
+        return [(place, words, changes) for (place, words), changes in ordered]
+
+    def to_json(self) -> str:
+        """Everything as JSON."""
+        sides = {
+            name: {"policy": side.policy, "total": asdict(side.total), "dots": side.dots()}
+            for name, side in (("before", self.before), ("after", self.after))
+        }
+        changes = [
+            {
+                "before": change.before and change.before.to_data(),
+                "after": change.after and change.after.to_data(),
+            }
+            for change in self.changes
+        ]
+        return json.dumps({"program": self.after.program, **sides, "changes": changes}, indent=1)
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    def __rich__(self) -> Any:
+        from jaxamp.inspect.compared import show_difference
+
+        return show_difference(self)
+
+    def __str__(self) -> str:
+        from jaxamp.inspect.terminal import as_text
+
+        return as_text(self)
+
+    def __repr__(self) -> str:
+        policies = f"{self.before.policy} → {self.after.policy}"
+        return f"<Difference of {self.after.program}, {policies}: {len(self.changes)} operations>"
+
+
+def diff(policy: Any, other: Any) -> Callable[[Any], Callable[..., Difference]]:
+    """How two policies differ on a program: ``diff(policy, other)(fn)(*args)``.
+
+    Args:
+      policy: what to start from; whatever ``amp`` takes as a policy.
+      other: what to compare it with.
+
+    Returns:
+      A function of `fn` that returns a function of its arguments, in which
+      ``jax.ShapeDtypeStruct`` may stand for an array. That returns a ``Difference``, which is true
+      if there is any.
+
+    >>> import jax.numpy as jnp
+    >>> found = diff("always_f32", "auto_mixed")(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4)))
+    >>> [change.words for change in found.changes]
+    ['f32 → f16, stored f32']
+    """
+
+    def of(fn: Any) -> Callable[..., Difference]:
+        reports = report(fn, policy), report(fn, other)
+
+        @functools.wraps(reports[0], updated=())
+        def made(*args: Any, **kwargs: Any) -> Difference:
+            before, after = (reported(*args, **kwargs) for reported in reports)
+            return Difference(before=before, after=after, changes=tuple(_changes(before, after)))
+
+        return made
+
+    return of
+
+
+def describe(changes: list[Change]) -> str:
+    """The primitives of some changes, in a few words."""
+    names = [change.either.primitive for change in changes]
+    counted = {name: names.count(name) for name in dict.fromkeys(names)}
+    words = [f"{name} ×{n}" if n > 1 else name for name, n in counted.items()]
+    rest = f", {len(words) - _SEVERAL} more" if len(words) > _SEVERAL else ""
+    return ", ".join(words[:_SEVERAL]) + rest
+
+
+def _changes(before: Report, after: Report) -> Iterator[Change]:
+    for one, other in _pairs(_counted(before), _counted(after)):
+        if one is None or other is None or _format(one) != _format(other):
+            yield Change(before=one, after=other)
+
+
+def _pairs(
+    before: list[Operation], after: list[Operation]
+) -> Iterator[tuple[Operation | None, Operation | None]]:
+    """The same operation on both sides; a program may depend on the policy that it runs under."""
+    keys = [[_identity(o) for o in side] for side in (before, after)]
+    matcher = difflib.SequenceMatcher(None, *keys, autojunk=False)
+    same = keys[0] == keys[1]
+    spans = [("equal", 0, len(before), 0, len(after))] if same else matcher.get_opcodes()
+    for tag, start, stop, other_start, other_stop in spans:
+        if tag == "equal":
+            yield from zip(before[start:stop], after[other_start:other_stop], strict=True)
+        else:
+            yield from ((operation, None) for operation in before[start:stop])
+            yield from ((None, operation) for operation in after[other_start:other_stop])
+
+
+def _counted(side: Report) -> list[Operation]:
+    return [o for o in side.operations if o.each.operations]
+
+
+def _identity(operation: Operation) -> Any:
+    place = operation.place
+    return operation.primitive, place.file, place.line, operation.scope, operation.backward
+
+
+def _format(operation: Operation) -> tuple[str, str]:
+    return operation.arithmetic, operation.stored
+
+
+def _precisions(operation: Operation | None) -> str:
+    if operation is None:
+        return "not there"
+    arithmetic, stored = _format(operation)
+    return arithmetic if arithmetic == stored else f"{arithmetic}, stored {stored}"
+
+
+def _flops(changes: list[Change]) -> int:
+    return sum(change.either.tally.flops for change in changes)
