@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.deviceless import hlo, traffic
+from jaxamp.estimate import hlo, traffic
 
 LOOP = """HloModule loop
 

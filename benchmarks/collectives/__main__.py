@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.deviceless.environments import ENVIRONMENTS
-from benchmarks.deviceless.targets import TARGETS
+from jaxamp.estimate.environments import ENVIRONMENTS
+from jaxamp.estimate.targets import TARGETS
 
 _MIB = 2**20
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         found.touch()
         dump = ("--dump", str(options.dump)) if options.dump else ()
         where = ("--target", options.target, "--json", str(found), "--only", options.only)
-        ENVIRONMENTS["tpu"].run("benchmarks.collectives.inside", *where, *dump)
+        ENVIRONMENTS["tpu"].run("-m", "benchmarks.collectives.inside", *where, *dump)
         rows = [json.loads(line) for line in found.read_text().splitlines()]
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(rows, indent=1) + "\n")

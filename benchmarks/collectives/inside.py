@@ -14,9 +14,9 @@ from jax.sharding import Mesh
 
 from benchmarks.collectives import programs
 from benchmarks.collectives.count import collectives
-from benchmarks.deviceless import hlo
-from benchmarks.deviceless.targets import TARGETS
 from jaxamp import amp
+from jaxamp.estimate import hlo
+from jaxamp.estimate.targets import TARGETS
 
 
 def same(fn):

@@ -22,10 +22,10 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.deviceless.environments import ENVIRONMENTS
 from benchmarks.deviceless.models import MODELS
 from benchmarks.deviceless.table import table
-from benchmarks.deviceless.targets import TARGETS
+from jaxamp.estimate.environments import ENVIRONMENTS
+from jaxamp.estimate.targets import TARGETS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,7 +74,7 @@ def compare(
         found.touch()
         try:
             environment.run(
-                "benchmarks.deviceless.inside",
+                *("-m", "benchmarks.deviceless.inside"),
                 *("--target", target, "--json", str(found)),
                 *("--models", *models, "--variants", *variants),
                 *(("--dump", str(dump)) if dump else ()),

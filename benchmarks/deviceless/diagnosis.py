@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
 
-from benchmarks.deviceless.hlo import Array, Instruction, Module
-from benchmarks.deviceless.traffic import Kernel, kernels
+from jaxamp.estimate.hlo import Array, Instruction, Module
+from jaxamp.estimate.traffic import Kernel, kernels
 
 _MIB = 2**20
 _LIVE = re.compile(r"^ +(\S+?)\{([\d,]*)\}(?:@\d+)?: (\d+) bytes", re.M)

@@ -13,11 +13,12 @@ from typing import Any
 
 import jax
 
-from benchmarks.deviceless import diagnosis, hlo, traffic
+from benchmarks.deviceless import diagnosis
 from benchmarks.deviceless.models import MODELS
 from benchmarks.deviceless.models.model import HAND, Model
-from benchmarks.deviceless.targets import TARGETS, Target, compile_for
 from benchmarks.deviceless.variants import variants
+from jaxamp.estimate import hlo, traffic
+from jaxamp.estimate.targets import TARGETS, Target, compile_for
 
 
 def measure(

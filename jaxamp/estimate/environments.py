@@ -11,13 +11,17 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+
+from jaxamp.errors import InspectionError
 
 ROOT = Path(
     os.environ.get("JAXAMP_DEVICELESS", Path.home() / ".cache" / "jaxamp-deviceless")
 ).expanduser()
 
-_SHARED = ("equinox", "flax", "jmp", "numpy", "optax", "rich")
+# What the benchmarks' models need too, where it is installed here.
+_SHARED = ("equinox", "flax", "flatbuffers", "jmp", "numpy", "optax", "rich")
 _CUDA_LIBRARIES = (
     "nvidia-cublas",
     "nvidia-cuda-cupti",
@@ -44,21 +48,24 @@ class Environment:
 
     @property
     def folder(self) -> Path:
+        """Where it is."""
         return ROOT / self.name
 
     @property
     def python(self) -> Path:
+        """Its interpreter."""
         return self.folder / "bin" / "python"
 
     @property
     def ready(self) -> bool:
+        """Whether it has been installed."""
         return (self.folder / ".installed").exists()
 
     @property
     def packages(self) -> list[str]:
         """What to install, pinned to the versions that the calling environment has."""
         jax = version("jax")
-        shared = [f"{package}=={version(package)}" for package in _SHARED]
+        shared = [f"{package}=={version(package)}" for package in _SHARED if find_spec(package)]
         if self.name == "tpu":
             return [f"jax[tpu]=={jax}", *shared]
         plugin = [f"jax-cuda13-{part}=={jax}" for part in ("plugin", "pjrt")]
@@ -79,15 +86,22 @@ class Environment:
             return quiet | {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
         return quiet | {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
 
-    def run(self, module: str, *arguments: str) -> None:
-        """Run ``python -m module`` inside; raises if that fails or nothing is installed."""
+    def run(self, *command: str) -> None:
+        """Run Python with arguments inside.
+
+        Raises:
+          InspectionError: nothing is installed, or the run failed.
+        """
         if not self.ready:
-            raise SystemExit(
-                f"The {self.name} environment is not installed ({self.size}). "
-                f"Run `python -m benchmarks.deviceless --install {self.name}` first."
+            raise InspectionError(
+                f"The compiler for {self.name.upper()} is not installed ({self.size}). Run "
+                f"`python -m jaxamp estimate --install {self.name}` once; it goes to {self.folder}."
             )
-        command = [str(self.python), "-m", module, *arguments]
-        subprocess.run(command, check=True, env=os.environ | self.variables())
+        done = subprocess.run([str(self.python), *command], env=os.environ | self.variables())
+        if done.returncode:
+            raise InspectionError(
+                f"The compiler for {self.name.upper()} failed; what it said is above."
+            )
 
 
 ENVIRONMENTS = {

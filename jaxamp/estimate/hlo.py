@@ -26,6 +26,7 @@ class Array:
 
     @property
     def bytes(self) -> int:
+        """What it takes in memory."""
         return int(_BYTES[self.dtype] * prod(self.dims))
 
     def __str__(self) -> str:
@@ -54,10 +55,12 @@ class Instruction:
 
     @cached_property
     def results(self) -> tuple[Array, ...]:
+        """The arrays of its result."""
         return arrays(self.shape)
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
+        """The instructions whose results it takes."""
         return tuple(_NAME.findall(self.arguments))
 
     @property
@@ -72,6 +75,7 @@ class Instruction:
 
     @property
     def branches(self) -> list[str]:
+        """The computations that a conditional chooses from."""
         found = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
         if found:
             return _NAME.findall(found.group(1))
@@ -92,6 +96,7 @@ class Instruction:
 
     @property
     def known_trips(self) -> int | None:
+        """How often a loop runs, where the compiler says so."""
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.attributes)
         return int(found.group(1)) if found else None
 
@@ -105,14 +110,17 @@ class Computation:
 
     @cached_property
     def by_name(self) -> dict[str, Instruction]:
+        """Its instructions by name."""
         return {line.name: line for line in self.instructions}
 
     @cached_property
     def parameters(self) -> dict[int, Instruction]:
+        """Its parameters by index."""
         return {line.index: line for line in self.instructions if line.op == "parameter"}
 
     @cached_property
     def users(self) -> dict[str, list[Instruction]]:
+        """The instructions that take each one's result."""
         found: dict[str, list[Instruction]] = {name: [] for name in self.by_name}
         for line in self.instructions:
             for operand in dict.fromkeys(line.operands):
@@ -122,6 +130,7 @@ class Computation:
 
     @property
     def root(self) -> Instruction:
+        """The instruction whose result is the computation's."""
         return next(line for line in self.instructions if line.root)
 
 

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.deviceless.hlo import Array, Computation, Instruction, Module
+from jaxamp.estimate.hlo import Array, Computation, Instruction, Module
 
 _FREE = {
     "add-dependency", "after-all", "bitcast", "constant", "get-tuple-element", "iota",
@@ -41,6 +41,7 @@ class Kernel:
 
     @property
     def moved(self) -> int:
+        """Bytes in all runs."""
         return self.runs * sum(size for _, size in self.read + self.written)
 
 

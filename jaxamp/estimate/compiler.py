@@ -1,0 +1,79 @@
+"""Compiles for a chip that is not there. Run by path where a vendor's compiler is; needs only JAX.
+
+python compiler.py FOLDER: reads FOLDER/job.json and the programs that it names, and writes the
+optimized text and the facts of each beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+
+def one_device(platform: str, topology: str, description: str) -> NamedSharding:
+    """The sharding that puts an array on one absent device.
+
+    Args:
+      platform: ``"cuda"`` or ``"tpu"``.
+      topology: how the compiler calls the arrangement of chips.
+      description: for a GPU, the facts that its driver would report.
+    """
+    options = {"target_config": description} if description else {}
+    name = "" if platform == "cuda" else topology
+    if platform == "cuda":
+        options["topology"] = topology
+    described = topologies.get_topology_desc(platform=platform, topology_name=name, **options)
+    return NamedSharding(Mesh(np.array(described.devices[:1]), ("x",)), PartitionSpec())
+
+
+def compile_on(
+    place: NamedSharding, fn: Any, args: Any, options: dict[str, Any] | None = None
+) -> Any:
+    """The compiled program of a function.
+
+    Args:
+      place: where it would run.
+      fn: a function of arrays.
+      args: a pytree of shapes and dtypes for each argument.
+      options: the compiler's own flags.
+    """
+    placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), args)
+    return jax.jit(fn).lower(*placed).compile(options)
+
+
+def facts(compiled: Any) -> dict[str, Any]:
+    """What the compiler itself says of a program."""
+    memory = compiled.memory_analysis()
+    return {
+        "temporary": memory.temp_size_in_bytes,
+        "arguments": memory.argument_size_in_bytes,
+        "outputs": memory.output_size_in_bytes,
+        "accessed": (compiled.cost_analysis() or {}).get("bytes accessed"),
+    }
+
+
+def main(folder: Path) -> None:
+    """Compiles every program of a job."""
+    job = json.loads((folder / "job.json").read_text())
+    place = one_device(job["platform"], job["topology"], job["description"])
+    for name in job["programs"]:
+        exported = jax.export.deserialize(bytearray((folder / f"{name}.bin").read_bytes()))
+        start = time.perf_counter()
+        compiled = compile_on(place, exported.call, exported.in_avals)
+        found = facts(compiled) | {"seconds": round(time.perf_counter() - start, 1)}
+        (folder / f"{name}.hlo").write_text(compiled.as_text())
+        (folder / f"{name}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    import jax.export
+
+    main(Path(sys.argv[1]))
