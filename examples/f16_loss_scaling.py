@@ -1,15 +1,17 @@
-"""Train a deep network of sigmoids in float16: stuck without loss scaling, as good as f32 with it.
+"""Train in float16 without loss scaling, and with it: digits and characters, five seeds each.
 
-    .venv/bin/python examples/f16_loss_scaling.py
+    .venv/bin/python -m examples.f16_loss_scaling
 
-Every sigmoid makes the gradients that pass through it at least four times smaller. After six of
-them most are below what float16 can hold, and become zero: the network learns nothing, and says
-nothing either. Multiplied by a loss scale on the way, they arrive; divided by it in float32, they
-are exact. Each training run is one compiled program for all seeds: nothing waits for a flag.
+Two ways in which gradients become too small for float16, which then makes them zero and says
+nothing. The digits go through six sigmoids, each of which makes the gradients that pass it at least
+four times smaller. The characters are one part in 4096 of a batch of four million, as on one of
+many devices, and so is every gradient. Multiplied by a loss scale on the way, gradients arrive;
+divided by it in float32, they are exact. Each way of training is one compiled program for all
+seeds: nothing waits for a flag.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,47 +29,96 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import jaxamp
+from examples.char_transformer import Corpus, Transformer
+from examples.char_transformer import accuracy as next_right
+from examples.char_transformer import loss_fn as character_loss
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-BATCH_SIZE, HIDDEN_LAYERS, WIDTH = 256, 6, 128
-
 RUNS: dict[str, tuple[str, Any]] = {
     "f32": ("always_f32", jaxamp.NoOpLossScale()),
     "f16": ("auto_mixed", jaxamp.NoOpLossScale()),
-    # The usual period is 2000 steps; a run of 800 is to see the scale grow.
+    # The usual period is 2000 steps; a run of a few hundred is to see the scale grow.
     "f16, loss scaling": ("auto_mixed", jaxamp.DynamicLossScale(period=100)),
 }
 
-Images = Float[Array, "batch 64"]
-Labels = Int[Array, "batch"]
+Model = Any
+Batch = Any
 
 
 @dataclass(frozen=True)
-class Digits:
-    """Scikit-learn's handwritten digits, scaled to [0, 1], a fifth of them held out."""
+class Task:
+    """Something to learn.
 
-    train_images: Array
-    train_labels: Array
-    test_images: Array
-    test_labels: Array
+    Attributes:
+        title: what it is called.
+        init: a model in float32, from a random key.
+        draw: a batch, from a random key.
+        loss_fn: the loss of a model on a batch, which is the mean times `share`.
+        share: which part of the whole batch `draw` gives.
+        score: the accuracy of a model.
+        steps: how many it takes.
+    """
 
-    @classmethod
-    def load(cls) -> "Digits":
-        """Read the data, which comes with scikit-learn."""
-        images, labels = load_digits(return_X_y=True)
-        images, labels = (images / 16).astype(np.float32), labels.astype(np.int32)
-        train_images, test_images, train_labels, test_labels = train_test_split(
-            images, labels, test_size=0.2, stratify=labels, random_state=0
-        )
-        return cls(*map(jnp.asarray, (train_images, train_labels, test_images, test_labels)))
+    title: str
+    init: Callable[[Array], Model]
+    draw: Callable[[Array], Batch]
+    loss_fn: Callable[[Model, Batch], Float[Array, ""]]
+    share: float
+    score: Callable[[Model], Float[Array, ""]]
+    steps: int
 
 
-def loss_fn(model: eqx.nn.MLP, images: Images, labels: Labels) -> Float[Array, ""]:
-    """The mean cross-entropy of a batch."""
-    logits = jax.vmap(model)(images)
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+def digits() -> Task:
+    """Scikit-learn's handwritten digits, a fifth of them held out, and six layers of sigmoids."""
+    images, labels = load_digits(return_X_y=True)
+    images, labels = (images / 16).astype(np.float32), labels.astype(np.int32)
+    parts = train_test_split(images, labels, test_size=0.2, stratify=labels, random_state=0)
+    train_images, test_images, train_labels, test_labels = map(jnp.asarray, parts)
+
+    def draw(key: Array) -> Batch:
+        rows = jax.random.randint(key, (256,), 0, len(train_labels))
+        return train_images[rows], train_labels[rows]
+
+    def loss_fn(model: Model, batch: Batch) -> Float[Array, ""]:
+        logits = jax.vmap(model)(batch[0])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[1]).mean()
+
+    return Task(
+        title="digits, six sigmoids deep",
+        init=lambda key: eqx.nn.MLP(64, 10, 128, 6, jax.nn.sigmoid, key=key),
+        draw=draw,
+        loss_fn=loss_fn,
+        share=1.0,
+        score=lambda model: jnp.mean(jax.vmap(model)(test_images).argmax(-1) == test_labels),
+        steps=800,
+    )
+
+
+def characters() -> Task:
+    """The transformer of `char_transformer.py`, small, on its share of a batch of four million."""
+    corpus = Corpus.load()
+    codes, size, length = jnp.asarray(corpus.codes), 16, 64
+    share = size * length / 2**22
+
+    def draw(key: Array) -> Batch:
+        starts = jax.random.randint(key, (size,), 0, len(codes) - length - 1)
+        return codes[starts[:, None] + jnp.arange(length + 1)]
+
+    (others,) = corpus.batches(1, 64, length, seed=12345)
+    return Task(
+        title="characters, a 4096th of a batch",
+        init=lambda key: Transformer(len(corpus.alphabet), width=32, heads=4, depth=2, key=key),
+        draw=draw,
+        loss_fn=lambda model, batch: character_loss(model, batch) * share,
+        share=share,
+        score=lambda model: next_right(model, jnp.asarray(others)),
+        steps=300,
+    )
+
+
+TASKS = {"digits": digits, "characters": characters}
 
 
 @dataclass(frozen=True)
@@ -75,10 +126,10 @@ class Result:
     """What came out of one way of training, for every seed.
 
     Attributes:
-        losses: of every step.
+        losses: mean loss of every step.
         zeros: which part of the gradients was exactly zero, in every step.
         scales: the loss scale of every step.
-        accuracy: on the pictures that were held out.
+        accuracy: on other data.
     """
 
     losses: np.ndarray
@@ -87,29 +138,27 @@ class Result:
     accuracy: np.ndarray
 
 
-def train(policy: str, loss_scale: Any, digits: Digits, steps: int, seeds: int) -> Result:
+def train(task: Task, policy: str, loss_scale: Any, steps: int, seeds: int) -> Result:
     """Train from each seed's weights on that seed's batches."""
-    optimizer = jaxamp.skip_nonfinite(optax.adam(5e-3, eps=1e-12))
+    optimizer = jaxamp.skip_nonfinite(optax.adam(5e-3, eps=1e-15))
 
     def run(seed: Int[Array, ""]) -> Any:
         model_key, data_key = jax.random.split(jax.random.key(seed))
-        model = eqx.nn.MLP(64, 10, WIDTH, HIDDEN_LAYERS, jax.nn.sigmoid, key=model_key)
-        weights, rest = eqx.partition(model, eqx.is_inexact_array)
+        weights, rest = eqx.partition(task.init(model_key), eqx.is_inexact_array)
 
         def step(carry: Any, key: Any) -> Any:
             weights, opt_state, scale = carry
-            batch = jax.random.randint(key, (BATCH_SIZE,), 0, len(digits.train_labels))
-            (loss, grads), finite, next_scale = jaxamp.filter_value_and_grad(
-                loss_fn, policy=policy, loss_scale=scale
-            )(eqx.combine(weights, rest), digits.train_images[batch], digits.train_labels[batch])
+            gradient = jaxamp.filter_value_and_grad(task.loss_fn, policy=policy, loss_scale=scale)
+            model = eqx.combine(weights, rest)
+            (loss, grads), finite, next_scale = gradient(model, task.draw(key))
             updates, opt_state = optimizer.update(grads, opt_state, weights, grads_finite=finite)
             weights = eqx.apply_updates(weights, updates)
-            return (weights, opt_state, next_scale), (loss, zero_part(grads), scale.loss_scale)
+            curves = loss / task.share, zero_part(grads), scale.loss_scale
+            return (weights, opt_state, next_scale), curves
 
         carry = weights, optimizer.init(weights), loss_scale
         (weights, *_), curves = jax.lax.scan(step, carry, jax.random.split(data_key, steps))
-        logits = jax.vmap(eqx.combine(weights, rest))(digits.test_images)
-        return *curves, jnp.mean(jnp.argmax(logits, axis=-1) == digits.test_labels)
+        return *curves, task.score(eqx.combine(weights, rest))
 
     return Result(*map(np.asarray, jax.jit(jax.vmap(run))(jnp.arange(seeds))))
 
@@ -124,10 +173,9 @@ def zero_part(grads: Any) -> Float[Array, ""]:
 # --- What to look at afterwards ----------------------------------------------------------------
 
 
-def results_table(results: dict[str, Result]) -> Table:
-    """Accuracy and loss of every way of training: mean over seeds, and spread."""
-    seeds = len(results["f32"].accuracy)
-    table = Table(title=f"Handwritten digits, six layers of sigmoids, {seeds} seeds")
+def results_table(title: str, results: dict[str, Result]) -> Table:
+    """Accuracy and loss of every way of training: mean over seeds, and standard deviation."""
+    table = Table(title=f"{title}, {len(results['f32'].accuracy)} seeds")
     for column in ("training", "test accuracy", "last losses", "gradients that are 0"):
         table.add_column(column, justify="left" if column == "training" else "right")
     for name, result in results.items():
@@ -141,23 +189,26 @@ def results_table(results: dict[str, Result]) -> Table:
     return table
 
 
-def plot(results: dict[str, Result], path: Path) -> None:
-    """Draw the losses, what underflowed, and the loss scale; one line a seed."""
-    figure, panels = plt.subplots(3, sharex=True, figsize=(8, 8), height_ratios=(2, 1, 1))
-    curves, lost, scales = panels
-    for index, (name, result) in enumerate(results.items()):
-        style = {"color": f"C{index}", "linewidth": 0.8, "alpha": 0.8}
-        lines = curves.plot(smooth(result.losses).T, **style)
-        lines[0].set_label(name)
-        lost.plot(smooth(result.zeros).T, **style)
-        if result.scales.max() > 1:
-            scales.plot(np.log2(result.scales).T, **style)
-    curves.set(yscale="log", ylabel="training loss", title="Digits in float16, six sigmoids deep")
-    curves.legend(loc="lower left")
-    lost.set(ylabel="gradients that are 0", ylim=(-0.03, 1.03))
-    scales.set(ylabel="log₂ of the loss scale", xlabel="step")
-    for axes in panels:
-        axes.grid(alpha=0.3)
+def plot(found: dict[str, dict[str, Result]], path: Path) -> None:
+    """Draw the losses, what underflowed, and the loss scale; a column a task, one line a seed."""
+    size = (1 + 6 * len(found), 8)
+    figure, panels = plt.subplots(
+        3, len(found), sharex="col", squeeze=False, figsize=size, height_ratios=(2, 1, 1)
+    )
+    for (title, results), (curves, lost, scales) in zip(found.items(), panels.T, strict=True):
+        for index, (name, result) in enumerate(results.items()):
+            style = {"color": f"C{index}", "linewidth": 0.8, "alpha": 0.8}
+            lines = curves.plot(smooth(result.losses).T, **style)
+            lines[0].set_label(name)
+            lost.plot(smooth(result.zeros).T, **style)
+            if result.scales.max() > 1:
+                scales.plot(np.log2(result.scales).T, **style)
+        curves.set(yscale="log", ylabel="training loss", title=f"Float16: {title}")
+        curves.legend(loc="lower left")
+        lost.set(ylabel="gradients that are 0", ylim=(-0.03, 1.03))
+        scales.set(ylabel="log₂ of the loss scale", xlabel="step")
+        for axes in (curves, lost, scales):
+            axes.grid(alpha=0.3)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
@@ -170,25 +221,27 @@ def smooth(curves: np.ndarray, width: int = 10) -> np.ndarray:
     return np.stack([np.convolve(curve, kernel, mode="valid") for curve in curves])
 
 
-def main(argv: Sequence[str] | None = None) -> dict[str, Result]:
-    """Train in three ways, compare, draw."""
+def main(argv: Sequence[str] | None = None) -> dict[str, dict[str, Result]]:
+    """Train each task in three ways, compare, draw."""
     parser = argparse.ArgumentParser(description="Float16 with and without loss scaling.")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--task", choices=TASKS, action="append", help="one of them; both if none")
+    parser.add_argument("--steps", type=int, help="800 for the digits, 300 for the characters")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--picture", type=Path, default=Path("out/f16_loss_scaling.png"))
-    parser.add_argument("--quick", action="store_true", help="one seed and 250 steps")
     options = parser.parse_args(argv)
-    steps, seeds = (250, 1) if options.quick else (options.steps, options.seeds)
 
-    console, digits = Console(), Digits.load()
-    results = {}
-    for name, (policy, loss_scale) in RUNS.items():
-        with console.status(f"training: {name}"):
-            results[name] = train(policy, loss_scale, digits, steps, seeds)
-    console.print(results_table(results))
-    plot(results, options.picture)
+    console = Console()
+    found = {}
+    for task in [TASKS[name]() for name in options.task or TASKS]:
+        results = found[task.title] = {}
+        for name, (policy, loss_scale) in RUNS.items():
+            with console.status(f"{task.title}: {name}"):
+                steps = options.steps or task.steps
+                results[name] = train(task, policy, loss_scale, steps, options.seeds)
+        console.print(results_table(task.title, results))
+    plot(found, options.picture)
     console.print(f"Curves: {options.picture} (JAX {jax.__version__}, {jax.devices()[0]})")
-    return results
+    return found
 
 
 if __name__ == "__main__":

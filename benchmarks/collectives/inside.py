@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from benchmarks.collectives import programs
 from benchmarks.collectives.count import collectives
-from jaxamp import amp
+from jaxamp import PrecisionPolicy, amp
 from jaxamp.estimate import hlo
 from jaxamp.estimate.targets import TARGETS
 
@@ -24,12 +24,16 @@ def same(fn):
     return fn
 
 
+SUMS_LOW = PrecisionPolicy.AUTO_MIXED_BF16.replace(allreduce="bf16")
 VARIANTS = {
-    "f32": (same, same),
-    "grad(amp)": (amp, same),
-    "amp(grad)": (same, amp),
+    "f32": (same, same, "highest"),
+    "f32, TPU default": (same, same, None),
+    "grad(amp)": (amp, same, None),
+    "amp(grad)": (same, amp, None),
+    "amp(grad), bf16 sums": (same, partial(amp, policy=SUMS_LOW), None),
 }
-"""What is done to the loss before it is differentiated, and to the whole step."""
+"""What is done to the loss before it is differentiated, and to the whole step; and JAX's default
+precision of matrix products, without which a TPU computes those of float32 in bfloat16."""
 
 
 def mesh_of(target: str) -> Mesh:
@@ -56,11 +60,13 @@ def main() -> None:
                 (params, words),
                 (split, rows),
             )
-            for variant, precisions in VARIANTS.items():
+            for variant, (loss_in, step_in, products) in VARIANTS.items():
                 name = f"{style} {strategy} {variant}"
                 if options.only not in name:
                     continue
-                compiled = make(size, strategy, mesh, *precisions).lower(*placed).compile()
+                with jax.default_matmul_precision(products):
+                    lowered = make(size, strategy, mesh, loss_in, step_in).lower(*placed)
+                compiled = lowered.compile()
                 text = compiled.as_text()
                 if options.dump:
                     options.dump.mkdir(parents=True, exist_ok=True)

@@ -71,6 +71,7 @@ def loss_fn(
     gather: Callable[[Any, int], Any] = lambda w, axis: w,
     total: Callable[[Any], Any] = lambda x: x,
     ways: int = 1,
+    place: Callable[[Any], Any] = lambda x: x,
 ) -> Any:
     """The mean cross-entropy of the next word.
 
@@ -81,6 +82,7 @@ def loss_fn(
       gather: makes a parameter whole that is split along an axis (FSDP by hand).
       total: adds up what devices with a part of the heads have computed (tensor parallel by hand).
       ways: over how many devices the heads are split by hand.
+      place: tells the compiler where the activations between two layers lie.
     """
     heads = size.heads // ways
 
@@ -89,12 +91,12 @@ def loss_fn(
         qkv = normed @ gather(weights["qkv"], 0)
         query, key, value = jnp.moveaxis(qkv.reshape(*x.shape[:2], heads, 3, -1), 3, 0)
         mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        x = x + total(mixed.reshape(*x.shape[:2], -1) @ gather(weights["out"], 1))
+        x = place(x + total(mixed.reshape(*x.shape[:2], -1) @ gather(weights["out"], 1)))
         normed = norm(x, weights["scale"][1])
         hidden = jax.nn.gelu(normed @ gather(weights["grow"], 0))
-        return x + total(hidden @ gather(weights["shrink"], 1)), None
+        return place(x + total(hidden @ gather(weights["shrink"], 1))), None
 
-    x = gather(params["embed"], 1)[words[:, :-1]]
+    x = place(gather(params["embed"], 1)[words[:, :-1]])
     x, _ = jax.lax.scan(layer, x, params["layers"])
     logits = x @ gather(params["head"], 0)
     chosen = jnp.take_along_axis(logits, words[:, 1:, None], axis=-1)[..., 0]
@@ -157,11 +159,16 @@ def jit_step(size: Size, strategy: str, mesh: Mesh, loss_in: Precision, step_in:
       step_in: what is done to the whole step.
     """
 
+    split, rows = shardings(strategy, mesh)
+    # Without this the compiler sends activations, which are larger here, to where weights lie.
+    place = partial(jax.lax.with_sharding_constraint, shardings=rows)
+
     def step(params: Params, words: Any) -> tuple[Params, Any]:
-        loss, grads = jax.value_and_grad(loss_in(partial(loss_fn, size)))(params, words)
+        loss, grads = jax.value_and_grad(loss_in(partial(loss_fn, size, place=place)))(
+            params, words
+        )
         return update(params, grads), loss
 
-    split, rows = shardings(strategy, mesh)
     whole = NamedSharding(mesh, P())
     return jax.jit(step_in(step), in_shardings=(split, rows), out_shardings=(split, whole))
 

@@ -12,9 +12,9 @@ import optax
 import pytest
 
 import jaxamp
+from benchmarks import low_params
 from jaxamp.errors import TrainingError
 from jaxamp.training.transformation import nearest
-from tests.training import digits_mlp
 
 WRAPPERS: dict[str, Any] = {
     "master weights": jaxamp.with_master_weights,
@@ -245,31 +245,18 @@ def test_stochastic_runs_repeat_and_differ_by_seed():
 
 # --- On a real task ----------------------------------------------------------------------------
 
-STEPS = 3000
-
-
-def adam() -> optax.GradientTransformation:
-    """Adam with a rate that goes to zero, where steps become too small for bfloat16."""
-    return optax.adam(optax.cosine_decay_schedule(1e-3, STEPS))
-
 
 @pytest.mark.slow
 def test_low_parameters_track_float32_on_digits():
     """Digits, five seeds: all three end where float32 ends, bfloat16 parameters alone do not.
 
     Each seed's loss is compared with that seed's float32 loss; the measure is by how much float32
-    losses differ from seed to seed. At the time of writing, means of loss and held-out accuracy:
-    float32 0.0968 and 97.1 %, masters 0.0969 and 97.2 %, stochastic 0.0960 and 97.3 %, Kahan 0.0968
-    and 97.2 %, bfloat16 parameters alone 0.4407 and 93.7 %; the spread is 0.0055.
+    losses differ from seed to seed.
     """
-    f32 = digits_mlp.train(adam, dtype=jnp.float32, steps=STEPS)["loss"]
+    losses = {method: scores["loss"] for method, scores in low_params.measure().items()}
+    f32 = losses.pop("float32")
+    plain = losses.pop("bf16 alone")
     spread = np.std(f32, ddof=1)
-    for wrap in WRAPPERS.values():
-
-        def wrapped(wrap: Any = wrap) -> Any:
-            return wrap(adam())
-
-        ours = digits_mlp.train(wrapped, dtype=jnp.bfloat16, steps=STEPS)["loss"]
-        assert np.abs(ours - f32).max() < spread
-    plain = digits_mlp.train(adam, dtype=jnp.bfloat16, steps=STEPS)["loss"]
+    for method, ours in losses.items():
+        assert np.abs(ours - f32).max() < spread, method
     assert (plain - f32).min() > 10 * spread
