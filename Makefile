@@ -1,5 +1,5 @@
 # Every target makes `.venv` and installs what it needs; later calls reuse it.
-.PHONY: demo test lint conformance conformance-sample numerics bench clean
+.PHONY: demo test lint conformance conformance-sample numerics deviceless bench clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -30,6 +30,10 @@ conformance-sample: $(VENV)/.installed-test
 # Every hostile case and reduction island, in both formats.
 numerics: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m numerics tests/numerics
+
+# Reports against what the vendors' compilers make of the same programs.
+deviceless: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -q -m deviceless tests/inspect
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks

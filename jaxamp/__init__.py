@@ -22,6 +22,8 @@ from jaxamp.errors import ServingError as ServingError
 from jaxamp.errors import TrainingError as TrainingError
 from jaxamp.errors import UnknownPrimitiveError as UnknownPrimitiveError
 from jaxamp.errors import UnsupportedPrecisionError as UnsupportedPrecisionError
+from jaxamp.estimate.estimate import Estimate as Estimate
+from jaxamp.estimate.estimate import estimate as estimate
 from jaxamp.formats import CastConfig as CastConfig
 from jaxamp.formats import Precision as Precision
 from jaxamp.inspect.diff import Difference as Difference

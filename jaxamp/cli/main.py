@@ -17,6 +17,9 @@ from rich.console import Console
 from jaxamp.cli.load import load, load_policy
 from jaxamp.cli.specs import read_args
 from jaxamp.errors import JaxAmpError
+from jaxamp.estimate.environments import ENVIRONMENTS
+from jaxamp.estimate.estimate import estimate
+from jaxamp.estimate.targets import TARGETS
 from jaxamp.inspect.diff import diff
 from jaxamp.inspect.explain import explain
 from jaxamp.inspect.report import report
@@ -110,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     top = _Parser(prog="python -m jaxamp", description=_ABOUT)
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_add_report, _add_explain, _add_diff):
+    for add in (_add_report, _add_explain, _add_diff, _add_estimate):
         add(commands)
     return top
 
@@ -198,6 +201,41 @@ def _add_diff(commands: Any) -> None:
 
 def _diff(request: Request, options: argparse.Namespace) -> Any:
     return diff(request.policy, request.other)(request.fn)(*request.args, **request.kwargs)
+
+
+def _add_estimate(commands: Any) -> None:
+    about = "What a policy would give on a chip that is not here"
+    example = (
+        "train.py:loss --grad --args 'f32[8,16]' 'f32[4,8]' --target h200\n"
+        "  python -m jaxamp estimate --install gpu"
+    )
+    command = _add(commands, "estimate", _estimate, about, example)
+    command.add_argument(
+        "--target", default="h200", choices=TARGETS, help="the chip (default: h200)"
+    )
+    command.add_argument(
+        "--with", dest="other", metavar="POLICY", help="one more policy to compare with"
+    )
+    command.add_argument(
+        "--install",
+        action=_Install,
+        choices=ENVIRONMENTS,
+        help="install that compiler, once, and leave",
+    )
+
+
+class _Install(argparse.Action):
+    """Installs a compiler as soon as it is named, as ``--help`` helps."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        ENVIRONMENTS[values].install()
+        parser.exit()
+
+
+def _estimate(request: Request, options: argparse.Namespace) -> Any:
+    others = [request.other] if request.other else []
+    asked = estimate(request.fn, request.policy, options.target, others=others)
+    return asked(*request.args, **request.kwargs)
 
 
 def _complain(message: object, status: int) -> int:

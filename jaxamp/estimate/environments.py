@@ -84,10 +84,16 @@ class Environment:
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
         if self.name == "gpu":
             return quiet | {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}
-        return quiet | {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+        # Compiling alone, several may use the library at once.
+        alone = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost"}
+        return quiet | alone | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
-    def run(self, *command: str) -> None:
+    def run(self, *command: str, quiet: bool = False) -> None:
         """Run Python with arguments inside.
+
+        Args:
+          *command: what comes after ``python``.
+          quiet: whether what it says is kept for the error.
 
         Raises:
           InspectionError: nothing is installed, or the run failed.
@@ -97,11 +103,15 @@ class Environment:
                 f"The compiler for {self.name.upper()} is not installed ({self.size}). Run "
                 f"`python -m jaxamp estimate --install {self.name}` once; it goes to {self.folder}."
             )
-        done = subprocess.run([str(self.python), *command], env=os.environ | self.variables())
+        done = subprocess.run(
+            [str(self.python), *command],
+            env=os.environ | self.variables(),
+            capture_output=quiet,
+            text=True,
+        )
         if done.returncode:
-            raise InspectionError(
-                f"The compiler for {self.name.upper()} failed; what it said is above."
-            )
+            said = done.stderr.strip().splitlines()[-1] if quiet else "what it said is above"
+            raise InspectionError(f"The compiler for {self.name.upper()} failed: {said}")
 
 
 ENVIRONMENTS = {

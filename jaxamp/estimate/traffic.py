@@ -13,20 +13,22 @@ space of library calls and on-chip buffers of a TPU are not counted.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from jaxamp.estimate.contractions import LIBRARY, Contraction, contractions
 from jaxamp.estimate.hlo import Array, Computation, Instruction, Module
 
 _FREE = {
     "add-dependency", "after-all", "bitcast", "constant", "get-tuple-element", "iota",
     "opt-barrier", "parameter", "partition-id", "replica-id", "tuple",
 }  # fmt: skip
+WORDS = {"f8e4m3fn": "f8_e4m3", "f8e5m2": "f8_e5m2", "f4e2m1fn": "f4_e2m1"}
+"""What jaxamp calls the formats that the compiler calls otherwise."""
+
 _VIEWS = {"bitcast", "reshape", "get-tuple-element"}
 _SLICES = {"dynamic-slice", "slice", "gather"}
-_LIBRARY = re.compile(r"__cublas|__cudnn|__triton_gemm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,10 @@ class Kernel:
         """Bytes in all runs."""
         return self.runs * sum(size for _, size in self.read + self.written)
 
+    def contractions(self, module: Module) -> list[Contraction]:
+        """The dots and convolutions of one run."""
+        return list(contractions(module, self.instruction, self.home))
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -52,6 +58,7 @@ class Traffic:
     bytes: int
     kernels: int
     dots: dict[str, int]
+    flops: float
     unknown_loops: int
 
 
@@ -64,19 +71,31 @@ def measure(module: Module) -> Traffic:
     """Count a program."""
     found = list(kernels(module))
     dots: Counter[str] = Counter()
+    flops = 0.0
     for kernel in found:
-        for dtypes in _dots(module, kernel.instruction, kernel.home):
-            dots[dtypes] += kernel.runs
+        for contraction in kernel.contractions(module):
+            dots[str(contraction)] += kernel.runs
+            flops += kernel.runs * contraction.flops
     return Traffic(
         bytes=sum(kernel.moved for kernel in found),
         kernels=sum(kernel.runs for kernel in found),
         dots=dict(dots),
+        flops=flops,
         unknown_loops=sum(
             line.op == "while" and trips(module, line) is None
             for computation in module.computations.values()
             for line in computation.instructions
         ),
     )
+
+
+def operand_precisions(module: Module) -> Counter[str]:
+    """Dots and convolutions that run, by the precision of their first operand."""
+    found: Counter[str] = Counter()
+    for kernel in kernels(module):
+        for contraction in kernel.contractions(module):
+            found[WORDS.get(contraction.operands[0], contraction.operands[0])] += kernel.runs
+    return found
 
 
 def trips(module: Module, loop: Instruction) -> int | None:
@@ -120,7 +139,7 @@ def _size(line: Instruction) -> int:
 
 def _in_memory(line: Instruction) -> list[Array]:
     """An instruction's results in main memory, without the scratch space of library calls."""
-    scratch = bool(_LIBRARY.search(line.target))
+    scratch = bool(LIBRARY.search(line.target))
     return [a for a in line.results if not (a.on_chip or (scratch and a.dtype == "s8"))]
 
 
@@ -199,14 +218,3 @@ def _updates(computation: Computation, scatter: Instruction) -> int:
     """Bytes of a scatter's updates: the last third of its operands."""
     updates = scatter.operands[-((len(scatter.operands) - 1) // 2) :]
     return sum(_size(computation.by_name[name]) for name in updates)
-
-
-def _dots(module: Module, line: Instruction, computation: Computation) -> Iterator[str]:
-    """The dtypes of every dot and convolution in a kernel, as ``bf16×bf16→f32``."""
-    if line.op in ("dot", "convolution") or _LIBRARY.search(line.target):
-        sides = (computation.by_name[name].results[0].dtype for name in line.operands[:2])
-        yield "×".join(sides) + "→" + line.results[0].dtype
-    elif line.op == "fusion":
-        inner = module.computations[line.attribute("calls") or ""]
-        for nested in inner.instructions:
-            yield from _dots(module, nested, inner)

@@ -83,11 +83,30 @@ class Report:
         return {key: found[key] for key in order}
 
     def dots(self) -> dict[str, int]:
-        """Dots and convolutions that run, by the precision of their operands."""
+        """Dots and convolutions that run, by the precision of their operands.
+
+        FP8 ones are what the policy claims; ``compare_compiled`` says what the compiler made.
+        """
         found: Counter[str] = Counter()
         for operation in self.contractions:
             found[operation.arithmetic] += operation.runs
         return {word: n for word, n in found.items() if n}
+
+    def compare_compiled(self, text: str) -> dict[str, tuple[int, int]]:
+        """Dots and convolutions claimed here, and found in the compiled program.
+
+        Args:
+          text: the optimized program, as ``compiled.as_text()`` gives it.
+
+        Returns:
+          By the precision of the operands: how many this report says, how many there are.
+        """
+        from jaxamp.estimate.hlo import parse  # reads text; no compiler is needed
+        from jaxamp.estimate.traffic import operand_precisions
+
+        found, claimed = operand_precisions(parse(text)), self.dots()
+        words = sorted({*found, *claimed})
+        return {word: (claimed.get(word, 0), found.get(word, 0)) for word in words}
 
     @property
     def contractions(self) -> tuple[Operation, ...]:

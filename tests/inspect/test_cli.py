@@ -12,6 +12,7 @@ import pytest
 
 from jaxamp import PrecisionPolicy
 from jaxamp.cli.main import main
+from jaxamp.estimate import environments
 
 PROGRAM = '''
 """A model that somebody has."""
@@ -166,6 +167,8 @@ def test_a_policy_from_a_file(folder, typed):
         ("report model:loss --policy mine.jsn.json", "There is no file mine.jsn.json"),
         ("diff model:loss --args model:inputs", "required: --with"),
         ("diff model:loss --args model:inputs --with f17", "Unknown policy 'f17'"),
+        ("estimate model:loss --target h300", "invalid choice: 'h300'"),
+        ("estimate --install npu", "invalid choice: 'npu'"),
         ("report", "the following arguments are required: program"),
         ("reprot model:loss", "invalid choice: 'reprot'"),
         ("", "the following arguments are required: COMMAND"),
@@ -203,13 +206,23 @@ def test_traceback_on_request(folder):
     assert "Traceback" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["", "report", "explain", "diff"])
+@pytest.mark.parametrize("command", ["", "report", "explain", "diff", "estimate"])
 def test_help_has_an_example(typed, command: str):
     """Help exits with 0 and shows a whole command."""
     done = typed(f"python -m jaxamp {command} --help")
     assert done.returncode == 0
     assert "example" in done.stdout
     assert f"python -m jaxamp {command}" in done.stdout
+
+
+@pytest.mark.parametrize(("target", "name"), [("h200", "gpu"), ("v5e", "tpu")])
+def test_a_compiler_that_is_missing(folder, typed, monkeypatch, target: str, name: str):
+    """The error says what to install, how large it is and where it goes."""
+    monkeypatch.setattr(environments, "ROOT", folder / "nothing")
+    done = typed(f"python -m jaxamp estimate model:loss --args model:inputs --target {target}")
+    assert done.returncode == 1
+    assert f"`python -m jaxamp estimate --install {name}`" in done.stderr
+    assert "GB" in done.stderr
 
 
 def test_a_reader_that_leaves_early(folder):

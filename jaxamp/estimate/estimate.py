@@ -1,0 +1,207 @@
+"""What a policy would give on a chip that is not there: compiled facts, and a modelled time."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxamp.errors import InspectionError, accepted
+from jaxamp.estimate import compiler
+from jaxamp.estimate.environments import ENVIRONMENTS
+from jaxamp.estimate.export import exported
+from jaxamp.estimate.hlo import Module, parse
+from jaxamp.estimate.roofline import Roofline, roofline
+from jaxamp.estimate.targets import TARGETS, Target
+from jaxamp.estimate.traffic import measure, operand_precisions
+from jaxamp.policy import PrecisionPolicy
+from jaxamp.transform import DEFAULT_POLICY, amp
+
+_BASE = PrecisionPolicy.ALWAYS_F32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A program under one policy, compiled.
+
+    All but `time` is fact: read from what the compiler emitted.
+
+    Attributes:
+      policy: what the policy is called.
+      bytes: that its kernels read and write.
+      kernels: that it starts.
+      temporary: bytes of memory besides arguments and results.
+      arguments: bytes of the arguments.
+      outputs: bytes of the results.
+      dots: dots and convolutions by the precision of their operands, in the compiled program.
+      flops: of these.
+      unknown_loops: loops whose trips the program does not tell: they count once.
+      time: by the roofline model.
+    """
+
+    policy: str
+    bytes: int
+    kernels: int
+    temporary: int
+    arguments: int
+    outputs: int
+    dots: dict[str, int]
+    flops: float
+    unknown_loops: int
+    time: Roofline
+
+    @property
+    def fp8(self) -> int:
+        """Dots of 8-bit operands that the compiler really made."""
+        return sum(n for word, n in self.dots.items() if word.startswith("f8"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What policies would give on a target; ``print`` shows it.
+
+    Attributes:
+      program: the function's name.
+      target: the word for the chip.
+      title: what the chip is.
+      compiled: float32 first, then the policy that was asked about, then the others.
+    """
+
+    program: str
+    target: str
+    title: str
+    compiled: tuple[Compiled, ...]
+
+    def to_json(self) -> str:
+        """Everything as JSON."""
+        rows = [{**asdict(row), "fp8": row.fp8} for row in self.compiled]
+        head = {"program": self.program, "target": self.target, "title": self.title}
+        return json.dumps({**head, "compiled": rows}, indent=1)
+
+    def __rich__(self) -> Any:
+        from jaxamp.estimate.table import show_estimate
+
+        return show_estimate(self)
+
+    def __str__(self) -> str:
+        from jaxamp.inspect.terminal import as_text
+
+        return as_text(self)
+
+    def __repr__(self) -> str:
+        policies = ", ".join(row.policy for row in self.compiled)
+        return f"<Estimate of {self.program} on {self.target}: {policies}>"
+
+
+def estimate(
+    fn: Any, policy: Any = DEFAULT_POLICY, target: str = "h200", *, others: Sequence[Any] = ()
+) -> Callable[..., Estimate]:
+    """What a policy would give on a chip that you do not have.
+
+    The vendor's own compiler makes the program, in a process and an environment of its own, which
+    ``python -m jaxamp estimate --install gpu`` (or ``tpu``) creates once. Bytes, kernels, memory
+    and dots are read from what it emitted: facts. The time is a model, see
+    ``jaxamp.estimate.roofline``; trust its ratios rather than its seconds.
+
+    Args:
+      fn: whatever ``amp`` takes; arrays inside of a module are inputs.
+      policy: what is asked about.
+      target: ``h200``, ``h100``, ``a100``, ``b200``, ``v5e``, ``v5p``, ``v6e`` or ``7x``.
+      others: more policies to compare with.
+
+    Returns:
+      A function of the same arguments as `fn`, in which ``jax.ShapeDtypeStruct`` may stand for an
+      array. It returns an ``Estimate``.
+
+    Raises:
+      InspectionError: the target is unknown, or its compiler is not installed or fails.
+      PolicyError: a policy is not understood.
+
+    >>> estimate(lambda x: x @ x, target="h2000")
+    Traceback (most recent call last):
+    ...
+    jaxamp.errors.InspectionError: No target 'h2000' is known. Did you mean 'h200'? Accepted: ...
+    """
+    if target not in TARGETS:
+        raise InspectionError(f"No target {target!r} is known. {accepted(target, TARGETS)}")
+    policies = _distinct([_BASE, *map(PrecisionPolicy.parse, (policy, *others))])
+    name = getattr(fn, "__name__", type(fn).__name__)
+
+    @functools.wraps(fn, updated=())
+    def made(*args: Any, **kwargs: Any) -> Estimate:
+        chip = TARGETS[target]
+        programs = [
+            exported(fn, functools.partial(amp, policy=p), args, kwargs, chip.platform)
+            for p in policies
+        ]
+        found = compile_all(chip, programs)
+        pairs = zip(policies, found, strict=True)
+        return Estimate(
+            program=name,
+            target=target,
+            title=chip.title,
+            compiled=tuple(_compiled(chip, p, module, facts) for p, (module, facts) in pairs),
+        )
+
+    return made
+
+
+def compile_all(target: Target, programs: Sequence[bytes]) -> list[tuple[Module, dict[str, Any]]]:
+    """Compiles serialized programs for a target, in one process of its compiler's environment.
+
+    Args:
+      target: the chip.
+      programs: what ``exported`` gave.
+
+    Returns:
+      For each, the optimized program and what the compiler says of it.
+
+    Raises:
+      InspectionError: the compiler is not installed, or fails.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        names = [f"program{index}" for index in range(len(programs))]
+        for program, data in zip(names, programs, strict=True):
+            (folder / f"{program}.bin").write_bytes(data)
+        job = {
+            "platform": target.platform,
+            "topology": target.topology,
+            "description": target.description,
+            "programs": names,
+        }
+        (folder / "job.json").write_text(json.dumps(job))
+        ENVIRONMENTS[target.environment].run(compiler.__file__, name, quiet=True)
+        return [
+            (
+                parse((folder / f"{program}.hlo").read_text()),
+                json.loads((folder / f"{program}.json").read_text()),
+            )
+            for program in names
+        ]
+
+
+def _compiled(
+    target: Target, policy: PrecisionPolicy, module: Module, facts: dict[str, Any]
+) -> Compiled:
+    counted = measure(module)
+    return Compiled(
+        policy=str(policy),
+        bytes=counted.bytes,
+        kernels=counted.kernels,
+        temporary=facts["temporary"],
+        arguments=facts["arguments"],
+        outputs=facts["outputs"],
+        dots=dict(operand_precisions(module)),
+        flops=counted.flops,
+        unknown_loops=counted.unknown_loops,
+        time=roofline(module, target),
+    )
+
+
+def _distinct(policies: Sequence[PrecisionPolicy]) -> list[PrecisionPolicy]:
+    return list(dict.fromkeys(policies))
