@@ -15,13 +15,14 @@ import jax
 from rich.console import Console
 
 from jaxamp.cli.load import load, load_policy
-from jaxamp.cli.specs import read_args
+from jaxamp.cli.specs import read_args, with_values
 from jaxamp.errors import JaxAmpError
 from jaxamp.estimate.environments import ENVIRONMENTS
 from jaxamp.estimate.estimate import estimate
 from jaxamp.estimate.targets import TARGETS
 from jaxamp.inspect.diff import diff
 from jaxamp.inspect.explain import explain
+from jaxamp.inspect.probe import probe
 from jaxamp.inspect.report import report
 from jaxamp.inspect.words import near
 from jaxamp.policy import PrecisionPolicy
@@ -33,7 +34,8 @@ _TO_TERMINAL = "-"
 _PROGRAM = """\
 A program is package.module:function or path/to/file.py:function. Arguments are shapes (f32[8,128],
 i32[4]), numbers, quoted texts, key, lists, tuples and dicts of these, name=... for keywords, or one
-package.module:function that builds them: a tuple that it returns is all the arguments.
+package.module:function that builds them: a tuple that it returns is all the arguments. Where
+numbers are needed, shapes get normal floats and zeros for everything else.
 
 exit status: 0 all is well, 1 the program or the question failed, 2 the command is not understood
 """
@@ -113,7 +115,7 @@ def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     top = _Parser(prog="python -m jaxamp", description=_ABOUT)
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_add_report, _add_explain, _add_diff, _add_estimate):
+    for add in (_add_report, _add_explain, _add_diff, _add_probe, _add_estimate):
         add(commands)
     return top
 
@@ -201,6 +203,17 @@ def _add_diff(commands: Any) -> None:
 
 def _diff(request: Request, options: argparse.Namespace) -> Any:
     return diff(request.policy, request.other)(request.fn)(*request.args, **request.kwargs)
+
+
+def _add_probe(commands: Any) -> None:
+    about = "What a policy does to the numbers: errors, overflow, the first that is not finite"
+    example = "train.py:loss --grad --args train.py:inputs --policy auto_mixed"
+    _add(commands, "probe", _probe, about, example)
+
+
+def _probe(request: Request, options: argparse.Namespace) -> Any:
+    args, kwargs = with_values((request.args, request.kwargs))
+    return probe(request.fn, request.policy)(*args, **kwargs)
 
 
 def _add_estimate(commands: Any) -> None:

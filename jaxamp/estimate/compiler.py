@@ -67,7 +67,7 @@ def main(folder: Path) -> None:
     for name in job["programs"]:
         exported = jax.export.deserialize(bytearray((folder / f"{name}.bin").read_bytes()))
         start = time.perf_counter()
-        compiled = compile_on(place, exported.call, exported.in_avals)
+        compiled = compile_on(place, exported.call, exported.in_avals, job["options"])
         found = facts(compiled) | {"seconds": round(time.perf_counter() - start, 1)}
         (folder / f"{name}.hlo").write_text(compiled.as_text())
         (folder / f"{name}.json").write_text(json.dumps(found))

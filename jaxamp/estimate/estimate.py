@@ -150,12 +150,15 @@ def estimate(
     return made
 
 
-def compile_all(target: Target, programs: Sequence[bytes]) -> list[tuple[Module, dict[str, Any]]]:
+def compile_all(
+    target: Target, programs: Sequence[bytes], options: dict[str, Any] | None = None
+) -> list[tuple[Module, dict[str, Any]]]:
     """Compiles serialized programs for a target, in one process of its compiler's environment.
 
     Args:
       target: the chip.
       programs: what ``exported`` gave.
+      options: the compiler's own flags.
 
     Returns:
       For each, the optimized program and what the compiler says of it.
@@ -173,6 +176,7 @@ def compile_all(target: Target, programs: Sequence[bytes]) -> list[tuple[Module,
             "topology": target.topology,
             "description": target.description,
             "programs": names,
+            "options": options,
         }
         (folder / "job.json").write_text(json.dumps(job))
         ENVIRONMENTS[target.environment].run(compiler.__file__, name, quiet=True)

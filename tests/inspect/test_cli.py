@@ -144,6 +144,16 @@ def test_diff(typed):
     assert "f32 → f16" in done.stdout
 
 
+def test_probe(typed):
+    """Shapes get numbers; the table names the operations that lose most."""
+    line = "python -m jaxamp probe model:scale --args f32[4,8] rate=0.5 --policy auto_mixed"
+    done = typed(line)
+    assert done.returncode == 0, done.stderr
+    assert "dot_general" in done.stdout
+    as_json = typed(f"{line} --json")
+    assert json.loads(as_json.stdout)
+
+
 def test_a_policy_from_a_file(folder, typed):
     """What `to_json` wrote is a policy."""
     (folder / "mine.json").write_text(PrecisionPolicy.AUTO_MIXED.to_json())
@@ -188,6 +198,7 @@ def test_what_is_not_understood(typed, line: str, says: str):
     [
         ("report model:broken --args f32[4,8]", "model.py:24: TypeError"),
         ("report model:loss --args f32[4,8]", "TypeError"),
+        ("probe model:broken --args f32[4,8]", "model.py:24: TypeError"),
         ("explain model:loss --args model:inputs --where hiden", "Did you mean 'hidden'?"),
     ],
 )
@@ -206,7 +217,7 @@ def test_traceback_on_request(folder):
     assert "Traceback" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["", "report", "explain", "diff", "estimate"])
+@pytest.mark.parametrize("command", ["", "report", "explain", "diff", "probe", "estimate"])
 def test_help_has_an_example(typed, command: str):
     """Help exits with 0 and shows a whole command."""
     done = typed(f"python -m jaxamp {command} --help")
