@@ -204,7 +204,7 @@ def plot(found: dict[str, dict[str, Result]], path: Path) -> None:
             if result.scales.max() > 1:
                 scales.plot(np.log2(result.scales).T, **style)
         curves.set(yscale="log", ylabel="training loss", title=f"Float16: {title}")
-        curves.legend(loc="lower left")
+        curves.legend(loc="best")
         lost.set(ylabel="gradients that are 0", ylim=(-0.03, 1.03))
         scales.set(ylabel="log₂ of the loss scale", xlabel="step")
         for axes in (curves, lost, scales):

@@ -12,7 +12,9 @@ from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jaxamp import PrecisionPolicy, Rule, amp
+from benchmarks.collectives.count import collectives
+from jaxamp import PrecisionPolicy, Rule, amp, plan_of
+from jaxamp.estimate import hlo
 
 BF16 = PrecisionPolicy.AUTO_MIXED_BF16
 SENT = re.compile(
@@ -207,3 +209,40 @@ def test_activations_are_added_up_in_f32(mesh):
     specs = (P(None, "d"), P("d"), P())
     mapped = jax.shard_map(amp(fn), mesh=mesh, in_specs=specs, out_specs=P())
     assert sent(mapped, X, W, W[:32]) == {("all_reduce", "f32"): 1}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_gradients_leave_their_products_in_the_precision_of_their_sum(dtype):
+    """Under jit XLA adds up over devices what a product gives; the loss stays f32 in any case."""
+    policy = BF16.replace(allreduce=dtype)
+    plan = plan_of(jax.value_and_grad(lambda w, x: jnp.mean(jnp.square(x @ w))), policy)(W, X)
+    (*_, product) = [d for d in plan.decisions() if d.primitive == "dot_general"]
+    assert product.output.short == dtype
+    sums = [d for d in plan.decisions() if d.primitive == "reduce_sum"]
+    assert {d.output.short for d in sums} == {"f32"}
+
+
+def test_a_gather_spread_over_fusions_counts_once():
+    """A TPU overlaps one gather with several fusions and names it in each, by one channel."""
+    gather = "bf16[64,32]{1,0} all-gather(%p), channel_id=4, dimensions={0}"
+    text = f"""HloModule step
+
+%first (p: bf16[16,32]) -> bf16[64,32] {{
+  %p = bf16[16,32]{{1,0}} parameter(0)
+  ROOT %all-gather.1 = {gather}
+}}
+
+%second (p: bf16[16,32]) -> bf16[64,32] {{
+  %p = bf16[16,32]{{1,0}} parameter(0)
+  ROOT %all-gather.2 = {gather}
+}}
+
+ENTRY %main (p: bf16[16,32]) -> (bf16[64,32], bf16[64,32], bf16[64,32]) {{
+  %p = bf16[16,32]{{1,0}} parameter(0)
+  %a = bf16[64,32]{{1,0}} fusion(%p), kind=kCustom, calls=%first
+  %b = bf16[64,32]{{1,0}} fusion(%p), kind=kCustom, calls=%second
+  %c = {gather.replace("=4", "=5")}
+  ROOT %all = (bf16[64,32]{{1,0}}, bf16[64,32]{{1,0}}, bf16[64,32]{{1,0}}) tuple(%a, %b, %c)
+}}
+"""
+    assert collectives(hlo.parse(text)) == {("all-gather", "bf16"): 2 * 64 * 32 * 2}

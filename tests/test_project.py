@@ -18,14 +18,6 @@ def _targets() -> set[str]:
     return set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
 
 
-def test_readme_code_runs(capsys):
-    """The README's blocks of Python run in order, as one program."""
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) >= 4
-    exec("\n".join(blocks), {})
-    assert "dot_general" in capsys.readouterr().out
-
-
 def test_readme_names_targets_that_exist():
     """Every `make something` of the README and of CI is a target."""
     text = README + (ROOT / ".ci/run").read_text()

@@ -19,30 +19,38 @@ def collectives(module: Module) -> Bytes:
     """Bytes by collective and element type; loops count as often as they run.
 
     The size of a collective is that of the whole array: what an all-gather gives and what the
-    others take. Arrays of less than a kilobyte are left out.
+    others take. Arrays of less than a kilobyte are left out. A collective that the compiler has
+    spread over several fusions, to overlap it with them, is named in each and counts once.
     """
     found: Bytes = Counter()
-    for op, array, runs in _collectives(module, module.entry, 1):
-        if array.bytes >= _SCALARS:
-            found[op, array.dtype] += runs * array.bytes
+    spread = set()
+    for op, array, runs, channel in _collectives(module, module.entry, 1):
+        if array.bytes < _SCALARS or (channel, str(array)) in spread:
+            continue
+        if channel is not None:
+            spread.add((channel, str(array)))
+        found[op, array.dtype] += runs * array.bytes
     return found
 
 
 def _collectives(
-    module: Module, computation: Computation, runs: int
-) -> Iterator[tuple[str, Array, int]]:
+    module: Module, computation: Computation, runs: int, fused: bool = False
+) -> Iterator[tuple[str, Array, int, str | None]]:
+    """Name, array, how often it runs, and inside of fusions the channel that tells it apart."""
     for line in computation.instructions:
         op = line.op.removesuffix("-start")
         if op in _OPS:
-            fused = op == "all-reduce" and _FUSED in computation.name
-            name = "reduce-scatter" if fused else op
-            yield from ((name, array, runs) for array in _whole(computation, line, op))
+            scatters = op == "all-reduce" and _FUSED in computation.name
+            name = "reduce-scatter" if scatters else op
+            channel = line.attribute("channel_id") if fused else None
+            yield from ((name, array, runs, channel) for array in _whole(computation, line, op))
         elif line.op == "while":
             body = module.computations[line.attribute("body") or ""]
             yield from _collectives(module, body, runs * (trips(module, line) or 1))
         else:
             for callee in _called(line):
-                yield from _collectives(module, module.computations[callee], runs)
+                inside = fused or line.op == "fusion"
+                yield from _collectives(module, module.computations[callee], runs, inside)
 
 
 def _whole(computation: Computation, line: Instruction, op: str) -> list[Array]:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 
 import jaxamp
@@ -226,6 +227,32 @@ def test_a_skipped_step_leaves_no_trace(wrap):
 
     spoiled = trajectory([grads, grads.at[3].set(jnp.nan), grads])
     jax.tree.map(np.testing.assert_array_equal, spoiled, trajectory([grads, grads]))
+
+
+@wrappers
+def test_a_run_restored_from_a_checkpoint_goes_on_bit_by_bit(wrap, tmp_path):
+    """Preempted, saved by orbax and restored: masters, compensation and random numbers go on."""
+    optimizer = jaxamp.with_loss_scale(wrap(optax.adam(1e-2)), jaxamp.DynamicLossScale(8.0))
+    params = jnp.linspace(-1, 1, 64).astype(jnp.bfloat16)
+
+    def steps(carry: Any, first: int, last: int) -> Any:
+        for step in range(first, last):
+            params, state = carry
+            bad = jnp.nan if step == 1 else 0.0
+            grads = jnp.linspace(1, 2, 64).at[3].add(bad) * 8 * (step + 1)
+            updates, state = optimizer.update(grads, state, params)
+            carry = optax.apply_updates(params, updates), state
+        return carry
+
+    start = params, optimizer.init(params)
+    half = steps(start, 0, 3)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "half", half)
+        checkpointer.wait_until_finished()
+        restored = checkpointer.restore(tmp_path / "half", start)
+    resumed, straight = steps(restored, 3, 6), steps(half, 3, 6)
+    jax.tree.map(np.testing.assert_array_equal, resumed, straight)
+    assert straight[1].skip.skipped == 1
 
 
 def test_stochastic_runs_repeat_and_differ_by_seed():
