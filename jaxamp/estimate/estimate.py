@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxamp.calls import Target as Call
 from jaxamp.errors import InspectionError, accepted
 from jaxamp.estimate import compiler
 from jaxamp.estimate.environments import ENVIRONMENTS
@@ -18,6 +19,7 @@ from jaxamp.estimate.hlo import Module, parse
 from jaxamp.estimate.roofline import Roofline, roofline
 from jaxamp.estimate.targets import TARGETS, Target
 from jaxamp.estimate.traffic import measure, operand_precisions
+from jaxamp.inspect.shown import Shown
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.transform import DEFAULT_POLICY, amp
 
@@ -61,7 +63,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(Shown):
     """What policies would give on a target; ``print`` shows it.
 
     Attributes:
@@ -86,11 +88,6 @@ class Estimate:
         from jaxamp.estimate.table import show_estimate
 
         return show_estimate(self)
-
-    def __str__(self) -> str:
-        from jaxamp.inspect.terminal import as_text
-
-        return as_text(self)
 
     def __repr__(self) -> str:
         policies = ", ".join(row.policy for row in self.compiled)
@@ -129,7 +126,7 @@ def estimate(
     if target not in TARGETS:
         raise InspectionError(f"No target {target!r} is known. {accepted(target, TARGETS)}")
     policies = _distinct([_BASE, *map(PrecisionPolicy.parse, (policy, *others))])
-    name = getattr(fn, "__name__", type(fn).__name__)
+    name = Call.of(fn).name
 
     @functools.wraps(fn, updated=())
     def made(*args: Any, **kwargs: Any) -> Estimate:

@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxamp.inspect.operation import Operation, Place
 from jaxamp.inspect.report import Report, report
+from jaxamp.inspect.shown import Shown
 
 _SEVERAL = 3
 
@@ -37,7 +38,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class Difference(Shown):
     """How two policies differ on a program; ``print`` shows it.
 
     Attributes:
@@ -80,11 +81,6 @@ class Difference:
         from jaxamp.inspect.compared import show_difference
 
         return show_difference(self)
-
-    def __str__(self) -> str:
-        from jaxamp.inspect.terminal import as_text
-
-        return as_text(self)
 
     def __repr__(self) -> str:
         policies = f"{self.before.policy} → {self.after.policy}"

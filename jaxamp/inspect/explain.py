@@ -12,6 +12,7 @@ from typing import Any
 from jaxamp.errors import InspectionError, accepted
 from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.inspect.report import report
+from jaxamp.inspect.shown import Shown
 from jaxamp.rules import EquationView, Rule
 from jaxamp.taxonomy import OpKind
 
@@ -51,7 +52,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
+class Explanation(Shown):
     """Source with notes; ``print`` shows it.
 
     Attributes:
@@ -76,11 +77,6 @@ class Explanation:
         from jaxamp.inspect.annotated import show_explanation
 
         return show_explanation(self)
-
-    def __str__(self) -> str:
-        from jaxamp.inspect.terminal import as_text
-
-        return as_text(self)
 
     def __repr__(self) -> str:
         return f"<Explanation of {self.program} under {self.policy}: {len(self.notes)} notes>"

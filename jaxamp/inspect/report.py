@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxamp.calls import Target
 from jaxamp.inspect.operation import Operation, Place, total
+from jaxamp.inspect.shown import Shown
 from jaxamp.inspect.tally import Tally
 from jaxamp.inspect.walk import Walk
 from jaxamp.plan import Plan
@@ -19,7 +21,7 @@ from jaxamp.transform import plan_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Report(Shown):
     """What a policy does to a program. Reports of several programs add up: ``a + b``.
 
     Attributes:
@@ -162,11 +164,6 @@ class Report:
 
         return show_report(self)
 
-    def __str__(self) -> str:
-        from jaxamp.inspect.terminal import as_text
-
-        return as_text(self)
-
     def _repr_html_(self) -> str:
         from jaxamp.inspect.page import in_frame
 
@@ -199,7 +196,7 @@ def report(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[...
     [('dot_general', 'bf16', 524288), ('reduce_sum', 'f32', 4096)]
     """
     planned = plan_of(fn, policy, strict=strict)
-    name = getattr(fn, "__name__", type(fn).__name__)
+    name = Target.of(fn).name
 
     @functools.wraps(planned, updated=())
     def made(*args: Any, **kwargs: Any) -> Report:

@@ -41,6 +41,13 @@ def as_text(shown: Any, width: int = 120) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines())
 
 
+def as_html(shown: Any, fragment: str, width: int = 120) -> str:
+    """What a terminal shows, as HTML; its text has no colour of its own, so any theme will do."""
+    console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True)
+    console.print(shown)
+    return console.export_html(inline_styles=True, code_format=fragment)
+
+
 def _parts(report: Report) -> Iterator[Any]:
     total = report.total
     yield Text.assemble(

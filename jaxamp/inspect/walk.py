@@ -2,60 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from jax.extend.core import Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr
 
-from jaxamp import taxonomy
-from jaxamp.formats import Precision
-from jaxamp.inspect import count
+from jaxamp.inspect.equation import Body, Equation, Where
 from jaxamp.inspect.live import Live
-from jaxamp.inspect.operation import (
-    Frame,
-    Operation,
-    Place,
-    frames_of,
-    is_library,
-    total,
-    type_word,
-)
-from jaxamp.inspect.storage import Casts, Storage, of
+from jaxamp.inspect.operation import Operation, Place, is_library, total
+from jaxamp.inspect.storage import Casts, Storage
 from jaxamp.inspect.tally import Tally
-from jaxamp.plan import Decision, JaxprPlan, Plan, wiring
-from jaxamp.rewrite.accumulate import accumulate_p, original
+from jaxamp.plan import JaxprPlan, Plan
 from jaxamp.rules import clean_scope
-from jaxamp.taxonomy import Op, OpKind, Trait
-
-_REWRITTEN = "rewritten already, by an amp inside"
-_UNKNOWN = Op(OpKind.BOUNDARY, Trait.OPAQUE)
-Precisions = Sequence[Precision | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Where:
-    """Around a jaxpr: its scope, how often it runs, and the frames of the call.
-
-    ``own`` tells whether the function that the jaxpr was traced from is the user's own, ``needed``
-    which of its results somebody needs; none named are all.
-    """
-
-    scope: str = ""
-    runs: int = 1
-    frames: tuple[Frame, ...] = ()
-    own: bool = True
-    needed: Sequence[bool] = ()
-
-    def frames_of(self, eqn: JaxprEqn) -> tuple[Frame, ...]:
-        """The user's frames of an equation inside.
-
-        A jitted function is traced once: where a library's is called again, its equations still
-        name the first caller.
-        """
-        frames = frames_of(eqn.source_info)
-        first = not self.frames or frames[-len(self.frames) :] == self.frames
-        return frames if frames and (first or self.own) else self.frames
+from jaxamp.taxonomy import OpKind, Trait
 
 
 class Walk:
@@ -70,12 +29,12 @@ class Walk:
         self.operations: list[Operation] = []
         self.unknown_loops: list[Place] = []
         self._live = Live()
-        casts = self._jaxpr(plan.jaxpr.jaxpr, plan.body, _Where())
+        casts = self._jaxpr(plan.jaxpr.jaxpr, plan.body, Where())
         if (wanted := plan.policy.output_dtype) is not None:
             casts.inserted += sum(p is not None and p is not wanted for p in plan.body.outputs)
-        self._add_results(casts, _Where())
+        self._add_results(casts, Where())
 
-    def _jaxpr(self, jaxpr: Jaxpr, plan: JaxprPlan | None, where: _Where) -> Casts:
+    def _jaxpr(self, jaxpr: Jaxpr, plan: JaxprPlan | None, where: Where) -> Casts:
         """Adds the operations of a jaxpr; gives the casts of its results."""
         storage = Storage()
         storage.enter(jaxpr.constvars, [None] * len(jaxpr.constvars))
@@ -85,7 +44,7 @@ class Walk:
         live = self._live.equations(jaxpr, needed)
         wanted = self._live.wanted(jaxpr, needed)
         for eqn, decision, is_live in zip(jaxpr.eqns, decisions, live, strict=True):
-            equation = _Equation(eqn, decision, storage, where)
+            equation = Equation(eqn, decision, storage, where)
             equation.needed = self._live.results(eqn, [v in wanted for v in eqn.outvars])
             self._equation(equation, where.runs * is_live)
         casts = Casts()
@@ -93,7 +52,7 @@ class Walk:
             storage.read(casts, atom, precision)
         return casts
 
-    def _equation(self, equation: _Equation, outer: int) -> None:
+    def _equation(self, equation: Equation, outer: int) -> None:
         bodies = equation.bodies()
         runs = outer * self._trips(equation) if equation.trait is Trait.LOOP else outer
         if not bodies:
@@ -106,13 +65,13 @@ class Walk:
         if bodies and equation.casts.inserted + equation.casts.shared:
             self.operations.append(equation.operation(outer, carries=True))
 
-    def _body(self, equation: _Equation, body: _Body, runs: int) -> None:
+    def _body(self, equation: Equation, body: Body, runs: int) -> None:
         jaxpr, plan = body[0].jaxpr, body[1]
         own = not is_library(jaxpr.debug_info.func_src_info)
-        where = _Where(equation.scope, runs, equation.frames, own, equation.needed)
+        where = Where(equation.scope, runs, equation.frames, own, equation.needed)
         self._add_results(self._jaxpr(jaxpr, plan, where), where)
 
-    def _branches(self, equation: _Equation, bodies: Sequence[_Body], runs: int) -> None:
+    def _branches(self, equation: Equation, bodies: Sequence[Body], runs: int) -> None:
         """Only the branch that costs most counts."""
         before, taken = self.operations, []
         for body in bodies:
@@ -125,155 +84,18 @@ class Walk:
             before += branch if index == most else [replace(o, runs=0) for o in branch]
         self.operations = before
 
-    def _trips(self, loop: _Equation) -> int:
+    def _trips(self, loop: Equation) -> int:
         if "length" not in loop.params:
             self.unknown_loops.append(loop.place)
         return loop.params.get("length", 1)
 
-    def _add_results(self, casts: Casts, where: _Where) -> None:
+    def _add_results(self, casts: Casts, where: Where) -> None:
         """The casts of what leaves a jaxpr."""
         if casts.inserted or casts.shared:
             self.operations.append(_results(casts, where))
 
 
-_Body = tuple[wiring.Body, JaxprPlan | None]
-
-
-class _Equation:
-    """One equation with its decision; ``None`` where an amp inside has rewritten it already."""
-
-    def __init__(
-        self, eqn: JaxprEqn, decision: Decision | None, storage: Storage, where: _Where
-    ) -> None:
-        self.eqn, self.decision = eqn, decision
-        self.op = taxonomy.lookup(eqn.primitive) or _UNKNOWN
-        self.name, self.params = eqn.primitive.name, eqn.params
-        if eqn.primitive is accumulate_p:
-            primitive, self.params = original(eqn.params)
-            self.name, self.op = primitive.name, taxonomy.lookup(primitive) or _UNKNOWN
-        self.trait, self.kind = self.op.trait, self.op.kind
-        stack = str(eqn.source_info.name_stack)
-        joined = "/".join(filter(None, (where.scope, stack)))
-        self.scope = decision.raw_scope if decision else joined
-        self.frames = where.frames_of(eqn)
-        self.needed: Sequence[bool] = ()
-        self.casts = Casts()
-        self._read(storage)
-        for var, made, stored in zip(eqn.outvars, self._made(), self._outputs(), strict=True):
-            storage.write(self.casts, var, made, stored)
-        self.stored = [storage.stored[v] for v in eqn.outvars]
-
-    @property
-    def place(self) -> Place:
-        """The innermost of the user's own lines."""
-        return Place(*self.frames[0]) if self.frames else Place()
-
-    def bodies(self) -> list[_Body]:
-        """The jaxprs that it holds, with their plans."""
-        if self.decision and self.decision.inner:
-            return list(zip(_bodies(self.eqn, self.trait), self.decision.inner, strict=True))
-        if self.decision is None or wiring.is_region(self.eqn):
-            return [(body, None) for body in _bodies(self.eqn, self.trait)]
-        return []
-
-    def operation(self, runs: int, carries: bool = False) -> Operation:
-        """The equation as a report shows it; one that only carries others costs its casts."""
-        eqn, decision = self.eqn, self.decision
-        return Operation(
-            primitive=self.name,
-            kind=self.kind.value,
-            arithmetic=self._arithmetic(),
-            stored=_words(self.stored[:1], eqn.outvars)[0] if eqn.outvars else "",
-            accumulation=self._accumulation(),
-            operands=_types(self.read, eqn.invars),
-            results=_types(self.stored, eqn.outvars),
-            each=self._cost(free=carries),
-            runs=runs,
-            reason=decision.reason if decision else _REWRITTEN,
-            guard=decision.guard.value if decision and decision.guard else "",
-            scope=clean_scope(self.scope),
-            backward="transpose(" in self.scope,
-            place=self.place,
-            contraction=self.kind is OpKind.COMPUTE,
-        )
-
-    def _read(self, storage: Storage) -> None:
-        atoms, none = self.eqn.invars, [None] * len(self.eqn.invars)
-        operands, fresh, copies = none, none, none
-        if (d := self.decision) is not None:
-            operands, fresh, copies = d.operands, d.fresh, d.copies
-        self.sources = [storage.source(a, c) for a, c in zip(atoms, copies, strict=True)]
-        self.read = [
-            storage.read(self.casts, a, p, bool(f), c)
-            for a, p, f, c in zip(atoms, operands, fresh, copies, strict=True)
-        ]
-
-    def _outputs(self) -> Precisions:
-        return self.decision.outputs if self.decision else [None] * len(self.eqn.outvars)
-
-    def _made(self) -> Precisions:
-        """The precisions in which the primitive gives its results, before they are stored."""
-        outputs = self._outputs()
-        if self.decision is None or self.decision.inner or self.kind is OpKind.COMPUTE:
-            return outputs
-        avals = [v.aval for v in self.eqn.outvars]
-        if self.trait is Trait.CONVERT:
-            return [self.read[0] if outputs[0] not in (None, Precision.F32) else of(avals[0])]
-        if self.decision.operand is not None:
-            return [self.decision.operand if p else None for p in outputs]
-        if self.trait is Trait.SHAPE and self.read:
-            each = len(self.read) == len(outputs)
-            return [self.read[i if each else 0] for i in range(len(outputs))]
-        return list(map(of, avals))
-
-    def _arithmetic(self) -> str:
-        atoms = [*self.eqn.invars, *self.eqn.outvars]
-        precisions = [*self.read, *self.stored]
-        operand = self.decision.operand if self.decision else None
-        if operand is not None and self.kind is not OpKind.COMPUTE:
-            return operand.short
-        return next((p.short for p in precisions if p), "") or _words([None], atoms[-1:])[0]
-
-    def _accumulation(self) -> str:
-        if self.decision is None:
-            return "f32" if self.eqn.primitive is accumulate_p else ""
-        return self.decision.accumulation.short if self.decision.accumulation else ""
-
-    def _cost(self, free: bool) -> Tally:
-        casts = Tally(
-            inserted=self.casts.inserted,
-            shared=self.casts.shared,
-            cancelled=self.casts.cancelled,
-        )
-        if free:
-            return casts
-        eqn = self.eqn
-        avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-        reads, writes = count.touched(eqn)
-        ins, out = avals[: len(eqn.invars)], eqn.outvars[0].aval if eqn.outvars else None
-        moved = list(zip([*reads, *writes], [*self.sources, *self.stored], avals, strict=True))
-        return casts + Tally(
-            operations=1,
-            flops=count.flops(self.name, self.kind, self.params, ins, out),
-            bytes=sum(int(n * _width(aval, p)) for n, p, aval in moved),
-            bytes_f32=sum(int(n * _width(aval, None)) for n, _, aval in moved),
-        )
-
-
-def _bodies(eqn: JaxprEqn, trait: Trait) -> Iterator[wiring.Body]:
-    """The jaxprs of an equation, in the order of their plans."""
-    if trait in (Trait.CALL, Trait.MANUAL):
-        yield wiring.call_body(eqn)
-    elif trait is Trait.BRANCH:
-        yield from wiring.branches(eqn)
-    elif trait is Trait.LOOP:
-        loop = wiring.loop(eqn)
-        yield from filter(None, (loop.test, loop.body))
-    elif trait is Trait.NESTED:
-        yield from (wiring.body_of(eqn.params[name]) for name in wiring.nested_params(eqn))
-
-
-def _results(casts: Casts, where: _Where) -> Operation:
+def _results(casts: Casts, where: Where) -> Operation:
     return Operation(
         primitive="result",
         kind=OpKind.BOUNDARY.value,
@@ -290,25 +112,4 @@ def _results(casts: Casts, where: _Where) -> Operation:
         backward="transpose(" in where.scope,
         place=Place(),
         contraction=False,
-    )
-
-
-def _width(aval: Any, precision: Precision | None) -> float:
-    """Bytes of one element."""
-    if precision is not None:
-        return precision.bits / 8
-    dtype = getattr(aval, "dtype", None)
-    return getattr(dtype, "itemsize", 0)
-
-
-def _words(precisions: Precisions, atoms: Sequence[Any]) -> list[str]:
-    """What each value is made of, in one word."""
-    pairs = zip(precisions, atoms, strict=False)
-    return [p.short if p else str(getattr(a.aval, "dtype", a.aval)) for p, a in pairs]
-
-
-def _types(precisions: Precisions, atoms: Sequence[Any]) -> tuple[str, ...]:
-    words = _words(precisions, atoms)
-    return tuple(
-        type_word(w, getattr(a.aval, "shape", ())) for w, a in zip(words, atoms, strict=True)
     )

@@ -1,12 +1,14 @@
 """Reports against counts made without the plan, and what a report shows."""
 
+import functools
 import json
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxamp import PrecisionPolicy, Rule, amp, report
+from jaxamp import PrecisionPolicy, Rule, amp, diff, explain, report
 from tests.inspect import independent
 from tests.inspect.programs import MLP, PROGRAMS, branching, layer, mlp_loss, spec
 
@@ -169,3 +171,20 @@ def test_bytes_of_an_update_in_place():
 
     found = report(update, "always_f32")(spec(100, 8), spec(1, 8))
     assert found.total.bytes == 2 * 32 + 2 * 4 + 2 * 32
+
+
+def test_notebooks_show_what_the_terminal_shows():
+    """Explanations and differences are quoted text in colours; nothing in them is run."""
+    fn, args = PROGRAMS["layer"]
+    for shown in (explain(fn)(*args), diff("always_f32", "auto_mixed")(fn)(*args)):
+        html = shown._repr_html_()
+        assert html.startswith("<pre")
+        assert "layer" in html
+
+
+def test_modules_and_partials_have_names():
+    """A module is called what its class is called, a partial what it calls."""
+    linear = eqx.nn.Linear(4, 3, key=jax.random.key(0))
+    assert report(linear)(spec(4)).program == "Linear"
+    fn, (x, w) = PROGRAMS["layer"]
+    assert report(functools.partial(fn, w=w))(x).program == "layer"

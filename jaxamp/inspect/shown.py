@@ -1,0 +1,34 @@
+"""What has a picture for the terminal has one for text and for notebooks too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_FRAGMENT = '<pre style="line-height: 1.2; overflow-x: auto">{code}</pre>'
+
+
+class Shown:
+    """Base of values with a ``__rich__`` method: ``print`` and notebooks show the same.
+
+    >>> class Greeting(Shown):
+    ...     def __rich__(self):
+    ...         return "[bold]hello"
+    >>> print(Greeting())
+    hello
+    """
+
+    __slots__ = ()
+
+    def __rich__(self) -> Any:
+        """What a terminal shows."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        from jaxamp.inspect.terminal import as_text  # rich only where it is needed
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from jaxamp.inspect.terminal import as_html
+
+        return as_html(self, _FRAGMENT)
