@@ -72,5 +72,7 @@ from jaxamp.training import with_kahan as with_kahan
 from jaxamp.training import with_loss_scale as with_loss_scale
 from jaxamp.training import with_master_weights as with_master_weights
 from jaxamp.training import with_stochastic_rounding as with_stochastic_rounding
+from jaxamp.training import Diagnosis as Diagnosis
+from jaxamp.training import debug_step as debug_step
 from jaxamp.transform import amp as amp
 from jaxamp.transform import plan_of as plan_of

@@ -14,11 +14,13 @@ from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
+from jax._src.lib import _jax as _xla
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 ShapedArray = _core.ShapedArray
 Zero = _ad_util.Zero
 DropVar = _core.DropVar
+_Traceback = _xla.Traceback
 boundary = _traceback_util.api_boundary  # errors that leave a function so marked lose hidden frames
 
 
@@ -118,6 +120,31 @@ def to_tangent_aval(aval: Any) -> Any:
 def user_line(source_info: Any) -> str:
     """``file:line (function)`` of the user's frame that made an equation, as JAX prints it."""
     return _source_info_util.summarize(source_info)
+
+
+@contextmanager
+def lines_of_backward_rules() -> Iterator[None]:
+    """Gives operations of ``custom_vjp`` backward rules the lines where those were written.
+
+    JAX gives to all that a backward pass emits the line of the forward operation.
+    """
+    original = _source_info_util.current
+
+    def current() -> Any:
+        info = original()
+        fresh = _Traceback.get_traceback()
+        for code in fresh.raw_frames()[0]:
+            if code.co_name.startswith(("backward_pass", "eval_jaxpr")):
+                break
+            if _source_info_util.is_user_filename(code.co_filename):
+                return info.replace(traceback=fresh)
+        return info
+
+    _source_info_util.current = current
+    try:
+        yield
+    finally:
+        _source_info_util.current = original
 
 
 def hide_frames(directory: str) -> None:

@@ -17,7 +17,7 @@ from jaxamp.formats import Precision
 from jaxamp.plan import Plan, make_plan
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.regions import keep_precision
-from jaxamp.runner import NNX, NNX_ADAPTER, Runner, Runners, Settings
+from jaxamp.runner import NNX, NNX_ADAPTER, Runner, Runners, Settings, in_force
 from jaxamp.semantic import amp_scope
 from jaxamp.trace import trace
 
@@ -57,9 +57,12 @@ class AmpFunction(Generic[_P, _R]):
     @_compat.boundary
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Call the function in mixed precision."""
-        if self._settings.is_identity:
+        settings = in_force(self._settings)
+        if settings.is_identity:
             return _unchanged(self.__wrapped__, args, kwargs)
-        return self._runner(self._target, args, kwargs)
+        if settings is self._settings:
+            return self._runner(self._target, args, kwargs)
+        return _RUNNERS.get(self._target.function, settings)(self._target, args, kwargs)
 
     def amp_parts(self) -> tuple[Callable[_P, _R], Settings]:
         """The function as it was given, and how it is rewritten."""
@@ -77,6 +80,7 @@ class AmpFunction(Generic[_P, _R]):
 
 def apply(fn: Any, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call `fn` once in mixed precision, as ``AmpFunction(fn, settings)(*args, **kwargs)``."""
+    settings = in_force(settings)
     if settings.is_identity:
         return _unchanged(fn, args, kwargs)
     target = Target.of(fn)

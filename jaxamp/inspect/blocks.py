@@ -12,6 +12,7 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from jaxamp.inspect.operation import Place, frames_of
 from jaxamp.plan import Decision, JaxprPlan
 from jaxamp.plan.wiring import Body, branches, call_body, is_region, loop
 from jaxamp.rules import clean_scope
@@ -107,6 +108,12 @@ def blocks_of(jaxpr: Jaxpr, consts: Sequence[Any], plan: JaxprPlan | None) -> Bl
       plan: what was decided for it; ``None`` to take it as it is written.
     """
     return _Numbering().block(Body(jaxpr, tuple(consts)), plan, "", 0)
+
+
+def place_of(site: Site) -> Place:
+    """The innermost line that is the user's own."""
+    frames = frames_of(site.eqn.source_info)
+    return Place(*frames[0]) if frames else Place()
 
 
 class _Numbering:

@@ -72,7 +72,8 @@ def made(kind: Any, operands: Sequence[Mark], site: int, time: Any, loops: Seque
     makes_nan = lax.eq(kind, np.int32(NAN))
     behind = _earliest(operands, [_may_be_behind(mark) & makes_nan for mark in operands])
     blamed = _chosen(same[1], same[0], _chosen(behind[1], behind[0], own))
-    return blamed._replace(kind=kind)
+    # XLA would otherwise compute chains of marks again for each of their readers.
+    return lax.optimization_barrier(blamed._replace(kind=kind))
 
 
 def worse(one: Mark, other: Mark) -> Mark:

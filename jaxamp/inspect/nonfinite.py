@@ -12,7 +12,8 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxamp import _compat
 from jaxamp.inspect import marks
-from jaxamp.inspect.blocks import Block, Site, blocks_of
+from jaxamp.inspect.blocks import Block, Site, blocks_of, place_of
+from jaxamp.inspect.operation import Place
 from jaxamp.inspect.shadow import Shadowing, Watch
 from jaxamp.plan import Plan
 from jaxamp.rewrite.registry import Context
@@ -31,7 +32,8 @@ class Nonfinite:
       primitive: the operation; ``"input"`` if the function was given such a number.
       dtype: dtype that the operation computed in, or stored its result in if that is narrower.
       largest: largest magnitude among the finite numbers that the operation took.
-      source: the user's source line.
+      source: the user's source line, as JAX prints it.
+      place: the innermost line that is the user's own.
       scope: the scope path, as the user wrote it.
       backward: whether it is in a backward pass.
       iterations: which iteration of the loops around it, outermost first.
@@ -44,6 +46,7 @@ class Nonfinite:
     dtype: str
     largest: float
     source: str
+    place: Place
     scope: str
     backward: bool
     iterations: tuple[int, ...]
@@ -52,9 +55,10 @@ class Nonfinite:
 
     def to_data(self) -> dict[str, Any]:
         """All but the operands, as plain words and numbers."""
-        left_out = ("operands", "site")
+        left_out = ("operands", "site", "place")
         names = [f.name for f in dataclasses.fields(self) if f.name not in left_out]
-        return {name: getattr(self, name) for name in names}
+        place = dataclasses.asdict(self.place)
+        return {**{name: getattr(self, name) for name in names}, **place}
 
     def __str__(self) -> str:
         if self.primitive == "input":
@@ -113,14 +117,21 @@ class Program:
         outvars = self.block.jaxpr.outvars
         return [v if not isinstance(v, Literal) and v in made else None for v in outvars]
 
-    def interpreter(self, *, shadows: bool, watch: Watch | None = None) -> Shadowing:
-        """What runs it."""
-        return Shadowing(self.context, self.depth, shadows=shadows, watch=watch)
+    def measured(self, *args: Any) -> tuple[list[Any], Any]:
+        """Runs it beside its shadow: its results, and the table of statistics."""
+        interpreter = Shadowing(self.context, self.depth, shadows=True)
+        outs, ledger = interpreter.start(self.block, args, len(self.sites))
+        return [value.low for value in outs], ledger
 
-    def marks(self, *args: Any, watch: Watch | None = None) -> list[Any]:
-        """Runs it for the marks of its results alone."""
-        outs, _ = self.interpreter(shadows=False, watch=watch).start(self.block, args, 0)
+    def marks(self, *args: Any) -> list[Any]:
+        """Runs it for the marks of its results."""
+        outs, _ = Shadowing(self.context, self.depth, marks=True).start(self.block, args, 0)
         return [value.mark for value in outs]
+
+    def watched(self, watch: Watch, *args: Any) -> list[Any]:
+        """Runs it with an eye on one operation."""
+        outs, _ = Shadowing(self.context, self.depth, watch=watch).start(self.block, args, 0)
+        return [value.low for value in outs]
 
 
 def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
@@ -154,6 +165,7 @@ def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
         dtype=_dtype(site),
         largest=max(map(_largest, operands), default=0.0),
         source=_compat.user_line(site.eqn.source_info),
+        place=place_of(site),
         scope=site.scope,
         backward=site.backward,
         iterations=loops,
@@ -169,7 +181,7 @@ def _operands(program: Program, watch: Watch, args: Sequence[Any]) -> tuple[np.n
         taken.append(tuple(map(np.asarray, operands)))
 
     watching = watch._replace(take=take)
-    jax.block_until_ready(jax.jit(lambda *a: program.marks(*a, watch=watching))(*args))
+    jax.block_until_ready(jax.jit(lambda *a: program.watched(watching, *a))(*args))
     jax.effects_barrier()
     return taken[0] if taken else ()
 
@@ -180,7 +192,7 @@ def _an_input(program: Program, output: str, args: Sequence[Any]) -> Nonfinite:
     kind = next(filter(None, kinds), NAN)
     return Nonfinite(
         output=output, kind=kind, primitive="input", dtype="", largest=0.0, source=source,
-        scope="", backward=False, iterations=(),
+        place=Place(), scope="", backward=False, iterations=(),
     )  # fmt: skip
 
 

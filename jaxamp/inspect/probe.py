@@ -115,14 +115,13 @@ class _Prober(Runner):
         inputs = [input_name for input_name, k in named if k is None]
 
         def measure(*arrays: Any) -> _Measurement:
-            with amp_scope(self.settings.policy):
+            with amp_scope(self.settings.policy), _compat.lines_of_backward_rules():
                 jaxpr, outputs = trace(function, layout, constants, arrays, name)
                 plan = make_plan(jaxpr, self.settings.policy, strict=self.settings.strict)
                 program = Program.of(jaxpr, plan, inputs, output_names(outputs))
-                interpreter = program.interpreter(shadows=True)
-                outs, ledger = interpreter.start(program.block, arrays, len(program.sites))
+                outs, ledger = program.measured(*arrays)
             peaks = [
-                peak_of(out.low)
+                peak_of(out)
                 for out, var in zip(outs, program.results, strict=True)
                 if var is not None and jnp.issubdtype(var.aval.dtype, jnp.inexact)
             ]

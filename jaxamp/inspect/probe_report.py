@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from jaxamp.formats import Precision
-from jaxamp.inspect.blocks import Site
+from jaxamp.inspect.blocks import Site, place_of
 from jaxamp.inspect.ledger import PEAKS, SUMS
 from jaxamp.inspect.nonfinite import Nonfinite
-from jaxamp.inspect.operation import Place, frames_of
+from jaxamp.inspect.operation import Place
 from jaxamp.inspect.terminal import as_text
 
 
@@ -65,8 +65,7 @@ class Measured:
     def to_data(self) -> dict[str, Any]:
         """The measurements as plain words and numbers."""
         data = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        place = {"file": self.place.file, "line": self.place.line, "function": self.place.function}
-        return {**{k: v for k, v in data.items() if k != "place"}, **place}
+        return {**{k: v for k, v in data.items() if k != "place"}, **dataclasses.asdict(self.place)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +147,7 @@ def _measured(site: Site, sums: Sequence[float], peaks: Sequence[float]) -> Meas
         stored=stored.short,
         scope=site.scope,
         backward=site.backward,
-        place=_place(site),
+        place=place_of(site),
         count=int(count),
         max_error=peak["error"],
         rms_error=math.sqrt(total["error"] / count),
@@ -160,11 +159,6 @@ def _measured(site: Site, sums: Sequence[float], peaks: Sequence[float]) -> Meas
         largest_f32=peak["shadow"],
         headroom=stored.max / peak["low"] if peak["low"] else math.inf,
     )
-
-
-def _place(site: Site) -> Place:
-    frames = frames_of(site.eqn.source_info)
-    return Place(*frames[0]) if frames else Place()
 
 
 def _stored(site: Site) -> Precision:

@@ -59,14 +59,22 @@ class Shadowing(Interpreter):
     Args:
       context: as for the rewrite; ``None`` where nothing is planned.
       depth: how deep loops are nested.
-      shadows: whether to compute what results would be, and statistics; or else marks.
+      shadows: whether to compute what results would be, and statistics.
+      marks: whether to compute marks.
       watch: a run whose operands are wanted.
     """
 
     def __init__(
-        self, context: Context | None, depth: int, *, shadows: bool, watch: Watch | None = None
+        self,
+        context: Context | None,
+        depth: int,
+        *,
+        shadows: bool = False,
+        marks: bool = False,
+        watch: Watch | None = None,
     ) -> None:
-        self.context, self.depth, self.shadows, self.watch = context, depth, shadows, watch
+        self.context, self.depth = context, depth
+        self.shadows, self.marks, self.watch = shadows, marks, watch
 
     def start(self, block: Block, args: Sequence[Any], sites: int) -> tuple[list[Value], Ledger]:
         """Runs a whole program."""
@@ -115,11 +123,11 @@ class Shadowing(Interpreter):
 
     def blank(self, aval: Any) -> Any:
         """Finite as yet."""
-        return marks.finite(self.depth) if _is_inexact(aval) and not self.shadows else None
+        return marks.finite(self.depth) if self.marks and _is_inexact(aval) else None
 
     def given(self, array: Any) -> marks.Mark | None:
         """The mark of what comes in from outside."""
-        if self.shadows or not _is_inexact(array):
+        if not (self.marks and _is_inexact(array)):
             return None
         return marks.given(marks.kind_of(peak_of(array)), self.depth)
 
@@ -222,13 +230,23 @@ class _Run:
             self.env.enter([var], [low])
             self._know(var, Value(low, shadow))
             return measured(low, shadow, Precision.of_dtype(low.dtype))
-        peak = peak_of(low)
-        taken = [mark for atom in eqn.invars if (mark := self._mark(atom)) is not None]
+        if self.owner.marks:
+            pairs = zip(eqn.invars, operands, strict=True)
+            taken = [mark for pair in pairs if (mark := self._taken(site, *pair)) is not None]
+            self._know(var, Value(low, None, self._made(site, peak_of(low), taken)))
+        return no_row()
+
+    def _made(self, site: Site, peak: Any, taken: Sequence[marks.Mark]) -> marks.Mark:
         outside = [np.int32(0)] * (self.owner.depth - len(self.loops))
         loops = [*self.loops, *outside]
-        kind = marks.kind_of(peak)
-        self._know(var, Value(low, None, marks.made(kind, taken, site.number, self.time, loops)))
-        return no_row()
+        return marks.made(marks.kind_of(peak), taken, site.number, self.time, loops)
+
+    def _taken(self, site: Site, atom: Any, operand: Any) -> marks.Mark | None:
+        """The mark of an operand; a cast that is made for an operation may overflow."""
+        mark = self._mark(atom)
+        if mark is None or self.env.read(atom, None).dtype == operand.dtype:
+            return mark
+        return self._made(site, peak_of(operand), [mark])
 
     def _write(self, eqn: JaxprEqn, decision: Decision | None, results: Sequence[Any]) -> None:
         """Stores results. Narrow ones are held: XLA must not widen what is to be measured."""

@@ -1,5 +1,7 @@
 """Ready-made pieces of a training run: loss scales, gradients, optimizers of narrow parameters."""
 
+from jaxamp.training.debug import Diagnosis as Diagnosis
+from jaxamp.training.debug import debug_step as debug_step
 from jaxamp.training.explain import Nonfinite as Nonfinite
 from jaxamp.training.explain import explain_nonfinite as explain_nonfinite
 from jaxamp.training.filtered import filter_grad as filter_grad

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxamp import _compat
 from jaxamp.inspect.nonfinite import INFINITY as INFINITY
 from jaxamp.inspect.nonfinite import NAN as NAN
 from jaxamp.inspect.nonfinite import Nonfinite as Nonfinite
@@ -53,7 +54,8 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
             outputs = fun(*call_args, **call_kwargs)
             return [leaf for leaf in jax.tree.leaves(outputs) if is_array(leaf)]
 
-        jaxpr = jax.make_jaxpr(flat)(*(leaves[index] for index in traced))
+        with _compat.lines_of_backward_rules():
+            jaxpr = jax.make_jaxpr(flat)(*(leaves[index] for index in traced))
         inputs = [leaf_name((args, kwargs), index) for index in traced]
         program = Program.of(jaxpr, None, inputs, _array_names(outputs))
         return find_nonfinite(program, [jnp.asarray(leaves[index]) for index in traced])

@@ -1,0 +1,175 @@
+"""`debug_step`: why a training step is not finite, and which rule would have prevented it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxamp.formats import Precision
+from jaxamp.inspect.nonfinite import Nonfinite
+from jaxamp.inspect.probe import without_jit
+from jaxamp.policy import PrecisionPolicy
+from jaxamp.rules import Rule
+from jaxamp.runner import overriding
+from jaxamp.training.explain import explain_nonfinite
+
+_MOST_RULES = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Why a step is not finite.
+
+    Attributes:
+      first: the operation that made the first infinity or NaN; ``None`` if all is finite.
+      rules: override rules that prevent it: the step was run with them, and was finite. Empty if
+        there are none.
+      finite_in_f32: whether the step is finite when everything runs in float32.
+      finite_in_bf16: whether it is when what ran in float16 runs in bfloat16; ``None`` if nothing
+        ran in float16, or rules were found.
+      runs: how often the step was run.
+    """
+
+    first: Nonfinite | None
+    rules: tuple[Rule, ...] = ()
+    finite_in_f32: bool = True
+    finite_in_bf16: bool | None = None
+    runs: int = 1
+
+    def to_json(self) -> str:
+        """The diagnosis as JSON; infinities and NaN are words there."""
+        data = {
+            "first": self.first and self.first.to_data(),
+            "rules": [rule.to_data() for rule in self.rules],
+            **{name: getattr(self, name) for name in ("finite_in_f32", "finite_in_bf16", "runs")},
+        }
+        return json.dumps(data)
+
+    def __str__(self) -> str:
+        if self.first is None:
+            return "The step is finite."
+        return f"{self.first}\n{self._advice()}"
+
+    def __rich__(self) -> str:
+        return str(self)
+
+    def _advice(self) -> str:
+        if not self.finite_in_f32:
+            return (
+                "It is not a matter of precision: the step is not finite in float32 either. Look "
+                "at that line."
+            )
+        if self.rules:
+            rules = ", ".join(map(_code, self.rules))
+            return f"Verified by running it again, this prevents it: policy.with_rules({rules})"
+        if self.finite_in_bf16:
+            return "No rule prevents it, but the range of bfloat16 does, and so does float32."
+        return "No rule prevents it. In float32 the step is finite."
+
+
+def debug_step(step: Callable[..., Any]) -> Callable[..., Diagnosis]:
+    """Which operation of a training step was the first to become non-finite, and what prevents it.
+
+    The step is run again, with a mark beside each value; then with override rules for the operation
+    to blame and for what fails after it, until the step is finite. No state is changed.
+
+    Args:
+      step: a train step with ``amp`` or ``jaxamp.value_and_grad`` around or in it, compiled or not.
+
+    Returns:
+      A function of the step's arguments that returns a ``Diagnosis``.
+
+    >>> import jax.numpy as jnp, jaxamp
+    >>> step = jaxamp.amp(lambda w, x: x @ w @ w @ w, "auto_mixed")
+    >>> found = debug_step(step)(jnp.full((4, 4), 1e3), jnp.ones((4, 4)))
+    >>> found.first.primitive, found.finite_in_f32, len(found.rules) > 0
+    ('dot_general', True, True)
+    """
+    plain = without_jit(step)
+
+    @functools.wraps(step, updated=())
+    def debug(*args: Any, **kwargs: Any) -> Diagnosis:
+        search = _Search(plain, args, kwargs)
+        first = search.run(lambda policy: policy)
+        if first is None:
+            return Diagnosis(first=None, runs=search.runs)
+        if search.run(lambda _: PrecisionPolicy.ALWAYS_F32) is not None:
+            return Diagnosis(first=first, finite_in_f32=False, runs=search.runs)
+        rules = search.rules(first)
+        bf16 = None if rules or not search.used_f16 else search.run(_in_bf16) is None
+        return Diagnosis(first=first, rules=rules, finite_in_bf16=bf16, runs=search.runs)
+
+    return debug
+
+
+class _Search:
+    """Runs of one step under changed policies."""
+
+    def __init__(self, step: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        self.step, self.args, self.kwargs = step, args, kwargs
+        self.runs, self.used_f16 = 0, False
+
+    def run(self, change: Callable[[PrecisionPolicy], PrecisionPolicy]) -> Nonfinite | None:
+        """What is not finite under changed policies."""
+
+        def noted(policy: PrecisionPolicy) -> PrecisionPolicy:
+            self.used_f16 |= Precision.F16 in policy.low
+            return change(policy)
+
+        self.runs += 1
+        with overriding(noted):
+            return explain_nonfinite(self.step)(*self.args, **self.kwargs)
+
+    def rules(self, first: Nonfinite) -> tuple[Rule, ...]:
+        """Rules that make the step finite: for the operation to blame and what fails next."""
+        found: list[Rule] = []
+        failing: Nonfinite | None = first
+        while failing is not None and len(found) < _MOST_RULES:
+            new = next((r for r in _candidates(failing) if r not in found), None)
+            if new is None:
+                return ()
+            found.append(new)
+            failing = self._with(found)
+        return () if failing is not None else self._needed(found)
+
+    def _needed(self, rules: Sequence[Rule]) -> tuple[Rule, ...]:
+        """The rules without those that a later, wider one has made superfluous."""
+        kept = list(rules)
+        for rule in rules[:-1]:
+            fewer = [r for r in kept if r is not rule]
+            if self._with(fewer) is None:
+                kept = fewer
+        return tuple(kept)
+
+    def _with(self, rules: Sequence[Rule]) -> Nonfinite | None:
+        return self.run(lambda policy: policy.with_rules(*rules))
+
+
+def _candidates(failing: Nonfinite) -> list[Rule]:
+    """Rules for an operation, the narrowest first."""
+    function = failing.place.function.rpartition(".")[2] or None
+    scope = failing.scope or None
+    keys = [
+        {"scope": scope, "function": function},
+        {"function": function},
+        {"scope": scope},
+        {"scope": scope.rpartition("/")[0] if scope else None},
+        {"primitive": "*"},
+    ]
+    named = ({k: v for k, v in key.items() if v} for key in keys)
+    return [Rule(precision=Precision.F32, **key) for key in named if key]
+
+
+def _in_bf16(policy: PrecisionPolicy) -> PrecisionPolicy:
+    kinds = {
+        kind: "bf16" if cast.out_dtype is Precision.F16 else cast for kind, cast in policy.kinds
+    }
+    return policy.replace(kinds=kinds)
+
+
+def _code(rule: Rule) -> str:
+    keys = ", ".join(f"{key}={value!r}" for key, value in rule.to_data().items())
+    return f"Rule({keys})"

@@ -1,0 +1,123 @@
+"""``probe``: planted faults are found, statistics are right, shadows are the original program."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxamp
+from jaxamp import probe
+from tests.inspect.planted import FAULTS, MARK, Fault
+
+# One of each kind; `python -m benchmarks.probe faults` goes through all.
+SAMPLE = (
+    "backward_overflow_in_layer_7_of_12",
+    "zero_over_zero",
+    "scan_iteration_37",
+    "custom_vjp_backward",
+    "while_loop",
+    "small_product",
+)
+
+
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f.name in SAMPLE], ids=lambda f: f.name)
+def test_planted_faults_are_found(fault: Fault):
+    """The line, scope, pass and iteration of a planted fault are named."""
+    assert wrong(fault) == ""
+
+
+def wrong(fault: Fault) -> str:
+    """What is wrong with the answer of ``probe``; empty if nothing is."""
+    report = probe(fault.fn, fault.policy)(*fault.args)
+    if fault.kind == "underflow":
+        first = next(report.underflowing(), None)
+        found = first and (first.place.text, first.scope, first.backward, "underflow", ())
+    else:
+        first = report.first
+        found = first and (
+            first.place.text,
+            first.scope,
+            first.backward,
+            first.kind,
+            first.iterations,
+        )
+    wanted = (MARK, fault.scope, fault.backward, fault.kind, fault.iterations)
+    if not found:
+        return f"nothing found, wanted {wanted}"
+    right = found[0].endswith(MARK) and found[1:] == wanted[1:]
+    return "" if right else f"found {found}, wanted {wanted}"
+
+
+def test_statistics_of_one_product():
+    """Errors, SQNR and headroom are those of the rounded product, computed by hand."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=shape).astype(np.float32) for shape in ((8, 16), (16, 4)))
+    low = np.asarray(jaxamp.amp(jnp.dot)(x, w), np.float64)
+    exact = np.asarray(jnp.dot(x, w), np.float64)
+    (found,) = probe(jnp.dot)(x, w).operations
+    error = np.abs(low - exact)
+    assert (found.primitive, found.arithmetic, found.count) == ("dot_general", "bf16", 32)
+    np.testing.assert_allclose(found.max_error, error.max(), rtol=1e-4)
+    np.testing.assert_allclose(found.rms_error, np.sqrt((error**2).mean()), rtol=1e-4)
+    sqnr = 10 * np.log10((exact**2).sum() / (error**2).sum())
+    np.testing.assert_allclose(found.sqnr, sqnr, rtol=1e-4)
+    np.testing.assert_allclose(found.largest, np.abs(low).max(), rtol=1e-6)
+
+
+def test_a_loop_adds_up_in_one_row():
+    """An operation in a loop has one row, with the numbers of all iterations."""
+
+    def looped(x, w):
+        return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, length=5)[0]
+
+    report = probe(looped)(jnp.ones((2, 4)), 0.3 * jnp.eye(4))
+    (dot,) = [op for op in report.operations if op.primitive == "dot_general"]
+    assert dot.count == 5 * 8
+    assert dot.place.function.endswith("<lambda>")
+    assert 20 < dot.sqnr < 70
+
+
+def test_what_is_not_lowered_has_no_error():
+    """Under the identity policy every shadow is the value itself."""
+    report = probe(lambda x: jnp.exp(x) @ x, "always_f32")(jnp.ones((3, 3)))
+    assert [op.max_error for op in report.operations] == [0.0] * len(report.operations)
+    assert not report.worst()
+
+
+def test_fractions_are_counted():
+    """One overflow in four numbers is a quarter, and so are zeros and subnormals."""
+    x = jnp.array([[1.0, 1e6, 1e-9, 1e-6]])
+    rule = jaxamp.Rule(precision="f16", primitive="mul")
+    policy = jaxamp.PrecisionPolicy.AUTO_MIXED.with_rules(rule).replace(guards=())
+    report = probe(lambda x, w: (x * 1.0) @ w, policy)(x, jnp.eye(4))
+    (made,) = [op for op in report.operations if op.primitive == "mul"]
+    assert (made.overflow, made.underflow, made.subnormal) == (0.25, 0.25, 0.25)
+    assert report.first is not None
+
+
+def test_operands_of_the_first_are_at_hand():
+    """What the operation took can be looked at."""
+    first = probe(jnp.log)(jnp.array([1.0, 0.0])).first
+    assert first is not None
+    np.testing.assert_array_equal(first.operands[0], [1.0, 0.0])
+
+
+def test_report_is_json_and_text():
+    """The report can be stored, and read by people."""
+    report = probe(lambda x, w: jnp.exp(x) @ w, "auto_mixed")(
+        12 * jnp.ones((2, 2)), jnp.ones((2, 2))
+    )
+    data = json.loads(report.to_json())
+    assert data["first"]["kind"] == "infinity"
+    assert [op["primitive"] for op in data["operations"]] == ["exp", "dot_general"]
+    assert "The first infinity was made by dot_general in float16" in str(report)
+
+
+def test_probe_inside_jit_is_refused():
+    """There are no numbers to look at while a function is compiled."""
+    with pytest.raises(jaxamp.InspectionError, match="Call it outside"):
+        jax.jit(lambda x: probe(jnp.sin)(x))(1.0)

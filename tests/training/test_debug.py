@@ -1,0 +1,49 @@
+"""``debug_step``: the operation to blame, and rules that were verified."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+
+import jaxamp
+from jaxamp import StaticLossScale, debug_step
+
+X, W = jnp.ones((4, 4)), jnp.full((4, 4), 0.1)
+
+
+def test_rules_prevent_what_they_are_for():
+    """A loss scale that is too large: with the rules that are named the step is finite."""
+
+    def loss_fn(w, x):
+        with jax.named_scope("head"):
+            return jnp.sum(jnp.tanh(x @ w) @ w)
+
+    scale = StaticLossScale(2.0**20)
+    step = jaxamp.value_and_grad(loss_fn, policy="auto_mixed", loss_scale=scale)
+    found = debug_step(jax.jit(step))(W, X)
+    assert found.first is not None
+    assert (found.first.dtype, found.first.scope, found.first.backward) == ("float16", "head", True)
+    assert found.finite_in_f32
+    assert "Rule(precision='f32', scope='head'" in str(found)
+    assert json.loads(found.to_json())["rules"] == [rule.to_data() for rule in found.rules]
+    policy = jaxamp.PrecisionPolicy.AUTO_MIXED.with_rules(*found.rules)
+    mended = jaxamp.value_and_grad(loss_fn, policy=policy, loss_scale=scale)
+    assert mended(W, X).grads_finite
+    assert not step(W, X).grads_finite
+
+
+def test_a_fault_of_the_program_has_no_rule():
+    """What float32 does not survive either is said to be no matter of precision."""
+    step = jaxamp.amp(lambda x: jnp.log(x @ x * 0), "auto_mixed")
+    found = debug_step(step)(X)
+    assert found.first is not None
+    assert found.first.primitive == "log"
+    assert not found.rules
+    assert "float32 either" in str(found)
+
+
+def test_a_finite_step_has_no_fault():
+    """Nothing is blamed where nothing is wrong."""
+    assert str(debug_step(jaxamp.amp(lambda x: x @ x))(X)) == "The step is finite."
