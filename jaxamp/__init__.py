@@ -53,11 +53,13 @@ from jaxamp.serving import serve as serve
 from jaxamp.taxonomy import OpKind as OpKind
 from jaxamp.taxonomy import Trait as Trait
 from jaxamp.taxonomy import register_op_kind as register_op_kind
+from jaxamp.training import Diagnosis as Diagnosis
 from jaxamp.training import DynamicLossScale as DynamicLossScale
 from jaxamp.training import NoOpLossScale as NoOpLossScale
 from jaxamp.training import StaticLossScale as StaticLossScale
 from jaxamp.training import all_finite as all_finite
 from jaxamp.training import apply_updates as apply_updates
+from jaxamp.training import debug_step as debug_step
 from jaxamp.training import explain_nonfinite as explain_nonfinite
 from jaxamp.training import filter_grad as filter_grad
 from jaxamp.training import filter_value_and_grad as filter_value_and_grad
@@ -72,7 +74,5 @@ from jaxamp.training import with_kahan as with_kahan
 from jaxamp.training import with_loss_scale as with_loss_scale
 from jaxamp.training import with_master_weights as with_master_weights
 from jaxamp.training import with_stochastic_rounding as with_stochastic_rounding
-from jaxamp.training import Diagnosis as Diagnosis
-from jaxamp.training import debug_step as debug_step
 from jaxamp.transform import amp as amp
 from jaxamp.transform import plan_of as plan_of

@@ -14,7 +14,7 @@ from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
-from jax._src.lib import _jax as _xla
+from jax._src.lib import _jax as _xla  # pyright: ignore[reportPrivateImportUsage]
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 ShapedArray = _core.ShapedArray
