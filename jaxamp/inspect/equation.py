@@ -63,9 +63,8 @@ class Equation:
             primitive, self.params = original(eqn.params)
             self.name, self.op = primitive.name, taxonomy.lookup(primitive) or _UNKNOWN
         self.trait, self.kind = self.op.trait, self.op.kind
-        stack = str(eqn.source_info.name_stack)
-        joined = "/".join(filter(None, (where.scope, stack)))
-        self.scope = decision.raw_scope if decision else joined
+        # Not the decision's: calls whose plans are equal share one, with the scope of the first.
+        self.scope = "/".join(filter(None, (where.scope, str(eqn.source_info.name_stack))))
         self.frames = where.frames_of(eqn)
         self.needed: Sequence[bool] = ()  # which of its results somebody needs
         self.casts = Casts()

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections import Counter
 
 import equinox as eqx
 import jax
@@ -125,6 +126,20 @@ def test_a_library_function_that_is_traced_once_is_seen_at_each_call():
 
     lines = {o.place.text for o in report(twice)(spec(4)).operations}
     assert {"one = jnp.clip(x, 0.0, 1.0)", "two = jnp.clip(one + x, 0.0, 1.0)"} <= lines
+
+
+def test_a_library_function_has_the_scope_of_each_call():
+    """Calls of one jitted function in several scopes, forward and backward, are told apart."""
+
+    def layers(x):
+        for index in range(4):
+            with jax.named_scope(f"layer{index}"):
+                x = x * x.var()
+        return x.sum()
+
+    counts = Counter(o.scope for o in report(jax.grad(layers))(spec(8)).operations)
+    assert len({counts[f"layer{index}"] for index in (1, 2)}) == 1
+    assert abs(counts["layer0"] - counts["layer3"]) < counts["layer3"] / 4
 
 
 def test_a_rule_that_matched_nothing_is_named():
