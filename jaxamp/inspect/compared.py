@@ -34,7 +34,8 @@ def _parts(difference: Difference) -> Iterator[Any]:
     lines = difference.lines()
     rest = f", the first {_MANY} of {len(lines)}" if len(lines) > _MANY else ""
     table = Table(title=f"what changes, most FLOPs first{rest}", title_justify="left")
-    for heading in ("line", "what", "change", "why before", "why after"):
+    table.add_column("line", no_wrap=True)
+    for heading in ("what", "change", "why before", "why after"):
         table.add_column(heading, overflow="fold")
     table.add_column("FLOPs", justify="right")
     for place, words, changes in lines[:_MANY]:
