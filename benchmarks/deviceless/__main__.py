@@ -24,6 +24,7 @@ from rich.console import Console
 
 from benchmarks.deviceless.models import MODELS
 from benchmarks.deviceless.table import table
+from jaxamp import JaxAmpError
 from jaxamp.estimate.environments import ENVIRONMENTS
 from jaxamp.estimate.targets import TARGETS
 
@@ -86,4 +87,7 @@ def compare(
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except JaxAmpError as error:
+        raise SystemExit(str(error)) from None

@@ -20,6 +20,7 @@ from rich.table import Table
 import jaxamp
 from benchmarks.deviceless.models import MODELS
 from benchmarks.deviceless.variants import POLICY
+from jaxamp import JaxAmpError
 from jaxamp.estimate.estimate import compile_all
 from jaxamp.estimate.export import exported
 from jaxamp.estimate.targets import TARGETS
@@ -75,4 +76,7 @@ def _words(dots: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except JaxAmpError as error:
+        raise SystemExit(str(error)) from None

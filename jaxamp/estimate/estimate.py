@@ -19,6 +19,7 @@ from jaxamp.estimate.hlo import Module, parse
 from jaxamp.estimate.roofline import Roofline, roofline
 from jaxamp.estimate.targets import TARGETS, Target
 from jaxamp.estimate.traffic import measure, operand_precisions
+from jaxamp.inspect.report import report
 from jaxamp.inspect.shown import Shown
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.transform import DEFAULT_POLICY, amp
@@ -40,6 +41,8 @@ class Compiled:
       arguments: bytes of the arguments.
       outputs: bytes of the results.
       dots: dots and convolutions by the precision of their operands, in the compiled program.
+      planned: the same as ``jaxamp.report`` counts them; a compiler may merge some, and runs a
+        format that the chip lacks in another.
       flops: of these.
       unknown_loops: loops whose trips the program does not tell: they count once.
       time: by the roofline model.
@@ -52,6 +55,7 @@ class Compiled:
     arguments: int
     outputs: int
     dots: dict[str, int]
+    planned: dict[str, int]
     flops: float
     unknown_loops: int
     time: Roofline
@@ -136,12 +140,13 @@ def estimate(
             for p in policies
         ]
         found = compile_all(chip, programs)
-        pairs = zip(policies, found, strict=True)
+        plans = [report(fn, p)(*args, **kwargs).dots() for p in policies]
+        rows = zip(policies, plans, found, strict=True)
         return Estimate(
             program=name,
             target=target,
             title=chip.title,
-            compiled=tuple(_compiled(chip, p, module, facts) for p, (module, facts) in pairs),
+            compiled=tuple(_compiled(chip, p, plan, *made) for p, plan, made in rows),
         )
 
     return made
@@ -187,7 +192,11 @@ def compile_all(
 
 
 def _compiled(
-    target: Target, policy: PrecisionPolicy, module: Module, facts: dict[str, Any]
+    target: Target,
+    policy: PrecisionPolicy,
+    planned: dict[str, int],
+    module: Module,
+    facts: dict[str, Any],
 ) -> Compiled:
     counted = measure(module)
     return Compiled(
@@ -198,6 +207,7 @@ def _compiled(
         arguments=facts["arguments"],
         outputs=facts["outputs"],
         dots=dict(operand_precisions(module)),
+        planned=planned,
         flops=counted.flops,
         unknown_loops=counted.unknown_loops,
         time=roofline(module, target),

@@ -33,8 +33,8 @@ def _parts(estimate: Estimate) -> Iterator[Any]:
     _add(facts, rows, "temporary memory", lambda r: r.temporary, storage)
     _add(facts, rows, "kernels", lambda r: r.kernels, str)
     _add(facts, rows, "FLOPs of dots", lambda r: r.flops, amount)
-    for word in sorted({word for row in rows for word in row.dots}):
-        facts.add_row(f"dots in {word}", *(str(row.dots.get(word, 0)) for row in rows))
+    for word in sorted({word for row in rows for word in {**row.dots, **row.planned}}):
+        facts.add_row(f"dots in {word}", *(_dots(row, word) for row in rows))
     if not any(row.fp8 for row in rows):
         facts.add_row("dots in FP8", *("0" for _ in rows))
     yield facts
@@ -72,6 +72,11 @@ def _add(
         ratio = f"  {value(row) / base:.2f}×" if base else ""
         cells.append(f"{words(value(row))}{ratio}")
     table.add_row(name, *cells)
+
+
+def _dots(row: Compiled, word: str) -> str:
+    made, planned = row.dots.get(word, 0), row.planned.get(word, 0)
+    return str(made) if made == planned else f"{made}, planned {planned}"
 
 
 def _seconds(seconds: float) -> str:

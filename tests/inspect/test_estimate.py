@@ -8,7 +8,7 @@ import pytest
 import jaxamp
 from jaxamp import InspectionError
 from jaxamp.estimate import environments, hlo, roofline, traffic
-from jaxamp.estimate.estimate import compile_all
+from jaxamp.estimate.estimate import Compiled, Estimate, compile_all
 from jaxamp.estimate.export import exported
 from jaxamp.estimate.targets import TARGETS
 from tests.inspect.programs import MLP, PROGRAMS, convolution, mlp_loss, spec
@@ -170,7 +170,7 @@ def test_every_target_compiles(target: str):
     fn, args = STEPS["mlp"]
     found = jaxamp.estimate(fn, "auto_mixed_bf16", target)(*args)
     plain, mixed = found.compiled
-    assert mixed.dots == {"bf16": 5}
+    assert mixed.dots == mixed.planned == {"bf16": 5}
     assert plain.flops == mixed.flops == 939524096
     assert 0 < mixed.bytes < plain.bytes
     assert 0 < mixed.time.seconds < plain.time.seconds
@@ -185,3 +185,25 @@ def _require(target: str) -> None:
         pytest.skip(
             f"the compiler is not installed: python -m jaxamp estimate --install {environment.name}"
         )
+
+
+def test_the_table_says_what_is_fact_and_what_is_model():
+    """Two tables under their own names; dots that the compiler did not make as planned stand out."""
+    rows = [
+        Compiled(
+            policy=policy, bytes=size, kernels=3, temporary=0, arguments=8, outputs=4, dots=dots,
+            planned={"f8_e4m3": 2}, flops=64.0, unknown_loops=0,
+            time=roofline.Roofline(2e-6, 2e-6, 0.0),
+        )
+        for policy, size, dots in (
+            ("always_f32", 4096, {"f8_e4m3": 2}),
+            ("mine", 1024, {"bf16": 2}),
+        )
+    ]  # fmt: skip
+    shown = Estimate(program="net", target="h200", title="a chip", compiled=tuple(rows))
+    text = str(shown)
+    facts, model = text.index("compiled: facts"), text.index("roofline: a model")
+    assert facts < text.index("bytes moved") < model < text.index("2.0 µs")
+    assert "1.0 KiB  0.25×" in text
+    assert "0, planned 2" in text
+    assert [row.fp8 for row in rows] == [2, 0]
