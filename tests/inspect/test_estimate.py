@@ -188,7 +188,7 @@ def _require(target: str) -> None:
 
 
 def test_the_table_says_what_is_fact_and_what_is_model():
-    """Two tables under their own names; dots that the compiler did not make as planned stand out."""
+    """Two tables under their own names; dots that were planned and not made stand out."""
     rows = [
         Compiled(
             policy=policy, bytes=size, kernels=3, temporary=0, arguments=8, outputs=4, dots=dots,
