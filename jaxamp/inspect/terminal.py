@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from jaxamp.inspect.words import amount, near, share, storage
+from jaxamp.inspect.words import amount, share, storage
 
 if TYPE_CHECKING:
     from jaxamp.inspect.operation import Operation
@@ -99,11 +101,15 @@ def _warnings(report: Report) -> Iterator[Text]:
 def _dots(report: Report) -> Table:
     found = sorted(report.contractions, key=lambda o: -o.tally.flops)
     rest = f", the first {_MANY} of {len(found)}" if len(found) > _MANY else ""
-    table = Table(title=f"dots and convolutions, largest first{rest}", title_justify="left")
-    for heading in ("operands", "result", "inside", "FLOPs", "runs"):
-        table.add_column(heading, justify="right" if heading in ("FLOPs", "runs") else "left")
+    title = f"dots and convolutions, largest first{rest}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("operands", "result"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("inside", no_wrap=True)
+    for heading in ("FLOPs", "runs"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    table.add_column("line", overflow="fold")
+    table.add_column("line", no_wrap=True)
     table.add_column("scope", overflow="fold")
     for operation in found[:_MANY]:
         table.add_row(*_dot(operation))
@@ -120,6 +126,6 @@ def _dot(operation: Operation) -> list[Any]:
         amount(operation.tally.flops),
         str(operation.runs),
         "bwd" if operation.backward else "fwd",
-        f"{near(place.file)}:{place.line}" if place.file else "",
+        f"{os.path.basename(place.file)}:{place.line}" if place.file else "",
         operation.scope,
     ]
