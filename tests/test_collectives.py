@@ -124,6 +124,24 @@ def test_layers_of_a_scan_are_gathered_low(mesh, order):
     assert found.total() == 3
 
 
+def test_cotangents_of_many_uses_meet_in_f32(mesh):
+    """A parameter gathered once for a long loop: a thousand small gradients are not lost."""
+
+    def loop(w, x):
+        whole = lax.all_gather(w, "d", tiled=True)
+        return lax.fori_loop(0, 1000, lambda _, total: total + jnp.mean(jnp.square(x @ whole)), 0.0)
+
+    after = BF16.with_rules(Rule(primitive="all_gather", precision="f32"))
+    early, late = (
+        split(mesh, jax.grad(amp(loop, policy)), check_vma=False) for policy in (BF16, after)
+    )
+    assert sent(early, W, X) == {("all_gather", "bf16"): 1, ("reduce_scatter", "f32"): 1}
+    expected = jax.jit(late)(W, X)
+    np.testing.assert_allclose(
+        jax.jit(early)(W, X), expected, atol=2.0**-9 * np.abs(expected).max()
+    )
+
+
 @orders
 def test_gathers_under_vmap(mesh, order):
     """Several models at once: one gather of all of them, and gradients as one by one."""

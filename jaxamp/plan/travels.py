@@ -6,7 +6,7 @@ Rounding the parts before they are sent gives the same numbers for half of the b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jaxamp.formats import Precision
 from jaxamp.plan.choose import Choice
@@ -16,7 +16,7 @@ from jaxamp.policy import PrecisionPolicy
 from jaxamp.taxonomy import Trait
 
 F32 = Precision.F32
-_HANDED_ON = (Link.INVARIANT, Link.SLICE)
+_HANDED_ON = (Link.INVARIANT, Link.SLICE, Link.STACK)
 
 
 def find_travels(
@@ -31,7 +31,7 @@ def find_travels(
       graph: the program.
       policy: whose sums over devices may be narrow too; a cast of a variable's device type sends
         nothing, but its transpose is such a sum.
-      stored: precision in which each value is stored; what arrives narrow is entered here.
+      stored: precision in which each value is stored; what is kept as it arrives is entered here.
       choices: what was chosen for each node, which is left as it is.
     """
     traits = {Trait.COLLECTIVE}
@@ -44,16 +44,34 @@ def find_travels(
     found: dict[Node, Choice] = {}
     arrived: set[int] = set()
     for node in graph.nodes:
-        if node.link in _HANDED_ON or (node.role is Role.MOVE and choices[node].operand is None):
-            for source, out in movements(node):
-                if node in senders and stored[source] is F32 and wanted[out] is not F32:
-                    found[node] = _travelling(wanted[out])
-                    arrived.add(out)
-                if source in arrived:
-                    arrived.add(out)
-    for value in arrived:
-        stored[value] = wanted[value]
+        for source, out in _handed_on(node, choices):
+            stays = node.link is Link.STACK or stored[source] is not F32
+            if node in senders and stored[source] is F32 and wanted[out] is not F32:
+                found[node] = _travelling(wanted[out])
+            elif source not in arrived:
+                continue
+            arrived.add(out)
+            if (node in found or stays) and _is_read_once(graph, choices, out):
+                stored[out] = wanted[out]
     return found
+
+
+def _handed_on(node: Node, choices: Mapping[Node, Choice]) -> Iterable[tuple[int, int]]:
+    """Pairs of an operand and the result that it becomes without being computed with."""
+    is_moved = node.role is Role.MOVE and choices[node].operand is None
+    return movements(node) if is_moved or node.link in _HANDED_ON else ()
+
+
+def _is_read_once(graph: Graph, choices: Mapping[Node, Choice], value: int) -> bool:
+    """Whether a value has one cotangent; several meet in f32, which is what it then arrives in."""
+    readers = graph.uses[value]
+    if len(readers) != 1 or readers[0].ins.count(value) != 1:
+        return False
+    (reader,) = readers
+    outs = [out for source, out in _handed_on(reader, choices) if source == value]
+    return reader.link is not Link.INVARIANT and all(
+        _is_read_once(graph, choices, out) for out in outs
+    )
 
 
 def _travelling(low: Precision) -> Choice:
@@ -85,11 +103,10 @@ def _taken(
     if value in graph.outputs or value in graph.onward:
         yield F32
     for reader in graph.uses[value]:
-        operand = choices[reader].operand
-        if reader.role is Role.LINK:
-            (out,) = reader.outs
-            yield (wanted if reader.link in _HANDED_ON else stored)[out] or F32
-        elif operand is None and reader.role is Role.MOVE:
-            yield from (wanted[out] for source, out in movements(reader) if source == value)
+        outs = [out for source, out in _handed_on(reader, choices) if source == value]
+        if outs:
+            yield from (wanted[out] for out in outs)
+        elif reader.role is Role.LINK:
+            yield stored[reader.outs[0]] or F32
         else:
-            yield operand or F32
+            yield choices[reader].operand or F32
