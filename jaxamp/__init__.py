@@ -20,6 +20,7 @@ from jaxamp.errors import RewriteError as RewriteError
 from jaxamp.errors import RuleError as RuleError
 from jaxamp.errors import ServingError as ServingError
 from jaxamp.errors import TrainingError as TrainingError
+from jaxamp.errors import TuningError as TuningError
 from jaxamp.errors import UnknownPrimitiveError as UnknownPrimitiveError
 from jaxamp.errors import UnsupportedPrecisionError as UnsupportedPrecisionError
 from jaxamp.estimate.estimate import Estimate as Estimate
@@ -76,3 +77,5 @@ from jaxamp.training import with_master_weights as with_master_weights
 from jaxamp.training import with_stochastic_rounding as with_stochastic_rounding
 from jaxamp.transform import amp as amp
 from jaxamp.transform import plan_of as plan_of
+from jaxamp.tune import Tuning as Tuning
+from jaxamp.tune import tune as tune

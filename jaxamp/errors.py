@@ -81,6 +81,10 @@ class InspectionError(JaxAmpError, ValueError):
     """A question about a program is not understood, or what it needs is not there."""
 
 
+class TuningError(JaxAmpError, ValueError):
+    """A tuning is asked for in a way that cannot work."""
+
+
 def accepted(word: object, words: Iterable[str]) -> str:
     """A sentence that lists the accepted words, and the likely one where there is one.
 

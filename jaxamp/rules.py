@@ -67,7 +67,8 @@ class Rule:
 
     A glob (``*``, ``?``, ``[...]``; case counts) over a path matches one or more whole consecutive
     components anywhere in it, ``*`` crosses ``/``, and a leading ``/`` ties the glob to the start:
-    ``"attention"`` matches all inside a scope of that name, ``"layer[01]"`` two layers.
+    ``"attention"`` matches all inside a scope of that name, ``"layer[01]"`` two layers. A trailing
+    ``/`` as well leaves out what is further inside: ``"/net/head/"``, and ``"/"`` for no scope.
 
     Attributes:
       precision: precision of the matching equations.
@@ -75,7 +76,7 @@ class Rule:
       primitive: glob over the primitive's name.
       kind: kind of the primitive.
       function: glob over the names of the user's functions on the call stack; a method also
-        matches without its class.
+        matches without its class. A leading ``/`` ties it to the innermost function.
       dtype: format of the first float output in the original program.
       min_size: smallest number of elements of the largest output.
       when: predicate that sees the ``EquationView``; has no JSON form.
@@ -256,7 +257,10 @@ def _without_transforms(text: str) -> str:
 
 @functools.lru_cache(maxsize=16384)
 def _path_matches(pattern: str, path: str) -> bool:
-    anchored, pattern = pattern.startswith("/"), pattern.strip("/")
+    anchored, closed = pattern.startswith("/"), pattern.endswith("/")
+    pattern = pattern.strip("/")
+    if anchored and closed:
+        return _name_matches(pattern, path)
     names = path.split("/")
     starts = range(1 if anchored else len(names))
     return any(
@@ -272,6 +276,8 @@ def _name_matches(pattern: str, name: str) -> bool:
 
 
 def _function_matches(pattern: str, names: Sequence[str]) -> bool:
+    if pattern.startswith("/"):
+        pattern, names = pattern[1:], names[:1]
     return any(
         _name_matches(pattern, name) or _name_matches(pattern, name.rpartition(".")[2])
         for name in names
@@ -302,7 +308,9 @@ def _check_keys(rule: Rule) -> None:
         )
     for key in ("scope", "primitive", "function"):
         glob = getattr(rule, key)
-        if glob is not None and not (isinstance(glob, str) and glob.strip("/ ")):
+        if glob is None or (key == "scope" and glob == "/"):
+            continue
+        if not (isinstance(glob, str) and glob.strip("/ ")):
             raise RuleError(f"{key}={glob!r} can never match: it has to be a non-empty glob.")
     if rule.min_size is not None and not (type(rule.min_size) is int and rule.min_size > 0):
         raise RuleError(f"min_size={rule.min_size!r} has to be a positive number of elements.")

@@ -131,7 +131,7 @@ def test_lazy_keys_come_last():
         ({}, "without a key"),
         ({"label": "mine"}, "without a key"),
         ({"scope": ""}, "non-empty glob"),
-        ({"scope": "/"}, "non-empty glob"),
+        ({"scope": "//"}, "non-empty glob"),
         ({"function": " "}, "non-empty glob"),
         ({"primitive": 3}, "non-empty glob"),
         ({"primitive": "dot_genral"}, "Did you mean 'dot_general'.*register_op_kind"),
