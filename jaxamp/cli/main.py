@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 import traceback
@@ -27,6 +28,8 @@ from jaxamp.inspect.report import report
 from jaxamp.inspect.words import near
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.transform import DEFAULT_POLICY
+from jaxamp.tune import tune
+from jaxamp.tune.tune import MOST_RUNS
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 _WIDTH = 120  # where the output goes to no terminal
@@ -115,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     top = _Parser(prog="python -m jaxamp", description=_ABOUT)
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_add_report, _add_explain, _add_diff, _add_probe, _add_estimate):
+    for add in (_add_report, _add_explain, _add_diff, _add_probe, _add_tune, _add_estimate):
         add(commands)
     return top
 
@@ -214,6 +217,47 @@ def _add_probe(commands: Any) -> None:
 def _probe(request: Request, options: argparse.Namespace) -> Any:
     args, kwargs = with_values((request.args, request.kwargs))
     return probe(request.fn, request.policy)(*args, **kwargs)
+
+
+def _add_tune(commands: Any) -> None:
+    about = "The cheapest policy that keeps an error within a budget"
+    example = (
+        "train.py:loss --args train.py:inputs --budget 1e-3 --save mine.json\n"
+        "  python -m jaxamp report train.py:loss --args train.py:inputs --policy mine.json"
+    )
+    command = _add(commands, "tune", _tune, about, example)
+    command.add_argument(
+        "--budget", type=float, default=1e-2, help="the largest error (default: 0.01)"
+    )
+    command.add_argument(
+        "--error",
+        choices=("output", "gradient"),
+        default="output",
+        help="whose error: the result's, or that of its gradient by the first argument",
+    )
+    command.add_argument("--runs", type=int, default=MOST_RUNS, help="how many choices may be run")
+    command.add_argument("--state", metavar="FILE", help="go on from here if interrupted")
+    command.add_argument("--save", metavar="FILE", help="the policy, which --policy reads")
+    command.add_argument("--picture", metavar="FILE", help="the curve of cost against error")
+
+
+def _tune(request: Request, options: argparse.Namespace) -> Any:
+    args, kwargs = with_values((request.args, request.kwargs))
+    found = tune(
+        functools.partial(request.fn, **kwargs) if kwargs else request.fn,
+        args,
+        options.budget,
+        request.policy,
+        error=options.error,
+        max_runs=options.runs,
+        state=options.state,
+        progress=sys.stdout.isatty() and not options.json,
+    )
+    if options.save:
+        Path(options.save).write_text(found.policy.to_json() + "\n")
+    if options.picture:
+        found.picture(options.picture)
+    return found
 
 
 def _add_estimate(commands: Any) -> None:

@@ -154,6 +154,17 @@ def test_probe(typed):
     assert json.loads(as_json.stdout)
 
 
+def test_tune(folder, typed):
+    """A policy within the budget, into a file that `report` reads."""
+    line = (
+        "python -m jaxamp tune model:scale --args f32[8,8] rate=0.5 --budget 1e-6 --save best.json"
+    )
+    done = typed(line)
+    assert done.returncode == 0, done.stderr
+    line = "python -m jaxamp report model:scale --args f32[8,8] rate=0.5 --policy best.json --json"
+    assert json.loads(typed(line).stdout)["dots"] == {"f32": 1}
+
+
 def test_a_policy_from_a_file(folder, typed):
     """What `to_json` wrote is a policy."""
     (folder / "mine.json").write_text(PrecisionPolicy.AUTO_MIXED.to_json())
@@ -178,6 +189,7 @@ def test_a_policy_from_a_file(folder, typed):
         ("diff model:loss --args model:inputs", "required: --with"),
         ("diff model:loss --args model:inputs --with f17", "Unknown policy 'f17'"),
         ("estimate model:loss --target h300", "invalid choice: 'h300'"),
+        ("tune model:loss --args model:inputs --budget small", "invalid float value: 'small'"),
         ("estimate --install npu", "invalid choice: 'npu'"),
         ("report", "the following arguments are required: program"),
         ("reprot model:loss", "invalid choice: 'reprot'"),
@@ -198,6 +210,7 @@ def test_what_is_not_understood(typed, line: str, says: str):
     [
         ("report model:broken --args f32[4,8]", "model.py:24: TypeError"),
         ("report model:loss --args f32[4,8]", "TypeError"),
+        ("tune model:scale --args f32[4,4] rate=0.5 --budget -1", "budget"),
         ("probe model:broken --args f32[4,8]", "model.py:24: TypeError"),
         ("explain model:loss --args model:inputs --where hiden", "Did you mean 'hidden'?"),
     ],
@@ -217,7 +230,7 @@ def test_traceback_on_request(folder):
     assert "Traceback" in done.stderr
 
 
-@pytest.mark.parametrize("command", ["", "report", "explain", "diff", "probe", "estimate"])
+@pytest.mark.parametrize("command", ["", "report", "explain", "diff", "probe", "tune", "estimate"])
 def test_help_has_an_example(typed, command: str):
     """Help exits with 0 and shows a whole command."""
     done = typed(f"python -m jaxamp {command} --help")
