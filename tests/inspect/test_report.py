@@ -42,6 +42,14 @@ def test_dots_are_those_of_the_lowered_program(name: str, policy: str):
     assert report(fn, policy)(*args).dots() == independent.lowered_dots(amp(fn, policy), args)
 
 
+@pytest.mark.parametrize("name", SINGLE)
+def test_dots_of_the_gradient_of_an_amped_function(name: str):
+    """The other order: what differentiation made of a rewritten function is counted as well."""
+    fn, args = PROGRAMS[name]
+    step = jax.grad(lambda *a: jnp.sum(amp(fn)(*a)))
+    assert report(step, "always_f32")(*args).dots() == independent.lowered_dots(step, args)
+
+
 def test_flops_of_a_dot():
     """Two for each multiplication: 4 by 8 by 16, and one for each tanh."""
     found = report(layer)(*PROGRAMS["layer"][1])
