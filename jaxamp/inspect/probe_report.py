@@ -15,7 +15,7 @@ from jaxamp.inspect.blocks import Site, place_of
 from jaxamp.inspect.ledger import PEAKS, SUMS
 from jaxamp.inspect.nonfinite import Nonfinite
 from jaxamp.inspect.operation import Place
-from jaxamp.inspect.terminal import as_text
+from jaxamp.inspect.shown import Shown
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Measured:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeReport:
+class ProbeReport(Shown):
     """What a program's operations did in low precision.
 
     Attributes:
@@ -123,6 +123,8 @@ class ProbeReport:
         return Group(*([str(self.first)] if self.first else []), table)
 
     def __str__(self) -> str:
+        from jaxamp.inspect.terminal import as_text  # rich only where it is needed
+
         return as_text(self, width=140)
 
 
