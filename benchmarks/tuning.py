@@ -2,7 +2,8 @@
 
 For each program: the budget on the data that it was tuned on and on fresh data; its cost against
 the cheapest of all choices of groups, by running every choice that would be cheaper; and, for each
-group alone, the predicted against the measured error. Draws `out/tuning_predicted.png` and, for
+group, the predicted error against the measured one of a run in which its values alone are rounded.
+Draws `out/tuning_predicted.png` and, for
 each program, the trade-off between cost and error.
 """
 
@@ -20,7 +21,7 @@ from rich.table import Table
 from benchmarks.tuning_models import MODELS, Model
 from jaxamp.tune import Tuning, tune
 from jaxamp.tune.problem import Problem
-from jaxamp.tune.sensitivity import predicted
+from jaxamp.tune.sensitivity import is_float, predicted, relative_error, switched
 
 OUT = Path("out")
 WITHIN = 0.95  # choices that are cheaper by less are not of interest
@@ -78,10 +79,12 @@ def _optimum(model: Model, problem: Problem, found: Tuning) -> tuple[float, int]
 
 
 def _groups_alone(problem: Problem) -> list[Point]:
-    """Predicted and measured error of each group alone, where there is any."""
+    """Predicted and measured error of the roundings of each group alone, where there are any."""
     ones = np.eye(len(problem.groups), dtype=bool)
     expected = predicted(problem.matrix(), ones)
-    measured = [problem.error(one) for one in ones]
+    reference = [r for r in problem.reference if is_float(r)]
+    run = jax.jit(lambda on, *args: switched(problem.block, problem.groups, on, args))
+    measured = [relative_error(run(one.astype(float), *problem.args), reference) for one in ones]
     return [(e, m) for e, m in zip(expected.tolist(), measured, strict=True) if e > 0 or m > 0]
 
 

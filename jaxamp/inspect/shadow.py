@@ -225,11 +225,14 @@ class _Run:
             self._know(var, Value(low, shadow, self._mark(eqn.invars[0])))
             return no_row()
         if self.owner.shadows:
-            # Stored once: fused into each of the statistics it would be computed in each.
+            # Stored once, or each statistic would compute it again; and measured at once, or it
+            # would have to be kept.
             low, shadow = lax.optimization_barrier((low, shadow))
+            row = measured(low, shadow, Precision.of_dtype(low.dtype))
+            low, shadow, row = lax.optimization_barrier((low, shadow, row))
             self.env.enter([var], [low])
             self._know(var, Value(low, shadow))
-            return measured(low, shadow, Precision.of_dtype(low.dtype))
+            return row
         if self.owner.marks:
             pairs = zip(eqn.invars, operands, strict=True)
             taken = [mark for pair in pairs if (mark := self._taken(site, *pair)) is not None]

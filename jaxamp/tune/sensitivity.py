@@ -33,13 +33,10 @@ def sensitivities(
       args: its arguments.
       reference: its float results in the original precision.
     """
-    numbers = {group: number for number, group in enumerate(groups)}
     scales = [1 / ((norm(r) or 1) * len(reference) ** 0.5) for r in reference]
 
     def projected(switches: jax.Array, *args: Any) -> jax.Array:
-        values = [Value(arg) for arg in args]
-        outs, _ = Perturbing(numbers, switches).run(block, values, (), ())
-        floats = [out.low for out in outs if is_float(out.low)]
+        floats = switched(block, groups, switches, args)
         keys = map(jax.random.key, range(len(floats)))
         parts = [_project(*part) for part in zip(floats, scales, keys, strict=True)]
         return jnp.stack(parts).sum(axis=0)
@@ -50,6 +47,23 @@ def sensitivities(
     except (ValueError, TypeError, NotImplementedError):  # a while loop has no backward pass
         found = jax.jit(jax.jacfwd(projected))(zeros, *args)
     return np.nan_to_num(np.asarray(found, np.float64), nan=np.inf, posinf=np.inf, neginf=-np.inf)
+
+
+def switched(
+    block: Block, groups: Sequence[Group], switches: Any, args: Sequence[Any]
+) -> list[Any]:
+    """The float results of a program in which the roundings of some groups are on.
+
+    Args:
+      block: the program with its plan.
+      groups: the groups.
+      switches: f32[groups], one for those whose values are rounded, zero for the others.
+      args: its arguments.
+    """
+    numbers = {group: number for number, group in enumerate(groups)}
+    values = [Value(arg) for arg in args]
+    outs, _ = Perturbing(numbers, jnp.asarray(switches, jnp.float32)).run(block, values, (), ())
+    return [out.low for out in outs if is_float(out.low)]
 
 
 def predicted(matrix: np.ndarray, low: np.ndarray) -> np.ndarray:
