@@ -203,3 +203,28 @@ def symbolic_zero_like(value: Any) -> Any:
 def read_atom(env: dict[Any, Any], atom: Any) -> Any:
     """The value of a variable or literal."""
     return atom.val if isinstance(atom, Literal) else env[atom]
+
+
+def common_scope(eqns: Sequence[JaxprEqn]) -> int:
+    """How many of the names around the first equation are around all of them."""
+    stacks = [eqn.source_info.name_stack.stack for eqn in eqns]
+    shortest = min(map(len, stacks))
+    return next((n for n in range(shortest) if any(s[n] != stacks[0][n] for s in stacks)), shortest)
+
+
+def within_scope(eqn: JaxprEqn, names: int) -> JaxprEqn:
+    """An equation with only the outermost of the names around it."""
+    info = eqn.source_info
+    return eqn.replace(source_info=info.replace(name_stack=info.name_stack[:names]))
+
+
+def without_scope(eqn: JaxprEqn, names: int) -> JaxprEqn:
+    """An equation without the outermost of the names around it."""
+    info = eqn.source_info
+    return eqn.replace(source_info=info.replace(name_stack=info.name_stack[names:]))
+
+
+def origin(eqn: JaxprEqn, names: int) -> tuple[Any, ...]:
+    """Where an equation comes from, apart from the outermost names, and the context it runs in."""
+    info = eqn.source_info
+    return info.traceback, info.name_stack[names:], eqn.ctx

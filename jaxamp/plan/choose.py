@@ -283,8 +283,7 @@ class Chooser:
         if Guard.NO_KERNEL in guards and any(demand.fragile[v] or facts.solved[v] for v in outs):
             return Pin("belongs to a factorisation", Guard.NO_KERNEL)
         if Guard.REDUCTION_ISLAND in guards and all(self.interior.fused[v] for v in outs):
-            if node.trait in _COSTLY:
-                self.copies.update((v, low) for v in outs)
+            self.copies.update((v, low) for v in outs)
             return Pin("inside a fused region: rounded at its edge", Guard.REDUCTION_ISLAND)
         return None
 
@@ -299,9 +298,6 @@ _BY_ROLE = {
 
 # In these, narrow arithmetic on narrow operands gives what f32 arithmetic rounded once gives.
 _SAFE_NARROW = (Trait.EXACT, Trait.ROUNDED, Trait.SUM)
-
-# What XLA would rather store than compute again for a far reader.
-_COSTLY = (Trait.SMOOTH, Trait.SENSITIVE)
 
 _LINKED = Choice(None, F32, "a value changes hands")
 _KEPT = ("keeps the dtypes it was written for", None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from jax.extend.core import ClosedJaxpr
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jaxamp import _compat
 from jaxamp.formats import Precision
@@ -32,6 +32,8 @@ class Decision:
       outputs: per result, the precision it is stored in; ``None`` where it is not ours to choose.
       held: per result, whether the stored form itself must be what readers get: XLA may otherwise
         undo a rounding that is followed by a widening, and store the wide form.
+      kept: per result, whether a backward pass reads it rather than computes it again, where the
+        equation is one of a fused group.
       reason: why, in one phrase.
       guard: the guard that fired, if one did.
       raw_scope: name stack of the equation, enclosing equations first.
@@ -47,11 +49,19 @@ class Decision:
     accumulation: Precision | None
     outputs: tuple[Precision | None, ...]
     held: tuple[bool, ...]
+    kept: tuple[bool, ...]
     reason: str
     guard: Guard | None
     raw_scope: str
     source_info: Any
     inner: tuple[JaxprPlan, ...] = ()
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """What tells two decisions on one equation apart, as far as the rewriter can see."""
+        read = self.operands, self.fresh, self.copies
+        written = self.outputs, self.held, self.kept
+        return *read, *written, self.accumulation, tuple(map(id, self.inner))
 
     @property
     def operand(self) -> Precision | None:
@@ -83,12 +93,14 @@ class JaxprPlan:
       decisions: one per equation, in order.
       outputs: precision in which each result leaves; ``None`` leaves it as it is.
       unchanged: whether nothing in it is narrow, so that the jaxpr can stay as it is.
+      steps: what to emit, in order: single equations by their index, and fused groups.
     """
 
     inputs: tuple[Precision | None, ...]
     decisions: tuple[Decision, ...]
     outputs: tuple[Precision | None, ...]
     unchanged: bool
+    steps: tuple[int | Step, ...]
 
     def walk(self) -> Iterator[Decision]:
         """Every decision, nested ones after the equation that holds them."""
@@ -96,6 +108,52 @@ class JaxprPlan:
             yield decision
             for plan in decision.inner:
                 yield from plan.walk()
+
+
+class Form(NamedTuple):
+    """How a value is read: as it is stored, or cast; held as for a ``Decision``."""
+
+    precision: Precision | None
+    held: bool = False
+
+
+Forms = tuple[tuple[Var, Form], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fusion:
+    """A group of equations that is emitted as one unit; equal groups share one object.
+
+    Attributes:
+      equations: the equations, without the names that are around all of them.
+      decisions: one per equation.
+      makers: how many of the first equations belong to other groups, and are computed again here.
+      takes: what they read of others.
+      gives: what others read of them.
+    """
+
+    equations: tuple[JaxprEqn, ...]
+    decisions: tuple[Decision, ...]
+    makers: int
+    takes: Forms
+    gives: Forms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Step:
+    """A fused group in its place.
+
+    Attributes:
+      fusion: the group.
+      around: its first equation, with the names that are around the whole group.
+      takes: what it reads.
+      gives: what is read of it.
+    """
+
+    fusion: Fusion
+    around: JaxprEqn
+    takes: Forms
+    gives: Forms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ from jaxamp.plan.facts import Facts, movements
 from jaxamp.plan.graph import Graph, Link, Node, Role
 
 _ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)
-_FREE_READERS = (Role.REDUCE, Role.FIXED, Role.CONVERT)
+_FREE_READERS = (*_ARITHMETIC, Role.REDUCE, Role.FIXED, Role.CONVERT)
 _KERNELS = (Role.CONTRACT, Role.FIXED, Role.LINK)
 _NONE, _SEVERAL = -1, -2
 
@@ -48,7 +48,7 @@ def find_interior(graph: Graph, facts: Facts) -> Interior:
     for node in reversed(graph.nodes):
         if node.role in _ARITHMETIC or node.role is Role.REDUCE:
             for value in node.outs:
-                fused[value] = graph.ours[value] and _is_fused(graph, facts, depth, fused, value)
+                fused[value] = graph.ours[value] and _is_fused(graph, depth, value)
     _store_what_joins(graph, facts, depth, fused)
     return Interior(graph, depth, fused)
 
@@ -67,36 +67,31 @@ def _is_window(graph: Graph, node: Node) -> bool:
     return graph.avals[node.outs[0]].ndim == graph.avals[node.ins[0]].ndim
 
 
+def is_kernel(graph: Graph, node: Node) -> bool:
+    """Whether a node is a kernel of its own, which fuses nothing."""
+    return node.role in _KERNELS or _is_window(graph, node)
+
+
 def _find_depths(graph: Graph) -> list[int]:
     depth = [int(value in graph.later) for value in range(len(graph.avals))]
     for node in graph.nodes:
         if node.link is Link.BACK or not node.ins:
             continue
-        is_kernel = node.role in _KERNELS or _is_window(graph, node)
-        reached = max(depth[v] for v in node.ins) + is_kernel
+        reached = max(depth[v] for v in node.ins) + is_kernel(graph, node)
         for value in node.outs:
             depth[value] = reached
     return depth
 
 
-def _is_fused(graph: Graph, facts: Facts, depth: list[int], fused: bytearray, value: int) -> bool:
-    """Whether every near reader folds the value, brings a statistic back onto it, or is fused."""
+def _is_fused(graph: Graph, depth: list[int], value: int) -> bool:
+    """Whether every near reader can be fused with what makes the value."""
     if value in graph.outputs or value in graph.onward:
         return False
-    near = [r for r in graph.uses[value] if not is_far(graph, depth, value, r)]
-    if len(near) == 1 and near[0].role is Role.ELEMENTWISE:
-        return True
-    return bool(near) and all(_takes_f32(graph, facts, fused, reader) for reader in near)
-
-
-def _takes_f32(graph: Graph, facts: Facts, fused: bytearray, reader: Node) -> bool:
-    if reader.role in _FREE_READERS:
-        return True
-    if reader.role not in _ARITHMETIC:
-        return False
-    if reader.role is Role.ELEMENTWISE and any(facts.statistic[v] for v in reader.ins):
-        return True
-    return all(fused[v] or not graph.ours[v] for v in reader.outs)
+    readers = graph.uses[value]
+    near = [r for r in readers if not is_far(graph, depth, value, r)]
+    if not near:  # cheaper to compute again than to store and read
+        return bool(readers) and not any(is_kernel(graph, r) for r in readers)
+    return all(r.role in _FREE_READERS for r in near)
 
 
 def _store_what_joins(graph: Graph, facts: Facts, depth: list[int], fused: bytearray) -> None:

@@ -15,12 +15,13 @@ from jaxamp.plan.choose import Choice, Chooser
 from jaxamp.plan.decision import Plan
 from jaxamp.plan.folds import find_folds
 from jaxamp.plan.forced import Forced, find_forced
+from jaxamp.plan.fusions import Fusions
 from jaxamp.plan.graph import Graph, Node, unfold
 from jaxamp.plan.held import find_held
 from jaxamp.plan.interior import find_interior
 from jaxamp.plan.readings import find_readings
 from jaxamp.plan.travels import find_travels
-from jaxamp.policy import PrecisionPolicy
+from jaxamp.policy import Guard, PrecisionPolicy
 
 
 def make_plan(
@@ -54,7 +55,7 @@ def make_plan(
       UnknownPrimitiveError: ``strict`` and a primitive is unknown.
 
     >>> import jax
-    >>> from jaxamp.policy import PrecisionPolicy
+    >>> from jaxamp.policy import Guard, PrecisionPolicy
     >>> jaxpr = jax.make_jaxpr(lambda x, w: x @ w)(jax.numpy.ones((2, 3)), jax.numpy.ones((3, 4)))
     >>> print(make_plan(jaxpr, PrecisionPolicy.AUTO_MIXED_BF16))
     plan under auto_mixed_bf16
@@ -78,7 +79,8 @@ def make_plan(
     choices.update(find_travels(graph, policy, chooser.stored, choices))
     readings = find_readings(graph, facts, demand, interior, chooser.copies)
     held = find_held(graph, chooser.stored, choices)
-    body = assemble(graph, frame, readings, held, chooser.stored, choices, outputs)
+    fusions = Fusions(graph, frame, facts, interior, chooser.stored) if _fuses(policy) else None
+    body = assemble(graph, frame, readings, fusions, held, chooser.stored, choices, outputs)
     return Plan(
         body=body,
         policy=policy,
@@ -86,6 +88,10 @@ def make_plan(
         unknown=tuple(graph.unknown),
         jaxpr=closed_jaxpr,
     )
+
+
+def _fuses(policy: PrecisionPolicy) -> bool:
+    return Guard.REDUCTION_ISLAND in policy.guards and bool(policy.low)
 
 
 def _choose_all(graph: Graph, chooser: Chooser, forced: Forced) -> dict[Node, Choice]:

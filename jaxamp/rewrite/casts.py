@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import jax
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Literal, Var
 from jax.extend.core.primitives import convert_element_type_p
 from jax.lax import optimization_barrier_p
 
 from jaxamp import _compat
 from jaxamp.formats import Precision
+from jaxamp.plan import Forms
+
+KEPT = "jaxamp_kept"  # what the backward pass of a fused group reads rather than computes again
 
 
 class Environment:
@@ -20,7 +25,7 @@ class Environment:
 
     def __init__(self) -> None:
         self._values: dict[Var, Any] = {}
-        self._casts: dict[tuple[Var, Precision], Any] = {}
+        self._casts: dict[tuple[Var, Precision | None], Any] = {}
         self._copies: dict[tuple[Var, Precision], Any] = {}
 
     def write(
@@ -29,12 +34,35 @@ class Environment:
         values: Iterable[Any],
         precisions: Iterable[Precision | None],
         held: Iterable[bool],
+        kept: Iterable[bool] | None = None,
     ) -> None:
-        """Stores values, each in its precision, and held there where that is asked for."""
-        for var, value, precision, hold in zip(variables, values, precisions, held, strict=True):
+        """Stores values, each in its precision; held there, or kept, where that is asked for."""
+        kept = repeat(False) if kept is None else kept
+        columns = zip(variables, values, precisions, held, kept, strict=False)
+        for var, value, precision, hold, keep in columns:
             if not isinstance(var, _compat.DropVar):
-                narrow = cast(value, precision)
-                self._values[var] = _held(narrow) if hold else narrow
+                stored = cast(value, precision)
+                stored = _held(stored) if hold else stored
+                self._values[var] = checkpoint_name(stored, KEPT) if keep else stored
+
+    def take(self, forms: Forms, values: Iterable[Any]) -> None:
+        """Stores values that come in the forms in which they are read."""
+        for (var, form), value in zip(forms, values, strict=True):
+            if form.precision is None:
+                self._values[var] = value
+            elif form.held:
+                self._copies[var, form.precision] = value
+            else:
+                self._casts[var, form.precision] = value
+
+    def give(self, forms: Forms) -> list[Any]:
+        """Values in the forms in which they are read."""
+        return [
+            self._copy(var, form.precision)
+            if form.held and form.precision
+            else self.read(var, form.precision)
+            for var, form in forms
+        ]
 
     def enter(self, variables: Iterable[Var], values: Iterable[Any]) -> None:
         """Stores the inputs of a jaxpr as they arrive."""
@@ -57,16 +85,17 @@ class Environment:
         """
         if isinstance(atom, Literal):
             return _cast_literal(atom, precision)
-        if copy is not None and copy is not precision:
+        if copy is not None and (copy is not precision or (atom, copy) in self._copies):
             return cast(self._copy(atom, copy), precision)
+        key = atom, precision
+        if not fresh and key in self._casts:
+            return self._casts[key]
         value = self._values[atom]
         if precision is None or _has(value, precision):
             return value
         if fresh:
             return cast(value, precision)
-        key = atom, precision
-        if key not in self._casts:
-            self._casts[key] = cast(value, precision)
+        self._casts[key] = cast(value, precision)
         return self._casts[key]
 
     def _copy(self, var: Var, precision: Precision) -> Any:
@@ -88,6 +117,11 @@ def cast(value: Any, precision: Precision | None) -> Any:
     if precision is None or _has(value, precision):
         return value
     return _convert(value, precision.dtype, weak_type=False)
+
+
+def apart(values: Sequence[Any]) -> list[Any]:
+    """Values behind a barrier, so that what is computed again of them is not merged with before."""
+    return optimization_barrier_p.bind(*values)
 
 
 def _held(value: Any) -> Any:

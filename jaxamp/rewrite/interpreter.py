@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxamp import _compat
 from jaxamp.errors import JaxAmpError, RewriteError
-from jaxamp.plan import Decision, JaxprPlan
-from jaxamp.rewrite.casts import Environment
+from jaxamp.plan import Decision, Fusion, JaxprPlan, Step
+from jaxamp.rewrite.casts import KEPT, Environment, apart
 from jaxamp.rewrite.registry import Context, rule_for
+
+_KEEP = jax.checkpoint_policies.save_only_these_names(KEPT)
 
 # What a primitive raises when it does not accept the dtypes that it is given.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, LookupError, AttributeError)
@@ -38,13 +41,43 @@ def interpret(
     env = Environment()
     env.enter(jaxpr.constvars, consts)
     env.enter(jaxpr.invars, args)
-    for eqn, decision in zip(jaxpr.eqns, plan.decisions, strict=True):
-        with _compat.emitting(eqn):
-            readings = decision.operands, decision.fresh, decision.copies
-            operands = list(map(env.read, eqn.invars, *readings))
-            results = emit(context, eqn, decision, operands)
-            env.write(eqn.outvars, results, decision.outputs, decision.held)
+    for step in plan.steps:
+        if isinstance(step, Step):
+            _fuse(context, step, env)
+        else:
+            _interpret_one(context, jaxpr.eqns[step], plan.decisions[step], env)
     return env.read_results(jaxpr.outvars, plan.outputs)
+
+
+def _interpret_one(context: Context, eqn: JaxprEqn, decision: Decision, env: Environment) -> None:
+    with _compat.emitting(eqn):
+        readings = decision.operands, decision.fresh, decision.copies
+        operands = list(map(env.read, eqn.invars, *readings))
+        results = emit(context, eqn, decision, operands)
+        env.write(eqn.outvars, results, decision.outputs, decision.held, decision.kept)
+
+
+def _fuse(context: Context, step: Step, env: Environment) -> None:
+    """Emits a fused group as one call; equal groups call the same one."""
+    operands = env.give(step.takes)
+    key = step.fusion, tuple(map(jax.typeof, operands))
+    if key not in context.fused:
+        context.fused[key] = _fused(context, step.fusion)
+    with _compat.emitting(step.around):
+        env.take(step.gives, context.fused[key](*operands))
+
+
+def _fused(context: Context, fusion: Fusion) -> Callable[..., list[Any]]:
+    """A group under a checkpoint, in a jit so that JAX differentiates it once for all its calls."""
+
+    def fused(*args: Any) -> list[Any]:
+        env = Environment()
+        env.take(fusion.takes, apart(args) if fusion.makers else args)
+        for eqn, decision in zip(fusion.equations, fusion.decisions, strict=True):
+            _interpret_one(context, eqn, decision, env)
+        return env.give(fusion.gives)
+
+    return jax.jit(jax.checkpoint(fused, policy=_KEEP))
 
 
 def rewritten(context: Context, closed: ClosedJaxpr, plan: JaxprPlan) -> ClosedJaxpr:

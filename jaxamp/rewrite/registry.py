@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 
 from jaxamp import _compat
-from jaxamp.plan import Decision, JaxprPlan
+from jaxamp.plan import Decision, Fusion, JaxprPlan
 from jaxamp.policy import PrecisionPolicy
 
 
@@ -20,10 +20,12 @@ class Context:
     Attributes:
       policy: for the jaxprs that only differentiation brings to light.
       rewritten: jaxprs already rewritten, by the plan that they follow (kept alive by the key).
+      fused: what emits a group of equations, by the group and the types of its operands.
     """
 
     policy: PrecisionPolicy
     rewritten: dict[JaxprPlan, ClosedJaxpr] = field(default_factory=dict)
+    fused: dict[tuple[Fusion, tuple[Any, ...]], Callable[..., Any]] = field(default_factory=dict)
 
 
 class RewriteRule(Protocol):

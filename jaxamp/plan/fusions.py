@@ -1,0 +1,220 @@
+"""Which equations XLA will fuse into one kernel with f32 values inside.
+
+Such a group is emitted as one unit, under a checkpoint: the backward pass then keeps what the plan
+stores, and computes the f32 insides again from it, in the kernel that needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from jaxamp.formats import Precision
+from jaxamp.plan.facts import UNBOUNDED, Facts
+from jaxamp.plan.graph import Frame, Graph, Link, Nest, Node, Role
+from jaxamp.plan.interior import Interior, is_kernel
+from jaxamp.taxonomy import Trait
+
+Site = Node | Nest
+
+_FOREIGN = frozenset({"custom_vjp_call", "checkpoint", "remat2", "optimization_barrier"})
+_ARITHMETIC = (Role.ELEMENTWISE, Role.CONVERT, Role.REDUCE, Role.MOVE, Role.MERGE)
+_BETWEEN_DEVICES = (Trait.COLLECTIVE, Trait.ALLREDUCE, Trait.VARY)
+
+
+class Fusions:
+    """Finds the groups of a jaxpr.
+
+    Attributes:
+      kept: values inside a group that the backward pass reads rather than computes again.
+      again: values that a later group computes again rather than reads.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        frame: Frame,
+        facts: Facts,
+        interior: Interior,
+        stored: Sequence[Precision | None],
+    ) -> None:
+        self.graph, self.facts, self.interior, self.stored = graph, facts, interior, stored
+        self.kept = bytearray(len(graph.avals))
+        self.again = bytearray(len(graph.avals))
+        self._members: set[Node] = set()
+        self._levels = _find_levels(graph, facts, frame)
+        self._level_of_nest: dict[int, int | None] = {}
+
+    def groups(self, frame: Frame) -> list[list[int]]:
+        """Indices of the equations of each group, in order; what is in no group is left out."""
+        levels = [self._level(site) for site in frame.sites]
+        parent = list(range(len(levels)))
+        made_by: dict[int, int] = {}
+        for index, (site, level) in enumerate(zip(frame.sites, levels, strict=True)):
+            if level is None:
+                continue
+            for value in _operands(site):
+                maker = made_by.get(value)
+                if maker is not None and levels[maker] == level:
+                    parent[_root(parent, maker)] = _root(parent, index)
+            for value in site.outs:
+                made_by[value] = index
+        members: dict[int, list[int]] = {}
+        for index, level in enumerate(levels):
+            if level is not None:
+                members.setdefault(_root(parent, index), []).append(index)
+        groups = [g for g in members.values() if any(self._is_wide(frame.sites[i]) for i in g)]
+        for group in groups:
+            for index in group:
+                self._keep(frame.sites[index])
+        return groups
+
+    def has(self, node: Node) -> bool:
+        """Whether a node is in a group."""
+        return node in self._members
+
+    def _level(self, site: Site) -> int | None:
+        """When a site runs; ``None`` if it is no member of any group."""
+        if isinstance(site, Node):
+            return self._levels[site.outs[0]] if _is_fusible(self.graph, site) else None
+        key = id(site)
+        if key not in self._level_of_nest:
+            self._level_of_nest[key] = self._common_level(site)
+        return self._level_of_nest[key]
+
+    def _common_level(self, nest: Nest) -> int | None:
+        if not _is_call(nest):
+            return None
+        levels = {self._level(site) for frame in nest.frames for site in frame.sites}
+        return levels.pop() if len(levels) == 1 else None
+
+    def _is_wide(self, site: Site) -> bool:
+        """Whether a site makes an activation that is f32 only because it is fused."""
+        if isinstance(site, Nest):
+            return any(self._is_wide(inner) for frame in site.frames for inner in frame.sites)
+        facts, fused = self.facts, self.interior.fused
+        return any(fused[v] and facts.dense[v] for v in site.outs)
+
+    def _keep(self, site: Site) -> None:
+        if isinstance(site, Nest):
+            for frame in site.frames:
+                for inner in frame.sites:
+                    self._keep(inner)
+            return
+        self._members.add(site)
+        for value in site.outs:
+            if self.graph.ours[value]:
+                self.kept[value] = self._is_statistic(site) or self._is_stored(value)
+            self.again[value] = self._is_cheap(value) and (
+                site.role is not Role.REDUCE or _folds_rows(self.graph, site)
+            )
+
+    def _is_cheap(self, value: int) -> bool:
+        """Whether a value is nowhere in memory, and made of what is."""
+        if value in self.graph.outputs or self.facts.state[value]:
+            return False
+        is_activation = self.graph.ours[value] and self.facts.dense[value]
+        return not is_activation or bool(self.interior.fused[value])
+
+    def _is_statistic(self, node: Node) -> bool:
+        """A fold of the minor axis is fused with its readers; any other is a pass of its own."""
+        return node.role is Role.REDUCE and not _folds_rows(self.graph, node)
+
+    def _is_stored(self, value: int) -> bool:
+        """Whether a narrow value is read both here and later."""
+        stored = self.stored[value]
+        if stored is None or stored.bits >= Precision.F32.bits:
+            return False
+        readers = [self._levels[r.outs[0]] for r in self.graph.uses[value] if r.outs]
+        here = self._levels[value]
+        return here in readers and any(level != here for level in readers)
+
+
+def _root(parent: list[int], index: int) -> int:
+    while parent[index] != index:
+        parent[index] = index = parent[parent[index]]
+    return index
+
+
+def _operands(site: Site) -> tuple[int, ...]:
+    return site.ins if isinstance(site, Node) else site.entries
+
+
+def _is_fusible(graph: Graph, node: Node) -> bool:
+    if node.trait is Trait.GENERATOR:
+        return not node.ins
+    if node.role not in _ARITHMETIC or is_kernel(graph, node) or node.trait in _BETWEEN_DEVICES:
+        return False
+    if node.name in _FOREIGN or node.eqn.effects:
+        return False
+    # What is looked up by an index is a kernel's work.
+    is_movement = node.role is Role.MOVE or node.role is Role.MERGE
+    return not (is_movement and any(graph.dtype_kind(v) in "iu" for v in node.ins[1:]))
+
+
+def _folds_rows(graph: Graph, node: Node) -> bool:
+    """Whether only the minor axis is folded."""
+    rank = graph.avals[node.ins[0]].ndim
+    return rank > 1 and tuple(node.eqn.params.get("axes", ())) == (rank - 1,)
+
+
+def _find_levels(graph: Graph, facts: Facts, frame: Frame) -> list[int]:
+    """When each value is made: fusible equations run at odd levels, all else at even ones between.
+
+    What is small, or made of parameters alone, is computed where it is first read.
+    """
+    levels = [0] * len(graph.avals)
+    fusible = [_is_fusible(graph, node) for node in graph.nodes]
+    for node, may_fuse in zip(graph.nodes, fusible, strict=True):
+        if node.link is Link.BACK:
+            continue
+        ready = max((levels[v] for v in node.ins), default=0)
+        level = ready | 1 if may_fuse else (ready | 1) + 1
+        for value in node.outs:
+            levels[value] = level
+    latest = _latest_in_nests(facts, frame, levels)
+    for node, may_fuse in zip(reversed(graph.nodes), reversed(fusible), strict=True):
+        if may_fuse and not any(facts.dense[v] for v in node.outs):
+            late = min(_earliest_reader(graph, levels, node), latest.get(id(node), UNBOUNDED))
+            for value in node.outs if late < UNBOUNDED else ():
+                levels[value] = max(levels[value], int(late))
+    return levels
+
+
+def _earliest_reader(graph: Graph, levels: list[int], node: Node) -> float:
+    """The last odd level before the results of a node are first read."""
+    found = [
+        (levels[reader.outs[0]] - 1) | 1
+        for value in node.outs
+        for reader in graph.uses[value]
+        if reader.outs and reader.link is not Link.BACK
+    ]
+    return min(found, default=UNBOUNDED)
+
+
+def _latest_in_nests(facts: Facts, frame: Frame, levels: list[int]) -> dict[int, int]:
+    """Per node of a call, by identity, the one level at which all activations in it are made."""
+    latest: dict[int, int] = {}
+    for site in frame.sites:
+        if isinstance(site, Node):
+            continue
+        nodes = list(_nodes(site))
+        made = {levels[v] for node in nodes for v in node.outs if facts.dense[v]}
+        if _is_call(site) and len(made) == 1:
+            latest.update(dict.fromkeys(map(id, nodes), *made))
+        else:
+            for inner in site.frames:
+                latest.update(_latest_in_nests(facts, inner, levels))
+    return latest
+
+
+def _nodes(nest: Nest) -> Iterator[Node]:
+    for frame in nest.frames:
+        for site in frame.sites:
+            if isinstance(site, Node):
+                yield site
+            else:
+                yield from _nodes(site)
+
+
+def _is_call(nest: Nest) -> bool:
+    return nest.op.trait is Trait.CALL and nest.eqn.primitive.name not in _FOREIGN
