@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from jaxamp.inspect.operation import Place, frames_of
+from jaxamp.inspect.operation import Place, frames_of, innermost
 from jaxamp.plan import Decision, JaxprPlan
 from jaxamp.plan.wiring import Body, branches, call_body, is_region, loop
 from jaxamp.rules import clean_scope
@@ -111,9 +111,9 @@ def blocks_of(jaxpr: Jaxpr, consts: Sequence[Any], plan: JaxprPlan | None) -> Bl
 
 
 def place_of(site: Site) -> Place:
-    """The innermost line that is the user's own."""
-    frames = frames_of(site.eqn.source_info)
-    return Place(*frames[0]) if frames else Place()
+    """The innermost line that is the user's own, or else that of a library."""
+    info = site.eqn.source_info
+    return innermost(info, frames_of(info))
 
 
 class _Numbering:

@@ -11,7 +11,7 @@ from jax.extend.core import JaxprEqn
 from jaxamp import taxonomy
 from jaxamp.formats import Precision
 from jaxamp.inspect import count
-from jaxamp.inspect.operation import Frame, Operation, Place, frames_of, type_word
+from jaxamp.inspect.operation import Frame, Operation, Place, frames_of, innermost, type_word
 from jaxamp.inspect.storage import Casts, Storage, of
 from jaxamp.inspect.tally import Tally
 from jaxamp.plan import Decision, JaxprPlan, wiring
@@ -76,7 +76,7 @@ class Equation:
     @property
     def place(self) -> Place:
         """The innermost of the user's own lines."""
-        return Place(*self.frames[0]) if self.frames else Place()
+        return innermost(self.eqn.source_info, self.frames)
 
     def bodies(self) -> list[Body]:
         """The jaxprs that it holds, with their plans."""

@@ -55,7 +55,7 @@ class Operation:
       guard: the guard that fired; empty if none did.
       scope: scope path, as the user wrote it.
       backward: whether it is in a backward pass.
-      place: the innermost line that is the user's own, outside of installed libraries.
+      place: the innermost line that is the user's own, or else that of an installed library.
       contraction: whether it is a dot or a convolution.
     """
 
@@ -100,9 +100,14 @@ Frame = tuple[str, int, str]
 
 
 def frames_of(source_info: Any) -> tuple[Frame, ...]:
-    """The user's own frames, innermost first; those of libraries where there is no other."""
-    frames = _compat.user_frames(source_info)
-    return tuple(f for f in frames if not is_library(f[0])) or frames
+    """The user's own frames, innermost first: none of installed libraries."""
+    return tuple(f for f in _compat.user_frames(source_info) if not is_library(f[0]))
+
+
+def innermost(source_info: Any, frames: Sequence[Frame]) -> Place:
+    """The innermost of the user's own lines, or else that of a library."""
+    found = [*frames[:1], *_compat.user_frames(source_info)[:1]]
+    return Place(*found[0]) if found else Place()
 
 
 def is_library(file: str) -> bool:

@@ -136,6 +136,13 @@ def test_a_library_function_that_is_traced_once_is_seen_at_each_call():
     assert {"one = jnp.clip(x, 0.0, 1.0)", "two = jnp.clip(one + x, 0.0, 1.0)"} <= lines
 
 
+def test_a_library_around_the_user_s_code_hides_no_line():
+    """A jit of equinox's around the program: every operation still has the user's own line."""
+    fn, args = PROGRAMS["mlp"]
+    places = {o.place for o in report(eqx.filter_jit(fn))(*args).operations}
+    assert {place.function for place in places} == {"mlp_loss"}
+
+
 def test_a_library_function_has_the_scope_of_each_call():
     """Calls of one jitted function in several scopes, forward and backward, are told apart."""
 
