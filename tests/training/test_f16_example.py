@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from examples import f16_loss_scaling
+from examples.char_transformer import Corpus, Transformer
 
 
 @pytest.mark.slow
@@ -30,12 +33,15 @@ def test_digits_in_f16_need_loss_scaling(tmp_path):
 
 @pytest.mark.slow
 def test_characters_in_f16_need_loss_scaling():
-    """Without a scale most gradients are zero and the loss stays; with one none is lost."""
-    task = f16_loss_scaling.characters()
+    """Without a scale many gradients are zero and the loss hardly falls; with one it does."""
+
+    def small(key):
+        return Transformer(len(Corpus.load().alphabet), width=16, heads=2, depth=1, key=key)
+
+    task = dataclasses.replace(f16_loss_scaling.characters(), init=small)
     f16, scaled = (
-        f16_loss_scaling.train(task, *f16_loss_scaling.RUNS[name], steps=60, seeds=1)
+        f16_loss_scaling.train(task, *f16_loss_scaling.RUNS[name], steps=50, seeds=1)
         for name in ("f16", "f16, loss scaling")
     )
-    assert scaled.losses[:, -10:].mean() < 2.9 < 3.4 < f16.losses[:, -10:].mean()
-    assert f16.zeros[:, -1].min() > 0.5
-    assert scaled.zeros.max() < 0.1
+    assert scaled.losses[:, -10:].mean() < 3.1 < 3.4 < f16.losses[:, -10:].mean()
+    assert scaled.zeros.max() < 0.2 < 0.4 < f16.zeros[:, -1].min()
