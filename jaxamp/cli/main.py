@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     top = _Parser(prog="python -m jaxamp", description=_ABOUT)
+    top.add_argument("--version", action="version", version=f"jaxamp {version('jaxamp')}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in (_add_report, _add_explain, _add_diff, _add_probe, _add_tune, _add_estimate):
         add(commands)

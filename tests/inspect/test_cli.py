@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -211,6 +212,7 @@ def test_what_is_not_understood(typed, line: str, says: str):
         ("report model:broken --args f32[4,8]", "model.py:24: TypeError"),
         ("report model:loss --args f32[4,8]", "TypeError"),
         ("tune model:scale --args f32[4,4] rate=0.5 --budget -1", "budget"),
+        ("report model:loss --args model:inputs --json no/such/folder.json", "No such file"),
         ("probe model:broken --args f32[4,8]", "model.py:24: TypeError"),
         ("explain model:loss --args model:inputs --where hiden", "Did you mean 'hidden'?"),
     ],
@@ -221,6 +223,12 @@ def test_what_fails(typed, line: str, says: str):
     assert done.returncode == 1
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_version(typed):
+    """The version that is installed."""
+    done = typed("python -m jaxamp --version")
+    assert (done.returncode, done.stdout) == (0, f"jaxamp {version('jaxamp')}\n")
 
 
 def test_traceback_on_request(folder):
