@@ -1,6 +1,6 @@
 """One attention block: the program that docs/insight.md looks at.
 
-    python -m jaxamp report examples/block.py:loss --args examples/block.py:inputs --grad
+python -m jaxamp report examples/block.py:loss --args examples/block.py:inputs --grad
 """
 
 import jax
