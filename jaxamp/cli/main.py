@@ -1,48 +1,24 @@
-"""The commands: read what was typed, ask, show."""
+"""Running a command: read what was typed, ask, show, and leave with a status."""
 
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jax
 from rich.console import Console
 
-from jaxamp.cli.load import load, load_policy
-from jaxamp.cli.specs import read_args, with_values
+from jaxamp.cli.commands import COMMANDS, PROGRAM, TO_TERMINAL, Parser, Request
 from jaxamp.errors import JaxAmpError
-from jaxamp.estimate.environments import ENVIRONMENTS
-from jaxamp.estimate.estimate import estimate
-from jaxamp.estimate.targets import TARGETS
-from jaxamp.inspect.diff import diff
-from jaxamp.inspect.explain import explain
-from jaxamp.inspect.probe import probe
-from jaxamp.inspect.report import report
 from jaxamp.inspect.words import near
-from jaxamp.policy import PrecisionPolicy
-from jaxamp.transform import DEFAULT_POLICY
-from jaxamp.tune import tune
-from jaxamp.tune.tune import MOST_RUNS
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 _WIDTH = 120  # where the output goes to no terminal
-_TO_TERMINAL = "-"
-_PROGRAM = """\
-A program is package.module:function or path/to/file.py:function. Arguments are shapes (f32[8,128],
-i32[4]), numbers, quoted texts, key, lists, tuples and dicts of these, name=... for keywords, or one
-package.module:function that builds them: a tuple that it returns is all the arguments. Where
-numbers are needed, shapes get normal floats and zeros for everything else.
-
-exit status: 0 all is well, 1 the program or the question failed, 2 the command is not understood
-"""
 _ABOUT = f"""\
 Look at what a precision policy does to a JAX program, without changing the program.
 
@@ -51,37 +27,7 @@ examples:
   python -m jaxamp report train.py:loss --grad --args "{{'w': f32[8,16]}}" "f32[4,8]" --html out.html
   python -m jaxamp explain train.py:loss --policy auto_mixed --where attention --args f32[8,16]
 
-{_PROGRAM}"""  # noqa: E501
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a command is about.
-
-    Attributes:
-      fn: the program.
-      policy: what to apply.
-      args: its positional arguments, with shapes for arrays.
-      kwargs: its keyword arguments.
-      other: a second policy, where one is compared.
-    """
-
-    fn: Callable[..., Any]
-    policy: PrecisionPolicy
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    other: PrecisionPolicy | None = None
-
-    @classmethod
-    def read(cls, options: argparse.Namespace) -> Request:
-        """Reads what was typed."""
-        policy = load_policy(options.policy)
-        other = load_policy(options.other) if options.other else None
-        args, kwargs = read_args(options.args)
-        fn = load(options.program)
-        if options.grad:
-            fn = jax.value_and_grad(fn, has_aux=options.aux)
-        return cls(fn, policy, args, kwargs, other)
+{PROGRAM}"""  # noqa: E501
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,10 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
-    top = _Parser(prog="python -m jaxamp", description=_ABOUT)
+    top = Parser(prog="python -m jaxamp", description=_ABOUT)
     top.add_argument("--version", action="version", version=f"jaxamp {version('jaxamp')}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (_add_report, _add_explain, _add_diff, _add_probe, _add_tune, _add_estimate):
+    for add in COMMANDS:
         add(commands)
     return top
 
@@ -129,172 +75,15 @@ def show(result: Any, options: argparse.Namespace) -> None:
     """Writes what was asked for: a file, JSON, or the picture at the terminal."""
     if options.html:
         Path(options.html).write_text(result.to_html())
-    if options.json and options.json != _TO_TERMINAL:
+    if options.json and options.json != TO_TERMINAL:
         Path(options.json).write_text(result.to_json() + "\n")
-    if options.json == _TO_TERMINAL:
+    if options.json == TO_TERMINAL:
         print(result.to_json())
     elif not (options.html or options.json):
         console = Console(highlight=False)
         # Where nothing says how wide it is, rich would take 80 columns.
         wide = console.is_terminal or "COLUMNS" in os.environ
         (console if wide else Console(highlight=False, width=_WIDTH)).print(result)
-
-
-class _Parser(argparse.ArgumentParser):
-    """Keeps the line breaks of its descriptions."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
-
-
-def _add(commands: Any, name: str, ask: Callable[..., Any], about: str, example: str) -> _Parser:
-    """A command with the options that all have."""
-    text = f"{about}\n\nexample:\n  python -m jaxamp {name} {example}\n\n{_PROGRAM}"
-    command = commands.add_parser(name, help=about.splitlines()[0], description=text)
-    command.add_argument("program", help="package.module:function or path/to/file.py:function")
-    command.add_argument("--args", nargs="+", default=[], metavar="SPEC", help="its arguments")
-    command.add_argument(
-        "--policy",
-        default=DEFAULT_POLICY,
-        help=f"a preset, jmp's grammar or a .json file (default: {DEFAULT_POLICY})",
-    )
-    command.add_argument(
-        "--grad", action="store_true", help="the gradient by the first argument, with the value"
-    )
-    command.add_argument(
-        "--aux", action="store_true", help="with --grad: the program also returns other things"
-    )
-    command.add_argument(
-        "--json",
-        nargs="?",
-        const=_TO_TERMINAL,
-        metavar="FILE",
-        help="JSON instead, into a file if one is named",
-    )
-    command.add_argument("--traceback", action="store_true", help="show where the program failed")
-    command.set_defaults(ask=ask, html=None, other=None)
-    return command
-
-
-def _add_report(commands: Any) -> None:
-    about = "What runs in which precision, what it costs and saves, and why"
-    example = "train.py:loss --grad --args 'f32[8,16]' 'f32[4,8]' --html report.html"
-    command = _add(commands, "report", _report, about, example)
-    command.add_argument("--html", metavar="FILE", help="one page with charts and a table")
-
-
-def _report(request: Request, options: argparse.Namespace) -> Any:
-    return report(request.fn, request.policy)(*request.args, **request.kwargs)
-
-
-def _add_explain(commands: Any) -> None:
-    about = "The program's own source, annotated line by line"
-    example = "train.py:loss --args 'f32[8,16]' 'f32[4,8]' --where decoder/attention"
-    command = _add(commands, "explain", _explain, about, example)
-    command.add_argument("--where", default="", metavar="SCOPE", help="only what is inside")
-
-
-def _explain(request: Request, options: argparse.Namespace) -> Any:
-    asked = explain(request.fn, request.policy, where=options.where)
-    return asked(*request.args, **request.kwargs)
-
-
-def _add_diff(commands: Any) -> None:
-    about = "How two policies differ on a program"
-    example = "train.py:loss --args 'f32[8,16]' --policy auto_mixed_bf16 --with auto_mixed"
-    command = _add(commands, "diff", _diff, about, example)
-    command.add_argument("--with", dest="other", required=True, metavar="POLICY", help="the other")
-
-
-def _diff(request: Request, options: argparse.Namespace) -> Any:
-    return diff(request.policy, request.other)(request.fn)(*request.args, **request.kwargs)
-
-
-def _add_probe(commands: Any) -> None:
-    about = "What a policy does to the numbers: errors, overflow, the first that is not finite"
-    example = "train.py:loss --grad --args train.py:inputs --policy auto_mixed"
-    _add(commands, "probe", _probe, about, example)
-
-
-def _probe(request: Request, options: argparse.Namespace) -> Any:
-    args, kwargs = with_values((request.args, request.kwargs))
-    return probe(request.fn, request.policy)(*args, **kwargs)
-
-
-def _add_tune(commands: Any) -> None:
-    about = "The cheapest policy that keeps an error within a budget"
-    example = (
-        "train.py:loss --args train.py:inputs --budget 1e-3 --save mine.json\n"
-        "  python -m jaxamp report train.py:loss --args train.py:inputs --policy mine.json"
-    )
-    command = _add(commands, "tune", _tune, about, example)
-    command.add_argument(
-        "--budget", type=float, default=1e-2, help="the largest error (default: 0.01)"
-    )
-    command.add_argument(
-        "--error",
-        choices=("output", "gradient"),
-        default="output",
-        help="whose error: the result's, or that of its gradient by the first argument",
-    )
-    command.add_argument("--runs", type=int, default=MOST_RUNS, help="how many choices may be run")
-    command.add_argument("--state", metavar="FILE", help="go on from here if interrupted")
-    command.add_argument("--save", metavar="FILE", help="the policy, which --policy reads")
-    command.add_argument("--picture", metavar="FILE", help="the curve of cost against error")
-
-
-def _tune(request: Request, options: argparse.Namespace) -> Any:
-    args, kwargs = with_values((request.args, request.kwargs))
-    found = tune(
-        functools.partial(request.fn, **kwargs) if kwargs else request.fn,
-        args,
-        options.budget,
-        request.policy,
-        error=options.error,
-        max_runs=options.runs,
-        state=options.state,
-        progress=sys.stdout.isatty() and not options.json,
-    )
-    if options.save:
-        Path(options.save).write_text(found.policy.to_json() + "\n")
-    if options.picture:
-        found.picture(options.picture)
-    return found
-
-
-def _add_estimate(commands: Any) -> None:
-    about = "What a policy would give on a chip that is not here"
-    example = (
-        "train.py:loss --grad --args 'f32[8,16]' 'f32[4,8]' --target h200\n"
-        "  python -m jaxamp estimate --install gpu"
-    )
-    command = _add(commands, "estimate", _estimate, about, example)
-    command.add_argument(
-        "--target", default="h200", choices=TARGETS, help="the chip (default: h200)"
-    )
-    command.add_argument(
-        "--with", dest="other", metavar="POLICY", help="one more policy to compare with"
-    )
-    command.add_argument(
-        "--install",
-        action=_Install,
-        choices=ENVIRONMENTS,
-        help="install that compiler, once, and leave",
-    )
-
-
-class _Install(argparse.Action):
-    """Installs a compiler as soon as it is named, as ``--help`` helps."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        ENVIRONMENTS[values].install()
-        parser.exit()
-
-
-def _estimate(request: Request, options: argparse.Namespace) -> Any:
-    others = [request.other] if request.other else []
-    asked = estimate(request.fn, request.policy, options.target, others=others)
-    return asked(*request.args, **request.kwargs)
 
 
 def _complain(message: object, status: int) -> int:
