@@ -87,6 +87,19 @@ def test_gradients_are_those_of_a_gather_in_f32(mesh, order):
     np.testing.assert_array_equal(early, late)
 
 
+@orders
+def test_a_rule_sends_low_and_leaves_the_way_back_alone(mesh, order):
+    """Forced by a rule, where the plan would not: the gradients' sum is still the policy's."""
+
+    def both(w, x):
+        whole = lax.all_gather(w, "d", tiled=True)
+        return jnp.mean(x @ whole) + jnp.sum(whole**2)
+
+    forced = BF16.with_rules(Rule(primitive="all_gather", precision="bf16"))
+    found = sent(order(partial(split, mesh), both, forced), W, X)
+    assert (found["all_gather", "bf16"], found["reduce_scatter", "f32"]) == (1, 1)
+
+
 def test_what_a_sum_reads_travels_whole(mesh):
     """A gather that anything reads in f32 stays f32: no number is rounded for others' sake."""
 

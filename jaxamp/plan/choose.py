@@ -142,6 +142,8 @@ class Chooser:
             return Choice(F32, F32, by, None, F32)
         if node.role is Role.CONTRACT and _asks_precision(node):
             return Choice(F32, F32, "an explicit precision was asked for", None, F32)
+        if node.trait is Trait.COLLECTIVE:
+            return Choice(F32, forced, by, None, forced)  # rounded where it is sent: see travels.py
         return Choice(forced, forced, by, None, self._accumulation(node, forced))
 
     def _by_the_letter(self, node: Node, low: Precision) -> Choice:
