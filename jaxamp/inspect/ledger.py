@@ -18,6 +18,7 @@ from jaxamp.formats import Precision
 
 SUMS = ("count", "error", "reference", "overflow", "underflow", "subnormal")
 PEAKS = ("error", "low", "shadow")
+_SQUARES = 2  # sums that every format has; counts follow
 _LARGE = 1 << 14  # numbers from which on one loop for each statistic is faster than one for all
 
 
@@ -116,16 +117,24 @@ def _reduced(
     """Sums of some arrays and maxima of others, all of one shape."""
     arrays = [*addends, *candidates]
     if arrays[0].size >= _LARGE:
-        return [_total(a) for a in addends], [_largest(a) for a in candidates]
+        sums = [_total(a) for a in addends[:_SQUARES]]
+        counts = _folded(addends[_SQUARES:], []) if addends[_SQUARES:] else []
+        return [*sums, *counts], [_largest(a) for a in candidates]
+    results = _folded(addends, candidates)
+    return results[: len(addends)], results[len(addends) :]
+
+
+def _folded(addends: Sequence[jax.Array], candidates: Sequence[jax.Array]) -> list[jax.Array]:
+    """Sums and maxima in one loop, which stores no flags in between."""
 
     def fold(left: Any, right: Any) -> Any:
         pairs = list(zip(left, right, strict=True))
         added = [a + b for a, b in pairs[: len(addends)]]
         return (*added, *(jnp.maximum(a, b) for a, b in pairs[len(addends) :]))
 
+    arrays = (*addends, *candidates)
     zeros = tuple(np.float32(0) for _ in arrays)
-    results = lax.reduce(tuple(arrays), zeros, fold, tuple(range(arrays[0].ndim)))
-    return list(results[: len(addends)]), list(results[len(addends) :])
+    return list(lax.reduce(arrays, zeros, fold, tuple(range(arrays[0].ndim))))
 
 
 def _visible(peak: jax.Array) -> jax.Array:
