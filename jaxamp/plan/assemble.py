@@ -80,6 +80,7 @@ class _Assembler:
                 steps=self.outliner.steps(
                     frame.jaxpr,
                     decisions,
+                    forms,
                     inputs,
                     returned,
                     () if unchanged else groups,

@@ -26,6 +26,7 @@ class Outliner:
         self,
         jaxpr: Jaxpr,
         decisions: Sequence[Decision],
+        identities: Sequence[Hashable],
         inputs: Precisions,
         outputs: Precisions,
         groups: Sequence[Sequence[int]],
@@ -36,6 +37,7 @@ class Outliner:
         Args:
           jaxpr: the program.
           decisions: one for each of its equations.
+          identities: what tells each decision from others.
           inputs: precisions in which its inputs arrive.
           outputs: precisions in which its results leave.
           groups: indices of equations that are emitted as one unit.
@@ -54,7 +56,7 @@ class Outliner:
             for var, form in forms:
                 wanted.setdefault(var, {})[form] = None
         return tuple(
-            self._step(jaxpr, decisions, units[u], members[u], taken[u], wanted)
+            self._step(jaxpr, decisions, identities, units[u], members[u], taken[u], wanted)
             if u in members
             else u
             for u in order
@@ -64,6 +66,7 @@ class Outliner:
         self,
         jaxpr: Jaxpr,
         decisions: Sequence[Decision],
+        identities: Sequence[Hashable],
         unit: Sequence[int],
         group: Sequence[int],
         takes: Forms,
@@ -74,9 +77,9 @@ class Outliner:
         gives = tuple((var, form) for var in own for form in wanted.get(var, ()))
         makers = len(unit) - len(group)
         scope = _compat.common_scope(eqns)
-        chosen = tuple(decisions[i] for i in unit)
-        key = makers, _key(eqns, chosen, takes, gives, scope)
+        key = makers, _key(eqns, [identities[i] for i in unit], takes, gives, scope)
         if key not in self._fusions:
+            chosen = tuple(decisions[i] for i in unit)
             bare = tuple(_compat.without_scope(eqn, scope) for eqn in eqns)
             self._fusions[key] = Fusion(
                 equations=bare, decisions=chosen, makers=makers, takes=takes, gives=gives
@@ -186,7 +189,7 @@ def _dependences(
 
 def _key(
     eqns: Sequence[JaxprEqn],
-    decisions: Sequence[Decision],
+    identities: Sequence[Hashable],
     takes: Forms,
     gives: Forms,
     scope: int,
@@ -196,12 +199,12 @@ def _key(
     for var, _ in takes:
         number.setdefault(var, len(number))
     lines = []
-    for eqn, decision in zip(eqns, decisions, strict=True):
+    for eqn, identity in zip(eqns, identities, strict=True):
         operands = tuple(_literal(v) if isinstance(v, Literal) else number[v] for v in eqn.invars)
         for var in eqn.outvars:
             number[var] = len(number)
         params = tuple((name, _hashable(value)) for name, value in eqn.params.items())
-        lines.append((eqn.primitive, operands, params, _compat.origin(eqn, scope), decision.form))
+        lines.append((eqn.primitive, operands, params, _compat.origin(eqn, scope), identity))
     interface = [tuple((number[var], form) for var, form in forms) for forms in (takes, gives)]
     return tuple(lines), *interface
 
