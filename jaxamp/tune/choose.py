@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
 
 from jaxamp.tune.sensitivity import predicted
 
@@ -45,6 +44,8 @@ def in_order(matrix: np.ndarray, gains: np.ndarray, allowed: float) -> Iterator[
 
 
 def _knapsack(matrix: np.ndarray, gains: np.ndarray, allowed: float) -> np.ndarray:
+    from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import
+
     squares = (matrix**2).mean(axis=0)
     possible = np.isfinite(squares) & (squares <= allowed**2)
     weights = np.where(possible, squares, 0) / allowed**2
