@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Hashable, Sequence
+from collections.abc import Container, Hashable, Iterator, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from jaxamp import _compat
 from jaxamp.formats import Precision
@@ -149,19 +151,29 @@ def _order(jaxpr: Jaxpr, members: dict[int, Sequence[int]]) -> list[int]:
                     heapq.heappush(ready, later)
         if len(order) == len(before):
             return order
-        _break(members, before)
+        for circle in _circles(after):
+            for first in circle:
+                if len(members.get(first, ())) > 1:
+                    _part(members, members[first], circle)
 
 
-def _break(members: dict[int, Sequence[int]], before: dict[int, set[int]]) -> None:
-    """Parts a group that waits for itself, at the first thing in between."""
-    seen: dict[int, None] = {}
-    unit = next(u for u, waits in before.items() if waits)
-    while unit not in seen:
-        seen[unit] = None
-        unit = next(iter(before[unit]))
-    circle = list(seen)[list(seen).index(unit) :]
-    group = members[next(u for u in circle if u in members)]
-    between = min((u for u in circle if u > group[0]), default=group[-1])
+def _circles(after: dict[int, list[int]]) -> Iterator[list[int]]:
+    """Sets of units that wait for each other, each in order."""
+    units = sorted(after)
+    place = {u: n for n, u in enumerate(units)}
+    edges = [(place[u], place[v]) for u in units for v in after[u]]
+    rows, columns = zip(*edges, strict=True)
+    graph = coo_array(([True] * len(edges), (rows, columns)), shape=(len(units),) * 2)
+    _, labels = connected_components(graph, connection="strong")
+    circles: dict[int, list[int]] = {}
+    for unit, label in zip(units, labels.tolist(), strict=True):
+        circles.setdefault(label, []).append(unit)
+    yield from (circle for circle in circles.values() if len(circle) > 1)
+
+
+def _part(members: dict[int, Sequence[int]], group: Sequence[int], circle: Sequence[int]) -> None:
+    """Parts a group at the first thing that it waits for and that waits for it."""
+    between = min((u for u in circle if group[0] < u <= group[-1]), default=group[-1])
     for part in ([i for i in group if i < between], [i for i in group if i >= between]):
         members.update(dict.fromkeys(part, part))
 
