@@ -39,7 +39,7 @@ def main(names: list[str]) -> int:
         problem, found = _tuned(model)
         points[model.name] = _groups_alone(problem)
         _add(table, model, problem, found)
-        found.picture(OUT / f"tuning_{model.name.split()[0].lower()}.png")
+        found.picture(OUT / f"tuning_{model.name.replace(' ', '_')}.png")
     console = Console(width=140)
     console.print(table)
     pairs = [pair for of_model in points.values() for pair in of_model]

@@ -190,4 +190,7 @@ MODELS = (
     Model("neural ODE (diffrax)", solved, ode_args, 8e-3),
     Model("Gaussian process", gaussian_process, process_args, 6e-3),
     Model("cancellation", fragile, fragile_args, 5e-3),
+    Model("tight: digits conv net", digits_net, digits_args, 1.6e-3),
+    Model("tight: ResNet block", resnet_block, resnet_args, 5e-4),
+    Model("tight: cancellation", fragile, fragile_args, 2.5e-3),
 )
