@@ -61,7 +61,7 @@ class _Assembler:
         grouped = {index for group in groups for index in group}
         if returned is None:
             returned = [self.stored[v] for v in frame.returns]
-        inputs = tuple(self.stored[v] for v in frame.entries)
+        inputs = self._widened(frame.entries) if fused else self._storage(frame.entries)
         decisions = tuple(
             self._decide(site)
             if isinstance(site, Node)
@@ -91,15 +91,18 @@ class _Assembler:
 
     def _decide(self, node: Node) -> Decision:
         choice, ours = self.choices[node], self.graph.ours
+        operand, outputs = choice.operand, self._storage(node.outs)
+        if self.fusions is not None and self.fusions.moves_within(node):
+            operand, outputs = Precision.F32, self._widened(node.outs)
         assert node.eqn is not None
         return Decision(
             primitive=node.eqn.primitive.name,
             kind=node.kind,
-            operands=tuple(choice.operand if ours[v] else None for v in node.ins),
+            operands=tuple(operand if ours[v] else None for v in node.ins),
             fresh=tuple(bool(self.fresh[v]) for v in node.ins),
             copies=tuple(self._copy_for(v, node) for v in node.ins),
             accumulation=choice.accumulation,
-            outputs=self._storage(node.outs),
+            outputs=outputs,
             held=tuple(v in self.held for v in node.outs),
             kept=tuple(self._is_kept(v) for v in node.outs),
             reason=choice.reason,
@@ -126,8 +129,8 @@ class _Assembler:
 
     def _decide_nest(self, nest: Nest, *, fused: bool) -> Decision:
         entries = self._storage(nest.entries)
-        if nest.keeps_signature:
-            entries = tuple(Precision.F32 if self.graph.ours[v] else None for v in nest.entries)
+        if nest.keeps_signature or fused:
+            entries = self._widened(nest.entries)
         returned = [_original(self.graph, f) for f in nest.frames] if nest.keeps_signature else None
         return Decision(
             primitive=nest.eqn.primitive.name,
@@ -148,6 +151,10 @@ class _Assembler:
                 for i, frame in enumerate(nest.frames)
             ),
         )
+
+    def _widened(self, values: Sequence[int]) -> tuple[Precision | None, ...]:
+        """Inside a group what is read is widened once, and its cotangents meet in f32."""
+        return tuple(Precision.F32 if self.graph.ours[v] else None for v in values)
 
     def _storage(self, values: Sequence[int]) -> tuple[Precision | None, ...]:
         return tuple(self.stored[v] for v in values)

@@ -258,6 +258,10 @@ class Chooser:
             return self.copies[value]
         return self.stored[value]
 
+    def _is_copied(self, node: Node, value: int) -> bool:
+        """Whether XLA would store a fused value anyway, for what reads it later."""
+        return node.trait in _COSTLY or any(r.role is Role.LINK for r in self.graph.uses[value])
+
     def _pin(self, node: Node, low: Precision) -> Pin | None:
         """Why a value that is not made by Compute has to stay in f32, if it has to."""
         facts, demand, guards = self.facts, self.demand, self.guards
@@ -285,7 +289,7 @@ class Chooser:
         if Guard.NO_KERNEL in guards and any(demand.fragile[v] or facts.solved[v] for v in outs):
             return Pin("belongs to a factorisation", Guard.NO_KERNEL)
         if Guard.REDUCTION_ISLAND in guards and all(self.interior.fused[v] for v in outs):
-            self.copies.update((v, low) for v in outs)
+            self.copies.update((v, low) for v in outs if self._is_copied(node, v))
             return Pin("inside a fused region: rounded at its edge", Guard.REDUCTION_ISLAND)
         return None
 
@@ -300,6 +304,9 @@ _BY_ROLE = {
 
 # In these, narrow arithmetic on narrow operands gives what f32 arithmetic rounded once gives.
 _SAFE_NARROW = (Trait.EXACT, Trait.ROUNDED, Trait.SUM)
+
+# What is too dear to be computed again.
+_COSTLY = (Trait.SMOOTH, Trait.SENSITIVE)
 
 _LINKED = Choice(None, F32, "a value changes hands")
 _KEPT = ("keeps the dtypes it was written for", None)

@@ -6,9 +6,10 @@ stores, and computes the f32 insides again from it, in the kernel that needs the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from jaxamp.formats import Precision
+from jaxamp.plan.demand import Demand
 from jaxamp.plan.facts import UNBOUNDED, Facts
 from jaxamp.plan.graph import Frame, Graph, Link, Nest, Node, Role
 from jaxamp.plan.interior import Interior, is_kernel
@@ -34,6 +35,7 @@ class Fusions:
         graph: Graph,
         frame: Frame,
         facts: Facts,
+        demand: Demand,
         interior: Interior,
         stored: Sequence[Precision | None],
     ) -> None:
@@ -41,7 +43,8 @@ class Fusions:
         self.kept = bytearray(len(graph.avals))
         self.again = bytearray(len(graph.avals))
         self._members: set[Node] = set()
-        self._levels = _find_levels(graph, facts, frame)
+        self._fusible = {n for n in graph.nodes if _is_fusible(graph, demand, n)}
+        self._levels = _find_levels(graph, facts, frame, self._fusible)
         self._level_of_nest: dict[int, int | None] = {}
 
     def groups(self, frame: Frame) -> list[list[int]]:
@@ -72,10 +75,22 @@ class Fusions:
         """Whether a node is in a group."""
         return node in self._members
 
+    def moves_within(self, node: Node) -> bool:
+        """Whether a node only moves what its own group reads."""
+        if node.role is not Role.MOVE or node not in self._members:
+            return False
+        return not any(
+            value in self.graph.outputs
+            or self._levels[reader.outs[0] if reader.outs else value] != self._levels[value]
+            or reader not in self._members
+            for value in node.outs
+            for reader in self.graph.uses[value]
+        )
+
     def _level(self, site: Site) -> int | None:
         """When a site runs; ``None`` if it is no member of any group."""
         if isinstance(site, Node):
-            return self._levels[site.outs[0]] if _is_fusible(self.graph, site) else None
+            return self._levels[site.outs[0]] if site in self._fusible else None
         key = id(site)
         if key not in self._level_of_nest:
             self._level_of_nest[key] = self._common_level(site)
@@ -139,16 +154,22 @@ def _operands(site: Site) -> tuple[int, ...]:
     return site.ins if isinstance(site, Node) else site.entries
 
 
-def _is_fusible(graph: Graph, node: Node) -> bool:
+def _is_fusible(graph: Graph, demand: Demand, node: Node) -> bool:
     if node.trait is Trait.GENERATOR:
         return not node.ins
     if node.role not in _ARITHMETIC or is_kernel(graph, node) or node.trait in _BETWEEN_DEVICES:
         return False
     if node.name in _FOREIGN or node.eqn.effects:
         return False
+    if node.role is not Role.REDUCE and all(_is_result(demand, v) for v in node.outs):
+        return False  # an optimizer's update, say: it is fused as in float32, to the last bit
     # What is looked up by an index is a kernel's work.
     is_movement = node.role is Role.MOVE or node.role is Role.MERGE
     return not (is_movement and any(graph.dtype_kind(v) in "iu" for v in node.ins[1:]))
+
+
+def _is_result(demand: Demand, value: int) -> bool:
+    return bool(demand.escapes[value] and not demand.reaches[value])
 
 
 def _folds_rows(graph: Graph, node: Node) -> bool:
@@ -157,23 +178,22 @@ def _folds_rows(graph: Graph, node: Node) -> bool:
     return rank > 1 and tuple(node.eqn.params.get("axes", ())) == (rank - 1,)
 
 
-def _find_levels(graph: Graph, facts: Facts, frame: Frame) -> list[int]:
+def _find_levels(graph: Graph, facts: Facts, frame: Frame, fusible: Container[Node]) -> list[int]:
     """When each value is made: fusible equations run at odd levels, all else at even ones between.
 
     What is small, or made of parameters alone, is computed where it is first read.
     """
     levels = [0] * len(graph.avals)
-    fusible = [_is_fusible(graph, node) for node in graph.nodes]
-    for node, may_fuse in zip(graph.nodes, fusible, strict=True):
+    for node in graph.nodes:
         if node.link is Link.BACK:
             continue
         ready = max((levels[v] for v in node.ins), default=0)
-        level = ready | 1 if may_fuse else (ready | 1) + 1
+        level = ready | 1 if node in fusible else (ready | 1) + 1
         for value in node.outs:
             levels[value] = level
     latest = _latest_in_nests(facts, frame, levels)
-    for node, may_fuse in zip(reversed(graph.nodes), reversed(fusible), strict=True):
-        if may_fuse and not any(facts.dense[v] for v in node.outs):
+    for node in reversed(graph.nodes):
+        if node in fusible and not any(facts.dense[v] for v in node.outs):
             late = min(_earliest_reader(graph, levels, node), latest.get(id(node), UNBOUNDED))
             for value in node.outs if late < UNBOUNDED else ():
                 levels[value] = max(levels[value], int(late))

@@ -211,7 +211,10 @@ class _Unfolder:
         elif (unfolder := _UNFOLDERS.get(op.trait)) and not wiring.is_region(eqn):
             return unfolder(self, eqn, op, ins, scope)
         outs = tuple(self.graph.value(v.aval) for v in eqn.outvars)
-        node = self.graph.add(Node(self._role(op, ins, outs), ins, outs, eqn, op, scope))
+        role = self._role(op, ins, outs)
+        if role is Role.REDUCE and eqn.params.get("axes") == ():  # folds nothing
+            role = Role.ELEMENTWISE
+        node = self.graph.add(Node(role, ins, outs, eqn, op, scope))
         _propagate_constant(self.graph, node)
         return node
 

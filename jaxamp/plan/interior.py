@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from jaxamp.plan.facts import Facts, movements
 from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.taxonomy import Trait
 
 _ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)
 _FREE_READERS = (*_ARITHMETIC, Role.REDUCE, Role.FIXED, Role.CONVERT)
@@ -54,9 +55,11 @@ def find_interior(graph: Graph, facts: Facts) -> Interior:
 
 
 def is_far(graph: Graph, depth: list[int], value: int, reader: Node) -> bool:
-    """Whether a reader is a kernel, or comes after a later kernel than the value."""
-    if reader.role is Role.LINK or reader.role is Role.CONTRACT or _is_window(graph, reader):
+    """Whether a reader takes what is stored, or comes after a later kernel than the value."""
+    if reader.role is Role.LINK or reader.role is Role.CONTRACT:
         return True
+    if _is_window(graph, reader) and reader.trait is Trait.EXTREMUM:
+        return True  # a sum takes f32: what it adds up may cancel
     return max(depth[v] for v in reader.ins) > depth[value]
 
 

@@ -79,7 +79,9 @@ def make_plan(
     choices.update(find_travels(graph, policy, chooser.stored, choices))
     readings = find_readings(graph, facts, demand, interior, chooser.copies)
     held = find_held(graph, chooser.stored, choices)
-    fusions = Fusions(graph, frame, facts, interior, chooser.stored) if _fuses(policy) else None
+    fusions = (
+        Fusions(graph, frame, facts, demand, interior, chooser.stored) if _fuses(policy) else None
+    )
     body = assemble(graph, frame, readings, fusions, held, chooser.stored, choices, outputs)
     return Plan(
         body=body,

@@ -141,7 +141,8 @@ def _cast_literal(literal: Any, precision: Precision | None) -> Any:
     value = _compat.literal_value(literal)
     if precision is None or literal.aval.dtype == precision.dtype:
         return value
-    return np.asarray(value, precision.dtype)
+    with np.errstate(over="ignore"):  # as JAX does; a policy's guards keep such literals in f32
+        return np.asarray(value, precision.dtype)
 
 
 def _as_declared(value: Any, aval: Any, precision: Precision | None) -> Any:
