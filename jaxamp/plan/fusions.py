@@ -43,7 +43,8 @@ class Fusions:
         self.kept = bytearray(len(graph.avals))
         self.again = bytearray(len(graph.avals))
         self._members: set[Node] = set()
-        self._fusible = {n for n in graph.nodes if _is_fusible(graph, demand, n)}
+        lowered = _find_lowered(graph, stored)
+        self._fusible = {n for n in graph.nodes if _is_fusible(graph, demand, lowered, n)}
         self._levels = _find_levels(graph, facts, frame, self._fusible)
         self._level_of_nest: dict[int, int | None] = {}
 
@@ -154,18 +155,31 @@ def _operands(site: Site) -> tuple[int, ...]:
     return site.ins if isinstance(site, Node) else site.entries
 
 
-def _is_fusible(graph: Graph, demand: Demand, node: Node) -> bool:
+def _is_fusible(graph: Graph, demand: Demand, lowered: bytearray, node: Node) -> bool:
     if node.trait is Trait.GENERATOR:
         return not node.ins
     if node.role not in _ARITHMETIC or is_kernel(graph, node) or node.trait in _BETWEEN_DEVICES:
         return False
     if node.name in _FOREIGN or node.eqn.effects:
         return False
-    if node.role is not Role.REDUCE and all(_is_result(demand, v) for v in node.outs):
+    is_result = all(_is_result(demand, v) and not lowered[v] for v in node.outs)
+    if node.role is not Role.REDUCE and is_result:
         return False  # an optimizer's update, say: it is fused as in float32, to the last bit
     # What is looked up by an index is a kernel's work.
     is_movement = node.role is Role.MOVE or node.role is Role.MERGE
     return not (is_movement and any(graph.dtype_kind(v) in "iu" for v in node.ins[1:]))
+
+
+def _find_lowered(graph: Graph, stored: Sequence[Precision | None]) -> bytearray:
+    """Marks what arithmetic makes of narrow values, folds left out."""
+    lowered = bytearray(len(graph.avals))
+    for value, precision in enumerate(stored):
+        lowered[value] = precision is not None and precision.bits < Precision.F32.bits
+    for node in graph.nodes:
+        if node.role in (Role.ELEMENTWISE, Role.MOVE) and any(lowered[v] for v in node.ins):
+            for value in node.outs:
+                lowered[value] = 1
+    return lowered
 
 
 def _is_result(demand: Demand, value: int) -> bool:
