@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType, MethodType
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from jaxamp import _compat
 from jaxamp.calls import Layout, Target
@@ -19,7 +19,7 @@ from jaxamp.policy import PrecisionPolicy
 from jaxamp.regions import keep_precision
 from jaxamp.runner import NNX, NNX_ADAPTER, Runner, Runners, Settings, in_force
 from jaxamp.semantic import amp_scope
-from jaxamp.trace import trace
+from jaxamp.trace import Outputs, trace
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -148,7 +148,13 @@ def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..
     >>> import jax.numpy as jnp
     >>> plan = plan_of(jnp.dot, "auto_mixed")(jnp.ones((2, 3)), jnp.ones((3, 4)))
     """
-    return answering(fn, policy, _Planner, strict=strict)
+    ask = answering(fn, policy, _AbstractPlanner, strict=strict)
+
+    @functools.wraps(fn, updated=())
+    def plan(*args: Any, **kwargs: Any) -> Plan:
+        return ask(*args, **kwargs).plan
+
+    return plan
 
 
 def answering(
@@ -188,10 +194,16 @@ class Answer(BaseException):
         self.value = value
 
 
-class _Planner(Runner):
-    """A Runner that stops at the plan."""
+class Planned(NamedTuple):
+    """A call that was planned: its plan, its flat arguments, and what it returns beside arrays."""
 
-    abstract = True
+    plan: Plan
+    args: list[Any]
+    outputs: Outputs
+
+
+class Planner(Runner):
+    """A Runner that stops at the plan, and answers ``Planned``."""
 
     def run(
         self,
@@ -204,8 +216,15 @@ class _Planner(Runner):
         pairs = zip(leaves, keys, strict=True)
         constants = [None if k is None else lambda x=x: x for x, k in pairs]
         with amp_scope(self.settings.policy):
-            jaxpr, _ = trace(self.resolve(), layout, constants, traced, name)
-        raise Answer(make_plan(jaxpr, self.settings.policy, strict=self.settings.strict))
+            jaxpr, outputs = trace(self.resolve(), layout, constants, traced, name)
+        plan = make_plan(jaxpr, self.settings.policy, strict=self.settings.strict)
+        raise Answer(Planned(plan, list(traced), outputs))
+
+
+class _AbstractPlanner(Planner):
+    """Plans a call whose arrays may be mere shapes."""
+
+    abstract = True
 
 
 def _unchanged(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -46,7 +46,7 @@ class Fusions:
         lowered = _find_lowered(graph, stored)
         self._fusible = {n for n in graph.nodes if _is_fusible(graph, demand, lowered, n)}
         self._levels = _find_levels(graph, facts, frame, self._fusible)
-        self._level_of_nest: dict[int, int | None] = {}
+        self._level_of_nest: dict[Nest, int | None] = {}
 
     def groups(self, frame: Frame) -> list[list[int]]:
         """Indices of the equations of each group, in order; what is in no group is left out."""
@@ -69,7 +69,8 @@ class Fusions:
         groups = [g for g in members.values() if any(self._is_wide(frame.sites[i]) for i in g)]
         for group in groups:
             for index in group:
-                self._keep(frame.sites[index])
+                for node in _nodes(frame.sites[index]):
+                    self._enter(node)
         return groups
 
     def has(self, node: Node) -> bool:
@@ -82,8 +83,8 @@ class Fusions:
             return False
         return not any(
             value in self.graph.outputs
-            or self._levels[reader.outs[0] if reader.outs else value] != self._levels[value]
             or reader not in self._members
+            or self._levels[reader.outs[0]] != self._levels[value]
             for value in node.outs
             for reader in self.graph.uses[value]
         )
@@ -92,10 +93,9 @@ class Fusions:
         """When a site runs; ``None`` if it is no member of any group."""
         if isinstance(site, Node):
             return self._levels[site.outs[0]] if site in self._fusible else None
-        key = id(site)
-        if key not in self._level_of_nest:
-            self._level_of_nest[key] = self._common_level(site)
-        return self._level_of_nest[key]
+        if site not in self._level_of_nest:
+            self._level_of_nest[site] = self._common_level(site)
+        return self._level_of_nest[site]
 
     def _common_level(self, nest: Nest) -> int | None:
         if not _is_call(nest):
@@ -105,24 +105,17 @@ class Fusions:
 
     def _is_wide(self, site: Site) -> bool:
         """Whether a site makes an activation that is f32 only because it is fused."""
-        if isinstance(site, Nest):
-            return any(self._is_wide(inner) for frame in site.frames for inner in frame.sites)
         facts, fused = self.facts, self.interior.fused
-        return any(fused[v] and facts.dense[v] for v in site.outs)
+        return any(fused[v] and facts.dense[v] for node in _nodes(site) for v in node.outs)
 
-    def _keep(self, site: Site) -> None:
-        if isinstance(site, Nest):
-            for frame in site.frames:
-                for inner in frame.sites:
-                    self._keep(inner)
-            return
-        self._members.add(site)
-        for value in site.outs:
+    def _enter(self, node: Node) -> None:
+        """Makes a node a member of a group."""
+        self._members.add(node)
+        is_statistic = self._is_statistic(node)
+        for value in node.outs:
             if self.graph.ours[value]:
-                self.kept[value] = self._is_statistic(site) or self._is_stored(value)
-            self.again[value] = self._is_cheap(value) and (
-                site.role is not Role.REDUCE or _folds_rows(self.graph, site)
-            )
+                self.kept[value] = is_statistic or self._is_stored(value)
+            self.again[value] = self._is_cheap(value) and not is_statistic
 
     def _is_cheap(self, value: int) -> bool:
         """Whether a value is nowhere in memory, and made of what is."""
@@ -208,7 +201,7 @@ def _find_levels(graph: Graph, facts: Facts, frame: Frame, fusible: Container[No
     latest = _latest_in_nests(facts, frame, levels)
     for node in reversed(graph.nodes):
         if node in fusible and not any(facts.dense[v] for v in node.outs):
-            late = min(_earliest_reader(graph, levels, node), latest.get(id(node), UNBOUNDED))
+            late = min(_earliest_reader(graph, levels, node), latest.get(node, UNBOUNDED))
             for value in node.outs if late < UNBOUNDED else ():
                 levels[value] = max(levels[value], int(late))
     return levels
@@ -225,29 +218,30 @@ def _earliest_reader(graph: Graph, levels: list[int], node: Node) -> float:
     return min(found, default=UNBOUNDED)
 
 
-def _latest_in_nests(facts: Facts, frame: Frame, levels: list[int]) -> dict[int, int]:
-    """Per node of a call, by identity, the one level at which all activations in it are made."""
-    latest: dict[int, int] = {}
+def _latest_in_nests(facts: Facts, frame: Frame, levels: list[int]) -> dict[Node, int]:
+    """Per node of a call, the one level at which all activations in it are made."""
+    latest: dict[Node, int] = {}
     for site in frame.sites:
         if isinstance(site, Node):
             continue
         nodes = list(_nodes(site))
         made = {levels[v] for node in nodes for v in node.outs if facts.dense[v]}
         if _is_call(site) and len(made) == 1:
-            latest.update(dict.fromkeys(map(id, nodes), *made))
+            latest.update(dict.fromkeys(nodes, *made))
         else:
             for inner in site.frames:
                 latest.update(_latest_in_nests(facts, inner, levels))
     return latest
 
 
-def _nodes(nest: Nest) -> Iterator[Node]:
-    for frame in nest.frames:
-        for site in frame.sites:
-            if isinstance(site, Node):
-                yield site
-            else:
-                yield from _nodes(site)
+def _nodes(site: Site) -> Iterator[Node]:
+    """The node itself, or all that an equation holds."""
+    if isinstance(site, Node):
+        yield site
+        return
+    for frame in site.frames:
+        for inner in frame.sites:
+            yield from _nodes(inner)
 
 
 def _is_call(nest: Nest) -> bool:

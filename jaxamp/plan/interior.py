@@ -5,8 +5,8 @@ traffic in f32. A softmax or a norm is then f32 inside and rounded once, at its 
 anybody having recognised a softmax.
 
 A reader that comes after a later Compute operation than the value (the backward pass, the end of a
-residual connection) cannot be fused with it. Such a far reader gets a narrow copy, which is what
-memory holds meanwhile.
+residual connection) cannot be fused with it. Such a far reader computes the value again if it is
+fused itself (`fusions.py`), and gets a narrow copy if it is not.
 """
 
 from __future__ import annotations

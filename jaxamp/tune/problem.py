@@ -5,23 +5,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.core import eval_jaxpr
 
-from jaxamp.calls import Layout
 from jaxamp.errors import TuningError
 from jaxamp.inspect.blocks import Block, blocks_of
 from jaxamp.plan import Plan, make_plan
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.rewrite import run_plan
-from jaxamp.runner import Runner
-from jaxamp.semantic import amp_scope
-from jaxamp.trace import Outputs, trace
-from jaxamp.transform import Answer, answering
+from jaxamp.trace import Outputs
+from jaxamp.transform import Planner, answering
 from jaxamp.tune.cost import cost_of
 from jaxamp.tune.groups import Group, lowered_groups
 from jaxamp.tune.sensitivity import is_float, norm, relative_error, sensitivities
@@ -48,7 +45,7 @@ class Problem:
     @classmethod
     def of(cls, fn: Any, policy: Any, args: Sequence[Any], metric: Metric | None) -> Problem:
         """The problem of a function and its arguments."""
-        plan, flat, outputs = answering(fn, policy, _Caller)(*args)
+        plan, flat, outputs = answering(fn, policy, Planner)(*args)
         return cls(plan, flat, outputs, metric)
 
     @functools.cached_property
@@ -128,22 +125,3 @@ class Problem:
         for arg in self.args:
             digest.update(f"{norm(arg) if is_float(arg) else arg!s}".encode())
         return digest.hexdigest()
-
-
-class _Caller(Runner):
-    """A Runner that stops at the plan, and keeps the arguments."""
-
-    def run(
-        self,
-        layout: Layout,
-        leaves: Sequence[Any],
-        traced: Sequence[Any],
-        keys: Sequence[Hashable],
-        name: str,
-    ) -> Any:
-        pairs = zip(leaves, keys, strict=True)
-        constants = [None if k is None else lambda x=x: x for x, k in pairs]
-        with amp_scope(self.settings.policy):
-            jaxpr, outputs = trace(self.resolve(), layout, constants, traced, name)
-        plan = make_plan(jaxpr, self.settings.policy, strict=self.settings.strict)
-        raise Answer((plan, list(traced), outputs))
