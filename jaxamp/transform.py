@@ -213,6 +213,7 @@ class Planner(Runner):
         keys: Sequence[Hashable],
         name: str,
     ) -> Any:
+        """Plans the call, and stops."""
         pairs = zip(leaves, keys, strict=True)
         constants = [None if k is None else lambda x=x: x for x, k in pairs]
         with amp_scope(self.settings.policy):
