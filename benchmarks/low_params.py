@@ -47,7 +47,7 @@ METHODS: dict[str, tuple[Any, Callable[[], Any]]] = {
 @functools.cache
 def data() -> tuple[np.ndarray, ...]:
     """Training images and labels, then those held out."""
-    images, labels = load_digits(return_X_y=True)
+    images, labels = map(np.asarray, load_digits(return_X_y=True))
     order = np.random.default_rng(0).permutation(len(labels))
     images, labels = (images[order] / 16).astype(np.float32), labels[order].astype(np.int32)
     return images[HELD_OUT:], labels[HELD_OUT:], images[:HELD_OUT], labels[:HELD_OUT]

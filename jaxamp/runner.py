@@ -14,6 +14,7 @@ from weakref import ref
 import jax
 
 from jaxamp.calls import Layout, Target
+from jaxamp.collector import paused
 from jaxamp.constants import Constants, hold
 from jaxamp.plan import make_plan
 from jaxamp.policy import PrecisionPolicy
@@ -194,8 +195,9 @@ def _compiled(
     def region(*traced: Any) -> _Result:
         with amp_scope(settings.policy):
             jaxpr, outputs = trace(function(), layout, constants, traced, name)
-            plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
-            return _Result(run_plan(jaxpr, plan, *traced), outputs)
+            with paused():
+                plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
+                return _Result(run_plan(jaxpr, plan, *traced), outputs)
 
     region.__name__ = region.__qualname__ = REGION + name
     return jax.jit(region)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
 
 from jax.extend.core import Var
 
@@ -34,6 +35,19 @@ def assemble(
     return assembler.plan(frame, returned if outputs is None else list(outputs))
 
 
+class _Form(NamedTuple):
+    """What tells two decisions on one equation apart, as far as the rewriter can see."""
+
+    operand: Any  # one precision, or for a nest one per operand
+    fresh: tuple[int, ...]
+    copies: tuple[Precision | None, ...]
+    accumulation: Precision | None
+    outputs: tuple[Precision | None, ...]
+    held: tuple[bool, ...]
+    kept: tuple[int, ...]
+    inner: tuple[JaxprPlan, ...] = ()
+
+
 class _Assembler:
     def __init__(
         self,
@@ -47,6 +61,7 @@ class _Assembler:
         self.fusions, self.held, self.outliner = fusions, held, Outliner()
         self.graph, self.readings, self.stored, self.choices = graph, readings, stored, choices
         self.fresh = readings.fresh
+        self.kept = bytearray(len(graph.avals)) if fusions is None else fusions.kept
         self._shared: dict[Hashable, JaxprPlan] = {}
 
     def plan(
@@ -62,53 +77,94 @@ class _Assembler:
         if returned is None:
             returned = [self.stored[v] for v in frame.returns]
         inputs = self._widened(frame.entries) if fused else self._storage(frame.entries)
-        decisions = tuple(
-            self._decide(site)
+        forms = tuple(
+            self._form(site)
             if isinstance(site, Node)
-            else self._decide_nest(site, fused=fused or index in grouped)
+            else self._form_of_nest(site, fused=fused or index in grouped)
             for index, site in enumerate(frame.sites)
         )
-        forms = tuple(d.form for d in decisions)
         key = id(frame.jaxpr), inputs, tuple(returned), forms, tuple(map(tuple, groups))
         if key not in self._shared:
-            unchanged = _is_wide(inputs, returned) and all(map(_is_unchanged, decisions))
-            self._shared[key] = JaxprPlan(
-                inputs=inputs,
-                decisions=decisions,
-                outputs=tuple(returned),
-                unchanged=unchanged,
-                steps=self.outliner.steps(
-                    frame.jaxpr,
-                    decisions,
-                    forms,
-                    inputs,
-                    returned,
-                    () if unchanged else groups,
-                    self._again(frame),
-                ),
-            )
+            self._shared[key] = self._make(frame, inputs, returned, forms, groups)
         return self._shared[key]
 
-    def _decide(self, node: Node) -> Decision:
-        choice, ours = self.choices[node], self.graph.ours
-        operand, outputs = choice.operand, self._storage(node.outs)
+    def _make(
+        self,
+        frame: Frame,
+        inputs: tuple[Precision | None, ...],
+        returned: Sequence[Precision | None],
+        forms: Sequence[_Form],
+        groups: Sequence[Sequence[int]],
+    ) -> JaxprPlan:
+        decisions = tuple(map(self._decide, frame.sites, forms))
+        unchanged = _is_wide(inputs, returned) and all(map(_is_unchanged, decisions))
+        groups = () if unchanged else groups
+        steps = self.outliner.steps(
+            frame.jaxpr, decisions, forms, inputs, returned, groups, self._again(frame)
+        )
+        return JaxprPlan(
+            inputs=inputs,
+            decisions=decisions,
+            outputs=tuple(returned),
+            unchanged=unchanged,
+            steps=steps,
+        )
+
+    def _form(self, node: Node) -> _Form:
+        choice, outputs = self.choices[node], self._storage(node.outs)
+        operand = choice.operand
         if self.fusions is not None and self.fusions.moves_within(node):
             operand, outputs = Precision.F32, self._widened(node.outs)
-        assert node.eqn is not None
-        return Decision(
-            primitive=node.eqn.primitive.name,
-            kind=node.kind,
-            operands=tuple(operand if ours[v] else None for v in node.ins),
-            fresh=tuple(bool(self.fresh[v]) for v in node.ins),
-            copies=tuple(self._copy_for(v, node) for v in node.ins),
+        return _Form(
+            operand=operand,
+            fresh=tuple(map(self.fresh.__getitem__, node.ins)),
+            copies=tuple([self._copy_for(v, node) for v in node.ins]),
             accumulation=choice.accumulation,
             outputs=outputs,
-            held=tuple(v in self.held for v in node.outs),
-            kept=tuple(self._is_kept(v) for v in node.outs),
-            reason=choice.reason,
-            guard=choice.guard,
-            raw_scope=node.scope,
-            source_info=node.eqn.source_info,
+            held=tuple(map(self.held.__contains__, node.outs)),
+            kept=tuple(map(self.kept.__getitem__, node.outs)),
+        )
+
+    def _form_of_nest(self, nest: Nest, *, fused: bool) -> _Form:
+        is_widened = nest.keeps_signature or fused
+        entries = self._widened(nest.entries) if is_widened else self._storage(nest.entries)
+        returned = [_original(self.graph, f) for f in nest.frames] if nest.keeps_signature else None
+        return _Form(
+            operand=entries,
+            fresh=tuple(map(self.fresh.__getitem__, nest.entries)),
+            copies=(None,) * len(entries),
+            accumulation=None,
+            outputs=self._storage(nest.outs),
+            held=(False,) * len(nest.outs),
+            kept=(False,) * len(nest.outs),
+            inner=tuple(
+                self.plan(frame, returned[i] if returned else None, fused=fused)
+                for i, frame in enumerate(nest.frames)
+            ),
+        )
+
+    def _decide(self, site: Node | Nest, form: _Form) -> Decision:
+        if isinstance(site, Nest):
+            operands, kind, reason, guard = form.operand, OpKind.BOUNDARY, "decided inside", None
+        else:
+            choice, kind = self.choices[site], site.kind
+            operands = tuple(form.operand if self.graph.ours[v] else None for v in site.ins)
+            reason, guard = choice.reason, choice.guard
+        return Decision(
+            primitive=site.eqn.primitive.name,
+            kind=kind,
+            operands=operands,
+            fresh=tuple(map(bool, form.fresh)),
+            copies=form.copies,
+            accumulation=form.accumulation,
+            outputs=form.outputs,
+            held=form.held,
+            kept=tuple(map(bool, form.kept)),
+            reason=reason,
+            guard=guard,
+            raw_scope=site.scope,
+            source_info=site.eqn.source_info,
+            inner=form.inner,
         )
 
     def _again(self, frame: Frame) -> set[Var]:
@@ -123,34 +179,6 @@ class _Assembler:
         if self.fusions is not None and self.fusions.again[value] and self.fusions.has(node):
             return None
         return self.readings.copy_for(value, node)
-
-    def _is_kept(self, value: int) -> bool:
-        return self.fusions is not None and bool(self.fusions.kept[value])
-
-    def _decide_nest(self, nest: Nest, *, fused: bool) -> Decision:
-        entries = self._storage(nest.entries)
-        if nest.keeps_signature or fused:
-            entries = self._widened(nest.entries)
-        returned = [_original(self.graph, f) for f in nest.frames] if nest.keeps_signature else None
-        return Decision(
-            primitive=nest.eqn.primitive.name,
-            kind=OpKind.BOUNDARY,
-            operands=entries,
-            fresh=tuple(bool(self.fresh[v]) for v in nest.entries),
-            copies=(None,) * len(entries),
-            accumulation=None,
-            outputs=self._storage(nest.outs),
-            held=(False,) * len(nest.outs),
-            kept=(False,) * len(nest.outs),
-            reason="decided inside",
-            guard=None,
-            raw_scope=nest.scope,
-            source_info=nest.eqn.source_info,
-            inner=tuple(
-                self.plan(frame, returned[i] if returned else None, fused=fused)
-                for i, frame in enumerate(nest.frames)
-            ),
-        )
 
     def _widened(self, values: Sequence[int]) -> tuple[Precision | None, ...]:
         """Inside a group what is read is widened once, and its cotangents meet in f32."""

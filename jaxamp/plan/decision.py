@@ -57,13 +57,6 @@ class Decision:
     inner: tuple[JaxprPlan, ...] = ()
 
     @property
-    def form(self) -> tuple[Any, ...]:
-        """What tells two decisions on one equation apart, as far as the rewriter can see."""
-        read = self.operands, self.fresh, self.copies
-        written = self.outputs, self.held, self.kept
-        return *read, *written, self.accumulation, tuple(map(id, self.inner))
-
-    @property
     def operand(self) -> Precision | None:
         """Precision of the first float operand."""
         return next((p for p in self.operands if p is not None), None)
