@@ -135,21 +135,22 @@ _BY_DTYPE: dict[Any, Precision] = {precision.dtype: precision for precision in P
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CastConfig:
-    """How a value is cast: to a plain dtype, or to blocks that share a scale factor.
+    """How a value is cast: to a plain dtype, or scaled, which 8 bits and fewer always are.
 
     Attributes:
       out_dtype: the format of the result; anything that ``Precision.parse`` reads.
-      sf_block: ``(rows, cols)`` of a block with one scale factor; ``None`` for a plain cast.
-      round_sf: scale factors are rounded to powers of two.
+      sf_block: ``(rows, cols)`` of a block with one scale factor; ``None`` for no blocks: one
+        scale factor for the whole tensor where the format has 8 bits or fewer, else a plain cast.
+      round_sf: scale factors are rounded up to powers of two.
 
     Raises:
       PolicyError: unknown format, a block that is no pair of positive integers, or ``round_sf``
-        without a block.
+        where there are no scale factors.
 
     >>> CastConfig("bf16") == CastConfig.plain(np.dtype("bfloat16"))
     True
-    >>> CastConfig("f8_e4m3", sf_block=(1, 128), round_sf=True).sf_block
-    (1, 128)
+    >>> print(CastConfig("f8_e4m3", sf_block=(1, 128), round_sf=True), CastConfig("f8_e5m2"))
+    f8_e4m3[1x128, pow2] f8_e5m2[tensor]
     """
 
     out_dtype: Precision
@@ -169,12 +170,12 @@ class CastConfig:
         object.__setattr__(self, "out_dtype", Precision.parse(self.out_dtype))
         if self.sf_block is not None:
             object.__setattr__(self, "sf_block", _checked_block(self.sf_block))
-        elif self.round_sf:
+        elif self.round_sf and not self.is_scaled:
             raise PolicyError("round_sf=True needs sf_block: a plain cast has no scale factors.")
 
     @classmethod
     def plain(cls, dtype: PrecisionLike) -> CastConfig:
-        """A cast to one dtype without scaling.
+        """A cast to one dtype, without blocks.
 
         >>> str(CastConfig.plain("f16"))
         'f16'
@@ -184,7 +185,7 @@ class CastConfig:
     @property
     def is_scaled(self) -> bool:
         """Whether the cast uses scale factors."""
-        return self.sf_block is not None
+        return self.sf_block is not None or self.out_dtype.bits <= 8
 
     def is_noop(self, in_dtype: Any) -> bool:
         """Whether the cast leaves an array of ``in_dtype`` as it is.
@@ -205,10 +206,10 @@ class CastConfig:
         return not self.is_scaled and dtype == self.out_dtype.dtype
 
     def __str__(self) -> str:
-        if self.sf_block is None:
+        if not self.is_scaled:
             return self.out_dtype.short
-        rows, cols = self.sf_block
-        return f"{self.out_dtype.short}[{rows}x{cols}{', pow2' if self.round_sf else ''}]"
+        block = "tensor" if self.sf_block is None else "{}x{}".format(*self.sf_block)
+        return f"{self.out_dtype.short}[{block}{', pow2' if self.round_sf else ''}]"
 
 
 def _as_dtype(dtype: Any) -> Any:

@@ -1,0 +1,90 @@
+"""The arithmetic of scaling, elementwise, so that kernels share it with the reference.
+
+Every step gives the same bits on every backend. A scale is ``amax * (1 / fmax)`` with the constant
+rounded to f32, because compilers turn a division by a constant into just that; powers of two are
+made of bits; values are clipped before they are cast, as e4m3 overflows to NaN; and scales have a
+lower bound, beneath which a backend that flushes subnormal numbers would differ from one that does
+not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxamp.formats import Precision
+
+_EXPONENT = 0x7F800000
+_MANTISSA = 0x007FFFFF
+_ONE = 0x3F800000
+
+
+def smallest_scale(precision: Precision) -> float:
+    """The lower bound of a scale: with it, a subnormal f32 number is rounded to zero.
+
+    >>> smallest_scale(Precision.F8_E4M3) == 2.0**-116
+    True
+    """
+    return 2 * Precision.F32.smallest_normal / precision.smallest_subnormal
+
+
+def scale_factor(amax: Any, precision: Precision, *, round_up: bool = False) -> jax.Array:
+    """The scale with which ``amax`` becomes the largest number of a format.
+
+    Args:
+      amax: largest magnitudes, not negative; any shape.
+      precision: the format of the scaled values.
+      round_up: to the next power of two.
+
+    Returns:
+      float32 of the same shape; NaN where ``amax`` is infinite or NaN, so that what cannot be
+      represented is not hidden.
+    """
+    amax = lax.convert_element_type(amax, np.float32)
+    scale = amax * np.float32(1 / precision.max)
+    scale = jnp.maximum(scale, np.float32(smallest_scale(precision)))
+    scale = power_of_two(scale) if round_up else scale
+    return jnp.where(amax < np.inf, scale, np.float32(np.nan))
+
+
+def power_of_two(x: Any) -> jax.Array:
+    """The smallest power of two that is not less than a positive, normal float32 number.
+
+    >>> float(power_of_two(jnp.float32(5))), float(power_of_two(jnp.float32(4)))
+    (8.0, 4.0)
+    """
+    bits = lax.bitcast_convert_type(x, np.int32)
+    return lax.bitcast_convert_type((bits + _MANTISSA) & _EXPONENT, np.float32)
+
+
+def reciprocal(scale: Any, *, is_power: bool = False) -> jax.Array:
+    """``1 / scale``: of a power of two by its bits; zero of zero.
+
+    Args:
+      scale: float32, not negative, or NaN.
+      is_power: whether all of them are powers of two between 2**-126 and 2**126.
+    """
+    if is_power:
+        bits = 2 * _ONE - lax.bitcast_convert_type(scale, np.int32)
+        return lax.bitcast_convert_type(bits, np.float32)
+    return jnp.where(scale == 0, np.float32(0), np.float32(1) / scale)
+
+
+def encode(x: Any, scale: Any, inverse: Any, precision: Precision) -> jax.Array:
+    """``x * inverse``, clipped and rounded to a format; zeros where the scale is NaN.
+
+    Args:
+      x: floats.
+      scale: float32 of a shape that broadcasts to that of ``x``.
+      inverse: its reciprocal.
+      precision: the format.
+    """
+    largest = np.float32(precision.max)
+    scaled = lax.convert_element_type(x, np.float32) * inverse
+    clipped = jnp.minimum(jnp.maximum(scaled, -largest), largest)
+    finite = jnp.where(jnp.isnan(scale), np.float32(0), clipped)
+    return lax.convert_element_type(finite, precision.dtype)

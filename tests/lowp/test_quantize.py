@@ -1,0 +1,183 @@
+"""quantize and dequantize against an oracle in numpy, bit by bit."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from jaxamp import CastConfig, PolicyError
+from jaxamp.lowp import ScaledArray, dequantize, quantize
+from jaxamp.lowp.scaled_array import factors
+from tests.lowp import oracle
+
+FORMATS = {"f8_e4m3": oracle.E4M3, "f8_e5m2": oracle.E5M2, "f4_e2m1": oracle.E2M1}
+BLOCKS = [None, (1, 128), (128, 128), (1, 32), (1, 16), (3, 5)]
+CASTS = [CastConfig(f, b, r) for f, b, r in itertools.product(FORMATS, BLOCKS, [False, True])]
+
+quantize_jit = jax.jit(quantize, static_argnums=1)
+
+
+def bits(x):
+    """The bits of an array; 4-bit values one to a byte."""
+    x = np.asarray(x)
+    return x.view({1: np.uint8, 2: np.uint16, 4: np.uint32}[x.dtype.itemsize])
+
+
+@jax.jit
+def unpacked(q):
+    """Scales and values as float32 arrays."""
+    return factors(q), dequantize(q, np.float32)
+
+
+def assert_as_oracle(x, cast, quantize=quantize_jit):
+    """Values, scales and what they stand for have the oracle's bits."""
+    dtype = FORMATS[cast.out_dtype.short]
+    values, scales = oracle.quantize(x, dtype, cast.sf_block, cast.round_sf)
+    got = quantize(x, cast)
+    got_scales, got_numbers = map(np.asarray, unpacked(got))
+    np.testing.assert_array_equal(bits(got.values), bits(values))
+    np.testing.assert_array_equal(got_scales.reshape(scales.shape), scales)
+    numbers = oracle.dequantize(values, scales, cast.sf_block)
+    np.testing.assert_array_equal(got_numbers, flushed(numbers, got_numbers))
+
+
+def flushed(expected, got):
+    """Subnormal results may be flushed: the backend decides."""
+    small = (np.abs(expected) < np.finfo(np.float32).smallest_normal) & (got == 0)
+    return np.where(small, got, expected)
+
+
+def hostile(shape, dtype=np.float32):
+    """Magnitudes over the whole range of f32, zeros of both signs and subnormal numbers."""
+    rng = np.random.default_rng(shape[0])
+    x = rng.normal(size=shape) * 10.0 ** rng.integers(-44, 38, size=shape)
+    x = np.where(rng.random(shape) < 0.2, 0.0, x) * rng.choice([-1, 1], size=shape)
+    x[0, : shape[1] // 2] = 1e-40
+    return np.clip(x, -3e38, 3e38).astype(dtype)
+
+
+@pytest.mark.parametrize("cast", CASTS, ids=str)
+def test_ragged_arrays(cast):
+    """Blocks that do not divide the array, with magnitudes of all sizes."""
+    assert_as_oracle(hostile((130, 129)), cast)
+
+
+@pytest.mark.parametrize("cast", CASTS[2:12:3], ids=str)
+def test_whole_blocks(cast):
+    """Blocks that divide the array."""
+    assert_as_oracle(hostile((128, 256)), cast)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("block", [None, (1, 32)])
+def test_narrow_input(dtype, block):
+    """What comes in 16 bits is widened first; the result remembers its dtype."""
+    x = np.random.default_rng(0).normal(size=(4, 96)).astype(dtype)
+    cast = CastConfig("f8_e4m3", block)
+    assert_as_oracle(x, cast)
+    assert dequantize(quantize(x, cast)).dtype == np.dtype(dtype)
+
+
+SPECIAL = [0.0, -0.0, 1e-45, -1e-39, 2.0**-126, 448.0, 449.0, 3.4e38, np.inf, -np.inf, np.nan]
+NUMBERS = st.one_of(st.floats(width=32), st.sampled_from(SPECIAL))
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(
+    x=hnp.arrays(np.float32, st.just((4, 7)), elements=NUMBERS),
+    cast=st.sampled_from([cast for cast in CASTS if cast.sf_block in (None, (3, 5))]),
+)
+def test_special_numbers(x, cast):
+    """Zeros, subnormal numbers, infinities and NaN, mixed at will."""
+    assert_as_oracle(x, cast)
+
+
+def test_one_axis_and_no_jit():
+    """A vector is one row, and jit changes nothing."""
+    x = hostile((1, 70))[0]
+    for cast in CASTS:
+        if cast.sf_block in (None, (1, 16)):
+            assert_as_oracle(x, cast, quantize)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("culprit", [np.inf, -np.inf, np.nan])
+def test_nonfinite_blocks_are_nan_and_only_they(name, culprit):
+    """An overflow is not hidden, and its neighbours are not harmed."""
+    x = np.ones((2, 8), np.float32)
+    x[1, 5] = culprit
+    got = np.asarray(dequantize(quantize(x, CastConfig(name, (1, 4), True))))
+    np.testing.assert_array_equal(np.isnan(got), [[False] * 8, [False] * 4 + [True] * 4])
+    np.testing.assert_array_equal(got[0], 1.0)
+
+
+@pytest.mark.parametrize("cast", CASTS[::3], ids=str)
+def test_zeros_stay_zero(cast):
+    """A block of zeros has a scale like any other and comes back as zeros."""
+    scales, numbers = unpacked(quantize_jit(np.zeros((3, 40), np.float32), cast))
+    assert np.all(np.asarray(scales) > 0)
+    np.testing.assert_array_equal(numbers, 0)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("round_sf", [False, True])
+def test_error_is_within_half_a_step(name, round_sf):
+    """No value is off by more than half a unit in its last place, or half the smallest number."""
+    x = np.random.default_rng(1).normal(size=(8, 256)).astype(np.float32)
+    cast = CastConfig(name, (1, 64), round_sf) if round_sf else CastConfig(name)
+    q = quantize(x, cast)
+    scale = np.repeat(np.asarray(factors(q)), 64, -1) if round_sf else np.asarray(factors(q))
+    info = ml_dtypes.finfo(FORMATS[name])
+    step = np.maximum(np.abs(x) * float(info.eps), scale * float(info.smallest_subnormal))
+    assert np.all(np.abs(np.asarray(dequantize(q)) - x) <= step / 2 * (1 + 1e-6))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: jax.vmap(f), lambda f: lambda x: jax.lax.map(f, x)])
+@pytest.mark.parametrize("cast", [CASTS[0], CASTS[2], CASTS[-4]], ids=str)
+def test_stacks_of_tensors(cast, wrap):
+    """Under vmap and scan each tensor has scales of its own, and the stack can be dequantized."""
+    x = hostile((12, 70)).reshape(3, 4, 70)
+    stacked = wrap(lambda t: quantize(t, cast))(jnp.asarray(x))
+    want = np.stack([dequantize(quantize(t, cast)) for t in x])
+    np.testing.assert_array_equal(dequantize(stacked), want)
+
+
+def test_a_pytree():
+    """Flattened and put together again it is the same array, and jit takes and returns it."""
+    q = quantize(jnp.ones((2, 32)), CastConfig("f4_e2m1", (1, 16)))
+    leaves, tree = jax.tree.flatten(q)
+    assert [leaf.dtype for leaf in leaves] == ["float4_e2m1fn", "float8_e4m3fn", "float32"]
+    again = jax.jit(lambda a: a)(jax.tree.unflatten(tree, leaves))
+    assert isinstance(again, ScaledArray)
+    assert (again.cast, again.dtype, again.shape) == (q.cast, q.dtype, (2, 32))
+    assert q.nbytes == 32 + 4 + 4
+
+
+def test_scales_are_stored_small():
+    """Powers of two take a byte, those of NVFP4 a byte and one float32, others four bytes."""
+    x = jnp.ones((4, 64))
+    assert quantize(x, CastConfig("f8_e4m3", (1, 32), True)).scale.dtype == jnp.float8_e8m0fnu
+    assert quantize(x, CastConfig("f4_e2m1", (1, 16))).scale.values.dtype == jnp.float8_e4m3fn
+    assert quantize(x, CastConfig("f8_e5m2", (1, 32))).scale.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("x", "cast", "message"),
+    [
+        (np.ones((2, 2), np.int32), CastConfig("f8_e4m3"), "int32"),
+        (np.ones((2, 2), np.float32), CastConfig("bf16"), "no scaled format"),
+        (np.ones((2, 2), np.float32), CastConfig("f8_e8m0"), "no scaled format"),
+        (np.ones(2, np.float32), CastConfig("f8_e4m3", (2, 2)), "last two axes"),
+        (np.float32(1), CastConfig("f8_e4m3", (1, 2)), "last two axes"),
+    ],
+)
+def test_what_cannot_be_quantized_is_refused(x, cast, message):
+    """Wrong dtypes, formats and shapes raise an error that says what is right."""
+    with pytest.raises(PolicyError, match=message):
+        quantize(x, cast)
