@@ -9,12 +9,13 @@ from jax.extend.core import Var
 
 from jaxamp.formats import Precision
 from jaxamp.plan.choose import Choice
-from jaxamp.plan.decision import Decision, JaxprPlan
+from jaxamp.plan.decision import Decision, JaxprPlan, Remake
 from jaxamp.plan.fusions import Fusions
 from jaxamp.plan.graph import Frame, Graph, Nest, Node
 from jaxamp.plan.outline import Outliner
 from jaxamp.plan.readings import Readings
-from jaxamp.taxonomy import OpKind
+from jaxamp.plan.remakes import Remakes
+from jaxamp.taxonomy import OpKind, Trait
 
 Storage = Sequence[Precision | None]
 
@@ -62,12 +63,14 @@ class _Assembler:
         self.graph, self.readings, self.stored, self.choices = graph, readings, stored, choices
         self.fresh = readings.fresh
         self.kept = bytearray(len(graph.avals)) if fusions is None else fusions.kept
+        self.remakes = None if fusions is None else Remakes(graph)
         self._shared: dict[Hashable, JaxprPlan] = {}
 
     def plan(
         self,
         frame: Frame,
         returned: Sequence[Precision | None] | None = None,
+        remakes: Sequence[Remake] = (),
         *,
         fused: bool = False,
     ) -> JaxprPlan:
@@ -83,9 +86,10 @@ class _Assembler:
             else self._form_of_nest(site, fused=fused or index in grouped)
             for index, site in enumerate(frame.sites)
         )
-        key = id(frame.jaxpr), inputs, tuple(returned), forms, tuple(map(tuple, groups))
+        made = tuple((r.var, *map(id, (m.eqn for m in r.makings))) for r in remakes)
+        key = id(frame.jaxpr), inputs, tuple(returned), forms, tuple(map(tuple, groups)), made
         if key not in self._shared:
-            self._shared[key] = self._make(frame, inputs, returned, forms, groups)
+            self._shared[key] = self._make(frame, inputs, returned, forms, groups, remakes)
         return self._shared[key]
 
     def _make(
@@ -95,6 +99,7 @@ class _Assembler:
         returned: Sequence[Precision | None],
         forms: Sequence[_Form],
         groups: Sequence[Sequence[int]],
+        remakes: Sequence[Remake],
     ) -> JaxprPlan:
         decisions = tuple(map(self._decide, frame.sites, forms))
         unchanged = _is_wide(inputs, returned) and all(map(_is_unchanged, decisions))
@@ -108,6 +113,7 @@ class _Assembler:
             outputs=tuple(returned),
             unchanged=unchanged,
             steps=steps,
+            remakes=tuple(remakes),
         )
 
     def _form(self, node: Node) -> _Form:
@@ -138,7 +144,12 @@ class _Assembler:
             held=(False,) * len(nest.outs),
             kept=(False,) * len(nest.outs),
             inner=tuple(
-                self.plan(frame, returned[i] if returned else None, fused=fused)
+                self.plan(
+                    frame,
+                    returned[i] if returned else None,
+                    self.remakes.of(frame) if self.remakes and _stands_apart(nest) else (),
+                    fused=fused,
+                )
                 for i, frame in enumerate(nest.frames)
             ),
         )
@@ -190,6 +201,11 @@ class _Assembler:
 
 def _original(graph: Graph, frame: Frame) -> list[Precision | None]:
     return [Precision.F32 if graph.ours[v] else None for v in frame.exits]
+
+
+def _stands_apart(nest: Nest) -> bool:
+    """Whether what a body reads is in memory, rather than fused with what makes it."""
+    return nest.op.trait is Trait.LOOP or nest.eqn.primitive.name == "remat2"
 
 
 def _is_unchanged(d: Decision) -> bool:

@@ -36,7 +36,9 @@ def settle_carries(graph: Graph, policy: PrecisionPolicy, forced: Forced) -> tup
             c
             for c in graph.carries
             if not c.kept
-            and not (_is_activation(graph, facts, demand, c) and _is_stream(graph, facts, c))
+            and not (
+                _is_activation(graph, facts, demand, c) and _is_stream(graph, facts, demand, c)
+            )
         ]
         if not unsafe:
             return facts, demand
@@ -45,16 +47,14 @@ def settle_carries(graph: Graph, policy: PrecisionPolicy, forced: Forced) -> tup
 
 
 def _is_activation(graph: Graph, facts: Facts, demand: Demand, carry: Carry) -> bool:
-    """Whether a carry starts as a computed value, and ends as one that only Compute reads.
+    """Whether a carry starts as a computed value, and is read by Compute in the body.
 
     A parameter under training is read by Compute too, but starts as an input or ends as a result.
     """
-    unused = not graph.uses[carry.result] and carry.result not in graph.outputs
     return bool(
         not facts.state[carry.init]
         and facts.dense[carry.out]
         and demand.reaches[carry.inner]
-        and (demand.reaches[carry.result] or unused)
         and not demand.escapes[carry.result]
         and not demand.exacting[carry.inner]
         and not facts.large[carry.inner]
@@ -62,17 +62,22 @@ def _is_activation(graph: Graph, facts: Facts, demand: Demand, carry: Carry) -> 
     )
 
 
-def _is_stream(graph: Graph, facts: Facts, carry: Carry) -> bool:
+def _is_stream(graph: Graph, facts: Facts, demand: Demand, carry: Carry) -> bool:
     """Whether Compute reads the carry in each turn, and rounding it in each turn does no harm.
 
-    It does harm where the carry is added to again and again by the same step: a clock, an
-    average, an integrator. A residual stream is added to as well, but each turn is another layer.
+    It does harm where the carry is added to again and again by the same step (a clock, an
+    average, an integrator), and where what it ends as is for no Compute. A residual stream is
+    added to as well, but each turn is another layer, and the last rounding is one of many.
     """
     readers = _contractions_of(graph, carry)
-    if not readers:
-        return False
-    is_layered = any(facts.layer[v] for node in readers for v in node.ins)
-    return is_layered or carry.out not in _reachable(graph, carry.inner, _PASSES)
+    if any(facts.layer[v] for node in readers for v in node.ins):
+        return True
+    unused = not graph.uses[carry.result] and carry.result not in graph.outputs
+    return bool(
+        readers
+        and (demand.reaches[carry.result] or unused)
+        and carry.out not in _reachable(graph, carry.inner, _PASSES)
+    )
 
 
 _PASSES = (Role.ELEMENTWISE, Role.MOVE, Role.MERGE)

@@ -77,6 +77,23 @@ class Decision:
         return _compat.user_line(self.source_info)
 
 
+class Making(NamedTuple):
+    """An equation that is emitted as it is; values are numbered, literals are given."""
+
+    eqn: JaxprEqn
+    numbers: tuple[Any, ...]
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+
+
+class Remake(NamedTuple):
+    """An input that a jaxpr makes itself, by equations of the program around."""
+
+    var: Var
+    value: int
+    makings: tuple[Making, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JaxprPlan:
     """How one jaxpr runs in one context; equal contexts of one jaxpr share one object.
@@ -87,6 +104,7 @@ class JaxprPlan:
       outputs: precision in which each result leaves; ``None`` leaves it as it is.
       unchanged: whether nothing in it is narrow, so that the jaxpr can stay as it is.
       steps: what to emit, in order: single equations by their index, and fused groups.
+      remakes: inputs that are not read, because it costs less to make them.
     """
 
     inputs: tuple[Precision | None, ...]
@@ -94,6 +112,7 @@ class JaxprPlan:
     outputs: tuple[Precision | None, ...]
     unchanged: bool
     steps: tuple[int | Step, ...]
+    remakes: tuple[Remake, ...] = ()
 
     def walk(self) -> Iterator[Decision]:
         """Every decision, nested ones after the equation that holds them."""

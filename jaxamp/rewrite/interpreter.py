@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxamp import _compat
 from jaxamp.errors import JaxAmpError, RewriteError
-from jaxamp.plan import Decision, Fusion, JaxprPlan, Step
+from jaxamp.plan import Decision, Fusion, JaxprPlan, Remake, Step
 from jaxamp.rewrite.casts import KEPT, Environment, apart
 from jaxamp.rewrite.registry import Context, rule_for
 
@@ -41,12 +41,22 @@ def interpret(
     env = Environment()
     env.enter(jaxpr.constvars, consts)
     env.enter(jaxpr.invars, args)
+    env.enter([r.var for r in plan.remakes], map(_remake, plan.remakes))
     for step in plan.steps:
         if isinstance(step, Step):
             _fuse(context, step, env)
         else:
             _interpret_one(context, jaxpr.eqns[step], plan.decisions[step], env)
     return env.read_results(jaxpr.outvars, plan.outputs)
+
+
+def _remake(remake: Remake) -> Any:
+    values: dict[int, Any] = {}
+    for eqn, numbers, ins, outs in remake.makings:
+        operands = [values[v] if n is None else n for n, v in zip(numbers, ins, strict=True)]
+        with _compat.emitting(eqn):
+            values.update(zip(outs, _compat.bind(eqn, operands), strict=True))
+    return values[remake.value]
 
 
 def _interpret_one(context: Context, eqn: JaxprEqn, decision: Decision, env: Environment) -> None:

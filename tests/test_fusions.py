@@ -1,0 +1,129 @@
+"""Fused groups and constants made inside loops, seen in the programs that `amp` emits."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+from jaxamp import amp
+
+POLICY = "auto_mixed_bf16"
+WIDTH, TOKENS, LAYERS = 16, 8, 3
+
+
+def layer(x: jax.Array, w: jax.Array) -> jax.Array:
+    hidden = x @ w
+    centred = hidden - hidden.mean(-1, keepdims=True)
+    normed = centred * jax.lax.rsqrt(hidden.var(-1, keepdims=True) + 1e-5)
+    return jnp.tanh(normed) @ w.T
+
+
+def written_out(weights: jax.Array, x: jax.Array) -> jax.Array:
+    for w in weights:
+        x = layer(x, w)
+    return (x**2).mean()
+
+
+def masked_scan(weights: jax.Array, x: jax.Array) -> jax.Array:
+    def step(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        scores = jnp.where(jnp.tril(jnp.ones((TOKENS, TOKENS), bool)), x @ x.T, -jnp.inf)
+        return x + jax.nn.softmax(scores) @ (x @ w), None
+
+    return (jax.lax.scan(jax.checkpoint(step), x, weights)[0] ** 2).mean()
+
+
+@pytest.fixture
+def args() -> tuple[jax.Array, jax.Array]:
+    key = jax.random.key(0)
+    weights = jax.random.normal(key, (LAYERS, WIDTH, WIDTH)) / WIDTH**0.5
+    return weights, jax.random.normal(key, (TOKENS, WIDTH))
+
+
+def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    for value in eqn.params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            jaxpr = getattr(item, "jaxpr", item)
+            if isinstance(jaxpr, Jaxpr):
+                yield jaxpr
+
+
+def walk(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for body in bodies(eqn):
+            yield from walk(body)
+
+
+def groups(jaxpr: Jaxpr) -> list[JaxprEqn]:
+    return [e for e in walk(jaxpr) if e.params.get("name") == "fused"]
+
+
+def test_equal_layers_call_one_group(args: Any) -> None:
+    jaxpr = jax.make_jaxpr(amp(written_out, POLICY))(*args).jaxpr
+    called = Counter(id(e.params["jaxpr"].jaxpr) for e in groups(jaxpr))
+    assert LAYERS in called.values()
+    assert len(called) < sum(called.values())
+
+
+def test_residuals_of_activations_are_narrow(args: Any) -> None:
+    """What `grad(amp(f))` keeps of activations for its backward pass is bfloat16."""
+    _, backward = jax.vjp(lambda w: amp(written_out, POLICY)(w, args[1]), args[0])
+    kept = [r for r in jax.tree.leaves(backward) if r.ndim and r.size >= TOKENS * WIDTH]
+    wide = [r.shape for r in kept if r.dtype == jnp.float32 and r.shape == (TOKENS, WIDTH)]
+    assert any(r.dtype == jnp.bfloat16 for r in kept)
+    # The one of float32 is the activation that is squared for the loss.
+    assert wide == [(TOKENS, WIDTH)]
+
+
+def test_the_backward_half_computes_activations_again(args: Any) -> None:
+    """In `amp(grad(f))` the later group has the `tanh` of the earlier one, behind a barrier."""
+    plain = jax.make_jaxpr(jax.grad(written_out))(*args)
+    mixed = jax.make_jaxpr(amp(jax.grad(written_out), POLICY))(*args)
+    before, after = (sum(e.primitive.name == "tanh" for e in walk(j.jaxpr)) for j in (plain, mixed))
+    assert after > before
+    barriers = (
+        e
+        for group in groups(mixed.jaxpr)
+        for e in walk(group.params["jaxpr"].jaxpr)
+        if e.primitive.name == "optimization_barrier"
+    )
+    assert any(len(e.invars) > 1 for e in barriers)  # of all that a group reads
+
+
+def crossing(outer: Jaxpr) -> Iterator[tuple[JaxprEqn, Any]]:
+    """Arrays made of no input that a scan's body reads, with the equation that made them."""
+    constant: dict[Any, JaxprEqn] = {}
+    for eqn in outer.eqns:
+        if all(isinstance(v, Literal) or v in constant for v in eqn.invars) and not eqn.effects:
+            constant.update(dict.fromkeys(eqn.outvars, eqn))
+        if eqn.primitive.name == "scan":
+            body = eqn.params["jaxpr"].jaxpr
+            used = {v for e in body.eqns for v in e.invars if not isinstance(v, Literal)}
+            for operand, inner in zip(eqn.invars, body.invars, strict=True):
+                if not isinstance(operand, Literal) and operand in constant and inner in used:
+                    yield constant[operand], inner.aval
+        for body in bodies(eqn):
+            yield from crossing(body)
+
+
+def of_matrices(found: Iterator[tuple[JaxprEqn, Any]]) -> list[Any]:
+    return [aval for _, aval in found if aval.shape == (TOKENS, TOKENS)]
+
+
+def test_a_loop_makes_its_masks(args: Any) -> None:
+    """JAX moves the mask and its filling out of the loop; the rewritten body makes them again."""
+    gradient: Callable[..., Any] = jax.grad(masked_scan)
+    assert of_matrices(crossing(jax.make_jaxpr(gradient)(*args).jaxpr))
+    assert not of_matrices(crossing(jax.make_jaxpr(amp(gradient, POLICY))(*args).jaxpr))
+
+
+def test_masks_made_in_a_loop_are_the_same(args: Any) -> None:
+    """With another mask the gradient would be off by tens of percent."""
+    wanted = np.asarray(jax.grad(masked_scan)(*args))
+    found = np.asarray(amp(jax.grad(masked_scan), POLICY)(*args))
+    assert np.linalg.norm(found - wanted) < 0.02 * np.linalg.norm(wanted)
