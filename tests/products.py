@@ -99,7 +99,7 @@ def check_lowering(case: Case) -> None:
     """
     plain = jax.jit((built := _build(case, _identity))[0]).trace(*built[1])
     try:
-        fn, args = _build(case, lambda f: amp(f, case.preset))
+        fn, args = _build(case, lambda f: amp(f, case.preset, _force=True))
         amped = jax.jit(fn).trace(*args)
     except JaxAmpError:
         if case.preset == "always_f16":  # the literal preset may be refused, in words
@@ -155,7 +155,7 @@ def check_values(case: Case) -> None:
     """
     program, order = PROGRAMS[case.program], TRANSFORMS[case.transform].order
     low = PRESETS[case.preset]
-    fn, args = _build(case, lambda f: amp(f, case.preset))
+    fn, args = _build(case, lambda f: amp(f, case.preset, _force=True))
     plain = jax.jit(_build(case, _identity)[0])
     reference = plain(*args)
     result = fn(*args) if case.transform == "plain" else jax.jit(fn)(*args)

@@ -15,7 +15,7 @@ from jaxamp.formats import Precision
 from jaxamp.plan.demand import Demand, is_state_update
 from jaxamp.plan.facts import Facts, movements
 from jaxamp.plan.graph import Graph, Link, Node, Role
-from jaxamp.plan.interior import Interior
+from jaxamp.plan.interior import Interior, scatters
 from jaxamp.policy import Guard, PrecisionPolicy
 from jaxamp.taxonomy import OpKind, Trait
 
@@ -156,7 +156,7 @@ class Chooser:
     def _accumulation(self, node: Node, low: Precision) -> Precision | None:
         if node.role is Role.CONTRACT:
             return F32
-        if node.role is not Role.REDUCE or node.trait is Trait.EXTREMUM:
+        if node.role is not Role.REDUCE or node.trait is Trait.EXTREMUM or scatters(node):
             return None
         # A reduction by a jaxpr of its own has that jaxpr's types.
         typed = node.op is not None and bool(node.op.dtype_params)

@@ -47,7 +47,7 @@ def find_interior(graph: Graph, facts: Facts) -> Interior:
     depth = _find_depths(graph)
     fused = bytearray(len(graph.avals))
     for node in reversed(graph.nodes):
-        if node.role in _ARITHMETIC or node.role is Role.REDUCE:
+        if node.role in _ARITHMETIC or (node.role is Role.REDUCE and not scatters(node)):
             for value in node.outs:
                 fused[value] = graph.ours[value] and _is_fused(graph, depth, value)
     _store_what_joins(graph, facts, depth, fused)
@@ -58,8 +58,8 @@ def is_far(graph: Graph, depth: list[int], value: int, reader: Node) -> bool:
     """Whether a reader takes what is stored, or comes after a later kernel than the value."""
     if reader.role is Role.LINK or reader.role is Role.CONTRACT:
         return True
-    if _is_window(graph, reader) and reader.trait is Trait.EXTREMUM:
-        return True  # a sum takes f32: what it adds up may cancel
+    if _is_window(graph, reader) and (reader.trait is Trait.EXTREMUM or scatters(reader)):
+        return True  # a sum of many takes f32: what it adds up may cancel
     return max(depth[v] for v in reader.ins) > depth[value]
 
 
@@ -68,6 +68,11 @@ def _is_window(graph: Graph, node: Node) -> bool:
     if node.role is not Role.REDUCE:
         return False
     return graph.avals[node.outs[0]].ndim == graph.avals[node.ins[0]].ndim
+
+
+def scatters(node: Node) -> bool:
+    """Whether a reduction adds a few values to places in memory, fused with no reader."""
+    return node.name == "select_and_scatter_add"
 
 
 def is_kernel(graph: Graph, node: Node) -> bool:
