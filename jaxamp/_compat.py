@@ -21,6 +21,7 @@ ShapedArray = _core.ShapedArray
 Zero = _ad_util.Zero
 DropVar = _core.DropVar
 _Traceback = _xla.Traceback
+JAX = jax.__version_info__[:2]
 boundary = _traceback_util.api_boundary  # errors that leave a function so marked lose hidden frames
 
 
@@ -86,13 +87,16 @@ def bind_custom_vjp(
     operands: Sequence[Any],
     fun: Callable[..., Sequence[Any]],
     forward: Callable[..., Sequence[Any]],
-    backward: Callable[..., Sequence[Any]],
+    backward: Callable[..., tuple[Sequence[Any], Any]],
 ) -> list[Any]:
     """Binds ``custom_vjp_call`` with a new function and new flat rules.
 
-    ``forward`` takes (value, is-differentiated) pairs, ``backward`` residuals then cotangents.
+    ``forward`` takes (value, is-differentiated) pairs, ``backward`` residuals then cotangents and
+    returns what `backward_results` does.
     """
     debug_info = eqn.params["call_jaxpr"].jaxpr.debug_info.with_unknown_names()
+    if JAX < (0, 11):  # 0.11 has backward rules return what they log beside the cotangents
+        rule, backward = backward, lambda *args: rule(*args)[0]
     subfuns = tuple(_lu.wrap_init(f, debug_info=debug_info) for f in (fun, forward, backward))
     return eqn.primitive.bind(
         *operands,
@@ -100,6 +104,12 @@ def bind_custom_vjp(
         out_trees=eqn.params["out_trees"],
         symbolic_zeros=eqn.params["symbolic_zeros"],
     )
+
+
+def backward_results(eqn: JaxprEqn, args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """What the backward rule of a ``custom_vjp_call`` gives: cotangents, and what it logs."""
+    results = eqn.params["bwd"].call_wrapped(*args)
+    return results if JAX >= (0, 11) else (results, None)  # 0.11 introduced logs
 
 
 def is_symbolic_zero(value: Any) -> bool:
@@ -171,6 +181,9 @@ def literal_value(literal: Literal) -> Any:
 
 def scan_layout(eqn: JaxprEqn) -> tuple[int, int]:
     """How many loop invariants and how many carries a scan equation has."""
+    if JAX >= (0, 11):  # 0.11 put trees of the operands in the place of the two counts
+        invariants, carries, _ = eqn.params["ft_in"].unpack()
+        return len(invariants), len(carries)
     return eqn.params["num_consts"], eqn.params["num_carry"]
 
 

@@ -35,6 +35,9 @@ REFUSALS: dict[str, dict[str, str]] = (
 """What JAX refuses to do with the plain function: program, transform, the error."""
 
 
+NEWER = jax.__version_info__ > (0, 10, 2)
+"""Whether this JAX is newer than the one that the table was made with."""
+
 _ADDRESS = re.compile(r"0x[0-9a-f]+|id=[0-9]+|array\(.*")
 
 
@@ -79,8 +82,13 @@ def check_refused(case: Case) -> None:
     """The plain composition is refused as the table says.
 
     The amped one may be accepted: it does without `optimize_remat`, which is what JAX stumbles on.
+    The table is that of the oldest supported JAX; what a newer one accepts must lower as the rest.
     """
     seen = plain_refusal(PROGRAMS[case.program], TRANSFORMS[case.transform])
+    if NEWER:
+        if seen is None:
+            check_lowering(case)
+        return
     assert seen is not None, f"JAX accepts this now; the table says {case.refusal}"
     assert case.refusal is not None
     assert seen.split(":")[0] == case.refusal.split(":")[0], f"{seen} is not {case.refusal}"

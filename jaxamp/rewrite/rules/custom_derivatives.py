@@ -80,13 +80,13 @@ def custom_vjp(
         wanted = [*[None] * count, *plan.outputs]
         return _run_rule(context, ClosedJaxpr(jaxpr, captured), values[consts:], wanted)
 
-    def backward(*residuals_and_cotangents: Any) -> list[Any]:
+    def backward(*residuals_and_cotangents: Any) -> tuple[list[Any], Any]:
         avals = _backward_avals(eqn, saved_avals)
         pairs = zip(primal_avals, call.jaxpr.invars, strict=True)
         wanted = [_stored(arriving.dtype, var.aval) for arriving, var in pairs]
-        given = _run_backward(context, eqn, residuals_and_cotangents, avals, wanted[consts:])
+        given, logs = _run_backward(context, eqn, residuals_and_cotangents, avals, wanted[consts:])
         none = [_compat.zero_cotangent(aval) for aval in primal_avals[:consts]]
-        return [*none, *given]
+        return [*none, *given], logs
 
     return _compat.bind_custom_vjp(eqn, operands, function, forward, backward)
 
@@ -116,29 +116,38 @@ def _backward_avals(eqn: JaxprEqn, saved_avals: Sequence[Any]) -> list[Any]:
 
 def _run_backward(
     context: Context, eqn: JaxprEqn, args: Sequence[Any], avals: Sequence[Any], wanted: Precisions
-) -> list[Any]:
-    """Traces the backward rule at its own dtypes, then runs it in those of its arguments."""
+) -> tuple[list[Any], Any]:
+    """Traces the backward rule at its own dtypes, then runs it in those of its arguments.
+
+    Returns its cotangents, and what it logs.
+    """
     # Symbolic zeros stay what they are, and so do residuals that are plain Python or numpy values:
     # the rule may branch on them.
     arrays = [i for i, arg in enumerate(args) if isinstance(arg, jax.Array)]
     zeros: list[Any] = []  # per result: a symbolic zero, or None for an array
+    logged: Any = None  # its structure
 
     def traced(*values: Any) -> list[Any]:
+        nonlocal logged
         full = list(args)
         for i, value in zip(arrays, values, strict=True):
             full[i] = value
-        results = eqn.params["bwd"].call_wrapped(*full)
+        results, logs = _compat.backward_results(eqn, full)
         zeros[:] = [r if _compat.is_symbolic_zero(r) else None for r in results]
-        return [r for r in results if not _compat.is_symbolic_zero(r)]
+        leaves, logged = jax.tree.flatten(logs)
+        return [*(r for r in results if not _compat.is_symbolic_zero(r)), *leaves]
 
     debug_info = eqn.params["call_jaxpr"].jaxpr.debug_info
     closed = _compat.trace_to_jaxpr(traced, [avals[i] for i in arrays], debug_info)
     nonzero_wanted = [p for p, z in zip(wanted, zeros, strict=True) if z is None]
-    results = iter(_run_rule(context, closed, [args[i] for i in arrays], nonzero_wanted))
-    return [
+    as_written = [_stored(np.float32, v.aval) for v in closed.jaxpr.outvars[len(nonzero_wanted) :]]
+    given = [args[i] for i in arrays]
+    results = iter(_run_rule(context, closed, given, [*nonzero_wanted, *as_written]))
+    cotangents = [
         next(results) if zero is None else _retyped(zero, precision)
         for zero, precision in zip(zeros, wanted, strict=True)
     ]
+    return cotangents, jax.tree.unflatten(logged, results)
 
 
 def _run_rule(

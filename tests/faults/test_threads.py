@@ -1,0 +1,107 @@
+"""Threads that use jaxamp at once do not disturb each other."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend.core import Primitive
+
+import jaxamp
+from jaxamp import PrecisionPolicy, Rule, amp, current_policy, register_op_kind
+from tests.faults.programs import inputs, loss, same
+
+THREADS = 8
+POLICIES = ("auto_mixed_bf16", "auto_mixed", "auto_mixed_conservative", "always_f32")
+
+
+def _together(*calls: Any) -> list[Any]:
+    """The results of calls that threads make at the same time."""
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def test_one_function_many_policies_and_shapes() -> None:
+    """Each thread gets the answer of its policy and shape, forward and backward."""
+
+    def f(params: Any, x: Any) -> Any:
+        return loss(params, x)
+
+    cases = [(policy, inputs(n)) for policy in POLICIES for n in (4, 6)]
+
+    def call(policy: str, args: Any, fn: Any = f) -> Any:
+        return jax.value_and_grad(amp(fn, policy))(*args)
+
+    got = _together(*(lambda case=case: call(*case) for case in cases * 2))
+    want = [call(*case, lambda *a: loss(*a)) for case in cases] * 2
+    for one, other in zip(got, want, strict=True):
+        same(one, other)
+    values = [float(value) for value, _ in got]
+    assert len(set(values)) == len(cases)  # no thread ran under the policy of another
+
+
+def test_reports_do_not_touch_what_others_run() -> None:
+    """plan_of, report, explain, probe and calls at once; each says what it says alone."""
+    args = inputs(5)
+
+    def f(params: Any, x: Any) -> Any:
+        return loss(params, x)
+
+    asks = [
+        lambda: str(jaxamp.plan_of(f, "auto_mixed")(*args)),
+        lambda: jaxamp.report(f)(*args).to_json(),
+        lambda: str(jaxamp.explain(f)(*args)),
+        lambda: str(jaxamp.probe(jax.grad(f))(*args)),
+        lambda: float(amp(f)(*args)),
+        lambda: jax.tree.map(lambda x: x.tolist(), jax.grad(amp(f, "auto_mixed"))(*args)),
+    ]
+    alone = [ask() for ask in asks]
+    for results in (_together(*asks) for _ in range(2)):
+        assert results == alone
+
+
+def test_the_lines_of_backward_rules_are_put_back() -> None:
+    """probe replaces how JAX finds source lines while it traces; at once, the last one restores."""
+    from jax._src import source_info_util
+
+    before, args = source_info_util.current, inputs(3)
+    _together(*[lambda: jaxamp.probe(jax.grad(lambda p, x: loss(p, x)))(*args)] * 4)
+    assert source_info_util.current is before
+
+
+def test_registering_while_others_trace() -> None:
+    """Kinds are registered and policies made while other threads trace."""
+
+    def register(index: int) -> None:
+        register_op_kind(Primitive(f"made_by_thread_{index}"), "elementwise")
+
+    def call(index: int) -> Any:
+        rule = Rule(precision="f32", scope=f"layer{index}")
+        policy = PrecisionPolicy.AUTO_MIXED.with_rules(rule)
+        assert current_policy().name == "auto_mixed_bf16"
+        return amp(lambda x: jnp.tanh(x @ x), policy)(jnp.eye(3) * index)
+
+    calls = [lambda i=i: register(i) if i % 2 else call(i) for i in range(2 * THREADS)]
+    for index, result in enumerate(_together(*calls)):
+        if index % 2 == 0:
+            same(result, jnp.tanh(jnp.eye(3) * index @ (jnp.eye(3) * index)))
+
+
+@pytest.mark.parametrize("depth", [2])
+def test_amp_inside_of_threads_of_callbacks(depth: int) -> None:
+    """A host callback that calls an amped function does not see the policy around it."""
+    import numpy as np
+
+    def host(x: Any) -> Any:
+        assert current_policy().name == "auto_mixed_bf16"
+        return np.asarray(x) * depth
+
+    def f(x: Any) -> Any:
+        y = x @ x
+        return jax.pure_callback(host, jax.ShapeDtypeStruct(y.shape, y.dtype), y)
+
+    x = jnp.eye(4)
+    same(amp(f, "auto_mixed")(x), depth * x)
