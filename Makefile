@@ -22,7 +22,7 @@ lint: $(VENV)/.installed-test $(VENV)/.installed-dev
 	$(BIN)/pyright
 
 conformance: $(VENV)/.installed-test
-	$(BIN)/python -m tests.conformance --all --products --random 2000
+	$(BIN)/python -m tests.conformance --all --products --random 2000 --soak
 
 conformance-sample: $(VENV)/.installed-test
 	$(BIN)/python -m tests.conformance --sample 600

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -132,29 +133,42 @@ def user_line(source_info: Any) -> str:
     return _source_info_util.summarize(source_info)
 
 
+_current = _source_info_util.current
+_wanting_rules: list[int] = []  # threads inside of `lines_of_backward_rules`
+_changing = threading.Lock()
+
+
 @contextmanager
 def lines_of_backward_rules() -> Iterator[None]:
     """Gives operations of ``custom_vjp`` backward rules the lines where those were written.
 
-    JAX gives to all that a backward pass emits the line of the forward operation.
+    JAX gives to all that a backward pass emits the line of the forward operation. Only what this
+    thread traces is affected.
     """
-    original = _source_info_util.current
-
-    def current() -> Any:
-        info = original()
-        fresh = _Traceback.get_traceback()
-        for code in fresh.raw_frames()[0]:
-            if code.co_name.startswith(("backward_pass", "eval_jaxpr")):
-                break
-            if _source_info_util.is_user_filename(code.co_filename):
-                return info.replace(traceback=fresh)
-        return info
-
-    _source_info_util.current = current
+    thread = threading.get_ident()
+    with _changing:
+        _wanting_rules.append(thread)
+        _source_info_util.current = _current_of_rules
     try:
         yield
     finally:
-        _source_info_util.current = original
+        with _changing:
+            _wanting_rules.remove(thread)
+            if not _wanting_rules:
+                _source_info_util.current = _current
+
+
+def _current_of_rules() -> Any:
+    info = _current()
+    if threading.get_ident() not in _wanting_rules:
+        return info
+    fresh = _Traceback.get_traceback()
+    for code in fresh.raw_frames()[0]:
+        if code.co_name.startswith(("backward_pass", "eval_jaxpr")):
+            break
+        if _source_info_util.is_user_filename(code.co_filename):
+            return info.replace(traceback=fresh)
+    return info
 
 
 def hide_frames(directory: str) -> None:

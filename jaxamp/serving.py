@@ -69,7 +69,8 @@ class Served:
         arrays = [np.asarray(array) for array in self.arrays]
         types = [{"dtype": a.dtype.name, "shape": a.shape} for a in arrays]
         with zipfile.ZipFile(path, "w") as file:
-            file.writestr("manifest.json", json.dumps({"format": _FORMAT, "params": types}))
+            manifest = {"format": _FORMAT, "jax": jax.__version__, "params": types}
+            file.writestr("manifest.json", json.dumps(manifest))
             file.writestr("program.bin", exported.serialize())
             for index, array in enumerate(arrays):
                 file.writestr(f"params/{index}", array.tobytes())
@@ -157,7 +158,8 @@ def load_served(path: str | os.PathLike[str]) -> Loaded:
       path: the file.
 
     Raises:
-      ServingError: it is no such file.
+      ServingError: it is no such file, or its program was written by a JAX that this one does not
+        understand. JAX reads what it wrote in the last six months.
 
     >>> import tempfile
     >>> x = jnp.ones((3, 4))
@@ -170,12 +172,12 @@ def load_served(path: str | os.PathLike[str]) -> Loaded:
     """
     try:
         with zipfile.ZipFile(path) as file:
-            types = _manifest(file)
+            manifest = _manifest(file)
             params = [
                 jnp.asarray(_array(file.read(f"params/{index}"), **kind))
-                for index, kind in enumerate(types)
+                for index, kind in enumerate(manifest["params"])
             ]
-            exported = export.deserialize(bytearray(file.read("program.bin")))
+            exported = _program(file.read("program.bin"), manifest.get("jax", "0.10"))
     except (zipfile.BadZipFile, KeyError) as error:
         raise ServingError(
             f"{os.fspath(path)!r} is no served model: {error}. Write it with Served.save."
@@ -183,13 +185,32 @@ def load_served(path: str | os.PathLike[str]) -> Loaded:
     return Loaded(params, exported, jax.jit(exported.call))
 
 
-def _manifest(file: zipfile.ZipFile) -> list[dict[str, Any]]:
+def _manifest(file: zipfile.ZipFile) -> dict[str, Any]:
     manifest = json.loads(file.read("manifest.json"))
     if manifest["format"] != _FORMAT:
         raise ServingError(
             f"This served model has format {manifest['format']}; this jaxamp reads {_FORMAT}."
         )
-    return manifest["params"]
+    return manifest
+
+
+def _program(content: bytes, written_by: str) -> export.Exported:
+    """Deserializes a program; JAX fails in many ways on what a later JAX wrote, or a broken file."""
+    try:
+        exported = export.deserialize(bytearray(content))
+        version = exported.calling_convention_version
+        oldest = export.minimum_supported_calling_convention_version
+        newest = export.maximum_supported_calling_convention_version
+        if oldest <= version <= newest:
+            return exported
+        reason = f"it calls functions in version {version}, and this JAX in {oldest} to {newest}"
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    raise ServingError(
+        f"This model's program was written by JAX {written_by} and cannot be read by JAX "
+        f"{jax.__version__}: {reason}. Load it with the JAX that wrote it, or write it again with "
+        "this one."
+    ) from None
 
 
 def _array(content: bytes, *, dtype: str, shape: Sequence[int]) -> np.ndarray:

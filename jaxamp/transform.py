@@ -72,7 +72,8 @@ class AmpFunction(Generic[_P, _R]):
         return self if instance is None else MethodType(self, instance)
 
     def __reduce__(self) -> Any:
-        return _amp, self.amp_parts()
+        # What a decorator has put in the place of its function is found where the function was.
+        return self.__qualname__ if _is_found(self) else (_amp, self.amp_parts())
 
     def __repr__(self) -> str:
         return f"<amp of {self.__wrapped__!r}, {self.policy}>"
@@ -238,6 +239,14 @@ def _settings(policy: Any, strict: bool, force: bool) -> Settings:
     parsed = PrecisionPolicy.parse(policy)
     parsed.validate_for_use()
     return Settings(parsed, bool(strict), bool(force))
+
+
+def _is_found(function: AmpFunction[..., Any]) -> bool:
+    """Whether the name of `function` leads to it, from its module."""
+    found: Any = sys.modules.get(getattr(function, "__module__", ""))
+    for name in getattr(function, "__qualname__", "").split("."):
+        found = vars(found).get(name) if hasattr(found, "__dict__") else None
+    return found is function
 
 
 def _amp(fn: Any, settings: Settings) -> Any:

@@ -106,6 +106,7 @@ def _amped_class(cls: type, settings: Settings) -> type:
         }
         body["__module__"] = cls.__module__
         body["amp_parts"] = lambda self: (_seen_as(cls, self), settings)
+        body["__reduce_ex__"] = lambda self, _: (wrap, (_seen_as(cls, self), settings))
         amped = types.new_class(f"Amp{cls.__name__}", (cls,), exec_body=lambda d: d.update(body))
         amped = _CLASSES.setdefault((cls, settings), amped)
     return amped

@@ -7,15 +7,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import pytest
+import numpy as np
+from jax._src import source_info_util
 from jax.extend.core import Primitive
 
 import jaxamp
 from jaxamp import PrecisionPolicy, Rule, amp, current_policy, register_op_kind
-from tests.faults.programs import inputs, loss, same
+from tests.faults.programs import doubled, inputs, loss, same
 
-THREADS = 8
-POLICIES = ("auto_mixed_bf16", "auto_mixed", "auto_mixed_conservative", "always_f32")
+THREADS = 6
+POLICIES = ("auto_mixed_bf16", "auto_mixed", "always_f32")
 
 
 def _together(*calls: Any) -> list[Any]:
@@ -30,13 +31,13 @@ def test_one_function_many_policies_and_shapes() -> None:
     def f(params: Any, x: Any) -> Any:
         return loss(params, x)
 
-    cases = [(policy, inputs(n)) for policy in POLICIES for n in (4, 6)]
+    cases = [(policy, inputs(n)) for policy in POLICIES for n in (4,)]
 
     def call(policy: str, args: Any, fn: Any = f) -> Any:
-        return jax.value_and_grad(amp(fn, policy))(*args)
+        return amp(jax.value_and_grad(fn), policy)(*args)
 
-    got = _together(*(lambda case=case: call(*case) for case in cases * 2))
-    want = [call(*case, lambda *a: loss(*a)) for case in cases] * 2
+    got = _together(*(lambda case=case: call(*case) for case in cases * 3))
+    want = [call(*case, lambda *a: loss(*a)) for case in cases] * 3
     for one, other in zip(got, want, strict=True):
         same(one, other)
     values = [float(value) for value, _ in got]
@@ -54,21 +55,22 @@ def test_reports_do_not_touch_what_others_run() -> None:
         lambda: str(jaxamp.plan_of(f, "auto_mixed")(*args)),
         lambda: jaxamp.report(f)(*args).to_json(),
         lambda: str(jaxamp.explain(f)(*args)),
-        lambda: str(jaxamp.probe(jax.grad(f))(*args)),
+        lambda: str(jaxamp.probe(f)(*args)),
         lambda: float(amp(f)(*args)),
         lambda: jax.tree.map(lambda x: x.tolist(), jax.grad(amp(f, "auto_mixed"))(*args)),
     ]
     alone = [ask() for ask in asks]
-    for results in (_together(*asks) for _ in range(2)):
-        assert results == alone
+    assert _together(*asks) == alone
 
 
 def test_the_lines_of_backward_rules_are_put_back() -> None:
     """probe replaces how JAX finds source lines while it traces; at once, the last one restores."""
-    from jax._src import source_info_util
+    before, x = source_info_util.current, jnp.eye(3)
 
-    before, args = source_info_util.current, inputs(3)
-    _together(*[lambda: jaxamp.probe(jax.grad(lambda p, x: loss(p, x)))(*args)] * 4)
+    def probed() -> None:
+        jaxamp.probe(jax.grad(lambda x: jnp.tanh(doubled(x @ x)).sum()))(x)
+
+    _together(*[probed] * THREADS)
     assert source_info_util.current is before
 
 
@@ -81,7 +83,7 @@ def test_registering_while_others_trace() -> None:
     def call(index: int) -> Any:
         rule = Rule(precision="f32", scope=f"layer{index}")
         policy = PrecisionPolicy.AUTO_MIXED.with_rules(rule)
-        assert current_policy().name == "auto_mixed_bf16"
+        assert current_policy().name == "always_f32"  # that of no scope at all
         return amp(lambda x: jnp.tanh(x @ x), policy)(jnp.eye(3) * index)
 
     calls = [lambda i=i: register(i) if i % 2 else call(i) for i in range(2 * THREADS)]
@@ -90,18 +92,18 @@ def test_registering_while_others_trace() -> None:
             same(result, jnp.tanh(jnp.eye(3) * index @ (jnp.eye(3) * index)))
 
 
-@pytest.mark.parametrize("depth", [2])
-def test_amp_inside_of_threads_of_callbacks(depth: int) -> None:
-    """A host callback that calls an amped function does not see the policy around it."""
-    import numpy as np
+def test_host_callbacks_are_outside() -> None:
+    """A host callback runs on another thread and is in no policy's scope."""
+    seen = []
 
     def host(x: Any) -> Any:
-        assert current_policy().name == "auto_mixed_bf16"
-        return np.asarray(x) * depth
+        seen.append(current_policy().name)
+        return np.asarray(x) * 2
 
     def f(x: Any) -> Any:
         y = x @ x
         return jax.pure_callback(host, jax.ShapeDtypeStruct(y.shape, y.dtype), y)
 
     x = jnp.eye(4)
-    same(amp(f, "auto_mixed")(x), depth * x)
+    same(amp(f, "auto_mixed")(x), 2 * x)
+    assert seen == ["always_f32"]
