@@ -195,7 +195,7 @@ def _manifest(file: zipfile.ZipFile) -> dict[str, Any]:
 
 
 def _program(content: bytes, written_by: str) -> export.Exported:
-    """Deserializes a program; JAX fails in many ways on what a later JAX wrote, or a broken file."""
+    """Deserializes a program; JAX fails in many ways on what a later one wrote."""
     try:
         exported = export.deserialize(bytearray(content))
         version = exported.calling_convention_version

@@ -1,4 +1,4 @@
-"""Data loaders in other processes: forked beside a running JAX, and spawned with one of their own."""
+"""Data loaders in other processes: forked beside a running JAX, and spawned with their own."""
 
 from __future__ import annotations
 
