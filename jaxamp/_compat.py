@@ -96,9 +96,13 @@ def bind_custom_vjp(
     returns what `backward_results` does.
     """
     debug_info = eqn.params["call_jaxpr"].jaxpr.debug_info.with_unknown_names()
-    if JAX < (0, 11):  # 0.11 has backward rules return what they log beside the cotangents
-        rule, backward = backward, lambda *args: rule(*args)[0]
-    subfuns = tuple(_lu.wrap_init(f, debug_info=debug_info) for f in (fun, forward, backward))
+
+    def without_logs(*args: Any) -> Any:
+        return backward(*args)[0]
+
+    # 0.11 has backward rules return what they log beside the cotangents.
+    rule = backward if JAX >= (0, 11) else without_logs
+    subfuns = tuple(_lu.wrap_init(f, debug_info=debug_info) for f in (fun, forward, rule))
     return eqn.primitive.bind(
         *operands,
         subfuns=subfuns,

@@ -73,7 +73,7 @@ class AmpFunction(Generic[_P, _R]):
 
     def __reduce__(self) -> Any:
         # What a decorator has put in the place of its function is found where the function was.
-        return self.__qualname__ if _is_found(self) else (_amp, self.amp_parts())
+        return vars(self)["__qualname__"] if _is_found(self) else (_amp, self.amp_parts())
 
     def __repr__(self) -> str:
         return f"<amp of {self.__wrapped__!r}, {self.policy}>"
