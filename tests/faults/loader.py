@@ -67,7 +67,9 @@ def main(method: str) -> None:
     with pool:
         made = pool.map(dataset, range(STEPS), chunksize=STEPS // 2)
     fed = train([batch for _, batch in made])
-    print(json.dumps({"fed": fed, "alone": alone, "workers": sorted({pid for pid, _ in made})}))
+    workers = sorted({pid for pid, _ in made})
+    report = {"fed": fed, "alone": alone, "workers": workers, "parent": os.getpid()}
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":
