@@ -10,10 +10,26 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jaxamp import _compat
-from jaxamp.formats import Precision
+from jaxamp.formats import CastConfig, Precision
 from jaxamp.policy import Guard, PrecisionPolicy
 from jaxamp.rules import Rule, clean_scope, unmatched
 from jaxamp.taxonomy import OpKind
+
+
+class Scaled(NamedTuple):
+    """How a dot is quantized.
+
+    Attributes:
+      casts: of both operands.
+      gradient: of cotangents in the products that its derivative makes; ``None`` if these are not
+        quantized.
+    """
+
+    casts: tuple[CastConfig, CastConfig]
+    gradient: CastConfig | None
+
+    def __str__(self) -> str:
+        return " × ".join(map(str, self.casts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +50,7 @@ class Decision:
         undo a rounding that is followed by a widening, and store the wide form.
       kept: per result, whether a backward pass reads it rather than computes it again, where the
         equation is one of a fused group.
+      scaled: how the operands of a dot are quantized, once they have been cast.
       reason: why, in one phrase.
       guard: the guard that fired, if one did.
       raw_scope: name stack of the equation, enclosing equations first.
@@ -55,6 +72,7 @@ class Decision:
     raw_scope: str
     source_info: Any
     inner: tuple[JaxprPlan, ...] = ()
+    scaled: Scaled | None = None
 
     @property
     def operand(self) -> Precision | None:

@@ -1,0 +1,62 @@
+"""The product of two quantized matrices: the one place that knows how it is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core.primitives import dot_general_p
+
+from jaxamp.lowp import ScaledArray, dequantize
+from jaxamp.lowp.scaled_array import spread_scale
+from jaxamp.rewrite.accumulate import accumulate
+
+BF16 = np.dtype(jnp.bfloat16)
+F32 = np.dtype(np.float32)
+
+
+def product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
+    """``lhs @ rhs.T`` of matrices, or of stacks of matrices, accumulated in float32.
+
+    The operands are widened to bf16 and multiplied by their scales before the dot. That is exact
+    where scales are powers of two, and with one scale for each operand it is the form that XLA
+    turns into cuBLASLt's FP8 kernel. One scale that is no power of two is applied after the dot,
+    as bf16 would round it.
+
+    Args:
+      lhs: of shape ``(*batch, M, K)``, its blocks along ``K``.
+      rhs: of shape ``(*batch, N, K)``, its blocks along ``K``.
+      dtype: of the result.
+
+    Returns:
+      Shape ``(*batch, M, N)``.
+    """
+    if lhs.cast.sf_block is not None or rhs.cast.sf_block is not None:
+        # Without a barrier XLA would drop the rounding to 8 bits where it makes both in one kernel.
+        operands = lax.optimization_barrier((lhs, rhs))
+        return dot(*(dequantize(x, BF16) for x in operands), dtype)
+    wide, later = zip(*map(_widened, (lhs, rhs)), strict=True)
+    out = dot(*wide, dtype)
+    for scale in later:
+        if scale is not None:
+            out = out.astype(F32) * scale
+    return out.astype(dtype)
+
+
+def _widened(x: ScaledArray) -> tuple[jax.Array, jax.Array | None]:
+    """Values in bf16, times their scale where that is exact, and the scale that is left."""
+    values, scale = x.values.astype(BF16), spread_scale(x)
+    return (values * scale.astype(BF16), None) if x.cast.round_sf else (values, scale)
+
+
+def dot(lhs: jax.Array, rhs: jax.Array, dtype: Any) -> jax.Array:
+    """``lhs @ rhs.T`` of arrays of one narrow dtype, rounded once or, in f32, not at all."""
+    batch = tuple(range(lhs.ndim - 2))
+    axes = ((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch)
+    if dtype == F32:
+        template = {"dimension_numbers": axes, "precision": None, "out_sharding": None}
+        return accumulate(dot_general_p, (lhs, rhs), template)
+    return lax.dot_general(lhs, rhs, axes, preferred_element_type=dtype)
