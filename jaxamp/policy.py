@@ -16,6 +16,7 @@ from jaxamp.errors import PolicyError, UnsupportedPrecisionError, accepted
 from jaxamp.formats import CastConfig, Precision, PrecisionLike
 from jaxamp.grammar import ThreeDtypes, looks_like_grammar, parse_grammar
 from jaxamp.rules import Rule, parse_kind
+from jaxamp.scaling import VALUES, Scaling
 from jaxamp.taxonomy import OpKind
 
 _KEPT = frozenset({Precision.F64, Precision.F32})
@@ -62,6 +63,7 @@ class PrecisionPolicy:
       param_dtype: format in which parameters are stored, for those who create them.
       output_dtype: format of the float outputs; ``None`` for that of the original function.
       allreduce: format in which gradients and activations are added up over devices.
+      scaling: which dots are quantized, where the cast of Compute is scaled, and how.
 
     Raises:
       PolicyError: a word is not understood, or a kind is missing.
@@ -81,12 +83,17 @@ class PrecisionPolicy:
     param_dtype: Precision | None = None
     output_dtype: Precision | None = None
     allreduce: Precision = Precision.F32
+    scaling: Scaling = Scaling()
 
     ALWAYS_F32: ClassVar[PrecisionPolicy]
     ALWAYS_F16: ClassVar[PrecisionPolicy]
     AUTO_MIXED_CONSERVATIVE: ClassVar[PrecisionPolicy]
     AUTO_MIXED: ClassVar[PrecisionPolicy]
     AUTO_MIXED_BF16: ClassVar[PrecisionPolicy]
+    FP8_CURRENT: ClassVar[PrecisionPolicy]
+    FP8_BLOCK: ClassVar[PrecisionPolicy]
+    MXFP8: ClassVar[PrecisionPolicy]
+    NVFP4: ClassVar[PrecisionPolicy]
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -99,6 +106,7 @@ class PrecisionPolicy:
             "param_dtype": _optional_precision(self.param_dtype),
             "output_dtype": _optional_precision(self.output_dtype),
             "allreduce": Precision.parse(self.allreduce),
+            "scaling": _checked_scaling(self.scaling),
         }
         for field, value in normal.items():
             object.__setattr__(self, field, value)
@@ -115,6 +123,7 @@ class PrecisionPolicy:
         param_dtype: PrecisionLike | None = None,
         output_dtype: PrecisionLike | None = None,
         allreduce: PrecisionLike = Precision.F32,
+        scaling: Scaling = Scaling(),
     ) -> PrecisionPolicy:
         """A policy of your own; kinds that are not named stay F32.
 
@@ -127,6 +136,7 @@ class PrecisionPolicy:
           param_dtype: format in which parameters are stored.
           output_dtype: format of the float outputs.
           allreduce: format in which gradients and activations are added up over devices.
+          scaling: which dots are quantized, where the cast of Compute is scaled, and how.
 
         Raises:
           PolicyError: a word is not understood.
@@ -144,6 +154,7 @@ class PrecisionPolicy:
             param_dtype=_optional_precision(param_dtype),
             output_dtype=_optional_precision(output_dtype),
             allreduce=Precision.parse(allreduce),
+            scaling=scaling,
         )
 
     @classmethod
@@ -216,13 +227,35 @@ class PrecisionPolicy:
         return self.cast_for(kind).out_dtype
 
     @property
+    def is_scaled(self) -> bool:
+        """Whether Compute is quantized, its operands having scale factors.
+
+        >>> PrecisionPolicy.FP8_CURRENT.is_scaled, PrecisionPolicy.AUTO_MIXED_BF16.is_scaled
+        (True, False)
+        """
+        return self.cast_for(OpKind.COMPUTE).is_scaled
+
+    @property
+    def base(self) -> Precision:
+        """The precision of Compute without scale factors: of what is not quantized, and between.
+
+        >>> PrecisionPolicy.FP8_CURRENT.base, PrecisionPolicy.AUTO_MIXED.base
+        (<Precision.BF16: 'bfloat16'>, <Precision.F16: 'float16'>)
+        """
+        compute = self.precision_for(OpKind.COMPUTE)
+        elementwise = self.precision_for(OpKind.ELEMENTWISE)
+        if compute not in VALUES:
+            return compute
+        return Precision.BF16 if elementwise in _KEPT else elementwise
+
+    @property
     def low(self) -> frozenset[Precision]:
-        """The precisions below f32 that the policy can produce, rules and outputs included.
+        """The precisions below f32 that values can be stored in, rules and outputs included.
 
         >>> PrecisionPolicy.AUTO_MIXED_BF16.low
         frozenset({<Precision.BF16: 'bfloat16'>})
         """
-        return frozenset(self._produced()) - _KEPT
+        return frozenset(self.base if p in VALUES else p for p in self._produced()) - _KEPT
 
     @property
     def is_identity(self) -> bool:
@@ -234,10 +267,13 @@ class PrecisionPolicy:
         return not self.low and self.output_dtype is None
 
     def replace(self, **changes: Any) -> PrecisionPolicy:
-        """The policy with some attributes changed; ``kinds`` may name only those that change.
+        """The policy with some attributes changed; ``kinds`` and ``scaling`` may be partial maps.
 
         Raises:
           PolicyError: no such attribute, or a word is not understood.
+
+        >>> PrecisionPolicy.FP8_CURRENT.replace(scaling={"backward": False}).scaling.backward
+        False
 
         >>> policy = PrecisionPolicy.AUTO_MIXED_BF16.replace(kinds={"reduction": "f32"}, guards=())
         >>> policy.precision_for("reduction"), policy.guards
@@ -249,6 +285,8 @@ class PrecisionPolicy:
                 raise PolicyError(f"A policy has no {name!r}. {accepted(name, fields)}")
         if "kinds" in changes:
             changes["kinds"] = {**dict(self.kinds), **_parsed_kinds(changes["kinds"])}
+        if isinstance(changes.get("scaling"), Mapping):
+            changes["scaling"] = self.scaling.replace(**changes["scaling"])
         return dataclasses.replace(self, **changes)
 
     def with_rules(self, *rules: Rule) -> PrecisionPolicy:
@@ -264,18 +302,21 @@ class PrecisionPolicy:
         """Refuses what can be written down but not yet, or not here, computed.
 
         Raises:
-          UnsupportedPrecisionError: blocked scaling, a format below 16 bits, or an f64 output
-            while JAX has no f64.
+          UnsupportedPrecisionError: scaling of another kind than Compute or of a format that has
+            none, or an f64 output while JAX has no f64.
 
         >>> PrecisionPolicy.AUTO_MIXED.validate_for_use()
         """
         for kind, cast in self.kinds:
-            if cast.is_scaled:
+            if cast.is_scaled and not (kind is OpKind.COMPUTE and cast.out_dtype in VALUES):
+                words = ", ".join(sorted(p.short for p in VALUES))
                 raise UnsupportedPrecisionError(
                     f"{self!r} asks for blocked scaling ({cast}) of {kind.value}, which amp cannot "
-                    "compute yet. Use a plain dtype: CastConfig.plain('bf16')."
+                    f"compute: it scales Compute, as {words}. Use a plain dtype: "
+                    "CastConfig.plain('bf16')."
                 )
-        for precision in self._produced():
+        scaled = {self.precision_for(OpKind.COMPUTE), *(rule.precision for rule in self.rules)}
+        for precision in set(self._produced()) - (scaled & VALUES):
             if precision not in _COMPUTABLE:
                 words = sorted(p.short for p in _COMPUTABLE)
                 raise UnsupportedPrecisionError(
@@ -308,6 +349,7 @@ class PrecisionPolicy:
             "param_dtype": _word(self.param_dtype),
             "output_dtype": _word(self.output_dtype),
             "allreduce": self.allreduce.short,
+            "scaling": _scaling_to_data(self.scaling),
         }
         return json.dumps(data, indent=2)
 
@@ -324,6 +366,7 @@ class PrecisionPolicy:
                 name=data["name"],
                 kinds=tuple((parse_kind(k), _cast_from(cast)) for k, cast in data["kinds"].items()),
                 rules=tuple(Rule(**rule) for rule in data["rules"]),
+                scaling=_scaling_from(data.get("scaling", {})),
                 **{key: data[key] for key in _PLAIN_KEYS},
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -443,6 +486,21 @@ def _cast_from(data: dict[str, Any]) -> CastConfig:
     return CastConfig(data["out_dtype"], block and tuple(block), data["round_sf"])
 
 
+def _scaling_to_data(scaling: Scaling) -> dict[str, Any]:
+    fields = {f.name: getattr(scaling, f.name) for f in dataclasses.fields(scaling)}
+    return {k: _cast_to_data(v) if isinstance(v, CastConfig) else v for k, v in fields.items()}
+
+
+def _scaling_from(data: dict[str, Any]) -> Scaling:
+    return Scaling(**{k: _cast_from(v) if isinstance(v, dict) else v for k, v in data.items()})
+
+
+def _checked_scaling(scaling: Any) -> Scaling:
+    if isinstance(scaling, Scaling):
+        return scaling
+    raise PolicyError(f"The scaling of a policy is a Scaling, not {scaling!r}.")
+
+
 _PLAIN_KEYS = ("accumulation", "guards", "param_dtype", "output_dtype", "allreduce")
 
 
@@ -481,6 +539,39 @@ PrecisionPolicy.AUTO_MIXED_CONSERVATIVE = _preset(
 PrecisionPolicy.AUTO_MIXED = _preset("auto_mixed", Precision.F16)
 PrecisionPolicy.AUTO_MIXED_BF16 = _preset("auto_mixed_bf16", Precision.BF16)
 
+
+
+def _recipe(name: str, compute: CastConfig, **scaling: Any) -> PrecisionPolicy:
+    return PrecisionPolicy.AUTO_MIXED_BF16.replace(
+        name=name, kinds={OpKind.COMPUTE: compute}, scaling=Scaling(**scaling)
+    )
+
+
+def _blocks(precision: Precision, rows: int, cols: int) -> CastConfig:
+    return CastConfig(precision, (rows, cols), round_sf=True)
+
+
+# torchao's limits for scales that are finer than one for the tensor.
+_ROWWISE = ((None, 2048), (1024, None), (2048, 4096))
+
+PrecisionPolicy.FP8_CURRENT = _recipe(
+    "fp8_current", CastConfig(Precision.F8_E4M3, None, round_sf=True)
+)
+PrecisionPolicy.FP8_BLOCK = _recipe(
+    "fp8_block",
+    _blocks(Precision.F8_E4M3, 1, 128),
+    weight=_blocks(Precision.F8_E4M3, 128, 128),
+    small=_ROWWISE,
+)
+PrecisionPolicy.MXFP8 = _recipe("mxfp8", _blocks(Precision.F8_E4M3, 1, 32), small=_ROWWISE)
+PrecisionPolicy.NVFP4 = _recipe(
+    "nvfp4",
+    CastConfig(Precision.F4_E2M1, (1, 16)),
+    weight=CastConfig(Precision.F4_E2M1, (16, 16)),
+    backward=False,
+    small=_ROWWISE,
+)
+
 PRESETS: dict[str, PrecisionPolicy] = {
     policy.name: policy
     for policy in (
@@ -489,6 +580,10 @@ PRESETS: dict[str, PrecisionPolicy] = {
         PrecisionPolicy.AUTO_MIXED_CONSERVATIVE,
         PrecisionPolicy.AUTO_MIXED,
         PrecisionPolicy.AUTO_MIXED_BF16,
+        PrecisionPolicy.FP8_CURRENT,
+        PrecisionPolicy.FP8_BLOCK,
+        PrecisionPolicy.MXFP8,
+        PrecisionPolicy.NVFP4,
     )
 }
 

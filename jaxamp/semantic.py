@@ -59,7 +59,7 @@ class SemanticDType(enum.StrEnum):
         """
         parsed = current_policy() if policy is None else PrecisionPolicy.parse(policy)
         if self is SemanticDType.COMPUTE:
-            return parsed.precision_for(OpKind.COMPUTE)
+            return parsed.base
         own = parsed.param_dtype if self is SemanticDType.PARAM else parsed.output_dtype
         return own or Precision.F32
 

@@ -125,7 +125,7 @@ def serve(
     apply.__name__ = apply.__qualname__ = getattr(amped, "__name__", "function")
     dtypes = narrow_dtypes(jax.make_jaxpr(wide)(types, args, {}), len(types))
     if everything:
-        compute = amped.policy.precision_for(OpKind.COMPUTE).dtype
+        compute = amped.policy.base.dtype
         dtypes = [_narrow_matrix(t, d, compute) for t, d in zip(types, dtypes, strict=True)]
     pairs = zip(_arrays(leaves), dtypes, strict=True)
     stored = [jnp.asarray(a, d or a.dtype) for a, d in pairs]

@@ -53,6 +53,6 @@ def _three_dtypes(policy: PrecisionPolicy | jmp.Policy | str) -> ThreeDtypes:
     parsed = PrecisionPolicy.parse(policy)
     return ThreeDtypes(
         parsed.param_dtype or Precision.F32,
-        parsed.precision_for(OpKind.COMPUTE),
+        parsed.base,
         parsed.output_dtype or Precision.F32,
     )

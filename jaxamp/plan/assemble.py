@@ -9,7 +9,7 @@ from jax.extend.core import Var
 
 from jaxamp.formats import Precision
 from jaxamp.plan.choose import Choice
-from jaxamp.plan.decision import Decision, JaxprPlan, Remake
+from jaxamp.plan.decision import Decision, JaxprPlan, Remake, Scaled
 from jaxamp.plan.fusions import Fusions
 from jaxamp.plan.graph import Frame, Graph, Nest, Node
 from jaxamp.plan.outline import Outliner
@@ -47,6 +47,7 @@ class _Form(NamedTuple):
     held: tuple[bool, ...]
     kept: tuple[int, ...]
     inner: tuple[JaxprPlan, ...] = ()
+    scaled: Scaled | None = None
 
 
 class _Assembler:
@@ -129,6 +130,7 @@ class _Assembler:
             outputs=outputs,
             held=tuple(map(self.held.__contains__, node.outs)),
             kept=tuple(map(self.kept.__getitem__, node.outs)),
+            scaled=choice.scaled,
         )
 
     def _form_of_nest(self, nest: Nest, *, fused: bool) -> _Form:
@@ -176,6 +178,7 @@ class _Assembler:
             raw_scope=site.scope,
             source_info=site.eqn.source_info,
             inner=form.inner,
+            scaled=form.scaled,
         )
 
     def _again(self, frame: Frame) -> set[Var]:

@@ -12,6 +12,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jaxamp.formats import Precision
+from jaxamp.plan.decision import Scaled
 from jaxamp.plan.demand import Demand, is_state_update
 from jaxamp.plan.facts import Facts, movements
 from jaxamp.plan.graph import Graph, Link, Node, Role
@@ -31,6 +32,7 @@ class Choice:
     reason: str
     guard: Guard | None = None
     accumulation: Precision | None = None
+    scaled: Scaled | None = None  # how a dot is quantized; see scaled.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class Pin:
 def narrow_kinds(policy: PrecisionPolicy) -> dict[OpKind, Precision | None]:
     """The precision that a policy gives each kind, where it is narrower than f32."""
     precisions = {kind: policy.precision_for(kind) for kind in OpKind}
+    precisions[OpKind.COMPUTE] = policy.base
     return {k: p if p.bits < F32.bits else None for k, p in precisions.items()}
 
 
@@ -115,6 +118,8 @@ class Chooser:
             return Choice(F32, F32, *_FIXED_REASONS.get(node.trait, _KEPT))
         if node.role is Role.CONVERT:
             return Choice(None, F32, "an explicit cast is honoured")
+        if forced is not None and forced.bits <= 8:  # a rule that speaks of dots
+            forced = self.policy.base if node.role is Role.CONTRACT else None
         if forced is not None:
             return self._forced(node, forced, forced_by)
         low = self.narrow[node.kind]

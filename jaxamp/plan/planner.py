@@ -20,6 +20,7 @@ from jaxamp.plan.graph import Graph, Node, unfold
 from jaxamp.plan.held import find_held
 from jaxamp.plan.interior import find_interior
 from jaxamp.plan.readings import find_readings
+from jaxamp.plan.scaled import find_scaled
 from jaxamp.plan.travels import find_travels
 from jaxamp.policy import Guard, PrecisionPolicy
 
@@ -77,6 +78,7 @@ def make_plan(
             chooser.stored[value] = precision
     choices = _choose_all(graph, chooser, forced)
     choices.update(find_travels(graph, policy, chooser.stored, choices))
+    choices.update(find_scaled(graph, policy, forced, choices))
     readings = find_readings(graph, facts, demand, interior, chooser.copies)
     held = find_held(graph, chooser.stored, choices)
     fusions = (

@@ -12,6 +12,7 @@ from jaxamp.formats import Precision
 from jaxamp.plan import Decision
 from jaxamp.rewrite.accumulate import accumulate
 from jaxamp.rewrite.registry import Context, rewrites
+from jaxamp.rewrite.quantized_dot import quantized_dot
 
 
 @rewrites("dot_general", "conv_general_dilated", "ragged_dot_general")
@@ -26,6 +27,9 @@ def contract(
     operand, output = decision.operands[0], decision.outputs[0]
     if operand is None or operand.bits >= Precision.F32.bits:
         return _compat.bind(eqn, operands)
+    if decision.scaled is not None:
+        dtype = (output or operand).dtype
+        return [quantized_dot(*operands, decision.scaled, eqn.params["dimension_numbers"], dtype)]
     if output is not Precision.F32:
         return _compat.bind(eqn, operands, preferred_element_type=operand.dtype)
     return [accumulate(eqn.primitive, operands, dict(eqn.params))]

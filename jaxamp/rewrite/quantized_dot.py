@@ -32,13 +32,13 @@ from jaxamp.plan import Scaled
 from jaxamp.rewrite.product import BF16, dot, product
 from jaxamp.taxonomy import OpKind, Trait, register_op_kind
 
-scaled_dot_p = Primitive("scaled_dot")
-scaled_linear_p = Primitive("scaled_linear")
+quantized_dot_p = Primitive("quantized_dot")
+quantized_linear_p = Primitive("quantized_linear")
 quantize_p = Primitive("quantize")
 quantize_p.multiple_results = True
 
 
-def scaled_dot(lhs: Any, rhs: Any, how: Scaled, dimension_numbers: Any, dtype: Any) -> jax.Array:
+def quantized_dot(lhs: Any, rhs: Any, how: Scaled, dimension_numbers: Any, dtype: Any) -> jax.Array:
     """``lax.dot_general`` with quantized operands.
 
     Args:
@@ -52,7 +52,7 @@ def scaled_dot(lhs: Any, rhs: Any, how: Scaled, dimension_numbers: Any, dtype: A
     left, left_free = _as_matrices(lhs, lhs_sum, lhs_batch)
     right, right_free = _as_matrices(rhs, rhs_sum, rhs_batch)
     batch = tuple(lhs.shape[axis] for axis in lhs_batch)
-    out = scaled_dot_p.bind(left, right, how=how, dtype=dtype)
+    out = quantized_dot_p.bind(left, right, how=how, dtype=dtype)
     return lax.reshape(out, (*batch, *left_free, *right_free))
 
 
@@ -119,7 +119,7 @@ def _jvp(
 ) -> tuple[Any, Any]:
     lhs, rhs = primals
     if how.gradient is None:
-        out = scaled_dot_p.bind(lhs, rhs, how=how, dtype=dtype)
+        out = quantized_dot_p.bind(lhs, rhs, how=how, dtype=dtype)
         left, right = partial(dot, rhs=rhs, dtype=dtype), partial(dot, lhs, dtype=dtype)
     else:
         narrow_lhs, narrow_rhs = map(_quantize, primals, how.casts)
@@ -135,6 +135,18 @@ def _jvp(
     pairs = zip((left, right), tangents, strict=True)
     terms = [term(tangent) for term, tangent in pairs if not isinstance(tangent, ad.Zero)]
     return out, sum(terms[1:], terms[0]) if terms else _compat.symbolic_zero_like(out)
+
+
+def _transpose(cotangent: Any, lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -> Sequence[Any]:
+    """Of the dot as a function of one operand."""
+    is_left = ad.is_undefined_primal(lhs)
+    known, cast, aval = (rhs, how.casts[1], lhs.aval) if is_left else (lhs, how.casts[0], rhs.aval)
+    ct = cotangent if is_left else _swap(cotangent)
+    if how.gradient is None:
+        back = dot(ct.astype(known.dtype), _swap(known), aval.dtype)
+    else:
+        back = product(_quantize(ct, how.gradient), _turned(known, _quantize(known, cast)), aval.dtype)
+    return [back, None] if is_left else [None, back]
 
 
 def _turned(x: Any, narrow: ScaledArray) -> ScaledArray:
@@ -155,7 +167,7 @@ def _swap(x: Any) -> Any:
 def _linear(tangent: Any, known: ScaledArray, gradient: CastConfig, dtype: Any) -> jax.Array:
     """``tangent @ known``, whose transpose multiplies quantized cotangents with ``known``."""
     leaves, tree = jax.tree.flatten(known)
-    return scaled_linear_p.bind(tangent, *leaves, tree=tree, gradient=gradient, dtype=dtype)
+    return quantized_linear_p.bind(tangent, *leaves, tree=tree, gradient=gradient, dtype=dtype)
 
 
 def _linear_direct(tangent: Any, *leaves: Any, tree: Any, dtype: Any, **_: Any) -> jax.Array:
@@ -180,10 +192,10 @@ def _linear_jvp(
     primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> tuple[Any, Any]:
     """Linear in the tangent; what is quantized has no derivative."""
-    out = scaled_linear_p.bind(*primals, **params)
+    out = quantized_linear_p.bind(*primals, **params)
     if isinstance(tangents[0], ad.Zero):
         return out, _compat.symbolic_zero_like(out)
-    return out, scaled_linear_p.bind(tangents[0], *primals[1:], **params)
+    return out, quantized_linear_p.bind(tangents[0], *primals[1:], **params)
 
 
 def _linear_transpose(
@@ -200,10 +212,10 @@ def _batch_dot(
     """Where one operand is shared by the batch, the other's rows are put below each other."""
     lhs, rhs = map(_batch_first, operands, axes)
     if axes[0] is not batching.not_mapped and axes[1] is not batching.not_mapped:
-        return scaled_dot_p.bind(lhs, rhs, **params), 0
+        return quantized_dot_p.bind(lhs, rhs, **params), 0
     if axes[1] is batching.not_mapped:
-        return _rows_apart(scaled_dot_p.bind(_rows_together(lhs), rhs, **params), lhs.shape[0]), 0
-    out = _swap(scaled_dot_p.bind(lhs, _rows_together(rhs), **params))
+        return _rows_apart(quantized_dot_p.bind(_rows_together(lhs), rhs, **params), lhs.shape[0]), 0
+    out = _swap(quantized_dot_p.bind(lhs, _rows_together(rhs), **params))
     return _swap(_rows_apart(out, rhs.shape[0])), 0
 
 
@@ -212,11 +224,11 @@ def _batch_linear(
 ) -> tuple[jax.Array, int]:
     tangent, *leaves = map(_batch_first, operands, axes)
     if all(axis is batching.not_mapped for axis in axes[1:]):
-        out = scaled_linear_p.bind(_rows_together(tangent), *leaves, **params)
+        out = quantized_linear_p.bind(_rows_together(tangent), *leaves, **params)
         return _rows_apart(out, tangent.shape[0]), 0
     if axes[0] is batching.not_mapped:
         tangent = jnp.broadcast_to(tangent, (leaves[0].shape[0], *tangent.shape))
-    return scaled_linear_p.bind(tangent, *leaves, **params), 0
+    return quantized_linear_p.bind(tangent, *leaves, **params), 0
 
 
 def _batch_first(x: Any, axis: Any) -> Any:
@@ -254,6 +266,7 @@ def _quantize_type(x: Any, *, cast: CastConfig) -> Any:
 
 
 _register(quantize_p, _leaves, _quantize_type, _refuse, _batch_quantize)
-_register(scaled_dot_p, _quantized, _type, _jvp, _batch_dot)
-_register(scaled_linear_p, _linear_direct, _linear_type, _linear_jvp, _batch_linear)
-ad.primitive_transposes[scaled_linear_p] = _linear_transpose
+_register(quantized_dot_p, _quantized, _type, _jvp, _batch_dot)
+_register(quantized_linear_p, _linear_direct, _linear_type, _linear_jvp, _batch_linear)
+ad.primitive_transposes[quantized_dot_p] = _transpose
+ad.primitive_transposes[quantized_linear_p] = _linear_transpose
