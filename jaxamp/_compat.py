@@ -45,6 +45,11 @@ def trace_to_jaxpr(
     return ClosedJaxpr(jaxpr, consts)
 
 
+def live(closed: ClosedJaxpr) -> Jaxpr:
+    """A jaxpr without the equations that its results do not need."""
+    return _pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[0]
+
+
 def without_consts(closed: ClosedJaxpr) -> tuple[Jaxpr, list[Any]]:
     """An open jaxpr that takes its former constants as leading inputs, and those constants."""
     return _pe.convert_constvars_jaxpr(closed.jaxpr), list(closed.consts)

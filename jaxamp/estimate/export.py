@@ -11,6 +11,23 @@ from jaxamp.calls import is_array
 from jaxamp.errors import InspectionError
 
 
+def flattened(
+    fn: Any, wrap: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., list[Any]], list[jax.ShapeDtypeStruct]]:
+    """A call as a function of its arrays alone, and their types; anything else is built in."""
+    leaves, treedef = jax.tree.flatten((fn, args, kwargs))
+    traced = [index for index, leaf in enumerate(leaves) if _is_input(leaf)]
+
+    def flat(*arrays: Any) -> list[Any]:
+        values = [*leaves]
+        for index, array in zip(traced, arrays, strict=True):
+            values[index] = array
+        function, positional, named = jax.tree.unflatten(treedef, values)
+        return _arrays(wrap(function)(*positional, **named))
+
+    return flat, [jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype) for i in traced]
+
+
 def exported(
     fn: Any,
     wrap: Callable[[Any], Any],
@@ -30,17 +47,7 @@ def exported(
     Raises:
       InspectionError: what JAX needs to serialize programs is not installed.
     """
-    leaves, treedef = jax.tree.flatten((fn, args, kwargs))
-    traced = [index for index, leaf in enumerate(leaves) if _is_input(leaf)]
-
-    def flat(*arrays: Any) -> list[Any]:
-        values = [*leaves]
-        for index, array in zip(traced, arrays, strict=True):
-            values[index] = array
-        function, positional, named = jax.tree.unflatten(treedef, values)
-        return _arrays(wrap(function)(*positional, **named))
-
-    specs = [jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype) for i in traced]
+    flat, specs = flattened(fn, wrap, args, kwargs)
     try:
         made = jax.export.export(jax.jit(flat), platforms=[platform])(*specs)
         return bytes(made.serialize())

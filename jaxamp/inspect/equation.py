@@ -117,6 +117,8 @@ class Equation:
             storage.read(self.casts, a, p, bool(f), c)
             for a, p, f, c in zip(atoms, operands, fresh, copies, strict=True)
         ]
+        if d is not None and d.scaled:
+            self.read[:2] = [cast.out_dtype for cast in d.scaled.casts]
 
     def _outputs(self) -> Precisions:
         return self.decision.outputs if self.decision else [None] * len(self.eqn.outvars)

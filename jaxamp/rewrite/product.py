@@ -18,6 +18,10 @@ BF16 = np.dtype(jnp.bfloat16)
 F32 = np.dtype(np.float32)
 
 
+PRODUCT = "jaxamp_product"  # the name around a product of quantized operands
+
+
+@jax.named_scope(PRODUCT)
 def product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
     """``lhs @ rhs.T`` of matrices, or of stacks of matrices, accumulated in float32.
 

@@ -38,6 +38,10 @@ quantize_p = Primitive("quantize")
 quantize_p.multiple_results = True
 
 
+SCOPE = "jaxamp_scaled"  # the name around all that becomes of a quantized dot
+
+
+@jax.named_scope(SCOPE)
 def quantized_dot(lhs: Any, rhs: Any, how: Scaled, dimension_numbers: Any, dtype: Any) -> jax.Array:
     """``lax.dot_general`` with quantized operands.
 
@@ -92,8 +96,8 @@ def _refuse(*_: Any, **__: Any) -> Any:
 def _batch_quantize(
     operands: Sequence[Any], axes: Sequence[Any], *, cast: CastConfig
 ) -> tuple[Sequence[Any], Sequence[Any]]:
-    leaves = quantize_p.bind(batching.moveaxis(operands[0], axes[0], 0), cast=cast)
-    return leaves, [0 if leaf.ndim else batching.not_mapped for leaf in leaves]
+    leaves = quantize_p.bind(jnp.moveaxis(operands[0], axes[0], 0), cast=cast)
+    return leaves, [0 if leaf.ndim else None for leaf in leaves]
 
 
 def _quantized(lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -> jax.Array:
@@ -211,9 +215,9 @@ def _batch_dot(
 ) -> tuple[jax.Array, int]:
     """Where one operand is shared by the batch, the other's rows are put below each other."""
     lhs, rhs = map(_batch_first, operands, axes)
-    if axes[0] is not batching.not_mapped and axes[1] is not batching.not_mapped:
+    if axes[0] is not None and axes[1] is not None:
         return quantized_dot_p.bind(lhs, rhs, **params), 0
-    if axes[1] is batching.not_mapped:
+    if axes[1] is None:
         return _rows_apart(quantized_dot_p.bind(_rows_together(lhs), rhs, **params), lhs.shape[0]), 0
     out = _swap(quantized_dot_p.bind(lhs, _rows_together(rhs), **params))
     return _swap(_rows_apart(out, rhs.shape[0])), 0
@@ -223,16 +227,16 @@ def _batch_linear(
     operands: Sequence[Any], axes: Sequence[Any], **params: Any
 ) -> tuple[jax.Array, int]:
     tangent, *leaves = map(_batch_first, operands, axes)
-    if all(axis is batching.not_mapped for axis in axes[1:]):
+    if all(axis is None for axis in axes[1:]):
         out = quantized_linear_p.bind(_rows_together(tangent), *leaves, **params)
         return _rows_apart(out, tangent.shape[0]), 0
-    if axes[0] is batching.not_mapped:
+    if axes[0] is None:
         tangent = jnp.broadcast_to(tangent, (leaves[0].shape[0], *tangent.shape))
     return quantized_linear_p.bind(tangent, *leaves, **params), 0
 
 
 def _batch_first(x: Any, axis: Any) -> Any:
-    return x if axis is batching.not_mapped else batching.moveaxis(x, axis, 0)
+    return x if axis is None else jnp.moveaxis(x, axis, 0)
 
 
 def _rows_together(x: Any) -> Any:

@@ -1,0 +1,159 @@
+"""Whether the quantized dots of a program became FP8 products of the compiled one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from jaxamp import _compat
+from jaxamp.calls import Target as Call
+from jaxamp.errors import InspectionError, accepted
+from jaxamp.estimate.estimate import compile_all
+from jaxamp.estimate.export import exported, flattened
+from jaxamp.estimate.hlo import Module, parse
+from jaxamp.estimate.targets import TARGETS
+from jaxamp.estimate.traffic import kernels
+from jaxamp.inspect.shown import Shown
+from jaxamp.policy import PrecisionPolicy
+from jaxamp.rewrite.product import PRODUCT
+from jaxamp.rewrite.quantized_dot import SCOPE, quantized_dot_p
+from jaxamp.transform import amp
+
+# Without a device nothing can be timed, and XLA would take its first choice: a kernel of Triton's.
+_OPTIONS = {"cuda": {"xla_gpu_enable_triton_gemm": False}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowering(Shown):
+    """What became of the dots that a policy quantizes; ``print`` shows it.
+
+    Attributes:
+      program: the function's name.
+      target: the word for the chip; empty for the devices at hand.
+      claimed: products of quantized operands in the rewritten program, each as often as it runs.
+      found: products of 8-bit operands in the compiled program, each as often as it runs.
+      missing: products that were to be of 8-bit operands and are not, by the names around them.
+    """
+
+    program: str
+    target: str
+    claimed: int
+    found: int
+    missing: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every product that was claimed is there."""
+        return self.claimed == self.found
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        where = self.target or "the devices at hand"
+        verdict = "all" if self.complete else "not all"
+        lines = [
+            f"{self.program} on {where}: {self.claimed} FP8 products claimed, {self.found} found "
+            f"in the compiled program: {verdict}."
+        ]
+        lines += [f"  not in 8 bits: {name}" for name in self.missing]
+        return Group(*lines)
+
+
+def verify_lowering(
+    fn: Any, policy: Any = None, target: str | None = None
+) -> Callable[..., Lowering]:
+    """Compares the FP8 products that a policy asks for with those that the compiler made.
+
+    A compiler may run a product of 8-bit numbers in 16 bits without a word: the chip lacks the
+    format, or the program is not of the form that the compiler knows.
+
+    Args:
+      fn: whatever ``amp`` takes, or a function with amped ones in it, such as ``grad(amp(loss))``.
+      policy: given to ``amp``; left out, ``fn`` is taken as it is.
+      target: a chip that is not there, as for ``estimate``; left out, the devices at hand.
+
+    Returns:
+      A function of the same arguments as `fn`, in which ``jax.ShapeDtypeStruct`` may stand for an
+      array. It returns a ``Lowering``.
+
+    Raises:
+      InspectionError: the target is unknown, or its compiler is not installed or fails.
+      PolicyError: the policy is not understood.
+
+    >>> x = jax.ShapeDtypeStruct((4096, 4096), "float32")
+    >>> verify_lowering(jax.numpy.dot, "fp8_current")(x, x).claimed
+    1
+    """
+    if target is not None and target not in TARGETS:
+        raise InspectionError(f"No target {target!r} is known. {accepted(target, TARGETS)}")
+    parsed = None if policy is None else PrecisionPolicy.parse(policy)
+    name = Call.of(fn).name
+
+    def wrap(function: Any) -> Any:
+        return function if parsed is None else amp(function, parsed)
+
+    @functools.wraps(fn, updated=())
+    def verify(*args: Any, **kwargs: Any) -> Lowering:
+        flat, specs = flattened(fn, wrap, args, kwargs)
+        if target is None:
+            module = parse(jax.jit(flat).lower(*specs).compile().as_text())
+        else:
+            chip = TARGETS[target]
+            program = exported(fn, wrap, args, kwargs, chip.platform)
+            ((module, _),) = compile_all(chip, [program], _OPTIONS.get(chip.platform))
+        found, missing = _made(module)
+        claimed = claims(jax.make_jaxpr(flat)(*specs))
+        return Lowering(
+            program=name,
+            target=target or "",
+            claimed=claimed,
+            found=found,
+            missing=() if claimed == found else missing,
+        )
+
+    return verify
+
+
+def claims(closed: ClosedJaxpr) -> int:
+    """Products of quantized operands that a program runs."""
+    return _count(_compat.live(closed), "")
+
+
+def _count(jaxpr: Jaxpr, around: str) -> int:
+    total = 0
+    for eqn in jaxpr.eqns:
+        names = f"{around}/{eqn.source_info.name_stack}"
+        is_dot = eqn.primitive.name in ("dot_general", "accumulate")
+        if eqn.primitive is quantized_dot_p or (is_dot and PRODUCT in names):
+            total += 1
+        else:
+            inner = [_count(body, names) for body in _bodies(eqn)]
+            runs = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+            total += runs * (max(inner) if eqn.primitive.name == "cond" else sum(inner))
+    return total
+
+
+def _bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
+    for value in eqn.params.values():
+        for item in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(item, ClosedJaxpr):
+                yield item.jaxpr
+            elif isinstance(item, Jaxpr):
+                yield item
+
+
+def _made(module: Module) -> tuple[int, tuple[str, ...]]:
+    """How many products of 8-bit operands run, and the names of others that were to be such."""
+    found, missing = 0, []
+    for kernel in kernels(module):
+        for contraction in kernel.contractions(module):
+            if all(word.startswith("f8") for word in contraction.operands):
+                found += kernel.runs
+            elif SCOPE in kernel.instruction.source:
+                missing.append(f"{contraction} in {kernel.instruction.source}")
+    return found, tuple(missing)
