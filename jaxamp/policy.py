@@ -16,6 +16,7 @@ from jaxamp.errors import PolicyError, UnsupportedPrecisionError, accepted
 from jaxamp.formats import CastConfig, Precision, PrecisionLike
 from jaxamp.grammar import ThreeDtypes, looks_like_grammar, parse_grammar
 from jaxamp.rules import Rule, parse_kind
+from jaxamp.scaling import DEFAULT as _SCALING
 from jaxamp.scaling import VALUES, Scaling
 from jaxamp.taxonomy import OpKind
 
@@ -83,7 +84,7 @@ class PrecisionPolicy:
     param_dtype: Precision | None = None
     output_dtype: Precision | None = None
     allreduce: Precision = Precision.F32
-    scaling: Scaling = Scaling()
+    scaling: Scaling = _SCALING
 
     ALWAYS_F32: ClassVar[PrecisionPolicy]
     ALWAYS_F16: ClassVar[PrecisionPolicy]
@@ -123,7 +124,7 @@ class PrecisionPolicy:
         param_dtype: PrecisionLike | None = None,
         output_dtype: PrecisionLike | None = None,
         allreduce: PrecisionLike = Precision.F32,
-        scaling: Scaling = Scaling(),
+        scaling: Scaling = _SCALING,
     ) -> PrecisionPolicy:
         """A policy of your own; kinds that are not named stay F32.
 
@@ -492,7 +493,10 @@ def _scaling_to_data(scaling: Scaling) -> dict[str, Any]:
 
 
 def _scaling_from(data: dict[str, Any]) -> Scaling:
-    return Scaling(**{k: _cast_from(v) if isinstance(v, dict) else v for k, v in data.items()})
+    fields: dict[str, Any] = {
+        key: _cast_from(value) if isinstance(value, dict) else value for key, value in data.items()
+    }
+    return Scaling(**fields)
 
 
 def _checked_scaling(scaling: Any) -> Scaling:
@@ -538,7 +542,6 @@ PrecisionPolicy.AUTO_MIXED_CONSERVATIVE = _preset(
 )
 PrecisionPolicy.AUTO_MIXED = _preset("auto_mixed", Precision.F16)
 PrecisionPolicy.AUTO_MIXED_BF16 = _preset("auto_mixed_bf16", Precision.BF16)
-
 
 
 def _recipe(name: str, compute: CastConfig, **scaling: Any) -> PrecisionPolicy:

@@ -1,4 +1,4 @@
-"""Recipes: which dots of a policy are quantized, and how, where the cast of Compute leaves it open."""
+"""Recipes: which dots of a policy are quantized, and how."""
 
 from __future__ import annotations
 
@@ -101,3 +101,6 @@ def _checked_limits(limits: Any) -> Limits:
     ):
         raise PolicyError(f"small is pairs (K, N) of integers or None, not {limits!r}.")
     return pairs
+
+
+DEFAULT = Scaling()

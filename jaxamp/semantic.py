@@ -27,7 +27,6 @@ from jaxamp.errors import PolicyError, accepted
 from jaxamp.formats import Precision
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.regions import KEEPABLE, keep_precision
-from jaxamp.taxonomy import OpKind
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])

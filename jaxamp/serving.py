@@ -16,7 +16,6 @@ from jax import export
 
 from jaxamp.errors import NotCallableError, ServingError
 from jaxamp.narrowing import narrow_dtypes, run_narrow
-from jaxamp.taxonomy import OpKind
 from jaxamp.transform import DEFAULT_POLICY, AmpFunction, amp
 
 _FORMAT = 1

@@ -19,6 +19,7 @@ from jaxamp.rules import Rule
 from jaxamp.taxonomy import OpKind
 
 F32, F16, BF16 = Precision.F32, Precision.F16, Precision.BF16
+E4M3, E2M1 = Precision.F8_E4M3, Precision.F4_E2M1
 
 # Compute, Reduction, Elementwise, DataMovement, Boundary; inside a Reduction; guards on
 TABLE = {
@@ -27,6 +28,10 @@ TABLE = {
     "auto_mixed_conservative": ((F16, F32, F16, F16, F32), F32, True),
     "auto_mixed": ((F16, F16, F16, F16, F32), F32, True),
     "auto_mixed_bf16": ((BF16, BF16, BF16, BF16, F32), F32, True),
+    "fp8_current": ((E4M3, BF16, BF16, BF16, F32), F32, True),
+    "fp8_block": ((E4M3, BF16, BF16, BF16, F32), F32, True),
+    "mxfp8": ((E4M3, BF16, BF16, BF16, F32), F32, True),
+    "nvfp4": ((E2M1, BF16, BF16, BF16, F32), F32, True),
 }
 
 
@@ -271,11 +276,12 @@ def test_wrong_words_teach(make, message):
     ("policy", "message"),
     [
         (PrecisionPolicy.custom({"compute": CastConfig("bf16", (1, 128))}), "blocked scaling"),
-        (PrecisionPolicy.custom({"compute": "f8_e4m3"}), "f8_e4m3"),
+        (PrecisionPolicy.custom({"compute": "f8_e8m0"}), "f8_e8m0"),
+        (PrecisionPolicy.custom({"reduction": "f8_e4m3"}), "it scales Compute"),
         (PrecisionPolicy.custom({"elementwise": "f4_e2m1"}), "f4_e2m1"),
         (PrecisionPolicy.custom({}, accumulation="f8_e5m2"), "f8_e5m2"),
         (PrecisionPolicy.custom({}, output_dtype="f8_e5m2"), "f8_e5m2"),
-        (PrecisionPolicy.custom({}, rules=[Rule(precision="f8_e4m3", scope="a")]), "f8_e4m3"),
+        (PrecisionPolicy.custom({}, rules=[Rule(precision="f8_e8m0", scope="a")]), "f8_e8m0"),
         (PrecisionPolicy.custom({}, output_dtype="f64"), "jax_enable_x64"),
     ],
 )
@@ -286,9 +292,11 @@ def test_uncomputable_policies_are_refused_for_use(policy, message):
 
 
 def test_computable_policies_pass():
-    """Presets and 16-bit custom policies are accepted, and f64 outputs where JAX has f64."""
+    """Presets, 16-bit and scaled Compute are accepted, and f64 outputs where JAX has f64."""
     for policy in PRESETS.values():
         policy.validate_for_use()
+    PrecisionPolicy.custom({"compute": CastConfig("f8_e5m2", (1, 64))}).validate_for_use()
+    PrecisionPolicy.custom({}, rules=[Rule(precision="f8_e4m3", scope="a")]).validate_for_use()
     with jax.enable_x64(True):
         PrecisionPolicy.custom({"compute": "bf16"}, output_dtype="f64").validate_for_use()
 

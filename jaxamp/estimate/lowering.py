@@ -101,7 +101,7 @@ def verify_lowering(
     def verify(*args: Any, **kwargs: Any) -> Lowering:
         flat, specs = flattened(fn, wrap, args, kwargs)
         if target is None:
-            module = parse(jax.jit(flat).lower(*specs).compile().as_text())
+            module = parse(jax.jit(flat).lower(*specs).compile().as_text() or "")
         else:
             chip = TARGETS[target]
             program = exported(fn, wrap, args, kwargs, chip.platform)

@@ -9,7 +9,6 @@ import jmp
 from jaxamp.formats import Precision
 from jaxamp.grammar import ThreeDtypes
 from jaxamp.policy import PrecisionPolicy
-from jaxamp.taxonomy import OpKind
 
 
 def from_jmp(policy: jmp.Policy | str) -> PrecisionPolicy:

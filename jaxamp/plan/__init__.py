@@ -3,4 +3,14 @@
 from jaxamp.plan.decision import Decision, Forms, Fusion, JaxprPlan, Plan, Remake, Scaled, Step
 from jaxamp.plan.planner import make_plan
 
-__all__ = ["Decision", "Forms", "Fusion", "JaxprPlan", "Plan", "Scaled", "Remake", "Step", "make_plan"]
+__all__ = [
+    "Decision",
+    "Forms",
+    "Fusion",
+    "JaxprPlan",
+    "Plan",
+    "Remake",
+    "Scaled",
+    "Step",
+    "make_plan",
+]

@@ -21,7 +21,6 @@ F32 = np.dtype(np.float32)
 PRODUCT = "jaxamp_product"  # the name around a product of quantized operands
 
 
-@jax.named_scope(PRODUCT)
 def product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
     """``lhs @ rhs.T`` of matrices, or of stacks of matrices, accumulated in float32.
 
@@ -38,13 +37,19 @@ def product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
     Returns:
       Shape ``(*batch, M, N)``.
     """
+    with jax.named_scope(PRODUCT):
+        return _product(lhs, rhs, dtype)
+
+
+def _product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
     if lhs.cast.sf_block is not None or rhs.cast.sf_block is not None:
         # Without a barrier XLA would drop the rounding to 8 bits where it makes both in one kernel.
-        operands = lax.optimization_barrier((lhs, rhs))
-        return dot(*(dequantize(x, BF16) for x in operands), dtype)
-    wide, later = zip(*map(_widened, (lhs, rhs)), strict=True)
-    out = dot(*wide, dtype)
-    for scale in later:
+        lhs, rhs = lax.optimization_barrier((lhs, rhs))
+        return dot(dequantize(lhs, BF16), dequantize(rhs, BF16), dtype)
+    wide_lhs, left = _widened(lhs)
+    wide_rhs, right = _widened(rhs)
+    out = dot(wide_lhs, wide_rhs, dtype)
+    for scale in (left, right):
         if scale is not None:
             out = out.astype(F32) * scale
     return out.astype(dtype)

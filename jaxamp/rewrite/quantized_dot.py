@@ -41,7 +41,6 @@ quantize_p.multiple_results = True
 SCOPE = "jaxamp_scaled"  # the name around all that becomes of a quantized dot
 
 
-@jax.named_scope(SCOPE)
 def quantized_dot(lhs: Any, rhs: Any, how: Scaled, dimension_numbers: Any, dtype: Any) -> jax.Array:
     """``lax.dot_general`` with quantized operands.
 
@@ -53,11 +52,12 @@ def quantized_dot(lhs: Any, rhs: Any, how: Scaled, dimension_numbers: Any, dtype
       dtype: of the result.
     """
     (lhs_sum, rhs_sum), (lhs_batch, rhs_batch) = dimension_numbers
-    left, left_free = _as_matrices(lhs, lhs_sum, lhs_batch)
-    right, right_free = _as_matrices(rhs, rhs_sum, rhs_batch)
-    batch = tuple(lhs.shape[axis] for axis in lhs_batch)
-    out = quantized_dot_p.bind(left, right, how=how, dtype=dtype)
-    return lax.reshape(out, (*batch, *left_free, *right_free))
+    with jax.named_scope(SCOPE):
+        left, left_free = _as_matrices(lhs, lhs_sum, lhs_batch)
+        right, right_free = _as_matrices(rhs, rhs_sum, rhs_batch)
+        batch = tuple(lhs.shape[axis] for axis in lhs_batch)
+        out = quantized_dot_p.bind(left, right, how=how, dtype=dtype)
+        return lax.reshape(out, (*batch, *left_free, *right_free))
 
 
 def _as_matrices(
@@ -73,7 +73,7 @@ def _as_matrices(
 
 
 def _quantize(x: Any, cast: CastConfig) -> ScaledArray:
-    """``quantize`` as one equation; under vmap a scale for a whole tensor is shared by the batch."""
+    """``quantize`` as one equation; under vmap the batch shares a scale for the whole tensor."""
     return jax.tree.unflatten(_structure(jax.typeof(x), cast)[1], quantize_p.bind(x, cast=cast))
 
 
@@ -88,7 +88,7 @@ def _refuse(*_: Any, **__: Any) -> Any:
     raise RewriteError(
         "The backward pass of a scaled dot rounds what it reads, and rounding has no derivative: "
         "such a dot is differentiated once. For higher derivatives keep backward products in bf16: "
-        "policy.replace(scaled_backward=False).",
+        "policy.replace(scaling={'backward': False}).",
         primitive="quantize",
     )
 
@@ -124,7 +124,13 @@ def _jvp(
     lhs, rhs = primals
     if how.gradient is None:
         out = quantized_dot_p.bind(lhs, rhs, how=how, dtype=dtype)
-        left, right = partial(dot, rhs=rhs, dtype=dtype), partial(dot, lhs, dtype=dtype)
+
+        def left(tangent: Any) -> Any:
+            return dot(tangent, rhs, dtype)
+
+        def right(tangent: Any) -> Any:
+            return dot(lhs, tangent, dtype)
+
     else:
         narrow_lhs, narrow_rhs = map(_quantize, primals, how.casts)
         out = product(narrow_lhs, narrow_rhs, dtype)
@@ -149,7 +155,9 @@ def _transpose(cotangent: Any, lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -
     if how.gradient is None:
         back = dot(ct.astype(known.dtype), _swap(known), aval.dtype)
     else:
-        back = product(_quantize(ct, how.gradient), _turned(known, _quantize(known, cast)), aval.dtype)
+        back = product(
+            _quantize(ct, how.gradient), _turned(known, _quantize(known, cast)), aval.dtype
+        )
     return [back, None] if is_left else [None, back]
 
 
@@ -192,9 +200,7 @@ def _linear_type(tangent: Any, values: Any, *scales: Any, dtype: Any, **_: Any) 
     )[0]
 
 
-def _linear_jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], **params: Any
-) -> tuple[Any, Any]:
+def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
     """Linear in the tangent; what is quantized has no derivative."""
     out = quantized_linear_p.bind(*primals, **params)
     if isinstance(tangents[0], ad.Zero):
@@ -218,7 +224,9 @@ def _batch_dot(
     if axes[0] is not None and axes[1] is not None:
         return quantized_dot_p.bind(lhs, rhs, **params), 0
     if axes[1] is None:
-        return _rows_apart(quantized_dot_p.bind(_rows_together(lhs), rhs, **params), lhs.shape[0]), 0
+        return _rows_apart(
+            quantized_dot_p.bind(_rows_together(lhs), rhs, **params), lhs.shape[0]
+        ), 0
     out = _swap(quantized_dot_p.bind(lhs, _rows_together(rhs), **params))
     return _swap(_rows_apart(out, rhs.shape[0])), 0
 

@@ -11,8 +11,8 @@ from jaxamp import _compat
 from jaxamp.formats import Precision
 from jaxamp.plan import Decision
 from jaxamp.rewrite.accumulate import accumulate
-from jaxamp.rewrite.registry import Context, rewrites
 from jaxamp.rewrite.quantized_dot import quantized_dot
+from jaxamp.rewrite.registry import Context, rewrites
 
 
 @rewrites("dot_general", "conv_general_dilated", "ragged_dot_general")
@@ -28,8 +28,8 @@ def contract(
     if operand is None or operand.bits >= Precision.F32.bits:
         return _compat.bind(eqn, operands)
     if decision.scaled is not None:
-        dtype = (output or operand).dtype
-        return [quantized_dot(*operands, decision.scaled, eqn.params["dimension_numbers"], dtype)]
+        (lhs, rhs), axes = operands, eqn.params["dimension_numbers"]
+        return [quantized_dot(lhs, rhs, decision.scaled, axes, (output or operand).dtype)]
     if output is not Precision.F32:
         return _compat.bind(eqn, operands, preferred_element_type=operand.dtype)
     return [accumulate(eqn.primitive, operands, dict(eqn.params))]
