@@ -12,7 +12,7 @@ from jaxamp.formats import Precision
 from jaxamp.plan.demand import Demand
 from jaxamp.plan.facts import UNBOUNDED, Facts
 from jaxamp.plan.graph import Frame, Graph, Link, Nest, Node, Role
-from jaxamp.plan.interior import Interior, is_kernel
+from jaxamp.plan.interior import Interior, folds_rows, is_kernel
 from jaxamp.taxonomy import Trait
 
 Site = Node | Nest
@@ -126,7 +126,7 @@ class Fusions:
 
     def _is_statistic(self, node: Node) -> bool:
         """A fold of the minor axis is fused with its readers; any other is a pass of its own."""
-        return node.role is Role.REDUCE and not _folds_rows(self.graph, node)
+        return node.role is Role.REDUCE and not folds_rows(self.graph, node)
 
     def _is_stored(self, value: int) -> bool:
         """Whether a narrow value is read both here and later."""
@@ -177,12 +177,6 @@ def _find_lowered(graph: Graph, stored: Sequence[Precision | None]) -> bytearray
 
 def _is_result(demand: Demand, value: int) -> bool:
     return bool(demand.escapes[value] and not demand.reaches[value])
-
-
-def _folds_rows(graph: Graph, node: Node) -> bool:
-    """Whether only the minor axis is folded."""
-    rank = graph.avals[node.ins[0]].ndim
-    return rank > 1 and tuple(node.eqn.params.get("axes", ())) == (rank - 1,)
 
 
 def _find_levels(graph: Graph, facts: Facts, frame: Frame, fusible: Container[Node]) -> list[int]:

@@ -75,6 +75,12 @@ def scatters(node: Node) -> bool:
     return node.name == "select_and_scatter_add"
 
 
+def folds_rows(graph: Graph, node: Node) -> bool:
+    """Whether only the minor axis is folded."""
+    rank = graph.avals[node.ins[0]].ndim
+    return rank > 1 and tuple(node.eqn.params.get("axes", ())) == (rank - 1,)
+
+
 def is_kernel(graph: Graph, node: Node) -> bool:
     """Whether a node is a kernel of its own, which fuses nothing."""
     return node.role in _KERNELS or _is_window(graph, node)
@@ -118,12 +124,19 @@ def _store_what_joins(graph: Graph, facts: Facts, depth: list[int], fused: bytea
             if not (facts.dense[value] and fused[value]):
                 continue
             joined = _join([made_of[v] for v in parts])
-            if joined == _SEVERAL and any(
-                is_far(graph, depth, value, r) for r in graph.uses[value]
-            ):
+            if joined == _SEVERAL and _is_read_later(graph, depth, value):
                 fused[value] = 0
             else:
                 made_of[value] = joined
+
+
+def _is_read_later(graph: Graph, depth: list[int], value: int) -> bool:
+    """Whether a later kernel reads a value, or one that waits for a fold of the value itself."""
+    readers = graph.uses[value]
+    if any(is_far(graph, depth, value, r) for r in readers):
+        return True
+    folded = any(r.role is Role.REDUCE and not folds_rows(graph, r) for r in readers)
+    return folded and any(r.role is Role.ELEMENTWISE for r in readers)
 
 
 def _parts(node: Node) -> list[tuple[int, tuple[int, ...]]]:

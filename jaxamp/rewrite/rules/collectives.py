@@ -20,7 +20,8 @@ def move(
 ) -> Sequence[Any]:
     """Sends in the precision decided; what comes back in a backward pass is the policy's choice."""
     forth = decision.accumulation
-    if forth is None or operands[0].dtype == forth.dtype:
+    is_ours = decision.operand is not None
+    if forth is None or not is_ours or operands[0].dtype == forth.dtype:
         return _compat.bind(eqn, operands)
     back = context.policy.allreduce
     return [travel(eqn.primitive, operands[0], dict(eqn.params), forth.dtype, back.dtype)]

@@ -13,7 +13,7 @@ from jaxamp.plan import Decision
 from jaxamp.rewrite.registry import Context, rewrites
 
 
-@rewrites("scatter")
+@rewrites("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min")
 def scatter(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:
