@@ -85,6 +85,10 @@ class TuningError(JaxAmpError, ValueError):
     """A tuning is asked for in a way that cannot work."""
 
 
+class KernelError(JaxAmpError, ValueError):
+    """A kernel cannot run as it was asked to; nothing was lowered."""
+
+
 def accepted(word: object, words: Iterable[str]) -> str:
     """A sentence that lists the accepted words, and the likely one where there is one.
 

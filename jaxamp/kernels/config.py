@@ -1,0 +1,186 @@
+"""How a kernel is to be compiled, and which configuration is in force."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from jaxamp.errors import KernelError, accepted
+from jaxamp.kernels import params
+
+BACKENDS = ("auto", "pallas", "reference", "interpret")
+KERNELS = ("block_quantize", "block_scaled_matmul", "norm_quantize", "linear_cross_entropy")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KernelConfig:
+    """How the kernels of jaxamp are compiled. Plain data, hashable, with a JSON form.
+
+    Attributes:
+      gpu: ``pallas.mosaic_gpu.CompilerParams``, or a map of its fields; ``None`` for what suits
+        the kernel.
+      tpu: ``pallas.tpu.CompilerParams``, or a map of its fields; ``None`` for what suits the
+        kernel.
+      backend: ``"auto"`` takes the Pallas kernel where there is one and the reference elsewhere;
+        ``"pallas"`` refuses where there is none; ``"reference"`` is what XLA makes of the
+        definition; ``"interpret"`` runs the Pallas kernel step by step on any machine.
+      tile: sizes of the block that one program works on; what they mean is said by each kernel.
+      delay_release: on a GPU, for how many steps of a pipeline an input is kept after it was read.
+      interpret: with ``backend="interpret"``, which machine is imitated: ``pltpu.InterpretParams``
+        or Mosaic GPU's ``InterpretParams``; ``None`` for Pallas' own interpreter, which knows
+        nothing of compiler parameters.
+
+    Raises:
+      KernelError: a word, a class or a number is not one of these.
+
+    >>> config = KernelConfig(gpu={"max_concurrent_steps": 4}, delay_release=1)
+    >>> KernelConfig.from_data(config.to_data()) == config
+    True
+    >>> KernelConfig(delay_release=1)
+    Traceback (most recent call last):
+        ...
+    jaxamp.errors.KernelError: delay_release=1 must be below max_concurrent_steps, which is 1...
+    """
+
+    gpu: Any = None
+    tpu: Any = None
+    backend: str = "auto"
+    tile: tuple[int, ...] | None = None
+    delay_release: int = 0
+    interpret: Any = None
+
+    def __post_init__(self) -> None:
+        for platform in ("gpu", "tpu"):
+            object.__setattr__(self, platform, _parsed(platform, getattr(self, platform)))
+        if self.backend not in BACKENDS:
+            raise KernelError(
+                f"backend={self.backend!r} is not understood. {accepted(self.backend, BACKENDS)}"
+            )
+        if self.tile is not None:
+            object.__setattr__(self, "tile", _sizes(self.tile))
+        if self.interpret is not None and self.backend != "interpret":
+            raise KernelError("interpret=... says how backend='interpret' runs; set that too.")
+        self._check_delay()
+
+    def _check_delay(self) -> None:
+        steps = 1 if self.gpu is None else self.gpu.max_concurrent_steps
+        if type(self.delay_release) is not int or self.delay_release < 0:
+            raise KernelError(f"delay_release={self.delay_release!r} is no number of steps.")
+        if self.delay_release and self.delay_release >= steps:
+            raise KernelError(
+                f"delay_release={self.delay_release} must be below max_concurrent_steps, which is "
+                f"{steps}: a buffer cannot be kept for longer than the pipeline is deep. Set "
+                f"gpu=gpu_params(max_concurrent_steps={self.delay_release + 1})."
+            )
+
+    def replace(self, **changes: Any) -> KernelConfig:
+        """A copy with some fields changed.
+
+        >>> KernelConfig().replace(backend="reference").backend
+        'reference'
+        """
+        return dataclasses.replace(self, **changes)
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain data that ``json`` writes: what differs from the defaults.
+
+        Raises:
+          KernelError: ``interpret`` is set, which is for tests and has no such form.
+        """
+        if self.interpret is not None:
+            raise KernelError("KernelConfig(interpret=...) is for tests; it cannot be written.")
+        data: dict[str, Any] = {}
+        for platform in ("gpu", "tpu"):
+            if (given := getattr(self, platform)) is not None:
+                data[platform] = params.to_fields(given)
+        data |= {} if self.backend == "auto" else {"backend": self.backend}
+        data |= {} if self.tile is None else {"tile": list(self.tile)}
+        return data | ({"delay_release": self.delay_release} if self.delay_release else {})
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> KernelConfig:
+        """Reads what ``to_data`` wrote, under any supported JAX.
+
+        Raises:
+          KernelError: a key or value is not understood, or this JAX has no such field.
+        """
+        names = [field.name for field in dataclasses.fields(cls)]
+        if unknown := [name for name in data if name not in names]:
+            raise KernelError(
+                f"KernelConfig has no field {unknown[0]!r}. {accepted(unknown[0], names)}"
+            )
+        return cls(**data)
+
+
+def _parsed(platform: str, given: Any) -> Any:
+    if given is None:
+        return None
+    if isinstance(given, Mapping):
+        return params.build(platform, given)
+    return params.checked(platform, given)
+
+
+def _sizes(tile: Any) -> tuple[int, ...]:
+    sizes = tuple(tile) if isinstance(tile, (tuple, list)) else (tile,)
+    if not sizes or not all(type(size) is int and size > 0 for size in sizes):
+        raise KernelError(f"tile={tile!r} is no tuple of positive integers.")
+    return sizes
+
+
+# Innermost last. A user context is part of the key of jit's caches.
+_in_force = jax.make_user_context(())
+
+
+@contextmanager
+def kernel_config(
+    config: KernelConfig | None = None, *, only: str | None = None, **fields: Any
+) -> Iterator[KernelConfig]:
+    """Within the block, kernels that are given no configuration use this one.
+
+    Functions that were jitted outside are traced again inside, so the block always has its effect.
+
+    Args:
+      config: the configuration; left out, one made of ``fields``.
+      only: the one kernel that it is for, by name.
+      **fields: fields of ``KernelConfig``.
+
+    Raises:
+      KernelError: ``only`` names no kernel, or both a configuration and fields are given.
+
+    >>> with kernel_config(backend="reference"):
+    ...     resolve(None, "block_quantize").backend
+    'reference'
+    """
+    if config is not None and fields:
+        raise KernelError("Give a KernelConfig or its fields, not both: config.replace(...).")
+    if only is not None and only not in KERNELS:
+        raise KernelError(f"There is no kernel {only!r}. {accepted(only, KERNELS)}")
+    chosen = required(config) if config is not None else KernelConfig(**fields)
+    with _in_force((*(_in_force.value or ()), (only, chosen))):
+        yield chosen
+
+
+def required(config: Any) -> KernelConfig:
+    """The argument, if it is a configuration."""
+    if isinstance(config, KernelConfig):
+        return config
+    raise KernelError(f"config=... takes a jaxamp.kernels.KernelConfig, not {config!r}.")
+
+
+def resolve(config: KernelConfig | None, kernel: str) -> KernelConfig:
+    """The configuration of one call: its own, else the innermost that is in force, else defaults.
+
+    Args:
+      config: what the call was given.
+      kernel: the kernel's name.
+    """
+    if config is not None:
+        return required(config)
+    for only, outer in reversed(_in_force.value or ()):
+        if only in (None, kernel):
+            return outer
+    return KernelConfig()

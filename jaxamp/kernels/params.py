@@ -1,0 +1,229 @@
+"""The compiler parameters of Pallas, built from field names under every supported JAX.
+
+The two classes change with almost every release of JAX. A name that was ever documented is either a
+field of the installed class or refused with the name of what took its place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+import jax
+
+from jaxamp.errors import KernelError, accepted
+
+# Documented at one time or another and no longer fields; what to do instead.
+MOVED: dict[str, dict[str, str]] = {
+    "gpu": {
+        "delay_release": "It is a property of a block's specification now: give it to "
+        "KernelConfig(delay_release=...), or in a kernel of your own to plgpu.BlockSpec.",
+    },
+    "tpu": {
+        "kernel_type": "The kind of core comes from the mesh that a kernel runs on, "
+        "pltpu.create_tensorcore_mesh or a SparseCore mesh, since JAX 0.10.1. "
+        "The kernels of jaxamp run on the TensorCore.",
+    },
+}
+_TITLES = {"gpu": "pallas.mosaic_gpu.CompilerParams", "tpu": "pallas.tpu.CompilerParams"}
+
+
+def mosaic_gpu() -> ModuleType:
+    """``jax.experimental.pallas.mosaic_gpu``, imported when first needed.
+
+    Raises:
+      KernelError: absl-py, which JAX does not declare, is not installed.
+    """
+    try:
+        from jax.experimental.pallas import mosaic_gpu
+    except ModuleNotFoundError as error:
+        raise KernelError(
+            f"Mosaic GPU needs the package {error.name!r}. Run `pip install 'jaxamp[gpu]'`."
+        ) from None
+    return mosaic_gpu
+
+
+def mosaic_tpu() -> ModuleType:
+    """``jax.experimental.pallas.tpu``, imported when first needed."""
+    from jax.experimental.pallas import tpu
+
+    return tpu
+
+
+_MODULES = {"gpu": mosaic_gpu, "tpu": mosaic_tpu}
+
+
+def gpu_params(**fields: Any) -> Any:
+    """Compiler parameters of a Mosaic GPU kernel.
+
+    Args:
+      **fields: fields of ``jax.experimental.pallas.mosaic_gpu.CompilerParams``.
+        ``lowering_semantics`` may be given as a word.
+
+    Returns:
+      A ``mosaic_gpu.CompilerParams``.
+
+    Raises:
+      KernelError: the installed JAX has no such field; the message names its successor. Or a value
+        is not understood.
+
+    >>> gpu_params(approx_math=True, lowering_semantics="warpgroup").approx_math
+    True
+    >>> gpu_params(delay_release=1)
+    Traceback (most recent call last):
+        ...
+    jaxamp.errors.KernelError: ...give it to KernelConfig(delay_release=...)...
+    """
+    return build("gpu", fields)
+
+
+def tpu_params(**fields: Any) -> Any:
+    """Compiler parameters of a Mosaic TPU kernel.
+
+    Args:
+      **fields: fields of ``jax.experimental.pallas.tpu.CompilerParams``.
+
+    Returns:
+      A ``tpu.CompilerParams``.
+
+    Raises:
+      KernelError: the installed JAX has no such field; the message names its successor. Or a value
+        is not understood.
+
+    >>> tpu_params(dimension_semantics=["parallel", "arbitrary"]).dimension_semantics
+    ('parallel', 'arbitrary')
+    """
+    return build("tpu", fields)
+
+
+def build(platform: str, fields: Mapping[str, Any]) -> Any:
+    """The compiler parameters of a platform, ``"gpu"`` or ``"tpu"``, from a map of its fields."""
+    cls = params_class(platform)
+    known = [field.name for field in dataclasses.fields(cls)]
+    for name in fields:
+        if name not in known:
+            raise KernelError(_no_field(platform, name, known))
+    try:
+        params = cls(**{name: _value(platform, name, value) for name, value in fields.items()})
+    except (TypeError, ValueError) as error:
+        raise KernelError(f"{_TITLES[platform]}: {error}") from None
+    return checked(platform, params)
+
+
+def params_class(platform: str) -> type:
+    """The class of compiler parameters of a platform."""
+    return _MODULES[platform]().CompilerParams
+
+
+def _no_field(platform: str, name: str, known: list[str]) -> str:
+    text = f"{_TITLES[platform]} of JAX {jax.__version__} has no field {name!r}. "
+    if name in MOVED[platform]:
+        return text + MOVED[platform][name]
+    if elsewhere := [other for other in _MODULES if other != platform and name in _names(other)]:
+        return f"{text}It is one of {_TITLES[elsewhere[0]]}."
+    return text + accepted(name, known)
+
+
+def _names(platform: str) -> list[str]:
+    """Field names of a platform's class, if it can be imported."""
+    try:
+        return [field.name for field in dataclasses.fields(params_class(platform))]
+    except KernelError:
+        return []
+
+
+def _value(platform: str, name: str, value: Any) -> Any:
+    """A field's value; enums may be given by name."""
+    if isinstance(value, str) and (choices := _enum(platform, name)):
+        by_name = {member.name.lower(): member for member in choices}
+        if value.lower() not in by_name:
+            raise KernelError(f"{name}={value!r} is not understood. {accepted(value, by_name)}")
+        return by_name[value.lower()]
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _enum(platform: str, name: str) -> type[enum.Enum] | None:
+    """The enum that a field takes, if any."""
+    return getattr(_MODULES[platform](), _ENUMS[name], None) if name in _ENUMS else None
+
+
+_ENUMS = {
+    "lowering_semantics": "LoweringSemantics",
+    "profile_trace_scope": "TraceScope",
+    "has_side_effects": "SideEffectType",
+}
+
+
+# What an axis of a grid may be called.
+SEMANTICS = {
+    "gpu": ("parallel", "sequential"),
+    "tpu": ("parallel", "arbitrary", "core_parallel", "subcore_parallel"),
+}
+SERIAL = {"gpu": "sequential", "tpu": "arbitrary"}
+
+
+def semantic_words(params: Any) -> tuple[str, ...] | None:
+    """The dimension semantics in words, whether given as such or as members of an enum."""
+    given = params.dimension_semantics
+    return given and tuple(str(getattr(axis, "value", axis)).lower() for axis in given)
+
+
+def checked(platform: str, params: Any) -> Any:
+    """The parameters, after what can be said of them without a kernel.
+
+    Raises:
+      KernelError: another class, or a value that no kernel could use.
+    """
+    cls = params_class(platform)
+    if not isinstance(params, cls):
+        raise KernelError(
+            f"KernelConfig({platform}=...) takes {_TITLES[platform]}, not "
+            f"{type(params).__module__}.{type(params).__qualname__}. "
+            f"Build it with jaxamp.kernels.{platform}_params(...)."
+        )
+    for word in semantic_words(params) or ():
+        if word not in SEMANTICS[platform]:
+            raise KernelError(
+                f"dimension_semantics={params.dimension_semantics}: {word!r} is no word of "
+                f"{_TITLES[platform]}. {accepted(word, SEMANTICS[platform])} "
+                f"An axis that must run in order is {SERIAL[platform]!r} there."
+            )
+    if platform == "gpu" and params.max_concurrent_steps < 1:
+        raise KernelError(f"max_concurrent_steps={params.max_concurrent_steps} is below 1.")
+    if platform == "tpu":
+        _check_tpu(params)
+    return params
+
+
+def _check_tpu(params: Any) -> None:
+    if params.vmem_limit_bytes is not None and params.vmem_limit_bytes <= 0:
+        raise KernelError(f"vmem_limit_bytes={params.vmem_limit_bytes} is not positive.")
+    lonely = params.collective_id is not None
+    if lonely and not params.allow_collective_id_without_custom_barrier:
+        raise KernelError(
+            f"collective_id={params.collective_id} names the barrier of a kernel that talks to "
+            "other chips, and the kernels of jaxamp do not. To set it all the same, add "
+            "allow_collective_id_without_custom_barrier=True."
+        )
+
+
+def to_fields(params: Any) -> dict[str, Any]:
+    """The fields that differ from the class's defaults, as plain data; ``build`` reads them."""
+    fields: dict[str, Any] = {}
+    for field in dataclasses.fields(params):
+        value = getattr(params, field.name)
+        default = None if field.default is dataclasses.MISSING else field.default
+        if value != default:
+            fields[field.name] = _plain(value)
+    return fields
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.name.lower()
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value

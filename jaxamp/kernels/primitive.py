@@ -1,0 +1,146 @@
+"""A kernel as a JAX primitive: one equation in the program, a lowering for each platform."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxamp import _compat
+from jaxamp.errors import KernelError
+from jaxamp.kernels.config import KernelConfig, resolve
+from jaxamp.taxonomy import OpKind, Trait, register_op_kind
+
+Form = Callable[..., Sequence[Any]]
+_PLATFORMS = {"tpu": "tpu", "cuda": "gpu"}  # JAX's word for a platform and ours
+
+
+class KernelFallbackWarning(UserWarning):
+    """A kernel runs as XLA's reference on a platform for which there is a Pallas kernel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """What one kernel is. Every form takes the operands and the primitive's parameters.
+
+    Attributes:
+      name: of the public function.
+      reference: what it means, in the words of XLA.
+      tpu: the Pallas kernel for TPU; also takes ``config`` and ``interpret``.
+      gpu: the same for Mosaic GPU.
+      check: raises ``KernelError`` where a configuration cannot work for these operands.
+      obstacle: why a platform's kernel cannot take these operands; ``None`` if it can.
+      batch: the batching rule, which gets the primitive first.
+    """
+
+    name: str
+    reference: Form
+    tpu: Form
+    gpu: Form
+    check: Callable[..., None]
+    obstacle: Callable[..., str | None]
+    batch: Callable[..., Any]
+
+
+class KernelPrimitive:
+    """A primitive made of a ``Kernel``; call it as a function of operands and parameters."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.primitive = Primitive(f"jaxamp_{kernel.name}")
+        self.primitive.multiple_results = True
+        register_op_kind(self.primitive, OpKind.BOUNDARY, trait=Trait.OPAQUE)
+        self.primitive.def_impl(self._run)
+        self.primitive.def_abstract_eval(self._type)
+        batching.primitive_batchers[self.primitive] = functools.partial(kernel.batch, self)
+        ad.primitive_jvps[self.primitive] = self._jvp
+        mlir.register_lowering(self.primitive, functools.partial(self._lower, ""))
+        for platform in _PLATFORMS:
+            rule = functools.partial(self._lower, platform)
+            mlir.register_lowering(self.primitive, rule, platform=platform)
+
+    def __call__(
+        self, *operands: Any, config: KernelConfig | None = None, **params: Any
+    ) -> list[Any]:
+        """Checks the configuration and records, runs or interprets the kernel."""
+        chosen = resolve(config, self.kernel.name)
+        avals = [jax.typeof(x) for x in operands]
+        self.kernel.check(chosen, *avals, **params)
+        if chosen.backend == "interpret":
+            return self._interpret(*operands, config=chosen, **params)
+        return self.primitive.bind(*operands, config=chosen, **params)
+
+    def _interpret(self, *operands: Any, config: KernelConfig, **params: Any) -> list[Any]:
+        platform = "gpu" if _compat.is_gpu_interpreter(config.interpret) else "tpu"
+        self._refuse(self.kernel.obstacle(platform, *operands, **params), "interpret")
+        mode = True if config.interpret is None else config.interpret
+        form = self.kernel.gpu if platform == "gpu" else self.kernel.tpu
+        return list(form(*operands, config=config, interpret=mode, **params))
+
+    def _run(self, *operands: Any, **params: Any) -> list[Any]:
+        return _jitted(self.primitive, tuple(sorted(params.items())))(*operands)
+
+    def _type(self, *avals: Any, config: KernelConfig, **params: Any) -> Any:
+        return _compat.result_avals(functools.partial(self.kernel.reference, **params), avals)
+
+    def _jvp(self, primals: Any, tangents: Any, **params: Any) -> Any:
+        raise KernelError(
+            f"{self.kernel.name} has no derivative: rounding is flat almost everywhere. Use it "
+            "inside a jax.custom_vjp that says what the gradient shall be, or let amp quantize: "
+            "its recipes treat rounding as the identity."
+        )
+
+    def _lower(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
+        form = self._choose(platform, ctx.avals_in, **params)
+        return mlir.lower_fun(form, multiple_results=True)(ctx, *operands)
+
+    def _choose(self, platform: str, avals: Any, *, config: KernelConfig, **params: Any) -> Form:
+        """The form that is lowered on a platform."""
+        reference = functools.partial(self.kernel.reference, **params)
+        if config.backend == "reference":
+            return reference
+        reason = self._reason(platform, avals, params)
+        if reason is None:
+            form = self.kernel.gpu if platform == "cuda" else self.kernel.tpu
+            return functools.partial(form, config=config, interpret=False, **params)
+        if config.backend == "pallas":
+            self._refuse(reason, "pallas")
+        if platform:
+            text = f"{self.kernel.name} runs as XLA's reference: {reason}."
+            warnings.warn(text, KernelFallbackWarning, stacklevel=2)
+        return reference
+
+    def _reason(self, platform: str, avals: Any, params: Any) -> str | None:
+        if not platform:
+            return "there are Pallas kernels for TPU and CUDA only"
+        if platform == "cuda" and (missing := _missing_on_cuda()):
+            return missing
+        return self.kernel.obstacle(_PLATFORMS[platform], *avals, **params)
+
+    def _refuse(self, reason: str | None, backend: str) -> None:
+        if reason is not None:
+            raise KernelError(
+                f"{self.kernel.name} with backend={backend!r}: {reason}. "
+                "backend='auto' takes XLA's reference here."
+            )
+
+
+@functools.lru_cache(maxsize=256)
+def _jitted(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    return jax.jit(functools.partial(primitive.bind, **dict(params)))
+
+
+def _missing_on_cuda() -> str | None:
+    """Why no Mosaic GPU kernel runs on the GPU at hand; absent GPUs are taken for Hopper."""
+    capability = _compat.cuda_capability()
+    if capability is not None and capability < 9.0:
+        return f"Mosaic GPU needs compute capability 9.0, this GPU has {capability}"
+    if not _compat.has_module("absl"):
+        return "Mosaic GPU needs absl-py, `pip install 'jaxamp[gpu]'`"
+    return None
