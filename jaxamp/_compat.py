@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import jax
 from jax._src import ad_util as _ad_util
+from jax._src import api_util as _api_util
 from jax._src import core as _core
 from jax._src import linear_util as _lu
 from jax._src import source_info_util as _source_info_util
@@ -264,3 +266,33 @@ def origin(eqn: JaxprEqn, names: int) -> tuple[Any, ...]:
     """Where an equation comes from, apart from the outermost names, and the context it runs in."""
     info = eqn.source_info
     return info.traceback, info.name_stack[names:], eqn.ctx
+
+
+def result_avals(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tuple[Any, ...]:
+    """The avals that a flat function gives for those of its arguments."""
+    info = _api_util.debug_info("result_avals", fun, tuple(avals), {})
+    return tuple(trace_to_jaxpr(fun, avals, info).out_avals)
+
+
+def has_module(name: str) -> bool:
+    """Whether a package that JAX wants without declaring it is installed."""
+    return find_spec(name) is not None
+
+
+def is_gpu_interpreter(params: Any) -> bool:
+    """Whether interpreter parameters are those of Mosaic GPU, public since JAX 0.11 only."""
+    return type(params).__name__ == "InterpretGPUParams"
+
+
+def cuda_capability() -> float | None:
+    """Compute capability of the GPU at hand; ``None`` where there is none."""
+    try:
+        device = jax.devices("cuda")[0]
+    except RuntimeError:
+        return None
+    capability = getattr(device, "compute_capability", None)
+    return float(capability) if capability else None
+
+
+# JAX 0.11 multiplies e4m3 with e5m2 in wgmma; before, both operands had to be of one format.
+WGMMA_MIXES_FP8 = jax.__version_info__ >= (0, 11)

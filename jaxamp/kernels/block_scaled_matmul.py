@@ -1,0 +1,191 @@
+"""Products of block-scaled FP8 matrices, added up in float32 block by block."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+from jaxamp import _compat
+from jaxamp.errors import KernelError
+from jaxamp.formats import CastConfig
+from jaxamp.kernels.block_quantize import _module, check_cast, fill
+from jaxamp.kernels.checks import Axes, check_grid, check_memory, check_tile
+from jaxamp.kernels.config import KernelConfig
+from jaxamp.kernels.primitive import Kernel, KernelPrimitive
+from jaxamp.lowp import ScaledArray
+from jaxamp.lowp.scaled_array import factors
+
+NAME = "block_scaled_matmul"
+AXES: Axes = {"batch": True, "rows": True, "columns": True, "contraction": False}
+_TILES = {"gpu": (128, 128, 128), "tpu": (256, 256, 512)}
+_UNIT = 128
+_OUT = tuple(map(np.dtype, ("float32", "bfloat16", "float16")))
+
+
+def block_scaled_matmul(
+    a: ScaledArray,
+    b: ScaledArray,
+    *,
+    out_dtype: DTypeLike = np.float32,
+    config: KernelConfig | None = None,
+) -> jax.Array:
+    """``dequantize(a) @ dequantize(b).T`` from the FP8 values themselves.
+
+    Both operands are contracted over their last axis, along which tensor cores read them: weights
+    of shape (in, out) go in transposed, as ``block_quantize(w, transposed=True)`` makes them.
+    Every block of the contraction is multiplied in FP8, and the products of blocks are scaled and
+    added up in float32 (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
+
+    Args:
+      a: shape (..., M, K) in e4m3 or e5m2, with blocks as long along K as those of ``b``.
+      b: shape (..., N, K), with the same leading axes or none.
+      out_dtype: float32, bfloat16 or float16; the float32 sum is rounded to it once.
+      config: how to compile; ``tile`` is (rows, columns, contraction), multiples of 128.
+
+    Returns:
+      Shape (..., M, N).
+
+    Raises:
+      KernelError: shapes or blocks do not fit each other, or the configuration cannot work.
+
+    >>> from jaxamp.kernels import block_quantize
+    >>> a = block_quantize(jnp.ones((2, 256)), CastConfig("f8_e4m3", sf_block=(1, 128)))
+    >>> b = block_quantize(jnp.ones((3, 256)), CastConfig("f8_e4m3", sf_block=(128, 128)))
+    >>> block_scaled_matmul(a, b)[0]
+    Array([256., 256., 256.], dtype=float32)
+    """
+    _check_operands(a, b, out_dtype)
+    shape = (*a.shape[:-1], b.shape[-2])
+    # One b for all: the rows of all matrices of a are rows of one.
+    lead = (1, -1) if b.ndim == 2 else (-1, a.shape[-2])
+    a_scale, b_scale = _row_factors(a), _row_factors(b)
+    (out,) = _primitive(
+        a.values.reshape(*lead, a.shape[-1]),
+        a_scale.reshape(*lead, a_scale.shape[-1]),
+        b.values.reshape(-1, *b.shape[-2:]),
+        b_scale.reshape(-1, *b_scale.shape[-2:]),
+        width=(a.cast.sf_block or (1, 1))[1],
+        out_dtype=np.dtype(out_dtype),
+        config=config,
+    )
+    return out.reshape(shape)
+
+
+def _check_operands(a: ScaledArray, b: ScaledArray, out_dtype: Any) -> None:
+    for x in (a, b):
+        if not isinstance(x, ScaledArray):
+            raise KernelError(f"{NAME} takes two ScaledArrays, not {type(x).__name__}.")
+        check_cast(NAME, x.cast)
+    (_, ka), (_, kb) = a.cast.sf_block or (1, 1), b.cast.sf_block or (1, 1)
+    if a.ndim < 2 or a.shape[-1] != b.shape[-1] or ka != kb:
+        raise KernelError(
+            f"{NAME} contracts the last axes, which must be of one size and have blocks of one "
+            f"length: got {a.shape} in {a.cast} and {b.shape} in {b.cast}."
+        )
+    if b.ndim != 2 and a.shape[:-2] != b.shape[:-2]:
+        raise KernelError(f"{NAME}: leading axes differ: {a.shape} and {b.shape}.")
+    if np.dtype(out_dtype) not in _OUT:
+        raise KernelError(f"{NAME}: out_dtype is one of {', '.join(map(str, _OUT))}.")
+
+
+def _row_factors(x: ScaledArray) -> jax.Array:
+    """A factor for each row and each block of the contraction, float32."""
+    rows = (x.cast.sf_block or (1, 1))[0]
+    scale = factors(x)
+    return scale if rows == 1 else jnp.repeat(scale, rows, axis=-2)[..., : x.shape[-2], :]
+
+
+def _reference(
+    a: Any, a_scale: Any, b: Any, b_scale: Any, *, width: int, out_dtype: Any
+) -> list[Any]:
+    wide = [_dequantized(x, scale, width) for x, scale in ((a, a_scale), (b, b_scale))]
+    contract = (((2,), (2,)), ((0,), (0,)))
+    out = lax.dot_general(*wide, contract, precision=lax.Precision.HIGHEST)
+    return [out.astype(out_dtype)]
+
+
+def _dequantized(values: Any, scale: Any, width: int) -> jax.Array:
+    return values.astype(np.float32) * jnp.repeat(scale, width, axis=2)[..., : values.shape[2]]
+
+
+def _tile(platform: str, config: KernelConfig, m: int, n: int, k: int) -> tuple[int, int, int]:
+    tm, tn, tk = config.tile or _TILES[platform]
+    up = [-(-size // _UNIT) * _UNIT for size in (m, n, k)]
+    # The padded K must be whole steps; a step that does not divide it is cut to one block.
+    return min(tm, up[0]), min(tn, up[1]), tk if up[2] % tk == 0 else _UNIT
+
+
+def _on(
+    platform: str, a: Any, a_scale: Any, b: Any, b_scale: Any, *, width: int, **how: Any
+) -> list[Any]:
+    """The Pallas kernel of a platform, on operands filled up to whole tiles."""
+    (m, k), n = a.shape[1:], b.shape[1]
+    tm, tn, tk = tile = _tile(platform, how["config"], m, n, k)
+    filled = fill(a, (tm, _UNIT)), fill(a_scale, (tm, 1)), fill(b, (tn, _UNIT)), fill(b_scale, (tn, 1))
+    (out,) = _module(platform).block_scaled_matmul(*filled, tile=tile, axes=AXES, **how)
+    return [out[:, :m, :n]]
+
+
+def _check(
+    config: KernelConfig, a: Any, a_scale: Any, b: Any, b_scale: Any, *, width: int, out_dtype: Any
+) -> None:
+    check_grid(NAME, config, gpu=AXES, tpu=AXES, inputs=4)
+    check_tile(NAME, config, ("rows", _UNIT), ("columns", _UNIT), ("contraction", _UNIT))
+    steps = 4 if config.gpu is None else config.gpu.max_concurrent_steps
+    size = np.dtype(out_dtype).itemsize
+    for platform, depth in (("gpu", steps), ("tpu", 2)):
+        tm, tn, tk = _tile(platform, config, a.shape[1], b.shape[1], a.shape[2])
+        read = (tm + tn) * (tk + 4 * tk // _UNIT)
+        kept = tm * tn * (size if platform == "gpu" else depth * size + 4)
+        check_memory(NAME, platform, config, depth * read + kept)
+
+
+def _obstacle(
+    platform: str, a: Any, a_scale: Any, b: Any, b_scale: Any, *, width: int, out_dtype: Any
+) -> str | None:
+    if width != _UNIT:
+        return f"the kernels contract over blocks of {_UNIT}, not {width}"
+    if platform == "tpu" and out_dtype == np.float16:
+        return "Mosaic TPU takes no float16"
+    if platform == "gpu" and a.dtype != b.dtype and not _compat.WGMMA_MIXES_FP8:
+        return f"wgmma takes one format before JAX 0.11, not {a.dtype} and {b.dtype}"
+    return None
+
+
+def _batch(call: KernelPrimitive, operands: Any, axes: Any, **params: Any) -> Any:
+    """Batches become batches; where only ``a`` has one, its rows become rows of one matrix."""
+    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
+    only_a = axes[2] is None and axes[3] is None and operands[2].shape[0] == 1
+    fronted = [
+        jnp.moveaxis(x, axis, 0)
+        if axis is not None
+        else (x if only_a and index > 1 else jnp.broadcast_to(x, (size, *x.shape)))
+        for index, (x, axis) in enumerate(zip(operands, axes, strict=True))
+    ]
+    a, a_scale, b, b_scale = fronted
+    inner, rows = a.shape[1:3]
+    if only_a:
+        a, a_scale = (x.reshape(1, -1, x.shape[-1]) for x in (a, a_scale))
+    else:
+        a, a_scale, b, b_scale = (x.reshape(-1, *x.shape[2:]) for x in fronted)
+    (out,) = call.primitive.bind(a, a_scale, b, b_scale, **params)
+    return [out.reshape(size, inner, rows, out.shape[-1])], [0]
+
+
+_primitive = KernelPrimitive(
+    Kernel(
+        name=NAME,
+        reference=_reference,
+        tpu=functools.partial(_on, "tpu"),
+        gpu=functools.partial(_on, "gpu"),
+        check=_check,
+        obstacle=_obstacle,
+        batch=_batch,
+    )
+)

@@ -1,0 +1,174 @@
+"""RMSNorm and LayerNorm whose results are quantized before they reach memory."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxamp.errors import KernelError
+from jaxamp.formats import CastConfig, Precision
+from jaxamp.kernels.block_quantize import _module, check_cast, fill
+from jaxamp.kernels.checks import Axes, check_grid, check_memory, check_tile
+from jaxamp.kernels.config import KernelConfig
+from jaxamp.kernels.primitive import Kernel, KernelPrimitive
+from jaxamp.lowp import ScaledArray, quantize
+from jaxamp.lowp.scaled_array import factors
+
+NAME = "norm_quantize"
+GPU_AXES: Axes = {"rows": True, "columns": False}  # sums run along the columns
+TPU_AXES: Axes = {"rows": True}  # a tile holds whole rows
+_ROWS = 64  # of a tile on a GPU
+_COLUMNS = 128
+
+
+def norm_quantize(
+    x: Any,
+    cast: CastConfig,
+    weight: Any = None,
+    bias: Any = None,
+    *,
+    center: bool = False,
+    eps: float = 1e-6,
+    config: KernelConfig | None = None,
+) -> ScaledArray:
+    """Normalizes along the last axis and quantizes, so that the wide result is never stored.
+
+    With ``y = x - mean(x)`` if ``center`` (LayerNorm, arXiv:1607.06450), else ``y = x`` (RMSNorm,
+    arXiv:1910.07467), it is ``quantize(y / sqrt(mean(y**2) + eps) * weight + bias)``, all in
+    float32.
+
+    Args:
+      x: floats of shape (..., columns).
+      cast: e4m3 or e5m2 with blocks of one row.
+      weight: shape (columns,); left out, ones.
+      bias: shape (columns,); left out, zeros.
+      center: whether the mean is subtracted.
+      eps: added to the mean square.
+      config: how to compile; ``tile`` is (rows,), a multiple of 32 and of 64 on a GPU.
+
+    Returns:
+      A ``ScaledArray`` of the shape of ``x``. The platforms add up in different orders, so that a
+      value may fall on the other side of a rounding.
+
+    Raises:
+      KernelError: the cast is no block scaling of rows, shapes do not fit, or the configuration
+        cannot work.
+
+    >>> q = norm_quantize(jnp.ones((2, 128)), CastConfig("f8_e4m3", sf_block=(1, 128)))
+    >>> q.values[0, 0], q.scale.shape
+    (Array(448, dtype=float8_e4m3fn), (2, 1))
+    """
+    x = jnp.asarray(x)
+    _check_operands(x, cast, weight, bias)
+    cols = x.shape[-1]
+    weight = jnp.ones(cols, np.float32) if weight is None else jnp.asarray(weight)
+    bias = jnp.zeros(cols, np.float32) if bias is None else jnp.asarray(bias)
+    values, scale = _primitive(
+        x.reshape(-1, cols), weight, bias, cast=cast, center=center, eps=float(eps), config=config
+    )
+    stored = scale.astype(Precision.F8_E8M0.dtype) if cast.round_sf else scale
+    stored = stored.reshape(*x.shape[:-1], scale.shape[-1])
+    return ScaledArray(values.reshape(x.shape), stored, cast, np.dtype(x.dtype))
+
+
+def _check_operands(x: jax.Array, cast: CastConfig, *vectors: Any) -> None:
+    check_cast(NAME, cast)
+    if (cast.sf_block or (1, 1))[0] != 1:
+        raise KernelError(f"{NAME} quantizes rows; blocks of {cast} span several.")
+    if x.ndim < 1 or not jnp.issubdtype(x.dtype, np.floating):
+        raise KernelError(f"{NAME} takes floats, not {x.dtype}{x.shape}.")
+    for vector in vectors:
+        if vector is not None and jnp.shape(vector) != x.shape[-1:]:
+            raise KernelError(
+                f"{NAME}: weight and bias have shape {x.shape[-1:]}, not {jnp.shape(vector)}."
+            )
+
+
+def _reference(
+    x: Any, weight: Any, bias: Any, *, cast: CastConfig, center: bool, eps: float
+) -> list[Any]:
+    wide = x.astype(np.float32)
+    wide = wide - jnp.mean(wide, axis=-1, keepdims=True) if center else wide
+    power = jnp.mean(wide * wide, axis=-1, keepdims=True)
+    normal = wide * lax.rsqrt(power + np.float32(eps))
+    scaled = quantize(normal * weight.astype(np.float32) + bias.astype(np.float32), cast)
+    return [scaled.values, factors(scaled)]
+
+
+def _rows(platform: str, config: KernelConfig, x: Any) -> int:
+    """Rows of a tile; on a TPU as many as keep it at a megabyte."""
+    if platform == "gpu":
+        return _ROWS
+    if config.tile:
+        return config.tile[0]
+    fitting = 2**20 // (4 * x.shape[1]) // 32 * 32
+    return min(max(fitting, 32), -(-x.shape[0] // 32) * 32)
+
+
+def _on(platform: str, x: Any, weight: Any, bias: Any, *, cast: CastConfig, **how: Any) -> list[Any]:
+    """The Pallas kernel of a platform, on rows filled up to whole tiles."""
+    rows = _rows(platform, how["config"], x)
+    tile, axes = ((rows, _COLUMNS), GPU_AXES) if platform == "gpu" else ((rows,), TPU_AXES)
+    outs = _module(platform).norm_quantize(
+        fill(x, (rows, 1)), weight, bias, cast=cast, tile=tile, axes=axes, **how
+    )
+    return [out[: x.shape[0]] for out in outs]
+
+
+def _check(
+    config: KernelConfig, x: Any, weight: Any, bias: Any, *, cast: CastConfig, **_: Any
+) -> None:
+    check_grid(NAME, config, gpu=GPU_AXES, tpu=TPU_AXES, inputs=3)
+    check_tile(NAME, config, ("rows", 32))
+    steps = 2 if config.gpu is None else config.gpu.max_concurrent_steps
+    read = _ROWS * _COLUMNS * x.dtype.itemsize
+    check_memory(NAME, "gpu", config, steps * (read + 8 * _COLUMNS) + _ROWS * (_COLUMNS + 16))
+    if config.tpu is not None or config.tile is not None:
+        rows = _rows("tpu", config, x)
+        # Input and output twice, for the copy under way, and three float32 values within.
+        needed = rows * x.shape[1] * (2 * x.dtype.itemsize + 2 + 12)
+        check_memory(NAME, "tpu", config, needed)
+
+
+def _obstacle(
+    platform: str, x: Any, weight: Any, bias: Any, *, cast: CastConfig, **_: Any
+) -> str | None:
+    width = (cast.sf_block or (1, 1))[1]
+    if x.dtype == np.float64 or (platform == "tpu" and np.float16 in (x.dtype, weight.dtype)):
+        return f"Mosaic {platform.upper()} takes no {x.dtype}"
+    if width not in (32, 64, 128) or x.shape[1] % _COLUMNS:
+        return f"rows of {x.shape[1]} in blocks of {width} are not whole tiles of {_COLUMNS} columns"
+    return None
+
+
+def _batch(call: KernelPrimitive, operands: Any, axes: Any, **params: Any) -> Any:
+    """A batch of rows is more rows; weights of their own for each batch make a loop."""
+    x, weight, bias = operands
+    if axes[1] is None and axes[2] is None:
+        x = jnp.moveaxis(x, axes[0], 0)
+        outs = call.primitive.bind(x.reshape(-1, x.shape[-1]), weight, bias, **params)
+        return [out.reshape(*x.shape[:2], -1) for out in outs], [0, 0]
+    size = next(v.shape[axis] for v, axis in zip(operands, axes, strict=True) if axis is not None)
+    fronted = [
+        jnp.broadcast_to(v, (size, *v.shape)) if axis is None else jnp.moveaxis(v, axis, 0)
+        for v, axis in zip(operands, axes, strict=True)
+    ]
+    return lax.map(lambda one: call.primitive.bind(*one, **params), tuple(fronted)), [0, 0]
+
+
+_primitive = KernelPrimitive(
+    Kernel(
+        name=NAME,
+        reference=_reference,
+        tpu=functools.partial(_on, "tpu"),
+        gpu=functools.partial(_on, "gpu"),
+        check=_check,
+        obstacle=_obstacle,
+        batch=_batch,
+    )
+)
