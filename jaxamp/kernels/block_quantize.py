@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 
 from jaxamp.errors import KernelError
 from jaxamp.formats import CastConfig, Precision
-from jaxamp.kernels.checks import Axes, check_grid, check_memory, check_tile
+from jaxamp.kernels.checks import Axes, check_grid, check_memory, check_tile, semantics_in_force
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.primitive import Kernel, KernelPrimitive
 from jaxamp.lowp import ScaledArray, quantize
@@ -107,7 +108,7 @@ def _tile(platform: str, config: KernelConfig, rows: int, cols: int) -> tuple[in
 
 def _on(platform: str, x: Any, *, cast: CastConfig, transposed: bool, **how: Any) -> list[Any]:
     """The Pallas kernel of a platform, on an array filled up to whole tiles."""
-    module = _module(platform)
+    module = module_of(platform)
     rows, cols = x.shape[1:]
     tile = _tile(platform, how["config"], rows, cols)
     filled = fill(x, tile)
@@ -122,7 +123,9 @@ def cut(outs: Any, rows: int, cols: int, cast: CastConfig) -> list[Any]:
     shapes = [(rows, cols), (cols, rows)][: len(outs) // 2]
     block_rows, block_cols = cast.sf_block or (1, 1)
     kept: list[Any] = []
-    for (values, scales), (m, n) in zip(zip(outs[::2], outs[1::2], strict=True), shapes, strict=True):
+    for (values, scales), (m, n) in zip(
+        zip(outs[::2], outs[1::2], strict=True), shapes, strict=True
+    ):
         kept += [values[..., :m, :n], scales[..., : -(-m // block_rows), : -(-n // block_cols)]]
     return kept
 
@@ -135,7 +138,7 @@ def fill(x: Any, units: tuple[int, ...]) -> Any:
     return jnp.pad(x, [(0, 0)] * (x.ndim - len(units)) + [(0, margin) for margin in margins])
 
 
-def _module(platform: str) -> Any:
+def module_of(platform: str) -> Any:
     """The file of a platform's kernels, imported when first needed."""
     if platform == "gpu":
         from jaxamp.kernels import gpu
@@ -146,16 +149,35 @@ def _module(platform: str) -> Any:
     return tpu
 
 
-def _check(config: KernelConfig, x: Any, *, cast: CastConfig, transposed: bool) -> None:
-    check_grid(NAME, config, gpu=AXES, tpu=AXES, inputs=1)
-    check_tile(NAME, config, ("rows", _UNIT), ("columns", _UNIT))
-    copies = 2 if transposed else 1
-    steps = 2 if config.gpu is None else config.gpu.max_concurrent_steps
-    for platform, depth, extra in (("gpu", steps, 1), ("tpu", 2, 2)):
-        tm, tn = _tile(platform, config, *x.shape[1:])
-        written = tm * tn * 5 // 4  # values, and float32 factors of blocks of 32 at most
-        check_memory(
-            NAME, platform, config, depth * tm * tn * x.dtype.itemsize + extra * copies * written
+def _check(
+    platform: str, config: KernelConfig, x: Any, *, cast: CastConfig, transposed: bool
+) -> None:
+    check_grid(NAME, platform, config, AXES, inputs=1)
+    check_tile(NAME, platform, config, rows=(_UNIT, None), columns=(_UNIT, None))
+    if transposed and platform == "gpu" and config.gpu is not None:
+        _check_lane(config.gpu)
+    tm, tn = _tile(platform, config, *x.shape[1:])
+    read = _steps_in_flight(platform, config, x, (tm, tn)) * tm * tn * x.dtype.itemsize
+    # Values, and factors of blocks of 32 at most; on a TPU twice, for the copy under way.
+    written = tm * tn * 5 // 4 * (2 if transposed else 1) * (1 if platform == "gpu" else 2)
+    check_memory(NAME, platform, config, read + written)
+
+
+def _steps_in_flight(platform: str, config: KernelConfig, x: Any, tile: tuple[int, int]) -> int:
+    """How many tiles of the input are held at once."""
+    if platform == "tpu":
+        return 2
+    words = semantics_in_force("gpu", config, AXES)
+    sizes = x.shape[0], -(-x.shape[1] // tile[0]), -(-x.shape[2] // tile[1])
+    steps = math.prod(n for n, word in zip(sizes, words, strict=True) if word != "parallel")
+    return min(steps, 1 if config.gpu is None else config.gpu.max_concurrent_steps)
+
+
+def _check_lane(params: Any) -> None:
+    if params.lowering_semantics.name != "Lane":
+        raise KernelError(
+            f"{NAME}: the transposed copy takes a register layout that Mosaic GPU infers with "
+            "lowering_semantics='lane' only; write gpu_params(lowering_semantics='lane', ...)."
         )
 
 

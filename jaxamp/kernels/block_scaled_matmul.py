@@ -13,8 +13,7 @@ from jax.typing import DTypeLike
 
 from jaxamp import _compat
 from jaxamp.errors import KernelError
-from jaxamp.formats import CastConfig
-from jaxamp.kernels.block_quantize import _module, check_cast, fill
+from jaxamp.kernels.block_quantize import check_cast, fill, module_of
 from jaxamp.kernels.checks import Axes, check_grid, check_memory, check_tile
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.primitive import Kernel, KernelPrimitive
@@ -25,6 +24,12 @@ NAME = "block_scaled_matmul"
 AXES: Axes = {"batch": True, "rows": True, "columns": True, "contraction": False}
 _TILES = {"gpu": (128, 128, 128), "tpu": (256, 256, 512)}
 _UNIT = 128
+# Of a tile: multiples and limits. On a GPU two warpgroups hold it in registers, twice.
+_SIZES = {
+    "gpu": {"rows": (64, 128), "columns": (64, 128), "contraction": (128, 128)},
+    "tpu": {"rows": (128, None), "columns": (128, None), "contraction": (128, None)},
+}
+_GPU_STEPS = 4
 _OUT = tuple(map(np.dtype, ("float32", "bfloat16", "float16")))
 
 
@@ -46,7 +51,8 @@ def block_scaled_matmul(
       a: shape (..., M, K) in e4m3 or e5m2, with blocks as long along K as those of ``b``.
       b: shape (..., N, K), with the same leading axes or none.
       out_dtype: float32, bfloat16 or float16; the float32 sum is rounded to it once.
-      config: how to compile; ``tile`` is (rows, columns, contraction), multiples of 128.
+      config: how to compile; ``tile`` is (rows, columns, contraction): multiples of 128 on a TPU,
+        on a GPU 64 or 128 rows and columns, and 128.
 
     Returns:
       Shape (..., M, N).
@@ -54,6 +60,7 @@ def block_scaled_matmul(
     Raises:
       KernelError: shapes or blocks do not fit each other, or the configuration cannot work.
 
+    >>> from jaxamp.formats import CastConfig
     >>> from jaxamp.kernels import block_quantize
     >>> a = block_quantize(jnp.ones((2, 256)), CastConfig("f8_e4m3", sf_block=(1, 128)))
     >>> b = block_quantize(jnp.ones((3, 256)), CastConfig("f8_e4m3", sf_block=(128, 128)))
@@ -126,24 +133,40 @@ def _on(
 ) -> list[Any]:
     """The Pallas kernel of a platform, on operands filled up to whole tiles."""
     (m, k), n = a.shape[1:], b.shape[1]
-    tm, tn, tk = tile = _tile(platform, how["config"], m, n, k)
-    filled = fill(a, (tm, _UNIT)), fill(a_scale, (tm, 1)), fill(b, (tn, _UNIT)), fill(b_scale, (tn, 1))
-    (out,) = _module(platform).block_scaled_matmul(*filled, tile=tile, axes=AXES, **how)
+    tile = _tile(platform, how["config"], m, n, k)
+    tm, tn = tile[:2]
+    filled = (
+        fill(a, (tm, _UNIT)),
+        fill(a_scale, (tm, 1)),
+        fill(b, (tn, _UNIT)),
+        fill(b_scale, (tn, 1)),
+    )
+    (out,) = module_of(platform).block_scaled_matmul(*filled, tile=tile, axes=AXES, **how)
     return [out[:, :m, :n]]
 
 
 def _check(
-    config: KernelConfig, a: Any, a_scale: Any, b: Any, b_scale: Any, *, width: int, out_dtype: Any
+    platform: str,
+    config: KernelConfig,
+    a: Any,
+    a_scale: Any,
+    b: Any,
+    b_scale: Any,
+    *,
+    width: int,
+    out_dtype: Any,
 ) -> None:
-    check_grid(NAME, config, gpu=AXES, tpu=AXES, inputs=4)
-    check_tile(NAME, config, ("rows", _UNIT), ("columns", _UNIT), ("contraction", _UNIT))
-    steps = 4 if config.gpu is None else config.gpu.max_concurrent_steps
+    check_grid(NAME, platform, config, AXES, inputs=4)
+    check_tile(NAME, platform, config, **_SIZES[platform])
+    tm, tn, tk = _tile(platform, config, a.shape[1], b.shape[1], a.shape[2])
+    read = (tm + tn) * (tk + 4 * tk // _UNIT)
     size = np.dtype(out_dtype).itemsize
-    for platform, depth in (("gpu", steps), ("tpu", 2)):
-        tm, tn, tk = _tile(platform, config, a.shape[1], b.shape[1], a.shape[2])
-        read = (tm + tn) * (tk + 4 * tk // _UNIT)
-        kept = tm * tn * (size if platform == "gpu" else depth * size + 4)
-        check_memory(NAME, platform, config, depth * read + kept)
+    if platform == "gpu":
+        steps = _GPU_STEPS if config.gpu is None else config.gpu.max_concurrent_steps
+        needed = min(steps, -(-a.shape[2] // tk)) * read + tm * tn * size
+    else:
+        needed = 2 * read + tm * tn * (2 * size + 4)
+    check_memory(NAME, platform, config, needed)
 
 
 def _obstacle(

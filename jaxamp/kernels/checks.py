@@ -17,46 +17,52 @@ VMEM = 16 * 2**20
 Axes = Mapping[str, bool]  # name of each axis of a grid: whether it may run in any order
 
 
-def check_grid(kernel: str, config: KernelConfig, *, gpu: Axes, tpu: Axes, inputs: int) -> None:
+def check_grid(kernel: str, platform: str, config: KernelConfig, axes: Axes, inputs: int) -> None:
     """Refuses dimension semantics that do not fit the grid, and fields without a meaning there.
 
     Args:
       kernel: its name.
+      platform: ``"gpu"`` or ``"tpu"``.
       config: the configuration.
-      gpu: axes of the grid of the GPU kernel.
-      tpu: axes of the grid of the TPU kernel.
-      inputs: how many arrays the TPU kernel reads.
+      axes: of the platform's grid.
+      inputs: how many arrays the kernel reads.
 
     Raises:
       KernelError: what is wrong and what to write.
     """
-    if config.gpu is not None:
-        _check_semantics(kernel, "gpu", semantic_words(config.gpu), gpu)
-    if config.tpu is None:
+    params = getattr(config, platform)
+    if params is None:
         return
-    _check_semantics(kernel, "tpu", semantic_words(config.tpu), tpu)
-    fusion = config.tpu.allow_input_fusion
+    _check_semantics(kernel, platform, semantic_words(params), axes)
+    if platform == "gpu":
+        return
+    fusion = params.allow_input_fusion
     if fusion is not None and len(fusion) != inputs:
         raise KernelError(
             f"{kernel}: allow_input_fusion={fusion} has {len(fusion)} entries, and the kernel "
             f"reads {inputs} arrays."
         )
-    _check_sparse_core(kernel, config.tpu)
+    _check_without_meaning(kernel, params)
 
 
-def _check_sparse_core(kernel: str, params: Any) -> None:
-    """Two fields speak about SparseCore kernels and would be ignored or fail late."""
-    for name, idle in (("use_tc_tiling_on_sc", None), ("needs_layout_passes", True)):
+# Fields that would be ignored by every kernel here, or fail late: the idle value, and what for.
+_WITHOUT_MEANING = {
+    "use_tc_tiling_on_sc": (None, "kernels on the SparseCore, and this one runs on the TensorCore"),
+    "needs_layout_passes": (True, "kernels on the SparseCore, and this one runs on the TensorCore"),
+    "fuse_transposed_lhs_in_matmul": (
+        False,
+        "products with a transposed left operand, and here both are read along the contraction",
+    ),
+}
+
+
+def _check_without_meaning(kernel: str, params: Any) -> None:
+    for name, (idle, purpose) in _WITHOUT_MEANING.items():
         if (value := getattr(params, name, idle)) != idle:
-            raise KernelError(
-                f"{kernel}: {name}={value} is for kernels on the SparseCore; this one runs on "
-                f"the TensorCore, where only {name}={idle} means anything. Leave it out."
-            )
+            raise KernelError(f"{kernel}: {name}={value} is for {purpose}. Leave it out.")
 
 
-def _check_semantics(
-    kernel: str, platform: str, given: tuple[str, ...] | None, axes: Axes
-) -> None:
+def _check_semantics(kernel: str, platform: str, given: tuple[str, ...] | None, axes: Axes) -> None:
     if given is None:
         return
     names = ", ".join(axes)
@@ -80,20 +86,29 @@ def semantics_in_force(platform: str, config: KernelConfig, axes: Axes) -> tuple
     return given or tuple("parallel" if free else SERIAL[platform] for free in axes.values())
 
 
-def check_tile(kernel: str, config: KernelConfig, *units: tuple[str, int]) -> None:
-    """Refuses a tile of the wrong rank, or whose sizes are no multiples of what they must be.
+def check_tile(
+    kernel: str, platform: str, config: KernelConfig, **units: tuple[int, int | None]
+) -> None:
+    """Refuses a tile of the wrong rank, or whose sizes are not what they must be.
 
     Args:
       kernel: its name.
+      platform: ``"gpu"`` or ``"tpu"``.
       config: the configuration.
-      *units: name of each size, and what it is a multiple of.
+      **units: for each size what it is a multiple of, and the most that it may be.
     """
     if config.tile is None:
         return
-    meaning = ", ".join(f"{name} (a multiple of {unit})" for name, unit in units)
-    whole = all(size % unit == 0 for size, (_, unit) in zip(config.tile, units, strict=False))
-    if len(config.tile) != len(units) or not whole:
-        raise KernelError(f"{kernel}: tile={config.tile} should be ({meaning}).")
+    meaning = ", ".join(
+        f"{name} (a multiple of {unit}{f', at most {most}' if most else ''})"
+        for name, (unit, most) in units.items()
+    )
+    sizes = zip(config.tile, units.values(), strict=False)
+    fits = all(size % unit == 0 and size <= (most or size) for size, (unit, most) in sizes)
+    if len(config.tile) != len(units) or not fits:
+        raise KernelError(
+            f"{kernel} on {platform.upper()}: tile={config.tile} should be ({meaning})."
+        )
 
 
 def check_memory(kernel: str, platform: str, config: KernelConfig, needed: int) -> None:
@@ -114,5 +129,5 @@ def check_memory(kernel: str, platform: str, config: KernelConfig, needed: int) 
         advice = "Take a smaller tile or a higher vmem_limit_bytes"
     if needed > limit:
         raise KernelError(
-            f"{kernel}: needs about {needed:,} bytes of {memory}, and there are {limit:,}. {advice}."
+            f"{kernel}: needs about {needed:,} bytes of {memory}, there are {limit:,}. {advice}."
         )

@@ -16,6 +16,8 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
+from jaxamp import _compat
+from jaxamp.errors import KernelError
 from jaxamp.formats import CastConfig
 from jaxamp.kernels.checks import Axes, semantics_in_force
 from jaxamp.kernels.config import KernelConfig
@@ -46,7 +48,9 @@ def block_quantize(
     tm, tn = tile
     sizes = {"batch": batch, "rows": rows // tm, "columns": cols // tn}
 
-    def step(at: Mapping[str, Any], tiles: Sequence[Any], outs: Sequence[Any], scratch: Any) -> None:
+    def step(
+        at: Mapping[str, Any], tiles: Sequence[Any], outs: Sequence[Any], scratch: Any
+    ) -> None:
         (x_s,) = tiles
         b, i, j = at["batch"], at["rows"], at["columns"]
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -362,6 +366,11 @@ def _launch(
 
 def _own_fields(params: Any) -> Any:
     """What ``plgpu.kernel`` reads itself; grid and pipeline are made here."""
+    if params.profile_space and _compat.cuda_capability() is None:
+        raise KernelError(
+            f"profile_dir={params.profile_dir!r}: a profile is written by the process that runs "
+            "the kernel; it can be asked for only where there is a GPU."
+        )
     return dataclasses.replace(params, dimension_semantics=None, max_concurrent_steps=1)
 
 

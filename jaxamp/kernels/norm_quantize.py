@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxamp.errors import KernelError
 from jaxamp.formats import CastConfig, Precision
-from jaxamp.kernels.block_quantize import _module, check_cast, fill
+from jaxamp.kernels.block_quantize import check_cast, fill, module_of
 from jaxamp.kernels.checks import Axes, check_grid, check_memory, check_tile
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.primitive import Kernel, KernelPrimitive
@@ -49,7 +49,7 @@ def norm_quantize(
       bias: shape (columns,); left out, zeros.
       center: whether the mean is subtracted.
       eps: added to the mean square.
-      config: how to compile; ``tile`` is (rows,), a multiple of 32 and of 64 on a GPU.
+      config: how to compile; ``tile`` is (rows,), a multiple of 32 on a TPU and 64 on a GPU.
 
     Returns:
       A ``ScaledArray`` of the shape of ``x``. The platforms add up in different orders, so that a
@@ -110,29 +110,33 @@ def _rows(platform: str, config: KernelConfig, x: Any) -> int:
     return min(max(fitting, 32), -(-x.shape[0] // 32) * 32)
 
 
-def _on(platform: str, x: Any, weight: Any, bias: Any, *, cast: CastConfig, **how: Any) -> list[Any]:
+def _on(
+    platform: str, x: Any, weight: Any, bias: Any, *, cast: CastConfig, **how: Any
+) -> list[Any]:
     """The Pallas kernel of a platform, on rows filled up to whole tiles."""
     rows = _rows(platform, how["config"], x)
     tile, axes = ((rows, _COLUMNS), GPU_AXES) if platform == "gpu" else ((rows,), TPU_AXES)
-    outs = _module(platform).norm_quantize(
+    outs = module_of(platform).norm_quantize(
         fill(x, (rows, 1)), weight, bias, cast=cast, tile=tile, axes=axes, **how
     )
     return [out[: x.shape[0]] for out in outs]
 
 
-def _check(
-    config: KernelConfig, x: Any, weight: Any, bias: Any, *, cast: CastConfig, **_: Any
-) -> None:
-    check_grid(NAME, config, gpu=GPU_AXES, tpu=TPU_AXES, inputs=3)
-    check_tile(NAME, config, ("rows", 32))
-    steps = 2 if config.gpu is None else config.gpu.max_concurrent_steps
-    read = _ROWS * _COLUMNS * x.dtype.itemsize
-    check_memory(NAME, "gpu", config, steps * (read + 8 * _COLUMNS) + _ROWS * (_COLUMNS + 16))
-    if config.tpu is not None or config.tile is not None:
-        rows = _rows("tpu", config, x)
+def _check(platform: str, config: KernelConfig, x: Any, weight: Any, bias: Any, **_: Any) -> None:
+    axes = GPU_AXES if platform == "gpu" else TPU_AXES
+    check_grid(NAME, platform, config, axes, inputs=3)
+    limits = (_ROWS, _ROWS) if platform == "gpu" else (32, None)
+    check_tile(NAME, platform, config, rows=limits)
+    rows = _rows(platform, config, x)
+    if platform == "gpu":
+        steps = 1 if config.gpu is None else config.gpu.max_concurrent_steps
+        read = rows * _COLUMNS * x.dtype.itemsize
+        # The second pass needs more than the first: weight and bias, values and factors too.
+        needed = steps * (read + 8 * _COLUMNS) + rows * (_COLUMNS + 16)
+    else:
         # Input and output twice, for the copy under way, and three float32 values within.
         needed = rows * x.shape[1] * (2 * x.dtype.itemsize + 2 + 12)
-        check_memory(NAME, "tpu", config, needed)
+    check_memory(NAME, platform, config, needed)
 
 
 def _obstacle(
@@ -142,7 +146,9 @@ def _obstacle(
     if x.dtype == np.float64 or (platform == "tpu" and np.float16 in (x.dtype, weight.dtype)):
         return f"Mosaic {platform.upper()} takes no {x.dtype}"
     if width not in (32, 64, 128) or x.shape[1] % _COLUMNS:
-        return f"rows of {x.shape[1]} in blocks of {width} are not whole tiles of {_COLUMNS} columns"
+        return (
+            f"rows of {x.shape[1]} in blocks of {width} are not whole tiles of {_COLUMNS} columns"
+        )
     return None
 
 

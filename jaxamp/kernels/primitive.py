@@ -34,7 +34,8 @@ class Kernel:
       reference: what it means, in the words of XLA.
       tpu: the Pallas kernel for TPU; also takes ``config`` and ``interpret``.
       gpu: the same for Mosaic GPU.
-      check: raises ``KernelError`` where a configuration cannot work for these operands.
+      check: raises ``KernelError`` where a configuration cannot work for these operands on a
+        platform; gets platform and configuration first.
       obstacle: why a platform's kernel cannot take these operands; ``None`` if it can.
       batch: the batching rule, which gets the primitive first.
     """
@@ -71,7 +72,9 @@ class KernelPrimitive:
         """Checks the configuration and records, runs or interprets the kernel."""
         chosen = resolve(config, self.kernel.name)
         avals = [jax.typeof(x) for x in operands]
-        self.kernel.check(chosen, *avals, **params)
+        for platform in _PLATFORMS.values():
+            if getattr(chosen, platform) is not None:
+                self.kernel.check(platform, chosen, *avals, **params)
         if chosen.backend == "interpret":
             return self._interpret(*operands, config=chosen, **params)
         return self.primitive.bind(*operands, config=chosen, **params)
@@ -79,6 +82,7 @@ class KernelPrimitive:
     def _interpret(self, *operands: Any, config: KernelConfig, **params: Any) -> list[Any]:
         platform = "gpu" if _compat.is_gpu_interpreter(config.interpret) else "tpu"
         self._refuse(self.kernel.obstacle(platform, *operands, **params), "interpret")
+        self.kernel.check(platform, config, *operands, **params)
         mode = True if config.interpret is None else config.interpret
         form = self.kernel.gpu if platform == "gpu" else self.kernel.tpu
         return list(form(*operands, config=config, interpret=mode, **params))
@@ -107,6 +111,7 @@ class KernelPrimitive:
             return reference
         reason = self._reason(platform, avals, params)
         if reason is None:
+            self.kernel.check(_PLATFORMS[platform], config, *avals, **params)
             form = self.kernel.gpu if platform == "cuda" else self.kernel.tpu
             return functools.partial(form, config=config, interpret=False, **params)
         if config.backend == "pallas":

@@ -1,0 +1,288 @@
+"""Every compiler parameter shows in what is lowered, for chips that are not here."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxamp import CastConfig
+from jaxamp.errors import KernelError
+from jaxamp.kernels import (
+    KernelConfig,
+    KernelFallbackWarning,
+    block_quantize,
+    block_scaled_matmul,
+    norm_quantize,
+)
+from jaxamp.lowp import ScaledArray
+from tests.kernels.lowered import GpuKernel, TpuKernel, lower
+
+BLOCK, SQUARE = (CastConfig("f8_e4m3", sf_block=block) for block in ((1, 128), (128, 128)))
+LANE = {"lowering_semantics": "lane"}
+
+
+def _array(shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _scaled(shape, cast):
+    rows, cols = cast.sf_block
+    scale = _array((shape[0] // rows, shape[1] // cols), jnp.float32)
+    return ScaledArray(_array(shape, cast.out_dtype.dtype), scale, cast, np.dtype(np.float32))
+
+
+def _quantize(x, config):
+    return block_quantize(x, BLOCK, config=config)
+
+
+def _norm(x, config):
+    return norm_quantize(x, BLOCK, config=config)
+
+
+def _matmul(a, b, config):
+    return block_scaled_matmul(a, b, config=config)
+
+
+PROGRAMS = {
+    "quantize": (_quantize, [_array((512, 1024))]),
+    "norm": (_norm, [_array((512, 1024))]),
+    "matmul": (_matmul, [_scaled((512, 1024), BLOCK), _scaled((768, 1024), SQUARE)]),
+}
+
+
+def _with(name, **config):
+    fn, avals = PROGRAMS[name]
+    bound = functools.partial(fn, config=KernelConfig(backend="pallas", **config))
+    return lambda *args: bound(*args), avals
+
+
+@functools.cache
+def _plain_gpu(name):
+    return _gpu(name)
+
+
+def _gpu(name, delay_release=0, **fields):
+    fn, avals = _with(name, gpu=LANE | fields, delay_release=delay_release)
+    return GpuKernel(fn, *avals)
+
+
+def _tpu(name, **fields):
+    fn, avals = _with(name, tpu=fields)
+    return TpuKernel(fn, *avals)
+
+
+# GPU: axes in order make a loop; its depth is buffers and barriers.
+IN_ORDER = {
+    "quantize": ("parallel", "parallel", "sequential"),
+    "norm": ("sequential", "sequential"),
+    "matmul": ("parallel", "sequential", "parallel", "sequential"),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gpu_dimension_semantics_trades_programs_for_a_loop(name):
+    """A sequential axis leaves the grid."""
+    plain, serial = _plain_gpu(name), _gpu(name, dimension_semantics=IN_ORDER[name])
+    assert np.prod(serial.grid) < np.prod(plain.grid)
+    assert serial.count("scf.for") == plain.count("scf.for") + 1
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gpu_max_concurrent_steps_and_delay_release(name):
+    """Depth is paid in shared memory and barriers; a delay moves the copies within the loop."""
+    one, four = (
+        _gpu(name, dimension_semantics=IN_ORDER[name], max_concurrent_steps=n) for n in (1, 4)
+    )
+    assert four.shared_memory > 2 * one.shared_memory
+    assert four.count("mbarrier.init") >= one.count("mbarrier.init") + 3
+    late = _gpu(name, 2, dimension_semantics=IN_ORDER[name], max_concurrent_steps=4)
+    assert late.shared_memory == four.shared_memory
+    assert late.body != four.body
+
+
+def test_gpu_approx_math_takes_the_approximate_instruction():
+    """The norm has the one transcendental function, a reciprocal root."""
+    exact, approximate = _plain_gpu("norm"), _gpu("norm", approx_math=True)
+    assert ("math.rsqrt" in exact.body, "rsqrt.approx.f32" in exact.body) == (True, False)
+    assert ("math.rsqrt" in approximate.body, "rsqrt.approx.f32" in approximate.body) == (
+        False,
+        True,
+    )
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gpu_unsafe_no_auto_barriers_leaves_barriers_out(name):
+    """The module shrinks."""
+    assert len(_gpu(name, unsafe_no_auto_barriers=True).body) < len(_plain_gpu(name).body)
+
+
+@pytest.mark.parametrize("name", ["quantize", "norm"])
+def test_gpu_reduction_scratch_bytes_are_shared_memory(name):
+    """What is asked for more is taken more."""
+    more = _gpu(name, reduction_scratch_bytes=8192)
+    assert more.shared_memory == _plain_gpu(name).shared_memory + 8192 - 2048
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gpu_lowering_semantics_is_the_one_given(name):
+    """Both compile; they give different modules for the same grid."""
+    other = _gpu(name, lowering_semantics="warpgroup")
+    assert other.grid == _plain_gpu(name).grid
+    assert other.body != _plain_gpu(name).body
+
+
+def test_gpu_profiles_need_a_gpu():
+    """Profile fields reach Mosaic, which asks the device; without one the message says so."""
+    with pytest.raises(KernelError, match="where there is a GPU"):
+        _gpu("quantize", profile_space=8, profile_dir="/tmp/profile")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_tpu_dimension_semantics_are_in_the_body(name):
+    """The kernel's own say where order matters; a configuration's replace them."""
+    own = {"quantize": 3 * "p", "norm": "p", "matmul": "pppa"}[name]
+    words = {"p": "#tpu.dimension_semantics<parallel>", "a": "#tpu.dimension_semantics<arbitrary>"}
+    assert f"[{', '.join(words[w] for w in own)}]" in _tpu(name).body
+    serial = ["arbitrary"] * len(own)
+    assert f"[{', '.join([words['a']] * len(own))}]" in _tpu(name, dimension_semantics=serial).body
+
+
+TPU_SETTINGS = [
+    ({"allow_input_fusion": (True,)}, "allow_input_fusion", [True]),
+    (
+        {"vmem_limit_bytes": 2**26},
+        "scoped_memory_configs",
+        [{"memory_space": 1, "offset": 0, "size": 2**26}],
+    ),
+    (
+        {"collective_id": 3, "allow_collective_id_without_custom_barrier": True},
+        "collective_id",
+        3,
+    ),
+    (
+        {"flags": {"xla_name": 1}},
+        "flag_configs",
+        [{"flag_type": "xla_name", "value": {"integer_value": 1}}],
+    ),
+    ({"internal_scratch_in_bytes": 4096}, "internal_scratch_in_bytes", 4096),
+    ({"serialization_format": 0}, "serialization_format", 0),
+    ({"disable_bounds_checks": True}, "disable_bounds_checks", True),
+    ({"disable_semaphore_checks": True}, "disable_semaphore_checks", True),
+    ({"skip_device_barrier": True}, "skip_device_barrier", True),
+    ({"shape_invariant_numerics": False}, "shape_invariant_numerics", False),
+]
+
+
+@pytest.mark.parametrize(("fields", "key", "value"), TPU_SETTINGS)
+def test_tpu_fields_reach_the_custom_call(fields, key, value):
+    """Each is in the configuration that libtpu reads, and is not there by default."""
+    assert _tpu("quantize", **fields).settings[key] == value
+    assert _tpu("quantize").settings.get(key) != value
+
+
+def test_tpu_side_effects_are_an_attribute():
+    """A kernel with side effects is not merged with its like."""
+    effect = [
+        str(_tpu("quantize", **f).op.attributes["has_side_effect"])
+        for f in ({}, {"has_side_effects": True})
+    ]
+    assert effect == ["false", "true"]
+
+
+GPU, TPU = {"gpu": {}}, {"tpu": {}}
+REFUSED = [
+    (
+        "quantize",
+        {"gpu": {"dimension_semantics": ("parallel",)}},
+        "has 3 axes: batch, rows, columns",
+    ),
+    (
+        "quantize",
+        {"tpu": {"dimension_semantics": ("parallel",)}},
+        "has 3 axes: batch, rows, columns",
+    ),
+    ("matmul", {"gpu": {"dimension_semantics": ["parallel"] * 4}}, "'contraction'"),
+    ("matmul", {"tpu": {"dimension_semantics": ["parallel"] * 4}}, "'contraction'"),
+    ("norm", {"gpu": {"dimension_semantics": ["parallel"] * 2}}, "'columns'"),
+    ("matmul", {"tpu": {"allow_input_fusion": (True,)}}, "reads 4 arrays"),
+    ("matmul", {"tpu": {"use_tc_tiling_on_sc": True}}, "SparseCore"),
+    ("matmul", {"tpu": {"needs_layout_passes": False}}, "SparseCore"),
+    ("matmul", {"tpu": {"fuse_transposed_lhs_in_matmul": True}}, "transposed left operand"),
+    ("quantize", TPU | {"tile": (100, 128)}, "rows (a multiple of 128)"),
+    ("matmul", GPU | {"tile": (128, 128)}, "contraction (a multiple of 128, at most 128)"),
+    ("matmul", GPU | {"tile": (128, 256, 128)}, "columns (a multiple of 64, at most 128)"),
+    ("norm", GPU | {"tile": (128,)}, "rows (a multiple of 64, at most 64)"),
+    ("matmul", {"gpu": {"max_concurrent_steps": 8}}, "bytes of shared memory"),
+    ("matmul", {"tile": (512, 768, 1024), "tpu": {"vmem_limit_bytes": 2**20}}, "bytes of VMEM"),
+    ("quantize", GPU | {"tile": (512, 1024)}, "bytes of shared memory"),
+]
+
+
+@pytest.mark.parametrize(("name", "config", "says"), REFUSED)
+def test_what_cannot_work_is_refused_before_lowering(name, config, says):
+    """On any machine, when the kernel is called; nothing is traced to the end."""
+    fn, avals = _with(name, **config)
+    with pytest.raises(KernelError) as caught:
+        jax.eval_shape(fn, *avals)
+    assert says in str(caught.value)
+
+
+def test_a_tile_is_checked_on_the_platform_that_is_lowered_for():
+    """What suits a TPU does not suit a GPU; the same configuration may say either."""
+    fn, avals = _with("matmul", tile=(256, 256, 512))
+    assert "tpu_custom_call" in str(lower(fn, *avals, platform="tpu"))
+    with pytest.raises(KernelError, match="on GPU: tile="):
+        lower(fn, *avals, platform="cuda")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_shared_memory_is_estimated_within_a_tenth(name):
+    """The estimate that refuses is what the lowered kernel asks for, scratch apart."""
+    steps = {"dimension_semantics": IN_ORDER[name], "max_concurrent_steps": 3}
+    asked = _gpu(name, **steps).shared_memory
+    fn, avals = _with(name, gpu=LANE | steps)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxamp.kernels.checks.SHARED_MEMORY", 0)
+        with pytest.raises(KernelError) as caught:
+            jax.eval_shape(fn, *avals)
+    estimate = int(re.search(r"about ([\d,]+) bytes", str(caught.value))[1].replace(",", ""))
+    assert asked - 4096 <= estimate <= 1.1 * asked
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_exported_program_holds_every_platform(name, platform):
+    """On a CPU it runs as XLA's reference, from the same jaxpr."""
+    fn, avals = PROGRAMS[name]
+    bound = functools.partial(fn, config=KernelConfig())
+    call = {"tpu": "tpu_custom_call", "cuda": "mosaic_gpu_v2"}[platform]
+    assert call in str(lower(lambda *a: bound(*a), *avals, platform=platform))
+    assert call not in str(lower(lambda *a: bound(*a), *avals, platform="cpu"))
+
+
+def test_f16_on_tpu_falls_back_and_says_so():
+    """Mosaic TPU refuses float16; the reference runs, and backend='pallas' refuses."""
+    x = _array((128, 256), jnp.float16)
+    with pytest.warns(KernelFallbackWarning, match="Mosaic TPU takes no float16"):
+        module = lower(lambda x: block_quantize(x, BLOCK), x, platform="tpu")
+    assert "tpu_custom_call" not in str(module)
+    with pytest.raises(KernelError, match="Mosaic TPU takes no float16"):
+        lower(lambda x: _quantize(x, KernelConfig(backend="pallas")), x, platform="tpu")
+
+
+def test_pallas_is_refused_where_there_is_none():
+    """On a CPU there is nothing to lower to, and backend='pallas' does not pretend."""
+    with pytest.raises(KernelError, match="TPU and CUDA only"):
+        _quantize(jnp.ones((8, 128)), KernelConfig(backend="pallas"))
+
+
+def test_the_reference_can_be_asked_for():
+    """On every platform."""
+    for platform in ("tpu", "cuda"):
+        fn, avals = PROGRAMS["quantize"]
+        config = KernelConfig(backend="reference")
+        text = str(lower(functools.partial(fn, config=config), *avals, platform=platform))
+        assert "custom_call" not in text
