@@ -111,9 +111,9 @@ def _row_factors(x: ScaledArray) -> jax.Array:
 def _reference(
     a: Any, a_scale: Any, b: Any, b_scale: Any, *, width: int, out_dtype: Any
 ) -> list[Any]:
-    wide = [_dequantized(x, scale, width) for x, scale in ((a, a_scale), (b, b_scale))]
+    left, right = _dequantized(a, a_scale, width), _dequantized(b, b_scale, width)
     contract = (((2,), (2,)), ((0,), (0,)))
-    out = lax.dot_general(*wide, contract, precision=lax.Precision.HIGHEST)
+    out = lax.dot_general(left, right, contract, precision=lax.Precision.HIGHEST)
     return [out.astype(out_dtype)]
 
 

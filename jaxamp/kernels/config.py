@@ -131,8 +131,9 @@ def _sizes(tile: Any) -> tuple[int, ...]:
     return sizes
 
 
-# Innermost last. A user context is part of the key of jit's caches.
-_in_force = jax.make_user_context(())
+# Pairs of a kernel's name, or None for all, and a configuration; innermost last. A user context is
+# part of the key of jit's caches.
+_in_force: Any = jax.make_user_context(())
 
 
 @contextmanager
@@ -160,7 +161,7 @@ def kernel_config(
     if only is not None and only not in KERNELS:
         raise KernelError(f"There is no kernel {only!r}. {accepted(only, KERNELS)}")
     chosen = required(config) if config is not None else KernelConfig(**fields)
-    with _in_force((*(_in_force.value or ()), (only, chosen))):
+    with _in_force((*_in_force.value, (only, chosen))):
         yield chosen
 
 
@@ -180,7 +181,7 @@ def resolve(config: KernelConfig | None, kernel: str) -> KernelConfig:
     """
     if config is not None:
         return required(config)
-    for only, outer in reversed(_in_force.value or ()):
+    for only, outer in reversed(_in_force.value):
         if only in (None, kernel):
             return outer
     return KernelConfig()

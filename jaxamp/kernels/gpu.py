@@ -54,9 +54,9 @@ def block_quantize(
         (x_s,) = tiles
         b, i, j = at["batch"], at["rows"], at["columns"]
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        _quantize_rows(x_s, *scratch[:2], cast)
+        _quantize_rows(x_s, scratch[0], scratch[1], cast)
         if transposed:
-            _quantize_columns(x_s, *scratch[2:], cast)
+            _quantize_columns(x_s, scratch[2], scratch[3], cast)
         plgpu.commit_smem()
         _store(scratch[:2], outs[:2], b, i, j, (tm, tn), cast)
         if transposed:
@@ -381,7 +381,7 @@ def _for_each(loop: Mapping[str, int], body: Callable[[dict[str, Any]], None]) -
 
     def run(index: Any, _: None) -> None:
         place: dict[str, Any] = {}
-        for name, size in reversed(loop.items()):
+        for name, size in reversed(list(loop.items())):
             place[name], index = lax.rem(index, size), lax.div(index, size)
         body(place)
 
@@ -438,11 +438,13 @@ def _quantize_columns(x_s: Any, values_s: Any, scale_s: Any, cast: CastConfig) -
             inverse = reciprocal(scale, is_power=cast.round_sf)
             scale_s[block, cut] = scale
             for half, wide in zip(halves, wides, strict=True):
-                over = [
+                over, inverse_over = (
                     plgpu.layout_cast(_over_columns(factor, ROWS), layout)
                     for factor in (scale, inverse)
-                ]
-                values_s.transpose((1, 0))[half, cut] = encode(wide, *over, cast.out_dtype)
+                )
+                values_s.transpose((1, 0))[half, cut] = encode(
+                    wide, over, inverse_over, cast.out_dtype
+                )
 
 
 def _one_by_one() -> Any:

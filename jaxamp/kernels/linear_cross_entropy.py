@@ -58,7 +58,7 @@ def linear_cross_entropy(
     rows = x.reshape(-1, x.shape[-1])
     chunk = _chunk(chosen, rows.shape[0], weight.shape[1])
     with jax.named_scope(NAME):
-        loss = _loss(chunk, rows, weight, bias, labels.reshape(-1))
+        loss: Any = _loss(chunk, rows, weight, bias, labels.reshape(-1))
     return loss.reshape(labels.shape)
 
 

@@ -41,9 +41,9 @@ def block_quantize(
 
     def body(x_ref: Any, *outs: Any) -> None:
         wide = x_ref[...].astype(F32)
-        _quantize_tile(wide, *outs[:2], cast)
+        _quantize_tile(wide, outs[0], outs[1], cast)
         if transposed:
-            _quantize_tile(wide.T, *outs[2:], cast)
+            _quantize_tile(wide.T, outs[2], outs[3], cast)
 
     values, scales = _quantized_type(batch, rows, cols, cast)
     value_spec, scale_spec = _quantized_specs(tile, cast, lambda b, i, j: (b, i, j))
@@ -80,13 +80,13 @@ def norm_quantize(
     """Normalizes the rows of ``x``, shape (rows, columns), and quantizes them."""
     rows, cols = x.shape
 
-    def body(x_ref: Any, weight_ref: Any, bias_ref: Any, *outs: Any) -> None:
+    def body(x_ref: Any, weight_ref: Any, bias_ref: Any, values_ref: Any, scale_ref: Any) -> None:
         wide = x_ref[...].astype(F32)
         if center:
             wide = wide - jnp.mean(wide, axis=1, keepdims=True)
         power = jnp.mean(wide * wide, axis=1, keepdims=True)
         normal = wide * lax.rsqrt(power + np.float32(eps))
-        _quantize_tile(normal * weight_ref[...] + bias_ref[...], *outs, cast)
+        _quantize_tile(normal * weight_ref[...] + bias_ref[...], values_ref, scale_ref, cast)
 
     values, scales = _quantized_type(1, rows, cols, cast)
     whole = pl.BlockSpec((1, cols), lambda i: (0, 0))

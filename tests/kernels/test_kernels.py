@@ -13,11 +13,12 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 import jaxamp
-from jaxamp import CastConfig
+from jaxamp import CastConfig, lowp
 from jaxamp.errors import KernelError
 from jaxamp.kernels import KernelConfig, block_quantize, block_scaled_matmul, norm_quantize
-from jaxamp.lowp import dequantize, quantize
 
+quantize = jax.jit(lowp.quantize, static_argnums=1)
+dequantize = jax.jit(lowp.dequantize)
 GPU_INTERPRETER = getattr(plgpu, "InterpretGPUParams", None)
 
 
@@ -72,10 +73,12 @@ def test_block_quantize_gives_the_bits_of_quantize(cast, config):
     """Ragged edges, zeros, subnormals, infinities and NaN included; so does the transposed copy."""
     x = _hostile((2, 40, 200))
     transposed = cast.sf_block[1] == 128
-    got = block_quantize(x, cast, transposed=transposed, config=config)
+    run = functools.partial(block_quantize, cast=cast, transposed=transposed, config=config)
+    got = jax.jit(run)(x)
     _same_bits(got, (quantize(x, cast), quantize(x.mT, cast)) if transposed else quantize(x, cast))
 
 
+@functools.cache
 def _operands(m: int, n: int, k: int) -> tuple[Any, Any, np.ndarray]:
     draw = np.random.default_rng(1)
     a = quantize(jnp.asarray(draw.standard_normal((m, k)), jnp.float32), CASTS[0])
@@ -89,7 +92,7 @@ def _operands(m: int, n: int, k: int) -> tuple[Any, Any, np.ndarray]:
 def test_block_scaled_matmul_is_the_product_of_what_the_operands_stand_for(shape, config):
     """To float32 rounding, whole tiles or not."""
     a, b, exact = _operands(*shape)
-    got = block_scaled_matmul(a, b, config=config)
+    got = jax.jit(functools.partial(block_scaled_matmul, config=config))(a, b)
     assert got.shape == shape[:2]
     assert np.abs(got - exact).max() <= 1e-6 * np.abs(exact).max()
 
@@ -106,7 +109,8 @@ def test_norm_quantize_is_the_norm_quantized(center, config):
     normal = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-6)
     exact = normal * np.asarray(weight, np.float64) + np.asarray(bias, np.float64)
     wanted = quantize(jnp.asarray(exact, jnp.float32), CASTS[0])
-    got = norm_quantize(x, CASTS[0], weight, bias, center=center, config=config)
+    run = functools.partial(norm_quantize, cast=CASTS[0], center=center, config=config)
+    got = jax.jit(lambda x, w, b: run(x, weight=w, bias=b))(x, weight, bias)
     np.testing.assert_allclose(got.scale, wanted.scale, rtol=1e-6)
     codes = [np.asarray(q.values).view(np.uint8).astype(int) for q in (got, wanted)]
     assert np.abs(codes[0] - codes[1]).max() <= 1
@@ -133,7 +137,7 @@ def _batched(x: jax.Array) -> Any:
 def test_vmap_of_block_quantize_is_a_batch(axis):
     """One equation, whichever axis is mapped."""
     x = _hostile((3, 3, 16, 128))
-    got = jax.vmap(_batched, in_axes=axis)(x)
+    got = jax.jit(jax.vmap(_batched, in_axes=axis))(x)
     _same_bits(got, jax.tree.map(lambda *q: jnp.stack(q), *map(_batched, jnp.moveaxis(x, axis, 0))))
 
 
@@ -145,7 +149,7 @@ def test_vmap_of_block_scaled_matmul(axes):
         jax.tree.map(lambda *q: jnp.stack(q), *[x] * 3) if axis == 0 else x
         for x, axis in zip((left, right), axes, strict=True)
     ]
-    got = jax.vmap(block_scaled_matmul, in_axes=axes)(*several)
+    got = jax.jit(jax.vmap(block_scaled_matmul, in_axes=axes))(*several)
     np.testing.assert_allclose(got, jnp.stack([block_scaled_matmul(left, right)] * 3), rtol=1e-6)
 
 
@@ -155,7 +159,7 @@ def test_vmap_of_norm_quantize(weights):
     x = jnp.asarray(np.random.default_rng(3).standard_normal((3, 8, 128)), jnp.float32)
     weight = jnp.linspace(1, 2, 384).reshape(3, 128) if weights == 0 else jnp.linspace(1, 2, 128)
     norm = functools.partial(norm_quantize, cast=CASTS[0])
-    got = jax.vmap(lambda x, w: norm(x, weight=w), in_axes=(0, weights))(x, weight)
+    got = jax.jit(jax.vmap(lambda x, w: norm(x, weight=w), in_axes=(0, weights)))(x, weight)
     each = [norm(x[i], weight=weight[i] if weights == 0 else weight) for i in range(3)]
     _same_bits(got, jax.tree.map(lambda *q: jnp.stack(q), *each))
 

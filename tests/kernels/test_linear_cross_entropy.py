@@ -45,10 +45,11 @@ def test_values_and_gradients_are_those_of_the_plain_form(chunk):
     x, weight, bias, labels = _problem()
     with jax.enable_x64(True):
         wide = [jnp.asarray(np.asarray(v, np.float64)) for v in (x, weight, bias)]
-        exact = jax.value_and_grad(functools.partial(_weighted, _plain), (0, 1, 2))(*wide, labels)
+        plain = jax.value_and_grad(functools.partial(_weighted, _plain), (0, 1, 2))
+        exact = jax.jit(plain)(*wide, labels)
         exact = jax.tree.map(np.asarray, exact)
     fn = functools.partial(_weighted, functools.partial(_chunked, chunk))
-    got = jax.value_and_grad(fn, (0, 1, 2))(x, weight, bias, labels)
+    got = jax.jit(jax.value_and_grad(fn, (0, 1, 2)))(x, weight, bias, labels)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(exact), strict=True):
         assert np.abs(a - b).max() <= 1e-5 * np.abs(b).max()
 
@@ -57,10 +58,12 @@ def test_bf16_operands_accumulate_in_f32():
     """The loss is as good as the operands' rounding; gradients come in the operands' dtype."""
     x, weight, bias, labels = _problem(jnp.bfloat16)
     wide = [v.astype(jnp.float32) for v in (x, weight)]
-    got = _chunked(32, x, weight, bias, labels)
+    got = jax.jit(functools.partial(_chunked, 32))(x, weight, bias, labels)
     assert got.dtype == jnp.float32
     np.testing.assert_allclose(got, _plain(*wide, bias, labels), rtol=1e-5, atol=1e-5)
-    dx, dweight = jax.grad(lambda *a: _chunked(32, *a, bias, labels).sum(), (0, 1))(x, weight)
+    dx, dweight = jax.jit(jax.grad(lambda *a: _chunked(32, *a, bias, labels).sum(), (0, 1)))(
+        x, weight
+    )
     assert dx.dtype == dweight.dtype == jnp.bfloat16
 
 
@@ -89,15 +92,15 @@ def test_the_logits_are_never_in_memory():
 def test_it_composes_with_vmap_scan_and_remat():
     """Built of scan and custom_vjp, it goes where they go."""
     x, weight, bias, labels = _problem()
-    each = jax.vmap(lambda x, y: _chunked(32, x, weight, bias, y))(x, labels)
+    each = jax.jit(jax.vmap(lambda x, y: _chunked(32, x, weight, bias, y)))(x, labels)
     np.testing.assert_allclose(each, _plain(x, weight, bias, labels), rtol=1e-5, atol=1e-5)
 
     def scanned(weight):
         step = jax.checkpoint(lambda c, xy: (c + _chunked(32, xy[0], weight, bias, xy[1]).sum(), 0))
         return jax.lax.scan(step, 0.0, (x, labels))[0]
 
-    wanted = jax.grad(lambda w: _plain(x, w, bias, labels).sum())(weight)
-    np.testing.assert_allclose(jax.grad(scanned)(weight), wanted, rtol=1e-4, atol=1e-4)
+    wanted = jax.jit(jax.grad(lambda w: _plain(x, w, bias, labels).sum()))(weight)
+    np.testing.assert_allclose(jax.jit(jax.grad(scanned))(weight), wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
@@ -114,7 +117,9 @@ def test_amp_gives_the_dots_its_precision_and_no_more(order):
     dots = [line.split(" : (")[1] for line in text.splitlines() if "dot_general" in line]
     assert dots
     assert all(line.count("bf16>") >= 2 for line in dots)
-    for got, wanted in zip(fn(x, weight), jax.grad(loss, (0, 1))(x, weight), strict=True):
+    for got, wanted in zip(
+        jax.jit(fn)(x, weight), jax.jit(jax.grad(loss, (0, 1)))(x, weight), strict=True
+    ):
         assert got.dtype == jnp.float32
         assert np.linalg.norm(got - wanted) <= 1e-2 * np.linalg.norm(wanted)
 
