@@ -1,5 +1,5 @@
 # Every target makes `.venv` and installs what it needs; later calls reuse it.
-.PHONY: demo test lint conformance conformance-sample numerics deviceless bench clean
+.PHONY: demo test test-newest lint conformance conformance-sample numerics deviceless bench docs clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -17,12 +17,35 @@ demo: $(VENV)/.installed-demo
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -n $(WORKERS)
 
+# Against the newest JAX, which needs Python 3.12: its contracts, the rewriter, whatever can fail
+# at run time, and the conformance sample.
+NEWEST ?= $(shell for python in python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[23].*/bin/python; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null \
+	&& echo $$python && break; done)
+NEWEST_TESTS := tests/test_contracts.py tests/test_taxonomy.py tests/test_transform.py \
+	tests/test_products.py tests/test_rules.py tests/test_regions.py tests/test_policy.py \
+	tests/test_collectives.py tests/test_interop_equinox.py tests/test_interop_flax.py \
+	tests/faults tests/models tests/training/test_grads.py
+
+test-newest:
+	@if [ -z "$(NEWEST)" ]; then echo "No Python 3.12 here: the newest JAX is not tested."; \
+	else $(MAKE) VENV=.venv-newest PYTHON=$(NEWEST) test-here; fi
+
+.PHONY: test-here
+test-here: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -q -n $(WORKERS) $(NEWEST_TESTS)
+	$(BIN)/python -m tests.conformance --sample 600
+
+# The site, in site/; every page's code is run by `make test`.
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --strict --quiet
+
 lint: $(VENV)/.installed-test $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
-conformance: $(VENV)/.installed-test
-	$(BIN)/python -m tests.conformance --all --products --random 2000 --soak
+conformance: $(VENV)/.installed-test $(VENV)/.installed-models
+	$(BIN)/python -m tests.conformance --all --products --random 2000 --soak --models
 
 conformance-sample: $(VENV)/.installed-test
 	$(BIN)/python -m tests.conformance --sample 600
@@ -33,13 +56,13 @@ numerics: $(VENV)/.installed-test
 
 # Reports against what the vendors' compilers make of the same programs.
 deviceless: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -q -m deviceless tests/inspect
+	$(BIN)/python -m pytest -q -m deviceless tests/inspect tests/models
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "jaxamp needs Python 3.11 or newer on the path" >&2; exit 1; }

@@ -41,7 +41,6 @@ def _arguments() -> argparse.Namespace:
     what.add_argument("--random", type=int, metavar="N", help="N random programs")
     what.add_argument("--soak", action="store_true", help="long runs that must not grow")
     what.add_argument("--models", action="store_true", help="models of other packages")
-    what.add_argument("--models", action="store_true", help="models of other packages")
     parser.add_argument("--only", metavar="TEXT", help="of these, jobs with TEXT in their name")
     parser.add_argument("--shard", metavar="I/N", default="1/1", help="the I-th of N parts")
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")

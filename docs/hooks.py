@@ -1,0 +1,49 @@
+"""What the site's build fills in: the table of kinds, and the output of the rewriting page."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from collections import defaultdict
+from typing import Any
+
+from jaxamp.taxonomy import TABLE, OpKind, Trait
+
+OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?:examples|benchmarks)/[^)]*)\)")
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """mkdocs calls this with every page."""
+    if "<!-- kinds -->" in markdown:
+        markdown = markdown.replace("<!-- kinds -->", kinds())
+    if "<!-- output:" in markdown:
+        markdown = with_outputs(markdown)
+    return OUTSIDE.sub(r"\1 (`\2`)", markdown)
+
+
+def kinds() -> str:
+    """A table for each kind: traits, and the primitives that have them."""
+    parts = []
+    for kind in OpKind:
+        rows = defaultdict(list)
+        for name, op in TABLE.items():
+            if op.kind is kind and op.trait is not Trait.KERNEL:
+                rows[op.trait.value].append(f"`{name}`")
+        lines = [f"| {trait} | {', '.join(names)} |" for trait, names in rows.items()]
+        parts.append("\n".join([f"## {kind.value}", "", "| trait | primitives |", "|---|---|", *lines]))
+    inside = sum(op.trait is Trait.KERNEL for op in TABLE.values())
+    parts.append(f"{inside} more occur only inside kernels, which are closed boxes.")
+    return "\n\n".join(parts)
+
+
+def with_outputs(markdown: str) -> str:
+    """The page with what its blocks of Python print, each at its mark."""
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in BLOCK.findall(markdown):
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(block, names)
+    return re.sub(
+        r"<!-- output: (\w+) -->", lambda mark: f"```text\n{names[mark[1]]}\n```", markdown
+    )

@@ -1,0 +1,299 @@
+"""What the rules read of JAX's own structures, one entry each.
+
+When JAX changes one of them, this file fails and names it; `jaxamp/_compat.py` is then the place to
+mend. The shims there name the release that they serve, and go when the oldest supported JAX is as
+new.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend import core
+from jax.sharding import PartitionSpec as P
+
+from jaxamp import _compat
+from tests import audit
+
+ROOT = Path(__file__).parent.parent
+X = jnp.ones((4, 4))
+Params = dict[str, Any]
+
+
+@jax.custom_jvp
+def with_jvp(x: Any) -> Any:
+    """Has a forward-mode rule."""
+    return x * X
+
+
+with_jvp.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+
+
+@jax.custom_vjp
+def with_vjp(x: Any) -> Any:
+    """Has forward and backward rules."""
+    return x * 2
+
+
+with_vjp.defvjp(lambda x: (x * 2, (x, x * 3)), lambda saved, g: (g * saved[0],))
+
+
+def _closed(value: Any) -> bool:
+    return isinstance(value, core.ClosedJaxpr) and hasattr(value, "consts")
+
+
+def _open(value: Any) -> bool:
+    return hasattr(value, "eqns") and not getattr(value, "consts", ())
+
+
+def _callable(value: Any) -> bool:
+    return callable(getattr(value, "call_wrapped", None))
+
+
+def _integer(value: Any) -> bool:
+    return isinstance(value, int)
+
+
+def _anything(value: Any) -> bool:
+    return True
+
+
+def _manual(x: Any) -> Any:
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    return jax.shard_map(lambda x: x + 1, mesh=mesh, in_specs=P("i"), out_specs=P("i"))(x)
+
+
+READ: dict[str, tuple[Callable[[Any], Any], dict[str, Callable[[Any], bool]]]] = {
+    "jit": (jax.jit(jnp.sin), {"jaxpr": _closed, "name": lambda v: v == "sin"}),
+    "cond": (
+        lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x),
+        {"branches": lambda v: len(v) == 2 and all(map(_closed, v))},
+    ),
+    "while": (
+        lambda x: lax.while_loop(
+            lambda c: c[0] < x[0, 0], lambda c: (c[0] + 1, c[1] @ x), (0.0, x)
+        ),
+        {
+            "cond_nconsts": lambda v: v == 1,
+            "body_nconsts": lambda v: v == 1,
+            "cond_jaxpr": _closed,
+            "body_jaxpr": _closed,
+        },
+    ),
+    "scan": (
+        lambda x: lax.scan(lambda c, s: (c @ x, s * 2), x, x),
+        {"jaxpr": _closed, "length": lambda v: v == 4, "reverse": _anything, "unroll": _integer},
+    ),
+    "remat2": (
+        jax.checkpoint(jnp.sin),
+        {
+            "jaxpr": _open,
+            "policy": _anything,
+            "differentiated": _anything,
+            "prevent_cse": _anything,
+        },
+    ),
+    "custom_jvp_call": (
+        with_jvp,
+        {
+            "call_jaxpr": _closed,
+            "jvp_jaxpr_fun": _callable,
+            "num_consts": _integer,
+            "symbolic_zeros": lambda v: v is False,
+        },
+    ),
+    "custom_vjp_call": (
+        with_vjp,
+        {
+            "call_jaxpr": _closed,
+            "fwd_jaxpr_thunk": _callable,
+            "bwd": _callable,
+            "num_consts": _integer,
+            "out_trees": callable,
+            "symbolic_zeros": lambda v: v is False,
+        },
+    ),
+    "dot_general": (
+        lambda x: x @ x,
+        {
+            "dimension_numbers": lambda v: v == (((1,), (0,)), ((), ())),
+            "precision": lambda v: v is None,
+            "preferred_element_type": lambda v: v == np.float32,
+        },
+    ),
+    "conv_general_dilated": (
+        lambda x: lax.conv(x[None, None], x[None, None], (1, 1), "SAME"),
+        {
+            "dimension_numbers": lambda v: v.rhs_spec == (0, 1, 2, 3),
+            "lhs_dilation": lambda v: v == (1, 1),
+            "precision": lambda v: v is None,
+            "preferred_element_type": _anything,
+        },
+    ),
+    "ragged_dot_general": (
+        lambda x: lax.ragged_dot(x, x[None], jnp.array([4])),
+        {"ragged_dot_dimension_numbers": _anything, "preferred_element_type": _anything},
+    ),
+    "convert_element_type": (
+        lambda x: x.astype(jnp.bfloat16),
+        {"new_dtype": lambda v: v == jnp.bfloat16, "weak_type": lambda v: v is False},
+    ),
+    "scatter-add": (
+        lambda x: x.at[0].add(1.0),
+        {"update_jaxpr": _open, "update_consts": lambda v: v == ()},
+    ),
+    "reduce_sum": (lambda x: x.sum(1), {"axes": lambda v: v == (1,)}),
+    "shard_map": (
+        _manual,
+        {
+            "jaxpr": _open,
+            "mesh": _anything,
+            "in_specs": lambda v: tuple(v) == (P("i"),),
+            "out_specs": lambda v: tuple(v) == (P("i"),),
+            "newly_manual_axes": lambda v: set(v) == {"i"},
+            "check_vma": lambda v: v is True,
+        },
+    ),
+}
+
+
+def _equation(name: str) -> core.JaxprEqn:
+    closed = jax.make_jaxpr(READ[name][0])(X)
+    return next(e for e in audit.equations(closed.jaxpr) if e.primitive.name == name)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_parameters(name: str) -> None:
+    """The parameters that are read exist and hold what is expected of them."""
+    params = _equation(name).params
+    for key, holds in READ[name][1].items():
+        assert key in params, f"{name} has no {key} any more, but {sorted(params)}"
+        assert holds(params[key]), f"{name}: {key} is {params[key]!r} now"
+
+
+def test_scan_is_wired_by_its_counts() -> None:
+    """Operands and body inputs are invariants, carries, slices; results are carries, stacks."""
+    eqn = _equation("scan")
+    assert _compat.scan_layout(eqn) == (1, 1)
+    body = eqn.params["jaxpr"].jaxpr
+    assert [v.aval.shape for v in eqn.invars] == [(4, 4)] * 3
+    assert [v.aval.shape for v in body.invars] == [(4, 4), (4, 4), (4,)]
+    assert [v.aval.shape for v in body.outvars] == [(4, 4), (4,)]
+
+
+def test_while_is_wired_by_its_counts() -> None:
+    """Operands are those of the test, those of the body, carries."""
+    eqn = _equation("while")
+    test, body = eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
+    assert [v.aval.shape for v in eqn.invars] == [(4, 4), (4, 4), (), (4, 4)]
+    assert (len(test.invars), len(body.invars), len(body.outvars)) == (3, 3, 2)
+
+
+def test_cond_chooses_by_its_first_operand() -> None:
+    """An int32 index, then what every branch takes."""
+    eqn = _equation("cond")
+    assert eqn.invars[0].aval.dtype == np.int32
+    assert len(eqn.params["branches"][0].jaxpr.invars) == len(eqn.invars) - 1
+
+
+def test_rules_of_custom_jvp() -> None:
+    """Asked which tangents are zero, the rule gives a jaxpr, constants, and zeros of its own."""
+    jaxpr, consts, zeros = _equation("custom_jvp_call").params["jvp_jaxpr_fun"].call_wrapped(False)
+    assert (len(jaxpr.invars), len(jaxpr.outvars), list(zeros)) == (2, 2, [False])
+    assert list(consts) == []
+
+
+def test_rules_of_custom_vjp() -> None:
+    """The forward rule gives residuals, then results; the backward one takes them all."""
+    eqn = _equation("custom_vjp_call")
+    jaxpr, _ = eqn.params["fwd_jaxpr_thunk"].call_wrapped(True)
+    _, residuals, forwarded = eqn.params["out_trees"]()
+    assert residuals.num_leaves == len(forwarded) == 2
+    assert forwarded == [0, None]  # the first is the function's own argument, and not saved
+    assert len(jaxpr.outvars) == 2
+    cotangents, logs = _compat.backward_results(eqn, [X, X, X])
+    assert [c.shape for c in cotangents] == [(4, 4)]
+    assert logs is None
+
+
+def test_what_an_equation_knows_of_its_origin() -> None:
+    """Names, functions and lines, by which rules select and reports speak."""
+
+    def named(x: Any) -> Any:
+        with jax.named_scope("outer"), jax.named_scope("inner"):
+            return jnp.sin(x)
+
+    (eqn,) = jax.make_jaxpr(named)(X).jaxpr.eqns
+    assert str(eqn.source_info.name_stack) == "outer/inner"
+    assert _compat.common_scope([eqn, eqn]) == 2
+    assert str(_compat.without_scope(eqn, 1).source_info.name_stack) == "inner"
+    assert _compat.user_functions(eqn.source_info)[0].endswith("named")
+    assert _compat.user_frames(eqn.source_info)[0][0] == __file__
+    assert "test_contracts.py" in _compat.user_line(eqn.source_info)
+
+
+def test_pieces_of_a_jaxpr() -> None:
+    """Closed jaxprs have constants, open ones none, and literals values."""
+    closed = jax.make_jaxpr(lambda x: x + np.ones(4, np.float32) + 1.0)(X)
+    assert isinstance(closed, core.ClosedJaxpr)
+    assert [c.shape for c in closed.consts] == [(4,)]
+    opened, consts = _compat.without_consts(closed)
+    assert (len(opened.invars), len(consts)) == (2, 1)
+    literals = [v for e in closed.jaxpr.eqns for v in e.invars if isinstance(v, core.Literal)]
+    assert _compat.literal_value(literals[-1]) == 1.0
+
+
+# Shims.
+
+
+def _shims() -> list[tuple[int, tuple[int, ...]]]:
+    """Line and version of every place where `_compat` asks which JAX this is."""
+    tree = ast.parse(inspect.getsource(_compat))
+    return [
+        (node.lineno, ast.literal_eval(node.comparators[0]))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare) and ast.unparse(node.left) == "JAX"
+    ]
+
+
+def _floor() -> tuple[int, ...]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (floor,) = (re.match(r"jax>=([\d.]+)", d) for d in project["dependencies"] if "jax>" in d)
+    assert floor is not None
+    return tuple(map(int, floor[1].split(".")[:2]))
+
+
+def test_no_shim_is_dead() -> None:
+    """A shim for what every supported JAX does can go; this lists those."""
+    dead = [
+        f"_compat.py:{line} serves {version}" for line, version in _shims() if version <= _floor()
+    ]
+    assert _shims()
+    assert not dead, dead
+
+
+def test_shims_name_their_release() -> None:
+    """Beside each question stands, in words, what that release changed."""
+    lines = inspect.getsource(_compat).splitlines()
+    for line, version in _shims():
+        near = " ".join(lines[line - 2 : line])
+        assert re.search(rf"# .*{'.'.join(map(str, version))}", near), near
+
+
+def test_only_compat_asks_for_versions_and_private_names() -> None:
+    """The rest of the package is the same on every JAX."""
+    asking = re.compile(r"jax\._src|__version_info__|__version__ *[<>=]")
+    for path in (ROOT / "jaxamp").rglob("*.py"):
+        if path.name != "_compat.py":
+            assert not asking.search(path.read_text()), path
