@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """mkdocs calls this with every page."""
+    """Mkdocs calls this with every page."""
     if "<!-- kinds -->" in markdown:
         markdown = markdown.replace("<!-- kinds -->", kinds())
     if "<!-- output:" in markdown:
@@ -32,7 +32,9 @@ def kinds() -> str:
             if op.kind is kind and op.trait is not Trait.KERNEL:
                 rows[op.trait.value].append(f"`{name}`")
         lines = [f"| {trait} | {', '.join(names)} |" for trait, names in rows.items()]
-        parts.append("\n".join([f"## {kind.value}", "", "| trait | primitives |", "|---|---|", *lines]))
+        parts.append(
+            "\n".join([f"## {kind.value}", "", "| trait | primitives |", "|---|---|", *lines])
+        )
     inside = sum(op.trait is Trait.KERNEL for op in TABLE.values())
     parts.append(f"{inside} more occur only inside kernels, which are closed boxes.")
     return "\n\n".join(parts)

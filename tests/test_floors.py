@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs/architecture.md").read_text()
 
 
 def _floors() -> list[list[str]]:
-    """The drawing's lines, top first: names of modules and packages, without what is said of them."""
+    """The names of modules and packages in the drawing's lines, top first."""
     (drawing,) = re.findall(r"Imports go down only:\n\n```\n(.*?)```", PAGE, re.DOTALL)
     names = [re.findall(r"\b\w+(?:\.py|/)", line) for line in drawing.splitlines()]
     return [[name.removesuffix(".py").rstrip("/") for name in line] for line in names]
@@ -67,5 +67,7 @@ def test_the_drawing_is_complete() -> None:
 
 def test_private_jax_is_behind_one_door() -> None:
     """`_compat.py` alone imports from `jax._src`."""
-    users = [p.name for p in MODULES if re.search(r"^\s*(from|import) jax\._src", p.read_text(), re.M)]
+    users = [
+        p.name for p in MODULES if re.search(r"^\s*(from|import) jax\._src", p.read_text(), re.M)
+    ]
     assert users == ["_compat.py"]
