@@ -56,7 +56,7 @@ numerics: $(VENV)/.installed-test
 
 # Reports against what the vendors' compilers make of the same programs.
 deviceless: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -q -m deviceless tests/inspect tests/models
+	$(BIN)/python -m pytest -q -m deviceless tests
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks

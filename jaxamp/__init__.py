@@ -25,6 +25,8 @@ from jaxamp.errors import UnknownPrimitiveError as UnknownPrimitiveError
 from jaxamp.errors import UnsupportedPrecisionError as UnsupportedPrecisionError
 from jaxamp.estimate.estimate import Estimate as Estimate
 from jaxamp.estimate.estimate import estimate as estimate
+from jaxamp.estimate.lowering import Lowering as Lowering
+from jaxamp.estimate.lowering import verify_lowering as verify_lowering
 from jaxamp.formats import CastConfig as CastConfig
 from jaxamp.formats import Precision as Precision
 from jaxamp.inspect.diff import Difference as Difference
@@ -36,11 +38,15 @@ from jaxamp.inspect.probe_report import Measured as Measured
 from jaxamp.inspect.probe_report import ProbeReport as ProbeReport
 from jaxamp.inspect.report import Report as Report
 from jaxamp.inspect.report import report as report
+from jaxamp.lowp import ScaledArray as ScaledArray
+from jaxamp.lowp import dequantize as dequantize
+from jaxamp.lowp import quantize as quantize
 from jaxamp.policy import Guard as Guard
 from jaxamp.policy import PrecisionPolicy as PrecisionPolicy
 from jaxamp.regions import keep_precision as keep_precision
 from jaxamp.rules import EquationView as EquationView
 from jaxamp.rules import Rule as Rule
+from jaxamp.scaling import Scaling as Scaling
 from jaxamp.semantic import DTypeish as DTypeish
 from jaxamp.semantic import SemanticDType as SemanticDType
 from jaxamp.semantic import cast_floating as cast_floating
