@@ -24,7 +24,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from jaxamp import amp
+from jaxamp import PrecisionPolicy, amp
 
 POLICIES = ("always_f32", "auto_mixed_bf16")
 SEED = 0
@@ -140,7 +140,9 @@ def accuracy(model: Transformer, batch: Int[Array, "batch time"]) -> Float[Array
 # --- Training and sampling ---------------------------------------------------------------------
 
 
-def make_train_step(optimizer: optax.GradientTransformation, policy: str) -> Callable:
+def make_train_step(
+    optimizer: optax.GradientTransformation, policy: str | PrecisionPolicy
+) -> Callable:
     """One step of training, forward pass, gradient and update together, under `policy`."""
 
     @amp(policy=policy)

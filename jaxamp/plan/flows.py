@@ -24,7 +24,12 @@ def is_backward(scope: str) -> bool:
     >>> is_backward("transpose(jvp())/rematted_computation")
     False
     """
-    return "transpose(" in scope and "rematted_computation" not in scope
+    return "transpose(" in scope and not is_repeated(scope)
+
+
+def is_repeated(scope: str) -> bool:
+    """Whether an equation computes again, for a backward pass, what a forward pass did."""
+    return "rematted_computation" in scope
 
 
 class Flows:

@@ -11,7 +11,7 @@ from jaxamp.formats import CastConfig, Precision
 from jaxamp.plan.choose import Choice
 from jaxamp.plan.decision import Scaled
 from jaxamp.plan.facts import movements
-from jaxamp.plan.flows import Flow, Flows, is_backward
+from jaxamp.plan.flows import Flow, Flows, is_backward, is_repeated
 from jaxamp.plan.forced import Forced
 from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.plan.layers import Layers
@@ -96,6 +96,9 @@ class _Scaler:
         if Flow.PARAMETER not in flows and not scaling.all_operands:
             return "not scaled: no operand is a parameter"
         weight = flows.index(Flow.PARAMETER) if Flow.PARAMETER in flows else 1
+        origin = self._origin(node.ins[weight])
+        if is_repeated(node.scope) and (origin in self.scaled) != (origin in self.plain):
+            return "" if origin in self.scaled else "not scaled, like the dot that it repeats"
         if not scaling.ends and (end := self.layers.end(node)):
             return f"the {end} layer is not scaled"
         return self._too_small(axes, axes.summed, axes.free[weight])
