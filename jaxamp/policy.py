@@ -489,12 +489,14 @@ def _cast_from(data: dict[str, Any]) -> CastConfig:
 
 def _scaling_to_data(scaling: Scaling) -> dict[str, Any]:
     fields = {f.name: getattr(scaling, f.name) for f in dataclasses.fields(scaling)}
-    return {k: _cast_to_data(v) if isinstance(v, CastConfig) else v for k, v in fields.items()}
+    data = {k: _cast_to_data(v) if isinstance(v, CastConfig) else v for k, v in fields.items()}
+    return data | ({} if scaling.kernel is None else {"kernel": scaling.kernel.to_data()})
 
 
 def _scaling_from(data: dict[str, Any]) -> Scaling:
     fields: dict[str, Any] = {
-        key: _cast_from(value) if isinstance(value, dict) else value for key, value in data.items()
+        key: _cast_from(value) if key in ("weight", "gradient") and value else value
+        for key, value in data.items()
     }
     return Scaling(**fields)
 

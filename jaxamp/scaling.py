@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jaxamp.errors import PolicyError
@@ -39,6 +39,8 @@ class Scaling:
       ends: whether the first and the last of three or more successive layers are scaled.
       batched: whether dots with batch axes are scaled: attention, experts.
       all_operands: whether dots without a parameter among their operands are scaled: attention.
+      kernel: a ``KernelConfig``, or a map of its fields, with which ``block_scaled_matmul``
+        multiplies operands in blocks of 8 bits; ``None`` leaves the product to XLA, in bf16.
 
     Raises:
       PolicyError: a cast is not scaled, or a size is none.
@@ -55,6 +57,7 @@ class Scaling:
     ends: bool = False
     batched: bool = False
     all_operands: bool = False
+    kernel: Any = None
 
     def __post_init__(self) -> None:
         for name in ("weight", "gradient"):
@@ -64,6 +67,7 @@ class Scaling:
         if type(self.multiple) is not int or self.multiple < 1:
             raise PolicyError(f"multiple is a positive integer, not {self.multiple!r}.")
         object.__setattr__(self, "small", _checked_limits(self.small))
+        object.__setattr__(self, "kernel", _checked_kernel(self.kernel))
 
     def casts(self, compute: CastConfig) -> Casts:
         """The casts of a dot's operands under a cast of Compute."""
@@ -92,6 +96,18 @@ def _checked_cast(name: str, cast: CastConfig | PrecisionLike) -> CastConfig:
         words = ", ".join(sorted(p.short for p in VALUES))
         raise PolicyError(f"The {name} of a scaling is cast to {words}, not {cast}.")
     return cast
+
+
+def _checked_kernel(kernel: Any) -> Any:
+    if kernel is None:
+        return None
+    from jaxamp.kernels.config import KernelConfig  # Pallas takes long to import
+
+    if isinstance(kernel, KernelConfig):
+        return kernel
+    if isinstance(kernel, Mapping):
+        return KernelConfig.from_data(kernel)
+    raise PolicyError(f"The kernel of a scaling is a KernelConfig, not {kernel!r}.")
 
 
 def _checked_limits(limits: Any) -> Limits:

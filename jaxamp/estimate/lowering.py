@@ -28,6 +28,10 @@ from jaxamp.transform import amp
 _OPTIONS = {"cuda": {"xla_gpu_enable_triton_gemm": False}}
 
 
+_DOTS = ("dot_general", "accumulate", "jaxamp_block_scaled_matmul")
+_KERNELS = ("mosaic_gpu", "tpu_custom_call")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowering(Shown):
     """What became of the dots that a policy quantizes; ``print`` shows it.
@@ -128,7 +132,7 @@ def _count(jaxpr: Jaxpr, around: str) -> int:
     total = 0
     for eqn in jaxpr.eqns:
         names = f"{around}/{eqn.source_info.name_stack}"
-        is_dot = eqn.primitive.name in ("dot_general", "accumulate")
+        is_dot = eqn.primitive.name in _DOTS
         if eqn.primitive is quantized_dot_p or (is_dot and PRODUCT in names):
             total += 1
         else:
@@ -151,9 +155,12 @@ def _made(module: Module) -> tuple[int, tuple[str, ...]]:
     """How many products of 8-bit operands run, and the names of others that were to be such."""
     found, missing = 0, []
     for kernel in kernels(module):
+        line = kernel.instruction
+        if line.target.startswith(_KERNELS) and PRODUCT in line.source:
+            found += kernel.runs
         for contraction in kernel.contractions(module):
             if all(word.startswith("f8") for word in contraction.operands):
                 found += kernel.runs
-            elif SCOPE in kernel.instruction.source:
-                missing.append(f"{contraction} in {kernel.instruction.source}")
+            elif SCOPE in line.source:
+                missing.append(f"{contraction} in {line.source}")
     return found, tuple(missing)

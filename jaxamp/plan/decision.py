@@ -23,10 +23,12 @@ class Scaled(NamedTuple):
       casts: of both operands.
       gradient: of cotangents in the products that its derivative makes; ``None`` if these are not
         quantized.
+      kernel: how the kernel for blocks is compiled; ``None`` if there is none.
     """
 
     casts: tuple[CastConfig, CastConfig]
     gradient: CastConfig | None
+    kernel: Any = None
 
     def __str__(self) -> str:
         return " × ".join(map(str, self.casts))

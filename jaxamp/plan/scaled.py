@@ -84,7 +84,8 @@ class _Scaler:
             Flow.PARAMETER: casts.weight,
             Flow.GRADIENT: casts.gradient or casts.activation,
         }
-        return Scaled((by_flow[flows[0]], by_flow[flows[1]]), casts.gradient)
+        pair = by_flow[flows[0]], by_flow[flows[1]]
+        return Scaled(pair, casts.gradient, self.scaling.kernel)
 
     def _refusal(self, node: Node) -> str:
         """Why a dot that could be quantized is not; empty if it is."""

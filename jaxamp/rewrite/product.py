@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core.primitives import dot_general_p
 
+from jaxamp.kernels import KernelConfig, block_scaled_matmul
 from jaxamp.lowp import ScaledArray, dequantize
 from jaxamp.lowp.scaled_array import spread_scale
 from jaxamp.rewrite.accumulate import accumulate
@@ -21,7 +22,9 @@ F32 = np.dtype(np.float32)
 PRODUCT = "jaxamp_product"  # the name around a product of quantized operands
 
 
-def product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
+def product(
+    lhs: ScaledArray, rhs: ScaledArray, dtype: Any, kernel: KernelConfig | None = None
+) -> jax.Array:
     """``lhs @ rhs.T`` of matrices, or of stacks of matrices, accumulated in float32.
 
     The operands are widened to bf16 and multiplied by their scales before the dot. That is exact
@@ -33,12 +36,22 @@ def product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
       lhs: of shape ``(*batch, M, K)``, its blocks along ``K``.
       rhs: of shape ``(*batch, N, K)``, its blocks along ``K``.
       dtype: of the result.
+      kernel: how ``block_scaled_matmul`` is compiled, which then takes what lies in blocks of 8
+        bits; ``None`` for the dot alone.
 
     Returns:
       Shape ``(*batch, M, N)``.
     """
     with jax.named_scope(PRODUCT):
+        if kernel is not None and _width(lhs) == _width(rhs) is not None:
+            return block_scaled_matmul(lhs, rhs, out_dtype=dtype, config=kernel)
         return _product(lhs, rhs, dtype)
+
+
+def _width(x: ScaledArray) -> int | None:
+    """How long the blocks of 8-bit values are, if there are any."""
+    block = x.cast.sf_block
+    return block[1] if block and x.cast.out_dtype.bits == 8 else None
 
 
 def _product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:

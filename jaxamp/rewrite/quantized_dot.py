@@ -102,7 +102,7 @@ def _batch_quantize(
 
 def _quantized(lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -> jax.Array:
     left, right = map(_quantize, (lhs, rhs), how.casts)
-    return product(left, right, dtype)
+    return product(left, right, dtype, how.kernel)
 
 
 def _type(lhs: Any, rhs: Any, *, dtype: Any, **_: Any) -> Any:
@@ -133,8 +133,8 @@ def _jvp(
 
     else:
         narrow_lhs, narrow_rhs = map(_quantize, primals, how.casts)
-        out = product(narrow_lhs, narrow_rhs, dtype)
-        linear = partial(_linear, gradient=how.gradient, dtype=dtype)
+        out = product(narrow_lhs, narrow_rhs, dtype, how.kernel)
+        linear = partial(_linear, how=how, dtype=dtype)
 
         def left(tangent: Any) -> Any:
             return linear(tangent, _turned(rhs, narrow_rhs))
@@ -155,9 +155,8 @@ def _transpose(cotangent: Any, lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -
     if how.gradient is None:
         back = dot(ct.astype(known.dtype), _swap(known), aval.dtype)
     else:
-        back = product(
-            _quantize(ct, how.gradient), _turned(known, _quantize(known, cast)), aval.dtype
-        )
+        turned = _turned(known, _quantize(known, cast))
+        back = product(_quantize(ct, how.gradient), turned, aval.dtype, how.kernel)
     return [back, None] if is_left else [None, back]
 
 
@@ -176,10 +175,10 @@ def _swap(x: Any) -> Any:
     return lax.transpose(x, (*batch, cols, rows))
 
 
-def _linear(tangent: Any, known: ScaledArray, gradient: CastConfig, dtype: Any) -> jax.Array:
+def _linear(tangent: Any, known: ScaledArray, how: Scaled, dtype: Any) -> jax.Array:
     """``tangent @ known``, whose transpose multiplies quantized cotangents with ``known``."""
     leaves, tree = jax.tree.flatten(known)
-    return quantized_linear_p.bind(tangent, *leaves, tree=tree, gradient=gradient, dtype=dtype)
+    return quantized_linear_p.bind(tangent, *leaves, tree=tree, how=how, dtype=dtype)
 
 
 def _linear_direct(tangent: Any, *leaves: Any, tree: Any, dtype: Any, **_: Any) -> jax.Array:
@@ -209,10 +208,11 @@ def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) 
 
 
 def _linear_transpose(
-    cotangent: Any, tangent: Any, *leaves: Any, tree: Any, gradient: CastConfig, **_: Any
+    cotangent: Any, tangent: Any, *leaves: Any, tree: Any, how: Scaled, **_: Any
 ) -> Sequence[Any]:
     known = jax.tree.unflatten(tree, leaves)
-    back = product(_quantize(cotangent, gradient), known, tangent.aval.dtype)
+    assert how.gradient is not None
+    back = product(_quantize(cotangent, how.gradient), known, tangent.aval.dtype, how.kernel)
     return [back, *[None] * len(leaves)]
 
 

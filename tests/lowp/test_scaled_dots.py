@@ -351,3 +351,23 @@ def test_recipes_survive_json(name):
     """A recipe written down and read back is the same policy."""
     for chosen in (PrecisionPolicy.parse(name), policy(name, backward=False, batched=True)):
         assert PrecisionPolicy.from_json(chosen.to_json()) == chosen
+
+
+@pytest.mark.parametrize("name", ["fp8_block", "mxfp8"])
+def test_the_kernel_for_blocks(name):
+    """With a KernelConfig the kernel multiplies, in both passes, and gives the same numbers."""
+    x, w, ct = operands((32, 128), (128, 64), (32, 64))
+    chosen = policy(name, kernel={"backend": "reference"})
+    assert PrecisionPolicy.from_json(chosen.to_json()) == chosen
+
+    def both_passes(chosen):
+        def passes(x, w):
+            out, back = jax.vjp(amp(jnp.dot, chosen), x, w)
+            return out, *back(ct)
+
+        return passes
+
+    text = str(jax.make_jaxpr(both_passes(chosen))(x, w))
+    assert text.count("block_scaled_matmul") == 3
+    got, want = (jax.jit(both_passes(c))(x, w) for c in (chosen, policy(name)))
+    assert worst(list(want), list(got)) > 40
