@@ -20,6 +20,7 @@ CLASSES: dict[str, float] = {
     "tight": 1.0,  # a few roundings, no product
     "dot": 1.5,  # products and what surrounds them
     "deep": 3.0,  # loops, normalised temperatures, whole training steps
+    "fused": 64.0,  # of float32 itself: the same program, which XLA may fuse differently
 }
 """Ulps of the low format for a function's value, by tolerance class."""
 
@@ -50,7 +51,7 @@ def bound(tolerance: str, order: int, low: str, reference: np.ndarray, nudged: n
     Args:
         tolerance: a row of `CLASSES`.
         order: how often the program was differentiated.
-        low: the low format, `bfloat16` or `float16`.
+        low: the low format, `bfloat16` or `float16`; `float32` for the class `fused`.
         reference: the float32 result.
         nudged: the float32 result for the arguments of `moved`.
     """
