@@ -92,6 +92,7 @@ class PrecisionPolicy:
     AUTO_MIXED: ClassVar[PrecisionPolicy]
     AUTO_MIXED_BF16: ClassVar[PrecisionPolicy]
     FP8_CURRENT: ClassVar[PrecisionPolicy]
+    FP8_DELAYED: ClassVar[PrecisionPolicy]
     FP8_BLOCK: ClassVar[PrecisionPolicy]
     MXFP8: ClassVar[PrecisionPolicy]
     NVFP4: ClassVar[PrecisionPolicy]
@@ -562,6 +563,9 @@ _ROWWISE = ((None, 2048), (1024, None), (2048, 4096))
 PrecisionPolicy.FP8_CURRENT = _recipe(
     "fp8_current", CastConfig(Precision.F8_E4M3, None, round_sf=True)
 )
+PrecisionPolicy.FP8_DELAYED = PrecisionPolicy.FP8_CURRENT.replace(
+    name="fp8_delayed", scaling={"history": 1024}
+)
 PrecisionPolicy.FP8_BLOCK = _recipe(
     "fp8_block",
     _blocks(Precision.F8_E4M3, 1, 128),
@@ -586,6 +590,7 @@ PRESETS: dict[str, PrecisionPolicy] = {
         PrecisionPolicy.AUTO_MIXED,
         PrecisionPolicy.AUTO_MIXED_BF16,
         PrecisionPolicy.FP8_CURRENT,
+        PrecisionPolicy.FP8_DELAYED,
         PrecisionPolicy.FP8_BLOCK,
         PrecisionPolicy.MXFP8,
         PrecisionPolicy.NVFP4,

@@ -39,6 +39,8 @@ class Scaling:
       ends: whether the first and the last of three or more successive layers are scaled.
       batched: whether dots with batch axes are scaled: attention, experts.
       all_operands: whether dots without a parameter among their operands are scaled: attention.
+      history: with one scale for a tensor, of how many earlier steps magnitudes are kept and give
+        it; 0 takes it from the tensor itself.
       kernel: a ``KernelConfig``, or a map of its fields, with which ``block_scaled_matmul``
         multiplies operands in blocks of 8 bits; ``None`` leaves the product to XLA, in bf16.
 
@@ -57,6 +59,7 @@ class Scaling:
     ends: bool = False
     batched: bool = False
     all_operands: bool = False
+    history: int = 0
     kernel: Any = None
 
     def __post_init__(self) -> None:
@@ -66,6 +69,8 @@ class Scaling:
                 object.__setattr__(self, name, _checked_cast(name, cast))
         if type(self.multiple) is not int or self.multiple < 1:
             raise PolicyError(f"multiple is a positive integer, not {self.multiple!r}.")
+        if type(self.history) is not int or self.history < 0:
+            raise PolicyError(f"history is a number of steps, not {self.history!r}.")
         object.__setattr__(self, "small", _checked_limits(self.small))
         object.__setattr__(self, "kernel", _checked_kernel(self.kernel))
 

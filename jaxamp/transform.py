@@ -251,12 +251,23 @@ def _is_found(function: AmpFunction[..., Any]) -> bool:
 
 def _amp(fn: Any, settings: Settings) -> Any:
     _checked(fn)
+    if settings.policy.scaling.history and settings.policy.is_scaled:
+        return _delayed(fn, settings)
     for library, adapter in _ADAPTERS.items():
         if library in sys.modules:  # never import a library that the user does not
             wrapped = importlib.import_module(adapter).wrap(fn, settings)
             if wrapped is not None:
                 return wrapped
     return AmpFunction(fn, settings)
+
+
+def _delayed(fn: Any, settings: Settings) -> Any:
+    """A function that takes and returns the magnitudes of earlier steps."""
+    from jaxamp.delayed import DelayedFunction
+
+    current = settings.policy.replace(scaling={"history": 0})
+    amped = AmpFunction(fn, Settings(current, settings.strict, settings.force))
+    return DelayedFunction(fn, amped, settings.policy)
 
 
 def _checked(fn: Any) -> Any:

@@ -29,6 +29,7 @@ TABLE = {
     "auto_mixed": ((F16, F16, F16, F16, F32), F32, True),
     "auto_mixed_bf16": ((BF16, BF16, BF16, BF16, F32), F32, True),
     "fp8_current": ((E4M3, BF16, BF16, BF16, F32), F32, True),
+    "fp8_delayed": ((E4M3, BF16, BF16, BF16, F32), F32, True),
     "fp8_block": ((E4M3, BF16, BF16, BF16, F32), F32, True),
     "mxfp8": ((E4M3, BF16, BF16, BF16, F32), F32, True),
     "nvfp4": ((E2M1, BF16, BF16, BF16, F32), F32, True),
