@@ -251,6 +251,15 @@ class PrecisionPolicy:
         return Precision.BF16 if elementwise in _KEPT else elementwise
 
     @property
+    def stateless(self) -> PrecisionPolicy:
+        """The policy with every scale taken from the tensor at hand, not from earlier steps.
+
+        >>> PrecisionPolicy.FP8_DELAYED.stateless.scaling == PrecisionPolicy.FP8_CURRENT.scaling
+        True
+        """
+        return self.replace(scaling={"history": 0}) if self.scaling.history else self
+
+    @property
     def low(self) -> frozenset[Precision]:
         """The precisions below f32 that values can be stored in, rules and outputs included.
 

@@ -265,8 +265,7 @@ def _delayed(fn: Any, settings: Settings) -> Any:
     """A function that takes and returns the magnitudes of earlier steps."""
     from jaxamp.delayed import DelayedFunction
 
-    current = settings.policy.replace(scaling={"history": 0})
-    amped = AmpFunction(fn, Settings(current, settings.strict, settings.force))
+    amped = AmpFunction(fn, settings._replace(policy=settings.policy.stateless))
     return DelayedFunction(fn, amped, settings.policy)
 
 

@@ -136,7 +136,7 @@ def estimate(
     def made(*args: Any, **kwargs: Any) -> Estimate:
         chip = TARGETS[target]
         programs = [
-            exported(fn, functools.partial(amp, policy=p), args, kwargs, chip.platform)
+            exported(fn, functools.partial(amp, policy=p.stateless), args, kwargs, chip.platform)
             for p in policies
         ]
         found = compile_all(chip, programs)

@@ -99,7 +99,7 @@ def verify_lowering(
     name = Call.of(fn).name
 
     def wrap(function: Any) -> Any:
-        return function if parsed is None else amp(function, parsed)
+        return function if parsed is None else amp(function, parsed.stateless)
 
     @functools.wraps(fn, updated=())
     def verify(*args: Any, **kwargs: Any) -> Lowering:

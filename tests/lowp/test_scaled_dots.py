@@ -346,7 +346,7 @@ def test_backward_follows_forward():
     assert _scaled(jax.grad(loss), off, ws, x) == 2
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, "fp8_delayed"])
 def test_recipes_survive_json(name):
     """A recipe written down and read back is the same policy."""
     for chosen in (PrecisionPolicy.parse(name), policy(name, backward=False, batched=True)):
