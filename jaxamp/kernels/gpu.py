@@ -485,7 +485,8 @@ def _over_columns(by_col: Any, rows: int) -> Any:
 
 
 def _load(ref: Any, index: Any, layout: Any) -> Any:
-    return mosaic_gpu().load(ref, index, layout=layout, optimized=False)
+    part = _compat.indexed_for_load(ref, index)
+    return mosaic_gpu().load(*part, layout=layout, optimized=False)
 
 
 def _store(

@@ -217,13 +217,14 @@ def to_fields(params: Any) -> dict[str, Any]:
         value = getattr(params, field.name)
         default = None if field.default is dataclasses.MISSING else field.default
         if value != default:
-            fields[field.name] = _plain(value)
+            fields[field.name] = plain(value)
     return fields
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A field's value as JSON has it: enums by name, maps as dicts, tuples as lists."""
     if isinstance(value, enum.Enum):
         return value.name.lower()
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value

@@ -11,7 +11,7 @@ from jaxamp import CastConfig
 from jaxamp.errors import KernelError
 from jaxamp.kernels import KernelConfig, block_quantize, gpu_params, kernel_config, tpu_params
 from jaxamp.kernels.config import resolve
-from jaxamp.kernels.params import to_fields
+from jaxamp.kernels.params import plain
 
 BLOCK = CastConfig("f8_e4m3", sf_block=(1, 128))
 
@@ -62,7 +62,7 @@ def test_every_documented_field_is_taken_or_names_its_successor(platform, name):
     build, fields = BUILDERS[platform]
     wanted = {name: fields[name]} | TOGETHER.get(name, {})
     if name in {f.name for f in dataclasses.fields(build())}:
-        assert to_fields(build(**wanted))[name] == json.loads(json.dumps(fields[name]))
+        assert plain(getattr(build(**wanted), name)) == plain(fields[name])
     else:
         with pytest.raises(KernelError) as caught:
             build(**wanted)
