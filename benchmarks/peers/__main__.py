@@ -1,0 +1,130 @@
+"""Compare jaxamp with its peers, each installed in an environment of its own.
+
+    python -m benchmarks.peers                       runs, errors, lines; makes environments once
+    python -m benchmarks.peers --target h200 v5e     and what the vendors' compilers make of it
+    python -m benchmarks.peers --only jmp mpx        some of them; the others' figures are kept
+
+Figures go to out/peers.json and docs/peers.json, the picture to docs/pictures/peers.png, the table
+to README.md between its two marks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers import inside, table
+from benchmarks.peers.peers import PEERS, Peer
+from jaxamp.estimate.estimate import compile_all
+from jaxamp.estimate.targets import TARGETS
+from jaxamp.estimate.traffic import measure
+
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = Path.home() / ".cache" / "jaxamp-peers"
+FIGURES = ROOT / "docs/peers.json"
+PLATFORMS = {"h200": "cuda", "v5e": "tpu"}
+FLAGS = "--xla_allow_excess_precision=false"
+
+
+def environment(peer: Peer) -> Path:
+    """The interpreter of a peer's environment, which is made if there is none."""
+    folder = FOLDER / "-".join(peer.packages).replace("=", "").replace("<", "").replace(">", "")
+    python = folder / "bin/python"
+    if not (folder / ".installed").exists():
+        print(f"installing {', '.join(peer.packages)}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet", *peer.packages]
+        subprocess.run(pip, check=True)
+        if peer.adapter.startswith("ours"):
+            subprocess.run([*pip[: -len(peer.packages)], str(ROOT)], check=True)
+        (folder / ".installed").touch()
+    return python
+
+
+def ask(peer: Peer, targets: list[str], references: Path) -> dict[str, Any]:
+    """What is found out about a peer."""
+    ours = peer.adapter.startswith("ours") or peer.adapter == "f32"
+    python = Path(sys.executable) if ours else environment(peer)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        job = {
+            "adapter": peer.adapter,
+            "programs": peer.programs,
+            "platforms": [PLATFORMS[target] for target in targets],
+        }
+        (folder / "job.json").write_text(json.dumps(job))
+        _run(python, folder, path=ROOT if ours else None)
+        found = json.loads((folder / "result.json").read_text())
+        for program in peer.programs:
+            if "value" in found[program]:
+                found[program]["error_of_gradient"] = _distance(
+                    folder / f"{program}.npz", references / f"{program}.npz"
+                )
+            for target in targets:
+                data = folder / f"{program}-{PLATFORMS[target]}.bin"
+                if data.exists():
+                    found[program][target] = _compiled(target, data.read_bytes())
+    return {"lines": peer.lines, **found}
+
+
+def _run(python: Path, folder: Path, *extra: str, path: Path | None = None) -> None:
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
+    env.pop("PYTHONPATH", None)
+    if path is not None:
+        env["PYTHONPATH"] = str(path)
+    subprocess.run([str(python), inside.__file__, str(folder), *extra], check=True, env=env)
+
+
+def _compiled(target: str, data: bytes) -> dict[str, Any]:
+    try:
+        ((module, facts),) = compile_all(TARGETS[target], [data])
+    except Exception as error:
+        return {"error": str(error).strip().splitlines()[-1][:160]}
+    counted = measure(module)
+    return {"bytes": counted.bytes, "kernels": counted.kernels, "temporary": facts["temporary"]}
+
+
+def _distance(got: Path, want: Path) -> float:
+    """The norm of the difference of all gradients, as a part of that of the float64 ones."""
+    with np.load(got) as ours, np.load(want) as exact:
+        names = sorted(exact.files)
+        if sorted(ours.files) != names:
+            return float("nan")
+        difference = sum(float(np.sum((ours[n] - exact[n]) ** 2)) for n in names)
+        return float(np.sqrt(difference / sum(float(np.sum(exact[n] ** 2)) for n in names)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", default=[], help="adapters, as peers.py names them")
+    parser.add_argument("--target", nargs="+", default=[], choices=PLATFORMS)
+    parser.add_argument("--table", action="store_true", help="only write the table again")
+    options = parser.parse_args()
+    figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    if not options.table:
+        with tempfile.TemporaryDirectory() as name:
+            references = Path(name)
+            _run(Path(sys.executable), references, "reference", path=ROOT)
+            for peer in PEERS:
+                if not options.only or peer.adapter in options.only:
+                    print(f"running {peer.name}", flush=True)
+                    figures[peer.name] = ask(peer, options.target, references)
+                    FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
+    table.write(figures, ROOT)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
