@@ -52,7 +52,7 @@ conformance-sample: $(VENV)/.installed-test
 
 # Every hostile case and reduction island, in both formats.
 numerics: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m numerics tests/numerics
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m numerics tests/numerics tests/lowp
 
 # Reports against what the vendors' compilers make of the same programs.
 deviceless: $(VENV)/.installed-test

@@ -68,7 +68,7 @@ def test_ragged_arrays(cast):
     assert_as_oracle(hostile((130, 129)), cast)
 
 
-@pytest.mark.parametrize("cast", CASTS[2:12:3], ids=str)
+@pytest.mark.parametrize("cast", CASTS[2:12:5], ids=str)
 def test_whole_blocks(cast):
     """Blocks that divide the array."""
     assert_as_oracle(hostile((128, 256)), cast)
@@ -139,7 +139,7 @@ def test_error_is_within_half_a_step(name, round_sf):
 
 
 @pytest.mark.parametrize("wrap", [lambda f: jax.vmap(f), lambda f: lambda x: jax.lax.map(f, x)])
-@pytest.mark.parametrize("cast", [CASTS[0], CASTS[2], CASTS[-4]], ids=str)
+@pytest.mark.parametrize("cast", [CASTS[2], CASTS[-4]], ids=str)
 def test_stacks_of_tensors(cast, wrap):
     """Under vmap and scan each tensor has scales of its own, and the stack can be dequantized."""
     x = hostile((12, 70)).reshape(3, 4, 70)

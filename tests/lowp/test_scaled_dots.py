@@ -13,6 +13,12 @@ from jaxamp.scaling import Scaling
 from tests.lowp import oracle
 from tests.lowp.models import mlp, mlp_inputs, mlp_loss, policy, sqnr, worst
 
+
+def long(*values):
+    """A case of the long tests."""
+    return pytest.param(*values, marks=pytest.mark.numerics)
+
+
 RECIPES = ["fp8_current", "fp8_block", "mxfp8", "nvfp4"]
 CURRENT = policy("fp8_current")
 
@@ -47,7 +53,7 @@ def expected(x, w, ct, chosen):
     return out, dx, dw
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", ["fp8_current", "fp8_block", long("mxfp8"), "nvfp4"])
 def test_value_and_gradients_are_those_of_the_definition(name):
     """Operands and cotangent are quantized along the axis that each product sums over."""
     x, w, ct = operands((48, 64), (64, 80), (48, 80))
@@ -77,14 +83,14 @@ def test_scales_that_are_no_powers_of_two(cast):
 @pytest.mark.parametrize(
     ("spec", "shapes"),
     [
-        ("ij,jk->ik", [(32, 16), (16, 48)]),
-        ("ij,kj->ki", [(32, 16), (48, 16)]),
-        ("bti,iok->btok", [(2, 16, 32), (32, 2, 16)]),
+        long("ij,jk->ik", [(32, 16), (16, 48)]),
+        long("ij,kj->ki", [(32, 16), (48, 16)]),
+        long("bti,iok->btok", [(2, 16, 32), (32, 2, 16)]),
         ("btok,iok->bti", [(2, 16, 2, 16), (32, 2, 16)]),
         ("eti,eio->eto", [(3, 16, 32), (3, 32, 16)]),
     ],
 )
-@pytest.mark.parametrize("name", ["fp8_current", "fp8_block"])
+@pytest.mark.parametrize("name", ["fp8_current", long("fp8_block")])
 def test_any_einsum(spec, shapes, name):
     """Axes in any order, several summed or free, and batches where these are scaled too."""
     x, w = operands(*shapes)
@@ -113,7 +119,7 @@ LOSS = {
 }
 
 
-@pytest.mark.parametrize("name", ["fp8_current", "fp8_block"])
+@pytest.mark.parametrize("name", [long("fp8_current"), "fp8_block"])
 def test_both_orders_of_differentiation_agree(name):
     """grad(amp(f)) and amp(grad(f)) quantize the same, and differ as two roundings do."""
     args = mlp_inputs()
@@ -132,7 +138,7 @@ def current_gradients():
 
 
 @pytest.mark.parametrize("order", ["inside", "outside"])
-@pytest.mark.parametrize("name", LOSS)
+@pytest.mark.parametrize("name", [long("plain"), long("jit"), "remat", long("dots saved"), "vmap"])
 def test_transformations_inside_the_model(name, order):
     """jit, remat and vmap in the model: as many scaled dots, and the gradients of the plain one."""
     args = mlp_inputs()
@@ -143,7 +149,7 @@ def test_transformations_inside_the_model(name, order):
     assert worst(want, got) > 24
 
 
-@pytest.mark.parametrize("order", ["inside", "outside"])
+@pytest.mark.parametrize("order", ["inside", long("outside")])
 def test_scan_over_layers(order):
     """A loop over stacked layers: every dot of its body is scaled, in both passes."""
     params, x, target = mlp_inputs()
@@ -170,7 +176,7 @@ def test_scan_over_layers(order):
     assert worst(want, got) > 18
 
 
-@pytest.mark.parametrize("name", ["fp8_current", "fp8_block"])
+@pytest.mark.parametrize("name", ["fp8_current", long("fp8_block")])
 def test_vmap_of_a_scaled_function(name):
     """Mapped over inputs, parameters or both, values and gradients are those of a loop."""
     params, x, target = mlp_inputs(16, 32, 16)
@@ -353,7 +359,7 @@ def test_recipes_survive_json(name):
         assert PrecisionPolicy.from_json(chosen.to_json()) == chosen
 
 
-@pytest.mark.parametrize("name", ["fp8_block", "mxfp8"])
+@pytest.mark.parametrize("name", ["fp8_block", long("mxfp8")])
 def test_the_kernel_for_blocks(name):
     """With a KernelConfig the kernel multiplies, in both passes, and gives the same numbers."""
     x, w, ct = operands((32, 128), (128, 64), (32, 64))
