@@ -1,6 +1,6 @@
 """Training on one accelerator: throughput, memory and loss of each way to choose a precision.
 
-    python -m benchmarks.gpu_train                         all models and ways, on the default device
+    python -m benchmarks.gpu_train                       all models and ways, default device
     python -m benchmarks.gpu_train --model 350m --way amp-bf16 hand-bf16
     python -m benchmarks.gpu_train --toy --steps 3         sizes for a CPU, to try the script
 

@@ -13,7 +13,7 @@ from tests.random_programs import BINARY, NESTED, SLOW_IS_FINE, UNARY, Steps
 
 
 @settings(
-    max_examples=50,
+    max_examples=20,  # `make conformance` draws 2000
     deadline=None,
     derandomize=True,
     database=None,

@@ -1,8 +1,8 @@
 """python inside.py FOLDER: one peer on its programs, run by path in the peer's environment.
 
-Reads FOLDER/job.json: the adapter, the programs, whether to export. Writes FOLDER/result.json, the
-gradients as NAME.npz, and NAME.bin, the exported value and gradient at the large size. Needs JAX and
-what the adapter imports.
+Reads FOLDER/job.json: the adapter, the programs, the platforms. Writes FOLDER/result.json, the
+gradients as NAME.npz, and NAME-PLATFORM.bin, the exported value and gradient at the large size.
+Needs JAX and what the adapter imports.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def jmp(loss: Any) -> Any:
 
 
 def mpx(loss: Any) -> Any:
-    import mpx
+    import mpx  # pyright: ignore[reportMissingImports]
 
     mpx.set_half_precision_datatype(jnp.bfloat16)
     scaling = mpx.DynamicLossScaling(jnp.float32(1.0), jnp.float32(1.0))
@@ -205,7 +205,7 @@ def mpx(loss: Any) -> Any:
 
 
 def grampax(loss: Any) -> Any:
-    import grampax
+    import grampax  # pyright: ignore[reportMissingImports]
 
     return jax.value_and_grad(grampax.autocast(loss, LOW))
 
@@ -213,7 +213,8 @@ def grampax(loss: Any) -> Any:
 def jaxamp_of_2023(loss: Any) -> Any:
     import jaxamp
 
-    return jax.value_and_grad(jaxamp.amp(loss, compute_dtype=LOW))
+    theirs: Any = jaxamp.amp  # another package of that name
+    return jax.value_and_grad(theirs(loss, compute_dtype=LOW))
 
 
 def flax_fp8() -> dict[str, Any]:
@@ -223,7 +224,7 @@ def flax_fp8() -> dict[str, Any]:
 
 
 def qwix(model: Any, x: Any) -> Any:
-    import qwix
+    import qwix  # pyright: ignore[reportMissingImports]
 
     rule = qwix.QtRule(
         module_path=".*", weight_qtype=jnp.float8_e4m3fn, act_qtype=jnp.float8_e4m3fn,

@@ -25,7 +25,7 @@ def write(figures: Figures, root: Path) -> None:
 def markdown(figures: Figures) -> str:
     """A row for each peer. Ratios are to float32 of the same program."""
     head = [
-        "| | lines | block | scanned | Cholesky | flax | gradient error | H200 bytes | memory | kernels |",
+        "| | lines | block | scanned | Cholesky | flax | grad. error | bytes | memory | kernels |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join(

@@ -46,13 +46,12 @@ def _fresh() -> Callable[..., Any]:
     return lambda params, x: loss(params, x)
 
 
-@pytest.mark.parametrize("order", ["grad_of_amp", "amp_of_grad"])
-def test_an_interrupted_trace_leaves_nothing_behind(order: str) -> None:
+def test_an_interrupted_trace_leaves_nothing_behind() -> None:
     """Wherever the interrupt falls, the function works afterwards, and no policy stays in force."""
-    wrap = {
-        "grad_of_amp": lambda f: jax.value_and_grad(amp(f)),
-        "amp_of_grad": lambda f: amp(jax.value_and_grad(f)),
-    }[order]
+
+    def wrap(f: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.value_and_grad(amp(f))  # its rules are planned when JAX differentiates
+
     args, policy = inputs(), current_policy()
     want = wrap(_fresh())(*args)
     total = _interrupted_at(-1, lambda: wrap(_fresh())(*args))  # the caches are warm by now

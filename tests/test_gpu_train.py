@@ -1,0 +1,34 @@
+"""The training benchmark: its steps, and the sizes of its models. `--toy` runs it on a CPU."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import gpu_train
+from tests import audit
+
+
+@pytest.mark.parametrize("way", ["f32", "hand-bf16", "amp-f16"])
+def test_a_step_keeps_float32_and_multiplies_as_its_way_says(way):
+    """Parameters and moments stay float32; products are float32, bf16 or f16."""
+    size = gpu_train.TOYS["350m"]()
+    step, state, params = gpu_train.make_step(size, way)
+    traced = step.trace(params, state, size.sample(jax.random.key(1)))
+    kept = jax.tree.leaves((params, state))
+    assert [leaf.dtype for leaf in jax.tree.leaves(traced.out_info)[:-1]] == [x.dtype for x in kept]
+    expected = {"f32": jnp.float32, "hand-bf16": jnp.bfloat16, "amp-f16": jnp.float16}[way]
+    products = [p for p in audit.products(traced.jaxpr.jaxpr) if p.is_float]
+    low = [p for p in products if set(p.operands) == {jnp.dtype(expected)}]
+    assert len(low) >= 0.8 * len(products) > 0
+
+
+def test_sizes_are_those_of_their_names():
+    """Parameters of the full models, counted from shapes alone."""
+    for name, millions in {"350m": 355, "1.3b": 1312, "resnet50": 25.6, "vit-b": 86.4}.items():
+        shapes = jax.eval_shape(gpu_train.MODELS[name]().init, jax.random.key(0))
+        count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+        assert math.isclose(count / 1e6, millions, rel_tol=0.2), (name, count)
