@@ -105,6 +105,8 @@ def check_lowering(case: Case) -> None:
     Raises:
         AssertionError: if the amped program differs from the plain one in more than precision.
     """
+    if NEWER and plain_refusal(PROGRAMS[case.program], TRANSFORMS[case.transform]):
+        return  # this JAX refuses the plain function, so there is nothing to compare with
     plain = jax.jit((built := _build(case, _identity))[0]).trace(*built[1])
     try:
         fn, args = _build(case, lambda f: amp(f, case.preset, _force=True))
