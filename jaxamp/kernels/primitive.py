@@ -109,9 +109,8 @@ class KernelPrimitive:
         reference = functools.partial(self.kernel.reference, **params)
         if config.backend == "reference":
             return reference
-        reason = self._reason(platform, avals, params)
+        reason = self._reason(platform, config, avals, params)
         if reason is None:
-            self.kernel.check(_PLATFORMS[platform], config, *avals, **params)
             form = self.kernel.gpu if platform == "cuda" else self.kernel.tpu
             return functools.partial(form, config=config, interpret=False, **params)
         if config.backend == "pallas":
@@ -121,12 +120,22 @@ class KernelPrimitive:
             warnings.warn(text, KernelFallbackWarning, stacklevel=2)
         return reference
 
-    def _reason(self, platform: str, avals: Any, params: Any) -> str | None:
+    def _reason(self, platform: str, config: KernelConfig, avals: Any, params: Any) -> str | None:
+        """Why a platform's kernel cannot be taken; an error if the configuration is to blame."""
         if not platform:
             return "there are Pallas kernels for TPU and CUDA only"
         if platform == "cuda" and (missing := _missing_on_cuda()):
             return missing
-        return self.kernel.obstacle(_PLATFORMS[platform], *avals, **params)
+        ours = _PLATFORMS[platform]
+        if (obstacle := self.kernel.obstacle(ours, *avals, **params)) is not None:
+            return obstacle
+        try:
+            self.kernel.check(ours, config, *avals, **params)
+        except KernelError as error:
+            if config.tile is not None or getattr(config, ours) is not None:
+                raise
+            return str(error).removeprefix(f"{self.kernel.name}: ").removesuffix(".")
+        return None
 
     def _refuse(self, reason: str | None, backend: str) -> None:
         if reason is not None:
@@ -144,8 +153,10 @@ def _jitted(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Callab
 def _missing_on_cuda() -> str | None:
     """Why no Mosaic GPU kernel runs on the GPU at hand; absent GPUs are taken for Hopper."""
     capability = _compat.cuda_capability()
-    if capability is not None and capability < 9.0:
-        return f"Mosaic GPU needs compute capability 9.0, this GPU has {capability}"
+    if capability not in (None, 9.0):
+        return (
+            f"the kernels are written for Hopper, compute capability 9.0; this GPU has {capability}"
+        )
     if not _compat.has_module("absl"):
         return "Mosaic GPU needs absl-py, `pip install 'jaxamp[gpu]'`"
     return None

@@ -273,6 +273,26 @@ def test_f16_on_tpu_falls_back_and_says_so():
         lower(lambda x: _quantize(x, KernelConfig(backend="pallas")), x, platform="tpu")
 
 
+@pytest.mark.parametrize("capability", [8.0, 10.0])
+def test_other_gpus_than_hopper_fall_back_and_say_so(capability, monkeypatch):
+    """Neither Ampere nor Blackwell has Hopper's instructions."""
+    monkeypatch.setattr("jaxamp._compat.cuda_capability", lambda: capability)
+    fn, avals = PROGRAMS["matmul"]
+    with pytest.warns(KernelFallbackWarning, match=f"this GPU has {capability}"):
+        module = lower(lambda *a: fn(*a, KernelConfig()), *avals, platform="cuda")
+    assert "mosaic_gpu_v2" not in str(module)
+
+
+def test_what_does_not_fit_by_default_falls_back_and_says_so():
+    """Rows of a million columns; with a tile of one's own it is an error."""
+    x = _array((64, 2**20))
+    with pytest.warns(KernelFallbackWarning, match="bytes of VMEM"):
+        module = lower(lambda x: norm_quantize(x, BLOCK), x, platform="tpu")
+    assert "tpu_custom_call" not in str(module)
+    with pytest.raises(KernelError, match="bytes of VMEM"):
+        lower(lambda x: _norm(x, KernelConfig(tile=(32,))), x, platform="tpu")
+
+
 def test_pallas_is_refused_where_there_is_none():
     """On a CPU there is nothing to lower to, and backend='pallas' does not pretend."""
     with pytest.raises(KernelError, match="TPU and CUDA only"):
