@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jax.extend.core import Var
@@ -26,12 +26,13 @@ def assemble(
     readings: Readings,
     fusions: Fusions | None,
     held: frozenset[int],
+    echoes: Mapping[int, Precision],
     stored: Storage,
     choices: dict[Node, Choice],
     outputs: Storage | None,
 ) -> JaxprPlan:
     """The plan of the outermost jaxpr, in which equal plans of one jaxpr are one object."""
-    assembler = _Assembler(graph, readings, fusions, held, stored, choices)
+    assembler = _Assembler(graph, readings, fusions, held, echoes, stored, choices)
     returned = [Precision.F32 if graph.ours[v] else None for v in frame.exits]
     return assembler.plan(frame, returned if outputs is None else list(outputs))
 
@@ -46,6 +47,7 @@ class _Form(NamedTuple):
     outputs: tuple[Precision | None, ...]
     held: tuple[bool, ...]
     kept: tuple[int, ...]
+    echoes: tuple[Precision | None, ...]
     inner: tuple[JaxprPlan, ...] = ()
     scaled: Scaled | None = None
 
@@ -57,10 +59,11 @@ class _Assembler:
         readings: Readings,
         fusions: Fusions | None,
         held: frozenset[int],
+        echoes: Mapping[int, Precision],
         stored: Storage,
         choices: dict[Node, Choice],
     ) -> None:
-        self.fusions, self.held, self.outliner = fusions, held, Outliner()
+        self.fusions, self.held, self.echoes, self.outliner = fusions, held, echoes, Outliner()
         self.graph, self.readings, self.stored, self.choices = graph, readings, stored, choices
         self.fresh = readings.fresh
         self.kept = bytearray(len(graph.avals)) if fusions is None else fusions.kept
@@ -130,6 +133,7 @@ class _Assembler:
             outputs=outputs,
             held=tuple(map(self.held.__contains__, node.outs)),
             kept=tuple(map(self.kept.__getitem__, node.outs)),
+            echoes=tuple(map(self.echoes.get, node.outs)),
             scaled=choice.scaled,
         )
 
@@ -145,6 +149,7 @@ class _Assembler:
             outputs=self._storage(nest.outs),
             held=(False,) * len(nest.outs),
             kept=(False,) * len(nest.outs),
+            echoes=(None,) * len(nest.outs),
             inner=tuple(
                 self.plan(
                     frame,
@@ -173,6 +178,7 @@ class _Assembler:
             outputs=form.outputs,
             held=form.held,
             kept=tuple(map(bool, form.kept)),
+            echoes=form.echoes,
             reason=reason,
             guard=guard,
             raw_scope=site.scope,

@@ -52,6 +52,7 @@ class Decision:
         undo a rounding that is followed by a widening, and store the wide form.
       kept: per result, whether a backward pass reads it rather than computes it again, where the
         equation is one of a fused group.
+      echoes: per result, the precision that its cotangent is rounded to; ``None`` leaves it.
       scaled: how the operands of a dot are quantized, once they have been cast.
       reason: why, in one phrase.
       guard: the guard that fired, if one did.
@@ -69,6 +70,7 @@ class Decision:
     outputs: tuple[Precision | None, ...]
     held: tuple[bool, ...]
     kept: tuple[bool, ...]
+    echoes: tuple[Precision | None, ...]
     reason: str
     guard: Guard | None
     raw_scope: str

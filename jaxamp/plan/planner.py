@@ -13,6 +13,7 @@ from jaxamp.plan.assemble import assemble
 from jaxamp.plan.carries import settle_carries
 from jaxamp.plan.choose import Choice, Chooser
 from jaxamp.plan.decision import Plan
+from jaxamp.plan.echoes import find_echoes
 from jaxamp.plan.folds import find_folds
 from jaxamp.plan.forced import Forced, find_forced
 from jaxamp.plan.fusions import Fusions
@@ -81,10 +82,13 @@ def make_plan(
     choices.update(find_scaled(graph, policy, forced, choices))
     readings = find_readings(graph, facts, demand, interior, chooser.copies)
     held = find_held(graph, chooser.stored, choices)
+    echoes = find_echoes(graph, facts, readings.fresh, chooser.stored) if _fuses(policy) else {}
     fusions = (
         Fusions(graph, frame, facts, demand, interior, chooser.stored) if _fuses(policy) else None
     )
-    body = assemble(graph, frame, readings, fusions, held, chooser.stored, choices, outputs)
+    body = assemble(
+        graph, frame, readings, fusions, held, echoes, chooser.stored, choices, outputs
+    )
     return Plan(
         body=body,
         policy=policy,

@@ -39,10 +39,10 @@ class Environment:
         """Stores values, each in its precision; held there, or kept, where that is asked for."""
         kept = repeat(False) if kept is None else kept
         columns = zip(variables, values, precisions, held, kept, strict=False)
-        for var, value, precision, hold, keep in columns:
+        for var, value, precision, is_held, keep in columns:
             if not isinstance(var, _compat.DropVar):
                 stored = cast(value, precision)
-                stored = _held(stored) if hold else stored
+                stored = hold(stored) if is_held else stored
                 self._values[var] = checkpoint_name(stored, KEPT) if keep else stored
 
     def take(self, forms: Forms, values: Iterable[Any]) -> None:
@@ -100,7 +100,7 @@ class Environment:
 
     def _copy(self, var: Var, precision: Precision) -> Any:
         if (var, precision) not in self._copies:
-            self._copies[var, precision] = _held(self.read(var, precision))
+            self._copies[var, precision] = hold(self.read(var, precision))
         return self._copies[var, precision]
 
     def read_results(
@@ -124,7 +124,7 @@ def apart(values: Sequence[Any]) -> list[Any]:
     return optimization_barrier_p.bind(*values)
 
 
-def _held(value: Any) -> Any:
+def hold(value: Any) -> Any:
     """The value behind a barrier, so that its rounding is not undone in a later widening."""
     return optimization_barrier_p.bind(value)[0]
 

@@ -12,6 +12,7 @@ from jaxamp import _compat
 from jaxamp.errors import JaxAmpError, RewriteError
 from jaxamp.plan import Decision, Fusion, JaxprPlan, Remake, Step
 from jaxamp.rewrite.casts import KEPT, Environment, apart
+from jaxamp.rewrite.echo import echo
 from jaxamp.rewrite.registry import Context, rule_for
 
 _KEEP = jax.checkpoint_policies.save_only_these_names(KEPT)
@@ -64,6 +65,8 @@ def _interpret_one(context: Context, eqn: JaxprEqn, decision: Decision, env: Env
         readings = decision.operands, decision.fresh, decision.copies
         operands = list(map(env.read, eqn.invars, *readings))
         results = emit(context, eqn, decision, operands)
+        if any(decision.echoes):
+            results = list(map(echo, results, decision.echoes))
         env.write(eqn.outvars, results, decision.outputs, decision.held, decision.kept)
 
 

@@ -1,0 +1,47 @@
+"""Whose cotangent is rounded before it parts: sums of an activation and a broadcast parameter.
+
+The sum is fused, so it is f32 and so is its cotangent, which goes two ways: rounded to the stored
+activation, and folded over rows to the parameter. The fold is another kernel. Unless both read what
+is rounded, the f32 cotangent itself goes through memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxamp.formats import Precision
+from jaxamp.plan.facts import Facts, movements
+from jaxamp.plan.graph import Graph, Role
+
+
+def find_echoes(
+    graph: Graph, facts: Facts, fresh: Sequence[int], stored: Sequence[Precision | None]
+) -> dict[int, Precision]:
+    """The precision of the cotangent of each such sum.
+
+    Args:
+      graph: the program.
+      facts: what is known of its values.
+      fresh: boundary values, and what is only moved from them.
+      stored: precision in which each value is stored.
+    """
+
+    def is_spread(value: int, size: int) -> bool:
+        return bool(fresh[value] or facts.layer[value]) and graph.size(value) < size
+
+    spread = {
+        out
+        for node in graph.nodes
+        if node.role is Role.MOVE
+        for source, out in movements(node)
+        if is_spread(source, graph.size(out))
+    }
+    echoes = {}
+    for node in graph.nodes:
+        if node.name in ("add", "sub") and stored[node.outs[0]] is Precision.F32:
+            size = graph.size(node.outs[0])
+            others = [v for v in node.ins if v not in spread and not is_spread(v, size)]
+            low = stored[others[0]] if len(others) == 1 and facts.dense[others[0]] else None
+            if low is not None and low.bits < Precision.F32.bits:
+                echoes[node.outs[0]] = low
+    return echoes
