@@ -71,6 +71,8 @@ def pin_contraction(
             return Pin("reads the result of a factorisation", Guard.NO_KERNEL)
     if Guard.RANGE in guards and any(facts.large[v] for v in floats):
         return Pin(f"a constant is beyond {low.short}", Guard.RANGE)
+    if Guard.RANGE in guards and any(_outgrows(graph, v, low) for v in node.outs):
+        return Pin(f"is multiplied beyond {low.short}, and so is its cotangent", Guard.RANGE)
     if Guard.EXACT_INTEGER in guards and any(_inexact(facts, v, low) for v in floats):
         return Pin(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
     if Guard.NO_GAIN in guards and _free_axes(graph, node) == 0:
@@ -351,12 +353,25 @@ def _contracts_nothing(node: Node) -> bool:
 
 def _shrinks(graph: Graph, value: int, reader: Node) -> bool:
     """Whether a node multiplies or divides by a known number so that the result is smaller."""
-    factors = [graph.constants.get(v) for v in reader.ins if v != value]
-    if len(factors) != 1 or factors[0] is None:
-        return False
+    factor = _factor(graph, value, reader)
+    return factor is not None and abs(factor) < 1
+
+
+def _outgrows(graph: Graph, value: int, low: Precision) -> bool:
+    """Whether some reader multiplies a value by a number that a format cannot hold."""
+    factors = [_factor(graph, value, reader) for reader in graph.uses[value]]
+    return any(f is not None and low.max < abs(f) < float("inf") for f in factors)
+
+
+def _factor(graph: Graph, value: int, reader: Node) -> float | None:
+    """The known number that a node multiplies a value by, if it does nothing else."""
+    others = [graph.constants.get(v) for v in reader.ins if v != value]
+    if len(others) != 1 or others[0] is None:
+        return None
     if reader.name == "mul":
-        return abs(factors[0]) < 1
-    return reader.name == "div" and reader.ins[0] == value and abs(factors[0]) > 1
+        return others[0]
+    is_quotient = reader.name == "div" and reader.ins[0] == value and others[0] != 0
+    return 1 / others[0] if is_quotient else None
 
 
 def _inexact(facts: Facts, value: int, low: Precision) -> bool:
