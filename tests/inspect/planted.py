@@ -362,7 +362,7 @@ def mapped(x, w):
 def small_product(x, w):
     """A product too small for f16, which reads it."""
     y = (x * 1e-4) @ (w * 1e-5)  # planted
-    return (y @ w) * 1e9
+    return (y @ w) * 3e4 * 3e4
 
 
 @fault(ONES, EYE, kind="underflow", backward=True)
@@ -382,7 +382,7 @@ def underflow_in_layer_9(x, w):
 
     def vanish(x):
         y = (x * 1e-5) @ (w * 1e-4)  # planted
-        return (y @ w) * 1e9
+        return (y @ w) * 3e4 * 3e4
 
     return layers(x, w, 9, vanish)
 
