@@ -38,6 +38,12 @@ def is_plain_array(aval: Any) -> bool:
     return type(aval) is ShapedArray
 
 
+def has_typed_sharding(aval: Any) -> bool:
+    """Whether the mesh of an array is explicit: each result's sharding is part of its type."""
+    mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
+    return jax.sharding.AxisType.Explicit in (getattr(mesh, "axis_types", None) or ())
+
+
 def trace_to_jaxpr(
     fun: Callable[..., Sequence[Any]], avals: Sequence[Any], debug_info: Any
 ) -> ClosedJaxpr:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from jaxamp import _compat
 from jaxamp.formats import CastConfig, Precision
 from jaxamp.plan.choose import Choice
 from jaxamp.plan.decision import Scaled
@@ -61,7 +62,7 @@ class _Scaler:
         self.plain: set[int] = set()  # and of others
 
     def choose(self, node: Node, choice: Choice, asked: Precision | None) -> Choice:
-        obstacle = _obstacle(node)
+        obstacle = _obstacle(self.graph, node)
         refusal = obstacle if obstacle or asked else self._refusal(node)
         if not is_backward(node.scope):
             (self.plain if refusal else self.scaled).update(map(self._origin, node.ins[:2]))
@@ -143,14 +144,15 @@ def _passed_on(node: Node) -> list[tuple[int, int]]:
     return []
 
 
-def _obstacle(node: Node) -> str:
+def _obstacle(graph: Graph, node: Node) -> str:
     """Why a node cannot be quantized, whoever asks."""
     if node.name == "conv_general_dilated":
         return "convolutions are not scaled"
     if node.name != "dot_general":
         return f"{node.name} is not scaled"
-    if node.eqn.params.get("out_sharding") is not None:
-        return "not scaled: its sharding is written on it"
+    is_typed = any(_compat.has_typed_sharding(graph.avals[v]) for v in node.ins)
+    if is_typed or node.eqn.params.get("out_sharding") is not None:
+        return "not scaled: its sharding is part of its type"
     return ""
 
 

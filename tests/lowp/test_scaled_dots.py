@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxamp import CastConfig, PrecisionPolicy, RewriteError, Rule, amp, plan_of
 from jaxamp.scaling import Scaling
@@ -211,6 +211,23 @@ def test_shard_map():
         amp(jax.grad(loss), CURRENT)(params, x, target),
     ):
         assert worst(want, got) > 20
+
+
+def test_sharded_parameters():
+    """Over a mesh of its own accord XLA scales as one device does; an explicit one has bf16."""
+    params, x, target = mlp_inputs()
+    auto, explicit = (
+        jax.make_mesh((2,), ("d",), axis_types=(kind,))
+        for kind in (jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit)
+    )
+    rows = jax.tree.map(
+        lambda a: jax.device_put(a, NamedSharding(auto, PartitionSpec("d"))), params
+    )
+    got = jax.jit(jax.grad(amp(mlp_loss, CURRENT)))(rows, x, target)
+    assert worst(current_gradients(), got) > 25
+    with jax.set_mesh(explicit):
+        typed = jax.device_put(x, NamedSharding(explicit, PartitionSpec("d")))
+        assert all("part of its type" in r for r in reasons(mlp, CURRENT, params, typed))
 
 
 def test_forward_mode_and_linear_transpose():
