@@ -54,3 +54,33 @@ def test_the_kernel_for_blocks_is_found():
     fn = jax.grad(lambda x, w: jnp.sum(jnp.tanh(amp(jnp.dot, policy)(x, w))), (0, 1))
     got = verify_lowering(fn, target="v6e")(x, x)
     assert (got.claimed, got.found) == (3, 3)
+
+
+def kept(policy):
+    """Bytes of activations that a backward pass keeps: all, and those of quantized arrays."""
+
+    def residuals(params, tokens):
+        return jax.vjp(lambda p: amp(loss, policy)(p, tokens), params)[1]
+
+    weights = {a.shape for a in jax.tree.leaves(PARAMS)}
+    weights |= {shape[::-1] for shape in weights}
+    leaves = jax.tree.leaves(jax.eval_shape(residuals, PARAMS, TOKENS))
+    activations = [a for a in leaves if a.shape not in weights]
+    sizes = {a: a.size * a.dtype.itemsize for a in activations}
+    return (
+        sum(sizes[a] for a in activations),
+        sum(sizes[a] for a in activations if "float8" in str(a.dtype)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "share", "of_all"),
+    [("fp8_current", 0.50, 0.94), ("fp8_block", 0.504, 0.94), ("mxfp8", 0.531, 0.94)],
+)
+def test_what_the_backward_pass_keeps(recipe, share, of_all):
+    """Quantized operands take half of what they take in bf16; attention's weights stay bf16."""
+    base, _ = kept("auto_mixed_bf16")
+    total, quantized = kept(recipe)
+    replaced = base - (total - quantized)
+    assert quantized / replaced == pytest.approx(share, abs=0.002)
+    assert total / base == pytest.approx(of_all, abs=0.01)
