@@ -19,6 +19,7 @@ def _compiled(target: str, folder: Path) -> dict:
         )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
+        patch.delenv("XLA_FLAGS")  # those of the tests' own process, with eight devices
         environment.run("-m", "tests.kernels.deviceless", target, str(folder))
     return json.loads((folder / "found.json").read_text())
 
