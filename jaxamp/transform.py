@@ -116,6 +116,8 @@ def amp(
 
     Returns:
       For a module, a module; for anything else a callable object with `fn`'s name and signature.
+      Under ``fp8_delayed`` a ``jaxamp.delayed.DelayedFunction``, whose first argument and last
+      result are magnitudes of earlier steps.
 
     Raises:
       NotCallableError: `fn` cannot be called.
