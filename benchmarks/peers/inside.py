@@ -20,7 +20,7 @@ from jax import lax
 
 Sizes = dict[str, int]
 SMALL: Sizes = {"batch": 4, "length": 32, "width": 64, "heads": 4, "layers": 2, "words": 64}
-LARGE: Sizes = {"batch": 8, "length": 512, "width": 512, "heads": 8, "layers": 4, "words": 8192}
+LARGE: Sizes = {"batch": 8, "length": 512, "width": 512, "heads": 8, "layers": 2, "words": 8192}
 LOW = jnp.bfloat16
 
 
@@ -281,8 +281,15 @@ def export(adapter: str, name: str, folder: Path, platform: str) -> str:
         from jax import export as jax_export
 
         fn, args = program(adapter, name, LARGE)
-        types = jax.tree_util.tree_map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
-        made = jax_export.export(jax.jit(fn), platforms=[platform])(*types)
+        leaves, tree = jax.tree_util.tree_flatten(args)
+
+        def flat(*arrays: Any) -> Any:  # the compilers' side knows no trees
+            return jax.tree_util.tree_leaves(fn(*jax.tree_util.tree_unflatten(tree, arrays)))
+
+        types = [
+            jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype)) for x in leaves
+        ]
+        made = jax_export.export(jax.jit(flat), platforms=[platform])(*types)
         (folder / f"{name}-{platform}.bin").write_bytes(made.serialize())
         return ""
     except Exception as error:
