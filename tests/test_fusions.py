@@ -118,6 +118,45 @@ def sums_over_rows(jaxpr: Jaxpr) -> Iterator[str]:
             yield from sums_over_rows(body)
 
 
+def test_a_stream_that_ends_in_a_difference_stays_f32(args: Any) -> None:
+    """Its last value is compared with a target: a rounding would be a large part of the loss."""
+
+    def fit(weights: jax.Array, x: jax.Array, target: jax.Array) -> jax.Array:
+        step = jax.checkpoint(lambda x, w: (x + 0.1 * layer(x, w), None))
+        return ((jax.lax.scan(step, x, weights)[0] - target) ** 2).mean()
+
+    weights, x = args
+    target = x + 0.01
+    wanted = fit(weights, x, target)
+    assert abs(amp(fit, POLICY)(weights, x, target) - wanted) < 2e-3 * wanted
+    carries = [e.outvars[0].aval.dtype for e in scans(jax.make_jaxpr(amp(fit))(weights, x, target))]
+    assert carries == [jnp.float32]
+
+
+def test_a_stream_of_cotangents_that_ends_in_sums_is_narrow(args: Any) -> None:
+    """Backward through layers, down to a table of embeddings: its gradient adds up rows."""
+
+    def fit(table: jax.Array, weights: jax.Array) -> jax.Array:
+        step = jax.checkpoint(lambda x, w: (x + layer(x, w), None))
+        rows = table[jnp.arange(TOKENS) % 4]
+        return (jax.lax.scan(step, rows, weights)[0] @ weights[0]).sum()
+
+    jaxpr = jax.make_jaxpr(amp(jax.grad(fit), POLICY))(jnp.ones((4, WIDTH)), args[0])
+    shape = (TOKENS, WIDTH)
+    carries = [
+        v.aval.dtype
+        for e in scans(jaxpr)
+        for v in e.outvars[: e.params["num_carry"]]
+        if v.aval.shape == shape
+    ]
+    assert len(carries) == 2  # forward and backward
+    assert set(carries) == {jnp.dtype(jnp.bfloat16)}
+
+
+def scans(closed: Any) -> list[JaxprEqn]:
+    return [e for e in walk(closed.jaxpr) if e.primitive.name == "scan"]
+
+
 def crossing(outer: Jaxpr) -> Iterator[tuple[JaxprEqn, Any]]:
     """Arrays made of no input that a scan's body reads, with the equation that made them."""
     constant: dict[Any, JaxprEqn] = {}

@@ -9,7 +9,7 @@ from jaxamp.plan.facts import Facts, Range, find_facts
 from jaxamp.plan.forced import Forced
 from jaxamp.plan.graph import Carry, Graph, Link, Node, Role
 from jaxamp.policy import Guard, PrecisionPolicy
-from jaxamp.taxonomy import OpKind
+from jaxamp.taxonomy import OpKind, Trait
 
 
 def settle_carries(graph: Graph, policy: PrecisionPolicy, forced: Forced) -> tuple[Facts, Demand]:
@@ -65,18 +65,28 @@ def _is_activation(graph: Graph, facts: Facts, demand: Demand, carry: Carry) -> 
 def _is_stream(graph: Graph, facts: Facts, demand: Demand, carry: Carry) -> bool:
     """Whether Compute reads the carry in each turn, and rounding it in each turn does no harm.
 
-    It does harm where the carry is added to again and again by the same step (a clock, an
-    average, an integrator), and where what it ends as is for no Compute. A residual stream is
-    added to as well, but each turn is another layer, and the last rounding is one of many.
+    It does harm where the carry is added to again and again by the same step: a clock, an
+    average, an integrator. A residual stream is added to as well, but each turn is another layer.
+    And it does harm where what the carry ends as is neither for Compute nor for a sum: a loss may
+    be the small difference of it and a target.
     """
     readers = _contractions_of(graph, carry)
-    if any(facts.layer[v] for node in readers for v in node.ins):
-        return True
+    is_layered = any(facts.layer[v] for node in readers for v in node.ins)
     unused = not graph.uses[carry.result] and carry.result not in graph.outputs
-    return bool(
-        readers
-        and (demand.reaches[carry.result] or unused)
-        and carry.out not in _reachable(graph, carry.inner, _PASSES)
+    if not (demand.reaches[carry.result] or unused):
+        return is_layered and _is_summed(graph, carry.result)
+    return is_layered or bool(
+        readers and carry.out not in _reachable(graph, carry.inner, _PASSES)
+    )
+
+
+def _is_summed(graph: Graph, value: int) -> bool:
+    """Whether all that reads a value adds up many of its elements, as a gradient does."""
+    return all(
+        all(_is_summed(graph, out) for out in reader.outs)
+        if reader.role is Role.MOVE
+        else reader.role is Role.REDUCE and reader.trait is Trait.SUM
+        for reader in graph.uses[value]
     )
 
 
