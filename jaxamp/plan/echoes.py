@@ -27,7 +27,7 @@ def find_echoes(
     """
 
     def is_spread(value: int, size: int) -> bool:
-        return bool(fresh[value] or facts.layer[value]) and graph.size(value) < size
+        return bool(fresh[value] or facts.layer[value]) and graph.size(value) != size
 
     spread = {
         out

@@ -121,6 +121,8 @@ class _Scaler:
     def _too_small(self, axes: Axes, summed: int, features: int) -> str:
         multiple = self.scaling.multiple
         for size in (*axes.free, axes.summed):
+            if not isinstance(size, int):
+                return f"not scaled: the size {size} is not known"
             if size % multiple:
                 return f"not scaled: {size} is no multiple of {multiple}"
         for limit_summed, limit_features in self.scaling.small:
