@@ -3,10 +3,12 @@
     python -m benchmarks.trace_cost
     python -m benchmarks.trace_cost --max-ratio 2.0     unsuccessful above that ratio
 
-Both times of a ratio come from one run, alternately, the best of several; nothing is compiled.
+Both times of a ratio come from one run, alternately, the medians of several rounds: whether the
+garbage collector happens to run is a part of either. Nothing is compiled.
 """
 
 import argparse
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -86,11 +88,11 @@ def seconds_to_trace(make: Callable[[], Function], args: tuple[Any, ...]) -> flo
 def compare(
     plain: Callable[[], Function], mixed: Callable[[], Function], args: tuple[Any, ...], repeat: int
 ) -> tuple[float, float]:
-    """Best times to trace the two, measured alternately after one round of warming up."""
+    """Median times to trace the two, measured alternately after one round of warming up."""
     rounds = [
         (seconds_to_trace(plain, args), seconds_to_trace(mixed, args)) for _ in range(repeat + 1)
     ][1:]
-    return min(p for p, _ in rounds), min(m for _, m in rounds)
+    return statistics.median(p for p, _ in rounds), statistics.median(m for _, m in rounds)
 
 
 def fresh(fn: Function) -> Function:
@@ -137,7 +139,7 @@ def _cells(before: float, after: float) -> tuple[str, str, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table, and compare with the bound if one is given."""
     parser = argparse.ArgumentParser(description="What amp adds to tracing.")
-    parser.add_argument("--repeat", type=int, default=3, help="rounds after the first (default 3)")
+    parser.add_argument("--repeat", type=int, default=7, help="rounds after the first (default 7)")
     parser.add_argument("--max-ratio", type=float, help="fail if the transformer's is larger")
     options = parser.parse_args(argv)
 
