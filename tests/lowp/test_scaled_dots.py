@@ -320,6 +320,16 @@ def test_reasons_for_what_is_not_scaled():
     assert "ragged_dot" in experts
 
 
+@pytest.mark.parametrize("rows", ["64", "b"])
+def test_a_size_that_is_not_known_is_not_scaled(rows):
+    """A program exported for any number of rows keeps bf16 where the rule needs the number."""
+    (size,) = jax.export.symbolic_shape(rows)
+    types = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((size, 64), (64, 64))]
+    made = jax.export.export(jax.jit(amp(jnp.dot, CURRENT)))(*types).mlir_module()
+    assert ("f8E4M3FN" in made) == (rows == "64")
+    assert "bf16" in made
+
+
 def test_first_and_last_layers():
     """In a chain of three or more the ends stay in bf16; in a loop there are none."""
     x, *ws = operands((32, 16), *[(16, 16)] * 4)
