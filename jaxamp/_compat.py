@@ -302,8 +302,8 @@ def cuda_capability() -> float | None:
 
 def indexed_for_load(ref: Any, index: Any) -> tuple[Any, ...]:
     """What ``plgpu.load`` takes for a part of a Ref: since JAX 0.11 the index goes first."""
-    return (ref.at[index],) if jax.__version_info__ >= (0, 11) else (ref, index)
+    return (ref.at[index],) if JAX >= (0, 11) else (ref, index)
 
 
 # JAX 0.11 multiplies e4m3 with e5m2 in wgmma; before, both operands had to be of one format.
-WGMMA_MIXES_FP8 = jax.__version_info__ >= (0, 11)
+WGMMA_MIXES_FP8 = JAX >= (0, 11)

@@ -15,17 +15,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn
 from jax.lax import optimization_barrier_p
 
 from jaxamp import _compat
 from jaxamp.calls import is_array
 from jaxamp.errors import RewriteError
-from jaxamp.formats import CastConfig, Precision
+from jaxamp.formats import CastConfig
 from jaxamp.lowp import ScaledArray
 from jaxamp.lowp.arithmetic import scale_factor
-from jaxamp.lowp.quantize import with_scale
+from jaxamp.lowp.quantize import stored_scale, with_scale
 from jaxamp.plan import Scaled
+from jaxamp.plan.wiring import call_body
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.rewrite.product import product
 from jaxamp.rewrite.quantized_dot import quantized_dot_p
@@ -158,7 +159,7 @@ class _Threader:
         self, eqn: JaxprEqn, operands: Sequence[Any], history: History | None
     ) -> tuple[list[Any], History]:
         """A call, emitted in place; what is computed again stays apart from the first time."""
-        body = _body(eqn)
+        body = call_body(eqn)
         if eqn.params.get("prevent_cse"):
             operands = optimization_barrier_p.bind(*operands)
         return self.run(body.jaxpr, body.consts, operands, history)
@@ -167,7 +168,7 @@ class _Threader:
         self, eqn: JaxprEqn, operands: Sequence[Any], history: History | None
     ) -> tuple[list[Any], History]:
         """A loop, whose histories have a row for each turn."""
-        body, params = _body(eqn), eqn.params
+        body, params = call_body(eqn), eqn.params
         consts, carries = _compat.scan_layout(eqn)
         fixed, init = operands[:consts], operands[consts : consts + carries]
 
@@ -207,8 +208,7 @@ def _rounded(x: Any, amax: Any, cast: CastConfig) -> ScaledArray:
     """An array with the scale that belongs to a magnitude; what is larger is clipped."""
     scale = scale_factor(amax, cast.out_dtype, round_up=cast.round_sf)
     scale = jnp.where(amax == 0, np.float32(1), scale)  # nothing is known of it yet
-    stored = scale.astype(Precision.F8_E8M0.dtype) if cast.round_sf else scale
-    return with_scale(x, stored, cast)
+    return with_scale(x, stored_scale(scale, cast), cast)
 
 
 _RULES = {
@@ -224,13 +224,8 @@ _RULES = {
 def _is_threaded(eqn: JaxprEqn) -> bool:
     if eqn.primitive is quantized_dot_p:
         return all(cast.sf_block is None for cast in eqn.params["how"].casts)
-    return eqn.primitive.name in _RULES and _has_dots(_body(eqn).jaxpr)
+    return eqn.primitive.name in _RULES and _has_dots(call_body(eqn).jaxpr)
 
 
 def _has_dots(jaxpr: Jaxpr) -> bool:
     return any(map(_is_threaded, jaxpr.eqns))
-
-
-def _body(eqn: JaxprEqn) -> ClosedJaxpr:
-    body = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
-    return body if isinstance(body, ClosedJaxpr) else ClosedJaxpr(body, ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -101,6 +101,15 @@ _NAMES: dict[str, Precision] = {
     **{precision.value: precision for precision in Precision},
     "full": Precision.F32,
 }
+
+
+def is_narrow(precision: Precision | None) -> TypeGuard[Precision]:
+    """Whether a precision is one of fewer bits than f32; ``None`` is not.
+
+    >>> is_narrow(Precision.BF16), is_narrow(Precision.F32), is_narrow(None)
+    (True, False, False)
+    """
+    return precision is not None and precision.bits < Precision.F32.bits
 
 
 def is_format_name(text: str) -> bool:

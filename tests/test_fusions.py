@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, jaxprs_in_params
 
 from jaxamp import amp
+from tests.audit import equations
 
 POLICY = "auto_mixed_bf16"
 WIDTH, TOKENS, LAYERS = 16, 8, 3
@@ -44,23 +45,8 @@ def args() -> tuple[jax.Array, jax.Array]:
     return weights, jax.random.normal(key, (TOKENS, WIDTH))
 
 
-def bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
-    for value in eqn.params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            jaxpr = getattr(item, "jaxpr", item)
-            if isinstance(jaxpr, Jaxpr):
-                yield jaxpr
-
-
-def walk(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
-    for eqn in jaxpr.eqns:
-        yield eqn
-        for body in bodies(eqn):
-            yield from walk(body)
-
-
 def groups(jaxpr: Jaxpr) -> list[JaxprEqn]:
-    return [e for e in walk(jaxpr) if e.params.get("name") == "fused"]
+    return [e for e in equations(jaxpr) if e.params.get("name") == "fused"]
 
 
 def test_equal_layers_call_one_group(args: Any) -> None:
@@ -84,12 +70,14 @@ def test_the_backward_half_computes_activations_again(args: Any) -> None:
     """In `amp(grad(f))` the later group has the `tanh` of the earlier one, behind a barrier."""
     plain = jax.make_jaxpr(jax.grad(written_out))(*args)
     mixed = jax.make_jaxpr(amp(jax.grad(written_out), POLICY))(*args)
-    before, after = (sum(e.primitive.name == "tanh" for e in walk(j.jaxpr)) for j in (plain, mixed))
+    before, after = (
+        sum(e.primitive.name == "tanh" for e in equations(j.jaxpr)) for j in (plain, mixed)
+    )
     assert after > before
     barriers = (
         e
         for group in groups(mixed.jaxpr)
-        for e in walk(group.params["jaxpr"].jaxpr)
+        for e in equations(group.params["jaxpr"].jaxpr)
         if e.primitive.name == "optimization_barrier"
     )
     assert any(len(e.invars) > 1 for e in barriers)  # of all that a group reads
@@ -114,7 +102,7 @@ def sums_over_rows(jaxpr: Jaxpr) -> Iterator[str]:
         is_sum = eqn.primitive.name == "reduce_sum" and eqn.params["axes"] == (0,)
         if is_sum and eqn.invars[0].aval.shape == (TOKENS, WIDTH):
             yield maker[eqn.invars[0]]
-        for body in bodies(eqn):
+        for body in jaxprs_in_params(eqn.params):
             yield from sums_over_rows(body)
 
 
@@ -143,18 +131,13 @@ def test_a_stream_of_cotangents_that_ends_in_sums_is_narrow(args: Any) -> None:
 
     jaxpr = jax.make_jaxpr(amp(jax.grad(fit), POLICY))(jnp.ones((4, WIDTH)), args[0])
     shape = (TOKENS, WIDTH)
-    carries = [
-        v.aval.dtype
-        for e in scans(jaxpr)
-        for v in e.outvars
-        if v.aval.shape == shape
-    ]
+    carries = [v.aval.dtype for e in scans(jaxpr) for v in e.outvars if v.aval.shape == shape]
     assert len(carries) == 2  # forward and backward
     assert set(carries) == {jnp.dtype(jnp.bfloat16)}
 
 
 def scans(closed: Any) -> list[JaxprEqn]:
-    return [e for e in walk(closed.jaxpr) if e.primitive.name == "scan"]
+    return [e for e in equations(closed.jaxpr) if e.primitive.name == "scan"]
 
 
 def crossing(outer: Jaxpr) -> Iterator[tuple[JaxprEqn, Any]]:
@@ -169,7 +152,7 @@ def crossing(outer: Jaxpr) -> Iterator[tuple[JaxprEqn, Any]]:
             for operand, inner in zip(eqn.invars, body.invars, strict=True):
                 if not isinstance(operand, Literal) and operand in constant and inner in used:
                     yield constant[operand], inner.aval
-        for body in bodies(eqn):
+        for body in jaxprs_in_params(eqn.params):
             yield from crossing(body)
 
 

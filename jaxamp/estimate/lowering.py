@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 
 from jaxamp import _compat
 from jaxamp.calls import Target as Call
@@ -104,14 +104,15 @@ def verify_lowering(
     @functools.wraps(fn, updated=())
     def verify(*args: Any, **kwargs: Any) -> Lowering:
         flat, specs = flattened(fn, wrap, args, kwargs)
+        traced = jax.jit(flat).trace(*specs)
         if target is None:
-            module = parse(jax.jit(flat).lower(*specs).compile().as_text() or "")
+            module = parse(traced.lower().compile().as_text() or "")
         else:
             chip = TARGETS[target]
             program = exported(fn, wrap, args, kwargs, chip.platform)
             ((module, _),) = compile_all(chip, [program], _OPTIONS.get(chip.platform))
         found, missing = _made(module)
-        claimed = claims(jax.make_jaxpr(flat)(*specs))
+        claimed = claims(traced.jaxpr)
         return Lowering(
             program=name,
             target=target or "",
@@ -136,19 +137,10 @@ def _count(jaxpr: Jaxpr, around: str) -> int:
         if eqn.primitive is quantized_dot_p or (is_dot and PRODUCT in names):
             total += 1
         else:
-            inner = [_count(body, names) for body in _bodies(eqn)]
+            inner = [_count(body, names) for body in jaxprs_in_params(eqn.params)]
             runs = eqn.params["length"] if eqn.primitive.name == "scan" else 1
             total += runs * (max(inner) if eqn.primitive.name == "cond" else sum(inner))
     return total
-
-
-def _bodies(eqn: JaxprEqn) -> Iterator[Jaxpr]:
-    for value in eqn.params.values():
-        for item in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(item, ClosedJaxpr):
-                yield item.jaxpr
-            elif isinstance(item, Jaxpr):
-                yield item
 
 
 def _made(module: Module) -> tuple[int, tuple[str, ...]]:

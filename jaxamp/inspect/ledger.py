@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxamp.formats import Precision
+from jaxamp.formats import Precision, is_narrow
 
 SUMS = ("count", "error", "reference", "overflow", "underflow", "subnormal")
 PEAKS = ("error", "low", "shadow")
@@ -100,7 +100,7 @@ def _flags(wide: jax.Array, reference: jax.Array, precision: Precision | None) -
 
     Formats with the range of f32 lose no small number that f32 would keep.
     """
-    if precision is None or precision.bits >= Precision.F32.bits:
+    if not is_narrow(precision):
         return []
     overflow = ~jnp.isfinite(wide) & jnp.isfinite(reference)
     if precision.smallest_normal <= Precision.F32.smallest_normal:

@@ -12,7 +12,7 @@ from typing import Any
 from jax.extend.core import Literal
 
 from jaxamp import _compat
-from jaxamp.formats import Precision
+from jaxamp.formats import Precision, is_narrow
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Storage:
             casts.inserted += precision is not None
             return precision or copy
         if precision is None or stored is precision:
-            casts.cancelled += _is_narrow(precision)
+            casts.cancelled += is_narrow(precision)
             return stored
         if fresh:
             casts.inserted += 1
@@ -88,7 +88,3 @@ class Storage:
 def of(aval: Any) -> Precision | None:
     """The float format of a type; ``None`` where it has none of jaxamp's."""
     return Precision.of_dtype(getattr(aval, "dtype", None))
-
-
-def _is_narrow(precision: Precision | None) -> bool:
-    return precision is not None and precision.bits < Precision.F32.bits

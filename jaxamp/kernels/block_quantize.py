@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -16,6 +15,7 @@ from jaxamp.kernels.checks import Axes, check_grid, check_memory, check_tile, se
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.primitive import Kernel, KernelPrimitive
 from jaxamp.lowp import ScaledArray, quantize
+from jaxamp.lowp.quantize import stored_scale
 from jaxamp.lowp.scaled_array import factors
 
 NAME = "block_quantize"
@@ -89,8 +89,7 @@ def _restored(outs: Any, shape: tuple[int, ...], dtype: Any, cast: CastConfig) -
     values, scale = outs
     rows = -(-shape[-2] // (cast.sf_block or (1, 1))[0])
     scale = scale.reshape(*shape[:-2], rows, scale.shape[-1])
-    stored = scale.astype(Precision.F8_E8M0.dtype) if cast.round_sf else scale
-    return ScaledArray(values.reshape(shape), stored, cast, np.dtype(dtype))
+    return ScaledArray(values.reshape(shape), stored_scale(scale, cast), cast, np.dtype(dtype))
 
 
 def _reference(x: Any, *, cast: CastConfig, transposed: bool) -> list[Any]:
@@ -203,8 +202,7 @@ _primitive = KernelPrimitive(
     Kernel(
         name=NAME,
         reference=_reference,
-        tpu=functools.partial(_on, "tpu"),
-        gpu=functools.partial(_on, "gpu"),
+        pallas=_on,
         check=_check,
         obstacle=_obstacle,
         batch=_batch,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -205,8 +204,7 @@ _primitive = KernelPrimitive(
     Kernel(
         name=NAME,
         reference=_reference,
-        tpu=functools.partial(_on, "tpu"),
-        gpu=functools.partial(_on, "gpu"),
+        pallas=_on,
         check=_check,
         obstacle=_obstacle,
         batch=_batch,

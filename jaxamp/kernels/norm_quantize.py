@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -11,12 +10,13 @@ import numpy as np
 from jax import lax
 
 from jaxamp.errors import KernelError
-from jaxamp.formats import CastConfig, Precision
+from jaxamp.formats import CastConfig
 from jaxamp.kernels.block_quantize import check_cast, fill, module_of
 from jaxamp.kernels.checks import Axes, check_grid, check_memory, check_tile
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.primitive import Kernel, KernelPrimitive
 from jaxamp.lowp import ScaledArray, quantize
+from jaxamp.lowp.quantize import stored_scale
 from jaxamp.lowp.scaled_array import factors
 
 NAME = "norm_quantize"
@@ -71,8 +71,7 @@ def norm_quantize(
     values, scale = _primitive(
         x.reshape(-1, cols), weight, bias, cast=cast, center=center, eps=float(eps), config=config
     )
-    stored = scale.astype(Precision.F8_E8M0.dtype) if cast.round_sf else scale
-    stored = stored.reshape(*x.shape[:-1], scale.shape[-1])
+    stored = stored_scale(scale.reshape(*x.shape[:-1], scale.shape[-1]), cast)
     return ScaledArray(values.reshape(x.shape), stored, cast, np.dtype(x.dtype))
 
 
@@ -171,8 +170,7 @@ _primitive = KernelPrimitive(
     Kernel(
         name=NAME,
         reference=_reference,
-        tpu=functools.partial(_on, "tpu"),
-        gpu=functools.partial(_on, "gpu"),
+        pallas=_on,
         check=_check,
         obstacle=_obstacle,
         batch=_batch,

@@ -32,8 +32,8 @@ class Kernel:
     Attributes:
       name: of the public function.
       reference: what it means, in the words of XLA.
-      tpu: the Pallas kernel for TPU; also takes ``config`` and ``interpret``.
-      gpu: the same for Mosaic GPU.
+      pallas: the Pallas kernel for a platform, which comes first; also takes ``config`` and
+        ``interpret``.
       check: raises ``KernelError`` where a configuration cannot work for these operands on a
         platform; gets platform and configuration first.
       obstacle: why a platform's kernel cannot take these operands; ``None`` if it can.
@@ -42,8 +42,7 @@ class Kernel:
 
     name: str
     reference: Form
-    tpu: Form
-    gpu: Form
+    pallas: Form
     check: Callable[..., None]
     obstacle: Callable[..., str | None]
     batch: Callable[..., Any]
@@ -84,8 +83,9 @@ class KernelPrimitive:
         self._refuse(self.kernel.obstacle(platform, *operands, **params), "interpret")
         self.kernel.check(platform, config, *operands, **params)
         mode = True if config.interpret is None else config.interpret
-        form = self.kernel.gpu if platform == "gpu" else self.kernel.tpu
-        return list(form(*operands, config=config, interpret=mode, **params))
+        return list(
+            self.kernel.pallas(platform, *operands, config=config, interpret=mode, **params)
+        )
 
     def _run(self, *operands: Any, **params: Any) -> list[Any]:
         return _jitted(self.primitive, tuple(sorted(params.items())))(*operands)
@@ -111,7 +111,7 @@ class KernelPrimitive:
             return reference
         reason = self._reason(platform, config, avals, params)
         if reason is None:
-            form = self.kernel.gpu if platform == "cuda" else self.kernel.tpu
+            form = functools.partial(self.kernel.pallas, _PLATFORMS[platform])
             return functools.partial(form, config=config, interpret=False, **params)
         if config.backend == "pallas":
             self._refuse(reason, "pallas")

@@ -52,7 +52,7 @@ def quantize(x: Any, cast: CastConfig | PrecisionLike) -> ScaledArray:
     _check(x, cast)
     blocks = Blocks.of(cast, x.shape)
     amax = jnp.max(jnp.abs(x), initial=0) if blocks is None else blocks.amax(x)
-    scale = _stored(scale_factor(amax, cast.out_dtype, round_up=cast.round_sf), cast)
+    scale = stored_scale(scale_factor(amax, cast.out_dtype, round_up=cast.round_sf), cast)
     return with_scale(x, scale, cast)
 
 
@@ -73,7 +73,8 @@ def with_scale(x: jax.Array, scale: Any, cast: CastConfig) -> ScaledArray:
     return ScaledArray(encode(x, factor, inverse, cast.out_dtype), scale, cast, x.dtype)
 
 
-def _stored(scale: jax.Array, cast: CastConfig) -> Any:
+def stored_scale(scale: jax.Array, cast: CastConfig) -> Any:
+    """Scale factors in float32 as a ``ScaledArray`` stores them."""
     if cast.round_sf:
         return scale.astype(Precision.F8_E8M0.dtype)
     if cast.out_dtype is Precision.F4_E2M1 and cast.sf_block is not None:

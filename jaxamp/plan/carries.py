@@ -75,9 +75,7 @@ def _is_stream(graph: Graph, facts: Facts, demand: Demand, carry: Carry) -> bool
     unused = not graph.uses[carry.result] and carry.result not in graph.outputs
     if not (demand.reaches[carry.result] or unused):
         return is_layered and _is_summed(graph, carry.result)
-    return is_layered or bool(
-        readers and carry.out not in _reachable(graph, carry.inner, _PASSES)
-    )
+    return is_layered or bool(readers and carry.out not in _reachable(graph, carry.inner, _PASSES))
 
 
 def _is_summed(graph: Graph, value: int) -> bool:

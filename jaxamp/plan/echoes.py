@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jaxamp.formats import Precision
+from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.facts import Facts, movements
 from jaxamp.plan.graph import Graph, Role
 
@@ -42,6 +42,6 @@ def find_echoes(
             size = graph.size(node.outs[0])
             others = [v for v in node.ins if v not in spread and not is_spread(v, size)]
             low = stored[others[0]] if len(others) == 1 and facts.dense[others[0]] else None
-            if low is not None and low.bits < Precision.F32.bits:
+            if is_narrow(low):
                 echoes[node.outs[0]] = low
     return echoes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Sequence
 
-from jaxamp.formats import Precision
+from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.demand import Demand
 from jaxamp.plan.facts import UNBOUNDED, Facts
 from jaxamp.plan.graph import Frame, Graph, Link, Nest, Node, Role
@@ -131,7 +131,7 @@ class Fusions:
     def _is_stored(self, value: int) -> bool:
         """Whether a narrow value is read both here and later."""
         stored = self.stored[value]
-        if stored is None or stored.bits >= Precision.F32.bits:
+        if not is_narrow(stored):
             return False
         readers = [self._levels[r.outs[0]] for r in self.graph.uses[value] if r.outs]
         here = self._levels[value]
@@ -167,7 +167,7 @@ def _find_lowered(graph: Graph, stored: Sequence[Precision | None]) -> bytearray
     """Marks what arithmetic makes of narrow values, folds left out."""
     lowered = bytearray(len(graph.avals))
     for value, precision in enumerate(stored):
-        lowered[value] = precision is not None and precision.bits < Precision.F32.bits
+        lowered[value] = is_narrow(precision)
     for node in graph.nodes:
         if node.role in (Role.ELEMENTWISE, Role.MOVE) and any(lowered[v] for v in node.ins):
             for value in node.outs:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from jaxamp.formats import Precision
+from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.choose import Choice
 from jaxamp.plan.graph import Graph, Node, Role
 
@@ -22,10 +22,6 @@ def find_held(
         for node in graph.nodes
         if node.role is Role.ELEMENTWISE and choices[node].operand is Precision.F32
         for value in node.outs
-        if _is_narrow(stored[value])
+        if is_narrow(stored[value])
         and any(choices[reader].operand is Precision.F32 for reader in graph.uses[value])
     )
-
-
-def _is_narrow(precision: Precision | None) -> bool:
-    return precision is not None and precision.bits < Precision.F32.bits

@@ -11,7 +11,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from jaxamp import _compat
-from jaxamp.formats import Precision
+from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.decision import Decision, Form, Forms, Fusion, Step
 
 Precisions = Sequence[Precision | None]
@@ -120,7 +120,7 @@ def _reads(
     def form(var: Var, precision: Precision | None, fresh: bool, copy: Precision | None) -> Form:
         if copy is not None:
             return Form(copy, held=True)
-        is_cast = precision is not None and precision.bits < Precision.F32.bits and not fresh
+        is_cast = is_narrow(precision) and not fresh
         return Form(precision if is_cast and precision is not stored.get(var) else None)
 
     found: Reads = []

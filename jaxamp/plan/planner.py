@@ -8,7 +8,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxamp import _compat
 from jaxamp.errors import UnknownPrimitiveError
-from jaxamp.formats import Precision
+from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.assemble import assemble
 from jaxamp.plan.carries import settle_carries
 from jaxamp.plan.choose import Choice, Chooser
@@ -66,7 +66,7 @@ def make_plan(
     graph, frame = unfold(closed_jaxpr.jaxpr, closed_jaxpr.consts)
     if strict and graph.unknown:
         raise _unknown(graph)
-    onward = onward or [_is_narrow(p) for p in outputs or ()]
+    onward = onward or [is_narrow(p) for p in outputs or ()]
     _apply_signature(graph, frame.entries, inputs or (), frame.exits, onward)
     graph.later.update(v for v, is_later in zip(frame.entries, later, strict=False) if is_later)
     forced = find_forced(graph, policy)
@@ -86,9 +86,7 @@ def make_plan(
     fusions = (
         Fusions(graph, frame, facts, demand, interior, chooser.stored) if _fuses(policy) else None
     )
-    body = assemble(
-        graph, frame, readings, fusions, held, echoes, chooser.stored, choices, outputs
-    )
+    body = assemble(graph, frame, readings, fusions, held, echoes, chooser.stored, choices, outputs)
     return Plan(
         body=body,
         policy=policy,
@@ -115,17 +113,13 @@ def _apply_signature(
 ) -> None:
     """A narrow input is an activation of the program around; so is a result that goes onward."""
     for value, precision in zip(entries, inputs, strict=False):
-        if _is_narrow(precision):
+        if is_narrow(precision):
             graph.activations.add(value)
             graph.sources.discard(value)
     for value, goes_on in zip(exits, onward, strict=False):
         if goes_on:
             graph.onward.add(value)
             graph.outputs.discard(value)
-
-
-def _is_narrow(precision: Precision | None) -> bool:
-    return precision is not None and precision.bits < Precision.F32.bits
 
 
 def _unknown(graph: Graph) -> UnknownPrimitiveError:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from jaxamp import _compat
-from jaxamp.formats import CastConfig, Precision
+from jaxamp.formats import CastConfig, Precision, is_narrow
 from jaxamp.plan.choose import Choice
 from jaxamp.plan.decision import Scaled
 from jaxamp.plan.facts import movements
@@ -48,7 +48,7 @@ def _is_open(node: Node, choice: Choice, forced: Forced, policy: PrecisionPolicy
     """Whether a dot is narrow, and a rule has not asked for 16 bits."""
     precision, _ = forced.of(node)
     spoken = policy.is_scaled if precision is None else precision in VALUES
-    return spoken and choice.operand is not None and choice.operand.bits < Precision.F32.bits
+    return spoken and is_narrow(choice.operand)
 
 
 class _Scaler:

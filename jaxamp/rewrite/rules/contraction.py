@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend.core import JaxprEqn
 
 from jaxamp import _compat
-from jaxamp.formats import Precision
+from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan import Decision
 from jaxamp.rewrite.accumulate import accumulate
 from jaxamp.rewrite.quantized_dot import quantized_dot
@@ -25,7 +25,7 @@ def contract(
     result of narrow operands is a primitive of ours, which sees to that.
     """
     operand, output = decision.operands[0], decision.outputs[0]
-    if operand is None or operand.bits >= Precision.F32.bits:
+    if not is_narrow(operand):
         return _compat.bind(eqn, operands)
     if decision.scaled is not None:
         (lhs, rhs), axes = operands, eqn.params["dimension_numbers"]

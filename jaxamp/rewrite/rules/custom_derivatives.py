@@ -15,7 +15,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp import _compat
-from jaxamp.formats import Precision
+from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan import Decision, make_plan
 from jaxamp.rewrite.interpreter import interpret
 from jaxamp.rewrite.registry import Context, rewrites
@@ -49,7 +49,7 @@ def custom_jvp(
         ]
         closed = ClosedJaxpr(jaxpr, captured)
         # Tangents go on: transposed, what made them must have been narrow.
-        onward = [i >= len(out_zeros) or _is_narrow(p) for i, p in enumerate(wanted)]
+        onward = [i >= len(out_zeros) or is_narrow(p) for i, p in enumerate(wanted)]
         later = [*[False] * len(primals), *[True] * len(nonzero)]
         results = _run_rule(context, closed, [*primals, *nonzero], wanted, onward, later)
         return _with_zeros(results, out_zeros)
@@ -173,10 +173,6 @@ def _stored(dtype: Any, declared: Any) -> Precision | None:
     """The precision of what is declared float32 and stored as ``dtype``."""
     ours = _compat.is_plain_array(declared) and declared.dtype == np.float32
     return Precision.parse(dtype) if ours else None
-
-
-def _is_narrow(precision: Precision | None) -> bool:
-    return precision is not None and precision.bits < Precision.F32.bits
 
 
 def _retyped(zero: Any, precision: Precision | None) -> Any:
