@@ -14,7 +14,7 @@ from jaxamp.inspect import count
 from jaxamp.inspect.operation import Frame, Operation, Place, frames_of, innermost, type_word
 from jaxamp.inspect.storage import Casts, Storage, of
 from jaxamp.inspect.tally import Tally
-from jaxamp.plan import Decision, JaxprPlan, wiring
+from jaxamp.plan import Decision, Ground, JaxprPlan, wiring
 from jaxamp.rewrite.accumulate import accumulate_p, original
 from jaxamp.rules import clean_scope
 from jaxamp.taxonomy import Op, OpKind, Trait
@@ -51,19 +51,26 @@ class Where:
 
 
 class Equation:
-    """One equation with its decision; ``None`` where an amp inside has rewritten it already."""
+    """One equation with its decision; ``None`` where an amp inside has rewritten it already.
+
+    Calls that run alike share decisions; the ground is that of this one.
+    """
 
     def __init__(
-        self, eqn: JaxprEqn, decision: Decision | None, storage: Storage, where: Where
+        self,
+        eqn: JaxprEqn,
+        decision: Decision | None,
+        ground: Ground | None,
+        storage: Storage,
+        where: Where,
     ) -> None:
-        self.eqn, self.decision = eqn, decision
+        self.eqn, self.decision, self.ground = eqn, decision, ground
         self.op = taxonomy.lookup(eqn.primitive) or _UNKNOWN
         self.name, self.params = eqn.primitive.name, eqn.params
         if eqn.primitive is accumulate_p:
             primitive, self.params = original(eqn.params)
             self.name, self.op = primitive.name, taxonomy.lookup(primitive) or _UNKNOWN
         self.trait, self.kind = self.op.trait, self.op.kind
-        # Not the decision's: calls whose plans are equal share one, with the scope of the first.
         self.scope = "/".join(filter(None, (where.scope, str(eqn.source_info.name_stack))))
         self.frames = where.frames_of(eqn)
         self.needed: Sequence[bool] = ()  # which of its results somebody needs
@@ -88,7 +95,7 @@ class Equation:
 
     def operation(self, runs: int, carries: bool = False) -> Operation:
         """The equation as a report shows it; one that only carries others costs its casts."""
-        eqn, decision = self.eqn, self.decision
+        eqn, ground = self.eqn, self.ground
         return Operation(
             primitive=self.name,
             kind=self.kind.value,
@@ -99,8 +106,8 @@ class Equation:
             results=_types(self.stored, eqn.outvars),
             each=self._cost(free=carries),
             runs=runs,
-            reason=decision.reason if decision else _REWRITTEN,
-            guard=decision.guard.value if decision and decision.guard else "",
+            reason=ground.reason if ground else _REWRITTEN,
+            guard=ground.guard.value if ground and ground.guard else "",
             scope=clean_scope(self.scope),
             backward="transpose(" in self.scope,
             place=self.place,

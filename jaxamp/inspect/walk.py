@@ -29,6 +29,7 @@ class Walk:
         self.operations: list[Operation] = []
         self.unknown_loops: list[Place] = []
         self._live = Live()
+        self._grounds = iter(plan.grounds)  # in the order in which equations are met here
         casts = self._jaxpr(plan.jaxpr.jaxpr, plan.body, Where())
         if (wanted := plan.policy.output_dtype) is not None:
             casts.inserted += sum(p is not None and p is not wanted for p in plan.body.outputs)
@@ -44,7 +45,8 @@ class Walk:
         live = self._live.equations(jaxpr, needed)
         wanted = self._live.wanted(jaxpr, needed)
         for eqn, decision, is_live in zip(jaxpr.eqns, decisions, live, strict=True):
-            equation = Equation(eqn, decision, storage, where)
+            ground = next(self._grounds) if decision else None
+            equation = Equation(eqn, decision, ground, storage, where)
             equation.needed = self._live.results(eqn, [v in wanted for v in eqn.outvars])
             self._equation(equation, where.runs * is_live)
         casts = Casts()

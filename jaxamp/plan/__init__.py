@@ -1,12 +1,23 @@
 """Deciding: pure analysis from a jaxpr and a policy to a Plan."""
 
-from jaxamp.plan.decision import Decision, Forms, Fusion, JaxprPlan, Plan, Remake, Scaled, Step
+from jaxamp.plan.decision import (
+    Decision,
+    Forms,
+    Fusion,
+    Ground,
+    JaxprPlan,
+    Plan,
+    Remake,
+    Scaled,
+    Step,
+)
 from jaxamp.plan.planner import make_plan
 
 __all__ = [
     "Decision",
     "Forms",
     "Fusion",
+    "Ground",
     "JaxprPlan",
     "Plan",
     "Remake",

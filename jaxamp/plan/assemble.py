@@ -9,7 +9,7 @@ from jax.extend.core import Var
 
 from jaxamp.formats import Precision
 from jaxamp.plan.choose import Choice
-from jaxamp.plan.decision import Decision, JaxprPlan, Remake, Scaled
+from jaxamp.plan.decision import Decision, Ground, JaxprPlan, Remake, Scaled
 from jaxamp.plan.fusions import Fusions
 from jaxamp.plan.graph import Frame, Graph, Nest, Node
 from jaxamp.plan.outline import Outliner
@@ -18,6 +18,7 @@ from jaxamp.plan.remakes import Remakes
 from jaxamp.taxonomy import OpKind, Trait
 
 Storage = Sequence[Precision | None]
+_INSIDE = "decided inside"
 
 
 def assemble(
@@ -35,6 +36,20 @@ def assemble(
     assembler = _Assembler(graph, readings, fusions, held, echoes, stored, choices)
     returned = [Precision.F32 if graph.ours[v] else None for v in frame.exits]
     return assembler.plan(frame, returned if outputs is None else list(outputs))
+
+
+def grounds_of(frame: Frame, choices: Mapping[Node, Choice]) -> list[Ground]:
+    """Why each equation runs as it does, in each of the places that equal plans are shared by."""
+    found = []
+    for site in frame.sites:
+        if isinstance(site, Node):
+            choice = choices[site]
+            found.append(Ground(choice.reason, choice.guard, site.scope))
+        else:
+            found.append(Ground(_INSIDE, None, site.scope))
+            for inner in site.frames:
+                found += grounds_of(inner, choices)
+    return found
 
 
 class _Form(NamedTuple):
@@ -163,7 +178,7 @@ class _Assembler:
 
     def _decide(self, site: Node | Nest, form: _Form) -> Decision:
         if isinstance(site, Nest):
-            operands, kind, reason, guard = form.operand, OpKind.BOUNDARY, "decided inside", None
+            operands, kind, reason, guard = form.operand, OpKind.BOUNDARY, _INSIDE, None
         else:
             choice, kind = self.choices[site], site.kind
             operands = tuple(form.operand if self.graph.ours[v] else None for v in site.ins)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
@@ -32,6 +32,20 @@ class Scaled(NamedTuple):
 
     def __str__(self) -> str:
         return " × ".join(map(str, self.casts))
+
+
+class Ground(NamedTuple):
+    """Why an equation runs as it does, in one of the places that it runs at.
+
+    Attributes:
+      reason: in one phrase.
+      guard: the guard that fired, if one did.
+      scope: its name stack, enclosing equations first.
+    """
+
+    reason: str
+    guard: Guard | None
+    scope: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +210,8 @@ class Plan:
 
     Attributes:
       body: the plan of the outermost jaxpr.
+      grounds: why, for each of ``body.walk()``: calls that run alike share a plan, which has the
+        reasons and scopes of the first.
       policy: the policy that was applied.
       rule_counts: how many equations each of the policy's rules decided.
       unknown: names of primitives that nobody has described.
@@ -203,6 +219,7 @@ class Plan:
     """
 
     body: JaxprPlan
+    grounds: tuple[Ground, ...]
     policy: PrecisionPolicy
     rule_counts: tuple[int, ...]
     unknown: tuple[str, ...]
@@ -210,7 +227,10 @@ class Plan:
 
     def decisions(self) -> Iterator[Decision]:
         """Every decision, nested ones after the equation that holds them."""
-        return self.body.walk()
+        for decision, ground in zip(self.body.walk(), self.grounds, strict=True):
+            yield replace(
+                decision, reason=ground.reason, guard=ground.guard, raw_scope=ground.scope
+            )
 
     def summary(self) -> dict[tuple[OpKind, str], int]:
         """Equations per kind and precision of arithmetic (``"-"`` where no float is involved)."""

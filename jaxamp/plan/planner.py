@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxamp import _compat
 from jaxamp.errors import UnknownPrimitiveError
 from jaxamp.formats import Precision, is_narrow
-from jaxamp.plan.assemble import assemble
+from jaxamp.plan.assemble import assemble, grounds_of
 from jaxamp.plan.carries import settle_carries
 from jaxamp.plan.choose import Choice, Chooser
 from jaxamp.plan.decision import Plan
@@ -89,6 +89,7 @@ def make_plan(
     body = assemble(graph, frame, readings, fusions, held, echoes, chooser.stored, choices, outputs)
     return Plan(
         body=body,
+        grounds=tuple(grounds_of(frame, choices)),
         policy=policy,
         rule_counts=forced.rule_counts,
         unknown=tuple(graph.unknown),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxamp import PrecisionPolicy, Rule, amp, diff, explain, report
+from jaxamp import PrecisionPolicy, Rule, amp, diff, explain, plan_of, report
 from tests.inspect import independent
 from tests.inspect.programs import MLP, PROGRAMS, branching, layer, mlp_loss, spec
 
@@ -155,6 +155,41 @@ def test_a_library_function_has_the_scope_of_each_call():
     counts = Counter(o.scope for o in report(jax.grad(layers))(spec(8)).operations)
     assert len({counts[f"layer{index}"] for index in (1, 2)}) == 1
     assert abs(counts["layer0"] - counts["layer3"]) < counts["layer3"] / 4
+
+
+@jax.jit
+def _shared(x, w):
+    return jnp.tanh(x @ w)
+
+
+def _in_a_loop(x, w):
+    return jax.lax.scan(lambda h, _: (_shared(h, w), None), x, length=3)[0]
+
+
+@pytest.mark.parametrize("call", [_shared, _in_a_loop], ids=["call", "loop"])
+@pytest.mark.parametrize("direction", [lambda f: f, jax.grad], ids=["forward", "both"])
+def test_calls_that_run_alike_keep_their_own_reasons(call, direction):
+    """A rule that says what the policy says anyway is the reason in its scope, and only there."""
+
+    def program(x, w):
+        for name in ("one", "two", "three"):
+            with jax.named_scope(name):
+                x = call(x, w)
+        return jnp.sum(x @ w)
+
+    rule = Rule(precision="bf16", scope="two", kind="compute", label="as I say")
+    policy = PrecisionPolicy.AUTO_MIXED_BF16.with_rules(rule)
+    args = spec(8, 8), spec(8, 8)
+    found = report(direction(program), policy)(*args)
+    ruled = {o.scope for o in found.contractions if o.reason == "rule: as I say"}
+    assert ruled == {"two"}
+    assert all(o.reason == "rule: as I say" for o in found.contractions if o.scope == "two")
+    decided = [d for d in plan_of(direction(program), policy)(*args).decisions() if not d.inner]
+    assert [(d.scope, d.reason) for d in decided] == [
+        (o.scope, o.reason) for o in found.operations if o.each.operations
+    ]
+    (note,) = explain(program, policy, where="two")(*args).notes[:1]
+    assert (note.reason, note.scope) == ("rule: as I say", "two")
 
 
 def test_a_rule_that_matched_nothing_is_named():
