@@ -191,6 +191,7 @@ MODELS = (
     Model("Gaussian process", gaussian_process, process_args, 6e-3),
     Model("cancellation", fragile, fragile_args, 5e-3),
     Model("tight: digits conv net", digits_net, digits_args, 1.6e-3),
+    Model("tight: character transformer", transformer_loss, transformer_args, 3e-3, "gradient"),
     Model("tight: ResNet block", resnet_block, resnet_args, 5e-4),
     Model("tight: cancellation", fragile, fragile_args, 2.5e-3),
 )
