@@ -20,7 +20,7 @@ from jaxamp.inspect.ledger import Ledger, Row, joined, measured, no_row, peak_of
 from jaxamp.inspect.nesting import Interpreter, Value, is_narrow, literal
 from jaxamp.plan import Decision
 from jaxamp.plan.wiring import Body
-from jaxamp.rewrite.casts import Environment
+from jaxamp.rewrite.casts import Environment, hold
 from jaxamp.rewrite.interpreter import emit, interpret
 from jaxamp.rewrite.registry import Context
 from jaxamp.taxonomy import Trait, lookup
@@ -141,6 +141,7 @@ class _Run:
         self.owner, self.block, self.loops = owner, block, loops
         self.base, self.ticks, self.ledger = state.time, 0, state.ledger
         self.env = Environment()
+        self.rounded: dict[Any, Any] = {}
         self.shadows: dict[Any, Any] = {}
         self.marks: dict[Any, Any] = {}
         self.rows: list[Row] = []
@@ -163,7 +164,7 @@ class _Run:
             operands = [self.env.read(atom, None) for atom in eqn.invars]
         else:
             readings = decision.operands, decision.fresh, decision.copies
-            operands = list(map(self.env.read, eqn.invars, *readings))
+            operands = list(map(self._operand, eqn.invars, *readings))
         if site is None:
             self._nest(position, eqn, decision, operands)
         else:
@@ -181,6 +182,20 @@ class _Run:
             values.append(value)
         ledger = self.ledger.enter(self.block.numbers(), self.rows)
         return values, _State(self.time, ledger)
+
+    def _operand(
+        self, atom: Any, precision: Precision | None, fresh: bool, copy: Precision | None
+    ) -> Any:
+        """An operand; one that is rounded to be read is held, as narrow results are."""
+        value = self.env.read(atom, precision, fresh, copy)
+        if literal(atom) is not None or not is_narrow(precision):
+            return value
+        if self.env.read(atom, None).dtype == value.dtype:
+            return value
+        key = atom, precision, copy
+        if key not in self.rounded:
+            self.rounded[key] = hold(value)
+        return self.rounded[key]
 
     def _nest(
         self, position: int, eqn: JaxprEqn, decision: Decision | None, operands: Sequence[Any]

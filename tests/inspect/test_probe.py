@@ -11,6 +11,12 @@ import pytest
 
 import jaxamp
 from jaxamp import probe
+from jaxamp.estimate.environments import ENVIRONMENTS
+from jaxamp.estimate.estimate import compile_all
+from jaxamp.estimate.export import exported
+from jaxamp.estimate.targets import TARGETS
+from jaxamp.estimate.traffic import operand_precisions
+from jaxamp.inspect.nonfinite import Program
 from tests.inspect.planted import FAULTS, MARK, Fault
 
 # One of each kind; `python -m benchmarks.probe faults` goes through all.
@@ -121,3 +127,81 @@ def test_probe_inside_jit_is_refused():
     """There are no numbers to look at while a function is compiled."""
     with pytest.raises(jaxamp.InspectionError, match="Call it outside"):
         jax.jit(lambda x: probe(jnp.sin)(x))(1.0)
+
+
+def shadowed(x, w):
+    """Roundings of a parameter, of products, of results, and in a loop; one of each function."""
+
+    def body(carry, _):
+        return jnp.cosh(jnp.sin(carry) @ w), None
+
+    return jnp.exp(jax.lax.scan(body, jnp.tanh(jnp.cos(x)), length=3)[0])
+
+
+LITERAL = jaxamp.PrecisionPolicy.custom(
+    dict.fromkeys(("compute", "reduction", "elementwise", "data_movement"), "bf16")
+).replace(guards=())
+_SAME = frozenset(("convert", "bitcast", "copy", "reshape", "transpose", "broadcast"))
+
+
+def compiled(*calls):
+    """Functions with their arguments, compiled for an H200."""
+    environment = ENVIRONMENTS["gpu"]
+    if not environment.ready:
+        pytest.skip("the compiler is not installed: python -m jaxamp estimate --install gpu")
+    programs = [exported(fn, lambda f: f, args, {}, "cuda") for fn, args in calls]
+    options = {"xla_allow_excess_precision": True}  # as it comes; the other tests forbid it
+    return [module for module, _ in compile_all(TARGETS["h200"], programs, options)]
+
+
+def measured(fn, policy, args):
+    """The pass that ``probe`` compiles."""
+    plan = jaxamp.plan_of(fn, policy)(*args)
+    closed = plan.jaxpr.jaxpr
+    return Program.of(
+        plan.jaxpr, plan, [""] * len(closed.invars), [""] * len(closed.outvars)
+    ).measured
+
+
+def reads_narrow(module, op):
+    """For each operation of a name in a compiled program: whether what it reads was rounded."""
+    found = []
+    for computation in module.computations.values():
+        for line in computation.instructions:
+            if line.op == op and line.results[0].dims:
+                found.append(any(_is_rounded(computation, name) for name in line.operands))
+    return sorted(found)
+
+
+def _is_rounded(computation, name):
+    line = computation.by_name[name]
+    while line.op in _SAME and line.results[0].dtype == "f32":
+        line = computation.by_name[line.operands[0]]
+    return line.results[0].dtype != "f32"
+
+
+@pytest.mark.deviceless
+def test_no_rounding_is_undone_by_the_compiler_of_a_gpu():
+    """Each function runs twice, on rounded numbers and beside them; all that is compared differs.
+
+    That the compiler would undo roundings is seen in the same program written without barriers.
+    """
+    x, w = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((333, 128), (128, 128)))
+
+    def rounded_twice(x):
+        for function in (jnp.cos, jnp.sin, jnp.tanh):
+            x = function(x.astype(jnp.bfloat16).astype(jnp.float32))
+        return x
+
+    probed, mixed, undone = compiled(
+        (measured(shadowed, LITERAL, (x, w)), (x, w)),
+        (measured(shadowed, "auto_mixed_bf16", (x, w)), (x, w)),
+        (rounded_twice, (x,)),
+    )
+    assert [reads_narrow(undone, op) for op in ("cosine", "sine", "tanh")] == [[False]] * 3
+    for op in ("cosine", "sine", "tanh"):
+        assert reads_narrow(probed, op) == [False, True], op
+    differences = reads_narrow(probed, "subtract")
+    assert differences
+    assert all(differences)
+    assert dict(operand_precisions(mixed)) == {"bf16": 3, "f32": 3}
