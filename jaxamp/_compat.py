@@ -271,7 +271,7 @@ def without_scope(eqn: JaxprEqn, names: int) -> JaxprEqn:
 def origin(eqn: JaxprEqn, names: int) -> tuple[Any, ...]:
     """Where an equation comes from, apart from the outermost names, and the context it runs in."""
     info = eqn.source_info
-    return info.traceback, info.name_stack[names:], eqn.ctx
+    return info.traceback, info.name_stack.stack[names:], eqn.ctx
 
 
 def result_avals(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tuple[Any, ...]:

@@ -103,13 +103,16 @@ _NAMES: dict[str, Precision] = {
 }
 
 
+_NARROW = frozenset(p for p in Precision if p.bits < Precision.F32.bits)
+
+
 def is_narrow(precision: Precision | None) -> TypeGuard[Precision]:
     """Whether a precision is one of fewer bits than f32; ``None`` is not.
 
     >>> is_narrow(Precision.BF16), is_narrow(Precision.F32), is_narrow(None)
     (True, False, False)
     """
-    return precision is not None and precision.bits < Precision.F32.bits
+    return precision in _NARROW
 
 
 def is_format_name(text: str) -> bool:

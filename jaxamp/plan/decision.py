@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
@@ -34,6 +35,45 @@ class Scaled(NamedTuple):
         return " × ".join(map(str, self.casts))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class How:
+    """How an equation runs, wherever it is; within a plan equal ones are one object.
+
+    Attributes:
+      operands: per operand, the precision it is cast to; ``None`` leaves it as it is.
+      fresh: per operand, whether its cast is made anew here rather than shared. A boundary value's
+        is: the cotangents of its casts then meet in f32.
+      copies: per operand, the precision of the stored copy that is read, where the value itself is
+        fused away; ``None`` reads the value.
+      accumulation: precision of the arithmetic inside, ``None`` where there is none.
+      outputs: per result, the precision it is stored in; ``None`` where it is not ours to choose.
+      held: per result, whether the stored form itself must be what readers get: XLA may otherwise
+        undo a rounding that is followed by a widening, and store the wide form.
+      kept: per result, whether a backward pass reads it rather than computes it again, where the
+        equation is one of a fused group.
+      echoes: per result, the precision that its cotangent is rounded to; ``None`` leaves it.
+      inner: plans of the jaxprs in its parameters that are rewritten, in order.
+      scaled: how the operands of a dot are quantized, once they have been cast.
+    """
+
+    operands: tuple[Precision | None, ...]
+    fresh: tuple[bool, ...]
+    copies: tuple[Precision | None, ...]
+    accumulation: Precision | None
+    outputs: tuple[Precision | None, ...]
+    held: tuple[bool, ...]
+    kept: tuple[bool, ...]
+    echoes: tuple[Precision | None, ...]
+    inner: tuple[JaxprPlan, ...]
+    scaled: Scaled | None
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether nothing in it is narrow."""
+        precisions = *self.operands, *self.outputs, self.accumulation
+        return is_wide(precisions) and all(plan.unchanged for plan in self.inner)
+
+
 class Ground(NamedTuple):
     """Why an equation runs as it does, in one of the places that it runs at.
 
@@ -48,49 +88,39 @@ class Ground(NamedTuple):
     scope: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
-    """How one equation runs.
+class Decision(NamedTuple):
+    """How one equation runs, and why; whatever ``How`` and ``Ground`` say can be asked here.
 
     Attributes:
-      primitive: name of the primitive.
-      kind: its kind.
-      operands: per operand, the precision it is cast to; ``None`` leaves it as it is.
-      fresh: per operand, whether its cast is made anew here rather than shared. A boundary value's
-        is: the cotangents of its casts then meet in f32.
-      copies: per operand, the precision of the stored copy that is read, where the value itself is
-        fused away; ``None`` reads the value.
-      accumulation: precision of the arithmetic inside, ``None`` where there is none.
-      outputs: per result, the precision it is stored in; ``None`` where it is not ours to choose.
-      held: per result, whether the stored form itself must be what readers get: XLA may otherwise
-        undo a rounding that is followed by a widening, and store the wide form.
-      kept: per result, whether a backward pass reads it rather than computes it again, where the
-        equation is one of a fused group.
-      echoes: per result, the precision that its cotangent is rounded to; ``None`` leaves it.
-      scaled: how the operands of a dot are quantized, once they have been cast.
-      reason: why, in one phrase.
-      guard: the guard that fired, if one did.
-      raw_scope: name stack of the equation, enclosing equations first.
-      source_info: JAX's record of where the equation came from.
-      inner: plans of the jaxprs in its parameters that are rewritten, in order.
+      eqn: the equation.
+      how: how it runs.
+      kind: kind of its primitive.
+      ground: why.
     """
 
-    primitive: str
+    eqn: JaxprEqn
+    how: How
     kind: OpKind
-    operands: tuple[Precision | None, ...]
-    fresh: tuple[bool, ...]
-    copies: tuple[Precision | None, ...]
-    accumulation: Precision | None
-    outputs: tuple[Precision | None, ...]
-    held: tuple[bool, ...]
-    kept: tuple[bool, ...]
-    echoes: tuple[Precision | None, ...]
-    reason: str
-    guard: Guard | None
-    raw_scope: str
-    source_info: Any
-    inner: tuple[JaxprPlan, ...] = ()
-    scaled: Scaled | None = None
+    ground: Ground
+
+    reason = property(attrgetter("ground.reason"))
+    guard = property(attrgetter("ground.guard"))
+    raw_scope = property(attrgetter("ground.scope"))
+    operands = property(attrgetter("how.operands"))
+    fresh = property(attrgetter("how.fresh"))
+    copies = property(attrgetter("how.copies"))
+    accumulation = property(attrgetter("how.accumulation"))
+    outputs = property(attrgetter("how.outputs"))
+    held = property(attrgetter("how.held"))
+    kept = property(attrgetter("how.kept"))
+    echoes = property(attrgetter("how.echoes"))
+    inner = property(attrgetter("how.inner"))
+    scaled = property(attrgetter("how.scaled"))
+
+    @property
+    def primitive(self) -> str:
+        """Name of the primitive."""
+        return self.eqn.primitive.name
 
     @property
     def operand(self) -> Precision | None:
@@ -110,7 +140,12 @@ class Decision:
     @property
     def source(self) -> str:
         """``file:line (function)`` of the user's code."""
-        return _compat.user_line(self.source_info)
+        return _compat.user_line(self.eqn.source_info)
+
+
+def is_wide(precisions: Iterable[Precision | None]) -> bool:
+    """Whether all of them are f32 or not ours to choose."""
+    return all(p is None or p is Precision.F32 for p in precisions)
 
 
 class Making(NamedTuple):
@@ -228,9 +263,7 @@ class Plan:
     def decisions(self) -> Iterator[Decision]:
         """Every decision, nested ones after the equation that holds them."""
         for decision, ground in zip(self.body.walk(), self.grounds, strict=True):
-            yield replace(
-                decision, reason=ground.reason, guard=ground.guard, raw_scope=ground.scope
-            )
+            yield decision._replace(ground=ground)
 
     def summary(self) -> dict[tuple[OpKind, str], int]:
         """Equations per kind and precision of arithmetic (``"-"`` where no float is involved)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -12,10 +12,9 @@ from scipy.sparse.csgraph import connected_components
 
 from jaxamp import _compat
 from jaxamp.formats import Precision, is_narrow
-from jaxamp.plan.decision import Decision, Form, Forms, Fusion, Step
+from jaxamp.plan.decision import Decision, Form, Forms, Fusion, How, Step
 
 Precisions = Sequence[Precision | None]
-Reads = list[list[tuple[Var, Form]]]  # per equation; the last are those of the jaxpr's results
 
 
 class Outliner:
@@ -23,42 +22,42 @@ class Outliner:
 
     def __init__(self) -> None:
         self._fusions: dict[Hashable, Fusion] = {}
+        self._lines: dict[Hashable, int] = {}
 
     def steps(
         self,
         jaxpr: Jaxpr,
         decisions: Sequence[Decision],
-        identities: Sequence[Hashable],
         inputs: Precisions,
         outputs: Precisions,
         groups: Sequence[Sequence[int]],
-        again: Container[Var],
+        again: Mapping[Var, int],
     ) -> tuple[int | Step, ...]:
         """What to emit, in order: single equations by their index, and groups.
 
         Args:
           jaxpr: the program.
           decisions: one for each of its equations.
-          identities: what tells each decision from others.
           inputs: precisions in which its inputs arrive.
           outputs: precisions in which its results leave.
           groups: indices of equations that are emitted as one unit.
-          again: variables that a later group computes again rather than reads.
+          again: what a later group computes again rather than reads, and which equation makes it.
         """
         if not groups:
-            return tuple(range(len(jaxpr.eqns)))
+            return tuple(range(len(decisions)))
         members = {index: group for group in groups for index in group}
-        order = _order(jaxpr, members)
-        reads = _reads(jaxpr, decisions, inputs, outputs)
-        maker = {v: i for i in members for v in jaxpr.eqns[i].outvars if v in again}
-        units = {u: _with_makers(members[u], reads, maker) if u in members else [u] for u in order}
-        taken = {u: _taken(jaxpr, unit, reads) for u, unit in units.items()}
+        order = _order(jaxpr.eqns, members)
+        reader = _Reader(jaxpr, decisions, inputs)
+        units = {
+            u: _with_makers(decisions, members[u], again) if u in members else [u] for u in order
+        }
+        taken = {u: reader.taken(unit) for u, unit in units.items()}
         wanted: dict[Var, dict[Form, None]] = {}
-        for forms in (*taken.values(), reads[-1]):
+        for forms in (*taken.values(), reader.returned(outputs)):
             for var, form in forms:
                 wanted.setdefault(var, {})[form] = None
         return tuple(
-            self._step(jaxpr, decisions, identities, units[u], members[u], taken[u], wanted)
+            self._step([decisions[i] for i in units[u]], len(members[u]), taken[u], wanted)
             if u in members
             else u
             for u in order
@@ -66,90 +65,126 @@ class Outliner:
 
     def _step(
         self,
-        jaxpr: Jaxpr,
         decisions: Sequence[Decision],
-        identities: Sequence[Hashable],
-        unit: Sequence[int],
-        group: Sequence[int],
+        own: int,
         takes: Forms,
-        wanted: dict[Var, dict[Form, None]],
+        wanted: Mapping[Var, Iterable[Form]],
     ) -> Step:
-        eqns = tuple(jaxpr.eqns[i] for i in unit)
-        own = [v for i in group for v in jaxpr.eqns[i].outvars]
-        gives = tuple((var, form) for var in own for form in wanted.get(var, ()))
-        makers = len(unit) - len(group)
+        """A group: equations that it computes again, then as many that are its own."""
+        makers = len(decisions) - own
+        made = [v for d in decisions[makers:] for v in d.eqn.outvars]
+        gives = tuple([(var, form) for var in made for form in wanted.get(var, ())])
+        eqns = [d.eqn for d in decisions]
         scope = _compat.common_scope(eqns)
-        key = makers, _key(eqns, [identities[i] for i in unit], takes, gives, scope)
-        if key not in self._fusions:
-            chosen = tuple(decisions[i] for i in unit)
+        key = makers, self._key(decisions, takes, gives, scope)
+        fusion = self._fusions.get(key)
+        if fusion is None:
             bare = tuple(_compat.without_scope(eqn, scope) for eqn in eqns)
-            self._fusions[key] = Fusion(
-                equations=bare, decisions=chosen, makers=makers, takes=takes, gives=gives
+            fusion = self._fusions[key] = Fusion(
+                equations=bare,
+                decisions=tuple(decisions),
+                makers=makers,
+                takes=takes,
+                gives=gives,
             )
         around = _compat.within_scope(eqns[0], scope)
-        return Step(fusion=self._fusions[key], around=around, takes=takes, gives=gives)
+        return Step(fusion=fusion, around=around, takes=takes, gives=gives)
+
+    def _key(
+        self, decisions: Sequence[Decision], takes: Forms, gives: Forms, scope: int
+    ) -> Hashable:
+        """What two groups that are emitted alike have in common."""
+        number: dict[Var, int] = {}
+        for var, _ in takes:
+            number.setdefault(var, len(number))
+        parts: list[Hashable] = []
+        for decision in decisions:
+            eqn = decision.eqn
+            parts.append(self._line(eqn, decision.how, scope))
+            for v in eqn.invars:
+                parts.append(_literal(v) if isinstance(v, Literal) else number[v])
+            for var in eqn.outvars:
+                number[var] = len(number)
+        taken, given = ([(number[var], form) for var, form in forms] for forms in (takes, gives))
+        return tuple(parts), tuple(taken), tuple(given)
+
+    def _line(self, eqn: JaxprEqn, how: How, scope: int) -> int:
+        """A number for all that two equations have in common, apart from their operands."""
+        line = eqn.primitive, _hashable(eqn.params), _compat.origin(eqn, scope), how
+        return self._lines.setdefault(line, len(self._lines))
 
 
-def _with_makers(group: Sequence[int], reads: Reads, maker: dict[Var, int]) -> list[int]:
+class _Reader:
+    """What the equations of a jaxpr read, and in which form."""
+
+    def __init__(self, jaxpr: Jaxpr, decisions: Sequence[Decision], inputs: Precisions) -> None:
+        self.results = jaxpr.outvars
+        self.decisions = decisions
+        self.stored: dict[Any, Precision | None] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for decision in decisions:
+            self.stored.update(zip(decision.eqn.outvars, decision.how.outputs, strict=True))
+
+    def taken(self, unit: Sequence[int]) -> Forms:
+        """What equations read that they do not make."""
+        made = {var for i in unit for var in self.decisions[i].eqn.outvars}
+        found: dict[tuple[Var, Form], None] = {}
+        for i in unit:
+            decision = self.decisions[i]
+            how = decision.how
+            columns = zip(decision.eqn.invars, how.operands, how.fresh, how.copies, strict=True)
+            for var, precision, fresh, copy in columns:
+                if isinstance(var, Var) and var not in made:
+                    found[var, self._form(var, precision, fresh, copy)] = None
+        return tuple(found)
+
+    def returned(self, outputs: Precisions) -> Forms:
+        """What the results of the jaxpr read."""
+        results = zip(self.results, outputs, strict=True)
+        return tuple((v, self._form(v, p, False, None)) for v, p in results if isinstance(v, Var))
+
+    def _form(
+        self, var: Var, precision: Precision | None, fresh: bool, copy: Precision | None
+    ) -> Form:
+        if copy is not None:
+            return Form(copy, held=True)
+        is_cast = is_narrow(precision) and not fresh
+        return Form(precision if is_cast and precision is not self.stored.get(var) else None)
+
+
+def _with_makers(
+    decisions: Sequence[Decision], group: Sequence[int], again: Mapping[Var, int]
+) -> list[int]:
     """The equations of a group, after those of earlier groups that it computes again."""
     own, pending = set(group), list(group)
     makers: set[int] = set()
     while pending:
-        for var, _ in reads[pending.pop()]:
-            index = maker.get(var)
-            if index is not None and index not in own and index not in makers:
-                makers.add(index)
-                pending.append(index)
+        for var in decisions[pending.pop()].eqn.invars:
+            if isinstance(var, Var):
+                index = again.get(var)
+                if index is not None and index not in own and index not in makers:
+                    makers.add(index)
+                    pending.append(index)
     return [*sorted(makers), *group]
 
 
-def _taken(jaxpr: Jaxpr, unit: Sequence[int], reads: Reads) -> Forms:
-    """What equations read that they do not make."""
-    made = {var for i in unit for var in jaxpr.eqns[i].outvars}
-    return tuple(dict.fromkeys(read for i in unit for read in reads[i] if read[0] not in made))
-
-
-def _reads(
-    jaxpr: Jaxpr, decisions: Sequence[Decision], inputs: Precisions, outputs: Precisions
-) -> Reads:
-    """What each equation reads, in which form."""
-    stored: dict[Any, Precision | None] = dict(zip(jaxpr.invars, inputs, strict=True))
-    for eqn, decision in zip(jaxpr.eqns, decisions, strict=True):
-        stored.update(zip(eqn.outvars, decision.outputs, strict=True))
-
-    def form(var: Var, precision: Precision | None, fresh: bool, copy: Precision | None) -> Form:
-        if copy is not None:
-            return Form(copy, held=True)
-        is_cast = is_narrow(precision) and not fresh
-        return Form(precision if is_cast and precision is not stored.get(var) else None)
-
-    found: Reads = []
-    for eqn, d in zip(jaxpr.eqns, decisions, strict=True):
-        columns = zip(eqn.invars, d.operands, d.fresh, d.copies, strict=True)
-        found.append([(v, form(v, p, f, c)) for v, p, f, c in columns if isinstance(v, Var)])
-    results = zip(jaxpr.outvars, outputs, strict=True)
-    found.append([(v, form(v, p, False, None)) for v, p in results if isinstance(v, Var)])
-    return found
-
-
-def _order(jaxpr: Jaxpr, members: dict[int, Sequence[int]]) -> list[int]:
+def _order(eqns: Sequence[JaxprEqn], members: dict[int, Sequence[int]]) -> list[int]:
     """First equations of groups, and single ones, so that all that one reads comes before it.
 
     A group that would have to run both before and after something is parted there.
     """
     while True:
-        unit = [members[i][0] if i in members else i for i in range(len(jaxpr.eqns))]
-        before, after = _dependences(jaxpr, unit)
-        ready = [u for u in dict.fromkeys(unit) if not before[u]]
+        unit = [members[i][0] if i in members else i for i in range(len(eqns))]
+        missing, after = _dependences(eqns, unit)
+        ready = [u for u, count in missing.items() if not count]
         heapq.heapify(ready)
         order = []
         while ready:
             order.append(heapq.heappop(ready))
             for later in after[order[-1]]:
-                before[later].discard(order[-1])
-                if not before[later]:
+                missing[later] -= 1
+                if not missing[later]:
                     heapq.heappush(ready, later)
-        if len(order) == len(before):
+        if len(order) == len(missing):
             return order
         for circle in _circles(after):
             for first in circle:
@@ -179,46 +214,29 @@ def _part(members: dict[int, Sequence[int]], group: Sequence[int], circle: Seque
 
 
 def _dependences(
-    jaxpr: Jaxpr, unit: Sequence[int]
-) -> tuple[dict[int, set[int]], dict[int, list[int]]]:
-    """Per unit, the units that have to come before, and those that wait for it."""
+    eqns: Sequence[JaxprEqn], unit: Sequence[int]
+) -> tuple[dict[int, int], dict[int, list[int]]]:
+    """Per unit, how many have to come before it, and those that wait for it."""
     before: dict[int, set[int]] = {u: set() for u in unit}
     after: dict[int, list[int]] = {u: [] for u in unit}
     maker: dict[Any, int] = {}
     effectful: int | None = None
-    for index, eqn in enumerate(jaxpr.eqns):
-        here = unit[index]
-        needed = {maker[v] for v in eqn.invars if isinstance(v, Var) and v in maker}
-        if eqn.effects:  # in the order in which they were written
-            needed |= set() if effectful is None else {effectful}
-            effectful = here
-        for earlier in needed - {here} - before[here]:
+
+    def follow(here: int, earlier: int) -> None:
+        if earlier != here and earlier not in before[here]:
             before[here].add(earlier)
             after[earlier].append(here)
-        maker.update(dict.fromkeys(eqn.outvars, here))
-    return before, after
 
-
-def _key(
-    eqns: Sequence[JaxprEqn],
-    identities: Sequence[Hashable],
-    takes: Forms,
-    gives: Forms,
-    scope: int,
-) -> Hashable:
-    """What two groups that are emitted alike have in common."""
-    number: dict[Var, int] = {}
-    for var, _ in takes:
-        number.setdefault(var, len(number))
-    lines = []
-    for eqn, identity in zip(eqns, identities, strict=True):
-        operands = tuple(_literal(v) if isinstance(v, Literal) else number[v] for v in eqn.invars)
+    for here, eqn in zip(unit, eqns, strict=True):
+        for var in eqn.invars:
+            if isinstance(var, Var):
+                follow(here, maker.get(var, here))
+        if eqn.effects:  # in the order in which they were written
+            follow(here, here if effectful is None else effectful)
+            effectful = here
         for var in eqn.outvars:
-            number[var] = len(number)
-        params = tuple((name, _hashable(value)) for name, value in eqn.params.items())
-        lines.append((eqn.primitive, operands, params, _compat.origin(eqn, scope), identity))
-    interface = [tuple((number[var], form) for var, form in forms) for forms in (takes, gives)]
-    return tuple(lines), *interface
+            maker[var] = here
+    return {u: len(needed) for u, needed in before.items()}, after
 
 
 def _literal(literal: Literal) -> Hashable:
@@ -226,8 +244,17 @@ def _literal(literal: Literal) -> Hashable:
     return literal.aval, value.tobytes() if hasattr(value, "tobytes") else value
 
 
-def _hashable(value: Any) -> Hashable:
-    """A parameter, or its identity: the fusion that is kept keeps it alive."""
+def _hashable(params: Mapping[str, Any]) -> Hashable:
+    """Parameters; of what cannot be hashed the identity: the fusion that is kept keeps it alive."""
+    items = tuple(params.items())
+    try:
+        hash(items)
+    except TypeError:
+        return tuple((name, _identity(value)) for name, value in items)
+    return items
+
+
+def _identity(value: Any) -> Hashable:
     try:
         hash(value)
     except TypeError:
