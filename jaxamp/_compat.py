@@ -301,8 +301,8 @@ def cuda_capability() -> float | None:
 
 
 def indexed_for_load(ref: Any, index: Any) -> tuple[Any, ...]:
-    """What ``plgpu.load`` takes for a part of a Ref: since JAX 0.11 the index goes first."""
-    return (ref.at[index],) if JAX >= (0, 11) else (ref, index)
+    """What ``plgpu.load`` takes for a part of a Ref."""
+    return (ref.at[index],) if JAX >= (0, 11) else (ref, index)  # 0.11 put the index first
 
 
 # JAX 0.11 multiplies e4m3 with e5m2 in wgmma; before, both operands had to be of one format.
