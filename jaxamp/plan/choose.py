@@ -55,7 +55,7 @@ def pin_contraction(
 ) -> Pin | None:
     """Why a Compute node has to stay in f32, if it has to."""
     guards = policy.guards
-    floats = [v for v in node.ins if graph.dtype_kind(v) not in "iub"]
+    floats = [v for v in node.ins if graph.kinds[v] not in "iub"]
     if not all(graph.ours[v] for v in (*floats, *node.outs)):
         return Pin("an operand is not float32: left as it was written", None)
     if _asks_precision(node):

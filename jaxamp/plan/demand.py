@@ -112,7 +112,7 @@ def _transfer(
 
 
 def _picks_index(graph: Graph, node: Node) -> bool:
-    return node.trait is Trait.EXTREMUM and any(graph.dtype_kind(v) in "iu" for v in node.outs)
+    return node.trait is Trait.EXTREMUM and any(graph.kinds[v] in "iu" for v in node.outs)
 
 
 def _link(demand: Demand, node: Node, kept: frozenset[int]) -> None:

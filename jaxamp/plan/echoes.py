@@ -27,19 +27,19 @@ def find_echoes(
     """
 
     def is_spread(value: int, size: int) -> bool:
-        return bool(fresh[value] or facts.layer[value]) and graph.size(value) != size
+        return bool(fresh[value] or facts.layer[value]) and graph.sizes[value] != size
 
     spread = {
         out
         for node in graph.nodes
         if node.role is Role.MOVE
         for source, out in movements(node)
-        if is_spread(source, graph.size(out))
+        if is_spread(source, graph.sizes[out])
     }
     echoes = {}
     for node in graph.nodes:
         if node.name in ("add", "sub") and stored[node.outs[0]] is Precision.F32:
-            size = graph.size(node.outs[0])
+            size = graph.sizes[node.outs[0]]
             others = [v for v in node.ins if v not in spread and not is_spread(v, size)]
             low = stored[others[0]] if len(others) == 1 and facts.dense[others[0]] else None
             if is_narrow(low):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
+from jaxamp.plan.flags import column, union
 from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.taxonomy import Trait
 
 UNBOUNDED = math.inf
+Bounds = list[float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +32,14 @@ class Range:
         return 0 < abs(number) < self.smallest
 
 
-@dataclass(slots=True, eq=False)
+STATE, DENSE, STATISTIC, SOLVED, LAYER, WIDENED, LARGE, TINY = (1 << n for n in range(8))
+
+
 class Facts:
     """Facts per value.
 
     Attributes:
+      bits: the flags of each value; by name they are the columns that follow.
       state: linked to a boundary float by elementwise operations and movement alone.
       dense: made by Compute, or from such a value without folding axes: of an activation's size.
       statistic: folded from other values (a mean, a norm, a maximum), not dense.
@@ -46,52 +51,42 @@ class Facts:
       bound: for whole numbers the largest magnitude, ``None`` for other values.
     """
 
-    state: bytearray
-    dense: bytearray
-    statistic: bytearray
-    solved: bytearray
-    layer: bytearray
-    widened: bytearray
-    large: bytearray
-    tiny: bytearray
-    bound: list[float | None]
-
-    def snapshot(self) -> tuple[object, ...]:
-        """What changes while the sweeps have not settled."""
-        flags = (self.state, self.dense, self.statistic, self.solved, self.large, self.tiny)
-        return tuple(bytes(f) for f in flags)
+    def __init__(self, bits: bytearray, bound: Bounds) -> None:
+        self.bits, self.bound = bits, bound
+        self.state, self.dense = column(bits, STATE), column(bits, DENSE)
+        self.statistic, self.solved = column(bits, STATISTIC), column(bits, SOLVED)
+        self.layer, self.widened = column(bits, LAYER), column(bits, WIDENED)
+        self.large, self.tiny = column(bits, LARGE), column(bits, TINY)
 
 
 def find_facts(graph: Graph, limits: Range) -> Facts:
     """Sweeps forward until nothing changes; more than once only where a loop feeds back."""
-    count = len(graph.avals)
-    flags = [bytearray(count) for _ in range(8)]
-    facts = Facts(*flags, bound=[None] * count)
-    for value in graph.sources:
-        facts.state[value] = graph.ours[value]
+    bits = bytearray(len(graph.avals))
+    bound: Bounds = [None] * len(graph.avals)
     for value, number in graph.constants.items():
-        facts.large[value] = limits.is_large(number)
-        facts.tiny[value] = limits.is_tiny(number)
-        if number == int(number) if math.isfinite(number) else False:
-            facts.bound[value] = abs(number)
+        bits[value] = limits.is_large(number) * LARGE | limits.is_tiny(number) * TINY
+        if math.isfinite(number) and number == int(number):
+            bound[value] = abs(number)
     for value in graph.sources:
-        facts.bound[value] = _bound_of_dtype(graph, value)
+        bits[value] |= graph.ours[value] * STATE
+        bound[value] = _bound_of_dtype(graph, value)
     for carry in graph.carries:
-        if carry.kept:
-            facts.state[carry.inner] = facts.state[carry.result] = graph.ours[carry.inner]
+        if carry.kept and graph.ours[carry.inner]:
+            bits[carry.inner] |= STATE
+            bits[carry.result] |= STATE
     for value in graph.activations:
-        facts.dense[value] = graph.ours[value]
+        bits[value] |= graph.ours[value] * DENSE
     before = None
-    while before != (before := facts.snapshot()):
+    while before != (before := bytes(bits)):
         for node in graph.nodes:
-            _TRANSFER[node.role](graph, facts, node)
+            _TRANSFER[node.role](graph, bits, bound, node)
         if not graph.carries:
             break
-    return facts
+    return Facts(bits, bound)
 
 
 def _bound_of_dtype(graph: Graph, value: int) -> float | None:
-    kind = graph.dtype_kind(value)
+    kind = graph.kinds[value]
     if kind == "b":
         return 1.0
     if kind not in "iu":
@@ -100,52 +95,57 @@ def _bound_of_dtype(graph: Graph, value: int) -> float | None:
     return float(np.iinfo(dtype).max) if dtype.itemsize == 1 else UNBOUNDED
 
 
-def _flow(facts: Facts, node: Node, *flags: bytearray) -> None:
-    for flag in flags:
-        if any(flag[i] for i in node.ins):
-            for out in node.outs:
-                flag[out] = 1
-
-
-def _join_bounds(facts: Facts, node: Node) -> float | None:
-    bounds = [facts.bound[i] for i in node.ins]
+def _join_bounds(bound: Bounds, values: Iterable[int]) -> float | None:
+    bounds = [bound[v] for v in values]
     return None if None in bounds or not bounds else max(b for b in bounds if b is not None)
 
 
-def _contract(graph: Graph, facts: Facts, node: Node) -> None:
-    whole = all(facts.bound[i] is not None for i in node.ins)
-    _flow(facts, node, facts.large)
+def _contract(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+    whole = None not in [bound[i] for i in node.ins]
+    large = union(bits, node.ins) & LARGE
     for out in node.outs:
-        facts.dense[out] = graph.ours[out]
-        facts.bound[out] = UNBOUNDED if whole else None
+        bits[out] |= large | graph.ours[out] * DENSE
+        bound[out] = UNBOUNDED if whole else None
 
 
-def _reduce(graph: Graph, facts: Facts, node: Node) -> None:
-    _flow(facts, node, facts.large, facts.tiny, facts.solved)
-    bound = _join_bounds(facts, node)
+def _reduce(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+    arriving = union(bits, node.ins)
+    within = _join_bounds(bound, node.ins)
     picks = node.trait is Trait.EXTREMUM
     paired = len(node.ins) == len(node.outs)
     for source, out in movements(node):
-        folded = (source,) if paired else node.ins
+        folded = bits[source] if paired else arriving
         same_axes = graph.avals[out].ndim == graph.avals[source].ndim
         keeps_axes = same_axes or node.trait is Trait.ALLREDUCE
-        facts.dense[out] = graph.ours[out] and keeps_axes and any(facts.dense[i] for i in folded)
-        facts.statistic[out] = not keeps_axes
-        facts.bound[out] = bound if picks or bound is None else UNBOUNDED
-        if graph.dtype_kind(out) in "iu":
-            facts.bound[out] = UNBOUNDED
+        found = bits[out] & ~(DENSE | STATISTIC) | arriving & (LARGE | TINY | SOLVED)
+        if not keeps_axes:
+            found |= STATISTIC
+        elif graph.ours[out]:
+            found |= folded & DENSE
+        bits[out] = found
+        bound[out] = within if picks or within is None else UNBOUNDED
+        if graph.kinds[out] in "iu":
+            bound[out] = UNBOUNDED
 
 
-def _elementwise(graph: Graph, facts: Facts, node: Node) -> None:
-    _flow(facts, node, facts.dense, facts.solved)
+def _elementwise(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
     (out,) = node.outs
-    size = graph.size(out)
-    if any(facts.state[i] and graph.size(i) == size for i in node.ins):
-        facts.state[out] = 1
-    facts.statistic[out] = not facts.dense[out] and any(facts.statistic[i] for i in node.ins)
-    facts.large[out] = _grows_large(graph, facts, node)
-    facts.tiny[out] = _rests_on_tiny(facts, node)
-    facts.bound[out] = _elementwise_bound(graph, facts, node)
+    arriving = union(bits, node.ins)
+    found = bits[out] & (STATE | DENSE | SOLVED) | arriving & (DENSE | SOLVED)
+    if arriving & STATE and _is_state(graph, bits, node):
+        found |= STATE
+    if arriving & STATISTIC and not found & DENSE:
+        found |= STATISTIC
+    if arriving & (LARGE | TINY):
+        found |= _grows_large(graph, bits, node) * LARGE | _rests_on_tiny(bits, node) * TINY
+    bits[out] = found
+    bound[out] = _elementwise_bound(graph, bound, node)
+
+
+def _is_state(graph: Graph, bits: bytearray, node: Node) -> bool:
+    """Whether an operand of the result's own size is state."""
+    size = graph.sizes[node.outs[0]]
+    return any(bits[i] & STATE and graph.sizes[i] == size for i in node.ins)
 
 
 # Only these hand a huge operand on: the others squash it, and `exp` of one is 0, or inf in f32 too.
@@ -155,27 +155,26 @@ _UNBOUNDED_CURVES = frozenset(
 )
 
 
-def _grows_large(graph: Graph, facts: Facts, node: Node) -> bool:
+def _grows_large(graph: Graph, bits: bytearray, node: Node) -> bool:
     name = node.name
     if name == "div":
         # By a tiny constant itself, that is; `1 / (variance + epsilon)` is as large as the data.
-        by_tiny = facts.tiny[node.ins[1]] and node.ins[1] in graph.constants
-        return bool(facts.large[node.ins[0]] or by_tiny)
+        by_tiny = bits[node.ins[1]] & TINY and node.ins[1] in graph.constants
+        return bool(bits[node.ins[0]] & LARGE or by_tiny)
     squashes = node.trait in (Trait.SMOOTH, Trait.SENSITIVE) and name not in _UNBOUNDED_CURVES
-    return not squashes and any(facts.large[i] for i in node.ins)
+    return not squashes and any(bits[i] & LARGE for i in node.ins)
 
 
-def _rests_on_tiny(facts: Facts, node: Node) -> bool:
-    tiny = [i for i in node.ins if facts.tiny[i]]
-    if not tiny:
+def _rests_on_tiny(bits: bytearray, node: Node) -> bool:
+    if not union(bits, node.ins) & TINY:
         return False
     # A product or quotient with an activation is of the activation's size again.
     scales = node.name in ("mul", "div")
-    return not (scales and any(facts.dense[i] and not facts.tiny[i] for i in node.ins))
+    return not (scales and any(bits[i] & (DENSE | TINY) == DENSE for i in node.ins))
 
 
-def _elementwise_bound(graph: Graph, facts: Facts, node: Node) -> float | None:
-    kind = graph.dtype_kind(node.outs[0])
+def _elementwise_bound(graph: Graph, bound: Bounds, node: Node) -> float | None:
+    kind = graph.kinds[node.outs[0]]
     if kind == "b":
         return 1.0
     name = node.name
@@ -183,10 +182,10 @@ def _elementwise_bound(graph: Graph, facts: Facts, node: Node) -> float | None:
         return UNBOUNDED
     if name == "sign":
         return 1.0
-    bounds = [facts.bound[i] for i in (node.ins[1:] if name == "select_n" else node.ins)]
-    known = [b for b in bounds if b is not None]
-    if len(known) < len(bounds):
+    bounds = [bound[i] for i in (node.ins[1:] if name == "select_n" else node.ins)]
+    if None in bounds:
         return UNBOUNDED if kind in "iu" else None
+    known = [b for b in bounds if b is not None]
     if name in ("add", "sub", "add_any"):
         return sum(known)
     if name == "mul":
@@ -196,44 +195,41 @@ def _elementwise_bound(graph: Graph, facts: Facts, node: Node) -> float | None:
     return UNBOUNDED if kind in "iu" else None
 
 
-def _move(graph: Graph, facts: Facts, node: Node) -> None:
-    looks_up = any(graph.dtype_kind(i) in "iu" and i not in graph.constants for i in node.ins[1:])
+def _move(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+    indices = node.ins[1:]
+    looks_up = any(graph.kinds[i] in "iu" and i not in graph.constants for i in indices)
     for source, out in movements(node):
         # A broadcast or a part of a parameter is not what an update hands on.
-        same = graph.size(source) == graph.size(out)
-        facts.state[out] = facts.state[source] and same and not looks_up
-        for flag in (facts.dense, facts.statistic, facts.solved, facts.layer, facts.widened):
-            flag[out] = flag[source]
-        facts.large[out], facts.tiny[out] = facts.large[source], facts.tiny[source]
-        facts.bound[out] = facts.bound[source]
+        same = not looks_up and graph.sizes[source] == graph.sizes[out]
+        bits[out] = bits[source] if same else bits[source] & ~STATE
+        bound[out] = bound[source]
 
 
-def _merge(graph: Graph, facts: Facts, node: Node) -> None:
-    _flow(facts, node, facts.state, facts.dense, facts.solved, facts.large)
+def _merge(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
     floats = [i for i in node.ins if graph.ours[i]] or node.ins[:1]
-    bounds = [facts.bound[i] for i in floats]
     (out,) = node.outs
-    facts.bound[out] = None if None in bounds else max(b for b in bounds if b is not None)
+    bits[out] |= union(bits, node.ins) & (STATE | DENSE | SOLVED | LARGE)
+    bound[out] = _join_bounds(bound, floats)
 
 
-def _convert(graph: Graph, facts: Facts, node: Node) -> None:
+def _convert(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
     (source,), (out,) = node.ins, node.outs
-    facts.bound[out] = facts.bound[source]
-    if facts.bound[out] is None and graph.dtype_kind(out) in "iu":
-        facts.bound[out] = _bound_of_dtype(graph, out)
+    bound[out] = bound[source]
+    if bound[out] is None and graph.kinds[out] in "iu":
+        bound[out] = _bound_of_dtype(graph, out)
     dtype = graph.avals[source].dtype
     # ml_dtypes' formats have kind "V" to numpy.
-    facts.widened[out] = graph.ours[out] and dtype.itemsize < 4 and dtype.kind in "fV"
+    if graph.ours[out] and dtype.itemsize < 4 and dtype.kind in "fV":
+        bits[out] |= WIDENED
 
 
-def _fixed(graph: Graph, facts: Facts, node: Node) -> None:
-    if node.trait is Trait.LINALG or node.trait is Trait.SOLVER:
-        for out in node.outs:
-            facts.solved[out] = 1
+def _fixed(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
     for out in node.outs:
-        facts.bound[out] = _bound_of_dtype(graph, out)
+        if node.trait is Trait.LINALG or node.trait is Trait.SOLVER:
+            bits[out] |= SOLVED
+        bound[out] = _bound_of_dtype(graph, out)
         if node.trait is Trait.GENERATOR and getattr(graph.avals[out], "shape", None) is not None:
-            facts.bound[out] = _iota_bound(graph, out)
+            bound[out] = _iota_bound(graph, out)
 
 
 def _iota_bound(graph: Graph, value: int) -> float:
@@ -241,25 +237,23 @@ def _iota_bound(graph: Graph, value: int) -> float:
     return float(max([1, *sizes])) if len(sizes) == len(graph.avals[value].shape) else UNBOUNDED
 
 
-def _link(graph: Graph, facts: Facts, node: Node) -> None:
-    _flow(facts, node, facts.state, facts.dense, facts.solved, facts.large, facts.tiny)
-    _flow(facts, node, facts.statistic)
+def _link(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
     (out,) = node.outs
-    if node.link is Link.SLICE:
-        facts.layer[out] = facts.state[node.ins[0]]
+    found = bits[out] | union(bits, node.ins) & ~(LAYER | WIDENED)
+    if node.link is Link.SLICE and bits[node.ins[0]] & STATE:
+        found |= LAYER
+    bits[out] = found
     if node.link is Link.INIT or node.link is Link.BACK:
-        facts.bound[out] = _bound_of_dtype(graph, out)  # counts may grow from turn to turn
+        bound[out] = _bound_of_dtype(graph, out)  # counts may grow from turn to turn
     else:
-        facts.bound[out] = _join_bounds(facts, node)
+        bound[out] = _join_bounds(bound, node.ins)
 
 
-def movements(node: Node) -> Iterator[tuple[int, int]]:
+def movements(node: Node) -> Iterable[tuple[int, int]]:
     """Pairs of (moved operand, result): one by one where there are as many, else the first."""
     if len(node.ins) == len(node.outs):
-        yield from zip(node.ins, node.outs, strict=True)
-    else:
-        for out in node.outs:
-            yield node.ins[0], out
+        return zip(node.ins, node.outs, strict=True)
+    return [(node.ins[0], out) for out in node.outs]
 
 
 _TRANSFER = {

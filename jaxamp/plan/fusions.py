@@ -160,7 +160,7 @@ def _is_fusible(graph: Graph, demand: Demand, lowered: bytearray, node: Node) ->
         return False  # an optimizer's update, say: it is fused as in float32, to the last bit
     # What is looked up by an index is a kernel's work.
     is_movement = node.role is Role.MOVE or node.role is Role.MERGE
-    return not (is_movement and any(graph.dtype_kind(v) in "iu" for v in node.ins[1:]))
+    return not (is_movement and any(graph.kinds[v] in "iu" for v in node.ins[1:]))
 
 
 def _find_lowered(graph: Graph, stored: Sequence[Precision | None]) -> bytearray:

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive
 
 from jaxamp import _compat, taxonomy
 from jaxamp.plan import wiring
@@ -63,21 +63,16 @@ class Node:
     op: Op | None = None
     scope: str = ""
     link: Link | None = None
+    index: int = -1  # its place in the graph
+    name: str = ""  # of its primitive; empty for a link
+    kind: OpKind = OpKind.BOUNDARY  # what nobody has described is Boundary, and opaque
+    trait: Trait = Trait.OPAQUE
 
-    @property
-    def name(self) -> str:
-        """The name of its primitive; empty for a link."""
-        return self.eqn.primitive.name if self.eqn else ""
-
-    @property
-    def kind(self) -> OpKind:
-        """Its kind; what nobody has described is Boundary."""
-        return self.op.kind if self.op else OpKind.BOUNDARY
-
-    @property
-    def trait(self) -> Trait:
-        """Its trait; what nobody has described is opaque."""
-        return self.op.trait if self.op else Trait.OPAQUE
+    def __post_init__(self) -> None:
+        if self.eqn is not None:
+            self.name = self.eqn.primitive.name
+        if self.op is not None:
+            self.kind, self.trait = self.op.kind, self.op.trait
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +117,8 @@ class Graph:
     Attributes:
       avals: type of each value.
       ours: whether each value is a float32 array, which a policy may lower.
+      kinds: the letter that numpy has for the dtype of each value; ``"O"`` where it is none of its.
+      sizes: number of elements of each value; symbolic where its shape is.
       constants: known numbers: literals and what is broadcast from them.
       nodes: in program order; the links of a loop stand where it does.
       sources: boundary values: inputs, captured constants, loop invariants.
@@ -135,6 +132,8 @@ class Graph:
 
     avals: list[Any] = field(default_factory=list)
     ours: bytearray = field(default_factory=bytearray)
+    kinds: list[str] = field(default_factory=list)
+    sizes: list[Any] = field(default_factory=list)
     constants: dict[int, float] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     sources: set[int] = field(default_factory=set)
@@ -146,28 +145,34 @@ class Graph:
     carries: list[Carry] = field(default_factory=list)
     uses: list[list[Node]] = field(default_factory=list)
     unknown: dict[str, JaxprEqn] = field(default_factory=dict)
+    _types: dict[Any, tuple[bool, str, Any]] = field(default_factory=dict)
 
     def value(self, aval: Any) -> int:
         """A new value."""
+        ours, kind, size = self._types.get(aval) or self._types.setdefault(aval, _describe(aval))
         self.avals.append(aval)
-        self.ours.append(_compat.is_plain_array(aval) and aval.dtype == np.float32)
+        self.ours.append(ours)
+        self.kinds.append(kind)
+        self.sizes.append(size)
         self.uses.append([])
         return len(self.avals) - 1
 
-    def dtype_kind(self, value: int) -> str:
-        """The letter that numpy has for the dtype of a value; ``"O"`` where it is none of its."""
-        return getattr(getattr(self.avals[value], "dtype", None), "kind", "O")
-
-    def size(self, value: int) -> Any:
-        """Number of elements of an array; symbolic where its shape is."""
-        return math.prod(self.avals[value].shape)
-
     def add(self, node: Node) -> Node:
         """Appends a node and notes what it reads."""
+        node.index = len(self.nodes)
         self.nodes.append(node)
-        for value in dict.fromkeys(node.ins):
-            self.uses[value].append(node)
+        for value in node.ins:
+            readers = self.uses[value]
+            if not readers or readers[-1] is not node:
+                readers.append(node)
         return node
+
+
+def _describe(aval: Any) -> tuple[bool, str, Any]:
+    """Whether a value of some type is ours, the kind of its dtype, and its size."""
+    ours = _compat.is_plain_array(aval) and aval.dtype == np.float32
+    kind = getattr(getattr(aval, "dtype", None), "kind", "O")
+    return ours, kind, math.prod(getattr(aval, "shape", ()))
 
 
 def unfold(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Graph, Frame]:
@@ -186,6 +191,7 @@ class _Unfolder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._scopes: dict[tuple[str, Any], str] = {}
+        self._ops: dict[Primitive, Op | None] = {}
 
     def frame(self, body: wiring.Body, entries: Sequence[int], scope: str) -> Frame:
         jaxpr = body.jaxpr
@@ -198,25 +204,30 @@ class _Unfolder:
 
         sites = []
         for eqn in jaxpr.eqns:
-            site = self._site(eqn, tuple(map(read, eqn.invars)), self._scope(scope, eqn))
-            env.update(zip(eqn.outvars, site.outs, strict=True))
+            ins = tuple([read(atom) for atom in eqn.invars])
+            site = self._site(eqn, ins, self._scope(scope, eqn))
+            for var, out in zip(eqn.outvars, site.outs, strict=True):
+                env[var] = out
             sites.append(site)
         exits = tuple(map(read, jaxpr.outvars))
         return Frame(jaxpr, tuple(entries), sites, exits, exits)
 
     def _site(self, eqn: JaxprEqn, ins: tuple[int, ...], scope: str) -> Node | Nest:
-        op = taxonomy.lookup(eqn.primitive)
+        primitive = eqn.primitive
+        if primitive not in self._ops:
+            self._ops[primitive] = taxonomy.lookup(primitive)
+        op = self._ops[primitive]
         if op is None:
-            self.graph.unknown.setdefault(eqn.primitive.name, eqn)
+            self.graph.unknown.setdefault(primitive.name, eqn)
         elif (unfolder := _UNFOLDERS.get(op.trait)) and not wiring.is_region(eqn):
             return unfolder(self, eqn, op, ins, scope)
-        outs = tuple(self.graph.value(v.aval) for v in eqn.outvars)
+        outs = tuple([self.graph.value(v.aval) for v in eqn.outvars])
         role = self._role(op, ins, outs)
         if role is Role.REDUCE and eqn.params.get("axes") == ():  # folds nothing
             role = Role.ELEMENTWISE
-        node = self.graph.add(Node(role, ins, outs, eqn, op, scope))
-        _propagate_constant(self.graph, node)
-        return node
+        if role in (Role.MOVE, Role.CONVERT) and ins and ins[0] in self.graph.constants:
+            self.graph.constants.update(dict.fromkeys(outs, self.graph.constants[ins[0]]))
+        return self.graph.add(Node(role, ins, outs, eqn, op, scope))
 
     def _call(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
         frame = self.frame(wiring.call_body(eqn), ins, scope)
@@ -367,9 +378,3 @@ def _extreme(const: Any) -> float | None:
         return None
     largest, smallest = float(nonzero.max()), float(nonzero.min())
     return largest if largest * smallest >= 1 else smallest
-
-
-def _propagate_constant(graph: Graph, node: Node) -> None:
-    if node.role in (Role.MOVE, Role.CONVERT) and node.ins and node.ins[0] in graph.constants:
-        for out in node.outs:
-            graph.constants[out] = graph.constants[node.ins[0]]

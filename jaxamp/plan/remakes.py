@@ -68,7 +68,7 @@ class Remakes:
     def _is_worth_it(self, value: int) -> bool:
         """Whether an array would be read, by what is fused with the making of it."""
         readers = self.graph.uses[value]
-        return self.graph.size(value) != 1 and all(r.role is Role.ELEMENTWISE for r in readers)
+        return self.graph.sizes[value] != 1 and all(r.role is Role.ELEMENTWISE for r in readers)
 
     def _remake(self, var: Var, value: int) -> Remake:
         makings = []

@@ -1,0 +1,26 @@
+"""Several yes-or-no facts about each value, as the bits of one byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def union(bits: Sequence[int], values: Iterable[int]) -> int:
+    """The flags that any of some values has.
+
+    >>> union(bytes([1, 4, 2]), (0, 2))
+    3
+    """
+    found = 0
+    for value in values:
+        found |= bits[value]
+    return found
+
+
+def column(bits: bytearray, flag: int) -> bytes:
+    """Per value, 1 if it has a flag and else 0.
+
+    >>> list(column(bytearray([1, 4, 6]), 4))
+    [0, 1, 1]
+    """
+    return bits.translate(bytes(byte & flag != 0 for byte in range(256)))
