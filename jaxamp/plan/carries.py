@@ -25,11 +25,11 @@ def settle_carries(graph: Graph, policy: PrecisionPolicy, forced: Forced) -> tup
     while True:
         facts = find_facts(graph, _limits(policy))
 
-        def may_lower(node: Node, demand: Demand, facts: Facts = facts) -> bool:
+        def may_lower(node: Node, uses: int, facts: Facts = facts) -> bool:
             precision, _ = forced.of(node)
             if precision is not None:
                 return precision.bits < Precision.F32.bits
-            return low is not None and not pin_contraction(graph, facts, demand, policy, node, low)
+            return low is not None and not pin_contraction(graph, facts, uses, policy, node, low)
 
         demand = find_demand(graph, facts, may_lower, no_gain=Guard.NO_GAIN in policy.guards)
         unsafe = [

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from jax import lax
@@ -13,8 +13,9 @@ from jax.extend.core import Literal
 
 from jaxamp.formats import Precision
 from jaxamp.plan.decision import Scaled
-from jaxamp.plan.demand import Demand, is_state_update
-from jaxamp.plan.facts import Facts, movements
+from jaxamp.plan.demand import EXACTING, FRAGILE, REACHES, Demand, is_state_update
+from jaxamp.plan.facts import DENSE, LARGE, SOLVED, TINY, WIDENED, Facts, movements
+from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.plan.interior import Interior, scatters
 from jaxamp.policy import Guard, PrecisionPolicy
@@ -23,8 +24,7 @@ from jaxamp.taxonomy import OpKind, Trait
 F32 = Precision.F32
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """Precision of a node's arithmetic and of its results, and why."""
 
     operand: Precision | None  # None: operands are read as they are stored
@@ -35,8 +35,7 @@ class Choice:
     scaled: Scaled | None = None  # how a dot is quantized; see scaled.py
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(NamedTuple):
     """A ground for staying in f32."""
 
     reason: str
@@ -51,25 +50,26 @@ def narrow_kinds(policy: PrecisionPolicy) -> dict[OpKind, Precision | None]:
 
 
 def pin_contraction(
-    graph: Graph, facts: Facts, demand: Demand, policy: PrecisionPolicy, node: Node, low: Precision
+    graph: Graph, facts: Facts, uses: int, policy: PrecisionPolicy, node: Node, low: Precision
 ) -> Pin | None:
-    """Why a Compute node has to stay in f32, if it has to."""
+    """Why a Compute node has to stay in f32, if it has to; `uses` are flags of its results."""
     guards = policy.guards
     floats = [v for v in node.ins if graph.kinds[v] not in "iub"]
     if not all(graph.ours[v] for v in (*floats, *node.outs)):
         return Pin("an operand is not float32: left as it was written", None)
     if _asks_precision(node):
         return Pin("an explicit precision was asked for", None)
-    if any(facts.widened[v] for v in floats):
+    known = union(facts.bits, floats)
+    if known & WIDENED:
         return Pin("an operand was cast to f32 explicitly", None)
-    if Guard.LOOP_CARRY in guards and any(demand.exacting[v] for v in node.outs):
+    if Guard.LOOP_CARRY in guards and uses & EXACTING:
         return Pin("decides when a loop stops", Guard.LOOP_CARRY)
     if Guard.NO_KERNEL in guards:
-        if any(demand.fragile[v] for v in node.outs):
+        if uses & FRAGILE:
             return Pin("feeds a factorisation", Guard.NO_KERNEL)
-        if any(facts.solved[v] for v in floats):
+        if known & SOLVED:
             return Pin("reads the result of a factorisation", Guard.NO_KERNEL)
-    if Guard.RANGE in guards and any(facts.large[v] for v in floats):
+    if Guard.RANGE in guards and known & LARGE:
         return Pin(f"a constant is beyond {low.short}", Guard.RANGE)
     if Guard.RANGE in guards and any(_outgrows(graph, v, low) for v in node.outs):
         return Pin(f"is multiplied beyond {low.short}, and so is its cotangent", Guard.RANGE)
@@ -170,7 +170,8 @@ class Chooser:
         return F32 if typed else self.policy.accumulation or low
 
     def _contract(self, node: Node, low: Precision) -> Choice:
-        pin = pin_contraction(self.graph, self.facts, self.demand, self.policy, node, low)
+        uses = union(self.demand.bits, node.outs)
+        pin = pin_contraction(self.graph, self.facts, uses, self.policy, node, low)
         if pin:
             return Choice(F32, F32, pin.reason, pin.guard, F32)
         (out,) = node.outs
@@ -231,7 +232,7 @@ class Chooser:
         return Choice(low, low, f"stored in {low.short} on the way to Compute")
 
     def _move(self, node: Node, low: Precision) -> Choice:
-        return Choice(None, F32, "movement keeps what it is given")
+        return _MOVED
 
     def _follow(self, node: Node) -> None:
         for source, out in movements(node):
@@ -273,17 +274,18 @@ class Chooser:
         """Why a value that is not made by Compute has to stay in f32, if it has to."""
         facts, demand, guards = self.facts, self.demand, self.guards
         outs = [v for v in node.outs if self.graph.ours[v]]
+        known, uses = union(facts.bits, outs), union(demand.bits, outs)
         if Guard.NO_GAIN in guards:
             if is_state_update(facts, demand, node):
                 return Pin("updates a value of the caller's", Guard.NO_GAIN)
-            if not any(demand.reaches[v] for v in outs):
+            if not uses & REACHES:
                 return Pin("never reaches Compute", Guard.NO_GAIN)
-            if not any(facts.dense[v] for v in outs):
+            if not known & DENSE:
                 return Pin("not an activation: nothing to gain", Guard.NO_GAIN)
             if all(self.graph.avals[v].ndim == 0 for v in outs):
                 return Pin("a scalar: nothing to gain", Guard.NO_GAIN)
         if Guard.RANGE in guards:
-            if any(facts.large[v] or facts.tiny[v] for v in outs):
+            if known & (LARGE | TINY):
                 return Pin(f"rests on a constant beyond {low.short}", Guard.RANGE)
             if low is Precision.F16 and node.trait is Trait.SENSITIVE:
                 return Pin("may outgrow f16", Guard.RANGE)
@@ -291,9 +293,9 @@ class Chooser:
             return Pin(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
         if Guard.SENSITIVE in guards and any(self.folded[v] for v in outs):
             return Pin("combined with parts of itself", Guard.SENSITIVE)
-        if Guard.LOOP_CARRY in guards and any(demand.exacting[v] for v in outs):
+        if Guard.LOOP_CARRY in guards and uses & EXACTING:
             return Pin("decides when a loop stops", Guard.LOOP_CARRY)
-        if Guard.NO_KERNEL in guards and any(demand.fragile[v] or facts.solved[v] for v in outs):
+        if Guard.NO_KERNEL in guards and (uses & FRAGILE or known & SOLVED):
             return Pin("belongs to a factorisation", Guard.NO_KERNEL)
         if Guard.REDUCTION_ISLAND in guards and all(self.interior.fused[v] for v in outs):
             self.copies.update((v, low) for v in outs if self._is_copied(node, v))
@@ -315,6 +317,7 @@ _SAFE_NARROW = (Trait.EXACT, Trait.ROUNDED, Trait.SUM)
 # What is too dear to be computed again.
 _COSTLY = (Trait.SMOOTH, Trait.SENSITIVE)
 
+_MOVED = Choice(None, F32, "movement keeps what it is given")
 _LINKED = Choice(None, F32, "a value changes hands")
 _KEPT = ("keeps the dtypes it was written for", None)
 _FIXED_REASONS = {

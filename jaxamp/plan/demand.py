@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from jaxamp.plan.facts import Facts, movements
+from jaxamp.plan.flags import column, union
 from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.taxonomy import Trait
 
-# Whether a Compute node would be lowered, given what its result is for.
-Lowerable = Callable[[Node, "Demand"], bool]
+ESCAPES, EXACTING, FRAGILE, REACHES = (1 << n for n in range(4))
+
+# Whether a Compute node would be lowered, given the flags of its results.
+Lowerable = Callable[[Node, int], bool]
 
 
-@dataclass(slots=True, eq=False)
 class Demand:
     """Uses per value.
 
     Attributes:
+      bits: the flags of each value; by name they are the columns that follow.
       escapes: becomes a result of the program by elementwise operations and movement alone.
       exacting: decides when a loop stops.
       fragile: feeds a factorisation, with no Compute between.
       reaches: feeds a Compute operation that will be lowered.
     """
 
-    escapes: bytearray
-    exacting: bytearray
-    fragile: bytearray
-    reaches: bytearray
-
-    def snapshot(self) -> tuple[bytes, ...]:
-        """What changes while the sweeps have not settled."""
-        return tuple(map(bytes, (self.escapes, self.exacting, self.fragile, self.reaches)))
+    def __init__(self, bits: bytearray) -> None:
+        self.bits = bits
+        self.escapes, self.exacting = column(bits, ESCAPES), column(bits, EXACTING)
+        self.fragile, self.reaches = column(bits, FRAGILE), column(bits, REACHES)
 
 
 def find_demand(graph: Graph, facts: Facts, may_lower: Lowerable, *, no_gain: bool) -> Demand:
@@ -40,26 +38,33 @@ def find_demand(graph: Graph, facts: Facts, may_lower: Lowerable, *, no_gain: bo
     Args:
       graph: the program.
       facts: what is known of its values.
-      may_lower: whether a Compute node would be lowered, given what its result is for.
+      may_lower: whether a Compute node would be lowered, given the flags of its results.
       no_gain: whether what never reaches Compute is to be told apart; else all of it reaches.
     """
-    demand = Demand(*(bytearray(len(graph.avals)) for _ in range(4)))
-    for value in graph.outputs:
-        demand.escapes[value] = 1
-    for value in graph.onward:
-        demand.reaches[value] = 1
-    for value in graph.predicates:
-        demand.exacting[value] = 1
+    bits = bytearray(len(graph.avals))
     if not no_gain:
-        demand.reaches[:] = b"\1" * len(graph.avals)
+        bits[:] = bytes([REACHES]) * len(bits)
+    for value in graph.outputs:
+        bits[value] |= ESCAPES
+    for value in graph.onward:
+        bits[value] |= REACHES
+    for value in graph.predicates:
+        bits[value] |= EXACTING
     kept = frozenset(v for c in graph.carries if c.kept for v in (c.inner, c.result))
     before = None
-    while before != (before := demand.snapshot()):
+    while before != (before := bytes(bits)):
         for node in reversed(graph.nodes):
-            _transfer(graph, facts, demand, node, may_lower, kept)
+            if node.role is Role.LINK:
+                _link(bits, node, kept)
+            elif node.role is Role.MOVE:
+                _move(graph, bits, node)
+            else:
+                passed = _passed(graph, facts, bits, node, may_lower)
+                if passed:
+                    _mark(bits, node.ins, passed)
         if not graph.carries:
             break
-    return demand
+    return Demand(bits)
 
 
 def is_state_update(facts: Facts, demand: Demand, node: Node) -> bool:
@@ -68,72 +73,61 @@ def is_state_update(facts: Facts, demand: Demand, node: Node) -> bool:
     Such a chain is rounded nowhere, and what it makes is a parameter again: to its readers a
     boundary value, not an activation.
     """
-    return node.role in (Role.ELEMENTWISE, Role.MERGE) and any(
-        facts.state[v] and demand.escapes[v] for v in node.outs
-    )
+    return _updates_state(facts, demand.bits, node)
 
 
-def _transfer(
-    graph: Graph,
-    facts: Facts,
-    demand: Demand,
-    node: Node,
-    may_lower: Lowerable,
-    kept: frozenset[int],
-) -> None:
-    role = node.role
-    if role is Role.LINK:
-        _link(demand, node, kept)
-        return
+def _updates_state(facts: Facts, bits: bytearray, node: Node) -> bool:
+    if node.role is not Role.ELEMENTWISE and node.role is not Role.MERGE:
+        return False
+    return any(facts.state[v] and bits[v] & ESCAPES for v in node.outs)
+
+
+def _passed(graph: Graph, facts: Facts, bits: bytearray, node: Node, may_lower: Lowerable) -> int:
+    """The flags that a node hands from its results to its operands."""
+    role, given = node.role, union(bits, node.outs)
     # A choice of index (the next token, say) is not a convergence test.
-    if any(demand.exacting[v] for v in node.outs) and not _picks_index(graph, node):
-        _mark(demand.exacting, node.ins)
+    passed = given & EXACTING if given & EXACTING and not _picks_index(graph, node) else 0
     if role is Role.CONTRACT:
-        if may_lower(node, demand):
-            _mark(demand.reaches, node.ins)
-        return
+        return passed | REACHES if may_lower(node, given) else passed
     if role is Role.FIXED:
         if node.trait is Trait.LINALG or node.trait is Trait.SOLVER:
-            _mark(demand.fragile, node.ins)
-        if node.trait is Trait.STATE:
-            _mark(demand.escapes, node.ins)
-        return
-    if any(demand.fragile[v] for v in node.outs):
-        _mark(demand.fragile, node.ins)
-    if role is Role.MOVE:
-        for source, out in movements(node):
-            demand.escapes[source] |= demand.escapes[out]
-            demand.reaches[source] |= demand.reaches[out]
-        return
-    if role is not Role.REDUCE and any(demand.escapes[v] for v in node.outs):
-        _mark(demand.escapes, node.ins)
-    if any(demand.reaches[v] for v in node.outs) and not is_state_update(facts, demand, node):
-        _mark(demand.reaches, node.ins)
+            passed |= FRAGILE
+        return passed | ESCAPES if node.trait is Trait.STATE else passed
+    passed |= given & (FRAGILE if role is Role.REDUCE else FRAGILE | ESCAPES)
+    if given & REACHES and not (given & ESCAPES and _updates_state(facts, bits, node)):
+        passed |= REACHES
+    return passed
+
+
+def _move(graph: Graph, bits: bytearray, node: Node) -> None:
+    given = union(bits, node.outs)
+    if given & EXACTING and not _picks_index(graph, node):
+        _mark(bits, node.ins, EXACTING)
+    _mark(bits, node.ins, given & FRAGILE)
+    for source, out in movements(node):
+        bits[source] |= bits[out] & (ESCAPES | REACHES)
 
 
 def _picks_index(graph: Graph, node: Node) -> bool:
     return node.trait is Trait.EXTREMUM and any(graph.kinds[v] in "iu" for v in node.outs)
 
 
-def _link(demand: Demand, node: Node, kept: frozenset[int]) -> None:
+def _link(bits: bytearray, node: Node, kept: frozenset[int]) -> None:
     (out,) = node.outs
+    given, link = bits[out], node.link
     if out in kept:
-        if node.link is not Link.INIT:
+        if link is not Link.INIT:
             # What goes into a kept carry is stored as the original dtype, like a result.
-            _mark(demand.escapes, node.ins)
-            if demand.exacting[out]:
-                _mark(demand.exacting, node.ins)
+            _mark(bits, node.ins, ESCAPES | given & EXACTING)
         return
-    if node.link is not Link.INVARIANT and demand.escapes[out]:
-        _mark(demand.escapes, node.ins)
-    if demand.reaches[out]:
-        _mark(demand.reaches, node.ins)
-    if demand.fragile[out]:
-        _mark(demand.fragile, node.ins)
-    if demand.exacting[out] and node.link in (Link.BACK, Link.JOIN, Link.STACK, Link.RESULT):
-        _mark(demand.exacting, node.ins)
+    passed = given & (REACHES | FRAGILE)
+    if link is not Link.INVARIANT:
+        passed |= given & ESCAPES
+    if link in (Link.BACK, Link.JOIN, Link.STACK, Link.RESULT):
+        passed |= given & EXACTING
+    _mark(bits, node.ins, passed)
 
 
-def _mark(flag: bytearray, values: tuple[int, ...]) -> None:
+def _mark(bits: bytearray, values: tuple[int, ...], flags: int) -> None:
     for value in values:
-        flag[value] = 1
+        bits[value] |= flags

@@ -23,4 +23,4 @@ def column(bits: bytearray, flag: int) -> bytes:
     >>> list(column(bytearray([1, 4, 6]), 4))
     [0, 1, 1]
     """
-    return bits.translate(bytes(byte & flag != 0 for byte in range(256)))
+    return bytes(bits).translate(bytes(byte & flag != 0 for byte in range(256)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -67,9 +66,9 @@ class _Scaler:
         if not is_backward(node.scope):
             (self.plain if refusal else self.scaled).update(map(self._origin, node.ins[:2]))
         if refusal:
-            return dataclasses.replace(choice, reason=f"{choice.reason}; {refusal}")
+            return choice._replace(reason=f"{choice.reason}; {refusal}")
         scaled = self._scaled(node, self._cast(asked))
-        return dataclasses.replace(choice, scaled=scaled, reason=f"scaled: {scaled}")
+        return choice._replace(scaled=scaled, reason=f"scaled: {scaled}")
 
     def _cast(self, asked: Precision | None) -> CastConfig:
         compute = self.policy.cast_for(OpKind.COMPUTE)
