@@ -6,13 +6,14 @@ stores, and computes the f32 insides again from it, in the kernel that needs the
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from jaxamp.formats import Precision, is_narrow
-from jaxamp.plan.demand import Demand
+from jaxamp.plan.demand import ESCAPES, REACHES, Demand
 from jaxamp.plan.facts import UNBOUNDED, Facts
+from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Frame, Graph, Link, Nest, Node, Role
-from jaxamp.plan.interior import Interior, folds_rows, is_kernel
+from jaxamp.plan.interior import Interior, folds_rows
 from jaxamp.taxonomy import Trait
 
 Site = Node | Nest
@@ -42,9 +43,11 @@ class Fusions:
         self.graph, self.facts, self.interior, self.stored = graph, facts, interior, stored
         self.kept = bytearray(len(graph.avals))
         self.again = bytearray(len(graph.avals))
-        self._members: set[Node] = set()
+        self._members = bytearray(len(graph.nodes))
         lowered = _find_lowered(graph, stored)
-        self._fusible = {n for n in graph.nodes if _is_fusible(graph, demand, lowered, n)}
+        self._fusible = bytearray(
+            _is_fusible(graph, demand, interior, lowered, node) for node in graph.nodes
+        )
         self._levels = _find_levels(graph, facts, frame, self._fusible)
         self._level_of_nest: dict[Nest, int | None] = {}
 
@@ -75,15 +78,15 @@ class Fusions:
 
     def has(self, node: Node) -> bool:
         """Whether a node is in a group."""
-        return node in self._members
+        return self._members[node.index] == 1
 
     def moves_within(self, node: Node) -> bool:
         """Whether a node only moves what its own group reads."""
-        if node.role is not Role.MOVE or node not in self._members:
+        if node.role is not Role.MOVE or not self.has(node):
             return False
         return not any(
             value in self.graph.outputs
-            or reader not in self._members
+            or not self.has(reader)
             or self._levels[reader.outs[0]] != self._levels[value]
             for value in node.outs
             for reader in self.graph.uses[value]
@@ -92,7 +95,7 @@ class Fusions:
     def _level(self, site: Site) -> int | None:
         """When a site runs; ``None`` if it is no member of any group."""
         if isinstance(site, Node):
-            return self._levels[site.outs[0]] if site in self._fusible else None
+            return self._levels[site.outs[0]] if self._fusible[site.index] else None
         if site not in self._level_of_nest:
             self._level_of_nest[site] = self._common_level(site)
         return self._level_of_nest[site]
@@ -110,12 +113,12 @@ class Fusions:
 
     def _enter(self, node: Node) -> None:
         """Makes a node a member of a group."""
-        self._members.add(node)
+        self._members[node.index] = 1
         is_statistic = self._is_statistic(node)
         for value in node.outs:
             if self.graph.ours[value]:
                 self.kept[value] = is_statistic or self._is_stored(value)
-            self.again[value] = self._is_cheap(value) and not is_statistic
+            self.again[value] = not is_statistic and self._is_cheap(value)
 
     def _is_cheap(self, value: int) -> bool:
         """Whether a value is nowhere in memory, and made of what is."""
@@ -148,15 +151,16 @@ def _operands(site: Site) -> tuple[int, ...]:
     return site.ins if isinstance(site, Node) else site.entries
 
 
-def _is_fusible(graph: Graph, demand: Demand, lowered: bytearray, node: Node) -> bool:
+def _is_fusible(
+    graph: Graph, demand: Demand, interior: Interior, lowered: bytearray, node: Node
+) -> bool:
     if node.trait is Trait.GENERATOR:
         return not node.ins
-    if node.role not in _ARITHMETIC or is_kernel(graph, node) or node.trait in _BETWEEN_DEVICES:
+    if interior.kernels[node.index] or node.role not in _ARITHMETIC:
         return False
-    if node.name in _FOREIGN or node.eqn.effects:
+    if node.trait in _BETWEEN_DEVICES or node.name in _FOREIGN or node.eqn.effects:
         return False
-    is_result = all(_is_result(demand, v) and not lowered[v] for v in node.outs)
-    if node.role is not Role.REDUCE and is_result:
+    if node.role is not Role.REDUCE and all(_is_result(demand, lowered, v) for v in node.outs):
         return False  # an optimizer's update, say: it is fused as in float32, to the last bit
     # What is looked up by an index is a kernel's work.
     is_movement = node.role is Role.MOVE or node.role is Role.MERGE
@@ -165,21 +169,19 @@ def _is_fusible(graph: Graph, demand: Demand, lowered: bytearray, node: Node) ->
 
 def _find_lowered(graph: Graph, stored: Sequence[Precision | None]) -> bytearray:
     """Marks what arithmetic makes of narrow values, folds left out."""
-    lowered = bytearray(len(graph.avals))
-    for value, precision in enumerate(stored):
-        lowered[value] = is_narrow(precision)
+    lowered = bytearray(map(is_narrow, stored))
     for node in graph.nodes:
-        if node.role in (Role.ELEMENTWISE, Role.MOVE) and any(lowered[v] for v in node.ins):
+        if node.role in (Role.ELEMENTWISE, Role.MOVE) and union(lowered, node.ins):
             for value in node.outs:
                 lowered[value] = 1
     return lowered
 
 
-def _is_result(demand: Demand, value: int) -> bool:
-    return bool(demand.escapes[value] and not demand.reaches[value])
+def _is_result(demand: Demand, lowered: bytearray, value: int) -> bool:
+    return demand.bits[value] & (ESCAPES | REACHES) == ESCAPES and not lowered[value]
 
 
-def _find_levels(graph: Graph, facts: Facts, frame: Frame, fusible: Container[Node]) -> list[int]:
+def _find_levels(graph: Graph, facts: Facts, frame: Frame, fusible: bytearray) -> list[int]:
     """When each value is made: fusible equations run at odd levels, all else at even ones between.
 
     What is small, or made of parameters alone, is computed where it is first read.
@@ -188,13 +190,13 @@ def _find_levels(graph: Graph, facts: Facts, frame: Frame, fusible: Container[No
     for node in graph.nodes:
         if node.link is Link.BACK:
             continue
-        ready = max((levels[v] for v in node.ins), default=0)
-        level = ready | 1 if node in fusible else (ready | 1) + 1
+        ready = max([levels[v] for v in node.ins], default=0)
+        level = ready | 1 if fusible[node.index] else (ready | 1) + 1
         for value in node.outs:
             levels[value] = level
     latest = _latest_in_nests(facts, frame, levels)
     for node in reversed(graph.nodes):
-        if node in fusible and not any(facts.dense[v] for v in node.outs):
+        if fusible[node.index] and not union(facts.dense, node.outs):
             late = min(_earliest_reader(graph, levels, node), latest.get(node, UNBOUNDED))
             for value in node.outs if late < UNBOUNDED else ():
                 levels[value] = max(levels[value], int(late))

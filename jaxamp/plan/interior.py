@@ -21,6 +21,7 @@ _ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)
 _FREE_READERS = (*_ARITHMETIC, Role.REDUCE, Role.FIXED, Role.CONVERT)
 _KERNELS = (Role.CONTRACT, Role.FIXED, Role.LINK)
 _NONE, _SEVERAL = -1, -2
+_NEVER = 1 << 60  # a depth that nothing has
 
 
 @dataclass(slots=True, eq=False)
@@ -28,39 +29,34 @@ class Interior:
     """What is fused.
 
     Attributes:
-      graph: the program.
       depth: Compute operations, kernels and loops on the longest way to each value.
+      ready: per node, the depth at which all that it reads is there; what takes values as they are
+        stored is never ready to be fused.
+      kernels: whether each node is a kernel of its own, which fuses nothing.
       fused: whether a value stays in f32 for the readers of its own depth.
     """
 
-    graph: Graph
     depth: list[int]
+    ready: list[int]
+    kernels: bytearray
     fused: bytearray
 
     def is_far(self, value: int, reader: Node) -> bool:
-        """Whether a reader cannot be fused with what makes the value."""
-        return is_far(self.graph, self.depth, value, reader)
+        """Whether a reader takes what is stored, or comes after a later kernel than the value."""
+        return self.ready[reader.index] > self.depth[value]
 
 
 def find_interior(graph: Graph, facts: Facts) -> Interior:
     """Looks backward for what readers take in f32, then forward for what is cheaper to store."""
-    depth = _find_depths(graph)
-    fused = bytearray(len(graph.avals))
+    depth = [int(value in graph.later) for value in range(len(graph.avals))]
+    interior = Interior(depth, [], bytearray(len(graph.nodes)), bytearray(len(graph.avals)))
+    _find_depths(graph, interior)
     for node in reversed(graph.nodes):
         if node.role in _ARITHMETIC or (node.role is Role.REDUCE and not scatters(node)):
             for value in node.outs:
-                fused[value] = graph.ours[value] and _is_fused(graph, depth, value)
-    _store_what_joins(graph, facts, depth, fused)
-    return Interior(graph, depth, fused)
-
-
-def is_far(graph: Graph, depth: list[int], value: int, reader: Node) -> bool:
-    """Whether a reader takes what is stored, or comes after a later kernel than the value."""
-    if reader.role is Role.LINK or reader.role is Role.CONTRACT:
-        return True
-    if _is_window(graph, reader) and (reader.trait is Trait.EXTREMUM or scatters(reader)):
-        return True  # a sum of many takes f32: what it adds up may cancel
-    return max(depth[v] for v in reader.ins) > depth[value]
+                interior.fused[value] = graph.ours[value] and _is_fused(graph, interior, value)
+    _store_what_joins(graph, facts, interior)
+    return interior
 
 
 def _is_window(graph: Graph, node: Node) -> bool:
@@ -81,59 +77,59 @@ def folds_rows(graph: Graph, node: Node) -> bool:
     return rank > 1 and tuple(node.eqn.params.get("axes", ())) == (rank - 1,)
 
 
-def is_kernel(graph: Graph, node: Node) -> bool:
-    """Whether a node is a kernel of its own, which fuses nothing."""
-    return node.role in _KERNELS or _is_window(graph, node)
-
-
-def _find_depths(graph: Graph) -> list[int]:
-    depth = [int(value in graph.later) for value in range(len(graph.avals))]
+def _find_depths(graph: Graph, interior: Interior) -> None:
+    depth = interior.depth
     for node in graph.nodes:
-        if node.link is Link.BACK or not node.ins:
-            continue
-        reached = max(depth[v] for v in node.ins) + is_kernel(graph, node)
-        for value in node.outs:
-            depth[value] = reached
-    return depth
+        role, is_window = node.role, _is_window(graph, node)
+        interior.kernels[node.index] = is_kernel = is_window or role in _KERNELS
+        reached = max([depth[v] for v in node.ins], default=0)
+        # A sum of many takes f32: what it adds up may cancel.
+        picks = is_window and (node.trait is Trait.EXTREMUM or scatters(node))
+        takes_stored = picks or role is Role.LINK or role is Role.CONTRACT
+        interior.ready.append(_NEVER if takes_stored else reached)
+        if node.ins and node.link is not Link.BACK:
+            for value in node.outs:
+                depth[value] = reached + is_kernel
 
 
-def _is_fused(graph: Graph, depth: list[int], value: int) -> bool:
+def _is_fused(graph: Graph, interior: Interior, value: int) -> bool:
     """Whether every near reader can be fused with what makes the value."""
     if value in graph.outputs or value in graph.onward:
         return False
     readers = graph.uses[value]
-    near = [r for r in readers if not is_far(graph, depth, value, r)]
+    near = [r for r in readers if not interior.is_far(value, r)]
     if not near:  # cheaper to compute again than to store and read
-        return bool(readers) and not any(is_kernel(graph, r) for r in readers)
+        return bool(readers) and not any(interior.kernels[r.index] for r in readers)
     return all(r.role in _FREE_READERS for r in near)
 
 
-def _store_what_joins(graph: Graph, facts: Facts, depth: list[int], fused: bytearray) -> None:
+def _store_what_joins(graph: Graph, facts: Facts, interior: Interior) -> None:
     """Takes back what has far readers and is made of several stored values.
 
     It is stored for the far readers anyway, and the near ones read it more cheaply than all that
     it is made of.
     """
+    dense, fused = facts.dense, interior.fused
     made_of = [_NONE] * len(graph.avals)  # the one stored value that feeds a fused one
     for node in graph.nodes:
         for value in node.outs:
-            made_of[value] = value if facts.dense[value] else _NONE
+            made_of[value] = value if dense[value] else _NONE
         if node.role not in _ARITHMETIC:
             continue
         for value, parts in _parts(node):
-            if not (facts.dense[value] and fused[value]):
+            if not (dense[value] and fused[value]):
                 continue
             joined = _join([made_of[v] for v in parts])
-            if joined == _SEVERAL and _is_read_later(graph, depth, value):
+            if joined == _SEVERAL and _is_read_later(graph, interior, value):
                 fused[value] = 0
             else:
                 made_of[value] = joined
 
 
-def _is_read_later(graph: Graph, depth: list[int], value: int) -> bool:
+def _is_read_later(graph: Graph, interior: Interior, value: int) -> bool:
     """Whether a later kernel reads a value, or one that waits for a fold of the value itself."""
     readers = graph.uses[value]
-    if any(is_far(graph, depth, value, r) for r in readers):
+    if any(interior.is_far(value, r) for r in readers):
         return True
     folded = any(r.role is Role.REDUCE and not folds_rows(graph, r) for r in readers)
     return folded and any(r.role is Role.ELEMENTWISE for r in readers)
@@ -146,5 +142,6 @@ def _parts(node: Node) -> list[tuple[int, tuple[int, ...]]]:
 
 
 def _join(parts: list[int]) -> int:
-    found = {p for p in parts if p != _NONE}
+    found = set(parts)
+    found.discard(_NONE)
     return _NONE if not found else found.pop() if len(found) == 1 else _SEVERAL
