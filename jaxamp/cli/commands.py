@@ -20,7 +20,7 @@ from jaxamp.estimate.targets import TARGETS
 from jaxamp.inspect.diff import diff
 from jaxamp.inspect.explain import explain
 from jaxamp.inspect.probe import probe
-from jaxamp.inspect.report import report
+from jaxamp.inspect.report import HERE, report
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.transform import DEFAULT_POLICY
 from jaxamp.tune import tune
@@ -98,8 +98,9 @@ def _add(commands: Any, name: str, ask: Callable[..., Any], about: str, example:
         metavar="FILE",
         help="JSON instead, into a file if one is named",
     )
+    command.add_argument("--html", metavar="FILE", help="one page that needs no network")
     command.add_argument("--traceback", action="store_true", help="show where the program failed")
-    command.set_defaults(ask=ask, html=None, other=None)
+    command.set_defaults(ask=ask, other=None)
     return command
 
 
@@ -107,11 +108,16 @@ def _add_report(commands: Any) -> None:
     about = "What runs in which precision, what it costs and saves, and why"
     example = "train.py:loss --grad --args 'f32[8,16]' 'f32[4,8]' --html report.html"
     command = _add(commands, "report", _report, about, example)
-    command.add_argument("--html", metavar="FILE", help="one page with charts and a table")
+    command.add_argument(
+        "--target",
+        choices=(HERE, *TARGETS),
+        help="compile it there, and look for the FP8 products that it claims",
+    )
 
 
 def _report(request: Request, options: argparse.Namespace) -> Any:
-    return report(request.fn, request.policy)(*request.args, **request.kwargs)
+    asked = report(request.fn, request.policy, target=options.target)
+    return asked(*request.args, **request.kwargs)
 
 
 def _add_explain(commands: Any) -> None:

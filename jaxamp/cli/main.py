@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from jaxamp.cli.commands import COMMANDS, PROGRAM, TO_TERMINAL, Parser, Request
-from jaxamp.errors import JaxAmpError
+from jaxamp.errors import InspectionError, JaxAmpError
 from jaxamp.inspect.words import near
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             request = Request.read(options)
         except JaxAmpError as error:
             return _complain(error, MISUSED)
+        _check_files(options)
         show(options.ask(request, options), options)
     except JaxAmpError as error:
         return _complain(error, FAILED)
@@ -84,6 +85,14 @@ def show(result: Any, options: argparse.Namespace) -> None:
         # Where nothing says how wide it is, rich would take 80 columns.
         wide = console.is_terminal or "COLUMNS" in os.environ
         (console if wide else Console(highlight=False, width=_WIDTH)).print(result)
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Raises an error, before any work, where a file that is to be written cannot be."""
+    for option in ("html", "json", "save", "picture", "state"):
+        name = getattr(options, option, None)
+        if name and name != TO_TERMINAL and not Path(name).parent.is_dir():
+            raise InspectionError(f"--{option} {name}: there is no folder {Path(name).parent}.")
 
 
 def _complain(message: object, status: int) -> int:

@@ -55,17 +55,21 @@ class Lowering(Shown):
         """Whether every product that was claimed is there."""
         return self.claimed == self.found
 
+    @property
+    def lines(self) -> list[str]:
+        """The verdict, and what is missing."""
+        where = self.target or "the devices at hand"
+        verdict = "all" if self.complete else "not all"
+        head = (
+            f"{self.program} on {where}: {self.claimed} FP8 products claimed, {self.found} found "
+            f"in the compiled program: {verdict}."
+        )
+        return [head, *(f"  not in 8 bits: {name}" for name in self.missing)]
+
     def __rich__(self) -> Any:
         from rich.console import Group
 
-        where = self.target or "the devices at hand"
-        verdict = "all" if self.complete else "not all"
-        lines = [
-            f"{self.program} on {where}: {self.claimed} FP8 products claimed, {self.found} found "
-            f"in the compiled program: {verdict}."
-        ]
-        lines += [f"  not in 8 bits: {name}" for name in self.missing]
-        return Group(*lines)
+        return Group(*self.lines)
 
 
 def verify_lowering(

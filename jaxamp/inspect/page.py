@@ -34,7 +34,7 @@ def report_page(report: Report) -> str:
         report=report,
         tiles=_tiles(report),
         charts=charts(report),
-        notes=_notes(report),
+        notes=report.notes,
         rows=[_row(operation) for operation in report.operations],
     )
 
@@ -57,13 +57,6 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
         (str(sum(report.dots().values())), "dots and convolutions", dots),
         (str(total.inserted), "casts inserted", found),
     ]
-
-
-def _notes(report: Report) -> list[str]:
-    notes = [f"Rule matched nothing: {rule}" for rule in report.unmatched_rules]
-    notes += [f"Unknown primitive, left as it is: {name}" for name in report.unknown]
-    notes += [f"Counted once, for its trips are not known: {p}" for p in report.unknown_loops]
-    return notes
 
 
 def _row(operation: Operation) -> dict[str, Any]:

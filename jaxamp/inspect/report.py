@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxamp.calls import Target
 from jaxamp.inspect.operation import Operation, Place, total
@@ -18,6 +18,12 @@ from jaxamp.inspect.tally import Tally
 from jaxamp.inspect.walk import Walk
 from jaxamp.plan import Plan
 from jaxamp.transform import plan_of
+
+if TYPE_CHECKING:
+    from jaxamp.estimate.lowering import Lowering
+
+HERE = "here"  # the target that is at hand
+_JOINED = "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +37,7 @@ class Report(Shown):
       unmatched_rules: the policy's rules that decided nothing.
       unknown: primitives that nobody has described.
       unknown_loops: lines of the loops whose trips only running them would tell: they count once.
+      lowerings: where it was compiled, the FP8 products that it claims and those that were found.
 
     >>> import jax.numpy as jnp
     >>> found = report(lambda x, w: jnp.tanh(x @ w))(jnp.ones((2, 3)), jnp.ones((3, 4)))
@@ -44,6 +51,7 @@ class Report(Shown):
     unmatched_rules: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     unknown_loops: tuple[Place, ...] = ()
+    lowerings: tuple[Lowering, ...] = ()
 
     @classmethod
     def of(cls, plan: Plan, program: str = "") -> Report:
@@ -59,13 +67,14 @@ class Report(Shown):
         )
 
     def __add__(self, other: Report) -> Report:
-        both = {
-            name: getattr(self, name) + getattr(other, name)
-            for name in ("operations", "unmatched_rules", "unknown", "unknown_loops")
-        }
+        both = {name: getattr(self, name) + getattr(other, name) for name in _JOINED}
         names = self.program, other.program
         policies = dict.fromkeys((self.policy, other.policy))
         return Report(program=" + ".join(names), policy=", ".join(policies), **both)
+
+    def __radd__(self, start: int) -> Report:
+        """What ``sum`` starts from is no report."""
+        return self if start == 0 else NotImplemented
 
     @property
     def total(self) -> Tally:
@@ -87,7 +96,7 @@ class Report(Shown):
     def dots(self) -> dict[str, int]:
         """Dots and convolutions that run, by the precision of their operands.
 
-        FP8 ones are what the policy claims; ``compare_compiled`` says what the compiler made.
+        FP8 ones are what the policy claims; ``lowerings`` say what the compiler made.
         """
         found: Counter[str] = Counter()
         for operation in self.contractions:
@@ -116,6 +125,17 @@ class Report(Shown):
         return tuple(o for o in self.operations if o.contraction)
 
     @property
+    def notes(self) -> list[str]:
+        """What one has to know to read the totals."""
+        notes = [f"rule matched nothing: {rule}" for rule in self.unmatched_rules]
+        notes += [f"unknown primitive, left as it is: {name}" for name in self.unknown]
+        notes += [f"counted once, for its trips are not known: {p}" for p in self.unknown_loops]
+        eight = sum(n for word, n in self.dots().items() if word.startswith("f8"))
+        if eight and not self.lowerings:
+            notes.append(f"{eight} dots in FP8 are claimed; with a target they are looked for")
+        return [*notes, *(line for lowering in self.lowerings for line in lowering.lines)]
+
+    @property
     def guards(self) -> dict[str, int]:
         """How many operations each guard decided, most first."""
         return _counted(o.guard for o in self.operations)
@@ -141,6 +161,7 @@ class Report(Shown):
             "unmatched_rules": list(self.unmatched_rules),
             "unknown_primitives": list(self.unknown),
             "unknown_loops": list(map(str, self.unknown_loops)),
+            "fp8": [dataclasses.asdict(lowering) for lowering in self.lowerings],
             "operations": [o.to_data() for o in self.operations],
         }
 
@@ -173,7 +194,9 @@ class Report(Shown):
         return f"<Report of {self.program} under {self.policy}: {len(self.operations)} operations>"
 
 
-def report(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..., Report]:
+def report(
+    fn: Any, policy: Any = None, *, target: str | None = None, strict: bool = False
+) -> Callable[..., Report]:
     """What a policy does to a program: how much runs in which precision, where and why.
 
     Nothing is run. FLOPs and bytes follow from the shapes: bytes are what the operations would
@@ -183,11 +206,16 @@ def report(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[...
     Args:
       fn: whatever ``amp`` takes, or what it returned.
       policy: as for ``amp``; left out, that of an amped `fn`, else the default.
+      target: where to compile the program, to look for the FP8 products that it claims: a chip that
+        is not there, as for ``estimate``, or ``"here"``; by default it is not compiled.
       strict: as for ``amp``.
 
     Returns:
       A function of the same arguments as `fn`, in which ``jax.ShapeDtypeStruct`` may stand for an
       array. It returns a ``Report``.
+
+    Raises:
+      InspectionError: the target is unknown, or its compiler is not installed or fails.
 
     >>> import jax, jax.numpy as jnp
     >>> spec = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -197,12 +225,24 @@ def report(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[...
     """
     planned = plan_of(fn, policy, strict=strict)
     name = Target.of(fn).name
+    verify = _verifier(fn, policy, target)
 
     @functools.wraps(planned, updated=())
     def made(*args: Any, **kwargs: Any) -> Report:
-        return Report.of(planned(*args, **kwargs), name)
+        found = Report.of(planned(*args, **kwargs), name)
+        return dataclasses.replace(found, lowerings=verify(*args, **kwargs))
 
     return made
+
+
+def _verifier(fn: Any, policy: Any, target: str | None) -> Callable[..., tuple[Lowering, ...]]:
+    """What compiles a call and looks for its FP8 products, if that is asked for."""
+    if target is None:
+        return lambda *args, **kwargs: ()
+    from jaxamp.estimate.lowering import verify_lowering  # reports need no compiler
+
+    verify = verify_lowering(fn, policy, None if target == HERE else target)
+    return lambda *args, **kwargs: (verify(*args, **kwargs),)
 
 
 def _counted(words: Iterable[str]) -> dict[str, int]:

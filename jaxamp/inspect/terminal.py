@@ -66,7 +66,7 @@ def _parts(report: Report) -> Iterator[Any]:
     if report.guards:
         named = ", ".join(f"{name} {n}" for name, n in report.guards.items())
         yield Text(f"guards: {named}")
-    yield from _warnings(report)
+    yield from (Text(note, style="yellow") for note in report.notes)
     if report.contractions:
         yield _dots(report)
 
@@ -89,13 +89,6 @@ def _shares(report: Report) -> Table:
                 storage(tally.saved) if tally.saved > 0 else "",
             )
     return table
-
-
-def _warnings(report: Report) -> Iterator[Text]:
-    notes = [f"rule matched nothing: {rule}" for rule in report.unmatched_rules]
-    notes += [f"unknown primitive, left as it is: {name}" for name in report.unknown]
-    notes += [f"counted once, for its trips are not known: {p}" for p in report.unknown_loops]
-    yield from (Text(note, style="yellow") for note in notes)
 
 
 def _dots(report: Report) -> Table:

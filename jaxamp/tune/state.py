@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxamp.errors import TuningError
+
 
 class State:
     """The sensitivities and the measured errors of one problem.
@@ -14,17 +16,22 @@ class State:
     Args:
       path: the file; ``None`` to keep nothing.
       fingerprint: of the problem; what a file says of another is not used.
+
+    Raises:
+      TuningError: the file is none of these, or can be none.
     """
 
     def __init__(self, path: str | Path | None, fingerprint: str) -> None:
         self.path, self.fingerprint = Path(path) if path else None, fingerprint
         self.matrix: np.ndarray | None = None
         self.errors: dict[bytes, float] = {}
+        if self.path and not self.path.parent.is_dir():
+            raise TuningError(f"The state cannot be kept: there is no folder {self.path.parent}.")
         if self.path and self.path.exists():
-            self._read(json.loads(self.path.read_text()))
+            self._read(self.path)
 
     def write(self) -> None:
-        """Stores what is known so far."""
+        """Stores what is known so far; who interrupts this finds the file of before."""
         if self.path is None or self.matrix is None:
             return
         data = {
@@ -32,15 +39,26 @@ class State:
             "matrix": self.matrix.tolist(),
             "errors": {_word(key): error for key, error in self.errors.items()},
         }
-        self.path.write_text(json.dumps(data))
+        new = self.path.with_name(f"{self.path.name}.new")
+        new.write_text(json.dumps(data))
+        new.replace(self.path)
 
-    def _read(self, data: dict[str, object]) -> None:
-        if data.get("fingerprint") != self.fingerprint:
-            return
-        self.matrix = np.array(data["matrix"], np.float64)
-        errors = data["errors"]
-        assert isinstance(errors, dict)
-        self.errors = {np.array([c == "1" for c in w]).tobytes(): e for w, e in errors.items()}
+    def _read(self, path: Path) -> None:
+        try:
+            data = json.loads(path.read_text())
+            if data["fingerprint"] != self.fingerprint:
+                return
+            self.matrix = np.array(data["matrix"], np.float64)
+            self.errors = {_key(word): float(error) for word, error in data["errors"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TuningError(
+                f"{path} is no state of a search that tune has kept ({type(error).__name__}: "
+                f"{error}). Remove it, or name another file."
+            ) from None
+
+
+def _key(word: str) -> bytes:
+    return np.array([letter == "1" for letter in word]).tobytes()
 
 
 def _word(key: bytes) -> str:

@@ -124,6 +124,48 @@ def test_report_as_a_page(folder, typed):
     assert "<!doctype html>" in (folder / "report.html").read_text()
 
 
+def test_report_of_what_a_compiler_makes_of_fp8(typed):
+    """Claimed beside found, in the program that is compiled for the machine at hand."""
+    line = "python -m jaxamp report model:scale --args f32[2048,2048] rate=0.5 --policy fp8_current"
+    assert "1 dots in FP8 are claimed; with a target" in typed(line).stdout
+    done = typed(f"{line} --target here --json")
+    assert done.returncode == 0, done.stderr
+    (fp8,) = json.loads(done.stdout)["fp8"]
+    assert (fp8["claimed"], fp8["found"]) == (1, 0)  # a CPU has no such products
+    assert "1 FP8 products claimed, 0 found" in typed(f"{line} --target here").stdout
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["explain --where hidden", "diff --with auto_mixed", "probe", "tune --budget 1"],
+    ids=lambda line: line.split()[0],
+)
+def test_every_answer_is_a_page_too(folder, typed, line: str):
+    """What the terminal shows, in one file that names no other place."""
+    command, _, more = line.partition(" ")
+    typed_line = f"python -m jaxamp {command} model:loss --args model:inputs --html page.html"
+    done = typed(f"{typed_line} {more}")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    page = (folder / "page.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "auto_mixed_bf16" in page or command == "tune"
+    assert "://" not in page
+
+
+@pytest.mark.deviceless
+@pytest.mark.parametrize("target", ["h200", "v5e"])
+def test_estimate(typed, monkeypatch, target: str):
+    """Facts and the model at the terminal, and both as JSON."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # those of the tests' own process
+    line = f"python -m jaxamp estimate model:loss --grad --args model:inputs --target {target}"
+    done = typed(f"{line} --with auto_mixed")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.index("compiled: facts") < done.stdout.index("roofline: a model")
+    compiled = json.loads(typed(f"{line} --json").stdout)["compiled"]
+    assert [row["policy"] for row in compiled] == ["always_f32", "auto_mixed_bf16"]
+    assert all(row["kernels"] > 0 and row["time"]["seconds"] > 0 for row in compiled)
+
+
 def test_explain_one_scope(typed):
     """The source with its notes, only what is inside."""
     done = typed("python -m jaxamp explain model:loss --args model:inputs --where hidden")
@@ -212,7 +254,9 @@ def test_what_is_not_understood(typed, line: str, says: str):
         ("report model:broken --args f32[4,8]", "model.py:24: TypeError"),
         ("report model:loss --args f32[4,8]", "TypeError"),
         ("tune model:scale --args f32[4,4] rate=0.5 --budget -1", "budget"),
-        ("report model:loss --args model:inputs --json no/such/folder.json", "No such file"),
+        ("report model:loss --args model:inputs --json no/such/file", "is no folder no/such"),
+        ("tune model:loss --args model:inputs --save no/such/file", "is no folder no/such"),
+        ("tune model:loss --args model:inputs --state model.py", "is no state of a search"),
         ("probe model:broken --args f32[4,8]", "model.py:24: TypeError"),
         ("explain model:loss --args model:inputs --where hiden", "Did you mean 'hidden'?"),
     ],

@@ -103,6 +103,7 @@ def test_reports_add_up():
     both = one + other
     assert both.total == one.total + other.total
     assert both.program == "layer + attention"
+    assert sum([one, other]) == both
 
 
 def test_an_amp_inside_is_seen():

@@ -71,6 +71,50 @@ def test_an_interrupted_search_goes_on(tuned, tmp_path):
     assert again.policy == tuned.policy
 
 
+def test_an_interrupt_loses_no_run(tmp_path):
+    """A search that is interrupted goes on with the next run, and comes to the same end."""
+
+    def chained(x):
+        for name in ("one", "two"):
+            with jax.named_scope(name):
+                x = jnp.tanh(x @ x)
+        return x @ x
+
+    asked = []
+
+    def worst(result, exact):
+        if len(asked) == stop:
+            raise KeyboardInterrupt
+        asked.append(float(jnp.abs(result - exact).max() / jnp.abs(exact).max()))
+        return asked[-1]
+
+    x = jnp.linspace(-1, 1, 256).reshape(16, 16) / 4
+    call = {"fn": chained, "args": (x,), "budget": 2e-3, "error": worst}
+    stop, state = None, tmp_path / "state.json"
+    whole = tune(**call)
+    runs = list(asked)
+    asked.clear()
+    stop = 2
+    with pytest.raises(KeyboardInterrupt):
+        tune(**call, state=state)
+    stop = None
+    assert tune(**call, state=state) == whole
+    assert asked == runs
+    assert len(runs) > 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"fingerprint": 1', '{"a": 1}'])
+def test_a_state_that_is_none_is_refused(tmp_path, text):
+    """A file that tune did not write is named, and left alone."""
+    state = tmp_path / "state.json"
+    state.write_text(text)
+    with pytest.raises(jaxamp.TuningError, match=r"state\.json is no state of a search"):
+        tune(fragile, arguments(0), state=state)
+    assert state.read_text() == text
+    with pytest.raises(jaxamp.TuningError, match="there is no folder"):
+        tune(fragile, arguments(0), state=tmp_path / "no" / "state.json")
+
+
 def test_picture(tuned, tmp_path):
     """The trade-off is drawn."""
     tuned.picture(tmp_path / "curve.png")
