@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jax.extend.core import JaxprEqn
+
 from jaxamp import taxonomy
 from jaxamp.errors import JaxAmpError, PolicyError, RuleError, accepted
 from jaxamp.formats import Precision, PrecisionLike
@@ -23,6 +25,7 @@ from jaxamp.taxonomy import OpKind
 # What JAX itself writes around or between the names that the user entered.
 _TRANSFORM = re.compile(r"(?:jvp|transpose|vmap)\(")
 _OWN_NAMES = ("rematted_computation",)
+_REPEATED = re.compile(r"repeated\[(\d+)\]")  # how many names before it are there a second time
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,8 +216,40 @@ def clean_scope(name_stack: str) -> str:
     >>> clean_scope("transpose(jvp(transformer))/jvp(layer3)/keep_precision[f32]/attention")
     'transformer/layer3/attention'
     """
-    names = _without_transforms(name_stack).split("/")
-    return "/".join(n for n in names if n and n not in _OWN_NAMES and not MARKER.fullmatch(n))
+    kept: list[str] = []
+    for name in _without_transforms(name_stack).split("/"):
+        if marker := _REPEATED.fullmatch(name):
+            del kept[len(kept) - int(marker[1]) :]
+        elif name and name not in _OWN_NAMES and not MARKER.fullmatch(name):
+            kept.append(name)
+    return "/".join(kept)
+
+
+def joined_scope(outer: str, eqn: JaxprEqn) -> str:
+    """The name stack of an equation with those of the enclosing ones, `outer`, before it."""
+    names = "/".join(filter(None, (outer, str(eqn.source_info.name_stack))))
+    return without_repeats(names, eqn)
+
+
+def without_repeats(name_stack: str, eqn: JaxprEqn) -> str:
+    """The name stack of an equation that holds others, with a mark where names are repeated.
+
+    Each time that JAX differentiates a ``jax.checkpoint``, it writes the names around it twice.
+
+    Args:
+      name_stack: that of the equation, with those of the enclosing ones before it.
+      eqn: the equation.
+    """
+    if not eqn.params.get("differentiated"):
+        return name_stack
+    names = clean_scope(str(eqn.source_info.name_stack)).split("/")
+    once = names
+    for _ in range(name_stack.count("transpose(")):
+        half = len(once) // 2
+        if once[:half] != once[half:]:
+            break
+        once = once[:half]
+    return f"{name_stack}/repeated[{len(names) - len(once)}]"
 
 
 def parse_kind(word: Any) -> OpKind:

@@ -15,7 +15,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from jaxamp.inspect.operation import Place, frames_of, innermost
 from jaxamp.plan import Decision, JaxprPlan
 from jaxamp.plan.wiring import Body, branches, call_body, is_region, loop
-from jaxamp.rules import clean_scope
+from jaxamp.rules import clean_scope, joined_scope
 from jaxamp.taxonomy import OpKind, Trait, lookup
 
 
@@ -125,7 +125,7 @@ class _Numbering:
     def block(self, body: Body, plan: JaxprPlan | None, scope: str, depth: int) -> Block:
         live = _live(body.jaxpr)
         block = Block(body.jaxpr, body.consts, plan, live, [], [], {})
-        scopes = [_joined(scope, eqn) for eqn in body.jaxpr.eqns]
+        scopes = [joined_scope(scope, eqn) for eqn in body.jaxpr.eqns]
         held = [_held(eqn, block.decision(i)) for i, eqn in enumerate(body.jaxpr.eqns)]
         for i, eqn in enumerate(body.jaxpr.eqns):
             computes = live[i] and not held[i]
@@ -172,7 +172,3 @@ def _held(eqn: JaxprEqn, decision: Decision | None) -> list[tuple[Body, JaxprPla
 def _trait(eqn: JaxprEqn) -> Trait:
     op = lookup(eqn.primitive)
     return op.trait if op else Trait.OPAQUE
-
-
-def _joined(outer: str, eqn: JaxprEqn) -> str:
-    return "/".join(filter(None, (outer, str(eqn.source_info.name_stack))))

@@ -16,7 +16,7 @@ from jaxamp.inspect.storage import Casts, Storage, of
 from jaxamp.inspect.tally import Tally
 from jaxamp.plan import Decision, Ground, JaxprPlan, wiring
 from jaxamp.rewrite.accumulate import accumulate_p, original
-from jaxamp.rules import clean_scope
+from jaxamp.rules import clean_scope, joined_scope
 from jaxamp.taxonomy import Op, OpKind, Trait
 
 _REWRITTEN = "rewritten already, by an amp inside"
@@ -71,7 +71,7 @@ class Equation:
             primitive, self.params = original(eqn.params)
             self.name, self.op = primitive.name, taxonomy.lookup(primitive) or _UNKNOWN
         self.trait, self.kind = self.op.trait, self.op.kind
-        self.scope = "/".join(filter(None, (where.scope, str(eqn.source_info.name_stack))))
+        self.scope = joined_scope(where.scope, eqn)
         self.frames = where.frames_of(eqn)
         self.needed: Sequence[bool] = ()  # which of its results somebody needs
         self.casts = Casts()

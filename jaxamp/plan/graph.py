@@ -20,6 +20,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive
 
 from jaxamp import _compat, taxonomy
 from jaxamp.plan import wiring
+from jaxamp.rules import without_repeats
 from jaxamp.taxonomy import Op, OpKind, Trait
 
 
@@ -230,6 +231,7 @@ class _Unfolder:
         return self.graph.add(Node(role, ins, outs, eqn, op, scope))
 
     def _call(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
+        scope = without_repeats(scope, eqn)
         frame = self.frame(wiring.call_body(eqn), ins, scope)
         return Nest(eqn, op, scope, ins, frame.exits, (frame,))
 

@@ -158,6 +158,42 @@ def test_a_library_function_has_the_scope_of_each_call():
     assert abs(counts["layer0"] - counts["layer3"]) < counts["layer3"] / 4
 
 
+def _checkpointed(x, w):
+    for name in ("one", "two"):
+        with jax.named_scope(name), jax.named_scope(name):  # twice as the user has it
+            x = jax.checkpoint(layer)(x, w)
+    return jnp.sum(x)
+
+
+def _checkpointed_in_a_loop(x, w):
+    def body(carry, _):
+        with jax.named_scope("body"):
+            return jax.checkpoint(layer)(carry, w), None
+
+    with jax.named_scope("around"):
+        return jnp.sum(jax.lax.scan(body, x, None, length=3)[0])
+
+
+@pytest.mark.parametrize(
+    ("program", "scopes"),
+    [
+        (_checkpointed, {"one/one/layer", "two/two/layer"}),
+        (_checkpointed_in_a_loop, {"around/body/layer"}),
+    ],
+)
+@pytest.mark.parametrize("compiled", [False, True], ids=["grad", "jit"])
+def test_what_is_computed_again_is_in_the_scope_that_it_was_in(program, scopes, compiled):
+    """JAX writes the names around a checkpoint twice in its backward pass; a report does not."""
+    step = jax.grad(program, (0, 1))
+    args = spec(8, 8), spec(8, 8)
+    inside = jax.named_scope("step")(jax.jit(step)) if compiled else step
+    expected = {f"step/{s}" for s in scopes} if compiled else scopes
+    dots = report(inside)(*args).contractions
+    assert {o.scope for o in dots if o.backward} == {o.scope for o in dots} == expected
+    decided = [d for d in plan_of(inside)(*args).decisions() if d.primitive == "dot_general"]
+    assert [d.scope for d in decided] == [o.scope for o in dots]
+
+
 @jax.jit
 def _shared(x, w):
     return jnp.tanh(x @ w)
