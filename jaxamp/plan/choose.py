@@ -335,6 +335,8 @@ _FIXED_REASONS = {
 def _asks_precision(node: Node) -> bool:
     """Whether a precision above the default, or an algorithm, was named on the equation."""
     asked = node.eqn.params.get("precision")
+    if asked is None:
+        return False
     pair = asked if isinstance(asked, tuple) else (asked,)
     return any(p is not None and p != lax.Precision.DEFAULT for p in pair)
 
@@ -368,6 +370,8 @@ def _outgrows(graph: Graph, value: int, low: Precision) -> bool:
 
 def _factor(graph: Graph, value: int, reader: Node) -> float | None:
     """The known number that a node multiplies a value by, if it does nothing else."""
+    if reader.name not in ("mul", "div"):
+        return None
     others = [graph.constants.get(v) for v in reader.ins if v != value]
     if len(others) != 1 or others[0] is None:
         return None

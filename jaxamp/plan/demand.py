@@ -79,7 +79,8 @@ def is_state_update(facts: Facts, demand: Demand, node: Node) -> bool:
 def _updates_state(facts: Facts, bits: bytearray, node: Node) -> bool:
     if node.role is not Role.ELEMENTWISE and node.role is not Role.MERGE:
         return False
-    return any(facts.state[v] and bits[v] & ESCAPES for v in node.outs)
+    (out,) = node.outs
+    return bool(facts.state[out] and bits[out] & ESCAPES)
 
 
 def _passed(graph: Graph, facts: Facts, bits: bytearray, node: Node, may_lower: Lowerable) -> int:

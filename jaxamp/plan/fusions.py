@@ -133,8 +133,7 @@ class Fusions:
 
     def _is_stored(self, value: int) -> bool:
         """Whether a narrow value is read both here and later."""
-        stored = self.stored[value]
-        if not is_narrow(stored):
+        if not is_narrow(self.stored[value]):
             return False
         readers = [self._levels[r.outs[0]] for r in self.graph.uses[value] if r.outs]
         here = self._levels[value]

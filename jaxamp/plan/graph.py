@@ -53,27 +53,44 @@ class Link(enum.Enum):
     __hash__ = object.__hash__  # Enum's own goes through the name, in Python
 
 
-@dataclass(slots=True, eq=False)
 class Node:
-    """An equation that computes, or a link."""
+    """An equation that computes, or a link.
 
-    role: Role
-    ins: tuple[int, ...]
-    outs: tuple[int, ...]
-    eqn: Any = None  # the equation; a link has none
-    op: Op | None = None
-    scope: str = ""
-    link: Link | None = None
-    index: int = -1  # its place in the graph
-    name: str = ""  # of its primitive; empty for a link
-    kind: OpKind = OpKind.BOUNDARY  # what nobody has described is Boundary, and opaque
-    trait: Trait = Trait.OPAQUE
+    Attributes:
+      role: what it does to values.
+      ins: the values that it reads.
+      outs: the values that it makes.
+      eqn: the equation; a link has none.
+      scope: its name stack, enclosing equations first.
+      link: what it stands for, if it is a link.
+      name: of its primitive; empty for a link.
+      kind: its kind; what nobody has described is Boundary.
+      trait: its trait; what nobody has described is opaque.
+      op: the entry of its primitive, if that was described.
+      index: its place in the graph.
+    """
 
-    def __post_init__(self) -> None:
-        if self.eqn is not None:
-            self.name = self.eqn.primitive.name
-        if self.op is not None:
-            self.kind, self.trait = self.op.kind, self.op.trait
+    __slots__ = (
+        *("role", "ins", "outs", "eqn", "op", "scope", "link"),
+        *("name", "kind", "trait", "index"),
+    )
+
+    def __init__(
+        self,
+        role: Role,
+        ins: tuple[int, ...],
+        outs: tuple[int, ...],
+        eqn: Any = None,
+        op: Op | None = None,
+        scope: str = "",
+        link: Link | None = None,
+    ) -> None:
+        self.role, self.ins, self.outs = role, ins, outs
+        self.eqn, self.op, self.scope, self.link = eqn, op, scope, link
+        self.name: str = "" if eqn is None else eqn.primitive.name
+        self.kind = OpKind.BOUNDARY if op is None else op.kind
+        self.trait = Trait.OPAQUE if op is None else op.trait
+        self.index = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -192,6 +209,7 @@ class _Unfolder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._scopes: dict[tuple[str, Any], str] = {}
+        self._scopes_by_id: dict[tuple[str, int], str] = {}  # comparing name stacks takes time
         self._ops: dict[Primitive, Op | None] = {}
 
     def frame(self, body: wiring.Body, entries: Sequence[int], scope: str) -> Frame:
@@ -330,11 +348,14 @@ class _Unfolder:
 
     def _scope(self, outer: str, eqn: JaxprEqn) -> str:
         stack = eqn.source_info.name_stack
-        key = outer, stack
-        if key not in self._scopes:
-            inner = str(stack)
-            self._scopes[key] = f"{outer}/{inner}" if outer and inner else outer or inner
-        return self._scopes[key]
+        place = outer, id(stack)
+        scope = self._scopes_by_id.get(place)
+        if scope is None:
+            scope = self._scopes.get((outer, stack))
+            if scope is None:
+                scope = self._scopes[outer, stack] = "/".join(filter(None, (outer, str(stack))))
+            self._scopes_by_id[place] = scope
+        return scope
 
 
 _UNFOLDERS = {

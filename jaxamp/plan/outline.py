@@ -222,18 +222,15 @@ def _dependences(
     maker: dict[Any, int] = {}
     effectful: int | None = None
 
-    def follow(here: int, earlier: int) -> None:
-        if earlier != here and earlier not in before[here]:
-            before[here].add(earlier)
-            after[earlier].append(here)
-
     for here, eqn in zip(unit, eqns, strict=True):
-        for var in eqn.invars:
-            if isinstance(var, Var):
-                follow(here, maker.get(var, here))
+        needed = [maker.get(var) for var in eqn.invars if isinstance(var, Var)]
         if eqn.effects:  # in the order in which they were written
-            follow(here, here if effectful is None else effectful)
+            needed.append(effectful)
             effectful = here
+        for earlier in needed:
+            if earlier is not None and earlier != here and earlier not in before[here]:
+                before[here].add(earlier)
+                after[earlier].append(here)
         for var in eqn.outvars:
             maker[var] = here
     return {u: len(needed) for u, needed in before.items()}, after
