@@ -11,6 +11,7 @@ import asyncio
 import enum
 import functools
 import inspect
+import itertools
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -289,12 +290,19 @@ class _Held(threading.local):
 
 _CURRENT: ContextVar[_Entry | None] = ContextVar("jaxamp_policy", default=None)
 _SEEN_BY_JIT = jax.make_user_context(None)  # part of the key of every compiled function
+_NUMBERS = itertools.count()
 _HELD = _Held()
+
+
+@functools.lru_cache(maxsize=1024)
+def _number(policy: PrecisionPolicy) -> int:
+    """A number that equal policies share: JAX hashes it at every call of a compiled function."""
+    return next(_NUMBERS)
 
 
 def _enter(policy: PrecisionPolicy, *, compilable: bool, rewrites: bool = False) -> None:
     if compilable:
-        seen_by_jit = _SEEN_BY_JIT(policy)
+        seen_by_jit = _SEEN_BY_JIT(_number(policy))
         seen_by_jit.__enter__()
     else:
         seen_by_jit = nullcontext()
