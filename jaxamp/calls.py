@@ -129,6 +129,8 @@ class Layout:
           The traced leaves, and one key per leaf: ``None`` for a traced one, otherwise something
           hashable that equals another call's key exactly when the constant is the same.
         """
+        if _ARRAY_TYPES.issuperset(map(type, leaves)):
+            return list(leaves), (None,) * len(leaves)
         keys = [
             None
             if (kind := type(leaf)) in _ARRAY_TYPES or kind in numbers or is_array(leaf)

@@ -23,14 +23,17 @@ class Outputs:
     compiled form runs, its own constants come back with its arrays.
     """
 
-    __slots__ = ("constants", "treedef")
+    __slots__ = ("constants", "is_all_arrays", "treedef")
 
     def __init__(self, treedef: Any, constants: Constants) -> None:
         self.treedef = treedef
         self.constants = constants
+        self.is_all_arrays = all(constant is None for constant in constants)
 
     def join(self, arrays: Sequence[Any]) -> Any:
         """The function's result, from its arrays."""
+        if self.is_all_arrays:
+            return jax.tree.unflatten(self.treedef, arrays)
         values = iter(arrays)
         leaves = [next(values) if constant is None else constant() for constant in self.constants]
         return jax.tree.unflatten(self.treedef, leaves)

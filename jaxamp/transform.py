@@ -46,6 +46,7 @@ class AmpFunction(Generic[_P, _R]):
         )
         self.__wrapped__ = fn
         self._settings = settings
+        self._is_identity = settings.is_identity
         self._target = Target.of(fn)
         self._runner = _RUNNERS.get(self._target.function, settings)
 
@@ -58,11 +59,11 @@ class AmpFunction(Generic[_P, _R]):
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Call the function in mixed precision."""
         settings = in_force(self._settings)
-        if settings.is_identity:
+        is_own = settings is self._settings
+        if self._is_identity if is_own else settings.is_identity:
             return _unchanged(self.__wrapped__, args, kwargs)
-        if settings is self._settings:
-            return self._runner(self._target, args, kwargs)
-        return _RUNNERS.get(self._target.function, settings)(self._target, args, kwargs)
+        runner = self._runner if is_own else _RUNNERS.get(self._target.function, settings)
+        return runner(self._target, args, kwargs)
 
     def amp_parts(self) -> tuple[Callable[_P, _R], Settings]:
         """The function as it was given, and how it is rewritten."""
