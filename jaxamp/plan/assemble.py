@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Var
@@ -37,22 +37,35 @@ def assemble(
     return assembler.plan(frame, returned if outputs is None else list(outputs))
 
 
-def grounds_of(frame: Frame, choices: Mapping[Node, Choice]) -> list[Ground]:
+def grounds_of(frame: Frame, choices: Mapping[Node, Choice]) -> tuple[Ground, ...]:
     """Why each equation runs as it does, in each of the places that equal plans are shared by."""
-    found = []
+    grounds = _Grounds(choices)
+    return tuple(map(grounds.of, _sites(frame)))
+
+
+def _sites(frame: Frame) -> Iterator[Node | Nest]:
+    """Every equation, nested ones after the one that holds them."""
     for site in frame.sites:
-        found.append(_ground(site, choices))
+        yield site
         if isinstance(site, Nest):
             for inner in site.frames:
-                found += grounds_of(inner, choices)
-    return found
+                yield from _sites(inner)
 
 
-def _ground(site: Node | Nest, choices: Mapping[Node, Choice]) -> Ground:
-    if isinstance(site, Nest):
-        return Ground("decided inside", None, site.scope)
-    choice = choices[site]
-    return Ground(choice.reason, choice.guard, site.scope)
+class _Grounds:
+    """Why equations run as they do; equal grounds are one object, as there are few of them."""
+
+    def __init__(self, choices: Mapping[Node, Choice]) -> None:
+        self.choices = choices
+        self._made: dict[Ground, Ground] = {}
+
+    def of(self, site: Node | Nest) -> Ground:
+        if isinstance(site, Nest):
+            ground = Ground("decided inside", None, site.scope)
+        else:
+            choice = self.choices[site]
+            ground = Ground(choice.reason, choice.guard, site.scope)
+        return self._made.setdefault(ground, ground)
 
 
 class _Assembler:
@@ -73,6 +86,7 @@ class _Assembler:
         self.kept = bytearray(len(graph.avals)) if fusions is None else fusions.kept
         self.remakes = None if fusions is None else Remakes(graph)
         self._shared: dict[Hashable, JaxprPlan] = {}
+        self.grounds = _Grounds(choices)
         self._hows: dict[tuple[Any, ...], How] = {}
 
     def plan(
@@ -178,7 +192,7 @@ class _Assembler:
 
     def _decide(self, site: Node | Nest, how: How) -> Decision:
         kind = OpKind.BOUNDARY if isinstance(site, Nest) else site.kind
-        return Decision(site.eqn, how, kind, _ground(site, self.choices))
+        return Decision(site.eqn, how, kind, self.grounds.of(site))
 
     def _again(self, frame: Frame, groups: Sequence[Sequence[int]]) -> dict[Var, int]:
         """The equations that make what a later group computes again rather than reads."""

@@ -101,6 +101,7 @@ class Chooser:
         carries = (c for c in graph.carries if not c.kept)
         self.streams = {v for c in carries for v in (c.inner, c.result)}
         self.copies: dict[int, Precision] = {}  # what far readers get of a fused value
+        self._made: dict[Choice, Choice] = {}  # equal ones are one object
         self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.ours]
 
     def choose(self, node: Node, forced: Precision | None, forced_by: str) -> Choice:
@@ -113,7 +114,7 @@ class Chooser:
                 self.stored[value] = choice.stored
         if node.role is Role.MOVE and choice.operand is None:
             self._follow(node)
-        return choice
+        return self._made.setdefault(choice, choice)
 
     def _choose(self, node: Node, forced: Precision | None, forced_by: str) -> Choice:
         if node.role is Role.FIXED:

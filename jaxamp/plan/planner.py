@@ -89,7 +89,7 @@ def make_plan(
     body = assemble(graph, frame, readings, fusions, held, echoes, chooser.stored, choices, outputs)
     return Plan(
         body=body,
-        grounds=tuple(grounds_of(frame, choices)),
+        grounds=grounds_of(frame, choices),
         policy=policy,
         rule_counts=forced.rule_counts,
         unknown=tuple(graph.unknown),
