@@ -1,7 +1,7 @@
-"""Run every benchmark: `python -m benchmarks`, or `make bench`."""
+"""Run every benchmark of `amp`'s own cost: `python -m benchmarks`, or `make bench`."""
 
 import sys
 
-from benchmarks import trace_cost
+from benchmarks import overhead, trace_cost
 
-sys.exit(trace_cost.main())
+sys.exit(trace_cost.main() or overhead.main())

@@ -2,14 +2,19 @@
 
     python -m benchmarks.trace_cost
     python -m benchmarks.trace_cost --max-ratio 2.0     unsuccessful above that ratio
+    python -m benchmarks.trace_cost --no-collector      without Python's garbage collector
 
-Both times of a ratio come from one run, alternately, the medians of several rounds: whether the
-garbage collector happens to run is a part of either. Nothing is compiled.
+Both times of a ratio come from one run, alternately, the medians of several rounds, in seconds of
+the processor: whether the garbage collector happens to run is a part of either. Nothing is
+compiled. The memory is what Python objects take: at the peak of planning, beyond the jaxpr, as a
+ratio to the jaxpr.
 """
 
 import argparse
+import gc
 import statistics
 import time
+import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,12 +24,15 @@ from jax.extend.core import ClosedJaxpr
 from rich.console import Console
 from rich.table import Table
 
-from jaxamp import amp
+from jaxamp import PrecisionPolicy, amp
+from jaxamp.plan import make_plan
 
 Function = Callable[..., Any]
 
 LAYERS, WIDTH, HEADS, TOKENS, BATCH = 24, 64, 4, 16, 2
-SIZES = (1_000, 3_000, 10_000, 30_000)
+SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
+MANY = 30_000  # longer chains than this are measured once
+POLICY = PrecisionPolicy.AUTO_MIXED_BF16
 
 
 def transformer_loss(params: dict[str, Any], x: jax.Array, y: jax.Array) -> jax.Array:
@@ -80,9 +88,9 @@ def chain(equations: int) -> Function:
 def seconds_to_trace(make: Callable[[], Function], args: tuple[Any, ...]) -> float:
     """Time to trace what `make` returns; a function made afresh is in no cache."""
     fn = make()
-    start = time.perf_counter()
+    start = time.process_time()
     jax.make_jaxpr(fn)(*args)
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def compare(
@@ -100,6 +108,29 @@ def fresh(fn: Function) -> Function:
     return lambda *args: fn(*args)
 
 
+def seconds_to_plan(jaxpr: ClosedJaxpr) -> float:
+    """Time to plan a program that has been traced."""
+    start = time.process_time()
+    make_plan(jaxpr, POLICY)
+    return time.process_time() - start
+
+
+def memory_ratio(fn: Function, args: tuple[Any, ...]) -> float:
+    """Memory that planning takes at its peak, over what the jaxpr itself takes."""
+    jax.make_jaxpr(fresh(fn))(*args)  # what JAX keeps of library functions is not the program's
+    gc.collect()
+    tracemalloc.start()
+    try:
+        jaxpr = jax.make_jaxpr(fresh(fn))(*args)
+        gc.collect()
+        own = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        make_plan(jaxpr, POLICY)
+        return (tracemalloc.get_traced_memory()[1] - own) / own
+    finally:
+        tracemalloc.stop()
+
+
 def count_equations(jaxpr: ClosedJaxpr) -> int:
     """The number of equations at the top level."""
     return len(jaxpr.jaxpr.eqns)
@@ -113,10 +144,14 @@ def measure_transformer(table: Table, repeat: int) -> float:
         "value_and_grad(amp(f))": lambda: grad(amp(fresh(transformer_loss))),
         "amp(value_and_grad(f))": lambda: amp(grad(fresh(transformer_loss))),
     }
+    planned = {"value_and_grad(amp(f))": transformer_loss}
     ratios = []
     for name, mixed in orders.items():
         before, after = compare(lambda: grad(fresh(transformer_loss)), mixed, args, repeat)
-        table.add_row(f"{LAYERS} layers, {name}", *_cells(before, after))
+        program = planned.get(name, grad(transformer_loss))
+        plan = seconds_to_plan(jax.make_jaxpr(fresh(program))(*args))
+        memory = memory_ratio(program, args)
+        table.add_row(f"{LAYERS} layers, {name}", *_cells(before, after, plan, memory))
         ratios.append(after / before)
     return max(ratios)
 
@@ -126,14 +161,18 @@ def measure_chains(table: Table, repeat: int) -> None:
     args = (jnp.ones((8, 8)),)
     for size in SIZES:
         fn = chain(size)
-        count = count_equations(jax.make_jaxpr(fresh(fn))(*args))
-        before, after = compare(lambda fn=fn: fresh(fn), lambda fn=fn: amp(fresh(fn)), args, repeat)
+        jaxpr = jax.make_jaxpr(fresh(fn))(*args)
+        count, plan = count_equations(jaxpr), seconds_to_plan(jaxpr)
+        rounds = 1 if size > MANY else repeat
+        before, after = compare(lambda fn=fn: fresh(fn), lambda fn=fn: amp(fresh(fn)), args, rounds)
         added = (after - before) / count * 1e6
-        table.add_row(f"chain of {count:,} equations", *_cells(before, after), f"{added:.0f} µs")
+        cells = _cells(before, after, plan, memory_ratio(fn, args))
+        table.add_row(f"chain of {count:,} equations", *cells, f"{added:.0f} µs")
 
 
-def _cells(before: float, after: float) -> tuple[str, str, str]:
-    return f"{before:.3f} s", f"{after:.3f} s", f"{after / before:.2f}"
+def _cells(before: float, after: float, plan: float, memory: float) -> tuple[str, ...]:
+    times = f"{before:.3f} s", f"{after:.3f} s", f"{after / before:.2f}"
+    return *times, f"{plan:.3f} s", f"{memory:.2f}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -141,11 +180,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="What amp adds to tracing.")
     parser.add_argument("--repeat", type=int, default=7, help="rounds after the first (default 7)")
     parser.add_argument("--max-ratio", type=float, help="fail if the transformer's is larger")
+    parser.add_argument("--no-collector", action="store_true", help="no garbage collection")
     options = parser.parse_args(argv)
 
+    if options.no_collector:
+        gc.disable()
     table = Table(title=f"Tracing under auto_mixed_bf16, JAX {jax.__version__}")
     table.add_column("program")
-    for heading in ("f alone", "with amp", "ratio", "added per equation"):
+    for heading in ("f alone", "with amp", "ratio", "planning", "memory", "added per equation"):
         table.add_column(heading, justify="right")
     ratio = measure_transformer(table, options.repeat)
     measure_chains(table, options.repeat)

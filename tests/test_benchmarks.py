@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import trace_cost
+from benchmarks import overhead, trace_cost
 
 
 @pytest.mark.parametrize("size", [100, 1000])
@@ -33,3 +33,23 @@ def test_transformer_is_differentiable():
     loss, grads = jax.eval_shape(jax.value_and_grad(trace_cost.transformer_loss), params, x, y)
     assert loss.shape == ()
     assert jax.tree.map(jnp.shape, grads) == jax.tree.map(jnp.shape, params)
+
+
+def test_memory_of_a_plan_is_measured_beside_its_jaxpr():
+    """A plan takes some memory, and no multiple of what the jaxpr takes."""
+    assert 0.1 < trace_cost.memory_ratio(trace_cost.chain(1000), (jnp.ones((2, 2)),)) < 2
+
+
+def test_calls_are_measured_when_they_are_compiled():
+    """The first round, in which both sides compile, is no part of the medians."""
+    times = iter([9.0, 1.0, 3.0, 2.0])
+    assert overhead.medians(lambda: next(times), lambda: 5.0, repeat=3) == [2.0, 5.0]
+
+
+def test_the_transformer_by_hand_is_the_transformer():
+    """What compile times are compared with has its products in bfloat16, all of them."""
+    args = trace_cost.transformer_arguments()
+    loss = jax.eval_shape(overhead.by_hand, *args)
+    assert (loss.shape, loss.dtype) == ((), jnp.float32)
+    text = str(jax.make_jaxpr(overhead.by_hand)(*args))
+    assert text.count("preferred_element_type=bfloat16") == 8 * trace_cost.LAYERS + 1
