@@ -218,6 +218,19 @@ def scan_layout(eqn: JaxprEqn) -> tuple[int, int]:
     return eqn.params["num_consts"], eqn.params["num_carry"]
 
 
+def scan_with_invariants(eqn: JaxprEqn, count: int) -> dict[str, Any]:
+    """The parameters of a scan equation that change if it gets more invariants, ahead of others."""
+    if not count:
+        return {}
+    if JAX >= (0, 11):  # trees of the operands since 0.11, as in `scan_layout`
+        from jax._src import flattree  # pyright: ignore[reportAttributeAccessIssue]
+
+        invariants, carries, sliced = eqn.params["ft_in"].unpack()
+        more = flattree.nones(len(invariants) + count)
+        return {"ft_in": flattree.pack((more, carries, sliced))}
+    return {"num_consts": eqn.params["num_consts"] + count}
+
+
 def to_cotangent_aval(aval: Any) -> Any:
     """The aval of a cotangent of ``aval`` (float0 for integers)."""
     return aval.to_ct_aval()

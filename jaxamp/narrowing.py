@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxamp import _compat
 from jaxamp.plan.wiring import Body, body_of, branches, call_body, loop
+from jaxamp.rewrite.accumulate import accumulate_p, parted
 from jaxamp.taxonomy import Trait, lookup
 
 Needs: TypeAlias = set[np.dtype]
@@ -86,6 +87,9 @@ def _operand_needs(eqn: JaxprEqn, results: Sequence[Needs]) -> list[Needs]:
     if name == "convert_element_type":
         return [{eqn.params["new_dtype"]}]
     own = _own_needs(eqn.invars)
+    if eqn.primitive is accumulate_p:  # what its operands are roundings of is not computed with
+        operands, origins = parted(own, eqn.params["rounded"])
+        return [*operands, *(set() for _ in origins)]
     if _only_moves(eqn):
         return [*results, *own[len(results) :]]
     if name == "jit" or name in _INLINED:
@@ -161,6 +165,12 @@ def _convert(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     return _compat.bind(eqn, list(map(_widened, operands, eqn.invars)))
 
 
+def _accumulate(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """Nobody differentiates: what the operands are roundings of is not needed."""
+    kept, _ = parted(operands, eqn.params["rounded"])
+    return _compat.bind(eqn, list(map(_widened, kept, eqn.invars)), rounded=())
+
+
 def _jit(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     return _compat.bind(eqn, operands, jaxpr=_retyped(call_body(eqn), operands, wide=False))
 
@@ -189,6 +199,7 @@ def _loop(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 _RULES: dict[str, Callable[[JaxprEqn, Sequence[Any]], Sequence[Any]]] = {
+    "accumulate": _accumulate,
     "convert_element_type": _convert,
     "jit": _jit,
     "cond": _cond,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-# `accumulate` is jaxamp's own: a product of low operands that gives its float32 accumulator.
+# `accumulate` is jaxamp's own: a product of operands that it rounds, and accumulates in float32.
 PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general", "accumulate"})
 OPAQUE = frozenset({"pallas_call"})
 LOW = frozenset({jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16)})
@@ -55,7 +55,8 @@ def products(jaxpr: core.Jaxpr) -> list[Product]:
 
 
 def _product(eqn: core.JaxprEqn) -> Product:
-    a, b = (jnp.dtype(_typed(v).dtype) for v in eqn.invars[:2])
+    narrow = eqn.params.get("narrow")  # what `accumulate` rounds its operands to
+    a, b = (narrow or jnp.dtype(_typed(v).dtype) for v in eqn.invars[:2])
     scope = str(eqn.source_info.name_stack)
     kept = (
         "keep_precision" in scope

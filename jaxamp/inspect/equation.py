@@ -124,6 +124,8 @@ class Equation:
             storage.read(self.casts, a, p, bool(f), c)
             for a, p, f, c in zip(atoms, operands, fresh, copies, strict=True)
         ]
+        for index, precision in d.also if d else ():
+            storage.read(self.casts, atoms[index], precision)
         if d is not None and d.scaled:
             self.read[:2] = [cast.out_dtype for cast in d.scaled.casts]
 
@@ -151,6 +153,8 @@ class Equation:
         operand = self.decision.operand if self.decision else None
         if operand is not None and self.kind is not OpKind.COMPUTE:
             return operand.short
+        if self.eqn.primitive is accumulate_p and self.decision is None:
+            precisions = [Precision.of_dtype(self.eqn.params["narrow"])]
         return next((p.short for p in precisions if p), "") or _words([None], atoms[-1:])[0]
 
     def _accumulation(self) -> str:

@@ -13,6 +13,7 @@ from jax.extend.core import Literal
 
 from jaxamp import _compat
 from jaxamp.formats import Precision, is_narrow
+from jaxamp.plan import Forms
 
 
 @dataclass(slots=True)
@@ -36,6 +37,10 @@ class Storage:
         """The inputs of a jaxpr, in the precisions in which they arrive."""
         for var, precision in zip(variables, precisions, strict=True):
             self.stored[var] = precision or of(var.aval)
+
+    def take(self, forms: Forms) -> None:
+        """Casts of inputs that arrive with them."""
+        self._casts.update((var, form.precision) for var, form in forms if form.precision)
 
     def source(self, atom: Any, copy: Precision | None) -> Precision | None:
         """The precision in which memory holds what a reader is given."""

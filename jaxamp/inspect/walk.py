@@ -40,6 +40,7 @@ class Walk:
         storage = Storage()
         storage.enter(jaxpr.constvars, [None] * len(jaxpr.constvars))
         storage.enter(jaxpr.invars, plan.inputs if plan else [None] * len(jaxpr.invars))
+        storage.take(plan.rounded if plan else ())
         decisions = plan.decisions if plan else [None] * len(jaxpr.eqns)
         needed = where.needed or [True] * len(jaxpr.outvars)
         live = self._live.equations(jaxpr, needed)

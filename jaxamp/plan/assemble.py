@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from jax.extend.core import Var
+from jax.extend.core import Jaxpr, Var
 
 from jaxamp.formats import Precision
+from jaxamp.plan import wiring
 from jaxamp.plan.choose import Choice
-from jaxamp.plan.decision import Decision, Ground, How, JaxprPlan, Remake, is_wide
+from jaxamp.plan.decision import (
+    Also,
+    Decision,
+    Form,
+    Forms,
+    Ground,
+    How,
+    JaxprPlan,
+    Remake,
+    is_wide,
+)
 from jaxamp.plan.fusions import Fusions
 from jaxamp.plan.graph import Frame, Graph, Nest, Node
 from jaxamp.plan.outline import Outliner
@@ -96,8 +108,12 @@ class _Assembler:
         remakes: Sequence[Remake] = (),
         *,
         fused: bool = False,
+        invariants: int = 0,
     ) -> JaxprPlan:
-        """The plan of a jaxpr; `fused` if it is part of a group as a whole."""
+        """The plan of a jaxpr; `fused` if it is part of a group as a whole.
+
+        `invariants` of its first inputs are the same in every turn of a loop.
+        """
         groups = [] if fused or self.fusions is None else self.fusions.groups(frame)
         grouped = {index for group in groups for index in group}
         if returned is None:
@@ -110,9 +126,12 @@ class _Assembler:
             for index, site in enumerate(frame.sites)
         ]
         made = tuple((r.var, *map(id, (m.eqn for m in r.makings))) for r in remakes)
-        key = id(frame.jaxpr), inputs, tuple(returned), tuple(hows), tuple(map(tuple, groups)), made
+        rounded = _rounded(frame.jaxpr, hows, invariants)
+        arriving = inputs, made, rounded
+        key = id(frame.jaxpr), arriving, tuple(returned), tuple(hows), tuple(map(tuple, groups))
         if key not in self._shared:
-            self._shared[key] = self._make(frame, inputs, returned, hows, groups, remakes)
+            plan = self._make(frame, inputs, returned, hows, groups)
+            self._shared[key] = replace(plan, remakes=tuple(remakes), rounded=rounded)
         return self._shared[key]
 
     def _make(
@@ -122,7 +141,6 @@ class _Assembler:
         returned: Sequence[Precision | None],
         hows: Sequence[How],
         groups: Sequence[Sequence[int]],
-        remakes: Sequence[Remake],
     ) -> JaxprPlan:
         decisions = tuple(map(self._decide, frame.sites, hows))
         unchanged = is_wide((*inputs, *returned)) and all(how.unchanged for how in set(hows))
@@ -136,7 +154,6 @@ class _Assembler:
             outputs=tuple(returned),
             unchanged=unchanged,
             steps=steps,
-            remakes=tuple(remakes),
         )
 
     def _how(self, node: Node) -> How:
@@ -144,10 +161,12 @@ class _Assembler:
         moves_within = self.fusions is not None and self.fusions.moves_within(node)
         operand = Precision.F32 if moves_within else choice.operand
         no_copies = (None,) * len(ins)
+        also = self.readings.also(node, choice, self.stored)
+        shared = {index for index, _ in also}
         is_copied = not self.copied.isdisjoint(ins)
         return self._one(
             tuple([self.original[v] and operand for v in ins]),
-            tuple([self.fresh[v] == 1 for v in ins]),
+            tuple([self.fresh[v] == 1 and i not in shared for i, v in enumerate(ins)]),
             tuple([self._copy_for(v, node) for v in ins]) if is_copied else no_copies,
             choice.accumulation,
             self._precisions(outs, widened=moves_within),
@@ -156,16 +175,19 @@ class _Assembler:
             tuple([self.echoes.get(v) for v in outs]),
             (),
             choice.scaled,
+            also,
         )
 
     def _how_of_nest(self, nest: Nest, *, fused: bool) -> How:
         returned = [self._precisions(f.exits, widened=True) for f in nest.frames]
+        loop = wiring.loop(nest.eqn) if nest.op.trait is Trait.LOOP else None
         inner = tuple(
             self.plan(
                 frame,
                 returned[i] if nest.keeps_signature else None,
                 self.remakes.of(frame) if self.remakes and _stands_apart(nest) else (),
                 fused=fused,
+                invariants=loop.invariants if loop and frame is nest.frames[-1] else 0,
             )
             for i, frame in enumerate(nest.frames)
         )
@@ -181,6 +203,7 @@ class _Assembler:
             none,
             inner,
             None,
+            _casts_of(loop, inner[-1]) if loop else (),
         )
 
     def _one(self, *parts: Any) -> How:
@@ -222,6 +245,24 @@ class _Assembler:
         """
         storage = self.original if widened else self.stored
         return tuple([storage[v] for v in values])
+
+
+def _rounded(jaxpr: Jaxpr, hows: Sequence[How], invariants: int) -> Forms:
+    """The casts of a loop's invariants that its body reads: they are made once, outside."""
+    if not invariants:
+        return ()
+    read = {
+        eqn.invars[index]: precision or how.operands[index]
+        for eqn, how in zip(jaxpr.eqns, hows, strict=True)
+        for index, precision in how.also
+    }
+    return tuple((v, Form(read[v])) for v in jaxpr.invars[:invariants] if v in read)
+
+
+def _casts_of(loop: wiring.Loop, plan: JaxprPlan) -> Also:
+    """The operands of a loop that its body reads cast."""
+    place = {var: loop.test_invariants + i for i, var in enumerate(loop.body.jaxpr.invars)}
+    return tuple((place[var], form.precision) for var, form in plan.rounded)
 
 
 def _stands_apart(nest: Nest) -> bool:

@@ -16,6 +16,8 @@ from jaxamp.policy import Guard, PrecisionPolicy
 from jaxamp.rules import Rule, clean_scope, unmatched
 from jaxamp.taxonomy import OpKind
 
+Also = tuple[tuple[int, Precision | None], ...]
+
 
 class Scaled(NamedTuple):
     """How a dot is quantized.
@@ -54,6 +56,9 @@ class How:
       echoes: per result, the precision that its cotangent is rounded to; ``None`` leaves it.
       inner: plans of the jaxprs in its parameters that are rewritten, in order.
       scaled: how the operands of a dot are quantized, once they have been cast.
+      also: operands that are read a second time, by index and precision. A dot reads boundary
+        values as they are stored beside their roundings: its cotangents go there, in f32. A loop
+        reads casts of what is the same in every turn.
     """
 
     operands: tuple[Precision | None, ...]
@@ -66,6 +71,7 @@ class How:
     echoes: tuple[Precision | None, ...]
     inner: tuple[JaxprPlan, ...]
     scaled: Scaled | None
+    also: Also
 
     @property
     def unchanged(self) -> bool:
@@ -116,6 +122,7 @@ class Decision(NamedTuple):
     echoes = property(attrgetter("how.echoes"))
     inner = property(attrgetter("how.inner"))
     scaled = property(attrgetter("how.scaled"))
+    also = property(attrgetter("how.also"))
 
     @property
     def primitive(self) -> str:
@@ -148,6 +155,16 @@ def is_wide(precisions: Iterable[Precision | None]) -> bool:
     return all(p is None or p is Precision.F32 for p in precisions)
 
 
+class Form(NamedTuple):
+    """How a value is read: as it is stored, or cast; held as for a ``How``."""
+
+    precision: Precision | None
+    held: bool = False
+
+
+Forms = tuple[tuple[Var, Form], ...]
+
+
 class Making(NamedTuple):
     """An equation that is emitted as it is; values are numbered, literals are given."""
 
@@ -176,6 +193,7 @@ class JaxprPlan:
       unchanged: whether nothing in it is narrow, so that the jaxpr can stay as it is.
       steps: what to emit, in order: single equations by their index, and fused groups.
       remakes: inputs that are not read, because it costs less to make them.
+      rounded: inputs of which a cast arrives too, in these forms; they come before all others.
     """
 
     inputs: tuple[Precision | None, ...]
@@ -184,6 +202,7 @@ class JaxprPlan:
     unchanged: bool
     steps: tuple[int | Step, ...]
     remakes: tuple[Remake, ...] = ()
+    rounded: Forms = ()
 
     def walk(self) -> Iterator[Decision]:
         """Every decision, nested ones after the equation that holds them."""
@@ -191,16 +210,6 @@ class JaxprPlan:
             yield decision
             for plan in decision.inner:
                 yield from plan.walk()
-
-
-class Form(NamedTuple):
-    """How a value is read: as it is stored, or cast; held as for a ``Decision``."""
-
-    precision: Precision | None
-    held: bool = False
-
-
-Forms = tuple[tuple[Var, Form], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

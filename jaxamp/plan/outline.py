@@ -131,7 +131,9 @@ class _Reader:
         for i in unit:
             decision = self.decisions[i]
             how = decision.how
-            columns = zip(decision.eqn.invars, how.operands, how.fresh, how.copies, strict=True)
+            atoms = decision.eqn.invars
+            columns = [*zip(atoms, how.operands, how.fresh, how.copies, strict=True)]
+            columns += [(atoms[index], precision, False, None) for index, precision in how.also]
             for var, precision, fresh, copy in columns:
                 if isinstance(var, Var) and var not in made:
                     found[var, self._form(var, precision, fresh, copy)] = None

@@ -80,7 +80,7 @@ def make_plan(
     choices = _choose_all(graph, chooser, forced)
     choices.update(find_travels(graph, policy, chooser.stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
-    readings = find_readings(graph, facts, demand, interior, chooser.copies)
+    readings = find_readings(graph, facts, demand, interior, chooser.copies, policy)
     held = find_held(graph, chooser.stored, choices)
     echoes = find_echoes(graph, facts, readings.fresh, chooser.stored) if _fuses(policy) else {}
     fusions = (

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jaxamp.formats import Precision
+from jaxamp.formats import Precision, is_narrow
+from jaxamp.plan.choose import Choice
+from jaxamp.plan.decision import Also
 from jaxamp.plan.demand import Demand, is_state_update
 from jaxamp.plan.facts import Facts, movements
-from jaxamp.plan.graph import Graph, Node, Role
+from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.plan.interior import Interior
+from jaxamp.policy import PrecisionPolicy
+
+# Convolutions are not among them: on GPUs they give no f32 accumulator.
+_DOTS = frozenset({"dot_general", "ragged_dot_general"})
 
 
 @dataclass(slots=True, eq=False)
@@ -21,12 +27,24 @@ class Readings:
       fresh: boundary values, and what is only moved from them: each use makes its own cast, so
         that cotangents meet in f32; XLA merges the casts themselves.
       copies: precision of the copy that far readers of a fused value get.
+      sums_wide: whether the cotangents that dots give to boundary values are f32 before they meet
+        others, be they of other uses or of other devices.
     """
 
     graph: Graph
     fresh: bytearray
     copies: Mapping[int, Precision]
     interior: Interior
+    sums_wide: bool
+
+    def also(self, node: Node, choice: Choice, stored: Sequence[Precision | None]) -> Also:
+        """The operands of a dot that are roundings of boundary values, as they are stored."""
+        if node.name not in _DOTS or not self.sums_wide:
+            return ()
+        if choice.scaled or not is_narrow(choice.operand):
+            return ()
+        pairs = enumerate(node.ins)
+        return tuple((i, None) for i, v in pairs if self.fresh[v] and stored[v] is Precision.F32)
 
     def copy_for(self, value: int, reader: Node) -> Precision | None:
         """The copy that a reader gets, ``None`` for the value itself."""
@@ -40,6 +58,7 @@ def find_readings(
     demand: Demand,
     interior: Interior,
     copies: Mapping[int, Precision],
+    policy: PrecisionPolicy,
 ) -> Readings:
     """Follows boundary values through movement, and adds what an update makes of them."""
     fresh = bytearray(len(graph.avals))
@@ -51,7 +70,9 @@ def find_readings(
         if node.role is Role.MOVE:
             for source, out in movements(node):
                 fresh[out] = fresh[source]
+        elif node.link is Link.SLICE:
+            fresh[node.outs[0]] = fresh[node.ins[0]]
         elif is_state_update(facts, demand, node):
             for out in node.outs:
                 fresh[out] = 1
-    return Readings(graph, fresh, copies, interior)
+    return Readings(graph, fresh, copies, interior, not is_narrow(policy.allreduce))

@@ -1,119 +1,221 @@
-"""A contraction of narrow operands that gives its f32 accumulator, as a primitive of its own.
+"""A contraction of narrow operands whose results and cotangents may be f32 accumulators.
 
-``preferred_element_type`` alone will not do. Its transpose multiplies an f32 cotangent with a
-narrow operand, which no matrix unit does; here the cotangent is rounded to the narrow format first,
-at every order of differentiation. And XLA's CPU backend lacks some bf16 x bf16 -> f32 kernels:
-there the operands are widened first, which gives the same numbers.
+A primitive of its own, for three reasons. An operand that is the rounding of a float32 parameter
+may come with that parameter: the cotangent then goes there, and is what the backward contraction
+accumulates, rather than its rounding. So it is f32 before it meets others, be they of other uses or
+of other devices.
+
+With ``preferred_element_type`` alone, the transpose of a contraction with a float32 result would
+multiply an f32 cotangent with a narrow operand, which no matrix unit does; here the cotangent is
+rounded to the narrow format first, at every order of differentiation.
+
+And XLA's CPU backend lacks some bf16 x bf16 -> f32 kernels: there the operands are widened first,
+which gives the same numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxamp import _compat
+from jaxamp.rewrite.replay import replay
 from jaxamp.taxonomy import OpKind, Trait, register_op_kind
 
 F32 = np.dtype(np.float32)
 Params = tuple[tuple[str, Any], ...]
+_NONE: Mapping[int, Any] = MappingProxyType({})
 
 accumulate_p = Primitive("accumulate")
 register_op_kind(accumulate_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
-def accumulate(contraction: Primitive, operands: Sequence[Any], params: dict[str, Any]) -> Any:
-    """Contracts narrow operands to the f32 accumulator.
+def accumulate(
+    contraction: Primitive,
+    operands: Sequence[Any],
+    params: dict[str, Any],
+    narrow: Any,
+    dtype: Any = F32,
+    origins: Mapping[int, Any] = _NONE,
+) -> Any:
+    """Contracts operands in a narrow dtype.
 
     Args:
       contraction: a dot or convolution primitive.
-      operands: its operands; the first two of one narrow dtype.
+      operands: its operands; the first two are floats, narrow or rounded here.
       params: its parameters, but for ``preferred_element_type``.
+      narrow: the dtype in which operands and cotangents are multiplied.
+      dtype: of the result: float32, or narrow for one rounding of the accumulator.
+      origins: by index of an operand, the float32 array that it is the rounding of. What is
+        differentiated is that array.
 
     Returns:
-      The float32 result, whose cotangents are rounded to the dtype of the operands.
+      The result. Its cotangent is rounded to the narrow dtype; what is contracted of it has the
+      dtype of the array that it is the cotangent of.
     """
     others = {k: v for k, v in params.items() if k != "preferred_element_type"}
-    return accumulate_p.bind(*operands, contraction=contraction, params=tuple(others.items()))
+    return accumulate_p.bind(
+        *operands,
+        *origins.values(),
+        contraction=contraction,
+        params=tuple(others.items()),
+        narrow=np.dtype(narrow),
+        dtype=np.dtype(dtype),
+        rounded=tuple(origins),
+    )
 
 
 def original(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
     """The contraction that an ``accumulate`` equation stands for, and its parameters."""
-    return params["contraction"], {**dict(params["params"]), "preferred_element_type": F32}
+    preferred = {"preferred_element_type": params["dtype"]}
+    return params["contraction"], {**dict(params["params"]), **preferred}
 
 
-def _contract(contraction: Primitive, params: Params, dtype: Any, *operands: Any) -> Any:
-    return contraction.bind(*operands, **dict(params), preferred_element_type=dtype)
+def parted(values: Sequence[Any], rounded: Sequence[int]) -> tuple[list[Any], dict[int, Any]]:
+    """Operands, and by index the origins that come after them."""
+    count = len(values) - len(rounded)
+    return list(values[:count]), dict(zip(rounded, values[count:], strict=True))
 
 
-def _type(*avals: Any, contraction: Primitive, params: Params) -> Any:
-    return contraction.abstract_eval(*avals, **dict(params), preferred_element_type=F32)[0]
+def _alike(avals: Sequence[Any], narrow: np.dtype) -> list[Any]:
+    """Types of operands, the two floats narrow."""
+    floats = [aval.update(dtype=narrow, weak_type=False) for aval in avals[:2]]
+    return [*floats, *avals[2:]]
 
 
-def _direct(*operands: Any, contraction: Primitive, params: Params) -> Any:
-    return _contract(contraction, params, F32, *operands)
+def _type(
+    *avals: Any, contraction: Primitive, params: Params, narrow: Any, dtype: Any, rounded: Any
+) -> Any:
+    operands = _alike(parted(avals, rounded)[0], narrow)
+    return contraction.abstract_eval(*operands, **dict(params), preferred_element_type=dtype)[0]
 
 
-def _widened(lhs: Any, rhs: Any, *others: Any, contraction: Primitive, params: Params) -> Any:
-    lhs, rhs = lax.convert_element_type(lhs, F32), lax.convert_element_type(rhs, F32)
-    return _contract(contraction, params, F32, lhs, rhs, *others)
+def _direct(
+    *values: Any, contraction: Primitive, params: Params, narrow: Any, dtype: Any, rounded: Any
+) -> Any:
+    (lhs, rhs, *others), _ = parted(values, rounded)
+    operands = [lax.convert_element_type(x, narrow) for x in (lhs, rhs)]
+    return contraction.bind(*operands, *others, **dict(params), preferred_element_type=dtype)
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+def _on_cpu(*values: Any, narrow: Any, dtype: Any, rounded: Any, **params: Any) -> Any:
+    (lhs, rhs, *others), _ = parted(values, rounded)
+    if dtype == F32:
+        lhs, rhs = (lax.convert_element_type(x, narrow) for x in (lhs, rhs))
+        narrow = F32
+    return _direct(lhs, rhs, *others, narrow=narrow, dtype=dtype, rounded=(), **params)
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, rounded: Any, **params: Any
+) -> tuple[Any, Any]:
     """Bilinear: a term for each of the two operands that has a tangent."""
-    out = accumulate_p.bind(*primals, **params)
-    tangent: Any = None
+    out = accumulate_p.bind(*primals, rounded=rounded, **params)
+    operands, _ = parted(primals, rounded)
+    direct, origins = parted(tangents, rounded)
+    terms = []
     for index in range(2):
-        if not isinstance(tangents[index], ad.Zero):
-            operands = list(primals)
-            operands[index] = tangents[index]
-            term = accumulate_p.bind(*operands, **params)
-            tangent = term if tangent is None else lax.add(tangent, term)
-    return out, _compat.symbolic_zero_like(out) if tangent is None else tangent
+        tangent = origins.get(index, direct[index])
+        if not isinstance(tangent, ad.Zero):
+            replaced = [tangent if i == index else x for i, x in enumerate(operands)]
+            terms.append(accumulate_p.bind(*replaced, rounded=(), **params))
+    return out, sum(terms[1:], terms[0]) if terms else _compat.symbolic_zero_like(out)
 
 
 def _transpose(
-    cotangent: Any, lhs: Any, rhs: Any, *others: Any, contraction: Primitive, params: Params
-) -> Any:
-    known = rhs if ad.is_undefined_primal(lhs) else lhs
-    narrow = known.dtype
-    rounded = lax.convert_element_type(cotangent, narrow)
+    cotangent: Any,
+    *values: Any,
+    contraction: Primitive,
+    params: Params,
+    narrow: Any,
+    dtype: Any,
+    rounded: Any,
+) -> list[Any]:
+    """What JAX makes of the contraction, with the primitive put back."""
+    operands, _ = parted(values, rounded)
+    index = 0 if ad.is_undefined_primal(operands[0]) else 1
+    aval = operands[index].aval
+    known = [x for i, x in enumerate(operands) if i != index]
+    known = [lax.convert_element_type(cotangent, narrow), *known]
+    types = tuple(jax.typeof(x).update(weak_type=False) for x in known)
+    closed = _transposed(index, aval, types, contraction, params, narrow)
+
+    def instead(operands: Sequence[Any], others: dict[str, Any]) -> Any:
+        return accumulate(contraction, operands, others, narrow, aval.dtype)
+
+    (back,) = replay(closed, known, contraction, instead)
+    return [back if i == index else None for i in range(len(values))]
+
+
+@lru_cache(maxsize=1024)
+def _transposed(
+    index: int,
+    aval: Any,
+    avals: tuple[Any, ...],
+    contraction: Primitive,
+    params: Params,
+    narrow: np.dtype,
+) -> ClosedJaxpr:
+    """The transpose in one operand, as JAX has it for operands of one dtype."""
+    (linear,) = _alike([aval], narrow)
     rule = ad.primitive_transposes[contraction]
-    return rule(rounded, lhs, rhs, *others, **dict(params), preferred_element_type=narrow)
+
+    def transpose(cotangent: Any, *known: Any) -> Any:
+        operands = list(known)
+        operands.insert(index, ad.UndefinedPrimal(linear))
+        return rule(cotangent, *operands, **dict(params), preferred_element_type=narrow)[index]
+
+    return jax.make_jaxpr(transpose)(*_alike(avals, narrow))
 
 
 def _batch(
-    operands: Sequence[Any], axes: Sequence[Any], *, contraction: Primitive, params: Params
+    values: Sequence[Any],
+    axes: Sequence[Any],
+    *,
+    contraction: Primitive,
+    params: Params,
+    narrow: Any,
+    dtype: Any,
+    rounded: Any,
 ) -> tuple[Any, int]:
-    """What JAX makes of the contraction under vmap, with the primitive put back."""
+    """What JAX makes of the contraction under vmap, with the primitive put back.
 
-    def narrow(*xs: Any) -> Any:
-        return _contract(contraction, params, F32, *xs)
+    An origin stays beside its rounding where neither is batched, and takes its place elsewhere.
+    """
+    operands, origins = parted(values, rounded)
+    dims, origin_dims = parted(axes, rounded)
+    for index, origin in list(origins.items()):
+        if dims[index] is not None or origin_dims[index] is not None:
+            operands[index], dims[index] = origin, origin_dims[index]
+            del origins[index]
 
-    closed = jax.make_jaxpr(jax.vmap(narrow, in_axes=tuple(axes)))(*operands)
-    env: dict[Any, Any] = dict(zip(closed.jaxpr.invars, operands, strict=True))
-    env.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    for eqn in closed.jaxpr.eqns:
-        values = [_compat.read_atom(env, atom) for atom in eqn.invars]
-        if eqn.primitive is contraction:
-            results = [accumulate(contraction, values, dict(eqn.params))]
-        else:
-            results = _compat.bind(eqn, values)
-        env.update(zip(eqn.outvars, results, strict=True))
-    return _compat.read_atom(env, closed.jaxpr.outvars[0]), 0
+    def contract(*xs: Any) -> Any:
+        return contraction.bind(*xs, **dict(params), preferred_element_type=narrow)
+
+    def instead(inputs: Sequence[Any], others: dict[str, Any]) -> Any:
+        kept = {i: origin for i, origin in origins.items() if inputs[i] is operands[i]}
+        assert kept.keys() == origins.keys(), "vmap has moved an operand that is not batched"
+        return accumulate(contraction, inputs, others, narrow, dtype, kept)
+
+    avals = _alike([jax.typeof(x) for x in operands], narrow)
+    closed = jax.make_jaxpr(jax.vmap(contract, in_axes=tuple(dims)))(*avals)
+    return replay(closed, operands, contraction, instead)[0], 0
 
 
-accumulate_p.def_impl(_widened)
+accumulate_p.def_impl(_on_cpu)
 accumulate_p.def_abstract_eval(_type)
 ad.primitive_jvps[accumulate_p] = _jvp
 ad.primitive_transposes[accumulate_p] = _transpose
 batching.primitive_batchers[accumulate_p] = _batch
 mlir.register_lowering(accumulate_p, mlir.lower_fun(_direct, multiple_results=False))
 mlir.register_lowering(
-    accumulate_p, mlir.lower_fun(_widened, multiple_results=False), platform="cpu"
+    accumulate_p, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu"
 )

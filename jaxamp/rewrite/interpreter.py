@@ -31,7 +31,7 @@ def interpret(
       jaxpr: the program.
       plan: what was decided for it.
       consts: values of its constants.
-      args: its arguments, in the precisions of ``plan.inputs``.
+      args: those of ``plan.rounded``, then its arguments, in the precisions of ``plan.inputs``.
 
     Returns:
       Its results, in the precisions of ``plan.outputs``.
@@ -41,7 +41,8 @@ def interpret(
     """
     env = Environment()
     env.enter(jaxpr.constvars, consts)
-    env.enter(jaxpr.invars, args)
+    env.take(plan.rounded, args[: len(plan.rounded)])
+    env.enter(jaxpr.invars, args[len(plan.rounded) :])
     env.enter([r.var for r in plan.remakes], map(_remake, plan.remakes))
     for step in plan.steps:
         if isinstance(step, Step):
@@ -64,6 +65,7 @@ def _interpret_one(context: Context, eqn: JaxprEqn, decision: Decision, env: Env
     with _compat.emitting(eqn):
         readings = decision.operands, decision.fresh, decision.copies
         operands = list(map(env.read, eqn.invars, *readings))
+        operands += [env.read(eqn.invars[index], precision) for index, precision in decision.also]
         results = emit(context, eqn, decision, operands)
         if any(decision.echoes):
             results = list(map(echo, results, decision.echoes))
@@ -103,7 +105,9 @@ def rewritten(context: Context, closed: ClosedJaxpr, plan: JaxprPlan) -> ClosedJ
         def body(*args: Any) -> list[Any]:
             return interpret(context, jaxpr, plan, closed.consts, args)
 
-        avals = [_arriving(v.aval, p) for v, p in zip(jaxpr.invars, plan.inputs, strict=True)]
+        arriving = [(var, form.precision) for var, form in plan.rounded]
+        arriving += zip(jaxpr.invars, plan.inputs, strict=True)
+        avals = [_arriving(var.aval, precision) for var, precision in arriving]
         context.rewritten[plan] = _compat.trace_to_jaxpr(body, avals, jaxpr.debug_info)
     return context.rewritten[plan]
 

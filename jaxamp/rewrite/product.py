@@ -80,5 +80,5 @@ def dot(lhs: jax.Array, rhs: jax.Array, dtype: Any) -> jax.Array:
     axes = ((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch)
     if dtype == F32:
         template = {"dimension_numbers": axes, "precision": None, "out_sharding": None}
-        return accumulate(dot_general_p, (lhs, rhs), template)
+        return accumulate(dot_general_p, (lhs, rhs), template, lhs.dtype)
     return lax.dot_general(lhs, rhs, axes, preferred_element_type=dtype)

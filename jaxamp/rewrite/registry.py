@@ -31,8 +31,9 @@ class Context:
 class RewriteRule(Protocol):
     """Emits one equation.
 
-    Operands come cast as the decision says; results are cast by the caller, so that a rule looks
-    only after parameters that carry a dtype or a jaxpr.
+    Operands come cast as the decision says, and after them those that it has read a second time;
+    results are cast by the caller, so that a rule looks only after parameters that carry a dtype or
+    a jaxpr.
     """
 
     def __call__(

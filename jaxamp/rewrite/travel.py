@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxamp import _compat
+from jaxamp.rewrite.replay import replay
 from jaxamp.taxonomy import OpKind, Trait, register_op_kind
 
 Params = tuple[tuple[str, Any], ...]
@@ -87,17 +87,10 @@ def _batch(
         out_dims.append(dim)
         return result
 
-    closed = jax.make_jaxpr(batched)(operand)
-    env: dict[Any, Any] = {closed.jaxpr.invars[0]: operand}
-    env.update(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-    for eqn in closed.jaxpr.eqns:
-        values = [_compat.read_atom(env, atom) for atom in eqn.invars]
-        if eqn.primitive is collective:
-            results = [travel(collective, values[0], dict(eqn.params), forth, back)]
-        else:
-            results = _compat.bind(eqn, values)
-        env.update(zip(eqn.outvars, results, strict=True))
-    result = _compat.read_atom(env, closed.jaxpr.outvars[0])
+    def instead(values: Sequence[Any], params: dict[str, Any]) -> Any:
+        return travel(collective, values[0], params, forth, back)
+
+    (result,) = replay(jax.make_jaxpr(batched)(operand), operands, collective, instead)
     # Over the axis of the vmap itself nothing is sent.
     return lax.convert_element_type(result, forth), out_dims[0]
 

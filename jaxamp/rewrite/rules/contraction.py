@@ -8,7 +8,7 @@ from typing import Any
 from jax.extend.core import JaxprEqn
 
 from jaxamp import _compat
-from jaxamp.formats import Precision, is_narrow
+from jaxamp.formats import is_narrow
 from jaxamp.plan import Decision
 from jaxamp.rewrite.accumulate import accumulate
 from jaxamp.rewrite.quantized_dot import quantized_dot
@@ -21,8 +21,8 @@ def contract(
 ) -> Sequence[Any]:
     """Emits the result in the precision that it is stored in, rounded once by the hardware.
 
-    A narrow result makes the cotangent narrow, so the backward dots are narrow as well. An f32
-    result of narrow operands is a primitive of ours, which sees to that.
+    A narrow result makes the cotangent narrow, so the backward dots are narrow as well. Where the
+    result, or what an operand is the rounding of, is float32, a primitive of ours sees to that.
     """
     operand, output = decision.operands[0], decision.outputs[0]
     if not is_narrow(operand):
@@ -30,6 +30,9 @@ def contract(
     if decision.scaled is not None:
         (lhs, rhs), axes = operands, eqn.params["dimension_numbers"]
         return [quantized_dot(lhs, rhs, decision.scaled, axes, (output or operand).dtype)]
-    if output is not Precision.F32:
-        return _compat.bind(eqn, operands, preferred_element_type=operand.dtype)
-    return [accumulate(eqn.primitive, operands, dict(eqn.params))]
+    narrow, dtype = operand.dtype, (output or operand).dtype
+    operands, origins = operands[: len(eqn.invars)], operands[len(eqn.invars) :]
+    if dtype == narrow and not origins:
+        return _compat.bind(eqn, operands, preferred_element_type=narrow)
+    meant = dict(zip([index for index, _ in decision.also], origins, strict=False))
+    return [accumulate(eqn.primitive, operands, dict(eqn.params), narrow, dtype, meant)]

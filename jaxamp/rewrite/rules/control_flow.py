@@ -27,9 +27,14 @@ def cond(
 def scan(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:
-    """The carry has one dtype on its way in, round and out; slices and stacks have their own."""
+    """The carry has one dtype on its way in, round and out; slices and stacks have their own.
+
+    Casts of what is the same in every turn become invariants too.
+    """
     jaxpr = rewritten(context, eqn.params["jaxpr"], decision.inner[0])
-    return _compat.bind(eqn, operands, jaxpr=jaxpr)
+    operands, casts = operands[: len(eqn.invars)], operands[len(eqn.invars) :]
+    layout = _compat.scan_with_invariants(eqn, len(casts))
+    return _compat.bind(eqn, [*casts, *operands], jaxpr=jaxpr, **layout)
 
 
 @rewrites("while")
@@ -38,9 +43,12 @@ def while_loop(
 ) -> Sequence[Any]:
     """The carry keeps its dtype, and the test is left in f32."""
     test, body = decision.inner
+    operands, casts = operands[: len(eqn.invars)], operands[len(eqn.invars) :]
+    ahead = eqn.params["cond_nconsts"]
     return _compat.bind(
         eqn,
-        operands,
+        [*operands[:ahead], *casts, *operands[ahead:]],
         cond_jaxpr=rewritten(context, eqn.params["cond_jaxpr"], test),
         body_jaxpr=rewritten(context, eqn.params["body_jaxpr"], body),
+        body_nconsts=eqn.params["body_nconsts"] + len(casts),
     )
