@@ -1,6 +1,7 @@
 """Weights of products: rounded once, however often they are read, and differentiated in float32."""
 
 from collections import Counter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +89,9 @@ def test_products_of_all_derivatives_are_narrow_and_gradients_are_accumulators()
     jaxpr = jax.make_jaxpr(curvature)(W, X, W).jaxpr
     assert products(jaxpr)
     assert all(product.is_low for product in products(jaxpr))
-    results = (e.outvars[0].aval for e in equations(jaxpr) if e.primitive.name in PRODUCTS)
+    results: list[Any] = [
+        e.outvars[0].aval for e in equations(jaxpr) if e.primitive.name in PRODUCTS
+    ]
     gradients = [aval for aval in results if aval.shape == W.shape]
     assert gradients
     assert {aval.dtype for aval in gradients} == {jnp.dtype("float32")}
