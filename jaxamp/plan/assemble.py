@@ -162,11 +162,13 @@ class _Assembler:
         operand = Precision.F32 if moves_within else choice.operand
         no_copies = (None,) * len(ins)
         also = self.readings.also(node, choice, self.stored)
-        shared = {index for index, _ in also}
+        fresh = [self.fresh[v] == 1 for v in ins]
+        for index, _ in also:
+            fresh[index] = False
         is_copied = not self.copied.isdisjoint(ins)
         return self._one(
             tuple([self.original[v] and operand for v in ins]),
-            tuple([self.fresh[v] == 1 and i not in shared for i, v in enumerate(ins)]),
+            tuple(fresh),
             tuple([self._copy_for(v, node) for v in ins]) if is_copied else no_copies,
             choice.accumulation,
             self._precisions(outs, widened=moves_within),

@@ -39,7 +39,7 @@ class Readings:
 
     def also(self, node: Node, choice: Choice, stored: Sequence[Precision | None]) -> Also:
         """The operands of a dot that are roundings of boundary values, as they are stored."""
-        if node.name not in _DOTS or not self.sums_wide:
+        if node.role is not Role.CONTRACT or node.name not in _DOTS or not self.sums_wide:
             return ()
         if choice.scaled or not is_narrow(choice.operand):
             return ()
