@@ -13,7 +13,8 @@ from jaxamp.plan.demand import ESCAPES, REACHES, Demand
 from jaxamp.plan.facts import UNBOUNDED, Facts
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Frame, Graph, Link, Nest, Node, Role
-from jaxamp.plan.interior import Interior, folds_rows
+from jaxamp.plan.interior import Interior
+from jaxamp.plan.statistics import find_statistics
 from jaxamp.taxonomy import Trait
 
 Site = Node | Nest
@@ -49,6 +50,7 @@ class Fusions:
             _is_fusible(graph, demand, interior, lowered, node) for node in graph.nodes
         )
         self._levels = _find_levels(graph, facts, frame, self._fusible)
+        self._statistics = find_statistics(graph, facts, self._fusible, self._levels)
         self._level_of_nest: dict[Nest, int | None] = {}
 
     def groups(self, frame: Frame) -> list[list[int]]:
@@ -114,7 +116,7 @@ class Fusions:
     def _enter(self, node: Node) -> None:
         """Makes a node a member of a group."""
         self._members[node.index] = 1
-        is_statistic = self._is_statistic(node)
+        is_statistic = self._statistics[node.index]
         for value in node.outs:
             if self.graph.ours[value]:
                 self.kept[value] = is_statistic or self._is_stored(value)
@@ -126,10 +128,6 @@ class Fusions:
             return False
         is_activation = self.graph.ours[value] and self.facts.dense[value]
         return not is_activation or bool(self.interior.fused[value])
-
-    def _is_statistic(self, node: Node) -> bool:
-        """A fold of the minor axis is fused with its readers; any other is a pass of its own."""
-        return node.role is Role.REDUCE and not folds_rows(self.graph, node)
 
     def _is_stored(self, value: int) -> bool:
         """Whether a narrow value is read both here and later."""
