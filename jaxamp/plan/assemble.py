@@ -194,13 +194,16 @@ class _Assembler:
             for i, frame in enumerate(nest.frames)
         )
         no, none = (False,) * len(nest.outs), (None,) * len(nest.outs)
+        # What its body holds is gone where JAX takes a rule instead of the body.
+        has_rule = nest.eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call")
+        held = tuple([v in self.held for v in nest.outs]) if has_rule else no
         return self._one(
             self._precisions(nest.entries, widened=nest.keeps_signature or fused),
             tuple([self.fresh[v] == 1 for v in nest.entries]),
             (None,) * len(nest.entries),
             None,
             self._precisions(nest.outs),
-            no,
+            held,
             no,
             none,
             inner,
