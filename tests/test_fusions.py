@@ -172,3 +172,49 @@ def test_masks_made_in_a_loop_are_the_same(args: Any) -> None:
     wanted = np.asarray(jax.grad(masked_scan)(*args))
     found = np.asarray(amp(jax.grad(masked_scan), POLICY)(*args))
     assert np.linalg.norm(found - wanted) < 0.02 * np.linalg.norm(wanted)
+
+
+def by_squares(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance in one pass, as flax's norms have them."""
+    mean = x.mean(-1, keepdims=True)
+    return mean, (x * x).mean(-1, keepdims=True) - mean * mean
+
+
+def by_differences(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The mean first, then the variance, which XLA makes one kernel with what reads them."""
+    mean = x.mean(-1, keepdims=True)
+    return mean, ((x - mean) ** 2).mean(-1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("statistics", "again"), [(by_squares, 0), (by_differences, 2)], ids=lambda v: str(v)
+)
+def test_folds_that_share_a_pass_are_kept(args: Any, statistics: Any, again: int) -> None:
+    """Other folds of rows are computed again in the backward pass, where they cost nothing."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        hidden = x @ w
+        mean, variance = statistics(hidden)
+        normed = (hidden - mean) * jax.lax.rsqrt(variance + 1e-5)
+        return jnp.sum(normed @ w.T @ w)
+
+    w, x = args[0][0], args[1]
+    jaxpr = jax.make_jaxpr(amp(jax.grad(loss), POLICY))(w, x).jaxpr
+    plain = jax.make_jaxpr(jax.grad(loss))(w, x).jaxpr
+    folds = [sum(e.primitive.name == "reduce_sum" for e in equations(j)) for j in (plain, jaxpr)]
+    assert folds[1] - folds[0] == again
+
+
+def test_what_is_stored_of_a_custom_derivative_is_held(args: Any) -> None:
+    """The rule that JAX takes instead of the body does not undo the rounding of what it gives."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        y = jax.nn.relu(x + x @ w)
+        return jnp.sum(jax.nn.relu(y + y @ w) @ w)
+
+    def forward(w: jax.Array, x: jax.Array) -> Any:
+        return jax.vjp(lambda w: amp(loss, POLICY)(w, x), w)[0]
+
+    jaxpr = jax.make_jaxpr(forward)(args[0][0], args[1]).jaxpr
+    held = [e.invars[0].aval for e in equations(jaxpr) if "barrier" in e.primitive.name]
+    assert any(a.shape == args[1].shape and a.dtype == jnp.bfloat16 for a in held)
