@@ -216,5 +216,6 @@ def test_what_is_stored_of_a_custom_derivative_is_held(args: Any) -> None:
         return jax.vjp(lambda w: amp(loss, POLICY)(w, x), w)[0]
 
     jaxpr = jax.make_jaxpr(forward)(args[0][0], args[1]).jaxpr
-    held = [e.invars[0].aval for e in equations(jaxpr) if "barrier" in e.primitive.name]
+    barriers = (e for e in equations(jaxpr) if "barrier" in e.primitive.name)
+    held: list[Any] = [e.invars[0].aval for e in barriers]
     assert any(a.shape == args[1].shape and a.dtype == jnp.bfloat16 for a in held)
