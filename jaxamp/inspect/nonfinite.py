@@ -124,7 +124,7 @@ class Program:
         return [value.low for value in outs], ledger
 
     def marks(self, *args: Any) -> list[Any]:
-        """Runs it for the marks of its results."""
+        """Runs it for the marks of its results, a row each."""
         outs, _ = Shadowing(self.context, self.depth, marks=True).start(self.block, args, 0)
         return [value.mark for value in outs]
 
@@ -144,23 +144,23 @@ def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
     Returns:
       ``None`` if all results that it made are finite.
     """
-    found = jax.device_get(jax.jit(program.marks)(*args))
+    found = map(marks.Mark.of, jax.device_get(jax.jit(program.marks)(*args)))
     bad = [
         (name, mark)
         for var, mark, name in zip(program.results, found, program.outputs, strict=True)
-        if var is not None and mark is not None and mark.kind
+        if var is not None and mark.kind != marks.FINITE
     ]
     if not bad:
         return None
-    name, first = bad[0][0], min((mark for _, mark in bad), key=lambda mark: int(mark.time))
+    name, first = bad[0][0], min((mark for _, mark in bad), key=lambda mark: mark.time)
     if first.site == marks.GIVEN:
         return _an_input(program, name, args)
     site = program.sites[first.site]
-    loops = tuple(map(int, first.loops[: site.depth]))
+    loops = first.loops[: site.depth]
     operands = _operands(program, Watch(site.number, loops, None), args)
     return Nonfinite(
         output=name,
-        kind=_KINDS[int(first.born)],
+        kind=_KINDS[first.born],
         primitive=site.eqn.primitive.name,
         dtype=_dtype(site),
         largest=max(map(_largest, operands), default=0.0),

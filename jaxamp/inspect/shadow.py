@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,9 +15,9 @@ from jax.extend.core import JaxprEqn
 
 from jaxamp import _compat
 from jaxamp.formats import Precision
-from jaxamp.inspect import marks
 from jaxamp.inspect.blocks import Block, Site
-from jaxamp.inspect.ledger import Ledger, Row, joined, measured, no_row, peak_of
+from jaxamp.inspect.ledger import Ledger, Row, joined, measured, no_row
+from jaxamp.inspect.marks import GIVEN, Slot, Tape, finite, part, worse
 from jaxamp.inspect.nesting import Interpreter, Value, is_narrow, literal
 from jaxamp.plan import Decision
 from jaxamp.plan.wiring import Body
@@ -47,10 +48,17 @@ class Watch(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What is handed from equation to equation."""
+    """What is handed from block to block.
 
-    time: Any
+    Attributes:
+      ledger: the table of statistics.
+      time: when a loop or branch starts; ``None`` in a call, which belongs to its caller's stretch.
+      tape: the marks of that stretch; ``None`` in loops and branches, which have their own.
+    """
+
     ledger: Ledger
+    time: Any = None
+    tape: Tape | None = None
 
 
 class Shadowing(Interpreter):
@@ -78,23 +86,34 @@ class Shadowing(Interpreter):
 
     def start(self, block: Block, args: Sequence[Any], sites: int) -> tuple[list[Value], Ledger]:
         """Runs a whole program."""
-        values = [Value(arg, mark=self.given(arg)) for arg in args]
-        state = _State(jnp.int32(0), Ledger.empty(sites if self.shadows else 0))
-        outs, state = self.run(block, values, state, ())
+        ledger = Ledger.empty(sites if self.shadows else 0)
+        tape = Tape(jnp.int32(0), (), self.depth)
+        values = [Value(arg, mark=self.given(arg, tape)) for arg in args]
+        outs, state = self.run(block, values, _State(ledger, tape=tape), ())
+        if self.marks:
+            slots = [value.mark or Slot(0) for value in outs]
+            outs = [v._replace(mark=m) for v, m in zip(outs, tape.rows(slots), strict=True)]
         return outs, state.ledger
 
     def run(
         self, block: Block, values: Sequence[Value], state: Any, loops: tuple[Any, ...]
     ) -> tuple[list[Value], Any]:
         """Runs a block on its inputs."""
-        run = _Run(self, block, state, loops)
-        run.enter(block.jaxpr.constvars, [Value(c, mark=self.given(c)) for c in block.consts])
+        tape = state.tape or Tape(state.time, loops, self.depth)
+        if state.tape is None:
+            values = _taken_in(tape, values)
+        run = _Run(self, block, state.ledger, tape)
+        consts = [Value(const, mark=self.given(const, tape)) for const in block.consts]
+        run.enter(block.jaxpr.constvars, consts)
         run.enter(block.jaxpr.invars, values)
         for position, eqn in enumerate(block.jaxpr.eqns):
             if block.live[position]:
                 with _compat.emitting(eqn):
                     run.equation(position)
-        return run.results()
+        outs, ledger = run.results()
+        if state.tape is None:
+            return _handed_out(tape, outs), _State(ledger, tape.time)
+        return outs, _State(ledger, tape=tape)
 
     def test(self, body: Body, plan: Any, values: Sequence[Value]) -> Any:
         """What the program itself says."""
@@ -114,41 +133,35 @@ class Shadowing(Interpreter):
         """A slice may be finite where the whole is not."""
         if value.mark is None:
             return value
-        kind = marks.kind_of(peak_of(value.low))
-        return value._replace(mark=value.mark._replace(kind=kind))
+        return value._replace(mark=part(value.mark, value.low))
 
     def stacked(self, mark: Any, slice_mark: Any) -> Any:
         """The worst of the slices."""
-        return None if mark is None else marks.worse(mark, slice_mark)
+        return None if mark is None else worse(mark, slice_mark)
 
     def blank(self, aval: Any) -> Any:
         """Finite as yet."""
-        return marks.finite(self.depth) if self.marks and _is_inexact(aval) else None
+        return finite(self.depth) if self.marks and _is_inexact(aval) else None
 
-    def given(self, array: Any) -> marks.Mark | None:
+    def given(self, array: Any, tape: Tape) -> Slot | None:
         """The mark of what comes in from outside."""
         if not (self.marks and _is_inexact(array)):
             return None
-        return marks.given(marks.kind_of(peak_of(array)), self.depth)
+        if isinstance(array, np.ndarray) and np.isfinite(array).all():
+            return Slot(0)
+        return tape.add(array, (), GIVEN)
 
 
 class _Run:
     """One block, while it runs."""
 
-    def __init__(
-        self, owner: Shadowing, block: Block, state: _State, loops: tuple[Any, ...]
-    ) -> None:
-        self.owner, self.block, self.loops = owner, block, loops
-        self.base, self.ticks, self.ledger = state.time, 0, state.ledger
+    def __init__(self, owner: Shadowing, block: Block, ledger: Ledger, tape: Tape) -> None:
+        self.owner, self.block, self.ledger, self.tape = owner, block, ledger, tape
         self.env = Environment()
         self.rounded: dict[Any, Any] = {}
         self.shadows: dict[Any, Any] = {}
-        self.marks: dict[Any, Any] = {}
+        self.marks: dict[Any, Slot] = {}
         self.rows: list[Row] = []
-
-    @property
-    def time(self) -> Any:
-        return self.base + np.int32(self.ticks)
 
     def enter(self, variables: Sequence[Any], values: Sequence[Value]) -> None:
         """Takes inputs as they come."""
@@ -169,9 +182,9 @@ class _Run:
             self._nest(position, eqn, decision, operands)
         else:
             self._compute(site, eqn, decision, operands)
-        self.ticks += 1
+        self.tape.tick()
 
-    def results(self) -> tuple[list[Value], _State]:
+    def results(self) -> tuple[list[Value], Ledger]:
         """What the block gives."""
         atoms, plan = self.block.jaxpr.outvars, self.block.plan
         wanted = plan.outputs if plan else [None] * len(atoms)
@@ -180,8 +193,7 @@ class _Run:
         for atom, low, precision in zip(atoms, lows, wanted, strict=True):
             value = self._value(atom, low, precision)
             values.append(value)
-        ledger = self.ledger.enter(self.block.numbers(), self.rows)
-        return values, _State(self.time, ledger)
+        return values, self.ledger.enter(self.block.numbers(), self.rows)
 
     def _operand(
         self, atom: Any, precision: Precision | None, fresh: bool, copy: Precision | None
@@ -203,19 +215,31 @@ class _Run:
         precisions = decision.operands if decision else [None] * len(operands)
         triples = zip(eqn.invars, operands, precisions, strict=True)
         values = [self._value(*triple) for triple in triples]
-        state = _State(self.time, self.ledger)
-        outs, state = self.owner.enter(self.block, position, values, state, self.loops)
-        self.base, self.ticks, self.ledger = state.time, 0, state.ledger
+        outs = self._entered(position, values)
         self._write(eqn, decision, [value.low for value in outs])
         for var, value in zip(eqn.outvars, outs, strict=True):
             self._know(var, value)
+
+    def _entered(self, position: int, values: Sequence[Value]) -> Sequence[Value]:
+        """The results of an equation that holds blocks."""
+        tape, loops = self.tape, self.tape.around
+        enter = functools.partial(self.owner.enter, self.block, position)
+        if _is_call(self.block.jaxpr.eqns[position]):
+            outs, state = enter(values, _State(self.ledger, tape=tape), loops)
+        else:
+            values = _handed_out(tape, values)
+            outs, state = enter(values, _State(self.ledger, tape.time), loops)
+            tape.resume(state.time)
+            outs = _taken_in(tape, outs)
+        self.ledger = state.ledger
+        return outs
 
     def _compute(
         self, site: Site, eqn: JaxprEqn, decision: Decision | None, operands: Sequence[Any]
     ) -> None:
         if self.owner.watch and self.owner.watch.number == site.number:
             stored = [self.env.read(atom, None) for atom in eqn.invars]
-            _report(self.owner.watch, self.loops, stored)
+            _report(self.owner.watch, self.tape.around, stored)
         if decision is None or self.owner.context is None:
             results = _compat.bind(eqn, operands)
         else:
@@ -251,20 +275,15 @@ class _Run:
         if self.owner.marks:
             pairs = zip(eqn.invars, operands, strict=True)
             taken = [mark for pair in pairs if (mark := self._taken(site, *pair)) is not None]
-            self._know(var, Value(low, None, self._made(site, peak_of(low), taken)))
+            self._know(var, Value(low, None, self.tape.add(low, taken, site.number)))
         return no_row()
 
-    def _made(self, site: Site, peak: Any, taken: Sequence[marks.Mark]) -> marks.Mark:
-        outside = [np.int32(0)] * (self.owner.depth - len(self.loops))
-        loops = [*self.loops, *outside]
-        return marks.made(marks.kind_of(peak), taken, site.number, self.time, loops)
-
-    def _taken(self, site: Site, atom: Any, operand: Any) -> marks.Mark | None:
+    def _taken(self, site: Site, atom: Any, operand: Any) -> Slot | None:
         """The mark of an operand; a cast that is made for an operation may overflow."""
         mark = self._mark(atom)
         if mark is None or self.env.read(atom, None).dtype == operand.dtype:
             return mark
-        return self._made(site, peak_of(operand), [mark])
+        return self.tape.add(operand, [mark], site.number)
 
     def _write(self, eqn: JaxprEqn, decision: Decision | None, results: Sequence[Any]) -> None:
         """Stores results. Narrow ones are held: XLA must not widen what is to be measured."""
@@ -301,17 +320,34 @@ class _Run:
             shadow = self.env.read(atom, None)
         return Value(low, shadow, self.marks.get(atom))
 
-    def _mark(self, atom: Any) -> marks.Mark | None:
+    def _mark(self, atom: Any) -> Slot | None:
         number = literal(atom)
         if number is None:
             return self.marks.get(atom)
-        return self.owner.given(np.asarray(number))
+        return self.owner.given(np.asarray(number), self.tape)
 
     def _know(self, var: Any, value: Value) -> None:
         if value.shadow is not None:
             self.shadows[var] = value.shadow
         if value.mark is not None:
             self.marks[var] = value.mark
+
+
+def _taken_in(tape: Tape, values: Sequence[Value]) -> list[Value]:
+    """Values of another stretch, with their marks on this one's tape."""
+    slots = iter(tape.adopt([value.mark for value in values if value.mark is not None]))
+    return [v if v.mark is None else v._replace(mark=next(slots)) for v in values]
+
+
+def _handed_out(tape: Tape, values: Sequence[Value]) -> list[Value]:
+    """Values for another stretch, with the rows of their marks."""
+    rows = iter(tape.rows([value.mark for value in values if value.mark is not None]))
+    return [v if v.mark is None else v._replace(mark=next(rows)) for v in values]
+
+
+def _is_call(eqn: JaxprEqn) -> bool:
+    op = lookup(eqn.primitive)
+    return op is not None and op.trait is Trait.CALL
 
 
 def _report(watch: Watch, loops: tuple[Any, ...], operands: Sequence[Any]) -> None:
