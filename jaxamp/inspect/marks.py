@@ -142,7 +142,7 @@ class Tape:
 
     def _own(self, entries: Sequence[_Entry]) -> Any:
         """Rows that blame each operation itself."""
-        kinds = _kinds(jnp.stack([entry.sample for entry in entries]))
+        kinds = _kinds(_stacked([entry.sample for entry in entries]))
         sites = np.array([entry.site for entry in entries], np.int32)
         ticks = np.array([entry.tick for entry in entries], np.int32)
         times = jnp.where(sites == GIVEN, np.int32(_NEVER), self._start + ticks)
@@ -168,13 +168,18 @@ def worse(one: Any, other: Any) -> Any:
 
 
 def _sample(array: Any) -> jax.Array:
-    """A number that is as bad as the worst of an array, an f32[].
-
-    Of a scalar itself, for XLA fuses what it can: it would compute a sum of scalars for each of its
-    partial sums again.
-    """
+    """A number that is as bad as the worst of an array, an f32[]; of a scalar that itself."""
     is_real = jnp.issubdtype(array.dtype, jnp.floating)
     return array.astype(jnp.float32) if array.shape == () and is_real else peak_of(array)
+
+
+def _stacked(samples: Sequence[Any]) -> Any:
+    """All samples, some perhaps negated.
+
+    XLA would fuse a sum with each of its partial sums, and so compute these again for each. What a
+    branch takes it computes once; the branches differ because it would otherwise choose one.
+    """
+    return lax.cond(samples[0] > 0, jnp.stack, lambda samples: -jnp.stack(samples), samples)
 
 
 def _kinds(samples: Any) -> jax.Array:
