@@ -1,7 +1,9 @@
-"""What `probe` costs and finds: `python -m benchmarks.probe [cost|faults]`.
+"""What `probe` costs and finds: `python -m benchmarks.probe [cost|search|faults]`.
 
 `cost` compares one probed train step with the float32 step: time, the best of several runs taken
-in turns, and memory, as the compiler plans it. `faults` looks for every planted fault.
+in turns, and memory, as the compiler plans it. `search` takes the time that it takes to compile the
+search for a first infinity, beside that of the step itself, and of all of `debug_step`. `faults`
+looks for every planted fault.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from jaxamp import plan_of
+from jaxamp import amp, debug_step, plan_of
 from jaxamp.inspect.nonfinite import Program
 
 WIDTH, LAYERS, BATCH, LENGTH = 256, 2, 8, 128
@@ -54,16 +56,16 @@ def step(params: Any, x: jax.Array) -> Any:
     return jax.tree.map(lambda p, g: p - 1e-2 * g, params, grads), loss
 
 
-def arguments() -> tuple[Any, jax.Array]:
+def arguments(layers: int = LAYERS) -> tuple[Any, jax.Array]:
     """Parameters and inputs."""
     shapes = {"qkv": (1, 3), "out": (1, 1), "up": (1, 4), "down": (4, 1)}
-    keys = iter(jax.random.split(jax.random.key(0), LAYERS * len(shapes) + 1))
+    keys = iter(jax.random.split(jax.random.key(0), layers * len(shapes) + 1))
     params = [
         {
             name: jax.random.normal(next(keys), (a * WIDTH, b * WIDTH)) / (a * WIDTH) ** 0.5
             for name, (a, b) in shapes.items()
         }
-        for _ in range(LAYERS)
+        for _ in range(layers)
     ]
     return params, jax.random.normal(next(keys), (BATCH, LENGTH, WIDTH))
 
@@ -89,6 +91,38 @@ def cost() -> int:
         )  # fmt: skip
     Console().print(table)
     return 0
+
+
+def search() -> int:
+    """Time to compile the search for a first infinity, and to find and mend a weight too large."""
+    table = Table(title=f"blocks of width {WIDTH}, {BATCH * LENGTH} tokens, auto_mixed")
+    for heading in ("blocks", "operations", "step s", "search s", "debug_step s", "its runs"):
+        table.add_column(heading, justify="right")
+    mixed = amp(step, "auto_mixed")
+    for layers in (1, 2, 4, 8):
+        params, x = arguments(layers)
+        params[-1]["down"] *= 1e6
+        jaxpr = jax.make_jaxpr(mixed)(params, x)
+        flat = _flat((params, x))
+        program = Program.of(jaxpr, None, [""] * len(flat), [""] * len(jaxpr.out_avals))
+        seconds = [
+            _compiling(fun, *args) for fun, args in ((mixed, (params, x)), (program.marks, flat))
+        ]
+        start = time.perf_counter()
+        found = debug_step(mixed)(params, x)
+        seconds.append(time.perf_counter() - start)
+        times = [f"{s:.1f}" for s in seconds]
+        table.add_row(str(layers), str(len(program.sites)), *times, str(found.runs))
+    Console().print(table)
+    return 0
+
+
+def _compiling(fun: Callable[..., Any], *args: Any) -> float:
+    """Seconds to compile a function."""
+    lowered = jax.jit(fun).lower(*args)
+    start = time.perf_counter()
+    lowered.compile()
+    return time.perf_counter() - start
 
 
 def faults() -> int:
@@ -136,4 +170,4 @@ def _memory(compiled: Any) -> int:
 
 if __name__ == "__main__":
     words = sys.argv[1:] or ["cost"]
-    sys.exit({"cost": cost, "faults": faults}[words[0]]())
+    sys.exit({"cost": cost, "search": search, "faults": faults}[words[0]]())
