@@ -126,7 +126,7 @@ class Tape:
         return [lax.index_in_dim(self._known, slot.number, keepdims=False) for slot in slots]
 
     def _settle(self) -> None:
-        """Finds out who is to blame for what was added."""
+        """Finds out who is to blame for what was added; quickly, if all of it is finite."""
         if not self._entries:
             return
         own = self._own(self._entries)
@@ -151,9 +151,9 @@ class Tape:
         return jnp.stack([kinds, times, sites, kinds, *loops], axis=1)
 
 
-def finite(depth: int) -> jax.Array:
+def finite(depth: int) -> np.ndarray:
     """The row of a finite value, in a program whose loops are nested `depth` deep."""
-    return jnp.array([FINITE, _NEVER, GIVEN, FINITE, *[0] * depth], jnp.int32)
+    return np.array([FINITE, _NEVER, GIVEN, FINITE, *[0] * depth], np.int32)
 
 
 def part(row: Any, array: Any) -> Any:

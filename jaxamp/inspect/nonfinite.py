@@ -16,6 +16,7 @@ from jaxamp.inspect.blocks import Block, Site, blocks_of, place_of
 from jaxamp.inspect.operation import Place
 from jaxamp.inspect.shadow import Shadowing, Watch
 from jaxamp.plan import Plan
+from jaxamp.rewrite.accumulate import accumulate_p, original
 from jaxamp.rewrite.registry import Context
 
 INFINITY, NAN = "infinity", "NaN"
@@ -161,7 +162,7 @@ def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
     return Nonfinite(
         output=name,
         kind=_KINDS[first.born],
-        primitive=site.eqn.primitive.name,
+        primitive=_primitive(site),
         dtype=_dtype(site),
         largest=max(map(_largest, operands), default=0.0),
         source=_compat.user_line(site.eqn.source_info),
@@ -194,6 +195,13 @@ def _an_input(program: Program, output: str, args: Sequence[Any]) -> Nonfinite:
         output=output, kind=kind, primitive="input", dtype="", largest=0.0, source=source,
         place=Place(), scope="", backward=False, iterations=(),
     )  # fmt: skip
+
+
+def _primitive(site: Site) -> str:
+    """Name of an operation; of a product in low precision that of the product."""
+    eqn = site.eqn
+    primitive = original(eqn.params)[0] if eqn.primitive is accumulate_p else eqn.primitive
+    return primitive.name
 
 
 def _dtype(site: Site) -> str:
