@@ -302,3 +302,21 @@ def test_gradients_under_jit_are_added_up_in_the_policy_s_precision(order, dtype
     ]
     assert gradients
     assert {aval.dtype for aval in gradients} == {Precision.parse(dtype).dtype}
+
+
+@orders
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_gradients_of_convolutions_are_added_up_in_the_policy_s_precision(order, dtype):
+    """Where a backend has such a convolution: TPUs have, GPUs round before they add up."""
+
+    def loss(kernel, x):
+        y = lax.conv_general_dilated(jnp.tanh(x), kernel, (1, 1), "SAME")
+        return jnp.mean(jnp.square(lax.conv_general_dilated(y, kernel, (1, 1), "SAME")))
+
+    step = jax.jit(order(lambda fn: fn, loss, BF16.replace(allreduce=dtype)))
+    args = jnp.ones((4, 4, 3, 3)), jnp.ones((8, 4, 16, 16))
+    for platform, given in {"tpu": dtype, "cuda": "bf16"}.items():
+        text = step.trace(*args).lower(lowering_platforms=(platform,)).as_text()
+        results = re.findall(r"stablehlo\.convolution.*-> tensor<3x3x4x4x(\w+)>", text)
+        results += re.findall(r"stablehlo\.convolution.*-> tensor<4x4x3x3x(\w+)>", text)
+        assert set(results) == {given}

@@ -176,9 +176,6 @@ class Chooser:
         if pin:
             return Choice(F32, F32, pin.reason, pin.guard, F32)
         (out,) = node.outs
-        if node.name == "conv_general_dilated":
-            # GPUs have no convolution of narrow operands that gives its f32 accumulator.
-            return Choice(low, low, f"Compute is {low.short} in the policy", None, F32)
         if Guard.RANGE in self.guards and low is Precision.F16 and self._is_scaled_down(out):
             reason = f"operands in {low.short}; result is scaled down before it is rounded"
             return Choice(low, F32, reason, Guard.RANGE, F32)

@@ -14,9 +14,6 @@ from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.plan.interior import Interior
 from jaxamp.policy import PrecisionPolicy
 
-# Convolutions are not among them: on GPUs they give no f32 accumulator.
-_DOTS = frozenset({"dot_general", "ragged_dot_general"})
-
 
 @dataclass(slots=True, eq=False)
 class Readings:
@@ -38,8 +35,8 @@ class Readings:
     sums_wide: bool
 
     def also(self, node: Node, choice: Choice, stored: Sequence[Precision | None]) -> Also:
-        """The operands of a dot that are roundings of boundary values, as they are stored."""
-        if node.role is not Role.CONTRACT or node.name not in _DOTS or not self.sums_wide:
+        """The operands of a contraction that round boundary values, as those are stored."""
+        if node.role is not Role.CONTRACT or not self.sums_wide:
             return ()
         if choice.scaled or not is_narrow(choice.operand):
             return ()

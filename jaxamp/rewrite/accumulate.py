@@ -9,8 +9,9 @@ With ``preferred_element_type`` alone, the transpose of a contraction with a flo
 multiply an f32 cotangent with a narrow operand, which no matrix unit does; here the cotangent is
 rounded to the narrow format first, at every order of differentiation.
 
-And XLA's CPU backend lacks some bf16 x bf16 -> f32 kernels: there the operands are widened first,
-which gives the same numbers.
+And not every backend has every kernel with a float32 result. XLA's CPU backend lacks some dots:
+there the operands are widened first, which gives the same numbers. GPUs have no such convolutions:
+there the result is rounded, and widened after.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Primitive
+from jax.extend.core.primitives import conv_general_dilated_p
 from jax.interpreters import ad, batching, mlir
 
 from jaxamp import _compat
@@ -112,6 +114,12 @@ def _on_cpu(*values: Any, narrow: Any, dtype: Any, rounded: Any, **params: Any) 
         lhs, rhs = (lax.convert_element_type(x, narrow) for x in (lhs, rhs))
         narrow = F32
     return _direct(lhs, rhs, *others, narrow=narrow, dtype=dtype, rounded=(), **params)
+
+
+def _on_gpu(*values: Any, contraction: Primitive, narrow: Any, dtype: Any, **params: Any) -> Any:
+    given = narrow if contraction is conv_general_dilated_p else dtype
+    result = _direct(*values, contraction=contraction, narrow=narrow, dtype=given, **params)
+    return lax.convert_element_type(result, dtype)
 
 
 def _jvp(
@@ -216,6 +224,7 @@ ad.primitive_jvps[accumulate_p] = _jvp
 ad.primitive_transposes[accumulate_p] = _transpose
 batching.primitive_batchers[accumulate_p] = _batch
 mlir.register_lowering(accumulate_p, mlir.lower_fun(_direct, multiple_results=False))
-mlir.register_lowering(
-    accumulate_p, mlir.lower_fun(_on_cpu, multiple_results=False), platform="cpu"
-)
+for platform, lowered in {"cpu": _on_cpu, "cuda": _on_gpu, "rocm": _on_gpu}.items():
+    mlir.register_lowering(
+        accumulate_p, mlir.lower_fun(lowered, multiple_results=False), platform=platform
+    )
