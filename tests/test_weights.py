@@ -123,3 +123,14 @@ def test_batches_of_weights(axes, order):
     scale = float(jnp.abs(expected).max())
     np.testing.assert_allclose(found, expected, atol=2e-2 * scale)
     assert found.dtype == jnp.float32
+
+
+def test_a_product_with_whole_numbers():
+    """It is no product of two floats, and is left to JAX."""
+    whole = (jnp.arange(8 * SIZE, dtype=jnp.int8) % 3).reshape(8, SIZE) - 1
+
+    def loss(w):
+        return jnp.sum(jnp.tanh(lax.dot_general(whole, w, (((1,), (0,)), ((), ())))))
+
+    np.testing.assert_allclose(amp(loss)(W), loss(W), atol=0.1)
+    np.testing.assert_allclose(jax.grad(amp(loss))(W), jax.grad(loss)(W), atol=0.1)

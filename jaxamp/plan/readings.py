@@ -40,6 +40,8 @@ class Readings:
             return ()
         if choice.scaled or not is_narrow(choice.operand):
             return ()
+        if not all(self.graph.ours[v] for v in node.ins[:2]):  # whole numbers, say
+            return ()
         pairs = enumerate(node.ins)
         return tuple((i, None) for i, v in pairs if self.fresh[v] and stored[v] is Precision.F32)
 
