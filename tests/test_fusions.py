@@ -187,7 +187,9 @@ def by_differences(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @pytest.mark.parametrize(
-    ("statistics", "again"), [(by_squares, 0), (by_differences, 2)], ids=lambda v: str(v)
+    ("statistics", "again"),
+    [(by_squares, 0), (by_differences, 2)],
+    ids=["by squares", "by differences"],
 )
 def test_folds_that_share_a_pass_are_kept(args: Any, statistics: Any, again: int) -> None:
     """Other folds of rows are computed again in the backward pass, where they cost nothing."""
