@@ -308,9 +308,18 @@ def _text(traced: Any) -> list[str]:
 
 
 def _differentiable(fn: Any, args: Any) -> bool:
-    """Whether JAX differentiates the plain program: reverse mode refuses while loops."""
+    """Whether JAX differentiates the plain program once it is a jaxpr.
+
+    Reverse mode refuses while loops; and what some rules of ``custom_jvp`` give under ``vmap`` has
+    other batch axes when the jaxpr is run than when it was made.
+    """
+
+    def loss(x: Array, y: Array) -> Any:
+        return core.jaxpr_as_fun(closed)(x, y)[0]
+
     try:
-        jax.eval_shape(jax.grad(lambda x, y: fn(x, y)["loss"], argnums=(0, 1)), *args)
+        closed = jax.make_jaxpr(lambda x, y: fn(x, y)["loss"])(*args)
+        jax.eval_shape(jax.grad(loss, argnums=(0, 1)), *args)
     except (ValueError, TypeError, NotImplementedError):
         return False
     return True
