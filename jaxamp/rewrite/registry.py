@@ -43,6 +43,11 @@ class RewriteRule(Protocol):
         ...
 
 
+def parted(eqn: JaxprEqn, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The operands of an equation, and those that it has read a second time."""
+    return operands[: len(eqn.invars)], operands[len(eqn.invars) :]
+
+
 _RULES: dict[str, RewriteRule] = {}
 
 

@@ -12,7 +12,7 @@ from jaxamp.formats import is_narrow
 from jaxamp.plan import Decision
 from jaxamp.rewrite.accumulate import accumulate
 from jaxamp.rewrite.quantized_dot import quantized_dot
-from jaxamp.rewrite.registry import Context, rewrites
+from jaxamp.rewrite.registry import Context, parted, rewrites
 
 
 @rewrites("dot_general", "conv_general_dilated", "ragged_dot_general")
@@ -31,7 +31,7 @@ def contract(
         (lhs, rhs), axes = operands, eqn.params["dimension_numbers"]
         return [quantized_dot(lhs, rhs, decision.scaled, axes, (output or operand).dtype)]
     narrow, dtype = operand.dtype, (output or operand).dtype
-    operands, origins = operands[: len(eqn.invars)], operands[len(eqn.invars) :]
+    operands, origins = parted(eqn, operands)
     if dtype == narrow and not origins:
         return _compat.bind(eqn, operands, preferred_element_type=narrow)
     meant = dict(zip([index for index, _ in decision.also], origins, strict=False))

@@ -10,7 +10,7 @@ from jax.extend.core import JaxprEqn
 from jaxamp import _compat
 from jaxamp.plan import Decision
 from jaxamp.rewrite.interpreter import rewritten
-from jaxamp.rewrite.registry import Context, rewrites
+from jaxamp.rewrite.registry import Context, parted, rewrites
 
 
 @rewrites("cond")
@@ -32,7 +32,7 @@ def scan(
     Casts of what is the same in every turn become invariants too.
     """
     jaxpr = rewritten(context, eqn.params["jaxpr"], decision.inner[0])
-    operands, casts = operands[: len(eqn.invars)], operands[len(eqn.invars) :]
+    operands, casts = parted(eqn, operands)
     layout = _compat.scan_with_invariants(eqn, len(casts))
     return _compat.bind(eqn, [*casts, *operands], jaxpr=jaxpr, **layout)
 
@@ -43,7 +43,7 @@ def while_loop(
 ) -> Sequence[Any]:
     """The carry keeps its dtype, and the test is left in f32."""
     test, body = decision.inner
-    operands, casts = operands[: len(eqn.invars)], operands[len(eqn.invars) :]
+    operands, casts = parted(eqn, operands)
     ahead = eqn.params["cond_nconsts"]
     return _compat.bind(
         eqn,
