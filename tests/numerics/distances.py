@@ -44,11 +44,14 @@ def island_distance(name: str, low: str, quantity: str) -> float:
 
 
 def _quantity(island: Island, policy: str, quantity: str) -> Any:
+    def program(*args: Any) -> Any:  # of its own: the islands are no layers of one model
+        return island.program(*args)
+
     if quantity == "value":
-        return amp(lambda x, params, cotangent, *rest: island.program(x, params, *rest), policy)
+        return amp(lambda x, params, cotangent, *rest: program(x, params, *rest), policy)
     if quantity == "grad(amp)":
-        return jax.grad(_loss(amp(island.program, policy)), _BY)
-    return amp(jax.grad(_loss(island.program), _BY), policy)
+        return jax.grad(_loss(amp(program, policy)), _BY)
+    return amp(jax.grad(_loss(program), _BY), policy)
 
 
 def _distance(island: Island, fn: Any, point: Point, low: str, quantity: str) -> float:
