@@ -18,6 +18,7 @@ from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lib import _jax as _xla  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.state.types import AbstractRef as _AbstractRef
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 ShapedArray = _core.ShapedArray
@@ -36,6 +37,11 @@ def is_tracing() -> bool:
 def is_plain_array(aval: Any) -> bool:
     """Whether an aval is an array value, rather than a Ref, a token or a key of some kind."""
     return type(aval) is ShapedArray
+
+
+def is_ref(aval: Any) -> bool:
+    """Whether an aval is a mutable array's."""
+    return isinstance(aval, _AbstractRef)
 
 
 def has_typed_sharding(aval: Any) -> bool:

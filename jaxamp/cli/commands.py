@@ -46,25 +46,25 @@ class Request:
       policy: what to apply.
       args: its positional arguments, with shapes for arrays.
       kwargs: its keyword arguments.
-      other: a second policy, where one is compared.
+      others: more policies, where they are compared.
     """
 
     fn: Callable[..., Any]
     policy: PrecisionPolicy
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    other: PrecisionPolicy | None = None
+    others: tuple[PrecisionPolicy, ...] = ()
 
     @classmethod
     def read(cls, options: argparse.Namespace) -> Request:
         """Reads what was typed."""
         policy = load_policy(options.policy)
-        other = load_policy(options.other) if options.other else None
+        others = tuple(map(load_policy, options.others))
         args, kwargs = read_args(options.args)
         fn = load(options.program)
         if options.grad:
             fn = jax.value_and_grad(fn, has_aux=options.aux)
-        return cls(fn, policy, args, kwargs, other)
+        return cls(fn, policy, args, kwargs, others)
 
 
 class Parser(argparse.ArgumentParser):
@@ -100,7 +100,7 @@ def _add(commands: Any, name: str, ask: Callable[..., Any], about: str, example:
     )
     command.add_argument("--html", metavar="FILE", help="one page that needs no network")
     command.add_argument("--traceback", action="store_true", help="show where the program failed")
-    command.set_defaults(ask=ask, other=None)
+    command.set_defaults(ask=ask, others=[])
     return command
 
 
@@ -136,11 +136,13 @@ def _add_diff(commands: Any) -> None:
     about = "How two policies differ on a program"
     example = "train.py:loss --args 'f32[8,16]' --policy auto_mixed_bf16 --with auto_mixed"
     command = _add(commands, "diff", _diff, about, example)
-    command.add_argument("--with", dest="other", required=True, metavar="POLICY", help="the other")
+    command.add_argument(
+        "--with", dest="others", nargs=1, required=True, metavar="POLICY", help="the other"
+    )
 
 
 def _diff(request: Request, options: argparse.Namespace) -> Any:
-    return diff(request.policy, request.other)(request.fn)(*request.args, **request.kwargs)
+    return diff(request.policy, *request.others)(request.fn)(*request.args, **request.kwargs)
 
 
 def _add_probe(commands: Any) -> None:
@@ -206,7 +208,11 @@ def _add_estimate(commands: Any) -> None:
         "--target", default="h200", choices=TARGETS, help="the chip (default: h200)"
     )
     command.add_argument(
-        "--with", dest="other", metavar="POLICY", help="one more policy to compare with"
+        "--with",
+        dest="others",
+        action="append",
+        metavar="POLICY",
+        help="one more policy to compare with; may be repeated",
     )
     command.add_argument(
         "--install",
@@ -225,8 +231,7 @@ class _Install(argparse.Action):
 
 
 def _estimate(request: Request, options: argparse.Namespace) -> Any:
-    others = [request.other] if request.other else []
-    asked = estimate(request.fn, request.policy, options.target, others=others)
+    asked = estimate(request.fn, request.policy, options.target, others=request.others)
     return asked(*request.args, **request.kwargs)
 
 

@@ -145,7 +145,7 @@ class Shadowing(Interpreter):
 
     def given(self, array: Any, tape: Tape) -> Slot | None:
         """The mark of what comes in from outside."""
-        if not (self.marks and _is_inexact(array)):
+        if not (self.marks and _is_inexact(jax.typeof(array))):
             return None
         if isinstance(array, np.ndarray) and np.isfinite(array).all():
             return Slot(0)
@@ -245,6 +245,8 @@ class _Run:
         else:
             results = emit(self.owner.context, eqn, decision, operands)
         self._write(eqn, decision, results)
+        if self.owner.marks:
+            self._mark_cells(site, eqn)
         shadows = self._shadows(eqn, decision)
         rows = []
         for var, shadow in zip(eqn.outvars, shadows, strict=True):
@@ -277,6 +279,15 @@ class _Run:
             taken = [mark for pair in pairs if (mark := self._taken(site, *pair)) is not None]
             self._know(var, Value(low, None, self.tape.add(low, taken, site.number)))
         return no_row()
+
+    def _mark_cells(self, site: Site, eqn: JaxprEqn) -> None:
+        """Marks each mutable array that an operation takes or makes by what it then holds."""
+        variables = [atom for atom in (*eqn.invars, *eqn.outvars) if _is_cell(atom)]
+        if variables:
+            taken = [mark for atom in eqn.invars if (mark := self._mark(atom)) is not None]
+            for var in variables:
+                cell = self.env.read(var, None)
+                self.marks[var] = self.tape.add(cell[...], taken, site.number)
 
     def _taken(self, site: Site, atom: Any, operand: Any) -> Slot | None:
         """The mark of an operand; a cast that is made for an operation may overflow."""
@@ -372,6 +383,10 @@ def _is_float(aval: Any) -> bool:
     return _compat.is_plain_array(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
 
 
-def _is_inexact(value: Any) -> bool:
-    dtype = getattr(value, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+def _is_cell(atom: Any) -> bool:
+    """Whether a variable is a mutable array of inexact numbers."""
+    return _compat.is_ref(atom.aval) and jnp.issubdtype(atom.aval.dtype, jnp.inexact)
+
+
+def _is_inexact(aval: Any) -> bool:
+    return _compat.is_plain_array(aval) and jnp.issubdtype(aval.dtype, jnp.inexact)

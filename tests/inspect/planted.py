@@ -352,6 +352,28 @@ def inside_jit(x):
     return jnp.tanh(_power(x, 6) * 1e-10) + jax.jit(_power, static_argnums=1)(x, 5)
 
 
+@fault(ONES * 1e3, ONES * 1e3)
+def kept_in_a_cell(x, w):
+    """Written to a mutable array, and read again."""
+    cell = jax.new_ref(jnp.zeros((2, 4, 4)))
+    cell[0] = x @ (w @ w)  # planted
+    cell[1] = jnp.tanh(x)
+    return jnp.sin(cell[...] + 1.0)
+
+
+@fault(ONES * 1e5, ONES)
+def read_from_a_cell(x, w):
+    """A mutable array that a loop writes, too large for a product that reads it."""
+    cell = jax.new_ref(x)
+
+    def body(i, carry):
+        cell[...] = cell[...] + 1.0
+        return carry * 0.5
+
+    half = lax.fori_loop(0, 3, body, x)
+    return cell[...] @ w + half  # planted
+
+
 @fault(ONES * 1e5, ONES)
 def mapped(x, w):
     """Under vmap."""

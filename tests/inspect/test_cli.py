@@ -161,8 +161,10 @@ def test_estimate(typed, monkeypatch, target: str):
     done = typed(f"{line} --with auto_mixed")
     assert done.returncode == 0, done.stderr
     assert done.stdout.index("compiled: facts") < done.stdout.index("roofline: a model")
+    more = ["auto_mixed", "always_f16"]
+    line += "".join(f" --with {policy}" for policy in more)
     compiled = json.loads(typed(f"{line} --json").stdout)["compiled"]
-    assert [row["policy"] for row in compiled] == ["always_f32", "auto_mixed_bf16"]
+    assert [row["policy"] for row in compiled] == ["always_f32", "auto_mixed_bf16", *more]
     assert all(row["kernels"] > 0 and row["time"]["seconds"] > 0 for row in compiled)
 
 

@@ -27,6 +27,8 @@ SAMPLE = (
     "custom_vjp_backward",
     "while_loop",
     "small_product",
+    "kept_in_a_cell",
+    "read_from_a_cell",
 )
 
 
