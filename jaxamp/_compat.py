@@ -69,6 +69,12 @@ def without_consts(closed: ClosedJaxpr) -> tuple[Jaxpr, list[Any]]:
     return _pe.convert_constvars_jaxpr(closed.jaxpr), list(closed.consts)
 
 
+def is_saved(policy: Callable[..., Any], eqn: JaxprEqn) -> bool:
+    """Whether a checkpoint policy keeps what an equation makes, on the device or elsewhere."""
+    case = policy(eqn.primitive, *(atom.aval for atom in eqn.invars), **eqn.params)
+    return _pe.ensure_enum(case) is not _pe.Recompute
+
+
 @contextmanager
 def emitting(eqn: JaxprEqn) -> Iterator[None]:
     """Emits equations that carry the source line, scope and context of ``eqn``."""

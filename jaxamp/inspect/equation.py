@@ -79,6 +79,9 @@ class Equation:
         for var, made, stored in zip(eqn.outvars, self._made(), self._outputs(), strict=True):
             storage.write(self.casts, var, made, stored)
         self.stored = [storage.stored[v] for v in eqn.outvars]
+        if decision is not None and decision.sent is not None:
+            storage.arrive(self.casts, eqn.outvars[0], decision.sent)
+            self.stored = [decision.sent]
 
     @property
     def place(self) -> Place:
@@ -119,7 +122,9 @@ class Equation:
         operands, fresh, copies = none, none, none
         if (d := self.decision) is not None:
             operands, fresh, copies = d.operands, d.fresh, d.copies
-        self.sources = [storage.source(a, c) for a, c in zip(atoms, copies, strict=True)]
+        self.sources = [
+            storage.source(a, c, p) for a, c, p in zip(atoms, copies, operands, strict=True)
+        ]
         self.read = [
             storage.read(self.casts, a, p, bool(f), c)
             for a, p, f, c in zip(atoms, operands, fresh, copies, strict=True)

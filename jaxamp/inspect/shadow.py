@@ -311,7 +311,7 @@ class _Run:
     def _shadows(self, eqn: JaxprEqn, decision: Decision | None) -> list[Any]:
         """What the results would be; ``None`` where it is what they are."""
         narrows = decision is not None and any(
-            map(is_narrow, (*decision.operands, *decision.outputs, *decision.copies))
+            map(is_narrow, (*decision.operands, *decision.outputs, *decision.copies, decision.sent))
         )
         # Not asked of a jaxpr's variables alone: a literal cannot be a key.
         known = [literal(a) is None and a in self.shadows for a in eqn.invars]

@@ -32,6 +32,7 @@ class Storage:
     stored: dict[Any, Precision | None] = field(default_factory=dict)
     _casts: set[tuple[Any, Precision]] = field(default_factory=set)
     _copies: set[tuple[Any, Precision]] = field(default_factory=set)
+    _arrived: set[tuple[Any, Precision]] = field(default_factory=set)
 
     def enter(self, variables: Sequence[Any], precisions: Sequence[Precision | None]) -> None:
         """The inputs of a jaxpr, in the precisions in which they arrive."""
@@ -42,9 +43,20 @@ class Storage:
         """Casts of inputs that arrive with them."""
         self._casts.update((var, form.precision) for var, form in forms if form.precision)
 
-    def source(self, atom: Any, copy: Precision | None) -> Precision | None:
-        """The precision in which memory holds what a reader is given."""
-        return of(atom.aval) if isinstance(atom, Literal) else copy or self.stored[atom]
+    def arrive(self, casts: Casts, var: Any, precision: Precision) -> None:
+        """A result that was rounded to be sent, and is wide in name only."""
+        self._count(casts, self._casts, (var, precision))
+        self._arrived.add((var, precision))
+
+    def source(
+        self, atom: Any, copy: Precision | None, precision: Precision | None
+    ) -> Precision | None:
+        """The precision in which memory holds what a reader is given, who takes it in another."""
+        if isinstance(atom, Literal):
+            return of(atom.aval)
+        if precision is not None and (atom, precision) in self._arrived:
+            return precision
+        return copy or self.stored[atom]
 
     def read(
         self,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jaxamp import _compat
-from jaxamp.formats import CastConfig, Precision
+from jaxamp.formats import CastConfig, Precision, is_narrow
 from jaxamp.policy import Guard, PrecisionPolicy
 from jaxamp.rules import Rule, clean_scope, unmatched
 from jaxamp.taxonomy import OpKind
@@ -138,6 +138,12 @@ class Decision(NamedTuple):
     def output(self) -> Precision | None:
         """Precision in which the first float result is stored."""
         return next((p for p in self.outputs if p is not None), None)
+
+    @property
+    def sent(self) -> Precision | None:
+        """The narrow precision in which an operation sends what is wide before and after."""
+        is_sent = self.operand is self.output is Precision.F32 and is_narrow(self.accumulation)
+        return self.accumulation if is_sent else None
 
     @property
     def scope(self) -> str:

@@ -78,7 +78,7 @@ def make_plan(
         if precision is not None:
             chooser.stored[value] = precision
     choices = _choose_all(graph, chooser, forced)
-    choices.update(find_travels(graph, policy, chooser.stored, choices))
+    choices.update(find_travels(graph, frame, policy, chooser.stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
     readings = find_readings(graph, facts, demand, interior, chooser.copies, policy)
     held = find_held(graph, chooser.stored, choices)

@@ -2,25 +2,36 @@
 
 A device that gathers a parameter for its matrix products would round the whole of it on arrival.
 Rounding the parts before they are sent gives the same numbers for half of the bytes.
+
+On arrival it is widened, in name only: each product rounds it again, which changes nothing, and is
+differentiated by the wide value. So a device's part of the gradient is an accumulator when it goes
+back. What waits in memory as it has arrived, cut up by a loop or saved by a checkpoint, is narrow
+there, and so is that part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from jaxamp import _compat
 from jaxamp.formats import Precision
 from jaxamp.plan.choose import Choice
 from jaxamp.plan.facts import movements
-from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.plan.graph import Frame, Graph, Link, Node, Role
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.taxonomy import Trait
 
 F32 = Precision.F32
 _HANDED_ON = (Link.INVARIANT, Link.SLICE, Link.STACK)
+_SAVING = ("remat2", "custom_vjp_call")  # what they read waits for a backward pass
+
+_REPEATING = ("gather", "broadcast_in_dim")  # what they move has several cotangents
 
 
 def find_travels(
     graph: Graph,
+    frame: Frame,
     policy: PrecisionPolicy,
     stored: list[Precision | None],
     choices: Mapping[Node, Choice],
@@ -29,6 +40,7 @@ def find_travels(
 
     Args:
       graph: the program.
+      frame: its outermost jaxpr.
       policy: whose sums over devices may be narrow too; a cast of a variable's device type sends
         nothing, but its transpose is such a sum.
       stored: precision in which each value is stored; what is kept as it arrives is entered here.
@@ -41,17 +53,19 @@ def find_travels(
     if not senders:
         return {}
     wanted = _find_wanted(graph, stored, choices)
+    saved = set(_saved(frame))
     found: dict[Node, Choice] = {}
     arrived: set[int] = set()
     for node in graph.nodes:
         for source, out in _handed_on(node, choices):
-            stays = node.link is Link.STACK or stored[source] is not F32
+            waits = node.link is Link.STACK or stored[source] is not F32
             if node in senders and stored[source] is F32 and wanted[out] is not F32:
                 found[node] = _travelling(wanted[out])
+                waits = _waits(graph, choices, saved, out)
             elif source not in arrived:
                 continue
             arrived.add(out)
-            if (node in found or stays) and _is_read_once(graph, choices, out):
+            if waits and _is_read_once(graph, choices, out):
                 stored[out] = wanted[out]
     return found
 
@@ -62,10 +76,43 @@ def _handed_on(node: Node, choices: Mapping[Node, Choice]) -> Iterable[tuple[int
     return movements(node) if is_moved or node.link in _HANDED_ON else ()
 
 
+def _saved(frame: Frame, policy: Any = None) -> Iterator[int]:
+    """The values that a backward pass reads as they are, rather than computes again.
+
+    Args:
+      frame: a jaxpr in its place.
+      policy: that of the checkpoint around it.
+    """
+    for site in frame.sites:
+        if isinstance(site, Node):
+            is_sent = site.trait is Trait.COLLECTIVE
+            if policy is not None and is_sent and _compat.is_saved(policy, site.eqn):
+                yield from site.outs
+            continue
+        name = site.eqn.primitive.name
+        if name in _SAVING:
+            yield from site.entries
+        for inner in site.frames:
+            yield from _saved(inner, site.eqn.params["policy"] if name == "remat2" else policy)
+
+
+def _waits(graph: Graph, choices: Mapping[Node, Choice], saved: set[int], value: int) -> bool:
+    """Whether a value, or what it is moved to, is in memory as it has arrived."""
+    return value in saved or any(
+        reader.link in (Link.SLICE, Link.STACK)
+        or any(
+            _waits(graph, choices, saved, out)
+            for v, out in _handed_on(reader, choices)
+            if v == value
+        )
+        for reader in graph.uses[value]
+    )
+
+
 def _is_read_once(graph: Graph, choices: Mapping[Node, Choice], value: int) -> bool:
     """Whether a value has one cotangent; several meet in f32, which is what it then arrives in."""
     readers = graph.uses[value]
-    if len(readers) != 1 or readers[0].ins.count(value) != 1:
+    if len(readers) != 1 or readers[0].ins.count(value) != 1 or readers[0].name in _REPEATING:
         return False
     (reader,) = readers
     outs = [out for source, out in _handed_on(reader, choices) if source == value]

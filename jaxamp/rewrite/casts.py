@@ -68,6 +68,11 @@ class Environment:
         """Stores the inputs of a jaxpr as they arrive."""
         self._values.update(zip(variables, values, strict=True))
 
+    def enter_rounded(self, variables: Iterable[Var], roundings: Iterable[Any]) -> None:
+        """Stores roundings of values, which were made with them."""
+        for var, value in zip(variables, roundings, strict=False):
+            self._casts[var, Precision.parse(value.dtype)] = value
+
     def read(
         self,
         atom: Any,

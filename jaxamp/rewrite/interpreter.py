@@ -67,6 +67,8 @@ def _interpret_one(context: Context, eqn: JaxprEqn, decision: Decision, env: Env
         operands = list(map(env.read, eqn.invars, *readings))
         operands += [env.read(eqn.invars[index], precision) for index, precision in decision.also]
         results = emit(context, eqn, decision, operands)
+        if len(results) > len(eqn.outvars):
+            env.enter_rounded(eqn.outvars, results[len(eqn.outvars) :])
         if any(decision.echoes):
             results = list(map(echo, results, decision.echoes))
         env.write(eqn.outvars, results, decision.outputs, decision.held, decision.kept)

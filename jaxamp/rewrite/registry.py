@@ -33,7 +33,7 @@ class RewriteRule(Protocol):
 
     Operands come cast as the decision says, and after them those that it has read a second time;
     results are cast by the caller, so that a rule looks only after parameters that carry a dtype or
-    a jaxpr.
+    a jaxpr. After the results may come roundings of them, in order, which are then at hand.
     """
 
     def __call__(

@@ -3,6 +3,10 @@
 A float32 parameter is rounded before it is sent. A cast before the collective alone will not do:
 the cotangent would travel narrow as well, and what goes back over an ``all_gather`` is a sum over
 devices, whose precision is another choice.
+
+What arrives may come in float32 too. Products read the narrow array and are differentiated by the
+wide one, so that each device's part of that sum is an accumulator, which nobody has rounded. XLA
+drops the widening where nothing else reads it.
 """
 
 from __future__ import annotations
@@ -25,8 +29,14 @@ register_op_kind(travel_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
 def travel(
-    collective: Primitive, operand: Any, params: dict[str, Any], forth: Any, back: Any
-) -> Any:
+    collective: Primitive,
+    operand: Any,
+    params: dict[str, Any],
+    forth: Any,
+    back: Any,
+    *,
+    widened: bool = False,
+) -> list[Any]:
     """Sends an array in one dtype, and its cotangent in another.
 
     Args:
@@ -35,12 +45,19 @@ def travel(
       params: parameters of the collective.
       forth: dtype in which the array travels.
       back: dtype in which the cotangent travels, and is added up where the transpose adds.
+      widened: whether what arrives is wanted in the dtype of `operand` too.
 
     Returns:
-      What the collective gives, in the dtype in which it has travelled.
+      What the collective gives, in the dtype in which it has travelled; before it, if `widened`,
+      the same in the dtype of `operand`.
     """
     return travel_p.bind(
-        operand, collective=collective, params=tuple(params.items()), forth=forth, back=back
+        operand,
+        collective=collective,
+        params=tuple(params.items()),
+        forth=forth,
+        back=back,
+        widened=widened,
     )
 
 
@@ -49,21 +66,38 @@ def sent(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
     return params["collective"], dict(params["params"])
 
 
-def _type(aval: Any, *, collective: Primitive, params: Params, forth: Any, back: Any) -> Any:
-    return collective.abstract_eval(aval.update(dtype=forth, weak_type=False), **dict(params))
+def _type(
+    aval: Any, *, collective: Primitive, params: Params, forth: Any, back: Any, widened: bool
+) -> Any:
+    sent_as = aval.update(dtype=forth, weak_type=False)
+    arrived, effects = collective.abstract_eval(sent_as, **dict(params))
+    wide = [arrived.update(dtype=aval.dtype)] if widened else []
+    return [*wide, arrived], effects
 
 
-def _send(operand: Any, *, collective: Primitive, params: Params, forth: Any, back: Any) -> Any:
-    return collective.bind(lax.convert_element_type(operand, forth), **dict(params))
+def _send(
+    operand: Any, *, collective: Primitive, params: Params, forth: Any, back: Any, widened: bool
+) -> list[Any]:
+    arrived = collective.bind(lax.convert_element_type(operand, forth), **dict(params))
+    wide = [lax.convert_element_type(arrived, operand.dtype)] if widened else []
+    return [*wide, arrived]
 
 
 def _transpose(
-    cotangent: Any, operand: Any, *, collective: Primitive, params: Params, forth: Any, back: Any
-) -> Any:
+    cotangents: Sequence[Any],
+    operand: Any,
+    *,
+    collective: Primitive,
+    params: Params,
+    forth: Any,
+    back: Any,
+    widened: bool,
+) -> list[Any]:
     rule = ad.primitive_transposes[collective]
-    rounded = lax.convert_element_type(cotangent, back)
+    given = [ct for ct in cotangents if not isinstance(ct, ad.Zero)]
+    total = sum((ct.astype(operand.aval.dtype) for ct in given[1:]), given[0])
     source = ad.UndefinedPrimal(operand.aval.update(dtype=back))
-    (returned,) = rule(rounded, source, **dict(params))
+    (returned,) = rule(lax.convert_element_type(total, back), source, **dict(params))
     return [lax.convert_element_type(returned, operand.aval.dtype)]
 
 
@@ -76,7 +110,8 @@ def _batch(
     params: Params,
     forth: Any,
     back: Any,
-) -> tuple[Any, Any]:
+    widened: bool,
+) -> tuple[list[Any], list[Any]]:
     """What JAX makes of the collective under vmap, with the primitive put back."""
     (operand,) = operands
     out_dims: list[Any] = []
@@ -88,15 +123,17 @@ def _batch(
         return result
 
     def instead(values: Sequence[Any], params: dict[str, Any]) -> Any:
-        return travel(collective, values[0], params, forth, back)
+        return travel(collective, values[0], params, forth, back, widened=widened)[0]
 
     (result,) = replay(jax.make_jaxpr(batched)(operand), operands, collective, instead)
     # Over the axis of the vmap itself nothing is sent.
-    return lax.convert_element_type(result, forth), out_dims[0]
+    dtypes = [operand.dtype, forth] if widened else [forth]
+    return [lax.convert_element_type(result, d) for d in dtypes], out_dims * len(dtypes)
 
 
+travel_p.multiple_results = True
 travel_p.def_impl(_send)
 travel_p.def_effectful_abstract_eval(_type)
 ad.deflinear2(travel_p, _transpose)
 batching.fancy_primitive_batchers[travel_p] = _batch
-mlir.register_lowering(travel_p, mlir.lower_fun(_send, multiple_results=False))
+mlir.register_lowering(travel_p, mlir.lower_fun(_send, multiple_results=True))

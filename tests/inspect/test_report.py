@@ -8,6 +8,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from jaxamp import PrecisionPolicy, Rule, amp, diff, explain, plan_of, report
 from tests.inspect import independent
@@ -290,3 +292,18 @@ def test_modules_and_partials_have_names():
     assert report(linear)(spec(4)).program == "Linear"
     fn, (x, w) = PROGRAMS["layer"]
     assert report(functools.partial(fn, w=w))(x).program == "layer"
+
+
+def test_a_gather_is_shown_as_it_travels():
+    """Rounded once, to be sent; what its product reads of it is narrow, and no cast is made."""
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+
+    def loss(w, x):
+        return jax.lax.pmean(jnp.sum(x @ jax.lax.all_gather(w, "d", tiled=True)), "d")
+
+    mapped = jax.shard_map(loss, mesh=mesh, in_specs=(P("d"), P("d")), out_specs=P())
+    operations = {o.primitive: o for o in report(mapped)(spec(64, 32), spec(16, 64)).operations}
+    gather, product = operations["all_gather"], operations["dot_general"]
+    assert gather.results == product.operands[1:] == ("bf16[64,32]",)
+    assert (gather.each.inserted, product.each.inserted, product.each.shared) == (1, 1, 1)
+    assert product.each.bytes == 2 * 64 * 4 + 64 * 32 * 2 + 2 * 32 * 4

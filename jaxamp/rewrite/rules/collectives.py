@@ -18,10 +18,14 @@ from jaxamp.rewrite.travel import travel
 def move(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:
-    """Sends in the precision decided; what comes back in a backward pass is the policy's choice."""
+    """Sends in the precision decided; what comes back in a backward pass is the policy's choice.
+
+    What is stored wide is followed by what has arrived, which is its rounding.
+    """
     forth = decision.accumulation
     is_ours = decision.operand is not None
     if forth is None or not is_ours or operands[0].dtype == forth.dtype:
         return _compat.bind(eqn, operands)
     back = context.policy.allreduce
-    return [travel(eqn.primitive, operands[0], dict(eqn.params), forth.dtype, back.dtype)]
+    params, widened = dict(eqn.params), decision.sent is not None
+    return travel(eqn.primitive, operands[0], params, forth.dtype, back.dtype, widened=widened)
