@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from types import FunctionType
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from jaxamp.calls import Layout, is_array
 from jaxamp.constants import Constants
 from jaxamp.errors import OutputError
 
+_NEAR = 4  # how deep in a returned object arrays are looked for
 
 class Outputs:
     """What a traced function returned, apart from the arrays: the side channel of a compiled call.
@@ -59,21 +62,19 @@ def trace(
       The jaxpr over the traced leaves, in order, and what the function returned besides arrays.
     """
     outputs = None
+    names = [n for n, c in zip(layout.names(function), constants, strict=True) if c is None]
+    source = _debug_info(function, name, names)
 
     def flat(*values: Any) -> list[Any]:
         nonlocal outputs
         owner, bound_args, bound_kwargs, args, kwargs = layout.join(values, constants)
         selves = () if owner is None else (owner,)
         result = function(*selves, *bound_args, *args, **{**bound_kwargs, **kwargs})
-        arrays, outputs = _part_result(result, constants)
+        arrays, outputs = _part_result(result, constants, source.func_src_info)
         return arrays
 
     flat.__name__ = flat.__qualname__ = name
-    vars(flat)["__fun_debug_info__"] = _debug_info(
-        function,
-        name,
-        [n for n, c in zip(layout.names(function), constants, strict=True) if c is None],
-    )
+    vars(flat)["__fun_debug_info__"] = source
     with jax.disable_jit(False):  # the jaxpr is the same; running it obeys the user's setting
         jaxpr = jax.make_jaxpr(flat)(*traced)
     assert outputs is not None
@@ -87,13 +88,14 @@ def _debug_info(function: Callable[..., Any], name: str, names: Sequence[str]) -
     return DebugInfo("jit", source, tuple(names), None)
 
 
-def _part_result(result: Any, constants: Constants) -> tuple[list[Any], Outputs]:
+def _part_result(result: Any, constants: Constants, source: str) -> tuple[list[Any], Outputs]:
     """Part a function's result into arrays and constants; an input constant stays weakly held."""
     leaves, treedef = jax.tree.flatten(result, is_leaf=_is_iterator)
-    for leaf in leaves:
-        _refuse_unfinished(leaf)
-    given = {id(constant()): constant for constant in constants if constant is not None}
     arrays = [leaf for leaf in leaves if is_array(leaf)]
+    for leaf in leaves:
+        if not is_array(leaf):
+            _refuse_unfinished(leaf, source)
+    given = {id(constant()): constant for constant in constants if constant is not None}
     kept = [
         None if is_array(leaf) else given.get(id(leaf)) or (lambda leaf=leaf: leaf)
         for leaf in leaves
@@ -101,27 +103,62 @@ def _part_result(result: Any, constants: Constants) -> tuple[list[Any], Outputs]
     return arrays, Outputs(treedef, kept)
 
 
-def _refuse_unfinished(leaf: Any) -> None:
+def _refuse_unfinished(leaf: Any, source: str) -> None:
     """Raise where a returned object would go on computing after its trace has ended."""
-    if _is_iterator(leaf):
+    if isinstance(leaf, Coroutine):
+        leaf.close()
+        kind, advice = "a coroutine", "Give amp what it awaits, a function that is not async."
+    elif _is_iterator(leaf):
         kind, advice = f"a {type(leaf).__name__}", "Return a list or tuple of its items."
-    elif isinstance(leaf, FunctionType) and any(map(_is_tracer, _captured(leaf))):
+    elif not _holds_tracer(leaf):
+        return
+    elif isinstance(leaf, FunctionType | MethodType | partial):
         kind, advice = (
-            f"the function {leaf.__qualname__}, which captures arrays computed in it",
-            ("Return the arrays themselves, or jax.tree_util.Partial(function, *arrays)."),
-        )
-    elif any(map(_is_tracer, getattr(leaf, "__dict__", {}).values())):
-        kind, advice = (
-            f"a {type(leaf).__qualname__} that holds arrays computed in it",
-            ("Return the arrays, or register the class with jax.tree_util.register_dataclass."),
+            f"{leaf!r}, which captures arrays computed in it",
+            "Return the arrays themselves, or jax.tree_util.Partial(function, *arrays).",
         )
     else:
-        return
-    raise OutputError(f"A function under amp returned {kind}. {advice}")
+        kind, advice = (
+            f"a {type(leaf).__qualname__} that holds arrays computed in it",
+            "Return the arrays, or register the class with jax.tree_util.register_dataclass.",
+        )
+    raise OutputError(f"A function under amp returned {kind}. {advice}\n  at: {source}")
 
 
 def _is_iterator(value: Any) -> bool:
     return isinstance(value, Iterator | Coroutine | AsyncIterator)
+
+
+def _holds_tracer(value: Any) -> bool:
+    """Whether a tracer is near in what `value` holds, where JAX does not look for arrays."""
+    layer, seen = [value], {id(value)}
+    for _ in range(_NEAR):
+        layer = [part for held in layer for part in _held(held) if id(part) not in seen]
+        if any(isinstance(part, Tracer) for part in layer):
+            return True
+        seen.update(map(id, layer))
+    return False
+
+
+def _held(value: Any) -> Iterator[Any]:
+    """What an object holds; nothing for arrays, and modules and classes outlive every trace."""
+    if is_array(value) or isinstance(value, type | ModuleType):
+        return
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        yield from value
+    elif isinstance(value, FunctionType):
+        yield from (value.__defaults__, value.__kwdefaults__, *_captured(value))
+    elif isinstance(value, MethodType):
+        yield from (value.__self__, value.__func__)
+    elif isinstance(value, partial):
+        yield from (value.func, value.args, value.keywords)
+    else:
+        yield from getattr(value, "__dict__", {}).values()
+        slots = (vars(cls).get("__slots__", ()) for cls in type(value).__mro__)
+        names = (name for some in slots for name in ([some] if isinstance(some, str) else some))
+        yield from (getattr(value, name, None) for name in names if name != "__weakref__")
 
 
 def _captured(function: FunctionType) -> Iterator[Any]:
@@ -130,7 +167,3 @@ def _captured(function: FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-
-
-def _is_tracer(value: Any) -> bool:
-    return isinstance(value, Tracer)

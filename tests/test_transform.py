@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import functools
@@ -734,21 +735,56 @@ def _generator(x):
     yield x
 
 
+async def _coroutine(x):
+    return x
+
+
 def _closure(x):
-    y = x * 2
+    y = [x * 2]
     return lambda: y
 
 
-def _object(x):
-    s = Scale(x * 2)
-    return s
+def _default(x):
+    return lambda y=x * 2: y
 
 
-@pytest.mark.parametrize("fn", [_generator, _closure, _object])
-def test_results_that_would_outlive_the_trace(fn):
-    """What would go on computing after the call is refused with advice."""
-    with pytest.raises(OutputError, match=r"Return|register"):
+def _slotted(x):
+    class Slotted:
+        __slots__ = "w"
+
+    result = Slotted()
+    result.w = x * 2
+    return result
+
+
+UNFINISHED = {
+    "a generator": _generator,
+    "a coroutine": _coroutine,
+    "a closure": _closure,
+    "a default": _default,
+    "a method": lambda x: (x * 2).sum,
+    "a partial": lambda x: functools.partial(jnp.add, x * 2),
+    "an object": lambda x: Scale(x * 2),
+    "an object with slots": _slotted,
+    "an object with a list": lambda x: Scale({"w": [x * 2]}),
+    "a container that is no tree": lambda x: collections.deque([x * 2]),
+}
+
+
+@pytest.mark.parametrize("kind", UNFINISHED)
+def test_results_that_would_outlive_the_trace(kind):
+    """What would go on computing after the call is refused, with its line and with advice."""
+    fn = UNFINISHED[kind]
+    with pytest.raises(OutputError, match=r"Return|register|not async") as caught:
         amp(fn)(_x())
+    assert f"{fn.__name__} at {__file__}:{fn.__code__.co_firstlineno}" in str(caught.value)
+
+
+def test_objects_that_hold_no_result_come_back():
+    """What was there before, or holds only numbers, is no part of the trace."""
+    w = _x()
+    held = Scale(w), functools.partial(jnp.add, w), lambda: w, collections.deque([1.0]), Scale
+    assert amp(lambda x: (x * 2, held))(_x())[1] == held
 
 
 # Plans.
