@@ -1,9 +1,10 @@
-"""What `probe` costs and finds: `python -m benchmarks.probe [cost|search|faults]`.
+"""What `probe` costs and finds: `python -m benchmarks.probe [cost|search|faults|mended]`.
 
 `cost` compares one probed train step with the float32 step: time, the best of several runs taken
 in turns, and memory, as the compiler plans it. `search` takes the time that it takes to compile the
 search for a first infinity, beside that of the step itself, and of all of `debug_step`. `faults`
-looks for every planted fault.
+looks for every planted fault, and `mended` asks `debug_step` about those that make an infinity or
+NaN, and runs its rules.
 """
 
 from __future__ import annotations
@@ -130,12 +131,25 @@ def faults() -> int:
     from tests.inspect.planted import FAULTS
     from tests.inspect.test_probe import wrong
 
-    answers = {fault.name: wrong(fault) for fault in track(FAULTS, "faults")}
+    return _listed({fault.name: wrong(fault) for fault in track(FAULTS, "faults")}, "found")
+
+
+def mended() -> int:
+    """Asks `debug_step` about every planted fault that makes an infinity or NaN."""
+    from tests.inspect.planted import FAULTS
+    from tests.training.test_debug import mended as wrong
+
+    loud = [fault for fault in FAULTS if fault.kind != "underflow"]
+    return _listed({fault.name: wrong(fault) for fault in track(loud, "faults")}, "mended")
+
+
+def _listed(answers: dict[str, str], right: str) -> int:
+    """Prints what is wrong with each answer; the number of failures, at most 1."""
     for name, answer in answers.items():
-        print(f"{name:44} {answer or 'found'}")
-    found = sum(not answer for answer in answers.values())
-    print(f"{found} of {len(answers)} found")
-    return int(found < len(answers))
+        print(f"{name:44} {answer or right}")
+    good = sum(not answer for answer in answers.values())
+    print(f"{good} of {len(answers)} {right}")
+    return int(good < len(answers))
 
 
 def _flat(args: Any) -> list[Any]:
@@ -170,4 +184,5 @@ def _memory(compiled: Any) -> int:
 
 if __name__ == "__main__":
     words = sys.argv[1:] or ["cost"]
-    sys.exit({"cost": cost, "search": search, "faults": faults}[words[0]]())
+    modes = {"cost": cost, "search": search, "faults": faults, "mended": mended}
+    sys.exit(modes[words[0]]())

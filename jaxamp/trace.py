@@ -19,6 +19,7 @@ from jaxamp.errors import OutputError
 
 _NEAR = 4  # how deep in a returned object arrays are looked for
 
+
 class Outputs:
     """What a traced function returned, apart from the arrays: the side channel of a compiled call.
 

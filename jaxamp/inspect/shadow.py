@@ -262,8 +262,9 @@ class _Run:
     ) -> Row:
         """Marks a float result, and measures it."""
         low = self.env.read(var, None)
-        if eqn.primitive.name in _PASSING and low.dtype == operands[0].dtype:
-            self._know(var, Value(low, shadow, self._mark(eqn.invars[0])))
+        place = eqn.outvars.index(var)  # a barrier hands on each operand as a result of its own
+        if eqn.primitive.name in _PASSING and low.dtype == operands[place].dtype:
+            self._know(var, Value(low, shadow, self._mark(eqn.invars[place])))
             return no_row()
         if self.owner.shadows:
             # Stored once, or each statistic would compute it again; and measured at once, or it

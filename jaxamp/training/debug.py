@@ -14,7 +14,7 @@ from jaxamp.inspect.probe import without_jit
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.rules import Rule
 from jaxamp.runner import overriding
-from jaxamp.training.explain import explain_nonfinite
+from jaxamp.training.explain import explain_nonfinite, nonfinite_as_it_runs
 
 _MOST_RULES = 8
 
@@ -112,7 +112,9 @@ class _Search:
         self.step, self.args, self.kwargs = step, args, kwargs
         self.runs, self.used_f16 = 0, False
 
-    def run(self, change: Callable[[PrecisionPolicy], PrecisionPolicy]) -> Nonfinite | None:
+    def run(
+        self, change: Callable[[PrecisionPolicy], PrecisionPolicy], explain: Any = explain_nonfinite
+    ) -> Nonfinite | None:
         """What is not finite under changed policies."""
 
         def noted(policy: PrecisionPolicy) -> PrecisionPolicy:
@@ -121,7 +123,7 @@ class _Search:
 
         self.runs += 1
         with overriding(noted):
-            return explain_nonfinite(self.step)(*self.args, **self.kwargs)
+            return explain(self.step)(*self.args, **self.kwargs)
 
     def rules(self, first: Nonfinite) -> tuple[Rule, ...]:
         """Rules that make the step finite: for the operation to blame and what fails next."""
@@ -145,7 +147,8 @@ class _Search:
         return tuple(kept)
 
     def _with(self, rules: Sequence[Rule]) -> Nonfinite | None:
-        return self.run(lambda policy: policy.with_rules(*rules))
+        """What is not finite with the rules, which are to match the functions that a run has."""
+        return self.run(lambda policy: policy.with_rules(*rules), nonfinite_as_it_runs)
 
 
 def _candidates(failing: Nonfinite) -> list[Rule]:

@@ -42,6 +42,23 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
 
     @functools.wraps(fun, updated=())
     def explain(*args: Any, **kwargs: Any) -> Nonfinite | None:
+        with _compat.lines_of_backward_rules():
+            return as_it_runs(*args, **kwargs)
+
+    as_it_runs = nonfinite_as_it_runs(fun)
+    return explain
+
+
+def nonfinite_as_it_runs(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None]:
+    """The same, with the lines and functions that rules see when `fun` runs.
+
+    JAX gives to all that the backward rule of a ``custom_vjp`` does the line of the call.
+
+    Args:
+      fun: as for ``explain_nonfinite``.
+    """
+
+    def explain(*args: Any, **kwargs: Any) -> Nonfinite | None:
         leaves, treedef = jax.tree.flatten((args, kwargs))
         traced = [index for index, leaf in enumerate(leaves) if is_array(leaf)]
         outputs: Any = None
@@ -54,8 +71,7 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
             outputs = fun(*call_args, **call_kwargs)
             return [leaf for leaf in jax.tree.leaves(outputs) if is_array(leaf)]
 
-        with _compat.lines_of_backward_rules():
-            jaxpr = jax.make_jaxpr(flat)(*(leaves[index] for index in traced))
+        jaxpr = jax.make_jaxpr(flat)(*(leaves[index] for index in traced))
         inputs = [leaf_name((args, kwargs), index) for index in traced]
         program = Program.of(jaxpr, None, inputs, _array_names(outputs))
         return find_nonfinite(program, [jnp.asarray(leaves[index]) for index in traced])

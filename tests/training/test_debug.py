@@ -6,9 +6,12 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import pytest
 
 import jaxamp
-from jaxamp import StaticLossScale, debug_step
+from jaxamp import StaticLossScale, amp, debug_step
+from tests.inspect.planted import FAULTS, MARK, Fault
 
 X, W = jnp.ones((4, 4)), jnp.full((4, 4), 0.1)
 
@@ -47,3 +50,25 @@ def test_a_fault_of_the_program_has_no_rule():
 def test_a_finite_step_has_no_fault():
     """Nothing is blamed where nothing is wrong."""
     assert str(debug_step(jaxamp.amp(lambda x: x @ x))(X)) == "The step is finite."
+
+
+@pytest.mark.parametrize("name", ["large_weight", "taken_branch", "custom_vjp_backward_overflow"])
+def test_rules_hold_when_the_step_runs(name: str):
+    """What was verified is what happens: the step with the rules is finite."""
+    (fault,) = (fault for fault in FAULTS if fault.name == name)
+    assert mended(fault) == ""
+
+
+def mended(fault: Fault) -> str:
+    """What is wrong with the answer to a planted fault; empty if nothing is."""
+    found = debug_step(amp(fault.fn, fault.policy))(*fault.args)
+    if found.first is None or not found.first.place.text.endswith(MARK):
+        return f"blamed {found.first}"
+    low = found.first.dtype in ("float16", "bfloat16")
+    if not found.finite_in_f32:
+        return "" if not found.rules else f"{found.rules}, where float32 is not finite either"
+    if not (low and found.rules):
+        return f"no rules for {found.first}"
+    policy = jaxamp.PrecisionPolicy.parse(fault.policy).with_rules(*found.rules)
+    results = jax.tree.leaves(amp(fault.fn, policy)(*fault.args))
+    return "" if all(np.isfinite(r).all() for r in results) else f"{found.rules} do not prevent it"

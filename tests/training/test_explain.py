@@ -75,6 +75,17 @@ def test_a_mask_of_infinities_is_not_blamed():
     assert explain_nonfinite(fun)(jnp.array([1.0, -1.0])) is None
 
 
+def test_a_barrier_hands_on_each_of_its_operands():
+    """What recomputed operations read stands behind a barrier; the blame goes through it."""
+
+    def fun(x):
+        _, large = jax.lax.optimization_barrier((x + 1, jnp.exp(x)))
+        return large * 2
+
+    result = found(fun, jnp.float32(1e3))
+    assert (result.primitive, result.largest) == ("exp", 1000.0)
+
+
 def scanned(x):
     """Overflows in the sixth iteration."""
     return jax.lax.scan(lambda c, _: (c * c, c), x, length=8)[0]
