@@ -314,7 +314,7 @@ class PrecisionPolicy:
 
         Raises:
           UnsupportedPrecisionError: scaling of another kind than Compute or of a format that has
-            none, or an f64 output while JAX has no f64.
+            none, by the table or by a rule, or an f64 output while JAX has no f64.
 
         >>> PrecisionPolicy.AUTO_MIXED.validate_for_use()
         """
@@ -325,6 +325,12 @@ class PrecisionPolicy:
                     f"{self!r} asks for blocked scaling ({cast}) of {kind.value}, which amp cannot "
                     f"compute: it scales Compute, as {words}. Use a plain dtype: "
                     "CastConfig.plain('bf16')."
+                )
+        for rule in self.rules:
+            if rule.precision in VALUES and not rule.reaches(OpKind.COMPUTE):
+                raise UnsupportedPrecisionError(
+                    f"The rule `{rule}` asks for {rule.precision.short} of what is not Compute, "
+                    "and amp quantizes Compute alone. Give the rule a 16-bit precision: 'bf16'."
                 )
         scaled = {self.precision_for(OpKind.COMPUTE), *(rule.precision for rule in self.rules)}
         for precision in set(self._produced()) - (scaled & VALUES):

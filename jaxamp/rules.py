@@ -148,6 +148,18 @@ class Rule:
             and (self.when is None or self._ask(view))
         )
 
+    def reaches(self, kind: OpKind) -> bool:
+        """Whether some known primitive of a kind has the name and kind that the rule asks for.
+
+        >>> Rule(precision="f32", primitive="dot*").reaches(OpKind.REDUCTION)
+        False
+        """
+        if self.kind not in (None, kind):
+            return False
+        known = {**taxonomy.TABLE, **taxonomy.registered()}
+        names = (name for name, op in known.items() if op.kind is kind)
+        return self.primitive is None or any(_name_matches(self.primitive, n) for n in names)
+
     def to_data(self) -> dict[str, Any]:
         """The keys of the rule as plain words and numbers, from which ``Rule(**data)`` makes it.
 

@@ -108,6 +108,7 @@ def amp(
     arrays and each value of its constants: arrays and Python floats are traced, as by ``jax.jit``;
     bools, ints, words, functions and other objects are constants; ``jaxamp.calls`` has the details.
     As under ``jax.jit``, what `fn` reads apart from its arguments is read when it is traced.
+    Buffers are donated by a ``jax.jit`` around it: that of one inside is ignored, as JAX does.
 
     Args:
       fn: a function, method, ``functools.partial``, callable object, equinox or flax module.
@@ -253,6 +254,8 @@ def _is_found(function: AmpFunction[..., Any]) -> bool:
 
 
 def _amp(fn: Any, settings: Settings) -> Any:
+    if isinstance(fn, staticmethod | classmethod):  # a decorator below this one made it
+        return type(fn)(_amp(fn.__func__, settings))
     _checked(fn)
     if settings.policy.scaling.history and settings.policy.is_scaled:
         return _delayed(fn, settings)

@@ -284,6 +284,10 @@ def test_wrong_words_teach(make, message):
         (PrecisionPolicy.custom({}, output_dtype="f8_e5m2"), "f8_e5m2"),
         (PrecisionPolicy.custom({}, rules=[Rule(precision="f8_e8m0", scope="a")]), "f8_e8m0"),
         (PrecisionPolicy.custom({}, output_dtype="f64"), "jax_enable_x64"),
+        *(
+            (PrecisionPolicy.custom({}, rules=[Rule(precision="f8_e4m3", **key)]), "not Compute")
+            for key in ({"primitive": "tanh"}, {"primitive": "reduce_*"}, {"kind": "elementwise"})
+        ),
     ],
 )
 def test_uncomputable_policies_are_refused_for_use(policy, message):
@@ -297,7 +301,8 @@ def test_computable_policies_pass():
     for policy in PRESETS.values():
         policy.validate_for_use()
     PrecisionPolicy.custom({"compute": CastConfig("f8_e5m2", (1, 64))}).validate_for_use()
-    PrecisionPolicy.custom({}, rules=[Rule(precision="f8_e4m3", scope="a")]).validate_for_use()
+    for key in ({"scope": "a"}, {"primitive": "dot*"}, {"kind": "compute"}):
+        PrecisionPolicy.custom({}, rules=[Rule(precision="f8_e4m3", **key)]).validate_for_use()
     with jax.enable_x64(True):
         PrecisionPolicy.custom({"compute": "bf16"}, output_dtype="f64").validate_for_use()
 

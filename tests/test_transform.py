@@ -25,6 +25,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxamp
 from jaxamp import NotCallableError, OutputError, PolicyError, PrecisionPolicy, amp, plan_of
 from jaxamp.transform import AmpFunction
+from tests import audit
 
 LOW = {"rtol": 2e-2, "atol": 2e-2}
 
@@ -55,8 +56,8 @@ def dense(x, w):
 
 
 def _low_dots(fn, *args) -> int:
-    """How many dots of `fn`'s jaxpr have bfloat16 operands."""
-    return str(jax.make_jaxpr(fn)(*args)).count("preferred_element_type=bfloat16")
+    """How many dots of `fn`'s jaxpr have low operands."""
+    return sum(product.is_low for product in audit.products(jax.make_jaxpr(fn)(*args).jaxpr))
 
 
 # What is traced, and when.
@@ -277,9 +278,8 @@ def test_identity_gives_the_same_jaxpr():
 def test_identity_inside_amp_stays_f32():
     """A function that asks for float32 keeps it inside a function that does not."""
     inner = amp(dense, "always_f32")
-    assert _low_dots(amp(lambda x, w: inner(x, w) @ w @ w), _x(), _x()) == _low_dots(
-        amp(lambda x, w: x @ w @ w), _x(), _x()
-    )
+    assert _low_dots(amp(lambda x, w: inner(x, w) @ w @ w), _x(), _x()) == 2
+    assert _low_dots(amp(lambda x, w: dense(x, w) @ w @ w), _x(), _x()) == 3
     assert _low_dots(amp(inner), _x(), _x()) == 0
 
 
@@ -483,6 +483,16 @@ class Scale:
     def build(cls, x):
         return x @ x
 
+    @amp
+    @classmethod
+    def outside(cls, x):
+        return x @ x
+
+    @amp
+    @staticmethod
+    def static(x):
+        return x @ x
+
 
 @pytest.mark.parametrize(
     "call",
@@ -503,13 +513,14 @@ def test_methods_of_plain_objects(call):
 
 
 def test_decorator_forms():
-    """With and without arguments, on methods, classmethods and from the class."""
+    """With and without arguments, on methods, around classmethods, and from the class."""
     s = Scale(_x())
     assert isinstance(Scale.decorated, AmpFunction)
     np.testing.assert_array_equal(Scale.decorated(s, _x()), s.decorated(_x()))
     assert Scale.with_policy.policy is PrecisionPolicy.AUTO_MIXED
     assert s.with_policy(_x()).shape == (4, 4)
-    assert amp(Scale.build)(_x()).shape == (4, 4)
+    for call in (amp(Scale.build), Scale.outside, s.outside, Scale.static, s.static):
+        assert _low_dots(call, _x()) == 1
     assert amp()(dense)(_x(), _x()).shape == (4, 4)
 
 
