@@ -236,6 +236,8 @@ class _Unfolder:
         if primitive not in self._ops:
             self._ops[primitive] = taxonomy.lookup(primitive)
         op = self._ops[primitive]
+        if op is not None and op.trait is Trait.ALLREDUCE and _is_local(eqn):
+            op = taxonomy.TABLE["reduce_sum"]
         if op is None:
             self.graph.unknown.setdefault(primitive.name, eqn)
         elif (unfolder := _UNFOLDERS.get(op.trait)) and not wiring.is_region(eqn):
@@ -386,6 +388,11 @@ _ROLES = {
 }
 
 _READABLE = 1 << 20  # elements of a captured array that are looked at for extreme values
+
+
+def _is_local(eqn: JaxprEqn) -> bool:
+    """Whether a sum over devices is one over axes of the array: what vmap makes of a psum."""
+    return all(isinstance(axis, int) for axis in eqn.params.get("axes", (None,)))
 
 
 def _extreme(const: Any) -> float | None:
