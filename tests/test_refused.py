@@ -62,9 +62,9 @@ PLACES = {
     "plain": lambda f: f,
     "jit": jax.jit,
     "scan": lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
-    "while": lambda f: lambda x: jax.lax.while_loop(
-        lambda c: c[0] < 2, lambda c: (c[0] + 1, f(c[1])), (0, x)
-    )[1],
+    "while": lambda f: (
+        lambda x: jax.lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, f(c[1])), (0, x))[1]
+    ),
     "cond": lambda f: lambda x: jax.lax.cond(x[0, 0] > 0, f, jnp.sin, x),
     "remat": jax.checkpoint,
     "vmap": lambda f: lambda x: jax.vmap(f)(x[None]),

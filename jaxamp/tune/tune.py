@@ -180,3 +180,4 @@ def _bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
     with Progress() as bar:
         task = bar.add_task("tune", total=total)
         yield lambda text: bar.update(task, advance=1, description=text)
+        bar.update(task, completed=total)  # fewer runs than allowed were enough

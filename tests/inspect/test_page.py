@@ -130,6 +130,20 @@ def test_groups_fold_and_add_up(opened, large):
     assert opened.locator("#operations tbody tr").count() == len(scopes) + members
 
 
+@pytest.mark.parametrize("key", ["file", "at"])
+def test_groups_by_file_and_line_show_the_source(opened, large, key: str):
+    """A heading for each file or line with its sums; each operation has its own line's text."""
+    opened.select_option("#group", key)
+    lines = {(o.place.file, o.place.line) for o in large.operations if o.place.file}
+    wanted = len({file for file, _ in lines}) if key == "file" else len(lines)
+    headings = [text for text in opened.locator("tr.group").all_inner_texts() if "test_" in text]
+    assert len(headings) == wanted
+    heading = opened.locator("tr.group", has_text="test_page.py").first
+    heading.click()
+    row = opened.locator("#operations tbody tr:not(.group)", has_text="dot_general").first
+    assert "x = x + jax.nn.gelu(y @ up) @ down" in row.inner_text()
+
+
 def test_charts_are_drawn(opened, large):
     """Every chart has bars of some size in the colours of their precisions."""
     charts = opened.locator("figure.chart")

@@ -89,6 +89,21 @@ def test_a_loop_adds_up_in_one_row():
     assert 20 < dot.sqnr < 70
 
 
+def test_a_loop_takes_no_more_memory_the_longer_it_is():
+    """An operation has one row however often it runs; a state that is stacked is the program's."""
+
+    def bytes_for(length):
+        def looped(x, w):
+            return jax.lax.scan(lambda c, _: (jnp.tanh(c @ w), None), x, length=length)[0]
+
+        args = jnp.ones((8, 16)), jnp.eye(16)
+        planned = jax.jit(measured(looped, "auto_mixed", args)).lower(*args).compile()
+        needed = planned.memory_analysis()
+        return needed.temp_size_in_bytes + needed.output_size_in_bytes
+
+    assert 0 < bytes_for(4) == bytes_for(400)
+
+
 def test_what_is_not_lowered_has_no_error():
     """Under the identity policy every shadow is the value itself."""
     report = probe(lambda x: jnp.exp(x) @ x, "always_f32")(jnp.ones((3, 3)))

@@ -11,7 +11,18 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jaxamp import PrecisionPolicy, Rule, amp, diff, explain, plan_of, report
+from jaxamp import (
+    PrecisionPolicy,
+    Rule,
+    amp,
+    diff,
+    explain,
+    plan_of,
+    probe,
+    report,
+    tune,
+    verify_lowering,
+)
 from tests.inspect import independent
 from tests.inspect.programs import MLP, PROGRAMS, branching, layer, mlp_loss, spec
 
@@ -34,6 +45,23 @@ def test_casts_are_those_of_the_rewritten_program(name: str, policy: str):
     operations = report(fn, policy)(*args).operations
     inserted = sum(max(o.runs, 1) * o.each.inserted for o in operations)  # dead ones too
     assert inserted == added > 0
+
+
+def test_casts_that_are_made_shared_and_not_needed():
+    """Counted by hand: of a value that is read twice, of weights, and of what is narrow already."""
+
+    def shared(x, a, b):
+        h = jnp.sin(x)  # in float32: rounded for one product, found again by the other
+        return h @ a + h @ b
+
+    def cancelled(x, a, b):
+        h = x @ a  # stored in bfloat16, as both products read it; one finds `a` rounded too
+        return jnp.sum(h @ a) + jnp.sum(h @ b)
+
+    args = spec(4, 4), spec(4, 4), spec(4, 4)
+    for fn, counts in ((shared, (3, 1, 0)), (cancelled, (3, 1, 2))):
+        total = report(fn)(*args).total
+        assert (total.inserted, total.shared, total.cancelled) == counts
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -278,9 +306,17 @@ def test_bytes_of_an_update_in_place():
 
 
 def test_notebooks_show_what_the_terminal_shows():
-    """Explanations and differences are quoted text in colours; nothing in them is run."""
+    """Everything that is asked is quoted text in colours; nothing in it is run."""
     fn, args = PROGRAMS["layer"]
-    for shown in (explain(fn)(*args), diff("always_f32", "auto_mixed")(fn)(*args)):
+    numbers = jnp.linspace(0, 1, 32).reshape(4, 8), jnp.linspace(0, 1, 128).reshape(8, 16)
+    answers = (
+        explain(fn)(*args),
+        diff("always_f32", "auto_mixed")(fn)(*args),
+        probe(fn)(*numbers),
+        tune(fn, numbers),
+        verify_lowering(fn, "fp8_current")(*args),
+    )
+    for shown in answers:
         html = shown._repr_html_()
         assert html.startswith("<pre")
         assert "layer" in html

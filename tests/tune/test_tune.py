@@ -115,6 +115,15 @@ def test_a_state_that_is_none_is_refused(tmp_path, text):
         tune(fragile, arguments(0), state=tmp_path / "no" / "state.json")
 
 
+def test_the_same_call_gives_the_same_answer(tuned, capsys):
+    """Policy, measured errors, curve and runs; and a bar that shows how far it is."""
+    again = tune(fragile, arguments(0), budget=5e-3, progress=True)
+    assert again == tuned
+    shown = capsys.readouterr().out
+    assert "groups low" in shown
+    assert "100%" in shown
+
+
 def test_picture(tuned, tmp_path):
     """The trade-off is drawn."""
     tuned.picture(tmp_path / "curve.png")
