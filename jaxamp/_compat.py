@@ -206,6 +206,12 @@ def hide_frames(directory: str) -> None:
     _source_info_util.register_exclusion(directory)
 
 
+def leave_out_frame(error: Exception) -> None:
+    """Takes the frame that handles an error out of its traceback."""
+    if error.__traceback__ is not None:
+        error.__traceback__ = error.__traceback__.tb_next
+
+
 def user_functions(source_info: Any) -> tuple[str, ...]:
     """Names of the user's functions on the call stack of an equation, innermost first."""
     return tuple(f.function_name for f in _source_info_util.user_frames(source_info.traceback))

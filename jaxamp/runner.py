@@ -2,69 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 from weakref import ref
 
-import jax
-
+from jaxamp import taxonomy
 from jaxamp.calls import Layout, Target
-from jaxamp.collector import paused
+from jaxamp.compiled import compiled, emit, joined, nnx_adapter
 from jaxamp.constants import Constants, hold
-from jaxamp.plan import make_plan
-from jaxamp.policy import PrecisionPolicy
-from jaxamp.rewrite import run_plan
-from jaxamp.semantic import amp_scope
-from jaxamp.taxonomy import registry_version
-from jaxamp.trace import Outputs, trace
+from jaxamp.direct import Direct
+from jaxamp.settings import Settings
 
-REGION = "jaxamp_region_"  # a compiled function of this name is rewritten already
-NNX, NNX_ADAPTER = "flax.nnx", "jaxamp.interop.flax_nnx"
 _MANY = 16  # traces of one call, after which it is likely that something changes by mistake
-
-
-class Settings(NamedTuple):
-    """How a function is to be rewritten."""
-
-    policy: PrecisionPolicy
-    strict: bool
-    force: bool  # go through planner and rewriter even where the policy changes nothing
-
-    @property
-    def is_identity(self) -> bool:
-        """Whether the function itself is the answer."""
-        return self.policy.is_identity and not self.force
-
-
-_CHANGE: ContextVar[Callable[[PrecisionPolicy], PrecisionPolicy] | None]
-_CHANGE = ContextVar("jaxamp_policy_change", default=None)
-_SEEN_BY_JIT = jax.make_user_context(None)  # what was compiled without the change is of no use
-
-
-@contextmanager
-def overriding(change: Callable[[PrecisionPolicy], PrecisionPolicy]) -> Iterator[None]:
-    """Inside of the block every ``amp`` runs under another policy than it was made with.
-
-    Args:
-      change: gives the policy to use instead of one.
-    """
-    token = _CHANGE.set(change)
-    try:
-        with _SEEN_BY_JIT(change):
-            yield
-    finally:
-        _CHANGE.reset(token)
-
-
-def in_force(settings: Settings) -> Settings:
-    """The settings, with the policy that is to be used at present."""
-    change = _CHANGE.get()
-    return settings if change is None else settings._replace(policy=change(settings.policy))
 
 
 class Runner:
@@ -76,6 +26,7 @@ class Runner:
 
     Attributes:
       abstract: whether ``jax.ShapeDtypeStruct`` may stand for an array.
+      direct: the form for calls of arrays alone, which need no Runner.
     """
 
     abstract = False
@@ -85,11 +36,12 @@ class Runner:
     ) -> None:
         self.resolve = _weakly(function)
         self.settings = settings
+        self.direct = Direct(self.resolve, settings)
         self._pure = pure  # no call needs an adapter
         self.companion: Any = None  # what an adapter keeps for as long as this lives
         self._layouts: dict[Any, Layout] = {}
         self._traces: dict[Layout, tuple[int, Sequence[Hashable]]] = {}
-        self._forms: dict[Hashable, Callable[..., _Result]] = {}
+        self._forms: dict[Hashable, Callable[..., Any]] = {}
 
     def __call__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with what `target` binds and the given arguments."""
@@ -98,10 +50,9 @@ class Runner:
         if layout is None:
             layout = self._layouts.setdefault(treedef, Layout.of(treedef))
         traced, keys = layout.split(leaves, abstract=self.abstract)
-        if NNX in sys.modules and not self._pure:
-            adapter = importlib.import_module(NNX_ADAPTER)
-            if adapter.is_needed(layout, leaves, keys):
-                return adapter.call(self, target, args, kwargs)
+        adapter = None if self._pure else nnx_adapter()
+        if adapter and adapter.is_needed(layout, leaves, keys):
+            return adapter.call(self, target, args, kwargs)
         try:
             return self.run(layout, leaves, traced, keys, target.name)
         except (TypeError, ValueError) as error:
@@ -126,14 +77,21 @@ class Runner:
         name: str,
     ) -> Any:
         """Call the function on `leaves`, parted into `traced` ones and the `keys` of others."""
-        key = (layout, keys, registry_version())  # a kind registered since may change the plan
+        key = (layout, keys, taxonomy.version)  # a kind registered since may change the plan
         form = self._forms.get(key)
         if form is None:
             self._count(layout, keys, name)
             constants = self._hold(leaves, key)
-            compiled = _compiled(self.resolve, layout, constants, self.settings, name)
-            form = self._forms.setdefault(key, compiled)
-        return form(*traced).join()
+            form = self._forms.setdefault(key, self._form(layout, constants, name))
+        return joined(form(*traced))
+
+    def _form(self, layout: Layout, constants: Constants, name: str) -> Callable[..., Any]:
+        resolve, settings = self.resolve, self.settings
+
+        def region(*traced: Any) -> Any:
+            return emit(resolve(), layout, constants, traced, settings, name)
+
+        return compiled(region, name)
 
     def _count(self, layout: Layout, keys: Sequence[Hashable], name: str) -> None:
         """Warn where the same call is traced again and again for new constants."""
@@ -146,7 +104,7 @@ class Runner:
                 f"amp has traced {name} {_MANY} times because {changed} keeps changing and is a "
                 "constant of the trace. Pass a number that changes as an array "
                 "(jnp.asarray(step)), and make a function once, outside of the loop.",
-                stacklevel=6,
+                stacklevel=7,
             )
 
     def _hold(
@@ -162,45 +120,6 @@ class Runner:
 
         pairs = zip(leaves, key[1], strict=True)
         return [None if k is None else hold(leaf, k, dropped) for leaf, k in pairs]
-
-
-@jax.tree_util.register_pytree_node_class
-class _Result:
-    """A compiled form's result: its arrays, and what came beside them."""
-
-    def __init__(self, arrays: Sequence[Any], outputs: Outputs) -> None:
-        self.arrays = arrays
-        self.outputs = outputs
-
-    def join(self) -> Any:
-        return self.outputs.join(self.arrays)
-
-    def tree_flatten(self) -> tuple[Sequence[Any], Outputs]:
-        return self.arrays, self.outputs
-
-    @classmethod
-    def tree_unflatten(cls, outputs: Outputs, arrays: Sequence[Any]) -> _Result:
-        return cls(arrays, outputs)
-
-
-def _compiled(
-    function: Callable[[], Any],
-    layout: Layout,
-    constants: Constants,
-    settings: Settings,
-    name: str,
-) -> Callable[..., _Result]:
-    """One form of a function: trace, plan, rewrite, compile."""
-
-    def region(*traced: Any) -> _Result:
-        with amp_scope(settings.policy):
-            jaxpr, outputs = trace(function(), layout, constants, traced, name)
-            with paused():
-                plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
-                return _Result(run_plan(jaxpr, plan, *traced), outputs)
-
-    region.__name__ = region.__qualname__ = REGION + name
-    return jax.jit(region)
 
 
 def _weakly(function: Callable[..., Any]) -> Callable[[], Any]:

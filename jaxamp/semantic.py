@@ -13,8 +13,8 @@ import functools
 import inspect
 import itertools
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -235,7 +235,7 @@ class PolicyScope(AbstractContextManager[PrecisionPolicy]):
 
         @functools.wraps(fn)
         def scoped(*args: Any, **kwargs: Any) -> Any:
-            with _Whole(self.policy, rewrites=False):
+            with _whole(self.policy, rewrites=False):
                 return fn(*args, **kwargs)
 
         return scoped  # type: ignore[return-value]
@@ -254,20 +254,20 @@ class PolicyScope(AbstractContextManager[PrecisionPolicy]):
 
 def amp_scope(policy: PrecisionPolicy) -> AbstractContextManager[None]:
     """The scope in which ``amp`` traces a function: its policy is in force, and it rewrites."""
-    return _Whole(policy, rewrites=True)
+    return _whole(policy, rewrites=True)
 
 
-class _Whole(AbstractContextManager[None]):
-    """A scope around one ordinary call, which no other task can interrupt."""
-
-    def __init__(self, policy: PrecisionPolicy, *, rewrites: bool) -> None:
-        self._policy, self._rewrites = policy, rewrites
-
-    def __enter__(self) -> None:
-        _enter(self._policy, compilable=True, rewrites=self._rewrites)
-
-    def __exit__(self, *exc_info: object) -> None:
-        _leave()
+@contextmanager
+def _whole(policy: PrecisionPolicy, *, rewrites: bool) -> Iterator[None]:
+    """A scope around one ordinary call: no other task comes between, and Ctrl-C ends it too."""
+    seen_by_jit = _SEEN_BY_JIT(_number(policy))
+    entry = _Entry(policy, threading.get_ident(), True, rewrites, seen_by_jit, _CURRENT.get())
+    token = _CURRENT.set(entry)
+    try:
+        with seen_by_jit:
+            yield
+    finally:
+        _CURRENT.reset(token)
 
 
 class _Entry(NamedTuple):
@@ -300,7 +300,7 @@ def _number(policy: PrecisionPolicy) -> int:
     return next(_NUMBERS)
 
 
-def _enter(policy: PrecisionPolicy, *, compilable: bool, rewrites: bool = False) -> None:
+def _enter(policy: PrecisionPolicy, *, compilable: bool) -> None:
     if compilable:
         seen_by_jit = _SEEN_BY_JIT(_number(policy))
         seen_by_jit.__enter__()
@@ -311,7 +311,7 @@ def _enter(policy: PrecisionPolicy, *, compilable: bool, rewrites: bool = False)
             _HELD.seen_by_jit.__enter__()
         _HELD.count += 1
     thread = threading.get_ident()
-    _CURRENT.set(_Entry(policy, thread, compilable, rewrites, seen_by_jit, _CURRENT.get()))
+    _CURRENT.set(_Entry(policy, thread, compilable, False, seen_by_jit, _CURRENT.get()))
 
 
 def _leave() -> None:

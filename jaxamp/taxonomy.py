@@ -634,7 +634,9 @@ _DEFAULT_TRAITS = {
 _E = TypeVar("_E", bound=enum.Enum)
 
 _registered: dict[str, Op] = {}
-_version = 0
+
+version = 0
+"""A number that grows with each change by ``register_op_kind``, for the keys of caches."""
 
 
 def lookup(primitive: Primitive | str) -> Op | None:
@@ -681,7 +683,7 @@ def register_op_kind(
     >>> lookup("fused_bias_add").trait
     <Trait.ROUNDED: 'rounded'>
     """
-    global _version
+    global version
     name = _name(primitive)
     kind = _member(OpKind, kind)
     trait = _DEFAULT_TRAITS[kind] if trait is None else _member(Trait, trait)
@@ -696,17 +698,12 @@ def register_op_kind(
             f"become {kind.value} ({trait.value}). Pass override=True to replace the entry."
         )
     _registered[name] = op
-    _version += 1
+    version += 1
 
 
 def registered() -> dict[str, Op]:
     """What ``register_op_kind`` added, by name (a copy)."""
     return dict(_registered)
-
-
-def registry_version() -> int:
-    """A number that grows with each change by ``register_op_kind``, for the keys of caches."""
-    return _version
 
 
 def _name(primitive: Primitive | str) -> str:

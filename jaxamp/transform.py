@@ -10,15 +10,17 @@ from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType, MethodType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
-from jaxamp import _compat
+from jaxamp import _compat, taxonomy
 from jaxamp.calls import Layout, Target
+from jaxamp.compiled import NNX, NNX_ADAPTER, Result
 from jaxamp.errors import NotCallableError
 from jaxamp.formats import Precision
 from jaxamp.plan import Plan, make_plan
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.regions import keep_precision
-from jaxamp.runner import NNX, NNX_ADAPTER, Runner, Runners, Settings, in_force
+from jaxamp.runner import Runner, Runners
 from jaxamp.semantic import amp_scope
+from jaxamp.settings import Settings, in_force
 from jaxamp.trace import Outputs, trace
 
 _P = ParamSpec("_P")
@@ -46,18 +48,34 @@ class AmpFunction(Generic[_P, _R]):
         )
         self.__wrapped__ = fn
         self._settings = settings
-        self._is_identity = settings.is_identity
         self._target = Target.of(fn)
         self._runner = _RUNNERS.get(self._target.function, settings)
+        self._is_identity = settings.is_identity
+        self._direct = self._runner.direct if self._target.function is fn else None
 
     @property
     def policy(self) -> PrecisionPolicy:
         """The policy that the function runs under."""
         return self._settings.policy
 
-    @_compat.boundary
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Call the function in mixed precision."""
+        direct = self._direct
+        try:
+            if direct and (direct.version == taxonomy.version or direct.renew()):
+                try:
+                    result = direct.form(*args, **kwargs)
+                    return result.join() if type(result) is Result else result
+                except Exception as error:
+                    if not direct.refuses(error, args, kwargs):
+                        raise
+            return self._call(args, kwargs)
+        except Exception as error:
+            _compat.leave_out_frame(error)
+            raise
+
+    @_compat.boundary
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         settings = in_force(self._settings)
         is_own = settings is self._settings
         if self._is_identity if is_own else settings.is_identity:

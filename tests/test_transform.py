@@ -109,6 +109,45 @@ def test_python_numbers_of_arguments():
     assert counter.count == 3
 
 
+@pytest.mark.parametrize("array", [jnp.array(True), jnp.array(3), jnp.array(0.5), jnp.ones(3)])
+def test_a_number_in_the_place_of_an_array(array):
+    """Whether an array came first or not, a Python bool or int is a constant of the trace."""
+
+    def kind(x, n):
+        return x @ x, isinstance(n, jax.Array)
+
+    f = amp(kind)
+    for n, traced in ((array, True), (True, False), (3, False), (0.5, True), (array, True)):
+        assert f(_x(), n)[1] is traced
+
+
+@pytest.mark.parametrize("other", ["word", None, np.ones, object(), 10**30, {"a": 1}])
+def test_other_objects_after_arrays(other):
+    """What is no array reaches the function as it is, though calls with an array came before."""
+    f = amp(lambda x, y: (x @ x, y))
+    for y in (_x(), other, _x()):
+        np.testing.assert_array_equal(f(_x(), y)[1], y)
+    assert f(_x(), other)[1] == other
+
+
+def test_a_failing_call_with_arrays_is_traced_once():
+    """The function's own error is not taken for a call that needs another way."""
+    counter = Counter(lambda x, w: jnp.dot(x, w))
+    with pytest.raises(TypeError, match="dot_general"):
+        amp(counter.wrapped())(_x(2, 3), _x(2, 3))
+    assert counter.count == 1
+
+
+def test_one_trace_for_eager_and_traced_calls():
+    """Whoever calls, the trace for arrays of one type is the same."""
+    counter = Counter(lambda x, w: (dense(x, w), "beside"))
+    f = amp(counter.wrapped())
+    assert f(_x(), _x())[1] == "beside"
+    jax.make_jaxpr(lambda x, w: f(x, w)[0])(_x(), _x())
+    jax.grad(lambda x, w: f(x, w)[0].sum())(_x(), _x())
+    assert counter.count == 1
+
+
 def test_float_whose_value_is_needed():
     """A function that branches on a float gets its value, one trace for each value."""
     counter = Counter(lambda x, rate: x if rate == 0.0 else x * rate)

@@ -18,8 +18,9 @@ from jaxamp.inspect.ledger import peak_of
 from jaxamp.inspect.nonfinite import Program, find_nonfinite
 from jaxamp.inspect.probe_report import ProbeReport, report_of
 from jaxamp.plan import make_plan
-from jaxamp.runner import Runner, Settings
+from jaxamp.runner import Runner
 from jaxamp.semantic import amp_scope
+from jaxamp.settings import Settings
 from jaxamp.trace import Outputs, trace
 from jaxamp.transform import Answer, answering
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import equinox as eqx
 
-from jaxamp.runner import Settings
 from jaxamp.semantic import DTypeish, resolve_dtype, run_in
+from jaxamp.settings import Settings
 from jaxamp.transform import AmpFunction, apply
 
 _INNER = "amp_module"

@@ -16,7 +16,8 @@ import jax
 from flax import nnx
 
 from jaxamp.calls import Layout, Target
-from jaxamp.runner import Runner, Settings
+from jaxamp.runner import Runner
+from jaxamp.settings import Settings
 from jaxamp.transform import apply
 
 _OBJECTS = (nnx.Pytree, nnx.Variable)

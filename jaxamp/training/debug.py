@@ -13,7 +13,7 @@ from jaxamp.inspect.nonfinite import Nonfinite
 from jaxamp.inspect.probe import without_jit
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.rules import Rule
-from jaxamp.runner import overriding
+from jaxamp.settings import overriding
 from jaxamp.training.explain import explain_nonfinite, nonfinite_as_it_runs
 
 _MOST_RULES = 8

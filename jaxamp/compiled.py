@@ -1,0 +1,89 @@
+"""What a compiled form of a function does when JAX traces it: trace, plan, rewrite."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from jaxamp.calls import Layout
+from jaxamp.collector import paused
+from jaxamp.constants import Constants
+from jaxamp.plan import make_plan
+from jaxamp.rewrite import run_plan
+from jaxamp.semantic import amp_scope
+from jaxamp.settings import Settings
+from jaxamp.trace import Outputs, trace
+
+NNX, NNX_ADAPTER = "flax.nnx", "jaxamp.interop.flax_nnx"
+_REGION = "jaxamp_region_"  # a compiled function of this name is rewritten already
+
+
+def nnx_adapter() -> Any:
+    """What calls functions on flax nnx objects; ``None`` where nobody has imported flax nnx."""
+    return importlib.import_module(NNX_ADAPTER) if NNX in sys.modules else None
+
+
+def compiled(region: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A ``jax.jit`` of what emits the function of that name, rewritten."""
+    region.__name__ = region.__qualname__ = _REGION + name
+    return jax.jit(region)
+
+
+def emit(
+    function: Callable[..., Any],
+    layout: Layout,
+    constants: Constants,
+    traced: Sequence[Any],
+    settings: Settings,
+    name: str,
+) -> Any:
+    """Emits a call under the current trace.
+
+    Args:
+      function: the function, called with owner, bound and given arguments in that order.
+      layout: how the call's leaves are treated.
+      constants: per leaf ``None`` where it is traced, else what returns the constant.
+      traced: the other leaves.
+      settings: how it is to be rewritten.
+      name: the function's name, for error messages.
+
+    Returns:
+      What the function returns; as a ``Result`` where that is more than arrays.
+    """
+    with amp_scope(settings.policy):
+        jaxpr, outputs = trace(function, layout, constants, traced, name)
+        with paused():
+            plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
+            arrays = run_plan(jaxpr, plan, *traced)
+    return outputs.join(arrays) if outputs.is_all_arrays else Result(arrays, outputs)
+
+
+@jax.tree_util.register_pytree_node_class
+class Result:
+    """What a compiled form gives: arrays, and what the function returned beside them."""
+
+    def __init__(self, arrays: Sequence[Any], outputs: Outputs) -> None:
+        self.arrays = arrays
+        self.outputs = outputs
+
+    def join(self) -> Any:
+        """What the function returned."""
+        return self.outputs.join(self.arrays)
+
+    def tree_flatten(self) -> tuple[Sequence[Any], Outputs]:
+        """The arrays, and the rest as what is the same for every call of the form."""
+        return self.arrays, self.outputs
+
+    @classmethod
+    def tree_unflatten(cls, outputs: Outputs, arrays: Sequence[Any]) -> Result:
+        """Puts together what JAX has taken apart."""
+        return cls(arrays, outputs)
+
+
+def joined(result: Any) -> Any:
+    """What the function returned, from what a compiled form gives."""
+    return result.join() if type(result) is Result else result
