@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -91,8 +92,12 @@ def _check_files(options: argparse.Namespace) -> None:
     """Raises an error, before any work, where a file that is to be written cannot be."""
     for option in ("html", "json", "save", "picture", "state"):
         name = getattr(options, option, None)
-        if name and name != TO_TERMINAL and not Path(name).parent.is_dir():
+        if not name or name == TO_TERMINAL:
+            continue
+        if not Path(name).parent.is_dir():
             raise InspectionError(f"--{option} {name}: there is no folder {Path(name).parent}.")
+        if Path(name).is_dir():
+            raise InspectionError(f"--{option} {name}: this is a folder; name a file in it.")
 
 
 def _complain(message: object, status: int) -> int:
@@ -103,6 +108,7 @@ def _complain(message: object, status: int) -> int:
 def _last_line(error: BaseException) -> str:
     """The line of the user's program that failed, as the start of a message."""
     frames = traceback.extract_tb(error.__traceback__)
-    hidden = ("site-packages", os.path.dirname(os.path.dirname(__file__)), "<frozen")
+    ours = os.path.dirname(os.path.dirname(__file__))
+    hidden = ("site-packages", ours, sysconfig.get_path("stdlib"), "<frozen")
     own = [f for f in frames if not any(word in f.filename for word in hidden)]
     return f"{near(own[-1].filename)}:{own[-1].lineno}: " if own else ""
