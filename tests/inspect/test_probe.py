@@ -89,6 +89,47 @@ def test_a_loop_adds_up_in_one_row():
     assert 20 < dot.sqnr < 70
 
 
+@jax.custom_vjp
+def _scaled(x):
+    return 3 * x
+
+
+_scaled.defvjp(lambda x: (3 * x, x), lambda x, ct: (3 * ct,))
+
+
+def nested(x, w):
+    """Products in a loop with remat, a branch, a while loop, a custom derivative and a call."""
+    step = jax.checkpoint(lambda c, _: (jnp.tanh(c @ w), None))
+    x = jax.lax.scan(step, x @ w, length=3)[0]
+    x = jax.lax.cond(x[0, 0] < 2, lambda x: jnp.sin(x @ w), lambda x: x, x)
+    x = jax.jit(lambda x: jax.nn.softmax(_scaled(x @ w)))(x)
+    return x @ w
+
+
+def looped_further(x, w):
+    """The same with a while loop, which has no backward pass."""
+    return (
+        jax.lax.while_loop(
+            lambda s: s[0] < 2, lambda s: (s[0] + 1, jnp.tanh(s[1] @ w)), (0, nested(x, w))
+        )[1]
+        @ w
+    )
+
+
+@pytest.mark.parametrize(
+    "fn", [nested, looped_further, jax.grad(lambda x, w: jnp.sum(nested(x, w) ** 2))],
+    ids=["forward", "while", "gradient"],
+)  # fmt: skip
+def test_errors_are_carried_through_all_that_holds_operations(fn):
+    """The error of the last operation is that of the whole program, by running both."""
+    x, w = (jax.random.normal(jax.random.key(i), (8, 8)) / 2 for i in (0, 1))
+    low, exact = jaxamp.amp(fn, "auto_mixed")(x, w), fn(x, w)
+    last = [op for op in probe(fn, "auto_mixed")(x, w).operations if op.count == low.size][-1]
+    assert last.primitive == "dot_general"
+    np.testing.assert_allclose(last.max_error, np.abs(low - exact).max(), rtol=0.02)
+    np.testing.assert_allclose(last.largest, np.abs(low).max(), rtol=1e-6)
+
+
 def test_a_loop_takes_no_more_memory_the_longer_it_is():
     """An operation has one row however often it runs; a state that is stacked is the program's."""
 
