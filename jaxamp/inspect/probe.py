@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
+from weakref import ref
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +93,7 @@ class _Prober(Runner):
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
         super().__init__(function, settings)
         self._measured: dict[Hashable, Callable[..., _Measurement]] = {}
+        self._programs: list[Program] = []  # one for each trace
 
     def run(
         self,
@@ -126,32 +128,44 @@ class _Prober(Runner):
                 for out, var in zip(outs, program.results, strict=True)
                 if var is not None and jnp.issubdtype(var.aval.dtype, jnp.inexact)
             ]
-            return _Measurement(peaks, ledger, program)
+            self._programs.append(program)
+            return _Measurement(peaks, ledger, _Weak(program))
 
         return jax.jit(measure)
+
+
+class _Weak:
+    """A program in what JAX's caches hold, which outlive it. Compared by identity."""
+
+    __slots__ = ("program",)
+
+    def __init__(self, program: Program) -> None:
+        self.program = ref(program)
 
 
 @jax.tree_util.register_pytree_node_class
 class _Measurement:
     """Largest magnitudes of the results, the table of statistics, and the program they are of."""
 
-    def __init__(self, peaks: Any, ledger: Any, program: Program) -> None:
-        self.peaks, self.ledger, self.program = peaks, ledger, program
+    def __init__(self, peaks: Any, ledger: Any, measured: _Weak) -> None:
+        self.peaks, self.ledger, self.measured = peaks, ledger, measured
 
     def report(self, policy: str, args: Sequence[Any]) -> ProbeReport:
         """What was measured; where a result is not finite, the program is run again for why."""
+        program = self.measured.program()
+        assert program is not None  # its Runner holds it
         is_finite = np.isfinite(jax.device_get(self.peaks)).all()
-        first = None if is_finite else find_nonfinite(self.program, args)
+        first = None if is_finite else find_nonfinite(program, args)
         sums, peaks = self.ledger
-        return report_of(policy, self.program.block.walk(), sums, peaks, first)
+        return report_of(policy, program.block.walk(), sums, peaks, first)
 
-    def tree_flatten(self) -> tuple[Any, Program]:
-        return (self.peaks, self.ledger), self.program
+    def tree_flatten(self) -> tuple[Any, _Weak]:
+        return (self.peaks, self.ledger), self.measured
 
     @classmethod
-    def tree_unflatten(cls, program: Program, children: Any) -> _Measurement:
+    def tree_unflatten(cls, measured: _Weak, children: Any) -> _Measurement:
         peaks, ledger = children
-        return cls(peaks, ledger, program)
+        return cls(peaks, ledger, measured)
 
 
 def output_names(outputs: Outputs) -> list[str]:
