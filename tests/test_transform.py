@@ -381,6 +381,24 @@ def test_jit_inside_and_outside():
         np.testing.assert_allclose(g(_x(), "times", k=3), 3 * _x(), **LOW)
 
 
+@pytest.mark.parametrize("order", [lambda f: amp(f), lambda f: amp(jax.grad(f))])
+def test_nested_jit_is_rewritten_once(order):
+    """Calls of one jitted function stay calls of its name, of one jaxpr for equal dtypes."""
+    layer = jax.jit(dense)
+
+    def layers(x, w):
+        for _ in range(6):
+            x = layer(x, w)
+        return (x @ w).sum()
+
+    jaxpr = jax.make_jaxpr(order(layers))(_x(), _x()).jaxpr
+    calls = [e.params for e in audit.equations(jaxpr) if e.params.get("name") == "dense"]
+    passes = 1 if len(calls) == 6 else 2
+    assert len(calls) == 6 * passes
+    distinct = {id(params["jaxpr"]) for params in calls}
+    assert len(distinct) <= 3 * passes  # the first and the last have neighbours of their own
+
+
 def test_export():
     """A jitted amped function is exported, also with symbolic shapes."""
     exported = jax.export.export(jax.jit(amp(dense)))
