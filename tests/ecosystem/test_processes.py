@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
-BAD_STEP = 3  # as in two_processes
+from tests.ecosystem.two_processes import BAD_STEP, SPLITS
+
 SECONDS = 240
 NEAR = 1e-4  # sums of one batch are added in another order
 
@@ -45,15 +47,22 @@ def run(processes):
     return reports
 
 
-def test_two_processes_train_as_one():
-    """Eight devices in one process or two: the same losses, flags and loss scales."""
-    (alone,) = run(1)
-    first, second = run(2)
-    assert first["devices"] == second["devices"] == alone["devices"] == 8
-    assert first["steps"][:BAD_STEP] == second["steps"][:BAD_STEP]
-    for step, (ours, theirs, one) in enumerate(
-        zip(first["steps"], second["steps"], alone["steps"], strict=True)
-    ):
+@pytest.fixture(scope="module")
+def reports():
+    """Of one process with eight devices, and of two with four each."""
+    return [*run(1), *run(2)]
+
+
+def test_all_have_eight_devices(reports):
+    """Two processes see each other's devices."""
+    assert [report["devices"] for report in reports] == [8, 8, 8]
+
+
+@pytest.mark.parametrize("way", SPLITS)
+def test_two_processes_train_as_one(reports, way):
+    """Split in any way: the same losses, flags and loss scales; the bad step is left out by all."""
+    alone, first, second = (report["ways"][way] for report in reports)
+    for step, (one, ours, theirs) in enumerate(zip(alone, first, second, strict=True)):
         for key in ("scale", "finite", "unmoved", "norm"):
             assert ours[key] == theirs[key], (step, key)
             np.testing.assert_allclose(ours[key], one[key], rtol=NEAR)
@@ -63,4 +72,4 @@ def test_two_processes_train_as_one():
         if step != BAD_STEP:
             assert ours["loss"] == theirs["loss"]
             np.testing.assert_allclose(ours["loss"], one["loss"], rtol=NEAR)
-    assert first["steps"][-1]["loss"] < 0.8 * first["steps"][0]["loss"]
+    assert first[-1]["loss"] < 0.8 * first[0]["loss"]
