@@ -1,5 +1,8 @@
 """The training loops for equinox, flax nnx and linen: they learn, and exchange checkpoints."""
 
+import sys
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,11 +84,17 @@ def test_a_restored_state_is_the_saved_one(example, runs):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_the_programs_name_precision_once(example):
-    """One line differs from the f32 program: the decorator of the train step."""
+def test_one_line_is_changed_from_the_float32_program(example, runs, monkeypatch):
+    """Without that line, and nothing else of jaxamp, it is float32's training bit by bit."""
     with open(example.__file__) as file:
         source = file.read()
-    code = source.split('"""', 2)[2]
-    assert code.count("@amp(policy=policy)") == 1
-    for word in ("float16", "bfloat16", "Precision", "dtype", "cast"):
-        assert word not in code
+    for line in ("    @amp(policy=policy)\n", "from jaxamp import amp\n"):
+        assert source.count(line) == 1
+        source = source.replace(line, "")
+    for word in ("amp(", "float16", "Precision", "dtype", "cast"):
+        assert word not in source.split('"""', 2)[2]
+    plain = types.ModuleType("plain_example")
+    monkeypatch.setitem(sys.modules, plain.__name__, plain)
+    exec(compile(source, example.__file__, "exec"), vars(plain))
+    _, losses, _ = plain.train(policy=None, epochs=1)
+    np.testing.assert_array_equal(losses, runs[0]["always_f32"][1][: len(losses)])
