@@ -6,8 +6,8 @@ Two ways in which gradients become too small for float16, which then makes them 
 nothing. The digits go through six sigmoids, each of which makes the gradients that pass it at least
 four times smaller. The characters are one part in 4096 of a batch of four million, as on one of
 many devices, and so is every gradient. Multiplied by a loss scale on the way, gradients arrive;
-divided by it in float32, they are exact. Each way of training is one compiled program for all
-seeds: nothing waits for a flag.
+divided by it in float32, they are exact. Bfloat16 has the range of float32 and needs no scale. Each
+way of training is one compiled program for all seeds: nothing waits for a flag.
 """
 
 import argparse
@@ -38,6 +38,7 @@ import matplotlib.pyplot as plt
 
 RUNS: dict[str, tuple[str, Any]] = {
     "f32": ("always_f32", jaxamp.NoOpLossScale()),
+    "bf16": ("auto_mixed_bf16", jaxamp.NoOpLossScale()),
     "f16": ("auto_mixed", jaxamp.NoOpLossScale()),
     # The usual period is 2000 steps; a run of a few hundred is to see the scale grow.
     "f16, loss scaling": ("auto_mixed", jaxamp.DynamicLossScale(period=100)),
@@ -174,19 +175,34 @@ def zero_part(grads: Any) -> Float[Array, ""]:
 
 
 def results_table(title: str, results: dict[str, Result]) -> Table:
-    """Accuracy and loss of every way of training: mean over seeds, and standard deviation."""
+    """Accuracy and loss of every way of training, as means over the seeds with their deviation.
+
+    Off is the difference of the means to float32's; for float32 the spread of its seeds is told.
+    """
     table = Table(title=f"{title}, {len(results['f32'].accuracy)} seeds")
-    for column in ("training", "test accuracy", "last losses", "gradients that are 0"):
+    for column in ("training", "test accuracy", "off", "last losses", "off", "zero gradients"):
         table.add_column(column, justify="left" if column == "training" else "right")
+    accuracy, last = results["f32"].accuracy, last_losses(results["f32"])
     for name, result in results.items():
-        accuracy, last = result.accuracy, result.losses[:, -50:].mean(axis=1)
+        scores, losses = result.accuracy, last_losses(result)
+        off = abs(scores.mean() - accuracy.mean()), abs(losses.mean() - last.mean())
+        if name == "f32":
+            off = np.ptp(accuracy), np.ptp(last)
+        word = "spread " if name == "f32" else ""
         table.add_row(
             name,
-            f"{accuracy.mean():.1%} ± {accuracy.std():.1%}",
-            f"{last.mean():.3f} ± {last.std():.3f}",
+            f"{scores.mean():.1%} ± {scores.std():.1%}",
+            f"{word}{off[0]:.1%}",
+            f"{losses.mean():.3f} ± {losses.std():.3f}",
+            f"{word}{off[1]:.3f}",
             f"{result.zeros.mean():.0%}",
         )
     return table
+
+
+def last_losses(result: Result) -> Float[Array, "seeds"]:
+    """The mean of each seed's last fifty losses."""
+    return result.losses[:, -50:].mean(axis=1)
 
 
 def plot(found: dict[str, dict[str, Result]], path: Path) -> None:
@@ -222,7 +238,7 @@ def smooth(curves: np.ndarray, width: int = 10) -> np.ndarray:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, dict[str, Result]]:
-    """Train each task in three ways, compare, draw."""
+    """Train each task in four ways, compare, draw."""
     parser = argparse.ArgumentParser(description="Float16 with and without loss scaling.")
     parser.add_argument("--task", choices=TASKS, action="append", help="one of them; both if none")
     parser.add_argument("--steps", type=int, help="800 for the digits, 300 for the characters")
