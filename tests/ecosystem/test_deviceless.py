@@ -1,0 +1,36 @@
+"""What four TPUs that are not here would send to each other; run by `make deviceless`."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks import collectives
+from benchmarks.collectives.__main__ import main
+from jaxamp.estimate.environments import ENVIRONMENTS
+
+pytestmark = pytest.mark.deviceless
+ROOT = Path(collectives.__file__).parents[2]
+
+
+@pytest.mark.parametrize("style", ["jit", "shard_map"])
+def test_parameters_are_gathered_in_half_the_bytes(style, tmp_path, monkeypatch):
+    """On a 2x2 mesh, in both orders; gradients are added up in f32 unless the policy says other."""
+    if not ENVIRONMENTS["tpu"].ready:
+        pytest.skip("the compiler is not installed: python -m jaxamp estimate --install tpu")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("XLA_FLAGS")  # those of the tests' own process, with eight devices
+    main(["--only", f"{style} fsdp", "--json", str(tmp_path / "found.json")])
+    gathered, summed = defaultdict(dict), defaultdict(dict)
+    for row in json.loads((tmp_path / "found.json").read_text()):
+        for op, dtype, count in row["bytes"]:
+            (gathered if op == "all-gather" else summed)[row["variant"]][dtype] = count
+    (whole,) = gathered["f32"].values()
+    assert gathered["f32"].keys() == summed["f32"].keys() == {"f32"}
+    for variant in ("grad(amp)", "amp(grad)", "amp(grad), bf16 sums"):
+        assert gathered[variant].keys() == {"bf16"}
+        assert sum(gathered[variant].values()) <= whole / 2
+    for variant in ("grad(amp)", "amp(grad)"):
+        assert summed[variant] == summed["f32"]
+    assert sum(summed["amp(grad), bf16 sums"].values()) <= sum(summed["f32"].values()) * 0.51
