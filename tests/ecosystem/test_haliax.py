@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from jaxamp import Precision, amp, cast_floating, current_policy, plan_of
+from jaxamp import Precision, amp, cast_floating, current_policy, plan_of, policy_scope
 from jaxamp.interop.equinox import WithComputeDType
 from jaxamp.interop.haliax import resource_env
 from tests.ecosystem.haliax_model import loss_fn, make
@@ -66,6 +66,34 @@ def test_one_policy_drives_amp_and_haliax_s_own_resources():
     assert len(sharded.embedding.weight.array.sharding.device_set) == 4
     assert 0 < distance(amped, loss) < 0.003
     assert 0 < distance(by_role, loss) < 0.003
+
+
+AROUND = {
+    "amp inside named_jit": lambda mapping, policy: hax.named_jit(
+        amp(loss_fn, policy), axis_resources=mapping
+    ),
+    "amp around named_jit": lambda mapping, policy: amp(
+        hax.named_jit(loss_fn, axis_resources=mapping), policy
+    ),
+}
+
+
+@pytest.mark.parametrize("jitted", AROUND.values(), ids=AROUND)
+def test_amp_in_what_haliax_itself_puts_in_force(jitted):
+    """Its mesh, its mapping and `named_jit`, without anything of ours but the policy's scope."""
+    model, *batch = make()
+    loss = loss_fn(model, *batch)
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    mapping = {"batch": "data", "heads": "model", "vocab": "model"}
+    with hax.partitioning.set_mesh(mesh), hax.axis_mapping(mapping):
+        sharded = hax.shard(model)
+        with policy_scope("auto_mixed_bf16") as policy:
+            amped = jitted(mapping, policy)(sharded, *batch)
+            low = cast_floating(sharded, "compute")
+    assert len(sharded.embedding.weight.array.sharding.device_set) == 4
+    assert low.embedding.weight.dtype == jnp.bfloat16
+    assert low.embedding.weight.array.sharding == sharded.embedding.weight.array.sharding
+    assert 0 < distance(amped, loss) < 0.003
 
 
 def test_a_haliax_layer_overrides_its_compute_dtype():
