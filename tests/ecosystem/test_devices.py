@@ -78,36 +78,44 @@ def test_a_step_on_eight_devices_is_that_of_one(style, strategy, order, mesh, in
 
 def loss_scaled_step(strategy, mesh, by_hand):
     """A step in f16 with a dynamic loss scale; returns parameters, scale and flag."""
-    axes = ("x", "y")
+    split, rows = programs.SPLITS[strategy], programs.BATCHES[strategy]
+    everywhere = ("x", "y")
+    ways = mesh.shape["y"] if by_hand and strategy == "tensor parallel" else 1
 
     def gather(w, axis):
         whole = by_hand and strategy == "fsdp"
-        return jax.lax.all_gather(w, axes, axis=axis, tiled=True) if whole else w
+        return jax.lax.all_gather(w, everywhere, axis=axis, tiled=True) if whole else w
+
+    def total(x):
+        return jax.lax.psum(x, "y") if ways > 1 else x
 
     def loss_fn(params, words, scales):
-        loss = programs.loss_fn(SIZE, params, words, gather=gather) * scales.mean()
-        return jax.lax.pmean(loss, axes) if by_hand else loss
+        loss = programs.loss_fn(SIZE, params, words, gather=gather, total=total, ways=ways)
+        loss = loss * scales.mean()
+        return jax.lax.pmean(loss, rows[0]) if by_hand else loss
 
     def step(params, words, scales, loss_scale):
+        axes = everywhere if by_hand else None
         gradient = value_and_grad(
-            loss_fn, policy="auto_mixed", loss_scale=loss_scale, axis_name=axes if by_hand else None
+            loss_fn, policy="auto_mixed", loss_scale=loss_scale, axis_name=axes
         )
         (_, grads), finite, loss_scale = gradient(params, words, scales)
         return select_tree(finite, programs.update(params, grads), params), loss_scale, finite
 
-    split, rows = programs.SPLITS[strategy], P(axes)
     if by_hand:
         ins, outs = (split, rows, rows, P()), (split, P(), P())
         step = jax.shard_map(step, mesh=mesh, in_specs=ins, out_specs=outs)
     return jax.jit(step)
 
 
-@pytest.mark.parametrize("by_hand", [False, True], ids=["jit", "shard_map"])
-@pytest.mark.parametrize("strategy", ["data parallel", "fsdp"])
+@pytest.mark.parametrize(
+    ("strategy", "by_hand"),
+    [("fsdp", False), *((strategy, True) for strategy in programs.SPLITS)],  # more: test_processes
+)
 def test_all_devices_skip_the_step_that_one_cannot_take(strategy, by_hand, mesh, inputs):
     """A NaN in one device's part of the batch: no parameter changes, the scale is halved once."""
     params, words = placed(strategy, mesh, inputs)
-    rows = NamedSharding(mesh, P(("x", "y")))
+    rows = NamedSharding(mesh, programs.BATCHES[strategy])
     good = jax.device_put(jnp.ones(SIZE.batch), rows)
     bad = jax.device_put(good.at[5].set(jnp.nan), rows)
     step = loss_scaled_step(strategy, mesh, by_hand)
