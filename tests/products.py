@@ -28,6 +28,16 @@ PRESETS = {
 }
 """Each preset and its low format."""
 
+UNGUARDED = frozenset(
+    (
+        "adam_update_alone", "adamw_step", "attention_additive", "attention_multi_head",
+        "attention_row_all_masked", "cancellations", "integer_floats", "large_and_small",
+        "mean_of_many", "norm_of_zeros", "ode", "random_draws", "rms_norm", "running_mean",
+        "scatter_modes", "train_scan",
+    )
+)  # fmt: skip
+"""What the guards are for: programs that the literal preset, which has none, computes wrongly."""
+
 REFUSALS_FILE = pathlib.Path(__file__).with_name("refusals.json")
 REFUSALS: dict[str, dict[str, str]] = (
     json.loads(REFUSALS_FILE.read_text()) if REFUSALS_FILE.exists() else {}
@@ -167,7 +177,9 @@ def check_values(case: Case) -> None:
         AssertionError: if a value, a dtype or the structure is wrong.
     """
     program, order = PROGRAMS[case.program], TRANSFORMS[case.transform].order
-    low = PRESETS[case.preset]
+    low, is_literal = PRESETS[case.preset], case.preset == "always_f16"
+    if is_literal and (order or case.program in UNGUARDED):
+        return  # gradients underflow without a loss scale
     fn, args = _build(case, lambda f: amp(f, case.preset, _force=True))
     plain = jax.jit(_build(case, _identity)[0])
     reference = plain(*args)
@@ -179,8 +191,8 @@ def check_values(case: Case) -> None:
             jax.tree.map(np.testing.assert_array_equal, result, reference)
             return
         low, tolerance = "float32", "fused"  # JAX differentiates what is rewritten as a whole
-    if case.preset == "always_f16":
-        return
+    if is_literal and tolerance in ("exact", "f32"):
+        tolerance = "tight"  # it lowers what gains nothing too
     assert low is not None
     nudged = plain(*tolerances.moved(args, low))
     leaves = (jax.tree.leaves(t) for t in (result, reference, nudged))
@@ -227,7 +239,8 @@ def lowering_sample() -> list[Case]:
 def value_sample() -> list[Case]:
     """Cases to run by default: each program in two presets, transforms in rotation.
 
-    Over all programs every pair (preset, transform) comes up several times.
+    Over all programs every pair (preset, transform) comes up several times. Of the literal preset a
+    few.
     """
     names, chosen = list(TRANSFORMS), []
     for i, program in enumerate(PROGRAMS):
@@ -237,7 +250,8 @@ def value_sample() -> list[Case]:
                 Case(program, names[(start + k) % len(names)], preset) for k in range(len(names))
             )
             chosen.append(next(case for case in turns if case.refusal is None))
-    return chosen
+    guarded = [name for name in PROGRAMS if name not in UNGUARDED]
+    return [*chosen, *(Case(name, "jit", "always_f16") for name in guarded[::12])]
 
 
 def write_refusals() -> None:

@@ -23,5 +23,5 @@ def run(name: str) -> None:
         products.check_refused(case)
         return
     products.check_lowering(case)
-    if case.preset != "always_f16":  # the literal preset may overflow, or loop for ever
+    if case.preset != "always_f16" or case.transform in ("plain", "jit"):
         products.check_values(case)
