@@ -14,7 +14,7 @@ from jaxamp.regions import keep_precision
 from jaxamp.training.finite import all_finite
 from jaxamp.training.loss_scale import as_loss_scale, same_library
 from jaxamp.training.microbatches import averaged
-from jaxamp.training.trees import global_norm, map_floats, widen_floats
+from jaxamp.training.trees import global_norm, map_floats, varies_over, widen_floats
 from jaxamp.transform import DEFAULT_POLICY, amp
 
 
@@ -78,7 +78,8 @@ def value_and_grad(
         `microbatches`-th example from i on, so a batch that is sharded by example stays so.
       batch_argnums: which positional arguments have a leading axis of examples; with
         `microbatches` only. Give random keys per example there, or all parts share one.
-      clip_norm: largest global norm of the unscaled gradients; of each loss's, with `several`.
+      clip_norm: largest global norm of the unscaled gradients; of each loss's, with `several`. With
+        `axis_name` it is that of the whole gradients, which types tell from those that are split.
       axis_name: mapped axes (of ``shard_map`` or ``pmap``) over which gradients differ, as they do
         where parameters are split by hand: flag and loss scale are then the same on all devices.
         Not needed under ``jit``, sharded or not.
@@ -145,11 +146,6 @@ def _gradient_function(
     fun: Callable[..., Any], options: Options, *, with_value: bool
 ) -> Callable[..., Gradient]:
     scale = as_loss_scale(options.loss_scale)
-    if options.axis_name is not None and options.clip_norm is not None:
-        raise TrainingError(
-            "clip_norm needs the norm of whole gradients, and with axis_name each device has a "
-            "part. Clip afterwards, by a norm that is added up over the axis."
-        )
     raw = scaled_gradients(fun, options)
 
     @functools.wraps(fun, updated=())
@@ -198,7 +194,7 @@ def _differentiated(scaled: Callable[..., Any], options: Options) -> Callable[..
 def _clipped(grads: Any, value: Any, options: Options) -> Any:
     if options.clip_norm is None:
         return grads
-    clip = functools.partial(clip_by_norm, limit=options.clip_norm)
+    clip = functools.partial(clip_by_norm, limit=options.clip_norm, axis_name=options.axis_name)
     if not options.several:
         return clip(grads)
     losses = value[0] if options.has_aux else value
@@ -206,8 +202,17 @@ def _clipped(grads: Any, value: Any, options: Options) -> Any:
 
 
 @keep_precision("f32")
-def clip_by_norm(grads: Any, limit: float) -> Any:
+def clip_by_norm(grads: Any, limit: float, axis_name: Any = None) -> Any:
     """Shrink all gradients together so that their global norm is at most `limit`.
+
+    Args:
+      grads: any tree.
+      limit: above zero.
+      axis_name: mapped axes of ``shard_map`` over which some of the gradients are split: the norm
+        is that of the whole gradients, and the same on all devices.
+
+    Raises:
+      TrainingError: `limit` is not above zero, or types do not say what is split.
 
     >>> import numpy as np
     >>> clip_by_norm({"a": np.float32(3), "b": np.float32(4)}, 1.0)["b"].item()
@@ -215,6 +220,12 @@ def clip_by_norm(grads: Any, limit: float) -> Any:
     """
     if not limit > 0:
         raise TrainingError(f"The largest norm of gradients is above 0, not {limit!r}.")
-    norm = global_norm(grads)
+    if axis_name is not None and not varies_over(jax.lax.axis_index(axis_name)):
+        raise TrainingError(
+            f"To clip by the norm of whole gradients is to know which of them are split over "
+            f"{axis_name!r}, and under pmap, vmap and shard_map(check_vma=False) their types do "
+            "not say. Leave check_vma on, or clip afterwards by a norm of your own."
+        )
+    norm = global_norm(grads, axis_name)
     factor = jnp.where(norm > limit, limit / norm, 1.0)
     return map_floats(lambda leaf: leaf * factor, grads)

@@ -52,16 +52,33 @@ def widen_floats(tree: _T) -> _T:
     return map_floats(widen, tree)
 
 
-def global_norm(tree: Any) -> jax.Array:
+def global_norm(tree: Any, axis_name: Any = None) -> jax.Array:
     """The Euclidean norm of all floating leaves together, in float32.
+
+    Args:
+      tree: any tree; leaves that are no floats do not count.
+      axis_name: mapped axes of ``shard_map``. A leaf that varies over some of them is a part of one
+        that is split over the devices, and the others are the same on all.
 
     >>> import numpy as np
     >>> float(global_norm({"a": np.float32(3), "b": np.float32(4), "steps": 7}))
     5.0
     """
     leaves = [widen(leaf) for leaf in jax.tree.leaves(tree) if is_float(leaf)]
-    squares = [jnp.sum(jnp.square(jnp.abs(leaf))) for leaf in leaves]
+    squares = [_total(jnp.sum(jnp.square(jnp.abs(leaf))), axis_name) for leaf in leaves]
     return jnp.sqrt(sum(squares, jnp.float32(0)))
+
+
+def _total(part: jax.Array, axis_name: Any) -> jax.Array:
+    """The sum over the devices whose parts differ."""
+    names = axis_name if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    axes = tuple(name for name in names if name in varies_over(part))
+    return jax.lax.psum(part, axes) if axes else part
+
+
+def varies_over(value: Any) -> frozenset[Any]:
+    """The mapped axes of ``shard_map`` over which a value may differ, as its type says."""
+    return jax.typeof(value).manual_axis_type.varying
 
 
 def leaf_name(tree: Any, index: int) -> str:

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.collectives import programs
 from jaxamp import DynamicLossScale, amp, value_and_grad
+from jaxamp.errors import TrainingError
 from jaxamp.training import select_tree
 
 SIZE = programs.Size(layers=2, width=32, heads=4, words=40, length=8, batch=16)
@@ -130,3 +131,39 @@ def test_all_devices_skip_the_step_that_one_cannot_take(strategy, by_hand, mesh,
     assert finite
     assert largest_difference(moved, params) > 1e-3
     assert {float(part.data) for part in kept.loss_scale.addressable_shards} == {2.0**9}
+
+
+@pytest.mark.parametrize("limit", [1e-3, 1e3])
+def test_clipping_by_hand_is_by_the_norm_of_whole_gradients(limit):
+    """Split and whole parameters together, after unscaling, as on one device."""
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+    w, b, x = jnp.linspace(-1, 1, 64 * 4).reshape(64, 4), jnp.ones(4), jnp.ones((16, 64)) / 8
+    x = x * jnp.arange(1, 17)[:, None]
+
+    def loss_fn(params, x):
+        return jnp.mean((x @ params["w"] + params["b"]) ** 2)
+
+    def parted(params, x):
+        whole = {**params, "w": jax.lax.all_gather(params["w"], "d", tiled=True)}
+        return jax.lax.pmean(loss_fn(whole, x), "d")
+
+    options = {
+        "policy": "always_f32",
+        "clip_norm": limit,
+        "loss_scale": DynamicLossScale(2.0**10),
+    }
+    split = {"w": P("d"), "b": P()}
+    step = partial(jax.shard_map, mesh=mesh, in_specs=(split, P("d")), out_specs=(split, P("d")))
+
+    def clipped(params, x):
+        gradient = value_and_grad(parted, axis_name="d", **options)(params, x)
+        return gradient.result[1], gradient.grads_finite[None]
+
+    params = {"w": w, "b": b}
+    grads, finite = jax.jit(step(clipped))(params, x)
+    (_, expected), _, _ = value_and_grad(loss_fn, **options)(params, x)
+    assert finite.all()
+    for name, leaf in expected.items():
+        np.testing.assert_allclose(grads[name], leaf, rtol=1e-5, atol=1e-6 * np.abs(leaf).max())
+    with pytest.raises(TrainingError, match="Leave check_vma on"):
+        step(clipped, check_vma=False)(params, x)
