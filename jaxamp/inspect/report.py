@@ -67,6 +67,8 @@ class Report(Shown):
         )
 
     def __add__(self, other: Report) -> Report:
+        if not isinstance(other, Report):
+            return NotImplemented
         both = {name: getattr(self, name) + getattr(other, name) for name in _JOINED}
         names = self.program, other.program
         policies = dict.fromkeys((self.policy, other.policy))

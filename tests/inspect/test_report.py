@@ -134,6 +134,8 @@ def test_reports_add_up():
     assert both.total == one.total + other.total
     assert both.program == "layer + attention"
     assert sum([one, other]) == both
+    with pytest.raises(TypeError, match="unsupported operand"):
+        one + 1  # pyright: ignore
 
 
 def test_an_amp_inside_is_seen():
