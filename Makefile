@@ -24,6 +24,7 @@ NEWEST ?= $(shell for python in python3.13 python3.12 $(HOME)/.pyenv/versions/3.
 	&& echo $$python && break; done)
 NEWEST_TESTS := tests/test_contracts.py tests/test_taxonomy.py tests/test_transform.py \
 	tests/test_products.py tests/test_rules.py tests/test_regions.py tests/test_policy.py \
+	tests/test_overrides.py tests/test_refused.py \
 	tests/test_collectives.py tests/test_interop_equinox.py tests/test_interop_flax.py \
 	tests/faults tests/models tests/training/test_grads.py
 
