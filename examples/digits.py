@@ -313,8 +313,8 @@ def main(argv: Sequence[str] | None = None) -> list[Run]:
     digits = Digits.load(options.seed)
     runs = train_all(digits, 1 if options.quick else options.epochs, options.seed, console)
     console.print(results_table(runs, len(digits.test_labels)))
-    for table in (kinds_table(runs[1]), reasons_table(runs[1])):
-        console.print(table)
+    for run in runs[1:]:
+        console.print(kinds_table(run), reasons_table(run))
     plot_losses(runs, options.picture)
     console.print(f"Loss curves: {options.picture} (JAX {jax.__version__}, {jax.devices()[0]})")
     return runs
