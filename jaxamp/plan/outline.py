@@ -52,10 +52,12 @@ class Outliner:
             u: _with_makers(decisions, members[u], again) if u in members else [u] for u in order
         }
         taken = {u: reader.taken(unit) for u, unit in units.items()}
-        wanted: dict[Var, dict[Form, None]] = {}
+        wanted: dict[Var, tuple[Form, ...]] = {}
         for forms in (*taken.values(), reader.returned(outputs)):
             for var, form in forms:
-                wanted.setdefault(var, {})[form] = None
+                known = wanted.get(var, ())
+                if form not in known:
+                    wanted[var] = (*known, form)
         return tuple(
             self._step([decisions[i] for i in units[u]], len(members[u]), taken[u], wanted)
             if u in members
@@ -68,7 +70,7 @@ class Outliner:
         decisions: Sequence[Decision],
         own: int,
         takes: Forms,
-        wanted: Mapping[Var, Iterable[Form]],
+        wanted: Mapping[Var, Sequence[Form]],
     ) -> Step:
         """A group: equations that it computes again, then as many that are its own."""
         makers = len(decisions) - own
@@ -182,7 +184,7 @@ def _order(eqns: Sequence[JaxprEqn], members: dict[int, Sequence[int]]) -> list[
         order = []
         while ready:
             order.append(heapq.heappop(ready))
-            for later in after[order[-1]]:
+            for later in after.get(order[-1], ()):
                 missing[later] -= 1
                 if not missing[later]:
                     heapq.heappush(ready, later)
@@ -196,9 +198,9 @@ def _order(eqns: Sequence[JaxprEqn], members: dict[int, Sequence[int]]) -> list[
 
 def _circles(after: dict[int, list[int]]) -> Iterator[list[int]]:
     """Sets of units that wait for each other, each in order."""
-    units = sorted(after)
+    units = sorted({*after, *(later for waiting in after.values() for later in waiting)})
     place = {u: n for n, u in enumerate(units)}
-    edges = [(place[u], place[v]) for u in units for v in after[u]]
+    edges = [(place[u], place[v]) for u, waiting in after.items() for v in waiting]
     rows, columns = zip(*edges, strict=True)
     graph = coo_array(([True] * len(edges), (rows, columns)), shape=(len(units),) * 2)
     _, labels = connected_components(graph, connection="strong")
@@ -218,24 +220,24 @@ def _part(members: dict[int, Sequence[int]], group: Sequence[int], circle: Seque
 def _dependences(
     eqns: Sequence[JaxprEqn], unit: Sequence[int]
 ) -> tuple[dict[int, int], dict[int, list[int]]]:
-    """Per unit, how many have to come before it, and those that wait for it."""
-    before: dict[int, set[int]] = {u: set() for u in unit}
-    after: dict[int, list[int]] = {u: [] for u in unit}
+    """Per unit, how many values have to come before it, and those that wait for it, once each."""
+    missing = dict.fromkeys(unit, 0)
+    after: dict[int, list[int]] = {}
     maker: dict[Any, int] = {}
     effectful: int | None = None
 
     for here, eqn in zip(unit, eqns, strict=True):
-        needed = [maker.get(var) for var in eqn.invars if isinstance(var, Var)]
+        needed = [maker[var] for var in eqn.invars if isinstance(var, Var) and var in maker]
         if eqn.effects:  # in the order in which they were written
-            needed.append(effectful)
+            needed += () if effectful is None else (effectful,)
             effectful = here
         for earlier in needed:
-            if earlier is not None and earlier != here and earlier not in before[here]:
-                before[here].add(earlier)
-                after[earlier].append(here)
+            if earlier != here:
+                missing[here] += 1
+                after.setdefault(earlier, []).append(here)
         for var in eqn.outvars:
             maker[var] = here
-    return {u: len(needed) for u, needed in before.items()}, after
+    return missing, after
 
 
 def _literal(literal: Literal) -> Hashable:
