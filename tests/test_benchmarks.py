@@ -27,12 +27,20 @@ def test_a_fresh_function_is_traced_again():
     assert len(calls) == 3
 
 
-def test_transformer_is_differentiable():
-    """The benchmark's loss is finite, and has a gradient for every parameter."""
-    params, x, y = trace_cost.transformer_arguments()
-    loss, grads = jax.eval_shape(jax.value_and_grad(trace_cost.transformer_loss), params, x, y)
-    assert loss.shape == ()
-    assert jax.tree.map(jnp.shape, grads) == jax.tree.map(jnp.shape, params)
+@pytest.mark.parametrize("name", trace_cost.models())
+def test_models_are_differentiable(name):
+    """Each loss that is traced is one number, with a gradient for every parameter."""
+    loss, args = trace_cost.models()[name]
+    value, grads = jax.eval_shape(jax.value_and_grad(loss), *args)
+    assert value.shape == ()
+    assert jax.tree.map(jnp.shape, grads) == jax.tree.map(jnp.shape, args[0])
+
+
+def test_the_scanned_transformer_has_its_layers():
+    """One scan, over as many layers as its row says."""
+    loss, args = trace_cost.models()[f"{trace_cost.SCANNED} layers, scanned"]
+    eqns = jax.make_jaxpr(loss)(*args).jaxpr.eqns
+    assert [e.params["length"] for e in eqns if e.primitive.name == "scan"] == [trace_cost.SCANNED]
 
 
 def test_memory_of_a_plan_is_measured_beside_its_jaxpr():
