@@ -61,8 +61,6 @@ def find_interior(graph: Graph, facts: Facts) -> Interior:
 
 def _is_window(graph: Graph, node: Node) -> bool:
     """Whether a reduction keeps its axes (pooling, running sums): a kernel that fuses nothing."""
-    if node.role is not Role.REDUCE:
-        return False
     return graph.avals[node.outs[0]].ndim == graph.avals[node.ins[0]].ndim
 
 
@@ -78,15 +76,16 @@ def folds_rows(graph: Graph, node: Node) -> bool:
 
 
 def _find_depths(graph: Graph, interior: Interior) -> None:
-    depth = interior.depth
+    depth, ready, kernels = interior.depth, interior.ready, interior.kernels
     for node in graph.nodes:
-        role, is_window = node.role, _is_window(graph, node)
-        interior.kernels[node.index] = is_kernel = is_window or role in _KERNELS
+        role = node.role
+        is_window = role is Role.REDUCE and _is_window(graph, node)
+        kernels[node.index] = is_kernel = is_window or role in _KERNELS
         reached = max([depth[v] for v in node.ins], default=0)
         # A sum of many takes f32: what it adds up may cancel.
         picks = is_window and (node.trait is Trait.EXTREMUM or scatters(node))
         takes_stored = picks or role is Role.LINK or role is Role.CONTRACT
-        interior.ready.append(_NEVER if takes_stored else reached)
+        ready.append(_NEVER if takes_stored else reached)
         if node.ins and node.link is not Link.BACK:
             for value in node.outs:
                 depth[value] = reached + is_kernel
@@ -96,8 +95,8 @@ def _is_fused(graph: Graph, interior: Interior, value: int) -> bool:
     """Whether every near reader can be fused with what makes the value."""
     if value in graph.outputs or value in graph.onward:
         return False
-    readers = graph.uses[value]
-    near = [r for r in readers if not interior.is_far(value, r)]
+    readers, ready, depth = graph.uses[value], interior.ready, interior.depth[value]
+    near = [r for r in readers if ready[r.index] <= depth]
     if not near:  # cheaper to compute again than to store and read
         return bool(readers) and not any(interior.kernels[r.index] for r in readers)
     return all(r.role in _FREE_READERS for r in near)
@@ -112,9 +111,11 @@ def _store_what_joins(graph: Graph, facts: Facts, interior: Interior) -> None:
     dense, fused = facts.dense, interior.fused
     made_of = [_NONE] * len(graph.avals)  # the one stored value that feeds a fused one
     for node in graph.nodes:
+        joins = False
         for value in node.outs:
             made_of[value] = value if dense[value] else _NONE
-        if node.role not in _ARITHMETIC:
+            joins |= dense[value] and fused[value]
+        if not joins or node.role not in _ARITHMETIC:
             continue
         for value, parts in _parts(node):
             if not (dense[value] and fused[value]):

@@ -93,6 +93,7 @@ def _alike(avals: Sequence[Any], narrow: np.dtype) -> list[Any]:
     return [*floats, *avals[2:]]
 
 
+@lru_cache(maxsize=1024)  # JAX asks again and again when it linearizes
 def _type(
     *avals: Any, contraction: Primitive, params: Params, narrow: Any, dtype: Any, rounded: Any
 ) -> Any:
