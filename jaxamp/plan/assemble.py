@@ -65,19 +65,22 @@ def _sites(frame: Frame) -> Iterator[Node | Nest]:
 
 
 class _Grounds:
-    """Why equations run as they do; equal grounds are one object, as there are few of them."""
+    """Why equations run as they do; equal choices are one object, and so are their grounds."""
 
     def __init__(self, choices: Mapping[Node, Choice]) -> None:
         self.choices = choices
-        self._made: dict[Ground, Ground] = {}
+        self._made: dict[tuple[int, str], Ground] = {}
 
     def of(self, site: Node | Nest) -> Ground:
-        if isinstance(site, Nest):
-            ground = Ground("decided inside", None, site.scope)
-        else:
-            choice = self.choices[site]
-            ground = Ground(choice.reason, choice.guard, site.scope)
-        return self._made.setdefault(ground, ground)
+        choice = _INSIDE if isinstance(site, Nest) else self.choices[site]
+        place = id(choice), site.scope
+        ground = self._made.get(place)
+        if ground is None:
+            ground = self._made[place] = Ground(choice.reason, choice.guard, site.scope)
+        return ground
+
+
+_INSIDE = Choice(None, Precision.F32, "decided inside")
 
 
 class _Assembler:

@@ -218,17 +218,17 @@ class _Unfolder:
         for var, const in zip(jaxpr.constvars, body.consts, strict=True):
             env[var] = self._captured(var.aval, const)
 
-        def read(atom: Any) -> int:
-            return self._literal(atom) if isinstance(atom, Literal) else env[atom]
+        def read(atoms: Sequence[Any]) -> tuple[int, ...]:
+            return tuple([self._literal(a) if isinstance(a, Literal) else env[a] for a in atoms])
 
         sites = []
         for eqn in jaxpr.eqns:
-            ins = tuple([read(atom) for atom in eqn.invars])
+            ins = read(eqn.invars)
             site = self._site(eqn, ins, self._scope(scope, eqn))
             for var, out in zip(eqn.outvars, site.outs, strict=True):
                 env[var] = out
             sites.append(site)
-        exits = tuple(map(read, jaxpr.outvars))
+        exits = read(jaxpr.outvars)
         return Frame(jaxpr, tuple(entries), sites, exits, exits)
 
     def _site(self, eqn: JaxprEqn, ins: tuple[int, ...], scope: str) -> Node | Nest:

@@ -116,6 +116,9 @@ class Outliner:
         return self._lines.setdefault(line, len(self._lines))
 
 
+_AS_STORED = Form(None)
+
+
 class _Reader:
     """What the equations of a jaxpr read, and in which form."""
 
@@ -131,11 +134,11 @@ class _Reader:
         made = {var for i in unit for var in self.decisions[i].eqn.outvars}
         found: dict[tuple[Var, Form], None] = {}
         for i in unit:
-            decision = self.decisions[i]
-            how = decision.how
-            atoms = decision.eqn.invars
+            eqn, how, *_ = self.decisions[i]
+            atoms = eqn.invars
             columns = [*zip(atoms, how.operands, how.fresh, how.copies, strict=True)]
-            columns += [(atoms[index], precision, False, None) for index, precision in how.also]
+            if how.also:
+                columns += [(atoms[index], precision, False, None) for index, precision in how.also]
             for var, precision, fresh, copy in columns:
                 if isinstance(var, Var) and var not in made:
                     found[var, self._form(var, precision, fresh, copy)] = None
@@ -151,8 +154,9 @@ class _Reader:
     ) -> Form:
         if copy is not None:
             return Form(copy, held=True)
-        is_cast = is_narrow(precision) and not fresh
-        return Form(precision if is_cast and precision is not self.stored.get(var) else None)
+        if fresh or not is_narrow(precision) or precision is self.stored.get(var):
+            return _AS_STORED
+        return Form(precision)
 
 
 def _with_makers(
