@@ -251,12 +251,12 @@ def _literal(literal: Literal) -> Hashable:
 
 def _hashable(params: Mapping[str, Any]) -> Hashable:
     """Parameters; of what cannot be hashed the identity: the fusion that is kept keeps it alive."""
-    items = tuple(params.items())
+    values = tuple(params.values())
     try:
-        hash(items)
+        hash(values)
     except TypeError:
-        return tuple((name, _identity(value)) for name, value in items)
-    return items
+        values = map(_identity, values)
+    return (*params, *values)
 
 
 def _identity(value: Any) -> Hashable:
