@@ -111,7 +111,7 @@ def _is_padded(view: EquationView) -> bool:
         ({"function": "/head"}, 2),
         ({"function": "model", "kind": "compute"}, 4),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else str(value),
 )
 def test_every_key_decides_what_runs(keys, f32):
     """A rule by any key changes the products that it matches, and is reported where it matched."""
