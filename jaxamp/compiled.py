@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
@@ -22,9 +22,12 @@ NNX, NNX_ADAPTER = "flax.nnx", "jaxamp.interop.flax_nnx"
 _REGION = "jaxamp_region_"  # a compiled function of this name is rewritten already
 
 
-def nnx_adapter() -> Any:
-    """What calls functions on flax nnx objects; ``None`` where nobody has imported flax nnx."""
-    return importlib.import_module(NNX_ADAPTER) if NNX in sys.modules else None
+def nnx_adapter(layout: Layout, leaves: Sequence[Any], keys: Sequence[Hashable]) -> Any:
+    """What makes a call that holds flax nnx objects; ``None`` for one that holds none."""
+    if NNX not in sys.modules:
+        return None
+    adapter = importlib.import_module(NNX_ADAPTER)
+    return adapter if adapter.is_needed(layout, leaves, keys) else None
 
 
 def compiled(region: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -68,8 +68,7 @@ class Direct:
 def _emit(target: Target, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings) -> Any:
     leaves, treedef = target.flatten(args, kwargs)
     layout, constants = Layout.of(treedef), (None,) * len(leaves)
-    adapter = nnx_adapter()
-    has_objects = adapter is not None and adapter.is_needed(layout, leaves, constants)
+    has_objects = nnx_adapter(layout, leaves, constants) is not None
     if settings.is_identity or has_objects or any(map(_may_be_number, leaves)):
         raise Refusal
     return emit(target.function, layout, constants, leaves, settings, target.name)

@@ -50,8 +50,7 @@ class Runner:
         if layout is None:
             layout = self._layouts.setdefault(treedef, Layout.of(treedef))
         traced, keys = layout.split(leaves, abstract=self.abstract)
-        adapter = None if self._pure else nnx_adapter()
-        if adapter and adapter.is_needed(layout, leaves, keys):
+        if not self._pure and (adapter := nnx_adapter(layout, leaves, keys)):
             return adapter.call(self, target, args, kwargs)
         try:
             return self.run(layout, leaves, traced, keys, target.name)

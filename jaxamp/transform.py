@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from jaxamp import _compat, taxonomy
 from jaxamp.calls import Layout, Target
-from jaxamp.compiled import NNX, NNX_ADAPTER, Result
+from jaxamp.compiled import NNX, NNX_ADAPTER, joined
 from jaxamp.errors import NotCallableError
 from jaxamp.formats import Precision
 from jaxamp.plan import Plan, make_plan
@@ -64,8 +64,7 @@ class AmpFunction(Generic[_P, _R]):
         try:
             if direct and (direct.version == taxonomy.version or direct.renew()):
                 try:
-                    result = direct.form(*args, **kwargs)
-                    return result.join() if type(result) is Result else result
+                    return joined(direct.form(*args, **kwargs))
                 except Exception as error:
                     if not direct.refuses(error, args, kwargs):
                         raise

@@ -95,8 +95,8 @@ def _is_fused(graph: Graph, interior: Interior, value: int) -> bool:
     """Whether every near reader can be fused with what makes the value."""
     if value in graph.outputs or value in graph.onward:
         return False
-    readers, ready, depth = graph.uses[value], interior.ready, interior.depth[value]
-    near = [r for r in readers if ready[r.index] <= depth]
+    readers = graph.uses[value]
+    near = [r for r in readers if not interior.is_far(value, r)]
     if not near:  # cheaper to compute again than to store and read
         return bool(readers) and not any(interior.kernels[r.index] for r in readers)
     return all(r.role in _FREE_READERS for r in near)

@@ -233,7 +233,8 @@ def _dependences(
     for here, eqn in zip(unit, eqns, strict=True):
         needed = [maker[var] for var in eqn.invars if isinstance(var, Var) and var in maker]
         if eqn.effects:  # in the order in which they were written
-            needed += () if effectful is None else (effectful,)
+            if effectful is not None:
+                needed.append(effectful)
             effectful = here
         for earlier in needed:
             if earlier != here:
