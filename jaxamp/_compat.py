@@ -18,13 +18,14 @@ from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lib import _jax as _xla  # pyright: ignore[reportPrivateImportUsage]
-from jax._src.state.types import AbstractRef as _AbstractRef
+from jax._src.state import types as _state
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 ShapedArray = _core.ShapedArray
 Zero = _ad_util.Zero
 DropVar = _core.DropVar
 _Traceback = _xla.Traceback
+_WRITES = (_state.WriteEffect, _state.AccumEffect)
 JAX = jax.__version_info__[:2]
 boundary = _traceback_util.api_boundary  # errors that leave a function so marked lose hidden frames
 
@@ -41,7 +42,12 @@ def is_plain_array(aval: Any) -> bool:
 
 def is_ref(aval: Any) -> bool:
     """Whether an aval is a mutable array's."""
-    return isinstance(aval, _AbstractRef)
+    return isinstance(aval, _state.AbstractRef)
+
+
+def writes_to_ref(eqn: JaxprEqn) -> bool:
+    """Whether an equation writes to a mutable array that it is given."""
+    return any(isinstance(effect, _WRITES) for effect in eqn.effects)
 
 
 def has_typed_sharding(aval: Any) -> bool:

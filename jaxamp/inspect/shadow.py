@@ -282,8 +282,9 @@ class _Run:
         return no_row()
 
     def _mark_cells(self, site: Site, eqn: JaxprEqn) -> None:
-        """Marks each mutable array that an operation takes or makes by what it then holds."""
-        variables = [atom for atom in (*eqn.invars, *eqn.outvars) if _is_cell(atom)]
+        """Marks each mutable array that an operation makes or writes to by what it then holds."""
+        written = eqn.invars if _compat.writes_to_ref(eqn) else ()
+        variables = [atom for atom in (*written, *eqn.outvars) if _is_cell(atom)]
         if variables:
             taken = [mark for atom in eqn.invars if (mark := self._mark(atom)) is not None]
             for var in variables:

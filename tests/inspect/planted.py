@@ -361,6 +361,14 @@ def kept_in_a_cell(x, w):
     return jnp.sin(cell[...] + 1.0)
 
 
+@fault(ONES * 1e3, ONES * 1e3)
+def frozen_in_a_cell(x, w):
+    """Written to a mutable array, which ends as a value and cannot be read after."""
+    cell = jax.new_ref(jnp.zeros((4, 4)))
+    cell[...] = x @ (w @ w)  # planted
+    return jnp.sin(jax.freeze(cell))
+
+
 @fault(ONES * 1e5, ONES)
 def read_from_a_cell(x, w):
     """A mutable array that a loop writes, too large for a product that reads it."""

@@ -28,6 +28,7 @@ SAMPLE = (
     "while_loop",
     "small_product",
     "kept_in_a_cell",
+    "frozen_in_a_cell",
     "read_from_a_cell",
 )
 
