@@ -207,6 +207,27 @@ def test_folds_that_share_a_pass_are_kept(args: Any, statistics: Any, again: int
     assert folds[1] - folds[0] == again
 
 
+def test_statistics_over_a_vmapped_axis_part_no_group(args: Any) -> None:
+    """What vmap makes of a psum is a sum like any other: batch norms are one group either way."""
+
+    def normed(hidden: jax.Array, mean: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        centred = hidden - mean(hidden)
+        return centred * jax.lax.rsqrt(mean(centred**2) + 1e-5)
+
+    def by_axis(w: jax.Array, x: jax.Array) -> jax.Array:
+        return normed(x @ w, lambda v: v.mean(0)) @ w
+
+    def by_name(w: jax.Array, x: jax.Array) -> jax.Array:
+        def over_rows(v: jax.Array) -> jax.Array:
+            return jax.lax.pmean(v, "rows")
+
+        return jax.vmap(lambda row: normed(row @ w, over_rows) @ w, axis_name="rows")(x)
+
+    w, x = args[0][0], args[1]
+    counts = [len(groups(jax.make_jaxpr(amp(fn, POLICY))(w, x).jaxpr)) for fn in (by_axis, by_name)]
+    assert counts == [1, 1]
+
+
 def test_what_is_stored_of_a_custom_derivative_is_held(args: Any) -> None:
     """The rule that JAX takes instead of the body does not undo the rounding of what it gives."""
 
