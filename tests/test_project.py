@@ -33,6 +33,15 @@ def test_ci_runs_the_readme_test_command():
     assert "set -euo pipefail" in lines
 
 
+def test_ci_runs_on_both_ends_of_jax():
+    """The oldest supported JAX and the newest, the conformance sample on both."""
+    lines = (ROOT / ".ci/run").read_text().splitlines()
+    assert "make conformance-sample" in lines
+    assert any(line.startswith("make test-newest") for line in lines)
+    newest = MAKEFILE.partition("test-here:")[2]
+    assert "tests.conformance --sample 600" in newest.partition("\n\n")[0]
+
+
 def test_readme_presets_are_the_presets():
     """The README's table of presets says what the code says."""
     policies = README.partition("## Policies")[2].partition("\n## ")[0]
