@@ -9,6 +9,7 @@ NaN, and runs its rules.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -182,7 +183,13 @@ def _memory(compiled: Any) -> int:
     )
 
 
-if __name__ == "__main__":
-    words = sys.argv[1:] or ["cost"]
+def main() -> int:
+    """Measures what was asked for."""
     modes = {"cost": cost, "search": search, "faults": faults, "mended": mended}
-    sys.exit(modes[words[0]]())
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.probe", description=__doc__)
+    parser.add_argument("mode", nargs="?", choices=modes, default="cost")
+    return modes[parser.parse_args().mode]()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -10,6 +10,7 @@ each program, the trade-off between cost and error.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -128,4 +129,6 @@ def _picture(points: dict[str, list[Point]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    reader = argparse.ArgumentParser(prog="python -m benchmarks.tuning", description=__doc__)
+    reader.add_argument("names", nargs="*", metavar="model", help="words of the models' names")
+    sys.exit(main(reader.parse_args().names))
