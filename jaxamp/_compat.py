@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 import jax
 from jax._src import ad_util as _ad_util
@@ -25,6 +26,7 @@ ShapedArray = _core.ShapedArray
 Zero = _ad_util.Zero
 DropVar = _core.DropVar
 _Traceback = _xla.Traceback
+_Scope = _source_info_util.Scope
 _WRITES = (_state.WriteEffect, _state.AccumEffect)
 JAX = jax.__version_info__[:2]
 boundary = _traceback_util.api_boundary  # errors that leave a function so marked lose hidden frames
@@ -146,6 +148,29 @@ def backward_results(eqn: JaxprEqn, args: Sequence[Any]) -> tuple[Sequence[Any],
     """What the backward rule of a ``custom_vjp_call`` gives: cotangents, and what it logs."""
     results = eqn.params["bwd"].call_wrapped(*args)
     return results if JAX >= (0, 11) else (results, None)  # 0.11 introduced logs
+
+
+def jvp_rule(eqn: JaxprEqn) -> Any:
+    """The user's rule of a ``custom_jvp_call``, with how it takes its arguments.
+
+    ``None`` where the rule also depends on arguments that are not differentiated, and for all other
+    primitives.
+    """
+    if eqn.primitive.name != "custom_jvp_call":
+        return None
+    thunk = _closure(eqn.params["jvp_jaxpr_fun"].f).get("fn")
+    rule = _closure(thunk).get("jvp")
+    if rule is None or len(rule.transforms) != 1 or rule.params:
+        return None
+    (flatten, (*how, _)), *_ = rule.transforms  # the last is a thunk of the results' types
+    return rule.f, flatten, tuple(how), rule.in_type
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    """What a function has captured, by name."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    cells = getattr(function, "__closure__", None) or ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
 def is_symbolic_zero(value: Any) -> bool:
@@ -286,29 +311,71 @@ def read_atom(env: dict[Any, Any], atom: Any) -> Any:
     return atom.val if isinstance(atom, Literal) else env[atom]
 
 
-def common_scope(eqns: Sequence[JaxprEqn]) -> int:
-    """How many of the names around the first equation are around all of them."""
-    stacks = [eqn.source_info.name_stack.stack for eqn in eqns]
-    shortest = min(map(len, stacks))
-    return next((n for n in range(shortest) if any(s[n] != stacks[0][n] for s in stacks)), shortest)
+class Around(NamedTuple):
+    """Names that are around all equations of a group.
+
+    Attributes:
+      entries: how many entries of their name stacks are the same, from the outermost on.
+      scopes: how many names are the same after those, once transformations are left aside: what
+        `jvp(layer/norm)` and `transpose(jvp(layer/norm))` have in common.
+    """
+
+    entries: int = 0
+    scopes: int = 0
 
 
-def within_scope(eqn: JaxprEqn, names: int) -> JaxprEqn:
-    """An equation with only the outermost of the names around it."""
+def names_around(eqns: Sequence[JaxprEqn]) -> Around:
+    """The names that are around all of some equations."""
+    stacks = [
+        *{id(e.source_info.name_stack): e.source_info.name_stack.stack for e in eqns}.values()
+    ]
+    entries = _common(stacks)
+    return Around(entries, _common([_parted(stack[entries:])[1] for stack in stacks]))
+
+
+def _common(stacks: Sequence[tuple[Any, ...]]) -> int:
+    """How many of their first entries are the same."""
+    return sum(
+        1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*stacks, strict=False))
+    )
+
+
+def _parted(stack: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The transformations that a name stack begins with, and what they are around."""
+    first = next((n for n, entry in enumerate(stack) if isinstance(entry, _Scope)), len(stack))
+    return stack[:first], stack[first:]
+
+
+def _within(stack: tuple[Any, ...], around: Around) -> tuple[Any, ...]:
+    """A name stack without the names around it."""
+    stack = stack[around.entries :]
+    if not around.scopes:
+        return stack
+    transforms, names = _parted(stack)
+    return transforms + names[around.scopes :]
+
+
+def within_scope(eqn: JaxprEqn, around: Around) -> JaxprEqn:
+    """An equation with only those names around it."""
+    stack = eqn.source_info.name_stack.stack
+    _, names = _parted(stack[around.entries :])
+    return _named(eqn, stack[: around.entries] + names[: around.scopes])
+
+
+def without_scope(eqn: JaxprEqn, around: Around) -> JaxprEqn:
+    """An equation without those names around it."""
+    return _named(eqn, _within(eqn.source_info.name_stack.stack, around))
+
+
+def _named(eqn: JaxprEqn, stack: tuple[Any, ...]) -> JaxprEqn:
     info = eqn.source_info
-    return eqn.replace(source_info=info.replace(name_stack=info.name_stack[:names]))
+    return eqn.replace(source_info=info.replace(name_stack=type(info.name_stack)(stack)))
 
 
-def without_scope(eqn: JaxprEqn, names: int) -> JaxprEqn:
-    """An equation without the outermost of the names around it."""
+def origin(eqn: JaxprEqn, around: Around) -> tuple[Any, ...]:
+    """Where an equation comes from, apart from names around it, and the context it runs in."""
     info = eqn.source_info
-    return eqn.replace(source_info=info.replace(name_stack=info.name_stack[names:]))
-
-
-def origin(eqn: JaxprEqn, names: int) -> tuple[Any, ...]:
-    """Where an equation comes from, apart from the outermost names, and the context it runs in."""
-    info = eqn.source_info
-    return info.traceback, info.name_stack.stack[names:], eqn.ctx
+    return info.traceback, _within(info.name_stack.stack, around), eqn.ctx
 
 
 def result_avals(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tuple[Any, ...]:

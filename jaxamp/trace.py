@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, DebugInfo
 from jaxamp.calls import Layout, is_array
 from jaxamp.constants import Constants
 from jaxamp.errors import OutputError
+from jaxamp.sharing import share_rules
 
 _NEAR = 4  # how deep in a returned object arrays are looked for
 
@@ -79,7 +80,7 @@ def trace(
     with jax.disable_jit(False):  # the jaxpr is the same; running it obeys the user's setting
         jaxpr = jax.make_jaxpr(flat)(*traced)
     assert outputs is not None
-    return jaxpr, outputs
+    return share_rules(jaxpr), outputs
 
 
 def _debug_info(function: Callable[..., Any], name: str, names: Sequence[str]) -> DebugInfo:

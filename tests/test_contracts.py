@@ -12,6 +12,7 @@ import inspect
 import re
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,28 @@ def test_rules_of_custom_jvp() -> None:
     assert list(consts) == []
 
 
+def test_equal_rules_of_custom_jvp() -> None:
+    """Calls of one function have one rule; other functions, and other arguments, have others."""
+
+    @partial(jax.custom_jvp, nondiff_argnums=(1,))
+    def power(x: jax.Array, exponent: int) -> jax.Array:
+        return x**exponent
+
+    @power.defjvp
+    def _(exponent: int, primals: Any, tangents: Any) -> Any:
+        return power(*primals, exponent), exponent * primals[0] ** (exponent - 1) * tangents[0]
+
+    def used(x: jax.Array) -> jax.Array:
+        return jax.nn.relu(x) + jax.nn.relu(x) + jax.nn.relu6(x) + power(x, 2) + power(x, 3)
+
+    eqns = jax.make_jaxpr(used)(X).jaxpr.eqns
+    rules = [_compat.jvp_rule(e) for e in eqns if e.primitive.name == "custom_jvp_call"]
+    assert rules[0] is not None
+    assert rules[0] == rules[1] != rules[2]
+    assert rules[3:] == [None, None]  # theirs depend on the exponent
+    assert {_compat.jvp_rule(e) for e in eqns if e.primitive.name == "add_any"} <= {None}
+
+
 def test_rules_of_custom_vjp() -> None:
     """The forward rule gives residuals, then results; the backward one takes them all."""
     eqn = _equation("custom_vjp_call")
@@ -236,11 +259,29 @@ def test_what_an_equation_knows_of_its_origin() -> None:
 
     (eqn,) = jax.make_jaxpr(named)(X).jaxpr.eqns
     assert str(eqn.source_info.name_stack) == "outer/inner"
-    assert _compat.common_scope([eqn, eqn]) == 2
-    assert str(_compat.without_scope(eqn, 1).source_info.name_stack) == "inner"
+    assert _compat.names_around([eqn, eqn]) == (2, 0)
+    without = _compat.without_scope(eqn, _compat.Around(1))
+    assert str(without.source_info.name_stack) == "inner"
     assert _compat.user_functions(eqn.source_info)[0].endswith("named")
     assert _compat.user_frames(eqn.source_info)[0][0] == __file__
     assert "test_contracts.py" in _compat.user_line(eqn.source_info)
+
+
+def test_names_around_a_forward_and_a_backward_equation() -> None:
+    """What is transformed and what is not share the names inside of the transformations."""
+
+    def named(x: Any) -> Any:
+        with jax.named_scope("outer"), jax.named_scope("inner"):
+            return jnp.sin(x).sum()
+
+    eqns = list(audit.equations(jax.make_jaxpr(jax.grad(named))(X).jaxpr))
+    cos, mul = (next(e for e in eqns if e.primitive.name == n) for n in ("cos", "mul"))
+    stacks = ([entry.name for entry in e.source_info.name_stack.stack] for e in (cos, mul))
+    assert [*stacks] == [["jvp", "outer", "inner"], ["transpose", "jvp", "outer", "inner"]]
+    around = _compat.names_around([cos, mul])
+    assert around == (0, 2)
+    assert str(_compat.within_scope(cos, around).source_info.name_stack) == "outer/inner"
+    assert _compat.without_scope(mul, around).source_info.name_stack.stack[0].name == "transpose"
 
 
 def test_pieces_of_a_jaxpr() -> None:

@@ -266,6 +266,7 @@ class Plan:
       rule_counts: how many equations each of the policy's rules decided.
       unknown: names of primitives that nobody has described.
       jaxpr: the program itself, which reports read beside the decisions.
+      repeated: the fused groups that have more than one place.
     """
 
     body: JaxprPlan
@@ -274,6 +275,7 @@ class Plan:
     rule_counts: tuple[int, ...]
     unknown: tuple[str, ...]
     jaxpr: ClosedJaxpr
+    repeated: frozenset[Fusion]
 
     def decisions(self) -> Iterator[Decision]:
         """Every decision, nested ones after the equation that holds them."""

@@ -71,7 +71,7 @@ class Fusions:
         for index, level in enumerate(levels):
             if level is not None:
                 members.setdefault(_root(parent, index), []).append(index)
-        groups = [g for g in members.values() if any(self._is_wide(frame.sites[i]) for i in g)]
+        groups = [g for g in members.values() if self._is_worthwhile([frame.sites[i] for i in g])]
         for group in groups:
             for index in group:
                 for node in _nodes(frame.sites[index]):
@@ -108,10 +108,12 @@ class Fusions:
         levels = {self._level(site) for frame in nest.frames for site in frame.sites}
         return levels.pop() if len(levels) == 1 else None
 
-    def _is_wide(self, site: Site) -> bool:
-        """Whether a site makes an activation that is f32 only because it is fused."""
+    def _is_worthwhile(self, sites: Sequence[Site]) -> bool:
+        """Whether arithmetic makes an activation that is f32 only because it is fused."""
         facts, fused = self.facts, self.interior.fused
-        return any(fused[v] and facts.dense[v] for node in _nodes(site) for v in node.outs)
+        nodes = [node for site in sites for node in _nodes(site)]
+        is_wide = any(fused[v] and facts.dense[v] for node in nodes for v in node.outs)
+        return is_wide and any(node.role is not Role.MOVE for node in nodes)
 
     def _enter(self, node: Node) -> None:
         """Makes a node a member of a group."""

@@ -12,7 +12,8 @@ from scipy.sparse.csgraph import connected_components
 
 from jaxamp import _compat
 from jaxamp.formats import Precision, is_narrow
-from jaxamp.plan.decision import Decision, Form, Forms, Fusion, How, Step
+from jaxamp.keys import literal_key, params_key
+from jaxamp.plan.decision import Decision, Form, Forms, Fusion, How, JaxprPlan, Step
 
 Precisions = Sequence[Precision | None]
 
@@ -77,11 +78,11 @@ class Outliner:
         made = [v for d in decisions[makers:] for v in d.eqn.outvars]
         gives = tuple([(var, form) for var in made for form in wanted.get(var, ())])
         eqns = [d.eqn for d in decisions]
-        scope = _compat.common_scope(eqns)
-        key = makers, self._key(decisions, takes, gives, scope)
+        names = _compat.names_around(eqns)
+        key = makers, self._key(decisions, takes, gives, names)
         fusion = self._fusions.get(key)
         if fusion is None:
-            bare = tuple(_compat.without_scope(eqn, scope) for eqn in eqns)
+            bare = tuple(_compat.without_scope(eqn, names) for eqn in eqns)
             fusion = self._fusions[key] = Fusion(
                 equations=bare,
                 decisions=tuple(decisions),
@@ -89,11 +90,11 @@ class Outliner:
                 takes=takes,
                 gives=gives,
             )
-        around = _compat.within_scope(eqns[0], scope)
+        around = _compat.within_scope(eqns[0], names)
         return Step(fusion=fusion, around=around, takes=takes, gives=gives)
 
     def _key(
-        self, decisions: Sequence[Decision], takes: Forms, gives: Forms, scope: int
+        self, decisions: Sequence[Decision], takes: Forms, gives: Forms, names: _compat.Around
     ) -> Hashable:
         """What two groups that are emitted alike have in common."""
         number: dict[Var, int] = {}
@@ -102,18 +103,33 @@ class Outliner:
         parts: list[Hashable] = []
         for decision in decisions:
             eqn = decision.eqn
-            parts.append(self._line(eqn, decision.how, scope))
+            parts.append(self._line(eqn, decision.how, names))
             for v in eqn.invars:
-                parts.append(_literal(v) if isinstance(v, Literal) else number[v])
+                parts.append(literal_key(v) if isinstance(v, Literal) else number[v])
             for var in eqn.outvars:
                 number[var] = len(number)
         taken, given = ([(number[var], form) for var, form in forms] for forms in (takes, gives))
         return tuple(parts), tuple(taken), tuple(given)
 
-    def _line(self, eqn: JaxprEqn, how: How, scope: int) -> int:
+    def _line(self, eqn: JaxprEqn, how: How, names: _compat.Around) -> int:
         """A number for all that two equations have in common, apart from their operands."""
-        line = eqn.primitive, _hashable(eqn.params), _compat.origin(eqn, scope), how
+        line = eqn.primitive, params_key(eqn.params), _compat.origin(eqn, names), how
         return self._lines.setdefault(line, len(self._lines))
+
+
+def find_repeated(body: JaxprPlan) -> frozenset[Fusion]:
+    """The fusions that have more than one place in a plan; each jaxpr's plan counts once."""
+    found: set[Fusion] = set()
+    repeated: set[Fusion] = set()
+    plans, known = [body], {body}
+    for plan in plans:
+        for step in plan.steps:
+            if isinstance(step, Step):
+                (repeated if step.fusion in found else found).add(step.fusion)
+        inner = {p: None for d in plan.decisions for p in d.how.inner if p not in known}
+        known.update(inner)
+        plans.extend(inner)
+    return frozenset(repeated)
 
 
 _AS_STORED = Form(None)
@@ -243,26 +259,3 @@ def _dependences(
         for var in eqn.outvars:
             maker[var] = here
     return missing, after
-
-
-def _literal(literal: Literal) -> Hashable:
-    value = _compat.literal_value(literal)
-    return literal.aval, value.tobytes() if hasattr(value, "tobytes") else value
-
-
-def _hashable(params: Mapping[str, Any]) -> Hashable:
-    """Parameters; of what cannot be hashed the identity: the fusion that is kept keeps it alive."""
-    values = tuple(params.values())
-    try:
-        hash(values)
-    except TypeError:
-        values = map(_identity, values)
-    return (*params, *values)
-
-
-def _identity(value: Any) -> Hashable:
-    try:
-        hash(value)
-    except TypeError:
-        return id(value)
-    return value

@@ -20,6 +20,7 @@ from jaxamp.plan.fusions import Fusions
 from jaxamp.plan.graph import Graph, Node, unfold
 from jaxamp.plan.held import find_held
 from jaxamp.plan.interior import find_interior
+from jaxamp.plan.outline import find_repeated
 from jaxamp.plan.readings import find_readings
 from jaxamp.plan.scaled import find_scaled
 from jaxamp.plan.travels import find_travels
@@ -94,6 +95,7 @@ def make_plan(
         rule_counts=forced.rule_counts,
         unknown=tuple(graph.unknown),
         jaxpr=closed_jaxpr,
+        repeated=find_repeated(body),
     )
 
 

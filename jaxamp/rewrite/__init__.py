@@ -30,7 +30,7 @@ def run_plan(closed_jaxpr: ClosedJaxpr, plan: Plan, *args: Any) -> list[Any]:
     Raises:
       RewriteError: a primitive does not accept what was decided for it.
     """
-    context = Context(plan.policy)
+    context = Context(plan.policy, plan.repeated)
     jaxpr, body = closed_jaxpr.jaxpr, plan.body
     results = interpret(context, jaxpr, body, closed_jaxpr.consts, args)
     wanted = plan.policy.output_dtype

@@ -85,7 +85,7 @@ def _fuse(context: Context, step: Step, env: Environment) -> None:
 
 
 def _fused(context: Context, fusion: Fusion) -> Callable[..., list[Any]]:
-    """A group under a checkpoint, in a jit so that JAX differentiates it once for all its calls."""
+    """A group under a checkpoint; JAX differentiates a jit of one once for all its calls."""
 
     def fused(*args: Any) -> list[Any]:
         env = Environment()
@@ -94,7 +94,8 @@ def _fused(context: Context, fusion: Fusion) -> Callable[..., list[Any]]:
             _interpret_one(context, eqn, decision, env)
         return env.give(fusion.gives)
 
-    return jax.jit(jax.checkpoint(fused, policy=_KEEP))
+    group = jax.checkpoint(fused, policy=_KEEP)
+    return jax.jit(group) if fusion in context.repeated else group
 
 
 def rewritten(context: Context, closed: ClosedJaxpr, plan: JaxprPlan) -> ClosedJaxpr:

@@ -19,11 +19,13 @@ class Context:
 
     Attributes:
       policy: for the jaxprs that only differentiation brings to light.
+      repeated: the groups of equations that are emitted more than once.
       rewritten: jaxprs already rewritten, by the plan that they follow (kept alive by the key).
       fused: what emits a group of equations, by the group and the types of its operands.
     """
 
     policy: PrecisionPolicy
+    repeated: frozenset[Fusion] = frozenset()
     rewritten: dict[JaxprPlan, ClosedJaxpr] = field(default_factory=dict)
     fused: dict[tuple[Fusion, tuple[Any, ...]], Callable[..., Any]] = field(default_factory=dict)
 
