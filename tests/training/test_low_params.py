@@ -13,9 +13,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import jaxamp
-from benchmarks import low_params
 from jaxamp.errors import TrainingError
-from jaxamp.training.transformation import nearest
 
 WRAPPERS: dict[str, Any] = {
     "master weights": jaxamp.with_master_weights,
@@ -38,67 +36,6 @@ def run(optimizer: Any, params: Any, grads: Any, steps: int) -> tuple[Any, Any]:
         return jax.lax.scan(step, (params, optimizer.init(params)), length=steps)[0]
 
     return all_steps(params)
-
-
-# --- Rounding ----------------------------------------------------------------------------------
-
-
-def test_nearest_is_the_cast():
-    """Rounding without a cast gives the numbers that a cast would, subnormal ones of f16 too."""
-    values = np.random.default_rng(0).normal(size=2000) * 10.0 ** np.linspace(-9, 4, 2000)
-    values = values.astype(np.float32)
-    for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
-        expected = np.asarray(values.astype(dtype).astype(np.float32))
-        for rounded in (nearest(jnp.asarray(values), dtype), _compiled_nearest(values, dtype)):
-            np.testing.assert_array_equal(rounded, expected)
-
-
-def _compiled_nearest(values: Any, dtype: Any) -> Any:
-    return jax.jit(lambda x: nearest(x, dtype))(values)
-
-
-VALUES = np.float32([1.001, -3.3, 1e-3, 0.999, 255.7, -1e-30, 1e30, 1.9999])
-
-
-def test_stochastic_rounding_is_unbiased():
-    """The mean of 40,000 roundings is within four standard errors, for numbers of every size."""
-    keys = jax.random.split(jax.random.key(0), 40_000)
-    rounded = jax.vmap(lambda key: jaxamp.stochastic_round(VALUES, key))(keys)
-    rounded = np.asarray(rounded.astype(jnp.float32), np.float64)
-    error = rounded.mean(axis=0) - VALUES
-    standard_error = rounded.std(axis=0) / np.sqrt(len(keys))
-    assert (standard_error > 0).all()
-    assert (np.abs(error) <= 4 * standard_error).all()
-
-
-def test_stochastic_rounding_gives_neighbours_by_distance():
-    """Only the two neighbours appear, each as often as the number is close to it."""
-    value = np.float32(1 + 2.0**-7 * 0.25)  # a quarter of the way from 1 to the next number
-    keys = jax.random.split(jax.random.key(1), 10_000)
-    rounded = jax.vmap(lambda key: jaxamp.stochastic_round(value, key))(keys)
-    numbers, counts = np.unique(np.asarray(rounded, np.float32), return_counts=True)
-    assert numbers.tolist() == [1.0, 1.0 + 2.0**-7]
-    assert abs(counts[1] - 2500) < 4 * np.sqrt(10_000 * 0.25 * 0.75)
-
-
-def test_stochastic_rounding_keeps_what_bfloat16_has():
-    """Numbers of bfloat16, infinities, NaN and signed zeros come back whatever the key."""
-    kept = np.float32([0.0, -0.0, 1.0, -257 * 2.0**-8 + 2.0**-8, 3e38, np.inf, -np.inf, np.nan])
-    kept = kept.astype(jnp.bfloat16)
-    for seed in range(20):
-        rounded = jaxamp.stochastic_round(kept.astype(np.float32), jax.random.key(seed))
-        np.testing.assert_array_equal(
-            np.asarray(rounded, np.float32).view(np.uint32), kept.astype(np.float32).view(np.uint32)
-        )
-
-
-def test_stochastic_rounding_is_from_float32():
-    """Other dtypes are refused, in words."""
-    with pytest.raises(TrainingError, match="from float32 to bfloat16, not from float16"):
-        jaxamp.stochastic_round(jnp.ones(2, jnp.float16), jax.random.key(0))
-
-
-# --- Small steps add up ------------------------------------------------------------------------
 
 
 @wrappers
@@ -268,22 +205,3 @@ def test_stochastic_runs_repeat_and_differ_by_seed():
     assert (first["a"] == again["a"]).all()
     assert (first["a"] != other["a"]).any()
     assert (first["a"] != first["b"]).any()
-
-
-# --- On a real task ----------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_low_parameters_track_float32_on_digits():
-    """Digits, five seeds: all three end where float32 ends, bfloat16 parameters alone do not.
-
-    Each seed's loss is compared with that seed's float32 loss; the measure is by how much float32
-    losses differ from seed to seed.
-    """
-    losses = {method: scores["loss"] for method, scores in low_params.measure().items()}
-    f32 = losses.pop("float32")
-    plain = losses.pop("bf16 alone")
-    spread = np.std(f32, ddof=1)
-    for method, ours in losses.items():
-        assert np.abs(ours - f32).max() < spread, method
-    assert (plain - f32).min() > 10 * spread
