@@ -46,7 +46,7 @@ lint: $(VENV)/.installed-test $(VENV)/.installed-dev
 	$(BIN)/pyright
 
 conformance: $(VENV)/.installed-test $(VENV)/.installed-models
-	$(BIN)/python -m tests.conformance --all --products --random 2000 --soak --models
+	$(BIN)/python -m tests.conformance --all --products --random 2000 --soak --models --placement
 
 conformance-sample: $(VENV)/.installed-test
 	$(BIN)/python -m tests.conformance --sample 600

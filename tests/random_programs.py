@@ -270,7 +270,7 @@ def check(steps: Steps, presets: tuple[str, ...] = PRESETS) -> None:
     jax.tree.map(_same_bits, forced, expected)
     for preset in presets:
         _check_preset(functools.partial(amp, policy=preset), fn, args, expected)
-    if _differentiable(fn, args):
+    if differentiable(fn, args):
         _check_gradient(functools.partial(amp, policy=presets[0]), fn, args)
 
 
@@ -307,7 +307,7 @@ def _text(traced: Any) -> list[str]:
     ]
 
 
-def _differentiable(fn: Any, args: Any) -> bool:
+def differentiable(fn: Any, args: Any) -> bool:
     """Whether JAX differentiates the plain program once it is a jaxpr.
 
     Reverse mode refuses while loops; and what some rules of ``custom_jvp`` give under ``vmap`` has

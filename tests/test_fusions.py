@@ -280,3 +280,17 @@ def test_what_is_stored_of_a_custom_derivative_is_held(args: Any) -> None:
     barriers = (e for e in equations(jaxpr) if "barrier" in e.primitive.name)
     held: list[Any] = [e.invars[0].aval for e in barriers]
     assert any(a.shape == args[1].shape and a.dtype == jnp.bfloat16 for a in held)
+
+
+def test_stacked_inputs_of_products_are_narrow() -> None:
+    """A stream that stays float32 is stacked in bfloat16 where only products read the stack."""
+
+    def stream(weights: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, weights)[0].sum()
+
+    args = jnp.ones((LAYERS, WIDTH, WIDTH)), jnp.ones((TOKENS, WIDTH))
+    jaxpr = jax.make_jaxpr(amp(jax.grad(stream), POLICY))(*args).jaxpr
+    forward = next(e for e in equations(jaxpr) if e.primitive.name == "scan")
+    carried, *stacked = (v.aval for v in forward.outvars)
+    assert carried.dtype == jnp.float32
+    assert {a.dtype for a in stacked} == {jnp.dtype(jnp.bfloat16)}

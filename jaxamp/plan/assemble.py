@@ -240,7 +240,7 @@ class _Assembler:
 
     def _copy_for(self, value: int, node: Node) -> Precision | None:
         """A group computes again what is not stored; others get a copy."""
-        if self.fusions is not None and self.fusions.again[value] and self.fusions.has(node):
+        if self.fusions is not None and self.fusions.remakes(node, value):
             return None
         return self.readings.copy_for(value, node)
 

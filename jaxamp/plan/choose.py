@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -92,15 +93,17 @@ class Chooser:
         demand: Demand,
         interior: Interior,
         folded: bytearray,
+        crossing: frozenset[int],
         policy: PrecisionPolicy,
     ) -> None:
         self.graph, self.facts, self.demand = graph, facts, demand
-        self.interior, self.folded = interior, folded
+        self.interior, self.folded, self.crossing = interior, folded, crossing
         self.policy, self.guards = policy, policy.guards
         self.narrow = narrow_kinds(policy)
         carries = (c for c in graph.carries if not c.kept)
         self.streams = {v for c in carries for v in (c.inner, c.result)}
         self.copies: dict[int, Precision] = {}  # what far readers get of a fused value
+        self.either: set[int] = set()  # f32, though a narrow format would hold it
         self._made: dict[Choice, Choice] = {}  # equal ones are one object
         self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.ours]
 
@@ -109,6 +112,8 @@ class Chooser:
         if node.role is Role.LINK:
             return self._link(node)
         choice = self._choose(node, forced, forced_by)
+        if node.name in _BLANK:
+            self.either.update(node.outs)
         for value in node.outs:
             if self.graph.ours[value]:
                 self.stored[value] = choice.stored
@@ -139,11 +144,18 @@ class Chooser:
         if node.link in (Link.SLICE, Link.STACK):
             self.stored[out] = self.copies.get(source, self.stored[source])
         elif node.link is Link.JOIN:
-            formats = {self.copies.get(v, self.stored[v]) for v in node.ins}
+            telling = [v for v in node.ins if not self._is_filler(v)]
+            formats = {self.copies.get(v, self.stored[v]) for v in telling}
             self.stored[out] = formats.pop() if len(formats) == 1 else F32
         elif out in self.streams:
             self.stored[out] = self.narrow[OpKind.ELEMENTWISE]
         return _LINKED
+
+    def _is_filler(self, value: int) -> bool:
+        """Whether a value would be as good in a narrow format, and is none to go by."""
+        low = self.narrow[OpKind.ELEMENTWISE]
+        fits = low is not None and _fits(self.graph.constants.get(value), low)
+        return fits or value in self.either
 
     def _forced(self, node: Node, forced: Precision, by: str) -> Choice:
         if forced.bits >= F32.bits:
@@ -187,6 +199,10 @@ class Chooser:
         if Guard.SENSITIVE in self.guards and self._feeds_only_sensitive(out):
             reason = f"operands in {low.short}; result feeds a sensitive operation"
             return Choice(low, F32, reason, Guard.SENSITIVE, F32)
+        if Guard.LOOP_CARRY in self.guards and self._is_carried_wide(out):
+            self.either.add(out)
+            reason = f"operands in {low.short}; result goes into an f32 carry"
+            return Choice(low, F32, reason, Guard.LOOP_CARRY, F32)
         return Choice(low, low, f"Compute is {low.short} in the policy", None, F32)
 
     def _is_scaled_down(self, value: int) -> bool:
@@ -234,6 +250,8 @@ class Chooser:
 
     def _follow(self, node: Node) -> None:
         for source, out in movements(node):
+            if source in self.either:
+                self.either.add(out)
             if self.graph.ours[out] and self.graph.ours[source]:
                 self.stored[out] = self.stored[source]
                 if source in self.copies:
@@ -266,22 +284,59 @@ class Chooser:
 
     def _is_copied(self, node: Node, value: int) -> bool:
         """Whether XLA would store a fused value anyway, for what reads it later."""
-        return node.trait in _COSTLY or any(r.role is Role.LINK for r in self.graph.uses[value])
+        if self._is_carried_wide(value):
+            return False
+        return node.trait in _COSTLY or value in self.crossing or self._is_handed_on(value)
+
+    def _is_handed_on(self, value: int) -> bool:
+        """Whether a loop or branch takes a value, or what it is moved to."""
+        readers = self.graph.uses[value]
+        return any(r.role is Role.LINK for r in readers) or any(
+            self._is_handed_on(out)
+            for reader in readers
+            if reader.role is Role.MOVE
+            for source, out in movements(reader)
+            if source == value
+        )
+
+    def _is_carried_wide(self, value: int) -> bool:
+        """Whether a value goes into a carry that stays f32, and so is in memory in f32."""
+        readers = self.graph.uses[value]
+        return any(r.link in _CARRIED and r.outs[0] not in self.streams for r in readers)
 
     def _pin(self, node: Node, low: Precision) -> Pin | None:
         """Why a value that is not made by Compute has to stay in f32, if it has to."""
-        facts, demand, guards = self.facts, self.demand, self.guards
         outs = [v for v in node.outs if self.graph.ours[v]]
-        known, uses = union(facts.bits, outs), union(demand.bits, outs)
-        if Guard.NO_GAIN in guards:
-            if is_state_update(facts, demand, node):
+        danger = self._danger(node, outs, low)
+        if Guard.NO_GAIN in self.guards:
+            if is_state_update(self.facts, self.demand, node):
                 return Pin("updates a value of the caller's", Guard.NO_GAIN)
-            if not uses & REACHES:
+            if not union(self.demand.bits, outs) & REACHES:
                 return Pin("never reaches Compute", Guard.NO_GAIN)
-            if not known & DENSE:
-                return Pin("not an activation: nothing to gain", Guard.NO_GAIN)
-            if all(self.graph.avals[v].ndim == 0 for v in outs):
-                return Pin("a scalar: nothing to gain", Guard.NO_GAIN)
+            if what := self._what_is_small(outs):
+                if danger is None:
+                    self.either.update(outs)
+                return Pin(f"{what}: nothing to gain", Guard.NO_GAIN)
+        if danger:
+            return danger
+        if Guard.LOOP_CARRY in self.guards and any(self._is_carried_wide(v) for v in outs):
+            self.either.update(outs)
+            return Pin("goes into an f32 carry", Guard.LOOP_CARRY)
+        if Guard.REDUCTION_ISLAND in self.guards and all(self.interior.fused[v] for v in outs):
+            self.copies.update((v, low) for v in outs if self._is_copied(node, v))
+            return Pin("inside a fused region: rounded at its edge", Guard.REDUCTION_ISLAND)
+        return None
+
+    def _what_is_small(self, outs: Sequence[int]) -> str:
+        """What the results of a node are, if they are not of an activation's size."""
+        if not union(self.facts.bits, outs) & DENSE:
+            return "not an activation"
+        return "a scalar" if all(self.graph.avals[v].ndim == 0 for v in outs) else ""
+
+    def _danger(self, node: Node, outs: Sequence[int], low: Precision) -> Pin | None:
+        """What would be lost of the results of a node in a narrow format, if much would be."""
+        facts, guards = self.facts, self.guards
+        known, uses = union(facts.bits, outs), union(self.demand.bits, outs)
         if Guard.RANGE in guards:
             if known & (LARGE | TINY):
                 return Pin(f"rests on a constant beyond {low.short}", Guard.RANGE)
@@ -295,9 +350,6 @@ class Chooser:
             return Pin("decides when a loop stops", Guard.LOOP_CARRY)
         if Guard.NO_KERNEL in guards and (uses & FRAGILE or known & SOLVED):
             return Pin("belongs to a factorisation", Guard.NO_KERNEL)
-        if Guard.REDUCTION_ISLAND in guards and all(self.interior.fused[v] for v in outs):
-            self.copies.update((v, low) for v in outs if self._is_copied(node, v))
-            return Pin("inside a fused region: rounded at its edge", Guard.REDUCTION_ISLAND)
         return None
 
 
@@ -312,8 +364,13 @@ _BY_ROLE = {
 # In these, narrow arithmetic on narrow operands gives what f32 arithmetic rounded once gives.
 _SAFE_NARROW = (Trait.EXACT, Trait.ROUNDED, Trait.SUM)
 
+_CARRIED = (Link.INIT, Link.BACK)
+
 # What is too dear to be computed again.
 _COSTLY = (Trait.SMOOTH, Trait.SENSITIVE)
+
+# Allocates, and writes nothing.
+_BLANK = ("empty", "empty2")
 
 _MOVED = Choice(None, F32, "movement keeps what it is given")
 _LINKED = Choice(None, F32, "a value changes hands")

@@ -45,6 +45,7 @@ class Fusions:
         self.kept = bytearray(len(graph.avals))
         self.again = bytearray(len(graph.avals))
         self._members = bytearray(len(graph.nodes))
+        self._frames: dict[int, Frame] = {}  # per value of a group, where the group is
         lowered = _find_lowered(graph, stored)
         self._fusible = bytearray(
             _is_fusible(graph, demand, interior, lowered, node) for node in graph.nodes
@@ -76,11 +77,17 @@ class Fusions:
             for index in group:
                 for node in _nodes(frame.sites[index]):
                     self._enter(node)
+                    self._frames.update(dict.fromkeys(node.outs, frame))
         return groups
 
     def has(self, node: Node) -> bool:
         """Whether a node is in a group."""
         return self._members[node.index] == 1
+
+    def remakes(self, node: Node, value: int) -> bool:
+        """Whether the group of a node computes a value again: it has to be in the same jaxpr."""
+        here = [self._frames.get(out) for out in node.outs]
+        return bool(self.again[value] and here) and here[0] is self._frames.get(value) is not None
 
     def moves_within(self, node: Node) -> bool:
         """Whether a node only moves what its own group reads."""
@@ -138,6 +145,28 @@ class Fusions:
         readers = [self._levels[r.outs[0]] for r in self.graph.uses[value] if r.outs]
         here = self._levels[value]
         return here in readers and any(level != here for level in readers)
+
+
+def find_crossing(frame: Frame, interior: Interior) -> frozenset[int]:
+    """What is made in one jaxpr and read in another, so that it cannot be computed again there.
+
+    A call that holds no kernel is fused with what is around it, and so counts as part of that.
+    """
+    made: dict[int, Frame] = {}
+    crossing: set[int] = set()
+
+    def visit(frame: Frame, home: Frame) -> None:
+        for site in frame.sites:
+            if isinstance(site, Node):
+                crossing.update(v for v in site.ins if made.get(v, home) is not home)
+                made.update(dict.fromkeys(site.outs, home))
+                continue
+            is_part = _is_call(site) and not any(interior.kernels[n.index] for n in _nodes(site))
+            for inner in site.frames:
+                visit(inner, home if is_part else inner)
+
+    visit(frame, frame)
+    return frozenset(crossing)
 
 
 def _root(parent: list[int], index: int) -> int:

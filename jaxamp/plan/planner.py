@@ -16,11 +16,12 @@ from jaxamp.plan.decision import Plan
 from jaxamp.plan.echoes import find_echoes
 from jaxamp.plan.folds import find_folds
 from jaxamp.plan.forced import Forced, find_forced
-from jaxamp.plan.fusions import Fusions
+from jaxamp.plan.fusions import Fusions, find_crossing
 from jaxamp.plan.graph import Graph, Node, unfold
 from jaxamp.plan.held import find_held
 from jaxamp.plan.interior import find_interior
 from jaxamp.plan.outline import find_repeated
+from jaxamp.plan.piles import narrow_piles
 from jaxamp.plan.readings import find_readings
 from jaxamp.plan.scaled import find_scaled
 from jaxamp.plan.travels import find_travels
@@ -74,11 +75,13 @@ def make_plan(
     facts, demand = settle_carries(graph, policy, forced)
     interior = find_interior(graph, facts)
     folded = find_folds(graph, facts)
-    chooser = Chooser(graph, facts, demand, interior, folded, policy)
+    crossing = find_crossing(frame, interior)
+    chooser = Chooser(graph, facts, demand, interior, folded, crossing, policy)
     for value, precision in zip(frame.entries, inputs or (), strict=False):
         if precision is not None:
             chooser.stored[value] = precision
     choices = _choose_all(graph, chooser, forced)
+    narrow_piles(graph, chooser.stored, choices)
     choices.update(find_travels(graph, frame, policy, chooser.stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
     readings = find_readings(graph, facts, demand, interior, chooser.copies, policy)

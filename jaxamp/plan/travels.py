@@ -11,19 +11,19 @@ there, and so is that part.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jaxamp import _compat
 from jaxamp.formats import Precision
 from jaxamp.plan.choose import Choice
-from jaxamp.plan.facts import movements
-from jaxamp.plan.graph import Frame, Graph, Link, Node, Role
+from jaxamp.plan.graph import Frame, Graph, Link, Node
+from jaxamp.plan.wanted import find_wanted, handed_on
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.taxonomy import Trait
 
 F32 = Precision.F32
-_HANDED_ON = (Link.INVARIANT, Link.SLICE, Link.STACK)
+HANDED_ON = (Link.INVARIANT, Link.SLICE, Link.STACK)
 _SAVING = ("remat2", "custom_vjp_call")  # what they read waits for a backward pass
 
 _REPEATING = ("gather", "broadcast_in_dim")  # what they move has several cotangents
@@ -52,12 +52,12 @@ def find_travels(
     senders = {n for n in graph.nodes if n.trait in traits and len(n.ins) == len(n.outs) == 1}
     if not senders:
         return {}
-    wanted = _find_wanted(graph, stored, choices)
+    wanted = find_wanted(graph, stored, choices, HANDED_ON)
     saved = set(_saved(frame))
     found: dict[Node, Choice] = {}
     arrived: set[int] = set()
     for node in graph.nodes:
-        for source, out in _handed_on(node, choices):
+        for source, out in handed_on(node, choices, HANDED_ON):
             waits = node.link is Link.STACK or stored[source] is not F32
             if node in senders and stored[source] is F32 and wanted[out] is not F32:
                 found[node] = _travelling(wanted[out])
@@ -68,12 +68,6 @@ def find_travels(
             if waits and _is_read_once(graph, choices, out):
                 stored[out] = wanted[out]
     return found
-
-
-def _handed_on(node: Node, choices: Mapping[Node, Choice]) -> Iterable[tuple[int, int]]:
-    """Pairs of an operand and the result that it becomes without being computed with."""
-    is_moved = node.role is Role.MOVE and choices[node].operand is None
-    return movements(node) if is_moved or node.link in _HANDED_ON else ()
 
 
 def _saved(frame: Frame, policy: Any = None) -> Iterator[int]:
@@ -102,7 +96,7 @@ def _waits(graph: Graph, choices: Mapping[Node, Choice], saved: set[int], value:
         reader.link in (Link.SLICE, Link.STACK)
         or any(
             _waits(graph, choices, saved, out)
-            for v, out in _handed_on(reader, choices)
+            for v, out in handed_on(reader, choices, HANDED_ON)
             if v == value
         )
         for reader in graph.uses[value]
@@ -115,7 +109,7 @@ def _is_read_once(graph: Graph, choices: Mapping[Node, Choice], value: int) -> b
     if len(readers) != 1 or readers[0].ins.count(value) != 1 or readers[0].name in _REPEATING:
         return False
     (reader,) = readers
-    outs = [out for source, out in _handed_on(reader, choices) if source == value]
+    outs = [out for source, out in handed_on(reader, choices, HANDED_ON) if source == value]
     return reader.link is not Link.INVARIANT and all(
         _is_read_once(graph, choices, out) for out in outs
     )
@@ -124,36 +118,3 @@ def _is_read_once(graph: Graph, choices: Mapping[Node, Choice], value: int) -> b
 def _travelling(low: Precision) -> Choice:
     reason = f"travels in {low.short}, in which all that read it take it"
     return Choice(F32, low, reason, None, low)
-
-
-def _find_wanted(
-    graph: Graph, stored: Sequence[Precision | None], choices: Mapping[Node, Choice]
-) -> list[Precision]:
-    """The narrow precision in which every reader takes a value; f32 where there is no such."""
-    wanted = [p or F32 for p in stored]
-    for node in reversed(graph.nodes):
-        for value in node.outs:
-            if graph.ours[value] and stored[value] is F32:
-                taken = set(_taken(graph, stored, wanted, choices, value))
-                wanted[value] = taken.pop() if len(taken) == 1 else F32
-    return wanted
-
-
-def _taken(
-    graph: Graph,
-    stored: Sequence[Precision | None],
-    wanted: Sequence[Precision],
-    choices: Mapping[Node, Choice],
-    value: int,
-) -> Iterator[Precision]:
-    """The precision in which each reader takes a value."""
-    if value in graph.outputs or value in graph.onward:
-        yield F32
-    for reader in graph.uses[value]:
-        outs = [out for source, out in _handed_on(reader, choices) if source == value]
-        if outs:
-            yield from (wanted[out] for out in outs)
-        elif reader.role is Role.LINK:
-            yield stored[reader.outs[0]] or F32
-        else:
-            yield choices[reader].operand or F32

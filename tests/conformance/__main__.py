@@ -6,6 +6,7 @@
     python -m tests.conformance --random 2000     random programs
     python -m tests.conformance --soak            10,000 calls with changing shapes, and the like
     python -m tests.conformance --models          models of other packages
+    python -m tests.conformance --placement       bytes of plans against a minimum cut
 
 Ends with a line 'N passed, M failed, K skipped' and is unsuccessful if anything failed.
 """
@@ -41,6 +42,7 @@ def _arguments() -> argparse.Namespace:
     what.add_argument("--random", type=int, metavar="N", help="N random programs")
     what.add_argument("--soak", action="store_true", help="long runs that must not grow")
     what.add_argument("--models", action="store_true", help="models of other packages")
+    what.add_argument("--placement", action="store_true", help="what plans store")
     parser.add_argument("--only", metavar="TEXT", help="of these, jobs with TEXT in their name")
     parser.add_argument("--shard", metavar="I/N", default="1/1", help="the I-th of N parts")
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
@@ -52,7 +54,7 @@ def _arguments() -> argparse.Namespace:
         help="append outcomes to FILE; what has passed there is not run again",
     )
     options = parser.parse_args()
-    named = ("sample", "all", "products", "random", "soak", "models")
+    named = ("sample", "all", "products", "random", "soak", "models", "placement")
     if not any(getattr(options, name) for name in named):
         parser.error(f"say what to run: {', '.join(f'--{name}' for name in named)}")
     return options
@@ -67,7 +69,7 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
         jobs += importlib.import_module("tests.conformance.combinations").all_jobs()
     if options.random:
         jobs += importlib.import_module("tests.conformance.random").all_jobs(options.random)
-    for name in ("soak", "models"):
+    for name in ("soak", "models", "placement"):
         if getattr(options, name):
             jobs += importlib.import_module(f"tests.conformance.{name}").all_jobs()
     part, parts = map(int, options.shard.split("/"))

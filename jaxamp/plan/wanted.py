@@ -1,0 +1,57 @@
+"""In which precision the readers of a value take it, where they all take it in one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from jaxamp.formats import Precision
+from jaxamp.plan.choose import Choice
+from jaxamp.plan.facts import movements
+from jaxamp.plan.graph import Graph, Link, Node, Role
+
+F32 = Precision.F32
+
+Choices = Mapping[Node, Choice]
+Storage = Sequence[Precision | None]
+
+
+def handed_on(node: Node, choices: Choices, links: Collection[Link]) -> Iterable[tuple[int, int]]:
+    """Pairs of an operand and the result that it becomes, by movement or one of some links."""
+    if node.link in links:
+        return [(value, node.outs[0]) for value in node.ins]
+    is_moved = node.role is Role.MOVE and choices[node].operand is None
+    return movements(node) if is_moved else ()
+
+
+def find_wanted(
+    graph: Graph, stored: Storage, choices: Choices, links: Collection[Link]
+) -> list[Precision]:
+    """The narrow precision in which every reader takes a value; f32 where there is no such."""
+    wanted = [p or F32 for p in stored]
+    for node in reversed(graph.nodes):
+        for value in node.outs:
+            if graph.ours[value] and stored[value] is F32:
+                taken = set(_taken(graph, stored, wanted, choices, links, value))
+                wanted[value] = taken.pop() if len(taken) == 1 else F32
+    return wanted
+
+
+def _taken(
+    graph: Graph,
+    stored: Storage,
+    wanted: Sequence[Precision],
+    choices: Choices,
+    links: Collection[Link],
+    value: int,
+) -> Iterator[Precision]:
+    """The precision in which each reader takes a value."""
+    if value in graph.outputs or value in graph.onward:
+        yield F32
+    for reader in graph.uses[value]:
+        outs = [out for source, out in handed_on(reader, choices, links) if source == value]
+        if outs:
+            yield from (wanted[out] for out in outs)
+        elif reader.role is Role.LINK:
+            yield stored[reader.outs[0]] or F32
+        else:
+            yield choices[reader].operand or F32

@@ -1,0 +1,41 @@
+"""How a plan labels its program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jaxamp.formats import Precision, is_narrow
+from jaxamp.plan.graph import Node
+from jaxamp.taxonomy import Trait
+from tests.placement.extract import Placing
+from tests.placement.problem import NARROW
+from tests.placement.program import Program
+
+
+def planned(program: Program, placing: Placing) -> list[bool]:
+    """The labels that a program's plan gives: what is stored, and the copies that wait."""
+    labels = [label != NARROW for label in range(len(placing.problem.elements))]
+
+    def enter(values: Iterable[int], precisions: Iterable[Precision | None]) -> None:
+        for value, precision in zip(values, precisions, strict=True):
+            if value in placing.label:
+                labels[placing.label[value]] = not is_narrow(precision)
+
+    for node, decision in program.decisions.items():
+        enter(node.outs, [decision.sent or precision for precision in decision.outputs])
+    for nest, decision in program.nests:
+        if nest.op.trait is Trait.LOOP:
+            enter(nest.entries, decision.operands)
+        if nest.op.trait in (Trait.LOOP, Trait.BRANCH):
+            enter(nest.outs, decision.outputs)
+    for value, label in placing.waiting.items():
+        copied = all(_is_copied(program, value, reader) for reader in program.graph.uses[value])
+        labels[label] = labels[placing.label[value]] and not copied
+    return labels
+
+
+def _is_copied(program: Program, value: int, reader: Node) -> bool:
+    """Whether a later reader of a value reads a narrow copy."""
+    if reader not in program.decisions or not program.is_far(value, reader):
+        return True
+    return is_narrow(program.decisions[reader].copies[reader.ins.index(value)])
