@@ -17,8 +17,8 @@ BOUND_AT_RANDOM = 1.25
 SLACK_AT_RANDOM = 1.15
 """The most that a plan of a random program stores, over what the painting does.
 
-Of a hundred such programs in about one, branches within branches give what is made of inputs alone,
-or what is not copied; a carry, a stack or a join then stays wide that the painting narrows.
+In about one of a hundred a join, a stack or a waiting value stays wide that the painting narrows;
+those that were looked into had branches or loops within branches.
 """
 
 ABOVE = {
