@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 import jax
+from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import ad_util as _ad_util
 from jax._src import api_util as _api_util
 from jax._src import core as _core
@@ -17,6 +18,7 @@ from jax._src import linear_util as _lu
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lib import _jax as _xla  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state import types as _state
@@ -171,6 +173,19 @@ def _closure(function: Any) -> dict[str, Any]:
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     cells = getattr(function, "__closure__", None) or ()
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+
+
+def lower_without_barriers(policy: Callable[..., Any], platform: str) -> None:
+    """Leaves it to a platform's compiler whether checkpoints of a policy compute anything again.
+
+    Other checkpoints are lowered there as ever: with a barrier between forward and backward.
+    """
+
+    def lower(context: Any, *args: Any, prevent_cse: Any, **params: Any) -> Any:
+        prevented = False if params["policy"] is policy else prevent_cse
+        return _ad_checkpoint._remat_lowering(context, *args, prevent_cse=prevented, **params)
+
+    _mlir.register_lowering(_ad_checkpoint.remat_p, lower, platform=platform)
 
 
 def is_symbolic_zero(value: Any) -> bool:

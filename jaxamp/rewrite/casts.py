@@ -124,11 +124,6 @@ def cast(value: Any, precision: Precision | None) -> Any:
     return _convert(value, precision.dtype, weak_type=False)
 
 
-def apart(values: Sequence[Any]) -> list[Any]:
-    """Values behind a barrier, so that what is computed again of them is not merged with before."""
-    return optimization_barrier_p.bind(*values)
-
-
 def hold(value: Any) -> Any:
     """The value behind a barrier, so that its rounding is not undone in a later widening."""
     return optimization_barrier_p.bind(value)[0]

@@ -11,11 +11,16 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxamp import _compat
 from jaxamp.errors import JaxAmpError, RewriteError
 from jaxamp.plan import Decision, Fusion, JaxprPlan, Remake, Step
-from jaxamp.rewrite.casts import KEPT, Environment, apart
+from jaxamp.rewrite.apart import apart
+from jaxamp.rewrite.casts import KEPT, Environment
 from jaxamp.rewrite.echo import echo
 from jaxamp.rewrite.registry import Context, rule_for
 
 _KEEP = jax.checkpoint_policies.save_only_these_names(KEPT)
+
+# XLA:TPU fuses a softmax or norm with the products around it, and keeps of it what it needs again.
+# Behind a barrier it stored the float32 insides in both passes: twice the bytes of an attention.
+_compat.lower_without_barriers(_KEEP, "tpu")
 
 # What a primitive raises when it does not accept the dtypes that it is given.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, LookupError, AttributeError)
