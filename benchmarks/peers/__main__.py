@@ -2,10 +2,11 @@
 
     python -m benchmarks.peers                       runs, errors, lines; makes environments once
     python -m benchmarks.peers --target h200 v5e     and what the vendors' compilers make of it
-    python -m benchmarks.peers --only jmp mpx        some of them; the others' figures are kept
+    python -m benchmarks.peers --only jmp mpx        some of them
+    python -m benchmarks.peers --table               table and picture anew, from the figures kept
 
-Figures go to out/peers.json and docs/peers.json, the picture to docs/pictures/peers.png, the table
-to README.md between its two marks.
+Figures go to docs/peers.json, the picture to docs/pictures/peers.png, the table to README.md
+between its two marks. Figures of peers and targets that are not asked for are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers import inside, table
+from benchmarks.peers import table
 from benchmarks.peers.peers import PEERS, Peer
 from jaxamp.estimate.estimate import compile_all
 from jaxamp.estimate.targets import TARGETS
@@ -36,23 +37,20 @@ FLAGS = "--xla_allow_excess_precision=false"
 
 def environment(peer: Peer) -> Path:
     """The interpreter of a peer's environment, which is made if there is none."""
+    if peer.is_here:
+        return Path(sys.executable)
     folder = FOLDER / "-".join(peer.packages).replace("=", "").replace("<", "").replace(">", "")
     python = folder / "bin/python"
     if not (folder / ".installed").exists():
         print(f"installing {', '.join(peer.packages)}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet", *peer.packages]
-        subprocess.run(pip, check=True)
-        if peer.adapter.startswith("ours"):
-            subprocess.run([*pip[: -len(peer.packages)], str(ROOT)], check=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "-q", *peer.packages], check=True)
         (folder / ".installed").touch()
     return python
 
 
 def ask(peer: Peer, targets: list[str], references: Path) -> dict[str, Any]:
     """What is found out about a peer."""
-    ours = peer.adapter.startswith("ours") or peer.adapter == "f32"
-    python = Path(sys.executable) if ours else environment(peer)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         job = {
@@ -61,7 +59,7 @@ def ask(peer: Peer, targets: list[str], references: Path) -> dict[str, Any]:
             "platforms": [PLATFORMS[target] for target in targets],
         }
         (folder / "job.json").write_text(json.dumps(job))
-        _run(python, folder, path=ROOT if ours else None)
+        _run(environment(peer), peer.script, folder, path=ROOT if peer.is_here else None)
         found = json.loads((folder / "result.json").read_text())
         for program in peer.programs:
             if "value" in found[program]:
@@ -75,12 +73,13 @@ def ask(peer: Peer, targets: list[str], references: Path) -> dict[str, Any]:
     return {"lines": peer.lines, **found}
 
 
-def _run(python: Path, folder: Path, *extra: str, path: Path | None = None) -> None:
+def _run(python: Path, script: str, folder: Path, *extra: str, path: Path | None = None) -> None:
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
     env.pop("PYTHONPATH", None)
     if path is not None:
         env["PYTHONPATH"] = str(path)
-    subprocess.run([str(python), inside.__file__, str(folder), *extra], check=True, env=env)
+    command = [str(python), str(Path(__file__).with_name(script)), str(folder), *extra]
+    subprocess.run(command, check=True, env=env)
 
 
 def _compiled(target: str, data: bytes) -> dict[str, Any]:
@@ -113,17 +112,28 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="only write the table again")
     options = parser.parse_args()
     figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
-    if not options.table:
-        with tempfile.TemporaryDirectory() as name:
-            references = Path(name)
-            _run(Path(sys.executable), references, "reference", path=ROOT)
-            for peer in PEERS:
-                if not options.only or peer.adapter in options.only:
-                    print(f"running {peer.name}", flush=True)
-                    figures[peer.name] = ask(peer, options.target, references)
-                    FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
-    table.write(figures, ROOT)
+    chosen = [p for p in PEERS if not options.only or p.adapter in options.only]
+    with tempfile.TemporaryDirectory() as name:
+        references = Path(name)
+        if not options.table:
+            _run(Path(sys.executable), "inside.py", references, "reference", path=ROOT)
+        for peer in [] if options.table else chosen:
+            print(f"running {peer.name}", flush=True)
+            found = ask(peer, options.target, references)
+            figures[peer.name] = _with_other_targets(found, figures.get(peer.name, {}))
+            kept = {p.name: figures[p.name] for p in PEERS if p.name in figures}
+            FIGURES.write_text(json.dumps(kept, indent=1) + "\n")
+    table.write({p.name: figures[p.name] for p in PEERS if p.name in figures}, ROOT)
     return 0
+
+
+def _with_other_targets(found: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """What was found now, and what a program was compiled to for targets not asked for now."""
+    for program, facts in found.items():
+        if isinstance(facts, dict):
+            old = before.get(program) or {}
+            facts.update({t: old[t] for t in PLATFORMS if t in old and t not in facts})
+    return found
 
 
 if __name__ == "__main__":

@@ -4,48 +4,66 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 Figures = dict[str, Any]
 BEGIN, END = "<!-- peers -->", "<!-- /peers -->"
-PROGRAMS = ("block", "scanned", "whitened", "module")
+# What is compiled, and error is taken of, stands for the others of its kind.
+KINDS = {
+    "functions": ("block", "scanned", "whitened"),
+    "flax modules": ("flax",),
+    "haliax modules": ("haliax",),
+}
+WORDS = {"block": "layers", "scanned": "scan", "whitened": "Cholesky"}
+TARGETS = {"h200": "H200", "v5e": "v5e"}
+SIZES = ("bytes", "temporary", "kernels")
 
 
 def write(figures: Figures, root: Path) -> None:
     """Writes the table between README's marks, and the picture."""
     readme = root / "README.md"
     text = readme.read_text()
-    if BEGIN in text:
-        table = f"{BEGIN}\n{markdown(figures)}\n{END}"
-        readme.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: table, text, flags=re.DOTALL))
+    table = f"{BEGIN}\n{markdown(figures)}\n{END}"
+    readme.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: table, text, flags=re.DOTALL))
     picture(figures, root / "docs/pictures/peers.png")
 
 
 def markdown(figures: Figures) -> str:
-    """A row for each peer. Ratios are to float32 of the same program."""
-    head = [
-        "| | lines | block | scanned | Cholesky | flax | grad. error | bytes | memory | kernels |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    return "\n".join(
-        [*head, *(_row(name, row, figures["float32"]) for name, row in figures.items())]
+    """A row for each peer and kind of program. Ratios are to float32 of the same program."""
+    head = (
+        "| | lines | runs | grad. error | bytes | memory | kernels |\n|---|---|---|---|---|---|---|"
     )
+    return "\n".join([head, *_rows(figures)])
 
 
-def _row(name: str, row: Figures, base: Figures) -> str:
-    runs = [_runs(row.get(program)) for program in PROGRAMS]
-    program = "block" if "block" in row else "module"
-    found = row.get(program, {})
-    error = found.get("error_of_gradient", math.nan)
+def _rows(figures: Figures) -> Iterator[str]:
+    for kind, programs in KINDS.items():
+        yield f"| **{kind}** | | | | | | |"
+        for name, row in figures.items():
+            if not row.keys().isdisjoint(programs):
+                yield _row(name, row, figures["float32"], programs)
+
+
+def _row(name: str, row: Figures, base: Figures, programs: tuple[str, ...]) -> str:
+    found, exact = row.get(programs[0], {}), base[programs[0]]
     ratios = [
-        _ratio(found, base.get(program, {}), key) for key in ("bytes", "temporary", "kernels")
+        " / ".join(_ratio(found, exact, target, key) or "–" for target in TARGETS) for key in SIZES
     ]
-    words = "" if math.isnan(error) else f"{100 * error:.2g} %"
-    return f"| {name} | {row['lines']} | {' | '.join(runs)} | {words} | {' | '.join(ratios)} |"
+    error = found.get("error_of_gradient", math.nan)
+    words = "–" if math.isnan(error) else f"{100 * error:.2g} %"
+    return f"| {name} | {row['lines']} | {_runs(row, programs)} | {words} | {' | '.join(ratios)} |"
 
 
-def _runs(found: Figures | None) -> str:
+def _runs(row: Figures, programs: tuple[str, ...]) -> str:
+    words = [(WORDS.get(p, ""), _outcome(row.get(p))) for p in programs]
+    if len({outcome for _, outcome in words}) == 1:
+        return words[0][1]
+    return ", ".join(f"{word}: {outcome}" for word, outcome in words)
+
+
+def _outcome(found: Figures | None) -> str:
     if found is None:
         return "–"
     if "error" in found:
@@ -53,32 +71,40 @@ def _runs(found: Figures | None) -> str:
     return "yes" if found["finite"] else "not finite"
 
 
-def _ratio(found: Figures, base: Figures, key: str) -> str:
-    ours, theirs = found.get("h200") or {}, base.get("h200") or {}
+def _ratio(found: Figures, base: Figures, target: str, key: str) -> str:
+    ours, theirs = found.get(target) or {}, base.get(target) or {}
     return f"{ours[key] / theirs[key]:.2f}" if key in ours and theirs.get(key) else ""
 
 
 def picture(figures: Figures, path: Path) -> None:
-    """Bytes as bars, with the gradient's error beside them."""
+    """Bytes as bars, with the error beside them, for targets of which no figure is missing."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    bars = []
-    for program, word in (("block", "functions"), ("module", "flax modules")):
-        for name, row in figures.items():
-            found = row.get(program, {})
-            ratio = _ratio(found, figures["float32"].get(program, {}), "bytes")
-            if ratio:
-                bars.append((f"{name}, {word}", float(ratio), found["error_of_gradient"]))
-    figure, axes = plt.subplots(figsize=(7.5, 0.34 * len(bars) + 0.9))
-    for place, (name, ratio, error) in enumerate(bars):
-        axes.barh(place, ratio, color="#3b6fb6" if name.startswith("jaxamp,") else "#b9c4d4")
-        axes.text(ratio + 0.01, place, f"{ratio:.2f}, error {100 * error:.2g} %", va="center")
-    axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
-    axes.set(xlim=(0, 1.4), xlabel="bytes moved on an H200, as a part of float32's")
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
+    drawn = [target for target in TARGETS if all(bar[1] for bar in _bars(figures, target))]
+    figure, panels = plt.subplots(1, len(drawn), figsize=(7 * len(drawn), 5), squeeze=False)
+    for axes, target in zip(panels[0], drawn, strict=True):
+        bars = list(_bars(figures, target))
+        for place, (name, ratio, error) in enumerate(bars):
+            axes.barh(place, ratio, color="#3b6fb6" if name.startswith("jaxamp,") else "#b9c4d4")
+            words = f"{ratio:.2f}, error {100 * error:.2g} %"
+            axes.text(ratio + 0.02, place, words, va="center", fontsize=8)
+        axes.set_yticks(range(len(bars)), [name for name, _, _ in bars], fontsize=8)
+        words = f"bytes moved, compiled for {TARGETS[target]}, as a part of float32's"
+        axes.set(xlim=(0, 1.7), xlabel=words)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.invert_yaxis()
     figure.savefig(path, dpi=120, bbox_inches="tight")
     plt.close(figure)
+
+
+def _bars(figures: Figures, target: str) -> Iterator[tuple[str, float, float]]:
+    """Of every row that was compiled for some target: its name, bytes and error."""
+    for kind, programs in KINDS.items():
+        for name, row in figures.items():
+            found, base = row.get(programs[0], {}), figures["float32"][programs[0]]
+            if any(_ratio(found, base, t, "bytes") for t in TARGETS):
+                ratio = float(_ratio(found, base, target, "bytes") or 0)
+                yield f"{name}, {kind}", ratio, found["error_of_gradient"]
