@@ -290,14 +290,14 @@ class Chooser:
 
     def _is_handed_on(self, value: int) -> bool:
         """Whether a loop or branch takes a value, or what it is moved to."""
-        readers = self.graph.uses[value]
-        return any(r.role is Role.LINK for r in readers) or any(
-            self._is_handed_on(out)
-            for reader in readers
-            if reader.role is Role.MOVE
-            for source, out in movements(reader)
-            if source == value
-        )
+        pending = [value]
+        for moved in pending:
+            for reader in self.graph.uses[moved]:
+                if reader.role is Role.LINK:
+                    return True
+                if reader.role is Role.MOVE:
+                    pending += [out for source, out in movements(reader) if source == moved]
+        return False
 
     def _is_carried_wide(self, value: int) -> bool:
         """Whether a value goes into a carry that stays f32, and so is in memory in f32."""
