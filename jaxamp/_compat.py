@@ -162,10 +162,13 @@ def jvp_rule(eqn: JaxprEqn) -> Any:
         return None
     thunk = _closure(eqn.params["jvp_jaxpr_fun"].f).get("fn")
     rule = _closure(thunk).get("jvp")
-    if rule is None or len(rule.transforms) != 1 or rule.params:
+    if rule is None or rule.params:
         return None
-    (flatten, (*how, _)), *_ = rule.transforms  # the last is a thunk of the results' types
-    return rule.f, flatten, tuple(how), rule.in_type
+    names = [transform.__name__ for transform, _ in rule.transforms]
+    if names != ["_flatten_jvp"]:  # another may hold values that the rule depends on
+        return None
+    ((_, (*how, _)),) = rule.transforms  # the last is a thunk of the results' types
+    return rule.f, tuple(how), rule.in_type
 
 
 def _closure(function: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import HealthCheck
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from jax import Array, lax
 from jax.extend import core
@@ -25,7 +25,8 @@ Step: TypeAlias = "tuple[str, int, int, tuple[Steps, ...]]"
 Steps: TypeAlias = "tuple[Step, ...]"
 Binary = Callable[[Array, Array], Array]
 
-SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
+_SLOW_IS_FINE = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example)
+DRAWN = settings(deadline=None, database=None, suppress_health_check=_SLOW_IS_FINE)
 SIZE = 4
 PRESETS = ("auto_mixed_bf16", "auto_mixed")
 _ROWS = np.array([2, 0, 2, 1], np.int32)

@@ -9,16 +9,10 @@ from hypothesis import given, settings
 from jaxamp import amp
 from jaxamp.taxonomy import lookup
 from tests import audit, random_programs
-from tests.random_programs import BINARY, NESTED, SLOW_IS_FINE, UNARY, Steps
+from tests.random_programs import BINARY, DRAWN, NESTED, UNARY, Steps
 
 
-@settings(
-    max_examples=20,  # `make conformance` draws 2000
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=SLOW_IS_FINE,
-)
+@settings(DRAWN, max_examples=20, derandomize=True)  # `make conformance` draws 2000
 @given(random_programs.programs())
 def test_random_program_keeps_the_invariants(steps: Steps) -> None:
     """Types, finiteness, a valid jaxpr, determinism, the forced identity bit for bit."""

@@ -23,7 +23,7 @@ from jaxamp.policy import PrecisionPolicy
 from jaxamp.taxonomy import Trait
 
 F32 = Precision.F32
-HANDED_ON = (Link.INVARIANT, Link.SLICE, Link.STACK)
+_HANDED_ON = (Link.INVARIANT, Link.SLICE, Link.STACK)
 _SAVING = ("remat2", "custom_vjp_call")  # what they read waits for a backward pass
 
 _REPEATING = ("gather", "broadcast_in_dim")  # what they move has several cotangents
@@ -52,12 +52,12 @@ def find_travels(
     senders = {n for n in graph.nodes if n.trait in traits and len(n.ins) == len(n.outs) == 1}
     if not senders:
         return {}
-    wanted = find_wanted(graph, stored, choices, HANDED_ON)
+    wanted = find_wanted(graph, stored, choices, _HANDED_ON)
     saved = set(_saved(frame))
     found: dict[Node, Choice] = {}
     arrived: set[int] = set()
     for node in graph.nodes:
-        for source, out in handed_on(node, choices, HANDED_ON):
+        for source, out in handed_on(node, choices, _HANDED_ON):
             waits = node.link is Link.STACK or stored[source] is not F32
             if node in senders and stored[source] is F32 and wanted[out] is not F32:
                 found[node] = _travelling(wanted[out])
@@ -96,7 +96,7 @@ def _waits(graph: Graph, choices: Mapping[Node, Choice], saved: set[int], value:
         reader.link in (Link.SLICE, Link.STACK)
         or any(
             _waits(graph, choices, saved, out)
-            for v, out in handed_on(reader, choices, HANDED_ON)
+            for v, out in handed_on(reader, choices, _HANDED_ON)
             if v == value
         )
         for reader in graph.uses[value]
@@ -109,7 +109,7 @@ def _is_read_once(graph: Graph, choices: Mapping[Node, Choice], value: int) -> b
     if len(readers) != 1 or readers[0].ins.count(value) != 1 or readers[0].name in _REPEATING:
         return False
     (reader,) = readers
-    outs = [out for source, out in handed_on(reader, choices, HANDED_ON) if source == value]
+    outs = [out for source, out in handed_on(reader, choices, _HANDED_ON) if source == value]
     return reader.link is not Link.INVARIANT and all(
         _is_read_once(graph, choices, out) for out in outs
     )

@@ -8,7 +8,7 @@ from tests import random_programs
 from tests.conformance.jobs import Job
 from tests.placement.checks import POLICIES, check_case, check_random
 from tests.placement.corpus import CASES
-from tests.random_programs import SLOW_IS_FINE
+from tests.random_programs import DRAWN
 
 LOTS, LOT = 100, 10
 
@@ -35,13 +35,8 @@ def run(name: str) -> None:
 
 def _run_lot(number: int) -> None:
     @seed(number)
-    @settings(
-        max_examples=LOT,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],  # to shrink what fails takes longer than a job may
-        suppress_health_check=SLOW_IS_FINE,
-    )
+    # To shrink what fails takes longer than a job may.
+    @settings(DRAWN, max_examples=LOT, phases=[Phase.generate])
     @given(random_programs.programs())
     def check(steps: random_programs.Steps) -> None:
         check_random(steps, POLICIES[number % len(POLICIES)])

@@ -6,7 +6,7 @@ from hypothesis import given, seed, settings
 
 from tests import random_programs
 from tests.conformance.jobs import Job
-from tests.random_programs import SLOW_IS_FINE
+from tests.random_programs import DRAWN
 
 LOT = 10
 
@@ -24,7 +24,7 @@ def run(name: str) -> None:
     """
 
     @seed(int(name.split("-")[1]))
-    @settings(max_examples=LOT, deadline=None, database=None, suppress_health_check=SLOW_IS_FINE)
+    @settings(DRAWN, max_examples=LOT)
     @given(random_programs.programs())
     def check(steps: random_programs.Steps) -> None:
         random_programs.check(steps)

@@ -29,7 +29,7 @@ from tests.placement.corpus import CASES, GRADIENT
 from tests.placement.cost import cost, stored_bytes
 from tests.placement.cut import cut
 from tests.placement.problem import NARROW, WIDE, Problem
-from tests.random_programs import SLOW_IS_FINE, Steps
+from tests.random_programs import DRAWN, Steps
 
 POLICY = POLICIES[0]
 MOST_FREE = 10  # labels; brute force tries two to the power of these
@@ -182,13 +182,8 @@ def test_what_is_stored_in_excess_is_known(name: str) -> None:
     assert 1 < found.excess <= BOUND
 
 
-@settings(
-    max_examples=4,  # `python -m tests.conformance --placement` draws 1000
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=SLOW_IS_FINE,
-)
+# `python -m tests.conformance --placement` draws 1000.
+@settings(DRAWN, max_examples=4, derandomize=True)
 @given(random_programs.programs())
 def test_plans_of_random_programs_store_little_more_than_the_best(steps: Steps) -> None:
     check_random(steps, POLICY)
