@@ -307,16 +307,16 @@ class Chooser:
     def _pin(self, node: Node, low: Precision) -> Pin | None:
         """Why a value that is not made by Compute has to stay in f32, if it has to."""
         outs = [v for v in node.outs if self.graph.ours[v]]
-        danger = self._danger(node, outs, low)
         if Guard.NO_GAIN in self.guards:
             if is_state_update(self.facts, self.demand, node):
                 return Pin("updates a value of the caller's", Guard.NO_GAIN)
             if not union(self.demand.bits, outs) & REACHES:
                 return Pin("never reaches Compute", Guard.NO_GAIN)
-            if what := self._what_is_small(outs):
-                if danger is None:
-                    self.either.update(outs)
-                return Pin(f"{what}: nothing to gain", Guard.NO_GAIN)
+        danger = self._danger(node, outs, low)
+        if Guard.NO_GAIN in self.guards and (what := self._what_is_small(outs)):
+            if danger is None:
+                self.either.update(outs)
+            return Pin(f"{what}: nothing to gain", Guard.NO_GAIN)
         if danger:
             return danger
         if Guard.LOOP_CARRY in self.guards and any(self._is_carried_wide(v) for v in outs):
