@@ -104,6 +104,23 @@ ENTRY %main.1 (a.1: bf16[8,8], b.1: bf16[8,8]) -> (bf16[8,8], s8[4096]) {
     assert counted.dots == {"bf16×bf16→bf16": 1}
 
 
+def test_a_prefetch_of_a_slice_reads_the_slice():
+    """Beside what it copies to the chip, a started copy names its operand among its results."""
+    text = """HloModule prefetch
+
+ENTRY %main.1 (a.1: f32[8,8], b.1: f32[8,8]) -> f32[8,8] {
+  %a.1 = f32[8,8]{1,0} parameter(0)
+  %b.1 = f32[8,8]{1,0:T(8,128)S(1)} parameter(1)
+  %slice-start.1 = ((f32[8,8]{1,0}), f32[2,8]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) slice-start(%a.1), slice={[0:2], [0:8]}
+  %slice-done.1 = f32[2,8]{1,0:T(8,128)S(1)} slice-done(%slice-start.1)
+  %copy-start.1 = (f32[8,8]{1,0}, f32[8,8]{1,0:T(8,128)S(1)}, u32[]{:S(2)}) copy-start(%b.1)
+  ROOT %copy-done.1 = f32[8,8]{1,0} copy-done(%copy-start.1)
+}
+"""  # noqa: E501
+    read, written = 2 * 8 * 4, 8 * 8 * 4
+    assert traffic.measure(hlo.parse(text)).bytes == read + written
+
+
 @pytest.mark.parametrize("steps", [3, 7])
 def test_a_compiled_scan_counts_every_step(steps: int):
     """The dots of a real program's loop count by its trips."""

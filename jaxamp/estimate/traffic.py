@@ -29,6 +29,7 @@ WORDS = {"f8e4m3fn": "f8_e4m3", "f8e5m2": "f8_e5m2", "f4e2m1fn": "f4_e2m1"}
 
 _VIEWS = {"bitcast", "reshape", "get-tuple-element"}
 _SLICES = {"dynamic-slice", "slice", "gather"}
+_STARTED = {"copy-start": 0, "slice-start": 1}  # which of its results is not its operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +159,9 @@ def _read(
 def _written(
     module: Module, computation: Computation, line: Instruction
 ) -> Iterator[tuple[Array, int]]:
-    if line.op == "copy-start":  # its result also names its operand
-        results = line.results[:1]
-        stored = [size.bytes for size in results]
+    if line.op in _STARTED:
+        results = line.results[_STARTED[line.op] :][:1]
+        stored = [array.bytes for array in results]
     elif line.op == "fusion":
         inner = module.computations[line.attribute("calls") or ""]
         results, stored = line.results, _stored(inner, inner.root)
@@ -177,6 +178,8 @@ def _touched(module: Module, computation: Computation, line: Instruction, positi
     operand = computation.by_name[line.operands[position]]
     if line.op in _SLICES and position == 0:
         return _size(line)
+    if line.op == "slice-start":
+        return line.results[_STARTED[line.op]].bytes
     if line.op == "dynamic-update-slice" and position == 0:
         return 0
     if line.op == "scatter" and position == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,11 +40,12 @@ def assemble(
     held: frozenset[int],
     echoes: Mapping[int, Precision],
     stored: Storage,
+    unwidened: Collection[int],
     choices: dict[Node, Choice],
     outputs: Storage | None,
 ) -> JaxprPlan:
     """The plan of the outermost jaxpr, in which equal plans of one jaxpr are one object."""
-    assembler = _Assembler(graph, readings, fusions, held, echoes, stored, choices)
+    assembler = _Assembler(graph, readings, fusions, held, echoes, stored, unwidened, choices)
     returned = [Precision.F32 if graph.ours[v] else None for v in frame.exits]
     return assembler.plan(frame, returned if outputs is None else list(outputs))
 
@@ -92,12 +93,17 @@ class _Assembler:
         held: frozenset[int],
         echoes: Mapping[int, Precision],
         stored: Storage,
+        unwidened: Collection[int],
         choices: dict[Node, Choice],
     ) -> None:
         self.fusions, self.held, self.echoes, self.outliner = fusions, held, echoes, Outliner()
         self.graph, self.readings, self.stored, self.choices = graph, readings, stored, choices
         self.fresh, self.copied = readings.fresh, readings.copies.keys()
         self.original = [Precision.F32 if ours else None for ours in graph.ours]
+        # What a group reads is widened once, so that its cotangents meet in f32.
+        self.inside = list(self.original)
+        for value in unwidened:
+            self.inside[value] = stored[value]
         self.kept = bytearray(len(graph.avals)) if fusions is None else fusions.kept
         self.remakes = None if fusions is None else Remakes(graph)
         self._shared: dict[Hashable, JaxprPlan] = {}
@@ -121,7 +127,7 @@ class _Assembler:
         grouped = {index for group in groups for index in group}
         if returned is None:
             returned = [self.stored[v] for v in frame.returns]
-        inputs = self._precisions(frame.entries, widened=fused)
+        inputs = _of(frame.entries, self.inside if fused else self.stored)
         hows = [
             self._how(site)
             if isinstance(site, Node)
@@ -174,7 +180,7 @@ class _Assembler:
             tuple(fresh),
             tuple([self._copy_for(v, node) for v in ins]) if is_copied else no_copies,
             choice.accumulation,
-            self._precisions(outs, widened=moves_within),
+            _of(outs, self.original if moves_within else self.stored),
             tuple([v in self.held for v in outs]),
             tuple([self.kept[v] == 1 for v in outs]),
             tuple([self.echoes.get(v) for v in outs]),
@@ -184,7 +190,7 @@ class _Assembler:
         )
 
     def _how_of_nest(self, nest: Nest, *, fused: bool) -> How:
-        returned = [self._precisions(f.exits, widened=True) for f in nest.frames]
+        returned = [_of(f.exits, self.original) for f in nest.frames]
         loop = wiring.loop(nest.eqn) if nest.op.trait is Trait.LOOP else None
         inner = tuple(
             self.plan(
@@ -198,14 +204,15 @@ class _Assembler:
         )
         no, none = (False,) * len(nest.outs), (None,) * len(nest.outs)
         # What its body holds is gone where JAX takes a rule instead of the body.
-        has_rule = nest.eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call")
+        has_rule = nest.eqn.primitive.name in wiring.RULED
         held = tuple([v in self.held for v in nest.outs]) if has_rule else no
+        storage = self.inside if fused else self.stored
         return self._one(
-            self._precisions(nest.entries, widened=nest.keeps_signature or fused),
+            _of(nest.entries, self.original if nest.keeps_signature else storage),
             tuple([self.fresh[v] == 1 for v in nest.entries]),
             (None,) * len(nest.entries),
             None,
-            self._precisions(nest.outs),
+            _of(nest.outs, self.stored),
             held,
             no,
             none,
@@ -244,15 +251,9 @@ class _Assembler:
             return None
         return self.readings.copy_for(value, node)
 
-    def _precisions(
-        self, values: Sequence[int], *, widened: bool = False
-    ) -> tuple[Precision | None, ...]:
-        """What values are stored in.
 
-        Inside of a group what is read is widened once, and its cotangents meet in f32.
-        """
-        storage = self.original if widened else self.stored
-        return tuple([storage[v] for v in values])
+def _of(values: Sequence[int], storage: Storage) -> tuple[Precision | None, ...]:
+    return tuple([storage[v] for v in values])
 
 
 def _rounded(jaxpr: Jaxpr, hows: Sequence[How], invariants: int) -> Forms:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 
 from jaxamp.formats import Precision
 from jaxamp.plan.decision import Scaled
 from jaxamp.plan.demand import EXACTING, FRAGILE, REACHES, Demand, is_state_update
+from jaxamp.plan.exact import Exact, factor, fits
 from jaxamp.plan.facts import DENSE, LARGE, SOLVED, TINY, WIDENED, Facts, movements
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Link, Node, Role
@@ -104,6 +104,8 @@ class Chooser:
         self.streams = {v for c in carries for v in (c.inner, c.result)}
         self.copies: dict[int, Precision] = {}  # what far readers get of a fused value
         self.either: set[int] = set()  # f32, though a narrow format would hold it
+        self.exact = Exact(graph, interior)
+        self.unwidened: set[int] = set()  # narrow inside a fused region: see exact.py
         self._made: dict[Choice, Choice] = {}  # equal ones are one object
         self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.ours]
 
@@ -154,8 +156,8 @@ class Chooser:
     def _is_filler(self, value: int) -> bool:
         """Whether a value would be as good in a narrow format, and is none to go by."""
         low = self.narrow[OpKind.ELEMENTWISE]
-        fits = low is not None and _fits(self.graph.constants.get(value), low)
-        return fits or value in self.either
+        fills = low is not None and fits(self.graph.constants.get(value), low)
+        return fills or value in self.either
 
     def _forced(self, node: Node, forced: Precision, by: str) -> Choice:
         if forced.bits >= F32.bits:
@@ -238,12 +240,17 @@ class Chooser:
         if pin:
             return Choice(F32, F32, pin.reason, pin.guard)
         operand = self._common(node, low) if node.trait in _SAFE_NARROW else F32
-        return Choice(operand, low, f"stored in {low.short} on the way to Compute")
+        return Choice(operand, low, self._why_narrow(out, low))
 
     def _merge(self, node: Node, low: Precision) -> Choice:
         if pin := self._pin(node, low):
             return Choice(F32, F32, pin.reason, pin.guard)
-        return Choice(low, low, f"stored in {low.short} on the way to Compute")
+        return Choice(low, low, self._why_narrow(node.outs[0], low))
+
+    def _why_narrow(self, value: int, low: Precision) -> str:
+        if value in self.unwidened:
+            return f"exact in {low.short}: what reads it widens it"
+        return f"stored in {low.short} on the way to Compute"
 
     def _move(self, node: Node, low: Precision) -> Choice:
         return _MOVED
@@ -270,8 +277,8 @@ class Chooser:
         for atom, value in zip(node.eqn.invars, node.ins, strict=True):
             if not self.graph.ours[value]:
                 continue
-            if isinstance(atom, Literal):
-                if not _fits(self.graph.constants.get(value), low):
+            if isinstance(atom, Literal) or value in self.graph.constants:
+                if not fits(self.graph.constants.get(value), low):
                     return F32
             elif self._as_read(value, node) is not low:
                 return F32
@@ -323,6 +330,9 @@ class Chooser:
             self.either.update(outs)
             return Pin("goes into an f32 carry", Guard.LOOP_CARRY)
         if Guard.REDUCTION_ISLAND in self.guards and all(self.interior.fused[v] for v in outs):
+            if narrow := self.exact.unwidened(node, self.stored, low):
+                self.unwidened.update(narrow)
+                return None
             self.copies.update((v, low) for v in outs if self._is_copied(node, v))
             return Pin("inside a fused region: rounded at its edge", Guard.REDUCTION_ISLAND)
         return None
@@ -413,36 +423,16 @@ def _contracts_nothing(node: Node) -> bool:
 
 def _shrinks(graph: Graph, value: int, reader: Node) -> bool:
     """Whether a node multiplies or divides by a known number so that the result is smaller."""
-    factor = _factor(graph, value, reader)
-    return factor is not None and abs(factor) < 1
+    scale = factor(graph, value, reader)
+    return scale is not None and abs(scale) < 1
 
 
 def _outgrows(graph: Graph, value: int, low: Precision) -> bool:
     """Whether some reader multiplies a value by a number that a format cannot hold."""
-    factors = [_factor(graph, value, reader) for reader in graph.uses[value]]
+    factors = [factor(graph, value, reader) for reader in graph.uses[value]]
     return any(f is not None and low.max < abs(f) < float("inf") for f in factors)
-
-
-def _factor(graph: Graph, value: int, reader: Node) -> float | None:
-    """The known number that a node multiplies a value by, if it does nothing else."""
-    if reader.name not in ("mul", "div"):
-        return None
-    others = [graph.constants.get(v) for v in reader.ins if v != value]
-    if len(others) != 1 or others[0] is None:
-        return None
-    if reader.name == "mul":
-        return others[0]
-    is_quotient = reader.name == "div" and reader.ins[0] == value and others[0] != 0
-    return 1 / others[0] if is_quotient else None
 
 
 def _inexact(facts: Facts, value: int, low: Precision) -> bool:
     bound = facts.bound[value]
     return bound is not None and bound > 2**low.mantissa_bits
-
-
-def _fits(number: float | None, low: Precision) -> bool:
-    """Whether a literal is the same number in the narrow format."""
-    return number is not None and (
-        number != number or float(np.asarray(number, low.dtype)) == number
-    )

@@ -6,7 +6,7 @@ stores, and computes the f32 insides again from it, in the kernel that needs the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.demand import ESCAPES, REACHES, Demand
@@ -40,8 +40,10 @@ class Fusions:
         demand: Demand,
         interior: Interior,
         stored: Sequence[Precision | None],
+        unwidened: Set[int],
     ) -> None:
         self.graph, self.facts, self.interior, self.stored = graph, facts, interior, stored
+        self.unwidened = unwidened
         self.kept = bytearray(len(graph.avals))
         self.again = bytearray(len(graph.avals))
         self._members = bytearray(len(graph.nodes))
@@ -90,8 +92,10 @@ class Fusions:
         return bool(self.again[value] and here) and here[0] is self._frames.get(value) is not None
 
     def moves_within(self, node: Node) -> bool:
-        """Whether a node only moves what its own group reads."""
+        """Whether a node only moves what its own group reads, and so widens."""
         if node.role is not Role.MOVE or not self.has(node):
+            return False
+        if not self.unwidened.isdisjoint(node.outs):
             return False
         return not any(
             value in self.graph.outputs
@@ -140,7 +144,7 @@ class Fusions:
 
     def _is_stored(self, value: int) -> bool:
         """Whether a narrow value is read both here and later."""
-        if not is_narrow(self.stored[value]):
+        if not is_narrow(self.stored[value]) or value in self.unwidened:
             return False
         readers = [self._levels[r.outs[0]] for r in self.graph.uses[value] if r.outs]
         here = self._levels[value]

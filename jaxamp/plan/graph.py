@@ -137,7 +137,7 @@ class Graph:
       ours: whether each value is a float32 array, which a policy may lower.
       kinds: the letter that numpy has for the dtype of each value; ``"O"`` where it is none of its.
       sizes: number of elements of each value; symbolic where its shape is.
-      constants: known numbers: literals and what is broadcast from them.
+      constants: known numbers: literals, simple arithmetic on them, what is broadcast from them.
       nodes: in program order; the links of a loop stand where it does.
       sources: boundary values: inputs, captured constants, loop invariants.
       outputs: results of the program.
@@ -145,6 +145,7 @@ class Graph:
       activations: inputs that arrive narrow: made by Compute outside.
       later: inputs that arrive after the rest has been computed: tangents.
       onward: results that leave narrow: read by Compute outside.
+      ruled: what functions take that have derivatives of their own.
       uses: nodes that read each value.
     """
 
@@ -159,6 +160,7 @@ class Graph:
     activations: set[int] = field(default_factory=set)
     later: set[int] = field(default_factory=set)
     onward: set[int] = field(default_factory=set)
+    ruled: set[int] = field(default_factory=set)
     predicates: list[int] = field(default_factory=list)
     carries: list[Carry] = field(default_factory=list)
     uses: list[list[Node]] = field(default_factory=list)
@@ -248,10 +250,22 @@ class _Unfolder:
             role = Role.ELEMENTWISE
         if role in (Role.MOVE, Role.CONVERT) and ins and ins[0] in self.graph.constants:
             self.graph.constants.update(dict.fromkeys(outs, self.graph.constants[ins[0]]))
+        elif eqn.primitive.name in _FOLDED:
+            self._fold(eqn, ins, *outs)
         return self.graph.add(Node(role, ins, outs, eqn, op, scope))
+
+    def _fold(self, eqn: JaxprEqn, ins: tuple[int, ...], out: int) -> None:
+        """Notes the result of an operation on known numbers, as float32 has it."""
+        constants = self.graph.constants
+        if self.graph.ours[out] and all(v in constants for v in ins):
+            with np.errstate(all="ignore"):
+                operands = [np.float32(constants[v]) for v in ins]
+                constants[out] = float(_FOLDED[eqn.primitive.name](*operands))
 
     def _call(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
         scope = without_repeats(scope, eqn)
+        if eqn.primitive.name in wiring.RULED:
+            self.graph.ruled.update(ins)
         frame = self.frame(wiring.call_body(eqn), ins, scope)
         return Nest(eqn, op, scope, ins, frame.exits, (frame,))
 
@@ -359,6 +373,17 @@ class _Unfolder:
             self._scopes_by_id[place] = scope
         return scope
 
+
+# What scales are made of: `scores / jnp.sqrt(width)`.
+_FOLDED = {
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "neg": np.negative,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+}
 
 _UNFOLDERS = {
     Trait.CALL: _Unfolder._call,

@@ -88,9 +88,14 @@ def make_plan(
     held = find_held(graph, chooser.stored, choices)
     echoes = find_echoes(graph, facts, readings.fresh, chooser.stored) if _fuses(policy) else {}
     fusions = (
-        Fusions(graph, frame, facts, demand, interior, chooser.stored) if _fuses(policy) else None
+        Fusions(graph, frame, facts, demand, interior, chooser.stored, chooser.unwidened)
+        if _fuses(policy)
+        else None
     )
-    body = assemble(graph, frame, readings, fusions, held, echoes, chooser.stored, choices, outputs)
+    body = assemble(
+        *(graph, frame, readings, fusions, held, echoes),
+        *(chooser.stored, chooser.unwidened, choices, outputs),
+    )
     return Plan(
         body=body,
         grounds=grounds_of(frame, choices),

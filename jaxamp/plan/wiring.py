@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxamp import _compat
 
 REGION_PREFIX = "jaxamp_region"  # name of the jit that holds what `amp` has already rewritten
+RULED = frozenset({"custom_jvp_call", "custom_vjp_call"})  # have derivatives of their own
 
 
 @dataclass(frozen=True, slots=True)
