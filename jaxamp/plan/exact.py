@@ -34,6 +34,7 @@ class Exact:
             if node.role is Role.MOVE
             for source, out in movements(node)
         }
+        self._taken = graph.outputs | graph.onward | graph.ruled
 
     def unwidened(self, node: Node, stored: Sequence[Precision | None], low: Precision) -> set[int]:
         """What is narrow around a node, if that costs no accuracy; else nothing.
@@ -67,7 +68,7 @@ class Exact:
         """
         graph, path = self.graph, []
         while True:
-            if len(graph.uses[value]) != 1 or value in graph.ruled:
+            if len(graph.uses[value]) != 1 or value in self._taken:
                 return []
             path.append(value)
             source = self._moved_from.get(value)
