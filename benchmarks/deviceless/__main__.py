@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.accuracy:
         from benchmarks.deviceless import accuracy  # sets flags that the compilers must not see
 
-        save(accuracy.report(models), options.json or Path("out") / "deviceless-accuracy.json")
+        for rows in accuracy.report(models):
+            save(rows, options.json or Path("out") / "deviceless-accuracy.json")
     return 0
 
 

@@ -11,7 +11,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
 from benchmarks.deviceless.models import MODELS
@@ -53,7 +54,8 @@ def train(model: Model, steps: int = STEPS) -> tuple[Any, Any, float, float]:
 
     drawn = jax.jit(size.init)(jax.random.key(0))
     params, state, losses = drawn, optimizer.init(drawn), []
-    for key in jax.random.split(jax.random.key(1), steps):
+    keys = jax.random.split(jax.random.key(1), steps)
+    for key in track(list(keys), f"{model.name}: training", transient=True):
         params, state, loss = step(params, state, key)
         losses.append(float(loss))
     return drawn, params, losses[0], float(np.mean(losses[-10:]))
@@ -110,7 +112,8 @@ def measure(model: Model) -> list[dict[str, Any]]:
     for weights, params in (("initial", drawn), ("trained", trained)):
         reference = gradients(model, PLAIN, params, data)
         exact = exact_gradients(model, params, data)
-        for variant in variants(model.small):
+        shown = f"{model.name}: {weights} weights"
+        for variant in track(list(variants(model.small)), shown, transient=True):
             found = reference if variant == PLAIN else gradients(model, variant, params, data)
             row = rows.setdefault(variant, {"model": model.name, "variant": variant})
             against = exact if variant == PLAIN else reference
@@ -120,8 +123,8 @@ def measure(model: Model) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def report(models: Sequence[str]) -> list[dict[str, Any]]:
-    """Measure the named models and print a table."""
+def report(models: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
+    """Measure the named models, give the rows so far after each, and print a table."""
     shown = Table(
         title="relative error of the gradient: float32 against float64, others against it"
     )
@@ -136,8 +139,8 @@ def report(models: Sequence[str]) -> list[dict[str, Any]]:
         shown.add_row(f"[bold]{name}", "", losses)
         for row in found:
             shown.add_row(row["variant"], f"{row['initial']:.2e}", f"{row['trained']:.2e}")
+        yield rows
     Console().print(shown)
-    return rows
 
 
 if __name__ == "__main__":

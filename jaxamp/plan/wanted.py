@@ -28,10 +28,12 @@ def find_wanted(
 ) -> list[Precision]:
     """The narrow precision in which every reader takes a value; f32 where there is no such."""
     wanted = [p or F32 for p in stored]
+    unread = bytearray(len(graph.nodes))
     for node in reversed(graph.nodes):
+        unread[node.index] = _is_unread(graph, unread, node)
         for value in node.outs:
             if graph.ours[value] and stored[value] is F32:
-                taken = set(_taken(graph, stored, wanted, choices, links, value))
+                taken = set(_taken(graph, stored, wanted, choices, links, unread, value))
                 wanted[value] = taken.pop() if len(taken) == 1 else F32
     return wanted
 
@@ -42,12 +44,15 @@ def _taken(
     wanted: Sequence[Precision],
     choices: Choices,
     links: Collection[Link],
+    unread: bytearray,
     value: int,
 ) -> Iterator[Precision]:
-    """The precision in which each reader takes a value."""
+    """The precision in which each reader takes a value that is itself read."""
     if value in graph.outputs or value in graph.onward:
         yield F32
     for reader in graph.uses[value]:
+        if unread[reader.index]:
+            continue
         outs = [out for source, out in handed_on(reader, choices, links) if source == value]
         if outs:
             yield from (wanted[out] for out in outs)
@@ -55,3 +60,15 @@ def _taken(
             yield stored[reader.outs[0]] or F32
         else:
             yield choices[reader].operand or F32
+
+
+def _is_unread(graph: Graph, unread: bytearray, node: Node) -> bool:
+    """Whether nothing needs what a node makes: what a program leaves over, XLA drops."""
+    if node.link is Link.BACK or (node.eqn is not None and node.eqn.effects):
+        return False
+    for value in node.outs:
+        if not graph.ours[value] or value in graph.outputs or value in graph.onward:
+            return False  # what is no float may choose a branch
+        if not all(unread[reader.index] for reader in graph.uses[value]):
+            return False
+    return True

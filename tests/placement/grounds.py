@@ -16,6 +16,7 @@ PLACEMENT = (
     *SMALL,
     "Compute is",
     "stored in",
+    "exact in",
     "f32 inside, stored in",
     "movement keeps what it is given",
     "inside a fused region",
