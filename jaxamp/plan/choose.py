@@ -239,18 +239,17 @@ class Chooser:
         pin = self._pin(node, low)
         if pin:
             return Choice(F32, F32, pin.reason, pin.guard)
+        if out in self.unwidened:
+            return Choice(low, low, f"exact in {low.short}: what reads it widens it")
         operand = self._common(node, low) if node.trait in _SAFE_NARROW else F32
-        return Choice(operand, low, self._why_narrow(out, low))
+        return Choice(operand, low, f"stored in {low.short} on the way to Compute")
 
     def _merge(self, node: Node, low: Precision) -> Choice:
         if pin := self._pin(node, low):
             return Choice(F32, F32, pin.reason, pin.guard)
-        return Choice(low, low, self._why_narrow(node.outs[0], low))
-
-    def _why_narrow(self, value: int, low: Precision) -> str:
-        if value in self.unwidened:
-            return f"exact in {low.short}: what reads it widens it"
-        return f"stored in {low.short} on the way to Compute"
+        if node.outs[0] in self.unwidened:
+            return Choice(low, low, f"exact in {low.short}: what reads it widens it")
+        return Choice(low, low, f"stored in {low.short} on the way to Compute")
 
     def _move(self, node: Node, low: Precision) -> Choice:
         return _MOVED
@@ -277,7 +276,7 @@ class Chooser:
         for atom, value in zip(node.eqn.invars, node.ins, strict=True):
             if not self.graph.ours[value]:
                 continue
-            if isinstance(atom, Literal) or value in self.graph.constants:
+            if isinstance(atom, Literal):
                 if not fits(self.graph.constants.get(value), low):
                     return F32
             elif self._as_read(value, node) is not low:
