@@ -2,6 +2,7 @@
 
     python -m benchmarks.trace_cost
     python -m benchmarks.trace_cost --max-ratio 2.0     unsuccessful above that ratio
+    python -m benchmarks.trace_cost --only models
     python -m benchmarks.trace_cost --no-collector      without Python's garbage collector
 
 Three models are differentiated: a transformer of 24 layers written out, one of 12 scanned over with
@@ -211,24 +212,32 @@ def _cells(before: float, after: float, plan: float, memory: float) -> tuple[str
     return *times, f"{plan:.3f} s", f"{memory:.2f}"
 
 
+def _table(programs: str) -> Table:
+    table = Table(title=f"Tracing {programs} under auto_mixed_bf16, JAX {jax.__version__}")
+    table.add_column("program")
+    for heading in ("f alone", "with amp", "ratio", "planning", "memory", "added per equation"):
+        table.add_column(heading, justify="right")
+    return table
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a table, and compare with the bound if one is given."""
     parser = argparse.ArgumentParser(description="What amp adds to tracing.")
     parser.add_argument("--repeat", type=int, default=7, help="rounds after the first (default 7)")
     parser.add_argument("--max-ratio", type=float, help="fail if a model's is larger")
+    parser.add_argument("--only", choices=("models", "chains"), help="leave the other table out")
     parser.add_argument("--no-collector", action="store_true", help="no garbage collection")
     options = parser.parse_args(argv)
 
     if options.no_collector:
         gc.disable()
-    table = Table(title=f"Tracing under auto_mixed_bf16, JAX {jax.__version__}")
-    table.add_column("program")
-    for heading in ("f alone", "with amp", "ratio", "planning", "memory", "added per equation"):
-        table.add_column(heading, justify="right")
-    ratio = measure_models(table, options.repeat)
-    measure_chains(table, options.repeat)
-    console = Console()
-    console.print(table)
+    console, ratio = Console(), 0.0
+    if options.only != "chains":
+        ratio = measure_models(models_table := _table("models"), options.repeat)
+        console.print(models_table)
+    if options.only != "models":
+        measure_chains(chains_table := _table("chains"), options.repeat)
+        console.print(chains_table)
     if options.max_ratio is not None and ratio > options.max_ratio:
         console.print(f"ratio {ratio:.2f} is above {options.max_ratio:.2f}")
         return 1
