@@ -46,6 +46,7 @@ lint: $(VENV)/.installed-test $(VENV)/.installed-dev
 	$(BIN)/pyright
 
 conformance: $(VENV)/.installed-test $(VENV)/.installed-models
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m slow tests
 	$(BIN)/python -m tests.conformance --all --products --random 2000 --soak --models --placement
 
 conformance-sample: $(VENV)/.installed-test

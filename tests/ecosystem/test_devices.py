@@ -111,7 +111,15 @@ def loss_scaled_step(strategy, mesh, by_hand):
 
 @pytest.mark.parametrize(
     ("strategy", "by_hand"),
-    [("fsdp", False), *((strategy, True) for strategy in programs.SPLITS)],  # more: test_processes
+    [
+        ("fsdp", False),  # more: test_processes
+        ("fsdp", True),
+        *(
+            pytest.param(strategy, True, marks=pytest.mark.slow)
+            for strategy in programs.SPLITS
+            if strategy != "fsdp"
+        ),
+    ],
 )
 def test_all_devices_skip_the_step_that_one_cannot_take(strategy, by_hand, mesh, inputs):
     """A NaN in one device's part of the batch: no parameter changes, the scale is halved once."""

@@ -58,7 +58,11 @@ def test_everything_that_is_kept_is_f32(runs):
 
 
 @pytest.mark.parametrize(
-    ("saved", "resumed"), [("auto_mixed_bf16", "always_f32"), ("always_f32", "auto_mixed_bf16")]
+    ("saved", "resumed"),
+    [
+        ("auto_mixed_bf16", "always_f32"),
+        pytest.param("always_f32", "auto_mixed_bf16", marks=pytest.mark.slow),
+    ],
 )
 def test_checkpoints_are_restored_into_either_world(example, runs, saved, resumed):
     """Training goes on under another policy as it would have under the same."""
