@@ -228,6 +228,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=("models", "chains"), help="leave the other table out")
     parser.add_argument("--no-collector", action="store_true", help="no garbage collection")
     options = parser.parse_args(argv)
+    if options.only == "chains" and options.max_ratio is not None:
+        parser.error("--max-ratio is about models, which --only chains leaves out")
 
     if options.no_collector:
         gc.disable()

@@ -160,7 +160,7 @@ def _written(
     module: Module, computation: Computation, line: Instruction
 ) -> Iterator[tuple[Array, int]]:
     if line.op in _STARTED:
-        results = line.results[_STARTED[line.op] :][:1]
+        results = (line.results[_STARTED[line.op]],)
         stored = [array.bytes for array in results]
     elif line.op == "fusion":
         inner = module.computations[line.attribute("calls") or ""]

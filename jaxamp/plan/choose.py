@@ -239,17 +239,18 @@ class Chooser:
         pin = self._pin(node, low)
         if pin:
             return Choice(F32, F32, pin.reason, pin.guard)
-        if out in self.unwidened:
-            return Choice(low, low, f"exact in {low.short}: what reads it widens it")
         operand = self._common(node, low) if node.trait in _SAFE_NARROW else F32
-        return Choice(operand, low, f"stored in {low.short} on the way to Compute")
+        return self._lowered(out, operand, low)
 
     def _merge(self, node: Node, low: Precision) -> Choice:
         if pin := self._pin(node, low):
             return Choice(F32, F32, pin.reason, pin.guard)
-        if node.outs[0] in self.unwidened:
+        return self._lowered(node.outs[0], low, low)
+
+    def _lowered(self, out: int, operand: Precision, low: Precision) -> Choice:
+        if out in self.unwidened:
             return Choice(low, low, f"exact in {low.short}: what reads it widens it")
-        return Choice(low, low, f"stored in {low.short} on the way to Compute")
+        return Choice(operand, low, f"stored in {low.short} on the way to Compute")
 
     def _move(self, node: Node, low: Precision) -> Choice:
         return _MOVED
