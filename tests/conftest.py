@@ -5,6 +5,7 @@ import os
 _FLAGS = {
     # Otherwise XLA may skip the roundings to bfloat16 that the tests are about.
     "--xla_allow_excess_precision": "false",
+    "--xla_cpu_experimental_ynn_fusion_type": "",  # the same, of products with what surrounds them
     "--xla_force_host_platform_device_count": "8",
 }
 

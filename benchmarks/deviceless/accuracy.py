@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_allow_excess_precision=false"
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_allow_excess_precision=false --xla_cpu_experimental_ynn_fusion_type="
 ).strip()
 
 import jax

@@ -19,6 +19,7 @@ from jaxamp.plan.facts import DENSE, LARGE, SOLVED, TINY, WIDENED, Facts, moveme
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.plan.interior import Interior, scatters
+from jaxamp.plan.shifted import is_only_shifted, outweighs_operands
 from jaxamp.policy import Guard, PrecisionPolicy
 from jaxamp.taxonomy import OpKind, Trait
 
@@ -196,6 +197,10 @@ class Chooser:
         if not self.demand.reaches[out]:
             if self.demand.escapes[out] and self.policy.allreduce is low:
                 return Choice(low, low, f"a gradient, in {low.short} for its sum over devices")
+            if self._pays_in_memory(node, low):
+                return Choice(
+                    low, low, f"larger than its operands: stored in {low.short}", None, F32
+                )
             reason = f"operands in {low.short}; result never reaches Compute again"
             return Choice(low, F32, reason, Guard.NO_GAIN, F32)
         if Guard.SENSITIVE in self.guards and self._feeds_only_sensitive(out):
@@ -206,6 +211,13 @@ class Chooser:
             reason = f"operands in {low.short}; result goes into an f32 carry"
             return Choice(low, F32, reason, Guard.LOOP_CARRY, F32)
         return Choice(low, low, f"Compute is {low.short} in the policy", None, F32)
+
+    def _pays_in_memory(self, node: Node, low: Precision) -> bool:
+        """Whether a product that reaches no other is large, and its rounding is harmless."""
+        if Guard.RANGE in self.guards and low is Precision.F16:
+            return False  # f32 logits may be beyond it
+        graph, (out,) = self.graph, node.outs
+        return outweighs_operands(graph, node) and is_only_shifted(graph, out)
 
     def _is_scaled_down(self, value: int) -> bool:
         """Whether all that reads a value first makes it smaller: by then it may fit."""

@@ -15,6 +15,7 @@ SMALL = ("not an activation", "a scalar")
 PLACEMENT = (
     *SMALL,
     "Compute is",
+    "larger than its operands",
     "stored in",
     "exact in",
     "f32 inside, stored in",

@@ -1,0 +1,104 @@
+"""Logits of a large vocabulary are stored narrow where a loss reads them, and nothing else is."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxamp import PrecisionPolicy, amp
+from tests.audit import equations
+
+ROWS, WIDTH, WORDS = 32, 16, 200
+LABELS = np.arange(ROWS)
+BF16, F16 = PrecisionPolicy.AUTO_MIXED_BF16, PrecisionPolicy.AUTO_MIXED
+
+Head = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def of_logits(read: Callable[[jax.Array], jax.Array]) -> Head:
+    return lambda x, w: read(x @ w)
+
+
+def picked(rows: jax.Array) -> jax.Array:
+    return jnp.mean(jnp.take_along_axis(rows, LABELS[:, None], axis=-1))
+
+
+def by_logsumexp(logits: jax.Array) -> jax.Array:
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1)) - picked(logits)
+
+
+def capped(logits: jax.Array) -> jax.Array:
+    logits = 30 * jnp.tanh((logits + jnp.ones(WORDS)) / 30)
+    logits = jnp.where(jnp.arange(WORDS) < 150, logits, -jnp.inf)
+    return optax.softmax_cross_entropy_with_integer_labels(logits, LABELS).mean()
+
+
+def distance(products: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.min(900 - 2 * products, axis=-1))
+
+
+NARROW = {
+    "log_softmax": of_logits(lambda logits: picked(jax.nn.log_softmax(logits))),
+    "softmax": of_logits(lambda logits: jnp.mean(jax.nn.softmax(logits) ** 2)),
+    "logsumexp": of_logits(by_logsumexp),
+    "capped": of_logits(capped),
+}
+WIDE = {
+    "squared": of_logits(lambda prediction: jnp.mean((prediction - 1.0) ** 2)),
+    "distance": of_logits(distance),
+    "exponential": of_logits(lambda logits: jnp.mean(jnp.exp(logits))),
+    "argmax": of_logits(lambda logits: jnp.argmax(logits, axis=-1)),
+    "returned": of_logits(lambda logits: (logits, by_logsumexp(logits))),
+    "centred": of_logits(lambda y: jnp.mean((y - jnp.mean(y, axis=0)) ** 2)),
+    "small": lambda x, w: jnp.mean(jax.nn.log_softmax(x @ w[:, :8])),
+}
+
+
+@pytest.fixture
+def args() -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(ROWS, WIDTH)), rng.normal(size=(WIDTH, WORDS))
+    return jnp.float32(x), jnp.float32(w)
+
+
+def dtypes_of_products(fn: Callable[..., object], *args: jax.Array) -> set[str]:
+    return {
+        str(eqn.outvars[0].aval.dtype)
+        for eqn in equations(jax.make_jaxpr(fn)(*args).jaxpr)
+        if eqn.primitive.name == "dot_general"
+    }
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_a_loss_reads_rounded_logits(name: str, args: tuple[jax.Array, jax.Array]) -> None:
+    assert dtypes_of_products(amp(NARROW[name], BF16), *args) == {"bfloat16"}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_what_is_read_in_any_other_way_is_not_rounded(
+    name: str, args: tuple[jax.Array, jax.Array]
+) -> None:
+    assert dtypes_of_products(amp(WIDE[name], BF16), *args) == {"float32"}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_float16_logits_might_overflow(name: str, args: tuple[jax.Array, jax.Array]) -> None:
+    assert dtypes_of_products(amp(NARROW[name], F16), *args) == {"float32"}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_gradients_are_as_good_as_those_of_the_differentiated_program(
+    name: str, args: tuple[jax.Array, jax.Array]
+) -> None:
+    """Inside of `amp` the cotangent's way leads to Compute, so there logits were always rounded."""
+    head = NARROW[name]
+    exact = jax.grad(head, argnums=(0, 1))(*args)
+    outside = jax.grad(amp(head, BF16), argnums=(0, 1))(*args)
+    inside = amp(jax.grad(head, argnums=(0, 1)), BF16)(*args)
+    for true, ours, theirs in zip(exact, outside, inside, strict=True):
+        norm = jnp.linalg.norm(true)
+        assert jnp.linalg.norm(ours - true) <= 1.1 * jnp.linalg.norm(theirs - true)
+        assert jnp.linalg.norm(ours - true) <= 0.02 * norm
