@@ -14,6 +14,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, DebugInfo
 
 from jaxamp.calls import Layout, is_array
+from jaxamp.comparisons import compare_results
 from jaxamp.constants import Constants
 from jaxamp.errors import OutputError
 from jaxamp.sharing import share_rules
@@ -80,7 +81,7 @@ def trace(
     with jax.disable_jit(False):  # the jaxpr is the same; running it obeys the user's setting
         jaxpr = jax.make_jaxpr(flat)(*traced)
     assert outputs is not None
-    return share_rules(jaxpr), outputs
+    return compare_results(share_rules(jaxpr)), outputs
 
 
 def _debug_info(function: Callable[..., Any], name: str, names: Sequence[str]) -> DebugInfo:

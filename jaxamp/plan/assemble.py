@@ -41,13 +41,14 @@ def assemble(
     echoes: Mapping[int, Precision],
     stored: Storage,
     unwidened: Collection[int],
+    signed: Collection[int],
     choices: dict[Node, Choice],
     outputs: Storage | None,
 ) -> JaxprPlan:
     """The plan of the outermost jaxpr, in which equal plans of one jaxpr are one object."""
     assembler = _Assembler(graph, readings, fusions, held, echoes, stored, unwidened, choices)
     returned = [Precision.F32 if graph.ours[v] else None for v in frame.exits]
-    return assembler.plan(frame, returned if outputs is None else list(outputs))
+    return assembler.plan(frame, returned if outputs is None else list(outputs), signed=signed)
 
 
 def grounds_of(frame: Frame, choices: Mapping[Node, Choice]) -> tuple[Ground, ...]:
@@ -118,10 +119,12 @@ class _Assembler:
         *,
         fused: bool = False,
         invariants: int = 0,
+        signed: Collection[int] = (),
     ) -> JaxprPlan:
         """The plan of a jaxpr; `fused` if it is part of a group as a whole.
 
-        `invariants` of its first inputs are the same in every turn of a loop.
+        `invariants` of its first inputs are the same in every turn of a loop; `signed` is what a
+        derivative rule keeps, as rectified.py says.
         """
         groups = [] if fused or self.fusions is None else self.fusions.groups(frame)
         grouped = {index for group in groups for index in group}
@@ -134,6 +137,10 @@ class _Assembler:
             else self._how_of_nest(site, fused=fused or index in grouped)
             for index, site in enumerate(frame.sites)
         ]
+        if signed:
+            hows = [
+                _keeping(site, how, signed) for site, how in zip(frame.sites, hows, strict=True)
+            ]
         made = tuple((r.var, *map(id, (m.eqn for m in r.makings))) for r in remakes)
         rounded = _rounded(frame.jaxpr, hows, invariants)
         arriving = inputs, made, rounded
@@ -204,8 +211,9 @@ class _Assembler:
         )
         no, none = (False,) * len(nest.outs), (None,) * len(nest.outs)
         # What its body holds is gone where JAX takes a rule instead of the body.
+        by_rules = () if self.fusions is None else self.fusions.by_rules
         has_rule = nest.eqn.primitive.name in wiring.RULED
-        held = tuple([v in self.held for v in nest.outs]) if has_rule else no
+        held = [has_rule and v in self.held and v not in by_rules for v in nest.outs]
         storage = self.inside if fused else self.stored
         return self._one(
             _of(nest.entries, self.original if nest.keeps_signature else storage),
@@ -213,7 +221,7 @@ class _Assembler:
             (None,) * len(nest.entries),
             None,
             _of(nest.outs, self.stored),
-            held,
+            tuple(held),
             no,
             none,
             inner,
@@ -254,6 +262,12 @@ class _Assembler:
 
 def _of(values: Sequence[int], storage: Storage) -> tuple[Precision | None, ...]:
     return tuple([storage[v] for v in values])
+
+
+def _keeping(site: Node | Nest, how: How, kept: Collection[int]) -> How:
+    """How a site runs that holds and keeps some of its results."""
+    is_kept = tuple([v in kept for v in site.outs])
+    return replace(how, held=is_kept, kept=is_kept) if any(is_kept) else how
 
 
 def _rounded(jaxpr: Jaxpr, hows: Sequence[How], invariants: int) -> Forms:

@@ -19,6 +19,7 @@ from jaxamp.plan.facts import DENSE, LARGE, SOLVED, TINY, WIDENED, Facts, moveme
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.plan.interior import Interior, scatters
+from jaxamp.plan.rectified import find_signed
 from jaxamp.plan.shifted import is_only_shifted, outweighs_operands
 from jaxamp.policy import Guard, PrecisionPolicy
 from jaxamp.taxonomy import OpKind, Trait
@@ -106,6 +107,7 @@ class Chooser:
         self.copies: dict[int, Precision] = {}  # what far readers get of a fused value
         self.either: set[int] = set()  # f32, though a narrow format would hold it
         self.exact = Exact(graph, interior)
+        self.signed = find_signed(graph, interior)
         self.unwidened: set[int] = set()  # narrow inside a fused region: see exact.py
         self._made: dict[Choice, Choice] = {}  # equal ones are one object
         self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.ours]
@@ -326,6 +328,8 @@ class Chooser:
     def _pin(self, node: Node, low: Precision) -> Pin | None:
         """Why a value that is not made by Compute has to stay in f32, if it has to."""
         outs = [v for v in node.outs if self.graph.ours[v]]
+        if self.signed.issuperset(outs):
+            return None
         if Guard.NO_GAIN in self.guards:
             if is_state_update(self.facts, self.demand, node):
                 return Pin("updates a value of the caller's", Guard.NO_GAIN)

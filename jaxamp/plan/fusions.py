@@ -29,6 +29,7 @@ class Fusions:
 
     Attributes:
       kept: values inside a group that the backward pass reads rather than computes again.
+      by_rules: values of a group that a derivative rule holds and keeps: see rectified.py.
       again: values that a later group computes again rather than reads.
     """
 
@@ -45,6 +46,7 @@ class Fusions:
         self.graph, self.facts, self.interior, self.stored = graph, facts, interior, stored
         self.unwidened = unwidened
         self.kept = bytearray(len(graph.avals))
+        self.by_rules: set[int] = set()
         self.again = bytearray(len(graph.avals))
         self._members = bytearray(len(graph.nodes))
         self._frames: dict[int, Frame] = {}  # per value of a group, where the group is
@@ -132,7 +134,10 @@ class Fusions:
         is_statistic = self._statistics[node.index]
         for value in node.outs:
             if self.graph.ours[value]:
-                self.kept[value] = is_statistic or self._is_stored(value)
+                if self._has_a_rule(value):
+                    self.by_rules.add(value)
+                is_kept = is_statistic or self._is_stored(value) or value in self.by_rules
+                self.kept[value] = is_kept
             self.again[value] = not is_statistic and self._is_cheap(value)
 
     def _is_cheap(self, value: int) -> bool:
@@ -140,7 +145,14 @@ class Fusions:
         if value in self.graph.outputs or self.facts.state[value]:
             return False
         is_activation = self.graph.ours[value] and self.facts.dense[value]
+        if value in self.interior.rectified and not self.interior.joined[value]:
+            return True  # what it is made of is read anyway
         return not is_activation or bool(self.interior.fused[value])
+
+    def _has_a_rule(self, value: int) -> bool:
+        """Whether a derivative rule had better read a stored result than all it is made of."""
+        is_cut_off = value in self.interior.rectified and value in self.graph.ruled_results
+        return is_cut_off and bool(self.interior.joined[value]) and is_narrow(self.stored[value])
 
     def _is_stored(self, value: int) -> bool:
         """Whether a narrow value is read both here and later."""

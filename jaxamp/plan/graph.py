@@ -146,6 +146,7 @@ class Graph:
       later: inputs that arrive after the rest has been computed: tangents.
       onward: results that leave narrow: read by Compute outside.
       ruled: what functions take that have derivatives of their own.
+      ruled_results: what these functions give.
       uses: nodes that read each value.
     """
 
@@ -161,6 +162,7 @@ class Graph:
     later: set[int] = field(default_factory=set)
     onward: set[int] = field(default_factory=set)
     ruled: set[int] = field(default_factory=set)
+    ruled_results: set[int] = field(default_factory=set)
     predicates: list[int] = field(default_factory=list)
     carries: list[Carry] = field(default_factory=list)
     uses: list[list[Node]] = field(default_factory=list)
@@ -267,6 +269,8 @@ class _Unfolder:
         if eqn.primitive.name in wiring.RULED:
             self.graph.ruled.update(ins)
         frame = self.frame(wiring.call_body(eqn), ins, scope)
+        if eqn.primitive.name in wiring.RULED:
+            self.graph.ruled_results.update(frame.exits)
         return Nest(eqn, op, scope, ins, frame.exits, (frame,))
 
     def _branch(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:

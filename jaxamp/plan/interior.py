@@ -20,6 +20,7 @@ from jaxamp.taxonomy import Trait
 _ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)
 _FREE_READERS = (*_ARITHMETIC, Role.REDUCE, Role.FIXED, Role.CONVERT)
 _KERNELS = (Role.CONTRACT, Role.FIXED, Role.LINK)
+_SIGNS = ("gt", "le")
 _NONE, _SEVERAL = -1, -2
 _NEVER = 1 << 60  # a depth that nothing has
 
@@ -34,12 +35,22 @@ class Interior:
         stored is never ready to be fused.
       kernels: whether each node is a kernel of its own, which fuses nothing.
       fused: whether a value stays in f32 for the readers of its own depth.
+      joined: whether a value is made of several stored activations.
+      rectified: what is cut off at zero.
     """
 
     depth: list[int]
     ready: list[int]
     kernels: bytearray
     fused: bytearray
+    joined: bytearray
+    rectified: set[int]
+
+    def reads_sign(self, graph: Graph, reader: Node) -> bool:
+        """Whether a node compares what is cut off at zero with zero: any format will do."""
+        if reader.name not in _SIGNS or reader.ins[0] not in self.rectified:
+            return False
+        return graph.constants.get(reader.ins[1]) == 0
 
     def is_far(self, value: int, reader: Node) -> bool:
         """Whether a reader takes what is stored, or comes after a later kernel than the value."""
@@ -49,7 +60,8 @@ class Interior:
 def find_interior(graph: Graph, facts: Facts) -> Interior:
     """Looks backward for what readers take in f32, then forward for what is cheaper to store."""
     depth = [int(value in graph.later) for value in range(len(graph.avals))]
-    interior = Interior(depth, [], bytearray(len(graph.nodes)), bytearray(len(graph.avals)))
+    fused, joined = bytearray(len(graph.avals)), bytearray(len(graph.avals))
+    interior = Interior(depth, [], bytearray(len(graph.nodes)), fused, joined, set())
     _find_depths(graph, interior)
     for node in reversed(graph.nodes):
         if node.role in _ARITHMETIC or (node.role is Role.REDUCE and not scatters(node)):
@@ -85,6 +97,8 @@ def _find_depths(graph: Graph, interior: Interior) -> None:
         # A sum of many takes f32: what it adds up may cancel.
         picks = is_window and (node.trait is Trait.EXTREMUM or scatters(node))
         takes_stored = picks or role is Role.LINK or role is Role.CONTRACT
+        if node.name == "max" and any(graph.constants.get(v) == 0 for v in node.ins):
+            interior.rectified.update(node.outs)
         ready.append(_NEVER if takes_stored else reached)
         if node.ins and node.link is not Link.BACK:
             for value in node.outs:
@@ -96,7 +110,7 @@ def _is_fused(graph: Graph, interior: Interior, value: int) -> bool:
     if value in graph.outputs or value in graph.onward:
         return False
     readers = graph.uses[value]
-    near = [r for r in readers if not interior.is_far(value, r)]
+    near = [r for r in readers if not (interior.is_far(value, r) or interior.reads_sign(graph, r))]
     if not near:  # cheaper to compute again than to store and read
         return bool(readers) and not any(interior.kernels[r.index] for r in readers)
     return all(r.role in _FREE_READERS for r in near)
@@ -111,16 +125,19 @@ def _store_what_joins(graph: Graph, facts: Facts, interior: Interior) -> None:
     dense, fused = facts.dense, interior.fused
     made_of = [_NONE] * len(graph.avals)  # the one stored value that feeds a fused one
     for node in graph.nodes:
-        joins = False
+        any_dense = False
         for value in node.outs:
             made_of[value] = value if dense[value] else _NONE
-            joins |= dense[value] and fused[value]
-        if not joins or node.role not in _ARITHMETIC:
+            any_dense |= dense[value]
+        if not any_dense or node.role not in _ARITHMETIC:
             continue
         for value, parts in _parts(node):
-            if not (dense[value] and fused[value]):
+            if not dense[value]:
                 continue
             joined = _join([made_of[v] for v in parts])
+            interior.joined[value] = joined == _SEVERAL
+            if not fused[value]:
+                continue
             if joined == _SEVERAL and _is_read_later(graph, interior, value):
                 fused[value] = 0
             else:

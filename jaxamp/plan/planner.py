@@ -94,7 +94,7 @@ def make_plan(
     )
     body = assemble(
         *(graph, frame, readings, fusions, held, echoes),
-        *(chooser.stored, chooser.unwidened, choices, outputs),
+        *(chooser.stored, chooser.unwidened, chooser.signed, choices, outputs),
     )
     return Plan(
         body=body,

@@ -26,6 +26,7 @@ class Readings:
       copies: precision of the copy that far readers of a fused value get.
       sums_wide: whether the cotangents that dots give to boundary values are f32 before they meet
         others, be they of other uses or of other devices.
+      low: that of operands of contractions, if it is narrow.
     """
 
     graph: Graph
@@ -33,9 +34,16 @@ class Readings:
     copies: Mapping[int, Precision]
     interior: Interior
     sums_wide: bool
+    low: Precision | None
 
     def also(self, node: Node, choice: Choice, stored: Sequence[Precision | None]) -> Also:
-        """The operands of a contraction that round boundary values, as those are stored."""
+        """What a node reads twice: boundary values as they are stored, and in another precision.
+
+        A contraction rounds them, and is differentiated by what they are. What is reversed is
+        rounded before, too: XLA knows the derivative of a convolution by its reversed weights.
+        """
+        if node.name == "rev" and self.low and self._is_reversed_weight(node, stored):
+            return ((0, self.low),)
         if node.role is not Role.CONTRACT or not self.sums_wide:
             return ()
         if choice.scaled or not is_narrow(choice.operand):
@@ -44,6 +52,11 @@ class Readings:
             return ()
         pairs = enumerate(node.ins)
         return tuple((i, None) for i, v in pairs if self.fresh[v] and stored[v] is Precision.F32)
+
+    def _is_reversed_weight(self, node: Node, stored: Sequence[Precision | None]) -> bool:
+        (out,) = node.outs
+        is_wide = self.fresh[out] and stored[out] is Precision.F32
+        return bool(is_wide) and any(r.role is Role.CONTRACT for r in self.graph.uses[out])
 
     def copy_for(self, value: int, reader: Node) -> Precision | None:
         """The copy that a reader gets, ``None`` for the value itself."""
@@ -74,4 +87,5 @@ def find_readings(
         elif is_state_update(facts, demand, node):
             for out in node.outs:
                 fresh[out] = 1
-    return Readings(graph, fresh, copies, interior, not is_narrow(policy.allreduce))
+    low = policy.base if is_narrow(policy.base) else None
+    return Readings(graph, fresh, copies, interior, not is_narrow(policy.allreduce), low)

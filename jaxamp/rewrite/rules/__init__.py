@@ -8,6 +8,7 @@ from jaxamp.rewrite.rules import (
     conversion,
     custom_derivatives,
     manual,
+    movement,
     typed_updates,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "conversion",
     "custom_derivatives",
     "manual",
+    "movement",
     "typed_updates",
 ]

@@ -15,6 +15,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp import _compat
+from jaxamp.comparisons import compare_results
 from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan import Decision, make_plan
 from jaxamp.rewrite.interpreter import interpret
@@ -48,6 +49,8 @@ def custom_jvp(
             *(p for p, z in zip(plan.outputs, out_zeros, strict=True) if not z),
         ]
         closed = ClosedJaxpr(jaxpr, captured)
+        if any(any(inner.kept) for inner in plan.walk()):
+            closed = compare_results(closed)
         # Tangents go on: transposed, what made them must have been narrow.
         onward = [i >= len(out_zeros) or is_narrow(p) for i, p in enumerate(wanted)]
         later = [*[False] * len(primals), *[True] * len(nonzero)]

@@ -1,0 +1,22 @@
+"""Movement that is done to a value and to its rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+
+from jaxamp import _compat
+from jaxamp.plan import Decision
+from jaxamp.rewrite.registry import Context, parted, rewrites
+
+
+@rewrites("rev")
+def reverse(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Reverses what it is given, and the rounding if there is one."""
+    operands, rounded = parted(eqn, operands)
+    values = [*operands, *rounded]
+    return [result for value in values for result in _compat.bind(eqn, [value])]
