@@ -82,6 +82,9 @@ class Equation:
         if decision is not None and decision.sent is not None:
             storage.arrive(self.casts, eqn.outvars[0], decision.sent)
             self.stored = [decision.sent]
+        if decision is not None and self.trait is Trait.SHAPE:
+            for _, precision in decision.also:
+                storage.accompany(eqn.outvars[0], precision)
 
     @property
     def place(self) -> Place:

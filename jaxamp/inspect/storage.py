@@ -48,6 +48,11 @@ class Storage:
         self._count(casts, self._casts, (var, precision))
         self._arrived.add((var, precision))
 
+    def accompany(self, var: Any, precision: Precision) -> None:
+        """A rounding that was made beside a value, of a rounding."""
+        self._casts.add((var, precision))
+        self._arrived.add((var, precision))
+
     def source(
         self, atom: Any, copy: Precision | None, precision: Precision | None
     ) -> Precision | None:
