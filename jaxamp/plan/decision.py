@@ -58,7 +58,7 @@ class How:
       scaled: how the operands of a dot are quantized, once they have been cast.
       also: operands that are read a second time, by index and precision. A dot reads boundary
         values as they are stored beside their roundings: its cotangents go there, in f32. A loop
-        reads casts of what is the same in every turn; a reversal of weights reverses their rounding.
+        reads casts of what is the same in every turn. A reversal reverses a rounding too.
     """
 
     operands: tuple[Precision | None, ...]
