@@ -32,7 +32,6 @@ ROOT = Path(__file__).parent.parent.parent
 FOLDER = Path.home() / ".cache" / "jaxamp-peers"
 FIGURES = ROOT / "docs/peers.json"
 PLATFORMS = {"h200": "cuda", "v5e": "tpu"}
-FLAGS = "--xla_allow_excess_precision=false"
 
 
 def environment(peer: Peer) -> Path:
@@ -59,7 +58,7 @@ def ask(peer: Peer, targets: list[str], references: Path) -> dict[str, Any]:
             "platforms": [PLATFORMS[target] for target in targets],
         }
         (folder / "job.json").write_text(json.dumps(job))
-        _run(environment(peer), peer.script, folder, path=ROOT if peer.is_here else None)
+        _run(environment(peer), peer, folder)
         found = json.loads((folder / "result.json").read_text())
         for program in peer.programs:
             if "value" in found[program]:
@@ -73,12 +72,12 @@ def ask(peer: Peer, targets: list[str], references: Path) -> dict[str, Any]:
     return {"lines": peer.lines, **found}
 
 
-def _run(python: Path, script: str, folder: Path, *extra: str, path: Path | None = None) -> None:
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": FLAGS}
+def _run(python: Path, peer: Peer, folder: Path, *extra: str) -> None:
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": peer.flags}
     env.pop("PYTHONPATH", None)
-    if path is not None:
-        env["PYTHONPATH"] = str(path)
-    command = [str(python), str(Path(__file__).with_name(script)), str(folder), *extra]
+    if peer.is_here:
+        env["PYTHONPATH"] = str(ROOT)
+    command = [str(python), str(Path(__file__).with_name(peer.script)), str(folder), *extra]
     subprocess.run(command, check=True, env=env)
 
 
@@ -116,7 +115,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         references = Path(name)
         if not options.table:
-            _run(Path(sys.executable), "inside.py", references, "reference", path=ROOT)
+            _run(Path(sys.executable), PEERS[0], references, "reference")
         for peer in [] if options.table else chosen:
             print(f"running {peer.name}", flush=True)
             found = ask(peer, options.target, references)

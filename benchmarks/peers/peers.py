@@ -30,7 +30,14 @@ class Peer:
         """Whether it runs where jaxamp itself is installed."""
         return self.adapter in ("f32", "ours", "ours_around")
 
+    @property
+    def flags(self) -> str:
+        """What XLA is told: to keep no more precision than was written."""
+        is_old = "jaxlib==0.4.30" in self.packages  # it knows no fusions of products
+        return KEEP if is_old else f"{KEEP} --xla_cpu_experimental_ynn_fusion_type="
 
+
+KEEP = "--xla_allow_excess_precision=false"
 FUNCTIONS = ("block", "scanned", "whitened")
 FLAX = ("flax",)
 HALIAX = ("haliax",)
