@@ -134,7 +134,7 @@ class Fusions:
         is_statistic = self._statistics[node.index]
         for value in node.outs:
             if self.graph.ours[value]:
-                if self._has_a_rule(value):
+                if self._is_kept_by_rule(value):
                     self.by_rules.add(value)
                 is_kept = is_statistic or self._is_stored(value) or value in self.by_rules
                 self.kept[value] = is_kept
@@ -149,10 +149,12 @@ class Fusions:
             return True  # what it is made of is read anyway
         return not is_activation or bool(self.interior.fused[value])
 
-    def _has_a_rule(self, value: int) -> bool:
-        """Whether a derivative rule had better read a stored result than all it is made of."""
-        is_cut_off = value in self.interior.rectified and value in self.graph.ruled_results
-        return is_cut_off and bool(self.interior.joined[value]) and is_narrow(self.stored[value])
+    def _is_kept_by_rule(self, value: int) -> bool:
+        """Whether a rule cuts a value off at zero that a product's derivative needs anyway."""
+        if value not in self.interior.rectified or value not in self.graph.ruled_results:
+            return False
+        is_multiplied = any(r.role is Role.CONTRACT for r in self.graph.uses[value])
+        return is_multiplied and is_narrow(self.stored[value])
 
     def _is_stored(self, value: int) -> bool:
         """Whether a narrow value is read both here and later."""
