@@ -44,6 +44,7 @@ class _Comparisons:
 
     def __init__(self) -> None:
         self._changed: dict[int, Jaxpr] = {}
+        self._closed: dict[int, ClosedJaxpr] = {}
         self._cuts_off: dict[int, bool] = {}
         self._returned: dict[int, dict[int, tuple[int, JaxprEqn]]] = {}
         self._plain: set[Primitive] = set()  # which hold no jaxprs
@@ -84,7 +85,9 @@ class _Comparisons:
             return self.of(param)
         if isinstance(param, ClosedJaxpr):
             jaxpr = self.of(param.jaxpr)
-            return param if jaxpr is param.jaxpr else param.replace(jaxpr=jaxpr)
+            if jaxpr is param.jaxpr:
+                return param
+            return self._closed.setdefault(id(param), param.replace(jaxpr=jaxpr))
         parts = tuple(map(self._param, param))
         return param if all(map(operator.is_, parts, param)) else parts
 

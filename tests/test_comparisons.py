@@ -76,6 +76,18 @@ def test_the_result_is_compared(name: str) -> None:
     assert not any(id(eqn.invars[0]) in cut_off for eqn in compared)
 
 
+def test_calls_of_one_function_stay_calls_of_one() -> None:
+    """Else each would be compiled by itself."""
+    layer = jax.jit(lambda x: (jax.nn.relu(x), x > 0))
+
+    def two_layers(x: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+        return [layer(x), layer(x + 1)]
+
+    after = compare_results(jax.make_jaxpr(two_layers)(SPECIAL))
+    first, second = (e.params["jaxpr"] for e in after.jaxpr.eqns if e.primitive.name == "jit")
+    assert first is second
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_anything_else_is_left_alone(name: str) -> None:
     before = jax.make_jaxpr(OTHERS[name])(SPECIAL)
