@@ -150,11 +150,13 @@ class Fusions:
         return not is_activation or bool(self.interior.fused[value])
 
     def _is_kept_by_rule(self, value: int) -> bool:
-        """Whether a rule cuts a value off at zero that a product's derivative needs anyway."""
-        if value not in self.interior.rectified or value not in self.graph.ruled_results:
-            return False
-        is_multiplied = any(r.role is Role.CONTRACT for r in self.graph.uses[value])
-        return is_multiplied and is_narrow(self.stored[value])
+        """Whether a rule cuts off at zero what it had better read than make again.
+
+        That is what joins several arrays. What is made of one, a TPU need not even store: it fuses
+        this with the convolution that reads it.
+        """
+        is_cut_off = value in self.interior.rectified and value in self.graph.ruled_results
+        return is_cut_off and bool(self.interior.joined[value]) and is_narrow(self.stored[value])
 
     def _is_stored(self, value: int) -> bool:
         """Whether a narrow value is read both here and later."""
