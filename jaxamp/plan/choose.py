@@ -328,7 +328,7 @@ class Chooser:
     def _pin(self, node: Node, low: Precision) -> Pin | None:
         """Why a value that is not made by Compute has to stay in f32, if it has to."""
         outs = [v for v in node.outs if self.graph.ours[v]]
-        if self.signed.issuperset(outs):
+        if outs and self.signed.issuperset(outs):
             return None
         if Guard.NO_GAIN in self.guards:
             if is_state_update(self.facts, self.demand, node):
