@@ -33,7 +33,7 @@ from benchmarks.deviceless.models.model import Model
 from benchmarks.deviceless.variants import PLAIN, variants
 
 STEPS = 300
-BATCHES = 4
+BATCHES = 12
 """Batches over which an error is averaged."""
 
 

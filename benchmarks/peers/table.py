@@ -84,7 +84,8 @@ def picture(figures: Figures, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     drawn = [target for target in TARGETS if all(bar[1] for bar in _bars(figures, target))]
-    figure, panels = plt.subplots(1, len(drawn), figsize=(7 * len(drawn), 5), squeeze=False)
+    size = 5.5 * len(drawn), 5
+    figure, panels = plt.subplots(1, len(drawn), figsize=size, squeeze=False, sharey=True)
     for axes, target in zip(panels[0], drawn, strict=True):
         bars = list(_bars(figures, target))
         for place, (name, ratio, error) in enumerate(bars):
@@ -95,7 +96,7 @@ def picture(figures: Figures, path: Path) -> None:
         words = f"bytes moved, compiled for {TARGETS[target]}, as a part of float32's"
         axes.set(xlim=(0, 1.7), xlabel=words)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.invert_yaxis()
+    panels[0, 0].invert_yaxis()
     figure.savefig(path, dpi=120, bbox_inches="tight")
     plt.close(figure)
 
