@@ -8,6 +8,7 @@ from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.graph import Node
 from jaxamp.taxonomy import Trait
 from tests.placement.extract import Placing
+from tests.placement.grounds import moved
 from tests.placement.problem import NARROW
 from tests.placement.program import Program
 
@@ -35,7 +36,14 @@ def planned(program: Program, placing: Placing) -> list[bool]:
 
 
 def _is_copied(program: Program, value: int, reader: Node) -> bool:
-    """Whether a later reader of a value reads a narrow copy."""
-    if reader not in program.decisions or not program.is_far(value, reader):
+    """Whether later readers of a value, or of what one moves it to, read a narrow copy."""
+    if reader not in program.decisions:
         return True
+    if not program.is_far(value, reader):
+        return all(
+            _is_copied(program, out, later)
+            for source, out in moved(program, reader)
+            if source == value
+            for later in program.graph.uses[out]
+        )
     return is_narrow(program.decisions[reader].copies[reader.ins.index(value)])
