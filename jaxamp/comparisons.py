@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Va
 
 from jaxamp import _compat
 
-_COMPARISONS = ("gt", "le")  # which say the same of `x` and of `max(x, 0)`
+SIGNS = ("gt", "le")  # comparisons with zero that say the same of `x` and of `max(x, 0)`
 
 
 def compare_results(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -60,9 +60,9 @@ class _Comparisons:
         eqns: list[JaxprEqn] = []
         for eqn in jaxpr.eqns:
             operand = self._cut_off(eqn)
-            if operand is not None:
+            if operand is not None and not isinstance(eqn.outvars[0], _compat.DropVar):
                 cut[operand] = eqn.outvars[0]
-            elif cut and eqn.primitive.name in _COMPARISONS:
+            elif cut and eqn.primitive.name in SIGNS:
                 eqn = _compared(eqn, cut)
             if eqn.primitive not in self._plain:
                 eqns += self._outside(self._inside(eqn))
@@ -141,7 +141,7 @@ def _comparisons(body: Jaxpr) -> dict[int, tuple[int, JaxprEqn]]:
     return {
         places[eqn.outvars[0]]: (places[eqn.invars[0]], eqn)
         for eqn in body.eqns
-        if eqn.primitive.name in _COMPARISONS and eqn.outvars[0] in places
+        if eqn.primitive.name in SIGNS and eqn.outvars[0] in places
         if not isinstance(eqn.invars[0], Literal) and eqn.invars[0] in places
         if _is_zero(eqn.invars[1])
     }

@@ -266,10 +266,9 @@ class _Unfolder:
 
     def _call(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
         scope = without_repeats(scope, eqn)
-        if eqn.primitive.name in wiring.RULED:
-            self.graph.ruled.update(ins)
         frame = self.frame(wiring.call_body(eqn), ins, scope)
         if eqn.primitive.name in wiring.RULED:
+            self.graph.ruled.update(ins)
             self.graph.ruled_results.update(frame.exits)
         return Nest(eqn, op, scope, ins, frame.exits, (frame,))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxamp.comparisons import SIGNS
 from jaxamp.plan.facts import Facts, movements
 from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.taxonomy import Trait
@@ -20,7 +21,6 @@ from jaxamp.taxonomy import Trait
 _ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)
 _FREE_READERS = (*_ARITHMETIC, Role.REDUCE, Role.FIXED, Role.CONVERT)
 _KERNELS = (Role.CONTRACT, Role.FIXED, Role.LINK)
-_SIGNS = ("gt", "le")
 _NONE, _SEVERAL = -1, -2
 _NEVER = 1 << 60  # a depth that nothing has
 
@@ -48,7 +48,7 @@ class Interior:
 
     def reads_sign(self, graph: Graph, reader: Node) -> bool:
         """Whether a node compares what is cut off at zero with zero: any format will do."""
-        if reader.name not in _SIGNS or reader.ins[0] not in self.rectified:
+        if reader.name not in SIGNS or reader.ins[0] not in self.rectified:
             return False
         return graph.constants.get(reader.ins[1]) == 0
 
