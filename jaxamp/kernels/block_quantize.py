@@ -138,7 +138,7 @@ def fill(x: Any, units: tuple[int, ...]) -> Any:
 
 
 def module_of(platform: str) -> Any:
-    """The file of a platform's kernels, imported when first needed."""
+    """The module with a platform's kernels, imported when first needed."""
     if platform == "gpu":
         from jaxamp.kernels import gpu
 
