@@ -29,6 +29,7 @@ from jaxamp.estimate.lowering import Lowering as Lowering
 from jaxamp.estimate.lowering import verify_lowering as verify_lowering
 from jaxamp.formats import CastConfig as CastConfig
 from jaxamp.formats import Precision as Precision
+from jaxamp.guards import Guard as Guard
 from jaxamp.inspect.diff import Difference as Difference
 from jaxamp.inspect.diff import diff as diff
 from jaxamp.inspect.explain import Explanation as Explanation
@@ -41,7 +42,6 @@ from jaxamp.inspect.report import report as report
 from jaxamp.lowp import ScaledArray as ScaledArray
 from jaxamp.lowp import dequantize as dequantize
 from jaxamp.lowp import quantize as quantize
-from jaxamp.policy import Guard as Guard
 from jaxamp.policy import PrecisionPolicy as PrecisionPolicy
 from jaxamp.regions import keep_precision as keep_precision
 from jaxamp.rules import EquationView as EquationView

@@ -16,6 +16,9 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxamp.formats import Precision
 from jaxamp.policy import RESOLVED, PrecisionPolicy
+from jaxamp.presets import ALWAYS_F32 as _F32
+from jaxamp.presets import AUTO_MIXED as _F16
+from jaxamp.presets import AUTO_MIXED_BF16 as _BF16
 from jaxamp.training.loss_scale import DynamicLossScale, LossScale, NoOpLossScale
 
 _LOGGER = logging.getLogger("jaxamp")
@@ -24,10 +27,6 @@ _VOLTA = (7, 0)  # the first that has matrix units at all
 _WORTHWHILE = 1.2  # a smaller measured gain may be noise, and casts eat it up
 _ROWS, _INNER, _COLUMNS = 256, 1024, 1024  # large enough to be bound by arithmetic
 _ROUNDS = 5
-
-_BF16 = PrecisionPolicy.AUTO_MIXED_BF16
-_F16 = PrecisionPolicy.AUTO_MIXED
-_F32 = PrecisionPolicy.ALWAYS_F32
 
 
 class Device(Protocol):

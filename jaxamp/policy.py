@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
@@ -12,9 +10,11 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from jaxamp import policy_json
 from jaxamp.errors import PolicyError, UnsupportedPrecisionError, accepted
 from jaxamp.formats import CastConfig, Precision, PrecisionLike
 from jaxamp.grammar import ThreeDtypes, looks_like_grammar, parse_grammar
+from jaxamp.guards import ALL_GUARDS, Guard, parse_guards
 from jaxamp.rules import Rule, parse_kind
 from jaxamp.scaling import DEFAULT as _SCALING
 from jaxamp.scaling import VALUES, Scaling
@@ -23,30 +23,6 @@ from jaxamp.taxonomy import OpKind
 _KEPT = frozenset({Precision.F64, Precision.F32})
 _COMPUTABLE = _KEPT | {Precision.F16, Precision.BF16}
 _JMP_FIELDS = ("param_dtype", "compute_dtype", "output_dtype")
-_JSON_VERSION = 1
-
-
-class Guard(enum.Enum):
-    """What protects a program where the table of a policy, taken literally, would break it.
-
-    >>> Guard("range") in ALL_GUARDS
-    True
-    """
-
-    REDUCTION_ISLAND = "reduction-island"  # softmax, norms, losses: f32 inside, rounded at the edge
-    NO_GAIN = "no-gain"  # what cannot reach Compute any more stays at boundary precision
-    LOOP_CARRY = "loop-carry"  # carries that link inputs to outputs keep their dtype
-    RANGE = "range"  # no finite constant becomes inf, no nonzero one zero
-    EXACT_INTEGER = "exact-integer"  # integer-valued floats stay exact
-    SENSITIVE = "sensitive"  # steep and cancelling operations compute in f32
-    BITS = "bits"  # random bits, bitcasts and keys are untouched
-    NO_KERNEL = "no-kernel"  # operations without a 16-bit implementation run in f32
-    CALLBACKS = "callbacks"  # callbacks see the dtypes that they were written for
-
-    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
-
-
-ALL_GUARDS = frozenset(Guard)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -356,19 +332,7 @@ class PrecisionPolicy:
         >>> PrecisionPolicy.from_json(policy.to_json()) == policy
         True
         """
-        data = {
-            "version": _JSON_VERSION,
-            "name": self.name,
-            "kinds": {kind.value: _cast_to_data(cast) for kind, cast in self.kinds},
-            "accumulation": _word(self.accumulation),
-            "rules": [rule.to_data() for rule in self.rules],
-            "guards": sorted(guard.value for guard in self.guards),
-            "param_dtype": _word(self.param_dtype),
-            "output_dtype": _word(self.output_dtype),
-            "allreduce": self.allreduce.short,
-            "scaling": _scaling_to_data(self.scaling),
-        }
-        return json.dumps(data, indent=2)
+        return policy_json.to_json(self)
 
     @classmethod
     def from_json(cls, text: str) -> PrecisionPolicy:
@@ -377,20 +341,7 @@ class PrecisionPolicy:
         Raises:
           PolicyError: no JSON, another version, or a key or word is not understood.
         """
-        data = _json_object(text)
-        try:
-            return cls(
-                name=data["name"],
-                kinds=tuple((parse_kind(k), _cast_from(cast)) for k, cast in data["kinds"].items()),
-                rules=tuple(Rule(**rule) for rule in data["rules"]),
-                scaling=_scaling_from(data.get("scaling", {})),
-                **{key: data[key] for key in _PLAIN_KEYS},
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise PolicyError(
-                f"This JSON is no policy of jaxamp: {type(error).__name__}: {error}. "
-                "Write it with PrecisionPolicy.to_json()."
-            ) from None
+        return policy_json.from_json(cls, text)
 
     def _produced(self) -> Iterable[Precision]:
         """Every precision that the policy can produce, most important first."""
@@ -408,32 +359,6 @@ class PrecisionPolicy:
         extras = [f"{len(self.rules)} rules"] if self.rules else []
         extras += [f"guards {len(self.guards)} of {len(ALL_GUARDS)}"]
         return f"<PrecisionPolicy {self}: {casts}; {', '.join(extras)}>"
-
-
-def parse_guards(guards: Guard | str | Iterable[Guard | str]) -> frozenset[Guard]:
-    """Reads guards: one or several ``Guard`` or words; ``"all"`` for all, nothing for none.
-
-    Raises:
-      PolicyError: a word names no guard.
-
-    >>> parse_guards("no-gain")
-    frozenset({<Guard.NO_GAIN: 'no-gain'>})
-    """
-    if isinstance(guards, (Guard, str)):
-        return ALL_GUARDS if guards == "all" else frozenset({_parse_guard(guards)})
-    if not isinstance(guards, Iterable):
-        raise PolicyError(f"Guards are words or none at all, `()`, not {guards!r}.")
-    return frozenset(map(_parse_guard, guards))
-
-
-def _parse_guard(word: Guard | str) -> Guard:
-    if isinstance(word, Guard):
-        return word
-    words = {guard.value: guard for guard in Guard}
-    key = str(word).strip().lower().replace("_", "-")
-    if key not in words:
-        raise PolicyError(f"Unknown guard {word!r}. {accepted(key, words)}")
-    return words[key]
 
 
 def _parse_text(text: str) -> PrecisionPolicy:
@@ -486,131 +411,14 @@ def _optional_precision(word: Any) -> Precision | None:
     return None if word is None else Precision.parse(word)
 
 
-def _word(precision: Precision | None) -> str | None:
-    return None if precision is None else precision.short
-
-
-def _cast_to_data(cast: CastConfig) -> dict[str, Any]:
-    return {
-        "out_dtype": cast.out_dtype.short,
-        "sf_block": cast.sf_block,
-        "round_sf": cast.round_sf,
-    }
-
-
-def _cast_from(data: dict[str, Any]) -> CastConfig:
-    block = data["sf_block"]
-    return CastConfig(data["out_dtype"], block and tuple(block), data["round_sf"])
-
-
-def _scaling_to_data(scaling: Scaling) -> dict[str, Any]:
-    fields = {f.name: getattr(scaling, f.name) for f in dataclasses.fields(scaling)}
-    data = {k: _cast_to_data(v) if isinstance(v, CastConfig) else v for k, v in fields.items()}
-    return data | ({} if scaling.kernel is None else {"kernel": scaling.kernel.to_data()})
-
-
-def _scaling_from(data: dict[str, Any]) -> Scaling:
-    fields: dict[str, Any] = {
-        key: _cast_from(value) if key in ("weight", "gradient") and value else value
-        for key, value in data.items()
-    }
-    return Scaling(**fields)
-
-
 def _checked_scaling(scaling: Any) -> Scaling:
     if isinstance(scaling, Scaling):
         return scaling
     raise PolicyError(f"The scaling of a policy is a Scaling, not {scaling!r}.")
 
 
-_PLAIN_KEYS = ("accumulation", "guards", "param_dtype", "output_dtype", "allreduce")
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except (TypeError, ValueError) as error:
-        raise PolicyError(f"This is no JSON: {error}.") from None
-    version = data.get("version") if isinstance(data, dict) else None
-    if version != _JSON_VERSION:
-        raise PolicyError(
-            f"JSON of version {version!r} is not understood; this jaxamp reads {_JSON_VERSION}."
-        )
-    return data
-
-
-def _preset(
-    name: str,
-    low: Precision,
-    *,
-    reduction: Precision | None = None,
-    accumulation: Precision | None = Precision.F32,
-    guards: Iterable[Guard] = ALL_GUARDS,
-) -> PrecisionPolicy:
-    kinds = dict.fromkeys(OpKind, CastConfig(low))
-    kinds[OpKind.REDUCTION] = CastConfig(reduction or low)
-    kinds[OpKind.BOUNDARY] = CastConfig(Precision.F32)
-    return PrecisionPolicy(name, tuple(kinds.items()), accumulation, guards=frozenset(guards))
-
-
-PrecisionPolicy.ALWAYS_F32 = _preset("always_f32", Precision.F32, accumulation=None)
-PrecisionPolicy.ALWAYS_F16 = _preset("always_f16", Precision.F16, accumulation=None, guards=())
-PrecisionPolicy.AUTO_MIXED_CONSERVATIVE = _preset(
-    "auto_mixed_conservative", Precision.F16, reduction=Precision.F32
-)
-PrecisionPolicy.AUTO_MIXED = _preset("auto_mixed", Precision.F16)
-PrecisionPolicy.AUTO_MIXED_BF16 = _preset("auto_mixed_bf16", Precision.BF16)
-
-
-def _recipe(name: str, compute: CastConfig, **scaling: Any) -> PrecisionPolicy:
-    return PrecisionPolicy.AUTO_MIXED_BF16.replace(
-        name=name, kinds={OpKind.COMPUTE: compute}, scaling=Scaling(**scaling)
-    )
-
-
-def _blocks(precision: Precision, rows: int, cols: int) -> CastConfig:
-    return CastConfig(precision, (rows, cols), round_sf=True)
-
-
-# torchao's limits for scales that are finer than one for the tensor.
-_ROWWISE = ((None, 2048), (1024, None), (2048, 4096))
-
-PrecisionPolicy.FP8_CURRENT = _recipe(
-    "fp8_current", CastConfig(Precision.F8_E4M3, None, round_sf=True)
-)
-PrecisionPolicy.FP8_DELAYED = PrecisionPolicy.FP8_CURRENT.replace(
-    name="fp8_delayed", scaling={"history": 1024}
-)
-PrecisionPolicy.FP8_BLOCK = _recipe(
-    "fp8_block",
-    _blocks(Precision.F8_E4M3, 1, 128),
-    weight=_blocks(Precision.F8_E4M3, 128, 128),
-    small=_ROWWISE,
-)
-PrecisionPolicy.MXFP8 = _recipe("mxfp8", _blocks(Precision.F8_E4M3, 1, 32), small=_ROWWISE)
-PrecisionPolicy.NVFP4 = _recipe(
-    "nvfp4",
-    CastConfig(Precision.F4_E2M1, (1, 16)),
-    weight=CastConfig(Precision.F4_E2M1, (16, 16)),
-    backward=False,
-    small=_ROWWISE,
-)
-
-PRESETS: dict[str, PrecisionPolicy] = {
-    policy.name: policy
-    for policy in (
-        PrecisionPolicy.ALWAYS_F32,
-        PrecisionPolicy.ALWAYS_F16,
-        PrecisionPolicy.AUTO_MIXED_CONSERVATIVE,
-        PrecisionPolicy.AUTO_MIXED,
-        PrecisionPolicy.AUTO_MIXED_BF16,
-        PrecisionPolicy.FP8_CURRENT,
-        PrecisionPolicy.FP8_DELAYED,
-        PrecisionPolicy.FP8_BLOCK,
-        PrecisionPolicy.MXFP8,
-        PrecisionPolicy.NVFP4,
-    )
-}
+PRESETS: dict[str, PrecisionPolicy] = {}
+"""Policies by their names; ``presets`` enters them."""
 
 RESOLVED: dict[str, Callable[[], PrecisionPolicy]] = {}
 """Words for policies that depend on the machine, and what finds them; ``auto`` enters its own."""

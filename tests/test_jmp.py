@@ -10,8 +10,9 @@ import pytest
 
 from jaxamp.errors import PolicyError
 from jaxamp.formats import Precision
+from jaxamp.guards import ALL_GUARDS
 from jaxamp.interop.jmp import from_jmp, to_grammar, to_jmp
-from jaxamp.policy import ALL_GUARDS, PrecisionPolicy
+from jaxamp.policy import PrecisionPolicy
 from jaxamp.taxonomy import OpKind
 
 DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64)

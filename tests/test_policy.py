@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from jaxamp.errors import PolicyError, UnsupportedPrecisionError
 from jaxamp.formats import CastConfig, Precision
-from jaxamp.policy import ALL_GUARDS, PRESETS, Guard, PrecisionPolicy, parse_guards
+from jaxamp.guards import ALL_GUARDS, Guard, parse_guards
+from jaxamp.policy import PRESETS, PrecisionPolicy
 from jaxamp.rules import Rule
 from jaxamp.taxonomy import OpKind
 

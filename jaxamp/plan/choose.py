@@ -12,6 +12,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jaxamp.formats import Precision
+from jaxamp.guards import Guard
 from jaxamp.plan.decision import Scaled
 from jaxamp.plan.demand import EXACTING, FRAGILE, REACHES, Demand, is_state_update
 from jaxamp.plan.exact import Exact, factor, fits
@@ -21,7 +22,7 @@ from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.plan.interior import Interior, scatters
 from jaxamp.plan.rectified import find_signed
 from jaxamp.plan.shifted import is_only_shifted, outweighs_operands
-from jaxamp.policy import Guard, PrecisionPolicy
+from jaxamp.policy import PrecisionPolicy
 from jaxamp.taxonomy import OpKind, Trait
 
 F32 = Precision.F32

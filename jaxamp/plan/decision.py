@@ -12,7 +12,8 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jaxamp import _compat
 from jaxamp.formats import CastConfig, Precision, is_narrow
-from jaxamp.policy import Guard, PrecisionPolicy
+from jaxamp.guards import Guard
+from jaxamp.policy import PrecisionPolicy
 from jaxamp.rules import Rule, clean_scope, unmatched
 from jaxamp.taxonomy import OpKind
 

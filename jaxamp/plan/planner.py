@@ -9,6 +9,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxamp import _compat
 from jaxamp.errors import UnknownPrimitiveError
 from jaxamp.formats import Precision, is_narrow
+from jaxamp.guards import Guard
 from jaxamp.plan.assemble import assemble, grounds_of
 from jaxamp.plan.carries import settle_carries
 from jaxamp.plan.choose import Choice, Chooser
@@ -25,7 +26,7 @@ from jaxamp.plan.piles import narrow_piles
 from jaxamp.plan.readings import find_readings
 from jaxamp.plan.scaled import find_scaled
 from jaxamp.plan.travels import find_travels
-from jaxamp.policy import Guard, PrecisionPolicy
+from jaxamp.policy import PrecisionPolicy
 
 
 def make_plan(
@@ -59,7 +60,8 @@ def make_plan(
       UnknownPrimitiveError: ``strict`` and a primitive is unknown.
 
     >>> import jax
-    >>> from jaxamp.policy import Guard, PrecisionPolicy
+    >>> from jaxamp.guards import Guard
+    >>> from jaxamp.policy import PrecisionPolicy
     >>> jaxpr = jax.make_jaxpr(lambda x, w: x @ w)(jax.numpy.ones((2, 3)), jax.numpy.ones((3, 4)))
     >>> print(make_plan(jaxpr, PrecisionPolicy.AUTO_MIXED_BF16))
     plan under auto_mixed_bf16
