@@ -2,17 +2,14 @@
 
 import os
 
-_FLAGS = {
-    # Otherwise XLA may skip the roundings to bfloat16 that the tests are about.
-    "--xla_allow_excess_precision": "false",
-    "--xla_cpu_experimental_ynn_fusion_type": "",  # the same, of products with what surrounds them
-    "--xla_force_host_platform_device_count": "8",
-}
+from benchmarks import roundings
+
+_FLAGS = (*roundings.FLAGS, "--xla_force_host_platform_device_count=8")
 
 
 def _with_flags(flags: str) -> str:
     """The words of `flags` plus those of ours that it does not set."""
-    missing = [f"{name}={value}" for name, value in _FLAGS.items() if name not in flags]
+    missing = [flag for flag in _FLAGS if flag.partition("=")[0] not in flags]
     return " ".join([*flags.split(), *missing])
 
 

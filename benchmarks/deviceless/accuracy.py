@@ -15,10 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_allow_excess_precision=false --xla_cpu_experimental_ynn_fusion_type="
-).strip()
+from benchmarks import roundings
+
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *roundings.FLAGS]).strip()
 
 import jax
 import jax.numpy as jnp

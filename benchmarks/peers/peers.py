@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from benchmarks import roundings
+
 
 @dataclasses.dataclass(frozen=True)
 class Peer:
@@ -34,10 +36,9 @@ class Peer:
     def flags(self) -> str:
         """What XLA is told: to keep no more precision than was written."""
         is_old = "jaxlib==0.4.30" in self.packages  # it knows no fusions of products
-        return KEEP if is_old else f"{KEEP} --xla_cpu_experimental_ynn_fusion_type="
+        return roundings.NO_EXCESS if is_old else " ".join(roundings.FLAGS)
 
 
-KEEP = "--xla_allow_excess_precision=false"
 FUNCTIONS = ("block", "scanned", "whitened")
 FLAX = ("flax",)
 HALIAX = ("haliax",)
