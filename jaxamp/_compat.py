@@ -178,17 +178,48 @@ def _closure(function: Any) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
-def lower_without_barriers(policy: Callable[..., Any], platform: str) -> None:
-    """Leaves it to a platform's compiler whether checkpoints of a policy compute anything again.
+def lower_with_barriers(
+    policy: Callable[..., Any], platform: str, choose: Callable[[Jaxpr], Sequence[bool]]
+) -> None:
+    """Chooses what the backward passes of a policy's checkpoints read behind barriers.
 
-    Other checkpoints are lowered there as ever: with a barrier between forward and backward.
+    Other checkpoints are lowered there as ever: they read all their operands behind one.
+
+    Args:
+      policy: of the checkpoints, by identity.
+      platform: where they are lowered so.
+      choose: from the jaxpr of a checkpoint, whether each operand is behind a barrier.
     """
 
-    def lower(context: Any, *args: Any, prevent_cse: Any, **params: Any) -> Any:
-        prevented = False if params["policy"] is policy else prevent_cse
-        return _ad_checkpoint._remat_lowering(context, *args, prevent_cse=prevented, **params)
+    def lower(context: Any, *args: Any, jaxpr: Jaxpr, prevent_cse: Any, **params: Any) -> Any:
+        if params["policy"] is policy:
+            prevent_cse = tuple(choose(jaxpr))
+        return _ad_checkpoint._remat_lowering(
+            context, *args, jaxpr=jaxpr, prevent_cse=prevent_cse, **params
+        )
 
     _mlir.register_lowering(_ad_checkpoint.remat_p, lower, platform=platform)
+
+
+def read_again(jaxpr: Jaxpr) -> list[bool]:
+    """Which operands of a checkpoint's backward pass its forward pass reads, once more.
+
+    >>> import jax
+    >>> square = jax.checkpoint(lambda x: jax.numpy.sin(x) ** 2)
+    >>> [read_again(e.params["jaxpr"]) for e in jax.make_jaxpr(jax.grad(square))(1.0).eqns[-1:]]
+    [[True, False]]
+    """
+    again = {
+        var
+        for eqn in jaxpr.eqns
+        if any(getattr(s, "name", None) == _AGAIN for s in eqn.source_info.name_stack.stack)
+        for var in eqn.invars
+        if not isinstance(var, Literal)
+    }
+    return [var in again for var in jaxpr.invars]
+
+
+_AGAIN = "rematted_computation"  # the scope of what a backward pass computes again
 
 
 def is_symbolic_zero(value: Any) -> bool:

@@ -1,5 +1,6 @@
 """Fused groups and constants made inside loops, seen in the programs that `amp` emits."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -118,6 +119,56 @@ def test_what_a_later_group_computes_again_has_no_barrier_on_tpu(args: Any) -> N
     holding = found["optimization_barrier"]
     assert found["apart"]
     assert barriers(mixed, args, "tpu") == holding < barriers(mixed, args, "cuda")
+
+
+def forward_of(mixed: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs before the cotangent is there: the value, and what the backward pass reads."""
+    return lambda weights, x: jax.vjp(mixed, weights, x)
+
+
+def test_forward_passes_in_a_loop_have_no_barriers_on_gpu(args: Any) -> None:
+    """To JAX they are differentiated checkpoints; nothing is computed again in them."""
+
+    def unheld(weights: jax.Array, x: jax.Array) -> jax.Array:
+        step = jax.checkpoint(lambda x, w: (layer(x, w), None))
+        return jax.lax.scan(step, x, weights)[0].sum()
+
+    forward = forward_of(amp(unheld, POLICY))
+    assert [barriers(forward, args, p) for p in ("cpu", "cuda")] == [1, 0]
+    backward = jax.grad(amp(unheld, POLICY))
+    assert barriers(backward, args, "cuda") == barriers(backward, args, "cpu") - 1
+
+
+def behind_barriers(fn: Callable[..., Any], args: Any) -> set[str]:
+    """Types of what stands behind barriers in the program for a GPU."""
+    text = jax.jit(fn).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    lines = [line for line in text.splitlines() if "stablehlo.optimization_barrier" in line]
+    return {word for line in lines for word in re.findall(r"tensor<(\S+)>", line)}
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+def test_only_what_is_large_stands_behind_barriers_on_gpu(order: str) -> None:
+    """Scales and statistics of rows stay in the kernels that make and read them."""
+    rows, width = 64, 16
+
+    def normed(scale: jax.Array, weights: jax.Array, x: jax.Array) -> jax.Array:
+        for w in weights:
+            x = jnp.tanh(layer(x * scale, w)) * scale
+        return (x @ weights[0]).sum()
+
+    mixed = jax.grad(amp(normed, POLICY)) if order[0] == "g" else amp(jax.grad(normed), POLICY)
+    args = jnp.ones(width), jnp.ones((LAYERS, width, width)), jnp.ones((rows, width))
+    assert behind_barriers(mixed, args) == {f"{rows}x{width}xbf16"}
+
+
+def test_barriers_of_symbolic_sizes_are_around_everything() -> None:
+    """Symbolic sizes cannot be compared; exported for a GPU, the program still runs on others."""
+    rows = jax.export.symbolic_shape("n")[0]
+    given = jnp.ones((LAYERS, WIDTH, WIDTH)), jnp.ones((TOKENS, WIDTH))
+    shapes = given[0], jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32)
+    mixed = jax.jit(jax.grad(amp(written_out, POLICY)))
+    exported = jax.export.export(mixed, platforms=("cuda", "cpu"))(*shapes)
+    np.testing.assert_array_equal(exported.call(*given), mixed(*given))
 
 
 def test_residuals_of_activations_are_narrow(args: Any) -> None:

@@ -11,16 +11,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxamp import _compat
 from jaxamp.errors import JaxAmpError, RewriteError
 from jaxamp.plan import Decision, Fusion, JaxprPlan, Remake, Step
-from jaxamp.rewrite.apart import apart
-from jaxamp.rewrite.casts import KEPT, Environment
+from jaxamp.rewrite.barriers import KEEP, apart
+from jaxamp.rewrite.casts import Environment
 from jaxamp.rewrite.echo import echo
 from jaxamp.rewrite.registry import Context, rule_for
-
-_KEEP = jax.checkpoint_policies.save_only_these_names(KEPT)
-
-# XLA:TPU fuses a softmax or norm with the products around it, and keeps of it what it needs again.
-# Behind a barrier it stored the float32 insides in both passes: twice the bytes of an attention.
-_compat.lower_without_barriers(_KEEP, "tpu")
 
 # What a primitive raises when it does not accept the dtypes that it is given.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, LookupError, AttributeError)
@@ -91,16 +85,23 @@ def _fuse(context: Context, step: Step, env: Environment) -> None:
 
 def _fused(context: Context, fusion: Fusion) -> Callable[..., list[Any]]:
     """A group under a checkpoint; JAX differentiates a jit of one once for all its calls."""
+    again = _read_again(fusion)
 
     def fused(*args: Any) -> list[Any]:
         env = Environment()
-        env.take(fusion.takes, apart(args) if fusion.makers else args)
+        env.take(fusion.takes, apart(args, again) if again else args)
         for eqn, decision in zip(fusion.equations, fusion.decisions, strict=True):
             _interpret_one(context, eqn, decision, env)
         return env.give(fusion.gives)
 
-    group = jax.checkpoint(fused, policy=_KEEP)
+    group = jax.checkpoint(fused, policy=KEEP)
     return jax.jit(group) if fusion in context.repeated else group
+
+
+def _read_again(fusion: Fusion) -> list[bool]:
+    """Whether what a group computes again reads each of its operands; empty if it does not."""
+    read = {id(v) for eqn in fusion.equations[: fusion.makers] for v in eqn.invars}
+    return [id(var) in read for var, _ in fusion.takes] if fusion.makers else []
 
 
 def rewritten(context: Context, closed: ClosedJaxpr, plan: JaxprPlan) -> ClosedJaxpr:
