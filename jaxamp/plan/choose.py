@@ -250,12 +250,19 @@ class Chooser:
     def _elementwise(self, node: Node, low: Precision) -> Choice:
         (out,) = node.outs
         if not self.graph.ours[out]:
-            return Choice(self._common(node, low), F32, "compares what is stored")
+            return self._compare(node, low)
         pin = self._pin(node, low)
         if pin:
             return Choice(F32, F32, pin.reason, pin.guard)
         operand = self._common(node, low) if node.trait in _SAFE_NARROW else F32
         return self._lowered(out, operand, low)
+
+    def _compare(self, node: Node, low: Precision) -> Choice:
+        """What is equal must stay so: a derivative of `max` asks which operand is the result."""
+        rounded = any(self._as_read(value, node) is low for value in node.ins)
+        if rounded and node.name in _EQUALITIES:
+            return Choice(F32, F32, f"compares roundings to {low.short}", None, low)
+        return Choice(self._common(node, low), F32, "compares what is stored")
 
     def _merge(self, node: Node, low: Precision) -> Choice:
         if pin := self._pin(node, low):
@@ -392,6 +399,8 @@ _BY_ROLE = {
 _SAFE_NARROW = (Trait.EXACT, Trait.ROUNDED, Trait.SUM)
 
 _CARRIED = (Link.INIT, Link.BACK)
+
+_EQUALITIES = ("eq", "ne")
 
 # What is too dear to be computed again.
 _COSTLY = (Trait.SMOOTH, Trait.SENSITIVE)

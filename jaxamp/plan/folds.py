@@ -6,51 +6,113 @@ associative scan makes: there a rounding of the one value does not stay a roundi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from jaxamp.plan.facts import Facts, movements
 from jaxamp.plan.graph import Graph, Node, Role
 from jaxamp.taxonomy import Trait
 
+_LINEAR = (Trait.EXACT, Trait.ROUNDED)
+_SUMS = (Trait.ROUNDED, Trait.SUM)  # a sum of cotangents is one of arrays
+
+
+class _Folds:
+    """Sweeps over a graph.
+
+    Attributes:
+      folded: what is combined with itself.
+      origin: what a value was moved from: padded, rolled and sorted arrays are their source.
+      computed: what Compute makes.
+    """
+
+    def __init__(self, graph: Graph, facts: Facts) -> None:
+        self.graph, self.facts = graph, facts
+        self.folded = bytearray(len(graph.avals))
+        self.origin = list(range(len(graph.avals)))
+        self.computed = bytearray(len(graph.avals))
+
+    def forward(self, node: Node) -> None:
+        """Follows movement, and marks what a node combines with itself."""
+        if self._moves(node):
+            for source, out in movements(node):
+                self.origin[out] = self.origin[source]
+                self.folded[out] |= self.folded[source]
+        elif node.role is Role.CONTRACT:
+            for out in node.outs:
+                self.computed[out] = 1
+        elif node.role is Role.MERGE:
+            self._merge(node)
+        elif node.trait in _SUMS:
+            self._combine(node)
+
+    def backward(self, node: Node) -> None:
+        """Marks what a marked value is made of by movement, and by scales and shifts."""
+        if self._moves(node):
+            self._mark(source for source, out in movements(node) if self.folded[out])
+        elif not any(self.folded[v] for v in node.outs):
+            return
+        elif node.role is Role.MERGE:
+            self._mark(self._dense(node))
+        elif node.role is Role.ELEMENTWISE and node.trait in _LINEAR:
+            parts = self._dense(node)
+            self._mark(parts if len(parts) == 1 else ())
+
+    def _moves(self, node: Node) -> bool:
+        """Whether a node only moves values or turns their sign: `sort` counts as movement."""
+        if node.trait is not Trait.EXTREMUM:
+            return node.role is Role.MOVE or node.name == "neg"
+        avals = self.graph.avals
+        return all(avals[source].shape == avals[out].shape for source, out in movements(node))
+
+    def _merge(self, node: Node) -> None:
+        parts = self._dense(node)
+        if parts and all(self.folded[v] for v in parts):
+            self._mark(node.outs)
+        if len(origins := {self.origin[v] for v in parts}) == 1:
+            (self.origin[node.outs[0]],) = origins
+
+    def _combine(self, node: Node) -> None:
+        parts = self._dense(node)
+        if len(parts) < 2 and not self._is_by_number(node, parts):
+            return
+        if all(self.folded[v] for v in parts):
+            self._mark(node.outs)
+        elif (
+            node.role is Role.ELEMENTWISE
+            and len(parts) > 1
+            and len({self.origin[v] for v in parts}) == 1
+        ):
+            self._mark(node.outs)
+            for value in parts:
+                self.folded[value] = 1
+            self._mark([self.origin[parts[0]]])
+
+    def _is_by_number(self, node: Node, parts: list[int]) -> bool:
+        """Whether all but one operand are scalars: what cancels later cancels still."""
+        sizes = self.graph.sizes
+        return len(parts) == 1 and all(v in parts or sizes[v] == 1 for v in node.ins)
+
+    def _dense(self, node: Node) -> list[int]:
+        return [v for v in dict.fromkeys(node.ins) if self.facts.dense[v]]
+
+    def _mark(self, values: Iterable[int]) -> None:
+        """Marks values, but no results of Compute: that they are rounded is what the policy asks."""
+        for value in values:
+            if not self.computed[self.origin[value]]:
+                self.folded[value] = 1
+
 
 def find_folds(graph: Graph, facts: Facts) -> bytearray:
-    """Marks what is combined with itself, and what comes of it by more of the same.
+    """Marks what is combined with itself, what it is made of, and what comes of it by more of that.
 
     A direct result of Compute is not marked: that it is rounded is what the policy asks for.
     """
-    folded = bytearray(len(graph.avals))
-    origin = list(range(len(graph.avals)))  # what a value was moved from
-    computed = bytearray(len(graph.avals))
+    folds = _Folds(graph, facts)
     for node in graph.nodes:
-        if node.role is Role.MOVE:
-            for source, out in movements(node):
-                origin[out], folded[out] = origin[source], folded[source]
-        elif node.role is Role.CONTRACT:
-            for out in node.outs:
-                computed[out] = 1
-        elif node.role is Role.MERGE or node.trait is Trait.ROUNDED:
-            _combine(graph, facts, node, origin, computed, folded)
-    return folded
-
-
-def _combine(
-    graph: Graph,
-    facts: Facts,
-    node: Node,
-    origin: list[int],
-    computed: bytearray,
-    folded: bytearray,
-) -> None:
-    parts = [v for v in dict.fromkeys(node.ins) if facts.dense[v]]
-    if len(parts) < 2 and not (parts and node.role is Role.MERGE):
-        return
-    if all(folded[v] for v in parts):
-        _mark(node.outs, folded)
-    elif node.role is Role.ELEMENTWISE and len({origin[v] for v in parts}) == 1:
-        _mark(node.outs, folded)
-        _mark(parts, folded)
-        if not computed[origin[parts[0]]]:
-            folded[origin[parts[0]]] = 1
-
-
-def _mark(values: list[int] | tuple[int, ...], flag: bytearray) -> None:
-    for value in values:
-        flag[value] = 1
+        folds.forward(node)
+    if any(folds.folded):
+        for node in reversed(graph.nodes):
+            folds.backward(node)
+        for node in graph.nodes:
+            folds.forward(node)
+    return folds.folded
