@@ -9,7 +9,9 @@ from jaxamp.plan.flags import column, union
 from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.taxonomy import Trait
 
-ESCAPES, EXACTING, FRAGILE, REACHES = (1 << n for n in range(4))
+ESCAPES, EXACTING, FRAGILE, REACHES, TESTED = (1 << n for n in range(5))
+
+_DECIDING = EXACTING | TESTED
 
 # Whether a Compute node would be lowered, given the flags of its results.
 Lowerable = Callable[[Node, int], bool]
@@ -21,7 +23,8 @@ class Demand:
     Attributes:
       bits: the flags of each value; by name they are the columns that follow.
       escapes: becomes a result of the program by elementwise operations and movement alone.
-      exacting: decides when a loop stops.
+      exacting: decides when a loop stops; what is computed before a loop does so only if its test
+        compares it, or what is made of it without Compute (TESTED).
       fragile: feeds a factorisation, with no Compute between.
       reaches: feeds a Compute operation that will be lowered.
     """
@@ -49,7 +52,7 @@ def find_demand(graph: Graph, facts: Facts, may_lower: Lowerable, *, no_gain: bo
     for value in graph.onward:
         bits[value] |= REACHES
     for value in graph.predicates:
-        bits[value] |= EXACTING
+        bits[value] |= EXACTING | TESTED
     kept = frozenset(v for c in graph.carries if c.kept for v in (c.inner, c.result))
     before = None
     while before != (before := bytes(bits)):
@@ -64,7 +67,14 @@ def find_demand(graph: Graph, facts: Facts, may_lower: Lowerable, *, no_gain: bo
                     _mark(bits, node.ins, passed)
         if not graph.carries:
             break
+    for value in range(len(bits)):
+        bits[value] |= _decides(bits[value])
     return Demand(bits)
+
+
+def _decides(flags: int) -> int:
+    """What is compared decides, wherever it was computed."""
+    return EXACTING if flags & TESTED else 0
 
 
 def is_state_update(facts: Facts, demand: Demand, node: Node) -> bool:
@@ -87,9 +97,11 @@ def _passed(graph: Graph, facts: Facts, bits: bytearray, node: Node, may_lower: 
     """The flags that a node hands from its results to its operands."""
     role, given = node.role, union(bits, node.outs)
     # A choice of index (the next token, say) is not a convergence test.
-    passed = given & EXACTING if given & EXACTING and not _picks_index(graph, node) else 0
+    passed = given & _DECIDING if given & _DECIDING and not _picks_index(graph, node) else 0
     if role is Role.CONTRACT:
-        return passed | REACHES if may_lower(node, given) else passed
+        if passed & TESTED and may_lower(node, given & ~_DECIDING):
+            passed &= ~TESTED  # an inner product is a reduction
+        return passed | REACHES if may_lower(node, given | _decides(given)) else passed
     if role is Role.FIXED:
         if node.trait is Trait.LINALG or node.trait is Trait.SOLVER:
             passed |= FRAGILE
@@ -102,8 +114,8 @@ def _passed(graph: Graph, facts: Facts, bits: bytearray, node: Node, may_lower: 
 
 def _move(graph: Graph, bits: bytearray, node: Node) -> None:
     given = union(bits, node.outs)
-    if given & EXACTING and not _picks_index(graph, node):
-        _mark(bits, node.ins, EXACTING)
+    if given & _DECIDING and not _picks_index(graph, node):
+        _mark(bits, node.ins, given & _DECIDING)
     _mark(bits, node.ins, given & FRAGILE)
     for source, out in movements(node):
         bits[source] |= bits[out] & (ESCAPES | REACHES)
@@ -116,6 +128,7 @@ def _picks_index(graph: Graph, node: Node) -> bool:
 def _link(bits: bytearray, node: Node, kept: frozenset[int]) -> None:
     (out,) = node.outs
     given, link = bits[out], node.link
+    _mark(bits, node.ins, given & TESTED)
     if out in kept:
         if link is not Link.INIT:
             # What goes into a kept carry is stored as the original dtype, like a result.

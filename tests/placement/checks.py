@@ -27,7 +27,6 @@ ABOVE = {
         "a product is rounded for its readers though an opaque kernel reads it in float32 too"
     ),
     ("scatter_modes", GRADIENT): "zeros that scatters of both formats start from are float32",
-    ("ode", GRADIENT): "a cheap sum waits in float32 for a reader that computes nothing again",
 }
 """Gradients in which more is stored than the guard against rewriting for little gain explains."""
 

@@ -22,6 +22,7 @@ PLACEMENT = (
     "movement keeps what it is given",
     "inside a fused region",
     "compares what is stored",
+    "compares roundings to",
     "travels in",
     "goes into an f32 carry",
     "operands in bf16; result goes into an f32 carry",

@@ -1,0 +1,117 @@
+"""Gradients beside those of programs in which only operands of products are rounded."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxamp import amp
+from tests.numerics.oracle import products_rounded
+
+ROWS, WIDTH, HIDDEN = 16, 8, 12
+LOW = {"auto_mixed_bf16": jnp.bfloat16, "auto_mixed": jnp.float16}
+KEYS = jax.random.split(jax.random.key(1), 5)
+X = jax.random.normal(KEYS[0], (ROWS, WIDTH))
+W, GATE = (jax.random.normal(key, (WIDTH, HIDDEN)) for key in KEYS[1:3])
+BIAS = jax.random.normal(KEYS[3], (HIDDEN,))
+OUT = jax.random.normal(KEYS[4], (HIDDEN, WIDTH)) / HIDDEN**0.5
+SEGMENTS = jnp.arange(ROWS) // 4
+
+Body = Callable[[jax.Array], jax.Array]
+
+
+def rolled(x: jax.Array) -> jax.Array:
+    z = x @ W
+    return jnp.maximum(z + jnp.roll(z, 1, -1), 0)
+
+
+def residual(x: jax.Array) -> jax.Array:
+    h = jnp.maximum(x @ W, 0)
+    return jnp.maximum(h + (h @ OUT) @ W, 0)
+
+
+EXTREMA: dict[str, Body] = {
+    "maximum": lambda x: jnp.maximum(x @ W + x @ GATE, 0),
+    "minimum": lambda x: jnp.minimum(x @ W + x @ GATE, 0),
+    "clip": lambda x: jnp.clip(x @ W + x @ GATE, 0, 6),
+    "gated": lambda x: jnp.maximum((x @ W) * jax.nn.sigmoid(x @ GATE), 0),
+    "maxout": lambda x: jnp.maximum(x @ W + BIAS, x @ GATE),
+    "rolled": rolled,
+    "residual": residual,
+    "over_an_axis": lambda x: jnp.max((x @ W + x @ GATE).reshape(4, 4, HIDDEN), axis=1),
+    "cummax": lambda x: lax.cummax(x @ W + x @ GATE, 1),
+    "segment_max": lambda x: jax.ops.segment_max(x @ W + x @ GATE, SEGMENTS, 4),
+}
+
+
+def sums(x: jax.Array) -> jax.Array:
+    return jnp.cumsum(jax.nn.softmax(x @ W / 3), -1)
+
+
+def differences(x: jax.Array) -> jax.Array:
+    return jnp.log(x[:, 1:] - x[:, :-1])
+
+
+def padded(x: jax.Array) -> jax.Array:
+    return jnp.pad(sums(x), ((0, 0), (1, 0)))
+
+
+def with_ends(x: jax.Array) -> jax.Array:
+    return differences((6 * padded(x) - 3).at[:, 0].set(-3.0).at[:, -1].set(3.0))
+
+
+def rolled_differences(x: jax.Array) -> jax.Array:
+    return jnp.log(jnp.abs(sums(x) - jnp.roll(sums(x), 1, -1)))
+
+
+NEIGHBOURS: dict[str, Body] = {
+    "padded": lambda x: differences(padded(x)),
+    "concatenated": lambda x: differences(jnp.concatenate([jnp.zeros((ROWS, 1)), sums(x)], -1)),
+    "scaled": lambda x: differences(6 * padded(x) - 3),
+    "with_ends": with_ends,
+    "rolled": rolled_differences,
+}
+
+
+def loss(body: Body, x: jax.Array) -> jax.Array:
+    return jnp.mean((body(x) @ OUT) ** 2)
+
+
+def check(body: Body, policy: str, order: str) -> None:
+    fn = partial(loss, body)
+    exact = jax.jit(jax.grad(fn))(X)
+    rounded = jax.jit(products_rounded(jax.grad(fn), LOW[policy]))(X)
+    mixed = amp(jax.grad(fn), policy) if order == "amp(grad(f))" else jax.grad(amp(fn, policy))
+    allowed = 4 * np.linalg.norm(rounded - exact) + 1e-6
+    for found in (mixed(X), jax.jit(mixed)(X)):
+        assert np.linalg.norm(found - exact) <= allowed
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("name", EXTREMA)
+def test_extrema_are_equal_to_one_of_their_operands(name: str, policy: str, order: str) -> None:
+    """JAX asks which operand a maximum is equal to: a rounded one would be equal to none."""
+    check(EXTREMA[name], policy, order)
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("name", NEIGHBOURS)
+def test_differences_of_neighbours_are_of_unrounded_sums(
+    name: str, policy: str, order: str
+) -> None:
+    """The bins of a spline: sums of a softmax, padded, scaled, and told apart again."""
+    check(NEIGHBOURS[name], policy, order)
+
+
+def test_differences_of_sorted_numbers_stay_finite() -> None:
+    def gaps(x: jax.Array) -> jax.Array:
+        return jnp.log(jnp.diff(jnp.sort(jax.nn.softmax(x @ W)))) @ OUT[1:]
+
+    assert jnp.isfinite(gaps(X)).all()
+    assert jnp.isfinite(amp(gaps)(X)).all()
