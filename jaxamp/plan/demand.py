@@ -107,7 +107,11 @@ def _passed(graph: Graph, facts: Facts, bits: bytearray, node: Node, may_lower: 
             passed |= FRAGILE
         return passed | ESCAPES if node.trait is Trait.STATE else passed
     passed |= given & (FRAGILE if role is Role.REDUCE else FRAGILE | ESCAPES)
-    if given & REACHES and not (given & ESCAPES and _updates_state(facts, bits, node)):
+    if (
+        given & REACHES
+        and not _counts(graph, node)
+        and not (given & ESCAPES and _updates_state(facts, bits, node))
+    ):
         passed |= REACHES
     return passed
 
@@ -119,6 +123,11 @@ def _move(graph: Graph, bits: bytearray, node: Node) -> None:
     _mark(bits, node.ins, given & FRAGILE)
     for source, out in movements(node):
         bits[source] |= bits[out] & (ESCAPES | REACHES)
+
+
+def _counts(graph: Graph, node: Node) -> bool:
+    """Whether a node makes only masks, indices and counts: these are never rounded."""
+    return all(graph.kinds[v] in "iub" for v in node.outs)
 
 
 def _picks_index(graph: Graph, node: Node) -> bool:

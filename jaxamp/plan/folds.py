@@ -77,15 +77,14 @@ class _Folds:
             return
         if all(self.folded[v] for v in parts):
             self._mark(node.outs)
-        elif (
-            node.role is Role.ELEMENTWISE
-            and len(parts) > 1
-            and len({self.origin[v] for v in parts}) == 1
-        ):
+        elif node.role is Role.ELEMENTWISE and self._are_moved_from_one(parts):
             self._mark(node.outs)
             for value in parts:
                 self.folded[value] = 1
             self._mark([self.origin[parts[0]]])
+
+    def _are_moved_from_one(self, parts: list[int]) -> bool:
+        return len(parts) > 1 and len({self.origin[v] for v in parts}) == 1
 
     def _is_by_number(self, node: Node, parts: list[int]) -> bool:
         """Whether all but one operand are scalars: what cancels later cancels still."""
@@ -96,7 +95,7 @@ class _Folds:
         return [v for v in dict.fromkeys(node.ins) if self.facts.dense[v]]
 
     def _mark(self, values: Iterable[int]) -> None:
-        """Marks values, but no results of Compute: that they are rounded is what the policy asks."""
+        """Marks values, but no results of Compute: rounding these is what the policy asks for."""
         for value in values:
             if not self.computed[self.origin[value]]:
                 self.folded[value] = 1
