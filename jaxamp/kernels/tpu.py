@@ -20,10 +20,9 @@ from jaxamp.formats import CastConfig
 from jaxamp.kernels.checks import Axes, semantics_in_force
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.params import mosaic_tpu, tpu_params
-from jaxamp.lowp.arithmetic import encode, reciprocal, scale_factor
+from jaxamp.lowp.arithmetic import encode, magnitude_bits, reciprocal, scale_factor
 
 F32 = np.dtype(np.float32)
-_MAGNITUDE = 0x7FFFFFFF
 
 
 def block_quantize(
@@ -184,11 +183,11 @@ def _quantize_tile(wide: Any, values_ref: Any, scale_ref: Any, cast: CastConfig)
 def magnitude(wide: Any, axes: Sequence[int]) -> jax.Array:
     """The largest magnitude along axes, kept; a NaN wins.
 
-    The bits of floats without their sign order as the numbers do, NaN above infinity. What a
-    vector unit's own maximum makes of a NaN is its maker's business.
+    Their bits are compared: what a vector unit's own maximum makes of a NaN is its maker's
+    business.
     """
-    bits = lax.bitcast_convert_type(wide, np.int32) & np.int32(_MAGNITUDE)
-    return lax.bitcast_convert_type(jnp.max(bits, axis=tuple(axes), keepdims=True), F32)
+    bits = jnp.max(magnitude_bits(wide), axis=tuple(axes), keepdims=True)
+    return lax.bitcast_convert_type(bits, F32)
 
 
 def _quantized_type(batch: int, rows: int, cols: int, cast: CastConfig) -> tuple[Any, Any]:

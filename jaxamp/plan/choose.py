@@ -258,9 +258,13 @@ class Chooser:
         return self._lowered(out, operand, low)
 
     def _compare(self, node: Node, low: Precision) -> Choice:
-        """What is equal must stay so: a derivative of `max` asks which operand is the result."""
+        """What is equal must stay so: a derivative of `max` asks which operand is the result.
+
+        A known number is equal to what it was equal to before; float16's smallest are not zero.
+        """
         rounded = any(self._as_read(value, node) is low for value in node.ins)
-        if rounded and node.name in _EQUALITIES:
+        known = any(value in self.graph.constants for value in node.ins)
+        if rounded and not known and node.name in _EQUALITIES:
             return Choice(F32, F32, f"compares roundings to {low.short}", None, low)
         return Choice(self._common(node, low), F32, "compares what is stored")
 

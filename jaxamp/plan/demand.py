@@ -13,6 +13,9 @@ ESCAPES, EXACTING, FRAGILE, REACHES, TESTED = (1 << n for n in range(5))
 
 _DECIDING = EXACTING | TESTED
 
+# What is compared decides, wherever it was computed.
+_SETTLED = bytes(flags | EXACTING if flags & TESTED else flags for flags in range(256))
+
 # Whether a Compute node would be lowered, given the flags of its results.
 Lowerable = Callable[[Node, int], bool]
 
@@ -67,14 +70,7 @@ def find_demand(graph: Graph, facts: Facts, may_lower: Lowerable, *, no_gain: bo
                     _mark(bits, node.ins, passed)
         if not graph.carries:
             break
-    for value in range(len(bits)):
-        bits[value] |= _decides(bits[value])
-    return Demand(bits)
-
-
-def _decides(flags: int) -> int:
-    """What is compared decides, wherever it was computed."""
-    return EXACTING if flags & TESTED else 0
+    return Demand(bits.translate(_SETTLED))
 
 
 def is_state_update(facts: Facts, demand: Demand, node: Node) -> bool:
@@ -101,7 +97,7 @@ def _passed(graph: Graph, facts: Facts, bits: bytearray, node: Node, may_lower: 
     if role is Role.CONTRACT:
         if passed & TESTED and may_lower(node, given & ~_DECIDING):
             passed &= ~TESTED  # an inner product is a reduction
-        return passed | REACHES if may_lower(node, given | _decides(given)) else passed
+        return passed | REACHES if may_lower(node, _SETTLED[given]) else passed
     if role is Role.FIXED:
         if node.trait is Trait.LINALG or node.trait is Trait.SOLVER:
             passed |= FRAGILE

@@ -12,7 +12,7 @@ from jaxamp.plan.facts import Facts, movements
 from jaxamp.plan.graph import Graph, Node, Role
 from jaxamp.taxonomy import Trait
 
-_LINEAR = (Trait.EXACT, Trait.ROUNDED)
+_OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one array
 _SUMS = (Trait.ROUNDED, Trait.SUM)  # a sum of cotangents is one of arrays
 
 
@@ -46,14 +46,14 @@ class _Folds:
             self._combine(node)
 
     def backward(self, node: Node) -> None:
-        """Marks what a marked value is made of by movement, and by scales and shifts."""
+        """Marks what a marked value is made of by movement, and by arithmetic on it alone."""
         if self._moves(node):
             self._mark(source for source, out in movements(node) if self.folded[out])
         elif not any(self.folded[v] for v in node.outs):
             return
         elif node.role is Role.MERGE:
             self._mark(self._dense(node))
-        elif node.role is Role.ELEMENTWISE and node.trait in _LINEAR:
+        elif node.role is Role.ELEMENTWISE and node.trait in _OF_ONE:
             parts = self._dense(node)
             self._mark(parts if len(parts) == 1 else ())
 

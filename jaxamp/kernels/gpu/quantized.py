@@ -7,16 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
 from jaxamp.formats import CastConfig
 from jaxamp.kernels.gpu.tiles import F32, over_rows, swizzled
 from jaxamp.kernels.params import mosaic_gpu
-from jaxamp.lowp.arithmetic import encode, reciprocal, scale_factor
-
-_MAGNITUDE = 0x7FFFFFFF
+from jaxamp.lowp.arithmetic import encode, magnitude_bits, reciprocal, scale_factor
 
 
 def block_of(cast: CastConfig) -> tuple[int, int]:
@@ -68,8 +65,8 @@ def write_rows(
 
 
 def magnitude(wide: Any, axis: int) -> Any:
-    """The bits of the largest magnitude along an axis: they order as the numbers do, NaN last."""
-    return jnp.max(lax.bitcast_convert_type(wide, np.int32) & np.int32(_MAGNITUDE), axis=axis)
+    """The bits of the largest magnitude along an axis."""
+    return jnp.max(magnitude_bits(wide), axis=axis)
 
 
 def as_float(bits: Any) -> Any:
