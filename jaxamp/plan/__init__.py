@@ -2,6 +2,7 @@
 
 from jaxamp.plan.decision import (
     Decision,
+    Echo,
     Forms,
     Fusion,
     Ground,
@@ -15,6 +16,7 @@ from jaxamp.plan.planner import make_plan
 
 __all__ = [
     "Decision",
+    "Echo",
     "Forms",
     "Fusion",
     "Ground",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from jaxamp.plan.choose import Choice
 from jaxamp.plan.decision import (
     Also,
     Decision,
+    Echo,
     Form,
     Forms,
     Ground,
@@ -38,7 +39,8 @@ def assemble(
     readings: Readings,
     fusions: Fusions | None,
     held: frozenset[int],
-    echoes: Mapping[int, Precision],
+    summed: Set[int],
+    echoes: Mapping[int, Echo],
     stored: Storage,
     unwidened: Collection[int],
     signed: Collection[int],
@@ -46,7 +48,9 @@ def assemble(
     outputs: Storage | None,
 ) -> JaxprPlan:
     """The plan of the outermost jaxpr, in which equal plans of one jaxpr are one object."""
-    assembler = _Assembler(graph, readings, fusions, held, echoes, stored, unwidened, choices)
+    assembler = _Assembler(
+        graph, readings, fusions, held, summed, echoes, stored, unwidened, choices
+    )
     returned = [Precision.F32 if graph.ours[v] else None for v in frame.exits]
     return assembler.plan(frame, returned if outputs is None else list(outputs), signed=signed)
 
@@ -92,12 +96,14 @@ class _Assembler:
         readings: Readings,
         fusions: Fusions | None,
         held: frozenset[int],
-        echoes: Mapping[int, Precision],
+        summed: Set[int],
+        echoes: Mapping[int, Echo],
         stored: Storage,
         unwidened: Collection[int],
         choices: dict[Node, Choice],
     ) -> None:
-        self.fusions, self.held, self.echoes, self.outliner = fusions, held, echoes, Outliner()
+        self.fusions, self.held, self.outliner = fusions, held, Outliner()
+        self.summed, self.echoes = summed, echoes
         self.graph, self.readings, self.stored, self.choices = graph, readings, stored, choices
         self.fresh, self.copied = readings.fresh, readings.copies.keys()
         self.original = [Precision.F32 if ours else None for ours in graph.ours]
@@ -190,7 +196,8 @@ class _Assembler:
             _of(outs, self.original if moves_within else self.stored),
             tuple([v in self.held for v in outs]),
             tuple([self.kept[v] == 1 for v in outs]),
-            tuple([self.echoes.get(v) for v in outs]),
+            node.index in self.summed,
+            self.echoes.get(outs[0]) if outs else None,
             (),
             choice.scaled,
             also,
@@ -209,7 +216,7 @@ class _Assembler:
             )
             for i, frame in enumerate(nest.frames)
         )
-        no, none = (False,) * len(nest.outs), (None,) * len(nest.outs)
+        no = (False,) * len(nest.outs)
         # What its body holds is gone where JAX takes a rule instead of the body.
         by_rules = () if self.fusions is None else self.fusions.by_rules
         has_rule = nest.eqn.primitive.name in wiring.RULED
@@ -223,7 +230,8 @@ class _Assembler:
             _of(nest.outs, self.stored),
             tuple(held),
             no,
-            none,
+            False,
+            None,
             inner,
             None,
             _casts_of(loop, inner[-1]) if loop else (),

@@ -38,6 +38,18 @@ class Scaled(NamedTuple):
         return " × ".join(map(str, self.casts))
 
 
+class Echo(NamedTuple):
+    """How the cotangent of a sum is rounded: to a precision, as its activation is stored.
+
+    Attributes:
+      operand: index of the activation.
+      precision: what the cotangent is rounded to.
+    """
+
+    operand: int
+    precision: Precision
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class How:
     """How an equation runs, wherever it is; within a plan equal ones are one object.
@@ -54,7 +66,8 @@ class How:
         undo a rounding that is followed by a widening, and store the wide form.
       kept: per result, whether a backward pass reads it rather than computes it again, where the
         equation is one of a fused group.
-      echoes: per result, the precision that its cotangent is rounded to; ``None`` leaves it.
+      unheld: whether it sums what is held, which it may read before the barrier.
+      echo: how the cotangent of its result is rounded, if it is.
       inner: plans of the jaxprs in its parameters that are rewritten, in order.
       scaled: how the operands of a dot are quantized, once they have been cast.
       also: operands that are read a second time, by index and precision. A dot reads boundary
@@ -69,7 +82,8 @@ class How:
     outputs: tuple[Precision | None, ...]
     held: tuple[bool, ...]
     kept: tuple[bool, ...]
-    echoes: tuple[Precision | None, ...]
+    unheld: bool
+    echo: Echo | None
     inner: tuple[JaxprPlan, ...]
     scaled: Scaled | None
     also: Also
@@ -120,7 +134,8 @@ class Decision(NamedTuple):
     outputs = property(attrgetter("how.outputs"))
     held = property(attrgetter("how.held"))
     kept = property(attrgetter("how.kept"))
-    echoes = property(attrgetter("how.echoes"))
+    unheld = property(attrgetter("how.unheld"))
+    echo = property(attrgetter("how.echo"))
     inner = property(attrgetter("how.inner"))
     scaled = property(attrgetter("how.scaled"))
     also = property(attrgetter("how.also"))

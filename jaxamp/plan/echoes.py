@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from jaxamp.formats import Precision, is_narrow
+from jaxamp.plan.decision import Echo
 from jaxamp.plan.facts import Facts, movements
 from jaxamp.plan.graph import Graph, Role
 
 
 def find_echoes(
     graph: Graph, facts: Facts, fresh: Sequence[int], stored: Sequence[Precision | None]
-) -> dict[int, Precision]:
-    """The precision of the cotangent of each such sum.
+) -> dict[int, Echo]:
+    """How the cotangent of each such sum is rounded.
 
     Args:
       graph: the program.
@@ -43,5 +44,5 @@ def find_echoes(
             others = [v for v in node.ins if v not in spread and not is_spread(v, size)]
             low = stored[others[0]] if len(others) == 1 and facts.dense[others[0]] else None
             if is_narrow(low):
-                echoes[node.outs[0]] = low
+                echoes[node.outs[0]] = Echo(node.ins.index(others[0]), low)
     return echoes

@@ -6,7 +6,7 @@ every reader that computes in f32, beside the narrow one for the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.choose import Choice
@@ -25,3 +25,34 @@ def find_held(
         if is_narrow(stored[value])
         and any(choices[reader].operand is Precision.F32 for reader in graph.uses[value])
     )
+
+
+def find_summed(graph: Graph, held: Set[int], choices: Mapping[Node, Choice]) -> frozenset[int]:
+    """Indices of the nodes that sum held values, or square them for a sum.
+
+    A sum that is made where its summands are need not wait for them to be in memory. It does where
+    products of the value with others are summed as well, as in the backward pass of a batch norm:
+    one kernel then makes all of these sums.
+    """
+    summed: set[int] = set()
+    for value in held:
+        readers = [r for r in graph.uses[value] if choices[r].operand is Precision.F32]
+        alone = {r.index for r in readers if _sums(r) or _squares_for_sum(graph, r)}
+        others = [r for r in readers if r.index not in alone]
+        if not any(_is_summed(graph, r) for r in others):
+            summed |= alone
+    return frozenset(summed)
+
+
+def _sums(node: Node) -> bool:
+    return node.name == "reduce_sum"
+
+
+def _squares_for_sum(graph: Graph, node: Node) -> bool:
+    return len(set(node.ins)) == 1 and _is_summed(graph, node)
+
+
+def _is_summed(graph: Graph, node: Node) -> bool:
+    """Whether sums, and nothing else, read what an elementwise operation makes."""
+    readers = [r for v in node.outs for r in graph.uses[v]]
+    return node.role is Role.ELEMENTWISE and bool(readers) and all(map(_sums, readers))

@@ -19,7 +19,7 @@ from jaxamp.plan.folds import find_folds
 from jaxamp.plan.forced import Forced, find_forced
 from jaxamp.plan.fusions import Fusions, find_crossing
 from jaxamp.plan.graph import Graph, Node, unfold
-from jaxamp.plan.held import find_held
+from jaxamp.plan.held import find_held, find_summed
 from jaxamp.plan.interior import find_interior
 from jaxamp.plan.outline import find_repeated
 from jaxamp.plan.piles import narrow_piles
@@ -88,6 +88,7 @@ def make_plan(
     choices.update(find_scaled(graph, policy, forced, choices))
     readings = find_readings(graph, facts, demand, interior, chooser.copies, policy)
     held = find_held(graph, chooser.stored, choices)
+    summed = find_summed(graph, held, choices)
     echoes = find_echoes(graph, facts, readings.fresh, chooser.stored) if _fuses(policy) else {}
     fusions = (
         Fusions(graph, frame, facts, demand, interior, chooser.stored, chooser.unwidened)
@@ -95,7 +96,7 @@ def make_plan(
         else None
     )
     body = assemble(
-        *(graph, frame, readings, fusions, held, echoes),
+        *(graph, frame, readings, fusions, held, summed, echoes),
         *(chooser.stored, chooser.unwidened, chooser.signed, choices, outputs),
     )
     return Plan(

@@ -2,7 +2,8 @@
 
 Without one, XLA sees that the same was computed before, and keeps its float32 values in memory.
 What is large among the values computed again is made of large operands: only these are put behind a
-barrier, with the cotangents that are as large. What is small stays in the kernels around.
+barrier. What is small stays in the kernels around. Cotangents are in memory before they are folded
+over columns, as they are read once more after that; what is folded over rows, XLA keeps in hand.
 
 There are none on a TPU. XLA:TPU fuses a softmax or norm with the products around it, and keeps of
 it what it needs again; behind barriers it stored the float32 insides in both passes, twice the
@@ -11,13 +12,14 @@ bytes of an attention.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import Jaxpr, Primitive
+from jax.extend.core import Jaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxamp import _compat
@@ -42,31 +44,47 @@ def apart(values: Sequence[Any], again: Sequence[bool]) -> list[Any]:
     return apart_p.bind(*values, again=tuple(again))
 
 
-def behind(avals: Sequence[Any], again: Sequence[bool]) -> list[bool]:
+def behind(avals: Sequence[Any], again: Sequence[bool], *, others: bool = False) -> list[bool]:
     """Whether each operand is to stand behind a barrier.
 
     Args:
       avals: of the operands.
       again: whether each is read by what is computed again; if none is, there is no barrier.
+      others: whether others that are as large stand behind it, too.
 
     >>> import jax.numpy as jnp
-    >>> activation, scale, cotangent = jnp.ones((64, 8)), jnp.ones(8), jnp.ones((64, 8))
+    >>> activation, scale, cotangent = jnp.ones((512, 512)), jnp.ones(512), jnp.ones((512, 512))
     >>> behind([activation, scale, cotangent], again=[True, True, False])
-    [True, False, True]
+    [True, False, False]
     """
     sizes = [getattr(aval, "size", 0) for aval in avals]
     if not any(again) or not all(isinstance(size, int) for size in sizes):
         return [any(again)] * len(sizes)  # symbolic sizes cannot be compared
     largest = max(size for size, is_read in zip(sizes, again, strict=True) if is_read)
-    return [size * _SMALL >= largest for size in sizes]
+    if largest < _CACHED:
+        return [False] * len(sizes)
+    large = [size * _SMALL >= largest for size in sizes]
+    return large if others else list(map(operator.and_, large, again))
 
 
 _SMALL = 16  # how many times smaller the parameters and statistics of rows are, at the least
+_CACHED = 2**18  # so many numbers stay in the GPU's second-level cache: a kernel costs more
 
 
 def _behind(jaxpr: Jaxpr) -> list[bool]:
     # Forward passes in a loop are checkpoints too, to JAX, but compute nothing again.
-    return behind([v.aval for v in jaxpr.invars], _compat.read_again(jaxpr))
+    again = _compat.read_again(jaxpr)
+    return behind([v.aval for v in jaxpr.invars], again, others=not _folds_rows(jaxpr))
+
+
+def _folds_rows(jaxpr: Jaxpr) -> bool:
+    sums = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "reduce_sum")
+    return any(_rank(eqn) - 1 in eqn.params["axes"] for eqn in sums)
+
+
+def _rank(eqn: JaxprEqn) -> int:
+    operand: Any = eqn.invars[0].aval
+    return operand.ndim
 
 
 def _none(jaxpr: Jaxpr) -> list[bool]:

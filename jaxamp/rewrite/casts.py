@@ -16,6 +16,7 @@ from jax.lax import optimization_barrier_p
 from jaxamp import _compat
 from jaxamp.formats import Precision
 from jaxamp.plan import Forms
+from jaxamp.rewrite.unheld import unheld
 
 KEPT = "jaxamp_kept"  # what the backward pass of a fused group reads rather than computes again
 
@@ -27,6 +28,7 @@ class Environment:
         self._values: dict[Var, Any] = {}
         self._casts: dict[tuple[Var, Precision | None], Any] = {}
         self._copies: dict[tuple[Var, Precision], Any] = {}
+        self._unheld: dict[Var, Any] = {}  # what is held, before the barrier
 
     def write(
         self,
@@ -42,8 +44,10 @@ class Environment:
         for var, value, precision, is_held, keep in columns:
             if not isinstance(var, _compat.DropVar):
                 stored = cast(value, precision)
-                stored = hold(stored) if is_held else stored
-                self._values[var] = checkpoint_name(stored, KEPT) if keep else stored
+                stored = checkpoint_name(stored, KEPT) if keep else stored
+                if is_held:
+                    self._unheld[var] = stored
+                self._values[var] = hold(stored) if is_held else stored
 
     def take(self, forms: Forms, values: Iterable[Any]) -> None:
         """Stores values that come in the forms in which they are read."""
@@ -102,6 +106,13 @@ class Environment:
             return cast(value, precision)
         self._casts[key] = cast(value, precision)
         return self._casts[key]
+
+    def read_unheld(self, atom: Any, precision: Precision | None) -> Any:
+        """A value in a precision, to be summed."""
+        wide = self.read(atom, precision)
+        if isinstance(atom, Literal) or atom not in self._unheld:
+            return wide
+        return unheld(wide, self._unheld[atom])
 
     def _copy(self, var: Var, precision: Precision) -> Any:
         if (var, precision) not in self._copies:

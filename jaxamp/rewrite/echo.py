@@ -1,51 +1,74 @@
-"""The identity whose cotangent comes back narrow, as a primitive of its own.
+"""A sum whose cotangent is rounded once for both operands, as a primitive of its own.
 
 A sum of an activation that is stored narrow and a broadcast parameter has one cotangent for both.
-The activation's is rounded, the parameter's is summed over rows in another kernel. Rounded before
-they part, the two kernels share what is in memory.
+The activation's is rounded, the parameter's is summed over rows. Rounded before they part, both
+are made of what is in memory.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
+from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxamp.formats import Precision
+from jaxamp.plan import Echo
 from jaxamp.rewrite.casts import cast, hold
+from jaxamp.rewrite.unheld import unheld
 from jaxamp.taxonomy import OpKind, Trait, register_op_kind
 
 echo_p = Primitive("echo")
 register_op_kind(echo_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
-def echo(x: Any, precision: Precision | None) -> Any:
-    """An array as it is, whose cotangent is rounded to a precision.
+def echo(eqn: JaxprEqn, operands: Any, of: Echo) -> Any:
+    """The sum or difference of two f32 arrays, whose cotangent is rounded.
 
     Args:
-      x: the array.
-      precision: of its cotangent, which arrives and leaves in the dtype of `x`; ``None`` for that.
+      eqn: adds or subtracts.
+      operands: the two.
+      of: which is the activation, and what the cotangent is rounded to.
     """
-    return x if precision is None else echo_p.bind(x, precision=precision)
+    return echo_p.bind(*operands, op=eqn.primitive, of=of)
 
 
-def _transpose(cotangent: Any, x: Any, *, precision: Precision) -> Any:
-    rounded = hold(cast(cotangent, precision))
-    return [lax.convert_element_type(rounded, x.aval.dtype)]
+def _sum(x: Any, y: Any, *, op: Primitive, of: Echo) -> Any:
+    return op.bind(x, y)
 
 
-def _batch(args: Any, dims: Any, *, precision: Precision) -> Any:
-    return echo_p.bind(*args, precision=precision), dims[0]
+def _aval(x: Any, y: Any, *, op: Primitive, of: Echo) -> Any:
+    aval, _ = op.abstract_eval(x, y)
+    return aval
 
 
-def _same(x: Any, *, precision: Precision) -> Any:
-    return x
+def _transpose(cotangent: Any, *operands: Any, op: Primitive, of: Echo) -> Any:
+    if type(cotangent) is ad.Zero:
+        return [None, None]
+    rounded = cast(cotangent, of.precision)
+    held = lax.convert_element_type(hold(rounded), cotangent.dtype)
+    summed = _summed(unheld(held, rounded), operands[1 - of.operand].aval.shape)
+    found = [held, summed] if of.operand == 0 else [summed, held]
+    return [found[0], lax.neg(found[1])] if op.name == "sub" else found
 
 
-echo_p.def_impl(_same)
-echo_p.def_abstract_eval(_same)
+def _summed(cotangent: Any, shape: tuple[int, ...]) -> Any:
+    """The cotangent of an operand that was broadcast to a sum."""
+    axes = [i for i, (n, size) in enumerate(zip(cotangent.shape, shape, strict=True)) if n != size]
+    return lax.reshape(lax.reduce_sum(cotangent, axes), shape) if axes else cotangent
+
+
+def _batch(operands: Any, dims: Any, *, op: Primitive, of: Echo) -> Any:
+    in_front = [
+        lax.expand_dims(x, (0,)) if dim is None else jnp.moveaxis(x, dim, 0)
+        for x, dim in zip(operands, dims, strict=True)
+    ]
+    return echo_p.bind(*in_front, op=op, of=of), 0
+
+
+echo_p.def_impl(_sum)
+echo_p.def_abstract_eval(_aval)
 ad.deflinear2(echo_p, _transpose)
 batching.primitive_batchers[echo_p] = _batch
-mlir.register_lowering(echo_p, mlir.lower_fun(_same, multiple_results=False))
+mlir.register_lowering(echo_p, mlir.lower_fun(_sum, multiple_results=False))

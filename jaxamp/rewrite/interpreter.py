@@ -62,15 +62,20 @@ def _remake(remake: Remake) -> Any:
 
 def _interpret_one(context: Context, eqn: JaxprEqn, decision: Decision, env: Environment) -> None:
     with _compat.emitting(eqn):
-        readings = decision.operands, decision.fresh, decision.copies
-        operands = list(map(env.read, eqn.invars, *readings))
-        operands += [env.read(eqn.invars[index], precision) for index, precision in decision.also]
+        operands = _operands(eqn, decision, env)
         results = emit(context, eqn, decision, operands)
         if len(results) > len(eqn.outvars):
             env.enter_rounded(eqn.outvars, results[len(eqn.outvars) :])
-        if any(decision.echoes):
-            results = list(map(echo, results, decision.echoes))
         env.write(eqn.outvars, results, decision.outputs, decision.held, decision.kept)
+
+
+def _operands(eqn: JaxprEqn, decision: Decision, env: Environment) -> list[Any]:
+    """What an equation reads, as decided."""
+    if decision.unheld:
+        return list(map(env.read_unheld, eqn.invars, decision.operands))
+    readings = decision.operands, decision.fresh, decision.copies
+    operands = list(map(env.read, eqn.invars, *readings))
+    return operands + [env.read(eqn.invars[index], p) for index, p in decision.also]
 
 
 def _fuse(context: Context, step: Step, env: Environment) -> None:
@@ -136,6 +141,8 @@ def emit(
       RewriteError: the primitive does not accept what was decided for it.
     """
     try:
+        if decision.echo:
+            return [echo(eqn, operands, decision.echo)]
         return rule_for(eqn.primitive)(context, eqn, decision, operands)
     except JaxAmpError:
         raise
