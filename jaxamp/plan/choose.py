@@ -20,6 +20,7 @@ from jaxamp.plan.facts import DENSE, LARGE, SOLVED, TINY, WIDENED, Facts, moveme
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.plan.interior import Interior, scatters
+from jaxamp.plan.picks import picks
 from jaxamp.plan.rectified import find_signed
 from jaxamp.plan.shifted import is_only_shifted, outweighs_operands
 from jaxamp.policy import PrecisionPolicy
@@ -279,6 +280,8 @@ class Chooser:
         return Choice(operand, low, f"stored in {low.short} on the way to Compute")
 
     def _move(self, node: Node, low: Precision) -> Choice:
+        if Guard.REDUCTION_ISLAND in self.guards and picks(self.graph, self.facts, node):
+            return _PICKED
         return _MOVED
 
     def _follow(self, node: Node) -> None:
@@ -413,6 +416,7 @@ _COSTLY = (Trait.SMOOTH, Trait.SENSITIVE)
 _BLANK = ("empty", "empty2")
 
 _MOVED = Choice(None, F32, "movement keeps what it is given")
+_PICKED = Choice(F32, F32, "single numbers: cotangents meet in f32", Guard.REDUCTION_ISLAND)
 _LINKED = Choice(None, F32, "a value changes hands")
 _KEPT = ("keeps the dtypes it was written for", None)
 _FIXED_REASONS = {

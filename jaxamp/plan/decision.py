@@ -68,6 +68,8 @@ class How:
         equation is one of a fused group.
       unheld: whether it sums what is held, which it may read before the barrier.
       echo: how the cotangent of its result is rounded, if it is.
+      picks: whether it looks up single numbers of an activation, which is emitted anew even where
+        nothing is narrow.
       inner: plans of the jaxprs in its parameters that are rewritten, in order.
       scaled: how the operands of a dot are quantized, once they have been cast.
       also: operands that are read a second time, by index and precision. A dot reads boundary
@@ -84,6 +86,7 @@ class How:
     kept: tuple[bool, ...]
     unheld: bool
     echo: Echo | None
+    picks: bool
     inner: tuple[JaxprPlan, ...]
     scaled: Scaled | None
     also: Also
@@ -92,7 +95,9 @@ class How:
     def unchanged(self) -> bool:
         """Whether nothing in it is narrow."""
         precisions = *self.operands, *self.outputs, self.accumulation
-        return is_wide(precisions) and all(plan.unchanged for plan in self.inner)
+        if self.picks or not is_wide(precisions):
+            return False
+        return all(plan.unchanged for plan in self.inner)
 
 
 class Ground(NamedTuple):

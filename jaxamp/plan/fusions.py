@@ -14,6 +14,7 @@ from jaxamp.plan.facts import UNBOUNDED, Facts
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Frame, Graph, Link, Nest, Node, Role
 from jaxamp.plan.interior import Interior
+from jaxamp.plan.picks import picks, takes_all
 from jaxamp.plan.statistics import find_statistics
 from jaxamp.taxonomy import Trait
 
@@ -31,6 +32,7 @@ class Fusions:
       kept: values inside a group that the backward pass reads rather than computes again.
       by_rules: values of a group that a derivative rule holds and keeps: see rectified.py.
       again: values that a later group computes again rather than reads.
+      picking: nodes that look up single numbers of activations.
     """
 
     def __init__(
@@ -51,8 +53,13 @@ class Fusions:
         self._members = bytearray(len(graph.nodes))
         self._frames: dict[int, Frame] = {}  # per value of a group, where the group is
         lowered = _find_lowered(graph, stored)
+        self.picking = {node for node in graph.nodes if picks(graph, facts, node)}
+        self._tables = {node.ins[0] for node in self.picking}
         self._fusible = bytearray(
-            _is_fusible(graph, demand, interior, lowered, node) for node in graph.nodes
+            node in self.picking
+            or takes_all(graph, node)
+            or _is_fusible(graph, demand, interior, lowered, node)
+            for node in graph.nodes
         )
         self._levels = _find_levels(graph, facts, frame, self._fusible)
         self._statistics = find_statistics(graph, facts, self._fusible, self._levels)
@@ -70,6 +77,8 @@ class Fusions:
                 maker = made_by.get(value)
                 if maker is not None and levels[maker] == level:
                     parent[_root(parent, maker)] = _root(parent, index)
+                if value in self._tables and (maker is None or levels[maker] != level):
+                    made_by[value] = index  # its other readers are of this group, too
             for value in site.outs:
                 made_by[value] = index
         members: dict[int, list[int]] = {}

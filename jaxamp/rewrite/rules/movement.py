@@ -1,4 +1,4 @@
-"""Movement that is done to a value and to its rounding."""
+"""Movement that is done to a value and to its rounding, or that has a cotangent of our own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jax.extend.core import JaxprEqn
 
 from jaxamp import _compat
 from jaxamp.plan import Decision
+from jaxamp.rewrite.pick import is_pick, pick
 from jaxamp.rewrite.registry import Context, parted, rewrites
 
 
@@ -20,3 +21,14 @@ def reverse(
     operands, rounded = parted(eqn, operands)
     values = [*operands, *rounded]
     return [result for value in values for result in _compat.bind(eqn, [value])]
+
+
+@rewrites("gather")
+def look_up(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Looks up; of one number of each row the cotangent needs no scattering."""
+    table, indices = operands
+    if is_pick(table, indices, eqn.params):
+        return [pick(table, indices, eqn.params)]
+    return _compat.bind(eqn, operands)

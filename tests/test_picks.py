@@ -1,0 +1,113 @@
+"""Lookups of single numbers of each row: labels' logits, whose cotangents nearly cancel others."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxamp import amp
+from tests.audit import equations
+from tests.numerics.oracle import products_rounded
+
+ROWS, WIDTH, LABELS = 96, 32, 50  # 1 / ROWS is no number of bfloat16
+KEYS = jax.random.split(jax.random.key(0), 3)
+LABEL = jax.random.randint(KEYS[0], (ROWS,), 0, LABELS)
+W = jax.random.normal(KEYS[1], (WIDTH, LABELS))
+# Rows whose labels are nearly certain, as after training.
+X = 3 * (W / jnp.linalg.norm(W, axis=0))[:, LABEL].T + jax.random.normal(KEYS[2], (ROWS, WIDTH)) / 9
+LOW = {"auto_mixed_bf16": jnp.bfloat16, "auto_mixed": jnp.float16}
+
+Loss = Callable[[jax.Array], jax.Array]
+
+
+def along_axis(logits: jax.Array) -> jax.Array:
+    picked = jnp.take_along_axis(logits, LABEL[:, None], -1)[:, 0]
+    return jnp.mean(jax.nn.logsumexp(logits, -1) - picked)
+
+
+def in_columns(logits: jax.Array) -> jax.Array:
+    picked = jnp.take_along_axis(logits.T, LABEL[None], 0)[0]
+    return jnp.mean(jax.nn.logsumexp(logits.T, 0) - picked)
+
+
+def by_rows(logits: jax.Array) -> jax.Array:
+    return jnp.mean(jax.vmap(lambda row, i: jax.nn.logsumexp(row) - row[i])(logits, LABEL))
+
+
+LOSSES: dict[str, Loss] = {
+    "along_axis": along_axis,
+    "in_columns": in_columns,
+    "by_rows": by_rows,
+    "indexed": lambda x: jnp.mean(jax.nn.logsumexp(x, -1) - x[jnp.arange(ROWS), LABEL]),
+    "log_softmax": lambda x: -jnp.mean(jax.nn.log_softmax(x)[jnp.arange(ROWS), LABEL]),
+    "optax": lambda x: optax.softmax_cross_entropy_with_integer_labels(x, LABEL).mean(),
+    "soft_labels": lambda x: optax.softmax_cross_entropy(x, jax.nn.one_hot(LABEL, LABELS)).mean(),
+}
+
+
+def loss(of_logits: Loss, w: jax.Array, x: jax.Array) -> jax.Array:
+    return of_logits(x @ w)
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("name", LOSSES)
+def test_certain_labels_have_gradients(name: str, policy: str, order: str) -> None:
+    """Probability and label meet before either is rounded: their difference is the gradient."""
+    fn = partial(loss, LOSSES[name])
+    exact = jax.jit(jax.grad(fn))(W, X)
+    rounded = jax.jit(jax.grad(products_rounded(fn, LOW[policy])))(W, X)
+    mixed = amp(jax.grad(fn), policy) if order == "amp(grad(f))" else jax.grad(amp(fn, policy))
+    allowed = 3 * np.linalg.norm(rounded - exact)
+    assert 0 < np.linalg.norm(jax.jit(mixed)(W, X) - exact) <= allowed
+
+
+@pytest.mark.parametrize("name", ["along_axis", "in_columns", "optax"])
+def test_the_gradient_of_a_lookup_is_not_scattered(name: str) -> None:
+    fn = partial(loss, LOSSES[name])
+    plain, mixed = jax.grad(fn), jax.grad(amp(fn))
+    scattered = [
+        any(
+            e.primitive.name == "scatter-add" and e.outvars[0].aval.size == ROWS * LABELS
+            for e in equations(jax.make_jaxpr(gradient)(W, X).jaxpr)
+        )
+        for gradient in (plain, mixed)
+    ]
+    assert scattered == [True, False]
+
+
+def test_places_beyond_the_row_are_those_of_float32() -> None:
+    """NaN is found there, and no gradient goes back; negative places count from the end."""
+    places = jnp.array([0, LABELS - 1, -1, -LABELS, LABELS, -LABELS - 1])
+
+    def found(x: jax.Array, w: jax.Array) -> jax.Array:
+        logits = x @ w
+        return jnp.take_along_axis(jnp.tanh(logits), places[:, None], -1)[:, 0]
+
+    x = X[: len(places)]
+    gradient = jax.jacrev(found)
+    np.testing.assert_allclose(amp(found)(x, W), found(x, W), rtol=0.02)
+    np.testing.assert_array_equal(
+        jnp.isnan(jax.jacrev(amp(found))(x, W)), jnp.isnan(gradient(x, W))
+    )
+
+
+DERIVATIVES: dict[str, Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]] = {
+    "forward": lambda f: jax.jacfwd(f),
+    "of_each": lambda f: lambda w, x: jax.vmap(jax.grad(f), (0, None))(jnp.stack([w, -w]), x),
+    "curvature": lambda f: lambda w, x: jax.jvp(jax.grad(lambda w: f(w, x)), (w,), (w,))[1],
+    "under_checkpoint": lambda f: jax.grad(jax.checkpoint(f)),
+}
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+def test_lookups_have_all_derivatives(derivative: str) -> None:
+    derive, fn = DERIVATIVES[derivative], partial(loss, along_axis)
+    exact = jax.jit(derive(fn))(W, X)
+    rounded = jax.jit(derive(products_rounded(fn, jnp.bfloat16)))(W, X)
+    found = jax.jit(derive(amp(fn, "auto_mixed_bf16")))(W, X)
+    assert np.linalg.norm(found - exact) <= 3 * np.linalg.norm(rounded - exact)
