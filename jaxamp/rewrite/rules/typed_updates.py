@@ -28,4 +28,5 @@ def scatter(
 
     avals = [v.aval.update(dtype=dtype, weak_type=False) for v in update.invars]
     retyped = _compat.trace_to_jaxpr(body, avals, update.debug_info)
-    return _compat.bind(eqn, operands, update_jaxpr=retyped.jaxpr, update_consts=retyped.consts)
+    consts = tuple(retyped.consts)  # parameters are hashed
+    return _compat.bind(eqn, operands, update_jaxpr=retyped.jaxpr, update_consts=consts)
