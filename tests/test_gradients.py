@@ -78,6 +78,41 @@ NEIGHBOURS: dict[str, Body] = {
 }
 
 
+def drawdown(x: jax.Array) -> jax.Array:
+    c = jnp.cumsum(x @ W + 1, 0)
+    return jnp.tanh(c - lax.cummax(c, 0))
+
+
+def in_log_space(x: jax.Array) -> jax.Array:
+    long = jnp.concatenate([x, -x])
+    c = jnp.cumsum(jax.nn.log_sigmoid(long @ W / 2), 0)
+    return jnp.exp(c + lax.cumlogsumexp(long @ GATE / 2 - c, 0))
+
+
+def by_hand(x: jax.Array) -> jax.Array:
+    c = jnp.cumsum(jax.nn.log_sigmoid(x @ W / 2), 0)
+    return jnp.exp(c + jnp.log(jnp.cumsum(jnp.exp(x @ GATE / 2 - c), 0)))
+
+
+def thresholded(x: jax.Array) -> jax.Array:
+    h = jnp.tanh(x @ W) + 10
+    return jnp.maximum(h - lax.top_k(h, 4)[0][:, -1:], 0)
+
+
+def without_slow_waves(x: jax.Array) -> jax.Array:
+    h = jax.nn.softplus(x @ W) + 20
+    return h - jnp.fft.irfft(jnp.fft.rfft(h, axis=0).at[3:].set(0), ROWS, axis=0)
+
+
+APART: dict[str, Body] = {
+    "drawdown": drawdown,
+    "in_log_space": in_log_space,
+    "by_hand": by_hand,
+    "thresholded": thresholded,
+    "without_slow_waves": without_slow_waves,
+}
+
+
 def loss(body: Body, x: jax.Array) -> jax.Array:
     return jnp.mean((body(x) @ OUT) ** 2)
 
@@ -107,6 +142,20 @@ def test_differences_of_neighbours_are_of_unrounded_sums(
 ) -> None:
     """The bins of a spline: sums of a softmax, padded, scaled, and told apart again."""
     check(NEIGHBOURS[name], policy, order)
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("name", APART)
+def test_what_cancels_is_rounded_in_neither_place(name: str, policy: str, order: str) -> None:
+    """A value, and what a kernel or a scan has made of it: root mean squares of six gradients."""
+    fn = partial(loss, APART[name])
+    mixed = amp(jax.grad(fn), policy) if order == "amp(grad(f))" else jax.grad(amp(fn, policy))
+    gradients = [jax.grad(fn), mixed, products_rounded(jax.grad(fn), LOW[policy])]
+    inputs = jax.random.normal(jax.random.key(5), (6, *X.shape))
+    exact, found, rounded = (np.stack([jax.jit(g)(x) for x in inputs]) for g in gradients)
+    scale = np.linalg.norm(exact, axis=(1, 2), keepdims=True)
+    assert np.linalg.norm((found - exact) / scale) <= 3 * np.linalg.norm((rounded - exact) / scale)
 
 
 @pytest.mark.parametrize("name", ["padded", "scaled"])

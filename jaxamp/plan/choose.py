@@ -20,7 +20,9 @@ from jaxamp.plan.facts import DENSE, LARGE, SOLVED, TINY, WIDENED, Facts, moveme
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.plan.interior import Interior, scatters
+from jaxamp.plan.magnitudes import STEEP
 from jaxamp.plan.picks import picks
+from jaxamp.plan.poles import AT_NUMBER, AT_ZERO
 from jaxamp.plan.rectified import find_signed
 from jaxamp.plan.shifted import is_only_shifted, outweighs_operands
 from jaxamp.policy import PrecisionPolicy
@@ -97,11 +99,14 @@ class Chooser:
         demand: Demand,
         interior: Interior,
         folded: bytearray,
+        poles: bytearray,
+        magnitudes: bytearray,
         crossing: frozenset[int],
         policy: PrecisionPolicy,
     ) -> None:
         self.graph, self.facts, self.demand = graph, facts, demand
-        self.interior, self.folded, self.crossing = interior, folded, crossing
+        self.interior, self.crossing = interior, crossing
+        self.folded, self.poles, self.magnitudes = folded, poles, magnitudes
         self.policy, self.guards = policy, policy.guards
         self.narrow = narrow_kinds(policy)
         carries = (c for c in graph.carries if not c.kept)
@@ -383,10 +388,17 @@ class Chooser:
                 return Pin(f"rests on a constant beyond {low.short}", Guard.RANGE)
             if low is Precision.F16 and node.trait is Trait.SENSITIVE:
                 return Pin("may outgrow f16", Guard.RANGE)
+            if low is Precision.F16 and union(self.magnitudes, outs) & STEEP:
+                return Pin("divided by what may be small: may outgrow f16", Guard.RANGE)
         if Guard.EXACT_INTEGER in guards and any(_inexact(facts, v, low) for v in outs):
             return Pin(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
         if Guard.SENSITIVE in guards and any(self.folded[v] for v in outs):
             return Pin("combined with parts of itself", Guard.SENSITIVE)
+        near = union(self.poles, outs)
+        if Guard.SENSITIVE in guards and near & AT_NUMBER:
+            return Pin("rounded, it may be where what is made of it is infinite", Guard.SENSITIVE)
+        if Guard.RANGE in guards and low is Precision.F16 and near & AT_ZERO:
+            return Pin("divided by, and may be zero in f16", Guard.RANGE)
         if Guard.LOOP_CARRY in guards and uses & EXACTING:
             return Pin("decides when a loop stops", Guard.LOOP_CARRY)
         if Guard.NO_KERNEL in guards and (uses & FRAGILE or known & SOLVED):

@@ -48,14 +48,14 @@ class _Folds:
     def backward(self, node: Node) -> None:
         """Marks what a marked value is made of by movement, and by arithmetic on it alone."""
         if self._moves(node):
-            self._mark(source for source, out in movements(node) if self.folded[out])
+            self.mark(source for source, out in movements(node) if self.folded[out])
         elif not any(self.folded[v] for v in node.outs):
             return
         elif node.role is Role.MERGE:
-            self._mark(self._dense(node))
+            self.mark(self._dense(node))
         elif node.role is Role.ELEMENTWISE and node.trait in _OF_ONE:
             parts = self._dense(node)
-            self._mark(parts if len(parts) == 1 else ())
+            self.mark(parts if len(parts) == 1 else ())
 
     def _moves(self, node: Node) -> bool:
         """Whether a node only moves values or turns their sign: `sort` counts as movement."""
@@ -67,7 +67,7 @@ class _Folds:
     def _merge(self, node: Node) -> None:
         parts = self._dense(node)
         if parts and all(self.folded[v] for v in parts):
-            self._mark(node.outs)
+            self.mark(node.outs)
         if len(origins := {self.origin[v] for v in parts}) == 1:
             (self.origin[node.outs[0]],) = origins
 
@@ -76,12 +76,12 @@ class _Folds:
         if len(parts) < 2 and not self._is_by_number(node, parts):
             return
         if all(self.folded[v] for v in parts):
-            self._mark(node.outs)
+            self.mark(node.outs)
         elif node.role is Role.ELEMENTWISE and self._are_moved_from_one(parts):
-            self._mark(node.outs)
+            self.mark(node.outs)
             for value in parts:
                 self.folded[value] = 1
-            self._mark([self.origin[parts[0]]])
+            self.mark([self.origin[parts[0]]])
 
     def _are_moved_from_one(self, parts: list[int]) -> bool:
         return len(parts) > 1 and len({self.origin[v] for v in parts}) == 1
@@ -94,21 +94,27 @@ class _Folds:
     def _dense(self, node: Node) -> list[int]:
         return [v for v in dict.fromkeys(node.ins) if self.facts.dense[v]]
 
-    def _mark(self, values: Iterable[int]) -> None:
+    def mark(self, values: Iterable[int]) -> None:
         """Marks values, but no results of Compute: rounding these is what the policy asks for."""
         for value in values:
             if not self.computed[self.origin[value]]:
                 self.folded[value] = 1
 
 
-def find_folds(graph: Graph, facts: Facts) -> bytearray:
+def find_folds(graph: Graph, facts: Facts, met: Iterable[int] = ()) -> bytearray:
     """Marks what is combined with itself, what it is made of, and what comes of it by more of that.
 
     A direct result of Compute is not marked: that it is rounded is what the policy asks for.
+
+    Args:
+      graph: the program.
+      facts: what is known of its values.
+      met: what meets itself by a longer way: see offsets.py.
     """
     folds = _Folds(graph, facts)
     for node in graph.nodes:
         folds.forward(node)
+    folds.mark(met)
     if any(folds.folded):
         for node in reversed(graph.nodes):
             folds.backward(node)

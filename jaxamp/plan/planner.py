@@ -21,8 +21,11 @@ from jaxamp.plan.fusions import Fusions, find_crossing
 from jaxamp.plan.graph import Graph, Node, unfold
 from jaxamp.plan.held import find_held, find_summed
 from jaxamp.plan.interior import find_interior
+from jaxamp.plan.magnitudes import find_magnitudes
+from jaxamp.plan.offsets import find_met
 from jaxamp.plan.outline import find_repeated
 from jaxamp.plan.piles import narrow_piles
+from jaxamp.plan.poles import find_poles
 from jaxamp.plan.readings import find_readings
 from jaxamp.plan.scaled import find_scaled
 from jaxamp.plan.travels import find_travels
@@ -76,9 +79,14 @@ def make_plan(
     forced = find_forced(graph, policy)
     facts, demand = settle_carries(graph, policy, forced)
     interior = find_interior(graph, facts)
-    folded = find_folds(graph, facts)
+    folded = find_folds(graph, facts, find_met(graph, facts, interior))
+    magnitudes = find_magnitudes(graph, facts)
+    poles = find_poles(graph, magnitudes)
     crossing = find_crossing(frame, interior)
-    chooser = Chooser(graph, facts, demand, interior, folded, crossing, policy)
+    chooser = Chooser(
+        *(graph, facts, demand, interior),
+        *(folded, poles, magnitudes, crossing, policy),
+    )
     for value, precision in zip(frame.entries, inputs or (), strict=False):
         if precision is not None:
             chooser.stored[value] = precision

@@ -1,0 +1,190 @@
+"""Values that meet, with the opposite sign, what a kernel of its own has made of them.
+
+`c - cummax(c)`, `c + cumlogsumexp(i - c)`, `h - irfft(rfft(h))`: what is added to `c` is added to
+the other term too, and cancels. The kernel reads what is stored and its neighbours read float32,
+so that a rounding of `c` in one of the two would not cancel.
+
+Means and maxima of whole rows are not among them: they are fused, and read what all others read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from jaxamp.plan.facts import Facts, movements
+from jaxamp.plan.graph import Graph, Node, Role
+from jaxamp.plan.interior import Interior
+from jaxamp.taxonomy import Trait
+
+
+class Offset(NamedTuple):
+    """That a value grows with another one, or with its exponential, or shrinks.
+
+    Attributes:
+      origin: the other one.
+      sign: whether the value grows (1) or shrinks (-1).
+      factor: whether it is multiplied by the exponential, and not added to.
+      carried: how many kernels and cuts are between: what is apart from the origin.
+    """
+
+    origin: int
+    sign: int
+    factor: bool
+    carried: int
+
+
+Offsets = frozenset[Offset]
+_NOTHING: Offsets = frozenset()
+_MOST = 8  # origins of one value: the last ones
+
+
+def find_met(graph: Graph, facts: Facts, interior: Interior) -> list[int]:
+    """What meets itself, and all that is between."""
+    if not any(_moves_apart(graph, interior, node) for node in graph.nodes if node.ins):
+        return []
+    offsets = _Offsets(graph, facts, interior)
+    for node in graph.nodes:
+        offsets.enter(node)
+    return offsets.met
+
+
+def _moves_apart(graph: Graph, interior: Interior, node: Node) -> bool:
+    """Whether what a node makes and what it reads are not in one place."""
+    if node.role is Role.MOVE:
+        return _is_smaller(graph, node.outs[0], node.ins[0])
+    return bool(interior.kernels[node.index]) and _carries(node)
+
+
+def _carries(node: Node) -> bool:
+    """Whether something added to all that a node reads is added to what it makes."""
+    picks = node.trait is Trait.EXTREMUM or node.name == "cumlogsumexp"
+    return picks or node.trait is Trait.NO_KERNEL
+
+
+class _Offsets:
+    """A sweep forward.
+
+    Attributes:
+      of: what each value grows or shrinks with.
+      met: what must not be rounded.
+    """
+
+    def __init__(self, graph: Graph, facts: Facts, interior: Interior) -> None:
+        self.graph, self.facts, self.interior = graph, facts, interior
+        self.of: list[Offsets] = [_NOTHING] * len(graph.avals)
+        self.maker: dict[int, Node] = {}
+        self.met: list[int] = []
+
+    def enter(self, node: Node) -> None:
+        """Finds what the results of a node grow with."""
+        for source, out in movements(node) if node.ins else ():
+            self.maker[out] = node
+            if self.graph.kinds[out] in "iub":
+                continue
+            found = self._found(node, source)
+            if self.facts.dense[out] and all(o.factor for o in found):
+                found |= {Offset(out, 1, factor=False, carried=0)}
+            if len(found) > _MOST:
+                found = frozenset(sorted(found)[-_MOST:])
+            self.of[out] = found
+
+    def _found(self, node: Node, source: int) -> Offsets:
+        parts = [v for v in dict.fromkeys(node.ins) if self.of[v]]
+        if not parts:
+            return _NOTHING
+        if node.role is Role.MOVE:
+            return self._moved(node, source)
+        if node.name in _BENT:
+            return _bent(self.of[source], to_factor=node.name == "exp")
+        if node.name in _JOINED:
+            return self._joined(node)
+        if node.role is Role.MERGE or node.name in ("max", "min", "select_n"):
+            return self._common(parts)
+        if node.role is Role.REDUCE or node.role is Role.FIXED:
+            return self._folded(node, source)
+        return _turned(self.of[source]) if node.name == "neg" else _NOTHING
+
+    def _moved(self, node: Node, source: int) -> Offsets:
+        apart = _moves_apart(self.graph, self.interior, node)
+        return _carry(self.of[source]) if apart else self.of[source]
+
+    def _folded(self, node: Node, source: int) -> Offsets:
+        """Sums hand on factors, and what picks or filters hands on terms."""
+        adds = node.trait is Trait.SUM or node.name == "cumsum"
+        carries = _carries(node)
+        kept = frozenset(o for o in self.of[source] if carries or (adds and o.factor))
+        return _carry(kept) if self.interior.kernels[node.index] else kept
+
+    def _joined(self, node: Node) -> Offsets:
+        """Of a sum the terms, of a product the factors; what cancels is noted."""
+        factor, turns = _JOINED[node.name]
+        found: set[Offset] = set()
+        cancelled: set[Offset] = set()
+        met: list[int] = []
+        for place, value in enumerate(node.ins):
+            given = _turned(self.of[value]) if turns and place else self.of[value]
+            kept = {o for o in given if o.factor is factor}
+            for pair in _cancelling(found, kept):
+                cancelled.update(pair)
+                met += [o.origin for o in pair if pair[0].carried != pair[1].carried]
+            found |= kept
+        if met:
+            self._meet(node, max(met))
+        return frozenset(found - cancelled)
+
+    def _common(self, parts: Iterable[int]) -> Offsets:
+        """What all have in common: a choice between them grows as they do."""
+        first, *others = [self.of[v] for v in parts]
+        return frozenset(o for o in first if all(_has(other, o) for other in others))
+
+    def _meet(self, node: Node, origin: int) -> None:
+        """Notes all that leads from an origin to where it cancels."""
+        pending, seen = list(node.ins), set[int]()
+        for value in pending:
+            if value in seen or not any(o.origin == origin for o in self.of[value]):
+                continue
+            seen.add(value)
+            if value != origin:
+                pending += self.maker[value].ins
+        self.met += [v for v in seen if self.facts.dense[v]]
+
+
+_BENT = ("exp", "log")
+
+# Whether factors are joined, not terms, and whether the second operand is turned.
+_JOINED = {
+    "add": (False, False),
+    "add_any": (False, False),
+    "sub": (False, True),
+    "mul": (True, False),
+    "div": (True, True),
+}
+
+
+def _turned(offsets: Offsets) -> Offsets:
+    return frozenset(o._replace(sign=-o.sign) for o in offsets)
+
+
+def _bent(offsets: Offsets, *, to_factor: bool) -> Offsets:
+    return frozenset(o._replace(factor=to_factor) for o in offsets if o.factor is not to_factor)
+
+
+def _carry(offsets: Offsets) -> Offsets:
+    return frozenset(o._replace(carried=o.carried + 1) for o in offsets)
+
+
+def _has(offsets: Iterable[Offset], one: Offset) -> bool:
+    return any(o[:3] == one[:3] for o in offsets)
+
+
+def _cancelling(left: Iterable[Offset], right: Iterable[Offset]) -> Iterator[tuple[Offset, Offset]]:
+    for one in left:
+        for other in right:
+            if one.origin == other.origin and one.sign != other.sign:
+                yield one, other
+
+
+def _is_smaller(graph: Graph, value: int, other: int) -> bool:
+    sizes = graph.sizes[value], graph.sizes[other]
+    return all(isinstance(size, int) for size in sizes) and sizes[0] < sizes[1]

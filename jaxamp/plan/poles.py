@@ -1,0 +1,95 @@
+"""What may not become a number at which something made of it is infinite.
+
+A probability near one is one in 8 or 11 bits, and `log1p(-p)` of it infinite. The arithmetic is in
+float32 anyway; here is what it reads: what was sorted, gathered, stacked or joined on its way, and
+so is stored in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jaxamp.plan.facts import movements
+from jaxamp.plan.flags import union
+from jaxamp.plan.graph import Graph, Node, Role
+from jaxamp.plan.magnitudes import AWAY, NONNEGATIVE
+from jaxamp.taxonomy import Trait
+
+AT_ZERO, AT_NUMBER = 1, 2  # AT_NUMBER: at a number that is not zero, or at another value
+
+_POLES = {
+    **dict.fromkeys(("log", "log2", "rsqrt", "digamma", "lgamma"), AT_ZERO),
+    **dict.fromkeys(("log1p", "atanh", "acos", "asin", "acosh", "erf_inv"), AT_NUMBER),
+}
+_SUMS = ("add", "sub", "add_any")
+_POWERS = ("integer_pow", "square", "sqrt", "cbrt")
+_FOLDS = (Trait.EXTREMUM, Trait.PREFIX, Trait.PRODUCT)
+
+
+def find_poles(graph: Graph, magnitudes: bytearray) -> bytearray:
+    """Sweeps backward until nothing changes, and stops at Compute and at curves."""
+    poles = _Poles(graph, magnitudes)
+    before = None
+    while before != (before := bytes(poles.bits)):
+        for node in reversed(graph.nodes):
+            poles.enter(node)
+        if not graph.carries:
+            break
+    return poles.bits
+
+
+class _Poles:
+    """Flags per value: AT_ZERO on what must not become zero, AT_NUMBER on the rest."""
+
+    def __init__(self, graph: Graph, magnitudes: bytearray) -> None:
+        self.graph, self.magnitudes = graph, magnitudes
+        self.bits = bytearray(len(graph.avals))
+
+    def enter(self, node: Node) -> None:
+        """Marks what a node has a pole at, and hands on what its results are marked as."""
+        self._mark(self._reciprocals(node), AT_ZERO)
+        if node.name in _POLES:
+            return self._mark(self._near(node), _POLES[node.name])
+        if not (given := union(self.bits, node.outs)):
+            return None
+        if node.role is Role.MOVE:
+            for source, out in movements(node):
+                self._mark((source,), self.bits[out])
+        elif node.name in _SUMS:
+            self._mark(node.ins, self._of_sum(node, given))
+        elif node.name == "one_minus_square":
+            self._mark(node.ins, AT_NUMBER)
+        elif node.name == "div":
+            self._mark(node.ins[:1], given)
+        elif self._hands_on(node):
+            self._mark(node.ins, given)
+        return None
+
+    def _reciprocals(self, node: Node) -> tuple[int, ...]:
+        """What a node divides by."""
+        if node.name == "div":
+            return node.ins[1:]
+        return node.ins if node.name == "integer_pow" and node.eqn.params["y"] < 0 else ()
+
+    def _near(self, node: Node) -> list[int]:
+        """What a curve reads that may be at its pole; that of `log1p` is below zero."""
+        beyond = NONNEGATIVE if node.name == "log1p" else 0
+        return [v for v in node.ins if not self.magnitudes[v] & beyond]
+
+    def _of_sum(self, node: Node, given: int) -> int:
+        """Where terms may not be, if their sum may not: it is zero where they cancel."""
+        if node.name == "sub" or not all(self.magnitudes[v] & NONNEGATIVE for v in node.ins):
+            return AT_NUMBER
+        return given
+
+    def _hands_on(self, node: Node) -> bool:
+        if node.role is Role.ELEMENTWISE:
+            return node.trait in (Trait.EXACT, Trait.ROUNDED) or node.name in _POWERS
+        if node.role is Role.REDUCE:
+            return node.trait in _FOLDS
+        return node.role is Role.MERGE or node.role is Role.LINK
+
+    def _mark(self, values: Iterable[int], flags: int) -> None:
+        for value in values:
+            if self.graph.ours[value]:
+                self.bits[value] |= flags & ~AT_ZERO if self.magnitudes[value] & AWAY else flags
