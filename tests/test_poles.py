@@ -124,9 +124,10 @@ def test_what_is_far_from_poles_is_stored_narrow(name: str, policy: str) -> None
     """Nothing here is divided by what may be zero, nor is the logarithm of it taken."""
 
     def joined(x: jax.Array) -> jax.Array:
-        return jnp.mean((jnp.concatenate([HARMLESS[name](x @ W), x]) @ OUT) ** 2)
+        parts = [HARMLESS[name](x @ W), HARMLESS[name](x @ OUT)]
+        return jnp.mean((jnp.concatenate(parts) @ OUT) ** 2)
 
-    decisions = plan_of(joined, policy)(X).decisions()
+    decisions = list(plan_of(joined, policy)(X).decisions())
     (pile,) = [d for d in decisions if d.primitive == "concatenate"]
     assert pile.output is decisions[0].output
     around = [*decisions, *plan_of(jax.grad(joined), policy)(X).decisions()]

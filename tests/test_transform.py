@@ -897,3 +897,12 @@ def test_integer_gradients():
     by_int, by_float = amp(grad)(jnp.arange(4), _x(4))
     assert by_int.dtype == jax.dtypes.float0
     assert by_float.shape == (4,)
+
+
+def test_functions_are_applied_to_parts_of_a_product():
+    """What the scatter of `apply` holds is hashed where it is bound again."""
+
+    def applied(x):
+        return (x @ jnp.eye(4)).at[jnp.array([0, 2])].apply(jnp.sin) @ jnp.eye(4)
+
+    np.testing.assert_allclose(amp(applied)(_x()), applied(_x()), **LOW)
