@@ -84,7 +84,7 @@ def drawdown(x: jax.Array) -> jax.Array:
 
 
 def in_log_space(x: jax.Array) -> jax.Array:
-    long = jnp.concatenate([x, -x])
+    long = jnp.concatenate([x, -x, x[::-1], -x[::-1]])
     c = jnp.cumsum(jax.nn.log_sigmoid(long @ W / 2), 0)
     return jnp.exp(c + lax.cumlogsumexp(long @ GATE / 2 - c, 0))
 
