@@ -69,15 +69,15 @@ def test_certain_labels_have_gradients(name: str, policy: str, order: str) -> No
 @pytest.mark.parametrize("name", ["along_axis", "in_columns", "optax"])
 def test_the_gradient_of_a_lookup_is_not_scattered(name: str) -> None:
     fn = partial(loss, LOSSES[name])
-    plain, mixed = jax.grad(fn), jax.grad(amp(fn))
+    gradients = jax.grad(fn), jax.grad(amp(fn)), amp(jax.grad(fn))
     scattered = [
         any(
             e.primitive.name == "scatter-add" and e.outvars[0].aval.size == ROWS * LABELS
             for e in equations(jax.make_jaxpr(gradient)(W, X).jaxpr)
         )
-        for gradient in (plain, mixed)
+        for gradient in gradients
     ]
-    assert scattered == [True, False]
+    assert scattered == [True, False, False]
 
 
 def test_places_beyond_the_row_are_those_of_float32() -> None:
@@ -89,11 +89,10 @@ def test_places_beyond_the_row_are_those_of_float32() -> None:
         return jnp.take_along_axis(jnp.tanh(logits), places[:, None], -1)[:, 0]
 
     x = X[: len(places)]
-    gradient = jax.jacrev(found)
     np.testing.assert_allclose(amp(found)(x, W), found(x, W), rtol=0.02)
-    np.testing.assert_array_equal(
-        jnp.isnan(jax.jacrev(amp(found))(x, W)), jnp.isnan(gradient(x, W))
-    )
+    gradient = jax.jacrev(found)
+    for mixed in (jax.jacrev(amp(found)), amp(gradient)):
+        np.testing.assert_allclose(mixed(x, W), gradient(x, W), rtol=0.1, atol=0.05)
 
 
 DERIVATIVES: dict[str, Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]] = {

@@ -26,6 +26,7 @@ from jaxamp.plan.decision import (
 from jaxamp.plan.fusions import Fusions
 from jaxamp.plan.graph import Frame, Graph, Nest, Node
 from jaxamp.plan.outline import Outliner
+from jaxamp.plan.picks import spreads
 from jaxamp.plan.readings import Readings
 from jaxamp.plan.remakes import Remakes
 from jaxamp.taxonomy import OpKind, Trait
@@ -198,11 +199,16 @@ class _Assembler:
             tuple([self.kept[v] == 1 for v in outs]),
             node.index in self.summed,
             self.echoes.get(outs[0]) if outs else None,
-            self.fusions is not None and node in self.fusions.picking,
+            self._picks(node),
             (),
             choice.scaled,
             also,
         )
+
+    def _picks(self, node: Node) -> bool:
+        if self.fusions is None:
+            return False
+        return node in self.fusions.picking or spreads(self.graph, node)
 
     def _how_of_nest(self, nest: Nest, *, fused: bool) -> How:
         returned = [_of(f.exits, self.original) for f in nest.frames]

@@ -68,8 +68,8 @@ class How:
         equation is one of a fused group.
       unheld: whether it sums what is held, which it may read before the barrier.
       echo: how the cotangent of its result is rounded, if it is.
-      picks: whether it looks up single numbers of an activation, which is emitted anew even where
-        nothing is narrow.
+      picks: whether it looks up single numbers of an activation, or puts such into zeros: it is
+        emitted anew even where nothing is narrow.
       inner: plans of the jaxprs in its parameters that are rewritten, in order.
       scaled: how the operands of a dot are quantized, once they have been cast.
       also: operands that are read a second time, by index and precision. A dot reads boundary
@@ -141,6 +141,7 @@ class Decision(NamedTuple):
     kept = property(attrgetter("how.kept"))
     unheld = property(attrgetter("how.unheld"))
     echo = property(attrgetter("how.echo"))
+    picks = property(attrgetter("how.picks"))
     inner = property(attrgetter("how.inner"))
     scaled = property(attrgetter("how.scaled"))
     also = property(attrgetter("how.also"))

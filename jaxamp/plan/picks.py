@@ -21,6 +21,13 @@ def picks(graph: Graph, facts: Facts, node: Node) -> bool:
     return bool(facts.dense[table]) and 2 * graph.sizes[found] <= graph.sizes[table]
 
 
+def spreads(graph: Graph, node: Node) -> bool:
+    """Whether a node puts a few numbers into zeros, as the backward pass of such a lookup does."""
+    if node.name != "scatter-add" or graph.constants.get(node.ins[0]) != 0:
+        return False
+    return 2 * graph.sizes[node.ins[2]] <= graph.sizes[node.outs[0]]
+
+
 def takes_all(graph: Graph, node: Node) -> bool:
     """Whether a lookup takes the whole table as one slice, as `found[:, 0]` does of one column."""
     if node.name != "gather":

@@ -8,6 +8,7 @@ instead, in the kernel that makes the cotangents of all else that reads the row.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -33,25 +34,53 @@ def is_pick(table: Any, indices: Any, params: dict[str, Any]) -> bool:
       indices: where.
       params: of the equation.
     """
-    numbers, shape = params["dimension_numbers"], table.shape
-    if len(numbers.start_index_map) != 1 or params["mode"] not in _MODES:
+    numbers = params["dimension_numbers"]
+    rows = numbers.operand_batching_dims, numbers.start_indices_batching_dims
+    if not jnp.issubdtype(table.dtype, jnp.floating) or params["mode"] not in _MODES:
         return False
-    if not all(isinstance(size, int) for size in (*shape, *indices.shape)):
+    is_of_numbers = set(params["slice_sizes"]) == {1}
+    return is_of_numbers and _is_one_each(table, indices, numbers.start_index_map, rows)
+
+
+def is_spread(zeros: Any, indices: Any, params: dict[str, Any]) -> bool:
+    """Whether a `scatter-add` to zeros puts one number in each row: the reverse of a pick."""
+    numbers = params["dimension_numbers"]
+    rows = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
+    axes = numbers.scatter_dims_to_operand_dims
+    is_of_numbers = not numbers.update_window_dims and params["mode"] in _MODES
+    return is_of_numbers and _is_one_each(zeros, indices, axes, rows)
+
+
+def _is_one_each(
+    table: Any, indices: Any, axes: Sequence[int], rows: tuple[Sequence[int], Sequence[int]]
+) -> bool:
+    """Whether indices are of one axis, one for each row, and in the order of the rows."""
+    shape, (of_table, of_indices) = table.shape, rows
+    if len(axes) != 1 or not all(isinstance(size, int) for size in (*shape, *indices.shape)):
         return False
-    (axis,) = numbers.start_index_map
-    rows, places = numbers.operand_batching_dims, numbers.start_indices_batching_dims
-    is_of_rows = rows == tuple(i for i in range(len(shape)) if i != axis)
-    is_in_order = [*places] == sorted(places)
-    is_one_each = indices.size == math.prod(shape[i] for i in rows)
-    are_numbers = math.prod(params["slice_sizes"]) == 1 and jnp.issubdtype(
-        table.dtype, jnp.floating
-    )
-    return is_of_rows and is_in_order and is_one_each and are_numbers
+    is_of_rows = [*of_table] == [i for i in range(len(shape)) if i != axes[0]]
+    is_in_order = [*of_indices] == sorted(of_indices)
+    return is_of_rows and is_in_order and indices.size == math.prod(shape[i] for i in of_table)
 
 
 def pick(table: Any, indices: Any, params: dict[str, Any]) -> Any:
     """The numbers, as `gather` gives them."""
     return pick_p.bind(table, indices, **params)
+
+
+def spread(numbers: Any, indices: Any, shape: Sequence[int], axis: int) -> Any:
+    """Zeros with a number in each row.
+
+    Args:
+      numbers: one for each row.
+      indices: its place there; beyond the row there is none.
+      shape: of the result.
+      axis: along which rows are.
+    """
+    row = [1 if i == axis else size for i, size in enumerate(shape)]
+    place = lax.reshape(indices, row).astype(jnp.int32)
+    is_there = lax.broadcasted_iota(jnp.int32, shape, axis) == place
+    return jnp.where(is_there, lax.reshape(numbers, row), 0)
 
 
 def _gather(table: Any, indices: Any, **params: Any) -> Any:
@@ -67,11 +96,7 @@ def _transpose(cotangent: Any, table: Any, indices: Any, **params: Any) -> Any:
     if type(cotangent) is ad.Zero:
         return [ad.Zero(table.aval), None]
     (axis,) = params["dimension_numbers"].start_index_map
-    shape = table.aval.shape
-    row = [1 if i == axis else size for i, size in enumerate(shape)]
-    place = lax.reshape(indices, row).astype(jnp.int32)
-    is_there = lax.broadcasted_iota(jnp.int32, shape, axis) == place
-    return [jnp.where(is_there, lax.reshape(cotangent, row), 0), None]
+    return [spread(cotangent, indices, table.aval.shape, axis), None]
 
 
 def _batch(args: Any, dims: Any, **params: Any) -> Any:

@@ -10,6 +10,7 @@ from jax.extend.core import JaxprEqn
 
 from jaxamp import _compat
 from jaxamp.plan import Decision
+from jaxamp.rewrite.pick import is_spread, spread
 from jaxamp.rewrite.registry import Context, rewrites
 
 
@@ -17,9 +18,16 @@ from jaxamp.rewrite.registry import Context, rewrites
 def scatter(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:
-    """Retypes the update function; with none at all, a scatter would be another operation."""
+    """Retypes the update function; with none at all, a scatter would be another operation.
+
+    What puts one number in each row of zeros need not scatter.
+    """
+    target, indices, numbers = operands
+    if decision.picks and is_spread(target, indices, eqn.params):
+        (axis,) = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+        return [spread(numbers, indices, target.shape, axis)]
     update = eqn.params["update_jaxpr"]
-    dtype = operands[0].dtype
+    dtype = target.dtype
     if update is None or update.invars[0].aval.dtype == dtype:
         return _compat.bind(eqn, operands)
 
