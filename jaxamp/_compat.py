@@ -10,6 +10,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import ad_util as _ad_util
 from jax._src import api_util as _api_util
@@ -21,6 +22,7 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.lib import _jax as _xla  # pyright: ignore[reportPrivateImportUsage]
+from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state import types as _state
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
@@ -199,6 +201,38 @@ def lower_with_barriers(
         )
 
     _mlir.register_lowering(_ad_checkpoint.remat_p, lower, platform=platform)
+
+
+def is_for_gpu(context: Any) -> bool:
+    """Whether a module is lowered for GPUs alone."""
+    return set(context.module_context.platforms) <= {"cuda", "rocm"}
+
+
+def before_barrier(value: Any) -> tuple[Any, np.dtype] | None:
+    """What a lowered value is a widening of, before the barrier there; ``None`` without one.
+
+    Args:
+      value: of the module that is being made.
+
+    Returns:
+      The narrow value and its dtype.
+    """
+    held = _maker(value, "stablehlo.convert", 0)
+    named = _maker(held, "stablehlo.reduce_precision", 0)  # what JAX makes of a saved residual
+    rounded = _maker(named or held, "stablehlo.optimization_barrier", None)
+    dtype = _NARROW.get(str(rounded.type.element_type)) if rounded is not None else None
+    return None if dtype is None else (rounded, dtype)
+
+
+def _maker(value: Any, name: str, operand: int | None) -> Any:
+    """An operand of the operation of a name that makes a value; ``None``: the one it hands on."""
+    owner: Any = getattr(value, "owner", None)
+    if getattr(owner, "name", None) != name:
+        return None
+    return owner.operands[_ir.OpResult(value).result_number if operand is None else operand]
+
+
+_NARROW = {"bf16": np.dtype(jax.numpy.bfloat16), "f16": np.dtype(np.float16)}
 
 
 def read_again(jaxpr: Jaxpr) -> list[bool]:

@@ -1,7 +1,6 @@
 """Lookups of single numbers of each row: labels' logits, whose cotangents nearly cancel others."""
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -49,8 +48,11 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def loss(of_logits: Loss, w: jax.Array, x: jax.Array) -> jax.Array:
-    return of_logits(x @ w)
+def closure(of_logits: Loss) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return of_logits(x @ w)
+
+    return loss
 
 
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
@@ -58,7 +60,7 @@ def loss(of_logits: Loss, w: jax.Array, x: jax.Array) -> jax.Array:
 @pytest.mark.parametrize("name", LOSSES)
 def test_certain_labels_have_gradients(name: str, policy: str, order: str) -> None:
     """Probability and label meet before either is rounded: their difference is the gradient."""
-    fn = partial(loss, LOSSES[name])
+    fn = closure(LOSSES[name])
     exact = jax.jit(jax.grad(fn))(W, X)
     rounded = jax.jit(jax.grad(products_rounded(fn, LOW[policy])))(W, X)
     mixed = amp(jax.grad(fn), policy) if order == "amp(grad(f))" else jax.grad(amp(fn, policy))
@@ -68,7 +70,7 @@ def test_certain_labels_have_gradients(name: str, policy: str, order: str) -> No
 
 @pytest.mark.parametrize("name", ["along_axis", "in_columns", "optax"])
 def test_the_gradient_of_a_lookup_is_not_scattered(name: str) -> None:
-    fn = partial(loss, LOSSES[name])
+    fn = closure(LOSSES[name])
     gradients = jax.grad(fn), jax.grad(amp(fn)), amp(jax.grad(fn))
     scattered = [
         any(
@@ -105,7 +107,7 @@ DERIVATIVES: dict[str, Callable[[Callable[..., jax.Array]], Callable[..., jax.Ar
 
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 def test_lookups_have_all_derivatives(derivative: str) -> None:
-    derive, fn = DERIVATIVES[derivative], partial(loss, along_axis)
+    derive, fn = DERIVATIVES[derivative], closure(along_axis)
     exact = jax.jit(derive(fn))(W, X)
     rounded = jax.jit(derive(products_rounded(fn, jnp.bfloat16)))(W, X)
     found = jax.jit(derive(amp(fn, "auto_mixed_bf16")))(W, X)

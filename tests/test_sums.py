@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ BIASED: dict[str, Loss] = {
     "subtracted": lambda b, x: jnp.sum(jnp.tanh(x @ W - b) @ OUT),
     "subtracted_from": lambda b, x: jnp.sum(jnp.tanh(b - x @ W) @ OUT),
     "added_row": lambda b, x: jnp.sum(jnp.tanh(x @ W + b[None]) @ OUT),
+    "added_number": lambda b, x: jnp.sum(jnp.tanh(x @ W + b[0]) @ OUT),
     "also_read": lambda b, x: jnp.sum(((x @ W) * jnp.tanh(x @ W + b)) @ OUT),
 }
 
@@ -80,9 +82,9 @@ def test_only_sums_of_many_rows_on_a_gpu_come_before_the_barrier() -> None:
 
 def test_what_is_summed_before_the_barrier_is_the_rounding() -> None:
     """Every bfloat16 number, NaN and infinities among them."""
-    rounded = jnp.arange(2**16, dtype=jnp.uint16).view(jnp.bfloat16)[:, None]
-    wide = jnp.zeros(rounded.shape, jnp.float32)  # what must not be read
-    np.testing.assert_array_equal(jax.jit(summand)(wide, rounded), rounded.astype(jnp.float32))
+    rounded = jnp.arange(2**16, dtype=jnp.uint16).view(jnp.bfloat16)
+    widened = jax.jit(partial(summand, dtype=jnp.float32))(rounded)
+    np.testing.assert_array_equal(widened, rounded.astype(jnp.float32))
 
 
 def test_products_with_others_are_summed_with_the_value_itself() -> None:

@@ -28,7 +28,6 @@ class Environment:
         self._values: dict[Var, Any] = {}
         self._casts: dict[tuple[Var, Precision | None], Any] = {}
         self._copies: dict[tuple[Var, Precision], Any] = {}
-        self._unheld: dict[Var, Any] = {}  # what is held, before the barrier
 
     def write(
         self,
@@ -44,10 +43,8 @@ class Environment:
         for var, value, precision, is_held, keep in columns:
             if not isinstance(var, _compat.DropVar):
                 stored = cast(value, precision)
-                stored = checkpoint_name(stored, KEPT) if keep else stored
-                if is_held:
-                    self._unheld[var] = stored
-                self._values[var] = hold(stored) if is_held else stored
+                stored = hold(stored) if is_held else stored
+                self._values[var] = checkpoint_name(stored, KEPT) if keep else stored
 
     def take(self, forms: Forms, values: Iterable[Any]) -> None:
         """Stores values that come in the forms in which they are read."""
@@ -107,12 +104,11 @@ class Environment:
         self._casts[key] = cast(value, precision)
         return self._casts[key]
 
-    def read_unheld(self, atom: Any, precision: Precision | None) -> Any:
+    def read_unheld(self, atom: Any, precision: Precision) -> Any:
         """A value in a precision, to be summed."""
-        wide = self.read(atom, precision)
-        if isinstance(atom, Literal) or atom not in self._unheld:
-            return wide
-        return unheld(wide, self._unheld[atom])
+        is_held = not isinstance(atom, Literal) and not _has(self._values[atom], precision)
+        value = self.read(atom, precision)
+        return unheld(value) if is_held else value
 
     def _copy(self, var: Var, precision: Precision) -> Any:
         if (var, precision) not in self._copies:

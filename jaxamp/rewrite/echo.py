@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
@@ -31,7 +32,9 @@ def echo(eqn: JaxprEqn, operands: Any, of: Echo) -> Any:
       operands: the two.
       of: which is the activation, and what the cotangent is rounded to.
     """
-    return echo_p.bind(*operands, op=eqn.primitive, of=of)
+    rank = max(map(np.ndim, operands))
+    aligned = [lax.expand_dims(x, range(rank - np.ndim(x))) for x in operands]  # scalars, too
+    return echo_p.bind(*aligned, op=eqn.primitive, of=of)
 
 
 def _sum(x: Any, y: Any, *, op: Primitive, of: Echo) -> Any:
@@ -48,7 +51,7 @@ def _transpose(cotangent: Any, *operands: Any, op: Primitive, of: Echo) -> Any:
         return [None, None]
     rounded = cast(cotangent, of.precision)
     held = lax.convert_element_type(hold(rounded), cotangent.dtype)
-    summed = _summed(unheld(held, rounded), operands[1 - of.operand].aval.shape)
+    summed = _summed(unheld(held), operands[1 - of.operand].aval.shape)
     found = [held, summed] if of.operand == 0 else [summed, held]
     return [found[0], lax.neg(found[1])] if op.name == "sub" else found
 

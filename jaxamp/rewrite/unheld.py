@@ -15,6 +15,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxamp import _compat
 from jaxamp.taxonomy import OpKind, Trait, register_op_kind
 
 unheld_p = Primitive("unheld")
@@ -27,26 +28,20 @@ _ONE_PASS = 4096
 """
 
 
-def unheld(wide: Any, rounded: Any) -> Any:
+def unheld(wide: Any) -> Any:
     """A value that is summed, from before the barrier where that is cheaper.
 
     Args:
-      wide: the value, from behind the barrier; its tangent is the result's.
-      rounded: what it is a widening of, before the barrier.
+      wide: the value, widened from behind the barrier. What is computed again, behind no barrier of
+        its own, is read as it is.
     """
-    return unheld_p.bind(wide, rounded)
+    return unheld_p.bind(wide)
 
 
-def _wide(wide: Any, rounded: Any) -> Any:
-    return wide
-
-
-def summand(wide: Any, rounded: Any) -> Any:
-    """What a sum reads on a GPU: the arguments are those of `unheld`."""
-    if not _has_many_rows(wide.shape):
-        return wide
+def summand(rounded: Any, dtype: Any) -> Any:
+    """A widening in which XLA does not see that a rounding comes before it."""
     number = lax.select(lax.eq(rounded, rounded), rounded, lax.full_like(rounded, np.nan))
-    return lax.convert_element_type(number, wide.dtype)
+    return lax.convert_element_type(number, dtype)
 
 
 def _has_many_rows(shape: tuple[Any, ...]) -> bool:
@@ -54,17 +49,23 @@ def _has_many_rows(shape: tuple[Any, ...]) -> bool:
     return is_known and math.prod(shape[:-1]) > _ONE_PASS
 
 
-def _jvp(primals: Any, tangents: Any) -> Any:
-    return unheld(*primals), tangents[0]
+def _same(wide: Any) -> Any:
+    return wide
 
 
-def _batch(args: Any, dims: Any) -> Any:
-    return unheld(*args), dims[0]  # one is made of the other
+def _lowered(context: Any, wide: Any) -> Any:
+    (aval,) = context.avals_in
+    is_cheaper = _compat.is_for_gpu(context) and _has_many_rows(aval.shape)
+    found = _compat.before_barrier(wide) if is_cheaper else None
+    if found is None:
+        return [wide]
+    rounded, dtype = found
+    lower = mlir.lower_fun(lambda x: summand(x, aval.dtype), multiple_results=False)
+    return lower(context.replace(avals_in=[aval.update(dtype=dtype, weak_type=False)]), rounded)
 
 
-unheld_p.def_impl(_wide)
-unheld_p.def_abstract_eval(_wide)
-ad.primitive_jvps[unheld_p] = _jvp
-batching.primitive_batchers[unheld_p] = _batch
-mlir.register_lowering(unheld_p, mlir.lower_fun(_wide, multiple_results=False))
-mlir.register_lowering(unheld_p, mlir.lower_fun(summand, multiple_results=False), platform="gpu")
+unheld_p.def_impl(_same)
+unheld_p.def_abstract_eval(_same)
+ad.deflinear2(unheld_p, lambda cotangent, wide: [cotangent])
+batching.primitive_batchers[unheld_p] = lambda args, dims: (unheld(*args), *dims)
+mlir.register_lowering(unheld_p, _lowered, cacheable=False)  # else it is apart from its operand
