@@ -1,6 +1,7 @@
 """Lookups of single numbers of each row: labels' logits, whose cotangents nearly cancel others."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import optax
 import pytest
 
 from jaxamp import amp
+from jaxamp.rewrite.pick import folded
 from tests.audit import equations
 from tests.numerics.oracle import products_rounded
 
@@ -95,6 +97,18 @@ def test_places_beyond_the_row_are_those_of_float32() -> None:
     gradient = jax.jacrev(found)
     for mixed in (jax.jacrev(amp(found)), amp(gradient)):
         np.testing.assert_allclose(mixed(x, W), gradient(x, W), rtol=0.1, atol=0.05)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_on_a_tpu_lookups_are_sums_of_rows(axis: int) -> None:
+    """To the last bit, beyond the row as well."""
+    table = jax.random.normal(KEYS[2], (6, 6)).at[1, 1].set(jnp.inf)
+    places = jnp.expand_dims(jnp.array([0, 1, 5, -1, 6, -7]), axis)
+    closed = jax.make_jaxpr(lambda t, i: jnp.take_along_axis(t, i, axis))(table, places)
+    (lookup,) = (e for e in equations(closed.jaxpr) if e.primitive.name == "gather")
+    indices = jnp.where(places < 0, places + 6, places).reshape(lookup.invars[1].aval.shape)
+    found = jax.jit(partial(folded, **lookup.params))(table, indices)
+    np.testing.assert_array_equal(found, jnp.take_along_axis(table, places, axis))
 
 
 DERIVATIVES: dict[str, Callable[[Callable[..., jax.Array]], Callable[..., jax.Array]]] = {
