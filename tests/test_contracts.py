@@ -118,6 +118,7 @@ READ: dict[str, tuple[Callable[[Any], Any], dict[str, Callable[[Any], bool]]]] =
         lambda x: jnp.take_along_axis(x, jnp.zeros((4, 1), int), 1),
         {
             "dimension_numbers": _anything,
+            "fill_value": _anything,
             "mode": lambda v: v is lax.GatherScatterMode.FILL_OR_DROP,
             "slice_sizes": lambda v: v == (1, 1),
         },
