@@ -178,6 +178,22 @@ def test_only_what_is_large_stands_behind_barriers_on_gpu(order: str) -> None:
     assert behind_barriers(mixed, args) == {f"{rows}x{width}xbf16"}
 
 
+@pytest.mark.parametrize(("axis", "behind"), [(1, 1), (0, 2)])
+def test_cotangents_folded_over_rows_have_no_barrier_on_gpu(axis: int, behind: int) -> None:
+    """What is folded over columns is read once more after that, and so has to be in memory."""
+
+    def centred(w: jax.Array, x: jax.Array) -> jax.Array:
+        h = x @ w
+        normed = h * jax.lax.rsqrt(jnp.mean(h * h, axis, keepdims=True) + 1e-5)
+        return (normed @ w).sum()
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (4096, 64))]
+    lowered = jax.jit(jax.grad(amp(centred, POLICY))).trace(*shapes)
+    text = lowered.lower(lowering_platforms=("cuda",)).as_text()
+    lines = [line for line in text.splitlines() if "stablehlo.optimization_barrier" in line]
+    assert max(line.count("tensor<4096x64xbf16>") for line in lines) == behind
+
+
 def test_barriers_of_symbolic_sizes_are_around_everything() -> None:
     """Symbolic sizes cannot be compared; exported for a GPU, the program still runs on others."""
     rows = jax.export.symbolic_shape("n")[0]

@@ -77,16 +77,14 @@ def spread(numbers: Any, indices: Any, shape: Sequence[int], axis: int) -> Any:
       shape: of the result.
       axis: along which rows are.
     """
-    row, place = _places(indices, shape, axis)
-    is_there = lax.broadcasted_iota(jnp.int32, shape, axis) == place
-    return jnp.where(is_there, lax.reshape(numbers, row), 0)
+    place, is_there = _places(indices, shape, axis)
+    return jnp.where(is_there, lax.reshape(numbers, place.shape), 0)
 
 
 def folded(table: Any, indices: Any, **params: Any) -> Any:
     """The numbers as sums of rows in which all else is zero: a TPU fuses these, but no lookup."""
     (axis,) = params["dimension_numbers"].start_index_map
-    _, place = _places(indices, table.shape, axis)
-    is_there = lax.broadcasted_iota(jnp.int32, table.shape, axis) == place
+    place, is_there = _places(indices, table.shape, axis)
     found = jnp.sum(jnp.where(is_there, table, 0), axis, keepdims=True)
     if params["mode"] is lax.GatherScatterMode.FILL_OR_DROP:
         fill = jnp.nan if params["fill_value"] is None else params["fill_value"]
@@ -94,9 +92,11 @@ def folded(table: Any, indices: Any, **params: Any) -> Any:
     return lax.reshape(found, jax.eval_shape(partial(_gather, **params), table, indices).shape)
 
 
-def _places(indices: Any, shape: Sequence[int], axis: int) -> tuple[list[int], Any]:
+def _places(indices: Any, shape: Sequence[int], axis: int) -> tuple[jax.Array, jax.Array]:
+    """The place in each row, and whether each number is at it."""
     row = [1 if i == axis else size for i, size in enumerate(shape)]
-    return row, lax.reshape(indices, row).astype(jnp.int32)
+    place = lax.reshape(indices, row).astype(jnp.int32)
+    return place, lax.broadcasted_iota(jnp.int32, shape, axis) == place
 
 
 def _gather(table: Any, indices: Any, **params: Any) -> Any:
