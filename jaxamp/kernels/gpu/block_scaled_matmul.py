@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from jax.experimental import pallas as pl
 
 from jaxamp.kernels.checks import Axes
 from jaxamp.kernels.config import KernelConfig
-from jaxamp.kernels.gpu.launch import for_each, own_fields, parted
+from jaxamp.kernels.gpu.launch import for_each, on_grid, parted
 from jaxamp.kernels.gpu.tiles import F32, ROWS, load, over_columns, over_rows, swizzled
 from jaxamp.kernels.params import gpu_params, mosaic_gpu
 
@@ -37,81 +38,133 @@ def block_scaled_matmul(
     core into a fresh accumulator and is added to the sum in float32, with its factors: the tensor
     core's own accumulator keeps fewer bits.
     """
-    plgpu = mosaic_gpu()
     (batch, m, k), n = a.shape, b.shape[1]
     tm, tn, tk = tile
-    warpgroups = 2 if tm % (2 * ROWS) == 0 else 1
-    part = tm // warpgroups
     params = config.gpu or default_matmul_params()
     sizes = {"batch": batch, "rows": m // tm, "columns": n // tn}
     grid, loop = parted(sizes, axes, config)
-    pieces = swizzled(tk, a.dtype)
+    warpgroups = 2 if tm % (2 * ROWS) == 0 else 1
 
-    def tile_product(at: Mapping[str, Any], refs: Sequence[Any], out_ref: Any, out_s: Any) -> None:
-        group = lax.axis_index("warpgroup")
-        own = pl.ds(group * part, part)
-        a_ref, sa_ref, b_ref, sb_ref = (ref.at[at["batch"]] for ref in refs)
+    def body(fixed: Mapping[str, Any], *refs: Any) -> None:
+        *ins, out_ref, out_s = refs
 
-        def compute(run: Callable[[Any], Any]) -> None:
-            zero = plgpu.layout_cast(jnp.zeros((part, tn), F32), plgpu.Layout.WGMMA)
-            total = run(zero)
-            out_s[own] = total.astype(out_dtype)
-            plgpu.commit_smem()
-            rows = pl.ds(at["rows"] * tm + group * part, part)
-            cols = pl.ds(at["columns"] * tn, tn)
-            plgpu.copy_smem_to_gmem(out_s.at[own], out_ref.at[at["batch"]].at[rows, cols])
-            plgpu.wait_smem_to_gmem(0)
+        def step(at: Mapping[str, Any]) -> None:
+            at, part = {**fixed, **at}, _Part.of_this_warpgroup(warpgroups, tile)
+            pipeline = _pipeline(part, at, k // tk, ins, params, config.delay_release)
+            pipeline(lambda run: part.store(run(part.zero()), at, out_ref, out_s))
 
-        def step(_: Any, a_s: Any, sa_s: Any, b_s: Any, sb_s: Any, total: Any) -> Any:
-            def product(acc: Any) -> Any:
-                plgpu.wgmma(acc, a_s.at[own], b_s.transpose((1, 0)))
-                plgpu.wgmma_wait(0)
-                return acc[...]
+        for_each(loop, step)
 
-            block = pl.run_scoped(product, plgpu.ACC((part, tn), F32))
-            by_row = load(sa_s, (0, own), plgpu.Layout.WGMMA.reduce(1))
-            by_col = load(sb_s, (0,), plgpu.Layout.WGMMA.reduce(0))
-            return total + block * over_rows(by_row, tn) * over_columns(by_col, part)
+    out_type = jax.ShapeDtypeStruct((batch, m, n), out_dtype)
+    (out,) = on_grid(
+        body,
+        (a, a_scale.mT, b, b_scale.mT),
+        [out_type],
+        [mosaic_gpu().SMEM((tm, tn), out_dtype, transforms=swizzled(tn, out_dtype))],
+        grid=grid,
+        params=params,
+        interpret=interpret,
+        num_threads=warpgroups + 1,
+        thread_name="warpgroup",
+    )
+    return [out]
 
-        def spec(shape: tuple[int, int], place: Any, transforms: tuple[Any, ...] = ()) -> Any:
-            return plgpu.BlockSpec(
-                shape, place, transforms=transforms, delay_release=config.delay_release
-            )
 
-        i, j = at["rows"], at["columns"]
-        plgpu.emit_pipeline_warp_specialized(
-            step,
-            grid=(k // tk,),
-            in_specs=[
-                spec((tm, tk), lambda s: (i, s), pieces),
-                spec((1, tm), lambda s: (s, i)),
-                spec((tn, tk), lambda s: (j, s), pieces),
-                spec((1, tn), lambda s: (s, j)),
-            ],
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The rows of a tile that one of its warpgroups computes."""
+
+    warpgroups: int
+    tile: tuple[int, int, int]
+    start: Any
+
+    @classmethod
+    def of_this_warpgroup(cls, warpgroups: int, tile: tuple[int, int, int]) -> _Part:
+        """The part of the warpgroup that runs."""
+        return cls(warpgroups, tile, lax.axis_index("warpgroup") * (tile[0] // warpgroups))
+
+    @property
+    def rows(self) -> int:
+        """How many they are."""
+        return self.tile[0] // self.warpgroups
+
+    @property
+    def own(self) -> Any:
+        """Which of the tile's rows they are."""
+        return pl.ds(self.start, self.rows)
+
+    def zero(self) -> Any:
+        """A sum of nothing."""
+        plgpu = mosaic_gpu()
+        return plgpu.layout_cast(jnp.zeros((self.rows, self.tile[1]), F32), plgpu.Layout.WGMMA)
+
+    def add(self, _: Any, a_s: Any, sa_s: Any, b_s: Any, sb_s: Any, total: Any) -> Any:
+        """Adds the product of one block of the contraction, with its factors."""
+        plgpu, cols = mosaic_gpu(), self.tile[1]
+
+        def product(acc: Any) -> Any:
+            plgpu.wgmma(acc, a_s.at[self.own], b_s.transpose((1, 0)))
+            plgpu.wgmma_wait(0)
+            return acc[...]
+
+        block = pl.run_scoped(product, plgpu.ACC((self.rows, cols), F32))
+        by_row = load(sa_s, (0, self.own), plgpu.Layout.WGMMA.reduce(1))
+        by_col = load(sb_s, (0,), plgpu.Layout.WGMMA.reduce(0))
+        return total + block * over_rows(by_row, cols) * over_columns(by_col, self.rows)
+
+    def store(self, total: Any, at: Mapping[str, Any], out_ref: Any, out_s: Any) -> None:
+        """Rounds the sum, and copies it to its place by way of shared memory."""
+        plgpu, (tm, tn, _) = mosaic_gpu(), self.tile
+        out_s[self.own] = total.astype(out_s.dtype)
+        plgpu.commit_smem()
+        rows, cols = pl.ds(at["rows"] * tm + self.start, self.rows), pl.ds(at["columns"] * tn, tn)
+        plgpu.copy_smem_to_gmem(out_s.at[self.own], out_ref.at[at["batch"]].at[rows, cols])
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _pipeline(
+    part: _Part,
+    at: Mapping[str, Any],
+    blocks: int,
+    refs: Sequence[Any],
+    params: Any,
+    delay_release: int,
+) -> Callable[[Any], None]:
+    """Goes over the blocks of the contraction, in a context that says where the sum goes."""
+
+    def run(context: Any) -> None:
+        mosaic_gpu().emit_pipeline_warp_specialized(
+            part.add,
+            grid=(blocks,),
+            in_specs=_operand_specs(part.tile, at, refs[0].dtype, delay_release),
             max_concurrent_steps=params.max_concurrent_steps,
             memory_registers=_MEMORY_REGISTERS,
             wg_axis="warpgroup",
-            num_compute_wgs=warpgroups,
-            compute_context=compute,
-        )(a_ref, sa_ref, b_ref, sb_ref)
+            num_compute_wgs=part.warpgroups,
+            compute_context=context,
+        )(*(ref.at[at["batch"]] for ref in refs))
 
-    def body(*refs: Any) -> None:
-        *ins, out_ref, out_s = refs
-        fixed = {name: lax.axis_index(name) for name in grid}
-        for_each(loop, lambda at: tile_product(fixed | at, ins, out_ref, out_s))
+    return run
 
-    out = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((batch, m, n), out_dtype),
-        scratch_types=[plgpu.SMEM((tm, tn), out_dtype, transforms=swizzled(tn, out_dtype))],
-        grid=tuple(grid.values()),
-        grid_names=tuple(grid),
-        num_threads=warpgroups + 1,
-        thread_name="warpgroup",
-        compiler_params=own_fields(params),
-        interpret=interpret or None,
-    )(a, a_scale.mT, b, b_scale.mT)
-    return [out]
+
+def _operand_specs(
+    tile: tuple[int, int, int], at: Mapping[str, Any], dtype: Any, delay_release: int
+) -> list[Any]:
+    """What of each operand and of its factors one block of the contraction reads."""
+    (tm, tn, tk), i, j = tile, at["rows"], at["columns"]
+    pieces = swizzled(tk, dtype)
+
+    def spec(shape: tuple[int, int], place: Any, transforms: tuple[Any, ...] = ()) -> Any:
+        return mosaic_gpu().BlockSpec(
+            shape, place, transforms=transforms, delay_release=delay_release
+        )
+
+    return [
+        spec((tm, tk), lambda s: (i, s), pieces),
+        spec((1, tm), lambda s: (s, i)),
+        spec((tn, tk), lambda s: (j, s), pieces),
+        spec((1, tn), lambda s: (s, j)),
+    ]
 
 
 def default_matmul_params() -> Any:

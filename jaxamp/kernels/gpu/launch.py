@@ -48,13 +48,12 @@ def launch(
     params = config.gpu or default_stream_params()
     grid, loop = parted(sizes, axes, config)
 
-    def body(*refs: Any) -> None:
+    def body(fixed: Mapping[str, Any], *refs: Any) -> None:
         ins, rest = refs[: len(operands)], refs[len(operands) :]
         outs, own = rest[: len(out_type)], rest[len(out_type) :]
-        fixed = {name: lax.axis_index(name) for name in grid}
 
         def at(place: Sequence[Any]) -> dict[str, Any]:
-            return fixed | dict(zip(loop, place, strict=False))
+            return {**fixed, **dict(zip(loop, place, strict=False))}
 
         def one(place: Sequence[Any], *tiles: Any) -> None:
             step(at(place), tiles, outs, own)
@@ -75,7 +74,30 @@ def launch(
         )(*ins)
         plgpu.wait_smem_to_gmem(0)
 
-    return plgpu.kernel(
+    return on_grid(body, operands, out_type, scratch, grid=grid, params=params, interpret=interpret)
+
+
+def on_grid(
+    program: Callable[..., None],
+    operands: Sequence[Any],
+    out_type: Sequence[Any],
+    scratch: Sequence[Any],
+    *,
+    grid: Mapping[str, int],
+    params: Any,
+    interpret: Any,
+    **threads: Any,
+) -> Sequence[Any]:
+    """Runs ``program`` once for each place on the grid.
+
+    It gets the place by the names of the axes, then operands, outputs and scratch in memory;
+    ``threads`` says of how many warpgroups a program is made.
+    """
+
+    def body(*refs: Any) -> None:
+        program({name: lax.axis_index(name) for name in grid}, *refs)
+
+    return mosaic_gpu().kernel(
         body,
         out_type=list(out_type),
         scratch_types=list(scratch),
@@ -83,6 +105,7 @@ def launch(
         grid_names=tuple(grid),
         compiler_params=own_fields(params),
         interpret=interpret or None,
+        **threads,
     )(*operands)
 
 
