@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, Var
 
-from jaxamp.formats import Precision
+from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan import wiring
 from jaxamp.plan.choose import Choice
 from jaxamp.plan.decision import (
@@ -150,11 +150,14 @@ class _Assembler:
             ]
         made = tuple((r.var, *map(id, (m.eqn for m in r.makings))) for r in remakes)
         rounded = _rounded(frame.jaxpr, hows, invariants)
-        arriving = inputs, made, rounded
+        turned = _turned(frame.jaxpr, inputs, invariants)
+        arriving = inputs, made, rounded, turned
         key = id(frame.jaxpr), arriving, tuple(returned), tuple(hows), tuple(map(tuple, groups))
         if key not in self._shared:
             plan = self._make(frame, inputs, returned, hows, groups)
-            self._shared[key] = replace(plan, remakes=tuple(remakes), rounded=rounded)
+            self._shared[key] = replace(
+                plan, remakes=tuple(remakes), rounded=rounded, turned=turned
+            )
         return self._shared[key]
 
     def _make(
@@ -298,10 +301,17 @@ def _rounded(jaxpr: Jaxpr, hows: Sequence[How], invariants: int) -> Forms:
     return tuple((v, Form(read[v])) for v in jaxpr.invars[:invariants] if v in read)
 
 
+def _turned(jaxpr: Jaxpr, inputs: Sequence[Precision | None], invariants: int) -> tuple[Var, ...]:
+    """The invariants of a loop that are narrow in its body."""
+    pairs = zip(jaxpr.invars[:invariants], inputs, strict=False)
+    return tuple(var for var, precision in pairs if is_narrow(precision))
+
+
 def _casts_of(loop: wiring.Loop, plan: JaxprPlan) -> Also:
-    """The operands of a loop that its body reads cast."""
+    """The operands of a loop that its body reads cast, or is differentiated by in f32."""
     place = {var: loop.test_invariants + i for i, var in enumerate(loop.body.jaxpr.invars)}
-    return tuple((place[var], form.precision) for var, form in plan.rounded)
+    casts = [(place[var], form.precision) for var, form in plan.rounded]
+    return (*casts, *((place[var], Precision.F32) for var in plan.turned))
 
 
 def _stands_apart(nest: Nest) -> bool:

@@ -153,7 +153,7 @@ class Chooser:
         (out,), source = node.outs, node.ins[0]
         if not self.graph.ours[out] or node.link is Link.BACK:
             return _LINKED
-        if node.link in (Link.SLICE, Link.STACK):
+        if node.link in (Link.SLICE, Link.STACK, Link.INVARIANT):
             self.stored[out] = self.copies.get(source, self.stored[source])
         elif node.link is Link.JOIN:
             telling = [v for v in node.ins if not self._is_filler(v)]

@@ -222,6 +222,8 @@ class JaxprPlan:
       steps: what to emit, in order: single equations by their index, and fused groups.
       remakes: inputs that are not read, because it costs less to make them.
       rounded: inputs of which a cast arrives too, in these forms; they come before all others.
+      turned: narrow inputs that are the same in every turn of a loop; they arrive in f32 too, next,
+        so that their cotangents are added up in it.
     """
 
     inputs: tuple[Precision | None, ...]
@@ -231,6 +233,7 @@ class JaxprPlan:
     steps: tuple[int | Step, ...]
     remakes: tuple[Remake, ...] = ()
     rounded: Forms = ()
+    turned: tuple[Var, ...] = ()
 
     def walk(self) -> Iterator[Decision]:
         """Every decision, nested ones after the equation that holds them."""

@@ -139,9 +139,10 @@ class Graph:
       sizes: number of elements of each value; symbolic where its shape is.
       constants: known numbers: literals, simple arithmetic on them, what is broadcast from them.
       nodes: in program order; the links of a loop stand where it does.
-      sources: boundary values: inputs, captured constants, loop invariants.
+      sources: boundary values: inputs, captured constants.
       outputs: results of the program.
       predicates: what decides whether a while loop goes on.
+      indices: what chooses a branch.
       activations: inputs that arrive narrow: made by Compute outside.
       later: inputs that arrive after the rest has been computed: tangents.
       onward: results that leave narrow: read by Compute outside.
@@ -164,6 +165,7 @@ class Graph:
     ruled: set[int] = field(default_factory=set)
     ruled_results: set[int] = field(default_factory=set)
     predicates: list[int] = field(default_factory=list)
+    indices: set[int] = field(default_factory=set)
     carries: list[Carry] = field(default_factory=list)
     uses: list[list[Node]] = field(default_factory=list)
     unknown: dict[str, JaxprEqn] = field(default_factory=dict)
@@ -278,13 +280,14 @@ class _Unfolder:
         outs = tuple(self._link(Link.JOIN, *exits) for exits in joined)
         for frame in frames:
             frame.returns = outs
+        if outs or eqn.effects:
+            self.graph.indices.add(ins[0])
         return Nest(eqn, op, scope, ins, outs, frames)
 
     def _loop(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
         loop = wiring.loop(eqn)
         first, second = loop.test_invariants, loop.test_invariants + loop.invariants
         invariants = [self._link(Link.INVARIANT, v) for v in ins[:second]]
-        self.graph.sources.update(invariants)
         inits, sliced = ins[second : second + loop.carries], ins[second + loop.carries :]
         inner = [self._link(Link.INIT, v) for v in inits]
         slices = [

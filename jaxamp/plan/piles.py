@@ -10,7 +10,7 @@ from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.plan.wanted import Choices, find_wanted, handed_on
 
 _PILED = (Link.STACK, Link.JOIN)
-_CUT = (Link.SLICE,)
+_CUT = (Link.SLICE, Link.INVARIANT)
 _MADE = (Role.ELEMENTWISE, Role.MERGE)
 
 

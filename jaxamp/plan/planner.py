@@ -94,7 +94,7 @@ def make_plan(
     narrow_piles(graph, chooser.stored, choices)
     choices.update(find_travels(graph, frame, policy, chooser.stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
-    readings = find_readings(graph, facts, demand, interior, chooser.copies, policy)
+    readings = find_readings(graph, facts, demand, interior, chooser.copies, chooser.stored, policy)
     held = find_held(graph, chooser.stored, choices)
     summed = find_summed(graph, held, choices)
     echoes = find_echoes(graph, facts, readings.fresh, chooser.stored) if _fuses(policy) else {}

@@ -70,12 +70,16 @@ def find_readings(
     demand: Demand,
     interior: Interior,
     copies: Mapping[int, Precision],
+    stored: Sequence[Precision | None],
     policy: PrecisionPolicy,
 ) -> Readings:
-    """Follows boundary values through movement, and adds what an update makes of them."""
+    """Follows boundary values through movement, and adds what an update makes of them.
+
+    What is f32 and the same in every turn of a loop is one too: cotangents meet over the turns.
+    """
     fresh = bytearray(len(graph.avals))
     for value in graph.sources:
-        fresh[value] = 1
+        fresh[value] = not is_narrow(stored[value])
     for carry in graph.carries:
         fresh[carry.inner] = fresh[carry.result] = carry.kept
     for node in graph.nodes:
@@ -84,6 +88,8 @@ def find_readings(
                 fresh[out] = fresh[source]
         elif node.link is Link.SLICE:
             fresh[node.outs[0]] = fresh[node.ins[0]]
+        elif node.link is Link.INVARIANT:
+            fresh[node.outs[0]] = not is_narrow(stored[node.outs[0]])
         elif is_state_update(facts, demand, node):
             for out in node.outs:
                 fresh[out] = 1

@@ -66,9 +66,8 @@ def _is_unread(graph: Graph, unread: bytearray, node: Node) -> bool:
     """Whether nothing needs what a node makes: what a program leaves over, XLA drops."""
     if node.link is Link.BACK or (node.eqn is not None and node.eqn.effects):
         return False
-    for value in node.outs:
-        if not graph.ours[value] or value in graph.outputs or value in graph.onward:
-            return False  # what is no float may choose a branch
-        if not all(unread[reader.index] for reader in graph.uses[value]):
-            return False
-    return True
+    return all(
+        value not in needed
+        for value in node.outs
+        for needed in (graph.outputs, graph.onward, graph.indices, graph.predicates)
+    ) and all(unread[reader.index] for value in node.outs for reader in graph.uses[value])

@@ -10,11 +10,13 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxamp import _compat
 from jaxamp.errors import JaxAmpError, RewriteError
+from jaxamp.formats import Precision
 from jaxamp.plan import Decision, Fusion, JaxprPlan, Remake, Step
 from jaxamp.rewrite.barriers import KEEP, apart
 from jaxamp.rewrite.casts import Environment
 from jaxamp.rewrite.echo import echo
 from jaxamp.rewrite.registry import Context, rule_for
+from jaxamp.rewrite.turns import same_each_turn
 
 # What a primitive raises when it does not accept the dtypes that it is given.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, LookupError, AttributeError)
@@ -30,7 +32,8 @@ def interpret(
       jaxpr: the program.
       plan: what was decided for it.
       consts: values of its constants.
-      args: those of ``plan.rounded``, then its arguments, in the precisions of ``plan.inputs``.
+      args: those of ``plan.rounded`` and of ``plan.turned``, then its arguments, in the precisions
+        of ``plan.inputs``.
 
     Returns:
       Its results, in the precisions of ``plan.outputs``.
@@ -40,8 +43,11 @@ def interpret(
     """
     env = Environment()
     env.enter(jaxpr.constvars, consts)
-    env.take(plan.rounded, args[: len(plan.rounded)])
-    env.enter(jaxpr.invars, args[len(plan.rounded) :])
+    casts, wides = len(plan.rounded), len(plan.turned)
+    env.take(plan.rounded, args[:casts])
+    env.enter(jaxpr.invars, args[casts + wides :])
+    narrow = [env.read(var, None) for var in plan.turned]
+    env.enter(plan.turned, map(same_each_turn, narrow, args[casts : casts + wides]))
     env.enter([r.var for r in plan.remakes], map(_remake, plan.remakes))
     for step in plan.steps:
         if isinstance(step, Step):
@@ -120,6 +126,7 @@ def rewritten(context: Context, closed: ClosedJaxpr, plan: JaxprPlan) -> ClosedJ
             return interpret(context, jaxpr, plan, closed.consts, args)
 
         arriving = [(var, form.precision) for var, form in plan.rounded]
+        arriving += [(var, Precision.F32) for var in plan.turned]
         arriving += zip(jaxpr.invars, plan.inputs, strict=True)
         avals = [_arriving(var.aval, precision) for var, precision in arriving]
         context.rewritten[plan] = _compat.trace_to_jaxpr(body, avals, jaxpr.debug_info)

@@ -89,8 +89,10 @@ class _Finder:
         elif node.link is not Link.RESULT:  # which is its carry
             if node.link not in (*HANDED_IN, Link.BACK):
                 self._store(node.outs)
-            # A loop gets the rounding of what is the same in every turn, if it reads no more.
-            if node.link is not Link.INVARIANT or node.outs[0] in self.taken:
+            # A loop gets the rounding of what is the same in every turn, if it reads no more; what
+            # is one number everywhere it makes anew.
+            is_number = node.ins[0] in self.graph.constants
+            if node.link is not Link.INVARIANT or (node.outs[0] in self.taken and not is_number):
                 for out in outs:
                     self._store_as(ins, out)
 

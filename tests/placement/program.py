@@ -104,7 +104,7 @@ def _sites(frame: Frame) -> Iterator[Node | Nest]:
 
 
 def _live(graph: Graph) -> list[bool]:
-    needed = {*graph.outputs, *graph.onward, *graph.predicates}
+    needed = {*graph.outputs, *graph.onward, *graph.predicates, *graph.indices}
     live = [value in needed for value in range(len(graph.avals))]
     before = None
     while before != (before := sum(live)):

@@ -113,11 +113,33 @@ def shared_layer(x: jax.Array, w: jax.Array) -> jax.Array:
     return (hidden + once) @ w
 
 
+def nested_loops(x: jax.Array, w: jax.Array) -> jax.Array:
+    """The gradient reads what the inner loop stacks in a loop of a loop."""
+
+    def layer(h: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return h, (h @ jnp.broadcast_to(row, h.shape))[0]
+
+    def outer(h: jax.Array, _: jax.Array) -> tuple[jax.Array, jax.Array]:
+        last, rows = jax.lax.scan(layer, h, w)
+        return last + rows, h
+
+    return jax.lax.scan(outer, x, w)[0]
+
+
+def dropped_reader(x: jax.Array, w: jax.Array) -> jax.Array:
+    """What the branches give is read by a product, and by what nobody reads."""
+    chosen = jax.lax.cond(x[0, 0] > 0, jnp.negative, jnp.abs, x)
+    jnp.fft.fft(chosen)
+    return chosen @ w
+
+
 SMALL: dict[str, Callable[..., Any]] = {
     "mlp": mlp,
     "attention": attention,
     "streamed": streamed,
     "shared layer": shared_layer,
+    "dropped reader": dropped_reader,
+    "gradient of nested loops": jax.grad(lambda x, w: (nested_loops(x, w) ** 2).mean(), 1),
     "gradient of mlp": jax.grad(lambda x, w: mlp(x, w).sum(), 1),
     "gradient of streamed": jax.grad(lambda x, w: (streamed(x, w) ** 2).mean(), 1),
 }
