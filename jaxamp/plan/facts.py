@@ -13,6 +13,9 @@ from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.taxonomy import Trait
 
 UNBOUNDED = math.inf
+FEW = 4
+"""So many values folded into one leave an array of an activation's size."""
+
 Bounds = list[float | None]
 
 
@@ -118,14 +121,25 @@ def _reduce(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
         same_axes = graph.avals[out].ndim == graph.avals[source].ndim
         keeps_axes = same_axes or node.trait is Trait.ALLREDUCE
         found = bits[out] & ~(DENSE | STATISTIC) | arriving & (LARGE | TINY | SOLVED)
-        if not keeps_axes:
+        many = _folded_into_one(graph, source, out)
+        if not keeps_axes and many > FEW:
             found |= STATISTIC
         elif graph.ours[out]:
             found |= folded & DENSE
         bits[out] = found
-        bound[out] = within if picks or within is None else UNBOUNDED
-        if graph.kinds[out] in "iu":
-            bound[out] = UNBOUNDED
+        is_index = graph.kinds[out] in "iu"
+        if is_index or within is None or picks:
+            bound[out] = UNBOUNDED if is_index else within
+        else:
+            adds_up = node.trait is Trait.SUM and not keeps_axes
+            bound[out] = within * many if adds_up else UNBOUNDED
+
+
+def _folded_into_one(graph: Graph, source: int, out: int) -> float:
+    """How many values are folded into one; of symbolic sizes, no number is enough."""
+    whole, part = graph.sizes[source], graph.sizes[out]
+    known = isinstance(whole, int) and isinstance(part, int) and part
+    return whole / part if known else UNBOUNDED
 
 
 def _elementwise(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
