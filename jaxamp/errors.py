@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+from typing import Any
 
 
 class JaxAmpError(Exception):
@@ -100,6 +102,38 @@ def accepted(word: object, words: Iterable[str]) -> str:
     "Did you mean 'reduction'? Accepted: compute, reduction."
     """
     by_lower = {w.lower(): w for w in words}
-    close = difflib.get_close_matches(str(word).lower(), by_lower, n=1)
-    hint = f"Did you mean {by_lower[close[0]]!r}? " if close else ""
+    likely = _likely(str(word).lower(), list(by_lower))
+    hint = f"Did you mean {by_lower[likely]!r}? " if likely else ""
     return f"{hint}Accepted: {', '.join(by_lower.values())}."
+
+
+def _likely(word: str, words: list[str]) -> str | None:
+    """The word that was meant: one that begins with what was given, or is spelt alike."""
+    longer = [w for w in words if w.startswith(f"{word}_")]
+    return next(iter(longer or difflib.get_close_matches(word, words, n=1)), None)
+
+
+class _Short(reprlib.Repr):
+    """Texts of values, in which arrays are shapes and what is long is cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxother = self.maxstring = 120
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        if hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, type):
+            return f"{x.dtype}[{','.join(map(str, x.shape))}]"
+        return super().repr_instance(x, level)
+
+
+_SHORT = _Short()
+
+
+def shown(value: object) -> str:
+    """A value as an error shows it: an array by its shape, nothing at length.
+
+    >>> import numpy as np
+    >>> shown({"w": np.zeros((1000, 10), "float32")})
+    "{'w': float32[1000,10]}"
+    """
+    return _SHORT.repr(value)

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxamp.errors import PolicyError, accepted
+from jaxamp.errors import PolicyError, accepted, shown
 
 
 class Precision(enum.Enum):
@@ -79,7 +79,9 @@ class Precision(enum.Enum):
         name = _dtype_name(word)
         if name in _NAMES:
             return _NAMES[name]
-        raise PolicyError(f"{word!r} is not a float format of jaxamp. {accepted(name, _NAMES)}")
+        raise PolicyError(
+            f"{shown(word)} is not a float format of jaxamp. {accepted(name, _NAMES)}"
+        )
 
     @classmethod
     def of_dtype(cls, dtype: Any) -> Precision | None:

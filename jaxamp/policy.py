@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxamp import policy_json
-from jaxamp.errors import PolicyError, UnsupportedPrecisionError, accepted
+from jaxamp.errors import PolicyError, UnsupportedPrecisionError, accepted, shown
 from jaxamp.formats import CastConfig, Precision, PrecisionLike
 from jaxamp.grammar import ThreeDtypes, looks_like_grammar, parse_grammar
 from jaxamp.guards import ALL_GUARDS, Guard, parse_guards
@@ -184,7 +184,7 @@ class PrecisionPolicy:
             # A jmp.Policy, known by its attributes: jmp itself is not imported here.
             return cls.of_dtypes(*(getattr(policy, field) for field in _JMP_FIELDS))
         raise PolicyError(
-            f"{policy!r} is no policy. Give a PrecisionPolicy, a jmp.Policy, jmp's grammar "
+            f"{shown(policy)} is no policy. Give a PrecisionPolicy, a jmp.Policy, jmp's grammar "
             f"('p=f32,c=bf16,o=f32') or a preset. {accepted('', PRESETS)}"
         )
 
@@ -370,6 +370,11 @@ def _parse_text(text: str) -> PrecisionPolicy:
     if looks_like_grammar(text):
         dtypes = parse_grammar(text)
         return PrecisionPolicy.of_dtypes(dtypes.params, dtypes.compute, dtypes.output)
+    if name.endswith(".json"):
+        raise PolicyError(
+            f"{text!r} is the name of a file. Read it first: "
+            f"PrecisionPolicy.from_json(pathlib.Path({text!r}).read_text())."
+        )
     raise PolicyError(
         f"Unknown policy {text!r}. {accepted(name, [*PRESETS, *RESOLVED])} "
         "jmp's grammar is read too: 'p=f32,c=bf16,o=f32', 'half', 'full' or one dtype."

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from jaxamp.errors import PolicyError
+from jaxamp.errors import PolicyError, accepted
 from jaxamp.formats import CastConfig, Precision
 from jaxamp.rules import Rule, parse_kind
 from jaxamp.scaling import Scaling
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 _PLAIN_KEYS = ("accumulation", "guards", "param_dtype", "output_dtype", "allreduce")
+_KEYS = ("version", "name", "kinds", "rules", "scaling", *_PLAIN_KEYS)
 
 
 def to_json(policy: PrecisionPolicy) -> str:
@@ -39,6 +40,9 @@ def to_json(policy: PrecisionPolicy) -> str:
 def from_json(make: Callable[..., PrecisionPolicy], text: str) -> PrecisionPolicy:
     """What ``make`` makes of the attributes that ``to_json`` wrote."""
     data = _json_object(text)
+    for key in data:
+        if key not in _KEYS:
+            raise PolicyError(f"A policy's JSON has no {key!r}. {accepted(key, _KEYS)}")
     try:
         return make(
             name=data["name"],

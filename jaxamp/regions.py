@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from jaxamp.errors import NotCallableError, PolicyError, accepted
+from jaxamp.errors import NotCallableError, PolicyError, accepted, shown
 from jaxamp.formats import Precision, PrecisionLike
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -70,6 +70,7 @@ def keep_precision(precision: PrecisionLike = Precision.F32) -> Region:
 
     Raises:
       PolicyError: the word names no precision that a region can have.
+      NotCallableError: a function was given: the brackets are missing.
 
     >>> import jax.numpy as jnp
     >>> @keep_precision("f32")
@@ -79,6 +80,11 @@ def keep_precision(precision: PrecisionLike = Precision.F32) -> Region:
     ...     with keep_precision("f32"):
     ...         return jnp.tanh(x)
     """
+    if inspect.isroutine(precision) or hasattr(precision, "__wrapped__"):
+        raise NotCallableError(
+            f"keep_precision was given {shown(precision)} where a precision is needed. As a "
+            "decorator it has brackets: @keep_precision('f32')."
+        )
     parsed = Precision.parse(precision)
     if parsed not in KEEPABLE:
         words = [p.short for p in KEEPABLE]

@@ -381,7 +381,9 @@ def _check_primitive(name: str | None, kind: OpKind | None) -> None:
     if op is None:
         raise RuleError(
             f"primitive={name!r} can never match: no primitive of this name is known. "
-            f"{_similar(name)}Teach an own one with register_op_kind first, or use a glob."
+            f"{_similar(name)}jax.make_jaxpr(fn)(*args) shows the names in a program, and "
+            "kind='compute' means all products and convolutions. Teach a primitive of your own "
+            "with register_op_kind first."
         )
     if kind not in (None, op.kind):
         raise RuleError(

@@ -53,3 +53,4 @@ def test_accepted_words():
         "Did you mean 'Compute'? Accepted: Compute, Boundary."
     )
     assert errors.accepted("xyz", ["Compute"]) == "Accepted: Compute."
+    assert errors.accepted("fp8", ["mxfp8", "fp8_block"]).startswith("Did you mean 'fp8_block'?")

@@ -240,6 +240,7 @@ def _edited(**changes):
         (_edited(guards=["rnge"]), "Did you mean 'range'"),
         (_edited(output_dtype="f23"), "Did you mean"),
         (_edited(rules=3), "no policy of jaxamp"),
+        (_edited(rule=[]), "no 'rule'. Did you mean 'rules'"),
     ],
 )
 def test_json_that_is_no_policy(text, message):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -241,11 +243,18 @@ def test_words_are_those_of_precision(word):
     assert [kept_precision(path) for _, path in found] == [Precision.parse(word)]
 
 
-@pytest.mark.parametrize("word", ["f8_e4m3", "f4_e2m1", "f23", None, 3, jnp.sin])
+@pytest.mark.parametrize("word", ["f8_e4m3", "f4_e2m1", "f23", None, 3])
 def test_wrong_words_are_refused_at_once(word):
     """A wrong word fails where it is written, before the region is entered."""
     with pytest.raises(PolicyError, match="Accepted: "):
         keep_precision(word)
+
+
+@pytest.mark.parametrize("fn", [jnp.sin, lambda x: x])
+def test_brackets_that_are_missing_are_named(fn):
+    """`@keep_precision` without brackets is given the function, and says what to write."""
+    with pytest.raises(NotCallableError, match=re.escape("@keep_precision('f32')")):
+        keep_precision(fn)
 
 
 def test_only_functions_are_decorated():

@@ -135,6 +135,7 @@ def test_lazy_keys_come_last():
         ({"function": " "}, "non-empty glob"),
         ({"primitive": 3}, "non-empty glob"),
         ({"primitive": "dot_genral"}, "Did you mean 'dot_general'.*register_op_kind"),
+        ({"primitive": "dot"}, "Did you mean 'dot_general'.*kind='compute'"),
         ({"primitive": "dot_general", "kind": "reduction"}, "its kind is Compute"),
         ({"kind": "computing"}, "Did you mean 'compute'"),
         ({"dtype": "int32"}, "Unknown precision 'int32'"),

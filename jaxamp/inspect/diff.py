@@ -13,6 +13,7 @@ from typing import Any
 from jaxamp.inspect.operation import Operation, Place
 from jaxamp.inspect.report import Report, report
 from jaxamp.inspect.shown import Shown
+from jaxamp.policy import PrecisionPolicy
 
 _SEVERAL = 3
 
@@ -99,14 +100,18 @@ def diff(policy: Any, other: Any) -> Callable[[Any], Callable[..., Difference]]:
       ``jax.ShapeDtypeStruct`` may stand for an array. That returns a ``Difference``, which is true
       if there is any.
 
+    Raises:
+      PolicyError: a policy is not understood.
+
     >>> import jax.numpy as jnp
     >>> found = diff("always_f32", "auto_mixed")(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4)))
     >>> [change.words for change in found.changes]
     ['f32 → f16, stored f32']
     """
+    policies = PrecisionPolicy.parse(policy), PrecisionPolicy.parse(other)
 
     def of(fn: Any) -> Callable[..., Difference]:
-        reports = report(fn, policy), report(fn, other)
+        reports = [report(fn, policy) for policy in policies]
 
         @functools.wraps(reports[0], updated=())
         def made(*args: Any, **kwargs: Any) -> Difference:

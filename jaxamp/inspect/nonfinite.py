@@ -69,9 +69,14 @@ class Nonfinite:
         loops = f", iteration {', '.join(map(str, self.iterations))}" if self.iterations else ""
         return (
             f"{self.output} is not finite. The first {self.kind} was made by {self.primitive} in "
-            f"{self.dtype}{where}, at {self.source}{when}{loops}, from operands of at most "
-            f"{self.largest:.4g}."
+            f"{self.dtype}{where}, at {self.source}{when}{loops}, from operands {self._taken}."
         )
+
+    @property
+    def _taken(self) -> str:
+        """What the operation took, in a few words."""
+        infinite = any(_kind(operand) == INFINITY for operand in self.operands)
+        return "with infinities" if infinite else f"of at most {self.largest:.4g}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -183,7 +183,8 @@ def _plain(value: Any) -> Any:
 
 
 def _cells(op: Measured) -> tuple[str, ...]:
-    where = f"{op.place.file.rpartition('/')[2]}:{op.place.line}"
+    file = op.place.file.rpartition("/")[2]
+    where = f"{file}:{op.place.line}" if file else ""
     name = f"{op.primitive} (backward)" if op.backward else op.primitive
     shares = (f"{share:.1%}" if share else "-" for share in (op.overflow, op.underflow))
     subnormal = f"{op.subnormal:.1%}" if op.subnormal else "-"

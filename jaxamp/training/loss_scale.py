@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxamp.errors import TrainingError
+from jaxamp.errors import TrainingError, shown
 from jaxamp.regions import keep_precision
 from jaxamp.training.finite import as_flag
 from jaxamp.training.trees import map_floats, widen
@@ -254,11 +254,13 @@ def as_loss_scale(scale: Any) -> Any:
         return NoOpLossScale()
     if _is_jmp(scale):
         return _jmp_adapter().loss_scale_from_jmp(scale)
+    if isinstance(scale, type):
+        raise TrainingError(f"A loss scale is an object, not the class: write {scale.__name__}().")
     if all(callable(getattr(scale, name, None)) for name in ("scale", "unscale", "adjust")):
         return scale
     raise TrainingError(
-        f"{scale!r} is no loss scale. Give a NoOpLossScale, StaticLossScale or DynamicLossScale, "
-        "of jaxamp or jmp, or an object with scale, unscale and adjust."
+        f"{shown(scale)} is no loss scale. Give a NoOpLossScale, StaticLossScale or "
+        "DynamicLossScale, of jaxamp or jmp, or an object with scale, unscale and adjust."
     )
 
 

@@ -4,8 +4,9 @@ import json
 
 import jax
 import jax.numpy as jnp
+import pytest
 
-from jaxamp import PrecisionPolicy, Rule, current_policy, diff
+from jaxamp import PolicyError, PrecisionPolicy, Rule, current_policy, diff
 from tests.inspect.programs import MLP, PROGRAMS, attention, mlp_loss, spec
 
 
@@ -55,3 +56,9 @@ def test_json_has_both_sides():
     assert data["before"]["dots"] == {"bf16": 2}
     assert data["after"]["dots"] == {"f16": 2}
     assert all(c["before"] and c["after"] for c in data["changes"])
+
+
+def test_the_policies_come_first():
+    """A function in the place of a policy is refused there, before anything is called."""
+    with pytest.raises(PolicyError, match="is no policy"):
+        diff(mlp_loss, "auto_mixed")

@@ -182,6 +182,25 @@ def test_report_is_json_and_text():
     assert "The first infinity was made by dot_general in float16" in str(report)
 
 
+def test_probe_needs_numbers():
+    """Shapes are enough for plans, not for errors."""
+    with pytest.raises(jaxamp.InspectionError, match="arrays rather than shapes"):
+        probe(jnp.sin)(jax.ShapeDtypeStruct((2,), jnp.float32))
+
+
+def test_operations_of_no_line_have_none():
+    """A function of a library, asked for by itself, was called by no line of the user."""
+    assert ":0" not in str(probe(jnp.dot)(jnp.ones((2, 2)), jnp.ones((2, 2))))
+
+
+def test_infinities_among_the_operands_are_told():
+    """A NaN made of infinities is not put down to the largest finite number beside them."""
+    x = jnp.array([jnp.inf, 1.0])
+    first = probe(lambda x: x - x)(x).first
+    assert first.primitive == "sub"
+    assert "from operands with infinities." in str(first)
+
+
 def test_probe_inside_jit_is_refused():
     """There are no numbers to look at while a function is compiled."""
     with pytest.raises(jaxamp.InspectionError, match="Call it outside"):
