@@ -7,8 +7,11 @@ every step and comes out of it: nothing is hidden, and a checkpoint holds it lik
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import jax
@@ -20,7 +23,7 @@ from jax.lax import optimization_barrier_p
 
 from jaxamp import _compat
 from jaxamp.calls import is_array
-from jaxamp.errors import RewriteError
+from jaxamp.errors import RewriteError, TrainingError, shown
 from jaxamp.formats import CastConfig
 from jaxamp.lowp import ScaledArray
 from jaxamp.lowp.arithmetic import scale_factor
@@ -30,8 +33,10 @@ from jaxamp.plan.wiring import call_body
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.rewrite.product import product
 from jaxamp.rewrite.quantized_dot import quantized_dot_p
+from jaxamp.settings import Settings, in_force
 
 History = dict[str, Any]
+_PLACE = re.compile(r"\d+:\w+")  # a key of a history: the number of an equation, and its name
 
 
 class DelayedFunction:
@@ -39,12 +44,20 @@ class DelayedFunction:
 
     The step has to contain its gradient: the magnitudes of gradients are kept as well. Dots in
     ``while`` loops, branches and ``shard_map`` are scaled by the tensor at hand, and so are blocks.
+    What looks at the step without running it, ``plan_of`` for one, takes its arguments alone.
     """
 
-    def __init__(self, fn: Callable[..., Any], amped: Callable[..., Any], policy: PrecisionPolicy):
+    def __init__(self, fn: Callable[..., Any], amped: Callable[..., Any], settings: Settings):
         functools.update_wrapper(self, fn, updated=())
-        self._amped, self.policy = amped, policy
+        self.__wrapped__ = fn
+        self._amped, self._settings = amped, settings
         self._compiled: dict[Any, Any] = {}
+        self._bound: tuple[Any, ...] = ()  # the object whose method this is
+
+    @property
+    def policy(self) -> PrecisionPolicy:
+        """The policy that the step runs under."""
+        return self._settings.policy
 
     def init(self, *args: Any, **kwargs: Any) -> History:
         """The history before the first step: what a run on these arguments would find.
@@ -69,11 +82,35 @@ class DelayedFunction:
 
         Returns:
           What the function returns, and the history for the next step.
+
+        Raises:
+          TrainingError: the first argument is no history, or that of another step.
         """
+        if not _is_history(history):
+            raise TrainingError(
+                f"Under {self.policy} a step takes its history first, and {shown(history)} is "
+                "none. Write history = step.init(*args), then "
+                "result, history = step(history, *args)."
+            )
         return self._run(history, args, kwargs)
 
+    def amp_parts(self) -> tuple[Callable[..., Any], Settings]:
+        """The function as it was given, and how it is rewritten."""
+        return self.__wrapped__, self._settings
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        bound = copy.copy(self)  # what is compiled is shared
+        bound.__wrapped__ = MethodType(self.__wrapped__, instance)
+        bound._bound = (instance,)
+        return bound
+
+    def __repr__(self) -> str:
+        return f"<amp of {self.__wrapped__!r}, {self.policy}>"
+
     def _run(self, history: History | None, args: Any, kwargs: Any) -> tuple[Any, History]:
-        leaves, tree = jax.tree.flatten((args, kwargs))
+        leaves, tree = jax.tree.flatten(((*self._bound, *args), kwargs))
         places = [i for i, leaf in enumerate(leaves) if is_array(leaf) or type(leaf) is float]
         static = tuple(leaf for i, leaf in enumerate(leaves) if i not in places)
         key = tree, tuple(places), static, history is None
@@ -99,10 +136,46 @@ class DelayedFunction:
         @jax.jit
         def run(history: History | None, *arrays: Any) -> tuple[list[Any], History]:
             closed = jax.make_jaxpr(flat)(*arrays)
-            threader = _Threader(self.policy.scaling.history)
-            return threader.run(closed.jaxpr, closed.consts, arrays, history)
+            thread = functools.partial(
+                _Threader(self.policy.scaling.history).run, closed.jaxpr, closed.consts
+            )
+            # Whoever tries another policy on the step has no history for it.
+            tried = in_force(self._settings).policy != self.policy
+            return _threaded(thread, arrays, None if tried else history)
 
         return run, rebuild
+
+
+def _is_history(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(key, str) and _PLACE.fullmatch(key) for key in value
+    )
+
+
+def _threaded(
+    thread: Callable[..., tuple[list[Any], History]],
+    arrays: Sequence[Any],
+    history: History | None,
+) -> tuple[list[Any], History]:
+    """What `thread` makes of arrays and a history, which has to be one that it makes itself."""
+    if history is None:
+        return thread(arrays, None)
+    try:
+        result = thread(arrays, history)
+        if _kinds(result[1]) == _kinds(history):
+            return result
+    except Exception:
+        if _kinds(jax.eval_shape(lambda: thread(arrays, None)[1])) == _kinds(history):
+            raise
+    raise TrainingError(
+        "The history is not this step's: of another function or policy, or of loops with another "
+        "number of turns. Make a new one with step.init(*args)."
+    )
+
+
+def _kinds(history: History) -> Any:
+    leaves, tree = jax.tree.flatten(dict(history))
+    return tree, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
 def _static(value: Any) -> Any:
@@ -132,7 +205,8 @@ class _Threader:
                 if _is_threaded(eqn):
                     key = f"{index}:{eqn.primitive.name}"
                     rule = _RULES[eqn.primitive.name]
-                    outs, made[key] = rule(self, eqn, operands, history and history[key])
+                    part = None if history is None else history[key]
+                    outs, made[key] = rule(self, eqn, operands, part)
                 else:
                     outs = _compat.bind(eqn, operands)
             env.update(zip(eqn.outvars, outs, strict=True))
@@ -150,7 +224,7 @@ class _Threader:
             narrow.append(_rounded(x, amax if history is None else jnp.max(window), cast))
             finite &= amax < np.inf
             seen = jnp.where(amax < np.inf, amax, 0)
-            made[side] = jnp.concatenate([seen[None], window[:-1]])
+            made[side] = jnp.concatenate([seen[None], window])[: self.length]
         out = product(narrow[0], narrow[1], eqn.params["dtype"], how.kernel)
         # An infinity that was clipped must not pass for a number.
         return [jnp.where(finite, out, jnp.asarray(np.nan, out.dtype))], made

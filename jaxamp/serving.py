@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from jaxamp.errors import NotCallableError, ServingError
+from jaxamp.delayed import DelayedFunction
+from jaxamp.errors import NotCallableError, PolicyError, ServingError
 from jaxamp.narrowing import narrow_dtypes, run_narrow
 from jaxamp.transform import DEFAULT_POLICY, AmpFunction, amp
 
@@ -149,6 +150,9 @@ class Loaded:
         """Call the compiled model with the arguments of the call that was exported."""
         return self._compiled(self.params, *args)
 
+    def __repr__(self) -> str:
+        return f"<Loaded {self.exported.fun_name}: {_size(self.params)} bytes of parameters>"
+
 
 def load_served(path: str | os.PathLike[str]) -> Loaded:
     """Read what ``Served.save`` wrote.
@@ -222,6 +226,10 @@ def _amped(fn: Callable[..., Any], policy: Any) -> AmpFunction[..., Any]:
             return fn
         fn = fn.__wrapped__
     amped: Any = amp(fn, DEFAULT_POLICY if policy is None else policy)
+    if isinstance(amped, DelayedFunction):
+        raise PolicyError(
+            f"serve has no steps, and so no history for {amped.policy}. Choose 'fp8_current'."
+        )
     if not isinstance(amped, AmpFunction):
         raise NotCallableError(
             f"serve needs a function of the parameters, and got the module {type(fn).__name__}. "

@@ -13,7 +13,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 from jaxamp import _compat, taxonomy
 from jaxamp.calls import Layout, Target
 from jaxamp.compiled import NNX, NNX_ADAPTER, joined
-from jaxamp.errors import NotCallableError
+from jaxamp.errors import NotCallableError, shown
 from jaxamp.formats import Precision
 from jaxamp.plan import Plan, make_plan
 from jaxamp.policy import PrecisionPolicy
@@ -149,6 +149,7 @@ def amp(
     >>> layer(jnp.ones((2, 3)), jnp.ones((3, 4))).dtype
     dtype('float32')
     """
+    _refuse_policy(fn)
     settings = _settings(policy, strict, _force)
     if fn is None:
         return functools.partial(_amp, settings=settings)
@@ -190,8 +191,7 @@ def answering(
       runner: makes a Runner, whose ``run`` raises an ``Answer``.
       strict: as for `amp`.
     """
-    amped = getattr(type(fn), "amp_parts", None)
-    plain, settings = (fn, None) if amped is None else amped(fn)
+    plain, settings = parts_of(fn)
     if settings is None or policy is not None:
         settings = _settings(DEFAULT_POLICY if policy is None else policy, strict, True)
     target = Target.of(_checked(plain))
@@ -206,6 +206,12 @@ def answering(
         raise AssertionError("a call was made without an answer")
 
     return ask
+
+
+def parts_of(fn: Any) -> tuple[Any, Settings | None]:
+    """What `amp` was given and how it rewrites that; `fn` and ``None`` where it had no part."""
+    parts = getattr(type(fn), "amp_parts", None)
+    return (fn, None) if parts is None else parts(fn)
 
 
 class Answer(BaseException):
@@ -289,15 +295,20 @@ def _delayed(fn: Any, settings: Settings) -> Any:
     from jaxamp.delayed import DelayedFunction
 
     amped = AmpFunction(fn, settings._replace(policy=settings.policy.stateless))
-    return DelayedFunction(fn, amped, settings.policy)
+    return DelayedFunction(fn, amped, settings)
+
+
+def _refuse_policy(fn: Any) -> None:
+    if isinstance(fn, str | PrecisionPolicy):
+        what, word = ("text", repr(fn)) if isinstance(fn, str) else ("policy", str(fn))
+        raise NotCallableError(
+            f"amp was given the {what} {word} where a function is needed. The function comes "
+            f"first, amp(fn, policy); to decorate with a policy, name it: @amp(policy={word})."
+        )
 
 
 def _checked(fn: Any) -> Any:
-    if isinstance(fn, str):
-        raise NotCallableError(
-            f"amp was given the text {fn!r} where a function is needed. "
-            f"To decorate with a policy, name it: @amp(policy={fn!r})."
-        )
+    _refuse_policy(fn)
     if isinstance(fn, type):
         raise NotCallableError(
             f"amp was given the class {fn.__qualname__}. Give it an object of that class, "
@@ -305,7 +316,7 @@ def _checked(fn: Any) -> Any:
         )
     if not callable(fn):
         raise NotCallableError(
-            f"amp needs something to call, and got {fn!r} of type {type(fn).__qualname__}. "
+            f"amp needs something to call, and got {shown(fn)} of type {type(fn).__qualname__}. "
             "Give it a function, a method, or a module with __call__."
         )
     return fn

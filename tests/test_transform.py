@@ -752,6 +752,8 @@ def test_objects_without_weak_references():
     [
         (3, "needs something to call, and got 3"),
         ("auto_mixed", r"@amp\(policy='auto_mixed'\)"),
+        (PrecisionPolicy.AUTO_MIXED, r"@amp\(policy=auto_mixed\)"),
+        ({"w": jnp.ones((9, 9))}, r"got \{'w': float32\[9,9\]\} of type dict"),
         (Scale, "an object of that class"),
     ],
 )
@@ -768,6 +770,12 @@ def test_wrong_policy_is_found_at_once():
         amp(dense, "auto_mixd")
     with pytest.raises(PolicyError):
         amp(policy=3)
+    with pytest.raises(PolicyError, match=r"^float32\[4\] is no policy"):
+        plan_of(dense, jnp.ones(4))
+    with pytest.raises(PolicyError, match="from_json"):
+        amp(dense, "mine.json")
+    with pytest.raises(NotCallableError, match="The function comes first"):
+        amp("auto_mixed", dense)
 
 
 def test_exceptions_of_the_function():

@@ -59,6 +59,8 @@ class Lowering(Shown):
     def lines(self) -> list[str]:
         """The verdict, and what is missing."""
         where = self.target or "the devices at hand"
+        if not self.claimed:
+            return [f"{self.program} on {where}: no FP8 products claimed; the plan says why."]
         verdict = "all" if self.complete else "not all"
         head = (
             f"{self.program} on {where}: {self.claimed} FP8 products claimed, {self.found} found "

@@ -23,7 +23,7 @@ from jaxamp.runner import Runner
 from jaxamp.semantic import amp_scope
 from jaxamp.settings import Settings
 from jaxamp.trace import Outputs, trace
-from jaxamp.transform import Answer, answering
+from jaxamp.transform import Answer, amp, answering, parts_of
 
 
 def probe(
@@ -80,11 +80,10 @@ def without_jit(fn: Any) -> Any:
 
 def differentiated(fn: Any) -> Any:
     """``jax.value_and_grad`` of `fn` under its own name and policy."""
-    parts = getattr(type(fn), "amp_parts", None)
-    if parts is None:
+    plain, settings = parts_of(fn)
+    if settings is None:
         return jax.value_and_grad(fn)
-    plain, settings = parts(fn)
-    return type(fn)(jax.value_and_grad(plain), settings)
+    return amp(jax.value_and_grad(plain), settings.policy, strict=settings.strict)
 
 
 class _Prober(Runner):
@@ -103,6 +102,8 @@ class _Prober(Runner):
         keys: Sequence[Hashable],
         name: str,
     ) -> Any:
+        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+            raise InspectionError("probe runs the program: give it arrays rather than shapes.")
         key = (layout, keys)
         forms = self._measured
         form = forms.get(key) or forms.setdefault(key, self._measuring(layout, leaves, keys, name))

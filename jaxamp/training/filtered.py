@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxamp.training.grads import Gradient, grad, value_and_grad
-from jaxamp.transform import DEFAULT_POLICY, amp
+from jaxamp.training.grads import Gradient, grad, under_policy, value_and_grad
+from jaxamp.transform import DEFAULT_POLICY
 
 
 def filter_value_and_grad(
@@ -79,7 +79,7 @@ def _filtered(
 ) -> Callable[..., Gradient]:
     import equinox as eqx  # here, so that whoever does not use it need not wait for it
 
-    function = fun if policy is None else amp(fun, policy)
+    function = under_policy(fun, policy)
 
     @functools.wraps(fun, updated=())
     def gradients(model: Any, *args: Any, **kwargs: Any) -> Gradient:

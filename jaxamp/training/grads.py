@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxamp.errors import TrainingError
+from jaxamp.delayed import DelayedFunction
+from jaxamp.errors import TrainingError, shown
 from jaxamp.regions import keep_precision
 from jaxamp.training.finite import all_finite
 from jaxamp.training.loss_scale import as_loss_scale, same_library
@@ -165,17 +166,39 @@ def _gradient_function(
 def scaled_gradients(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
     """A function that gives the value, unscaled, and the gradients, still scaled."""
     scale = as_loss_scale(options.loss_scale)
-    function = fun if options.policy is None else amp(fun, options.policy)
+    function = under_policy(fun, options.policy)
 
     def scaled(*args: Any, **kwargs: Any) -> Any:
         value = function(*args, **kwargs)
-        loss = value[0] if options.has_aux else value
+        loss = _with_aux(value)[0] if options.has_aux else value
         return scale.scale(loss), value
 
     raw = _differentiated(scaled, options)
     if options.microbatches == 1:
         return raw
     return averaged(raw, options.microbatches, options.batch_argnums, options.has_aux)
+
+
+def under_policy(fun: Callable[..., Any], policy: Any) -> Callable[..., Any]:
+    """`fun` under ``amp``, or as it is where there is no policy.
+
+    Raises:
+      TrainingError: the policy keeps a history, to which gradients belong.
+    """
+    function = fun if policy is None else amp(fun, policy)
+    if isinstance(function, DelayedFunction):
+        raise TrainingError(
+            f"Under {function.policy} a step takes and returns a history, and the magnitudes of "
+            "its gradients are part of it. Put amp around the step that takes its own gradient, "
+            "amp(step, policy), or choose 'fp8_current', which has no history."
+        )
+    return function
+
+
+def _with_aux(value: Any) -> tuple[Any, Any]:
+    if isinstance(value, tuple | list) and len(value) == 2:
+        return value[0], value[1]
+    raise TrainingError(f"With has_aux=True a function returns (loss, aux), not {shown(value)}.")
 
 
 def _differentiated(scaled: Callable[..., Any], options: Options) -> Callable[..., Any]:

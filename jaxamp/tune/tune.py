@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxamp.errors import TuningError
 from jaxamp.inspect.probe import without_jit
+from jaxamp.transform import amp, parts_of
 from jaxamp.tune.problem import Metric, Problem
 from jaxamp.tune.search import Search
 from jaxamp.tune.sensitivity import predicted
@@ -152,16 +153,17 @@ def _curve(problem: Problem, state: State, gains: np.ndarray) -> tuple[Choice, .
 
 
 def _gradient(fn: Any) -> Any:
-    parts = getattr(type(fn), "amp_parts", None)
-    if parts is None:
+    plain, settings = parts_of(fn)
+    if settings is None:
         return jax.grad(fn)
-    plain, settings = parts(fn)
-    return type(fn)(jax.grad(plain), settings)
+    return amp(jax.grad(plain), settings.policy, strict=settings.strict)
 
 
 def _check(args: Any, budget: float, error: Any, max_runs: int) -> None:
     if not isinstance(args, tuple | list):
         raise TuningError(f"args is a tuple of arguments, not {type(args).__name__}: write (x,).")
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
+        raise TuningError("tune runs the program: give it arrays rather than shapes.")
     if not budget > 0:
         raise TuningError(f"The budget is an error above 0, not {budget!r}.")
     if not (callable(error) or error in ("output", "gradient")):

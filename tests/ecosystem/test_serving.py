@@ -195,6 +195,7 @@ def test_every_library_s_model_is_served_saved_and_loaded(make, tmp_path):
     np.testing.assert_array_equal(loaded(x), expected)
     assert loaded(x[:2]).shape == (2, 3)
     stored = sum(leaf.nbytes for leaf in loaded.params)
+    assert repr(loaded).endswith(f": {stored} bytes of parameters>")
     assert stored == served.stored_bytes
     assert (tmp_path / "model").stat().st_size < stored + 20_000
 

@@ -324,10 +324,18 @@ def test_notebooks_show_what_the_terminal_shows():
         assert "layer" in html
 
 
+def test_fp8_of_an_amped_step_is_looked_for():
+    """It is compiled without its history; where no product is large enough, the report says so."""
+    step = amp(jnp.dot, "fp8_delayed")
+    (lowering,) = report(step, target="here")(spec(8, 8), spec(8, 8)).lowerings
+    assert "no FP8 products claimed" in str(lowering)
+
+
 def test_modules_and_partials_have_names():
     """A module is called what its class is called, a partial what it calls."""
     linear = eqx.nn.Linear(4, 3, key=jax.random.key(0))
     assert report(linear)(spec(4)).program == "Linear"
+    assert report(amp(linear))(spec(4)).program == "Linear"
     fn, (x, w) = PROGRAMS["layer"]
     assert report(functools.partial(fn, w=w))(x).program == "layer"
 

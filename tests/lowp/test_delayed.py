@@ -1,11 +1,24 @@
 """Delayed scaling: the magnitudes of earlier steps go in, and come out with one more."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxamp import RewriteError, amp
+from jaxamp import (
+    PolicyError,
+    PrecisionPolicy,
+    RewriteError,
+    TrainingError,
+    amp,
+    filter_grad,
+    plan_of,
+    serve,
+    value_and_grad,
+)
+from jaxamp.settings import overriding
 from tests.lowp.models import mlp, mlp_inputs, mlp_loss, policy, worst
 
 DELAYED = policy("fp8_delayed", history=4)
@@ -121,3 +134,80 @@ def test_the_gradient_belongs_inside():
     history = dot.init(x, x)
     with pytest.raises(RewriteError, match="inside"):
         jax.grad(lambda x: jnp.sum(dot(history, x, x)[0]))(x)
+
+
+SQUARES = jnp.eye(16), jnp.ones((16, 16))
+
+
+@pytest.fixture(scope="module")
+def squared():
+    """A small step with its history."""
+    step = amp(jnp.dot, DELAYED)
+    return step, step.init(*SQUARES)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda history: SQUARES[0], "history first, and float32[16,16] is none"),
+        (lambda history: {"w": SQUARES[0]}, "history first"),
+        (lambda history: None, "history first"),
+        (lambda history: {}, "not this step's"),
+        (lambda history: jax.tree.map(lambda a: a[:2], history), "not this step's"),
+        (lambda history: jax.tree.map(lambda a: a[None], history), "not this step's"),
+        (lambda history: {**history, "99:quantized_dot": jnp.ones(4)}, "not this step's"),
+    ],
+)
+def test_what_is_no_history_of_the_step_is_refused(squared, spoil, says):
+    """One that was forgotten, or that of another step, is named; nothing is computed with it."""
+    step, history = squared
+    with pytest.raises(TrainingError, match=re.escape(says)):
+        step(spoil(history), *SQUARES)
+
+
+def test_methods_are_bound():
+    """A decorated method has its object, and compiles once for all of its uses."""
+
+    class Model:
+        traces = 0
+
+        @amp(policy=DELAYED)
+        def step(self, w, x):
+            self.traces += 1
+            return x @ w
+
+    model = Model()
+    history = model.step.init(*SQUARES)
+    for _ in range(2):
+        product, history = model.step(history, *SQUARES)
+    np.testing.assert_array_equal(product, 1)
+    assert model.traces == 1
+
+
+def test_a_step_is_looked_at_without_its_history(squared):
+    """Plans are those of the function under the policy; it has a text."""
+    step, _ = squared
+    assert str(plan_of(step)(*SQUARES)) == str(plan_of(jnp.dot, DELAYED)(*SQUARES))
+    assert repr(step).endswith("fp8_delayed*>")
+
+
+def test_other_policies_are_tried_without_the_history(squared):
+    """As `debug_step` does, which looks for one under which the step is finite."""
+    step, history = squared
+    with overriding(lambda _: PrecisionPolicy.ALWAYS_F32):
+        product, after = step(history, *SQUARES)
+    np.testing.assert_array_equal(product, 1)
+    assert after == {}
+
+
+@pytest.mark.parametrize("transform", [value_and_grad, filter_grad])
+def test_gradients_belong_into_the_step(transform):
+    """A history has no place in jaxamp's own gradients, and they say so."""
+    with pytest.raises(TrainingError, match="Put amp around the step"):
+        transform(jnp.dot, policy="fp8_delayed")
+
+
+def test_serving_has_no_history():
+    """There are no steps that it could be of."""
+    with pytest.raises(PolicyError, match="fp8_current"):
+        serve(jnp.dot, *SQUARES, policy="fp8_delayed")

@@ -305,6 +305,8 @@ def test_microbatches_trace_the_loss_once(problem):
         ({"microbatches": 0}, "1 or more micro-batches"),
         ({"clip_norm": 0.0}, "above 0"),
         ({"loss_scale": 8.0}, "no loss scale"),
+        ({"loss_scale": DynamicLossScale}, r"write DynamicLossScale\(\)"),
+        ({"has_aux": True}, r"returns \(loss, aux\), not float32\[\]"),
     ],
 )
 def test_wrong_options_teach(problem, kwargs, message):

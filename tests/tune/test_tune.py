@@ -155,6 +155,7 @@ def test_gradients_and_own_metrics():
         ({"error": "loss"}, "'output', 'gradient'"),
         ({"max_runs": 1}, "at least 2"),
         ({"args": (jnp.zeros(2),)}, "not finite"),
+        ({"args": (jax.ShapeDtypeStruct((2,), jnp.float32),)}, "arrays rather than shapes"),
     ],
 )
 def test_errors_teach(change, message):
