@@ -13,6 +13,7 @@ from jaxamp.auto import AutoChoice as AutoChoice
 from jaxamp.auto import auto_policy as auto_policy
 from jaxamp.errors import InspectionError as InspectionError
 from jaxamp.errors import JaxAmpError as JaxAmpError
+from jaxamp.errors import KernelError as KernelError
 from jaxamp.errors import NotCallableError as NotCallableError
 from jaxamp.errors import OutputError as OutputError
 from jaxamp.errors import PolicyError as PolicyError
@@ -42,6 +43,8 @@ from jaxamp.inspect.report import report as report
 from jaxamp.lowp import ScaledArray as ScaledArray
 from jaxamp.lowp import dequantize as dequantize
 from jaxamp.lowp import quantize as quantize
+from jaxamp.plan import Decision as Decision
+from jaxamp.plan import Plan as Plan
 from jaxamp.policy import PrecisionPolicy as PrecisionPolicy
 from jaxamp.regions import keep_precision as keep_precision
 from jaxamp.rules import EquationView as EquationView
@@ -81,6 +84,7 @@ from jaxamp.training import with_kahan as with_kahan
 from jaxamp.training import with_loss_scale as with_loss_scale
 from jaxamp.training import with_master_weights as with_master_weights
 from jaxamp.training import with_stochastic_rounding as with_stochastic_rounding
+from jaxamp.transform import AmpFunction as AmpFunction
 from jaxamp.transform import amp as amp
 from jaxamp.transform import plan_of as plan_of
 from jaxamp.tune import Tuning as Tuning

@@ -74,7 +74,7 @@ class Rule:
     ``/`` as well leaves out what is further inside: ``"/net/head/"``, and ``"/"`` for no scope.
 
     Attributes:
-      precision: precision of the matching equations.
+      precision: precision of the matching equations; none is computed wider than it is written.
       scope: glob over the cleaned scope path.
       primitive: glob over the primitive's name.
       kind: kind of the primitive.

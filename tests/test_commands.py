@@ -2,9 +2,12 @@
 
 import argparse
 import importlib.util
+import os
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,19 +124,25 @@ def test_what_is_misspelt_is_not_understood(words, understands):
     assert not understands(*source_of(words.split()))
 
 
-def shown() -> Iterator[object]:
+def shown() -> Iterator[tuple[list[str], str]]:
     """The commands of jaxamp that a page shows with what they print, and those lines."""
     text = (ROOT / "docs/insight.md").read_text()
     for language, block in FENCE.findall(text):
-        command, _, printed = block.partition("\n")
-        words = shlex.split(command.removeprefix("$ python -m jaxamp "))
-        if language == "console" and words[0] != "tune":  # which takes half a minute
-            compiles = "estimate" in words or "--target" in words
-            marks = [pytest.mark.deviceless] if compiles else []
+        command, _, printed = block.partition("\n$ ")[0].partition("\n")
+        if language == "console":
+            yield shlex.split(command.removeprefix("$ python -m jaxamp ")), printed
+
+
+def quick() -> Iterator[object]:
+    """Those that look at a program without running it."""
+    for words, printed in shown():
+        compiles = "estimate" in words or "--target" in words
+        marks = [pytest.mark.deviceless] if compiles else []
+        if words[0] != "tune":
             yield pytest.param(words, printed, marks=marks, id=" ".join(words[:2]))
 
 
-@pytest.mark.parametrize(("words", "printed"), list(shown()))
+@pytest.mark.parametrize(("words", "printed"), list(quick()))
 def test_commands_print_what_is_shown(words, printed, monkeypatch, capsys):
     """Line by line; three dots stand for anything."""
     monkeypatch.chdir(ROOT)
@@ -142,3 +151,14 @@ def test_commands_print_what_is_shown(words, printed, monkeypatch, capsys):
     lines = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
     for part in printed.strip("…\n").split("…"):
         assert part.strip("\n") in lines
+
+
+@pytest.mark.slow
+def test_tune_prints_what_is_shown(tmp_path):
+    """In a process of its own: the flags of the tests change the errors that it measures."""
+    ((words, printed),) = [(words, printed) for words, printed in shown() if words[0] == "tune"]
+    words = [str(tmp_path / word) if word.endswith(".json") else word for word in words]
+    environment = {**os.environ, "COLUMNS": "140", "XLA_FLAGS": ""}
+    command = [sys.executable, "-m", "jaxamp", *words]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert printed.strip() in "\n".join(line.rstrip() for line in done.stdout.splitlines())

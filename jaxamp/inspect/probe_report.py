@@ -113,7 +113,8 @@ class ProbeReport(Shown):
 
         worst = self.worst()
         title = f"probe under {self.policy}: {len(self.operations)} operations"
-        table = Table(title=title, caption=f"the {len(worst)} of the lowest SQNR")
+        caption = f"the {len(worst)} of the lowest SQNR" if worst else "none has an error"
+        table = Table(title=title, caption=caption)
         for name in ("operation", "stored", "scope", "line"):
             table.add_column(name, overflow="fold")
         for name in ("max error", "rms", "SQNR dB", "over", "under", "subn.", "headroom"):
