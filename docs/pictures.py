@@ -9,6 +9,7 @@ import jax
 import matplotlib
 
 ROOT = Path(__file__).parent.parent
+matplotlib.rcParams["svg.hashsalt"] = "jaxamp"  # the same picture is the same file
 FOLDER = ROOT / "docs/pictures"
 sys.path.insert(0, str(ROOT))
 matplotlib.use("Agg")

@@ -97,7 +97,8 @@ def serve(
       fn: a function whose first argument is the parameters: ``model.apply`` of linen,
         ``lambda model, x: jax.vmap(model)(x)`` for equinox, a function of an nnx state.
       params: the parameters, any tree; leaves that are no arrays are kept as they are.
-      *args: example arguments, arrays or ``jax.ShapeDtypeStruct``; other shapes may follow.
+      *args: example arguments, arrays or ``jax.ShapeDtypeStruct``; other shapes may follow. Flags
+        and other constants belong into `fn`: ``functools.partial(fn, train=False)``.
       policy: as for ``amp``; left out, that of an amped `fn`, else the default.
       everything: store all other parameters of two or more dimensions in compute precision as
         well. That rounds what ``amp`` reads in f32, for instance an embedding that is added to.

@@ -125,7 +125,8 @@ def amp(
     arrays and each value of its constants: arrays and Python floats are traced, as by ``jax.jit``;
     bools, ints, words, functions and other objects are constants; ``jaxamp.calls`` has the details.
     As under ``jax.jit``, what `fn` reads apart from its arguments is read when it is traced.
-    Buffers are donated by a ``jax.jit`` around it: that of one inside is ignored, as JAX does.
+    Buffers are donated by a ``jax.jit`` around it: that of one inside is ignored, as JAX does. It
+    is lowered ahead of time as ``jax.jit(amp(fn)).lower(...)``.
 
     Args:
       fn: a function, method, ``functools.partial``, callable object, equinox or flax module.

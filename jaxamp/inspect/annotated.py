@@ -49,8 +49,8 @@ def _block(block: Block, by_line: dict[int, list[Note]]) -> Iterator[Text]:
 def _words(note: Note) -> Iterator[Text]:
     direction = " (fwd, bwd)" if note.backward else ""
     guard = f" [{note.guard}]" if note.guard else ""
-    yield precision_text(f"{note.arithmetic:<5}")
-    yield Text(f"{note.what}{direction}")
+    yield precision_text(f"{note.arithmetic:<4}")
+    yield Text(f" {note.what}{direction}")
     yield Text(f" — {note.reason}{guard}", style="italic")
 
 

@@ -30,6 +30,12 @@ def test_the_source_is_shown_with_the_notes_below_their_lines():
     assert "(fwd, bwd) — Compute is bf16 in the policy" in lines[at + 1]
 
 
+def test_long_words_of_formats_are_words():
+    """A format's name does not run into the first operation's."""
+    found = explain(lambda x: x[jnp.arange(3) + 1])(spec(8))
+    assert " int32 " in str(found)
+
+
 def test_where_shows_one_scope():
     """Only what is inside the scope has notes, forward and backward."""
     args = PROGRAMS["attention"][1]
