@@ -299,8 +299,8 @@ class PrecisionPolicy:
                 words = ", ".join(sorted(p.short for p in VALUES))
                 raise UnsupportedPrecisionError(
                     f"{self!r} asks for blocked scaling ({cast}) of {kind.value}, which amp cannot "
-                    f"compute: it scales Compute, as {words}. Use a plain dtype: "
-                    "CastConfig.plain('bf16')."
+                    f"compute: it scales Compute, as {words}. Give it a plain dtype, 'bf16', as "
+                    "the preset 'fp8_current' does."
                 )
         for rule in self.rules:
             if rule.precision in VALUES and not rule.reaches(OpKind.COMPUTE):

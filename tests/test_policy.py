@@ -282,6 +282,7 @@ def test_wrong_words_teach(make, message):
         (PrecisionPolicy.custom({"compute": "f8_e8m0"}), "f8_e8m0"),
         (PrecisionPolicy.custom({"reduction": "f8_e4m3"}), "it scales Compute"),
         (PrecisionPolicy.custom({"elementwise": "f4_e2m1"}), "f4_e2m1"),
+        (PrecisionPolicy.parse("c=f8_e4m3,o=f32"), "as the preset 'fp8_current'"),
         (PrecisionPolicy.custom({}, accumulation="f8_e5m2"), "f8_e5m2"),
         (PrecisionPolicy.custom({}, output_dtype="f8_e5m2"), "f8_e5m2"),
         (PrecisionPolicy.custom({}, rules=[Rule(precision="f8_e8m0", scope="a")]), "f8_e8m0"),

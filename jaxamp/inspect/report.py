@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxamp.calls import Target
+from jaxamp.errors import InspectionError, accepted
 from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.inspect.shown import Shown
 from jaxamp.inspect.tally import Tally
@@ -88,7 +89,14 @@ class Report(Shown):
 
         Args:
           *keys: names of attributes of ``Operation``, e.g. ``"kind", "arithmetic"``.
+
+        Raises:
+          InspectionError: an operation has no such attribute.
         """
+        fields = [field.name for field in dataclasses.fields(Operation)]
+        for key in keys:
+            if not hasattr(Operation, key):
+                raise InspectionError(f"An operation has no {key!r}. {accepted(key, fields)}")
         found: dict[tuple[str, ...], Tally] = defaultdict(Tally)
         for operation in self.operations:
             found[tuple(str(getattr(operation, key)) for key in keys)] += operation.tally

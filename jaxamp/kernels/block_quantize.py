@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxamp.errors import KernelError
+from jaxamp.errors import KernelError, shown
 from jaxamp.formats import CastConfig, Precision
 from jaxamp.kernels.checks import Axes, check_grid, check_memory, check_tile, semantics_in_force
 from jaxamp.kernels.config import KernelConfig
@@ -70,6 +70,11 @@ def _check_input(x: jax.Array, cast: CastConfig) -> None:
 
 def check_cast(kernel: str, cast: CastConfig) -> None:
     """Refuses a cast that is no block scaling to 8 bits."""
+    if not isinstance(cast, CastConfig):
+        raise KernelError(
+            f"{kernel} takes a cast with a block, CastConfig('f8_e4m3', (1, 128)), not "
+            f"{shown(cast)}."
+        )
     if cast.sf_block is None or cast.out_dtype not in (Precision.F8_E4M3, Precision.F8_E5M2):
         raise KernelError(
             f"{kernel} scales blocks to e4m3 or e5m2, and the cast is {cast}. jaxamp.lowp.quantize "

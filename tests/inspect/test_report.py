@@ -12,6 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxamp import (
+    InspectionError,
     PrecisionPolicy,
     Rule,
     amp,
@@ -78,6 +79,12 @@ def test_dots_of_the_gradient_of_an_amped_function(name: str):
     fn, args = PROGRAMS[name]
     step = jax.grad(lambda *a: jnp.sum(amp(fn)(*a)))
     assert report(step, "always_f32")(*args).dots() == independent.lowered_dots(step, args)
+
+
+def test_totals_are_of_attributes_that_there_are():
+    """A word that is none is named, with the likely one."""
+    with pytest.raises(InspectionError, match="Did you mean 'kind'"):
+        report(layer)(*PROGRAMS["layer"][1]).by("kinds")
 
 
 def test_flops_of_a_dot():

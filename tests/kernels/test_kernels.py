@@ -190,6 +190,7 @@ def test_a_derivative_is_refused_with_advice():
         (lambda: block_quantize(jnp.ones(128), CASTS[0]), "two or more axes"),
         (lambda: block_quantize(jnp.ones((2, 128), int), CASTS[0]), "takes floats"),
         (lambda: block_quantize(jnp.ones((2, 128)), CastConfig("f8_e4m3")), "jaxamp.lowp.quantize"),
+        (lambda: block_quantize(jnp.ones((2, 128)), "f8_e4m3"), "CastConfig("),  # type: ignore
         (lambda: norm_quantize(jnp.ones((2, 128)), CASTS[1]), "span several"),
         (lambda: norm_quantize(jnp.ones((2, 128)), CASTS[0], jnp.ones(3)), "not (3,)"),
         (lambda: block_scaled_matmul(jnp.ones(3), jnp.ones(3)), "two ScaledArrays"),  # type: ignore
