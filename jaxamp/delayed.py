@@ -23,6 +23,8 @@ from jax.lax import optimization_barrier_p
 
 from jaxamp import _compat
 from jaxamp.calls import is_array
+from jaxamp.compiled import Result
+from jaxamp.constants import constant_key
 from jaxamp.errors import RewriteError, TrainingError, shown
 from jaxamp.formats import CastConfig
 from jaxamp.lowp import ScaledArray
@@ -34,6 +36,7 @@ from jaxamp.policy import PrecisionPolicy
 from jaxamp.rewrite.product import product
 from jaxamp.rewrite.quantized_dot import quantized_dot_p
 from jaxamp.settings import Settings, in_force
+from jaxamp.trace import Outputs
 
 History = dict[str, Any]
 _PLACE = re.compile(r"\d+:\w+")  # a key of a history: the number of an equation, and its name
@@ -112,38 +115,39 @@ class DelayedFunction:
     def _run(self, history: History | None, args: Any, kwargs: Any) -> tuple[Any, History]:
         leaves, tree = jax.tree.flatten(((*self._bound, *args), kwargs))
         places = [i for i, leaf in enumerate(leaves) if is_array(leaf) or type(leaf) is float]
-        static = tuple(leaf for i, leaf in enumerate(leaves) if i not in places)
-        key = tree, tuple(places), static, history is None
+        constants = [constant_key(leaf) for i, leaf in enumerate(leaves) if i not in places]
+        key = tree, tuple(places), tuple(constants), history is None
         if key not in self._compiled:
             self._compiled[key] = self._jitted(leaves, tree, places)
-        run, shape = self._compiled[key]
-        arrays, made = run(history, *(leaves[i] for i in places))
-        return shape[0](arrays), made
+        result, made = self._compiled[key](history, *(leaves[i] for i in places))
+        return result.join(), made
 
     def _jitted(self, leaves: Sequence[Any], tree: Any, places: Sequence[int]) -> Any:
-        rebuild: list[Callable[[Sequence[Any]], Any]] = []
         given = [None if i in places else leaf for i, leaf in enumerate(leaves)]
 
-        def flat(*arrays: Any) -> list[Any]:
-            values = list(given)
-            for i, array in zip(places, arrays, strict=True):
-                values[i] = array
-            args, kwargs = jax.tree.unflatten(tree, values)
-            returned, structure = jax.tree.flatten(self._amped(*args, **kwargs))
-            rebuild[:] = [functools.partial(_filled, structure, [_static(r) for r in returned])]
-            return [r for r in returned if is_array(r)]
-
         @jax.jit
-        def run(history: History | None, *arrays: Any) -> tuple[list[Any], History]:
+        def run(history: History | None, *arrays: Any) -> tuple[Result, History]:
+            outputs: list[Outputs] = []
+
+            def flat(*arrays: Any) -> list[Any]:
+                values = list(given)
+                for i, array in zip(places, arrays, strict=True):
+                    values[i] = array
+                args, kwargs = jax.tree.unflatten(tree, values)
+                returned, structure = jax.tree.flatten(self._amped(*args, **kwargs))
+                outputs[:] = [Outputs(structure, [_constant(r) for r in returned])]
+                return [r for r in returned if is_array(r)]
+
             closed = jax.make_jaxpr(flat)(*arrays)
             thread = functools.partial(
                 _Threader(self.policy.scaling.history).run, closed.jaxpr, closed.consts
             )
             # Whoever tries another policy on the step has no history for it.
             tried = in_force(self._settings).policy != self.policy
-            return _threaded(thread, arrays, None if tried else history)
+            results, made = _threaded(thread, arrays, None if tried else history)
+            return Result(results, outputs[0]), made
 
-        return run, rebuild
+        return run
 
 
 def _is_history(value: Any) -> bool:
@@ -178,13 +182,8 @@ def _kinds(history: History) -> Any:
     return tree, [(leaf.shape, leaf.dtype) for leaf in leaves]
 
 
-def _static(value: Any) -> Any:
-    return None if is_array(value) else value
-
-
-def _filled(structure: Any, static: Sequence[Any], arrays: Sequence[Any]) -> Any:
-    rest = iter(arrays)
-    return jax.tree.unflatten(structure, [next(rest) if s is None else s for s in static])
+def _constant(value: Any) -> Callable[[], Any] | None:
+    return None if is_array(value) else lambda: value
 
 
 class _Threader:

@@ -124,7 +124,8 @@ def amp(
     Called eagerly it runs compiled. It is traced once for each structure, shape and dtype of its
     arrays and each value of its constants: arrays and Python floats are traced, as by ``jax.jit``;
     bools, ints, words, functions and other objects are constants; ``jaxamp.calls`` has the details.
-    As under ``jax.jit``, what `fn` reads apart from its arguments is read when it is traced.
+    As under ``jax.jit``, what `fn` reads apart from its arguments is read when it is traced, and so
+    are the attributes of an object that is no pytree: an array set anew in ``self`` is not seen.
     Buffers are donated by a ``jax.jit`` around it: that of one inside is ignored, as JAX does. It
     is lowered ahead of time as ``jax.jit(amp(fn)).lower(...)``.
 

@@ -23,6 +23,7 @@ from tests.lowp.models import mlp, mlp_inputs, mlp_loss, policy, worst
 
 DELAYED = policy("fp8_delayed", history=4)
 CURRENT = policy("fp8_current")
+SQUARES = jnp.eye(16), jnp.ones((16, 16))
 
 
 def sgd(params, x, target):
@@ -127,6 +128,15 @@ def test_static_arguments_and_results():
     np.testing.assert_array_equal(out["out"], 16)
 
 
+def test_each_shape_has_results_of_its_own():
+    """What is returned beside arrays is that of the arguments' shapes, whichever came last."""
+    step = amp(lambda x, _: (x @ SQUARES[0], len(x)), DELAYED)
+    no_hash = {"a set"}
+    history = step.init(SQUARES[1], no_hash)
+    rows = [step(history, jnp.ones((n, 16)), no_hash)[0][1] for n in (16, 32, 16)]
+    assert rows == [16, 32, 16]
+
+
 def test_the_gradient_belongs_inside():
     """A step without its gradient cannot be differentiated, and says so."""
     x = jnp.ones((16, 16))
@@ -134,9 +144,6 @@ def test_the_gradient_belongs_inside():
     history = dot.init(x, x)
     with pytest.raises(RewriteError, match="inside"):
         jax.grad(lambda x: jnp.sum(dot(history, x, x)[0]))(x)
-
-
-SQUARES = jnp.eye(16), jnp.ones((16, 16))
 
 
 @pytest.fixture(scope="module")
