@@ -15,7 +15,7 @@ import numpy as np
 from jax import export
 
 from jaxamp.delayed import DelayedFunction
-from jaxamp.errors import NotCallableError, PolicyError, ServingError
+from jaxamp.errors import NotCallableError, OutputError, PolicyError, ServingError, shown
 from jaxamp.narrowing import narrow_dtypes, run_narrow
 from jaxamp.transform import DEFAULT_POLICY, AmpFunction, amp
 
@@ -105,6 +105,7 @@ def serve(
 
     Raises:
       PolicyError: the policy is not understood, or cannot be computed here.
+      OutputError: `fn` returns something that is no array.
 
     >>> params = {"w": jnp.ones((4, 2)), "b": jnp.ones(2)}
     >>> served = serve(lambda p, x: jax.nn.softmax(x @ p["w"] + p["b"]), params, jnp.ones((3, 4)))
@@ -116,7 +117,7 @@ def serve(
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in _arrays(leaves)]
 
     def wide(arrays: Sequence[Any], args: Any, kwargs: Any) -> Any:
-        return amped(_join(treedef, leaves, arrays), *args, **kwargs)
+        return _checked(amped(_join(treedef, leaves, arrays), *args, **kwargs))
 
     def apply(arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         closed, shape = jax.make_jaxpr(wide, return_shape=True)(types, args, kwargs)
@@ -238,6 +239,13 @@ def _amped(fn: Callable[..., Any], policy: Any) -> AmpFunction[..., Any]:
             "and merge it inside: serve(lambda state, x: nnx.merge(graph, state)(x), state, x)."
         )
     return amped
+
+
+def _checked(results: Any) -> Any:
+    for leaf in jax.tree.leaves(results):
+        if not (_is_array(leaf) or isinstance(leaf, int | float | complex)):
+            raise OutputError(f"A served model returns arrays, and {shown(leaf)} is none.")
+    return results
 
 
 def _is_array(leaf: Any) -> bool:

@@ -764,6 +764,13 @@ def test_what_cannot_be_called(thing, words):
             transform(thing)
 
 
+def test_plans_have_a_short_text():
+    """In a console; `print` shows every operation. Both name a policy that was changed."""
+    plan = plan_of(jnp.dot, PrecisionPolicy.AUTO_MIXED.replace(guards=()))(jnp.ones(2), jnp.ones(2))
+    assert repr(plan) == "<Plan under auto_mixed*: 1 operations>"
+    assert str(plan).startswith("plan under auto_mixed*\n")
+
+
 def test_wrong_policy_is_found_at_once():
     """A policy is read when amp is applied, not when the function is called."""
     with pytest.raises(PolicyError, match="auto_mixed"):

@@ -325,11 +325,14 @@ class Plan:
         return unmatched(self.policy.rules, self.rule_counts)
 
     def __str__(self) -> str:
-        lines = [f"plan under {self.policy.name}"]
+        lines = [f"plan under {self.policy}"]
         lines += [_line(d) for d in self.decisions()]
         lines += [f"rule matched nothing: {rule}" for rule in self.unmatched_rules]
         lines += [f"unknown primitive, left as it is: {name}" for name in self.unknown]
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Plan under {self.policy}: {len(self.grounds)} operations>"
 
 
 def _line(d: Decision) -> str:

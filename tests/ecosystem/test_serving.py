@@ -12,6 +12,7 @@ from jax import export
 
 from jaxamp import (
     NotCallableError,
+    OutputError,
     PolicyError,
     ServingError,
     amp,
@@ -223,6 +224,8 @@ def test_errors_of_serving(tmp_path):
         serve(model, model, jnp.ones(2))
     with pytest.raises(PolicyError, match="Unknown policy"):
         serve(jnp.dot, jnp.ones((2, 2)), jnp.ones((2, 2)), policy="half_precise")
+    with pytest.raises(OutputError, match="'logits' is none"):
+        serve(lambda w, x: {"name": "logits", "value": x @ w}, jnp.ones((2, 2)), jnp.ones((2, 2)))
     (tmp_path / "text").write_text("no model")
     with pytest.raises(ServingError, match="is no served model"):
         load_served(tmp_path / "text")
