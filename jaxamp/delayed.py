@@ -172,14 +172,15 @@ def _threaded(
         if _kinds(jax.eval_shape(lambda: thread(arrays, None)[1])) == _kinds(history):
             raise
     raise TrainingError(
-        "The history is not this step's: of another function or policy, or of loops with another "
-        "number of turns. Make a new one with step.init(*args)."
+        "The history is not this step's: of another function, policy or constant argument, or of "
+        "loops with another number of turns. Make a new one with step.init(*args)."
     )
 
 
-def _kinds(history: History) -> Any:
-    leaves, tree = jax.tree.flatten(dict(history))
-    return tree, [(leaf.shape, leaf.dtype) for leaf in leaves]
+def _kinds(history: History) -> dict[str, Any]:
+    """Shape and dtype of each window, by its place; whatever the containers are."""
+    leaves = jax.tree_util.tree_leaves_with_path(history)
+    return {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
 
 
 def _constant(value: Any) -> Callable[[], Any] | None:
@@ -219,7 +220,7 @@ class _Threader:
         made, narrow, finite = {}, [], True
         for side, x, cast in zip(("lhs", "rhs"), map(_sealed, operands), how.casts, strict=True):
             amax = jnp.max(jnp.abs(x), initial=0).astype(np.float32)
-            window = jnp.zeros(self.length) if history is None else history[side]
+            window = jnp.zeros(self.length, np.float32) if history is None else history[side]
             narrow.append(_rounded(x, amax if history is None else jnp.max(window), cast))
             finite &= amax < np.inf
             seen = jnp.where(amax < np.inf, amax, 0)
