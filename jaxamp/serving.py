@@ -149,8 +149,19 @@ class Loaded:
     _compiled: Callable[..., Any]
 
     def __call__(self, *args: Any) -> Any:
-        """Call the compiled model with the arguments of the call that was exported."""
-        return self._compiled(self.params, *args)
+        """Call the compiled model with arguments like those of the call that was exported.
+
+        Raises:
+          ServingError: other shapes or dtypes than it was saved for.
+        """
+        try:
+            return self._compiled(self.params, *args)
+        except ValueError as error:
+            kinds = ", ".join(map(shown, self.exported.in_avals[len(self.params) :]))
+            raise ServingError(
+                f"This model was saved for {kinds}. Save it with jax.export.symbolic_shape for any "
+                f"size of an axis. {error}"
+            ) from None
 
     def __repr__(self) -> str:
         return f"<Loaded {self.exported.fun_name}: {_size(self.params)} bytes of parameters>"

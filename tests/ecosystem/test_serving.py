@@ -195,6 +195,8 @@ def test_every_library_s_model_is_served_saved_and_loaded(make, tmp_path):
     loaded = load_served(tmp_path / "model")
     np.testing.assert_array_equal(loaded(x), expected)
     assert loaded(x[:2]).shape == (2, 3)
+    with pytest.raises(ServingError, match=r"saved for float32\[batch,4\]"):
+        loaded(x[:, :3])
     stored = sum(leaf.nbytes for leaf in loaded.params)
     assert repr(loaded).endswith(f": {stored} bytes of parameters>")
     assert stored == served.stored_bytes
