@@ -211,9 +211,37 @@ def answering(
 
 
 def parts_of(fn: Any) -> tuple[Any, Settings | None]:
-    """What `amp` was given and how it rewrites that; `fn` and ``None`` where it had no part."""
-    parts = getattr(type(fn), "amp_parts", None)
-    return (fn, None) if parts is None else parts(fn)
+    """What `amp` was given and how it rewrites that; `fn` and ``None`` where it had no part.
+
+    What is bound to an amped function, and a ``jax.jit`` around it, are seen through.
+    """
+    if isinstance(fn, MethodType):
+        plain, settings = parts_of(fn.__func__)
+        return (fn if settings is None else MethodType(plain, fn.__self__)), settings
+    if isinstance(fn, functools.partial):
+        plain, settings = parts_of(fn.func)
+        bound = functools.partial(plain, *fn.args, **fn.keywords)
+        return (fn if settings is None else bound), settings
+    inner = without_jit(fn)
+    parts = getattr(type(inner), "amp_parts", None)
+    return (fn, None) if parts is None else parts(inner)
+
+
+def under(fn: Any, policy: Any) -> tuple[Any, PrecisionPolicy]:
+    """What `amp` was given, and what to see it under: `policy`, that of `fn`, or the default."""
+    plain, settings = parts_of(fn)
+    if policy is None and settings is not None:
+        return plain, settings.policy
+    return plain, PrecisionPolicy.parse(DEFAULT_POLICY if policy is None else policy)
+
+
+def without_jit(fn: Any) -> Any:
+    """What ``jax.jit`` was put around: compiled functions would hide what is inside."""
+    if isinstance(fn, MethodType):
+        return MethodType(without_jit(fn.__func__), fn.__self__)
+    while hasattr(fn, "lower") and hasattr(fn, "__wrapped__"):
+        fn = fn.__wrapped__
+    return fn
 
 
 class Answer(BaseException):

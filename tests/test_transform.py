@@ -23,7 +23,15 @@ from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxamp
-from jaxamp import NotCallableError, OutputError, PolicyError, PrecisionPolicy, amp, plan_of
+from jaxamp import (
+    NotCallableError,
+    OutputError,
+    PolicyError,
+    Precision,
+    PrecisionPolicy,
+    amp,
+    plan_of,
+)
 from jaxamp.transform import AmpFunction
 from tests import audit
 
@@ -762,6 +770,42 @@ def test_what_cannot_be_called(thing, words):
     for transform in (amp, plan_of):
         with pytest.raises(NotCallableError, match=words):
             transform(thing)
+
+
+class Trainer:
+    """Methods as users decorate them."""
+
+    @amp(policy="auto_mixed")
+    def step(self, x):
+        """A product."""
+        return jnp.tanh(x @ x)
+
+    jitted = jax.jit(step, static_argnums=0)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        amp(dense, "auto_mixed"),
+        jax.jit(amp(dense, "auto_mixed")),
+        jax.jit(jax.jit(amp(dense, "auto_mixed"))),
+        functools.partial(amp(dense, "auto_mixed")),
+        functools.partial(jax.jit(amp(dense, "auto_mixed"))),
+    ],
+)
+def test_plans_see_what_was_amped(fn):
+    """Its own policy counts, whatever is around; another one may be asked for."""
+    args = _x(), _x()
+    assert str(plan_of(fn)(*args)) == str(plan_of(dense, "auto_mixed")(*args))
+    other = "auto_mixed_bf16"
+    assert str(plan_of(fn, other)(*args)) == str(plan_of(dense, other)(*args))
+
+
+@pytest.mark.parametrize("method", [Trainer().step, Trainer().jitted])
+def test_plans_see_amped_methods(method):
+    """A bound method keeps its object."""
+    (first, *_) = plan_of(method)(jnp.ones((4, 4))).decisions()
+    assert first.operand is Precision.F16
 
 
 def test_plans_have_a_short_text():

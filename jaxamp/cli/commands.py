@@ -22,7 +22,7 @@ from jaxamp.inspect.explain import explain
 from jaxamp.inspect.probe import probe
 from jaxamp.inspect.report import HERE, report
 from jaxamp.policy import PrecisionPolicy
-from jaxamp.transform import DEFAULT_POLICY
+from jaxamp.transform import DEFAULT_POLICY, under
 from jaxamp.tune import tune
 from jaxamp.tune.tune import MOST_RUNS
 
@@ -58,10 +58,10 @@ class Request:
     @classmethod
     def read(cls, options: argparse.Namespace) -> Request:
         """Reads what was typed."""
-        policy = load_policy(options.policy)
+        chosen = None if options.policy is None else load_policy(options.policy)
         others = tuple(map(load_policy, options.others))
         args, kwargs = read_args(options.args)
-        fn = load(options.program)
+        fn, policy = under(load(options.program), chosen)
         if options.grad:
             fn = jax.value_and_grad(fn, has_aux=options.aux)
         return cls(fn, policy, args, kwargs, others)
@@ -82,8 +82,8 @@ def _add(commands: Any, name: str, ask: Callable[..., Any], about: str, example:
     command.add_argument("--args", nargs="+", default=[], metavar="SPEC", help="its arguments")
     command.add_argument(
         "--policy",
-        default=DEFAULT_POLICY,
-        help=f"a preset, jmp's grammar or a .json file (default: {DEFAULT_POLICY})",
+        help="a preset, jmp's grammar or a .json file (default: that of a program that has one, "
+        f"else {DEFAULT_POLICY})",
     )
     command.add_argument(
         "--grad", action="store_true", help="the gradient by the first argument, with the value"

@@ -22,7 +22,7 @@ from jaxamp.estimate.traffic import measure, operand_precisions
 from jaxamp.inspect.report import report
 from jaxamp.inspect.shown import Shown
 from jaxamp.policy import PrecisionPolicy
-from jaxamp.transform import DEFAULT_POLICY, amp
+from jaxamp.transform import amp, under
 
 _BASE = PrecisionPolicy.ALWAYS_F32
 
@@ -99,7 +99,7 @@ class Estimate(Shown):
 
 
 def estimate(
-    fn: Any, policy: Any = DEFAULT_POLICY, target: str = "h200", *, others: Sequence[Any] = ()
+    fn: Any, policy: Any = None, target: str = "h200", *, others: Sequence[Any] = ()
 ) -> Callable[..., Estimate]:
     """What a policy would give on a chip that you do not have.
 
@@ -109,8 +109,8 @@ def estimate(
     ``jaxamp.estimate.roofline``; trust its ratios rather than its seconds.
 
     Args:
-      fn: whatever ``amp`` takes; arrays inside of a module are inputs.
-      policy: what is asked about.
+      fn: whatever ``amp`` takes, or what it returned; arrays inside of a module are inputs.
+      policy: what is asked about; left out, that of an amped `fn`, else the default.
       target: ``h200``, ``h100``, ``a100``, ``b200``, ``v5e``, ``v5p``, ``v6e`` or ``7x``.
       others: more policies to compare with.
 
@@ -129,18 +129,19 @@ def estimate(
     """
     if target not in TARGETS:
         raise InspectionError(f"No target {target!r} is known. {accepted(target, TARGETS)}")
-    policies = _distinct([_BASE, *map(PrecisionPolicy.parse, (policy, *others))])
-    name = Call.of(fn).name
+    plain, policy = under(fn, policy)
+    policies = _distinct([_BASE, policy, *map(PrecisionPolicy.parse, others)])
+    name = Call.of(plain).name
 
     @functools.wraps(fn, updated=())
     def made(*args: Any, **kwargs: Any) -> Estimate:
         chip = TARGETS[target]
         programs = [
-            exported(fn, functools.partial(amp, policy=p.stateless), args, kwargs, chip.platform)
+            exported(plain, functools.partial(amp, policy=p.stateless), args, kwargs, chip.platform)
             for p in policies
         ]
         found = compile_all(chip, programs)
-        plans = [report(fn, p)(*args, **kwargs).dots() for p in policies]
+        plans = [report(plain, p)(*args, **kwargs).dots() for p in policies]
         rows = zip(policies, plans, found, strict=True)
         return Estimate(
             program=name,

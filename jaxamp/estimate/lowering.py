@@ -19,10 +19,9 @@ from jaxamp.estimate.hlo import Module, parse
 from jaxamp.estimate.targets import TARGETS
 from jaxamp.estimate.traffic import kernels
 from jaxamp.inspect.shown import Shown
-from jaxamp.policy import PrecisionPolicy
 from jaxamp.rewrite.product import PRODUCT
 from jaxamp.rewrite.quantized_dot import SCOPE, quantized_dot_p
-from jaxamp.transform import amp
+from jaxamp.transform import amp, under
 
 # Without a device nothing can be timed, and XLA would take its first choice: a kernel of Triton's.
 _OPTIONS = {"cuda": {"xla_gpu_enable_triton_gemm": False}}
@@ -101,7 +100,9 @@ def verify_lowering(
     """
     if target is not None and target not in TARGETS:
         raise InspectionError(f"No target {target!r} is known. {accepted(target, TARGETS)}")
-    parsed = None if policy is None else PrecisionPolicy.parse(policy)
+    parsed = None
+    if policy is not None:
+        fn, parsed = under(fn, policy)
     name = Call.of(fn).name
 
     def wrap(function: Any) -> Any:

@@ -23,7 +23,7 @@ from jaxamp.runner import Runner
 from jaxamp.semantic import amp_scope
 from jaxamp.settings import Settings
 from jaxamp.trace import Outputs, trace
-from jaxamp.transform import Answer, amp, answering, parts_of
+from jaxamp.transform import Answer, amp, answering, parts_of, without_jit
 
 
 def probe(
@@ -69,13 +69,6 @@ def probe(
         return ask(*args, **kwargs)
 
     return run
-
-
-def without_jit(fn: Any) -> Any:
-    """What ``jax.jit`` was put around: compiled functions would hide what is inside."""
-    while hasattr(fn, "lower") and hasattr(fn, "__wrapped__"):
-        fn = fn.__wrapped__
-    return fn
 
 
 def differentiated(fn: Any) -> Any:

@@ -18,7 +18,7 @@ from jaxamp.inspect.shown import Shown
 from jaxamp.inspect.tally import Tally
 from jaxamp.inspect.walk import Walk
 from jaxamp.plan import Plan
-from jaxamp.transform import parts_of, plan_of
+from jaxamp.transform import plan_of, under
 
 if TYPE_CHECKING:
     from jaxamp.estimate.lowering import Lowering
@@ -234,11 +234,9 @@ def report(
     [('dot_general', 'bf16', 524288), ('reduce_sum', 'f32', 4096)]
     """
     planned = plan_of(fn, policy, strict=strict)
-    plain, settings = parts_of(fn)
+    plain, own = under(fn, policy)
     name = Target.of(plain).name
-    if policy is None and settings is not None:
-        policy = settings.policy
-    verify = _verifier(plain, policy, target)
+    verify = _verifier(plain, own, target)
 
     @functools.wraps(planned, updated=())
     def made(*args: Any, **kwargs: Any) -> Report:

@@ -10,11 +10,11 @@ from typing import Any
 
 from jaxamp.formats import Precision
 from jaxamp.inspect.nonfinite import Nonfinite
-from jaxamp.inspect.probe import without_jit
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.rules import Rule
 from jaxamp.settings import overriding
 from jaxamp.training.explain import explain_nonfinite, nonfinite_as_it_runs
+from jaxamp.transform import without_jit
 
 _MOST_RULES = 8
 

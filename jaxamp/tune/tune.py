@@ -11,8 +11,7 @@ import jax
 import numpy as np
 
 from jaxamp.errors import TuningError
-from jaxamp.inspect.probe import without_jit
-from jaxamp.transform import amp, parts_of
+from jaxamp.transform import amp, parts_of, without_jit
 from jaxamp.tune.problem import Metric, Problem
 from jaxamp.tune.search import Search
 from jaxamp.tune.sensitivity import predicted

@@ -21,7 +21,7 @@ PROGRAM = '''
 
 import jax
 import jax.numpy as jnp
-
+import jaxamp
 
 def loss(params, x, y):
     with jax.named_scope("hidden"):
@@ -40,6 +40,12 @@ def scale(x, *, rate):
 
 def broken(x):
     return x @ x
+
+
+@jax.jit
+@jaxamp.amp(policy="auto_mixed")
+def amped(x):
+    return x @ x.T
 
 
 LIMIT = 3
@@ -124,6 +130,13 @@ def test_report_as_a_page(folder, typed):
     done = typed("python -m jaxamp report model:loss --args model:inputs --html report.html")
     assert (done.returncode, done.stdout) == (0, "")
     assert "<!doctype html>" in (folder / "report.html").read_text()
+
+
+def test_a_program_that_has_a_policy_is_seen_under_it(typed):
+    """What was amped in the file, unless another policy is asked for."""
+    line = "python -m jaxamp report model:amped --args f32[4,8]"
+    assert "amped under auto_mixed:" in typed(line).stdout
+    assert "amped under always_f32:" in typed(f"{line} --policy always_f32").stdout
 
 
 def test_report_of_what_a_compiler_makes_of_fp8(typed):

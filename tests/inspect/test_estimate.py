@@ -182,6 +182,16 @@ def test_every_target_compiles(target: str):
     assert json.loads(found.to_json())["compiled"][1]["policy"] == "auto_mixed_bf16"
 
 
+@pytest.mark.deviceless
+def test_an_amped_function_is_compared_with_float32():
+    """As it was written, and under its own policy."""
+    _require("h200")
+    fn, args = STEPS["mlp"]
+    step = jax.jit(jaxamp.amp(fn, "auto_mixed"))
+    plain, mixed = jaxamp.estimate(step, target="h200")(*args).compiled
+    assert (plain.dots, mixed.dots) == ({"f32": 5}, {"f16": 5})
+
+
 def _require(target: str) -> None:
     environment = environments.ENVIRONMENTS[TARGETS[target].environment]
     if not environment.ready:
