@@ -67,11 +67,18 @@ def sticks(x: jax.Array) -> jax.Array:
     return jnp.cumprod(1 - jax.nn.sigmoid(x @ W / 3 + 2), -1)
 
 
+def balanced(x: jax.Array) -> jax.Array:
+    """What is below float16 is multiplied by what is beyond it, as in a monotonic attention."""
+    large = jnp.sort(1 / small(x[::-1] / 2), 0)
+    return jnp.tanh(jnp.tanh(x @ OUT) * small(x / 2) * large)
+
+
 # Derivatives divide by what is below float16, and multiply by it again.
 SMALL: dict[str, Body] = {
     "exponential": exponential,
     "reciprocal": reciprocal,
     "sticks": lambda x: jnp.log(sticks(x)),
+    "balanced": balanced,
 }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from jaxamp.plan.facts import movements
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Node, Role
-from jaxamp.plan.magnitudes import AWAY, NONNEGATIVE
+from jaxamp.plan.magnitudes import AWAY, NONNEGATIVE, STEEP
 from jaxamp.taxonomy import Trait
 
 AT_ZERO, AT_NUMBER = 1, 2  # AT_NUMBER: at a number that is not zero, or at another value
@@ -47,7 +47,7 @@ class _Poles:
 
     def enter(self, node: Node) -> None:
         """Marks what a node has a pole at, and hands on what its results are marked as."""
-        self._mark(self._reciprocals(node), AT_ZERO)
+        self._mark(self._balances(node), AT_ZERO)
         if node.name in _POLES:
             return self._mark(self._near(node), _POLES[node.name])
         if not (given := union(self.bits, node.outs)):
@@ -65,11 +65,16 @@ class _Poles:
             self._mark(node.ins, given)
         return None
 
-    def _reciprocals(self, node: Node) -> tuple[int, ...]:
-        """What a node divides by."""
+    def _balances(self, node: Node) -> tuple[int, ...]:
+        """What a node divides by, or multiplies by what was divided by something small."""
         if node.name == "div":
             return node.ins[1:]
+        if node.name == "mul" and len(steep := [v for v in node.ins if self._is_steep(v)]) == 1:
+            return tuple(v for v in node.ins if v not in steep)
         return node.ins if node.name == "integer_pow" and node.eqn.params["y"] < 0 else ()
+
+    def _is_steep(self, value: int) -> bool:
+        return bool(self.magnitudes[value] & STEEP)
 
     def _near(self, node: Node) -> list[int]:
         """What a curve reads that may be at its pole; that of `log1p` is below zero."""
