@@ -67,12 +67,14 @@ def _is_stream(graph: Graph, facts: Facts, demand: Demand, carry: Carry) -> bool
     """Whether Compute reads the carry in each turn, and rounding it in each turn does no harm.
 
     It does harm where the carry is added to again and again by the same step: a clock, an
-    average, an integrator. A residual stream is added to as well, but each turn is another layer.
+    average, an integrator. A residual stream is added to as well, but each turn is another layer:
+    its weights are among what makes the carry anew. What is read beside it is data.
     And it does harm where what the carry ends as is neither for Compute nor for a sum: a loss may
     be the small difference of it and a target.
     """
     readers = _contractions_of(graph, carry)
-    is_layered = any(facts.layer[v] for node in readers for v in node.ins)
+    layers = [node for node in readers if any(facts.layer[v] for v in node.ins)]
+    is_layered = any(_leads_to(graph, node, carry.out) for node in layers)
     unused = not graph.uses[carry.result] and carry.result not in graph.outputs
     if not (demand.reaches[carry.result] or unused):
         return is_layered and _is_summed(graph, carry.result)
@@ -90,6 +92,9 @@ def _is_summed(graph: Graph, value: int) -> bool:
 
 
 _PASSES = (Role.ELEMENTWISE, Role.MOVE, Role.MERGE)
+_ALL = tuple(role for role in Role if role is not Role.LINK)
+_INWARD = (Link.INVARIANT, Link.SLICE, Link.INIT)
+_ONWARD = tuple(link for link in Link if link is not Link.BACK)
 
 
 def _contractions_of(graph: Graph, carry: Carry) -> list[Node]:
@@ -99,13 +104,19 @@ def _contractions_of(graph: Graph, carry: Carry) -> list[Node]:
     return [node for node in nodes if node.role is Role.CONTRACT]
 
 
-def _reachable(graph: Graph, start: int, through: tuple[Role, ...]) -> set[int]:
+def _leads_to(graph: Graph, node: Node, value: int) -> bool:
+    """Whether a value follows from a node, within one turn of the loop."""
+    return any(value in _reachable(graph, out, _ALL, _ONWARD) for out in node.outs)
+
+
+def _reachable(
+    graph: Graph, start: int, through: tuple[Role, ...], links: tuple[Link, ...] = _INWARD
+) -> set[int]:
     """Values that follow from one through nodes of some roles, within one turn of the loop."""
     reached, pending = {start}, [start]
     while pending:
         for node in graph.uses[pending.pop()]:
-            inward = node.link in (Link.INVARIANT, Link.SLICE, Link.INIT)
-            if node.role in through or inward:
+            if node.role in through or node.link in links:
                 new = [v for v in node.outs if v not in reached]
                 reached.update(new)
                 pending.extend(new)

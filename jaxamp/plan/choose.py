@@ -101,12 +101,14 @@ class Chooser:
         folded: bytearray,
         poles: bytearray,
         magnitudes: bytearray,
+        decays: frozenset[int],
         crossing: frozenset[int],
         policy: PrecisionPolicy,
     ) -> None:
         self.graph, self.facts, self.demand = graph, facts, demand
         self.interior, self.crossing = interior, crossing
         self.folded, self.poles, self.magnitudes = folded, poles, magnitudes
+        self.decays = decays
         self.policy, self.guards = policy, policy.guards
         self.narrow = narrow_kinds(policy)
         carries = (c for c in graph.carries if not c.kept)
@@ -394,6 +396,8 @@ class Chooser:
             return Pin(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
         if Guard.SENSITIVE in guards and any(self.folded[v] for v in outs):
             return Pin("combined with parts of itself", Guard.SENSITIVE)
+        if Guard.LOOP_CARRY in guards and not self.decays.isdisjoint(outs):
+            return Pin("multiplies a carry in every turn", Guard.LOOP_CARRY)
         near = union(self.poles, outs)
         if Guard.SENSITIVE in guards and near & AT_NUMBER:
             return Pin("rounded, it may be where what is made of it is infinite", Guard.SENSITIVE)

@@ -1,7 +1,8 @@
-"""Which roundings XLA must not undo.
+"""Which roundings XLA must not undo, and what else it must not compute again.
 
 XLA may drop a narrowing that is followed by a widening. The wide value is then what it stores for
-every reader that computes in f32, beside the narrow one for the others.
+every reader that computes in f32, beside the narrow one for the others. What a loop stacks in f32
+and reads itself, XLA would compute once for each of the two.
 """
 
 from __future__ import annotations
@@ -10,21 +11,28 @@ from collections.abc import Mapping, Sequence, Set
 
 from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.choose import Choice
-from jaxamp.plan.graph import Graph, Node, Role
+from jaxamp.plan.graph import Graph, Link, Node, Role
 
 
 def find_held(
-    graph: Graph, stored: Sequence[Precision | None], choices: Mapping[Node, Choice]
+    graph: Graph,
+    stored: Sequence[Precision | None],
+    choices: Mapping[Node, Choice],
+    decays: Set[int],
 ) -> frozenset[int]:
-    """Values that are rounded from f32 arithmetic and read by f32 arithmetic."""
+    """Values that are rounded from f32 arithmetic or stacked, and read by f32 arithmetic."""
     return frozenset(
         value
         for node in graph.nodes
         if node.role is Role.ELEMENTWISE and choices[node].operand is Precision.F32
         for value in node.outs
-        if is_narrow(stored[value])
-        and any(choices[reader].operand is Precision.F32 for reader in graph.uses[value])
+        if is_narrow(stored[value]) or (value in decays and _is_stacked(graph, value))
+        if any(choices[reader].operand is Precision.F32 for reader in graph.uses[value])
     )
+
+
+def _is_stacked(graph: Graph, value: int) -> bool:
+    return any(reader.link is Link.STACK for reader in graph.uses[value])
 
 
 def find_summed(graph: Graph, held: Set[int], choices: Mapping[Node, Choice]) -> frozenset[int]:

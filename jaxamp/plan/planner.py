@@ -13,6 +13,7 @@ from jaxamp.guards import Guard
 from jaxamp.plan.assemble import assemble, grounds_of
 from jaxamp.plan.carries import settle_carries
 from jaxamp.plan.choose import Choice, Chooser
+from jaxamp.plan.decays import find_decays
 from jaxamp.plan.decision import Plan
 from jaxamp.plan.echoes import find_echoes
 from jaxamp.plan.folds import find_folds
@@ -85,7 +86,7 @@ def make_plan(
     crossing = find_crossing(frame, interior)
     chooser = Chooser(
         *(graph, facts, demand, interior),
-        *(folded, poles, magnitudes, crossing, policy),
+        *(folded, poles, magnitudes, find_decays(graph), crossing, policy),
     )
     for value, precision in zip(frame.entries, inputs or (), strict=False):
         if precision is not None:
@@ -95,7 +96,7 @@ def make_plan(
     choices.update(find_travels(graph, frame, policy, chooser.stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
     readings = find_readings(graph, facts, demand, interior, chooser.copies, chooser.stored, policy)
-    held = find_held(graph, chooser.stored, choices)
+    held = find_held(graph, chooser.stored, choices, chooser.decays)
     summed = find_summed(graph, held, choices)
     echoes = find_echoes(graph, facts, readings.fresh, chooser.stored) if _fuses(policy) else {}
     fusions = (
