@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 
 from jaxamp import amp, plan_of
+from jaxamp.formats import Precision
 from tests.numerics.oracle import products_rounded
 
 ROWS, WIDTH = 64, 8
@@ -111,6 +112,39 @@ def test_probabilities_that_are_stored_are_not_one(name: str, policy: str, order
 def test_what_is_divided_by_something_small_fits(name: str, order: str) -> None:
     mixed, rounded = distances(partial(loss, SMALL[name]), "auto_mixed", order)
     assert mixed <= 4 * rounded + 1e-6
+
+
+def attended(x: jax.Array) -> jax.Array:
+    """Sums beyond float16, one of which is divided by the other."""
+    weights, values = jnp.exp(x @ OUT), 300 * (x @ W) + 4000
+    return jnp.tanh((weights.T @ values) / jnp.sum(weights, 0)[:, None] / 4000)
+
+
+def linearly_attended(x: jax.Array) -> jax.Array:
+    queries, keys, values = jnp.exp(x @ OUT), jnp.exp(x @ W), x @ OUT + 3
+    sums = keys.T @ values, jnp.sum(keys, 0)
+    return (40 * queries @ sums[0]) / (40 * queries @ sums[1])[:, None]
+
+
+SUMS: dict[str, Body] = {"attended": attended, "linearly_attended": linearly_attended}
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_that_are_divided_by_sums_are_finite(name: str, order: str) -> None:
+    mixed, rounded = distances(partial(loss, SUMS[name]), "auto_mixed", order)
+    assert mixed <= 4 * rounded + 1e-6
+
+
+def test_what_is_divided_by_its_own_norm_is_narrow() -> None:
+    """It is stored as it is, and has to fit anyway."""
+
+    def normalised(x: jax.Array) -> jax.Array:
+        h = x @ W
+        return (h / jnp.linalg.norm(h, axis=-1, keepdims=True)) @ OUT
+
+    (first, *_) = plan_of(normalised, "auto_mixed")(X).decisions()
+    assert first.output is Precision.F16
 
 
 HARMLESS: dict[str, Body] = {

@@ -23,6 +23,7 @@ from jaxamp.plan.interior import Interior, scatters
 from jaxamp.plan.magnitudes import STEEP
 from jaxamp.plan.picks import picks
 from jaxamp.plan.poles import AT_NUMBER, AT_ZERO
+from jaxamp.plan.quotients import is_of_quotient
 from jaxamp.plan.rectified import find_signed
 from jaxamp.plan.shifted import is_only_shifted, outweighs_operands
 from jaxamp.policy import PrecisionPolicy
@@ -102,13 +103,14 @@ class Chooser:
         poles: bytearray,
         magnitudes: bytearray,
         decays: frozenset[int],
+        coordinates: frozenset[int],
         crossing: frozenset[int],
         policy: PrecisionPolicy,
     ) -> None:
         self.graph, self.facts, self.demand = graph, facts, demand
         self.interior, self.crossing = interior, crossing
         self.folded, self.poles, self.magnitudes = folded, poles, magnitudes
-        self.decays = decays
+        self.decays, self.coordinates = decays, coordinates
         self.policy, self.guards = policy, policy.guards
         self.narrow = narrow_kinds(policy)
         carries = (c for c in graph.carries if not c.kept)
@@ -202,7 +204,7 @@ class Chooser:
         if pin:
             return Choice(F32, F32, pin.reason, pin.guard, F32)
         (out,) = node.outs
-        if Guard.RANGE in self.guards and low is Precision.F16 and self._is_scaled_down(out):
+        if Guard.RANGE in self.guards and low is Precision.F16 and self._is_made_smaller(out):
             reason = f"operands in {low.short}; result is scaled down before it is rounded"
             return Choice(low, F32, reason, Guard.RANGE, F32)
         if not self.demand.reaches[out]:
@@ -230,10 +232,15 @@ class Chooser:
         graph, (out,) = self.graph, node.outs
         return outweighs_operands(graph, node) and is_only_shifted(graph, out)
 
-    def _is_scaled_down(self, value: int) -> bool:
-        """Whether all that reads a value first makes it smaller: by then it may fit."""
+    def _is_made_smaller(self, value: int) -> bool:
+        """Whether all that reads a value first scales it down, or it is divided by another.
+
+        By then it may fit.
+        """
         readers = self.graph.uses[value]
-        return bool(readers) and all(_shrinks(self.graph, value, r) for r in readers)
+        if readers and all(_shrinks(self.graph, value, r) for r in readers):
+            return True
+        return is_of_quotient(self.graph, self.facts, value)
 
     def _feeds_only_sensitive(self, value: int) -> bool:
         readers = self.graph.uses[value]
@@ -398,6 +405,8 @@ class Chooser:
             return Pin("combined with parts of itself", Guard.SENSITIVE)
         if Guard.LOOP_CARRY in guards and not self.decays.isdisjoint(outs):
             return Pin("multiplies a carry in every turn", Guard.LOOP_CARRY)
+        if Guard.SENSITIVE in guards and not self.coordinates.isdisjoint(outs):
+            return Pin("of its multiples sines are taken", Guard.SENSITIVE)
         near = union(self.poles, outs)
         if Guard.SENSITIVE in guards and near & AT_NUMBER:
             return Pin("rounded, it may be where what is made of it is infinite", Guard.SENSITIVE)

@@ -25,6 +25,7 @@ from jaxamp.plan.interior import find_interior
 from jaxamp.plan.magnitudes import find_magnitudes
 from jaxamp.plan.offsets import find_met
 from jaxamp.plan.outline import find_repeated
+from jaxamp.plan.phases import find_coordinates
 from jaxamp.plan.piles import narrow_piles
 from jaxamp.plan.poles import find_poles
 from jaxamp.plan.readings import find_readings
@@ -86,7 +87,8 @@ def make_plan(
     crossing = find_crossing(frame, interior)
     chooser = Chooser(
         *(graph, facts, demand, interior),
-        *(folded, poles, magnitudes, find_decays(graph), crossing, policy),
+        *(folded, poles, magnitudes),
+        *(find_decays(graph), find_coordinates(graph, facts), crossing, policy),
     )
     for value, precision in zip(frame.entries, inputs or (), strict=False):
         if precision is not None:
