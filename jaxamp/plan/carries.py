@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from jaxamp.formats import Precision
 from jaxamp.guards import Guard
-from jaxamp.plan.choose import narrow_kinds, pin_contraction
+from jaxamp.plan.choose import narrow_kinds
 from jaxamp.plan.demand import Demand, find_demand
 from jaxamp.plan.facts import Facts, Range, find_facts
 from jaxamp.plan.forced import Forced
 from jaxamp.plan.graph import Carry, Graph, Link, Node, Role
+from jaxamp.plan.pins import pin_contraction
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.taxonomy import OpKind, Trait
 

@@ -8,21 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jax import lax
 from jax.extend.core import Literal
 
 from jaxamp.formats import Precision
 from jaxamp.guards import Guard
+from jaxamp.plan.dangers import Dangers
 from jaxamp.plan.decision import Scaled
-from jaxamp.plan.demand import EXACTING, FRAGILE, REACHES, Demand, is_state_update
+from jaxamp.plan.demand import REACHES, Demand, is_state_update
 from jaxamp.plan.exact import Exact, factor, fits
-from jaxamp.plan.facts import DENSE, LARGE, SOLVED, TINY, WIDENED, Facts, movements
+from jaxamp.plan.facts import DENSE, Facts, movements
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.plan.interior import Interior, scatters
-from jaxamp.plan.magnitudes import STEEP
 from jaxamp.plan.picks import picks
-from jaxamp.plan.poles import AT_NUMBER, AT_ZERO
+from jaxamp.plan.pins import Pin, asks_precision, pin_contraction
 from jaxamp.plan.quotients import is_of_quotient
 from jaxamp.plan.rectified import find_signed
 from jaxamp.plan.shifted import is_only_shifted, outweighs_operands
@@ -43,51 +42,11 @@ class Choice(NamedTuple):
     scaled: Scaled | None = None  # how a dot is quantized; see scaled.py
 
 
-class Pin(NamedTuple):
-    """A ground for staying in f32."""
-
-    reason: str
-    guard: Guard | None
-
-
 def narrow_kinds(policy: PrecisionPolicy) -> dict[OpKind, Precision | None]:
     """The precision that a policy gives each kind, where it is narrower than f32."""
     precisions = {kind: policy.precision_for(kind) for kind in OpKind}
     precisions[OpKind.COMPUTE] = policy.base
     return {k: p if p.bits < F32.bits else None for k, p in precisions.items()}
-
-
-def pin_contraction(
-    graph: Graph, facts: Facts, uses: int, policy: PrecisionPolicy, node: Node, low: Precision
-) -> Pin | None:
-    """Why a Compute node has to stay in f32, if it has to; `uses` are flags of its results."""
-    guards = policy.guards
-    floats = [v for v in node.ins if graph.kinds[v] not in "iub"]
-    if not all(graph.ours[v] for v in (*floats, *node.outs)):
-        return Pin("an operand is not float32: left as it was written", None)
-    if _asks_precision(node):
-        return Pin("an explicit precision was asked for", None)
-    known = union(facts.bits, floats)
-    if known & WIDENED:
-        return Pin("an operand was cast to f32 explicitly", None)
-    if Guard.LOOP_CARRY in guards and uses & EXACTING:
-        return Pin("decides when a loop stops", Guard.LOOP_CARRY)
-    if Guard.NO_KERNEL in guards:
-        if uses & FRAGILE:
-            return Pin("feeds a factorisation", Guard.NO_KERNEL)
-        if known & SOLVED:
-            return Pin("reads the result of a factorisation", Guard.NO_KERNEL)
-    if Guard.RANGE in guards and known & LARGE:
-        return Pin(f"a constant is beyond {low.short}", Guard.RANGE)
-    if Guard.RANGE in guards and any(_outgrows(graph, v, low) for v in node.outs):
-        return Pin(f"is multiplied beyond {low.short}, and so is its cotangent", Guard.RANGE)
-    if Guard.EXACT_INTEGER in guards and any(_inexact(facts, v, low) for v in floats):
-        return Pin(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
-    if Guard.NO_GAIN in guards and _free_axes(graph, node) == 0:
-        return Pin("an inner product is a reduction", Guard.NO_GAIN)
-    if Guard.NO_GAIN in guards and _contracts_nothing(node):
-        return Pin("an outer product is elementwise", Guard.NO_GAIN)
-    return None
 
 
 class Chooser:
@@ -99,18 +58,12 @@ class Chooser:
         facts: Facts,
         demand: Demand,
         interior: Interior,
-        folded: bytearray,
-        poles: bytearray,
-        magnitudes: bytearray,
-        decays: frozenset[int],
-        coordinates: frozenset[int],
+        dangers: Dangers,
         crossing: frozenset[int],
         policy: PrecisionPolicy,
     ) -> None:
         self.graph, self.facts, self.demand = graph, facts, demand
-        self.interior, self.crossing = interior, crossing
-        self.folded, self.poles, self.magnitudes = folded, poles, magnitudes
-        self.decays, self.coordinates = decays, coordinates
+        self.interior, self.dangers, self.crossing = interior, dangers, crossing
         self.policy, self.guards = policy, policy.guards
         self.narrow = narrow_kinds(policy)
         carries = (c for c in graph.carries if not c.kept)
@@ -176,14 +129,14 @@ class Chooser:
     def _forced(self, node: Node, forced: Precision, by: str) -> Choice:
         if forced.bits >= F32.bits:
             return Choice(F32, F32, by, None, F32)
-        if node.role is Role.CONTRACT and _asks_precision(node):
+        if node.role is Role.CONTRACT and asks_precision(node):
             return Choice(F32, F32, "an explicit precision was asked for", None, F32)
         if node.trait is Trait.COLLECTIVE:
             return Choice(F32, forced, by, None, forced)  # rounded where it is sent: see travels.py
         return Choice(forced, forced, by, None, self._accumulation(node, forced))
 
     def _by_the_letter(self, node: Node, low: Precision) -> Choice:
-        if node.role is Role.CONTRACT and _asks_precision(node):
+        if node.role is Role.CONTRACT and asks_precision(node):
             return Choice(F32, F32, "an explicit precision was asked for", None, F32)
         inside = self._accumulation(node, low)
         operand = inside if node.role is Role.REDUCE and inside else low
@@ -364,7 +317,7 @@ class Chooser:
                 return Pin("updates a value of the caller's", Guard.NO_GAIN)
             if not union(self.demand.bits, outs) & REACHES:
                 return Pin("never reaches Compute", Guard.NO_GAIN)
-        danger = self._danger(node, outs, low)
+        danger = self.dangers.of(node, outs, low)
         if Guard.NO_GAIN in self.guards and (what := self._what_is_small(outs)):
             if danger is None:
                 self.either.update(outs)
@@ -387,36 +340,6 @@ class Chooser:
         if not union(self.facts.bits, outs) & DENSE:
             return "not an activation"
         return "a scalar" if all(self.graph.avals[v].ndim == 0 for v in outs) else ""
-
-    def _danger(self, node: Node, outs: Sequence[int], low: Precision) -> Pin | None:
-        """What would be lost of the results of a node in a narrow format, if much would be."""
-        facts, guards = self.facts, self.guards
-        known, uses = union(facts.bits, outs), union(self.demand.bits, outs)
-        if Guard.RANGE in guards:
-            if known & (LARGE | TINY):
-                return Pin(f"rests on a constant beyond {low.short}", Guard.RANGE)
-            if low is Precision.F16 and node.trait is Trait.SENSITIVE:
-                return Pin("may outgrow f16", Guard.RANGE)
-            if low is Precision.F16 and union(self.magnitudes, outs) & STEEP:
-                return Pin("divided by what may be small: may outgrow f16", Guard.RANGE)
-        if Guard.EXACT_INTEGER in guards and any(_inexact(facts, v, low) for v in outs):
-            return Pin(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
-        if Guard.SENSITIVE in guards and any(self.folded[v] for v in outs):
-            return Pin("combined with parts of itself", Guard.SENSITIVE)
-        if Guard.LOOP_CARRY in guards and not self.decays.isdisjoint(outs):
-            return Pin("multiplies a carry in every turn", Guard.LOOP_CARRY)
-        if Guard.SENSITIVE in guards and not self.coordinates.isdisjoint(outs):
-            return Pin("of its multiples sines are taken", Guard.SENSITIVE)
-        near = union(self.poles, outs)
-        if Guard.SENSITIVE in guards and near & AT_NUMBER:
-            return Pin("rounded, it may be where what is made of it is infinite", Guard.SENSITIVE)
-        if Guard.RANGE in guards and low is Precision.F16 and near & AT_ZERO:
-            return Pin("divided by, and may be zero in f16", Guard.RANGE)
-        if Guard.LOOP_CARRY in guards and uses & EXACTING:
-            return Pin("decides when a loop stops", Guard.LOOP_CARRY)
-        if Guard.NO_KERNEL in guards and (uses & FRAGILE or known & SOLVED):
-            return Pin("belongs to a factorisation", Guard.NO_KERNEL)
-        return None
 
 
 _BY_ROLE = {
@@ -456,42 +379,7 @@ _FIXED_REASONS = {
 }
 
 
-def _asks_precision(node: Node) -> bool:
-    """Whether a precision above the default, or an algorithm, was named on the equation."""
-    asked = node.eqn.params.get("precision")
-    if asked is None:
-        return False
-    pair = asked if isinstance(asked, tuple) else (asked,)
-    return any(p is not None and p != lax.Precision.DEFAULT for p in pair)
-
-
-def _free_axes(graph: Graph, node: Node) -> int:
-    """Axes of a dot's result that are not batch axes: none in an inner product."""
-    numbers = node.eqn.params.get("dimension_numbers")
-    (out,) = node.outs
-    if isinstance(numbers, tuple) and len(numbers) == 2:
-        return graph.avals[out].ndim - len(numbers[1][0])
-    return graph.avals[out].ndim
-
-
-def _contracts_nothing(node: Node) -> bool:
-    """Whether a dot has no axis to contract."""
-    numbers = node.eqn.params.get("dimension_numbers")
-    return node.name == "dot_general" and not numbers[0][0]
-
-
 def _shrinks(graph: Graph, value: int, reader: Node) -> bool:
     """Whether a node multiplies or divides by a known number so that the result is smaller."""
     scale = factor(graph, value, reader)
     return scale is not None and abs(scale) < 1
-
-
-def _outgrows(graph: Graph, value: int, low: Precision) -> bool:
-    """Whether some reader multiplies a value by a number that a format cannot hold."""
-    factors = [factor(graph, value, reader) for reader in graph.uses[value]]
-    return any(f is not None and low.max < abs(f) < float("inf") for f in factors)
-
-
-def _inexact(facts: Facts, value: int, low: Precision) -> bool:
-    bound = facts.bound[value]
-    return bound is not None and bound > 2**low.mantissa_bits

@@ -1,4 +1,4 @@
-"""What loops stack or slice, or branches join, for readers that all round it: rounded before.
+"""What loops stack, slice or are handed, or branches join, rounded before: so do all readers.
 
 They get the same numbers, and half of the bytes are written.
 """

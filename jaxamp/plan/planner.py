@@ -13,21 +13,16 @@ from jaxamp.guards import Guard
 from jaxamp.plan.assemble import assemble, grounds_of
 from jaxamp.plan.carries import settle_carries
 from jaxamp.plan.choose import Choice, Chooser
-from jaxamp.plan.decays import find_decays
+from jaxamp.plan.dangers import find_dangers
 from jaxamp.plan.decision import Plan
 from jaxamp.plan.echoes import find_echoes
-from jaxamp.plan.folds import find_folds
 from jaxamp.plan.forced import Forced, find_forced
 from jaxamp.plan.fusions import Fusions, find_crossing
 from jaxamp.plan.graph import Graph, Node, unfold
 from jaxamp.plan.held import find_held, find_summed
 from jaxamp.plan.interior import find_interior
-from jaxamp.plan.magnitudes import find_magnitudes
-from jaxamp.plan.offsets import find_met
 from jaxamp.plan.outline import find_repeated
-from jaxamp.plan.phases import find_coordinates
 from jaxamp.plan.piles import narrow_piles
-from jaxamp.plan.poles import find_poles
 from jaxamp.plan.readings import find_readings
 from jaxamp.plan.scaled import find_scaled
 from jaxamp.plan.travels import find_travels
@@ -81,15 +76,9 @@ def make_plan(
     forced = find_forced(graph, policy)
     facts, demand = settle_carries(graph, policy, forced)
     interior = find_interior(graph, facts)
-    folded = find_folds(graph, facts, find_met(graph, facts, interior))
-    magnitudes = find_magnitudes(graph, facts)
-    poles = find_poles(graph, magnitudes)
+    dangers = find_dangers(graph, facts, demand, interior, policy)
     crossing = find_crossing(frame, interior)
-    chooser = Chooser(
-        *(graph, facts, demand, interior),
-        *(folded, poles, magnitudes),
-        *(find_decays(graph), find_coordinates(graph, facts), crossing, policy),
-    )
+    chooser = Chooser(graph, facts, demand, interior, dangers, crossing, policy)
     for value, precision in zip(frame.entries, inputs or (), strict=False):
         if precision is not None:
             chooser.stored[value] = precision
@@ -98,7 +87,7 @@ def make_plan(
     choices.update(find_travels(graph, frame, policy, chooser.stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
     readings = find_readings(graph, facts, demand, interior, chooser.copies, chooser.stored, policy)
-    held = find_held(graph, chooser.stored, choices, chooser.decays)
+    held = find_held(graph, chooser.stored, choices, dangers.decays)
     summed = find_summed(graph, held, choices)
     echoes = find_echoes(graph, facts, readings.fresh, chooser.stored) if _fuses(policy) else {}
     fusions = (

@@ -1,0 +1,95 @@
+"""What values would lose in a narrow format, by all that the sweeps have found of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+from jaxamp.formats import Precision
+from jaxamp.guards import Guard
+from jaxamp.plan.decays import find_decays
+from jaxamp.plan.demand import EXACTING, FRAGILE, Demand
+from jaxamp.plan.facts import LARGE, SOLVED, TINY, Facts
+from jaxamp.plan.flags import union
+from jaxamp.plan.folds import find_folds
+from jaxamp.plan.graph import Graph, Node
+from jaxamp.plan.interior import Interior
+from jaxamp.plan.magnitudes import STEEP, find_magnitudes
+from jaxamp.plan.offsets import find_met
+from jaxamp.plan.phases import find_coordinates
+from jaxamp.plan.pins import Pin, is_inexact
+from jaxamp.plan.poles import AT_NUMBER, AT_ZERO, find_poles
+from jaxamp.policy import PrecisionPolicy
+from jaxamp.taxonomy import Trait
+
+
+@dataclass(frozen=True, slots=True)
+class Dangers:
+    """What tells which values of a program would lose much in a narrow format.
+
+    Attributes:
+      facts: what each value is.
+      demand: what each value is for.
+      folded: whether each value is combined with parts of itself: folds.py.
+      poles: what is made of each value may be infinite where: poles.py.
+      magnitudes: how large each value may be: magnitudes.py.
+      decays: what carries are multiplied by: decays.py.
+      coordinates: of whose multiples sines are taken: phases.py.
+      guards: those of the policy.
+    """
+
+    facts: Facts
+    demand: Demand
+    folded: bytearray
+    poles: bytearray
+    magnitudes: bytearray
+    decays: Set[int]
+    coordinates: Set[int]
+    guards: Set[Guard]
+
+    def of(self, node: Node, outs: Sequence[int], low: Precision) -> Pin | None:
+        """What would be lost of the results of a node in a narrow format, if much would be."""
+        facts, guards = self.facts, self.guards
+        known, uses = union(facts.bits, outs), union(self.demand.bits, outs)
+        if Guard.RANGE in guards:
+            if known & (LARGE | TINY):
+                return Pin(f"rests on a constant beyond {low.short}", Guard.RANGE)
+            if low is Precision.F16 and node.trait is Trait.SENSITIVE:
+                return Pin("may outgrow f16", Guard.RANGE)
+            if low is Precision.F16 and union(self.magnitudes, outs) & STEEP:
+                return Pin("divided by what may be small: may outgrow f16", Guard.RANGE)
+        if Guard.EXACT_INTEGER in guards and any(is_inexact(facts, v, low) for v in outs):
+            return Pin(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
+        if Guard.SENSITIVE in guards and any(self.folded[v] for v in outs):
+            return Pin("combined with parts of itself", Guard.SENSITIVE)
+        if Guard.LOOP_CARRY in guards and not self.decays.isdisjoint(outs):
+            return Pin("multiplies a carry in every turn", Guard.LOOP_CARRY)
+        if Guard.SENSITIVE in guards and not self.coordinates.isdisjoint(outs):
+            return Pin("of its multiples sines are taken", Guard.SENSITIVE)
+        near = union(self.poles, outs)
+        if Guard.SENSITIVE in guards and near & AT_NUMBER:
+            return Pin("rounded, it may be where what is made of it is infinite", Guard.SENSITIVE)
+        if Guard.RANGE in guards and low is Precision.F16 and near & AT_ZERO:
+            return Pin("divided by, and may be zero in f16", Guard.RANGE)
+        if Guard.LOOP_CARRY in guards and uses & EXACTING:
+            return Pin("decides when a loop stops", Guard.LOOP_CARRY)
+        if Guard.NO_KERNEL in guards and (uses & FRAGILE or known & SOLVED):
+            return Pin("belongs to a factorisation", Guard.NO_KERNEL)
+        return None
+
+
+def find_dangers(
+    graph: Graph, facts: Facts, demand: Demand, interior: Interior, policy: PrecisionPolicy
+) -> Dangers:
+    """Sweeps a program for each of them."""
+    magnitudes = find_magnitudes(graph, facts)
+    return Dangers(
+        facts=facts,
+        demand=demand,
+        folded=find_folds(graph, facts, find_met(graph, facts, interior)),
+        poles=find_poles(graph, magnitudes),
+        magnitudes=magnitudes,
+        decays=find_decays(graph),
+        coordinates=find_coordinates(graph, facts),
+        guards=policy.guards,
+    )
