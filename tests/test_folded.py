@@ -63,3 +63,17 @@ def test_what_is_pooled_of_few_is_an_activation(by: int, stored: Precision) -> N
     (sums,) = [d for d in decisions if d.kind is OpKind.REDUCTION]
     assert sums.output is stored
     assert sums.accumulation is Precision.F32
+
+
+def test_what_is_folded_over_a_small_batch_is_no_activation() -> None:
+    """Or the plan of a program would depend on how many rows it gets."""
+
+    def centred(rows: jax.Array) -> jax.Array:
+        hidden = rows @ W[0]
+        return (hidden - hidden.sum(0)) @ W[1]
+
+    few, many = (
+        [d.output for d in plan_of(centred, "auto_mixed_bf16")(X[:rows]).decisions()]
+        for rows in (3, TOKENS)
+    )
+    assert few == many

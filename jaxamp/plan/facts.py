@@ -14,7 +14,10 @@ from jaxamp.taxonomy import Trait
 
 UNBOUNDED = math.inf
 FEW = 4
-"""So many values folded into one leave an array of an activation's size."""
+"""So many values folded into one leave an array of an activation's size.
+
+Not along the leading axis: in a batch of four the gradient of a bias is what it is in a large one.
+"""
 
 Bounds = list[float | None]
 
@@ -122,7 +125,8 @@ def _reduce(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
         keeps_axes = same_axes or node.trait is Trait.ALLREDUCE
         found = bits[out] & ~(DENSE | STATISTIC) | arriving & (LARGE | TINY | SOLVED)
         many = _folded_into_one(graph, source, out)
-        if not keeps_axes and many > FEW:
+        over_batch = 0 in node.eqn.params.get("axes", (0,))
+        if not keeps_axes and (many > FEW or over_batch):
             found |= STATISTIC
         elif graph.ours[out]:
             found |= folded & DENSE
