@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from benchmarks.deviceless import diagnosis
-from benchmarks.deviceless.models import MODELS
+from benchmarks.deviceless.models import MODELS, OTHERS
 from benchmarks.deviceless.models.model import HAND, Model
 from benchmarks.deviceless.variants import variants
 from jaxamp.estimate import hlo, traffic
@@ -62,11 +62,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--dump", type=Path)
     options = parser.parse_args()
-    target = TARGETS[options.target]
+    target, models = TARGETS[options.target], MODELS | OTHERS
     for name in options.models:
         modules = {}
-        for variant in options.variants or variants(MODELS[name].full):
-            figures, module = measure(target, MODELS[name], variant, options.dump)
+        for variant in options.variants or variants(models[name].full):
+            figures, module = measure(target, models[name], variant, options.dump)
             modules[variant] = module
             row = {"target": target.name, "model": name, "variant": variant} | figures
             with options.json.open("a") as out:
