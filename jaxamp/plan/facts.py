@@ -13,12 +13,6 @@ from jaxamp.plan.graph import Graph, Link, Node, Role
 from jaxamp.taxonomy import Trait
 
 UNBOUNDED = math.inf
-FEW = 4
-"""So many values folded into one leave an array of an activation's size.
-
-Not along the leading axis: in a batch of four the gradient of a bias is what it is in a large one.
-"""
-
 Bounds = list[float | None]
 
 
@@ -124,9 +118,7 @@ def _reduce(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
         same_axes = graph.avals[out].ndim == graph.avals[source].ndim
         keeps_axes = same_axes or node.trait is Trait.ALLREDUCE
         found = bits[out] & ~(DENSE | STATISTIC) | arriving & (LARGE | TINY | SOLVED)
-        many = _folded_into_one(graph, source, out)
-        over_batch = 0 in node.eqn.params.get("axes", (0,))
-        if not keeps_axes and (many > FEW or over_batch):
+        if not keeps_axes:
             found |= STATISTIC
         elif graph.ours[out]:
             found |= folded & DENSE
@@ -136,6 +128,7 @@ def _reduce(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
             bound[out] = UNBOUNDED if is_index else within
         else:
             adds_up = node.trait is Trait.SUM and not keeps_axes
+            many = _folded_into_one(graph, source, out)
             bound[out] = within * many if adds_up else UNBOUNDED
 
 
