@@ -84,3 +84,17 @@ def test_what_is_computed_before_a_loop_stays_narrow(policy: str) -> None:
     dots = [d for d in plan.body.decisions if d.eqn.primitive.name == "dot_general"]
     wide = [d.operand is Precision.F32 for d in dots]
     assert wide == [False, False, True]
+
+
+@pytest.mark.parametrize("policy", LOW)
+def test_what_chooses_a_branch_is_not_rounded_for_a_product_beside_it(policy: str) -> None:
+    """Rounded, the rows have a mean of zero."""
+    x = jnp.tile(jnp.float32([1.0003, -1.0001]), (4, 4))
+    w = jnp.ones((8, 2))
+
+    def chosen(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = lax.cond(x[0, 0] > 0, lambda x: x, jnp.negative, x)
+        sign = lax.cond(rows.mean() > 0, lambda: 1, lambda: -1)
+        return rows @ w, sign
+
+    assert amp(chosen, policy)(x)[1] == 1
