@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.deviceless.models import MODELS, OTHERS
+from benchmarks.deviceless.models import EVERY, MODELS
 from benchmarks.deviceless.table import table
 from jaxamp import JaxAmpError
 from jaxamp.estimate.environments import ENVIRONMENTS
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--install", choices=[*ENVIRONMENTS, "all"])
     parser.add_argument("--target", choices=TARGETS)
     parser.add_argument("--accuracy", action="store_true")
-    parser.add_argument("--model", nargs="+", default=["all"], choices=["all", *MODELS, *OTHERS])
+    parser.add_argument("--model", nargs="+", default=["all"], choices=["all", *EVERY])
     parser.add_argument("--variant", nargs="*", default=[], help="as the table names them")
     parser.add_argument("--json", type=Path, help="where the figures go (default: out/)")
     parser.add_argument("--dump", type=Path, help="folder for programs, top kernels and buffers")

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.deviceless.models import MODELS, OTHERS
+from benchmarks.deviceless.models import EVERY
 from benchmarks.deviceless.models.model import Model
 from benchmarks.deviceless.variants import PLAIN, variants
 
@@ -100,9 +100,7 @@ def _answer_in_float64(path: Path) -> None:
     def widen(tree: Any) -> Any:
         return jax.tree.map(lambda a: jnp.asarray(a, np.float64) if a.dtype == "f4" else a, tree)
 
-    found = gradients(
-        (MODELS | OTHERS)[str(name)], PLAIN, widen(params), [widen(batch) for batch in data]
-    )
+    found = gradients(EVERY[str(name)], PLAIN, widen(params), [widen(batch) for batch in data])
     path.write_bytes(pickle.dumps(found))
 
 
@@ -134,7 +132,7 @@ def report(models: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
         shown.add_column(heading, justify="left" if heading == "program" else "right")
     rows = []
     for name in models:
-        found = measure((MODELS | OTHERS)[name])
+        found = measure(EVERY[name])
         rows += found
         shown.add_section()
         losses = f"loss {found[0]['first loss']:.2f} → {found[0]['last loss']:.2f}"

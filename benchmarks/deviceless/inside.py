@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from benchmarks.deviceless import diagnosis
-from benchmarks.deviceless.models import MODELS, OTHERS
+from benchmarks.deviceless.models import EVERY
 from benchmarks.deviceless.models.model import HAND, Model
 from benchmarks.deviceless.variants import variants
 from jaxamp.estimate import hlo, traffic
@@ -62,11 +62,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--dump", type=Path)
     options = parser.parse_args()
-    target, models = TARGETS[options.target], MODELS | OTHERS
+    target = TARGETS[options.target]
     for name in options.models:
         modules = {}
-        for variant in options.variants or variants(models[name].full):
-            figures, module = measure(target, models[name], variant, options.dump)
+        for variant in options.variants or variants(EVERY[name].full):
+            figures, module = measure(target, EVERY[name], variant, options.dump)
             modules[variant] = module
             row = {"target": target.name, "model": name, "variant": variant} | figures
             with options.json.open("a") as out:

@@ -71,12 +71,12 @@ def probe(
     return run
 
 
-def differentiated(fn: Any) -> Any:
-    """``jax.value_and_grad`` of `fn` under its own name and policy."""
+def differentiated(fn: Any, by: Callable[..., Any] = jax.value_and_grad) -> Any:
+    """A derivative of `fn` under its own name and policy."""
     plain, settings = parts_of(fn)
     if settings is None:
-        return jax.value_and_grad(fn)
-    return amp(jax.value_and_grad(plain), settings.policy, strict=settings.strict)
+        return by(fn)
+    return amp(by(plain), settings.policy, strict=settings.strict)
 
 
 class _Prober(Runner):

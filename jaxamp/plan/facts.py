@@ -123,13 +123,11 @@ def _reduce(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
         elif graph.ours[out]:
             found |= folded & DENSE
         bits[out] = found
-        is_index = graph.kinds[out] in "iu"
-        if is_index or within is None or picks:
-            bound[out] = UNBOUNDED if is_index else within
-        else:
-            adds_up = node.trait is Trait.SUM and not keeps_axes
-            many = _folded_into_one(graph, source, out)
-            bound[out] = within * many if adds_up else UNBOUNDED
+        bound[out] = within if picks or within is None else UNBOUNDED
+        if graph.kinds[out] in "iu":
+            bound[out] = UNBOUNDED
+        elif within is not None and node.trait is Trait.SUM and not keeps_axes:
+            bound[out] = within * _folded_into_one(graph, source, out)
 
 
 def _folded_into_one(graph: Graph, source: int, out: int) -> float:

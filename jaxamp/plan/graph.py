@@ -164,7 +164,7 @@ class Graph:
     onward: set[int] = field(default_factory=set)
     ruled: set[int] = field(default_factory=set)
     ruled_results: set[int] = field(default_factory=set)
-    predicates: list[int] = field(default_factory=list)
+    predicates: set[int] = field(default_factory=set)
     indices: set[int] = field(default_factory=set)
     carries: list[Carry] = field(default_factory=list)
     uses: list[list[Node]] = field(default_factory=list)
@@ -299,7 +299,7 @@ class _Unfolder:
         frames = []
         if loop.test:
             test = self.frame(loop.test, [*invariants[:first], *inner], scope)
-            self.graph.predicates.append(test.exits[0])
+            self.graph.predicates.add(test.exits[0])
             frames.append(test)
         body = self.frame(loop.body, [*invariants[first:], *inner, *slices], scope)
         frames.append(body)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 
 from jaxamp.formats import Precision
 from jaxamp.plan.choose import Choice
@@ -28,9 +28,10 @@ def find_wanted(
 ) -> list[Precision]:
     """The narrow precision in which every reader takes a value; f32 where there is no such."""
     wanted = [p or F32 for p in stored]
+    needed = graph.outputs | graph.onward | graph.indices | graph.predicates
     unread = bytearray(len(graph.nodes))
     for node in reversed(graph.nodes):
-        unread[node.index] = _is_unread(graph, unread, node)
+        unread[node.index] = _is_unread(graph, needed, unread, node)
         for value in node.outs:
             if graph.ours[value] and stored[value] is F32:
                 taken = set(_taken(graph, stored, wanted, choices, links, unread, value))
@@ -62,12 +63,10 @@ def _taken(
             yield choices[reader].operand or F32
 
 
-def _is_unread(graph: Graph, unread: bytearray, node: Node) -> bool:
+def _is_unread(graph: Graph, needed: Set[int], unread: bytearray, node: Node) -> bool:
     """Whether nothing needs what a node makes: what a program leaves over, XLA drops."""
     if node.link is Link.BACK or (node.eqn is not None and node.eqn.effects):
         return False
-    return all(
-        value not in needed
-        for value in node.outs
-        for needed in (graph.outputs, graph.onward, graph.indices, graph.predicates)
-    ) and all(unread[reader.index] for value in node.outs for reader in graph.uses[value])
+    if not needed.isdisjoint(node.outs):
+        return False
+    return all(unread[reader.index] for value in node.outs for reader in graph.uses[value])

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from jaxamp.errors import TuningError
-from jaxamp.transform import amp, parts_of, without_jit
+from jaxamp.inspect.probe import differentiated
+from jaxamp.transform import without_jit
 from jaxamp.tune.problem import Metric, Problem
 from jaxamp.tune.search import Search
 from jaxamp.tune.sensitivity import predicted
@@ -68,7 +69,7 @@ def tune(
     _check(args, budget, error, max_runs)
     plain = without_jit(fn)
     if error == "gradient":
-        plain = _gradient(plain)
+        plain = differentiated(plain, jax.grad)
     problem = Problem.of(plain, policy, args, error if callable(error) else None)
     with _bar(max_runs, progress) as advance:
         return _search(problem, budget, max_runs, state, advance)
@@ -149,13 +150,6 @@ def _curve(problem: Problem, state: State, gains: np.ndarray) -> tuple[Choice, .
         for key, low in chosen.items()
     )
     return tuple(sorted(choices, key=lambda choice: choice.cost))
-
-
-def _gradient(fn: Any) -> Any:
-    plain, settings = parts_of(fn)
-    if settings is None:
-        return jax.grad(fn)
-    return amp(jax.grad(plain), settings.policy, strict=settings.strict)
 
 
 def _check(args: Any, budget: float, error: Any, max_runs: int) -> None:

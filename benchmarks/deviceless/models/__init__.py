@@ -9,3 +9,5 @@ MODELS: dict[str, Model] = {
 }
 OTHERS: dict[str, Model] = {model.name: model for model in (decoder.DECODER, experts.EXPERTS)}
 """Models for which the planner was not made; "all" does not stand for them."""
+
+EVERY = MODELS | OTHERS

@@ -9,7 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.deviceless.models.model import HAND, Model, Size, chain_of_tokens, cross_entropy
+from benchmarks.deviceless.models.model import (
+    HAND,
+    Model,
+    Size,
+    chain_of_tokens,
+    cross_entropy,
+    weights,
+)
 
 LOW = jnp.bfloat16
 
@@ -32,12 +39,8 @@ SQUARES = ("encode", "key", "query", "context", "input", "state")
 def init(config: Config, key: jax.Array) -> dict[str, Any]:
     """Parameters in float32."""
     width = config.width
-    keys = iter(jax.random.split(key, len(SQUARES) + 3))
-
-    def normal(*shape: int) -> jax.Array:
-        return shape[0] ** -0.5 * jax.random.normal(next(keys), shape)
-
-    tokens = jax.random.normal(next(keys), (config.vocabulary, width))
+    normal = weights(key, len(SQUARES) + 3)
+    tokens = normal(config.vocabulary, width, added=1)
     squares = {name: normal(width, width) for name in SQUARES}
     return {"tokens": tokens, **squares, "score": normal(width), "head": normal(width, len(tokens))}
 

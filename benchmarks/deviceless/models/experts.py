@@ -9,7 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.deviceless.models.model import HAND, Model, Size, chain_of_tokens, cross_entropy
+from benchmarks.deviceless.models.model import (
+    HAND,
+    Model,
+    Size,
+    chain_of_tokens,
+    cross_entropy,
+    weights,
+)
 
 LOW = jnp.bfloat16
 CHOSEN = 2
@@ -39,11 +46,7 @@ SMALL = Config(layers=2, width=32, experts=4, length=16, batch=8, vocabulary=128
 def init(config: Config, key: jax.Array) -> dict[str, Any]:
     """Parameters in float32."""
     width, experts = config.width, config.experts
-    keys = iter(jax.random.split(key, 3 * config.layers + 2))
-
-    def normal(*shape: int) -> jax.Array:
-        return shape[-2] ** -0.5 * jax.random.normal(next(keys), shape)
-
+    normal = weights(key, 3 * config.layers + 2)
     layers = [
         {
             "scale": jnp.ones(width),
@@ -53,7 +56,7 @@ def init(config: Config, key: jax.Array) -> dict[str, Any]:
         }
         for _ in range(config.layers)
     ]
-    tokens = jax.random.normal(next(keys), (config.vocabulary, width))
+    tokens = normal(config.vocabulary, width, added=1)
     return {"tokens": tokens, "layers": layers, "head": normal(width, config.vocabulary)}
 
 

@@ -9,7 +9,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.deviceless.models.model import HAND, Model, Size, chain_of_tokens, cross_entropy
+from benchmarks.deviceless.models.model import (
+    HAND,
+    Model,
+    Size,
+    chain_of_tokens,
+    cross_entropy,
+    weights,
+)
 
 LOW = jnp.bfloat16
 
@@ -32,11 +39,7 @@ SMALL = Config(layers=2, width=64, length=32, batch=16, vocabulary=128)
 def init(config: Config, key: jax.Array) -> dict[str, Any]:
     """Parameters in float32."""
     width = config.width
-    keys = iter(jax.random.split(key, 2 * config.layers + 2))
-
-    def normal(*shape: int) -> jax.Array:
-        return shape[0] ** -0.5 * jax.random.normal(next(keys), shape)
-
+    normal = weights(key, 2 * config.layers + 2)
     layers = [
         {
             "input": normal(width, 4 * width),
@@ -45,7 +48,7 @@ def init(config: Config, key: jax.Array) -> dict[str, Any]:
         }
         for _ in range(config.layers)
     ]
-    tokens = jax.random.normal(next(keys), (config.vocabulary, width))
+    tokens = normal(config.vocabulary, width, added=1)
     return {"tokens": tokens, "layers": layers, "head": normal(width, config.vocabulary)}
 
 

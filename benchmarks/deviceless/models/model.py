@@ -40,6 +40,17 @@ class Model:
     learning_rate: float = 1e-3
 
 
+def weights(key: jax.Array, count: int) -> Callable[..., jax.Array]:
+    """Draws so many weights of given shapes, of variance one over how many a product adds up."""
+    keys = iter(jax.random.split(key, count))
+
+    def draw(*shape: int, added: int | None = None) -> jax.Array:
+        added = added or shape[max(len(shape) - 2, 0)]
+        return added**-0.5 * jax.random.normal(next(keys), shape)
+
+    return draw
+
+
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """The mean negative log-likelihood of integer labels, computed in float32 at least."""
     wide = jnp.promote_types(logits.dtype, jnp.float32)
