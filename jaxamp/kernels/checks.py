@@ -46,9 +46,11 @@ def check_grid(kernel: str, platform: str, config: KernelConfig, axes: Axes, inp
 
 
 # Fields that would be ignored by every kernel here, or fail late: the idle value, and what for.
+_SPARSE = "kernels on the SparseCore, and this one runs on the TensorCore"
 _WITHOUT_MEANING = {
-    "use_tc_tiling_on_sc": (None, "kernels on the SparseCore, and this one runs on the TensorCore"),
-    "needs_layout_passes": (True, "kernels on the SparseCore, and this one runs on the TensorCore"),
+    "use_tc_tiling_on_sc": (None, _SPARSE),
+    "needs_layout_passes": (True, _SPARSE),
+    "opt_level": (None, _SPARSE),
     "fuse_transposed_lhs_in_matmul": (
         False,
         "products with a transposed left operand, and here both are read along the contraction",

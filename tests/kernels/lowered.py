@@ -45,7 +45,8 @@ class TpuKernel:
     """The one TPU kernel of a program: its configuration, its body and the operation."""
 
     def __init__(self, fn: Any, *avals: Any) -> None:
-        (self.op,) = custom_calls(lower(fn, *avals, platform="tpu"), "tpu_custom_call")
+        self._module = lower(fn, *avals, platform="tpu")  # what an operation points into
+        (self.op,) = custom_calls(self._module, "tpu_custom_call")
         self.config = json.loads(ir.StringAttr(self.op.attributes["backend_config"]).value)
         body = self.config["custom_call_config"].pop("body")
         self.body = _text(base64.b64decode(body))
@@ -60,9 +61,10 @@ class GpuKernel:
     """The one Mosaic GPU kernel of a program."""
 
     def __init__(self, fn: Any, *avals: Any) -> None:
-        (op,) = custom_calls(lower(fn, *avals, platform="cuda"), "mosaic_gpu_v2")
-        config = ir.DictAttr(op.attributes["mhlo.backend_config"])
-        self.body = _text(ir.StringAttr(config["module"]).value_bytes)
+        module = lower(fn, *avals, platform="cuda")  # held: the operation points into it
+        (op,) = custom_calls(module, "mosaic_gpu_v2")
+        self.config = ir.DictAttr(op.attributes["mhlo.backend_config"])
+        self.body = _text(ir.StringAttr(self.config["module"]).value_bytes)
 
     def count(self, op: str) -> int:
         """How many operations of a name it has."""

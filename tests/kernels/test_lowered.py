@@ -1,5 +1,6 @@
 """Every compiler parameter shows in what is lowered, for chips that are not here."""
 
+import dataclasses
 import functools
 import re
 
@@ -15,8 +16,11 @@ from jaxamp.kernels import (
     KernelFallbackWarning,
     block_quantize,
     block_scaled_matmul,
+    gpu_params,
     norm_quantize,
+    tpu_params,
 )
+from jaxamp.kernels.params import mosaic_gpu, plain
 from jaxamp.lowp import ScaledArray
 from tests.kernels.lowered import GpuKernel, TpuKernel, lower
 
@@ -72,6 +76,12 @@ def _gpu(name, delay_release=0, **fields):
 def _tpu(name, **fields):
     fn, avals = _with(name, tpu=fields)
     return TpuKernel(fn, *avals)
+
+
+def _has(build, *names):
+    """Skips a test of fields that only a newer JAX has."""
+    missing = set(names) - {field.name for field in dataclasses.fields(build())}
+    return pytest.mark.skipif(bool(missing), reason=f"JAX {jax.__version__} has no {missing}")
 
 
 # GPU: axes in order make a loop; its depth is buffers and barriers.
@@ -135,9 +145,51 @@ def test_gpu_lowering_semantics_is_the_one_given(name):
 
 
 def test_gpu_profiles_need_a_gpu():
-    """Profile fields reach Mosaic, which asks the device; without one the message says so."""
+    """A profile is written by the process that runs the kernel; without a GPU that is refused."""
     with pytest.raises(KernelError, match="where there is a GPU"):
         _gpu("quantize", profile_space=8, profile_dir="/tmp/profile")
+
+
+@_has(gpu_params, "skip_device_barrier")
+def test_gpu_skip_device_barrier_is_in_the_custom_call():
+    """Where what launches the kernel reads it."""
+    plain, skipping = _plain_gpu("quantize"), _gpu("quantize", skip_device_barrier=True)
+    assert [str(k.config["skip_device_barrier"]) for k in (plain, skipping)] == ["false", "true"]
+
+
+class ReachedError(Exception):
+    """Mosaic GPU is asked for a kernel, with these compiler parameters."""
+
+
+OWN = {"dimension_semantics", "max_concurrent_steps"}  # grid and pipeline are jaxamp's
+PROFILE = {"profile_space": 8, "profile_dir": "/tmp/profile"}
+OTHER = {
+    "approx_math": True,
+    "unsafe_no_auto_barriers": True,
+    "reduction_scratch_bytes": 4096,
+    "lowering_semantics": "warpgroup",
+    "profile_trace_scope": "warp",
+    "profile_bounds_check": True,
+    "skip_device_barrier": True,
+    "is_multi_process": True,
+} | PROFILE
+GPU_NAMES = {field.name for field in dataclasses.fields(gpu_params())}
+
+
+@pytest.mark.parametrize("field", sorted(GPU_NAMES - OWN))
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gpu_every_other_field_is_given_to_mosaic(name, field, monkeypatch):
+    """Profiles too, where there is a GPU; a field that a newer JAX has is not forgotten."""
+
+    def kernel(*_, compiler_params, **__):
+        raise ReachedError(compiler_params)
+
+    monkeypatch.setattr(mosaic_gpu(), "kernel", kernel)
+    monkeypatch.setattr("jaxamp._compat.cuda_capability", lambda: 9.0)
+    given = {field: OTHER[field]} | (PROFILE if field in PROFILE else {})
+    with pytest.raises(ReachedError) as caught:
+        _gpu(name, **given)
+    assert plain(getattr(caught.value.args[0], field)) == OTHER[field]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -211,6 +263,9 @@ REFUSED = [
     ("matmul", {"tpu": {"use_tc_tiling_on_sc": True}}, "SparseCore"),
     ("matmul", {"tpu": {"needs_layout_passes": False}}, "SparseCore"),
     ("matmul", {"tpu": {"fuse_transposed_lhs_in_matmul": True}}, "transposed left operand"),
+    pytest.param(
+        "quantize", {"tpu": {"opt_level": 1}}, "SparseCore", marks=_has(tpu_params, "opt_level")
+    ),
     ("quantize", TPU | {"tile": (100, 128)}, "rows (a multiple of 128)"),
     ("matmul", GPU | {"tile": (128, 128)}, "contraction (a multiple of 128, at most 128)"),
     ("matmul", GPU | {"tile": (128, 256, 128)}, "columns (a multiple of 64, at most 128)"),
@@ -228,6 +283,28 @@ def test_what_cannot_work_is_refused_before_lowering(name, config, says):
     with pytest.raises(KernelError) as caught:
         jax.eval_shape(fn, *avals)
     assert says in str(caught.value)
+
+
+def test_tpu_no_field_is_forgotten():
+    """Each of the installed class is seen above in what is lowered, or refused."""
+    seen = {"dimension_semantics", "has_side_effects"}
+    seen |= {name for fields, _, _ in TPU_SETTINGS for name in fields}
+    refused = {"use_tc_tiling_on_sc", "needs_layout_passes", "fuse_transposed_lhs_in_matmul"}
+    assert {field.name for field in dataclasses.fields(tpu_params())} <= (
+        seen | refused | {"opt_level"}
+    )
+
+
+@pytest.mark.parametrize("name", ["quantize", "matmul"])
+def test_a_smaller_tile_makes_a_larger_grid(name):
+    """Half as many rows in each, twice as many programs."""
+    sizes = {"quantize": (128, 128), "matmul": (128, 128, 128)}[name]
+    grids = []
+    for rows in (128, 256):
+        fn, avals = _with(name, tile=(rows, *sizes[1:]))
+        bounds = re.search(r"iteration_bounds = array<i64: ([\d, ]+)>", TpuKernel(fn, *avals).body)
+        grids.append(np.prod([int(n) for n in bounds[1].split(",")]))
+    assert grids[0] == 2 * grids[1]
 
 
 def test_a_tile_is_checked_on_the_platform_that_is_lowered_for():
