@@ -26,7 +26,7 @@ NEWEST_TESTS := tests/test_contracts.py tests/test_taxonomy.py tests/test_transf
 	tests/test_products.py tests/test_rules.py tests/test_regions.py tests/test_policy.py \
 	tests/test_overrides.py tests/test_refused.py \
 	tests/test_collectives.py tests/test_interop_equinox.py tests/test_interop_flax.py \
-	tests/faults tests/models tests/training/test_grads.py
+	tests/faults tests/models tests/kernels tests/lowp tests/training/test_grads.py
 
 test-newest:
 	@if [ -z "$(NEWEST)" ]; then echo "No Python 3.12 here: the newest JAX is not tested."; \
