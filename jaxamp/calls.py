@@ -216,3 +216,11 @@ def _leaf_name(path: Any, parameters: Sequence[str], before: Mapping[int, int]) 
     else:
         name = path[1].key
     return f"{name}{jax.tree_util.keystr(path[2:])}"
+
+
+def is_found(function: Any) -> bool:
+    """Whether the name of `function` leads to it, from its module: what pickle needs to know."""
+    found: Any = sys.modules.get(getattr(function, "__module__", ""))
+    for name in getattr(function, "__qualname__", "").split("."):
+        found = vars(found).get(name) if hasattr(found, "__dict__") else None
+    return found is function

@@ -7,7 +7,6 @@ every step and comes out of it: nothing is hidden, and a checkpoint holds it lik
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 from jax.lax import optimization_barrier_p
 
 from jaxamp import _compat
-from jaxamp.calls import is_array
+from jaxamp.calls import is_array, is_found
 from jaxamp.compiled import Result
 from jaxamp.constants import constant_key
 from jaxamp.errors import RewriteError, TrainingError, shown
@@ -104,10 +103,18 @@ class DelayedFunction:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        bound = copy.copy(self)  # what is compiled is shared
-        bound.__wrapped__ = MethodType(self.__wrapped__, instance)
-        bound._bound = (instance,)
+        bound = object.__new__(DelayedFunction)  # what is compiled is shared
+        method = MethodType(self.__wrapped__, instance)
+        vars(bound).update(vars(self), __wrapped__=method, _bound=(instance,))
         return bound
+
+    def __reduce__(self) -> Any:
+        # What is compiled stays here. A method, and what a decorator has put in the place of its
+        # function, are found by name.
+        if self._bound:
+            return getattr, (*self._bound, vars(self)["__name__"])
+        parts = self.__wrapped__, self._amped, self._settings
+        return vars(self)["__qualname__"] if is_found(self) else (DelayedFunction, parts)
 
     def __repr__(self) -> str:
         return f"<amp of {self.__wrapped__!r}, {self.policy}>"

@@ -11,7 +11,7 @@ from types import FunctionType, MethodType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from jaxamp import _compat, taxonomy
-from jaxamp.calls import Layout, Target
+from jaxamp.calls import Layout, Target, is_found
 from jaxamp.compiled import NNX, NNX_ADAPTER, joined
 from jaxamp.errors import NotCallableError, shown
 from jaxamp.formats import Precision
@@ -91,7 +91,7 @@ class AmpFunction(Generic[_P, _R]):
 
     def __reduce__(self) -> Any:
         # What a decorator has put in the place of its function is found where the function was.
-        return vars(self)["__qualname__"] if _is_found(self) else (_amp, self.amp_parts())
+        return vars(self)["__qualname__"] if is_found(self) else (_amp, self.amp_parts())
 
     def __repr__(self) -> str:
         return f"<amp of {self.__wrapped__!r}, {self.policy}>"
@@ -296,14 +296,6 @@ def _settings(policy: Any, strict: bool, force: bool) -> Settings:
     parsed = PrecisionPolicy.parse(policy)
     parsed.validate_for_use()
     return Settings(parsed, bool(strict), bool(force))
-
-
-def _is_found(function: AmpFunction[..., Any]) -> bool:
-    """Whether the name of `function` leads to it, from its module."""
-    found: Any = sys.modules.get(getattr(function, "__module__", ""))
-    for name in getattr(function, "__qualname__", "").split("."):
-        found = vars(found).get(name) if hasattr(found, "__dict__") else None
-    return found is function
 
 
 def _amp(fn: Any, settings: Settings) -> Any:

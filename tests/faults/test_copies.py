@@ -44,6 +44,25 @@ def decorated(x: Any, w: Any) -> Any:
     return jnp.tanh(x @ w)
 
 
+@amp(policy="fp8_delayed")
+def delayed(x: Any, w: Any) -> Any:
+    """A step with a history."""
+    return jnp.tanh(x @ w)
+
+
+class Trainer:
+    """A method with a history."""
+
+    @amp(policy="fp8_delayed")
+    def step(self, x: Any, w: Any) -> Any:
+        return x @ w
+
+
+def stepped(step: Any) -> Any:
+    """The result of a first step."""
+    return step(step.init(X, X.T), X, X.T)[0]
+
+
 LINEN = nn.Dense(3, kernel_init=nn.initializers.ones)  # by default a local function, not to pickle
 THINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "function": (lambda: amp(dense, POLICY), lambda f: f(X, X.T)),
@@ -62,6 +81,9 @@ THINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         lambda apply: apply(LINEN.init(jax.random.key(0), X), X),
     ),
     "nnx": (lambda: amp(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), POLICY), lambda m: m(X)),
+    "delayed": (lambda: amp(dense, "fp8_delayed"), stepped),
+    "delayed decorated": (lambda: delayed, stepped),
+    "delayed method": (lambda: Trainer().step, stepped),
     "loss scale": (
         lambda: jaxamp.DynamicLossScale(2.0**10),
         lambda s: s.scale(jnp.float32(3.0)),
