@@ -45,27 +45,38 @@ def mean_losses(chosen):
     teacher = jax.tree.map(lambda p: p[::-1] * 1.5, params)
     optimizer = optax.adam(optax.cosine_decay_schedule(2e-2, 200))
 
-    @jax.jit
-    def train(params):
-        def step(state, key):
-            params, opt_state = state
-            x, noise = jax.random.normal(key, (2, 256, 32))
-            loss, grads = jax.value_and_grad(amp(mlp_loss, chosen))(
-                params, x, mlp(teacher, x) + noise
-            )
-            updates, opt_state = optimizer.update(grads, opt_state)
-            return (optax.apply_updates(params, updates), opt_state), loss
+    @amp(policy=chosen)
+    def step(params, opt_state, x, target):
+        loss, grads = jax.value_and_grad(mlp_loss)(params, x, target)
+        updates, opt_state = optimizer.update(grads, opt_state)
+        return (optax.apply_updates(params, updates), opt_state), loss
 
-        keys = jax.random.split(jax.random.key(7), 200)
-        return jax.lax.scan(step, (params, optimizer.init(params)), keys)[1]
+    def turn(carry, key):
+        state, history = carry
+        x, noise = jax.random.normal(key, (2, 256, 32))
+        args = *state, x, mlp(teacher, x) + noise
+        if history is None:
+            state, loss = step(*args)
+        else:
+            (state, loss), history = step(history, *args)
+        return (state, history), loss
 
-    losses = np.asarray(train(params))
+    state = params, optimizer.init(params)
+    x = jax.random.normal(jax.random.key(6), (256, 32))
+    history = step.init(*state, x, mlp(teacher, x)) if hasattr(step, "init") else None
+    keys = jax.random.split(jax.random.key(7), 200)
+    losses = np.asarray(jax.jit(lambda carry: jax.lax.scan(turn, carry, keys)[1])((state, history)))
     return losses[:5].mean(), losses[-20:].mean()
 
 
-@pytest.mark.parametrize("name", NUMERICS[:3])
+# How much worse than bf16 a training may end; four bits lose more, and their page says so.
+WORSE = {"fp8_current": 0.02, "fp8_delayed": 0.02, "fp8_block": 0.02, "mxfp8": 0.02, "nvfp4": 0.15}
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("name", WORSE)
 def test_training_ends_where_bf16_ends(name):
-    """The loss falls to what bf16 reaches, within two percent."""
+    """The loss falls to what bf16 reaches, within two percent in 8 bits."""
     (start, base), (_, got) = mean_losses("auto_mixed_bf16"), mean_losses(policy(name))
     assert base < start / 2
-    assert got == pytest.approx(base, rel=0.02)
+    assert 0.98 < got / base < 1 + WORSE[name]

@@ -320,6 +320,41 @@ def test_reasons_for_what_is_not_scaled():
     assert "ragged_dot" in experts
 
 
+def test_what_is_not_scaled_runs_as_in_bf16():
+    """Ragged dots and convolutions, with their gradients: bit for bit."""
+    x, experts, image, kernel = operands((48, 64), (2, 64, 48), (1, 16, 16, 16), (3, 3, 16, 16))
+
+    def ragged(x, w):
+        return jnp.mean(jnp.tanh(jax.lax.ragged_dot(x, w, jnp.array([20, 28]))))
+
+    def conv(i, k):
+        return jnp.mean(jnp.tanh(jax.lax.conv(i, k, (1, 1), "SAME")))
+
+    for fn, args in ((ragged, (x, experts)), (conv, (image, kernel.T))):
+        got, want = (
+            jax.jit(jax.value_and_grad(amp(fn, chosen), (0, 1)))(*args)
+            for chosen in (CURRENT, "auto_mixed_bf16")
+        )
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.parametrize("name", ["fp8_current", long("fp8_block"), long("mxfp8")])
+def test_shared_weights(name):
+    """A matrix that multiplies three times, once turned: every product scaled, in both orders."""
+    x, w = operands((48, 64), (64, 64))
+    chosen = policy(name, ends=True)
+
+    def loss(w, x):
+        return jnp.mean((jnp.tanh(jnp.tanh(x @ w) @ w) @ w.T) ** 2)
+
+    assert _scaled(loss, chosen, w / 8, x) == 3
+    wide = jax.grad(loss)(w / 8, x)
+    for got in (jax.jit(jax.grad(amp(loss, chosen))), amp(jax.grad(loss), chosen)):
+        grad = got(w / 8, x)
+        assert grad.dtype == jnp.float32
+        assert sqnr(wide, grad) > 20
+
+
 @pytest.mark.parametrize("rows", ["64", "b"])
 def test_a_size_that_is_not_known_is_not_scaled(rows):
     """A program exported for any number of rows keeps bf16 where the rule needs the number."""
@@ -404,3 +439,14 @@ def test_the_kernel_for_blocks(name):
     assert text.count("block_scaled_matmul") == 3
     got, want = (jax.jit(both_passes(c))(x, w) for c in (chosen, policy(name)))
     assert worst(list(want), list(got)) > 40
+
+
+def test_the_policys_kernel_has_the_policys_parameters():
+    """What a policy says of the kernel's compilation is in what is lowered, in both passes."""
+    fields = {"vmem_limit_bytes": 2**25, "disable_bounds_checks": True}
+    chosen = policy("fp8_block", kernel={"tpu": fields, "backend": "pallas"})
+    x, w = operands((128, 128), (128, 128))
+    grad = jax.jit(jax.grad(lambda x, w: jnp.sum(jnp.tanh(amp(jnp.dot, chosen)(x, w))), (0, 1)))
+    text = grad.trace(x, w).lower(lowering_platforms=("tpu",)).as_text()
+    words = 'kernel_name = "block_scaled_matmul"', "disable_bounds_checks", f"{2**25}"
+    assert [text.count(word) for word in words] == [3, 3, 3]
