@@ -54,6 +54,13 @@ def test_readme_presets_are_the_presets():
         assert ("f32 inside" in cells) == (policy.accumulation is not None and words[1] != "f32")
 
 
+def test_every_page_has_its_place_on_the_site():
+    """The navigation names each page of docs/ once."""
+    named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert sorted(named) == sorted(pages)
+
+
 PRESETS = (
     "always_f32",
     "always_f16",

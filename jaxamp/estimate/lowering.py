@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,8 @@ class Lowering(Shown):
       target: the word for the chip; empty for the devices at hand.
       claimed: products of quantized operands in the rewritten program, each as often as it runs.
       found: products of 8-bit operands in the compiled program, each as often as it runs.
-      missing: products that were to be of 8-bit operands and are not, by the names around them.
+      missing: products that were to be of 8-bit operands and are not, by the names around them,
+        each as often as it runs; a compiler drops the names of some.
     """
 
     program: str
@@ -65,7 +67,11 @@ class Lowering(Shown):
             f"{self.program} on {where}: {self.claimed} FP8 products claimed, {self.found} found "
             f"in the compiled program: {verdict}."
         )
-        return [head, *(f"  not in 8 bits: {name}" for name in self.missing)]
+        named = Counter(self.missing)
+        rows = [f"  {times} not in 8 bits: {name}" for name, times in named.items()]
+        nameless = self.claimed - self.found - named.total()
+        more = [f"  {nameless} more, whose names the compiler has dropped"] if nameless > 0 else []
+        return [head, *rows, *more]
 
     def __rich__(self) -> Any:
         from rich.console import Group
@@ -161,5 +167,5 @@ def _made(module: Module) -> tuple[int, tuple[str, ...]]:
             if all(word.startswith("f8") for word in contraction.operands):
                 found += kernel.runs
             elif SCOPE in line.source:
-                missing.append(f"{contraction} in {line.source}")
+                missing += kernel.runs * [f"{contraction} in {line.source}"]
     return found, tuple(missing)

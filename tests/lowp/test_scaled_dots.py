@@ -1,6 +1,7 @@
 """Dots with quantized operands: values and derivatives, under every transformation."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxamp import CastConfig, PrecisionPolicy, RewriteError, Rule, amp, plan_of
+from jaxamp import CastConfig, PrecisionPolicy, RewriteError, Rule, amp, plan_of, verify_lowering
 from jaxamp.scaling import Scaling
 from tests.lowp import oracle
 from tests.lowp.models import mlp, mlp_inputs, mlp_loss, policy, sqnr, worst
@@ -450,3 +451,18 @@ def test_the_policys_kernel_has_the_policys_parameters():
     text = grad.trace(x, w).lower(lowering_platforms=("tpu",)).as_text()
     words = 'kernel_name = "block_scaled_matmul"', "disable_bounds_checks", f"{2**25}"
     assert [text.count(word) for word in words] == [3, 3, 3]
+
+
+def test_every_product_that_was_not_made_is_reported():
+    """A CPU widens them all: each turn's is named, or counted where XLA has dropped its name."""
+
+    def loss(ws, x):
+        y, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w), None), x, ws)
+        return jnp.mean(y**2)
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((3, 32, 32), (64, 32))]
+    got = verify_lowering(jax.grad(loss, (0, 1)), policy("fp8_current", ends=True))(*args)
+    assert (got.claimed, got.found, got.complete) == (9, 0, False)
+    said = [int(times) for times in re.findall(r"^  (\d+) ", str(got), re.MULTILINE)]
+    assert sum(said) == 9
+    assert len(got.missing) in (6, 9)
