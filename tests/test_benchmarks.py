@@ -1,10 +1,17 @@
 """The benchmarks measure what they say: programs of the right size, traced afresh each time."""
 
+import json
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from benchmarks import overhead, trace_cost
+from benchmarks.peers import table
+from benchmarks.peers.peers import PEERS
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("size", [100, 1000])
@@ -61,3 +68,12 @@ def test_the_transformer_by_hand_is_the_transformer():
     assert (loss.shape, loss.dtype) == ((), jnp.float32)
     text = str(jax.make_jaxpr(overhead.by_hand)(*args))
     assert text.count("preferred_element_type=bfloat16") == 8 * trace_cost.LAYERS + 1
+
+
+def test_the_readmes_peers_are_the_figures_kept():
+    """The table is made from the JSON, of every peer, and not edited since."""
+    figures = json.loads((ROOT / "docs/peers.json").read_text())
+    assert [peer.name for peer in PEERS] == list(figures)
+    readme = (ROOT / "README.md").read_text()
+    shown = readme.partition(table.BEGIN)[2].partition(table.END)[0]
+    assert shown.strip() == table.markdown(figures)

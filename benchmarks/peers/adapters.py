@@ -27,6 +27,13 @@ def ours_around(loss: Any) -> Any:
     return jaxamp.amp(jax.value_and_grad(loss))
 
 
+def ours_fp8(loss: Any) -> Any:
+    import jaxamp
+
+    policy = jaxamp.PrecisionPolicy.FP8_CURRENT.replace(scaling={"small": ()})
+    return jax.value_and_grad(jaxamp.amp(loss, policy))
+
+
 def jmp(loss: Any) -> Any:
     import jmp
 
@@ -103,6 +110,7 @@ WRAPPED: dict[str, Callable[[Any], Any]] = {
     "f32": f32,
     "ours": ours,
     "ours_around": ours_around,
+    "ours_fp8": ours_fp8,
     "jmp": jmp,
     "mpx": mpx,
     "grampax": grampax,

@@ -30,7 +30,7 @@ class Peer:
     @property
     def is_here(self) -> bool:
         """Whether it runs where jaxamp itself is installed."""
-        return self.adapter in ("f32", "ours", "ours_around")
+        return self.adapter in ("f32", "ours", "ours_around", "ours_fp8")
 
     @property
     def flags(self) -> str:
@@ -72,6 +72,7 @@ PEERS = (
         script="torch_inside.py",
     ),
     Peer("flax dtype=bfloat16", "flax_dtype", OF_FLAX, FLAX, 1),
+    Peer("jaxamp, fp8_current", "ours_fp8", (), FLAX + HALIAX, 2),
     Peer("flax fp8 ops", "flax_fp8", OF_FLAX, FLAX, 2),
     Peer("qwix 0.1.8, fp8", "qwix", ("qwix==0.1.8", *OF_FLAX), FLAX, 3),
     Peer("haliax, a jmp policy", "jmp", OF_HALIAX, HALIAX, 3),
