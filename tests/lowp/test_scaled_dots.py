@@ -366,6 +366,28 @@ def test_a_size_that_is_not_known_is_not_scaled(rows):
     assert "bf16" in made
 
 
+BORDERS = {  # (K, N) at which torchao's measurements have FP8 begin to pay, and the sizes after
+    "fp8_current": {(4096, 1024): 0, (4096, 1040): 1, (4112, 1024): 1},
+    "fp8_block": {
+        (4096, 2048): 0,
+        (4096, 2064): 1,
+        (1024, 8192): 0,
+        (1040, 8192): 1,
+        (2048, 4096): 0,
+        (2064, 4096): 1,
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*BORDERS, "fp8_delayed", "mxfp8"])
+def test_the_sizes_from_which_products_are_scaled(name):
+    """On either side of every limit, of scales for tensors and for blocks."""
+    borders = BORDERS["fp8_block" if name == "mxfp8" else name.replace("delayed", "current")]
+    for (k, n), scaled in borders.items():
+        x, w = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((32, k), (k, n)))
+        assert _scaled(jnp.dot, name, x, w) == scaled, (k, n)
+
+
 def test_first_and_last_layers():
     """In a chain of three or more the ends stay in bf16; in a loop there are none."""
     x, *ws = operands((32, 16), *[(16, 16)] * 4)
