@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import jax
@@ -32,3 +33,29 @@ def test_sizes_are_those_of_their_names():
         shapes = jax.eval_shape(gpu_train.MODELS[name]().init, jax.random.key(0))
         count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
         assert math.isclose(count / 1e6, millions, rel_tol=0.2), (name, count)
+
+
+@pytest.mark.parametrize("way", ["amp-fp8", pytest.param("tf32", marks=pytest.mark.slow)])
+def test_a_toy_run_is_measured(way, capsys):
+    """One run in this process: a rate, and losses that move; a CPU tells no peak of memory."""
+    words = ["--here", "--toy", "--model", "350m", "--way", way, "--steps", "2"]
+    assert gpu_train.main(words) == 0
+    row = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (row["model"], row["way"], row["steps"], row["toy"]) == ("350m", way, 2, True)
+    assert row["items_per_second"] > 0
+    assert math.isfinite(row["first_loss"])
+    assert row["last_loss"] != row["first_loss"]
+
+
+def test_the_table_has_ratios_and_what_failed(capsys):
+    """Against float32 of the same model; a run without a result has its error there."""
+    row = {"model": "350m", "peak_bytes": None, "first_loss": 9.0, "last_loss": 8.0}
+    rows = [
+        row | {"way": "f32", "items_per_second": 10.0},
+        row | {"way": "amp-fp8", "items_per_second": 25.0},
+        {"model": "350m", "way": "tf32", "error": "out of memory"},
+    ]
+    gpu_train.show(rows, gpu_train.Console(width=120))
+    text = capsys.readouterr().out
+    for word in ("2.50", "not told", "out of memory"):
+        assert word in text
