@@ -61,6 +61,18 @@ def test_every_page_has_its_place_on_the_site():
     assert sorted(named) == sorted(pages)
 
 
+@pytest.mark.parametrize("package", ["jaxamp", "jaxamp/kernels"])
+def test_every_public_name_is_in_the_reference(package):
+    """Errors, which are there as a whole, apart."""
+    exported = re.findall(
+        r" (\w+) as \1$", (ROOT / package / "__init__.py").read_text(), re.MULTILINE
+    )
+    page = (ROOT / "docs/reference/api.md").read_text()
+    named = set(re.findall(r"\w+", page))
+    assert len(exported) > 5
+    assert [name for name in exported if name not in named and not name.endswith("Error")] == []
+
+
 PRESETS = (
     "always_f32",
     "always_f16",
