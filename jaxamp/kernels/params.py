@@ -41,7 +41,7 @@ def mosaic_gpu() -> ModuleType:
         from jax.experimental.pallas import mosaic_gpu
     except ModuleNotFoundError as error:
         raise KernelError(
-            f"Mosaic GPU needs the package {error.name!r}. Run `pip install 'jaxamp[gpu]'`."
+            f"Mosaic GPU needs the module {error.name!r}. Run `pip install absl-py`."
         ) from None
     return mosaic_gpu
 

@@ -158,5 +158,5 @@ def _missing_on_cuda() -> str | None:
             f"the kernels are written for Hopper, compute capability 9.0; this GPU has {capability}"
         )
     if not _compat.has_module("absl"):
-        return "Mosaic GPU needs absl-py, `pip install 'jaxamp[gpu]'`"
+        return "Mosaic GPU needs absl-py, `pip install absl-py`"
     return None

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -358,6 +359,19 @@ def test_other_gpus_than_hopper_fall_back_and_say_so(capability, monkeypatch):
     with pytest.warns(KernelFallbackWarning, match=f"this GPU has {capability}"):
         module = lower(lambda *a: fn(*a, KernelConfig()), *avals, platform="cuda")
     assert "mosaic_gpu_v2" not in str(module)
+
+
+def test_without_absl_py_the_reference_runs_and_says_so(monkeypatch):
+    """JAX does not declare it; neither is jaxamp to be installed by a name that is another's."""
+    fn, avals = PROGRAMS["matmul"]
+    monkeypatch.setattr("jaxamp._compat.has_module", lambda name: False)
+    with pytest.warns(KernelFallbackWarning, match="`pip install absl-py`"):
+        module = lower(lambda *a: fn(*a, KernelConfig()), *avals, platform="cuda")
+    assert "mosaic_gpu_v2" not in str(module)
+    monkeypatch.delattr("jax.experimental.pallas.mosaic_gpu")
+    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.mosaic_gpu", None)
+    with pytest.raises(KernelError, match="`pip install absl-py`"):
+        gpu_params()
 
 
 def test_what_does_not_fit_by_default_falls_back_and_says_so():
