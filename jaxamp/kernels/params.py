@@ -122,6 +122,8 @@ def _no_field(platform: str, name: str, known: list[str]) -> str:
     text = f"{_TITLES[platform]} of JAX {jax.__version__} has no field {name!r}. "
     if name in MOVED[platform]:
         return text + MOVED[platform][name]
+    if left := [other for other, names in MOVED.items() if name in names]:
+        return f"{text}It was one of {_TITLES[left[0]]}. {MOVED[left[0]][name]}"
     if elsewhere := [other for other in _MODULES if other != platform and name in _names(other)]:
         return f"{text}It is one of {_TITLES[elsewhere[0]]}."
     return text + accepted(name, known)

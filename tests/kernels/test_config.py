@@ -75,6 +75,8 @@ def test_every_documented_field_is_taken_or_names_its_successor(platform, name):
     [
         (gpu_params, {"aprox_math": True}, "Did you mean 'approx_math'"),
         (gpu_params, {"vmem_limit_bytes": 1}, "one of pallas.tpu"),
+        (gpu_params, {"kernel_type": "tc"}, "It was one of pallas.tpu"),
+        (tpu_params, {"delay_release": 1}, "KernelConfig(delay_release="),
         (gpu_params, {"dimension_semantics": ("arbitrary",)}, "is 'sequential' there"),
         (gpu_params, {"max_concurrent_steps": 0}, "below 1"),
         (gpu_params, {"profile_space": 8}, "profile_dir"),
