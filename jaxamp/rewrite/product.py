@@ -12,7 +12,7 @@ from jax.extend.core.primitives import dot_general_p
 
 from jaxamp.kernels import KernelConfig, block_scaled_matmul
 from jaxamp.lowp import ScaledArray, dequantize
-from jaxamp.lowp.scaled_array import spread_scale
+from jaxamp.lowp.scaled_array import factors, spread_scale
 from jaxamp.rewrite.accumulate import accumulate
 
 BF16 = np.dtype(jnp.bfloat16)
@@ -30,7 +30,7 @@ def product(
     The operands are widened to bf16 and multiplied by their scales before the dot. That is exact
     where scales are powers of two, and with one scale for each operand it is the form that XLA
     turns into cuBLASLt's FP8 kernel. One scale that is no power of two is applied after the dot,
-    as bf16 would round it.
+    as bf16 would round it, and so are scales of whole rows: before it XLA finds no FP8 product.
 
     Args:
       lhs: of shape ``(*batch, M, K)``, its blocks along ``K``.
@@ -58,6 +58,9 @@ def _product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
     if lhs.cast.sf_block is not None or rhs.cast.sf_block is not None:
         # Without a barrier XLA would drop the rounding to 8 bits where it makes both in one kernel.
         lhs, rhs = lax.optimization_barrier((lhs, rhs))
+        if _is_scaled_by_row(lhs) and _is_scaled_by_row(rhs):
+            out = dot(lhs.values.astype(BF16), rhs.values.astype(BF16), F32)
+            return (out * factors(lhs) * factors(rhs).mT).astype(dtype)
         return dot(dequantize(lhs, BF16), dequantize(rhs, BF16), dtype)
     wide_lhs, left = _widened(lhs)
     wide_rhs, right = _widened(rhs)
@@ -66,6 +69,12 @@ def _product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
         if scale is not None:
             out = out.astype(F32) * scale
     return out.astype(dtype)
+
+
+def _is_scaled_by_row(x: ScaledArray) -> bool:
+    """Whether each row along ``K`` has one scale, so that it can be applied to the result."""
+    block = x.cast.sf_block
+    return block is not None and block[0] == 1 and block[1] >= x.shape[-1]
 
 
 def _widened(x: ScaledArray) -> tuple[jax.Array, jax.Array | None]:

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.deviceless.models import transformer
-from jaxamp import PrecisionPolicy, amp, plan_of, verify_lowering
+from jaxamp import CastConfig, PrecisionPolicy, amp, plan_of, verify_lowering
+from jaxamp.scaling import Scaling
 
 pytestmark = pytest.mark.deviceless
 
@@ -35,6 +36,17 @@ def test_every_scaled_dot_of_a_transformer_is_an_fp8_product(order):
     assert (got.found, got.claimed, planned) == (48, 48, 48)
     assert got.complete
     assert not got.missing
+
+
+@pytest.mark.parametrize("round_sf", [True, False])
+def test_scales_of_rows_give_fp8_products(round_sf):
+    """A scale for each row of both operands, in both passes."""
+    x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+    cast = CastConfig("f8_e4m3", (1, 4096), round_sf)
+    policy = PrecisionPolicy.custom({"compute": cast}, scaling=Scaling(small=()))
+    fn = jax.grad(lambda x, w: jnp.sum(jnp.tanh(amp(jnp.dot, policy)(x, w))), (0, 1))
+    got = verify_lowering(fn, target="h200")(x, x)
+    assert (got.claimed, got.found) == (3, 3)
 
 
 def test_what_did_not_become_an_fp8_product_is_named():

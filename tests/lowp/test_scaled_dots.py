@@ -10,7 +10,10 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxamp import CastConfig, PrecisionPolicy, RewriteError, Rule, amp, plan_of, verify_lowering
+from jaxamp.lowp import quantize
+from jaxamp.rewrite.product import product
 from jaxamp.scaling import Scaling
+from tests import audit
 from tests.lowp import oracle
 from tests.lowp.models import mlp, mlp_inputs, mlp_loss, policy, sqnr, worst
 
@@ -79,6 +82,29 @@ def test_scales_that_are_no_powers_of_two(cast):
     got = amp(jnp.dot, chosen)(x, w)
     want = rounded(x, cast) @ rounded(w.T, cast).T
     np.testing.assert_allclose(got, want, atol=2**-7 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("round_sf", [True, False])
+def test_scales_of_rows_are_applied_after_the_dot(round_sf):
+    """What is multiplied are the values alone; in both passes results are by the definition."""
+    x, w, ct = operands((48, 64), (64, 80), (48, 80))
+    cast = CastConfig("f8_e4m3", (1, 4096), round_sf)
+    chosen = PrecisionPolicy.custom({"compute": cast}, scaling=Scaling(small=()))
+
+    def both_passes(x, w, ct):
+        out, back = jax.vjp(amp(jnp.dot, chosen), x, w)
+        return out, *back(ct)
+
+    for got, want in zip(jax.jit(both_passes)(x, w, ct), expected(x, w, ct, chosen), strict=True):
+        np.testing.assert_allclose(got, want, atol=2**-8 * np.abs(want).max())
+
+    quantized = (quantize(a, cast) for a in (x, w.T))
+    eqns = list(audit.equations(jax.make_jaxpr(product, static_argnums=2)(*quantized, "f4").jaxpr))
+    made = {eqn.outvars[0]: eqn for eqn in eqns}
+    (dot,) = (eqn for eqn in eqns if eqn.primitive.name in audit.PRODUCTS)
+    for operand in dot.invars[:2]:
+        assert made[operand].primitive.name == "convert_element_type"
+        assert made[operand].invars[0].aval.dtype == jnp.float8_e4m3fn
 
 
 @pytest.mark.parametrize(
