@@ -16,9 +16,9 @@ from jaxamp.plan.dangers import Dangers
 from jaxamp.plan.decision import Scaled
 from jaxamp.plan.demand import REACHES, Demand, is_state_update
 from jaxamp.plan.exact import Exact, factor, fits
-from jaxamp.plan.facts import DENSE, Facts, movements
+from jaxamp.plan.facts import DENSE, Facts
 from jaxamp.plan.flags import union
-from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.interior import Interior, scatters
 from jaxamp.plan.picks import picks
 from jaxamp.plan.pins import Pin, asks_precision, pin_contraction

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from jaxamp.plan.facts import movements
-from jaxamp.plan.graph import Carry, Graph, Link, Node, Role
+from jaxamp.plan.graph import Carry, Graph, Link, Node, Role, movements
 from jaxamp.taxonomy import Trait
 
 _SCALES = ("mul", "div")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxamp.plan.facts import Facts, movements
+from jaxamp.plan.facts import Facts
 from jaxamp.plan.flags import column, union
-from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 from jaxamp.taxonomy import Trait
 
 ESCAPES, EXACTING, FRAGILE, REACHES, TESTED = (1 << n for n in range(5))

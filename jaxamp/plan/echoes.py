@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.decision import Echo
-from jaxamp.plan.facts import Facts, movements
-from jaxamp.plan.graph import Graph, Role
+from jaxamp.plan.facts import Facts
+from jaxamp.plan.graph import Graph, Role, movements
 
 
 def find_echoes(

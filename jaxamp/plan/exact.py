@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxamp.formats import Precision
-from jaxamp.plan.facts import movements
-from jaxamp.plan.graph import Graph, Node, Role
+from jaxamp.plan.graph import Graph, Node, Role, movements
 from jaxamp.plan.interior import Interior
 from jaxamp.taxonomy import Trait
 

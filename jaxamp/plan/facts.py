@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxamp.plan.flags import column, union
-from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 from jaxamp.taxonomy import Trait
 
 UNBOUNDED = math.inf
@@ -256,13 +256,6 @@ def _link(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
         bound[out] = _bound_of_dtype(graph, out)  # counts may grow from turn to turn
     else:
         bound[out] = _join_bounds(bound, node.ins)
-
-
-def movements(node: Node) -> Iterable[tuple[int, int]]:
-    """Pairs of (moved operand, result): one by one where there are as many, else the first."""
-    if len(node.ins) == len(node.outs):
-        return zip(node.ins, node.outs, strict=True)
-    return [(node.ins[0], out) for out in node.outs]
 
 
 _TRANSFER = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from jaxamp.plan.facts import movements
-from jaxamp.plan.graph import Graph, Node, Role
+from jaxamp.plan.graph import Graph, Node, Role, movements
 
 
 class Flow(enum.IntEnum):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxamp.plan.facts import Facts, movements
-from jaxamp.plan.graph import Graph, Node, Role
+from jaxamp.plan.facts import Facts
+from jaxamp.plan.graph import Graph, Node, Role, movements
 from jaxamp.taxonomy import Trait
 
 _OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one array

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxamp.comparisons import SIGNS
-from jaxamp.plan.facts import Facts, movements
-from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.plan.facts import Facts
+from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 from jaxamp.taxonomy import Trait
 
 _ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)

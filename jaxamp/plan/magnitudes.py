@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxamp.plan.facts import Facts, movements
+from jaxamp.plan.facts import Facts
 from jaxamp.plan.flags import union
-from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 from jaxamp.taxonomy import Trait
 
 # What a value is: of these all operands must be sure. MASKS_NAN is of masks.

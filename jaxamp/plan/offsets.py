@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from jaxamp.plan.facts import Facts, movements
-from jaxamp.plan.graph import Graph, Node, Role
+from jaxamp.plan.facts import Facts
+from jaxamp.plan.graph import Graph, Node, Role, movements
 from jaxamp.plan.interior import Interior
 from jaxamp.taxonomy import Trait
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxamp.plan.facts import Facts, movements
-from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.plan.facts import Facts
+from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 
 _PERIODIC = ("sin", "cos", "tan")
 _SHIFTS = ("add", "sub", "neg", "add_any")

@@ -18,7 +18,7 @@ from jaxamp.plan.decision import Plan
 from jaxamp.plan.echoes import find_echoes
 from jaxamp.plan.forced import Forced, find_forced
 from jaxamp.plan.fusions import Fusions, find_crossing
-from jaxamp.plan.graph import Graph, Node, unfold
+from jaxamp.plan.graph import Graph, Node
 from jaxamp.plan.held import find_held, find_summed
 from jaxamp.plan.interior import find_interior
 from jaxamp.plan.outline import find_repeated
@@ -26,6 +26,7 @@ from jaxamp.plan.piles import narrow_piles
 from jaxamp.plan.readings import find_readings
 from jaxamp.plan.scaled import find_scaled
 from jaxamp.plan.travels import find_travels
+from jaxamp.plan.unfold import unfold
 from jaxamp.policy import PrecisionPolicy
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxamp.plan.facts import movements
 from jaxamp.plan.flags import union
-from jaxamp.plan.graph import Graph, Node, Role
+from jaxamp.plan.graph import Graph, Node, Role, movements
 from jaxamp.plan.magnitudes import AWAY, NONNEGATIVE, STEEP
 from jaxamp.taxonomy import Trait
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxamp.plan.facts import DENSE, STATISTIC, Facts, movements
-from jaxamp.plan.graph import Graph, Node, Role
+from jaxamp.plan.facts import DENSE, STATISTIC, Facts
+from jaxamp.plan.graph import Graph, Node, Role, movements
 
 _FUSED = (Role.ELEMENTWISE, Role.MOVE, Role.REDUCE, Role.MERGE)
 

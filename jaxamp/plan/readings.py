@@ -9,8 +9,8 @@ from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.choose import Choice
 from jaxamp.plan.decision import Also
 from jaxamp.plan.demand import Demand, is_state_update
-from jaxamp.plan.facts import Facts, movements
-from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.plan.facts import Facts
+from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.interior import Interior
 from jaxamp.policy import PrecisionPolicy
 

@@ -10,10 +10,9 @@ from jaxamp import _compat
 from jaxamp.formats import CastConfig, Precision, is_narrow
 from jaxamp.plan.choose import Choice
 from jaxamp.plan.decision import Scaled
-from jaxamp.plan.facts import movements
 from jaxamp.plan.flows import Flow, Flows, is_backward, is_repeated
 from jaxamp.plan.forced import Forced
-from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.layers import Layers
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.scaling import VALUES, Scaling

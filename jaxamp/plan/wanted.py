@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, S
 
 from jaxamp.formats import Precision
 from jaxamp.plan.choose import Choice
-from jaxamp.plan.facts import movements
-from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 
 F32 = Precision.F32
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxamp.formats import is_narrow
-from jaxamp.plan.facts import movements
-from jaxamp.plan.graph import Link, Node, Role
+from jaxamp.plan.graph import Link, Node, Role, movements
 from tests.placement.program import Program
 
 SMALL = ("not an activation", "a scalar")

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from jaxamp.plan import Decision, JaxprPlan, Plan, Step
 from jaxamp.plan.carries import settle_carries
 from jaxamp.plan.forced import find_forced
-from jaxamp.plan.graph import Frame, Graph, Link, Nest, Node, Role, unfold
+from jaxamp.plan.graph import Frame, Graph, Link, Nest, Node, Role
+from jaxamp.plan.unfold import unfold
 from jaxamp.taxonomy import Trait
 
 SENT = (Trait.COLLECTIVE, Trait.ALLREDUCE)
