@@ -1,4 +1,7 @@
-"""What decides when a loop stops is compared as float32 would compare it."""
+"""Carries: which are narrow, and that what stops a loop is compared as float32 would compare it."""
+
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +11,7 @@ from jax import lax
 
 from jaxamp import amp, plan_of
 from jaxamp.formats import Precision
+from tests.audit import equations
 
 LOW = ("auto_mixed_bf16", "auto_mixed")
 STEPS = 12
@@ -98,3 +102,21 @@ def test_what_chooses_a_branch_is_not_rounded_for_a_product_beside_it(policy: st
         return rows @ w, sign
 
     assert amp(chosen, policy)(x)[1] == 1
+
+
+@pytest.mark.parametrize("around", [lambda carry: carry, lax.optimization_barrier])
+def test_a_state_is_narrow_beside_an_average_of_itself(around: Callable[..., Any]) -> None:
+    """A barrier around both carries moves each by itself: it adds neither to the other."""
+
+    def run(x: jax.Array, w: jax.Array) -> jax.Array:
+        def turn(carry: tuple[jax.Array, ...], row: jax.Array) -> tuple[Any, None]:
+            state, average = carry
+            return around((jnp.tanh(state @ w + row), 0.9 * average + state)), None
+
+        start = x @ w
+        (state, average), _ = lax.scan(turn, (start, jnp.zeros_like(start)), jnp.stack([start] * 3))
+        return jnp.mean((state @ w) ** 2) + jnp.mean(average)
+
+    closed = jax.make_jaxpr(amp(run))(jnp.ones((4, 8)), jnp.ones((8, 8)))
+    (scan,) = [eqn for eqn in equations(closed.jaxpr) if eqn.primitive.name == "scan"]
+    assert [var.aval.dtype for var in scan.outvars] == [jnp.bfloat16, jnp.float32]

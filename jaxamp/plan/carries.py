@@ -5,7 +5,8 @@ from __future__ import annotations
 from jaxamp.formats import Precision
 from jaxamp.guards import Guard
 from jaxamp.plan.choose import narrow_kinds
-from jaxamp.plan.demand import Demand, find_demand
+from jaxamp.plan.demand import Demand, Lowerable, find_demand
+from jaxamp.plan.descent import descendants, is_movement
 from jaxamp.plan.facts import Facts, Range, find_facts
 from jaxamp.plan.forced import Forced
 from jaxamp.plan.graph import Carry, Graph, Link, Node, Role
@@ -18,29 +19,26 @@ def settle_carries(graph: Graph, policy: PrecisionPolicy, forced: Forced) -> tup
     """Supposes every carry lowered, and keeps those for which that proves unsafe, until all agree.
 
     Keeping one more carry only ever takes reasons to lower away from others, so this ends.
+
+    Args:
+      graph: the program; ``kept`` of its carries is written.
+      policy: what is applied to it.
+      forced: what the user has decided of its nodes.
+
+    Returns:
+      The facts and demands of all values, with the carries as they were settled.
     """
-    narrow = narrow_kinds(policy)
-    if Guard.LOOP_CARRY not in policy.guards or narrow[OpKind.ELEMENTWISE] is None:
+    if Guard.LOOP_CARRY not in policy.guards or narrow_kinds(policy)[OpKind.ELEMENTWISE] is None:
         for carry in graph.carries:
             carry.kept = True
-    low = narrow[OpKind.COMPUTE]
     while True:
         facts = find_facts(graph, _limits(policy))
-
-        def may_lower(node: Node, uses: int, facts: Facts = facts) -> bool:
-            precision, _ = forced.of(node)
-            if precision is not None:
-                return precision.bits < Precision.F32.bits
-            return low is not None and not pin_contraction(graph, facts, uses, policy, node, low)
-
+        may_lower = _lowering(graph, facts, policy, forced)
         demand = find_demand(graph, facts, may_lower, no_gain=Guard.NO_GAIN in policy.guards)
         unsafe = [
-            c
-            for c in graph.carries
-            if not c.kept
-            and not (
-                _is_activation(graph, facts, demand, c) and _is_stream(graph, facts, demand, c)
-            )
+            carry
+            for carry in graph.carries
+            if not carry.kept and not _is_safe(graph, facts, demand, carry)
         ]
         if not unsafe:
             return facts, demand
@@ -48,7 +46,25 @@ def settle_carries(graph: Graph, policy: PrecisionPolicy, forced: Forced) -> tup
             carry.kept = True
 
 
-def _is_activation(graph: Graph, facts: Facts, demand: Demand, carry: Carry) -> bool:
+def _lowering(graph: Graph, facts: Facts, policy: PrecisionPolicy, forced: Forced) -> Lowerable:
+    """What tells whether a Compute node would be lowered, given the flags of its results."""
+    low = narrow_kinds(policy)[OpKind.COMPUTE]
+
+    def may_lower(node: Node, uses: int) -> bool:
+        precision, _ = forced.of(node)
+        if precision is not None:
+            return precision.bits < Precision.F32.bits
+        return low is not None and not pin_contraction(graph, facts, uses, policy, node, low)
+
+    return may_lower
+
+
+def _is_safe(graph: Graph, facts: Facts, demand: Demand, carry: Carry) -> bool:
+    """Whether a carry may be stored narrow."""
+    return _is_activation(facts, demand, carry) and _bears_rounding(graph, facts, demand, carry)
+
+
+def _is_activation(facts: Facts, demand: Demand, carry: Carry) -> bool:
     """Whether a carry starts as a computed value, and is read by Compute in the body.
 
     A parameter under training is read by Compute too, but starts as an input or ends as a result.
@@ -64,67 +80,62 @@ def _is_activation(graph: Graph, facts: Facts, demand: Demand, carry: Carry) -> 
     )
 
 
-def _is_stream(graph: Graph, facts: Facts, demand: Demand, carry: Carry) -> bool:
-    """Whether Compute reads the carry in each turn, and rounding it in each turn does no harm.
+def _bears_rounding(graph: Graph, facts: Facts, demand: Demand, carry: Carry) -> bool:
+    """Whether Compute makes a carry anew in each turn, so that rounding it there does no harm.
 
-    It does harm where the carry is added to again and again by the same step: a clock, an
-    average, an integrator. A residual stream is added to as well, but each turn is another layer:
-    its weights are among what makes the carry anew. What is read beside it is data.
-    And it does harm where what the carry ends as is neither for Compute nor for a sum: a loss may
-    be the small difference of it and a target.
+    A recurrent state is made anew, and so is a residual stream: it is added to, but by another
+    layer in each turn, whose weights are slices of stacked ones. Rounding harms what the same step
+    is added to again and again (a clock, an average, an integrator), as the errors add up. And it
+    harms what ends neither in Compute nor in a sum, as a loss may be the small difference of that
+    and a target.
     """
-    readers = _contractions_of(graph, carry)
-    layers = [node for node in readers if any(facts.layer[v] for v in node.ins)]
+    contractions = _contractions_of(graph, carry)
+    layers = [node for node in contractions if any(facts.layer[v] for v in node.ins)]
     is_layered = any(_leads_to(graph, node, carry.out) for node in layers)
-    unused = not graph.uses[carry.result] and carry.result not in graph.outputs
-    if not (demand.reaches[carry.result] or unused):
+    is_unused = not graph.uses[carry.result] and carry.result not in graph.outputs
+    if not demand.reaches[carry.result] and not is_unused:
         return is_layered and _is_summed(graph, carry.result)
-    return is_layered or bool(readers and carry.out not in _reachable(graph, carry.inner, _PASSES))
+    is_added_to = carry.out in descendants(graph, carry.inner, _computes_each)
+    return is_layered or (bool(contractions) and not is_added_to)
 
 
 def _is_summed(graph: Graph, value: int) -> bool:
-    """Whether all that reads a value adds up many of its elements, as a gradient does."""
-    return all(
-        all(_is_summed(graph, out) for out in reader.outs)
-        if reader.role is Role.MOVE
-        else reader.role is Role.REDUCE and reader.trait is Trait.SUM
-        for reader in graph.uses[value]
-    )
-
-
-_PASSES = (Role.ELEMENTWISE, Role.MOVE, Role.MERGE)
-_ALL = tuple(role for role in Role if role is not Role.LINK)
-_INWARD = (Link.INVARIANT, Link.SLICE, Link.INIT)
-_ONWARD = tuple(link for link in Link if link is not Link.BACK)
+    """Whether all that reads a value, moved or not, adds up many of its elements."""
+    readers = [r for v in descendants(graph, value, is_movement) for r in graph.uses[v]]
+    return all(is_movement(r) or (r.role is Role.REDUCE and r.trait is Trait.SUM) for r in readers)
 
 
 def _contractions_of(graph: Graph, carry: Carry) -> list[Node]:
     """The Compute nodes of the body that read a carry in the turn in which it arrives."""
-    reached = _reachable(graph, carry.inner, (*_PASSES, Role.REDUCE))
-    nodes = {node: None for value in reached for node in graph.uses[value]}
+    read = descendants(graph, carry.inner, _precedes_contraction)
+    nodes = {node: None for value in read for node in graph.uses[value]}
     return [node for node in nodes if node.role is Role.CONTRACT]
 
 
 def _leads_to(graph: Graph, node: Node, value: int) -> bool:
-    """Whether a value follows from a node, within one turn of the loop."""
-    return any(value in _reachable(graph, out, _ALL, _ONWARD) for out in node.outs)
+    """Whether a value is made of what a node makes, within one turn of the loop."""
+    return any(value in descendants(graph, out, _is_within_turn) for out in node.outs)
 
 
-def _reachable(
-    graph: Graph, start: int, through: tuple[Role, ...], links: tuple[Link, ...] = _INWARD
-) -> set[int]:
-    """Values that follow from one through nodes of some roles, within one turn of the loop."""
-    reached, pending = {start}, [start]
-    while pending:
-        for node in graph.uses[pending.pop()]:
-            if node.role in through or node.link in links:
-                new = [v for v in node.outs if v not in reached]
-                reached.update(new)
-                pending.extend(new)
-    return reached
+_ONE_BY_ONE = (Role.ELEMENTWISE, Role.MOVE, Role.MERGE)
+_INWARD = (Link.INVARIANT, Link.SLICE, Link.INIT)  # from the body into a loop inside it
+
+
+def _computes_each(node: Node) -> bool:
+    """Whether a node computes number by number, moves, or hands to an inner loop."""
+    return node.role in _ONE_BY_ONE or node.link in _INWARD
+
+
+def _precedes_contraction(node: Node) -> bool:
+    return _computes_each(node) or node.role is Role.REDUCE
+
+
+def _is_within_turn(node: Node) -> bool:
+    return node.link is not Link.BACK
 
 
 def _limits(policy: PrecisionPolicy) -> Range:
+    """The numbers that every narrow format of a policy holds in full accuracy."""
     formats = policy.low
     return Range(
         largest=min((p.max for p in formats), default=float("inf")),

@@ -15,6 +15,7 @@ from jaxamp.guards import Guard
 from jaxamp.plan.dangers import Dangers
 from jaxamp.plan.decision import Scaled
 from jaxamp.plan.demand import REACHES, Demand, is_state_update
+from jaxamp.plan.descent import descendants, is_movement
 from jaxamp.plan.exact import Exact, factor, fits
 from jaxamp.plan.facts import DENSE, Facts
 from jaxamp.plan.flags import union
@@ -293,14 +294,8 @@ class Chooser:
 
     def _is_handed_on(self, value: int) -> bool:
         """Whether a loop or branch takes a value, or what it is moved to."""
-        pending = [value]
-        for moved in pending:
-            for reader in self.graph.uses[moved]:
-                if reader.role is Role.LINK:
-                    return True
-                if reader.role is Role.MOVE:
-                    pending += [out for source, out in movements(reader) if source == moved]
-        return False
+        moved = descendants(self.graph, value, is_movement)
+        return any(reader.role is Role.LINK for v in moved for reader in self.graph.uses[v])
 
     def _is_carried_wide(self, value: int) -> bool:
         """Whether a value goes into a carry that stays f32, and so is in memory in f32."""

@@ -17,13 +17,15 @@ from typing import Any
 from jaxamp import _compat
 from jaxamp.formats import Precision
 from jaxamp.plan.choose import Choice
+from jaxamp.plan.descent import descendants
 from jaxamp.plan.graph import Frame, Graph, Link, Node
-from jaxamp.plan.wanted import find_wanted, handed_on
+from jaxamp.plan.wanted import find_wanted, handed_on, is_handed_on
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.taxonomy import Trait
 
 F32 = Precision.F32
 _HANDED_ON = (Link.INVARIANT, Link.SLICE, Link.STACK)
+_PILED = (Link.SLICE, Link.STACK)  # the whole of it is in memory
 _SAVING = ("remat2", "custom_vjp_call")  # what they read waits for a backward pass
 
 _REPEATING = ("gather", "broadcast_in_dim")  # what they move has several cotangents
@@ -92,15 +94,9 @@ def _saved(frame: Frame, policy: Any = None) -> Iterator[int]:
 
 def _waits(graph: Graph, choices: Mapping[Node, Choice], saved: set[int], value: int) -> bool:
     """Whether a value, or what it is moved to, is in memory as it has arrived."""
-    return value in saved or any(
-        reader.link in (Link.SLICE, Link.STACK)
-        or any(
-            _waits(graph, choices, saved, out)
-            for v, out in handed_on(reader, choices, _HANDED_ON)
-            if v == value
-        )
-        for reader in graph.uses[value]
-    )
+    arrived = descendants(graph, value, lambda node: is_handed_on(node, choices, _HANDED_ON))
+    readers = (reader for v in arrived for reader in graph.uses[v])
+    return not saved.isdisjoint(arrived) or any(r.link in _PILED for r in readers)
 
 
 def _is_read_once(graph: Graph, choices: Mapping[Node, Choice], value: int) -> bool:

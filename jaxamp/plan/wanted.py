@@ -14,12 +14,16 @@ Choices = Mapping[Node, Choice]
 Storage = Sequence[Precision | None]
 
 
+def is_handed_on(node: Node, choices: Choices, links: Collection[Link]) -> bool:
+    """Whether what a node reads becomes what it makes: by movement or one of some links."""
+    return node.link in links or (node.role is Role.MOVE and choices[node].operand is None)
+
+
 def handed_on(node: Node, choices: Choices, links: Collection[Link]) -> Iterable[tuple[int, int]]:
     """Pairs of an operand and the result that it becomes, by movement or one of some links."""
-    if node.link in links:
-        return [(value, node.outs[0]) for value in node.ins]
-    is_moved = node.role is Role.MOVE and choices[node].operand is None
-    return movements(node) if is_moved else ()
+    if not is_handed_on(node, choices, links):
+        return ()
+    return movements(node) if node.link is None else [(value, node.outs[0]) for value in node.ins]
 
 
 def find_wanted(
