@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
-from jax.extend.core import Jaxpr, Var
+from jax.extend.core import Var
 
-from jaxamp.formats import Precision, is_narrow
+from jaxamp.formats import Precision
 from jaxamp.plan import wiring
 from jaxamp.plan.choose import Choice
 from jaxamp.plan.decision import (
-    Also,
     Decision,
     Echo,
-    Form,
-    Forms,
-    Ground,
     How,
     JaxprPlan,
     Remake,
@@ -25,6 +21,8 @@ from jaxamp.plan.decision import (
 )
 from jaxamp.plan.fusions import Fusions
 from jaxamp.plan.graph import Frame, Graph, Nest, Node
+from jaxamp.plan.grounds import Grounds
+from jaxamp.plan.invariants import narrow_each_turn, read_beside, rounded_outside
 from jaxamp.plan.outline import Outliner
 from jaxamp.plan.picks import spreads
 from jaxamp.plan.readings import Readings
@@ -34,89 +32,66 @@ from jaxamp.taxonomy import OpKind, Trait
 Storage = Sequence[Precision | None]
 
 
-def assemble(
-    graph: Graph,
-    frame: Frame,
-    readings: Readings,
-    fusions: Fusions | None,
-    held: frozenset[int],
-    summed: Set[int],
-    echoes: Mapping[int, Echo],
-    stored: Storage,
-    unwidened: Collection[int],
-    signed: Collection[int],
-    choices: dict[Node, Choice],
-    outputs: Storage | None,
-) -> JaxprPlan:
-    """The plan of the outermost jaxpr, in which equal plans of one jaxpr are one object."""
-    assembler = _Assembler(
-        graph, readings, fusions, held, summed, echoes, stored, unwidened, choices
-    )
-    returned = [Precision.F32 if graph.ours[v] else None for v in frame.exits]
-    return assembler.plan(frame, returned if outputs is None else list(outputs), signed=signed)
+@dataclass(frozen=True, slots=True, eq=False)
+class Findings:
+    """All that has been found of a program when its plan is put together.
+
+    Attributes:
+      graph: the program.
+      frame: its outermost jaxpr.
+      choices: what was chosen for each node.
+      stored: precision in which each value is stored; ``None`` where it is not ours to choose.
+      unwidened: values that stay narrow inside a fused group: see exact.py.
+      signed: results that are read for their sign alone: see rectified.py.
+      readings: how each reader gets its operands.
+      held: values whose rounding XLA must not undo.
+      summed: indices of the nodes that may sum held values before the barrier.
+      echoes: how the cotangents of some sums are rounded.
+      fusions: the groups of equations that XLA will fuse; ``None`` if there are none to be made.
+    """
+
+    graph: Graph
+    frame: Frame
+    choices: Mapping[Node, Choice]
+    stored: Storage
+    unwidened: Set[int]
+    signed: Set[int]
+    readings: Readings
+    held: Set[int]
+    summed: Set[int]
+    echoes: Mapping[int, Echo]
+    fusions: Fusions | None
 
 
-def grounds_of(frame: Frame, choices: Mapping[Node, Choice]) -> tuple[Ground, ...]:
-    """Why each equation runs as it does, in each of the places that equal plans are shared by."""
-    grounds = _Grounds(choices)
-    return tuple(map(grounds.of, _sites(frame)))
+def assemble(findings: Findings, outputs: Storage | None) -> JaxprPlan:
+    """The plan of the outermost jaxpr, in which equal plans of one jaxpr are one object.
 
-
-def _sites(frame: Frame) -> Iterator[Node | Nest]:
-    """Every equation, nested ones after the one that holds them."""
-    for site in frame.sites:
-        yield site
-        if isinstance(site, Nest):
-            for inner in site.frames:
-                yield from _sites(inner)
-
-
-class _Grounds:
-    """Why equations run as they do; equal choices are one object, and so are their grounds."""
-
-    def __init__(self, choices: Mapping[Node, Choice]) -> None:
-        self.choices = choices
-        self._made: dict[tuple[int, str], Ground] = {}
-
-    def of(self, site: Node | Nest) -> Ground:
-        choice = _INSIDE if isinstance(site, Nest) else self.choices[site]
-        place = id(choice), site.scope
-        ground = self._made.get(place)
-        if ground is None:
-            ground = self._made[place] = Ground(choice.reason, choice.guard, site.scope)
-        return ground
-
-
-_INSIDE = Choice(None, Precision.F32, "decided inside")
+    Args:
+      findings: what has been found of the program.
+      outputs: precision in which each result has to leave; by default that of the jaxpr.
+    """
+    assembler, frame = _Assembler(findings), findings.frame
+    returned = _of(frame.exits, assembler.original) if outputs is None else outputs
+    return assembler.plan(frame, returned, signed=findings.signed)
 
 
 class _Assembler:
-    def __init__(
-        self,
-        graph: Graph,
-        readings: Readings,
-        fusions: Fusions | None,
-        held: frozenset[int],
-        summed: Set[int],
-        echoes: Mapping[int, Echo],
-        stored: Storage,
-        unwidened: Collection[int],
-        choices: dict[Node, Choice],
-    ) -> None:
-        self.fusions, self.held, self.outliner = fusions, held, Outliner()
-        self.summed, self.echoes = summed, echoes
-        self.graph, self.readings, self.stored, self.choices = graph, readings, stored, choices
+    def __init__(self, findings: Findings) -> None:
+        graph, readings, fusions = findings.graph, findings.readings, findings.fusions
+        self.graph, self.readings, self.fusions = graph, readings, fusions
+        self.stored, self.choices = findings.stored, findings.choices
+        self.held, self.summed, self.echoes = findings.held, findings.summed, findings.echoes
         self.fresh, self.copied = readings.fresh, readings.copies.keys()
         self.original = [Precision.F32 if ours else None for ours in graph.ours]
         # What a group reads is widened once, so that its cotangents meet in f32.
         self.inside = list(self.original)
-        for value in unwidened:
-            self.inside[value] = stored[value]
+        for value in findings.unwidened:
+            self.inside[value] = self.stored[value]
         self.kept = bytearray(len(graph.avals)) if fusions is None else fusions.kept
         self.remakes = None if fusions is None else Remakes(graph)
+        self.outliner, self.grounds = Outliner(), Grounds(findings.choices)
         self._shared: dict[Hashable, JaxprPlan] = {}
-        self.grounds = _Grounds(choices)
-        self._hows: dict[tuple[Any, ...], How] = {}
+        self._hows: dict[Hashable, How] = {}
 
     def plan(
         self,
@@ -149,8 +124,8 @@ class _Assembler:
                 _keeping(site, how, signed) for site, how in zip(frame.sites, hows, strict=True)
             ]
         made = tuple((r.var, *map(id, (m.eqn for m in r.makings))) for r in remakes)
-        rounded = _rounded(frame.jaxpr, hows, invariants)
-        turned = _turned(frame.jaxpr, inputs, invariants)
+        rounded = rounded_outside(frame.jaxpr, hows, invariants)
+        turned = narrow_each_turn(frame.jaxpr, inputs, invariants)
         arriving = inputs, made, rounded, turned
         key = id(frame.jaxpr), arriving, tuple(returned), tuple(hows), tuple(map(tuple, groups))
         if key not in self._shared:
@@ -186,26 +161,23 @@ class _Assembler:
         choice, ins, outs = self.choices[node], node.ins, node.outs
         moves_within = self.fusions is not None and self.fusions.moves_within(node)
         operand = Precision.F32 if moves_within else choice.operand
-        no_copies = (None,) * len(ins)
         also = self.readings.also(node, choice, self.stored)
         fresh = [self.fresh[v] == 1 for v in ins]
-        for index, _ in also:
+        for index, _ in also:  # the cotangent goes to what is read beside the cast
             fresh[index] = False
-        is_copied = not self.copied.isdisjoint(ins)
         return self._one(
-            tuple([self.original[v] and operand for v in ins]),
-            tuple(fresh),
-            tuple([self._copy_for(v, node) for v in ins]) if is_copied else no_copies,
-            choice.accumulation,
-            _of(outs, self.original if moves_within else self.stored),
-            tuple([v in self.held for v in outs]),
-            tuple([self.kept[v] == 1 for v in outs]),
-            node.index in self.summed,
-            self.echoes.get(outs[0]) if outs else None,
-            self._picks(node),
-            (),
-            choice.scaled,
-            also,
+            operands=tuple([self.original[v] and operand for v in ins]),
+            fresh=tuple(fresh),
+            copies=self._copies_for(node),
+            outputs=_of(outs, self.original if moves_within else self.stored),
+            held=tuple([v in self.held for v in outs]),
+            kept=tuple([self.kept[v] == 1 for v in outs]),
+            accumulation=choice.accumulation,
+            unheld=node.index in self.summed,
+            echo=self.echoes.get(outs[0]) if outs else None,
+            picks=self._picks(node),
+            scaled=choice.scaled,
+            also=also,
         )
 
     def _picks(self, node: Node) -> bool:
@@ -214,45 +186,46 @@ class _Assembler:
         return node in self.fusions.picking or spreads(self.graph, node)
 
     def _how_of_nest(self, nest: Nest, *, fused: bool) -> How:
-        returned = [_of(f.exits, self.original) for f in nest.frames]
         loop = wiring.loop(nest.eqn) if nest.op.trait is Trait.LOOP else None
-        inner = tuple(
+        inner = self._plans_inside(nest, loop, fused=fused)
+        storage = self.inside if fused else self.stored
+        return self._one(
+            operands=_of(nest.entries, self.original if nest.keeps_signature else storage),
+            fresh=tuple([self.fresh[v] == 1 for v in nest.entries]),
+            copies=(None,) * len(nest.entries),
+            outputs=_of(nest.outs, self.stored),
+            held=tuple([self._is_held_by_rule(nest, v) for v in nest.outs]),
+            kept=(False,) * len(nest.outs),
+            inner=inner,
+            also=read_beside(loop, inner[-1]) if loop else (),
+        )
+
+    def _plans_inside(
+        self, nest: Nest, loop: wiring.Loop | None, *, fused: bool
+    ) -> tuple[JaxprPlan, ...]:
+        return tuple(
             self.plan(
                 frame,
-                returned[i] if nest.keeps_signature else None,
+                _of(frame.exits, self.original) if nest.keeps_signature else None,
                 self.remakes.of(frame) if self.remakes and _stands_apart(nest) else (),
                 fused=fused,
                 invariants=loop.invariants if loop and frame is nest.frames[-1] else 0,
             )
-            for i, frame in enumerate(nest.frames)
-        )
-        no = (False,) * len(nest.outs)
-        # What its body holds is gone where JAX takes a rule instead of the body.
-        by_rules = () if self.fusions is None else self.fusions.by_rules
-        has_rule = nest.eqn.primitive.name in wiring.RULED
-        held = [has_rule and v in self.held and v not in by_rules for v in nest.outs]
-        storage = self.inside if fused else self.stored
-        return self._one(
-            _of(nest.entries, self.original if nest.keeps_signature else storage),
-            tuple([self.fresh[v] == 1 for v in nest.entries]),
-            (None,) * len(nest.entries),
-            None,
-            _of(nest.outs, self.stored),
-            tuple(held),
-            no,
-            False,
-            None,
-            False,
-            inner,
-            None,
-            _casts_of(loop, inner[-1]) if loop else (),
+            for frame in nest.frames
         )
 
-    def _one(self, *parts: Any) -> How:
-        """The one object of these parts."""
-        how = self._hows.get(parts)
+    def _is_held_by_rule(self, nest: Nest, value: int) -> bool:
+        """Whether a call holds a result: what its body holds is gone where JAX takes a rule."""
+        has_rule = nest.eqn.primitive.name in wiring.RULED
+        by_rules = () if self.fusions is None else self.fusions.by_rules
+        return has_rule and value in self.held and value not in by_rules
+
+    def _one(self, **parts: Any) -> How:
+        """The one object of these parts; nodes name more of them than nests do."""
+        key = tuple(parts.values())
+        how = self._hows.get(key)
         if how is None:
-            how = self._hows[parts] = How(*parts)
+            how = self._hows[key] = How(**parts)
         return how
 
     def _decide(self, site: Node | Nest, how: How) -> Decision:
@@ -272,6 +245,12 @@ class _Assembler:
             if again[out]
         }
 
+    def _copies_for(self, node: Node) -> tuple[Precision | None, ...]:
+        """Per operand, the precision of the copy that a node reads."""
+        if self.copied.isdisjoint(node.ins):
+            return (None,) * len(node.ins)
+        return tuple([self._copy_for(v, node) for v in node.ins])
+
     def _copy_for(self, value: int, node: Node) -> Precision | None:
         """A group computes again what is not stored; others get a copy."""
         if self.fusions is not None and self.fusions.remakes(node, value):
@@ -287,31 +266,6 @@ def _keeping(site: Node | Nest, how: How, kept: Collection[int]) -> How:
     """How a site runs that holds and keeps some of its results."""
     is_kept = tuple([v in kept for v in site.outs])
     return replace(how, held=is_kept, kept=is_kept) if any(is_kept) else how
-
-
-def _rounded(jaxpr: Jaxpr, hows: Sequence[How], invariants: int) -> Forms:
-    """The casts of a loop's invariants that its body reads: they are made once, outside."""
-    if not invariants:
-        return ()
-    read = {
-        eqn.invars[index]: precision or how.operands[index]
-        for eqn, how in zip(jaxpr.eqns, hows, strict=True)
-        for index, precision in how.also
-    }
-    return tuple((v, Form(read[v])) for v in jaxpr.invars[:invariants] if v in read)
-
-
-def _turned(jaxpr: Jaxpr, inputs: Sequence[Precision | None], invariants: int) -> tuple[Var, ...]:
-    """The invariants of a loop that are narrow in its body."""
-    pairs = zip(jaxpr.invars[:invariants], inputs, strict=False)
-    return tuple(var for var, precision in pairs if is_narrow(precision))
-
-
-def _casts_of(loop: wiring.Loop, plan: JaxprPlan) -> Also:
-    """The operands of a loop that its body reads cast, or is differentiated by in f32."""
-    place = {var: loop.test_invariants + i for i, var in enumerate(loop.body.jaxpr.invars)}
-    casts = [(place[var], form.precision) for var, form in plan.rounded]
-    return (*casts, *((place[var], Precision.F32) for var in plan.turned))
 
 
 def _stands_apart(nest: Nest) -> bool:

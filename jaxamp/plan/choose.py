@@ -19,6 +19,7 @@ from jaxamp.plan.descent import descendants, is_movement
 from jaxamp.plan.exact import Exact, factor, fits
 from jaxamp.plan.facts import DENSE, Facts
 from jaxamp.plan.flags import union
+from jaxamp.plan.forced import Forced
 from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.interior import Interior, scatters
 from jaxamp.plan.picks import picks
@@ -76,6 +77,21 @@ class Chooser:
         self.unwidened: set[int] = set()  # narrow inside a fused region: see exact.py
         self._made: dict[Choice, Choice] = {}  # equal ones are one object
         self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.ours]
+
+    def choose_all(
+        self, entries: Sequence[int], inputs: Sequence[Precision | None], forced: Forced
+    ) -> dict[Node, Choice]:
+        """The choices for all nodes.
+
+        Args:
+          entries: the inputs of the program.
+          inputs: precision in which each of them arrives; by default that of the jaxpr.
+          forced: what the user has decided.
+        """
+        for value, precision in zip(entries, inputs, strict=False):
+            if precision is not None:
+                self.stored[value] = precision
+        return {node: self.choose(node, *forced.of(node)) for node in self.graph.nodes}
 
     def choose(self, node: Node, forced: Precision | None, forced_by: str) -> Choice:
         """The choice for one node; ``forced`` comes from a rule or a kept region."""

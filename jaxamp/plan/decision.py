@@ -50,7 +50,7 @@ class Echo(NamedTuple):
     precision: Precision
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class How:
     """How an equation runs, wherever it is; within a plan equal ones are one object.
 
@@ -60,12 +60,12 @@ class How:
         is: the cotangents of its casts then meet in f32.
       copies: per operand, the precision of the stored copy that is read, where the value itself is
         fused away; ``None`` reads the value.
-      accumulation: precision of the arithmetic inside, ``None`` where there is none.
       outputs: per result, the precision it is stored in; ``None`` where it is not ours to choose.
       held: per result, whether the stored form itself must be what readers get: XLA may otherwise
         undo a rounding that is followed by a widening, and store the wide form.
       kept: per result, whether a backward pass reads it rather than computes it again, where the
         equation is one of a fused group.
+      accumulation: precision of the arithmetic inside, ``None`` where there is none.
       unheld: whether it sums what is held, which it may read before the barrier.
       echo: how the cotangent of its result is rounded, if it is.
       picks: whether it looks up single numbers of an activation, or puts such into zeros: it is
@@ -80,16 +80,16 @@ class How:
     operands: tuple[Precision | None, ...]
     fresh: tuple[bool, ...]
     copies: tuple[Precision | None, ...]
-    accumulation: Precision | None
     outputs: tuple[Precision | None, ...]
     held: tuple[bool, ...]
     kept: tuple[bool, ...]
-    unheld: bool
-    echo: Echo | None
-    picks: bool
-    inner: tuple[JaxprPlan, ...]
-    scaled: Scaled | None
-    also: Also
+    accumulation: Precision | None = None
+    unheld: bool = False
+    echo: Echo | None = None
+    picks: bool = False
+    inner: tuple[JaxprPlan, ...] = ()
+    scaled: Scaled | None = None
+    also: Also = ()
 
     @property
     def unchanged(self) -> bool:

@@ -184,15 +184,21 @@ def find_crossing(frame: Frame, interior: Interior) -> frozenset[int]:
     made: dict[int, Frame] = {}
     crossing: set[int] = set()
 
+    def holds_kernel(nest: Nest) -> bool:
+        return any(interior.kernels[node.index] for node in _nodes(nest))
+
     def visit(frame: Frame, home: Frame) -> None:
         for site in frame.sites:
-            if isinstance(site, Node):
-                crossing.update(v for v in site.ins if made.get(v, home) is not home)
-                made.update(dict.fromkeys(site.outs, home))
+            if isinstance(site, Nest):
+                is_part = _is_call(site) and not holds_kernel(site)
+                for inner in site.frames:
+                    visit(inner, home if is_part else inner)
                 continue
-            is_part = _is_call(site) and not any(interior.kernels[n.index] for n in _nodes(site))
-            for inner in site.frames:
-                visit(inner, home if is_part else inner)
+            for value in site.ins:
+                if made.get(value, home) is not home:
+                    crossing.add(value)
+            for value in site.outs:
+                made[value] = home
 
     visit(frame, frame)
     return frozenset(crossing)

@@ -10,15 +10,16 @@ from jaxamp import _compat
 from jaxamp.errors import UnknownPrimitiveError
 from jaxamp.formats import Precision, is_narrow
 from jaxamp.guards import Guard
-from jaxamp.plan.assemble import assemble, grounds_of
+from jaxamp.plan.assemble import Findings, assemble
 from jaxamp.plan.carries import settle_carries
-from jaxamp.plan.choose import Choice, Chooser
+from jaxamp.plan.choose import Chooser
 from jaxamp.plan.dangers import find_dangers
 from jaxamp.plan.decision import Plan
 from jaxamp.plan.echoes import find_echoes
 from jaxamp.plan.forced import Forced, find_forced
 from jaxamp.plan.fusions import Fusions, find_crossing
-from jaxamp.plan.graph import Graph, Node
+from jaxamp.plan.graph import Frame, Graph
+from jaxamp.plan.grounds import grounds_of
 from jaxamp.plan.held import find_held, find_summed
 from jaxamp.plan.interior import find_interior
 from jaxamp.plan.outline import find_repeated
@@ -75,34 +76,11 @@ def make_plan(
     _apply_signature(graph, frame.entries, inputs or (), frame.exits, onward)
     graph.later.update(v for v, is_later in zip(frame.entries, later, strict=False) if is_later)
     forced = find_forced(graph, policy)
-    facts, demand = settle_carries(graph, policy, forced)
-    interior = find_interior(graph, facts)
-    dangers = find_dangers(graph, facts, demand, interior, policy)
-    crossing = find_crossing(frame, interior)
-    chooser = Chooser(graph, facts, demand, interior, dangers, crossing, policy)
-    for value, precision in zip(frame.entries, inputs or (), strict=False):
-        if precision is not None:
-            chooser.stored[value] = precision
-    choices = _choose_all(graph, chooser, forced)
-    narrow_piles(graph, chooser.stored, choices)
-    choices.update(find_travels(graph, frame, policy, chooser.stored, choices))
-    choices.update(find_scaled(graph, policy, forced, choices))
-    readings = find_readings(graph, facts, demand, interior, chooser.copies, chooser.stored, policy)
-    held = find_held(graph, chooser.stored, choices, dangers.decays)
-    summed = find_summed(graph, held, choices)
-    echoes = find_echoes(graph, facts, readings.fresh, chooser.stored) if _fuses(policy) else {}
-    fusions = (
-        Fusions(graph, frame, facts, demand, interior, chooser.stored, chooser.unwidened)
-        if _fuses(policy)
-        else None
-    )
-    body = assemble(
-        *(graph, frame, readings, fusions, held, summed, echoes),
-        *(chooser.stored, chooser.unwidened, chooser.signed, choices, outputs),
-    )
+    findings = _find(graph, frame, policy, forced, inputs or ())
+    body = assemble(findings, outputs)
     return Plan(
         body=body,
-        grounds=grounds_of(frame, choices),
+        grounds=grounds_of(frame, findings.choices),
         policy=policy,
         rule_counts=forced.rule_counts,
         unknown=tuple(graph.unknown),
@@ -111,12 +89,42 @@ def make_plan(
     )
 
 
-def _fuses(policy: PrecisionPolicy) -> bool:
-    return Guard.REDUCTION_ISLAND in policy.guards and bool(policy.low)
-
-
-def _choose_all(graph: Graph, chooser: Chooser, forced: Forced) -> dict[Node, Choice]:
-    return {node: chooser.choose(node, *forced.of(node)) for node in graph.nodes}
+def _find(
+    graph: Graph,
+    frame: Frame,
+    policy: PrecisionPolicy,
+    forced: Forced,
+    inputs: Sequence[Precision | None],
+) -> Findings:
+    """The analyses, each given what those before it have found."""
+    facts, demand = settle_carries(graph, policy, forced)
+    interior = find_interior(graph, facts)
+    dangers = find_dangers(graph, facts, demand, interior, policy)
+    crossing = find_crossing(frame, interior)
+    chooser = Chooser(graph, facts, demand, interior, dangers, crossing, policy)
+    choices = chooser.choose_all(frame.entries, inputs, forced)
+    stored, unwidened = chooser.stored, chooser.unwidened
+    narrow_piles(graph, stored, choices)
+    choices.update(find_travels(graph, frame, policy, stored, choices))
+    choices.update(find_scaled(graph, policy, forced, choices))
+    readings = find_readings(graph, facts, demand, interior, chooser.copies, stored, policy)
+    held = find_held(graph, stored, choices, dangers.decays)
+    fuses = Guard.REDUCTION_ISLAND in policy.guards and bool(policy.low)
+    return Findings(
+        graph=graph,
+        frame=frame,
+        choices=choices,
+        stored=stored,
+        unwidened=unwidened,
+        signed=chooser.signed,
+        readings=readings,
+        held=held,
+        summed=find_summed(graph, held, choices),
+        echoes=find_echoes(graph, facts, readings.fresh, stored) if fuses else {},
+        fusions=Fusions(graph, frame, facts, demand, interior, stored, unwidened)
+        if fuses
+        else None,
+    )
 
 
 def _apply_signature(

@@ -1,0 +1,47 @@
+"""Why each equation runs as it does, in each of the places that share one plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from jaxamp.formats import Precision
+from jaxamp.plan.choose import Choice
+from jaxamp.plan.decision import Ground
+from jaxamp.plan.graph import Frame, Nest, Node
+
+
+class Grounds:
+    """Makes the ground of each equation; equal choices are one object, and so are their grounds.
+
+    Args:
+      choices: what was chosen for each node.
+    """
+
+    def __init__(self, choices: Mapping[Node, Choice]) -> None:
+        self.choices = choices
+        self._made: dict[tuple[int, str], Ground] = {}
+
+    def of(self, site: Node | Nest) -> Ground:
+        """Why an equation runs as it does."""
+        choice = _INSIDE if isinstance(site, Nest) else self.choices[site]
+        place = id(choice), site.scope
+        ground = self._made.get(place)
+        if ground is None:
+            ground = self._made[place] = Ground(choice.reason, choice.guard, site.scope)
+        return ground
+
+
+def grounds_of(frame: Frame, choices: Mapping[Node, Choice]) -> tuple[Ground, ...]:
+    """The ground of every equation of a program, nested ones after the one that holds them."""
+    return tuple(map(Grounds(choices).of, _sites(frame)))
+
+
+def _sites(frame: Frame) -> Iterator[Node | Nest]:
+    for site in frame.sites:
+        yield site
+        if isinstance(site, Nest):
+            for inner in site.frames:
+                yield from _sites(inner)
+
+
+_INSIDE = Choice(None, Precision.F32, "decided inside")
