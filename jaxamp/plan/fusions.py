@@ -1,4 +1,4 @@
-"""Which equations XLA will fuse into one kernel with f32 values inside.
+"""Groups of equations that XLA will fuse into one kernel, with f32 values inside.
 
 Such a group is emitted as one unit, under a checkpoint: the backward pass then keeps what the plan
 stores, and computes the f32 insides again from it, in the kernel that needs them.
@@ -6,23 +6,17 @@ stores, and computes the f32 insides again from it, in the kernel that needs the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 
 from jaxamp.formats import Precision, is_narrow
-from jaxamp.plan.demand import ESCAPES, REACHES, Demand
-from jaxamp.plan.facts import UNBOUNDED, Facts
-from jaxamp.plan.flags import union
-from jaxamp.plan.graph import Frame, Graph, Link, Nest, Node, Role
+from jaxamp.plan.demand import Demand
+from jaxamp.plan.facts import Facts
+from jaxamp.plan.fusible import find_fusible, is_fused_call
+from jaxamp.plan.graph import Frame, Graph, Nest, Node, Role, nodes_of
 from jaxamp.plan.interior import Interior
+from jaxamp.plan.levels import find_levels
 from jaxamp.plan.picks import picks, takes_all
 from jaxamp.plan.statistics import find_statistics
-from jaxamp.taxonomy import Trait
-
-Site = Node | Nest
-
-_FOREIGN = frozenset({"custom_vjp_call", "checkpoint", "remat2", "optimization_barrier"})
-_ARITHMETIC = (Role.ELEMENTWISE, Role.CONVERT, Role.REDUCE, Role.MOVE, Role.MERGE)
-_BETWEEN_DEVICES = (Trait.COLLECTIVE, Trait.ALLREDUCE, Trait.VARY)
 
 
 class Fusions:
@@ -52,25 +46,36 @@ class Fusions:
         self.again = bytearray(len(graph.avals))
         self._members = bytearray(len(graph.nodes))
         self._frames: dict[int, Frame] = {}  # per value of a group, where the group is
-        lowered = _find_lowered(graph, stored)
         self.picking = {node for node in graph.nodes if picks(graph, facts, node)}
         self._tables = {node.ins[0] for node in self.picking}
-        self._fusible = bytearray(
-            node in self.picking
-            or takes_all(graph, node)
-            or _is_fusible(graph, demand, interior, lowered, node)
-            for node in graph.nodes
-        )
-        self._levels = _find_levels(graph, facts, frame, self._fusible)
+        self._fusible = find_fusible(graph, demand, interior, stored)
+        for node in graph.nodes:
+            if node in self.picking or takes_all(graph, node):
+                self._fusible[node.index] = 1
+        self._levels = find_levels(graph, facts, frame, self._fusible)
         self._statistics = find_statistics(graph, facts, self._fusible, self._levels)
         self._level_of_nest: dict[Nest, int | None] = {}
 
     def groups(self, frame: Frame) -> list[list[int]]:
         """Indices of the equations of each group, in order; what is in no group is left out."""
-        levels = [self._level(site) for site in frame.sites]
-        parent = list(range(len(levels)))
+        groups = [
+            group
+            for group in self._connected(frame.sites)
+            if self._is_worthwhile([frame.sites[index] for index in group])
+        ]
+        for group in groups:
+            for index in group:
+                for node in nodes_of(frame.sites[index]):
+                    self._enter(node)
+                    self._frames.update(dict.fromkeys(node.outs, frame))
+        return groups
+
+    def _connected(self, sites: Sequence[Node | Nest]) -> Iterable[list[int]]:
+        """Equations of one level that read each other, or look up in one table."""
+        levels = [self._level(site) for site in sites]
+        parent = list(range(len(sites)))
         made_by: dict[int, int] = {}
-        for index, (site, level) in enumerate(zip(frame.sites, levels, strict=True)):
+        for index, (site, level) in enumerate(zip(sites, levels, strict=True)):
             if level is None:
                 continue
             for value in _operands(site):
@@ -85,13 +90,7 @@ class Fusions:
         for index, level in enumerate(levels):
             if level is not None:
                 members.setdefault(_root(parent, index), []).append(index)
-        groups = [g for g in members.values() if self._is_worthwhile([frame.sites[i] for i in g])]
-        for group in groups:
-            for index in group:
-                for node in _nodes(frame.sites[index]):
-                    self._enter(node)
-                    self._frames.update(dict.fromkeys(node.outs, frame))
-        return groups
+        return members.values()
 
     def has(self, node: Node) -> bool:
         """Whether a node is in a group."""
@@ -116,7 +115,7 @@ class Fusions:
             for reader in self.graph.uses[value]
         )
 
-    def _level(self, site: Site) -> int | None:
+    def _level(self, site: Node | Nest) -> int | None:
         """When a site runs; ``None`` if it is no member of any group."""
         if isinstance(site, Node):
             return self._levels[site.outs[0]] if self._fusible[site.index] else None
@@ -125,15 +124,15 @@ class Fusions:
         return self._level_of_nest[site]
 
     def _common_level(self, nest: Nest) -> int | None:
-        if not _is_call(nest):
+        if not is_fused_call(nest):
             return None
         levels = {self._level(site) for frame in nest.frames for site in frame.sites}
         return levels.pop() if len(levels) == 1 else None
 
-    def _is_worthwhile(self, sites: Sequence[Site]) -> bool:
+    def _is_worthwhile(self, sites: Sequence[Node | Nest]) -> bool:
         """Whether arithmetic makes an activation that is f32 only because it is fused."""
         facts, fused = self.facts, self.interior.fused
-        nodes = [node for site in sites for node in _nodes(site)]
+        nodes = [node for site in sites for node in nodes_of(site)]
         is_wide = any(fused[v] and facts.dense[v] for node in nodes for v in node.outs)
         return is_wide and any(node.role is not Role.MOVE for node in nodes)
 
@@ -176,132 +175,12 @@ class Fusions:
         return here in readers and any(level != here for level in readers)
 
 
-def find_crossing(frame: Frame, interior: Interior) -> frozenset[int]:
-    """What is made in one jaxpr and read in another, so that it cannot be computed again there.
-
-    A call that holds no kernel is fused with what is around it, and so counts as part of that.
-    """
-    made: dict[int, Frame] = {}
-    crossing: set[int] = set()
-
-    def holds_kernel(nest: Nest) -> bool:
-        return any(interior.kernels[node.index] for node in _nodes(nest))
-
-    def visit(frame: Frame, home: Frame) -> None:
-        for site in frame.sites:
-            if isinstance(site, Nest):
-                is_part = _is_call(site) and not holds_kernel(site)
-                for inner in site.frames:
-                    visit(inner, home if is_part else inner)
-                continue
-            for value in site.ins:
-                if made.get(value, home) is not home:
-                    crossing.add(value)
-            for value in site.outs:
-                made[value] = home
-
-    visit(frame, frame)
-    return frozenset(crossing)
-
-
 def _root(parent: list[int], index: int) -> int:
+    """The equation that stands for the group of another, so far; the way to it is shortened."""
     while parent[index] != index:
         parent[index] = index = parent[parent[index]]
     return index
 
 
-def _operands(site: Site) -> tuple[int, ...]:
+def _operands(site: Node | Nest) -> tuple[int, ...]:
     return site.ins if isinstance(site, Node) else site.entries
-
-
-def _is_fusible(
-    graph: Graph, demand: Demand, interior: Interior, lowered: bytearray, node: Node
-) -> bool:
-    if node.trait is Trait.GENERATOR:
-        return not node.ins
-    if interior.kernels[node.index] or node.role not in _ARITHMETIC:
-        return False
-    if node.trait in _BETWEEN_DEVICES or node.name in _FOREIGN or node.eqn.effects:
-        return False
-    if node.role is not Role.REDUCE and all(_is_result(demand, lowered, v) for v in node.outs):
-        return False  # an optimizer's update, say: it is fused as in float32, to the last bit
-    # What is looked up by an index is a kernel's work.
-    is_movement = node.role is Role.MOVE or node.role is Role.MERGE
-    return not (is_movement and any(graph.kinds[v] in "iu" for v in node.ins[1:]))
-
-
-def _find_lowered(graph: Graph, stored: Sequence[Precision | None]) -> bytearray:
-    """Marks what arithmetic makes of narrow values, folds left out."""
-    lowered = bytearray(map(is_narrow, stored))
-    for node in graph.nodes:
-        if node.role in (Role.ELEMENTWISE, Role.MOVE) and union(lowered, node.ins):
-            for value in node.outs:
-                lowered[value] = 1
-    return lowered
-
-
-def _is_result(demand: Demand, lowered: bytearray, value: int) -> bool:
-    return demand.bits[value] & (ESCAPES | REACHES) == ESCAPES and not lowered[value]
-
-
-def _find_levels(graph: Graph, facts: Facts, frame: Frame, fusible: bytearray) -> list[int]:
-    """When each value is made: fusible equations run at odd levels, all else at even ones between.
-
-    What is small, or made of parameters alone, is computed where it is first read.
-    """
-    levels = [0] * len(graph.avals)
-    for node in graph.nodes:
-        if node.link is Link.BACK:
-            continue
-        ready = max([levels[v] for v in node.ins], default=0)
-        level = ready | 1 if fusible[node.index] else (ready | 1) + 1
-        for value in node.outs:
-            levels[value] = level
-    latest = _latest_in_nests(facts, frame, levels)
-    for node in reversed(graph.nodes):
-        if fusible[node.index] and not union(facts.dense, node.outs):
-            late = min(_earliest_reader(graph, levels, node), latest.get(node, UNBOUNDED))
-            for value in node.outs if late < UNBOUNDED else ():
-                levels[value] = max(levels[value], int(late))
-    return levels
-
-
-def _earliest_reader(graph: Graph, levels: list[int], node: Node) -> float:
-    """The last odd level before the results of a node are first read."""
-    found = [
-        (levels[reader.outs[0]] - 1) | 1
-        for value in node.outs
-        for reader in graph.uses[value]
-        if reader.outs and reader.link is not Link.BACK
-    ]
-    return min(found, default=UNBOUNDED)
-
-
-def _latest_in_nests(facts: Facts, frame: Frame, levels: list[int]) -> dict[Node, int]:
-    """Per node of a call, the one level at which all activations in it are made."""
-    latest: dict[Node, int] = {}
-    for site in frame.sites:
-        if isinstance(site, Node):
-            continue
-        nodes = list(_nodes(site))
-        made = {levels[v] for node in nodes for v in node.outs if facts.dense[v]}
-        if _is_call(site) and len(made) == 1:
-            latest.update(dict.fromkeys(nodes, *made))
-        else:
-            for inner in site.frames:
-                latest.update(_latest_in_nests(facts, inner, levels))
-    return latest
-
-
-def _nodes(site: Site) -> Iterator[Node]:
-    """The node itself, or all that an equation holds."""
-    if isinstance(site, Node):
-        yield site
-        return
-    for frame in site.frames:
-        for inner in frame.sites:
-            yield from _nodes(inner)
-
-
-def _is_call(nest: Nest) -> bool:
-    return nest.op.trait is Trait.CALL and nest.eqn.primitive.name not in _FOREIGN

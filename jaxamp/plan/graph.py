@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -238,3 +238,13 @@ def movements(node: Node) -> Iterable[tuple[int, int]]:
     if len(node.ins) == len(node.outs):
         return zip(node.ins, node.outs, strict=True)
     return [(node.ins[0], out) for out in node.outs]
+
+
+def nodes_of(site: Node | Nest) -> Iterator[Node]:
+    """The node itself, or all nodes of the jaxprs that an equation holds."""
+    if isinstance(site, Node):
+        yield site
+        return
+    for frame in site.frames:
+        for inner in frame.sites:
+            yield from nodes_of(inner)

@@ -13,11 +13,12 @@ from jaxamp.guards import Guard
 from jaxamp.plan.assemble import Findings, assemble
 from jaxamp.plan.carries import settle_carries
 from jaxamp.plan.choose import Chooser
+from jaxamp.plan.crossing import find_crossing
 from jaxamp.plan.dangers import find_dangers
 from jaxamp.plan.decision import Plan
 from jaxamp.plan.echoes import find_echoes
 from jaxamp.plan.forced import Forced, find_forced
-from jaxamp.plan.fusions import Fusions, find_crossing
+from jaxamp.plan.fusions import Fusions
 from jaxamp.plan.graph import Frame, Graph
 from jaxamp.plan.grounds import grounds_of
 from jaxamp.plan.held import find_held, find_summed
