@@ -9,11 +9,16 @@ from jaxamp.plan.flags import column, union
 from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 from jaxamp.taxonomy import Trait
 
-ESCAPES, EXACTING, FRAGILE, REACHES, TESTED = (1 << n for n in range(5))
+ESCAPES = 1  # becomes a result of the program by elementwise operations and movement alone
+EXACTING = 2  # decides when a loop stops
+FRAGILE = 4  # feeds a factorisation, with no Compute between
+REACHES = 8  # feeds a Compute operation that will be lowered
+TESTED = 16  # is compared to decide when a loop stops, or what is made of it without Compute is
 
 _DECIDING = EXACTING | TESTED
 
-# What is compared decides, wherever it was computed.
+# What is computed before a loop decides only if the loop's test compares it: wherever it is
+# computed, TESTED then makes it EXACTING.
 _SETTLED = bytes(flags | EXACTING if flags & TESTED else flags for flags in range(256))
 
 # Whether a Compute node would be lowered, given the flags of its results.
@@ -24,18 +29,16 @@ class Demand:
     """Uses per value.
 
     Attributes:
-      bits: the flags of each value; by name they are the columns that follow.
-      escapes: becomes a result of the program by elementwise operations and movement alone.
-      exacting: decides when a loop stops; what is computed before a loop does so only if its test
-        compares it, or what is made of it without Compute (TESTED).
-      fragile: feeds a factorisation, with no Compute between.
-      reaches: feeds a Compute operation that will be lowered.
+      bits: the flags of each value: ``ESCAPES``, ``REACHES`` and the others above.
+      escapes: whether each value has the flag ``ESCAPES``; the columns that follow are alike.
+      exacting: ``EXACTING``.
+      reaches: ``REACHES``.
     """
 
     def __init__(self, bits: bytearray) -> None:
         self.bits = bits
         self.escapes, self.exacting = column(bits, ESCAPES), column(bits, EXACTING)
-        self.fragile, self.reaches = column(bits, FRAGILE), column(bits, REACHES)
+        self.reaches = column(bits, REACHES)
 
 
 def find_demand(graph: Graph, facts: Facts, may_lower: Lowerable, *, no_gain: bool) -> Demand:

@@ -32,31 +32,34 @@ class Range:
         return 0 < abs(number) < self.smallest
 
 
-STATE, DENSE, STATISTIC, SOLVED, LAYER, WIDENED, LARGE, TINY = (1 << n for n in range(8))
+STATE = 1  # linked to a boundary float by elementwise operations and movement alone
+DENSE = 2  # made by Compute, or of that without folding axes: of an activation's size
+STATISTIC = 4  # folded from other values (a mean, a norm, a maximum), not dense
+SOLVED = 8  # comes from a factorisation
+LAYER = 16  # one slice of a stacked boundary value that a loop goes through: a layer's weights
+WIDENED = 32  # an explicit cast from a narrower float
+LARGE = 64  # may hold a constant that the narrow format turns into infinity
+TINY = 128  # rests on a constant that the narrow format turns into zero
 
 
 class Facts:
     """Facts per value.
 
     Attributes:
-      bits: the flags of each value; by name they are the columns that follow.
-      state: linked to a boundary float by elementwise operations and movement alone.
-      dense: made by Compute, or from such a value without folding axes: of an activation's size.
-      statistic: folded from other values (a mean, a norm, a maximum), not dense.
-      solved: comes from a factorisation.
-      layer: one slice of a stacked boundary value that a loop goes through: a layer's weights.
-      widened: an explicit cast from a narrower float.
-      large: may hold a constant that the narrow format turns into infinity.
-      tiny: rests on a constant that the narrow format turns into zero.
+      bits: the flags of each value: ``STATE``, ``DENSE`` and the others above.
+      state: whether each value has the flag ``STATE``; the columns that follow are alike.
+      dense: ``DENSE``.
+      solved: ``SOLVED``.
+      layer: ``LAYER``.
+      large: ``LARGE``.
       bound: for whole numbers the largest magnitude, ``None`` for other values.
     """
 
     def __init__(self, bits: bytearray, bound: Bounds) -> None:
         self.bits, self.bound = bits, bound
         self.state, self.dense = column(bits, STATE), column(bits, DENSE)
-        self.statistic, self.solved = column(bits, STATISTIC), column(bits, SOLVED)
-        self.layer, self.widened = column(bits, LAYER), column(bits, WIDENED)
-        self.large, self.tiny = column(bits, LARGE), column(bits, TINY)
+        self.solved, self.layer = column(bits, SOLVED), column(bits, LAYER)
+        self.large = column(bits, LARGE)
 
 
 def find_facts(graph: Graph, limits: Range) -> Facts:

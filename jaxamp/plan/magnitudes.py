@@ -13,20 +13,23 @@ from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 from jaxamp.taxonomy import Trait
 
-# What a value is: of these all operands must be sure. MASKS_NAN is of masks.
-NONNEGATIVE, AWAY, MASKS_NAN = 1, 2, 4
-# What a value may be: of these one operand is enough.
-DECAYING, STEEP = 8, 16
+# What is sure of a value. A result has it only if that follows from all operands.
+NONNEGATIVE = 1
+AWAY = 2  # away from zero: no rounding makes it zero
+MASKS_NAN = 4  # a mask, true where a number is NaN; what it chooses elsewhere is what counts
+# What a value may be. One operand is enough for a result to be so, too.
+DECAYING = 8  # may be so small that it is zero in float16: an exponential, a product of many
+STEEP = 16  # is divided by something decaying, and may be beyond float16
 
 _SURE, _MAYBE = NONNEGATIVE | AWAY, DECAYING | STEEP
 
-# So far from zero that no rounding makes it zero, nor its reciprocal infinite.
+# The least magnitude that counts as away from zero: neither it nor its reciprocal leaves float16.
 _FAR = 2**-8
 
 _NEVER_NEGATIVE = ("exp", "exp2", "abs", "square", "logistic", "sqrt", "rsqrt", "cosh", "erfc")
 _DECAYING = ("exp", "exp2", "logistic", "erfc", "cumprod", "reduce_prod")
 
-# What is kept of what all operands have in common.
+# Which sure flags a result keeps, if all operands have them.
 _KEPT = {
     **dict.fromkeys(("mul", "div", "log1p", "expm1"), NONNEGATIVE),
     **dict.fromkeys(("sqrt", "min", "clamp", "copy", "stop_gradient"), NONNEGATIVE | AWAY),
@@ -37,10 +40,9 @@ _JOINING = (Link.INVARIANT, Link.SLICE, Link.JOIN, Link.STACK)
 
 
 def find_magnitudes(graph: Graph, facts: Facts) -> bytearray:
-    """Sweeps forward until nothing changes; of what a loop hands on little is known.
+    """The flags of each value. Sweeps forward until nothing changes.
 
-    The flags are: never negative, away from zero, decaying (of a fast-growing negative exponent, or
-    of many factors), and steep (divided by what is decaying).
+    What a loop carries keeps only what it may be: nothing is sure of it.
     """
     bits = bytearray(len(graph.avals))
     for value, number in graph.constants.items():
