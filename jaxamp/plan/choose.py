@@ -1,6 +1,7 @@
-"""The decision for one node: the policy's table, then the guards, each a few lines.
+"""The decision for each node: the policy's table first, then the guards.
 
-``Chooser.choose`` sees nodes in program order and keeps the storage of every value.
+``Chooser.choose_all`` goes through the nodes in program order, and keeps in which precision every
+value is stored.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Chooser:
         carries = (c for c in graph.carries if not c.kept)
         self.streams = {v for c in carries for v in (c.inner, c.result)}
         self.copies: dict[int, Precision] = {}  # what far readers get of a fused value
-        self.either: set[int] = set()  # f32, though a narrow format would hold it
+        self.either: set[int] = set()  # f32 for lack of gain, not for accuracy
         self.exact = Exact(graph, interior)
         self.signed = find_signed(graph, interior)
         self.unwidened: set[int] = set()  # narrow inside a fused region: see exact.py
@@ -245,7 +246,8 @@ class Chooser:
     def _compare(self, node: Node, low: Precision) -> Choice:
         """What is equal must stay so: a derivative of `max` asks which operand is the result.
 
-        A known number is equal to what it was equal to before; float16's smallest are not zero.
+        So where one operand is stored rounded, both are rounded before they are compared. Beside
+        a known number they are not: `reduce_precision` makes zeros of float16's smallest numbers.
         """
         rounded = any(self._as_read(value, node) is low for value in node.ins)
         known = any(value in self.graph.constants for value in node.ins)

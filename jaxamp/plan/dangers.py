@@ -30,11 +30,12 @@ class Dangers:
     Attributes:
       facts: what each value is.
       demand: what each value is for.
-      folded: whether each value is combined with parts of itself: folds.py.
-      poles: what is made of each value may be infinite where: poles.py.
-      magnitudes: how large each value may be: magnitudes.py.
-      decays: what carries are multiplied by: decays.py.
-      coordinates: of whose multiples sines are taken: phases.py.
+      folded: per value, 1 if it is combined with parts of itself; see folds.py.
+      poles: per value, flags for where what is made of it is infinite: at zero or elsewhere; see
+        poles.py.
+      magnitudes: per value, flags for how near to zero or how large it may be; see magnitudes.py.
+      decays: values that a loop multiplies a carry by in every turn; see decays.py.
+      coordinates: values of whose multiples sines are taken; see phases.py.
       guards: those of the policy.
     """
 
@@ -48,7 +49,13 @@ class Dangers:
     guards: Set[Guard]
 
     def of(self, node: Node, outs: Sequence[int], low: Precision) -> Pin | None:
-        """What would be lost of the results of a node in a narrow format, if much would be."""
+        """Why the results of a node have to stay in f32, if they would lose much.
+
+        Args:
+          node: what makes them.
+          outs: those of its results that are ours.
+          low: the narrow format.
+        """
         facts, guards = self.facts, self.guards
         known, uses = union(facts.bits, outs), union(self.demand.bits, outs)
         if Guard.RANGE in guards:
@@ -81,7 +88,7 @@ class Dangers:
 def find_dangers(
     graph: Graph, facts: Facts, demand: Demand, interior: Interior, policy: PrecisionPolicy
 ) -> Dangers:
-    """Sweeps a program for each of them."""
+    """Runs the sweeps that look for what a narrow format would harm."""
     magnitudes = find_magnitudes(graph, facts)
     return Dangers(
         facts=facts,

@@ -1,8 +1,8 @@
-"""Whose cotangent is rounded before it parts: sums of an activation and a broadcast parameter.
+"""Sums of an activation and a broadcast parameter whose cotangent is rounded for both.
 
-The sum is fused, so it is f32 and so is its cotangent, which goes two ways: rounded to the stored
-activation, and folded over rows to the parameter. The fold is another kernel. Unless both read what
-is rounded, the f32 cotangent itself goes through memory.
+Such a sum is fused, so it is f32, and so is its cotangent. That goes two ways: to the activation,
+rounded as the activation is stored, and to the parameter, folded over rows by another kernel.
+Unless the fold reads the rounding as well, the f32 cotangent is written to memory for it.
 """
 
 from __future__ import annotations

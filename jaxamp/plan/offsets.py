@@ -19,13 +19,14 @@ from jaxamp.taxonomy import Trait
 
 
 class Offset(NamedTuple):
-    """That a value grows with another one, or with its exponential, or shrinks.
+    """How a value changes with another one, its origin.
 
     Attributes:
       origin: the other one.
-      sign: whether the value grows (1) or shrinks (-1).
-      factor: whether it is multiplied by the exponential, and not added to.
-      carried: how many kernels and cuts are between: what is apart from the origin.
+      sign: whether the value grows (1) or shrinks (-1) with it.
+      factor: whether it contains the exponential of the origin as a factor, rather than the origin
+        as a term.
+      carried: how many kernels and cuts are between the two.
     """
 
     origin: int
@@ -40,7 +41,7 @@ _MOST = 8  # origins of one value: the last ones
 
 
 def find_met(graph: Graph, facts: Facts, interior: Interior) -> list[int]:
-    """What meets itself, and all that is between."""
+    """Values that cancel with what a kernel has made of them, and all values in between."""
     if not any(_moves_apart(graph, interior, node) for node in graph.nodes if node.ins):
         return []
     offsets = _Offsets(graph, facts, interior)
@@ -50,14 +51,14 @@ def find_met(graph: Graph, facts: Facts, interior: Interior) -> list[int]:
 
 
 def _moves_apart(graph: Graph, interior: Interior, node: Node) -> bool:
-    """Whether what a node makes and what it reads are not in one place."""
+    """Whether what a node makes and what it reads are in different kernels or rows."""
     if node.role is Role.MOVE:
         return _is_smaller(graph, node.outs[0], node.ins[0])
     return bool(interior.kernels[node.index]) and _carries(node)
 
 
 def _carries(node: Node) -> bool:
-    """Whether something added to all that a node reads is added to what it makes."""
+    """Whether adding a number to all that a node reads adds it to what the node makes, too."""
     picks = node.trait is Trait.EXTREMUM or node.name == "cumlogsumexp"
     return picks or node.trait is Trait.NO_KERNEL
 

@@ -1,6 +1,7 @@
-"""What loops stack, slice or are handed, or branches join, rounded before: so do all readers.
+"""Rounds what a loop stacks, slices or is handed, or a branch joins, before it is in memory.
 
-They get the same numbers, and half of the bytes are written.
+It does so where all readers round it themselves: they get the same numbers, and half of the bytes
+are written.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _MADE = (Role.ELEMENTWISE, Role.MERGE)
 
 
 def narrow_piles(graph: Graph, stored: list[Precision | None], choices: Choices) -> None:
-    """Enters the narrow precision of what is stacked, joined or sliced, and of what becomes of it.
+    """Enters that what is stacked, joined or sliced is narrow, and so is what becomes of it.
 
     Args:
       graph: the program.
@@ -44,6 +45,6 @@ def narrow_piles(graph: Graph, stored: list[Precision | None], choices: Choices)
 
 
 def _is_pile(graph: Graph, node: Node, value: int) -> bool:
-    """Whether a value is whole in memory because of a loop or branch; a parameter is so anyway."""
+    """Whether a loop or branch puts the whole of a value into memory, where it else were not."""
     sliced = node.role in _MADE and any(r.link in _CUT for r in graph.uses[value])
     return node.link in _PILED or sliced

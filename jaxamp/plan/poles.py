@@ -1,8 +1,8 @@
-"""What may not become a number at which something made of it is infinite.
+"""Values that must not be rounded to a number at which something made of them is infinite.
 
-A probability near one is one in 8 or 11 bits, and `log1p(-p)` of it infinite. The arithmetic is in
-float32 anyway; here is what it reads: what was sorted, gathered, stacked or joined on its way, and
-so is stored in between.
+A probability near one is one in 8 or 11 bits, and `log1p(-p)` of it infinite. The logarithm is in
+float32 anyway. What is looked for here are the values that lead to it and are stored in between,
+because they were sorted, gathered, stacked or joined on the way.
 """
 
 from __future__ import annotations

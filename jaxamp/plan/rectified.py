@@ -1,7 +1,8 @@
-"""What a derivative rule cuts off at zero and compares there, for those who store it narrow.
+"""Results of a rectifier in a derivative rule, where the rule reads them for their sign alone.
 
-The rule stores it narrow itself, holds that, and compares it: a narrow format has the sign. Of this
-a backward pass needs nothing else, and it is in memory anyway.
+The rule of a `relu` gives `max(x, 0)`, and compares it with zero for the tangents. Where the result
+leaves narrow, the rule rounds it itself, holds the rounding and compares that, which has the same
+sign. The backward pass then needs nothing of the rectifier but what is in memory anyway.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from jaxamp.plan.interior import Interior
 
 
 def find_signed(graph: Graph, interior: Interior) -> set[int]:
-    """Values that are cut off at zero, leave narrow, and are read before for their sign alone."""
+    """Values that are cut off at zero and go on to Compute, and are read for their sign alone."""
     return {
         value
         for value in graph.onward & interior.rectified

@@ -1,8 +1,8 @@
 """Constants that a loop makes itself rather than reads.
 
 A mask is made of whole numbers and comparisons, and what fills it of one number. JAX moves both out
-of a loop that it differentiates, where they become arrays that each turn reads. Inside, the kernel
-that uses them makes them again for nothing.
+of a loop that it differentiates, where they become arrays that each turn reads. Inside the loop,
+the kernel that uses them makes them again at next to no cost.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxamp.plan.decision import Making, Remake
 from jaxamp.plan.graph import Frame, Graph, Link, Node, Role
 from jaxamp.taxonomy import Trait
 
-_MOST = 16  # equations; a longer way to a constant is no longer for nothing
+_MOST = 16  # equations; what takes more is no longer made at next to no cost
 _MAKERS = (Role.ELEMENTWISE, Role.MOVE, Role.CONVERT)
 
 
