@@ -14,18 +14,11 @@ import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jax.extend.core import JaxprEqn
-
 from jaxamp import taxonomy
 from jaxamp.errors import JaxAmpError, PolicyError, RuleError, accepted
 from jaxamp.formats import Precision, PrecisionLike
-from jaxamp.regions import MARKER
+from jaxamp.scopes import clean_scope
 from jaxamp.taxonomy import OpKind
-
-# What JAX itself writes around or between the names that the user entered.
-_TRANSFORM = re.compile(r"(?:jvp|transpose|vmap)\(")
-_OWN_NAMES = ("rematted_computation",)
-_REPEATED = re.compile(r"repeated\[(\d+)\]")  # how many names before it are there a second time
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,53 +210,6 @@ def unmatched(rules: Sequence[Rule], counts: Sequence[int]) -> tuple[Rule, ...]:
     return tuple(rule for rule, count in zip(rules, counts, strict=True) if not count)
 
 
-@functools.lru_cache(maxsize=4096)
-def clean_scope(name_stack: str) -> str:
-    """The scope path as the user wrote it: without transforms, markers and JAX's own names.
-
-    Args:
-      name_stack: ``str(eqn.source_info.name_stack)``, with that of the enclosing equations before
-        it.
-
-    >>> clean_scope("transpose(jvp(transformer))/jvp(layer3)/keep_precision[f32]/attention")
-    'transformer/layer3/attention'
-    """
-    kept: list[str] = []
-    for name in _without_transforms(name_stack).split("/"):
-        if marker := _REPEATED.fullmatch(name):
-            del kept[len(kept) - int(marker[1]) :]
-        elif name and name not in _OWN_NAMES and not MARKER.fullmatch(name):
-            kept.append(name)
-    return "/".join(kept)
-
-
-def joined_scope(outer: str, eqn: JaxprEqn) -> str:
-    """The name stack of an equation with those of the enclosing ones, `outer`, before it."""
-    names = "/".join(filter(None, (outer, str(eqn.source_info.name_stack))))
-    return without_repeats(names, eqn)
-
-
-def without_repeats(name_stack: str, eqn: JaxprEqn) -> str:
-    """The name stack of an equation that holds others, with a mark where names are repeated.
-
-    Each time that JAX differentiates a ``jax.checkpoint``, it writes the names around it twice.
-
-    Args:
-      name_stack: that of the equation, with those of the enclosing ones before it.
-      eqn: the equation.
-    """
-    if not eqn.params.get("differentiated"):
-        return name_stack
-    names = clean_scope(str(eqn.source_info.name_stack)).split("/")
-    once = names
-    for _ in range(name_stack.count("transpose(")):
-        half = len(once) // 2
-        if once[:half] != once[half:]:
-            break
-        once = once[:half]
-    return f"{name_stack}/repeated[{len(names) - len(once)}]"
-
-
 def parse_kind(word: Any) -> OpKind:
     """Reads an operation kind: an ``OpKind`` or its name in any case.
 
@@ -281,25 +227,6 @@ def parse_kind(word: Any) -> OpKind:
             return kind
     words = [kind.name.lower() for kind in OpKind]
     raise PolicyError(f"Unknown operation kind {word!r}. {accepted(word, words)}")
-
-
-def _without_transforms(text: str) -> str:
-    """Takes away ``jvp(`` and the like with their closing bracket; the user's brackets stay."""
-    kept: list[str] = []
-    wrappers: list[bool] = []  # one entry per open bracket: does it belong to a transform?
-    at, starts_name = 0, True
-    while at < len(text):
-        if starts_name and (wrapper := _TRANSFORM.match(text, at)):
-            wrappers.append(True)
-            at = wrapper.end()
-            continue
-        char = text[at]
-        if char == "(":
-            wrappers.append(False)
-        if not (char == ")" and wrappers and wrappers.pop()):
-            kept.append(char)
-        at, starts_name = at + 1, char == "/"
-    return "".join(kept)
 
 
 @functools.lru_cache(maxsize=16384)

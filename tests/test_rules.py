@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from jaxamp.errors import PolicyError, RuleError
 from jaxamp.formats import Precision
 from jaxamp.policy import PrecisionPolicy
-from jaxamp.rules import EquationView, Rule, clean_scope, first_match, parse_kind, unmatched
+from jaxamp.rules import EquationView, Rule, first_match, parse_kind, unmatched
+from jaxamp.scopes import clean_scope
 from jaxamp.taxonomy import OpKind, register_op_kind
 from tests.scopes import equations_of
 

@@ -15,7 +15,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from jaxamp.inspect.operation import Place, frames_of, innermost
 from jaxamp.plan import Decision, JaxprPlan
 from jaxamp.plan.wiring import Body, branches, call_body, is_region, loop
-from jaxamp.rules import clean_scope, joined_scope
+from jaxamp.scopes import clean_scope, joined_scope
 from jaxamp.taxonomy import OpKind, Trait, lookup
 
 

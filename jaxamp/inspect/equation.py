@@ -16,7 +16,7 @@ from jaxamp.inspect.storage import Casts, Storage, of
 from jaxamp.inspect.tally import Tally
 from jaxamp.plan import Decision, Ground, JaxprPlan, wiring
 from jaxamp.rewrite.accumulate import accumulate_p, original
-from jaxamp.rules import clean_scope, joined_scope
+from jaxamp.scopes import clean_scope, joined_scope
 from jaxamp.taxonomy import Op, OpKind, Trait
 
 _REWRITTEN = "rewritten already, by an amp inside"

@@ -13,7 +13,7 @@ from jaxamp.inspect.operation import Operation, Place, is_library, total
 from jaxamp.inspect.storage import Casts, Storage
 from jaxamp.inspect.tally import Tally
 from jaxamp.plan import JaxprPlan, Plan
-from jaxamp.rules import clean_scope
+from jaxamp.scopes import clean_scope
 from jaxamp.taxonomy import OpKind, Trait
 
 

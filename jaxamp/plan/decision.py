@@ -14,7 +14,8 @@ from jaxamp import _compat
 from jaxamp.formats import CastConfig, Precision, is_narrow
 from jaxamp.guards import Guard
 from jaxamp.policy import PrecisionPolicy
-from jaxamp.rules import Rule, clean_scope, unmatched
+from jaxamp.rules import Rule, unmatched
+from jaxamp.scopes import clean_scope
 from jaxamp.taxonomy import OpKind
 
 Also = tuple[tuple[int, Precision | None], ...]

@@ -9,7 +9,8 @@ from jaxamp.formats import Precision
 from jaxamp.plan.graph import Graph, Node, Role
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.regions import kept_precision
-from jaxamp.rules import EquationView, clean_scope, first_match
+from jaxamp.rules import EquationView, first_match
+from jaxamp.scopes import clean_scope
 
 
 @dataclass(slots=True, eq=False)

@@ -17,7 +17,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive
 from jaxamp import _compat, taxonomy
 from jaxamp.plan import wiring
 from jaxamp.plan.graph import Carry, Frame, Graph, Link, Nest, Node, Role
-from jaxamp.rules import without_repeats
+from jaxamp.scopes import without_repeats
 from jaxamp.taxonomy import Op, Trait
 
 
