@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxamp import _compat
-from jaxamp.plan import Decision
+from jaxamp.plan import Decision, JaxprPlan
 from jaxamp.plan.wiring import nested_params
 from jaxamp.rewrite.accumulate import accumulate_p, original
 from jaxamp.rewrite.interpreter import rewritten
@@ -33,7 +33,11 @@ def call(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:
     """Calls the rewritten body."""
-    return _call_open_or_closed(context, eqn, decision, operands, "call_jaxpr")
+    body, plan = eqn.params["call_jaxpr"], decision.inner[0]
+    if isinstance(body, ClosedJaxpr):
+        return _compat.bind(eqn, operands, call_jaxpr=rewritten(context, body, plan))
+    opened, consts = _rewritten_open(context, body, plan)
+    return _compat.bind(eqn, [*consts, *operands], call_jaxpr=opened)
 
 
 @rewrites("remat2")
@@ -41,10 +45,7 @@ def checkpoint(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:
     """Stays a checkpoint of the same policy; what it saves is what is stored."""
-    plan = decision.inner[0]
-    opened, consts = _compat.without_consts(
-        rewritten(context, ClosedJaxpr(eqn.params["jaxpr"], ()), plan)
-    )
+    opened, consts = _rewritten_open(context, eqn.params["jaxpr"], decision.inner[0])
     policy = _sees_originals(eqn.params["policy"])
     return _compat.bind(eqn, [*consts, *operands], jaxpr=opened, policy=policy)
 
@@ -61,21 +62,14 @@ def nested(
         if isinstance(param, ClosedJaxpr):
             changes[name] = rewritten(context, param, plan)
         else:
-            opened, consts = _compat.without_consts(
-                rewritten(context, ClosedJaxpr(param, ()), plan)
-            )
+            opened, consts = _rewritten_open(context, param, plan)
             changes[name] = param if consts else opened
     return _compat.bind(eqn, operands, **changes)
 
 
-def _call_open_or_closed(
-    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any], name: str
-) -> Sequence[Any]:
-    param, plan = eqn.params[name], decision.inner[0]
-    if isinstance(param, ClosedJaxpr):
-        return _compat.bind(eqn, operands, **{name: rewritten(context, param, plan)})
-    opened, consts = _compat.without_consts(rewritten(context, ClosedJaxpr(param, ()), plan))
-    return _compat.bind(eqn, [*consts, *operands], **{name: opened})
+def _rewritten_open(context: Context, jaxpr: Jaxpr, plan: JaxprPlan) -> tuple[Jaxpr, Sequence[Any]]:
+    """An open jaxpr, rewritten, and the constants that it takes as its first inputs."""
+    return _compat.without_consts(rewritten(context, ClosedJaxpr(jaxpr, ()), plan))
 
 
 def _sees_originals(policy: Callable[..., Any] | None) -> Callable[..., Any] | None:
