@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jaxamp import _compat
 from jaxamp.comparisons import compare_results
 from jaxamp.formats import Precision, is_narrow
-from jaxamp.plan import Decision, make_plan
+from jaxamp.plan import Decision, JaxprPlan, make_plan
 from jaxamp.rewrite.interpreter import interpret
 from jaxamp.rewrite.registry import Context, rewrites
 
@@ -41,23 +41,32 @@ def custom_jvp(
         half = len(primals_and_tangents) // 2
         primals = primals_and_tangents[consts:half]
         tangents = primals_and_tangents[half + consts :]
-        zeros = [_compat.is_symbolic_zero(t) for t in tangents]
-        jaxpr, captured, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
-        nonzero = [t for t in tangents if not _compat.is_symbolic_zero(t)]
-        wanted = [
-            *plan.outputs,
-            *(p for p, z in zip(plan.outputs, out_zeros, strict=True) if not z),
-        ]
-        closed = ClosedJaxpr(jaxpr, captured)
-        if any(any(inner.kept) for inner in plan.walk()):
-            closed = compare_results(closed)
-        # Tangents go on: transposed, what made them must have been narrow.
-        onward = [i >= len(out_zeros) or is_narrow(p) for i, p in enumerate(wanted)]
-        later = [*[False] * len(primals), *[True] * len(nonzero)]
-        results = _run_rule(context, closed, [*primals, *nonzero], wanted, onward, later)
-        return _with_zeros(results, out_zeros)
+        return _run_jvp(context, eqn, plan, primals, tangents)
 
     return _compat.bind_custom_jvp(eqn, operands, function, rule)
+
+
+def _run_jvp(
+    context: Context,
+    eqn: JaxprEqn,
+    plan: JaxprPlan,
+    primals: Sequence[Any],
+    tangents: Sequence[Any],
+) -> list[Any]:
+    """Traces the rule for the tangents that are no symbolic zeros, then runs it."""
+    zeros = [_compat.is_symbolic_zero(t) for t in tangents]
+    jaxpr, captured, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
+    closed = ClosedJaxpr(jaxpr, captured)
+    if any(any(inner.kept) for inner in plan.walk()):
+        closed = compare_results(closed)
+    given = [t for t, is_zero in zip(tangents, zeros, strict=True) if not is_zero]
+    made = [p for p, is_zero in zip(plan.outputs, out_zeros, strict=True) if not is_zero]
+    wanted = [*plan.outputs, *made]
+    # Tangents go on: transposed, what made them must have been narrow.
+    onward = [*map(is_narrow, plan.outputs), *[True] * len(made)]
+    later = [*[False] * len(primals), *[True] * len(given)]
+    results = _run_rule(context, closed, [*primals, *given], wanted, onward, later)
+    return _with_zeros(results, out_zeros)
 
 
 @rewrites("custom_vjp_call")
