@@ -19,6 +19,7 @@ from jaxamp.plan.offsets import find_met
 from jaxamp.plan.phases import find_coordinates
 from jaxamp.plan.pins import Pin, is_inexact
 from jaxamp.plan.poles import AT_NUMBER, AT_ZERO, find_poles
+from jaxamp.plan.recurrences import find_recurrences
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.taxonomy import Trait
 
@@ -35,6 +36,7 @@ class Dangers:
         poles.py.
       magnitudes: per value, flags for how near to zero or how large it may be; see magnitudes.py.
       decays: values that a loop multiplies a carry by in every turn; see decays.py.
+      carried: values that loops which are written out carry; see recurrences.py.
       coordinates: values of whose multiples sines are taken; see phases.py.
       guards: those of the policy.
     """
@@ -45,6 +47,7 @@ class Dangers:
     poles: bytearray
     magnitudes: bytearray
     decays: Set[int]
+    carried: Set[int]
     coordinates: Set[int]
     guards: Set[Guard]
 
@@ -71,6 +74,8 @@ class Dangers:
             return Pin("combined with parts of itself", Guard.SENSITIVE)
         if Guard.LOOP_CARRY in guards and not self.decays.isdisjoint(outs):
             return Pin("multiplies a carry in every turn", Guard.LOOP_CARRY)
+        if Guard.LOOP_CARRY in guards and not self.carried.isdisjoint(outs):
+            return Pin("carried through equal turns", Guard.LOOP_CARRY)
         if Guard.SENSITIVE in guards and not self.coordinates.isdisjoint(outs):
             return Pin("of its multiples sines are taken", Guard.SENSITIVE)
         near = union(self.poles, outs)
@@ -90,13 +95,15 @@ def find_dangers(
 ) -> Dangers:
     """Runs the sweeps that look for what a narrow format would harm."""
     magnitudes = find_magnitudes(graph, facts)
+    recurrences = find_recurrences(graph, facts)
     return Dangers(
         facts=facts,
         demand=demand,
         folded=find_folds(graph, facts, find_met(graph, facts, interior)),
         poles=find_poles(graph, magnitudes),
         magnitudes=magnitudes,
-        decays=find_decays(graph),
+        decays=find_decays(graph, recurrences),
+        carried={v for node, read in recurrences for v in (read, *node.outs)},
         coordinates=find_coordinates(graph, facts),
         guards=policy.guards,
     )

@@ -2,7 +2,8 @@
 
 `h = f * h + i`: a rounding of `f` is raised to the number of turns. 0.999 is 1 in bfloat16, and
 then nothing is forgotten. The carry is in float32 anyway; here is what it is multiplied by, which
-may be stored: computed before the loop and sliced, or stacked by one loop for another.
+may be stored: computed before the loop and sliced, or stacked by one loop for another. A loop that
+is written out has decays too: see recurrences.py.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from jaxamp.plan.graph import Carry, Graph, Link, Node, Role, movements
+from jaxamp.plan.recurrences import Links, is_linear
 from jaxamp.taxonomy import Trait
 
 _SCALES = ("mul", "div")
-_LINEAR = (*_SCALES, "add", "add_any", "sub", "neg", "select_n", "copy")
 _HANDED = (Link.SLICE, Link.STACK, Link.INVARIANT, Link.JOIN)
 
 
-def find_decays(graph: Graph) -> frozenset[int]:
+def find_decays(graph: Graph, recurrences: Links) -> frozenset[int]:
     """What carries that stay float32 are multiplied by, and what that is moved or chosen from."""
-    found: set[int] = set()
+    found = set(_factors(recurrences))
     for carry in graph.carries:
         if carry.kept and graph.ours[carry.inner]:
             found.update(_factors(_links(graph, carry)))
@@ -29,13 +30,13 @@ def find_decays(graph: Graph) -> frozenset[int]:
     return frozenset(v for v in found if graph.ours[v])
 
 
-def _links(graph: Graph, carry: Carry) -> list[tuple[Node, int]]:
+def _links(graph: Graph, carry: Carry) -> Links:
     """Nodes by which a carry is made of itself, and what of it they read."""
     read: dict[Node, int] = {}
     pending = [carry.inner]
     for value in pending:
         for node in graph.uses[value]:
-            if node not in read and _is_linear(node, value):
+            if node not in read and is_linear(node, value):
                 read[node] = value
                 pending += node.outs
     leads, links = {carry.out}, []
@@ -44,14 +45,6 @@ def _links(graph: Graph, carry: Carry) -> list[tuple[Node, int]]:
             leads.add(value)
             links.append((node, value))
     return links
-
-
-def _is_linear(node: Node, value: int) -> bool:
-    if node.role is Role.MOVE:
-        return True
-    if node.name == "div":
-        return value == node.ins[0]
-    return node.name in _LINEAR or node.link is Link.JOIN
 
 
 def _factors(links: Sequence[tuple[Node, int]]) -> Iterable[int]:
