@@ -139,9 +139,10 @@ def _store_what_joins(graph: Graph, facts: Facts, interior: Interior) -> None:
             if not fused[value]:
                 continue
             if joined == _SEVERAL and _is_read_later(graph, interior, value):
-                fused[value] = 0
-            else:
-                made_of[value] = joined
+                is_argument = _is_complemented(graph, interior, node, value)
+                joined = node.ins[0] if is_argument else value
+                fused[joined] = 0
+            made_of[value] = joined
 
 
 def _is_read_later(graph: Graph, interior: Interior, value: int) -> bool:
@@ -151,6 +152,38 @@ def _is_read_later(graph: Graph, interior: Interior, value: int) -> bool:
         return True
     folded = any(r.role is Role.REDUCE and not folds_rows(graph, r) for r in readers)
     return folded and any(r.role is Role.ELEMENTWISE for r in readers)
+
+
+def _is_complemented(graph: Graph, interior: Interior, node: Node, value: int) -> bool:
+    """Whether a later kernel needs a curve's distance to its bound.
+
+    `1 - y * y` of a rounded `y` is zero where `tanh` saturates; of its rounded argument it is not.
+    """
+    if node.trait is not Trait.SMOOTH:
+        return False
+    squares = [out for r in graph.uses[value] if _squares(r) for out in r.outs]
+    pending = [r for v in (value, *squares) for r in graph.uses[v] if _complements(graph, r)]
+    seen = set(pending)
+    for made in pending:  # the distance, and its products
+        for out in made.outs:
+            for reader in graph.uses[out]:
+                if interior.is_far(out, reader):
+                    if reader.role is not Role.LINK:
+                        return True
+                elif reader.name == "mul" and reader not in seen:
+                    seen.add(reader)
+                    pending.append(reader)
+    return any(interior.is_far(v, r) for r in pending for v in r.ins if v == value)
+
+
+def _squares(node: Node) -> bool:
+    return node.name in ("square", "integer_pow") or (node.name == "mul" and len({*node.ins}) == 1)
+
+
+def _complements(graph: Graph, node: Node) -> bool:
+    return node.name == "one_minus_square" or (
+        node.name == "sub" and bool(graph.constants.get(node.ins[0]))
+    )
 
 
 def _parts(node: Node) -> list[tuple[int, tuple[int, ...]]]:
