@@ -42,3 +42,17 @@ def test_the_distance_to_a_bound_is_not_taken_of_a_rounding(
     rounded = jax.jit(products_rounded(gradient, low))(W, X, Y)
     allowed = 4 * np.linalg.norm(rounded - exact)
     assert 0 < np.linalg.norm(jax.jit(amp(gradient, policy))(W, X, Y) - exact) <= allowed
+
+
+@pytest.mark.parametrize("policy", ["auto_mixed_bf16", "auto_mixed"])
+def test_a_mask_of_a_product_is_no_other_product(policy: str) -> None:
+    """The derivative of `softplus` is `exp(x - softplus(x))`, and nothing waits but the product."""
+
+    def gradient(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        return jax.grad(lambda w: jnp.mean((jax.nn.softplus(x @ w + 20) @ OUT - y) ** 2))(w)
+
+    low = jnp.bfloat16 if policy == "auto_mixed_bf16" else jnp.float16
+    exact = jax.jit(gradient)(W, X, Y)
+    rounded = jax.jit(products_rounded(gradient, low))(W, X, Y)
+    allowed = 2 * np.linalg.norm(rounded - exact)
+    assert 0 < np.linalg.norm(jax.jit(amp(gradient, policy))(W, X, Y) - exact) <= allowed

@@ -136,6 +136,8 @@ def _store_what_joins(graph: Graph, facts: Facts, interior: Interior) -> None:
                 continue
             joined = _join([made_of[v] for v in parts])
             interior.joined[value] = joined == _SEVERAL
+            if graph.kinds[value] == "b":  # a mask is made again where it is read
+                made_of[value] = joined
             if not fused[value]:
                 continue
             if joined == _SEVERAL and _is_read_later(graph, interior, value):
