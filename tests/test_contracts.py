@@ -124,6 +124,10 @@ READ: dict[str, tuple[Callable[[Any], Any], dict[str, Callable[[Any], bool]]]] =
         },
     ),
     "integer_pow": (lambda x: x**-2, {"y": lambda v: v == -2}),
+    "iota": (
+        lambda x: x + lax.broadcasted_iota(jnp.float32, (4, 4), 1),
+        {"dimension": lambda v: v == 1},
+    ),
     "custom_jvp_call": (
         with_jvp,
         {

@@ -165,6 +165,7 @@ class Graph:
       sizes: number of elements of each value; symbolic where its shape is.
       constants: the known numbers by value: literals, simple arithmetic on them, and arrays that
         are broadcast from them. Of a captured array it is the number that is furthest from 1.
+      spans: between which numbers a value lies that is made of known ones; see spans.py.
       nodes: in program order; the links of a loop stand where it does.
       sources: boundary values: inputs and captured constants.
       outputs: results of the program.
@@ -185,6 +186,7 @@ class Graph:
     kinds: list[str] = field(default_factory=list)
     sizes: list[Any] = field(default_factory=list)
     constants: dict[int, float] = field(default_factory=dict)
+    spans: dict[int, tuple[float, float]] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     sources: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)

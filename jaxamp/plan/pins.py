@@ -45,6 +45,8 @@ def pin_contraction(
             return Pin("reads the result of a factorisation", Guard.NO_KERNEL)
     if Guard.RANGE in guards and known & LARGE:
         return Pin(f"a constant is beyond {low.short}", Guard.RANGE)
+    if Guard.RANGE in guards and any(_is_beyond(graph, v, low) for v in floats):
+        return Pin(f"known numbers are beyond {low.short}", Guard.RANGE)
     if Guard.RANGE in guards and any(_outgrows(graph, v, low) for v in node.outs):
         return Pin(f"is multiplied beyond {low.short}, and so is its cotangent", Guard.RANGE)
     if Guard.EXACT_INTEGER in guards and any(is_inexact(facts, v, low) for v in floats):
@@ -84,6 +86,12 @@ def _outgrows(graph: Graph, value: int, low: Precision) -> bool:
     """Whether some reader multiplies a value by a number that a format cannot hold."""
     factors = [factor(graph, value, reader) for reader in graph.uses[value]]
     return any(f is not None and low.max < abs(f) < float("inf") for f in factors)
+
+
+def _is_beyond(graph: Graph, value: int, low: Precision) -> bool:
+    """Whether a format cannot hold a value that is made of known numbers."""
+    span = graph.spans.get(value)
+    return span is not None and any(low.max < abs(end) < float("inf") for end in span)
 
 
 def is_inexact(facts: Facts, value: int, low: Precision) -> bool:

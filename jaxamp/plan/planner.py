@@ -27,6 +27,7 @@ from jaxamp.plan.outline import find_repeated
 from jaxamp.plan.piles import narrow_piles
 from jaxamp.plan.readings import find_readings
 from jaxamp.plan.scaled import find_scaled
+from jaxamp.plan.spans import find_spans
 from jaxamp.plan.travels import find_travels
 from jaxamp.plan.unfold import unfold
 from jaxamp.policy import PrecisionPolicy
@@ -76,6 +77,7 @@ def make_plan(
     onward = onward or [is_narrow(p) for p in outputs or ()]
     _apply_signature(graph, frame.entries, inputs or (), frame.exits, onward)
     graph.later.update(v for v, is_later in zip(frame.entries, later, strict=False) if is_later)
+    graph.spans = find_spans(graph)
     forced = find_forced(graph, policy)
     findings = _find(graph, frame, policy, forced, inputs or ())
     body = assemble(findings, outputs)
