@@ -124,6 +124,14 @@ READ: dict[str, tuple[Callable[[Any], Any], dict[str, Callable[[Any], bool]]]] =
         },
     ),
     "integer_pow": (lambda x: x**-2, {"y": lambda v: v == -2}),
+    "slice": (
+        lambda x: lax.slice(x, (0, 1), (4, 3), (1, 2)),
+        {
+            "start_indices": lambda v: v == (0, 1),
+            "limit_indices": lambda v: v == (4, 3),
+            "strides": lambda v: v == (1, 2),
+        },
+    ),
     "iota": (
         lambda x: x + lax.broadcasted_iota(jnp.float32, (4, 4), 1),
         {"dimension": lambda v: v == 1},

@@ -36,6 +36,11 @@ def midpoint(w: jax.Array, h: jax.Array, x: jax.Array) -> jax.Array:
     return h + 0.01 * jnp.tanh(jnp.tanh(half @ w) @ U)
 
 
+def parted(w: jax.Array, h: jax.Array, x: jax.Array) -> jax.Array:
+    """A part of an array is cut out in each turn."""
+    return h + 0.01 * jnp.tanh((h + x)[:, 1:] @ w[1:])
+
+
 def written_out(turn: Turn, w: jax.Array, x: jax.Array) -> jax.Array:
     h = jnp.tanh(x[0] @ OUT)
     for part in x:
@@ -44,7 +49,7 @@ def written_out(turn: Turn, w: jax.Array, x: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
-@pytest.mark.parametrize("turn", [gated, stepped, midpoint])
+@pytest.mark.parametrize("turn", [gated, stepped, midpoint, parted])
 def test_what_is_carried_is_not_rounded(turn: Turn, order: str) -> None:
     fn = partial(written_out, turn)
     exact = jax.jit(jax.grad(fn))(W, X)

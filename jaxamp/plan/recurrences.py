@@ -60,6 +60,7 @@ class _Products:
         self.graph = graph
         self._origin: dict[int, int] = {}
         self._ours: set[int] = set(graph.sources)
+        self._parts: dict[_Key, int] = {}
         for node in graph.nodes:
             if node.role is Role.MOVE:
                 self._follow(node)
@@ -79,11 +80,17 @@ class _Products:
         return any(count >= _TURNS for count in self.uses.values())
 
     def _follow(self, node: Node) -> None:
+        """Notes what is moved from a boundary value; the same part, cut out again, is the same."""
         for source, out in movements(node):
             if source in self._ours:
                 self._ours.add(out)
+            origin = self._origin.get(source, source)
             if self.graph.sizes[source] == self.graph.sizes[out]:
-                self._origin[out] = self._origin.get(source, source)
+                self._origin[out] = origin
+            elif node.name == "slice":
+                params = node.eqn.params
+                place = origin, params["start_indices"], params["limit_indices"], params["strides"]
+                self._origin[out] = self._parts.setdefault(place, out)
 
     def _is_layer(self, facts: Facts, node: Node) -> bool:
         """Whether a boundary value, or a part of one, is multiplied here and nowhere else."""
