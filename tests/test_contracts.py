@@ -121,6 +121,7 @@ READ: dict[str, tuple[Callable[[Any], Any], dict[str, Callable[[Any], bool]]]] =
             "fill_value": _anything,
             "mode": lambda v: v is lax.GatherScatterMode.FILL_OR_DROP,
             "slice_sizes": lambda v: v == (1, 1),
+            "unique_indices": lambda v: v is False,
         },
     ),
     "integer_pow": (lambda x: x**-2, {"y": lambda v: v == -2}),

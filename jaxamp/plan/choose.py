@@ -22,8 +22,8 @@ from jaxamp.plan.facts import DENSE, Facts
 from jaxamp.plan.flags import union
 from jaxamp.plan.forced import Forced
 from jaxamp.plan.graph import Graph, Link, Node, Role, movements
-from jaxamp.plan.interior import Interior, scatters
-from jaxamp.plan.picks import picks
+from jaxamp.plan.interior import COSTLY, EQUALITIES, Interior, scatters
+from jaxamp.plan.picks import meets, picks
 from jaxamp.plan.pins import Pin, asks_precision, pin_contraction
 from jaxamp.plan.quotients import is_of_quotient
 from jaxamp.plan.rectified import find_signed
@@ -251,7 +251,7 @@ class Chooser:
         """
         rounded = any(self._as_read(value, node) is low for value in node.ins)
         known = any(value in self.graph.constants for value in node.ins)
-        if rounded and not known and node.name in _EQUALITIES:
+        if rounded and not known and node.name in EQUALITIES:
             return Choice(F32, F32, f"compares roundings to {low.short}", None, low)
         return Choice(self._common(node, low), F32, "compares what is stored")
 
@@ -268,6 +268,9 @@ class Chooser:
     def _move(self, node: Node, low: Precision) -> Choice:
         if Guard.REDUCTION_ISLAND in self.guards and picks(self.graph, self.facts, node):
             return _PICKED
+        if meets(self.graph, node) and self._as_read(node.ins[0], node) is low:
+            reason = f"f32 inside, stored in {low.short}: many cotangents may meet"
+            return Choice(F32, low, reason, Guard.REDUCTION_ISLAND)
         return _MOVED
 
     def _follow(self, node: Node) -> None:
@@ -308,7 +311,7 @@ class Chooser:
         """Whether XLA would store a fused value anyway, for what reads it later."""
         if self._is_carried_wide(value):
             return False
-        return node.trait in _COSTLY or value in self.crossing or self._is_handed_on(value)
+        return node.trait in COSTLY or value in self.crossing or self._is_handed_on(value)
 
     def _is_handed_on(self, value: int) -> bool:
         """Whether a loop or branch takes a value, or what it is moved to."""
@@ -367,11 +370,6 @@ _BY_ROLE = {
 _SAFE_NARROW = (Trait.EXACT, Trait.ROUNDED, Trait.SUM)
 
 _CARRIED = (Link.INIT, Link.BACK)
-
-_EQUALITIES = ("eq", "ne")
-
-# What is too dear to be computed again.
-_COSTLY = (Trait.SMOOTH, Trait.SENSITIVE)
 
 # Allocates, and writes nothing.
 _BLANK = ("empty", "empty2")

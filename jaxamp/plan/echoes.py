@@ -3,6 +3,9 @@
 Such a sum is fused, so it is f32, and so is its cotangent. That goes two ways: to the activation,
 rounded as the activation is stored, and to the parameter, folded over rows by another kernel.
 Unless the fold reads the rounding as well, the f32 cotangent is written to memory for it.
+
+So it is behind a batch norm whose result an exponential or the like reads: the cotangent is folded
+over rows, read once more after that, and too dear to be made twice.
 """
 
 from __future__ import annotations
@@ -12,11 +15,17 @@ from collections.abc import Sequence
 from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.decision import Echo
 from jaxamp.plan.facts import Facts
+from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Role, movements
+from jaxamp.plan.interior import ARITHMETIC, COSTLY, folds_rows
 
 
 def find_echoes(
-    graph: Graph, facts: Facts, fresh: Sequence[int], stored: Sequence[Precision | None]
+    graph: Graph,
+    facts: Facts,
+    fresh: Sequence[int],
+    stored: Sequence[Precision | None],
+    narrow: Precision | None,
 ) -> dict[int, Echo]:
     """How the cotangent of each such sum is rounded.
 
@@ -25,6 +34,7 @@ def find_echoes(
       facts: what is known of its values.
       fresh: boundary values, and what is only moved from them.
       stored: precision in which each value is stored.
+      narrow: precision of activations that are stored.
     """
 
     def is_spread(value: int, size: int) -> bool:
@@ -38,11 +48,31 @@ def find_echoes(
         if is_spread(source, graph.sizes[out])
     }
     echoes = {}
+    normal = _find_normal(graph, facts, stored)
     for node in graph.nodes:
         if node.name in ("add", "sub") and stored[node.outs[0]] is Precision.F32:
             size = graph.sizes[node.outs[0]]
             others = [v for v in node.ins if v not in spread and not is_spread(v, size)]
-            low = stored[others[0]] if len(others) == 1 and facts.dense[others[0]] else None
-            if is_narrow(low):
-                echoes[node.outs[0]] = Echo(node.ins.index(others[0]), low)
+            if len(others) == 1 and facts.dense[others[0]]:
+                low = narrow if node.outs[0] in normal else stored[others[0]]
+                if is_narrow(low):
+                    echoes[node.outs[0]] = Echo(node.ins.index(others[0]), low)
     return echoes
+
+
+def _find_normal(graph: Graph, facts: Facts, stored: Sequence[Precision | None]) -> set[int]:
+    """Fused values that are made of a fold over rows, and that something dear is made of."""
+    folded, dear = bytearray(len(graph.avals)), bytearray(len(graph.avals))
+    for node in graph.nodes:
+        if node.role is Role.REDUCE:
+            is_folded = not folds_rows(graph, node)
+        else:
+            is_folded = node.role in ARITHMETIC and union(folded, node.ins)
+        for value in node.outs if is_folded else ():
+            folded[value] = stored[value] is Precision.F32
+    for node in reversed(graph.nodes):
+        is_dear = node.trait in COSTLY or union(dear, node.outs)
+        if is_dear and node.role in ARITHMETIC and union(facts.dense, node.outs):
+            for value in node.ins:
+                dear[value] = stored[value] is Precision.F32
+    return {v for v in range(len(graph.avals)) if folded[v] and dear[v]}

@@ -14,14 +14,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxamp.comparisons import SIGNS
-from jaxamp.plan.facts import Facts
-from jaxamp.plan.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.plan.picks import repeats
 from jaxamp.taxonomy import Trait
 
-_ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)
-_FREE_READERS = (*_ARITHMETIC, Role.REDUCE, Role.FIXED, Role.CONVERT)
+ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)
+_FREE_READERS = (*ARITHMETIC, Role.REDUCE, Role.FIXED, Role.CONVERT)
 _KERNELS = (Role.CONTRACT, Role.FIXED, Role.LINK)
-_NONE, _SEVERAL = -1, -2
+COSTLY = (Trait.SMOOTH, Trait.SENSITIVE)  # too dear to be computed twice
+EQUALITIES = ("eq", "ne")
 _NEVER = 1 << 60  # a depth that nothing has
 
 
@@ -57,17 +58,16 @@ class Interior:
         return self.ready[reader.index] > self.depth[value]
 
 
-def find_interior(graph: Graph, facts: Facts) -> Interior:
-    """Looks backward for what readers take in f32, then forward for what is cheaper to store."""
+def find_interior(graph: Graph) -> Interior:
+    """Looks backward for what all near readers take in f32."""
     depth = [int(value in graph.later) for value in range(len(graph.avals))]
     fused, joined = bytearray(len(graph.avals)), bytearray(len(graph.avals))
     interior = Interior(depth, [], bytearray(len(graph.nodes)), fused, joined, set())
     _find_depths(graph, interior)
     for node in reversed(graph.nodes):
-        if node.role in _ARITHMETIC or (node.role is Role.REDUCE and not scatters(node)):
+        if node.role in ARITHMETIC or (node.role is Role.REDUCE and not scatters(node)):
             for value in node.outs:
                 interior.fused[value] = graph.ours[value] and _is_fused(graph, interior, value)
-    _store_what_joins(graph, facts, interior)
     return interior
 
 
@@ -92,11 +92,12 @@ def _find_depths(graph: Graph, interior: Interior) -> None:
     for node in graph.nodes:
         role = node.role
         is_window = role is Role.REDUCE and _is_window(graph, node)
-        kernels[node.index] = is_kernel = is_window or role in _KERNELS
+        is_repeated = repeats(graph, node)
+        kernels[node.index] = is_kernel = is_window or is_repeated or role in _KERNELS
         reached = max([depth[v] for v in node.ins], default=0)
         # A sum of many takes f32: what it adds up may cancel.
         picks = is_window and (node.trait is Trait.EXTREMUM or scatters(node))
-        takes_stored = picks or role is Role.LINK or role is Role.CONTRACT
+        takes_stored = picks or is_repeated or role is Role.LINK or role is Role.CONTRACT
         if node.name == "max" and any(graph.constants.get(v) == 0 for v in node.ins):
             interior.rectified.update(node.outs)
         ready.append(_NEVER if takes_stored else reached)
@@ -114,87 +115,3 @@ def _is_fused(graph: Graph, interior: Interior, value: int) -> bool:
     if not near:  # cheaper to compute again than to store and read
         return bool(readers) and not any(interior.kernels[r.index] for r in readers)
     return all(r.role in _FREE_READERS for r in near)
-
-
-def _store_what_joins(graph: Graph, facts: Facts, interior: Interior) -> None:
-    """Takes back what has far readers and is made of several stored values.
-
-    It is stored for the far readers anyway, and the near ones read it more cheaply than all that
-    it is made of.
-    """
-    dense, fused = facts.dense, interior.fused
-    made_of = [_NONE] * len(graph.avals)  # the one stored value that feeds a fused one
-    for node in graph.nodes:
-        any_dense = False
-        for value in node.outs:
-            made_of[value] = value if dense[value] else _NONE
-            any_dense |= dense[value]
-        if not any_dense or node.role not in _ARITHMETIC:
-            continue
-        for value, parts in _parts(node):
-            if not dense[value]:
-                continue
-            joined = _join([made_of[v] for v in parts])
-            interior.joined[value] = joined == _SEVERAL
-            if graph.kinds[value] == "b":  # a mask is made again where it is read
-                made_of[value] = joined
-            if not fused[value]:
-                continue
-            if joined == _SEVERAL and _is_read_later(graph, interior, value):
-                is_argument = _is_complemented(graph, interior, node, value)
-                joined = node.ins[0] if is_argument else value
-                fused[joined] = 0
-            made_of[value] = joined
-
-
-def _is_read_later(graph: Graph, interior: Interior, value: int) -> bool:
-    """Whether a later kernel reads a value, or one that waits for a fold of the value itself."""
-    readers = graph.uses[value]
-    if any(interior.is_far(value, r) for r in readers):
-        return True
-    folded = any(r.role is Role.REDUCE and not folds_rows(graph, r) for r in readers)
-    return folded and any(r.role is Role.ELEMENTWISE for r in readers)
-
-
-def _is_complemented(graph: Graph, interior: Interior, node: Node, value: int) -> bool:
-    """Whether a later kernel needs a curve's distance to its bound.
-
-    `1 - y * y` of a rounded `y` is zero where `tanh` saturates; of its rounded argument it is not.
-    """
-    if node.trait is not Trait.SMOOTH:
-        return False
-    squares = [out for r in graph.uses[value] if _squares(r) for out in r.outs]
-    pending = [r for v in (value, *squares) for r in graph.uses[v] if _complements(graph, r)]
-    seen = set(pending)
-    for made in pending:  # the distance, and its products
-        for out in made.outs:
-            for reader in graph.uses[out]:
-                if interior.is_far(out, reader):
-                    if reader.role is not Role.LINK:
-                        return True
-                elif reader.name == "mul" and reader not in seen:
-                    seen.add(reader)
-                    pending.append(reader)
-    return any(interior.is_far(v, r) for r in pending for v in r.ins if v == value)
-
-
-def _squares(node: Node) -> bool:
-    return node.name in ("square", "integer_pow") or (node.name == "mul" and len({*node.ins}) == 1)
-
-
-def _complements(graph: Graph, node: Node) -> bool:
-    return node.name == "one_minus_square" or (
-        node.name == "sub" and bool(graph.constants.get(node.ins[0]))
-    )
-
-
-def _parts(node: Node) -> list[tuple[int, tuple[int, ...]]]:
-    if node.role is Role.MOVE:
-        return [(out, (source,)) for source, out in movements(node)]
-    return [(out, node.ins) for out in node.outs]
-
-
-def _join(parts: list[int]) -> int:
-    found = set(parts)
-    found.discard(_NONE)
-    return _NONE if not found else found.pop() if len(found) == 1 else _SEVERAL

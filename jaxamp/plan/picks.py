@@ -34,3 +34,15 @@ def takes_all(graph: Graph, node: Node) -> bool:
         return False
     size = graph.sizes[node.ins[0]]
     return math.prod(node.eqn.params["slice_sizes"]) == graph.sizes[node.outs[0]] == size
+
+
+def repeats(graph: Graph, node: Node) -> bool:
+    """Whether a lookup leaves no less than it takes: to make that for each place is too dear."""
+    if node.name != "gather" or takes_all(graph, node):
+        return False
+    return graph.sizes[node.outs[0]] >= graph.sizes[node.ins[0]] > 1
+
+
+def meets(graph: Graph, node: Node) -> bool:
+    """Whether a lookup may hand out one number many times, so that many cotangents meet there."""
+    return repeats(graph, node) and not node.eqn.params["unique_indices"]

@@ -23,6 +23,7 @@ from jaxamp.plan.graph import Frame, Graph
 from jaxamp.plan.grounds import grounds_of
 from jaxamp.plan.held import find_held, find_summed
 from jaxamp.plan.interior import find_interior
+from jaxamp.plan.joins import store_what_joins
 from jaxamp.plan.outline import find_repeated
 from jaxamp.plan.piles import narrow_piles
 from jaxamp.plan.readings import find_readings
@@ -31,6 +32,7 @@ from jaxamp.plan.spans import find_spans
 from jaxamp.plan.travels import find_travels
 from jaxamp.plan.unfold import unfold
 from jaxamp.policy import PrecisionPolicy
+from jaxamp.taxonomy import OpKind
 
 
 def make_plan(
@@ -101,7 +103,8 @@ def _find(
 ) -> Findings:
     """The analyses, each given what those before it have found."""
     facts, demand = settle_carries(graph, policy, forced)
-    interior = find_interior(graph, facts)
+    interior = find_interior(graph)
+    store_what_joins(graph, facts, interior)
     dangers = find_dangers(graph, facts, demand, interior, policy)
     crossing = find_crossing(frame, interior)
     chooser = Chooser(graph, facts, demand, interior, dangers, crossing, policy)
@@ -113,6 +116,7 @@ def _find(
     readings = find_readings(graph, facts, demand, interior, chooser.copies, stored, policy)
     held = find_held(graph, stored, choices, dangers.decays)
     fuses = Guard.REDUCTION_ISLAND in policy.guards and bool(policy.low)
+    narrow = chooser.narrow[OpKind.ELEMENTWISE]
     return Findings(
         graph=graph,
         frame=frame,
@@ -123,7 +127,7 @@ def _find(
         readings=readings,
         held=held,
         summed=find_summed(graph, held, choices),
-        echoes=find_echoes(graph, facts, readings.fresh, stored) if fuses else {},
+        echoes=find_echoes(graph, facts, readings.fresh, stored, narrow) if fuses else {},
         fusions=Fusions(graph, frame, facts, demand, interior, stored, unwidened)
         if fuses
         else None,

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxamp.plan.facts import Facts, movements
-from jaxamp.plan.graph import Graph, Link, Node, Role
+from jaxamp.plan.facts import Facts
+from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 
 Links = list[tuple[Node, int]]
 _Sums = tuple[int, ...]  # the last ones first

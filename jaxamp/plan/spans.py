@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from jaxamp.plan.facts import movements
-from jaxamp.plan.graph import Graph, Node, Role
+from jaxamp.plan.graph import Graph, Node, Role, movements
 
 Span = tuple[float, float]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from jaxamp.formats import is_narrow
 from jaxamp.plan.graph import Link, Node, Role
+from jaxamp.plan.picks import repeats
 from jaxamp.taxonomy import Trait
 from tests.placement.grounds import PLACEMENT, SMALL, accurate, taken_wide
 from tests.placement.problem import NARROW, WIDE, Problem
@@ -74,6 +75,9 @@ class _Finder:
         ins = [v for v in node.ins if v in self.label]
         outs = [self.label[v] for v in node.outs if v in self.label]
         if not is_kernel(self.graph, node):
+            self._fuse(node, ins, outs)
+        elif repeats(self.graph, node):
+            self._store(ins)
             self._fuse(node, ins, outs)
         elif node.role is Role.CONTRACT:
             self._store(node.outs)

@@ -11,6 +11,7 @@ from jaxamp.plan import Decision, JaxprPlan, Plan, Step
 from jaxamp.plan.carries import settle_carries
 from jaxamp.plan.forced import find_forced
 from jaxamp.plan.graph import Frame, Graph, Link, Nest, Node, Role
+from jaxamp.plan.picks import repeats
 from jaxamp.plan.unfold import unfold
 from jaxamp.taxonomy import Trait
 
@@ -71,7 +72,8 @@ def is_kernel(graph: Graph, node: Node) -> bool:
     if node.trait is Trait.GENERATOR and not node.ins:
         return False
     own = node.role in (Role.CONTRACT, Role.FIXED, Role.LINK)
-    return own or is_window(graph, node) or is_placed(graph, node) or node.trait in SENT
+    indexed = is_placed(graph, node) or repeats(graph, node)
+    return own or indexed or is_window(graph, node) or node.trait in SENT
 
 
 def is_window(graph: Graph, node: Node) -> bool:

@@ -1,0 +1,121 @@
+"""What is stored though it could be fused, because to make it again costs more than to read it.
+
+Behind a join of several stored activations, or behind an exponential or the like, a value is stored
+once in any case: for a later kernel, or for what waits for a sum over its rows. Stored narrow, it
+is half of what XLA would store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jaxamp.plan.facts import Facts
+from jaxamp.plan.graph import Graph, Node, Role, movements
+from jaxamp.plan.interior import ARITHMETIC, COSTLY, Interior, folds_rows
+from jaxamp.plan.saturated import is_complemented
+
+_NONE, _SEVERAL = -1, -2
+
+
+def store_what_joins(graph: Graph, facts: Facts, interior: Interior) -> None:
+    """Takes values back out of `interior.fused`, and fills in `interior.joined`."""
+    joins = _Joins(graph, facts, interior, _find_shared(graph, facts, interior))
+    for node in graph.nodes:
+        joins.visit(node)
+
+
+@dataclass(slots=True)
+class _Joins:
+    """Where stored activations are joined.
+
+    Attributes:
+      shared: joins that are stored rather than several values made of them.
+      made_of: per value, the one stored activation that it is made of, `_NONE` or `_SEVERAL`.
+      dear: whether what is costly is computed between that and the value.
+    """
+
+    graph: Graph
+    facts: Facts
+    interior: Interior
+    shared: set[int]
+    made_of: list[int] = field(init=False)
+    dear: bytearray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.made_of = [_NONE] * len(self.graph.avals)
+        self.dear = bytearray(len(self.graph.avals))
+
+    def visit(self, node: Node) -> None:
+        """Decides for what a node makes."""
+        dense = self.facts.dense
+        any_dense = False
+        for value in node.outs:
+            self.made_of[value] = value if dense[value] else _NONE
+            any_dense |= dense[value]
+        if any_dense and node.role in ARITHMETIC:
+            for value, parts in _parts(node):
+                if dense[value]:
+                    self._enter(node, value, parts)
+
+    def _enter(self, node: Node, value: int, parts: tuple[int, ...]) -> None:
+        joined = self._join(value, parts)
+        self.interior.joined[value] = joined == _SEVERAL
+        if self.graph.kinds[value] == "b":  # a mask is made again where it is read
+            self.made_of[value] = joined
+        if not self.interior.fused[value]:
+            return
+        is_dear = node.trait in COSTLY or any(self.dear[v] for v in parts)
+        if self._is_stored(value, joined == _SEVERAL, is_dear):
+            is_argument = is_complemented(self.graph, self.interior, node, value)
+            joined = node.ins[0] if is_argument else value
+            self.interior.fused[joined] = 0
+        self.made_of[value] = joined
+        self.dear[value] = is_dear and joined != value
+
+    def _join(self, value: int, parts: tuple[int, ...]) -> int:
+        """The one large activation among those that a value is made of; or that there are more."""
+        made_of = {self.made_of[v] for v in parts}
+        found = {p for p in made_of if p < 0 or _is_large(self.graph, p, value)} - {_NONE}
+        return _NONE if not found else found.pop() if len(found) == 1 else _SEVERAL
+
+    def _is_stored(self, value: int, is_joined: bool, is_dear: bool) -> bool:
+        graph, readers = self.graph, self.graph.uses[value]
+        if is_joined and value in self.shared:
+            return True
+        if is_joined and any(self.interior.is_far(value, r) for r in readers):
+            return True
+        folded = any(r.role is Role.REDUCE and not folds_rows(graph, r) for r in readers)
+        waited = any(r.role is Role.ELEMENTWISE for r in readers)
+        return (is_joined or is_dear) and folded and waited
+
+
+def _find_shared(graph: Graph, facts: Facts, interior: Interior) -> set[int]:
+    """Joins that are smaller than all that is made of them alone and read by later kernels.
+
+    A norm of a sum reads the sum three times, and once more in the backward pass.
+    """
+    dense, fused = facts.dense, interior.fused
+    root = list(range(len(graph.avals)))  # the join that a fused value is made of alone
+    later: dict[int, int] = {}
+    for node in graph.nodes:
+        for value, parts in _parts(node) if node.role in ARITHMETIC else ():
+            if not (dense[value] and fused[value]):
+                continue
+            roots = {root[v] for v in parts if dense[v] and _is_large(graph, v, value)}
+            if len(roots) == 1:
+                (root[value],) = roots
+                if any(interior.is_far(value, r) for r in graph.uses[value]):
+                    later[root[value]] = later.get(root[value], 0) + graph.sizes[value]
+    return {value for value, size in later.items() if size > graph.sizes[value] and fused[value]}
+
+
+def _is_large(graph: Graph, part: int, whole: int) -> bool:
+    """Whether to read `part` costs about as much as to read `whole`."""
+    return 2 * graph.sizes[part] >= graph.sizes[whole]
+
+
+def _parts(node: Node) -> list[tuple[int, tuple[int, ...]]]:
+    """What a node makes, each with what it is made of."""
+    if node.role is Role.MOVE:
+        return [(out, (source,)) for source, out in movements(node)]
+    return [(out, node.ins) for out in node.outs]

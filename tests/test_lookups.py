@@ -1,0 +1,88 @@
+"""Rows of activations that are looked up many times, as messages in a graph are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxamp import Precision, amp, plan_of
+from tests.audit import equations
+
+NODES, EDGES, WIDTH = 64, 8192, 32
+KEYS = jax.random.split(jax.random.key(0), 4)
+X = jax.random.normal(KEYS[0], (NODES, WIDTH))
+W = jax.random.normal(KEYS[1], (3, WIDTH, WIDTH)) / WIDTH**0.5
+# Half of all edges begin at one node: its cotangent is a sum of four thousand.
+HUB = jax.random.bernoulli(KEYS[2], shape=(EDGES,))
+SOURCE = jnp.where(HUB, 0, jax.random.randint(KEYS[3], (EDGES,), 0, NODES))
+LOW = {"auto_mixed_bf16": Precision.BF16, "auto_mixed": Precision.F16}
+
+
+def hidden(w: jax.Array, x: jax.Array) -> jax.Array:
+    h = jnp.tanh(x @ w)
+    return h * jax.lax.rsqrt(jnp.mean(h * h, -1, keepdims=True) + 1e-5)
+
+
+def messages(w: jax.Array, x: jax.Array) -> jax.Array:
+    sent = jax.nn.relu(hidden(w[0], x)[SOURCE] @ w[1])
+    return jnp.mean((sent @ w[2]) ** 2)
+
+
+def products(w: jax.Array, x: jax.Array) -> jax.Array:
+    return jnp.mean((jax.nn.relu((x @ w[0])[SOURCE]) @ w[1] @ w[2]) ** 2)
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("sent", [messages, products])
+def test_the_cotangent_of_a_hub_is_summed_in_float32(
+    sent: Callable[..., jax.Array], policy: str, order: str
+) -> None:
+    """By hand, in bfloat16, a sum stops growing once a summand is less than 1/256 of it."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return sent(w, x)
+
+    grad = jax.grad(amp(loss, policy)) if order == "grad(amp(f))" else amp(jax.grad(loss), policy)
+    exact, found = jax.grad(sent)(W, X), grad(W, X)
+    for layer in range(len(W)):
+        error = jnp.linalg.norm(found[layer] - exact[layer])
+        assert error < 0.1 * jnp.linalg.norm(exact[layer])  # rectifiers flip at the hub
+
+
+@pytest.mark.parametrize("policy", LOW)
+def test_what_is_looked_up_many_times_is_stored_narrow(policy: str) -> None:
+    """To make a norm for each edge would be dear: the lookup reads it from memory."""
+    decisions = [*plan_of(messages, policy)(W, X).decisions()]
+    (lookup,) = [d for d in decisions if d.eqn.primitive.name == "gather"]
+    (maker,) = [d for d in decisions if lookup.eqn.invars[0] in d.eqn.outvars]
+    assert maker.output is LOW[policy]
+    assert (lookup.operand, lookup.output) == (Precision.F32, LOW[policy])
+
+
+def test_a_lookup_of_different_rows_is_no_sum() -> None:
+    def shuffled(w: jax.Array, x: jax.Array) -> jax.Array:
+        order = jnp.argsort(x[:, 0])
+        rows = hidden(w[0], x).at[order].get(unique_indices=True)
+        return jnp.mean((rows @ w[1]) ** 2)
+
+    decisions = plan_of(shuffled, "auto_mixed_bf16")(W, X).decisions()
+    wide = [d for d in decisions if d.eqn.primitive.name == "gather" and d.operand]
+    assert not wide
+
+
+def test_rows_come_out_as_they_are_stored() -> None:
+    """The cast to float32 and back rounds nothing."""
+
+    def rows(w: jax.Array, x: jax.Array) -> jax.Array:
+        return (x @ w)[SOURCE] @ w
+
+    once = jax.lax.reduce_precision(X @ W[0], 8, 7)
+    assert np.allclose(amp(rows)(W[0], X), once[SOURCE] @ W[0], rtol=0.02, atol=0.05)
+    jaxpr = jax.make_jaxpr(amp(rows))(W[0], X).jaxpr
+    (lookup,) = [e for e in equations(jaxpr) if e.primitive.name == "gather"]
+    aval: Any = lookup.outvars[0].aval
+    assert aval.dtype == jnp.float32
