@@ -94,9 +94,9 @@ class How:
 
     @property
     def unchanged(self) -> bool:
-        """Whether nothing in it is narrow."""
+        """Whether nothing in it is narrow, nor kept."""
         precisions = *self.operands, *self.outputs, self.accumulation
-        if self.picks or not is_wide(precisions):
+        if self.picks or any(self.kept) or not is_wide(precisions):
             return False
         return all(plan.unchanged for plan in self.inner)
 

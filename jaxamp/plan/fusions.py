@@ -11,9 +11,10 @@ from collections.abc import Iterable, Sequence, Set
 from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.demand import Demand
 from jaxamp.plan.facts import Facts
+from jaxamp.plan.flags import union
 from jaxamp.plan.fusible import find_fusible, is_fused_call
 from jaxamp.plan.graph import Frame, Graph, Nest, Node, Role, nodes_of
-from jaxamp.plan.interior import Interior
+from jaxamp.plan.interior import EQUALITIES, Interior
 from jaxamp.plan.levels import find_levels
 from jaxamp.plan.picks import picks, takes_all
 from jaxamp.plan.statistics import find_statistics
@@ -25,7 +26,8 @@ class Fusions:
     Attributes:
       kept: values inside a group that the backward pass reads rather than computes again.
       by_rules: values of a group that a derivative rule holds and keeps: see rectified.py.
-      again: values that a later group computes again rather than reads.
+      again: values that a later group computes again rather than reads. Which numbers are equal is
+        read: what is computed twice may differ in its last bit.
       picking: nodes that look up single numbers of activations.
     """
 
@@ -65,9 +67,7 @@ class Fusions:
         ]
         for group in groups:
             for index in group:
-                for node in nodes_of(frame.sites[index]):
-                    self._enter(node)
-                    self._frames.update(dict.fromkeys(node.outs, frame))
+                self._enter_site(frame.sites[index], frame)
         return groups
 
     def _connected(self, sites: Sequence[Node | Nest]) -> Iterable[list[int]]:
@@ -136,17 +136,27 @@ class Fusions:
         is_wide = any(fused[v] and facts.dense[v] for node in nodes for v in node.outs)
         return is_wide and any(node.role is not Role.MOVE for node in nodes)
 
+    def _enter_site(self, site: Node | Nest, frame: Frame) -> None:
+        nodes = list(nodes_of(site))
+        for node in nodes:
+            self._enter(node)
+            self._frames.update(dict.fromkeys(node.outs, frame))
+        if isinstance(site, Nest) and any(self._statistics[node.index] for node in nodes):
+            for value in site.outs:  # a call is computed again as a whole, statistics and all
+                self.again[value] = 0
+
     def _enter(self, node: Node) -> None:
         """Makes a node a member of a group."""
         self._members[node.index] = 1
         is_statistic = self._statistics[node.index]
+        is_found = node.name in EQUALITIES and union(self.facts.dense, node.ins)
         for value in node.outs:
             if self.graph.ours[value]:
                 if self._is_kept_by_rule(value):
                     self.by_rules.add(value)
                 is_kept = is_statistic or self._is_stored(value) or value in self.by_rules
                 self.kept[value] = is_kept
-            self.again[value] = not is_statistic and self._is_cheap(value)
+            self.again[value] = not (is_statistic or is_found) and self._is_cheap(value)
 
     def _is_cheap(self, value: int) -> bool:
         """Whether a value is nowhere in memory, and made of what is."""
