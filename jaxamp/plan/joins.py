@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jaxamp.plan.facts import Facts
+from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Node, Role, movements
 from jaxamp.plan.interior import ARITHMETIC, COSTLY, Interior, folds_rows
 from jaxamp.plan.saturated import is_complemented
@@ -30,7 +31,8 @@ class _Joins:
 
     Attributes:
       shared: joins that are stored rather than several values made of them.
-      made_of: per value, the one stored activation that it is made of, `_NONE` or `_SEVERAL`.
+      made_of: per value, the one large stored activation that it is made of, `_NONE` or `_SEVERAL`.
+      mixed: whether others are joined to that, however small.
       dear: whether what is costly is computed between that and the value.
     """
 
@@ -39,10 +41,12 @@ class _Joins:
     interior: Interior
     shared: set[int]
     made_of: list[int] = field(init=False)
+    mixed: bytearray = field(init=False)
     dear: bytearray = field(init=False)
 
     def __post_init__(self) -> None:
         self.made_of = [_NONE] * len(self.graph.avals)
+        self.mixed = bytearray(len(self.graph.avals))
         self.dear = bytearray(len(self.graph.avals))
 
     def visit(self, node: Node) -> None:
@@ -64,12 +68,16 @@ class _Joins:
             self.made_of[value] = joined
         if not self.interior.fused[value]:
             return
-        is_dear = node.trait in COSTLY or any(self.dear[v] for v in parts)
-        if self._is_stored(value, joined == _SEVERAL, is_dear):
+        large = [v for v in parts if _is_large(self.graph, v, value)]
+        is_dear = node.trait in COSTLY or union(self.dear, large)
+        is_mixed = union(self.mixed, parts) or len({self.made_of[v] for v in parts} - {_NONE}) > 1
+        is_joined = joined == _SEVERAL or bool(is_dear and is_mixed)
+        if self._is_stored(value, is_joined, bool(is_dear)):
             is_argument = is_complemented(self.graph, self.interior, node, value)
             joined = node.ins[0] if is_argument else value
             self.interior.fused[joined] = 0
         self.made_of[value] = joined
+        self.mixed[value] = is_mixed and joined != value
         self.dear[value] = is_dear and joined != value
 
     def _join(self, value: int, parts: tuple[int, ...]) -> int:
