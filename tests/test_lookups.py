@@ -86,3 +86,20 @@ def test_rows_come_out_as_they_are_stored() -> None:
     (lookup,) = [e for e in equations(jaxpr) if e.primitive.name == "gather"]
     aval: Any = lookup.outvars[0].aval
     assert aval.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+def test_sizes_may_be_symbolic(order: str) -> None:
+    """How many rows there are, and how many are looked up, need not be known."""
+
+    def loss(w: jax.Array, x: jax.Array, rows: jax.Array) -> jax.Array:
+        h = x @ w
+        return jnp.mean(((h + jax.nn.silu(h - h.mean(0)))[rows] @ w) ** 2)
+
+    grad = jax.grad(amp(loss)) if order == "grad(amp(f))" else amp(jax.grad(loss))
+    nodes, edges = jax.export.symbolic_shape("nodes, edges")
+    w, x = (jax.ShapeDtypeStruct((size, WIDTH), jnp.float32) for size in (WIDTH, nodes))
+    rows = jax.ShapeDtypeStruct((edges,), jnp.int32)
+    exported = jax.export.export(jax.jit(grad))(w, x, rows)
+    exact, found = jax.grad(loss)(W[0], X, SOURCE), exported.call(W[0], X, SOURCE)
+    assert jnp.linalg.norm(found - exact) < 0.02 * jnp.linalg.norm(exact)

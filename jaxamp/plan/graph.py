@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxamp import _compat
@@ -228,6 +229,14 @@ def _describe(aval: Any) -> tuple[bool, str, Any]:
     ours = _compat.is_plain_array(aval) and aval.dtype == np.float32
     kind = getattr(getattr(aval, "dtype", None), "kind", "O")
     return ours, kind, math.prod(getattr(aval, "shape", ()))
+
+
+def is_smaller(size: Any, other: Any) -> bool:
+    """Whether a number of elements is known to be smaller: of symbolic ones it may not be."""
+    try:
+        return bool(size < other)
+    except InconclusiveDimensionOperation:
+        return False
 
 
 def movements(node: Node) -> Iterable[tuple[int, int]]:

@@ -8,10 +8,11 @@ is half of what XLA would store.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxamp.plan.facts import Facts
 from jaxamp.plan.flags import union
-from jaxamp.plan.graph import Graph, Node, Role, movements
+from jaxamp.plan.graph import Graph, Node, Role, is_smaller, movements
 from jaxamp.plan.interior import ARITHMETIC, COSTLY, Interior, folds_rows
 from jaxamp.plan.saturated import is_complemented
 
@@ -104,7 +105,7 @@ def _find_shared(graph: Graph, facts: Facts, interior: Interior) -> set[int]:
     """
     dense, fused = facts.dense, interior.fused
     root = list(range(len(graph.avals)))  # the join that a fused value is made of alone
-    later: dict[int, int] = {}
+    later: dict[int, Any] = {}
     for node in graph.nodes:
         for value, parts in _parts(node) if node.role in ARITHMETIC else ():
             if not (dense[value] and fused[value]):
@@ -114,12 +115,12 @@ def _find_shared(graph: Graph, facts: Facts, interior: Interior) -> set[int]:
                 (root[value],) = roots
                 if any(interior.is_far(value, r) for r in graph.uses[value]):
                     later[root[value]] = later.get(root[value], 0) + graph.sizes[value]
-    return {value for value, size in later.items() if size > graph.sizes[value] and fused[value]}
+    return {v for v, size in later.items() if fused[v] and is_smaller(graph.sizes[v], size)}
 
 
 def _is_large(graph: Graph, part: int, whole: int) -> bool:
     """Whether to read `part` costs about as much as to read `whole`."""
-    return 2 * graph.sizes[part] >= graph.sizes[whole]
+    return not is_smaller(2 * graph.sizes[part], graph.sizes[whole])
 
 
 def _parts(node: Node) -> list[tuple[int, tuple[int, ...]]]:

@@ -8,9 +8,10 @@ the fused group of the other readers, and what it finds, a number of each row, i
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from jaxamp.plan.facts import Facts
-from jaxamp.plan.graph import Graph, Node
+from jaxamp.plan.graph import Graph, Node, is_smaller
 
 
 def picks(graph: Graph, facts: Facts, node: Node) -> bool:
@@ -18,14 +19,14 @@ def picks(graph: Graph, facts: Facts, node: Node) -> bool:
     if node.name != "gather" or set(node.eqn.params["slice_sizes"]) != {1}:
         return False
     table, (found,) = node.ins[0], node.outs
-    return bool(facts.dense[table]) and 2 * graph.sizes[found] <= graph.sizes[table]
+    return bool(facts.dense[table]) and _is_half(graph.sizes[found], graph.sizes[table])
 
 
 def spreads(graph: Graph, node: Node) -> bool:
     """Whether a node puts a few numbers into zeros, as the backward pass of such a lookup does."""
     if node.name != "scatter-add" or graph.constants.get(node.ins[0]) != 0:
         return False
-    return 2 * graph.sizes[node.ins[2]] <= graph.sizes[node.outs[0]]
+    return _is_half(graph.sizes[node.ins[2]], graph.sizes[node.outs[0]])
 
 
 def takes_all(graph: Graph, node: Node) -> bool:
@@ -40,9 +41,14 @@ def repeats(graph: Graph, node: Node) -> bool:
     """Whether a lookup leaves no less than it takes: to make that for each place is too dear."""
     if node.name != "gather" or takes_all(graph, node):
         return False
-    return graph.sizes[node.outs[0]] >= graph.sizes[node.ins[0]] > 1
+    table, found = graph.sizes[node.ins[0]], graph.sizes[node.outs[0]]
+    return table != 1 and not is_smaller(found, table)
 
 
 def meets(graph: Graph, node: Node) -> bool:
     """Whether a lookup may hand out one number many times, so that many cotangents meet there."""
     return repeats(graph, node) and not node.eqn.params["unique_indices"]
+
+
+def _is_half(part: Any, whole: Any) -> bool:
+    return is_smaller(2 * part, whole + 1)
