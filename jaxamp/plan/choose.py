@@ -23,7 +23,8 @@ from jaxamp.plan.flags import union
 from jaxamp.plan.forced import Forced
 from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.interior import COSTLY, EQUALITIES, Interior, scatters
-from jaxamp.plan.picks import meets, picks
+from jaxamp.plan.lookups import meets
+from jaxamp.plan.picks import picks
 from jaxamp.plan.pins import Pin, asks_precision, pin_contraction
 from jaxamp.plan.quotients import is_of_quotient
 from jaxamp.plan.rectified import find_signed

@@ -251,6 +251,15 @@ def movements(node: Node) -> Iterable[tuple[int, int]]:
     return [(node.ins[0], out) for out in node.outs]
 
 
+def sites_of(frame: Frame) -> Iterator[Node | Nest]:
+    """Every equation of a jaxpr, nested ones after the one that holds them."""
+    for site in frame.sites:
+        yield site
+        if isinstance(site, Nest):
+            for inner in site.frames:
+                yield from sites_of(inner)
+
+
 def nodes_of(site: Node | Nest) -> Iterator[Node]:
     """The node itself, or all nodes of the jaxprs that an equation holds."""
     if isinstance(site, Node):

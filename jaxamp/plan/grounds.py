@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from jaxamp.formats import Precision
 from jaxamp.plan.choose import Choice
 from jaxamp.plan.decision import Ground
-from jaxamp.plan.graph import Frame, Nest, Node
+from jaxamp.plan.graph import Frame, Nest, Node, sites_of
 
 
 class Grounds:
@@ -33,15 +33,7 @@ class Grounds:
 
 def grounds_of(frame: Frame, choices: Mapping[Node, Choice]) -> tuple[Ground, ...]:
     """The ground of every equation of a program, nested ones after the one that holds them."""
-    return tuple(map(Grounds(choices).of, _sites(frame)))
-
-
-def _sites(frame: Frame) -> Iterator[Node | Nest]:
-    for site in frame.sites:
-        yield site
-        if isinstance(site, Nest):
-            for inner in site.frames:
-                yield from _sites(inner)
+    return tuple(map(Grounds(choices).of, sites_of(frame)))
 
 
 _INSIDE = Choice(None, Precision.F32, "decided inside")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from jaxamp.comparisons import SIGNS
 from jaxamp.plan.graph import Graph, Link, Node, Role
-from jaxamp.plan.picks import repeats
+from jaxamp.plan.lookups import repeats
 from jaxamp.taxonomy import Trait
 
 ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)

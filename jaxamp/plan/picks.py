@@ -37,18 +37,5 @@ def takes_all(graph: Graph, node: Node) -> bool:
     return math.prod(node.eqn.params["slice_sizes"]) == graph.sizes[node.outs[0]] == size
 
 
-def repeats(graph: Graph, node: Node) -> bool:
-    """Whether a lookup leaves no less than it takes: to make that for each place is too dear."""
-    if node.name != "gather" or takes_all(graph, node):
-        return False
-    table, found = graph.sizes[node.ins[0]], graph.sizes[node.outs[0]]
-    return table != 1 and not is_smaller(found, table)
-
-
-def meets(graph: Graph, node: Node) -> bool:
-    """Whether a lookup may hand out one number many times, so that many cotangents meet there."""
-    return repeats(graph, node) and not node.eqn.params["unique_indices"]
-
-
 def _is_half(part: Any, whole: Any) -> bool:
     return is_smaller(2 * part, whole + 1)

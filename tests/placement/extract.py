@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from jaxamp.formats import is_narrow
 from jaxamp.plan.graph import Link, Node, Role
-from jaxamp.plan.picks import repeats
+from jaxamp.plan.lookups import repeats
 from jaxamp.taxonomy import Trait
 from tests.placement.grounds import PLACEMENT, SMALL, accurate, taken_wide
 from tests.placement.problem import NARROW, WIDE, Problem

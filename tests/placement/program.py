@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from jaxamp.plan import Decision, JaxprPlan, Plan, Step
 from jaxamp.plan.carries import settle_carries
 from jaxamp.plan.forced import find_forced
-from jaxamp.plan.graph import Frame, Graph, Link, Nest, Node, Role
-from jaxamp.plan.picks import repeats
+from jaxamp.plan.graph import Frame, Graph, Link, Nest, Node, Role, sites_of
+from jaxamp.plan.lookups import repeats
 from jaxamp.plan.unfold import unfold
 from jaxamp.taxonomy import Trait
 
@@ -53,7 +53,7 @@ def unfolded(plan: Plan) -> Program:
     """The program of a plan."""
     graph, frame = unfold(plan.jaxpr.jaxpr, plan.jaxpr.consts)
     settle_carries(graph, plan.policy, find_forced(graph, plan.policy))
-    sites = dict(zip(_sites(frame), plan.decisions(), strict=True))
+    sites = dict(zip(sites_of(frame), plan.decisions(), strict=True))
     live = _live(graph)
     return Program(
         graph,
@@ -97,13 +97,6 @@ def _acts(node: Node) -> bool:
 
 def _frames(site: Node | Nest) -> tuple[Frame, ...]:
     return site.frames if isinstance(site, Nest) else ()
-
-
-def _sites(frame: Frame) -> Iterator[Node | Nest]:
-    for site in frame.sites:
-        yield site
-        for inner in _frames(site):
-            yield from _sites(inner)
 
 
 def _live(graph: Graph) -> list[bool]:
@@ -158,7 +151,7 @@ def _recomputed(frame: Frame, plan: JaxprPlan) -> Iterator[int]:
     alone = {step for step in plan.steps if isinstance(step, int)}
     for index, (site, decision) in enumerate(zip(frame.sites, plan.decisions, strict=True)):
         if index not in alone:
-            inside = {v for inner in _frames(site) for s in _sites(inner) for v in s.outs}
+            inside = {v for inner in _frames(site) for s in sites_of(inner) for v in s.outs}
             kept = {v for var, v in zip(site.eqn.outvars, site.outs, strict=True) if var in given}
             yield from {*inside, *site.outs} - kept
         else:
