@@ -8,11 +8,11 @@ from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.demand import ESCAPES, REACHES, Demand
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Nest, Node, Role
-from jaxamp.plan.interior import Interior
+from jaxamp.plan.interior import ARITHMETIC, Interior
 from jaxamp.taxonomy import Trait
 
 _FOREIGN = frozenset({"custom_vjp_call", "checkpoint", "remat2", "optimization_barrier"})
-_ARITHMETIC = (Role.ELEMENTWISE, Role.CONVERT, Role.REDUCE, Role.MOVE, Role.MERGE)
+_FUSED = (Role.ELEMENTWISE, Role.CONVERT, Role.REDUCE, Role.MOVE, Role.MERGE)
 _BETWEEN_DEVICES = (Trait.COLLECTIVE, Trait.ALLREDUCE, Trait.VARY)
 
 
@@ -36,7 +36,7 @@ def _is_fusible(
 ) -> bool:
     if node.trait is Trait.GENERATOR:
         return not node.ins
-    if interior.kernels[node.index] or node.role not in _ARITHMETIC:
+    if interior.kernels[node.index] or node.role not in _FUSED:
         return False
     if node.trait in _BETWEEN_DEVICES or node.name in _FOREIGN or node.eqn.effects:
         return False
@@ -51,7 +51,7 @@ def _find_lowered(graph: Graph, stored: Sequence[Precision | None]) -> bytearray
     """Marks what arithmetic and movement, but no fold, make of narrow values."""
     lowered = bytearray(map(is_narrow, stored))
     for node in graph.nodes:
-        if node.role in (Role.ELEMENTWISE, Role.MOVE) and union(lowered, node.ins):
+        if node.role in ARITHMETIC and union(lowered, node.ins):
             for value in node.outs:
                 lowered[value] = 1
     return lowered

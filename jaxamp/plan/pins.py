@@ -85,13 +85,18 @@ def _contracts_nothing(node: Node) -> bool:
 def _outgrows(graph: Graph, value: int, low: Precision) -> bool:
     """Whether some reader multiplies a value by a number that a format cannot hold."""
     factors = [factor(graph, value, reader) for reader in graph.uses[value]]
-    return any(f is not None and low.max < abs(f) < float("inf") for f in factors)
+    return any(f is not None and _is_out_of(low, f) for f in factors)
 
 
 def _is_beyond(graph: Graph, value: int, low: Precision) -> bool:
     """Whether a format cannot hold a value that is made of known numbers."""
     span = graph.spans.get(value)
-    return span is not None and any(low.max < abs(end) < float("inf") for end in span)
+    return span is not None and any(_is_out_of(low, end) for end in span)
+
+
+def _is_out_of(low: Precision, number: float) -> bool:
+    """Whether a format makes a number infinite that is not."""
+    return low.max < abs(number) < float("inf")
 
 
 def is_inexact(facts: Facts, value: int, low: Precision) -> bool:

@@ -37,7 +37,7 @@ def is_linear(node: Node, value: int) -> bool:
     return node.name in _LINEAR or node.link is Link.JOIN
 
 
-def is_product(node: Node) -> bool:
+def _is_product(node: Node) -> bool:
     """Whether a node multiplies arrays; what a user has called Compute may read but one."""
     return node.role is Role.CONTRACT and len(node.ins) > 1
 
@@ -69,7 +69,7 @@ class _Products:
         for node in graph.nodes:
             if node.role is Role.MOVE:
                 self._follow(node)
-        contractions = [node for node in graph.nodes if is_product(node)]
+        contractions = [node for node in graph.nodes if _is_product(node)]
         self.uses = Counter(key for node in contractions for _, key in self.of(node))
         self.layers = [node.index for node in contractions if self._is_layer(facts, node)]
 
@@ -126,7 +126,7 @@ class _Turns:
 
     def enter(self, node: Node) -> None:
         """Finds what the results of a node are made of, and what a product reads again."""
-        if is_product(node):
+        if _is_product(node):
             for data, key in self.products.of(node):
                 if self.products.uses[key] >= _TURNS:
                     self._read(node, self.reach[data], self.read.setdefault(key, {}))
