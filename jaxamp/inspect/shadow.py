@@ -21,7 +21,8 @@ from jaxamp.inspect.marks import GIVEN, Slot, Tape, finite, part, worse
 from jaxamp.inspect.nesting import Interpreter, Value, is_narrow, literal
 from jaxamp.plan import Decision
 from jaxamp.plan.wiring import Body
-from jaxamp.rewrite.casts import Environment, hold
+from jaxamp.rewrite.casts import Environment
+from jaxamp.rewrite.held import hold
 from jaxamp.rewrite.interpreter import emit, interpret
 from jaxamp.rewrite.registry import Context
 from jaxamp.taxonomy import Trait, lookup
@@ -29,7 +30,7 @@ from jaxamp.taxonomy import Trait, lookup
 # Hand their operand on number by number, so that what is known of it stays true.
 _PASSING = frozenset(
     ("broadcast_in_dim", "copy", "name", "neg", "reshape", "rev", "squeeze", "stop_gradient")
-) | {"transpose", "optimization_barrier", "sharding_constraint"}
+) | {"transpose", "held", "optimization_barrier", "sharding_constraint"}
 _FOREIGN = frozenset({Trait.CALLBACK, Trait.STATE, Trait.TOKEN})
 
 

@@ -11,7 +11,7 @@ from jaxamp.plan.graph import Graph, Nest, Node, Role
 from jaxamp.plan.interior import ARITHMETIC, Interior
 from jaxamp.taxonomy import Trait
 
-_FOREIGN = frozenset({"custom_vjp_call", "checkpoint", "remat2", "optimization_barrier"})
+_FOREIGN = frozenset({"custom_vjp_call", "checkpoint", "remat2", "optimization_barrier", "held"})
 _FUSED = (Role.ELEMENTWISE, Role.CONVERT, Role.REDUCE, Role.MOVE, Role.MERGE)
 _BETWEEN_DEVICES = (Trait.COLLECTIVE, Trait.ALLREDUCE, Trait.VARY)
 

@@ -11,11 +11,11 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Literal, Var
 from jax.extend.core.primitives import convert_element_type_p
-from jax.lax import optimization_barrier_p
 
 from jaxamp import _compat
 from jaxamp.formats import Precision
 from jaxamp.plan import Forms
+from jaxamp.rewrite.held import hold
 from jaxamp.rewrite.unheld import unheld
 
 KEPT = "jaxamp_kept"  # what the backward pass of a fused group reads rather than computes again
@@ -129,11 +129,6 @@ def cast(value: Any, precision: Precision | None) -> Any:
     if precision is None or _has(value, precision):
         return value
     return _convert(value, precision.dtype, weak_type=False)
-
-
-def hold(value: Any) -> Any:
-    """The value behind a barrier, so that its rounding is not undone in a later widening."""
-    return optimization_barrier_p.bind(value)[0]
 
 
 def _has(value: Any, precision: Precision) -> bool:

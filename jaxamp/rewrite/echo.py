@@ -16,7 +16,8 @@ from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxamp.plan import Echo
-from jaxamp.rewrite.casts import cast, hold
+from jaxamp.rewrite.casts import cast
+from jaxamp.rewrite.held import hold
 from jaxamp.rewrite.unheld import unheld
 from jaxamp.taxonomy import OpKind, Trait, register_op_kind
 
