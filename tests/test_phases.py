@@ -22,7 +22,7 @@ Encoding = Callable[[jax.Array], jax.Array]
 
 
 def at_once(p: jax.Array) -> jax.Array:
-    phases = (p[:, None] * 2.0 ** jnp.arange(BANDS)[:, None]).reshape(ROWS, -1)
+    phases = (p[:, None] * 2.0 ** jnp.arange(BANDS)[:, None]).reshape(p.shape[0], -1)
     return jnp.concatenate([p, jnp.sin(phases), jnp.cos(phases)], -1)
 
 
@@ -63,6 +63,17 @@ def test_what_is_encoded_is_not_rounded(name: str, policy: str, order: str) -> N
     mixed = amp(jax.grad(loss), policy) if order == "amp(grad(f))" else jax.grad(amp(loss, policy))
     allowed = 2 * np.linalg.norm(rounded - exact)
     assert 0 < np.linalg.norm(jax.jit(mixed)(OUT, X) - exact) <= allowed
+
+
+def test_rows_may_be_symbolic() -> None:
+    """Of any number of rows, a coordinate is known to be smaller than its encoding."""
+
+    def warped(x: jax.Array) -> jax.Array:
+        return at_once(x + jnp.tanh(x @ W) / 10) @ OUT
+
+    (rows,) = jax.export.symbolic_shape("rows")
+    x = jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32)
+    assert any("sines" in d.reason for d in plan_of(warped)(x).decisions())
 
 
 def test_a_periodic_activation_is_narrow() -> None:

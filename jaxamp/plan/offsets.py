@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from jaxamp.plan.facts import Facts
-from jaxamp.plan.graph import Graph, Node, Role, movements
+from jaxamp.plan.graph import Graph, Node, Role, is_smaller, movements
 from jaxamp.plan.interior import Interior
 from jaxamp.taxonomy import Trait
 
@@ -53,7 +53,7 @@ def find_met(graph: Graph, facts: Facts, interior: Interior) -> list[int]:
 def _moves_apart(graph: Graph, interior: Interior, node: Node) -> bool:
     """Whether what a node makes and what it reads are in different kernels or rows."""
     if node.role is Role.MOVE:
-        return _is_smaller(graph, node.outs[0], node.ins[0])
+        return is_smaller(graph.sizes[node.outs[0]], graph.sizes[node.ins[0]])
     return bool(interior.kernels[node.index]) and _carries(node)
 
 
@@ -184,8 +184,3 @@ def _cancelling(left: Iterable[Offset], right: Iterable[Offset]) -> Iterator[tup
         for other in right:
             if one.origin == other.origin and one.sign != other.sign:
                 yield one, other
-
-
-def _is_smaller(graph: Graph, value: int, other: int) -> bool:
-    sizes = graph.sizes[value], graph.sizes[other]
-    return all(isinstance(size, int) for size in sizes) and sizes[0] < sizes[1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jaxamp.plan.facts import Facts
-from jaxamp.plan.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph import Graph, Link, Node, Role, is_smaller, movements
 
 _PERIODIC = ("sin", "cos", "tan")
 _SHIFTS = ("add", "sub", "neg", "add_any")
@@ -57,10 +57,10 @@ class _Phases:
 
     def _of_moved(self, given: int, source: int, out: int) -> int:
         """Of what is broadcast to be scaled, each number is taken at many frequencies."""
-        sizes = self.graph.sizes[source], self.graph.sizes[out]
-        is_known = all(isinstance(size, int) for size in sizes)
-        grows = bool(given & _SCALED) and is_known and sizes[0] < sizes[1]
-        return given | grows * _COORDINATE
+        sizes = self.graph.sizes
+        if given & _SCALED and is_smaller(sizes[source], sizes[out]):
+            return given | _COORDINATE
+        return given
 
     def _of_scaled(self, node: Node) -> int:
         known = [abs(self.graph.constants[v]) for v in node.ins if v in self.graph.constants]

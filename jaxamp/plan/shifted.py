@@ -11,14 +11,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable
 
-from jaxamp.plan.graph import Graph, Node, Role
+from jaxamp.plan.graph import Graph, Node, Role, is_smaller
 from jaxamp.taxonomy import Trait
 
 
 def outweighs_operands(graph: Graph, node: Node) -> bool:
-    """Whether a product has more elements than its operands together; of symbolic sizes, no."""
-    sizes = [graph.sizes[v] for v in (*node.outs, *node.ins)]
-    return all(isinstance(size, int) for size in sizes) and sizes[0] > sum(sizes[1:])
+    """Whether a product is known to have more elements than its operands together."""
+    return is_smaller(sum(graph.sizes[v] for v in node.ins), graph.sizes[node.outs[0]])
 
 
 def is_only_shifted(graph: Graph, value: int) -> bool:
