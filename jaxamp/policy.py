@@ -15,7 +15,7 @@ from jaxamp.errors import PolicyError, UnsupportedPrecisionError, accepted, show
 from jaxamp.formats import CastConfig, Precision, PrecisionLike
 from jaxamp.grammar import ThreeDtypes, looks_like_grammar, parse_grammar
 from jaxamp.guards import ALL_GUARDS, Guard, parse_guards
-from jaxamp.rules import Rule, parse_kind
+from jaxamp.rules import Rule
 from jaxamp.scaling import DEFAULT as _SCALING
 from jaxamp.scaling import VALUES, Scaling
 from jaxamp.taxonomy import OpKind
@@ -194,7 +194,7 @@ class PrecisionPolicy:
         >>> str(PrecisionPolicy.AUTO_MIXED.cast_for("reduction"))
         'f16'
         """
-        return dict(self.kinds)[parse_kind(kind)]
+        return dict(self.kinds)[OpKind.parse(kind)]
 
     def precision_for(self, kind: OpKind | str) -> Precision:
         """The precision of operations of a kind.
@@ -386,7 +386,7 @@ def _parsed_kinds(kinds: Any) -> dict[OpKind, CastConfig]:
         pairs = dict(kinds).items()
     except (TypeError, ValueError):
         raise PolicyError(f"Kinds are a map from OpKind to precision, not {kinds!r}.") from None
-    return {parse_kind(kind): _parse_cast(cast) for kind, cast in pairs}
+    return {OpKind.parse(kind): _parse_cast(cast) for kind, cast in pairs}
 
 
 def _parse_cast(cast: Any) -> CastConfig:

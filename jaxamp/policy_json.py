@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from jaxamp.errors import PolicyError, accepted
 from jaxamp.formats import CastConfig, Precision
-from jaxamp.rules import Rule, parse_kind
+from jaxamp.rules import Rule
 from jaxamp.scaling import Scaling
+from jaxamp.taxonomy import OpKind
 
 if TYPE_CHECKING:
     from jaxamp.policy import PrecisionPolicy
@@ -46,7 +47,7 @@ def from_json(make: Callable[..., PrecisionPolicy], text: str) -> PrecisionPolic
     try:
         return make(
             name=data["name"],
-            kinds=tuple((parse_kind(k), _cast_from(cast)) for k, cast in data["kinds"].items()),
+            kinds=tuple((OpKind.parse(k), _cast_from(cast)) for k, cast in data["kinds"].items()),
             rules=tuple(Rule(**rule) for rule in data["rules"]),
             scaling=_scaling_from(data.get("scaling", {})),
             **{key: data[key] for key in _PLAIN_KEYS},

@@ -10,7 +10,6 @@ import dataclasses
 import fnmatch
 import functools
 import math
-import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +116,7 @@ class Rule:
     def __post_init__(self) -> None:
         object.__setattr__(self, "precision", _parsed(Precision.parse, self.precision))
         if self.kind is not None:
-            object.__setattr__(self, "kind", _parsed(parse_kind, self.kind))
+            object.__setattr__(self, "kind", _parsed(OpKind.parse, self.kind))
         if self.dtype is not None:
             object.__setattr__(self, "dtype", _parsed(Precision.parse, self.dtype))
         _check_keys(self)
@@ -208,25 +207,6 @@ def unmatched(rules: Sequence[Rule], counts: Sequence[int]) -> tuple[Rule, ...]:
     ['scope=hed -> f32']
     """
     return tuple(rule for rule, count in zip(rules, counts, strict=True) if not count)
-
-
-def parse_kind(word: Any) -> OpKind:
-    """Reads an operation kind: an ``OpKind`` or its name in any case.
-
-    Raises:
-      PolicyError: the word names no kind.
-
-    >>> parse_kind("data_movement"), parse_kind("DataMovement")
-    (<OpKind.DATA_MOVEMENT: 'DataMovement'>, <OpKind.DATA_MOVEMENT: 'DataMovement'>)
-    """
-    if isinstance(word, OpKind):
-        return word
-    key = re.sub(r"[-_ ]", "", str(word)).lower()
-    for kind in OpKind:
-        if isinstance(word, str) and kind.value.lower() == key:
-            return kind
-    words = [kind.name.lower() for kind in OpKind]
-    raise PolicyError(f"Unknown operation kind {word!r}. {accepted(word, words)}")
 
 
 @functools.lru_cache(maxsize=16384)

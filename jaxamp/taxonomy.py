@@ -7,6 +7,7 @@ line. The planner reads it and ``register_op_kind`` adds to it; nothing else cla
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -29,6 +30,18 @@ class OpKind(enum.Enum):
     BOUNDARY = "Boundary"
 
     __hash__ = object.__hash__  # Enum's own goes through the name, in Python
+
+    @classmethod
+    def parse(cls, word: OpKind | str) -> OpKind:
+        """Reads a kind: a member, or its name in any case.
+
+        Raises:
+          PolicyError: the word names no kind.
+
+        >>> OpKind.parse("data_movement"), OpKind.parse("DataMovement")
+        (<OpKind.DATA_MOVEMENT: 'DataMovement'>, <OpKind.DATA_MOVEMENT: 'DataMovement'>)
+        """
+        return _member(cls, word)
 
 
 class Trait(enum.Enum):
@@ -685,7 +698,7 @@ def register_op_kind(
     """
     global version
     name = _name(primitive)
-    kind = _member(OpKind, kind)
+    kind = OpKind.parse(kind)
     trait = _DEFAULT_TRAITS[kind] if trait is None else _member(Trait, trait)
     _check_pair(kind, trait)
     op = Op(kind, trait, tuple(dtype_params))
@@ -716,11 +729,14 @@ def _name(primitive: Primitive | str) -> str:
 
 def _member(words: type[_E], word: _E | str) -> _E:
     for member in words:
-        if word is member or str(word).lower() in (member.value.lower(), member.name.lower()):
+        if word is member or (isinstance(word, str) and _bare(word) == _bare(member.value)):
             return member
-    raise PolicyError(
-        f"{word!r} is no {words.__name__}. {accepted(word, [m.value for m in words])}"
-    )
+    names = [member.name.lower() for member in words]
+    raise PolicyError(f"{word!r} is no {words.__name__}. {accepted(word, names)}")
+
+
+def _bare(word: str) -> str:
+    return re.sub(r"[-_ ]", "", word).lower()
 
 
 def _check_pair(kind: OpKind, trait: Trait) -> None:

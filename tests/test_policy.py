@@ -265,7 +265,7 @@ def test_json_that_is_no_policy(text, message):
         (lambda: PrecisionPolicy.custom({}, rules=Rule), "no Rule"),  # pyright: ignore
         (lambda: PrecisionPolicy("x", ()), "compute, reduction, elementwise"),
         (lambda: PrecisionPolicy.AUTO_MIXED.replace(guard=()), "Did you mean 'guards'"),
-        (lambda: PrecisionPolicy.AUTO_MIXED.precision_for("dots"), "Unknown operation kind"),
+        (lambda: PrecisionPolicy.AUTO_MIXED.precision_for("dots"), "'dots' is no OpKind"),
         (lambda: PrecisionPolicy.custom({}, name=3), "name"),  # pyright: ignore
     ],
 )
