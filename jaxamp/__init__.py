@@ -11,6 +11,8 @@
 
 from jaxamp.auto import AutoChoice as AutoChoice
 from jaxamp.auto import auto_policy as auto_policy
+from jaxamp.current import current_policy as current_policy
+from jaxamp.current import policy_scope as policy_scope
 from jaxamp.errors import InspectionError as InspectionError
 from jaxamp.errors import JaxAmpError as JaxAmpError
 from jaxamp.errors import KernelError as KernelError
@@ -53,9 +55,7 @@ from jaxamp.scaling import Scaling as Scaling
 from jaxamp.semantic import DTypeish as DTypeish
 from jaxamp.semantic import SemanticDType as SemanticDType
 from jaxamp.semantic import cast_floating as cast_floating
-from jaxamp.semantic import current_policy as current_policy
 from jaxamp.semantic import in_compute_dtype as in_compute_dtype
-from jaxamp.semantic import policy_scope as policy_scope
 from jaxamp.semantic import resolve_dtype as resolve_dtype
 from jaxamp.serving import Served as Served
 from jaxamp.serving import load_served as load_served

@@ -12,9 +12,9 @@ import jax
 from jaxamp.calls import Layout
 from jaxamp.collector import paused
 from jaxamp.constants import Constants
+from jaxamp.current import amp_scope
 from jaxamp.plan import make_plan
 from jaxamp.rewrite import run_plan
-from jaxamp.semantic import amp_scope
 from jaxamp.settings import Settings
 from jaxamp.trace import Outputs, trace
 

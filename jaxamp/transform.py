@@ -13,13 +13,13 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 from jaxamp import _compat, taxonomy
 from jaxamp.calls import Layout, Target, is_found
 from jaxamp.compiled import NNX, NNX_ADAPTER, joined
+from jaxamp.current import amp_scope
 from jaxamp.errors import NotCallableError, shown
 from jaxamp.formats import Precision
 from jaxamp.plan import Plan, make_plan
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.regions import keep_precision
 from jaxamp.runner import Runner, Runners
-from jaxamp.semantic import amp_scope
 from jaxamp.settings import Settings, in_force
 from jaxamp.trace import Outputs, trace
 

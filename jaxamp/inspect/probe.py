@@ -14,13 +14,13 @@ import numpy as np
 from jaxamp import _compat
 from jaxamp.calls import Layout
 from jaxamp.constants import Constants
+from jaxamp.current import amp_scope
 from jaxamp.errors import InspectionError
 from jaxamp.inspect.ledger import peak_of
 from jaxamp.inspect.nonfinite import Program, find_nonfinite
 from jaxamp.inspect.probe_report import ProbeReport, report_of
 from jaxamp.plan import make_plan
 from jaxamp.runner import Runner
-from jaxamp.semantic import amp_scope
 from jaxamp.settings import Settings
 from jaxamp.trace import Outputs, trace
 from jaxamp.transform import Answer, amp, answering, parts_of, without_jit
