@@ -53,6 +53,12 @@ def hold(leaf: Any, key: Hashable, dropped: Callable[[Any], None]) -> Callable[[
     return lambda: leaf
 
 
+def kept(leaves: Sequence[Any], keys: Sequence[Hashable]) -> Constants:
+    """What returns the constants among `leaves`, for a call that is looked at once."""
+    pairs = zip(leaves, keys, strict=True)
+    return [None if key is None else lambda leaf=leaf: leaf for leaf, key in pairs]
+
+
 class _Identity(int):
     """The address of a constant that is known by identity."""
 

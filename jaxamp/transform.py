@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 from jaxamp import _compat, taxonomy
 from jaxamp.calls import Layout, Target, is_found
 from jaxamp.compiled import NNX, NNX_ADAPTER, joined
+from jaxamp.constants import kept
 from jaxamp.current import amp_scope
 from jaxamp.errors import NotCallableError, shown
 from jaxamp.formats import Precision
@@ -272,8 +273,7 @@ class Planner(Runner):
         name: str,
     ) -> Any:
         """Plans the call, and stops."""
-        pairs = zip(leaves, keys, strict=True)
-        constants = [None if k is None else lambda x=x: x for x, k in pairs]
+        constants = kept(leaves, keys)
         with amp_scope(self.settings.policy):
             jaxpr, outputs = trace(self.resolve(), layout, constants, traced, name)
         plan = make_plan(jaxpr, self.settings.policy, strict=self.settings.strict)

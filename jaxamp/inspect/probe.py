@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxamp import _compat
 from jaxamp.calls import Layout
-from jaxamp.constants import Constants
+from jaxamp.constants import kept
 from jaxamp.current import amp_scope
 from jaxamp.errors import InspectionError
 from jaxamp.inspect.ledger import peak_of
@@ -105,9 +105,7 @@ class _Prober(Runner):
     def _measuring(
         self, layout: Layout, leaves: Sequence[Any], keys: Sequence[Hashable], name: str
     ) -> Callable[..., Any]:
-        pairs = zip(leaves, keys, strict=True)
-        constants: Constants = [None if k is None else lambda x=x: x for x, k in pairs]
-        function = self.resolve()
+        constants, function = kept(leaves, keys), self.resolve()
         named = zip(layout.names(function), keys, strict=True)
         inputs = [input_name for input_name, k in named if k is None]
 

@@ -131,9 +131,7 @@ def block_scaled_matmul(
 
         for block in range(tk // width):
             part = slice(block * width, (block + 1) * width)
-            product = lax.dot_general(
-                a_ref[:, part], b_ref[:, part], (((1,), (1,)), ((), ())), preferred_element_type=F32
-            )
+            product = _by_rows(a_ref[:, part], b_ref[:, part])
             acc_ref[...] += product * sa_ref[block] * sb_ref[block]
 
         @pl.when(step == k // tk - 1)
@@ -158,6 +156,11 @@ def block_scaled_matmul(
         name="block_scaled_matmul",
     )(a, a_scale.mT[..., None], b, b_scale.mT[..., None, :])
     return [out]
+
+
+def _by_rows(a: Any, b: Any) -> Any:
+    """The products of the rows of two matrices, in float32."""
+    return lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=F32)
 
 
 def _quantize_tile(wide: Any, values_ref: Any, scale_ref: Any, cast: CastConfig) -> None:
