@@ -17,6 +17,9 @@ demo: $(VENV)/.installed-demo
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -n $(WORKERS)
 
+# `make test` compiles quickly (tests/conftest.py), the others as users do.
+AS_USERS_DO := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=3"
+
 # Against the newest JAX, which needs Python 3.12: its contracts, the rewriter, whatever can fail
 # at run time, and the conformance sample.
 NEWEST ?= $(shell for python in python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[23].*/bin/python; do \
@@ -34,7 +37,7 @@ test-newest:
 
 .PHONY: test-here
 test-here: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -q -n $(WORKERS) $(NEWEST_TESTS)
+	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) $(NEWEST_TESTS)
 	$(BIN)/python -m tests.conformance --sample 600
 
 # The site, in site/; every page's code is run by `make test`.
@@ -46,7 +49,7 @@ lint: $(VENV)/.installed-test $(VENV)/.installed-dev
 	$(BIN)/pyright
 
 conformance: $(VENV)/.installed-test $(VENV)/.installed-models
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m slow tests
+	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) -m slow tests
 	$(BIN)/python -m tests.conformance --all --products --random 2000 --soak --models --placement
 
 conformance-sample: $(VENV)/.installed-test
@@ -54,7 +57,7 @@ conformance-sample: $(VENV)/.installed-test
 
 # Every hostile case and reduction island, in both formats.
 numerics: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m numerics tests/numerics tests/lowp
+	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) -m numerics tests/numerics tests/lowp
 
 # Reports against what the vendors' compilers make of the same programs.
 deviceless: $(VENV)/.installed-test

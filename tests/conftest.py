@@ -1,17 +1,12 @@
-"""Settings that must be in place before JAX starts: exact rounding and eight fake CPU devices."""
+"""Settings that must be in place before JAX starts."""
 
 import os
 
-from benchmarks import roundings
+from tests import flags
 
-_FLAGS = (*roundings.FLAGS, "--xla_force_host_platform_device_count=8")
+QUICK = "--xla_backend_optimization_level=0"
+"""Programs are small: to compile them is most of the work, and a third of that is to optimise what
+they run. Other targets of the Makefile compile as users do."""
 
-
-def _with_flags(flags: str) -> str:
-    """The words of `flags` plus those of ours that it does not set."""
-    missing = [flag for flag in _FLAGS if flag.partition("=")[0] not in flags]
-    return " ".join([*flags.split(), *missing])
-
-
-os.environ["XLA_FLAGS"] = _with_flags(os.environ.get("XLA_FLAGS", ""))
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    flags.add(QUICK)

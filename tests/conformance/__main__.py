@@ -24,7 +24,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-import tests.conftest  # noqa: F401 - sets the XLA flags, before JAX starts
+import tests.flags  # noqa: F401 - sets the XLA flags, before JAX starts
 from tests.conformance.jobs import Job, Outcome
 from tests.conformance.pool import run_all
 

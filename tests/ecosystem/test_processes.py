@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.conftest import QUICK
 from tests.ecosystem.two_processes import BAD_STEP, SPLITS
 
 SECONDS = 240
@@ -20,15 +21,12 @@ def run(processes):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    flags = {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={8 // processes}",
-    }
+    flags = f"--xla_force_host_platform_device_count={8 // processes} {QUICK}"
     command = [sys.executable, "-m", "tests.ecosystem.two_processes"]
     running = [
         subprocess.Popen(
             [*command, str(rank), str(processes), str(port)],
-            env={**os.environ, **flags},
+            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.progress import track
 
-import tests.conftest  # noqa: F401 - sets the XLA flags, before JAX starts
+import tests.flags  # noqa: F401 - sets the XLA flags, before JAX starts
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "numerics.md"
 
