@@ -92,8 +92,7 @@ def _bears_rounding(graph: Graph, facts: Facts, demand: Demand, carry: Carry) ->
     contractions = _contractions_of(graph, carry)
     layers = [node for node in contractions if any(facts.layer[v] for v in node.ins)]
     is_layered = any(_leads_to(graph, node, carry.out) for node in layers)
-    is_unused = not graph.uses[carry.result] and carry.result not in graph.outputs
-    if not demand.reaches[carry.result] and not is_unused:
+    if demand.needed[carry.result] and not demand.reaches[carry.result]:
         return is_layered and _is_summed(graph, carry.result)
     is_added_to = carry.out in descendants(graph, carry.inner, _computes_each)
     return is_layered or (bool(contractions) and not is_added_to)

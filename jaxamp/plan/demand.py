@@ -14,6 +14,7 @@ EXACTING = 2  # decides when a loop stops
 FRAGILE = 4  # feeds a factorisation, with no Compute between
 REACHES = 8  # feeds a Compute operation that will be lowered
 TESTED = 16  # is compared to decide when a loop stops, or what is made of it without Compute is
+NEEDED = 32  # is needed at all
 
 _DECIDING = EXACTING | TESTED
 
@@ -33,12 +34,17 @@ class Demand:
       escapes: whether each value has the flag ``ESCAPES``; the columns that follow are alike.
       exacting: ``EXACTING``.
       reaches: ``REACHES``.
+      needed: ``NEEDED``.
     """
 
     def __init__(self, bits: bytearray) -> None:
         self.bits = bits
         self.escapes, self.exacting = column(bits, ESCAPES), column(bits, EXACTING)
-        self.reaches = column(bits, REACHES)
+        self.reaches, self.needed = column(bits, REACHES), column(bits, NEEDED)
+
+    def needs(self, node: Node) -> bool:
+        """Whether anything needs what a node makes or does: compilers drop the rest."""
+        return _is_needed(self.bits, node)
 
 
 def find_demand(graph: Graph, facts: Facts, may_lower: Lowerable, *, no_gain: bool) -> Demand:
@@ -53,6 +59,8 @@ def find_demand(graph: Graph, facts: Facts, may_lower: Lowerable, *, no_gain: bo
     bits = bytearray(len(graph.avals))
     if not no_gain:
         bits[:] = bytes([REACHES]) * len(bits)
+    for value in graph.outputs | graph.onward | graph.predicates | graph.indices:
+        bits[value] |= NEEDED
     for value in graph.outputs:
         bits[value] |= ESCAPES
     for value in graph.onward:
@@ -63,17 +71,24 @@ def find_demand(graph: Graph, facts: Facts, may_lower: Lowerable, *, no_gain: bo
     before = None
     while before != (before := bytes(bits)):
         for node in reversed(graph.nodes):
+            if not _is_needed(bits, node):
+                continue
             if node.role is Role.LINK:
                 _link(bits, node, kept)
             elif node.role is Role.MOVE:
                 _move(graph, bits, node)
             else:
-                passed = _passed(graph, facts, bits, node, may_lower)
-                if passed:
-                    _mark(bits, node.ins, passed)
+                _mark(bits, node.ins, _passed(graph, facts, bits, node, may_lower) | NEEDED)
         if not graph.carries:
             break
     return Demand(bits.translate(_SETTLED))
+
+
+def _is_needed(bits: bytearray, node: Node) -> bool:
+    for value in node.outs:
+        if bits[value] & NEEDED:
+            return True
+    return node.eqn is not None and bool(node.eqn.effects)
 
 
 def is_state_update(facts: Facts, demand: Demand, node: Node) -> bool:
@@ -119,7 +134,7 @@ def _move(graph: Graph, bits: bytearray, node: Node) -> None:
     given = union(bits, node.outs)
     if given & _DECIDING and not _picks_index(graph, node):
         _mark(bits, node.ins, given & _DECIDING)
-    _mark(bits, node.ins, given & FRAGILE)
+    _mark(bits, node.ins, given & FRAGILE | NEEDED)
     for source, out in movements(node):
         bits[source] |= bits[out] & (ESCAPES | REACHES)
 
@@ -136,7 +151,7 @@ def _picks_index(graph: Graph, node: Node) -> bool:
 def _link(bits: bytearray, node: Node, kept: frozenset[int]) -> None:
     (out,) = node.outs
     given, link = bits[out], node.link
-    _mark(bits, node.ins, given & TESTED)
+    _mark(bits, node.ins, given & TESTED | NEEDED)
     if out in kept:
         if link is not Link.INIT:
             # What goes into a kept carry is stored as the original dtype, like a result.

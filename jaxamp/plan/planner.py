@@ -110,8 +110,8 @@ def _find(
     chooser = Chooser(graph, facts, demand, interior, dangers, crossing, policy)
     choices = chooser.choose_all(frame.entries, inputs, forced)
     stored, unwidened = chooser.stored, chooser.unwidened
-    narrow_piles(graph, stored, choices)
-    choices.update(find_travels(graph, frame, policy, stored, choices))
+    narrow_piles(graph, demand, interior, stored, choices)
+    choices.update(find_travels(graph, frame, demand, policy, stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
     readings = find_readings(graph, facts, demand, interior, chooser.copies, stored, policy)
     held = find_held(graph, stored, choices, dangers.decays)

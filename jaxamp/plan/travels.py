@@ -17,9 +17,10 @@ from typing import Any
 from jaxamp import _compat
 from jaxamp.formats import Precision
 from jaxamp.plan.choose import Choice
+from jaxamp.plan.demand import Demand
 from jaxamp.plan.descent import descendants
 from jaxamp.plan.graph import Frame, Graph, Link, Node
-from jaxamp.plan.wanted import find_wanted, handed_on, is_handed_on
+from jaxamp.plan.wanted import Wanted, handed_on, is_handed_on
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.taxonomy import Trait
 
@@ -34,6 +35,7 @@ _REPEATING = ("gather", "broadcast_in_dim")  # what they move has several cotang
 def find_travels(
     graph: Graph,
     frame: Frame,
+    demand: Demand,
     policy: PrecisionPolicy,
     stored: list[Precision | None],
     choices: Mapping[Node, Choice],
@@ -43,6 +45,7 @@ def find_travels(
     Args:
       graph: the program.
       frame: its outermost jaxpr.
+      demand: what its values are for.
       policy: whose sums over devices may be narrow too; a cast of a variable's device type sends
         nothing, but its transpose is such a sum.
       stored: precision in which each value is stored; what is kept as it arrives is entered here.
@@ -54,7 +57,7 @@ def find_travels(
     senders = {n for n in graph.nodes if n.trait in traits and len(n.ins) == len(n.outs) == 1}
     if not senders:
         return {}
-    wanted = find_wanted(graph, stored, choices, _HANDED_ON)
+    wanted = Wanted(graph, demand, stored, choices, _HANDED_ON)
     saved = set(_saved(frame))
     found: dict[Node, Choice] = {}
     arrived: set[int] = set()

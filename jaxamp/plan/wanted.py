@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from jaxamp.formats import Precision
 from jaxamp.plan.choose import Choice
+from jaxamp.plan.demand import Demand
 from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 
 F32 = Precision.F32
@@ -26,50 +27,47 @@ def handed_on(node: Node, choices: Choices, links: Collection[Link]) -> Iterable
     return movements(node) if node.link is None else [(value, node.outs[0]) for value in node.ins]
 
 
-def find_wanted(
-    graph: Graph, stored: Storage, choices: Choices, links: Collection[Link]
-) -> list[Precision]:
-    """The narrow precision in which every reader takes a value; f32 where there is no such."""
-    wanted = [p or F32 for p in stored]
-    needed = graph.outputs | graph.onward | graph.indices | graph.predicates
-    unread = bytearray(len(graph.nodes))
-    for node in reversed(graph.nodes):
-        unread[node.index] = _is_unread(graph, needed, unread, node)
-        for value in node.outs:
-            if graph.ours[value] and stored[value] is F32:
-                taken = set(_taken(graph, stored, wanted, choices, links, unread, value))
-                wanted[value] = taken.pop() if len(taken) == 1 else F32
-    return wanted
+class Wanted:
+    """The narrow precision in which every reader takes a value; f32 where there is no such.
 
+    Args:
+      graph: the program.
+      demand: what its values are for: what nobody needs reads nothing.
+      stored: precision in which each value is stored.
+      choices: what was chosen for each node.
+      links: those through which a value is handed on as it is.
+    """
 
-def _taken(
-    graph: Graph,
-    stored: Storage,
-    wanted: Sequence[Precision],
-    choices: Choices,
-    links: Collection[Link],
-    unread: bytearray,
-    value: int,
-) -> Iterator[Precision]:
-    """The precision in which each reader takes a value that is itself read."""
-    if value in graph.outputs or value in graph.onward:
-        yield F32
-    for reader in graph.uses[value]:
-        if unread[reader.index]:
-            continue
-        outs = [out for source, out in handed_on(reader, choices, links) if source == value]
-        if outs:
-            yield from (wanted[out] for out in outs)
-        elif reader.role is Role.LINK:
-            yield stored[reader.outs[0]] or F32
-        else:
-            yield choices[reader].operand or F32
+    def __init__(
+        self,
+        graph: Graph,
+        demand: Demand,
+        stored: Storage,
+        choices: Choices,
+        links: Collection[Link],
+    ) -> None:
+        self.graph, self.demand, self.stored = graph, demand, stored
+        self.choices, self.links = choices, links
+        self._of = [p or F32 for p in stored]
+        for node in reversed(graph.nodes):
+            for value in node.outs:
+                if graph.ours[value] and stored[value] is F32:
+                    taken = set(self.taken(value, graph.uses[value]))
+                    self._of[value] = taken.pop() if len(taken) == 1 else F32
 
+    def __getitem__(self, value: int) -> Precision:
+        return self._of[value]
 
-def _is_unread(graph: Graph, needed: Set[int], unread: bytearray, node: Node) -> bool:
-    """Whether nothing needs what a node makes: what a program leaves over, XLA drops."""
-    if node.link is Link.BACK or (node.eqn is not None and node.eqn.effects):
-        return False
-    if not needed.isdisjoint(node.outs):
-        return False
-    return all(unread[reader.index] for value in node.outs for reader in graph.uses[value])
+    def taken(self, value: int, readers: Iterable[Node]) -> Iterator[Precision]:
+        """The precisions in which readers take a value, and the program as its result."""
+        if value in self.graph.outputs or value in self.graph.onward:
+            yield F32
+        for reader in filter(self.demand.needs, readers):
+            moved = handed_on(reader, self.choices, self.links)
+            outs = [out for source, out in moved if source == value]
+            if outs:
+                yield from (self[out] for out in outs)
+            elif reader.role is Role.LINK:
+                yield self.stored[reader.outs[0]] or F32
+            else:
+                yield self.choices[reader].operand or F32
