@@ -74,6 +74,7 @@ class Chooser:
         self.streams = {v for c in carries for v in (c.inner, c.result)}
         self.copies: dict[int, Precision] = {}  # what far readers get of a fused value
         self.either: set[int] = set()  # f32 for lack of gain, not for accuracy
+        self.carried: set[int] = set()  # of these, what an f32 carry takes
         self.exact = Exact(graph, interior)
         self.signed = find_signed(graph, interior)
         self.unwidened: set[int] = set()  # narrow inside a fused region: see exact.py
@@ -193,6 +194,7 @@ class Chooser:
             return Choice(low, F32, reason, Guard.SENSITIVE, F32)
         if Guard.LOOP_CARRY in self.guards and self._is_carried_wide(out):
             self.either.add(out)
+            self.carried.add(out)
             reason = f"operands in {low.short}; result goes into an f32 carry"
             return Choice(low, F32, reason, Guard.LOOP_CARRY, F32)
         return Choice(low, low, f"Compute is {low.short} in the policy", None, F32)
@@ -282,6 +284,8 @@ class Chooser:
                 self.stored[out] = self.stored[source]
                 if source in self.copies:
                     self._follow_fused(source, out)
+                elif source in self.carried:
+                    self._follow_carried(out)
 
     def _follow_fused(self, source: int, out: int) -> None:
         """What is only moved from a fused value is fused too, or is its copy, moved."""
@@ -290,6 +294,21 @@ class Chooser:
             self.copies[out] = low
         else:
             self.stored[out] = low
+
+    def _follow_carried(self, out: int) -> None:
+        """What a carry takes is in memory in f32; what it is moved to need not be there so too."""
+        low = self.narrow[OpKind.ELEMENTWISE]
+        if low is None or not self._is_taken_stored(out):
+            self.carried.add(out)
+        elif not self._is_carried_wide(out):
+            self.stored[out] = low
+
+    def _is_taken_stored(self, value: int) -> bool:
+        """Whether loops and kernels that pick are all that take a value."""
+        if value in self.graph.outputs or value in self.graph.onward:
+            return False
+        readers = self.graph.uses[value]
+        return bool(readers) and all(map(self.interior.takes_stored, readers))
 
     def _common(self, node: Node, low: Precision) -> Precision:
         """``low`` if every float operand already is, or is a literal that fits; else f32."""
@@ -315,9 +334,9 @@ class Chooser:
         return node.trait in COSTLY or value in self.crossing or self._is_handed_on(value)
 
     def _is_handed_on(self, value: int) -> bool:
-        """Whether a loop or branch takes a value, or what it is moved to."""
+        """Whether a loop or a kernel that picks takes a value, or what it is moved to."""
         moved = descendants(self.graph, value, is_movement)
-        return any(reader.role is Role.LINK for v in moved for reader in self.graph.uses[v])
+        return any(self.interior.takes_stored(r) for v in moved for r in self.graph.uses[v])
 
     def _is_carried_wide(self, value: int) -> bool:
         """Whether a value goes into a carry that stays f32, and so is in memory in f32."""
@@ -343,6 +362,7 @@ class Chooser:
             return danger
         if Guard.LOOP_CARRY in self.guards and any(self._is_carried_wide(v) for v in outs):
             self.either.update(outs)
+            self.carried.update(outs)
             return Pin("goes into an f32 carry", Guard.LOOP_CARRY)
         if Guard.REDUCTION_ISLAND in self.guards and all(self.interior.fused[v] for v in outs):
             if narrow := self.exact.unwidened(node, self.stored, low):

@@ -53,6 +53,10 @@ class Interior:
             return False
         return graph.constants.get(reader.ins[1]) == 0
 
+    def takes_stored(self, reader: Node) -> bool:
+        """Whether a node reads memory as it is: a loop, a branch, a lookup, a running maximum."""
+        return reader.role is not Role.CONTRACT and self.ready[reader.index] == _NEVER
+
     def is_far(self, value: int, reader: Node) -> bool:
         """Whether a reader takes what is stored, or comes after a later kernel than the value."""
         return self.ready[reader.index] > self.depth[value]

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from jaxamp.formats import is_narrow
 from jaxamp.plan.graph import Link, Node, Role
 from jaxamp.plan.lookups import repeats
-from jaxamp.taxonomy import Trait
 from tests.placement.grounds import PLACEMENT, SMALL, accurate, taken_wide
 from tests.placement.problem import NARROW, WIDE, Problem
-from tests.placement.program import SENT, Program, is_kernel, is_window
+from tests.placement.program import SENT, Program, is_kernel, is_window, picks
 
 HANDED_IN = (Link.INVARIANT, Link.SLICE)
 
@@ -88,8 +87,9 @@ class _Finder:
             self._store(node.outs)
             self._store_as(ins, WIDE)
         elif is_window(self.graph, node) and node.trait not in SENT:
-            if node.trait is Trait.EXTREMUM:  # a sum of many takes what it reads wide, and fused
-                self._store(ins)
+            if picks(self.graph, node):  # a sum of many takes what it reads wide, and fused
+                for value in ins:
+                    self._copy(value)
         elif node.link is not Link.RESULT:  # which is its carry
             if node.link not in (*HANDED_IN, Link.BACK):
                 self._store(node.outs)
@@ -123,7 +123,11 @@ class _Finder:
             for source in maker.ins:
                 if source in self.label:
                     self._wait(source)
-        elif value not in self.waiting and not (is_fused and not program.through[value]):
+        elif not is_fused or program.through[value]:
+            self._copy(value)
+
+    def _copy(self, value: int) -> None:
+        if value not in self.waiting:
             label = self.waiting[value] = self._new(0)
             self.stored.append((self.label[value], label))
             self.fused[self.label[value], label] = None

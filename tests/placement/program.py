@@ -44,7 +44,13 @@ class Program:
     recomputed: frozenset[int]
 
     def is_far(self, value: int, reader: Node) -> bool:
-        """Whether a kernel that needs a value comes before a fused reader of it."""
+        """Whether what waits of a value is what a reader takes.
+
+        So it is if a kernel that needs the value comes before a fused reader, and if the reader
+        picks from memory.
+        """
+        if picks(self.graph, reader):
+            return True
         before = _any(self.through[v] for v in reader.ins)
         return not is_kernel(self.graph, reader) and bool(before >> value & 1)
 
@@ -80,6 +86,11 @@ def is_window(graph: Graph, node: Node) -> bool:
     """Whether a node folds and keeps its axes: pooling, running sums."""
     ranks = {getattr(graph.avals[v], "ndim", 0) for v in (node.ins[:1] + node.outs[:1])}
     return node.role is Role.REDUCE and len(ranks) == 1
+
+
+def picks(graph: Graph, node: Node) -> bool:
+    """Whether a node picks from what is in memory: pooling, a running maximum, a sort."""
+    return is_window(graph, node) and node.trait is Trait.EXTREMUM
 
 
 def is_placed(graph: Graph, node: Node) -> bool:

@@ -133,12 +133,43 @@ def dropped_reader(x: jax.Array, w: jax.Array) -> jax.Array:
     return chosen @ w
 
 
+def dropped_product(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A result, which is in memory in float32, for a loop too: the product of it is not needed."""
+    hidden = jnp.tanh(x @ w)
+    hidden @ w
+    return hidden, jax.lax.scan(lambda c, _: (c + jnp.sin(hidden), None), x, length=2)[0]
+
+
+def running_maximum(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """It reads memory, in which a sum finds nothing: it is fused with what makes its summands."""
+    hidden = jnp.clip(x @ w, -8.0, 8.0)
+    return jax.lax.cummax(hidden) @ w, hidden.sum()
+
+
+def carried_and_sliced(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """What a float32 carry starts with, and its columns, which are another array."""
+    hidden = jnp.tanh(x @ w)
+    last, rows = jax.lax.scan(lambda c, row: (0.9 * c + row, c[0] * row), hidden, hidden.T)
+    return last, rows, hidden @ w
+
+
+def time_major(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A loop multiplies columns of what is made of an input, and a maximum is fused with that."""
+    scaled = (2 * x - 1).T
+    rows = jax.lax.map(lambda column: column @ w, scaled)
+    return rows, scaled.max()
+
+
 SMALL: dict[str, Callable[..., Any]] = {
     "mlp": mlp,
     "attention": attention,
     "streamed": streamed,
     "shared layer": shared_layer,
     "dropped reader": dropped_reader,
+    "dropped product": dropped_product,
+    "running maximum": running_maximum,
+    "carried and sliced": carried_and_sliced,
+    "time major": time_major,
     "gradient of nested loops": jax.grad(lambda x, w: (nested_loops(x, w) ** 2).mean(), 1),
     "gradient of mlp": jax.grad(lambda x, w: mlp(x, w).sum(), 1),
     "gradient of streamed": jax.grad(lambda x, w: (streamed(x, w) ** 2).mean(), 1),
