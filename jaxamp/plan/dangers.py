@@ -16,6 +16,7 @@ from jaxamp.plan.graph import Graph, Node
 from jaxamp.plan.interior import Interior
 from jaxamp.plan.magnitudes import STEEP, find_magnitudes
 from jaxamp.plan.offsets import find_met
+from jaxamp.plan.orders import find_ordered
 from jaxamp.plan.phases import find_coordinates
 from jaxamp.plan.pins import Pin, is_inexact
 from jaxamp.plan.poles import AT_NUMBER, AT_ZERO, find_poles
@@ -38,6 +39,7 @@ class Dangers:
       decays: values that a loop multiplies a carry by in every turn; see decays.py.
       carried: values that loops which are written out carry; see recurrences.py.
       coordinates: values of whose multiples sines are taken; see phases.py.
+      ordered: values that are put in order to pick an index; see orders.py.
       guards: those of the policy.
     """
 
@@ -49,6 +51,7 @@ class Dangers:
     decays: Set[int]
     carried: Set[int]
     coordinates: Set[int]
+    ordered: Set[int]
     guards: Set[Guard]
 
     def of(self, node: Node, outs: Sequence[int], low: Precision) -> Pin | None:
@@ -78,6 +81,8 @@ class Dangers:
             return Pin("carried through equal turns", Guard.LOOP_CARRY)
         if Guard.SENSITIVE in guards and not self.coordinates.isdisjoint(outs):
             return Pin("of its multiples sines are taken", Guard.SENSITIVE)
+        if Guard.SENSITIVE in guards and not self.ordered.isdisjoint(outs):
+            return Pin("an index is picked by its order", Guard.SENSITIVE)
         near = union(self.poles, outs)
         if Guard.SENSITIVE in guards and near & AT_NUMBER:
             return Pin("rounded, it may be where what is made of it is infinite", Guard.SENSITIVE)
@@ -105,5 +110,6 @@ def find_dangers(
         decays=find_decays(graph, recurrences),
         carried={v for node, read in recurrences for v in (read, *node.outs)},
         coordinates=find_coordinates(graph, facts),
+        ordered=find_ordered(graph, demand),
         guards=policy.guards,
     )
