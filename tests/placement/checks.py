@@ -11,12 +11,12 @@ POLICIES = ("auto_mixed_bf16", "auto_mixed")
 BOUND = 1.15
 """The most that a plan of the corpus stores, over what is possible."""
 
-SLACK_AT_RANDOM = 1.15
-"""The most that a plan of a random program stores, over what the painting or the cut does.
+SLACK_AT_RANDOM = 1.1
+"""The most that a plan of a random program stores, over what the cut does.
 
-Both keep to the guard against rewriting for little gain here. Of 1,881 plans, for 1,000 programs
-and their gradients, eight store more than the painting, the worst 1.133 times as much: what a
-running maximum, a sort or a float32 carry takes is float32 for its other readers too.
+The cut keeps to the guard against rewriting for little gain here, and so does the painting, which
+no plan may exceed. Of 1,881 plans, for 1,000 programs and their gradients, the worst stores 1.056
+times what is possible; of 1,874 others, drawn later, 1.091 times.
 """
 
 ABOVE = {
@@ -54,7 +54,7 @@ def check_random(steps: Steps, policy: str) -> list[Comparison]:
         policy: a preset's name.
 
     Raises:
-        AssertionError: if a plan stores far more than the painting, or than is possible.
+        AssertionError: if a plan stores more than the painting, or far more than is possible.
     """
     comparisons = list(compared_at_random(steps, policy))
     for found in comparisons:

@@ -59,16 +59,15 @@ class Comparison:
         """The same where everybody keeps to the guard against rewriting for little gain.
 
         Args:
-            slack: how many times of what the others store a plan may store.
+            slack: how many times of what is possible a plan may store.
 
         Raises:
             AssertionError: if one of them cheats, or the plan stores more.
         """
         self._check_pins()
         planned, painted, best = map(self.bytes, (self.planned, self.guarded, self.gainful))
-        assert planned <= slack * min(painted, best), (
-            f"{planned}, {painted} painted, {best} at best"
-        )
+        figures = f"{planned} bytes, {painted} painted, {best} at best"
+        assert planned <= min(painted, slack * best), figures
 
     def _check_pins(self) -> None:
         for labels in (self.best, self.painted, self.gainful, self.guarded):
