@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
 from jaxamp.calls import Layout
 from jaxamp.collector import paused
@@ -60,9 +61,14 @@ def emit(
     with amp_scope(settings.policy):
         jaxpr, outputs = trace(function, layout, constants, traced, name)
         with paused():
-            plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
-            arrays = run_plan(jaxpr, plan, *traced)
+            arrays = _rewrite(jaxpr, traced, settings)
     return outputs.join(arrays) if outputs.is_all_arrays else Result(arrays, outputs)
+
+
+def _rewrite(jaxpr: ClosedJaxpr, traced: Sequence[Any], settings: Settings) -> list[Any]:
+    """What the rewritten program gives; its plan is gone before the collector could walk it."""
+    plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
+    return run_plan(jaxpr, plan, *traced)
 
 
 @jax.tree_util.register_pytree_node_class

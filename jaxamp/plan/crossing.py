@@ -16,24 +16,32 @@ def find_crossing(frame: Frame, interior: Interior) -> frozenset[int]:
       frame: the outermost jaxpr.
       interior: which nodes are kernels.
     """
-    made: dict[int, Frame] = {}
-    crossing: set[int] = set()
+    crossing = _Crossing(interior)
+    crossing.visit(frame, frame)
+    return frozenset(crossing.found)
 
-    def holds_kernel(nest: Nest) -> bool:
-        return any(interior.kernels[node.index] for node in nodes_of(nest))
 
-    def visit(frame: Frame, home: Frame) -> None:
+class _Crossing:
+    """A walk over all jaxprs; a function that calls itself would hold them in a cycle."""
+
+    def __init__(self, interior: Interior) -> None:
+        self.interior = interior
+        self.made: dict[int, Frame] = {}
+        self.found: set[int] = set()
+
+    def visit(self, frame: Frame, home: Frame) -> None:
+        """Goes through a jaxpr, which counts as part of another or is its own home."""
         for site in frame.sites:
             if isinstance(site, Nest):
-                is_part = is_fused_call(site) and not holds_kernel(site)
+                is_part = is_fused_call(site) and not self._holds_kernel(site)
                 for inner in site.frames:
-                    visit(inner, home if is_part else inner)
+                    self.visit(inner, home if is_part else inner)
                 continue
             for value in site.ins:
-                if made.get(value, home) is not home:
-                    crossing.add(value)
+                if self.made.get(value, home) is not home:
+                    self.found.add(value)
             for value in site.outs:
-                made[value] = home
+                self.made[value] = home
 
-    visit(frame, frame)
-    return frozenset(crossing)
+    def _holds_kernel(self, nest: Nest) -> bool:
+        return any(self.interior.kernels[node.index] for node in nodes_of(nest))

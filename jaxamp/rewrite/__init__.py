@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxamp.plan import Plan
 from jaxamp.rewrite import rules
 from jaxamp.rewrite.casts import cast
-from jaxamp.rewrite.interpreter import interpret
+from jaxamp.rewrite.interpreter import interpret_whole
 from jaxamp.rewrite.registry import Context, rewrites
 
 __all__ = ["rewrites", "rules", "run_plan"]
@@ -31,7 +31,6 @@ def run_plan(closed_jaxpr: ClosedJaxpr, plan: Plan, *args: Any) -> list[Any]:
       RewriteError: a primitive does not accept what was decided for it.
     """
     context = Context(plan.policy, plan.repeated)
-    jaxpr, body = closed_jaxpr.jaxpr, plan.body
-    results = interpret(context, jaxpr, body, closed_jaxpr.consts, args)
+    results = interpret_whole(context, closed_jaxpr, plan.body, args)
     wanted = plan.policy.output_dtype
-    return [cast(r, wanted if p else None) for r, p in zip(results, body.outputs, strict=True)]
+    return [cast(r, wanted if p else None) for r, p in zip(results, plan.body.outputs, strict=True)]

@@ -22,6 +22,16 @@ from jaxamp.rewrite.turns import same_each_turn
 _REFUSALS = (TypeError, ValueError, NotImplementedError, LookupError, AttributeError)
 
 
+def interpret_whole(
+    context: Context, closed: ClosedJaxpr, plan: JaxprPlan, args: Sequence[Any]
+) -> list[Any]:
+    """Emits a program in a context of its own, which holds nothing once that is done."""
+    try:
+        return interpret(context, closed.jaxpr, plan, closed.consts, args)
+    finally:
+        context.forget()
+
+
 def interpret(
     context: Context, jaxpr: Jaxpr, plan: JaxprPlan, consts: Sequence[Any], args: Sequence[Any]
 ) -> list[Any]:

@@ -29,6 +29,11 @@ class Context:
     rewritten: dict[JaxprPlan, ClosedJaxpr] = field(default_factory=dict)
     fused: dict[tuple[Fusion, tuple[Any, ...]], Callable[..., Any]] = field(default_factory=dict)
 
+    def forget(self) -> None:
+        """Lets go of what was made, which refers back to this: a cycle for the collector."""
+        self.rewritten.clear()
+        self.fused.clear()
+
 
 class RewriteRule(Protocol):
     """Emits one equation.

@@ -18,7 +18,7 @@ from jaxamp import _compat
 from jaxamp.comparisons import compare_results
 from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan import Decision, JaxprPlan, make_plan
-from jaxamp.rewrite.interpreter import interpret
+from jaxamp.rewrite.interpreter import interpret, interpret_whole
 from jaxamp.rewrite.registry import Context, rewrites
 
 Precisions = Sequence[Precision | None]
@@ -178,7 +178,7 @@ def _run_rule(
     plan = make_plan(
         closed, context.policy, inputs=arriving, outputs=wanted, onward=onward, later=later
     )
-    return interpret(context, closed.jaxpr, plan.body, closed.consts, args)
+    return interpret_whole(Context(context.policy), closed, plan.body, args)
 
 
 def _stored(dtype: Any, declared: Any) -> Precision | None:
