@@ -42,12 +42,39 @@ _MOST = 8  # origins of one value: the last ones
 
 def find_met(graph: Graph, facts: Facts, interior: Interior) -> list[int]:
     """Values that cancel with what a kernel has made of them, and all values in between."""
-    if not any(_moves_apart(graph, interior, node) for node in graph.nodes if node.ins):
+    if not _may_meet(graph, interior):
         return []
     offsets = _Offsets(graph, facts, interior)
     for node in graph.nodes:
         offsets.enter(node)
     return offsets.met
+
+
+def _may_meet(graph: Graph, interior: Interior) -> bool:
+    """Whether what has gone through a kernel or a cut is joined with anything but known numbers."""
+    constants = graph.constants.keys()
+    nodes = [n for n in graph.nodes if n.ins and (n.role is Role.MOVE or interior.kernels[n.index])]
+    apart = [node for node in nodes if _moves_apart(graph, interior, node)]
+    if not apart:
+        return False
+    sums = (node for node in nodes if node.role is not Role.MOVE and _adds(node))
+    moved = (pair for node in (*apart, *sums) for pair in movements(node))
+    pending = [out for source, out in moved if source not in constants]
+    seen = set(pending)
+    while pending:
+        for reader in graph.uses[pending.pop()]:
+            if reader.name in _JOINED and constants.isdisjoint(reader.ins):
+                return True
+            if _hands_on(reader):
+                new = [out for out in reader.outs if out not in seen]
+                seen.update(new)
+                pending += new
+    return False
+
+
+def _hands_on(node: Node) -> bool:
+    """Whether what a node makes may grow with what it reads."""
+    return node.role in _HANDING or node.name in _BENT or node.name in _JOINED or node.name in _EVEN
 
 
 def _moves_apart(graph: Graph, interior: Interior, node: Node) -> bool:
@@ -61,6 +88,11 @@ def _carries(node: Node) -> bool:
     """Whether adding a number to all that a node reads adds it to what the node makes, too."""
     picks = node.trait is Trait.EXTREMUM or node.name == "cumlogsumexp"
     return picks or node.trait is Trait.NO_KERNEL
+
+
+def _adds(node: Node) -> bool:
+    """Whether what a node makes has the factors that all that it reads has."""
+    return node.trait is Trait.SUM or node.name == "cumsum"
 
 
 class _Offsets:
@@ -100,7 +132,7 @@ class _Offsets:
             return _bent(self.of[source], to_factor=node.name == "exp")
         if node.name in _JOINED:
             return self._joined(node)
-        if node.role is Role.MERGE or node.name in ("max", "min", "select_n"):
+        if node.role is Role.MERGE or node.name in _CHOOSING:
             return self._common(parts)
         if node.role is Role.REDUCE or node.role is Role.FIXED:
             return self._folded(node, source)
@@ -112,8 +144,7 @@ class _Offsets:
 
     def _folded(self, node: Node, source: int) -> Offsets:
         """Sums hand on factors, and what picks or filters hands on terms."""
-        adds = node.trait is Trait.SUM or node.name == "cumsum"
-        carries = _carries(node)
+        adds, carries = _adds(node), _carries(node)
         kept = frozenset(o for o in self.of[source] if carries or (adds and o.factor))
         return _carry(kept) if self.interior.kernels[node.index] else kept
 
@@ -151,7 +182,10 @@ class _Offsets:
         self.met += [v for v in seen if self.facts.dense[v]]
 
 
+_HANDING = (Role.MOVE, Role.MERGE, Role.REDUCE, Role.FIXED)
 _BENT = ("exp", "log")
+_CHOOSING = ("max", "min", "select_n")
+_EVEN = (*_CHOOSING, "neg")
 
 # Whether factors are joined, not terms, and whether the second operand is turned.
 _JOINED = {
