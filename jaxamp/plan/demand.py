@@ -7,6 +7,7 @@ from collections.abc import Callable
 from jaxamp.plan.facts import Facts
 from jaxamp.plan.flags import column, union
 from jaxamp.plan.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.sweeps import backward
 from jaxamp.taxonomy import Trait
 
 ESCAPES = 1  # becomes a result of the program by elementwise operations and movement alone
@@ -68,19 +69,15 @@ def find_demand(graph: Graph, facts: Facts, may_lower: Lowerable, *, no_gain: bo
     for value in graph.predicates:
         bits[value] |= EXACTING | TESTED
     kept = frozenset(v for c in graph.carries if c.kept for v in (c.inner, c.result))
-    before = None
-    while before != (before := bytes(bits)):
-        for node in reversed(graph.nodes):
-            if not _is_needed(bits, node):
-                continue
-            if node.role is Role.LINK:
-                _link(bits, node, kept)
-            elif node.role is Role.MOVE:
-                _move(graph, bits, node)
-            else:
-                _mark(bits, node.ins, _passed(graph, facts, bits, node, may_lower) | NEEDED)
-        if not graph.carries:
-            break
+    for node in backward(graph, bits):
+        if not _is_needed(bits, node):
+            continue
+        if node.role is Role.LINK:
+            _link(bits, node, kept)
+        elif node.role is Role.MOVE:
+            _move(graph, bits, node)
+        else:
+            _mark(bits, node.ins, _passed(graph, facts, bits, node, may_lower) | NEEDED)
     return Demand(bits.translate(_SETTLED))
 
 

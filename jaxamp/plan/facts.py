@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxamp.plan.flags import column, union
 from jaxamp.plan.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.sweeps import forward
 from jaxamp.taxonomy import Trait
 
 UNBOUNDED = math.inf
@@ -79,12 +80,8 @@ def find_facts(graph: Graph, limits: Range) -> Facts:
             bits[carry.result] |= STATE
     for value in graph.activations:
         bits[value] |= graph.ours[value] * DENSE
-    before = None
-    while before != (before := bytes(bits)):
-        for node in graph.nodes:
-            _TRANSFER[node.role](graph, bits, bound, node)
-        if not graph.carries:
-            break
+    for node in forward(graph, bits):
+        _TRANSFER[node.role](graph, bits, bound, node)
     return Facts(bits, bound)
 
 

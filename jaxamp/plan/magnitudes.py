@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from jaxamp.plan.facts import Facts
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.sweeps import forward
 from jaxamp.taxonomy import Trait
 
 # What is sure of a value. A result has it only if that follows from all operands.
@@ -47,12 +48,8 @@ def find_magnitudes(graph: Graph, facts: Facts) -> bytearray:
     bits = bytearray(len(graph.avals))
     for value, number in graph.constants.items():
         bits[value] = (number >= 0) * NONNEGATIVE | (number >= _FAR) * AWAY
-    before = None
-    while before != (before := bytes(bits)):
-        for node in graph.nodes:
-            _enter(graph, facts, bits, node)
-        if not graph.carries:
-            break
+    for node in forward(graph, bits):
+        _enter(graph, facts, bits, node)
     return bits
 
 

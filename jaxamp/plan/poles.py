@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Node, Role, movements
 from jaxamp.plan.magnitudes import AWAY, NONNEGATIVE, STEEP
+from jaxamp.plan.sweeps import backward
 from jaxamp.taxonomy import Trait
 
 AT_ZERO, AT_NUMBER = 1, 2  # AT_NUMBER: at a number that is not zero, or at another value
@@ -28,12 +29,8 @@ _FOLDS = (Trait.EXTREMUM, Trait.PREFIX, Trait.PRODUCT)
 def find_poles(graph: Graph, magnitudes: bytearray) -> bytearray:
     """Sweeps backward until nothing changes, and stops at Compute and at curves."""
     poles = _Poles(graph, magnitudes)
-    before = None
-    while before != (before := bytes(poles.bits)):
-        for node in reversed(graph.nodes):
-            poles.enter(node)
-        if not graph.carries:
-            break
+    for node in backward(graph, poles.bits):
+        poles.enter(node)
     return poles.bits
 
 
