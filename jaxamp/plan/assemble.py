@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence, Set
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from jaxamp.plan.decision import (
     is_wide,
 )
 from jaxamp.plan.fusions import Fusions
-from jaxamp.plan.graph import Frame, Graph, Nest, Node
+from jaxamp.plan.graph import Frame, Graph, Nest, Node, Role
 from jaxamp.plan.grounds import Grounds
 from jaxamp.plan.invariants import narrow_each_turn, read_beside, rounded_outside
 from jaxamp.plan.outline import Outliner
@@ -81,13 +81,14 @@ class _Assembler:
         self.graph, self.readings, self.fusions = graph, readings, fusions
         self.stored, self.choices = findings.stored, findings.choices
         self.held, self.summed, self.echoes = findings.held, findings.summed, findings.echoes
-        self.fresh, self.copied = readings.fresh, readings.copies.keys()
+        self.fresh, self.copied = list(map(bool, readings.fresh)), readings.copies.keys()
         self.original = [Precision.F32 if ours else None for ours in graph.ours]
         # What a group reads is widened once, so that its cotangents meet in f32.
         self.inside = list(self.original)
         for value in findings.unwidened:
             self.inside[value] = self.stored[value]
         self.kept = bytearray(len(graph.avals)) if fusions is None else fusions.kept
+        self.picking = set() if fusions is None else {*fusions.picking, *_spreading(graph)}
         self.remakes = None if fusions is None else Remakes(graph)
         self.outliner, self.grounds = Outliner(), Grounds(findings.choices)
         self._shared: dict[Hashable, JaxprPlan] = {}
@@ -159,31 +160,27 @@ class _Assembler:
 
     def _how(self, node: Node) -> How:
         choice, ins, outs = self.choices[node], node.ins, node.outs
-        moves_within = self.fusions is not None and self.fusions.moves_within(node)
-        operand = Precision.F32 if moves_within else choice.operand
+        original, storage, operand = self.original, self.stored, choice.operand
+        if self.fusions is not None and node.role is Role.MOVE and self.fusions.moves_within(node):
+            storage, operand = original, Precision.F32
         also = self.readings.also(node, choice, self.stored)
-        fresh = [self.fresh[v] == 1 for v in ins]
+        fresh = [self.fresh[v] for v in ins]
         for index, _ in also:  # the cotangent goes to what is read beside the cast
             fresh[index] = False
         return self._one(
-            operands=tuple([self.original[v] and operand for v in ins]),
+            operands=tuple([original[v] and operand for v in ins]),
             fresh=tuple(fresh),
             copies=self._copies_for(node),
-            outputs=_of(outs, self.original if moves_within else self.stored),
+            outputs=tuple([storage[v] for v in outs]),
             held=tuple([v in self.held for v in outs]),
             kept=tuple([self.kept[v] == 1 for v in outs]),
             accumulation=choice.accumulation,
             unheld=node.index in self.summed,
             echo=self.echoes.get(outs[0]) if outs else None,
-            picks=self._picks(node),
+            picks=node in self.picking,
             scaled=choice.scaled,
             also=also,
         )
-
-    def _picks(self, node: Node) -> bool:
-        if self.fusions is None:
-            return False
-        return node in self.fusions.picking or spreads(self.graph, node)
 
     def _how_of_nest(self, nest: Nest, *, fused: bool) -> How:
         loop = wiring.loop(nest.eqn) if nest.op.trait is Trait.LOOP else None
@@ -191,7 +188,7 @@ class _Assembler:
         storage = self.inside if fused else self.stored
         return self._one(
             operands=_of(nest.entries, self.original if nest.keeps_signature else storage),
-            fresh=tuple([self.fresh[v] == 1 for v in nest.entries]),
+            fresh=tuple([self.fresh[v] for v in nest.entries]),
             copies=(None,) * len(nest.entries),
             outputs=_of(nest.outs, self.stored),
             held=tuple([self._is_held_by_rule(nest, v) for v in nest.outs]),
@@ -256,6 +253,10 @@ class _Assembler:
         if self.fusions is not None and self.fusions.remakes(node, value):
             return None
         return self.readings.copy_for(value, node)
+
+
+def _spreading(graph: Graph) -> Iterator[Node]:
+    return (node for node in graph.named.get("scatter-add", ()) if spreads(graph, node))
 
 
 def _of(values: Sequence[int], storage: Storage) -> tuple[Precision | None, ...]:

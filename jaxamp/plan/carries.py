@@ -31,6 +31,8 @@ def settle_carries(graph: Graph, policy: PrecisionPolicy, forced: Forced) -> tup
     if Guard.LOOP_CARRY not in policy.guards or narrow_kinds(policy)[OpKind.ELEMENTWISE] is None:
         for carry in graph.carries:
             carry.kept = True
+    for carry in graph.carries:
+        carry.kept |= carry.init in graph.sources  # state, and so unsafe whatever is found
     while True:
         facts = find_facts(graph, _limits(policy))
         may_lower = _lowering(graph, facts, policy, forced)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 
 def union(bits: Sequence[int], values: Iterable[int]) -> int:
@@ -23,4 +24,9 @@ def column(bits: bytearray, flag: int) -> bytes:
     >>> list(column(bytearray([1, 4, 6]), 4))
     [0, 1, 1]
     """
-    return bytes(bits).translate(bytes(byte & flag != 0 for byte in range(256)))
+    return bytes(bits).translate(_table(flag))
+
+
+@cache
+def _table(flag: int) -> bytes:
+    return bytes(byte & flag != 0 for byte in range(256))

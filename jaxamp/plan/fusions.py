@@ -48,10 +48,11 @@ class Fusions:
         self.again = bytearray(len(graph.avals))
         self._members = bytearray(len(graph.nodes))
         self._frames: dict[int, Frame] = {}  # per value of a group, where the group is
-        self.picking = {node for node in graph.nodes if picks(graph, facts, node)}
+        lookups = graph.named.get("gather", ())
+        self.picking = {node for node in lookups if picks(graph, facts, node)}
         self._tables = {node.ins[0] for node in self.picking}
         self._fusible = find_fusible(graph, demand, interior, stored)
-        for node in graph.nodes:
+        for node in lookups:
             if node in self.picking or takes_all(graph, node):
                 self._fusible[node.index] = 1
         self._levels = find_levels(graph, facts, frame, self._fusible)
@@ -137,7 +138,7 @@ class Fusions:
         return is_wide and any(node.role is not Role.MOVE for node in nodes)
 
     def _enter_site(self, site: Node | Nest, frame: Frame) -> None:
-        nodes = list(nodes_of(site))
+        nodes = nodes_of(site)
         for node in nodes:
             self._enter(node)
             self._frames.update(dict.fromkeys(node.outs, frame))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -168,6 +168,8 @@ class Graph:
         are broadcast from them. Of a captured array it is the number that is furthest from 1.
       spans: between which numbers a value lies that is made of known ones; see spans.py.
       nodes: in program order; the links of a loop stand where it does.
+      named: those of each primitive, by its name, in program order; links are named "".
+      links: the kinds of links that there are.
       sources: boundary values: inputs and captured constants.
       outputs: results of the program.
       predicates: what decides whether a while loop goes on.
@@ -189,6 +191,8 @@ class Graph:
     constants: dict[int, float] = field(default_factory=dict)
     spans: dict[int, tuple[float, float]] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
+    named: dict[str, list[Node]] = field(default_factory=dict)
+    links: set[Link] = field(default_factory=set)
     sources: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
     activations: set[int] = field(default_factory=set)
@@ -217,6 +221,9 @@ class Graph:
         """Appends a node and notes what it reads."""
         node.index = len(self.nodes)
         self.nodes.append(node)
+        self.named.setdefault(node.name, []).append(node)
+        if node.link is not None:
+            self.links.add(node.link)
         for value in node.ins:
             readers = self.uses[value]
             if not readers or readers[-1] is not node:
@@ -260,11 +267,8 @@ def sites_of(frame: Frame) -> Iterator[Node | Nest]:
                 yield from sites_of(inner)
 
 
-def nodes_of(site: Node | Nest) -> Iterator[Node]:
+def nodes_of(site: Node | Nest) -> Sequence[Node]:
     """The node itself, or all nodes of the jaxprs that an equation holds."""
     if isinstance(site, Node):
-        yield site
-        return
-    for frame in site.frames:
-        for inner in frame.sites:
-            yield from nodes_of(inner)
+        return (site,)
+    return [node for frame in site.frames for inner in frame.sites for node in nodes_of(inner)]

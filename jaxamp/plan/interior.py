@@ -93,17 +93,19 @@ def folds_rows(graph: Graph, node: Node) -> bool:
 
 def _find_depths(graph: Graph, interior: Interior) -> None:
     depth, ready, kernels = interior.depth, interior.ready, interior.kernels
+    repeated = {node for node in graph.named.get("gather", ()) if repeats(graph, node)}
+    for node in graph.named.get("max", ()):
+        if any(graph.constants.get(v) == 0 for v in node.ins):
+            interior.rectified.update(node.outs)
     for node in graph.nodes:
         role = node.role
         is_window = role is Role.REDUCE and _is_window(graph, node)
-        is_repeated = repeats(graph, node)
+        is_repeated = node in repeated
         kernels[node.index] = is_kernel = is_window or is_repeated or role in _KERNELS
         reached = max([depth[v] for v in node.ins], default=0)
         # A sum of many takes f32: what it adds up may cancel.
         picks = is_window and (node.trait is Trait.EXTREMUM or scatters(node))
         takes_stored = picks or is_repeated or role is Role.LINK or role is Role.CONTRACT
-        if node.name == "max" and any(graph.constants.get(v) == 0 for v in node.ins):
-            interior.rectified.update(node.outs)
         ready.append(_NEVER if takes_stored else reached)
         if node.ins and node.link is not Link.BACK:
             for value in node.outs:

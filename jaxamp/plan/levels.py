@@ -57,7 +57,7 @@ def _latest_in_nests(facts: Facts, frame: Frame, levels: list[int]) -> dict[Node
     for site in frame.sites:
         if isinstance(site, Node):
             continue
-        nodes = list(nodes_of(site))
+        nodes = nodes_of(site)
         made = {levels[v] for node in nodes for v in node.outs if facts.dense[v]}
         if is_fused_call(site) and len(made) == 1:
             latest.update(dict.fromkeys(nodes, *made))

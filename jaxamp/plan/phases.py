@@ -23,7 +23,7 @@ _PHASE, _SCALED, _COORDINATE = 1, 2, 4
 
 def find_coordinates(graph: Graph, facts: Facts) -> frozenset[int]:
     """One sweep backward: no coordinate is carried around a loop narrow."""
-    if not any(node.name in _PERIODIC for node in graph.nodes):
+    if graph.named.keys().isdisjoint(_PERIODIC):
         return frozenset()
     phases = _Phases(graph, facts)
     for node in reversed(graph.nodes):

@@ -36,8 +36,10 @@ def narrow_piles(
       stored: precision in which each value is stored; it is written to.
       choices: what was chosen for each node.
     """
+    if graph.links.isdisjoint((*_PILED, *_CUT)):
+        return
     links = [node for node in graph.nodes if node.link in (*_PILED, *_CUT)]
-    made = _made_here(graph) if links else set()
+    made = _made_here(graph)
     piles = {v for link in links for v in _put_in_memory(made, link) if stored[v] is F32}
     if not piles:
         return

@@ -25,7 +25,7 @@ class Remakes:
         self.graph = graph
         self._recipes: dict[int, tuple[Node, ...]] = {}
         self._outside: dict[int, int] = {}  # per value that enters a loop, what it is outside
-        if any(node.link is Link.INVARIANT for node in graph.nodes):
+        if Link.INVARIANT in graph.links:
             for node in graph.nodes:
                 self._follow(node)
 
