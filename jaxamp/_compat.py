@@ -452,6 +452,8 @@ def without_scope(eqn: JaxprEqn, around: Around) -> JaxprEqn:
 
 def _named(eqn: JaxprEqn, stack: tuple[Any, ...]) -> JaxprEqn:
     info = eqn.source_info
+    if stack == info.name_stack.stack:
+        return eqn
     return eqn.replace(source_info=info.replace(name_stack=type(info.name_stack)(stack)))
 
 

@@ -214,7 +214,7 @@ class Graph:
         self.ours.append(ours)
         self.kinds.append(kind)
         self.sizes.append(size)
-        self.uses.append([])
+        self.uses.append(_UNREAD)
         return len(self.avals) - 1
 
     def add(self, node: Node) -> Node:
@@ -224,11 +224,17 @@ class Graph:
         self.named.setdefault(node.name, []).append(node)
         if node.link is not None:
             self.links.add(node.link)
+        uses = self.uses
         for value in node.ins:
-            readers = self.uses[value]
-            if not readers or readers[-1] is not node:
+            readers = uses[value]
+            if not readers:
+                uses[value] = [node]  # no longer than need be: most values have one reader
+            elif readers[-1] is not node:
                 readers.append(node)
         return node
+
+
+_UNREAD: list[Node] = []  # one for all values that nothing reads; it stays empty
 
 
 def _describe(aval: Any) -> tuple[bool, str, Any]:
