@@ -123,3 +123,25 @@ def test_the_largest_of_a_column_is_found_once() -> None:
     assert "eq" not in again
     exact, got = jax.grad(pooled)(w, points), amp(jax.grad(pooled), POLICY)(w, points)
     assert jnp.linalg.norm(got - exact) < 0.1 * jnp.linalg.norm(exact)
+
+
+def distances(w: jax.Array, points: jax.Array) -> jax.Array:
+    rows = X[0, 0] @ w
+    apart = (points[:, None] - rows) * jnp.exp(rows)
+    return jnp.mean((jnp.tanh(apart.sum(1)) @ w) ** 2)
+
+
+def member(w: jax.Array, bias: jax.Array) -> jax.Array:
+    return jnp.mean((jnp.exp(X[0, 0] @ w - bias) @ w) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "axes"), [(distances, None), (member, (None, 0))], ids=["distances", "an ensemble"]
+)
+def test_the_activation_of_a_sum_may_be_broadcast_too(fn: Any, axes: Any) -> None:
+    def mapped(fn: Any) -> Any:
+        return fn if axes is None else lambda w, x: jnp.mean(jax.vmap(fn, axes)(w, x))
+
+    expected = jax.grad(mapped(fn))(W[0], X[0, 1])
+    found = jax.grad(mapped(amp(fn, POLICY)))(W[0], X[0, 1])
+    assert jnp.linalg.norm(found - expected) < 0.03 * jnp.linalg.norm(expected)

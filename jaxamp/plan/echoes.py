@@ -53,7 +53,8 @@ def find_echoes(
         if node.name in ("add", "sub") and stored[node.outs[0]] is Precision.F32:
             size = graph.sizes[node.outs[0]]
             others = [v for v in node.ins if v not in spread and not is_spread(v, size)]
-            if len(others) == 1 and facts.dense[others[0]]:
+            whole = [v for v in others if facts.dense[v] and graph.sizes[v] == size]
+            if len(others) == len(whole) == 1:
                 low = narrow if node.outs[0] in normal else stored[others[0]]
                 if is_narrow(low):
                     echoes[node.outs[0]] = Echo(node.ins.index(others[0]), low)
