@@ -44,12 +44,28 @@ def test_the_distance_to_a_bound_is_not_taken_of_a_rounding(
     assert 0 < np.linalg.norm(jax.jit(amp(gradient, policy))(W, X, Y) - exact) <= allowed
 
 
+Hidden = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def of_one(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jax.nn.softplus(x @ w + 20)
+
+
+def of_a_sum(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jax.nn.softplus(x @ w + y @ U + 20)
+
+
+def of_two(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    return jnp.logaddexp(x @ w + 20, y @ U + 10)
+
+
 @pytest.mark.parametrize("policy", ["auto_mixed_bf16", "auto_mixed"])
-def test_a_mask_of_a_product_is_no_other_product(policy: str) -> None:
-    """The derivative of `softplus` is `exp(x - softplus(x))`, and nothing waits but the product."""
+@pytest.mark.parametrize("hidden", [of_one, of_a_sum, of_two])
+def test_the_mask_of_a_softplus_is_made_of_no_rounding(hidden: Hidden, policy: str) -> None:
+    """The derivative of `softplus` is `exp(x - softplus(x))`, of which both are large."""
 
     def gradient(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
-        return jax.grad(lambda w: jnp.mean((jax.nn.softplus(x @ w + 20) @ OUT - y) ** 2))(w)
+        return jax.grad(lambda w: jnp.mean((hidden(w, x, y) @ OUT - y) ** 2))(w)
 
     low = jnp.bfloat16 if policy == "auto_mixed_bf16" else jnp.float16
     exact = jax.jit(gradient)(W, X, Y)

@@ -331,7 +331,8 @@ class Chooser:
         """Whether XLA would store a fused value anyway, for what reads it later."""
         if self._is_carried_wide(value):
             return False
-        return node.trait in COSTLY or value in self.crossing or self._is_handed_on(value)
+        is_copied = node.trait in COSTLY or value in self.interior.copied
+        return is_copied or value in self.crossing or self._is_handed_on(value)
 
     def _is_handed_on(self, value: int) -> bool:
         """Whether a loop or a kernel that picks takes a value, or what it is moved to."""

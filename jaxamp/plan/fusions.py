@@ -166,7 +166,8 @@ class Fusions:
         is_activation = self.graph.ours[value] and self.facts.dense[value]
         if value in self.interior.rectified and not self.interior.joined[value]:
             return True  # what it is made of is read anyway
-        return not is_activation or bool(self.interior.fused[value])
+        is_read = value in self.interior.copied
+        return not is_activation or bool(self.interior.fused[value] and not is_read)
 
     def _is_kept_by_rule(self, value: int) -> bool:
         """Whether a rule cuts off at zero what it had better read than make again.

@@ -2,7 +2,8 @@
 
 XLA may drop a narrowing that is followed by a widening. The wide value is then what it stores for
 every reader that computes in f32, beside the narrow one for the others. What a loop stacks in f32
-and reads itself, XLA would compute once for each of the two.
+and reads itself, XLA would compute once for each of the two. A power of what is joined it would make
+again of all that was joined.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ def find_held(
     stored: Sequence[Precision | None],
     choices: Mapping[Node, Choice],
     decays: Set[int],
+    powers: Set[int],
 ) -> frozenset[int]:
     """Values that are rounded from f32 arithmetic or stacked, and read by f32 arithmetic."""
     return frozenset(
@@ -27,7 +29,7 @@ def find_held(
         if node.role is Role.ELEMENTWISE and choices[node].operand is Precision.F32
         for value in node.outs
         if is_narrow(stored[value]) or (value in decays and _is_stacked(graph, value))
-        if any(choices[reader].operand is Precision.F32 for reader in graph.uses[value])
+        if value in powers or any(choices[r].operand is Precision.F32 for r in graph.uses[value])
     )
 
 

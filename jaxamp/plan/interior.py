@@ -37,6 +37,8 @@ class Interior:
       kernels: whether each node is a kernel of its own, which fuses nothing.
       fused: whether a value stays in f32 for the readers of its own depth.
       joined: whether a value is made of several stored activations.
+      copied: values that are stored narrow for far readers, while those near read them in f32.
+      powers: exponentials of the distance of a copied value to another.
       rectified: what is cut off at zero.
     """
 
@@ -45,6 +47,8 @@ class Interior:
     kernels: bytearray
     fused: bytearray
     joined: bytearray
+    copied: set[int]
+    powers: set[int]
     rectified: set[int]
 
     def reads_sign(self, graph: Graph, reader: Node) -> bool:
@@ -66,7 +70,7 @@ def find_interior(graph: Graph) -> Interior:
     """Looks backward for what all near readers take in f32."""
     depth = [int(value in graph.later) for value in range(len(graph.avals))]
     fused, joined = bytearray(len(graph.avals)), bytearray(len(graph.avals))
-    interior = Interior(depth, [], bytearray(len(graph.nodes)), fused, joined, set())
+    interior = Interior(depth, [], bytearray(len(graph.nodes)), fused, joined, set(), set(), set())
     _find_depths(graph, interior)
     for node in reversed(graph.nodes):
         if node.role in ARITHMETIC or (node.role is Role.REDUCE and not scatters(node)):

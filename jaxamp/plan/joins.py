@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxamp.plan.descent import descendants
 from jaxamp.plan.facts import Facts
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Node, Role, is_smaller, movements
@@ -76,7 +77,11 @@ class _Joins:
         if self._is_stored(value, is_joined, bool(is_dear)):
             is_argument = is_complemented(self.graph, self.interior, node, value)
             joined = node.ins[0] if is_argument else value
-            self.interior.fused[joined] = 0
+            if is_joined and (powers := self._powers(joined)):
+                self.interior.copied.add(joined)
+                self.interior.powers.update(powers)
+            else:
+                self.interior.fused[joined] = 0
         self.made_of[value] = joined
         self.mixed[value] = is_mixed and joined != value
         self.dear[value] = is_dear and joined != value
@@ -86,6 +91,24 @@ class _Joins:
         made_of = {self.made_of[v] for v in parts}
         found = {p for p in made_of if p < 0 or _is_large(self.graph, p, value)} - {_NONE}
         return _NONE if not found else found.pop() if len(found) == 1 else _SEVERAL
+
+    def _powers(self, value: int) -> list[int]:
+        """Exponentials, in the kernel of a value, of its distance to another one.
+
+        `exp(x - y)` has the error of `y` itself, however small the distance: so is `logaddexp`
+        differentiated. What a loop stacks is read from there.
+        """
+        if any(r.role is Role.LINK for r in self.graph.uses[value]):
+            return []
+        near = [r for r in self._moved_near(value) if r.name == "sub"]
+        apart = [r.outs[0] for r in near if all(self.facts.dense[v] for v in r.ins)]
+        return [r.outs[0] for v in apart for r in self._moved_near(v) if r.name == "exp"]
+
+    def _moved_near(self, value: int) -> list[Node]:
+        """What reads a value or a choice of it in the kernel of the value."""
+        near = descendants(self.graph, value, lambda r: r.name == "select_n")
+        readers = [r for v in near for r in self.graph.uses[v]]
+        return [r for r in readers if not self.interior.is_far(value, r)]
 
     def _is_stored(self, value: int, is_joined: bool, is_dear: bool) -> bool:
         graph, readers = self.graph, self.graph.uses[value]

@@ -114,7 +114,7 @@ def _find(
     choices.update(find_travels(graph, frame, demand, policy, stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
     readings = find_readings(graph, facts, demand, interior, chooser.copies, stored, policy)
-    held = find_held(graph, stored, choices, dangers.decays)
+    held = find_held(graph, stored, choices, dangers.decays, interior.powers)
     fuses = Guard.REDUCTION_ISLAND in policy.guards and bool(policy.low)
     narrow = chooser.narrow[OpKind.ELEMENTWISE]
     return Findings(
