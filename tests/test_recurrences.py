@@ -81,3 +81,16 @@ def test_what_follows_from_no_equal_turn_is_narrow(model: Callable[..., jax.Arra
         decisions = list(plan_of(fn)(ws, X[0]).decisions())
         assert not any(d.reason == CARRIED for d in decisions)
         assert any(is_narrow(d.output) for d in decisions if d.primitive != "dot_general")
+
+
+def test_what_is_weighed_in_many_levels_is_not_rounded_in_each() -> None:
+    """A gated recurrence by prefix sums in log space (Feng et al. 2024): cotangents nearly cancel."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        gate, new = x @ w, x @ U
+        kept = jnp.cumsum(jax.nn.log_sigmoid(-gate), 0)
+        state = kept + jax.lax.cumlogsumexp(jax.nn.log_sigmoid(gate) + new - kept)
+        return jnp.mean((jnp.exp(state) @ OUT) ** 2)
+
+    decisions = plan_of(jax.grad(loss))(W, X[:, 0]).decisions()
+    assert not [d for d in decisions if d.eqn.primitive.name == "pad" and is_narrow(d.output)]

@@ -21,6 +21,7 @@ from jaxamp.plan.phases import find_coordinates
 from jaxamp.plan.pins import Pin, is_inexact
 from jaxamp.plan.poles import AT_NUMBER, AT_ZERO, find_poles
 from jaxamp.plan.recurrences import find_recurrences
+from jaxamp.plan.weighings import find_weighed
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.taxonomy import Trait
 
@@ -101,10 +102,11 @@ def find_dangers(
     """Runs the sweeps that look for what a narrow format would harm."""
     magnitudes = find_magnitudes(graph, facts)
     recurrences = find_recurrences(graph, facts)
+    combined = [*find_met(graph, facts, interior), *find_weighed(graph, facts)]
     return Dangers(
         facts=facts,
         demand=demand,
-        folded=find_folds(graph, facts, find_met(graph, facts, interior)),
+        folded=find_folds(graph, facts, combined),
         poles=find_poles(graph, magnitudes),
         magnitudes=magnitudes,
         decays=find_decays(graph, recurrences),
