@@ -173,3 +173,19 @@ def test_what_is_far_from_poles_is_stored_narrow(name: str, policy: str) -> None
     assert pile.output is decisions[0].output
     around = [*decisions, *plan_of(jax.grad(joined), policy)(X).decisions()]
     assert not any("infinite" in d.reason or "small: may" in d.reason for d in around)
+
+
+@pytest.mark.parametrize(
+    ("of", "precision"), [(jnp.arccos, Precision.F32), (jnp.arcsinh, Precision.F16)]
+)
+def test_what_an_angle_is_measured_by_is_not_rounded(of: Body, precision: Precision) -> None:
+    """The product of two directions is no larger than one; that of their roundings may be."""
+
+    def angle(w: jax.Array, x: jax.Array) -> jax.Array:
+        ahead, aside = (x @ w)[:, :4], (x @ w)[:, 4:]
+        both = jnp.concatenate([jnp.tanh(ahead), jnp.tanh(aside)], -1)
+        return of((jnp.sum(both * x, -1) - 1) / 9).mean()
+
+    decisions = plan_of(jax.grad(angle), "auto_mixed")(W, X).decisions()
+    joined = [d.output for d in decisions if d.eqn.primitive.name == "concatenate"]
+    assert joined[0] is precision

@@ -84,7 +84,7 @@ def test_what_follows_from_no_equal_turn_is_narrow(model: Callable[..., jax.Arra
 
 
 def test_what_is_weighed_in_many_levels_is_not_rounded_in_each() -> None:
-    """A gated recurrence by prefix sums in log space (Feng et al. 2024): cotangents nearly cancel."""
+    """A recurrence by prefix sums in log space (Feng et al. 2024): cotangents nearly cancel."""
 
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         gate, new = x @ w, x @ U

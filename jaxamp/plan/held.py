@@ -2,8 +2,8 @@
 
 XLA may drop a narrowing that is followed by a widening. The wide value is then what it stores for
 every reader that computes in f32, beside the narrow one for the others. What a loop stacks in f32
-and reads itself, XLA would compute once for each of the two. A power of what is joined it would make
-again of all that was joined.
+and reads itself, XLA would compute once for each of the two. A power of what is joined it would
+make again of all that was joined.
 """
 
 from __future__ import annotations

@@ -16,10 +16,11 @@ from jaxamp.plan.sweeps import backward
 from jaxamp.taxonomy import Trait
 
 AT_ZERO, AT_NUMBER = 1, 2  # AT_NUMBER: at a number that is not zero, or at another value
+AT_BOUND = 4  # beyond the number there is nothing: not even a sum may be rounded past it
 
 _POLES = {
     **dict.fromkeys(("log", "log2", "rsqrt", "digamma", "lgamma"), AT_ZERO),
-    **dict.fromkeys(("log1p", "atanh", "acos", "asin", "acosh", "erf_inv"), AT_NUMBER),
+    **dict.fromkeys(("log1p", "atanh", "acos", "asin", "acosh", "erf_inv"), AT_NUMBER | AT_BOUND),
 }
 _SUMS = ("add", "sub", "add_any")
 _POWERS = ("integer_pow", "square", "sqrt", "cbrt")
@@ -57,7 +58,7 @@ class _Poles:
             self._mark(node.ins, AT_NUMBER)
         elif node.name == "div":
             self._mark(node.ins[:1], given)
-        elif self._hands_on(node):
+        elif self._hands_on(node, given):
             self._mark(node.ins, given)
         return None
 
@@ -80,14 +81,14 @@ class _Poles:
     def _of_sum(self, node: Node, given: int) -> int:
         """Where terms may not be, if their sum may not: it is zero where they cancel."""
         if node.name == "sub" or not all(self.magnitudes[v] & NONNEGATIVE for v in node.ins):
-            return AT_NUMBER
+            return AT_NUMBER | given & AT_BOUND
         return given
 
-    def _hands_on(self, node: Node) -> bool:
+    def _hands_on(self, node: Node, given: int) -> bool:
         if node.role is Role.ELEMENTWISE:
             return node.trait in (Trait.EXACT, Trait.ROUNDED) or node.name in _POWERS
         if node.role is Role.REDUCE:
-            return node.trait in _FOLDS
+            return node.trait in _FOLDS or (node.trait is Trait.SUM and bool(given & AT_BOUND))
         return node.role is Role.MERGE or node.role is Role.LINK
 
     def _mark(self, values: Iterable[int], flags: int) -> None:
