@@ -13,7 +13,7 @@ from jax.extend.core import Literal
 
 from jaxamp.formats import Precision
 from jaxamp.guards import Guard
-from jaxamp.plan.dangers import Dangers
+from jaxamp.plan.dangers import CANCELS, Dangers
 from jaxamp.plan.decision import Scaled
 from jaxamp.plan.demand import REACHES, Demand, is_state_update
 from jaxamp.plan.descent import descendants, is_movement
@@ -189,6 +189,9 @@ class Chooser:
                 )
             reason = f"operands in {low.short}; result never reaches Compute again"
             return Choice(low, F32, reason, Guard.NO_GAIN, F32)
+        if Guard.SENSITIVE in self.guards and out in self.dangers.distant:
+            reason = f"operands in {low.short}; {CANCELS.reason}"
+            return Choice(low, F32, reason, Guard.SENSITIVE, F32)
         if Guard.SENSITIVE in self.guards and self._feeds_only_sensitive(out):
             reason = f"operands in {low.short}; result feeds a sensitive operation"
             return Choice(low, F32, reason, Guard.SENSITIVE, F32)

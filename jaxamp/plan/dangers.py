@@ -9,6 +9,7 @@ from jaxamp.formats import Precision
 from jaxamp.guards import Guard
 from jaxamp.plan.decays import find_decays
 from jaxamp.plan.demand import EXACTING, FRAGILE, Demand
+from jaxamp.plan.distances import find_distant
 from jaxamp.plan.facts import LARGE, SOLVED, TINY, Facts
 from jaxamp.plan.flags import union
 from jaxamp.plan.folds import find_folds
@@ -25,6 +26,8 @@ from jaxamp.plan.weighings import find_weighed
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.taxonomy import Trait
 
+CANCELS = Pin("what comes back by its squares and by its products cancels", Guard.SENSITIVE)
+
 
 @dataclass(frozen=True, slots=True)
 class Dangers:
@@ -39,6 +42,7 @@ class Dangers:
       magnitudes: per value, flags for how near to zero or how large it may be; see magnitudes.py.
       decays: values that a loop multiplies a carry by in every turn; see decays.py.
       carried: values that loops which are written out carry; see recurrences.py.
+      distant: values whose squares and products nearly cancel; see distances.py.
       coordinates: values of whose multiples sines are taken; see phases.py.
       ordered: values that are put in order to pick an index; see orders.py.
       guards: those of the policy.
@@ -51,6 +55,7 @@ class Dangers:
     magnitudes: bytearray
     decays: Set[int]
     carried: Set[int]
+    distant: Set[int]
     coordinates: Set[int]
     ordered: Set[int]
     guards: Set[Guard]
@@ -84,6 +89,8 @@ class Dangers:
             return Pin("of its multiples sines are taken", Guard.SENSITIVE)
         if Guard.SENSITIVE in guards and not self.ordered.isdisjoint(outs):
             return Pin("an index is picked by its order", Guard.SENSITIVE)
+        if Guard.SENSITIVE in guards and not self.distant.isdisjoint(outs):
+            return CANCELS
         near = union(self.poles, outs)
         if Guard.SENSITIVE in guards and near & AT_NUMBER:
             return Pin("rounded, it may be where what is made of it is infinite", Guard.SENSITIVE)
@@ -111,6 +118,7 @@ def find_dangers(
         magnitudes=magnitudes,
         decays=find_decays(graph, recurrences),
         carried={v for node, read in recurrences for v in (read, *node.outs)},
+        distant=find_distant(graph),
         coordinates=find_coordinates(graph, facts),
         ordered=find_ordered(graph, demand),
         guards=policy.guards,

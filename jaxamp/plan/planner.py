@@ -113,7 +113,9 @@ def _find(
     narrow_piles(graph, demand, interior, stored, choices)
     choices.update(find_travels(graph, frame, demand, policy, stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
-    readings = find_readings(graph, facts, demand, interior, chooser.copies, stored, policy)
+    readings = find_readings(
+        graph, facts, demand, interior, chooser.copies, stored, policy, dangers.distant
+    )
     held = find_held(graph, stored, choices, dangers.decays, interior.powers)
     fuses = Guard.REDUCTION_ISLAND in policy.guards and bool(policy.low)
     narrow = chooser.narrow[OpKind.ELEMENTWISE]

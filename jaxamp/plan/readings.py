@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxamp.formats import Precision, is_narrow
@@ -72,6 +72,7 @@ def find_readings(
     copies: Mapping[int, Precision],
     stored: Sequence[Precision | None],
     policy: PrecisionPolicy,
+    wide: Iterable[int] = (),
 ) -> Readings:
     """Follows boundary values through movement, and adds what an update makes of them.
 
@@ -80,6 +81,8 @@ def find_readings(
     fresh = bytearray(len(graph.avals))
     for value in graph.sources:
         fresh[value] = not is_narrow(stored[value])
+    for value in wide:
+        fresh[value] = stored[value] is Precision.F32
     for carry in graph.carries:
         fresh[carry.inner] = fresh[carry.result] = carry.kept
     for node in graph.nodes:

@@ -40,10 +40,11 @@ def _find_weights(graph: Graph, facts: Facts) -> set[int]:
     """Exponentials of the difference of two activations."""
     apart, weights = set[int](), set[int]()
     for node in graph.nodes:
-        if node.name == "sub" and all(facts.dense[v] for v in node.ins):
-            apart.update(node.outs)
-        elif node.name == "exp" and node.ins[0] in apart:
-            weights.update(node.outs)
+        if node.role is Role.ELEMENTWISE:
+            if node.name == "sub" and all(facts.dense[v] for v in node.ins):
+                apart.update(node.outs)
+            elif node.name == "exp" and node.ins[0] in apart:
+                weights.update(node.outs)
     return weights
 
 
