@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from jaxamp import _compat, taxonomy
 from jaxamp.calls import Layout, Target, is_found
-from jaxamp.compiled import NNX, NNX_ADAPTER, joined
+from jaxamp.compiled import NNX, NNX_ADAPTER, Result
 from jaxamp.constants import kept
 from jaxamp.current import amp_scope
 from jaxamp.errors import NotCallableError, shown
@@ -65,7 +65,10 @@ class AmpFunction(Generic[_P, _R]):
         try:
             if direct and (direct.version == taxonomy.version or direct.renew()):
                 try:
-                    return joined(direct.form(*args, **kwargs))
+                    # For the quickest of calls: no empty dictionary of keywords, no call of ours.
+                    form = direct.form
+                    result = form(*args, **kwargs) if kwargs else form(*args)
+                    return result.join() if type(result) is Result else result
                 except Exception as error:
                     if not direct.refuses(error, args, kwargs):
                         raise
