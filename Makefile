@@ -57,7 +57,7 @@ conformance-sample: $(VENV)/.installed-test
 
 # Every hostile case and reduction island, in both formats.
 numerics: $(VENV)/.installed-test
-	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) -m numerics tests/numerics tests/lowp
+	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow" tests/numerics tests/lowp
 
 # Reports against what the vendors' compilers make of the same programs.
 deviceless: $(VENV)/.installed-test
