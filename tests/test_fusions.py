@@ -99,8 +99,13 @@ def lowered_for(platform: str, fn: Callable[..., Any], args: Any) -> str:
     return jax.jit(fn).trace(*args).lower(lowering_platforms=(platform,)).as_text()
 
 
+def barrier_lines(platform: str, fn: Callable[..., Any], args: Any) -> list[str]:
+    lines = lowered_for(platform, fn, args).splitlines()
+    return [line for line in lines if "stablehlo.optimization_barrier" in line]
+
+
 def barriers(fn: Callable[..., Any], args: Any, platform: str) -> int:
-    return lowered_for(platform, fn, args).count("stablehlo.optimization_barrier")
+    return len(barrier_lines(platform, fn, args))
 
 
 @pytest.fixture
@@ -141,6 +146,13 @@ def test_what_is_held_is_a_rounding_on_tpu(large: Any) -> None:
     assert all(line.endswith("bf16>") for line in roundings)
 
 
+def test_what_is_held_in_float16_is_behind_a_barrier_on_tpu(large: Any) -> None:
+    """To round it once more would make zeros of its smallest numbers."""
+    lines = barrier_lines("tpu", amp(jax.grad(written_out), "auto_mixed"), large)
+    assert lines
+    assert all(line.endswith("f16>") for line in lines)
+
+
 def forward_of(mixed: Callable[..., Any]) -> Callable[..., Any]:
     """What runs before the cotangent is there: the value, and what the backward pass reads."""
     return lambda weights, x: jax.vjp(mixed, weights, x)
@@ -162,8 +174,7 @@ def test_forward_passes_in_a_loop_have_no_barriers_on_gpu(large: Any) -> None:
 
 def behind_barriers(fn: Callable[..., Any], args: Any) -> set[str]:
     """Types of what stands behind barriers in the program for a GPU."""
-    text = lowered_for("cuda", fn, args)
-    lines = [line for line in text.splitlines() if "stablehlo.optimization_barrier" in line]
+    lines = barrier_lines("cuda", fn, args)
     return {word for line in lines for word in re.findall(r"tensor<(\S+)>", line)}
 
 
@@ -193,9 +204,7 @@ def test_cotangents_folded_over_rows_have_no_barrier_on_gpu(axis: int, behind: i
         return (normed @ w).sum()
 
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (4096, 64))]
-    lowered = jax.jit(jax.grad(amp(centred, POLICY))).trace(*shapes)
-    text = lowered.lower(lowering_platforms=("cuda",)).as_text()
-    lines = [line for line in text.splitlines() if "stablehlo.optimization_barrier" in line]
+    lines = barrier_lines("cuda", jax.grad(amp(centred, POLICY)), shapes)
     assert max(line.count("tensor<4096x64xbf16>") for line in lines) == behind
 
 

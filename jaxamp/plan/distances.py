@@ -49,16 +49,12 @@ def find_distant(graph: Graph) -> set[int]:
 
 def _adds_squares(graph: Graph) -> bool:
     """Whether a sum of squares is added to something as it is: no mean of them, and no norm."""
-    squares = set[int]()
-    for node in graph.nodes:
-        if node.role is Role.REDUCE:
-            if node.name == "reduce_sum" and node.ins[0] in squares:
-                moved = descendants(graph, node.outs[0], is_movement)
-                if any(reader.name in _SUMS for v in moved for reader in graph.uses[v]):
-                    return True
-        elif node.role is Role.ELEMENTWISE and _is_square(node):
-            squares.update(node.outs)
-    return False
+    named = graph.named
+    made = (node for name in ("mul", *_SQUARES) for node in named.get(name, ()))
+    squares = {node.outs[0] for node in made if _is_square(node)}
+    sums = (node.outs[0] for node in named.get("reduce_sum", ()) if node.ins[0] in squares)
+    moved = (v for value in sums for v in descendants(graph, value, is_movement))
+    return any(reader.name in _SUMS for v in moved for reader in graph.uses[v])
 
 
 def _hand_on(parts: _Parts, source: int, out: int) -> None:

@@ -11,7 +11,7 @@ fused itself (`fusions.py`), and gets a narrow copy if it is not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jaxamp.comparisons import SIGNS
 from jaxamp.plan.graph import Graph, Link, Node, Role
@@ -47,9 +47,9 @@ class Interior:
     kernels: bytearray
     fused: bytearray
     joined: bytearray
-    copied: set[int]
-    powers: set[int]
-    rectified: set[int]
+    copied: set[int] = field(default_factory=set)
+    powers: set[int] = field(default_factory=set)
+    rectified: set[int] = field(default_factory=set)
 
     def reads_sign(self, graph: Graph, reader: Node) -> bool:
         """Whether a node compares what is cut off at zero with zero: any format will do."""
@@ -70,7 +70,7 @@ def find_interior(graph: Graph) -> Interior:
     """Looks backward for what all near readers take in f32."""
     depth = [int(value in graph.later) for value in range(len(graph.avals))]
     fused, joined = bytearray(len(graph.avals)), bytearray(len(graph.avals))
-    interior = Interior(depth, [], bytearray(len(graph.nodes)), fused, joined, set(), set(), set())
+    interior = Interior(depth, [], bytearray(len(graph.nodes)), fused, joined)
     _find_depths(graph, interior)
     for node in reversed(graph.nodes):
         if node.role in ARITHMETIC or (node.role is Role.REDUCE and not scatters(node)):

@@ -116,10 +116,12 @@ class _Joins:
             return True
         if is_joined and any(self.interior.is_far(value, r) for r in readers):
             return True
-        folds = [r for r in readers if r.role is Role.REDUCE and not folds_rows(graph, r)]
-        if not is_joined:  # a window's sum is a kernel, which takes what is dear in f32
-            folds = [r for r in folds if is_dear and not self.interior.kernels[r.index]]
-        return bool(folds) and any(r.role is Role.ELEMENTWISE for r in readers)
+        if not (is_joined or is_dear):
+            return False
+        folds = (r for r in readers if r.role is Role.REDUCE and not folds_rows(graph, r))
+        # A window's sum is a kernel of its own, which takes what is dear in f32.
+        folded = any(is_joined or not self.interior.kernels[r.index] for r in folds)
+        return folded and any(r.role is Role.ELEMENTWISE for r in readers)
 
 
 def _find_shared(graph: Graph, facts: Facts, interior: Interior) -> set[int]:

@@ -38,14 +38,9 @@ def find_weighed(graph: Graph, facts: Facts) -> list[int]:
 
 def _find_weights(graph: Graph, facts: Facts) -> set[int]:
     """Exponentials of the difference of two activations."""
-    apart, weights = set[int](), set[int]()
-    for node in graph.nodes:
-        if node.role is Role.ELEMENTWISE:
-            if node.name == "sub" and all(facts.dense[v] for v in node.ins):
-                apart.update(node.outs)
-            elif node.name == "exp" and node.ins[0] in apart:
-                weights.update(node.outs)
-    return weights
+    differences = graph.named.get("sub", ())
+    apart = {node.outs[0] for node in differences if all(facts.dense[v] for v in node.ins)}
+    return {node.outs[0] for node in graph.named.get("exp", ()) if node.ins[0] in apart}
 
 
 def _weighs(node: Node, weights: Set[int]) -> bool:

@@ -3,8 +3,8 @@
 XLA takes a narrowing and the widening after it for nothing, and reads the float32 value. A barrier
 between the two keeps it from that, and from computing both in one kernel. On a GPU that is what is
 wanted, as XLA would store the wide value beside the narrow one. XLA:TPU computes in the kernel of a
-product what it can of what follows, sums among it: there the rounding is said once more, as an
-operation that XLA keeps and fuses. JAX holds residuals of a checkpoint in this way.
+product what it can of what follows, sums among it: there a rounding to bfloat16 is said once more,
+as an operation that XLA keeps and fuses. JAX holds residuals of a checkpoint in this way.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def hold(value: Any) -> Any:
 
 
 def _rounded(value: Any) -> Any:
-    # An 8-bit format has no infinity where `reduce_precision` puts one.
-    if value.dtype not in (jnp.bfloat16, jnp.float16):
-        return lax.optimization_barrier(value)
     info = jnp.finfo(value.dtype)
+    # `reduce_precision` has no subnormal numbers; those of formats of a smaller range matter.
+    if info.nexp < jnp.finfo(jnp.float32).nexp:
+        return lax.optimization_barrier(value)
     return lax.reduce_precision(value, info.nexp, info.nmant)
 
 
