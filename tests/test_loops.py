@@ -120,3 +120,18 @@ def test_a_state_is_narrow_beside_an_average_of_itself(around: Callable[..., Any
     closed = jax.make_jaxpr(amp(run))(jnp.ones((4, 8)), jnp.ones((8, 8)))
     (scan,) = [eqn for eqn in equations(closed.jaxpr) if eqn.primitive.name == "scan"]
     assert [var.aval.dtype for var in scan.outvars] == [jnp.bfloat16, jnp.float32]
+
+
+def test_what_is_made_of_earlier_turns_is_narrow() -> None:
+    """That it is made of an activation is known when a loop has been gone through three times."""
+    w = jnp.ones((8, 8))
+
+    def turn(carry: tuple[jax.Array, ...], row: jax.Array) -> tuple[Any, jax.Array]:
+        last, before = carry
+        return (jnp.tanh(row @ w), last), jnp.sin(before) @ w
+
+    def run(rows: jax.Array) -> jax.Array:
+        return lax.scan(turn, (jnp.zeros((4, 8)),) * 2, rows)[1]
+
+    decisions = plan_of(run)(jnp.ones((5, 4, 8))).decisions()
+    assert [d.output for d in decisions if d.primitive == "sin"] == [Precision.BF16]
