@@ -4,15 +4,18 @@
     python -m benchmarks.gpu_train --model 350m --way amp-bf16 hand-bf16
     python -m benchmarks.gpu_train --toy --steps 3         sizes for a CPU, to try the script
 
-Each run has a process of its own, so that its peak memory is its own. Prints a table; figures go to
-out/gpu_train.json with versions and device. The first steps, which compile, are not timed.
+Each run has a process of its own, so that its peak memory is its own; while one is on the device
+the next is traced. Prints a table; figures go to out/gpu_train.json with versions and device.
+Neither compiling nor the first steps are timed with the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -30,7 +33,8 @@ from benchmarks.deviceless.models import resnet, transformer, vit
 from benchmarks.deviceless.models.model import HAND, Loss, Size
 
 WARM = 3
-REPEATS = 5  # parts of the timed steps; the median of their throughputs is reported
+PART = 10  # steps between two looks at the clock; the median part's throughput is reported
+LAST = 10  # steps whose losses are averaged
 
 
 def _transformer(layers: int, width: int, heads: int, batch: int) -> Size:
@@ -50,25 +54,28 @@ TOYS: dict[str, Callable[[], Size]] = {
     "resnet50": lambda: resnet.RESNET50.small,
     "vit-b": lambda: vit.VIT.small,
 }
-WAYS = ("f32", "tf32", "hand-bf16", "amp-bf16", "amp-f16", "amp-fp8")
+WAYS = ("f32", "tf32", "hand-bf16", "amp-bf16", "amp-loss-bf16", "amp-f16", "amp-fp8")
+"""`amp` is around the whole step, in `amp-loss-bf16` around the loss alone."""
 MATMULS = {"f32": "highest", "tf32": "tensorfloat32"}
 POLICIES = {"amp-bf16": "auto_mixed_bf16", "amp-f16": "auto_mixed", "amp-fp8": "fp8_current"}
 
 
-def make_step(size: Size, way: str) -> tuple[Callable[..., Any], Any, Any]:
-    """A jitted train step, the optimizer's state and the parameters.
+def make_step(size: Size, way: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A jitted train step, and what makes its first two arguments.
 
     Args:
       size: the model.
       way: a row of `WAYS`.
 
     Returns:
-      A step from (params, state, batch) to the same and the loss; parameters are donated.
+      A step from (params, state, batch) to the same and the loss, which donates what it replaces;
+      a function from a key to the parameters and the optimizer's state.
     """
-    params = jax.jit(size.init)(jax.random.key(0))
     adam = optax.adamw(3e-4)
     optimizer = jaxamp.with_loss_scale(adam) if way == "amp-f16" else adam
     loss: Loss = size.hands[HAND] if way == "hand-bf16" else size.plain
+    if way == "amp-loss-bf16":
+        loss = jaxamp.amp(loss, "auto_mixed_bf16")
 
     def step(params: Any, state: Any, batch: Any) -> Any:
         def scaled(params: Any) -> tuple[Any, Any]:
@@ -79,9 +86,13 @@ def make_step(size: Size, way: str) -> tuple[Callable[..., Any], Any, Any]:
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state, value
 
+    def begin(key: jax.Array) -> tuple[Any, Any]:
+        params = size.init(key)
+        return params, optimizer.init(params)
+
     if way in POLICIES:
         step = jaxamp.amp(step, POLICIES[way])
-    return jax.jit(step, donate_argnums=(0, 1)), jax.jit(optimizer.init)(params), params
+    return jax.jit(step, donate_argnums=(0, 1)), begin
 
 
 def items(size: Size) -> int:
@@ -91,35 +102,74 @@ def items(size: Size) -> int:
     return math.prod((leaf.shape[0], leaf.shape[1] - 1)) if leaf.ndim == 2 else leaf.shape[0]
 
 
-def measure(model: str, way: str, steps: int, toy: bool) -> dict[str, Any]:
-    """One run, in this process."""
+def measure(
+    model: str, way: str, steps: int, seconds: float, toy: bool, turn: Callable[[], object]
+) -> dict[str, Any]:
+    """One run, in this process.
+
+    Args:
+      model: a key of `MODELS`.
+      way: one of `WAYS`.
+      steps: how many are timed.
+      seconds: after which no further part is begun.
+      toy: whether in the size for a CPU.
+      turn: called before anything is put on the device.
+
+    Returns:
+      What was measured: a row of the table and of the file.
+    """
     size = (TOYS if toy else MODELS)[model]()
     with jax.default_matmul_precision(MATMULS.get(way, "default")):
-        step, state, params = make_step(size, way)
-        batches = _batches(size)
-        losses, times = [], []
-        for index in range(steps + WARM):
-            batch = jax.block_until_ready(next(batches))
-            start = time.perf_counter()
-            params, state, value = step(params, state, batch)
-            value = jax.block_until_ready(value)
-            times.append(time.perf_counter() - start)
-            losses.append(float(value))
-            if index == WARM - 1:
-                times.clear()
+        step, begin = make_step(size, way)
+        key = jax.random.key(0)
+        batch = jax.eval_shape(size.sample, key)
+        start = time.perf_counter()
+        traced = step.trace(*jax.eval_shape(begin, key), batch)
+        tracing = time.perf_counter() - start
+        turn()
+        start = time.perf_counter()
+        compiled = traced.lower().compile()
+        compiling = time.perf_counter() - start
+        times, losses = _train(compiled, size, jax.jit(begin)(key), steps, seconds)
     stats = jax.devices()[0].memory_stats() or {}
     return {
         "model": model,
         "way": way,
-        "items_per_second": items(size) / _median_of_parts(times),
+        "items_per_second": items(size) / sorted(times)[len(times) // 2],
+        "slowest_part": items(size) / max(times),
         "peak_bytes": stats.get("peak_bytes_in_use"),
+        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
+        "tracing_seconds": tracing,
+        "compiling_seconds": compiling,
         "first_loss": losses[0],
-        "last_loss": losses[-1],
-        "steps": steps,
+        "last_loss": sum(losses[-LAST:]) / len(losses[-LAST:]),
+        "losses": losses,
+        "steps": len(losses) - WARM,
         "toy": toy,
         "device": jax.devices()[0].device_kind,
         "jax": jax.__version__,
     }
+
+
+def _train(
+    step: Callable[..., Any], size: Size, began: tuple[Any, Any], steps: int, seconds: float
+) -> tuple[list[float], list[float]]:
+    """Seconds of a step in each part, and the losses of all steps, those before them too."""
+    batches, losses, times = _batches(size), [], []
+    params, state = began
+    parts = [WARM, *[PART] * (steps // PART), *([steps % PART] if steps % PART else [])]
+    stop = time.perf_counter() + seconds
+    for part in parts:
+        if len(times) > 1 and time.perf_counter() > stop:
+            break
+        ready = jax.block_until_ready(list(itertools.islice(batches, part)))
+        start = time.perf_counter()
+        for batch in ready:
+            params, state, value = step(params, state, batch)
+            losses.append(value)
+        jax.block_until_ready(params)
+        times.append((time.perf_counter() - start) / part)
+    return times[1:], [float(value) for value in losses]
 
 
 def _batches(size: Size) -> Iterator[Any]:
@@ -128,13 +178,6 @@ def _batches(size: Size) -> Iterator[Any]:
     while True:
         key, one = jax.random.split(key)
         yield sample(one)
-
-
-def _median_of_parts(times: Sequence[float]) -> float:
-    """Seconds of a step: the median over equal parts of the run."""
-    length = max(len(times) // REPEATS, 1)
-    parts = [times[i : i + length] for i in range(0, len(times) - length + 1, length)]
-    return sorted(sum(part) / len(part) for part in parts)[len(parts) // 2]
 
 
 def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
@@ -165,33 +208,52 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", nargs="+", default=[*MODELS], choices=MODELS)
     parser.add_argument("--way", nargs="+", default=[*WAYS], choices=WAYS)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of one run's steps")
     parser.add_argument("--toy", action="store_true", help="sizes for a CPU")
     parser.add_argument("--json", type=Path, default=Path("out/gpu_train.json"))
     parser.add_argument("--here", action="store_true", help="one run, in this process, as JSON")
     options = parser.parse_args(argv)
     if options.here:
-        row = measure(options.model[0], options.way[0], options.steps, options.toy)
-        print(json.dumps(row))
+        wanted = options.model[0], options.way[0], options.steps, options.seconds, options.toy
+        print(json.dumps(measure(*wanted, turn=sys.stdin.readline)))
         return 0
     rows = []
-    for model in options.model:
-        for way in options.way:
-            rows.append(_in_a_process(model, way, options))
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-            options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    runs = list(itertools.product(options.model, options.way))
+    for row in _in_turn(runs, options):
+        rows.append(row)
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
     show(rows, Console())
     return int(any("error" in row for row in rows))
 
 
-def _in_a_process(model: str, way: str, options: argparse.Namespace) -> dict[str, Any]:
+def _in_turn(
+    runs: Sequence[tuple[str, str]], options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Each run's row; a run's process starts, and traces, while the one before has the device."""
+    begun = [_start(*runs[0], options)]
+    for (model, way), after in itertools.zip_longest(runs, runs[1:]):
+        process = begun.pop()
+        begun += [_start(*after, options)] if after else []
+        said, complained = process.communicate("your turn\n")
+        if process.returncode:
+            line = (complained.strip().splitlines() or ["killed"])[-1]
+            yield {"model": model, "way": way, "error": line[:120]}
+        else:
+            yield json.loads(said.splitlines()[-1])
+
+
+def _start(model: str, way: str, options: argparse.Namespace) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "benchmarks.gpu_train", "--here"]
-    command += ["--model", model, "--way", way, "--steps", str(options.steps)]
+    command += ["--model", model, "--way", way]
+    command += ["--steps", str(options.steps), "--seconds", str(options.seconds)]
     command += ["--toy"] if options.toy else []
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        line = (done.stderr.strip().splitlines() or ["killed"])[-1]
-        return {"model": model, "way": way, "error": line[:120]}
-    return json.loads(done.stdout.splitlines()[-1])
+    # Two processes share the device; all of its memory taken at once would be too much.
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from jax._src import ad_util as _ad_util
 from jax._src import api_util as _api_util
 from jax._src import core as _core
 from jax._src import linear_util as _lu
+from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import ad as _ad
@@ -181,7 +182,10 @@ def _closure(function: Any) -> dict[str, Any]:
 
 
 def lower_with_barriers(
-    policy: Callable[..., Any], platform: str, choose: Callable[[Jaxpr], Sequence[bool]]
+    policy: Callable[..., Any],
+    platform: str,
+    choose: Callable[[Jaxpr], Sequence[bool]],
+    whole: Callable[[Jaxpr], Jaxpr] = lambda jaxpr: jaxpr,
 ) -> None:
     """Chooses what the backward passes of a policy's checkpoints read behind barriers.
 
@@ -191,16 +195,26 @@ def lower_with_barriers(
       policy: of the checkpoints, by identity.
       platform: where they are lowered so.
       choose: from the jaxpr of a checkpoint, whether each operand is behind a barrier.
+      whole: gives the jaxpr that is lowered instead where no array is divided among devices.
     """
 
     def lower(context: Any, *args: Any, jaxpr: Jaxpr, prevent_cse: Any, **params: Any) -> Any:
         if params["policy"] is policy:
             prevent_cse = tuple(choose(jaxpr))
+            jaxpr = jaxpr if _is_partitioned(context) else whole(jaxpr)
         return _ad_checkpoint._remat_lowering(
             context, *args, jaxpr=jaxpr, prevent_cse=prevent_cse, **params
         )
 
     _mlir.register_lowering(_ad_checkpoint.remat_p, lower, platform=platform)
+
+
+def _is_partitioned(context: Any) -> bool:
+    """Whether a compiler may divide arrays among devices, other than as ``shard_map`` says."""
+    axes = context.module_context.axis_context
+    if isinstance(axes, _sharding_impls.SPMDAxisContext):
+        return bool(set(axes.mesh.axis_names) - axes.manual_axes)
+    return getattr(axes, "num_devices", 1) > 1
 
 
 def is_for_gpu(context: Any) -> bool:

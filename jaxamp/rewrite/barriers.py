@@ -24,6 +24,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxamp import _compat
 from jaxamp.rewrite.casts import KEPT
+from jaxamp.rewrite.rows import by_rows
 from jaxamp.taxonomy import OpKind, Trait, register_op_kind
 
 KEEP = jax.checkpoint_policies.save_only_these_names(KEPT)
@@ -91,7 +92,7 @@ def _none(jaxpr: Jaxpr) -> list[bool]:
     return [False] * len(jaxpr.invars)
 
 
-_compat.lower_with_barriers(KEEP, "gpu", _behind)
+_compat.lower_with_barriers(KEEP, "gpu", _behind, by_rows)
 _compat.lower_with_barriers(KEEP, "tpu", _none)
 
 
