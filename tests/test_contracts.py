@@ -105,6 +105,10 @@ READ: dict[str, tuple[Callable[[Any], Any], dict[str, Callable[[Any], bool]]]] =
         lambda x: lax.scan(lambda c, s: (c @ x, s * 2), x, x),
         {"jaxpr": _closed, "length": lambda v: v == 4, "reverse": _anything, "unroll": _integer},
     ),
+    "broadcast_in_dim": (
+        lambda x: lax.broadcast_in_dim(x, (4, 4, 2), (0, 1)),
+        {"broadcast_dimensions": lambda v: [*map(int, v)] == [0, 1]},
+    ),
     "remat2": (
         jax.checkpoint(jnp.sin),
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 
@@ -17,7 +18,8 @@ from tests import audit
 def test_a_step_keeps_float32_and_multiplies_as_its_way_says(way):
     """Parameters and moments stay float32; products are float32, bf16 or f16."""
     size = gpu_train.TOYS["350m"]()
-    step, state, params = gpu_train.make_step(size, way)
+    step, begin = gpu_train.make_step(size, way)
+    params, state = begin(jax.random.key(0))
     traced = step.trace(params, state, size.sample(jax.random.key(1)))
     kept = jax.tree.leaves((params, state))
     assert [leaf.dtype for leaf in jax.tree.leaves(traced.out_info)[:-1]] == [x.dtype for x in kept]
@@ -36,15 +38,17 @@ def test_sizes_are_those_of_their_names():
 
 
 @pytest.mark.parametrize("way", ["amp-fp8", pytest.param("tf32", marks=pytest.mark.slow)])
-def test_a_toy_run_is_measured(way, capsys):
+def test_a_toy_run_is_measured(way, capsys, monkeypatch):
     """One run in this process: a rate, and losses that move; a CPU tells no peak of memory."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("your turn\n"))
     words = ["--here", "--toy", "--model", "350m", "--way", way, "--steps", "2"]
     assert gpu_train.main(words) == 0
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (row["model"], row["way"], row["steps"], row["toy"]) == ("350m", way, 2, True)
     assert row["items_per_second"] > 0
     assert math.isfinite(row["first_loss"])
-    assert row["last_loss"] != row["first_loss"]
+    assert row["last_loss"] != row["first_loss"] == row["losses"][0]
+    assert len(row["losses"]) == gpu_train.WARM + 2
 
 
 def test_the_table_has_ratios_and_what_failed(capsys):
@@ -59,3 +63,13 @@ def test_the_table_has_ratios_and_what_failed(capsys):
     text = capsys.readouterr().out
     for word in ("2.50", "not told", "out of memory"):
         assert word in text
+
+
+def test_runs_stop_between_parts_once_their_time_is_over():
+    """The first part is always measured; what came before it is not."""
+    size = gpu_train.TOYS["350m"]()
+    step, begin = gpu_train.make_step(size, "f32")
+    began = begin(jax.random.key(0))
+    times, losses = gpu_train._train(step, size, began, steps=2 * gpu_train.PART, seconds=0)
+    assert len(times) == 1
+    assert len(losses) == gpu_train.WARM + gpu_train.PART

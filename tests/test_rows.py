@@ -1,0 +1,107 @@
+"""What a group has for each row, and how it comes back to the row on a GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxamp import amp
+from jaxamp.rewrite.rows import by_rows
+from tests.audit import equations
+
+BATCH, HEADS, LENGTH, DEPTH = 2, 4, 16, 8
+Q = jnp.ones((BATCH, HEADS, LENGTH, DEPTH))
+FLAT = re.compile(rf"tensor<{BATCH * HEADS * LENGTH}x{LENGTH}xf32>")
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k)
+    mask = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
+    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
+    return (jnp.einsum("bhqk,bhkd->bhqd", weights, v) ** 2).sum()
+
+
+def normed(x: jax.Array, w: jax.Array) -> jax.Array:
+    hidden = x @ w
+    return ((hidden - hidden.mean(-1, keepdims=True)) @ w).sum()
+
+
+def flat(platform: str, fn: Callable[..., Any], *args: Any) -> int:
+    """How many arrays of one row after another a lowered program has."""
+    text = jax.jit(fn).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+    return len(FLAT.findall(text))
+
+
+@pytest.mark.parametrize("order", ["grad_of_amp", "amp_of_grad"])
+def test_scores_of_heads_are_rows_on_a_gpu_alone(order: str) -> None:
+    """The softmax and its derivative are lowered so; a TPU and a CPU get what they always got."""
+    fn = jax.grad(amp(attention)) if order == "grad_of_amp" else amp(jax.grad(attention))
+    assert [flat(p, fn, Q, Q, Q) > 0 for p in ("cuda", "tpu", "cpu")] == [True, False, False]
+
+
+def test_what_is_not_amped_is_not_touched() -> None:
+    """The lowering is of jaxamp's groups: neither float32 programs nor checkpoints have it."""
+    assert flat("cuda", jax.grad(attention), Q, Q, Q) == 0
+    assert flat("cuda", jax.grad(jax.checkpoint(attention)), Q, Q, Q) == 0
+
+
+def test_words_of_a_batch_stay_as_they_are() -> None:
+    """Of rows of two axes tiles take the last: a norm is lowered as it was."""
+    x, w = jnp.ones((BATCH * HEADS, LENGTH, LENGTH)), jnp.ones((LENGTH, LENGTH))
+    assert flat("cuda", amp(jax.grad(normed)), x, w) == 0
+
+
+def test_arrays_that_are_divided_keep_their_axes() -> None:
+    """Rows that several devices share cannot be counted through; those of one device can."""
+    devices = np.array(jax.devices()[:2])
+    sharding = NamedSharding(Mesh(devices, "heads"), PartitionSpec(None, "heads"))
+    q = jax.ShapeDtypeStruct(Q.shape, Q.dtype, sharding=sharding)
+    assert flat("cuda", amp(jax.grad(attention)), q, q, q) == 0
+    one = NamedSharding(Mesh(devices[:1], "heads"), PartitionSpec(None, "heads"))
+    q = jax.ShapeDtypeStruct(Q.shape, Q.dtype, sharding=one)
+    assert flat("cuda", amp(jax.grad(attention)), q, q, q) > 0
+
+
+def test_inside_of_shard_map_each_device_has_its_rows() -> None:
+    """There arrays are a device's own."""
+    mesh = Mesh(np.array(jax.devices()[:2]), "batch")
+    spec = PartitionSpec("batch")
+    fn = jax.shard_map(
+        amp(jax.grad(attention)), mesh=mesh, in_specs=(spec, spec, spec), out_specs=spec
+    )
+    args = [jnp.ones((2 * BATCH, HEADS, LENGTH, DEPTH))] * 3
+    assert flat("cuda", fn, *args) > 0
+
+
+def softmax_and_cotangent(x: jax.Array, g: jax.Array) -> Any:
+    y, pull = jax.vjp(jax.nn.softmax, x)
+    return y, pull(g), x.sum(-1, keepdims=True) * jnp.ones(x.shape[-1])
+
+
+def test_the_numbers_are_the_same() -> None:
+    """Broadcasts of either form are found; XLA:CPU divides by repeated numbers in a way of its own,
+    to the last bit of float32."""
+    x, g = (jax.random.normal(jax.random.key(i), (2, 3, 4, 5)) for i in range(2))
+    closed = jax.make_jaxpr(softmax_and_cotangent)(x, g)
+    changed = by_rows(closed.jaxpr)
+    names = [eqn.primitive.name for eqn in equations(changed)]
+    assert names.count("reshape") > 2 * 5
+    wanted = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, x, g)
+    got = jax.core.eval_jaxpr(changed, closed.consts, x, g)
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2**-22, atol=2**-24)
+
+
+def test_symbolic_sizes_are_left_alone() -> None:
+    """Their rows cannot be counted before they are known."""
+    (b,) = jax.export.symbolic_shape("b")
+    x = jax.ShapeDtypeStruct((b, 3, 4, 5), jnp.float32)
+    jaxpr = jax.make_jaxpr(jax.nn.softmax)(x).jaxpr
+    assert by_rows(jaxpr) is jaxpr
