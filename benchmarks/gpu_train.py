@@ -60,7 +60,7 @@ MATMULS = {"f32": "highest", "tf32": "tensorfloat32"}
 POLICIES = {"amp-bf16": "auto_mixed_bf16", "amp-f16": "auto_mixed", "amp-fp8": "fp8_current"}
 
 
-def make_step(size: Size, way: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def make_step(size: Size, way: str) -> tuple[Any, Callable[..., Any]]:
     """A jitted train step, and what makes its first two arguments.
 
     Args:
@@ -231,10 +231,11 @@ def _in_turn(
     runs: Sequence[tuple[str, str]], options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Each run's row; a run's process starts, and traces, while the one before has the device."""
-    begun = [_start(*runs[0], options)]
-    for (model, way), after in itertools.zip_longest(runs, runs[1:]):
-        process = begun.pop()
-        begun += [_start(*after, options)] if after else []
+    following = _start(*runs[0], options)
+    for index, (model, way) in enumerate(runs):
+        process = following
+        if index + 1 < len(runs):
+            following = _start(*runs[index + 1], options)
         said, complained = process.communicate("your turn\n")
         if process.returncode:
             line = (complained.strip().splitlines() or ["killed"])[-1]
