@@ -181,27 +181,27 @@ def _closure(function: Any) -> dict[str, Any]:
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
-def lower_with_barriers(
+def lower_checkpoints(
     policy: Callable[..., Any],
     platform: str,
     choose: Callable[[Jaxpr], Sequence[bool]],
-    whole: Callable[[Jaxpr], Jaxpr] = lambda jaxpr: jaxpr,
+    whole: Callable[[ClosedJaxpr], ClosedJaxpr] | None = None,
 ) -> None:
-    """Chooses what the backward passes of a policy's checkpoints read behind barriers.
-
-    Other checkpoints are lowered there as ever: they read all their operands behind one.
+    """Chooses how the checkpoints of a policy are lowered; others are lowered there as ever.
 
     Args:
       policy: of the checkpoints, by identity.
       platform: where they are lowered so.
-      choose: from the jaxpr of a checkpoint, whether each operand is behind a barrier.
-      whole: gives the jaxpr that is lowered instead where no array is divided among devices.
+      choose: from the jaxpr of a checkpoint, whether its backward pass reads each operand behind a
+        barrier; that of others reads all behind one.
+      whole: gives what is lowered instead where no array is divided among devices.
     """
 
     def lower(context: Any, *args: Any, jaxpr: Jaxpr, prevent_cse: Any, **params: Any) -> Any:
         if params["policy"] is policy:
             prevent_cse = tuple(choose(jaxpr))
-            jaxpr = jaxpr if _is_partitioned(context) else whole(jaxpr)
+            if whole is not None and not _is_partitioned(context):
+                jaxpr = whole(ClosedJaxpr(jaxpr, ())).jaxpr
         return _ad_checkpoint._remat_lowering(
             context, *args, jaxpr=jaxpr, prevent_cse=prevent_cse, **params
         )
@@ -211,6 +211,8 @@ def lower_with_barriers(
 
 def _is_partitioned(context: Any) -> bool:
     """Whether a compiler may divide arrays among devices, other than as ``shard_map`` says."""
+    if any(map(has_typed_sharding, context.avals_in)):
+        return True  # on a mesh of one device too
     axes = context.module_context.axis_context
     if isinstance(axes, _sharding_impls.SPMDAxisContext):
         return bool(set(axes.mesh.axis_names) - axes.manual_axes)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxamp import amp
 from jaxamp.rewrite.rows import by_rows
@@ -46,6 +46,25 @@ def test_scores_of_heads_are_rows_on_a_gpu_alone(order: str) -> None:
     assert [flat(p, fn, Q, Q, Q) > 0 for p in ("cuda", "tpu", "cpu")] == [True, False, False]
 
 
+@jax.jit
+def softmax(x: jax.Array) -> jax.Array:
+    exps = jnp.exp(x - x.max(-1, keepdims=True))
+    return exps / exps.sum(-1, keepdims=True)
+
+
+def test_a_function_of_the_users_under_jit_is_looked_into() -> None:
+    """It stays a call."""
+
+    def scored(q: jax.Array, k: jax.Array) -> jax.Array:
+        return (
+            jnp.einsum("bhqk,bhkd->bhqd", softmax(jnp.einsum("bhqd,bhkd->bhqk", q, k)), k)
+        ).sum()
+
+    assert flat("cuda", amp(scored), Q, Q) > 0
+    closed = jax.make_jaxpr(softmax)(jnp.ones((2, 3, 4, 5)))
+    assert [eqn.primitive.name for eqn in by_rows(closed).jaxpr.eqns] == ["jit"]
+
+
 def test_what_is_not_amped_is_not_touched() -> None:
     """The lowering is of jaxamp's groups: neither float32 programs nor checkpoints have it."""
     assert flat("cuda", jax.grad(attention), Q, Q, Q) == 0
@@ -69,6 +88,16 @@ def test_arrays_that_are_divided_keep_their_axes() -> None:
     assert flat("cuda", amp(jax.grad(attention)), q, q, q) > 0
 
 
+def test_a_mesh_in_types_is_left_alone() -> None:
+    """Axes that a mesh is written into are not made one, not even on one device."""
+    mesh = jax.make_mesh(
+        (1,), ("heads",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:1]
+    )
+    with jax.set_mesh(mesh):
+        q = jax.device_put(Q, NamedSharding(mesh, PartitionSpec(None, "heads")))
+        assert flat("cuda", amp(jax.grad(attention)), q, q, q) == 0
+
+
 def test_inside_of_shard_map_each_device_has_its_rows() -> None:
     """There arrays are a device's own."""
     mesh = Mesh(np.array(jax.devices()[:2]), "batch")
@@ -90,11 +119,11 @@ def test_the_numbers_are_the_same() -> None:
     to the last bit of float32."""
     x, g = (jax.random.normal(jax.random.key(i), (2, 3, 4, 5)) for i in range(2))
     closed = jax.make_jaxpr(softmax_and_cotangent)(x, g)
-    changed = by_rows(closed.jaxpr)
-    names = [eqn.primitive.name for eqn in equations(changed)]
+    changed = by_rows(closed)
+    names = [eqn.primitive.name for eqn in equations(changed.jaxpr)]
     assert names.count("reshape") > 2 * 5
     wanted = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, x, g)
-    got = jax.core.eval_jaxpr(changed, closed.consts, x, g)
+    got = jax.core.eval_jaxpr(changed.jaxpr, changed.consts, x, g)
     for a, b in zip(got, wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=2**-22, atol=2**-24)
 
@@ -103,5 +132,5 @@ def test_symbolic_sizes_are_left_alone() -> None:
     """Their rows cannot be counted before they are known."""
     (b,) = jax.export.symbolic_shape("b")
     x = jax.ShapeDtypeStruct((b, 3, 4, 5), jnp.float32)
-    jaxpr = jax.make_jaxpr(jax.nn.softmax)(x).jaxpr
-    assert by_rows(jaxpr) is jaxpr
+    closed = jax.make_jaxpr(jax.nn.softmax)(x)
+    assert by_rows(closed) is closed

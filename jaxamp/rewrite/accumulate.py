@@ -29,7 +29,7 @@ from jax.extend.core.primitives import conv_general_dilated_p
 from jax.interpreters import ad, batching, mlir
 
 from jaxamp import _compat
-from jaxamp.rewrite.replay import replay
+from jaxamp.rewrite.replay import instead_of, replay
 from jaxamp.taxonomy import OpKind, Trait, register_op_kind
 
 F32 = np.dtype(np.float32)
@@ -160,7 +160,7 @@ def _transpose(
     def instead(operands: Sequence[Any], others: dict[str, Any]) -> Any:
         return accumulate(contraction, operands, others, narrow, aval.dtype)
 
-    (back,) = replay(closed, known, contraction, instead)
+    (back,) = replay(closed, known, instead_of(contraction, instead))
     return [back if i == index else None for i in range(len(values))]
 
 
@@ -216,7 +216,7 @@ def _batch(
 
     avals = _alike([jax.typeof(x) for x in operands], narrow)
     closed = jax.make_jaxpr(jax.vmap(contract, in_axes=tuple(dims)))(*avals)
-    return replay(closed, operands, contraction, instead)[0], 0
+    return replay(closed, operands, instead_of(contraction, instead))[0], 0
 
 
 accumulate_p.def_impl(_on_cpu)

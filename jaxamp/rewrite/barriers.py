@@ -92,8 +92,8 @@ def _none(jaxpr: Jaxpr) -> list[bool]:
     return [False] * len(jaxpr.invars)
 
 
-_compat.lower_with_barriers(KEEP, "gpu", _behind, by_rows)
-_compat.lower_with_barriers(KEEP, "tpu", _none)
+_compat.lower_checkpoints(KEEP, "gpu", _behind, by_rows)
+_compat.lower_checkpoints(KEEP, "tpu", _none)
 
 
 def _same(*values: Any, again: Sequence[bool]) -> list[Any]:

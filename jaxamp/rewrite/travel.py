@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxamp.rewrite.replay import replay
+from jaxamp.rewrite.replay import instead_of, replay
 from jaxamp.taxonomy import OpKind, Trait, register_op_kind
 
 Params = tuple[tuple[str, Any], ...]
@@ -125,7 +125,8 @@ def _batch(
     def instead(values: Sequence[Any], params: dict[str, Any]) -> Any:
         return travel(collective, values[0], params, forth, back, widened=widened)[0]
 
-    (result,) = replay(jax.make_jaxpr(batched)(operand), operands, collective, instead)
+    closed = jax.make_jaxpr(batched)(operand)
+    (result,) = replay(closed, operands, instead_of(collective, instead))
     # Over the axis of the vmap itself nothing is sent.
     dtypes = [operand.dtype, forth] if widened else [forth]
     return [lax.convert_element_type(result, d) for d in dtypes], out_dims * len(dtypes)
