@@ -16,6 +16,7 @@ import itertools
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ from benchmarks.deviceless.models import resnet, transformer, vit
 from benchmarks.deviceless.models.model import HAND, Loss, Size
 
 WARM = 3
+TURN = "your turn\n"  # what a process waits for before it uses the device
 PART = 10  # steps between two looks at the clock; the median part's throughput is reported
 LAST = 10  # steps whose losses are averaged
 
@@ -135,7 +137,7 @@ def measure(
     return {
         "model": model,
         "way": way,
-        "items_per_second": items(size) / sorted(times)[len(times) // 2],
+        "items_per_second": items(size) / statistics.median(times),
         "slowest_part": items(size) / max(times),
         "peak_bytes": stats.get("peak_bytes_in_use"),
         "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
@@ -157,7 +159,7 @@ def _train(
     """Seconds of a step in each part, and the losses of all steps, those before them too."""
     batches, losses, times = _batches(size), [], []
     params, state = began
-    parts = [WARM, *[PART] * (steps // PART), *([steps % PART] if steps % PART else [])]
+    parts = [WARM, *(min(PART, steps - begun) for begun in range(0, steps, PART))]
     stop = time.perf_counter() + seconds
     for part in parts:
         if len(times) > 1 and time.perf_counter() > stop:
@@ -232,16 +234,19 @@ def _in_turn(
 ) -> Iterator[dict[str, Any]]:
     """Each run's row; a run's process starts, and traces, while the one before has the device."""
     following = _start(*runs[0], options)
-    for index, (model, way) in enumerate(runs):
-        process = following
-        if index + 1 < len(runs):
-            following = _start(*runs[index + 1], options)
-        said, complained = process.communicate("your turn\n")
-        if process.returncode:
-            line = (complained.strip().splitlines() or ["killed"])[-1]
-            yield {"model": model, "way": way, "error": line[:120]}
-        else:
-            yield json.loads(said.splitlines()[-1])
+    try:
+        for index, (model, way) in enumerate(runs):
+            process = following
+            if index + 1 < len(runs):
+                following = _start(*runs[index + 1], options)
+            said, complained = process.communicate(TURN)
+            if process.returncode:
+                line = (complained.strip().splitlines() or ["killed"])[-1]
+                yield {"model": model, "way": way, "error": line[:120]}
+            else:
+                yield json.loads(said.splitlines()[-1])
+    finally:
+        following.kill()  # it would take the turn of one that was interrupted
 
 
 def _start(model: str, way: str, options: argparse.Namespace) -> subprocess.Popen[str]:

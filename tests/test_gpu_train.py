@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import math
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import gpu_train
+from benchmarks import gpu_report, gpu_train
 from tests import audit
 
 
@@ -40,7 +41,7 @@ def test_sizes_are_those_of_their_names():
 @pytest.mark.parametrize("way", ["amp-fp8", pytest.param("tf32", marks=pytest.mark.slow)])
 def test_a_toy_run_is_measured(way, capsys, monkeypatch):
     """One run in this process: a rate, and losses that move; a CPU tells no peak of memory."""
-    monkeypatch.setattr("sys.stdin", io.StringIO("your turn\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO(gpu_train.TURN))
     words = ["--here", "--toy", "--model", "350m", "--way", way, "--steps", "2"]
     assert gpu_train.main(words) == 0
     row = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -73,3 +74,12 @@ def test_runs_stop_between_parts_once_their_time_is_over():
     times, losses = gpu_train._train(step, size, began, steps=2 * gpu_train.PART, seconds=0)
     assert len(times) == 1
     assert len(losses) == gpu_train.WARM + gpu_train.PART
+
+
+def test_the_page_shows_the_figures_that_are_kept(tmp_path):
+    """Each row of the page's table is one of the file's, and a picture is made of them."""
+    docs = Path(__file__).parents[1] / "docs"
+    rows = json.loads((docs / "gpu_train.json").read_text())
+    assert gpu_report.table(rows) in (docs / "performance.md").read_text()
+    gpu_report.draw(rows, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000

@@ -1,0 +1,85 @@
+"""What `benchmarks.gpu_train` measured, as a table in Markdown and as a picture.
+
+    python -m benchmarks.gpu_report docs/gpu_train.json docs/pictures/gpu_train.png
+
+The picture has the throughput of each way, as a part of that of bfloat16 by hand, and the losses of
+one model.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+BY_HAND = "hand-bf16"
+LOSSES = "vit-b"  # the model whose losses are drawn
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The rows of the table in docs/performance.md.
+
+    Args:
+      rows: of the file that the benchmark writes.
+    """
+    base = _by_hand(rows)
+    return "\n".join(
+        f"| {row['model']} | {row['way']} | {row['items_per_second']:,.0f} "
+        f"| {row['items_per_second'] / base[row['model']]:.2f} | {row['peak_bytes'] / 2**30:.1f} "
+        f"| {row['tracing_seconds'] + row['compiling_seconds']:.1f} | {row['steps']} "
+        f"| {row['last_loss']:.3f} |"
+        for row in rows
+    )
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Writes the picture.
+
+    Args:
+      rows: of the file that the benchmark writes.
+      path: where the picture goes.
+    """
+    figure, (bars, lines) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 2))
+    _throughputs(rows, bars)
+    for row in rows:
+        if row["model"] == LOSSES:
+            lines.plot(row["losses"], label=row["way"], lw=1.2)
+    lines.set(xlabel=f"step of {LOSSES}", ylabel="loss")
+    lines.legend(frameon=False, fontsize=8)
+    for axes in (bars, lines):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+    plt.close(figure)
+
+
+def _throughputs(rows: Sequence[dict[str, Any]], axes: Axes) -> None:
+    base = _by_hand(rows)
+    for place, row in enumerate(rows):
+        ratio = row["items_per_second"] / base[row["model"]]
+        axes.barh(place, ratio, color="#3b6fb6" if row["way"].startswith("amp") else "#b9c4d4")
+        words = f"{ratio:.2f}, {row['peak_bytes'] / 2**30:.1f} GiB"
+        axes.text(ratio + 0.01, place, words, va="center", fontsize=8)
+    names = [f"{row['model']}  {row['way']}" for row in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set(xlim=(0, 1.35), xlabel="throughput as a part of that by hand, and peak memory")
+
+
+def _by_hand(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    return {row["model"]: row["items_per_second"] for row in rows if row["way"] == BY_HAND}
+
+
+if __name__ == "__main__":
+    source, target = map(Path, sys.argv[1:])
+    measured = [row for row in json.loads(source.read_text()) if "error" not in row]
+    print(table(measured))
+    draw(measured, target)
