@@ -120,6 +120,37 @@ def test_no_number_changes(name: str, args: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+def residual(weights: jax.Array, x: jax.Array) -> jax.Array:
+    for weight in weights:
+        x = jax.nn.relu(jnp.tanh(x @ weight) + x)
+    return (x @ weights[0]).sum()
+
+
+def selects(jaxpr: Any) -> set[str]:
+    """Dtypes of what is chosen by masks of the size of an activation."""
+    eqns = (e for e in equations(jaxpr) if e.primitive.name == "select_n")
+    return {e.outvars[0].aval.dtype.name for e in eqns if e.outvars[0].aval.size > 1}
+
+
+@pytest.mark.parametrize(
+    "name, low", [("auto_mixed_bf16", "bfloat16"), ("auto_mixed", "float16")]
+)
+def test_a_cotangent_is_masked_while_it_is_narrow(name: str, low: str) -> None:
+    """What is then stored is the masked one; no number changes."""
+    policy = PrecisionPolicy.parse(name)
+    keys = jax.random.split(jax.random.key(0))
+    args = jax.random.normal(keys[0], (3, 16, 16)), jax.random.normal(keys[1], (8, 16))
+
+    def gradient(policy: PrecisionPolicy) -> Any:
+        return jax.grad(amp(partial(residual), policy))
+
+    wide = gradient(policy.with_rules(Rule(primitive="select_n", precision="f32")))
+    assert low in selects(jax.make_jaxpr(gradient(policy))(*args).jaxpr)
+    assert selects(jax.make_jaxpr(wide)(*args).jaxpr) == {"float32"}
+    found, expected = jax.jit(gradient(policy))(*args), jax.jit(wide)(*args)
+    np.testing.assert_array_equal(found, expected)
+
+
 def narrow_operations(jaxpr: Any) -> set[str]:
     """Operations that take and give narrow scores."""
     return {

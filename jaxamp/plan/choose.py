@@ -27,7 +27,7 @@ from jaxamp.plan.lookups import meets
 from jaxamp.plan.picks import picks
 from jaxamp.plan.pins import Pin, asks_precision, pin_contraction
 from jaxamp.plan.quotients import is_of_quotient
-from jaxamp.plan.rectified import find_signed
+from jaxamp.plan.rectified import find_masked, find_signed
 from jaxamp.plan.shifted import is_only_shifted, outweighs_operands
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.taxonomy import OpKind, Trait
@@ -77,6 +77,7 @@ class Chooser:
         self.carried: set[int] = set()  # of these, what an f32 carry takes
         self.exact = Exact(graph, interior)
         self.signed = find_signed(graph, interior)
+        self.masked = find_masked(graph, self.signed)
         self.unwidened: set[int] = set()  # narrow inside a fused region: see exact.py
         self._made: dict[Choice, Choice] = {}  # equal ones are one object
         self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.ours]
@@ -243,6 +244,8 @@ class Chooser:
         (out,) = node.outs
         if not self.graph.ours[out]:
             return self._compare(node, low)
+        if out in self.masked:
+            return Choice(low, low, f"a mask: {low.short} before it, as after it")
         pin = self._pin(node, low)
         if pin:
             return Choice(F32, F32, pin.reason, pin.guard)
