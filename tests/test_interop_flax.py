@@ -14,7 +14,9 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from flax.errors import TraceContextError
 
+import jaxamp
 from jaxamp import amp, plan_of
 
 LOW = {"rtol": 3e-2, "atol": 3e-2}
@@ -269,6 +271,65 @@ def test_errors_leave_the_module_alone():
             broken(model, _x())
     _assert_same_state(model, _net())
     assert amp(model)(_x()).shape == (8, 4)
+
+
+TRANSFORMS = {
+    "jit": jax.jit,
+    "vmap": jax.vmap,
+    "grad": lambda f: jax.grad(lambda x: f(x).sum()),
+    "checkpoint": jax.checkpoint,
+    "scan": lambda f: lambda x: jax.lax.scan(lambda c, x: (c, f(x)), 0, x)[1],
+    "eval_shape": lambda f: lambda x: jnp.zeros(jax.eval_shape(f, x).shape),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_modules_of_an_outer_trace_are_read(name: str):
+    """JAX's transforms take what closes over a module, as they do without amp."""
+    model = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    transform = TRANSFORMS[name]
+    want = transform(model)(_x())
+    for amped in (amp(model), lambda x: amp(lambda m, x: m(x))(model, x)):
+        np.testing.assert_allclose(transform(amped)(_x()), want, **LOW)
+        np.testing.assert_allclose(amped(_x()), model(_x()), **LOW)
+
+
+@pytest.mark.parametrize("change", ["state", "structure", "result"])
+def test_modules_of_an_outer_trace_are_not_written(change: str):
+    """They cannot be; nothing is half-updated."""
+
+    def function(model: Net, x: jax.Array) -> object:
+        if change == "state":
+            return model(x)
+        if change == "structure":
+            model.seen = nnx.Intermediate(x.sum())
+            return x
+        return model.dense
+
+    model = _net()
+    with pytest.raises(TraceContextError, match=r"function updates or returns nnx objects.*nnx\.jit"):
+        jax.jit(lambda x: jax.tree.leaves(amp(function)(model, x)))(_x())
+    _assert_same_state(model, _net())
+    assert amp(model)(_x()).shape == (8, 4)
+
+
+TOOLS = {
+    "plan_of": plan_of,
+    "report": jaxamp.report,
+    "explain": jaxamp.explain,
+    "probe": jaxamp.probe,
+    "explain_nonfinite": lambda m: jaxamp.explain_nonfinite(amp(m)),
+}
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_tools_take_modules(name: str):
+    """They show the module's products, and leave its state alone."""
+    model = _net()
+    x = _x() * jnp.inf if name == "explain_nonfinite" else _x()
+    for told in (TOOLS[name](model)(x), TOOLS[name](lambda m, x: m(x))(model, x)):
+        assert "bf16" in str(told) or "dot_general" in str(told)
+    _assert_same_state(model, _net())
 
 
 def test_dropped_module_dies():

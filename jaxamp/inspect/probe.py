@@ -82,8 +82,10 @@ def differentiated(fn: Any, by: Callable[..., Any] = jax.value_and_grad) -> Any:
 class _Prober(Runner):
     """A Runner that measures."""
 
-    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
-        super().__init__(function, settings)
+    def __init__(
+        self, function: Callable[..., Any], settings: Settings, *, pure: bool = False
+    ) -> None:
+        super().__init__(function, settings, pure=pure)
         self._measured: dict[Hashable, Callable[..., _Measurement]] = {}
         self._programs: list[Program] = []  # one for each trace
 

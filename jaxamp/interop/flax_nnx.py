@@ -2,7 +2,8 @@
 
 A call that has nnx objects among its arguments is made pure: its objects are split into structure
 and arrays, put together again inside the trace, and split again after the function has run. The
-caller's own objects are then updated in place, new and removed attributes included.
+caller's own objects are then updated in place, new and removed attributes included. Objects of an
+outer trace cannot be: a function that leaves them as they are may read them, others are refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any
 
 import jax
 from flax import nnx
+from flax.errors import TraceContextError
 
+from jaxamp import _compat
 from jaxamp.calls import Layout, Target
 from jaxamp.runner import Runner
 from jaxamp.settings import Settings
@@ -65,10 +68,13 @@ class _Pure:
 
         def function(*call: Any) -> Any:
             call = nnx.from_tree(call, is_inner=True, ctxtag=self)
+            objects = _objects(call)
+            before = _parts(objects)
             owner, bound_args, bound_kwargs, args, kwargs = call
             selves = () if owner is None else (owner,)
             result = resolve()(*selves, *bound_args, *args, **{**bound_kwargs, **kwargs})
-            return nnx.to_tree((_objects(call), result), ctxtag=self)
+            reads_only = not _objects(result) and _is_same(before, _parts(objects))
+            return nnx.to_tree((objects, result), ctxtag=self), reads_only
 
         self._function = function
         self._runner = type(runner)(function, runner.settings, pure=True)
@@ -78,7 +84,12 @@ class _Pure:
             call = (target.owner, target.args, target.kwargs, args, kwargs)
             *bound, args, kwargs = nnx.to_tree(call, ctxtag=self)
             pure = Target(self._function, None, tuple(bound), {}, target.name)
-            objects_and_result = self._runner(pure, (args, kwargs), {})
+            objects_and_result, reads_only = self._runner(pure, (args, kwargs), {})
+            fixed = _of_outer_trace(call) if _compat.is_tracing() else []
+            if fixed and not reads_only:
+                raise _refusal(target.name, fixed)
+            if fixed:
+                return objects_and_result[1]
             return nnx.from_tree(objects_and_result, is_inner=False, ctxtag=self)[1]
 
 
@@ -89,6 +100,32 @@ def _is_object(x: Any) -> bool:
 def _objects(tree: Any) -> list[Any]:
     """The nnx objects in `tree`, outermost ones only."""
     return [x for x in jax.tree.leaves(tree, is_leaf=_is_object) if _is_object(x)]
+
+
+def _parts(objects: list[Any]) -> tuple[Any, list[Any]]:
+    """Structure and arrays, as they are now."""
+    structure, state = nnx.split(objects)
+    return structure, jax.tree.leaves(state)
+
+
+def _is_same(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool:
+    """Whether two such are equal in structure and have the very same arrays."""
+    arrays = zip(before[1], after[1], strict=False)
+    return before[0] == after[0] and all(old is new for old, new in arrays)
+
+
+def _of_outer_trace(tree: Any) -> list[str]:
+    """Classes of the variables that cannot be written here: they were made outside of a trace."""
+    variables = (v for _, v in nnx.iter_graph(tree) if isinstance(v, nnx.Variable))
+    return [type(v).__name__ for v in variables if not v._can_update]
+
+
+def _refusal(name: str, classes: Sequence[str]) -> TraceContextError:
+    return TraceContextError(
+        f"{name} updates or returns nnx objects, and these were made outside of the function that "
+        f"JAX is tracing ({', '.join(dict.fromkeys(classes))}): they cannot be written from here. "
+        "Pass them as arguments, through nnx's own transforms: nnx.jit(amp(f))(module, x)."
+    )
 
 
 def _seen_as(cls: type, module: Any) -> Any:
