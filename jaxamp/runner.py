@@ -10,7 +10,7 @@ from weakref import ref
 from jaxamp import taxonomy
 from jaxamp.calls import Layout, Target
 from jaxamp.compiled import compiled, emit, joined, nnx_adapter
-from jaxamp.constants import Constants, hold
+from jaxamp.constants import Constants, hold, is_outdated
 from jaxamp.direct import Direct
 from jaxamp.settings import Settings
 
@@ -96,13 +96,17 @@ class Runner:
         """Warn where the same call is traced again and again for new constants."""
         count, last = self._traces.get(layout, (0, keys))
         self._traces[layout] = count + 1, keys
+        if is_outdated(last, keys):
+            self._forms.pop((layout, last, taxonomy.version), None)
         if count + 1 == _MANY:
             pairs = zip(layout.names(self.resolve()), last, keys, strict=True)
             changed = ", ".join(name for name, old, new in pairs if old != new)
             warnings.warn(
                 f"amp has traced {name} {_MANY} times because {changed} keeps changing and is a "
                 "constant of the trace. Pass a number that changes as an array "
-                "(jnp.asarray(step)), and make a function once, outside of the loop.",
+                "(jnp.asarray(step)), and make a function once, outside of the loop. Arrays that "
+                "an object holds are constants too: pass them as arguments, or register its class "
+                "as a pytree.",
                 stacklevel=7,
             )
 

@@ -6,6 +6,7 @@ import enum
 import functools
 import gc
 import types
+import weakref
 from dataclasses import dataclass
 
 import equinox as eqx
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxamp import amp
 from jaxamp.calls import Layout, Target, is_array
 from jaxamp.constants import constant_key, hold
 
@@ -185,6 +187,59 @@ def test_keys_agree(make):
 
 
 _PLAIN = Plain()
+
+
+class Trainer:
+    """A class that JAX knows nothing of, with arrays in its attributes."""
+
+    def __init__(self) -> None:
+        self.params = {"w": jnp.eye(4), "b": [jnp.zeros(4)]}
+        self.words, self.traced = ["a"] * 3, 0
+
+    @amp
+    def predict(self, x):
+        self.traced += 1
+        return x @ self.params["w"] + self.params["b"][0]
+
+    def __call__(self, x):
+        return x @ self.params["w"]
+
+
+@pytest.mark.parametrize("style", ["method", "callable", "argument", "bound", "partial"])
+def test_arrays_of_objects_are_not_stale(style):
+    """An array that an object is given anew is seen, in containers too; else nothing is traced."""
+    trainer, x = Trainer(), jnp.ones((2, 4))
+    call = {
+        "method": trainer.predict,
+        "callable": amp(trainer),
+        "argument": functools.partial(amp(lambda t, x: t(x)), trainer),
+        "bound": functools.partial(amp(lambda f, x: f(x)), trainer.__call__),
+        "partial": amp(functools.partial(lambda t, x: t(x), trainer)),
+    }[style]
+    for scale in (1, 2, 3):
+        trainer.params["w"] = scale * jnp.eye(4)
+        for _ in range(2):
+            np.testing.assert_array_equal(call(x), scale * x)
+    assert trainer.traced == (3 if style == "method" else 0)
+
+
+def test_former_arrays_of_an_object_die():
+    """What was traced with them goes when the object has others; an object that dies goes itself."""
+
+    def replaced():
+        trainer = Trainer()
+        old = [weakref.ref(trainer.params["w"]), weakref.ref(trainer)]
+        for scale in (1, 2):
+            trainer.params = {"w": scale * jnp.eye(4), "b": [jnp.zeros(4)]}
+            trainer.predict(jnp.ones((2, 4)))
+            old.append(weakref.ref(trainer.params["w"]))
+        gc.collect()
+        assert [reference() is None for reference in old] == [True, False, True, False]
+        return old
+
+    old = replaced()
+    gc.collect()
+    assert [reference() for reference in old[:3]] == [None] * 3
 
 
 def test_holding():
