@@ -10,8 +10,9 @@ Three models are differentiated: a transformer of 24 layers written out, one of 
 
 Both times of a ratio come from one run, alternately, the medians of several rounds, in seconds of
 the processor: whether the garbage collector happens to run is a part of either. Nothing is
-compiled. The memory is what Python objects take: at the peak of planning, beyond the jaxpr, as a
-ratio to the jaxpr.
+compiled. Beside `amp` stands `jax.jit` in its place, as a ratio to the function without either: JAX
+differentiates a jitted function more slowly than another. The memory is what Python objects take:
+at the peak of planning, beyond the jaxpr, as a ratio to the jaxpr.
 """
 
 import argparse
@@ -181,14 +182,20 @@ def measure_models(table: Table, repeat: int) -> float:
     ratios = []
     for name, (loss, args) in models().items():
         orders = {
-            "value_and_grad(amp(f))": (loss, lambda loss=loss: grad(amp(fresh(loss)))),
-            "amp(value_and_grad(f))": (grad(loss), lambda loss=loss: amp(grad(fresh(loss)))),
+            "value_and_grad({}(f))": (loss, lambda by, loss=loss: grad(by(fresh(loss)))),
+            "{}(value_and_grad(f))": (grad(loss), lambda by, loss=loss: by(grad(fresh(loss)))),
         }
-        for order, (planned, mixed) in orders.items():
-            before, after = compare(lambda loss=loss: grad(fresh(loss)), mixed, args, repeat)
+        for order, (planned, under) in orders.items():
+
+            def alone(loss: Function = loss) -> Function:
+                return grad(fresh(loss))
+
+            before, after = compare(alone, lambda under=under: under(amp), args, repeat)
+            jitted = compare(alone, lambda under=under: under(jax.jit), args, repeat)
             plan = seconds_to_plan(jax.make_jaxpr(fresh(planned))(*args))
-            memory = memory_ratio(planned, args)
-            table.add_row(f"{name}, {order}", *_cells(before, after, plan, memory))
+            cells = _cells(before, after, plan, memory_ratio(planned, args))
+            row = f"{name}, {order.format('amp')}"
+            table.add_row(row, *cells, "", f"{jitted[1] / jitted[0]:.2f}")
             ratios.append(after / before)
     return max(ratios)
 
@@ -215,7 +222,8 @@ def _cells(before: float, after: float, plan: float, memory: float) -> tuple[str
 def _table(programs: str) -> Table:
     table = Table(title=f"Tracing {programs} under auto_mixed_bf16, JAX {jax.__version__}")
     table.add_column("program")
-    for heading in ("f alone", "with amp", "ratio", "planning", "memory", "added per equation"):
+    added = "added per equation", "jax.jit instead"
+    for heading in ("f alone", "with amp", "ratio", "planning", "memory", *added):
         table.add_column(heading, justify="right")
     return table
 
