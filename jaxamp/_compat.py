@@ -16,9 +16,11 @@ from jax._src import ad_util as _ad_util
 from jax._src import api_util as _api_util
 from jax._src import core as _core
 from jax._src import linear_util as _lu
+from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
+from jax._src import util as _util
 from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _pe
@@ -61,6 +63,10 @@ def has_typed_sharding(aval: Any) -> bool:
     """Whether the mesh of an array is explicit: each result's sharding is part of its type."""
     mesh = getattr(getattr(aval, "sharding", None), "mesh", None)
     return jax.sharding.AxisType.Explicit in (getattr(mesh, "axis_types", None) or ())
+
+
+remembered = _util.weakref_lru_cache
+"""Remembers what a function gives for a jaxpr, as long as that lives."""
 
 
 def trace_to_jaxpr(
@@ -207,6 +213,26 @@ def lower_checkpoints(
         )
 
     _mlir.register_lowering(_ad_checkpoint.remat_p, lower, platform=platform)
+
+
+def lower_calls(
+    prefix: str, platform: str, whole: Callable[[ClosedJaxpr], ClosedJaxpr]
+) -> None:
+    """Chooses what is lowered of ``jax.jit`` inside of another, by name; others are as ever.
+
+    Args:
+      prefix: of the names.
+      platform: where they are lowered so.
+      whole: gives what is lowered instead where no array is divided among devices.
+    """
+    as_ever = _mlir._lowerings[_pjit.jit_p].rule
+
+    def lower(context: Any, *args: Any, jaxpr: ClosedJaxpr, name: str, **params: Any) -> Any:
+        if name.startswith(prefix) and not _is_partitioned(context):
+            jaxpr = whole(jaxpr)
+        return as_ever(context, *args, jaxpr=jaxpr, name=name, **params)
+
+    _mlir.register_lowering(_pjit.jit_p, lower, platform=platform, cacheable=False)
 
 
 def _is_partitioned(context: Any) -> bool:

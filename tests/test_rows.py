@@ -46,6 +46,32 @@ def test_scores_of_heads_are_rows_on_a_gpu_alone(order: str) -> None:
     assert [flat(p, fn, Q, Q, Q) > 0 for p in ("cuda", "tpu", "cpu")] == [True, False, False]
 
 
+def branched(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    return jax.lax.cond(q.sum() > 0, attention, lambda *args: attention(*args) + 1, q, k, v)
+
+
+def forward(fn: Callable[..., Any]) -> int:
+    """How many such arrays the forward pass of the gradient has, where nothing is a checkpoint."""
+    _, pull = jax.vjp(amp(fn), Q, Q, Q)
+    both, back = flat("cuda", jax.value_and_grad(amp(fn)), Q, Q, Q), flat("cuda", pull, 1.0)
+    return both - back
+
+
+@pytest.mark.parametrize("fn", [attention, branched])
+def test_forward_passes_have_rows_too(fn: Callable[..., Any]) -> None:
+    """JAX leaves of a group's checkpoint what it computes; in branches as well."""
+    assert forward(fn) > 0
+
+
+def test_one_function_for_all_calls() -> None:
+    """Calls of one compiled form stay calls of one function."""
+    amped = amp(attention)
+    twice = jax.jit(lambda q: amped(q, q, q) + amped(2 * q, q, q)).trace(Q)
+    text = twice.lower(lowering_platforms=("cuda",)).as_text()
+    assert len(re.findall(r"func.func private @jaxamp_region", text)) == 1
+    assert len(re.findall(r"call @jaxamp_region", text)) == 2
+
+
 @jax.jit
 def softmax(x: jax.Array) -> jax.Array:
     exps = jnp.exp(x - x.max(-1, keepdims=True))

@@ -23,6 +23,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxamp import _compat
+from jaxamp.plan.wiring import REGION_PREFIX
 from jaxamp.rewrite.casts import KEPT
 from jaxamp.rewrite.rows import by_rows
 from jaxamp.taxonomy import OpKind, Trait, register_op_kind
@@ -94,6 +95,7 @@ def _none(jaxpr: Jaxpr) -> list[bool]:
 
 _compat.lower_checkpoints(KEEP, "gpu", _behind, by_rows)
 _compat.lower_checkpoints(KEEP, "tpu", _none)
+_compat.lower_calls(REGION_PREFIX, "gpu", by_rows)
 
 
 def _same(*values: Any, again: Sequence[bool]) -> list[Any]:

@@ -5,12 +5,15 @@ in one kernel of tiles. Where a tile takes its rows from an axis that is not bes
 as it does under a mask that all heads share, Triton moves numbers of rows between threads through
 shared memory, and computes exponentials again rather than keep them, in more than twice the time.
 It does neither where those numbers come from an array of one axis. The numbers are the same.
+
+A group is changed when its checkpoint is lowered. Of the forward pass of `grad(amp(f))` JAX leaves
+no checkpoint: so what `amp` has compiled is changed as a whole where it is lowered as a call.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax import lax
@@ -30,9 +33,15 @@ def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
     >>> [eqn.primitive.name for eqn in by_rows(centred).jaxpr.eqns]
     ['reduce_max', 'broadcast_in_dim', 'reshape', 'broadcast_in_dim', 'reshape', 'sub']
     """
-    if not _reads_rows(closed):
-        return closed
+    return _changed(closed) if _reads_rows(closed) else closed
 
+
+def _reads_rows(closed: ClosedJaxpr) -> bool:
+    return any(_read_by_rows(eqn) or any(map(_reads_rows, _bodies(eqn))) for eqn in closed.eqns)
+
+
+@_compat.remembered
+def _changed(closed: ClosedJaxpr) -> ClosedJaxpr:
     def run(*args: Any) -> list[Any]:
         return replay(closed, args, _emit)
 
@@ -40,25 +49,42 @@ def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
     return _compat.trace_to_jaxpr(run, avals, closed.jaxpr.debug_info)
 
 
-def _reads_rows(closed: ClosedJaxpr) -> bool:
-    return any(
-        _reads_rows(eqn.params["jaxpr"]) if _is_call(eqn) else _read_by_rows(eqn)
-        for eqn in closed.jaxpr.eqns
-    )
-
-
 def _emit(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     with _compat.emitting(eqn):
-        if _is_call(eqn):
-            return _compat.bind(eqn, operands, jaxpr=by_rows(eqn.params["jaxpr"]))
+        if bodies := _bodies(eqn):
+            return _compat.bind(eqn, operands, **_holding(eqn, map(by_rows, bodies)))
         read, shape = _read_by_rows(eqn), _shape(eqn.outvars[0])
         spread = [_spread(x, shape) if i in read else x for i, x in enumerate(operands)]
         is_spread = eqn.primitive is lax.broadcast_in_dim_p and read
         return spread if is_spread else _compat.bind(eqn, spread)
 
 
-def _is_call(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name == "jit"
+# What a call, loop or branch computes, by the name of its parameter.
+_BODIES = {
+    "jit": "jaxpr",
+    "scan": "jaxpr",
+    "while": "body_jaxpr",
+    "cond": "branches",
+    "remat2": "jaxpr",
+}
+
+
+def _bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+    held = eqn.params.get(_BODIES.get(eqn.primitive.name), ())
+    held = held if isinstance(held, tuple) else (held,)
+    return [h if isinstance(h, ClosedJaxpr) else ClosedJaxpr(h, ()) for h in held]
+
+
+def _holding(eqn: JaxprEqn, bodies: Iterable[ClosedJaxpr]) -> dict[str, Any]:
+    """The parameter that holds these bodies, closed or open as it was."""
+    name = _BODIES[eqn.primitive.name]
+    held = eqn.params[name]
+    if isinstance(held, tuple):
+        return {name: tuple(bodies)}
+    (body,) = bodies
+    if isinstance(held, ClosedJaxpr):
+        return {name: body}
+    return {name: held if body.consts else body.jaxpr}  # an open one cannot hold constants
 
 
 def _spread(rows: Any, shape: tuple[int, ...]) -> Any:
