@@ -42,7 +42,7 @@ test-here: $(VENV)/.installed-test
 
 # The site, in site/; every page's code is run by `make test`.
 docs: $(VENV)/.installed-docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: $(VENV)/.installed-test $(VENV)/.installed-dev
 	$(BIN)/ruff check .
