@@ -92,6 +92,9 @@ def auto_policy(device: Device | None = None) -> AutoChoice:
     Args:
       device: the device to compute on; left out, JAX's default device.
 
+    Returns:
+      The policy and the reason for it; ``loss_scale()`` gives the loss scale that it needs.
+
     >>> choice = auto_policy()
     >>> choice.policy in (PrecisionPolicy.ALWAYS_F32, PrecisionPolicy.AUTO_MIXED_BF16)
     True

@@ -38,6 +38,10 @@ def policy_scope(policy: Any) -> PolicyScope:
     Args:
       policy: whatever is accepted as a policy.
 
+    Returns:
+      A context manager, whose ``with`` block gets the policy, and which also decorates a function.
+      It can be entered more than once.
+
     Raises:
       PolicyError: the policy is not understood.
 
@@ -50,6 +54,9 @@ def policy_scope(policy: Any) -> PolicyScope:
 
 def current_policy() -> PrecisionPolicy:
     """The policy in force: that of the innermost scope or ``amp``; ``ALWAYS_F32`` outside of both.
+
+    Returns:
+      A ``PrecisionPolicy``.
 
     Raises:
       PolicyError: asked by a function that is being compiled, from a ``with`` block that asyncio

@@ -74,6 +74,9 @@ def resolve_dtype(dtypeish: DTypeish, policy: Any = None) -> np.dtype:
       dtypeish: a dtype, a ``Precision``, their names, or a role.
       policy: what gives a role its dtype; left out, the policy in force.
 
+    Returns:
+      A numpy dtype.
+
     Raises:
       PolicyError: it names neither a role nor a float format.
 
@@ -91,6 +94,9 @@ def cast_floating(tree: _T, dtypeish: DTypeish | None, policy: Any = None) -> _T
         and Python numbers are left alone.
       dtypeish: a dtype, its name or its role; ``None`` changes nothing.
       policy: what gives a role its dtype; left out, the policy in force.
+
+    Returns:
+      A tree of the same structure.
 
     Raises:
       PolicyError: `dtypeish` names neither a role nor a float format.
@@ -114,6 +120,13 @@ def in_compute_dtype(method: _F) -> _F:
     ``amp`` it marks a region that keeps this precision. Elsewhere the module and its arguments are
     cast, and the results have the dtype that the arguments had; so the module must be a pytree,
     such as those of equinox and haliax.
+
+    Args:
+      method: a function whose first argument is the module.
+
+    Returns:
+      A method with the same name and arguments. It raises ``PolicyError`` if ``compute_dtype`` is
+      neither a role nor a float format.
 
     >>> import equinox as eqx
     >>> class Head(eqx.Module):

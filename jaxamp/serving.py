@@ -103,6 +103,9 @@ def serve(
       everything: store all other parameters of two or more dimensions in compute precision as
         well. That rounds what ``amp`` reads in f32, for instance an embedding that is added to.
 
+    Returns:
+      A ``Served``: call it with all arguments but the parameters, ``save`` it or ``export`` it.
+
     Raises:
       PolicyError: the policy is not understood, or cannot be computed here.
       OutputError: `fn` returns something that is no array.
@@ -172,6 +175,9 @@ def load_served(path: str | os.PathLike[str]) -> Loaded:
 
     Args:
       path: the file.
+
+    Returns:
+      The model, to be called with arguments of the shapes and dtypes that it was saved for.
 
     Raises:
       ServingError: it is no such file, or its program was written by a JAX that this one does not

@@ -42,6 +42,12 @@ def nonfinite_index(tree: Any) -> jax.Array:
 
     Returned from a compiled step it costs nothing; ``first_nonfinite`` turns it into a name.
 
+    Args:
+      tree: any tree; leaves that are no floats are finite.
+
+    Returns:
+      An i32 scalar, on the device: nothing waits for it.
+
     >>> int(nonfinite_index({"a": jnp.ones(2), "b": jnp.array(jnp.nan)}))
     1
     """
@@ -63,6 +69,9 @@ def first_nonfinite(tree: Any, index: Any = None) -> str | None:
     Args:
       tree: gradients or parameters; with `index`, any tree of the same structure.
       index: what ``nonfinite_index`` gave in a compiled step.
+
+    Returns:
+      The path to the leaf as ``jax.tree_util.keystr`` writes it, or ``None``.
 
     Raises:
       TrainingError: the values are not known yet, because a trace is under way.
@@ -93,6 +102,9 @@ def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
       pred: a boolean scalar.
       on_true: a tree.
       on_false: a tree of the same structure, shapes and dtypes.
+
+    Returns:
+      A tree of the same structure. Both trees are computed; the flag only selects, on the device.
 
     Raises:
       TrainingError: `pred` is no boolean scalar.

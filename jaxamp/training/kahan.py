@@ -48,6 +48,9 @@ def with_kahan(optimizer: Any) -> optax.GradientTransformationExtraArgs:
       A gradient transformation; parameters in float32 or wider are moved as ever. Its updates go
       to ``optax.apply_updates`` or ``jaxamp.apply_updates``.
 
+    Raises:
+      TrainingError: `optimizer` is none of optax, or an update is asked for without `params`.
+
     >>> import optax
     >>> optimizer = with_kahan(optax.sgd(1.0))
     >>> params = jnp.ones((), jnp.bfloat16)

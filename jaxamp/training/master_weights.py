@@ -46,6 +46,9 @@ def with_master_weights(optimizer: Any) -> optax.GradientTransformationExtraArgs
       modules to ``jaxamp.apply_updates``, which keeps dtypes. ``state.master`` are the weights to
       save.
 
+    Raises:
+      TrainingError: `optimizer` is none of optax, or an update is asked for without `params`.
+
     >>> import optax
     >>> optimizer = with_master_weights(optax.sgd(1.0))
     >>> params = jnp.ones((), jnp.bfloat16)

@@ -67,6 +67,9 @@ def skip_nonfinite(optimizer: Any) -> optax.GradientTransformationExtraArgs:
     Returns:
       A gradient transformation; what it skips gives updates of zero.
 
+    Raises:
+      TrainingError: `optimizer` is none of optax, or `grads_finite` is no boolean scalar.
+
     >>> import optax
     >>> optimizer = skip_nonfinite(optax.adam(0.1))
     >>> state = optimizer.init(jnp.ones(2))

@@ -91,7 +91,8 @@ def with_stochastic_rounding(
       ever. Its updates go to ``optax.apply_updates`` or ``jaxamp.apply_updates``.
 
     Raises:
-      TrainingError: a parameter is float16.
+      TrainingError: `optimizer` is none of optax, a parameter is float16, or an update is asked for
+        without `params`.
 
     >>> import optax
     >>> optimizer = with_stochastic_rounding(optax.sgd(1.0))

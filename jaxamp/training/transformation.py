@@ -101,6 +101,13 @@ def apply_updates(params: _T, updates: Any) -> _T:
     Like ``optax.apply_updates``, and it takes modules too: where an update is ``None`` the leaf
     stays. The sum is rounded once, from float32.
 
+    Args:
+      params: any tree.
+      updates: a tree of the same structure, with ``None`` where nothing is to be added.
+
+    Returns:
+      The new parameters, a tree like `params`.
+
     >>> apply_updates({"w": jnp.ones((), jnp.bfloat16), "name": "relu"}, {"w": 0.5, "name": None})
     {'name': 'relu', 'w': Array(1.5, dtype=bfloat16)}
     """
