@@ -20,7 +20,7 @@ from matplotlib.axes import Axes  # noqa: E402
 import jaxamp  # noqa: E402
 from examples.block import inputs, loss  # noqa: E402
 
-COLOURS = {"bf16": "#3b6fb6", "f16": "#5b9a5b", "f32": "#d9822b", "-": "#c9c9c9"}
+COLOURS = {"bf16": "#3b6fb6", "f16": "#79d15a", "f32": "#d9822b", "-": "#c9c9c9"}
 STAGES = [
     ("trace", "fn → jaxpr", "trace.py"),
     ("plan", "a decision\nper equation", "plan/"),
@@ -100,15 +100,16 @@ def losses(path: Path) -> None:
         policy: run(jax.jit(jaxamp.amp(step, policy)))[1]
         for policy in ("always_f32", "auto_mixed_bf16", "auto_mixed")
     }
-    for policy, values in runs.items():
+    widths = (7, 3.5, 1.2)  # the curves lie on each other: the widest is drawn first
+    for (policy, values), width in zip(runs.items(), widths, strict=True):
         short = policy.replace("always_", "").replace("auto_mixed_bf16", "bf16")
-        style = {"label": policy, "lw": 1, "color": COLOURS[short.replace("auto_mixed", "f16")]}
-        left.plot(values, **style)
+        style = {"label": policy, "color": COLOURS[short.replace("auto_mixed", "f16")]}
+        left.plot(values, **style, lw=width)
         if policy != "always_f32":
             pairs = zip(values, runs["always_f32"], strict=True)
-            right.plot([abs(x - y) for x, y in pairs], **style)
+            right.plot([abs(x - y) for x, y in pairs], **style, lw=1)
     left.set(xlabel="step", ylabel="loss", yscale="log", title="training loss")
-    right.set(xlabel="step", yscale="log", title="difference to float32")
+    right.set(xlabel="step", yscale="log", title="difference from float32")
     left.legend(frameon=False)
     right.set_ylim(top=2e-2)
     right.legend(frameon=False, loc="upper right")

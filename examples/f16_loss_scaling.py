@@ -44,6 +44,8 @@ RUNS: dict[str, tuple[str, Any]] = {
     "f16, loss scaling": ("auto_mixed", jaxamp.DynamicLossScale(period=100)),
 }
 
+WIDTHS = (3.5, 2.0, 0.8, 0.8)  # of the curves of each
+
 Model = Any
 Batch = Any
 
@@ -213,7 +215,8 @@ def plot(found: dict[str, dict[str, Result]], path: Path) -> None:
     )
     for (title, results), (curves, lost, scales) in zip(found.items(), panels.T, strict=True):
         for index, (name, result) in enumerate(results.items()):
-            style = {"color": f"C{index}", "linewidth": 0.8, "alpha": 0.8}
+            # Curves lie on each other: those that are drawn later are thinner.
+            style = {"color": f"C{index}", "linewidth": WIDTHS[index], "alpha": 0.8}
             lines = curves.plot(smooth(result.losses).T, **style)
             lines[0].set_label(name)
             lost.plot(smooth(result.zeros).T, **style)
