@@ -93,7 +93,7 @@ def picture(figures: Figures, path: Path) -> None:
             words = f"{ratio:.2f}, error {100 * error:.2g} %"
             axes.text(ratio + 0.02, place, words, va="center", fontsize=8)
         axes.set_yticks(range(len(bars)), [name for name, _, _ in bars], fontsize=8)
-        words = f"bytes moved, compiled for {TARGETS[target]}, as a part of float32's"
+        words = f"bytes moved, compiled for {TARGETS[target]}, relative to float32"
         axes.set(xlim=(0, 1.7), xlabel=words)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0, 0].invert_yaxis()
