@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxamp.plan.descent import descendants
-from jaxamp.plan.facts import Facts
+from jaxamp.plan.facts import DENSE, STATISTIC, Facts
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Node, Role, is_smaller, movements
 from jaxamp.plan.interior import ARITHMETIC, COSTLY, Interior, folds_rows
@@ -116,12 +116,25 @@ class _Joins:
             return True
         if is_joined and any(self.interior.is_far(value, r) for r in readers):
             return True
-        if not (is_joined or is_dear):
+        if not is_joined and (not is_dear or self._is_normalised(value)):
             return False
         folds = (r for r in readers if r.role is Role.REDUCE and not folds_rows(graph, r))
         # A window's sum is a kernel of its own, which takes what is dear in f32.
         folded = any(is_joined or not self.interior.kernels[r.index] for r in folds)
         return folded and any(r.role is Role.ELEMENTWISE for r in readers)
+
+    def _is_normalised(self, value: int) -> bool:
+        """Whether a value meets what it is folded to: of its distance to that, roundings are large.
+
+        What weighs channels has come through products since, and is an activation.
+        """
+        others = {
+            v
+            for reader in self.graph.uses[value]
+            if reader.role is Role.ELEMENTWISE
+            for v in reader.ins
+        }
+        return any(self.facts.bits[v] & (STATISTIC | DENSE) == STATISTIC for v in others)
 
 
 def _find_shared(graph: Graph, facts: Facts, interior: Interior) -> set[int]:
