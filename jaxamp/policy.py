@@ -356,7 +356,8 @@ class PrecisionPolicy:
 
     def __repr__(self) -> str:
         casts = ", ".join(f"{kind.name.lower()}={cast}" for kind, cast in self.kinds)
-        extras = [f"{len(self.rules)} rules"] if self.rules else []
+        rules = len(self.rules)
+        extras = [f"{rules} rule{'' if rules == 1 else 's'}"] if rules else []
         extras += [f"guards {len(self.guards)} of {len(ALL_GUARDS)}"]
         return f"<PrecisionPolicy {self}: {casts}; {', '.join(extras)}>"
 

@@ -13,6 +13,7 @@ from jaxamp.errors import InspectionError, accepted
 from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.inspect.report import report
 from jaxamp.inspect.shown import Shown
+from jaxamp.inspect.words import counted
 from jaxamp.rules import EquationView, Rule
 from jaxamp.taxonomy import OpKind
 
@@ -79,7 +80,8 @@ class Explanation(Shown):
         return show_explanation(self)
 
     def __repr__(self) -> str:
-        return f"<Explanation of {self.program} under {self.policy}: {len(self.notes)} notes>"
+        notes = counted(len(self.notes), "note")
+        return f"<Explanation of {self.program} under {self.policy}: {notes}>"
 
 
 def explain(

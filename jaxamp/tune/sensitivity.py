@@ -84,10 +84,7 @@ def predicted(matrix: np.ndarray, low: np.ndarray) -> np.ndarray:
 
 def relative_error(results: Sequence[Any], reference: Sequence[Any]) -> float:
     """Root of the mean, over arrays, of the squared relative error."""
-    pairs = zip(results, reference, strict=True)
-    errors = [
-        norm(np.asarray(r, np.float64) - np.asarray(e, np.float64)) / norm(e) for r, e in pairs
-    ]
+    errors = [_relative(*pair) for pair in zip(results, reference, strict=True)]
     total = float(np.sqrt(np.mean(np.square(errors)))) if errors else 0.0
     return total if np.isfinite(total) else float("inf")
 
@@ -100,6 +97,12 @@ def norm(array: Any) -> float:
 def is_float(array: Any) -> bool:
     """Whether an array holds real floating-point numbers."""
     return jnp.issubdtype(getattr(array, "dtype", np.int32), jnp.floating)
+
+
+def _relative(result: Any, exact: Any) -> float:
+    change = norm(np.asarray(result, np.float64) - np.asarray(exact, np.float64))
+    size = norm(exact)
+    return change / size if size else float("inf") if change else 0.0
 
 
 def _project(array: jax.Array, scale: float, key: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -157,11 +158,11 @@ def _check(args: Any, budget: float, error: Any, max_runs: int) -> None:
         raise TuningError(f"args is a tuple of arguments, not {type(args).__name__}: write (x,).")
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
         raise TuningError("tune runs the program: give it arrays rather than shapes.")
-    if not budget > 0:
+    if not (isinstance(budget, Real) and budget > 0):
         raise TuningError(f"The budget is an error above 0, not {budget!r}.")
     if not (callable(error) or error in ("output", "gradient")):
         raise TuningError(f"error is 'output', 'gradient' or a function, not {error!r}.")
-    if max_runs < 2:
+    if not (isinstance(max_runs, int) and max_runs >= 2):
         raise TuningError("max_runs is at least 2: the original program, and one choice.")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxamp.errors import TuningError
 from jaxamp.inspect.shown import Shown
+from jaxamp.inspect.words import counted
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.tune.groups import Group
 
@@ -131,7 +132,8 @@ class Tuning(Shown):
         time, low = self.cost / self.cost_f32, self.cost_low / self.cost_f32
         return (
             f"error {self.error:.2e} of {self.budget:.2e} allowed, modelled time {time:.3f} of "
-            f"float32's (all low: {low:.3f}), {len(self.policy.rules)} rules, {self.runs} runs"
+            f"float32's (all low: {low:.3f}), {counted(len(self.policy.rules), 'rule')}, "
+            f"{counted(self.runs, 'run')}"
         )
 
 

@@ -124,6 +124,27 @@ def test_the_same_call_gives_the_same_answer(tuned, capsys):
     assert "100%" in shown
 
 
+def test_a_result_of_zeros_has_no_error_as_long_as_it_stays_zero():
+    """Beside another result; where rounding would make something of it, that is not rounded."""
+    x, _, _, w = arguments(0)
+    still = tune(lambda x: (jnp.tanh(x @ w) @ w, 0 * (x @ w)), (x,), budget=1e-2)
+    assert 0 < still.error <= 1e-2
+    assert still.cost < still.cost_f32
+    one, near_one = jnp.eye(16), jnp.full((16, 16), 1.001)
+
+    def cancelling(x):
+        return jnp.tanh(x @ w) @ w, jnp.tanh(x @ one) @ one - jnp.tanh(x)
+
+    exact = tune(cancelling, (near_one,), budget=1e-2)
+    assert exact.error <= 1e-2
+    assert not jaxamp.amp(cancelling, exact.policy)(near_one)[1].any()
+
+
+def test_one_rule_is_a_rule(tuned):
+    """The summary counts as people do."""
+    assert f"{len(tuned.policy.rules)} rule, {tuned.runs} runs" in str(tuned)
+
+
 def test_picture(tuned, tmp_path):
     """The trade-off is drawn."""
     tuned.picture(tmp_path / "curve.png")
@@ -152,8 +173,10 @@ def test_gradients_and_own_metrics():
     [
         ({"args": 3}, "write \\(x,\\)"),
         ({"budget": 0.0}, "above 0"),
+        ({"budget": "1e-2"}, "above 0, not '1e-2'"),
         ({"error": "loss"}, "'output', 'gradient'"),
         ({"max_runs": 1}, "at least 2"),
+        ({"max_runs": "9"}, "at least 2"),
         ({"args": (jnp.zeros(2),)}, "not finite"),
         ({"args": (jax.ShapeDtypeStruct((2,), jnp.float32),)}, "arrays rather than shapes"),
     ],
