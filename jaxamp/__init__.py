@@ -13,6 +13,7 @@ from jaxamp.auto import AutoChoice as AutoChoice
 from jaxamp.auto import auto_policy as auto_policy
 from jaxamp.current import current_policy as current_policy
 from jaxamp.current import policy_scope as policy_scope
+from jaxamp.errors import ImmutableError as ImmutableError
 from jaxamp.errors import InspectionError as InspectionError
 from jaxamp.errors import JaxAmpError as JaxAmpError
 from jaxamp.errors import KernelError as KernelError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import reprlib
 from collections.abc import Iterable
@@ -18,6 +19,10 @@ class JaxAmpError(Exception):
 
 class PolicyError(JaxAmpError, ValueError):
     """A policy, or a word inside one, is not understood or contradicts itself."""
+
+
+class ImmutableError(PolicyError, dataclasses.FrozenInstanceError):
+    """An attribute of a policy was set or deleted; ``replace`` makes another policy."""
 
 
 class UnsupportedPrecisionError(PolicyError):

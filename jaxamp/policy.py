@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxamp import policy_json
-from jaxamp.errors import PolicyError, UnsupportedPrecisionError, accepted, shown
+from jaxamp.errors import ImmutableError, PolicyError, UnsupportedPrecisionError, accepted, shown
 from jaxamp.formats import CastConfig, Precision, PrecisionLike
 from jaxamp.grammar import ThreeDtypes, looks_like_grammar, parse_grammar
 from jaxamp.guards import ALL_GUARDS, Guard, parse_guards
@@ -360,6 +360,17 @@ class PrecisionPolicy:
         extras = [f"{rules} rule{'' if rules == 1 else 's'}"] if rules else []
         extras += [f"guards {len(self.guards)} of {len(ALL_GUARDS)}"]
         return f"<PrecisionPolicy {self}: {casts}; {', '.join(extras)}>"
+
+
+def _refuse_change(policy: PrecisionPolicy, name: str, value: Any = None) -> None:
+    raise ImmutableError(
+        f"A policy is immutable, so its {name!r} cannot be changed. Use policy.replace(...) or "
+        "policy.with_rules(...), which return another policy."
+    )
+
+
+# Not in the class: dataclasses puts its own there, which has no advice and fails beside `slots`.
+PrecisionPolicy.__setattr__ = PrecisionPolicy.__delattr__ = _refuse_change
 
 
 def _parse_text(text: str) -> PrecisionPolicy:

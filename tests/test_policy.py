@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+from dataclasses import FrozenInstanceError
 
 import jax
 import jmp
@@ -59,6 +60,18 @@ def test_preset_words(name):
     """A preset is found by its name in any case, with dashes, blanks or underscores."""
     for word in (name, name.upper(), name.replace("_", "-"), f" {name.replace('_', ' ').title()} "):
         assert PrecisionPolicy.parse(word) is PRESETS[name]
+
+
+@pytest.mark.parametrize("name", ["name", "compute", "compute_dtype"])
+def test_a_policy_is_not_changed_in_place(name):
+    """Whether it has such an attribute or not, the error says how another policy is made."""
+    policy = PrecisionPolicy.AUTO_MIXED
+    with pytest.raises(FrozenInstanceError, match=rf"'{name}'.*policy\.replace\(\.\.\.\) or") as info:
+        setattr(policy, name, "f32")
+    assert isinstance(info.value, PolicyError)
+    with pytest.raises(FrozenInstanceError, match=r"policy\.replace"):
+        delattr(policy, name)
+    assert policy.name == "auto_mixed"
 
 
 def test_guard_words():

@@ -29,10 +29,11 @@ def _parts(explanation: Explanation) -> Iterator[Any]:
     for note in explanation.notes:
         by_file[note.place.file][note.place.line].append(note)
     for file, by_line in by_file.items():
-        if not file:
-            yield from _homeless(by_line)
-        for block in blocks(file, by_line) if file else ():
+        found = blocks(file, by_line) if file else []
+        for block in found:
             yield from _block(block, by_line)
+        if not found:
+            yield from _sourceless(file, by_line) if file else _homeless(by_line)
 
 
 def _block(block: Block, by_line: dict[int, list[Note]]) -> Iterator[Text]:
@@ -44,6 +45,14 @@ def _block(block: Block, by_line: dict[int, list[Note]]) -> Iterator[Text]:
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         for note in notes:
             yield Text.assemble(("      │ ", "dim"), indent, *_words(note))
+
+
+def _sourceless(file: str, by_line: dict[int, list[Note]]) -> Iterator[Text]:
+    """The notes of code that was typed in, or is made by ``exec``."""
+    yield Text(f"\n{near(file)} (source not available)", style="bold")
+    for number, notes in by_line.items():
+        for note in notes:
+            yield Text.assemble((f"{number:5} │ ", "dim"), *_words(note))
 
 
 def _words(note: Note) -> Iterator[Text]:

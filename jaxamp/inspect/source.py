@@ -36,8 +36,13 @@ def blocks(file: str, wanted: Iterable[int]) -> list[Block]:
     Args:
       file: path of the file.
       wanted: numbers of lines.
+
+    Returns:
+      The lines, in their order; nothing where the file cannot be read.
     """
     text = [line.rstrip("\n") for line in linecache.getlines(file)]
+    if not text:
+        return []
     spans = _functions(text)
     shown: dict[tuple[int, int], str] = {}
     for number in sorted(set(wanted)):
