@@ -93,6 +93,16 @@ class AmpFunction(Generic[_P, _R]):
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)
 
+    def __getattr__(self, name: str) -> Any:
+        message = f"{type(self).__name__!r} object has no attribute {name!r}"
+        owner = None if name.startswith("_") else self._target.owner
+        if hasattr(owner, name):  # a linen module, say
+            message += (
+                f": it is the call of a {type(owner).__name__} and no more. Wrap the method that "
+                f"is to be in mixed precision, amp(net.{name}); take others from the object itself."
+            )
+        raise AttributeError(message, name=name, obj=self)
+
     def __reduce__(self) -> Any:
         # What a decorator has put in the place of its function is found where the function was.
         return vars(self)["__qualname__"] if is_found(self) else (_amp, self.amp_parts())
@@ -141,8 +151,8 @@ def amp(
       strict: raise on an operation that jaxamp does not know, instead of leaving it as it is.
 
     Returns:
-      For a module, a module; for anything else a callable object with `fn`'s name and signature.
-      Under ``fp8_delayed`` a ``jaxamp.delayed.DelayedFunction``, whose first argument and last
+      For an equinox or nnx module, such a module; for anything else a callable object with `fn`'s
+      name and signature; of a linen module, give the method: ``amp(net.apply)``. Under ``fp8_delayed`` a ``jaxamp.delayed.DelayedFunction``, whose first argument and last
       result are magnitudes of earlier steps.
 
     Raises:

@@ -391,6 +391,14 @@ def test_linen():
     assert "bf16" in str(jax.make_jaxpr(apply)(variables, _x()))
 
 
+@pytest.mark.parametrize("method", ["init", "apply"])
+def test_a_linen_module_is_wrapped_by_its_method(method):
+    """A linen module is not called as it is; what amp makes of it says what to wrap."""
+    with pytest.raises(AttributeError, match=rf"call of a Linen.*amp\(net\.{method}\)"):
+        getattr(amp(Linen()), method)
+    assert not hasattr(amp(Linen().apply), "init")
+
+
 def test_linen_traces_once_and_dies():
     """A linen model is traced once for its lifetime, and not kept beyond it."""
     traces = []
