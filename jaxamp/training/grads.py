@@ -201,7 +201,8 @@ def scaled_gradients(fun: Callable[..., Any], options: Options) -> Callable[...,
     raw = _differentiated(scaled, options)
     if options.microbatches == 1:
         return raw
-    return averaged(raw, options.microbatches, options.batch_argnums, options.has_aux)
+    kept = options.has_aux, options.argnums
+    return averaged(raw, options.microbatches, options.batch_argnums, *kept)
 
 
 def under_policy(fun: Callable[..., Any], policy: Any) -> Callable[..., Any]:

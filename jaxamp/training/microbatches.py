@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxamp.errors import TrainingError
+from jaxamp.errors import JaxAmpError, TrainingError
 from jaxamp.regions import keep_precision
 from jaxamp.training.trees import is_array, is_float, leaf_name, widen
 
@@ -18,6 +18,7 @@ def averaged(
     parts: int,
     batch_argnums: int | Sequence[int],
     has_aux: bool,
+    argnums: int | Sequence[int] = 0,
 ) -> Callable[..., tuple[Any, Any]]:
     """`raw`, which gives value and gradients, over the parts of a batch, by ``scan``.
 
@@ -26,23 +27,37 @@ def averaged(
       parts: how many micro-batches.
       batch_argnums: which positional arguments have a leading axis of examples.
       has_aux: whether the value has an aux.
+      argnums: which positional arguments are differentiated.
 
     Returns:
       A function of `raw`'s arguments that gives the mean loss, the stacked aux and the mean
       gradients, which were summed in float32.
+
+    Raises:
+      TrainingError: the batch does not split; or `raw` fails on a part of it, and another argument
+        may be a part of the batch too.
     """
     if parts < 1:
         raise TrainingError(f"A batch has 1 or more micro-batches, not {parts!r}.")
-    argnums = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
 
     def over_parts(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        batches = [split(_argument(args, i), parts, f"argument {i}") for i in argnums]
+        numbers = _positions(batch_argnums, args)
+        batches = {i: split(args[i], parts, f"argument {i}") for i in numbers}
 
-        def of_part(part: list[Any]) -> tuple[Any, Any]:
-            given = dict(zip(argnums, part, strict=True))
-            return raw(*(given.get(i, arg) for i, arg in enumerate(args)), **kwargs)
+        def of_part(part: dict[int, Any]) -> tuple[Any, Any]:
+            return raw(*(part.get(i, arg) for i, arg in enumerate(args)), **kwargs)
 
-        return _scan_mean(of_part, batches, parts, has_aux)
+        try:
+            return _scan_mean(of_part, batches, parts, has_aux)
+        except (TypeError, ValueError) as error:
+            whole = _unsplit(args, numbers, argnums)
+            if isinstance(error, JaxAmpError) or not whole:
+                raise
+            raise TrainingError(
+                f"The function fails on a micro-batch: {error} Only {_named(numbers)} was split, "
+                f"and {_named(whole)} may hold examples too: "
+                f"batch_argnums={tuple(sorted([*numbers, *whole]))}?"
+            ) from error
 
     return over_parts
 
@@ -108,14 +123,42 @@ def _mean(losses: Any) -> Any:
     return jax.tree.map(lambda loss: widen(loss).mean(axis=0), losses)
 
 
-def _argument(args: Sequence[Any], index: int) -> Any:
-    try:
-        return args[index]
-    except IndexError:
-        raise TrainingError(
-            f"batch_argnums names the positional argument {index}, and {len(args)} were given. "
-            "Pass what is split over micro-batches by position."
-        ) from None
+def _tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:
+    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+
+def _positions(batch_argnums: int | Sequence[int], args: Sequence[Any]) -> list[int]:
+    """The arguments to split; as everywhere, -1 is the last."""
+    for number in _tuple(batch_argnums):
+        if not -len(args) <= number < len(args):
+            raise TrainingError(
+                f"batch_argnums names the positional argument {number}, and {len(args)} were "
+                "given. Pass what is split over micro-batches by position."
+            )
+    return [number % len(args) for number in _tuple(batch_argnums)]
+
+
+def _unsplit(
+    args: Sequence[Any], numbers: Sequence[int], argnums: int | Sequence[int]
+) -> list[int]:
+    """Arguments that are as long as the batch, and neither split nor differentiated."""
+    known = {i % len(args) for i in (*numbers, *_tuple(argnums))}
+    examples = {leaf.shape[0] for i in numbers for leaf in _arrays(args[i])}
+    return [i for i in range(len(args)) if i not in known and _holds(args[i], examples)]
+
+
+def _holds(arg: Any, examples: set[int]) -> bool:
+    """Whether the first axis of all arrays has one of these lengths."""
+    lengths = [leaf.shape[0] if leaf.shape else None for leaf in _arrays(arg)]
+    return bool(lengths) and examples.issuperset(lengths)
+
+
+def _arrays(arg: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(arg) if is_array(leaf)]
+
+
+def _named(numbers: Sequence[int]) -> str:
+    return " and ".join(f"argument {number}" for number in numbers)
 
 
 def _shape(leaf: Any) -> str:

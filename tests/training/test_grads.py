@@ -240,6 +240,32 @@ def test_microbatches_average_to_the_batch(problem, policy, parts):
     assert finite
 
 
+def test_the_last_argument_is_split_by_its_number_from_the_end(problem):
+    """As in argnums, -1 is the last; what is not split would be the same in every part."""
+    seen = []
+
+    def loss(params, x, y):
+        seen.append((x.shape, y.shape))
+        return loss_fn(params, x, y)
+
+    step = jaxamp.value_and_grad(loss, policy=None, microbatches=3, batch_argnums=(-2, -1))
+    close(step(*problem).result, jax.value_and_grad(loss_fn)(*problem), 1e-6)
+    assert set(seen) == {((4, 4), (4, 2))}
+
+
+def test_an_argument_that_was_not_split_is_named(problem):
+    """Shapes of a part do not fit what is still whole; a failure of another sort is left alone."""
+    params, x, y = problem
+    message = r"incompatible shapes.*Only argument 1 was split.*argument 2.*batch_argnums=\(1, 2\)\?"
+    with pytest.raises(TrainingError, match=message) as info:
+        jaxamp.grad(loss_fn, microbatches=2)(params, x, y)
+    assert isinstance(info.value.__cause__, TypeError)
+    with pytest.raises(TypeError, match="incompatible shapes"):
+        jaxamp.grad(loss_fn, microbatches=2)(params, x, y[:5])
+    weight = jnp.ones(12)
+    assert jaxamp.grad(lambda w, x, y: w.sum() + x.sum(), microbatches=2)(weight, x, y)
+
+
 def test_microbatches_stack_aux(problem):
     """What each part returns besides its loss is stacked, part by part."""
     params, x, _ = problem
