@@ -98,7 +98,7 @@ def serve(
         ``lambda model, x: jax.vmap(model)(x)`` for equinox, a function of an nnx state.
       params: the parameters, any tree; leaves that are no arrays are kept as they are.
       *args: example arguments, arrays or ``jax.ShapeDtypeStruct``; other shapes may follow. Flags
-        and other constants belong into `fn`: ``functools.partial(fn, train=False)``.
+        and other constants belong in `fn`: ``functools.partial(fn, train=False)``.
       policy: as for ``amp``; left out, that of an amped `fn`, else the default.
       everything: store all other parameters of two or more dimensions in compute precision as
         well. That rounds what ``amp`` reads in f32, for instance an embedding that is added to.
@@ -155,16 +155,21 @@ class Loaded:
         """Call the compiled model with arguments like those of the call that was exported.
 
         Raises:
-          ServingError: other shapes or dtypes than it was saved for.
+          ServingError: other arguments, shapes, dtypes or devices than it was saved for.
         """
         try:
             return self._compiled(self.params, *args)
-        except ValueError as error:
-            kinds = ", ".join(map(shown, self.exported.in_avals[len(self.params) :]))
-            raise ServingError(
-                f"This model was saved for {kinds}. Save it with jax.export.symbolic_shape for any "
-                f"size of an axis. {error}"
-            ) from None
+        except (TypeError, ValueError) as error:
+            raise ServingError(self._mismatch(args, error)) from None
+
+    def _mismatch(self, args: Sequence[Any], error: Exception) -> str:
+        (_, *saved), _ = jax.tree.unflatten(self.exported.in_tree, self.exported.in_avals)
+        if _listed(saved) == _listed(args):  # the platform, say
+            return f"This model cannot run here: {error}"
+        message = f"This model was saved for {_listed(saved)}, and called with {_listed(args)}."
+        if _kinds(saved) != _kinds(args):
+            return message
+        return f"{message} Save it with jax.export.symbolic_shape for any size of an axis. {error}"
 
     def __repr__(self) -> str:
         return f"<Loaded {self.exported.fun_name}: {_size(self.params)} bytes of parameters>"
@@ -205,6 +210,16 @@ def load_served(path: str | os.PathLike[str]) -> Loaded:
             f"{os.fspath(path)!r} is no served model: {error}. Write it with Served.save."
         ) from None
     return Loaded(params, exported, jax.jit(exported.call))
+
+
+def _listed(args: Sequence[Any]) -> str:
+    return ", ".join(map(shown, args)) or "no arguments"
+
+
+def _kinds(args: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """All about arguments but the sizes of their axes."""
+    leaves, treedef = jax.tree.flatten(list(args))
+    return treedef, [(getattr(x, "dtype", type(x)), np.ndim(x)) for x in leaves]
 
 
 def _manifest(file: zipfile.ZipFile) -> dict[str, Any]:

@@ -152,8 +152,9 @@ def amp(
 
     Returns:
       For an equinox or nnx module, such a module; for anything else a callable object with `fn`'s
-      name and signature; of a linen module, give the method: ``amp(net.apply)``. Under ``fp8_delayed`` a ``jaxamp.delayed.DelayedFunction``, whose first argument and last
-      result are magnitudes of earlier steps.
+      name and signature. Of a linen module, give the method: ``amp(net.apply)``. Under
+      ``fp8_delayed`` a ``jaxamp.delayed.DelayedFunction``, whose first argument and last result are
+      magnitudes of earlier steps.
 
     Raises:
       NotCallableError: `fn` cannot be called.

@@ -203,6 +203,37 @@ def test_every_library_s_model_is_served_saved_and_loaded(make, tmp_path):
     assert (tmp_path / "model").stat().st_size < stored + 20_000
 
 
+@pytest.mark.parametrize(
+    ("args", "called"),
+    [
+        ((), "no arguments"),
+        ((jnp.ones((3, 4)), jnp.ones(4)), r"float32\[3,4\], float32\[4\]"),
+        ((jnp.ones((3, 4), jnp.float16),), r"float16\[3,4\]"),
+        ((jnp.ones(4),), r"float32\[4\]"),
+        (({"x": jnp.ones((3, 4))},), r"\{'x': float32\[3,4\]\}"),
+        (("words",), "'words'"),
+    ],
+)
+def test_a_loaded_model_names_what_it_was_called_with(args, called, tmp_path):
+    """Symbolic sizes are the advice where a size is all that differs, and not elsewhere."""
+    x = jnp.ones((3, 4))
+    serve(jnp.dot, jnp.ones((4, 3)), x).save(tmp_path / "model", x)
+    loaded = load_served(tmp_path / "model")
+    message = r"saved for float32\[3,4\], and called with "
+    with pytest.raises(ServingError, match=f"{message}{called}\\.$"):
+        loaded(*args)
+    with pytest.raises(ServingError, match=rf"{message}float32\[5,4\]\. Save it with jax\.export"):
+        loaded(jnp.ones((5, 4)))
+
+
+def test_a_loaded_model_names_the_platform_that_it_was_saved_for(tmp_path):
+    """The arguments are right, so nothing is said of them."""
+    x = jnp.ones((3, 4))
+    serve(jnp.dot, jnp.ones((4, 3)), x).save(tmp_path / "model", x, platforms=["rocm"])
+    with pytest.raises(ServingError, match="cannot run here: .*rocm"):
+        load_served(tmp_path / "model")(x)
+
+
 def test_export_for_other_platforms():
     """The program for a TPU and a GPU is written on a machine that has neither."""
     served = serve(transformer, transformer_params(), IDS)
