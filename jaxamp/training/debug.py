@@ -82,6 +82,9 @@ def debug_step(step: Callable[..., Any]) -> Callable[..., Diagnosis]:
     Returns:
       A function of the step's arguments that returns a ``Diagnosis``.
 
+    Raises:
+      InspectionError: called inside of ``jax.jit`` or another transformation.
+
     >>> import jax.numpy as jnp, jaxamp
     >>> step = jaxamp.amp(lambda w, x: x @ w @ w @ w, "auto_mixed")
     >>> found = debug_step(step)(jnp.full((4, 4), 1e3), jnp.ones((4, 4)))

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxamp import _compat
+from jaxamp.errors import InspectionError
 from jaxamp.inspect.nonfinite import INFINITY as INFINITY
 from jaxamp.inspect.nonfinite import NAN as NAN
 from jaxamp.inspect.nonfinite import Nonfinite as Nonfinite
@@ -27,6 +28,9 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
 
     Returns:
       A function of `fun`'s arguments, which returns ``None`` if all results are finite.
+
+    Raises:
+      InspectionError: called inside of ``jax.jit`` or another transformation.
 
     >>> import jaxamp
     >>> def loss_fn(w, x):
@@ -59,6 +63,12 @@ def nonfinite_as_it_runs(fun: Callable[..., Any]) -> Callable[..., Nonfinite | N
     """
 
     def explain(*args: Any, **kwargs: Any) -> Nonfinite | None:
+        if _compat.is_tracing():
+            raise InspectionError(
+                "explain_nonfinite and debug_step look at numbers, and inside of jax.jit or "
+                "another transformation there are none yet. Call them outside, on the function "
+                "that is transformed."
+            )
         leaves, treedef = jax.tree.flatten((args, kwargs))
         traced = [index for index, leaf in enumerate(leaves) if is_array(leaf)]
         outputs: Any = None

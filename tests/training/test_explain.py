@@ -27,6 +27,14 @@ def test_finite_programs_have_nothing_to_explain():
     assert explain_nonfinite(lambda x: (x, "text", 3))(jnp.arange(3)) is None
 
 
+@pytest.mark.parametrize("ask", [explain_nonfinite, jaxamp.debug_step])
+def test_inside_of_a_transformation_there_are_no_numbers(ask):
+    """It says so, and where to call it."""
+    for transform in (jax.jit, jax.vmap):
+        with pytest.raises(jaxamp.InspectionError, match="there are none yet"):
+            transform(lambda x: ask(jnp.log)(x))(jnp.ones(2))
+
+
 def test_the_ceiling_of_a_scale_is_no_result():
     """What a function only hands on is not what it made."""
     assert explain_nonfinite(lambda x: (x, x[0] * 0 + 1))(jnp.array([1.0, jnp.inf])) is None
