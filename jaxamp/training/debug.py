@@ -14,9 +14,11 @@ from jaxamp.policy import PrecisionPolicy
 from jaxamp.rules import Rule
 from jaxamp.settings import overriding
 from jaxamp.training.explain import explain_nonfinite, nonfinite_as_it_runs
+from jaxamp.training.loss_scale import scales_at_one
 from jaxamp.transform import without_jit
 
 _MOST_RULES = 8
+_ANSWERS = ("finite_in_f32", "finite_in_bf16", "finite_unscaled", "runs")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +32,8 @@ class Diagnosis:
       finite_in_f32: whether the step is finite when everything runs in float32.
       finite_in_bf16: whether it is when what ran in float16 runs in bfloat16; ``None`` if nothing
         ran in float16, or rules were found.
+      finite_unscaled: whether it is under a loss scale of one; ``None`` if the operation to blame
+        is not in a backward pass.
       runs: how often the step was run.
     """
 
@@ -37,6 +41,7 @@ class Diagnosis:
     rules: tuple[Rule, ...] = ()
     finite_in_f32: bool = True
     finite_in_bf16: bool | None = None
+    finite_unscaled: bool | None = None
     runs: int = 1
 
     def to_json(self) -> str:
@@ -44,7 +49,7 @@ class Diagnosis:
         data = {
             "first": self.first and self.first.to_data(),
             "rules": [rule.to_data() for rule in self.rules],
-            **{name: getattr(self, name) for name in ("finite_in_f32", "finite_in_bf16", "runs")},
+            **{name: getattr(self, name) for name in _ANSWERS},
         }
         return json.dumps(data)
 
@@ -62,9 +67,22 @@ class Diagnosis:
                 "It is not a matter of precision: the step is not finite in float32 either. Look "
                 "at that line."
             )
+        return "\n".join(filter(None, (self._about_the_scale(), self._about_rules())))
+
+    def _about_the_scale(self) -> str:
+        if not self.finite_unscaled:
+            return ""
+        return (
+            "The loss scale is too large: under a scale of 1 the step is finite. Take a smaller "
+            "one, or a DynamicLossScale, which shrinks after such a step."
+        )
+
+    def _about_rules(self) -> str:
         if self.rules:
-            rules = ", ".join(map(_code, self.rules))
-            return f"Verified by running it again, this prevents it: policy.with_rules({rules})"
+            rules, too = ", ".join(map(_code, self.rules)), " too" if self.finite_unscaled else ""
+            return (
+                f"Verified by running it again, this prevents it{too}: policy.with_rules({rules})"
+            )
         if self.finite_in_bf16:
             return "No rule prevents it, but the range of bfloat16 does, and so does float32."
         return "No rule prevents it. In float32 the step is finite."
@@ -101,9 +119,13 @@ def debug_step(step: Callable[..., Any]) -> Callable[..., Diagnosis]:
             return Diagnosis(first=None, runs=search.runs)
         if search.run(lambda _: PrecisionPolicy.ALWAYS_F32) is not None:
             return Diagnosis(first=first, finite_in_f32=False, runs=search.runs)
+        unscaled = search.is_finite_unscaled() if first.backward else None
         rules = search.rules(first)
         bf16 = None if rules or not search.used_f16 else search.run(_in_bf16) is None
-        return Diagnosis(first=first, rules=rules, finite_in_bf16=bf16, runs=search.runs)
+        return Diagnosis(
+            first=first, rules=rules, finite_in_bf16=bf16, finite_unscaled=unscaled,
+            runs=search.runs,
+        )  # fmt: skip
 
     return debug
 
@@ -127,6 +149,11 @@ class _Search:
         self.runs += 1
         with overriding(noted):
             return explain(self.step)(*self.args, **self.kwargs)
+
+    def is_finite_unscaled(self) -> bool:
+        """Whether the step is finite when losses and gradients are not scaled."""
+        with scales_at_one():
+            return self.run(lambda policy: policy) is None
 
     def rules(self, first: Nonfinite) -> tuple[Rule, ...]:
         """Rules that make the step finite: for the operation to blame and what fails next."""

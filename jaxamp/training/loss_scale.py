@@ -7,7 +7,9 @@ import dataclasses
 import importlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -278,15 +280,29 @@ def _jmp_adapter() -> Any:
     return importlib.import_module("jaxamp.interop.jmp_loss_scale")
 
 
+_AT_ONE: ContextVar[bool] = ContextVar("jaxamp_scales_at_one", default=False)
+
+
+@contextmanager
+def scales_at_one() -> Iterator[None]:
+    """Inside of the block our loss scales multiply and divide by one, to see what they do."""
+    token = _AT_ONE.set(True)
+    try:
+        yield
+    finally:
+        _AT_ONE.reset(token)
+
+
 @keep_precision("f32")
 def _scaled(tree: _T, factor: Any) -> _T:
+    factor = 1 if _AT_ONE.get() else factor
     return map_floats(lambda leaf: widen(leaf) * factor, tree)
 
 
 @keep_precision("f32")
 def _unscaled(tree: _T, factor: Any) -> _T:
     # The inverse of a power of two is one, so this is exact; XLA would divide in the same way.
-    inverse = 1 / jnp.asarray(factor, jnp.float32)
+    inverse = 1 / jnp.asarray(1 if _AT_ONE.get() else factor, jnp.float32)
     return map_floats(lambda leaf: widen(leaf) * inverse, tree)
 
 

@@ -7,6 +7,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jaxamp
@@ -29,12 +30,44 @@ def test_rules_prevent_what_they_are_for():
     assert found.first is not None
     assert (found.first.dtype, found.first.scope, found.first.backward) == ("float16", "head", True)
     assert found.finite_in_f32
-    assert "Rule(precision='f32', scope='head'" in str(found)
+    assert found.finite_unscaled
+    text = str(found)
+    assert "The loss scale is too large: under a scale of 1 the step is finite." in text
+    assert "prevents it too: policy.with_rules(Rule(precision='f32', scope='head'" in text
     assert json.loads(found.to_json())["rules"] == [rule.to_data() for rule in found.rules]
     policy = jaxamp.PrecisionPolicy.AUTO_MIXED.with_rules(*found.rules)
     mended = jaxamp.value_and_grad(loss_fn, policy=policy, loss_scale=scale)
     assert mended(W, X).grads_finite
     assert not step(W, X).grads_finite
+
+
+def test_a_scale_in_an_optimizer_is_to_blame_too():
+    """The scale is asked wherever it is applied, and only for what the backward pass did."""
+
+    def loss_fn(w, x):
+        return jnp.sum(jnp.tanh(x @ w) @ w)
+
+    optimizer = jaxamp.with_loss_scale(optax.sgd(0.1), jaxamp.DynamicLossScale(2.0**20))
+
+    def step(w, state, x):
+        def scaled(w):
+            return state.loss_scale.scale(amp(loss_fn, "auto_mixed")(w, x))
+
+        updates, _ = optimizer.update(jax.grad(scaled)(w), state, w)
+        return updates, jax.grad(scaled)(w)
+
+    assert debug_step(step)(W, optimizer.init(W), X).finite_unscaled
+    unscaled = debug_step(jaxamp.value_and_grad(loss_fn, policy="auto_mixed"))(1e6 * W, X)
+    assert unscaled.finite_unscaled is None
+    assert "loss scale" not in str(unscaled)
+
+
+def test_a_backward_pass_may_overflow_without_a_scale():
+    """Then the scale is not blamed."""
+    step = jaxamp.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w) @ w * 1e6), policy="auto_mixed")
+    found = debug_step(step)(W, X)
+    assert found.finite_unscaled is False
+    assert "loss scale" not in str(found)
 
 
 def test_a_fault_of_the_program_has_no_rule():
