@@ -9,6 +9,8 @@
 (2, 4)
 """
 
+__version__ = "0.1.0"  # the build reads it
+
 from jaxamp.auto import AutoChoice as AutoChoice
 from jaxamp.auto import auto_policy as auto_policy
 from jaxamp.current import current_policy as current_policy

@@ -54,6 +54,14 @@ def test_readme_presets_are_the_presets():
         assert ("f32 inside" in cells) == (policy.accumulation is not None and words[1] != "f32")
 
 
+def test_the_version_is_where_the_build_looks_for_it():
+    """One place has it, for the package and for whoever imports a bare checkout."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    source = (ROOT / project["tool"]["hatch"]["version"]["path"]).read_text()
+    assert project["project"]["dynamic"] == ["version"]
+    assert re.search(r'^__version__ = "(.+?)"', source, re.MULTILINE)[1] == jaxamp.__version__
+
+
 def test_every_page_has_its_place_on_the_site():
     """The navigation names each page of docs/ once."""
     named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)

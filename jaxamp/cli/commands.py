@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import jax
 
 from jaxamp.cli.load import load, load_policy
 from jaxamp.cli.specs import read_args, with_values
+from jaxamp.errors import InspectionError
 from jaxamp.estimate.environments import ENVIRONMENTS
 from jaxamp.estimate.estimate import estimate
 from jaxamp.estimate.targets import TARGETS
@@ -62,9 +64,26 @@ class Request:
         others = tuple(map(load_policy, options.others))
         args, kwargs = read_args(options.args)
         fn, policy = under(load(options.program), chosen)
+        _check_call(fn, args, kwargs)
         if options.grad:
             fn = jax.value_and_grad(fn, has_aux=options.aux)
         return cls(fn, policy, args, kwargs, others)
+
+
+def _check_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuses, before any work, arguments that the program does not take."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # what is written in C may have none
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise InspectionError(
+            f"{name}{signature}: {error}. Give its arguments with --args, one for each: "
+            "--args 'f32[8,128]' rate=0.1"
+        ) from None
 
 
 class Parser(argparse.ArgumentParser):

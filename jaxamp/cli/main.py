@@ -8,17 +8,18 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from jaxamp import __version__
 from jaxamp.cli.commands import COMMANDS, PROGRAM, TO_TERMINAL, Parser, Request
 from jaxamp.errors import InspectionError, JaxAmpError
 from jaxamp.inspect.words import near
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+_MORE = "(add --traceback for the full traceback)"
 _WIDTH = 120  # where the output goes to no terminal
 _ABOUT = f"""\
 Look at what a precision policy does to a JAX program, without changing the program.
@@ -59,14 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
             return FAILED
         kind = type(error).__name__
-        return _complain(f"{_last_line(error)}{kind}: {error}\n(--traceback shows the way)", FAILED)
+        return _complain(f"{_last_line(error)}{kind}: {error}\n{_MORE}", FAILED)
     return OK
 
 
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     top = Parser(prog="python -m jaxamp", description=_ABOUT)
-    top.add_argument("--version", action="version", version=f"jaxamp {version('jaxamp')}")
+    top.add_argument("--version", action="version", version=f"jaxamp {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in COMMANDS:
         add(commands)

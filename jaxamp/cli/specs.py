@@ -25,6 +25,7 @@ _DTYPES: dict[str, Any] = {
     "c64": np.dtype("complex64"),
     "c128": np.dtype("complex128"),
 }
+_BY_NAME = {dtype.name: dtype for dtype in _DTYPES.values()}  # as numpy writes them
 
 
 def read_args(texts: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -64,6 +65,8 @@ def read_value(text: str) -> Any:
 
     >>> read_value("{'w': f32[2], 'flags': [True, None]}")
     {'w': ShapeDtypeStruct(shape=(2,), dtype=float32), 'flags': [True, None]}
+    >>> read_value("float32[2]") == read_value("f32[2]")
+    True
     """
     if is_reference(text):
         return load(text)()
@@ -132,13 +135,15 @@ def _name(node: ast.Name, text: str) -> Any:
 
 def _array(node: ast.Subscript, text: str) -> Any:
     word = node.value.id if isinstance(node.value, ast.Name) else ""
-    if word not in _DTYPES:
-        raise InspectionError(f"{text!r} names no dtype. {accepted(word, _DTYPES)}")
+    dtype = _DTYPES.get(word) or _BY_NAME.get(word)
+    if dtype is None:
+        words = accepted(word, _DTYPES).rstrip(".")
+        raise InspectionError(f"{text!r} names no dtype. {words}; or their long names, float32.")
     shape = _value(node.slice, text)
     sizes = shape if isinstance(shape, tuple) else (shape,)
     if not all(type(size) is int and size >= 0 for size in sizes):
         raise InspectionError(f"The shape in {text!r} is no list of sizes: write f32[8,128].")
-    return jax.ShapeDtypeStruct(sizes, _DTYPES[word])
+    return jax.ShapeDtypeStruct(sizes, dtype)
 
 
 _READERS: dict[type[ast.AST], Callable[[Any, str], Any]] = {

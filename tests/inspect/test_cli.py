@@ -7,11 +7,11 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+import jaxamp
 from jaxamp import PrecisionPolicy
 from jaxamp.cli.main import main
 from jaxamp.estimate import environments
@@ -115,6 +115,14 @@ def test_report_of_the_gradient_as_json(typed):
     data = json.loads(done.stdout)
     assert data["policy"] == "auto_mixed"
     assert data["dots"] == {"f16": 5}
+
+
+def test_dtypes_have_their_long_names_too(typed):
+    """As numpy and the report write them."""
+    short, long = "f32[4,8] f32[4,1]", "float32[4,8] float32[4,1]"
+    both = [typed(f"python -m jaxamp report model:loss --args {PARAMS} {a}") for a in (short, long)]
+    assert both[0].returncode == both[1].returncode == 0, both[1].stderr
+    assert both[0].stdout == both[1].stdout
 
 
 def test_report_into_a_file_from_a_path(folder, typed):
@@ -241,6 +249,10 @@ def test_a_policy_from_a_file(folder, typed):
         ("report other.py:loss", "There is no file other.py"),
         ("report model:LIMIT", "is int, and cannot be called"),
         ("report model:loss --args q32[4]", "names no dtype"),
+        ("report model:loss", "loss(params, x, y): missing a required argument: 'params'. Give"),
+        ("tune model:loss --args f32[4]", "'x'. Give its arguments with --args"),
+        ("report model:amped --args f32[4,4] f32[4]", "amped(x): too many positional arguments"),
+        ("report model:scale --args f32[4,4] f32[1]", "too many positional arguments"),
         ("report model:loss --args f32[-4]", "is no list of sizes"),
         ("report model:loss --args 'f32[4'", "is no argument"),
         ("report model:scale --args rate=1.0 f32[4,4]", "comes after a named argument"),
@@ -269,7 +281,7 @@ def test_what_is_not_understood(typed, line: str, says: str):
     ("line", "says"),
     [
         ("report model:broken --args f32[4,8]", "model.py:24: TypeError"),
-        ("report model:loss --args f32[4,8]", "TypeError"),
+        ("report model:broken --args f32[4,8]", "(add --traceback for the full traceback)"),
         ("tune model:scale --args f32[4,4] rate=0.5 --budget -1", "budget"),
         ("report broken:loss --args f32[4,8]", "SyntaxError: invalid syntax (broken.py, line 1)"),
         ("report model:loss --args model:inputs --json no/such/file", "is no folder no/such"),
@@ -289,9 +301,9 @@ def test_what_fails(typed, line: str, says: str):
 
 
 def test_version(typed):
-    """The version that is installed."""
+    """The version of what is imported, installed or not."""
     done = typed("python -m jaxamp --version")
-    assert (done.returncode, done.stdout) == (0, f"jaxamp {version('jaxamp')}\n")
+    assert (done.returncode, done.stdout) == (0, f"jaxamp {jaxamp.__version__}\n")
 
 
 def test_traceback_on_request(folder):
