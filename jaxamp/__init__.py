@@ -60,6 +60,7 @@ from jaxamp.semantic import SemanticDType as SemanticDType
 from jaxamp.semantic import cast_floating as cast_floating
 from jaxamp.semantic import in_compute_dtype as in_compute_dtype
 from jaxamp.semantic import resolve_dtype as resolve_dtype
+from jaxamp.serving import Loaded as Loaded
 from jaxamp.serving import Served as Served
 from jaxamp.serving import load_served as load_served
 from jaxamp.serving import serve as serve
@@ -68,6 +69,8 @@ from jaxamp.taxonomy import Trait as Trait
 from jaxamp.taxonomy import register_op_kind as register_op_kind
 from jaxamp.training import Diagnosis as Diagnosis
 from jaxamp.training import DynamicLossScale as DynamicLossScale
+from jaxamp.training import Gradient as Gradient
+from jaxamp.training import Nonfinite as Nonfinite
 from jaxamp.training import NoOpLossScale as NoOpLossScale
 from jaxamp.training import StaticLossScale as StaticLossScale
 from jaxamp.training import all_finite as all_finite

@@ -62,6 +62,14 @@ def test_the_version_is_where_the_build_looks_for_it():
     assert re.search(r'^__version__ = "(.+?)"', source, re.MULTILINE)[1] == jaxamp.__version__
 
 
+def test_the_reference_has_every_public_name():
+    """What functions return as well; errors are listed by their family."""
+    public = {name for name, value in vars(jaxamp).items() if getattr(value, "__module__", "")}
+    public -= {name for name in public if name.endswith("Error") or name.startswith("_")}
+    assert public >= {"Gradient", "Loaded", "Nonfinite", "amp"}
+    assert public <= set(re.findall(r"\w+", (ROOT / "docs/reference/api.md").read_text()))
+
+
 def test_every_page_has_its_place_on_the_site():
     """The navigation names each page of docs/ once."""
     named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
