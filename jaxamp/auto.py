@@ -67,7 +67,7 @@ class AutoChoice:
         return Precision.F16 in self.policy.low
 
     def loss_scale(self) -> LossScale:
-        """A new loss scale for training under the policy: a dynamic one, or one that is none.
+        """A new loss scale for training under the policy: a dynamic one, or one that does nothing.
 
         >>> AutoChoice(PrecisionPolicy.AUTO_MIXED_BF16, "TPU v4", "").loss_scale()
         NoOpLossScale()

@@ -69,13 +69,12 @@ class DelayedFunction:
           What the function returns, and the history for the next step.
 
         Raises:
-          TrainingError: the first argument is no history, or that of another step.
+          TrainingError: the first argument is not a history, or that of another step.
         """
         if not is_history(history):
             raise TrainingError(
-                f"Under {self.policy} a step takes its history first, and {shown(history)} is "
-                "none. Write history = step.init(*args), then "
-                "result, history = step(history, *args)."
+                f"Under {self.policy} a step takes its history first, but got {shown(history)}. "
+                "Write history = step.init(*args), then result, history = step(history, *args)."
             )
         return self._run(history, args, kwargs)
 

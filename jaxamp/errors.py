@@ -81,7 +81,7 @@ class TrainingError(JaxAmpError, ValueError):
 
 
 class ServingError(JaxAmpError, ValueError):
-    """A file is no served model, or one of another format."""
+    """A file is not a served model, or one of another format."""
 
 
 class InspectionError(JaxAmpError, ValueError):
@@ -116,6 +116,15 @@ def _likely(word: str, words: list[str]) -> str | None:
     """The word that was meant: one that begins with what was given, or is spelt alike."""
     longer = [w for w in words if w.startswith(f"{word}_")]
     return next(iter(longer or difflib.get_close_matches(word, words, n=1)), None)
+
+
+def article(name: str) -> str:
+    """A name with its indefinite article.
+
+    >>> article("OpKind"), article("Trait")
+    ('an OpKind', 'a Trait')
+    """
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
 class _Short(reprlib.Repr):

@@ -132,7 +132,7 @@ def _parse_name(word: str) -> Precision:
 
 
 def _dtype_name(word: Any) -> str:
-    """Name of a dtype-like; empty for what is none.
+    """Name of a dtype-like; empty for what is not a dtype.
 
     ``float`` is refused on purpose: it is float64 to numpy and float32 to JAX.
     """
@@ -158,7 +158,7 @@ class CastConfig:
       round_sf: scale factors are rounded up to powers of two.
 
     Raises:
-      PolicyError: unknown format, a block that is no pair of positive integers, or ``round_sf``
+      PolicyError: unknown format, a block that is not a pair of positive integers, or ``round_sf``
         where there are no scale factors.
 
     >>> CastConfig("bf16") == CastConfig.plain(np.dtype("bfloat16"))

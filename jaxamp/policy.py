@@ -184,7 +184,7 @@ class PrecisionPolicy:
             # A jmp.Policy, known by its attributes: jmp itself is not imported here.
             return cls.of_dtypes(*(getattr(policy, field) for field in _JMP_FIELDS))
         raise PolicyError(
-            f"{shown(policy)} is no policy. Give a PrecisionPolicy, a jmp.Policy, jmp's grammar "
+            f"{shown(policy)} is not a policy. Give a PrecisionPolicy, a jmp.Policy, jmp's grammar "
             f"('p=f32,c=bf16,o=f32') or a preset. {accepted('', PRESETS)}"
         )
 
@@ -338,8 +338,11 @@ class PrecisionPolicy:
     def from_json(cls, text: str) -> PrecisionPolicy:
         """Reads what ``to_json`` wrote.
 
+        Args:
+          text: the JSON itself; of a file, ``Path(...).read_text()``.
+
         Raises:
-          PolicyError: no JSON, another version, or a key or word is not understood.
+          PolicyError: not JSON, another version, or a key or word is not understood.
         """
         return policy_json.from_json(cls, text)
 
@@ -420,7 +423,7 @@ def _checked_rules(rules: Any) -> tuple[Rule, ...]:
     rules = tuple(rules) if isinstance(rules, Iterable) else (rules,)
     for rule in rules:
         if not isinstance(rule, Rule):
-            raise PolicyError(f"{rule!r} is no Rule: write Rule(precision='f32', scope='head').")
+            raise PolicyError(f"{rule!r} is not a Rule: write Rule(precision='f32', scope='head').")
     return rules
 
 

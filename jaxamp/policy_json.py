@@ -54,7 +54,7 @@ def from_json(make: Callable[..., PrecisionPolicy], text: str) -> PrecisionPolic
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise PolicyError(
-            f"This JSON is no policy of jaxamp: {type(error).__name__}: {error}. "
+            f"This JSON is not a policy of jaxamp: {type(error).__name__}: {error}. "
             "Write it with PrecisionPolicy.to_json()."
         ) from None
 
@@ -63,7 +63,10 @@ def _json_object(text: str) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except (TypeError, ValueError) as error:
-        raise PolicyError(f"This is no JSON: {error}.") from None
+        raise PolicyError(
+            f"This is not JSON text ({error}). To read a file: "
+            "PrecisionPolicy.from_json(Path(...).read_text())."
+        ) from None
     version = data.get("version") if isinstance(data, dict) else None
     if version != _VERSION:
         raise PolicyError(

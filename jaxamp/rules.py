@@ -264,6 +264,9 @@ def _check_keys(rule: Rule) -> None:
         glob = getattr(rule, key)
         if glob is None or (key == "scope" and glob == "/"):
             continue
+        if callable(glob):
+            name = getattr(glob, "__name__", type(glob).__name__)
+            raise RuleError(f"{key} is a name, not what has it: write {key}={name!r}.")
         if not (isinstance(glob, str) and glob.strip("/ ")):
             raise RuleError(f"{key}={glob!r} can never match: it has to be a non-empty glob.")
     if rule.min_size is not None and not (type(rule.min_size) is int and rule.min_size > 0):

@@ -45,7 +45,7 @@ class Scaling:
         multiplies operands in blocks of 8 bits; ``None`` leaves the product to XLA, in bf16.
 
     Raises:
-      PolicyError: a cast is not scaled, or a size is none.
+      PolicyError: a cast is not scaled, or a size is not an integer.
 
     >>> Scaling(small=()).casts(CastConfig("f8_e4m3")).gradient
     CastConfig(out_dtype=<Precision.F8_E5M2: 'float8_e5m2'>, sf_block=None, round_sf=False)

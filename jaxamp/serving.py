@@ -96,7 +96,7 @@ def serve(
     Args:
       fn: a function whose first argument is the parameters: ``model.apply`` of linen,
         ``lambda model, x: jax.vmap(model)(x)`` for equinox, a function of an nnx state.
-      params: the parameters, any tree; leaves that are no arrays are kept as they are.
+      params: the parameters, any tree; leaves that are not arrays are kept as they are.
       *args: example arguments, arrays or ``jax.ShapeDtypeStruct``; other shapes may follow. Flags
         and other constants belong in `fn`: ``functools.partial(fn, train=False)``.
       policy: as for ``amp``; left out, that of an amped `fn`, else the default.
@@ -108,7 +108,7 @@ def serve(
 
     Raises:
       PolicyError: the policy is not understood, or cannot be computed here.
-      OutputError: `fn` returns something that is no array.
+      OutputError: `fn` returns something that is not an array.
 
     >>> params = {"w": jnp.ones((4, 2)), "b": jnp.ones(2)}
     >>> served = serve(lambda p, x: jax.nn.softmax(x @ p["w"] + p["b"]), params, jnp.ones((3, 4)))
@@ -185,8 +185,8 @@ def load_served(path: str | os.PathLike[str]) -> Loaded:
       The model, to be called with arguments of the shapes and dtypes that it was saved for.
 
     Raises:
-      ServingError: it is no such file, or its program was written by a JAX that this one does not
-        understand. JAX reads what it wrote in the last six months.
+      ServingError: it is not such a file, or its program was written by a JAX that this one does
+        not understand. JAX reads what it wrote in the last six months.
 
     >>> import tempfile
     >>> x = jnp.ones((3, 4))
@@ -207,7 +207,7 @@ def load_served(path: str | os.PathLike[str]) -> Loaded:
             exported = _program(file.read("program.bin"), manifest.get("jax", "0.10"))
     except (zipfile.BadZipFile, KeyError) as error:
         raise ServingError(
-            f"{os.fspath(path)!r} is no served model: {error}. Write it with Served.save."
+            f"{os.fspath(path)!r} is not a served model: {error}. Write it with Served.save."
         ) from None
     return Loaded(params, exported, jax.jit(exported.call))
 
@@ -276,7 +276,7 @@ def _amped(fn: Callable[..., Any], policy: Any) -> AmpFunction[..., Any]:
 def _checked(results: Any) -> Any:
     for leaf in jax.tree.leaves(results):
         if not (_is_array(leaf) or isinstance(leaf, int | float | complex)):
-            raise OutputError(f"A served model returns arrays, and {shown(leaf)} is none.")
+            raise OutputError(f"A served model returns arrays, and {shown(leaf)} is not an array.")
     return results
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from jax.extend.core import Primitive
 
-from jaxamp.errors import PolicyError, accepted
+from jaxamp.errors import PolicyError, accepted, article
 
 
 class OpKind(enum.Enum):
@@ -689,7 +689,7 @@ def register_op_kind(
       override: replace an entry that is there already.
 
     Raises:
-      PolicyError: for a word that is no kind or trait, a trait that no primitive of that kind
+      PolicyError: for a word that is not a kind or trait, a trait that no primitive of that kind
         has, or a primitive that has another entry already.
 
     >>> register_op_kind("fused_bias_add", OpKind.ELEMENTWISE, trait=Trait.ROUNDED)
@@ -732,7 +732,7 @@ def _member(words: type[_E], word: _E | str) -> _E:
         if word is member or (isinstance(word, str) and _bare(word) == _bare(member.value)):
             return member
     names = [member.name.lower() for member in words]
-    raise PolicyError(f"{word!r} is no {words.__name__}. {accepted(word, names)}")
+    raise PolicyError(f"{word!r} is not {article(words.__name__)}. {accepted(word, names)}")
 
 
 def _bare(word: str) -> str:

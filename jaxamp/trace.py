@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, DebugInfo
 from jaxamp.calls import Layout, is_array
 from jaxamp.comparisons import compare_results
 from jaxamp.constants import Constants
-from jaxamp.errors import OutputError
+from jaxamp.errors import OutputError, article
 from jaxamp.sharing import share_rules
 
 _NEAR = 4  # how deep in a returned object arrays are looked for
@@ -112,7 +112,8 @@ def _refuse_unfinished(leaf: Any, source: str) -> None:
         leaf.close()
         kind, advice = "a coroutine", "Give amp what it awaits, a function that is not async."
     elif _is_iterator(leaf):
-        kind, advice = f"a {type(leaf).__name__}", "Return a list or tuple of its items."
+        kind = article(type(leaf).__name__.replace("_", " "))
+        advice = "Return a list or tuple of its items."
     elif not _holds_tracer(leaf):
         return
     elif isinstance(leaf, FunctionType | MethodType | partial):
@@ -122,7 +123,7 @@ def _refuse_unfinished(leaf: Any, source: str) -> None:
         )
     else:
         kind, advice = (
-            f"a {type(leaf).__qualname__} that holds arrays computed in it",
+            f"{article(type(leaf).__qualname__)} that holds arrays computed in it",
             "Return the arrays, or register the class with jax.tree_util.register_dataclass.",
         )
     raise OutputError(f"A function under amp returned {kind}. {advice}\n  at: {source}")

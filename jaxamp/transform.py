@@ -15,7 +15,7 @@ from jaxamp.calls import Layout, Target, is_found
 from jaxamp.compiled import NNX, NNX_ADAPTER, Result
 from jaxamp.constants import kept
 from jaxamp.current import amp_scope
-from jaxamp.errors import NotCallableError, shown
+from jaxamp.errors import NotCallableError, article, shown
 from jaxamp.formats import Precision
 from jaxamp.plan import Plan, make_plan
 from jaxamp.policy import PrecisionPolicy
@@ -98,8 +98,9 @@ class AmpFunction(Generic[_P, _R]):
         owner = None if name.startswith("_") else self._target.owner
         if hasattr(owner, name):  # a linen module, say
             message += (
-                f": it is the call of a {type(owner).__name__} and no more. Wrap the method that "
-                f"is to be in mixed precision, amp(net.{name}); take others from the object itself."
+                f": it is the call of {article(type(owner).__name__)} and no more. Wrap the method "
+                f"that is to be in mixed precision, amp(net.{name}); take others from the object "
+                "itself."
             )
         raise AttributeError(message, name=name, obj=self)
 
@@ -139,7 +140,7 @@ def amp(
     arrays and each value of its constants: arrays and Python floats are traced, as by ``jax.jit``;
     bools, ints, words, functions and other objects are constants; ``jaxamp.calls`` has the details.
     As under ``jax.jit``, what `fn` reads apart from its arguments is read when it is traced, and so
-    are the attributes of an object that is no pytree, ``self`` for example: given other arrays, it
+    are the attributes of an object that is not a pytree, ``self`` for example: given other arrays, it
     is another constant, which costs a new trace; a number set anew is not seen.
     Buffers are donated by a ``jax.jit`` around it: that of one inside is ignored, as JAX does. It
     is lowered ahead of time as ``jax.jit(amp(fn)).lower(...)``.
@@ -350,6 +351,12 @@ def _checked(fn: Any) -> Any:
         raise NotCallableError(
             f"amp was given the class {fn.__qualname__}. Give it an object of that class, "
             "or decorate the class's methods."
+        )
+    if isinstance(fn, property | functools.cached_property):
+        kind = type(fn).__name__
+        raise NotCallableError(
+            f"amp was given a {kind}, which is not called. Decorate the function below it: put "
+            f"@{kind} above @amp."
         )
     if not callable(fn):
         raise NotCallableError(

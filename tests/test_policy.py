@@ -243,16 +243,17 @@ def _edited(**changes):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON text"),
+        ("mine.json", r"not JSON text.*from_json\(Path\(\.\.\.\)\.read_text\(\)\)"),
         ("[]", "version None"),
         (_edited(version=99), "version 99"),
         (_edited(kinds="DROP"), "KeyError: 'kinds'"),
-        (_edited(kinds={"Compute": "bf16"}), "no policy of jaxamp"),
+        (_edited(kinds={"Compute": "bf16"}), "not a policy of jaxamp"),
         (_edited(kinds={}), "all five kinds"),
         (_edited(rules=[{"precision": "f32", "scpe": "a"}]), "scpe"),
         (_edited(guards=["rnge"]), "Did you mean 'range'"),
         (_edited(output_dtype="f23"), "Did you mean"),
-        (_edited(rules=3), "no policy of jaxamp"),
+        (_edited(rules=3), "not a policy of jaxamp"),
         (_edited(rule=[]), "no 'rule'. Did you mean 'rules'"),
     ],
 )
@@ -267,18 +268,18 @@ def test_json_that_is_no_policy(text, message):
     [
         (lambda: PrecisionPolicy.parse("auto_mixd_bf16"), "Did you mean 'auto_mixed_bf16'"),
         (lambda: PrecisionPolicy.parse(""), "Accepted: always_f32"),
-        (lambda: PrecisionPolicy.parse(3), "no policy"),
-        (lambda: PrecisionPolicy.parse(None), "no policy"),
+        (lambda: PrecisionPolicy.parse(3), "not a policy"),
+        (lambda: PrecisionPolicy.parse(None), "not a policy"),
         (lambda: PrecisionPolicy.custom({"compte": "bf16"}), "Did you mean 'compute'"),
         (lambda: PrecisionPolicy.custom({"compute": "bf61"}), "Did you mean 'bf16'"),
         (lambda: PrecisionPolicy.custom(["compute"]), "map from OpKind"),  # pyright: ignore
         (lambda: PrecisionPolicy.custom({}, guards=["sensitiv"]), "Did you mean 'sensitive'"),
         (lambda: PrecisionPolicy.custom({}, guards=3), "Guards are words"),  # pyright: ignore
-        (lambda: PrecisionPolicy.custom({}, rules=["f32"]), "no Rule"),  # pyright: ignore
-        (lambda: PrecisionPolicy.custom({}, rules=Rule), "no Rule"),  # pyright: ignore
+        (lambda: PrecisionPolicy.custom({}, rules=["f32"]), "not a Rule"),  # pyright: ignore
+        (lambda: PrecisionPolicy.custom({}, rules=Rule), "not a Rule"),  # pyright: ignore
         (lambda: PrecisionPolicy("x", ()), "compute, reduction, elementwise"),
         (lambda: PrecisionPolicy.AUTO_MIXED.replace(guard=()), "Did you mean 'guards'"),
-        (lambda: PrecisionPolicy.AUTO_MIXED.precision_for("dots"), "'dots' is no OpKind"),
+        (lambda: PrecisionPolicy.AUTO_MIXED.precision_for("dots"), "'dots' is not an OpKind"),
         (lambda: PrecisionPolicy.custom({}, name=3), "name"),  # pyright: ignore
     ],
 )

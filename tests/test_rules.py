@@ -135,6 +135,7 @@ def test_lazy_keys_come_last():
         ({"scope": "//"}, "non-empty glob"),
         ({"function": " "}, "non-empty glob"),
         ({"primitive": 3}, "non-empty glob"),
+        ({"function": test_keys}, "write function='test_keys'"),
         ({"primitive": "dot_genral"}, "Did you mean 'dot_general'.*register_op_kind"),
         ({"primitive": "dot"}, "Did you mean 'dot_general'.*kind='compute'"),
         ({"primitive": "dot_general", "kind": "reduction"}, "its kind is Compute"),

@@ -250,9 +250,9 @@ def test_register_overrides_only_on_request():
 @pytest.mark.parametrize(
     ("primitive", "kind", "trait", "words"),
     [
-        ("blend", "elementwize", None, "'elementwize' is no OpKind. Did you mean"),
+        ("blend", "elementwize", None, "'elementwize' is not an OpKind. Did you mean"),
         ("blend", OpKind.COMPUTE, "sensitive", "Compute has no trait 'sensitive'"),
-        ("blend", OpKind.COMPUTE, "tasty", "'tasty' is no Trait"),
+        ("blend", OpKind.COMPUTE, "tasty", "'tasty' is not a Trait"),
         (jnp.sin, OpKind.COMPUTE, None, "Expected a primitive or its name"),
     ],
 )

@@ -763,6 +763,8 @@ def test_objects_without_weak_references():
         (PrecisionPolicy.AUTO_MIXED, r"@amp\(policy=auto_mixed\)"),
         ({"w": jnp.ones((9, 9))}, r"got \{'w': float32\[9,9\]\} of type dict"),
         (Scale, "an object of that class"),
+        (property(dense), "put @property above @amp"),
+        (functools.cached_property(dense), "put @cached_property above @amp"),
     ],
 )
 def test_what_cannot_be_called(thing, words):
@@ -821,7 +823,7 @@ def test_wrong_policy_is_found_at_once():
         amp(dense, "auto_mixd")
     with pytest.raises(PolicyError):
         amp(policy=3)
-    with pytest.raises(PolicyError, match=r"^float32\[4\] is no policy"):
+    with pytest.raises(PolicyError, match=r"^float32\[4\] is not a policy"):
         plan_of(dense, jnp.ones(4))
     with pytest.raises(PolicyError, match="from_json"):
         amp(dense, "mine.json")
@@ -884,8 +886,13 @@ def _slotted(x):
     return result
 
 
+async def _async_generator(x):
+    yield x * 2
+
+
 UNFINISHED = {
     "a generator": _generator,
+    "an async generator": _async_generator,
     "a coroutine": _coroutine,
     "a closure": _closure,
     "a default": _default,
@@ -905,6 +912,7 @@ def test_results_that_would_outlive_the_trace(kind):
     with pytest.raises(OutputError, match=r"Return|register|not async") as caught:
         amp(fn)(_x())
     assert f"{fn.__name__} at {__file__}:{fn.__code__.co_firstlineno}" in str(caught.value)
+    assert "generator" not in kind or f"returned {kind}." in str(caught.value)
 
 
 def test_objects_that_hold_no_result_come_back():

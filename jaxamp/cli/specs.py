@@ -142,7 +142,7 @@ def _array(node: ast.Subscript, text: str) -> Any:
     shape = _value(node.slice, text)
     sizes = shape if isinstance(shape, tuple) else (shape,)
     if not all(type(size) is int and size >= 0 for size in sizes):
-        raise InspectionError(f"The shape in {text!r} is no list of sizes: write f32[8,128].")
+        raise InspectionError(f"The shape in {text!r} is not a list of sizes: write f32[8,128].")
     return jax.ShapeDtypeStruct(sizes, dtype)
 
 
@@ -159,7 +159,7 @@ _READERS: dict[type[ast.AST], Callable[[Any, str], Any]] = {
 
 def _not_understood(text: str) -> InspectionError:
     return InspectionError(
-        f"{text!r} is no argument. Write a shape (f32[8,128]), a number, a quoted text, key, a "
+        f"{text!r} is not an argument. Write a shape (f32[8,128]), a number, a quoted text, key, a "
         "list, tuple or dict of these, name=... for a keyword, or package.module:function that "
         "builds it."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ class Estimate(Shown):
 
 
 def estimate(
-    fn: Any, policy: Any = None, target: str = "h200", *, others: Sequence[Any] = ()
+    fn: Any, policy: Any = None, target: str = "h200", *, others: Any = ()
 ) -> Callable[..., Estimate]:
     """What a policy would give on a chip that you do not have.
 
@@ -112,7 +112,7 @@ def estimate(
       fn: whatever ``amp`` takes, or what it returned; arrays inside of a module are inputs.
       policy: what is asked about; left out, that of an amped `fn`, else the default.
       target: ``h200``, ``h100``, ``a100``, ``b200``, ``v5e``, ``v5p``, ``v6e`` or ``7x``.
-      others: more policies to compare with.
+      others: more policies to compare with; one, or a sequence of them.
 
     Returns:
       A function of the same arguments as `fn`, in which ``jax.ShapeDtypeStruct`` may stand for an
@@ -130,7 +130,9 @@ def estimate(
     if target not in TARGETS:
         raise InspectionError(f"No target {target!r} is known. {accepted(target, TARGETS)}")
     plain, policy = under(fn, policy)
-    policies = _distinct([_BASE, policy, *map(PrecisionPolicy.parse, others)])
+    is_one = isinstance(others, str) or not isinstance(others, Iterable)
+    more = (others,) if is_one else others
+    policies = _distinct([_BASE, policy, *map(PrecisionPolicy.parse, more)])
     name = Call.of(plain).name
 
     @functools.wraps(fn, updated=())

@@ -55,7 +55,7 @@ def charts(report: Report) -> list[Chart]:
 
 
 def family(word: str) -> str:
-    """The colour of a precision: its own, that of all 8-bit formats, or that of what is no float.
+    """The colour of a precision: its own, that of all 8-bit formats, or that of no float.
 
     >>> family("bf16"), family("f8_e4m3"), family("int32")
     ('bf16', 'f8', 'other')

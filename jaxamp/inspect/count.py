@@ -50,7 +50,7 @@ def touched(eqn: JaxprEqn) -> tuple[list[int], list[int]]:
 
 
 def size(aval: Any) -> int:
-    """Number of elements; an unknown dimension counts as one, what is no array as none."""
+    """Number of elements; an unknown dimension counts as one, what is not an array as none."""
     shape = getattr(aval, "shape", None)
     if shape is None:
         return 0

@@ -44,7 +44,7 @@ class Operation:
     Attributes:
       primitive: name of the primitive.
       kind: its kind, as ``OpKind`` spells it.
-      arithmetic: precision that it computes in, or the dtype of what is no float.
+      arithmetic: precision that it computes in, or the dtype of what is not a float.
       stored: precision that its first result is stored in.
       accumulation: precision inside; empty where there is none.
       operands: types of its operands as it reads them, such as ``"bf16[8,128]"``.

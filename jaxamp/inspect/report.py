@@ -76,7 +76,7 @@ class Report(Shown):
         return Report(program=" + ".join(names), policy=", ".join(policies), **both)
 
     def __radd__(self, start: int) -> Report:
-        """What ``sum`` starts from is no report."""
+        """What ``sum`` starts from is not a report."""
         return self if start == 0 else NotImplemented
 
     @property

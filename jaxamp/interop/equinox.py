@@ -82,7 +82,7 @@ class WithComputeDType(eqx.Module):
 
 
 def wrap(fn: Any, settings: Settings) -> AmpModule | None:
-    """`fn` as a module in mixed precision; ``None`` if it is no module, or one about a function.
+    """`fn` as a module in mixed precision; ``None`` if it is not a module, or one about a function.
 
     equinox's transforms and bound methods are modules too, but are used as functions are.
     """

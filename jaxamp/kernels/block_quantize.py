@@ -44,7 +44,7 @@ def block_quantize(
       and ``lowp.quantize`` give the same bits.
 
     Raises:
-      KernelError: the cast has no block or another format, ``x`` is no matrix of floats, or the
+      KernelError: the cast has no block or another format, ``x`` is not a matrix of floats, or the
         configuration cannot work.
 
     >>> q = block_quantize(jnp.ones((4, 256)), CastConfig("f8_e4m3", sf_block=(1, 128)))
@@ -69,7 +69,7 @@ def _check_input(x: jax.Array, cast: CastConfig) -> None:
 
 
 def check_cast(kernel: str, cast: CastConfig) -> None:
-    """Refuses a cast that is no block scaling to 8 bits."""
+    """Refuses a cast that is not a block scaling to 8 bits."""
     if not isinstance(cast, CastConfig):
         raise KernelError(
             f"{kernel} takes a cast with a block, CastConfig('f8_e4m3', (1, 128)), not "

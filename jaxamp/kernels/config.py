@@ -69,7 +69,7 @@ class KernelConfig:
     def _check_delay(self) -> None:
         steps = 1 if self.gpu is None else self.gpu.max_concurrent_steps
         if type(self.delay_release) is not int or self.delay_release < 0:
-            raise KernelError(f"delay_release={self.delay_release!r} is no number of steps.")
+            raise KernelError(f"delay_release={self.delay_release!r} is not a number of steps.")
         if self.delay_release and self.delay_release >= steps:
             raise KernelError(
                 f"delay_release={self.delay_release} must be below max_concurrent_steps, which is "
@@ -127,7 +127,7 @@ def _parsed(platform: str, given: Any) -> Any:
 def _sizes(tile: Any) -> tuple[int, ...]:
     sizes = tuple(tile) if isinstance(tile, (tuple, list)) else (tile,)
     if not sizes or not all(type(size) is int and size > 0 for size in sizes):
-        raise KernelError(f"tile={tile!r} is no tuple of positive integers.")
+        raise KernelError(f"tile={tile!r} is not a tuple of positive integers.")
     return sizes
 
 

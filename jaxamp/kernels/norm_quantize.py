@@ -56,7 +56,7 @@ def norm_quantize(
       value may fall on the other side of a rounding.
 
     Raises:
-      KernelError: the cast is no block scaling of rows, shapes do not fit, or the configuration
+      KernelError: the cast is not a block scaling of rows, shapes do not fit, or the configuration
         cannot work.
 
     >>> q = norm_quantize(jnp.ones((2, 128)), CastConfig("f8_e4m3", sf_block=(1, 128)))

@@ -189,7 +189,7 @@ def checked(platform: str, params: Any) -> Any:
     for word in semantic_words(params) or ():
         if word not in SEMANTICS[platform]:
             raise KernelError(
-                f"dimension_semantics={params.dimension_semantics}: {word!r} is no word of "
+                f"dimension_semantics={params.dimension_semantics}: {word!r} is not a word of "
                 f"{_TITLES[platform]}. {accepted(word, SEMANTICS[platform])} "
                 f"An axis that must run in order is {SERIAL[platform]!r} there."
             )

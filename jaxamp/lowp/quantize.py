@@ -40,7 +40,7 @@ def quantize(x: Any, cast: CastConfig | PrecisionLike) -> ScaledArray:
       quantized dots theirs.
 
     Raises:
-      PolicyError: the format is none of e4m3, e5m2 and e2m1, ``x`` holds no floats, or it has fewer
+      PolicyError: the format is not e4m3, e5m2 or e2m1, ``x`` holds no floats, or it has fewer
         axes than the block.
 
     >>> q = quantize(jnp.array([1.0, -2.0, 0.3]), CastConfig("f8_e4m3", round_sf=True))
@@ -86,7 +86,7 @@ def _check(x: jax.Array, cast: CastConfig) -> None:
     if cast.out_dtype not in _FORMATS:
         words = ", ".join(p.short for p in _FORMATS)
         raise PolicyError(
-            f"{cast} is no scaled format. Values of 8 and 4 bits are scaled: {words}."
+            f"{cast} is not a scaled format. Values of 8 and 4 bits are scaled: {words}."
         )
     if not jnp.issubdtype(x.dtype, np.floating):
         raise PolicyError(f"Only floats are quantized, not {x.dtype} of shape {x.shape}.")

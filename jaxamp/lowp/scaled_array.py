@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxamp.errors import PolicyError, shown
 from jaxamp.formats import CastConfig
 from jaxamp.lowp.blocks import Blocks
 
@@ -71,10 +72,18 @@ def dequantize(x: ScaledArray, dtype: DTypeLike | None = None) -> jax.Array:
     Returns:
       ``values * scale``, multiplied in float32 and rounded once. Blocks whose scale is NaN are NaN.
 
+    Raises:
+      PolicyError: ``x`` is not a ``ScaledArray``.
+
     >>> from jaxamp.lowp import quantize
     >>> dequantize(quantize(jnp.array([0.0, 3.0, 448.0]), CastConfig("f8_e4m3")))
     Array([  0.,   3., 448.], dtype=float32)
     """
+    if not isinstance(x, ScaledArray):
+        raise PolicyError(
+            f"dequantize takes what quantize returns, a ScaledArray, not {shown(x)}. Another array "
+            "stands for itself; x.astype(dtype) changes its dtype."
+        )
     product = x.values.astype(np.float32) * spread_scale(x)
     return product.astype(x.dtype if dtype is None else dtype)
 

@@ -18,7 +18,7 @@ def all_finite(tree: Any, *, axis_name: Any = None) -> jax.Array:
     """Whether no floating leaf holds an infinity or a NaN.
 
     Args:
-      tree: any tree; leaves that are no floats are finite.
+      tree: any tree; leaves that are not floats are finite.
       axis_name: mapped axes (of ``shard_map``, ``pmap`` or ``vmap``) whose shards must agree: all
         get `False` where one has found something. Not needed under ``jit``, sharded or not.
 
@@ -107,7 +107,7 @@ def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
       A tree of the same structure. Both trees are computed; the flag only selects, on the device.
 
     Raises:
-      TrainingError: `pred` is no boolean scalar.
+      TrainingError: `pred` is not a boolean scalar.
 
     >>> select_tree(jnp.bool_(False), {"w": np.float32(1)}, {"w": np.float32(2)})["w"].item()
     2.0
@@ -126,7 +126,7 @@ def as_flag(value: Any) -> jax.Array:
     """`value` as a boolean scalar array.
 
     Raises:
-      TrainingError: it is none.
+      TrainingError: it is not a boolean scalar.
     """
     flag = jnp.asarray(value)
     if flag.shape != () or flag.dtype != np.bool_:

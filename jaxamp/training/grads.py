@@ -92,7 +92,7 @@ def value_and_grad(
       the type that was given. Gradients are float32, or wider where the argument is.
 
     Raises:
-      TrainingError: something is no loss scale, the policy keeps a history, or the batch does not
+      TrainingError: something is not a loss scale, the policy keeps a history, or the batch does not
         split.
 
     >>> import jax.numpy as jnp, jaxamp

@@ -213,7 +213,7 @@ class DynamicLossScale:
           grads_finite: whether this step's gradients are finite, bool[].
 
         Raises:
-          TrainingError: `grads_finite` is no boolean scalar.
+          TrainingError: `grads_finite` is not a boolean scalar.
         """
         finite = as_flag(grads_finite)
         scale, counter = jnp.asarray(self.loss_scale), jnp.asarray(self.counter)
@@ -261,7 +261,7 @@ def as_loss_scale(scale: Any) -> Any:
     if all(callable(getattr(scale, name, None)) for name in ("scale", "unscale", "adjust")):
         return scale
     raise TrainingError(
-        f"{shown(scale)} is no loss scale. Give a NoOpLossScale, StaticLossScale or "
+        f"{shown(scale)} is not a loss scale. Give a NoOpLossScale, StaticLossScale or "
         "DynamicLossScale, of jaxamp or jmp, or an object with scale, unscale and adjust."
     )
 

@@ -74,7 +74,7 @@ def split(batch: Any, parts: int, name: str = "the batch") -> Any:
       name: what messages call it.
 
     Raises:
-      TrainingError: an array has no such axis, or its length is no multiple of `parts`.
+      TrainingError: an array has no such axis, or its length is not a multiple of `parts`.
 
     >>> split(jnp.arange(6), 2).tolist()
     [[0, 2, 4], [1, 3, 5]]

@@ -115,7 +115,7 @@ def with_loss_scale(
       A gradient transformation. Scale the loss by its state: ``state.loss_scale.scale(loss)``.
 
     Raises:
-      TrainingError: `optimizer` or `loss_scale` is none.
+      TrainingError: `optimizer` is not an optimizer, or `loss_scale` not a loss scale.
 
     >>> import optax
     >>> optimizer = with_loss_scale(optax.sgd(1.0))

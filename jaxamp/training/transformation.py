@@ -31,7 +31,7 @@ def as_transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
     """Any optimizer of optax, ``MultiSteps`` included, with extra arguments.
 
     Raises:
-      TrainingError: it is no optimizer.
+      TrainingError: it is not an optimizer.
     """
     import optax
 
@@ -39,7 +39,7 @@ def as_transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
         optimizer = optimizer.gradient_transformation()
     if not isinstance(optimizer, optax.GradientTransformation):
         raise TrainingError(
-            f"{optimizer!r} is no optimizer. Give a gradient transformation of optax: "
+            f"{optimizer!r} is not an optimizer. Give a gradient transformation of optax: "
             "optax.adam(1e-3)."
         )
     return optax.with_extra_args_support(optimizer)
@@ -124,6 +124,6 @@ def apply_updates(params: _T, updates: Any) -> _T:
 def map_params(fn: Callable[..., Any], params: Any, *trees: Any) -> Any:
     """Apply `fn` to every floating parameter and what the trees have for it, in float32 only.
 
-    Parameters that are no floats give what the first tree has for them.
+    Parameters that are not floats give what the first tree has for them.
     """
     return jax.tree.map(lambda p, *rest: fn(p, *rest) if is_float(p) else rest[0], params, *trees)

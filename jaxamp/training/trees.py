@@ -56,7 +56,7 @@ def global_norm(tree: Any, axis_name: Any = None) -> jax.Array:
     """The Euclidean norm of all floating leaves together, in float32.
 
     Args:
-      tree: any tree; leaves that are no floats do not count.
+      tree: any tree; leaves that are not floats do not count.
       axis_name: mapped axes of ``shard_map``. A leaf that varies over some of them is a part of one
         that is split over the devices, and the others are the same on all.
 

@@ -18,7 +18,7 @@ class State:
       fingerprint: of the problem; what a file says of another is not used.
 
     Raises:
-      TuningError: the file is none of these, or can be none.
+      TuningError: the file is not such a state, or its folder is not there.
     """
 
     def __init__(self, path: str | Path | None, fingerprint: str) -> None:
@@ -52,7 +52,7 @@ class State:
             self.errors = {_key(word): float(error) for word, error in data["errors"].items()}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TuningError(
-                f"{path} is no state of a search that tune has kept ({type(error).__name__}: "
+                f"{path} is not a state of a search that tune has kept ({type(error).__name__}: "
                 f"{error}). Remove it, or name another file."
             ) from None
 

@@ -230,7 +230,7 @@ def test_a_loaded_model_names_the_platform_that_it_was_saved_for(tmp_path):
     """The arguments are right, so nothing is said of them."""
     x = jnp.ones((3, 4))
     serve(jnp.dot, jnp.ones((4, 3)), x).save(tmp_path / "model", x, platforms=["rocm"])
-    with pytest.raises(ServingError, match="cannot run here: .*rocm"):
+    with pytest.raises(ServingError, match=r"cannot run here: .*rocm"):
         load_served(tmp_path / "model")(x)
 
 
@@ -257,10 +257,10 @@ def test_errors_of_serving(tmp_path):
         serve(model, model, jnp.ones(2))
     with pytest.raises(PolicyError, match="Unknown policy"):
         serve(jnp.dot, jnp.ones((2, 2)), jnp.ones((2, 2)), policy="half_precise")
-    with pytest.raises(OutputError, match="'logits' is none"):
+    with pytest.raises(OutputError, match="'logits' is not an array"):
         serve(lambda w, x: {"name": "logits", "value": x @ w}, jnp.ones((2, 2)), jnp.ones((2, 2)))
     (tmp_path / "text").write_text("no model")
-    with pytest.raises(ServingError, match="is no served model"):
+    with pytest.raises(ServingError, match="is not a served model"):
         load_served(tmp_path / "text")
     with zipfile.ZipFile(tmp_path / "future", "w") as file:
         file.writestr("manifest.json", '{"format": 99}')

@@ -60,5 +60,5 @@ def test_json_has_both_sides():
 
 def test_the_policies_come_first():
     """A function in the place of a policy is refused there, before anything is called."""
-    with pytest.raises(PolicyError, match="is no policy"):
+    with pytest.raises(PolicyError, match="is not a policy"):
         diff(mlp_loss, "auto_mixed")

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 import jaxamp
-from jaxamp import InspectionError
+from jaxamp import InspectionError, PolicyError, PrecisionPolicy
 from jaxamp.estimate import environments, hlo, roofline, traffic
 from jaxamp.estimate.estimate import Compiled, Estimate, compile_all
 from jaxamp.estimate.export import exported
@@ -102,6 +102,16 @@ def test_an_unknown_target_is_refused_at_once():
     """With the nearest that there is."""
     with pytest.raises(InspectionError, match="Did you mean 'h200'"):
         jaxamp.estimate(mlp_loss, target="h2000")
+
+
+@pytest.mark.parametrize("one", ["auto_mixed", PrecisionPolicy.AUTO_MIXED])
+def test_one_other_policy_needs_no_list(one, monkeypatch, tmp_path):
+    """It is not taken apart into letters; a word that is not a policy is refused at once."""
+    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    with pytest.raises(InspectionError, match="--install"):  # so the policies were understood
+        jaxamp.estimate(mlp_loss, others=one)(*MLP)
+    with pytest.raises(PolicyError, match="Unknown policy 'auto_mixd'"):
+        jaxamp.estimate(mlp_loss, others="auto_mixd")
 
 
 def test_a_missing_compiler_is_an_error_that_says_what_to_install(monkeypatch, tmp_path):

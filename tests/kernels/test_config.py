@@ -102,7 +102,7 @@ def test_builders_refuse_what_no_kernel_could_use(build, fields, says):
         ({"tpu": gpu_params()}, "takes pallas.tpu.CompilerParams"),
         ({"delay_release": 1}, "below max_concurrent_steps"),
         ({"delay_release": 2, "gpu": {"max_concurrent_steps": 2}}, "max_concurrent_steps=3"),
-        ({"delay_release": -1}, "no number of steps"),
+        ({"delay_release": -1}, "not a number of steps"),
         ({"interpret": True}, "backend='interpret'"),
     ],
 )

@@ -156,7 +156,7 @@ def squared():
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (lambda history: SQUARES[0], "history first, and float32[16,16] is none"),
+        (lambda history: SQUARES[0], "history first, but got float32[16,16]"),
         (lambda history: {"w": SQUARES[0]}, "history first"),
         (lambda history: None, "history first"),
         (lambda history: {}, "not this step's"),

@@ -176,8 +176,8 @@ def test_scales_are_stored_small():
     ("x", "cast", "message"),
     [
         (np.ones((2, 2), np.int32), CastConfig("f8_e4m3"), "int32"),
-        (np.ones((2, 2), np.float32), CastConfig("bf16"), "no scaled format"),
-        (np.ones((2, 2), np.float32), CastConfig("f8_e8m0"), "no scaled format"),
+        (np.ones((2, 2), np.float32), CastConfig("bf16"), "not a scaled format"),
+        (np.ones((2, 2), np.float32), CastConfig("f8_e8m0"), "not a scaled format"),
         (np.ones(2, np.float32), CastConfig("f8_e4m3", (2, 2)), "last two axes"),
         (np.float32(1), CastConfig("f8_e4m3", (1, 2)), "last two axes"),
     ],
@@ -186,3 +186,9 @@ def test_what_cannot_be_quantized_is_refused(x, cast, message):
     """Wrong dtypes, formats and shapes raise an error that says what is right."""
     with pytest.raises(PolicyError, match=message):
         quantize(x, cast)
+
+
+def test_what_was_not_quantized_is_not_dequantized():
+    """An array has no scale factors, and is told what has them."""
+    with pytest.raises(PolicyError, match=r"a ScaledArray, not float32\[3\]"):
+        dequantize(jnp.ones(3))

@@ -330,7 +330,7 @@ def test_microbatches_trace_the_loss_once(problem):
         ({"microbatches": 2, "batch_argnums": 0}, r"argument 0\['b1'\] of shape \[8\]|does not"),
         ({"microbatches": 0}, "1 or more micro-batches"),
         ({"clip_norm": 0.0}, "above 0"),
-        ({"loss_scale": 8.0}, "no loss scale"),
+        ({"loss_scale": 8.0}, "not a loss scale"),
         ({"loss_scale": DynamicLossScale}, r"write DynamicLossScale\(\)"),
         ({"has_aux": True}, r"returns \(loss, aux\), not float32\[\]"),
     ],

@@ -45,8 +45,8 @@ def test_conversion_inside_jit():
 
 
 def test_strangers_are_refused():
-    """What is no loss scale of the library in question is named."""
-    with pytest.raises(TrainingError, match="no loss scale of jmp's"):
+    """What is not a loss scale of the library in question is named."""
+    with pytest.raises(TrainingError, match="not a loss scale of jmp's"):
         loss_scale_from_jmp(DynamicLossScale())
-    with pytest.raises(TrainingError, match="no loss scale of jaxamp's"):
+    with pytest.raises(TrainingError, match="not a loss scale of jaxamp's"):
         loss_scale_to_jmp(jmp.NoOpLossScale())

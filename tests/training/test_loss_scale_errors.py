@@ -25,7 +25,7 @@ from jaxamp.training.loss_scale import as_loss_scale
         (lambda: DynamicLossScale(backoff=2.0), "backoff shrinks"),
         (lambda: DynamicLossScale(min_loss_scale=-1.0), "min_loss_scale"),
         (lambda: DynamicLossScale(min_loss_scale=8, max_loss_scale=4), "above its ceiling"),
-        (lambda: as_loss_scale(1024.0), "1024.0 is no loss scale.*StaticLossScale"),
+        (lambda: as_loss_scale(1024.0), "1024.0 is not a loss scale.*StaticLossScale"),
     ],
 )
 def test_wrong_numbers_teach(make, message):

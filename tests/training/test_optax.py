@@ -247,9 +247,9 @@ def test_inside_amp():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: jaxamp.with_loss_scale(0.1), "is no optimizer"),
-        (lambda: jaxamp.with_loss_scale(optax.sgd(0.1), 8.0), "is no loss scale"),
-        (lambda: jaxamp.skip_nonfinite(optax.adam), "is no optimizer"),
+        (lambda: jaxamp.with_loss_scale(0.1), "is not an optimizer"),
+        (lambda: jaxamp.with_loss_scale(optax.sgd(0.1), 8.0), "is not a loss scale"),
+        (lambda: jaxamp.skip_nonfinite(optax.adam), "is not an optimizer"),
     ],
 )
 def test_wrong_arguments_teach(make, message):

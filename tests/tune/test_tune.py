@@ -108,7 +108,7 @@ def test_a_state_that_is_none_is_refused(tmp_path, text):
     """A file that tune did not write is named, and left alone."""
     state = tmp_path / "state.json"
     state.write_text(text)
-    with pytest.raises(jaxamp.TuningError, match=r"state\.json is no state of a search"):
+    with pytest.raises(jaxamp.TuningError, match=r"state\.json is not a state of a search"):
         tune(fragile, arguments(0), state=state)
     assert state.read_text() == text
     with pytest.raises(jaxamp.TuningError, match="there is no folder"):
