@@ -17,7 +17,7 @@ from flax import nnx
 from flax.errors import TraceContextError
 
 import jaxamp
-from jaxamp import amp, plan_of
+from jaxamp import TrainingError, amp, plan_of
 
 LOW = {"rtol": 3e-2, "atol": 3e-2}
 
@@ -364,6 +364,24 @@ def test_plan_of_nnx():
     assert int(opaque.count[...]) == 0
     np.testing.assert_allclose(amp(opaque)(_x()), _x(), **LOW)
     assert int(opaque.count[...]) == 1
+
+
+@pytest.mark.parametrize(
+    "take", [jaxamp.grad, jaxamp.value_and_grad, jaxamp.filter_grad, jaxamp.filter_value_and_grad]
+)
+def test_gradients_that_would_lose_state_are_refused(take):
+    """A module anywhere among the arguments; its state as a tree is as good as any other tree."""
+    model, x = _net(), _x()
+    for loss, args in (
+        (_loss, (model, x)),
+        (lambda w, parts: jnp.sum(w * parts["model"](x)), (jnp.ones(4), {"model": model})),
+        (lambda w, rngs: jnp.sum(w * rngs.normal((4,))), (jnp.ones(4), nnx.Rngs(0))),
+    ):
+        with pytest.raises(TrainingError, match=r"nnx\.value_and_grad.*jaxamp\.with_loss_scale"):
+            take(loss)(*args)
+    graph, params = nnx.split(nnx.Linear(4, 2, rngs=nnx.Rngs(0)))
+    grads = take(lambda params, x: _loss(nnx.merge(graph, params), x))(params, x)
+    assert bool(grads.grads_finite)
 
 
 class Linen(nn.Module):

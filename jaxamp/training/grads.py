@@ -15,6 +15,7 @@ from jaxamp.regions import keep_precision
 from jaxamp.training.finite import all_finite
 from jaxamp.training.loss_scale import as_loss_scale, same_library
 from jaxamp.training.microbatches import averaged
+from jaxamp.training.stateful import refuse_nnx
 from jaxamp.training.trees import global_norm, map_floats, varies_over, widen_floats
 from jaxamp.transform import DEFAULT_POLICY, amp
 
@@ -92,8 +93,9 @@ def value_and_grad(
       the type that was given. Gradients are float32, or wider where the argument is.
 
     Raises:
-      TrainingError: something is not a loss scale, the policy keeps a history, or the batch does not
-        split.
+      TrainingError: something is not a loss scale, the policy keeps a history, the batch does not
+        split, or an argument is a module of flax nnx, which has state: take ``nnx.value_and_grad``
+        inside of ``amp``.
 
     >>> import jax.numpy as jnp, jaxamp
     >>> def loss_fn(w, x):
@@ -176,6 +178,7 @@ def _gradient_function(
 
     @functools.wraps(fun, updated=())
     def gradients(*args: Any, **kwargs: Any) -> Gradient:
+        refuse_nnx((args, kwargs))
         value, grads = raw(*args, **kwargs)
         grads = widen_floats(scale.unscale(grads))
         finite = all_finite(grads, axis_name=options.axis_name)
