@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxamp import __version__
+import jaxamp
 from jaxamp.cli.commands import COMMANDS, PROGRAM, TO_TERMINAL, Parser, Request
 from jaxamp.errors import InspectionError, JaxAmpError
 from jaxamp.inspect.words import near
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     top = Parser(prog="python -m jaxamp", description=_ABOUT)
-    top.add_argument("--version", action="version", version=f"jaxamp {__version__}")
+    top.add_argument("--version", action="version", version=f"jaxamp {jaxamp.__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in COMMANDS:
         add(commands)
