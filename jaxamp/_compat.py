@@ -215,9 +215,7 @@ def lower_checkpoints(
     _mlir.register_lowering(_ad_checkpoint.remat_p, lower, platform=platform)
 
 
-def lower_calls(
-    prefix: str, platform: str, whole: Callable[[ClosedJaxpr], ClosedJaxpr]
-) -> None:
+def lower_calls(prefix: str, platform: str, whole: Callable[[ClosedJaxpr], ClosedJaxpr]) -> None:
     """Chooses what is lowered of ``jax.jit`` inside of another, by name; others are as ever.
 
     Args:

@@ -224,7 +224,7 @@ def test_arrays_of_objects_are_not_stale(style):
 
 
 def test_former_arrays_of_an_object_die():
-    """What was traced with them goes when the object has others; an object that dies goes itself."""
+    """What was traced with them goes when the object has others, or dies."""
 
     def replaced():
         trainer = Trainer()

@@ -133,7 +133,7 @@ def selects(jaxpr: Any) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "name, low", [("auto_mixed_bf16", "bfloat16"), ("auto_mixed", "float16")]
+    ("name", "low"), [("auto_mixed_bf16", "bfloat16"), ("auto_mixed", "float16")]
 )
 def test_a_cotangent_is_masked_while_it_is_narrow(name: str, low: str) -> None:
     """What is then stored is the masked one; no number changes."""

@@ -307,7 +307,9 @@ def test_modules_of_an_outer_trace_are_not_written(change: str):
         return model.dense
 
     model = _net()
-    with pytest.raises(TraceContextError, match=r"function updates or returns nnx objects.*nnx\.jit"):
+    with pytest.raises(
+        TraceContextError, match=r"function updates or returns nnx objects.*nnx\.jit"
+    ):
         jax.jit(lambda x: jax.tree.leaves(amp(function)(model, x)))(_x())
     _assert_same_state(model, _net())
     assert amp(model)(_x()).shape == (8, 4)

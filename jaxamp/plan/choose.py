@@ -13,6 +13,7 @@ from jax.extend.core import Literal
 
 from jaxamp.formats import Precision
 from jaxamp.guards import Guard
+from jaxamp.plan.compressed import is_compressed
 from jaxamp.plan.dangers import CANCELS, Dangers
 from jaxamp.plan.decision import Scaled
 from jaxamp.plan.demand import REACHES, Demand, is_state_update
@@ -211,14 +212,14 @@ class Chooser:
         return outweighs_operands(graph, node) and is_only_shifted(graph, out)
 
     def _is_made_smaller(self, value: int) -> bool:
-        """Whether all that reads a value first scales it down, or it is divided by another.
+        """Whether all that reads a value first scales it down, or a quotient or logarithm is taken.
 
         By then it may fit.
         """
         readers = self.graph.uses[value]
         if readers and all(_shrinks(self.graph, value, r) for r in readers):
             return True
-        return is_of_quotient(self.graph, self.facts, value)
+        return is_of_quotient(self.graph, self.facts, value) or is_compressed(self.graph, value)
 
     def _feeds_only_sensitive(self, value: int) -> bool:
         readers = self.graph.uses[value]

@@ -27,4 +27,6 @@ def find_masked(graph: Graph, signed: set[int]) -> set[int]:
     """What such a sign lets through, and the rule gives: the tangents."""
     signs = {out for value in signed for reader in graph.uses[value] for out in reader.outs}
     masks = (node for node in graph.named.get("select_n", ()) if node.ins[0] in signs)
-    return {out for node in masks for out in node.outs if out in graph.onward if not graph.uses[out]}
+    return {
+        out for node in masks for out in node.outs if out in graph.onward if not graph.uses[out]
+    }

@@ -184,3 +184,31 @@ def centre_of_a_softmax(x: Array, w: Array, v: Array) -> Array:
     p = jax.nn.softmax(x @ w)
     bins = 100.0 + 0.01 * jnp.arange(8.0)
     return ((p * bins).sum(-1, keepdims=True) - 100.0) * 10.0 @ v[:1]
+
+
+@hostile(_layers)
+def log_before_batch_norm(x: Array, w: Array, v: Array) -> Array:
+    """A logarithm of about 4.6 with a deviation of 0.02 over the batch."""
+    h = jnp.log((x @ w) ** 2 + 100.0)
+    return ((h - h.mean(0)) * lax.rsqrt(h.var(0) + 1e-5)) @ v
+
+
+@hostile(_layers)
+def sigmoid_before_batch_norm(x: Array, w: Array, v: Array) -> Array:
+    """A sigmoid of about 0.88 with a deviation of 0.01."""
+    h = jax.nn.sigmoid(0.1 * (x @ w) + 2.0)
+    return ((h - h.mean(0)) * lax.rsqrt(h.var(0) + 1e-5)) @ v
+
+
+@hostile(_layers)
+def log_over_its_mean(x: Array, w: Array, v: Array) -> Array:
+    """How far a logarithm is from its mean, as a part of that."""
+    h = jnp.log((x @ w) ** 2 + 100.0)
+    return (100.0 * (h / h.mean(0) - 1.0)) @ v
+
+
+@hostile(_layers)
+def softmax_over_the_batch_of_a_log(x: Array, w: Array, v: Array) -> Array:
+    """Weights of items for each column."""
+    h = 16.0 * jnp.log((x @ w) ** 2 + 100.0)
+    return (jax.nn.softmax(h, axis=0) * x[:, :8]).sum(0) @ v

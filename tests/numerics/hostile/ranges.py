@@ -154,3 +154,15 @@ def running_total(x: Array, w: Array, v: Array) -> Array:
     """A cumulative sum to 1e5 over its own index: the sum passes f16, the mean does not."""
     total = jnp.cumsum(10.0 * (x @ w), 0)
     return (total / jnp.arange(1.0, 2049.0)[:, None]) @ v
+
+
+@hostile(lambda d: (d.uniform(8, 16, low=1e3, high=3e4), d.uniform(16, 8), d.weight(8, 4)))
+def log_of_power(x: Array, w: Array, v: Array) -> Array:
+    """Energies in bands add up to 4e5, beyond f16; their logarithms are 13."""
+    return jnp.log(x @ w + 1e-5) @ v
+
+
+@hostile(lambda d: (d.uniform(8, 16, low=1e3, high=3e4), d.uniform(16, 8), d.weight(8, 4)))
+def root_of_power(x: Array, w: Array, v: Array) -> Array:
+    """The same under a root."""
+    return jnp.sqrt(jnp.maximum(x @ w, 1e-5)) @ v
