@@ -10,6 +10,7 @@ from jaxamp.guards import Guard
 from jaxamp.plan.decays import find_decays
 from jaxamp.plan.demand import EXACTING, FRAGILE, Demand
 from jaxamp.plan.distances import find_distant
+from jaxamp.plan.exponents import find_exponents
 from jaxamp.plan.facts import LARGE, SOLVED, TINY, Facts
 from jaxamp.plan.flags import union
 from jaxamp.plan.folds import find_folds
@@ -45,6 +46,7 @@ class Dangers:
       distant: values whose squares and products nearly cancel; see distances.py.
       coordinates: values of whose multiples sines are taken; see phases.py.
       ordered: values that are put in order to pick an index; see orders.py.
+      exponents: values of whose distances exponentials are taken; see exponents.py.
       guards: those of the policy.
     """
 
@@ -58,6 +60,7 @@ class Dangers:
     distant: Set[int]
     coordinates: Set[int]
     ordered: Set[int]
+    exponents: Set[int]
     guards: Set[Guard]
 
     def of(self, node: Node, outs: Sequence[int], low: Precision) -> Pin | None:
@@ -89,6 +92,8 @@ class Dangers:
             return Pin("of its multiples sines are taken", Guard.SENSITIVE)
         if Guard.SENSITIVE in guards and not self.ordered.isdisjoint(outs):
             return Pin("an index is picked by its order", Guard.SENSITIVE)
+        if Guard.SENSITIVE in guards and not self.exponents.isdisjoint(outs):
+            return Pin("an exponential is taken of its distance to another", Guard.SENSITIVE)
         if Guard.SENSITIVE in guards and not self.distant.isdisjoint(outs):
             return CANCELS
         near = union(self.poles, outs)
@@ -121,5 +126,6 @@ def find_dangers(
         distant=find_distant(graph),
         coordinates=find_coordinates(graph, facts),
         ordered=find_ordered(graph, demand),
+        exponents=find_exponents(graph, facts, interior),
         guards=policy.guards,
     )

@@ -1,0 +1,41 @@
+"""What is stored though an exponential is taken of its distance to another activation.
+
+`exp(x - y)` has the error of `y` itself, however small the distance: so is `logaddexp`
+differentiated. What is fused is read there before it is rounded; what has to be in memory, for a
+concatenation or a loop, is not.
+"""
+
+from __future__ import annotations
+
+from jaxamp.plan.descent import descendants
+from jaxamp.plan.facts import Facts
+from jaxamp.plan.graph import Graph, Node, Role
+from jaxamp.plan.interior import Interior
+
+
+def find_exponents(graph: Graph, facts: Facts, interior: Interior) -> set[int]:
+    """Values that are not fused, and whose distances to others are exponents."""
+    if "exp" not in graph.named:
+        return set()
+    chosen = {out: node for node in graph.named.get("select_n", ()) for out in node.outs}
+    pending = [v for node in graph.named.get("sub", ()) for v in _exponents(graph, facts, node)]
+    found: set[int] = set()
+    while pending:
+        value = pending.pop()
+        if value not in found:
+            found.add(value)
+            pending += chosen[value].ins if value in chosen else ()
+    return {v for v in found if facts.dense[v] and not interior.fused[v]}
+
+
+def _exponents(graph: Graph, facts: Facts, node: Node) -> tuple[int, ...]:
+    """The operands of a difference of activations that is an exponent."""
+    if not all(facts.dense[v] for v in node.ins):
+        return ()
+    near = descendants(graph, node.outs[0], _passes)
+    is_exponent = any(reader.name == "exp" for v in near for reader in graph.uses[v])
+    return node.ins if is_exponent else ()
+
+
+def _passes(node: Node) -> bool:
+    return node.role is Role.MOVE or node.name == "select_n"
