@@ -215,22 +215,24 @@ def lower_checkpoints(
     _mlir.register_lowering(_ad_checkpoint.remat_p, lower, platform=platform)
 
 
-def lower_calls(prefix: str, platform: str, whole: Callable[[ClosedJaxpr], ClosedJaxpr]) -> None:
-    """Chooses what is lowered of ``jax.jit`` inside of another, by name; others are as ever.
+def lower_calls(prefix: str, whole: Callable[[ClosedJaxpr], ClosedJaxpr]) -> None:
+    """Chooses what is lowered for GPUs of ``jax.jit`` inside of another, by name.
+
+    The rule is for all platforms, as JAX's own is: it does not part calls by platform.
 
     Args:
-      prefix: of the names.
-      platform: where they are lowered so.
+      prefix: of the names; others are lowered as ever.
       whole: gives what is lowered instead where no array is divided among devices.
     """
     as_ever = _mlir._lowerings[_pjit.jit_p].rule
 
     def lower(context: Any, *args: Any, jaxpr: ClosedJaxpr, name: str, **params: Any) -> Any:
-        if name.startswith(prefix) and not _is_partitioned(context):
+        is_ours = name.startswith(prefix) and is_for_gpu(context)
+        if is_ours and not _is_partitioned(context):
             jaxpr = whole(jaxpr)
         return as_ever(context, *args, jaxpr=jaxpr, name=name, **params)
 
-    _mlir.register_lowering(_pjit.jit_p, lower, platform=platform, cacheable=False)
+    _mlir.register_lowering(_pjit.jit_p, lower, cacheable=False)
 
 
 def _is_partitioned(context: Any) -> bool:

@@ -72,6 +72,18 @@ def test_one_function_for_all_calls() -> None:
     assert len(re.findall(r"call @jaxamp_region", text)) == 2
 
 
+def test_calls_for_several_platforms_are_not_parted() -> None:
+    """Others' programs, and ours, are exported as JAX alone would: one function for all."""
+    inner = jax.jit(lambda x: x + 1)
+
+    def outer(x: jax.Array) -> jax.Array:
+        return 2 * inner(x)
+
+    for fn in (outer, amp(outer)):
+        lowered = jax.jit(fn).trace(Q).lower(lowering_platforms=("cpu", "cuda"))
+        assert "stablehlo.case" not in lowered.as_text()
+
+
 @jax.jit
 def softmax(x: jax.Array) -> jax.Array:
     exps = jnp.exp(x - x.max(-1, keepdims=True))

@@ -95,7 +95,7 @@ def _none(jaxpr: Jaxpr) -> list[bool]:
 
 _compat.lower_checkpoints(KEEP, "gpu", _behind, by_rows)
 _compat.lower_checkpoints(KEEP, "tpu", _none)
-_compat.lower_calls(REGION_PREFIX, "gpu", by_rows)
+_compat.lower_calls(REGION_PREFIX, by_rows)
 
 
 def _same(*values: Any, again: Sequence[bool]) -> list[Any]:

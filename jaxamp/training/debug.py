@@ -122,10 +122,8 @@ def debug_step(step: Callable[..., Any]) -> Callable[..., Diagnosis]:
         unscaled = search.is_finite_unscaled() if first.backward else None
         rules = search.rules(first)
         bf16 = None if rules or not search.used_f16 else search.run(_in_bf16) is None
-        return Diagnosis(
-            first=first, rules=rules, finite_in_bf16=bf16, finite_unscaled=unscaled,
-            runs=search.runs,
-        )  # fmt: skip
+        found = Diagnosis(first=first, rules=rules, finite_in_bf16=bf16, runs=search.runs)
+        return dataclasses.replace(found, finite_unscaled=unscaled)
 
     return debug
 
