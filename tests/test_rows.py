@@ -63,6 +63,23 @@ def test_forward_passes_have_rows_too(fn: Callable[..., Any]) -> None:
     assert forward(fn) > 0
 
 
+def test_effects_and_operations_without_results_stay() -> None:
+    """As callbacks are, and writes to a Ref."""
+
+    def noted(q: jax.Array) -> jax.Array:
+        total = jax.new_ref(jnp.zeros(()))
+        total[...] += attention(q, q, q)
+        jax.debug.callback(lambda _: None, q.sum())
+        return total[...]
+
+    closed = jax.make_jaxpr(amp(noted))(Q)
+    changed = by_rows(closed)
+    assert changed is not closed
+    assert changed.effects == closed.effects
+    names = [eqn.primitive.name for eqn in equations(changed.jaxpr)]
+    assert names.count("debug_callback") == 1
+
+
 def test_one_function_for_all_calls() -> None:
     """Calls of one compiled form stay calls of one function."""
     amped = amp(attention)

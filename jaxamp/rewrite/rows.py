@@ -53,9 +53,12 @@ def _emit(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     with _compat.emitting(eqn):
         if bodies := _bodies(eqn):
             return _compat.bind(eqn, operands, **_holding(eqn, map(by_rows, bodies)))
-        read, shape = _read_by_rows(eqn), _shape(eqn.outvars[0])
+        read = _read_by_rows(eqn)
+        if not read:
+            return _compat.bind(eqn, operands)
+        shape = _shape(eqn.outvars[0])
         spread = [_spread(x, shape) if i in read else x for i, x in enumerate(operands)]
-        is_spread = eqn.primitive is lax.broadcast_in_dim_p and read
+        is_spread = eqn.primitive is lax.broadcast_in_dim_p
         return spread if is_spread else _compat.bind(eqn, spread)
 
 
@@ -95,7 +98,7 @@ def _spread(rows: Any, shape: tuple[int, ...]) -> Any:
 
 def _read_by_rows(eqn: JaxprEqn) -> list[int]:
     """Which operands of a broadcast or of elementwise arithmetic are repeated in each column."""
-    if not _has_rows(eqn):
+    if len(eqn.outvars) != 1 or not _has_rows(eqn):
         return []
     rows = _shape(eqn.outvars[0])[:-1]
     if eqn.primitive is lax.broadcast_in_dim_p:
