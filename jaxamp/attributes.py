@@ -23,7 +23,8 @@ def arrays_of(owner: Any) -> list[Any]:
     """
     if isinstance(owner, type | ModuleType):
         return []
-    held = [v for v in getattr(owner, "__dict__", {}).values() if _may_hold_arrays(v)]
+    values = list(getattr(owner, "__dict__", {}).values())  # another thread may add one
+    held = [v for v in values if _may_hold_arrays(v)]
     return [leaf for leaf in jax.tree.leaves(held) if isinstance(leaf, _ARRAYS)]
 
 
