@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import jax
 import numpy as np
 
 _ARRAYS = (jax.Array, np.ndarray)
-_CONTAINERS = (list, tuple, set, frozenset)
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+_NEITHER = (str, bytes, int, float, complex, type(None), type, FunctionType)  # nor holds any
 
 
 def arrays_of(owner: Any) -> list[Any]:
@@ -25,13 +26,15 @@ def arrays_of(owner: Any) -> list[Any]:
         return []
     values = list(getattr(owner, "__dict__", {}).values())  # another thread may add one
     held = [v for v in values if _may_hold_arrays(v)]
-    return [leaf for leaf in jax.tree.leaves(held) if isinstance(leaf, _ARRAYS)]
+    return [x for x in jax.tree.leaves(held) if isinstance(x, _ARRAYS)] if held else []
 
 
 def _may_hold_arrays(value: Any) -> bool:
     """Whether it is worth to look through a value: a long list of words is not."""
-    while isinstance(value, (dict, *_CONTAINERS)):
+    while isinstance(value, _CONTAINERS):
         value = next(_items(value), None)
+    if isinstance(value, _NEITHER):
+        return False
     return isinstance(value, _ARRAYS) or not jax.tree_util.all_leaves([value])
 
 
