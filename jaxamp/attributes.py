@@ -1,13 +1,14 @@
-"""Arrays that an object holds as attributes: constants of a trace, which must not go stale."""
+"""Arrays that an object holds as attributes: a trace that has captured one must not go stale."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from types import FunctionType, ModuleType
+from collections.abc import Iterable, Iterator
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import jax
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 _ARRAYS = (jax.Array, np.ndarray)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
@@ -22,6 +23,7 @@ def arrays_of(owner: Any) -> list[Any]:
     >>> [array.shape for array in arrays_of(owner)]
     [(3,), (2,)]
     """
+    owner = owner.__self__ if isinstance(owner, MethodType) else owner
     if isinstance(owner, type | ModuleType):
         return []
     values = list(getattr(owner, "__dict__", {}).values())  # another thread may add one
@@ -47,3 +49,41 @@ def _arrays_in(value: Any) -> Iterator[Any]:
 
 def _items(container: Any) -> Iterator[Any]:
     return iter(container.values() if isinstance(container, dict) else container)
+
+
+def captured(closed: ClosedJaxpr, owners: Iterable[Any]) -> list[Any]:
+    """Those of the arrays of objects that are constants of a program.
+
+    >>> from types import SimpleNamespace
+    >>> owner = SimpleNamespace(weight=jax.numpy.ones(3), seen=jax.numpy.zeros(3))
+    >>> program = jax.make_jaxpr(lambda x: x * owner.weight)(owner.weight)
+    >>> [array is owner.weight for array in captured(program, [owner])]
+    [True]
+    """
+    arrays = [array for owner in owners for array in arrays_of(owner)]
+    known = set(_constants(closed)) if arrays else ()
+    return [array for array in arrays if _address(array) in known]
+
+
+def are_held(arrays: Iterable[Any], owners: Iterable[Any]) -> bool:
+    """Whether objects hold these very arrays still."""
+    held = {id(array) for owner in owners for array in arrays_of(owner)}
+    return all(id(array) in held for array in arrays)
+
+
+def _constants(closed: ClosedJaxpr) -> Iterator[tuple[bool, int]]:
+    """Addresses of the constants of a program, and of what it calls."""
+    yield from map(_address, closed.consts)
+    for eqn in closed.eqns:
+        for param in eqn.params.values():
+            for inner in param if isinstance(param, tuple) else (param,):
+                if isinstance(inner, ClosedJaxpr):
+                    yield from _constants(inner)
+
+
+def _address(array: Any) -> tuple[bool, int]:
+    """Of numpy's arrays that of their numbers: JAX captures a view of them."""
+    array = getattr(array, "val", array)
+    if isinstance(array, np.ndarray):
+        return True, array.__array_interface__["data"][0]
+    return False, id(array)

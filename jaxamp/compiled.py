@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from jaxamp.attributes import captured
 from jaxamp.calls import Layout
 from jaxamp.collector import paused
 from jaxamp.constants import Constants
@@ -44,6 +45,7 @@ def emit(
     traced: Sequence[Any],
     settings: Settings,
     name: str,
+    borne: list[Any] | None = None,
 ) -> Any:
     """Emits a call under the current trace.
 
@@ -54,12 +56,15 @@ def emit(
       traced: the other leaves.
       settings: how it is to be rewritten.
       name: the function's name, for error messages.
+      borne: gets the arrays among the attributes of constants that are captured.
 
     Returns:
       What the function returns; as a ``Result`` where that is more than arrays.
     """
     with amp_scope(settings.policy):
         jaxpr, outputs = trace(function, layout, constants, traced, name)
+        if borne is not None:
+            borne += captured(jaxpr, (get() for get in constants if get is not None))
         with paused():
             arrays = _rewrite(jaxpr, traced, settings)
     return outputs.join(arrays) if outputs.is_all_arrays else Result(arrays, outputs)

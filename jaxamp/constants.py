@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from types import MethodType
 from typing import Any
 from weakref import WeakMethod, ref
-
-from jaxamp.attributes import arrays_of
 
 Constants = Sequence[Callable[[], Any] | None]  # per leaf of a call; None where it is traced
 
@@ -49,14 +46,11 @@ def hold(leaf: Any, key: Hashable, dropped: Callable[[Any], None]) -> Callable[[
       key: its key.
       dropped: called when a weakly held `leaf` dies.
     """
-    if isinstance(key, _Identity | _Bearer):
-        held, bearer = _weakly(ref, leaf, dropped), leaf
-    elif type(leaf) is MethodType:
-        held, bearer = _weakly(WeakMethod, leaf, dropped), leaf.__self__
-    else:
-        return lambda: leaf
-    arrays = arrays_of(bearer)
-    return partial(_beside, arrays, held) if arrays else held
+    if isinstance(key, _Identity):
+        return _weakly(ref, leaf, dropped)
+    if type(leaf) is MethodType:
+        return _weakly(WeakMethod, leaf, dropped)
+    return lambda: leaf
 
 
 def kept(leaves: Sequence[Any], keys: Sequence[Hashable]) -> Constants:
@@ -71,33 +65,9 @@ class _Identity(int):
     __slots__ = ()
 
 
-class _Bearer(tuple[int, ...]):
-    """The address of such a constant, and those of the arrays that it bears as attributes."""
-
-    __slots__ = ()
-
-
 def identity_key(leaf: Any) -> Hashable:
-    """A stand-in for a constant that is only equal to itself, as long as it bears the same arrays.
-
-    It is valid while the constant and its arrays live.
-    """
-    arrays = arrays_of(leaf)
-    return _Bearer(map(id, (leaf, *arrays))) if arrays else _Identity(id(leaf))
-
-
-def is_outdated(old: Sequence[Hashable], new: Sequence[Hashable]) -> bool:
-    """Whether the keys of two calls differ in arrays alone that the same constants bear."""
-    return all(a == b or _is_same_bearer(a, b) for a, b in zip(old, new, strict=True))
-
-
-def _is_same_bearer(old: Hashable, new: Hashable) -> bool:
-    return isinstance(old, _Bearer) and isinstance(new, _Bearer) and old[0] == new[0]
-
-
-def _beside(arrays: Sequence[Any], held: Callable[[], Any]) -> Any:
-    """What is held; the arrays live on beside it, so that no other can have their addresses."""
-    return held()
+    """A stand-in for a constant that is only equal to itself; valid while the constant lives."""
+    return _Identity(id(leaf))
 
 
 def _weakly(kind: Any, leaf: Any, dropped: Callable[[Any], None]) -> Callable[[], Any]:

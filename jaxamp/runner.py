@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 from jaxamp import taxonomy
+from jaxamp.attributes import are_held
 from jaxamp.calls import Layout, Target
 from jaxamp.compiled import compiled, emit, joined, nnx_adapter
-from jaxamp.constants import Constants, hold, is_outdated
+from jaxamp.constants import Constants, hold
 from jaxamp.direct import Direct
 from jaxamp.settings import Settings
 
 _MANY = 16  # traces of one call, after which it is likely that something changes by mistake
+
+
+class _Form(NamedTuple):
+    """A compiled form.
+
+    Attributes:
+      call: what to call with the traced leaves.
+      borne: arrays among the attributes of constants that it has captured.
+    """
+
+    call: Callable[..., Any]
+    borne: list[Any]
+
+    def is_stale(self, leaves: Sequence[Any], keys: Sequence[Hashable]) -> bool:
+        """Whether constants hold other arrays by now."""
+        if not self.borne:
+            return False
+        owners = (x for x, key in zip(leaves, keys, strict=True) if key is not None)
+        return not are_held(self.borne, owners)
 
 
 class Runner:
@@ -41,7 +61,7 @@ class Runner:
         self.companion: Any = None  # what an adapter keeps for as long as this lives
         self._layouts: dict[Any, Layout] = {}
         self._traces: dict[Layout, tuple[int, Sequence[Hashable]]] = {}
-        self._forms: dict[Hashable, Callable[..., Any]] = {}
+        self._forms: dict[Hashable, _Form] = {}
 
     def __call__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with what `target` binds and the given arguments."""
@@ -78,29 +98,32 @@ class Runner:
         """Call the function on `leaves`, parted into `traced` ones and the `keys` of others."""
         key = (layout, keys, taxonomy.version)  # a kind registered since may change the plan
         form = self._forms.get(key)
+        if form is not None and form.is_stale(leaves, keys):
+            self._forms.pop(key, None)
+            form = None
         if form is None:
             self._count(layout, keys, name)
             constants = self._hold(leaves, key)
             form = self._forms.setdefault(key, self._form(layout, constants, name))
-        return joined(form(*traced))
+        return joined(form.call(*traced))
 
-    def _form(self, layout: Layout, constants: Constants, name: str) -> Callable[..., Any]:
+    def _form(self, layout: Layout, constants: Constants, name: str) -> _Form:
         resolve, settings = self.resolve, self.settings
+        borne: list[Any] = []
 
         def region(*traced: Any) -> Any:
-            return emit(resolve(), layout, constants, traced, settings, name)
+            return emit(resolve(), layout, constants, traced, settings, name, borne)
 
-        return compiled(region, name)
+        return _Form(compiled(region, name), borne)
 
     def _count(self, layout: Layout, keys: Sequence[Hashable], name: str) -> None:
         """Warn where the same call is traced again and again for new constants."""
         count, last = self._traces.get(layout, (0, keys))
         self._traces[layout] = count + 1, keys
-        if is_outdated(last, keys):
-            self._forms.pop((layout, last, taxonomy.version), None)
         if count + 1 == _MANY:
             pairs = zip(layout.names(self.resolve()), last, keys, strict=True)
             changed = ", ".join(name for name, old, new in pairs if old != new)
+            changed = changed or "an array that an object holds"
             warnings.warn(
                 f"amp has traced {name} {_MANY} times because {changed} keeps changing and is a "
                 "constant of the trace. Pass a number that changes as an array "

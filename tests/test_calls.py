@@ -194,7 +194,7 @@ class Trainer:
 
     def __init__(self) -> None:
         self.params = {"w": jnp.eye(4), "b": [jnp.zeros(4)]}
-        self.words, self.traced = ["a"] * 3, 0
+        self.words, self.traced, self.calls = ["a"] * 3, 0, jnp.zeros(())
 
     @amp
     def predict(self, x):
@@ -205,9 +205,13 @@ class Trainer:
         return x @ self.params["w"]
 
 
+@pytest.mark.parametrize("kind", [jnp, np], ids=["jax", "numpy"])
 @pytest.mark.parametrize("style", ["method", "callable", "argument", "bound", "partial"])
-def test_arrays_of_objects_are_not_stale(style):
-    """An array that an object is given anew is seen, in containers too; else nothing is traced."""
+def test_arrays_of_objects_are_not_stale(style, kind):
+    """An array that an object is given anew is seen, in containers too.
+
+    Nothing is traced for one that the trace has not captured.
+    """
     trainer, x = Trainer(), jnp.ones((2, 4))
     call = {
         "method": trainer.predict,
@@ -217,8 +221,9 @@ def test_arrays_of_objects_are_not_stale(style):
         "partial": amp(functools.partial(lambda t, x: t(x), trainer)),
     }[style]
     for scale in (1, 2, 3):
-        trainer.params["w"] = scale * jnp.eye(4)
-        for _ in range(2):
+        trainer.params["w"] = scale * kind.eye(4, dtype=np.float32)
+        for _ in range(3):
+            trainer.calls = trainer.calls + 1
             np.testing.assert_array_equal(call(x), scale * x)
     assert trainer.traced == (3 if style == "method" else 0)
 
