@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -65,8 +65,10 @@ def captured(closed: ClosedJaxpr, owners: Iterable[Any]) -> list[Any]:
     return [array for array in arrays if _address(array) in known]
 
 
-def are_held(arrays: Iterable[Any], owners: Iterable[Any]) -> bool:
+def are_held(arrays: Sequence[Any], owners: Iterable[Any]) -> bool:
     """Whether objects hold these very arrays still."""
+    if not arrays:
+        return True
     held = {id(array) for owner in owners for array in arrays_of(owner)}
     return all(id(array) in held for array in arrays)
 

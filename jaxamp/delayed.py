@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from jaxamp.attributes import are_held, captured
 from jaxamp.calls import is_array, is_found
 from jaxamp.compiled import Result
 from jaxamp.constants import constant_key
@@ -109,12 +110,18 @@ class DelayedFunction:
             None if is_traced else leaf for leaf, is_traced in zip(leaves, traced, strict=True)
         ]
         key = tree, traced, tuple(map(constant_key, constants)), history is None
-        if key not in self._compiled:
-            self._compiled[key] = self._jitted(tree, traced, constants)
-        result, made = self._compiled[key](history, *arrays)
+        run, borne = self._compiled.get(key, (None, ()))
+        if run is None or not are_held(borne, (self.__wrapped__, *constants)):
+            run, _ = self._compiled[key] = self._jitted(tree, traced, constants)
+        result, made = run(history, *arrays)
         return result.join(), made
 
-    def _jitted(self, tree: Any, traced: Sequence[bool], constants: Sequence[Any]) -> Any:
+    def _jitted(
+        self, tree: Any, traced: Sequence[bool], constants: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
+        """The compiled form, and the arrays of objects that it will have captured."""
+        borne: list[Any] = []
+
         @jax.jit
         def run(history: History | None, *arrays: Any) -> tuple[Result, History]:
             outputs: list[Outputs] = []
@@ -129,6 +136,7 @@ class DelayedFunction:
                 return [r for r in returned if is_array(r)]
 
             closed = jax.make_jaxpr(flat)(*arrays)
+            borne.extend(captured(closed, (self.__wrapped__, *constants)))
             # Whoever tries another policy on the step has no history for it.
             tried = in_force(self._settings).policy != self.policy
             results, made = run_with_history(
@@ -136,7 +144,7 @@ class DelayedFunction:
             )
             return Result(results, outputs[0]), made
 
-        return run
+        return run, borne
 
 
 def _constant(value: Any) -> Callable[[], Any] | None:

@@ -31,8 +31,6 @@ class _Form(NamedTuple):
 
     def is_stale(self, leaves: Sequence[Any], keys: Sequence[Hashable]) -> bool:
         """Whether constants hold other arrays by now."""
-        if not self.borne:
-            return False
         owners = (x for x, key in zip(leaves, keys, strict=True) if key is not None)
         return not are_held(self.borne, owners)
 
