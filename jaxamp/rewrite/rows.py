@@ -73,7 +73,8 @@ _BODIES = {
 
 
 def _bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
-    held = eqn.params.get(_BODIES.get(eqn.primitive.name), ())
+    name = _BODIES.get(eqn.primitive.name)
+    held = eqn.params[name] if name else ()
     held = held if isinstance(held, tuple) else (held,)
     return [h if isinstance(h, ClosedJaxpr) else ClosedJaxpr(h, ()) for h in held]
 
