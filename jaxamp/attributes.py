@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr
 _ARRAYS = (jax.Array, np.ndarray)
 _CONTAINERS = (dict, list, tuple, set, frozenset)
 _NEITHER = (str, bytes, int, float, complex, type(None), type, FunctionType)  # nor holds any
+_LONG = 64  # items of a container
 
 
 def arrays_of(owner: Any) -> list[Any]:
@@ -26,29 +27,28 @@ def arrays_of(owner: Any) -> list[Any]:
     owner = owner.__self__ if isinstance(owner, MethodType) else owner
     if isinstance(owner, type | ModuleType):
         return []
-    values = list(getattr(owner, "__dict__", {}).values())  # another thread may add one
-    return [array for value in values if _is_worth_it(value) for array in _arrays_in(value)]
+    pending = list(getattr(owner, "__dict__", {}).values())  # another thread may add one
+    found: list[Any] = []
+    seen: set[int] = set()
+    for value in pending:
+        if isinstance(value, _ARRAYS):
+            found.append(value)
+        elif isinstance(value, _CONTAINERS):  # whose keys JAX might not be able to sort
+            if id(value) not in seen and not _is_long_text(value):
+                seen.add(id(value))
+                pending += _items(value)
+        elif not isinstance(value, _NEITHER) and not jax.tree_util.all_leaves([value]):
+            found += [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, _ARRAYS)]
+    return found
 
 
-def _is_worth_it(value: Any) -> bool:
-    """Whether to look through a value: not through a long list of words."""
-    while isinstance(value, _CONTAINERS):
-        value = next(_items(value), None)
-    return not isinstance(value, _NEITHER)
+def _is_long_text(container: Any) -> bool:
+    """Whether it is not worth to look through what a container holds: a vocabulary, say."""
+    return len(container) > _LONG and isinstance(next(iter(_items(container))), _NEITHER)
 
 
-def _arrays_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, _ARRAYS):
-        yield value
-    elif isinstance(value, _CONTAINERS):  # whose keys JAX might not be able to sort
-        for item in _items(value):
-            yield from _arrays_in(item)
-    elif not isinstance(value, _NEITHER) and not jax.tree_util.all_leaves([value]):
-        yield from (leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, _ARRAYS))
-
-
-def _items(container: Any) -> Iterator[Any]:
-    return iter(container.values() if isinstance(container, dict) else container)
+def _items(container: Any) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
 
 
 def captured(closed: ClosedJaxpr, owners: Iterable[Any]) -> list[Any]:

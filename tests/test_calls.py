@@ -193,7 +193,8 @@ class Trainer:
     """A class that JAX knows nothing of, with arrays in its attributes."""
 
     def __init__(self) -> None:
-        self.params = {"w": jnp.eye(4), "b": [jnp.zeros(4)]}
+        self.params = {"name": "linear", "w": jnp.eye(4), "b": [jnp.zeros(4)]}
+        self.params["itself"] = [self.params]
         self.words, self.traced, self.calls = ["a"] * 3, 0, jnp.zeros(())
 
     @amp

@@ -9,6 +9,7 @@ outer trace cannot be: a function that leaves them as they are may read them, ot
 from __future__ import annotations
 
 import functools
+import operator
 import types
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -85,10 +86,9 @@ class _Pure:
             *bound, args, kwargs = nnx.to_tree(call, ctxtag=self)
             pure = Target(self._function, None, tuple(bound), {}, target.name)
             objects_and_result, reads_only = self._runner(pure, (args, kwargs), {})
-            fixed = _of_outer_trace(call) if _compat.is_tracing() else []
-            if fixed and not reads_only:
-                raise _refusal(target.name, fixed)
-            if fixed:
+            if _compat.is_tracing() and (fixed := _of_outer_trace(call)):
+                if not reads_only:
+                    raise _refusal(target.name, fixed)
                 return objects_and_result[1]
             return nnx.from_tree(objects_and_result, is_inner=False, ctxtag=self)[1]
 
@@ -110,8 +110,7 @@ def _parts(objects: list[Any]) -> tuple[Any, list[Any]]:
 
 def _is_same(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool:
     """Whether two such are equal in structure and have the very same arrays."""
-    arrays = zip(before[1], after[1], strict=False)
-    return before[0] == after[0] and all(old is new for old, new in arrays)
+    return before[0] == after[0] and all(map(operator.is_, before[1], after[1]))
 
 
 def _of_outer_trace(tree: Any) -> list[str]:

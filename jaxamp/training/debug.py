@@ -122,8 +122,13 @@ def debug_step(step: Callable[..., Any]) -> Callable[..., Diagnosis]:
         unscaled = search.is_finite_unscaled() if first.backward else None
         rules = search.rules(first)
         bf16 = None if rules or not search.used_f16 else search.run(_in_bf16) is None
-        found = Diagnosis(first=first, rules=rules, finite_in_bf16=bf16, runs=search.runs)
-        return dataclasses.replace(found, finite_unscaled=unscaled)
+        return Diagnosis(
+            first=first,
+            rules=rules,
+            finite_in_bf16=bf16,
+            finite_unscaled=unscaled,
+            runs=search.runs,
+        )
 
     return debug
 

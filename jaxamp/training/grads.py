@@ -128,26 +128,19 @@ def grad(
 ) -> Callable[..., Gradient]:
     """``jax.grad`` of `fun` in mixed precision, under a loss scale.
 
-    As ``value_and_grad``, without the loss among the results.
+    As ``value_and_grad``, which says more of the arguments, without the loss among the results.
 
     Args:
       fun: returns a scalar loss, or ``(loss, aux)`` with `has_aux`.
       argnums: which positional arguments to differentiate.
       has_aux: whether `fun` returns something besides the loss.
       policy: as for ``amp``; ``None`` leaves `fun` as it is.
-      loss_scale: a loss scale of jaxamp or jmp, or an object with their methods; ``None`` for none.
-      several: `fun` returns a tree of scalar losses, such as a dict, instead of one; the gradients
-        are then such a tree of gradients. All share the scale and the flag.
-      microbatches: split the batch in so many parts, and take one after the other, which needs less
-        memory. Losses and gradients are averaged, in float32; aux is stacked. Part i has every
-        `microbatches`-th example from i on, so a batch that is sharded by example stays so.
-      batch_argnums: which positional arguments have a leading axis of examples; with
-        `microbatches` only. Give random keys per example there, or all parts share one.
-      clip_norm: largest global norm of the unscaled gradients; of each loss's, with `several`. With
-        `axis_name` it is that of the whole gradients, which types tell from those that are split.
-      axis_name: mapped axes (of ``shard_map`` or ``pmap``) over which gradients differ, as they do
-        where parameters are split by hand: flag and loss scale are then the same on all devices.
-        Not needed under ``jit``, sharded or not.
+      loss_scale: a loss scale; ``None`` for none.
+      several: whether `fun` returns a tree of scalar losses.
+      microbatches: in how many parts the batch is taken.
+      batch_argnums: which positional arguments are split for that.
+      clip_norm: largest global norm of the unscaled gradients.
+      axis_name: mapped axes over which gradients differ.
 
     Returns:
       A function of `fun`'s arguments. It returns ``(grads, grads_finite, loss_scale)``, and with
@@ -155,8 +148,8 @@ def grad(
       gradients are finite, and the next loss scale, of the type that was given.
 
     Raises:
-      TrainingError: something is no loss scale, the policy keeps a history, or the batch does not
-        split.
+      TrainingError: something is not a loss scale, the policy keeps a history, or the batch does
+        not split.
 
     >>> import jaxamp
     >>> grads, finite, _ = grad(lambda x: x**2, loss_scale=jaxamp.StaticLossScale(8))(3.0)
