@@ -127,6 +127,15 @@ def article(name: str) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things, whose plural has an s.
+
+    >>> counted(1, "rule"), counted(0, "run")
+    ('1 rule', '0 runs')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 class _Short(reprlib.Repr):
     """Texts of values, in which arrays are shapes and what is long is cut."""
 

@@ -11,7 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxamp import policy_json
-from jaxamp.errors import ImmutableError, PolicyError, UnsupportedPrecisionError, accepted, shown
+from jaxamp.errors import (
+    ImmutableError,
+    PolicyError,
+    UnsupportedPrecisionError,
+    accepted,
+    counted,
+    shown,
+)
 from jaxamp.formats import CastConfig, Precision, PrecisionLike
 from jaxamp.grammar import ThreeDtypes, looks_like_grammar, parse_grammar
 from jaxamp.guards import ALL_GUARDS, Guard, parse_guards
@@ -359,8 +366,7 @@ class PrecisionPolicy:
 
     def __repr__(self) -> str:
         casts = ", ".join(f"{kind.name.lower()}={cast}" for kind, cast in self.kinds)
-        rules = len(self.rules)
-        extras = [f"{rules} rule{'' if rules == 1 else 's'}"] if rules else []
+        extras = [counted(len(self.rules), "rule")] if self.rules else []
         extras += [f"guards {len(self.guards)} of {len(ALL_GUARDS)}"]
         return f"<PrecisionPolicy {self}: {casts}; {', '.join(extras)}>"
 

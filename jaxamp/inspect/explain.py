@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jaxamp.errors import InspectionError, accepted
+from jaxamp.errors import InspectionError, accepted, counted
 from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.inspect.report import report
 from jaxamp.inspect.shown import Shown
-from jaxamp.inspect.words import counted
 from jaxamp.rules import EquationView, Rule
 from jaxamp.taxonomy import OpKind
 

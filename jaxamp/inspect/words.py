@@ -19,15 +19,6 @@ def amount(number: float, unit: str = "") -> str:
     return f"{digits} {letters[0]}{unit}".strip()
 
 
-def counted(number: int, what: str) -> str:
-    """A number of things, whose plural has an s.
-
-    >>> counted(1, "rule"), counted(0, "run")
-    ('1 rule', '0 runs')
-    """
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def storage(number: float) -> str:
     """A number of bytes.
 

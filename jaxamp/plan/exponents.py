@@ -18,7 +18,8 @@ def find_exponents(graph: Graph, facts: Facts, interior: Interior) -> set[int]:
     if "exp" not in graph.named:
         return set()
     chosen = {out: node for node in graph.named.get("select_n", ()) for out in node.outs}
-    pending = [v for node in graph.named.get("sub", ()) for v in _exponents(graph, facts, node)]
+    differences = (node for node in graph.named.get("sub", ()) if powers(graph, facts, node))
+    pending = [v for node in differences for v in node.ins]
     found: set[int] = set()
     while pending:
         value = pending.pop()
@@ -28,13 +29,12 @@ def find_exponents(graph: Graph, facts: Facts, interior: Interior) -> set[int]:
     return {v for v in found if facts.dense[v] and not interior.fused[v]}
 
 
-def _exponents(graph: Graph, facts: Facts, node: Node) -> tuple[int, ...]:
-    """The operands of a difference of activations that is an exponent."""
-    if not all(facts.dense[v] for v in node.ins):
-        return ()
+def powers(graph: Graph, facts: Facts, node: Node) -> list[int]:
+    """Exponentials of what a node makes, if that is the distance of two activations."""
+    if node.name != "sub" or not all(facts.dense[v] for v in node.ins):
+        return []
     near = descendants(graph, node.outs[0], _passes)
-    is_exponent = any(reader.name == "exp" for v in near for reader in graph.uses[v])
-    return node.ins if is_exponent else ()
+    return [r.outs[0] for v in near for r in graph.uses[v] if r.name == "exp"]
 
 
 def _passes(node: Node) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxamp.plan.descent import descendants
+from jaxamp.plan.exponents import powers
 from jaxamp.plan.facts import DENSE, STATISTIC, Facts
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Node, Role, is_smaller, movements
@@ -93,22 +94,16 @@ class _Joins:
         return _NONE if not found else found.pop() if len(found) == 1 else _SEVERAL
 
     def _powers(self, value: int) -> list[int]:
-        """Exponentials, in the kernel of a value, of its distance to another one.
+        """Exponentials, in the kernel of a value or a choice of it, of its distance to another.
 
-        `exp(x - y)` has the error of `y` itself, however small the distance: so is `logaddexp`
-        differentiated. What a loop stacks is read from there.
+        What a loop stacks is read from there.
         """
-        if any(r.role is Role.LINK for r in self.graph.uses[value]):
+        graph = self.graph
+        if any(r.role is Role.LINK for r in graph.uses[value]):
             return []
-        near = [r for r in self._moved_near(value) if r.name == "sub"]
-        apart = [r.outs[0] for r in near if all(self.facts.dense[v] for v in r.ins)]
-        return [r.outs[0] for v in apart for r in self._moved_near(v) if r.name == "exp"]
-
-    def _moved_near(self, value: int) -> list[Node]:
-        """What reads a value or a choice of it in the kernel of the value."""
-        near = descendants(self.graph, value, lambda r: r.name == "select_n")
-        readers = [r for v in near for r in self.graph.uses[v]]
-        return [r for r in readers if not self.interior.is_far(value, r)]
+        chosen = descendants(graph, value, lambda r: r.name == "select_n")
+        near = (r for v in chosen for r in graph.uses[v] if not self.interior.is_far(v, r))
+        return [p for reader in near for p in powers(graph, self.facts, reader)]
 
     def _is_stored(self, value: int, is_joined: bool, is_dear: bool) -> bool:
         graph, readers = self.graph, self.graph.uses[value]

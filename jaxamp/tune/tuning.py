@@ -8,9 +8,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from jaxamp.errors import TuningError
+from jaxamp.errors import TuningError, counted
 from jaxamp.inspect.shown import Shown
-from jaxamp.inspect.words import counted
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.tune.groups import Group
 
