@@ -16,7 +16,7 @@ from jaxamp import amp
 from jaxamp.rewrite.rows import by_rows
 from tests.audit import equations
 
-BATCH, HEADS, LENGTH, DEPTH = 2, 4, 16, 8
+BATCH, HEADS, LENGTH, DEPTH = 2, 4, 64, 8  # 64 rows of 64 are whole tiles
 Q = jnp.ones((BATCH, HEADS, LENGTH, DEPTH))
 FLAT = re.compile(rf"tensor<{BATCH * HEADS * LENGTH}x{LENGTH}xf32>")
 
@@ -44,6 +44,16 @@ def test_scores_of_heads_are_rows_on_a_gpu_alone(order: str) -> None:
     """The softmax and its derivative are lowered so; a TPU and a CPU get what they always got."""
     fn = jax.grad(amp(attention)) if order == "grad_of_amp" else amp(jax.grad(attention))
     assert [flat(p, fn, Q, Q, Q) > 0 for p in ("cuda", "tpu", "cpu")] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "is_flat"),
+    [(8, 256, True), (196, 196, False), (200, 196, True), (33, 4096, False), (34, 4096, True)],
+)
+def test_rows_that_are_not_whole_tiles_stay(rows: int, columns: int, is_flat: bool) -> None:
+    """XLA would part the softmax of a ViT's 196 patches in four, and store its scores in f32."""
+    closed = jax.make_jaxpr(jax.nn.softmax)(jnp.ones((2, 3, rows, columns)))
+    assert (by_rows(closed) is not closed) is is_flat
 
 
 def branched(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -116,7 +126,7 @@ def test_a_function_of_the_users_under_jit_is_looked_into() -> None:
         ).sum()
 
     assert flat("cuda", amp(scored), Q, Q) > 0
-    closed = jax.make_jaxpr(softmax)(jnp.ones((2, 3, 4, 5)))
+    closed = jax.make_jaxpr(softmax)(jnp.ones((2, 3, 8, 256)))
     assert [eqn.primitive.name for eqn in by_rows(closed).jaxpr.eqns] == ["jit"]
 
 
@@ -172,7 +182,7 @@ def softmax_and_cotangent(x: jax.Array, g: jax.Array) -> Any:
 def test_the_numbers_are_the_same() -> None:
     """Broadcasts of either form are found; XLA:CPU divides by repeated numbers in a way of its own,
     to the last bit of float32."""
-    x, g = (jax.random.normal(jax.random.key(i), (2, 3, 4, 5)) for i in range(2))
+    x, g = (jax.random.normal(jax.random.key(i), (2, 3, 64, 32)) for i in range(2))
     closed = jax.make_jaxpr(softmax_and_cotangent)(x, g)
     changed = by_rows(closed)
     names = [eqn.primitive.name for eqn in equations(changed.jaxpr)]

@@ -4,7 +4,9 @@ A softmax subtracts from each row its maximum, and divides by its sum. XLA:GPU c
 in one kernel of tiles. Where a tile takes its rows from an axis that is not beside the rows' own,
 as it does under a mask that all heads share, Triton moves numbers of rows between threads through
 shared memory, and computes exponentials again rather than keep them, in more than twice the time.
-It does neither where those numbers come from an array of one axis. The numbers are the same.
+It does neither where those numbers come from an array of one axis. The numbers are the same. Where
+tiles do not divide an axis of rows, XLA would part the group at the flat array, and store in f32
+what it had kept within a kernel: such a group stays as it is.
 
 A group is changed when its checkpoint is lowered. Of the forward pass of `grad(amp(f))` JAX leaves
 no checkpoint: so what `amp` has compiled is changed as a whole where it is lowered as a call.
@@ -29,7 +31,7 @@ def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
 
     >>> import jax
     >>> import jax.numpy as jnp
-    >>> centred = jax.make_jaxpr(lambda x: x - x.max(-1, keepdims=True))(jnp.ones((2, 3, 4, 5)))
+    >>> centred = jax.make_jaxpr(lambda x: x - x.max(-1, keepdims=True))(jnp.ones((2, 3, 8, 256)))
     >>> [eqn.primitive.name for eqn in by_rows(centred).jaxpr.eqns]
     ['reduce_max', 'broadcast_in_dim', 'reshape', 'broadcast_in_dim', 'reshape', 'sub']
     """
@@ -117,7 +119,17 @@ def _has_rows(eqn: JaxprEqn) -> bool:
     Of rows of two axes, such as the words of a batch, tiles take the last.
     """
     shape = _shape(eqn.outvars[0])
-    return len(shape) > 3 and all(isinstance(size, int) for size in shape) and shape[-1] > 1
+    if len(shape) < 4 or not all(isinstance(size, int) for size in shape) or shape[-1] < 2:
+        return False
+    return shape[-2] % _rows_of_a_tile(shape[-1]) == 0
+
+
+_TILE = 2048  # numbers in XLA:GPU's tile of a softmax, as JAX 0.10 and 0.11 were seen to compile it
+
+
+def _rows_of_a_tile(columns: int) -> int:
+    """How many rows XLA may want to take at a time: columns are padded to a power of two."""
+    return max(2, _TILE >> (columns - 1).bit_length())
 
 
 def _shape(atom: Any) -> tuple[int, ...]:
