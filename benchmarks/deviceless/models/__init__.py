@@ -7,7 +7,9 @@ MODELS: dict[str, Model] = {
     model.name: model
     for model in (transformer.UNROLLED, transformer.SCANNED, resnet.RESNET50, vit.VIT, lstm.LSTM)
 }
-OTHERS: dict[str, Model] = {model.name: model for model in (decoder.DECODER, experts.EXPERTS)}
+OTHERS: dict[str, Model] = {
+    model.name: model for model in (vit.PATCHES_196, decoder.DECODER, experts.EXPERTS)
+}
 """Models for which the planner was not made; "all" does not stand for them."""
 
 EVERY = MODELS | OTHERS

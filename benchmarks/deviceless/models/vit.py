@@ -85,3 +85,10 @@ VIT = Model(
     full=_size(layers=6, width=768, heads=12, patch=16, classes=1000, batch=32, side=256),
     small=_size(layers=4, width=64, heads=4, patch=4, classes=10, batch=32, side=32),
 )
+
+PATCHES_196 = Model(
+    "vit-224",
+    "ViT-B/16, six layers, images of 224 × 224: 196 words",
+    full=_size(layers=6, width=768, heads=12, patch=16, classes=1000, batch=128, side=224),
+    small=_size(layers=4, width=64, heads=4, patch=4, classes=10, batch=32, side=28),
+)
