@@ -18,7 +18,10 @@ _TIMES = 3  # fewer are like layers
 
 
 def find_weighed(graph: Graph, facts: Facts) -> list[int]:
-    """Values that are weighed again, or added up by a prefix sum, on a way of many weighings."""
+    """Values on a way of many weighings that are weighed again or added up by a prefix sum.
+
+    And the weights there: those of one turn add up to one, and rounded they do not.
+    """
     weights = _find_weights(graph, facts)
     if len(weights) < _TIMES:
         return []
@@ -32,8 +35,9 @@ def find_weighed(graph: Graph, facts: Facts) -> list[int]:
         for source, out in _linear(node, weights):
             times[source] = max(times[source], times[out])
             again[source] |= again[out] or not is_last
-    dense = facts.dense
-    return [v for v, most in enumerate(times) if most >= _TIMES and again[v] and dense[v]]
+    found = {v for v, most in enumerate(times) if most >= _TIMES and again[v] and facts.dense[v]}
+    weighing = (node for v in found for node in graph.uses[v] if _weighs(node, weights))
+    return [*found, *(v for node in weighing for v in node.ins if v in weights)]
 
 
 def _find_weights(graph: Graph, facts: Facts) -> set[int]:
