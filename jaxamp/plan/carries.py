@@ -89,8 +89,10 @@ def _bears_rounding(graph: Graph, facts: Facts, demand: Demand, carry: Carry) ->
     layer in each turn, whose weights are slices of stacked ones. Rounding harms what the same step
     is added to again and again (a clock, an average, an integrator), as the errors add up. And it
     harms what ends neither in Compute nor in a sum, as a loss may be the small difference of that
-    and a target.
+    and a target. Nor may coordinates be rounded of which the step reads how far apart they are.
     """
+    if _is_told_apart(graph, carry):
+        return False
     contractions = _contractions_of(graph, carry)
     layers = [node for node in contractions if any(facts.layer[v] for v in node.ins)]
     is_layered = any(_leads_to(graph, node, carry.out) for node in layers)
@@ -98,6 +100,13 @@ def _bears_rounding(graph: Graph, facts: Facts, demand: Demand, carry: Carry) ->
         return is_layered and _is_summed(graph, carry.result)
     is_added_to = carry.out in descendants(graph, carry.inner, _computes_each)
     return is_layered or (bool(contractions) and not is_added_to)
+
+
+def _is_told_apart(graph: Graph, carry: Carry) -> bool:
+    """Whether parts of a carry are subtracted from others, moved but otherwise as they arrive."""
+    moved = set(descendants(graph, carry.inner, is_movement))
+    differences = (r for v in moved for r in graph.uses[v] if r.name == "sub")
+    return any(r.ins[0] != r.ins[1] and moved.issuperset(r.ins) for r in differences)
 
 
 def _is_summed(graph: Graph, value: int) -> bool:
