@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from itertools import chain
 
 from jaxamp.formats import Precision
 from jaxamp.guards import Guard
@@ -17,6 +18,7 @@ from jaxamp.plan.folds import find_folds
 from jaxamp.plan.graph import Graph, Node
 from jaxamp.plan.interior import Interior
 from jaxamp.plan.magnitudes import STEEP, find_magnitudes
+from jaxamp.plan.moments import find_moments
 from jaxamp.plan.offsets import find_met
 from jaxamp.plan.orders import find_ordered
 from jaxamp.plan.phases import find_coordinates
@@ -114,7 +116,8 @@ def find_dangers(
     """Runs the sweeps that look for what a narrow format would harm."""
     magnitudes = find_magnitudes(graph, facts)
     recurrences = find_recurrences(graph, facts)
-    combined = [*find_met(graph, facts, interior), *find_weighed(graph, facts)]
+    met = find_met(graph, facts, interior), find_weighed(graph, facts), find_moments(graph, facts)
+    combined = list(chain.from_iterable(met))
     return Dangers(
         facts=facts,
         demand=demand,

@@ -212,3 +212,49 @@ def softmax_over_the_batch_of_a_log(x: Array, w: Array, v: Array) -> Array:
     """Weights of items for each column."""
     h = 16.0 * jnp.log((x @ w) ** 2 + 100.0)
     return (jax.nn.softmax(h, axis=0) * x[:, :8]).sum(0) @ v
+
+
+def _window_mean(h: Array) -> Array:
+    return lax.reduce_window(h, 0.0, lax.add, (5, 1), (1, 1), "VALID") / 5.0
+
+
+@hostile(lambda d: (d.normal(32, 16), d.weight(16, 8), d.weight(8, 4), d.normal(28, 4)))
+def gradient_of_windowed_deviation(x: Array, w: Array, v: Array, y: Array) -> Array:
+    """mean(h²) - mean(h)² over windows of rows; backward h mean(g) - mean(mean(h) g)."""
+
+    def loss(w: Array) -> Array:
+        h = 10.0 + x @ w
+        var = _window_mean(h * h) - _window_mean(h) ** 2
+        return ((jnp.sqrt(jnp.maximum(var, 0.0) + 1e-2) @ v - y) ** 2).mean()
+
+    return jax.grad(loss)(w)
+
+
+@hostile(lambda d: (d.normal(40, 16), d.weight(16, 8), d.integers(6, 40), d.weight(8, 4)))
+def deviation_within_groups(x: Array, w: Array, group: Array, v: Array) -> tuple[Array, Array]:
+    """The same over groups of rows, as a graph network aggregates: the mean is joined to it."""
+    h = 20.0 + x @ w
+    count = jnp.maximum(jax.ops.segment_sum(jnp.ones(40), group, 6), 1.0)[:, None]
+    mean = jax.ops.segment_sum(h, group, 6) / count
+    var = jax.ops.segment_sum(h * h, group, 6) / count - mean**2
+    deviation = jnp.sqrt(jax.nn.relu(var) + 1e-2)
+    return jnp.concatenate([mean, deviation], -1) @ jnp.tile(v, (2, 1)), deviation
+
+
+def _points(d: Draw) -> Args:
+    layers = d.normal(4, 1, 8), d.normal(4, 8, 1, scale=0.3)
+    return d.normal(12, 16), d.weight(16, 3), *layers, d.weight(3, 4)
+
+
+@hostile(_points)
+def coordinates_refined_by_layers(x: Array, w: Array, a: Array, b: Array, v: Array) -> Array:
+    """Coordinates near 60 that layers move along their differences; these are all that counts."""
+
+    def layer(p: Array, weights: tuple[Array, Array]) -> tuple[Array, None]:
+        apart = p[:, None] - p[None]
+        distance = jnp.sqrt((apart**2).sum(-1, keepdims=True) + 1e-3)
+        pull = jnp.tanh(jax.nn.silu(distance @ weights[0]) @ weights[1])
+        return p + (apart / (1.0 + distance) * pull).mean(1), None
+
+    p = lax.scan(layer, 60.0 + x @ w, (a, b))[0]
+    return (p - p.mean(0)) @ v
