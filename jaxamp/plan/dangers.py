@@ -24,6 +24,7 @@ from jaxamp.plan.orders import find_ordered
 from jaxamp.plan.phases import find_coordinates
 from jaxamp.plan.pins import Pin, is_inexact
 from jaxamp.plan.poles import AT_NUMBER, AT_ZERO, find_poles
+from jaxamp.plan.raised import find_raised
 from jaxamp.plan.recurrences import find_recurrences
 from jaxamp.plan.weighings import find_weighed
 from jaxamp.policy import PrecisionPolicy
@@ -48,6 +49,7 @@ class Dangers:
       distant: values whose squares and products nearly cancel; see distances.py.
       coordinates: values of whose multiples sines are taken; see phases.py.
       ordered: values that are put in order to pick an index; see orders.py.
+      raised: values that are mostly a known number; see raised.py.
       exponents: values of whose distances exponentials are taken; see exponents.py.
       guards: those of the policy.
     """
@@ -62,6 +64,7 @@ class Dangers:
     distant: Set[int]
     coordinates: Set[int]
     ordered: Set[int]
+    raised: Set[int]
     exponents: Set[int]
     guards: Set[Guard]
 
@@ -96,6 +99,8 @@ class Dangers:
             return Pin("an index is picked by its order", Guard.SENSITIVE)
         if Guard.SENSITIVE in guards and not self.exponents.isdisjoint(outs):
             return Pin("an exponential is taken of its distance to another", Guard.SENSITIVE)
+        if Guard.SENSITIVE in guards and not self.raised.isdisjoint(outs):
+            return Pin("mostly a known number", Guard.SENSITIVE)
         if Guard.SENSITIVE in guards and not self.distant.isdisjoint(outs):
             return CANCELS
         near = union(self.poles, outs)
@@ -129,6 +134,7 @@ def find_dangers(
         distant=find_distant(graph),
         coordinates=find_coordinates(graph, facts),
         ordered=find_ordered(graph, demand),
+        raised=find_raised(graph, facts),
         exponents=find_exponents(graph, facts, interior),
         guards=policy.guards,
     )

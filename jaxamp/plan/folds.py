@@ -44,6 +44,7 @@ class _Folds:
             self._merge(node)
         elif node.trait in _SUMS:
             self._combine(node)
+            self._scale(node)
 
     def backward(self, node: Node) -> None:
         """Marks what a marked value is made of by movement, and by arithmetic on it alone."""
@@ -82,6 +83,13 @@ class _Folds:
             for value in parts:
                 self.folded[value] = 1
             self.mark([self.origin[parts[0]]])
+
+    def _scale(self, node: Node) -> None:
+        """Notes where a multiple comes from: a stencil subtracts twice a value."""
+        known = [v for v in node.ins if v in self.graph.constants]
+        if node.name == "mul" and len(known) == 1:
+            (part,) = (v for v in node.ins if v not in known)
+            self.origin[node.outs[0]] = self.origin[part]
 
     def _are_moved_from_one(self, parts: list[int]) -> bool:
         return len(parts) > 1 and len({self.origin[v] for v in parts}) == 1

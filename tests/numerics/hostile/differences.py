@@ -258,3 +258,33 @@ def coordinates_refined_by_layers(x: Array, w: Array, a: Array, b: Array, v: Arr
 
     p = lax.scan(layer, 60.0 + x @ w, (a, b))[0]
     return (p - p.mean(0)) @ v
+
+
+@hostile(lambda d: (d.normal(32, 16), d.weight(16, 8), d.weight(8, 4)))
+def temperatures_joined(x: Array, w: Array, v: Array) -> Array:
+    """Temperatures of 288 with a deviation of 5, reordered, then their radiation less its mean."""
+    t = 288.0 + 5.0 * jnp.tanh(x @ w)
+    t = jnp.concatenate([t[16:], t[:16]])
+    return (5.67e-8 * t**4 - 390.0) @ v
+
+
+@hostile(lambda d: (d.normal(32, 16), d.weight(16, 8), d.integers(32, 32), d.weight(8, 4)))
+def offsets_that_cancel(x: Array, w: Array, order: Array, v: Array) -> Array:
+    """Two activations with one offset of 8 and deviations of 0.1, one of them looked up."""
+    h = x @ w
+    a, b = 8.0 + 0.1 * jnp.tanh(h), 8.0 + 0.1 * jnp.sin(h)
+    return (a[order] - b) @ v
+
+
+@hostile(lambda d: (d.normal(32, 16), d.weight(16, 8), d.integers(32, 32), d.weight(8, 4)))
+def high_powers_of_what_is_near_one(x: Array, w: Array, order: Array, v: Array) -> Array:
+    """(1 + 0.01 h) ** 200 of rows that are looked up: a compound growth."""
+    growth = 1.0 + 0.01 * jnp.tanh(x @ w)
+    return growth[order] ** 200 @ v
+
+
+@hostile(lambda d: (d.normal(32, 16), d.weight(16, 8), d.weight(8, 4)))
+def second_differences(x: Array, w: Array, v: Array) -> Array:
+    """A stencil on a smooth field: left neighbour, less twice the middle, and the right one."""
+    h = jnp.cumsum(jnp.cumsum(0.01 * (x @ w), 0), 0)
+    return 100.0 * (jnp.roll(h, 1, 0) - 2.0 * h + jnp.roll(h, -1, 0))[1:-1] @ v
