@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import takewhile
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import ad_util as _ad_util
 from jax._src import api_util as _api_util
+from jax._src import checkify as _checkify
 from jax._src import core as _core
 from jax._src import linear_util as _lu
 from jax._src import pjit as _pjit
@@ -27,7 +29,7 @@ from jax._src.interpreters import partial_eval as _pe
 from jax._src.lib import _jax as _xla  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state import types as _state
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
 
 ShapedArray = _core.ShapedArray
 Zero = _ad_util.Zero
@@ -429,6 +431,38 @@ def refuse_captured(differentiated: Sequence[bool]) -> None:
 def symbolic_zero_like(value: Any) -> Any:
     """What a primitive's jvp rule returns for a tangent that is zero."""
     return Zero(jax.typeof(value).to_tangent_aval())
+
+
+def check_nans(primitive: Primitive, named: Callable[[dict[str, Any]], str]) -> None:
+    """Has ``checkify`` look for NaNs in what a primitive of ours gives.
+
+    Args:
+      primitive: of one result.
+      named: gives what errors call an equation of it, by its parameters.
+    """
+
+    def check(*args: Any, **params: Any) -> Any:
+        called = SimpleNamespace(
+            name=named(params), bind=primitive.bind, multiple_results=primitive.multiple_results
+        )
+        return _checkify.nan_error_check(called, *args, **params)
+
+    _checkify.error_checks[primitive] = check
+
+
+def check_like(primitive: Primitive, original: Primitive) -> None:
+    """Has ``checkify`` look at a primitive of ours, of two operands, as at one of JAX's.
+
+    Args:
+      primitive: gives what `original` gives.
+      original: is emitted too; nothing reads its result, and XLA drops it.
+    """
+
+    def check(*args: Any, **params: Any) -> Any:
+        error, _ = _checkify.error_checks[original](*args, **params)
+        return error, primitive.bind(*args[-2:], **params)
+
+    _checkify.error_checks[primitive] = check
 
 
 def read_atom(env: dict[Any, Any], atom: Any) -> Any:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import io_callback
+from jax.experimental import checkify, io_callback
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxamp
@@ -502,6 +502,33 @@ def test_effects_happen_once_and_in_order():
         amp(f)(jnp.array([1.0, 2.0]))
     jax.effects_barrier()
     assert seen == [1, 2, 1, 2]
+
+
+SQUARES = jnp.eye(64) * 1.5
+CHECKED = {
+    "product": lambda x, w: x @ w,
+    "convolution": lambda x, w: jnp.convolve(x[0], w[0]),
+    "loop": lambda x, w: jax.lax.scan(lambda h, _: (h @ w, None), x, length=2)[0],
+    "lookup": lambda x, w: jnp.take_along_axis(
+        jax.nn.log_softmax(jnp.ones((2, 64)) @ w), jnp.array([[3], [999]]), 1
+    ),
+}
+
+
+@pytest.mark.parametrize("policy", ["auto_mixed", "fp8_current"])
+@pytest.mark.parametrize("name", CHECKED)
+def test_checkify_finds_what_it_finds_in_the_original(name, policy):
+    policy = PrecisionPolicy.parse(policy)
+    policy = policy.replace(scaling={"small": ()}) if policy.is_scaled else policy
+
+    def found(fn, value):
+        checked = checkify.checkify(fn, errors=checkify.nan_checks | checkify.index_checks)
+        message = jax.jit(checked)(jnp.full((2, 64), value), SQUARES)[0].get()
+        return message and message.splitlines()[0]
+
+    for value in (1.0, jnp.nan):
+        assert found(amp(CHECKED[name], policy), value) == found(CHECKED[name], value)
+    assert found(CHECKED[name], jnp.nan)
 
 
 def test_threads():

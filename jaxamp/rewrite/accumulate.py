@@ -224,6 +224,7 @@ accumulate_p.def_abstract_eval(_type)
 ad.primitive_jvps[accumulate_p] = _jvp
 ad.primitive_transposes[accumulate_p] = _transpose
 batching.primitive_batchers[accumulate_p] = _batch
+_compat.check_nans(accumulate_p, lambda params: params["contraction"].name)
 mlir.register_lowering(accumulate_p, mlir.lower_fun(_direct, multiple_results=False))
 for platform, lowered in {"cpu": _on_cpu, "cuda": _on_gpu, "rocm": _on_gpu}.items():
     mlir.register_lowering(

@@ -15,6 +15,7 @@ from jax import lax
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxamp import _compat
 from jaxamp.plan import Echo
 from jaxamp.rewrite.casts import cast
 from jaxamp.rewrite.held import hold
@@ -75,4 +76,5 @@ echo_p.def_impl(_sum)
 echo_p.def_abstract_eval(_aval)
 ad.deflinear2(echo_p, _transpose)
 batching.primitive_batchers[echo_p] = _batch
+_compat.check_nans(echo_p, lambda params: params["op"].name)
 mlir.register_lowering(echo_p, mlir.lower_fun(_sum, multiple_results=False))

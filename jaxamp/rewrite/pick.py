@@ -18,6 +18,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxamp import _compat
 from jaxamp.taxonomy import OpKind, Trait, register_op_kind
 
 pick_p = Primitive("pick")
@@ -124,5 +125,6 @@ pick_p.def_abstract_eval(_aval)
 ad.defjvp(pick_p, lambda t, table, indices, **params: pick(t, indices, params), None)
 ad.primitive_transposes[pick_p] = _transpose
 batching.primitive_batchers[pick_p] = _batch
+_compat.check_like(pick_p, lax.gather_p)
 mlir.register_lowering(pick_p, mlir.lower_fun(_gather, multiple_results=False))
 mlir.register_lowering(pick_p, mlir.lower_fun(folded, multiple_results=False), platform="tpu")

@@ -138,3 +138,4 @@ def _batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple
 
 define(quantized_dot_p, _quantized, _type, _jvp, _batch)
 ad.primitive_transposes[quantized_dot_p] = _transpose
+_compat.check_nans(quantized_dot_p, lambda params: dot_general_p.name)
