@@ -29,6 +29,7 @@ from jax._src.interpreters import partial_eval as _pe
 from jax._src.lib import _jax as _xla  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.state import types as _state
+from jax.experimental import jet as _jet
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
 
 ShapedArray = _core.ShapedArray
@@ -463,6 +464,22 @@ def check_like(primitive: Primitive, original: Primitive) -> None:
         return error, primitive.bind(*args[-2:], **params)
 
     _checkify.error_checks[primitive] = check
+
+
+def complete_jet() -> None:
+    """Teaches ``jax.experimental.jet`` checkpoints and the names in them, which JAX leaves out."""
+
+    def checkpoint(primals: Any, series: Any, *, jaxpr: Jaxpr, **_: Any) -> Any:
+        def run(*args: Any) -> list[Any]:
+            return _core.eval_jaxpr(jaxpr, (), *args)
+
+        return _jet.jet(run, primals, series, factorial_scaled=False)
+
+    def name(primals: Any, series: Any, **_: Any) -> Any:
+        return primals[0], series[0]
+
+    _jet.jet_rules.setdefault(_ad_checkpoint.remat_p, checkpoint)
+    _jet.jet_rules.setdefault(_ad_checkpoint.name_p, name)
 
 
 def read_atom(env: dict[Any, Any], atom: Any) -> Any:

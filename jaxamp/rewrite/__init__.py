@@ -7,12 +7,12 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr
 
 from jaxamp.plan import Plan
-from jaxamp.rewrite import rules
+from jaxamp.rewrite import rules, taylor
 from jaxamp.rewrite.casts import cast
 from jaxamp.rewrite.interpreter import interpret_whole
 from jaxamp.rewrite.registry import Context, rewrites
 
-__all__ = ["rewrites", "rules", "run_plan"]
+__all__ = ["rewrites", "rules", "run_plan", "taylor"]
 
 
 def run_plan(closed_jaxpr: ClosedJaxpr, plan: Plan, *args: Any) -> list[Any]:

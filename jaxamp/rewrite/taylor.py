@@ -1,0 +1,69 @@
+"""Taylor mode: what ``jax.experimental.jet`` asks of the primitives in rewritten programs.
+
+A series is a list of terms, the first of which belongs to order one. What is linear is applied to
+each; of a product, the terms of order n are sums of products whose orders add up to n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.experimental import jet
+
+from jaxamp import _compat
+from jaxamp.rewrite.accumulate import accumulate_p, parted
+from jaxamp.rewrite.echo import echo_p
+from jaxamp.rewrite.held import held_p
+from jaxamp.rewrite.pick import pick_p
+from jaxamp.rewrite.quantized_dot import quantized_dot_p
+
+Series = Sequence[Any]
+
+
+def _product(multiply: Callable[[Any, Any], Any], lhs: Series, rhs: Series) -> list[Any]:
+    """Terms of a product, the one of order zero included."""
+    orders = range(len(lhs))
+    sums = ([multiply(lhs[k], rhs[n - k]) for k in range(n + 1)] for n in orders)
+    return [sum(terms[1:], terms[0]) for terms in sums]
+
+
+def _accumulated(primals: Series, series: Sequence[Series], *, rounded: Any, **params: Any) -> Any:
+    (lhs, rhs, *others), _ = parted(primals, rounded)
+
+    def multiply(x: Any, y: Any) -> Any:
+        return accumulate_p.bind(x, y, *others, rounded=(), **params)
+
+    out, *terms = _product(multiply, [lhs, *series[0]], [rhs, *series[1]])
+    return out, terms
+
+
+def _quantized(primals: Series, series: Sequence[Series], **params: Any) -> Any:
+    def multiply(x: Any, y: Any) -> Any:
+        return quantized_dot_p.bind(x, y, **params)
+
+    out, *terms = _product(multiply, [primals[0], *series[0]], [primals[1], *series[1]])
+    return out, terms
+
+
+def _added(primals: Series, series: Sequence[Series], **params: Any) -> Any:
+    terms = [echo_p.bind(x, y, **params) for x, y in zip(*series, strict=True)]
+    return echo_p.bind(*primals, **params), terms
+
+
+def _picked(primals: Series, series: Sequence[Series], **params: Any) -> Any:
+    table, indices = primals
+    terms = [pick_p.bind(term, indices, **params) for term in series[0]]
+    return pick_p.bind(table, indices, **params), terms
+
+
+def _held(primals: Series, series: Sequence[Series]) -> Any:
+    return held_p.bind(*primals), [held_p.bind(term) for term in series[0]]
+
+
+jet.jet_rules[accumulate_p] = _accumulated
+jet.jet_rules[quantized_dot_p] = _quantized
+jet.jet_rules[echo_p] = _added
+jet.jet_rules[pick_p] = _picked
+jet.jet_rules[held_p] = _held
+_compat.complete_jet()
