@@ -163,7 +163,8 @@ class Equation:
             return operand.short
         if self.eqn.primitive is accumulate_p and self.decision is None:
             precisions = [Precision.of_dtype(self.eqn.params["narrow"])]
-        return next((p.short for p in precisions if p), "") or _words([None], atoms[-1:])[0]
+        named = next((p.short for p in precisions if p), "")
+        return named or "".join(_words([None], atoms[-1:]))  # a print of no arrays has neither
 
     def _accumulation(self) -> str:
         if self.decision is None:

@@ -285,6 +285,18 @@ def test_guards_that_fired_are_counted():
     assert guards["no-gain"] > 0
 
 
+def test_a_print_of_no_arrays_is_shown():
+    def speaking(x, w):
+        jax.debug.print("here")
+        return x @ w
+
+    args = spec(4, 8), spec(8, 2)
+    (said,) = [o for o in report(speaking)(*args).operations if o.primitive == "debug_print"]
+    assert (said.arithmetic, said.operands, said.results) == ("", (), ())
+    assert "debug_print" in str(explain(speaking)(*args))
+    assert str(diff("auto_mixed_bf16", "auto_mixed")(speaking)(*args))
+
+
 def test_json_has_every_operation():
     """Totals in the JSON are the sums of the operations in it."""
     found = report(mlp_loss)(*MLP)
