@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
+from jaxamp import _compat
 from jaxamp.calls import is_array
 from jaxamp.errors import InspectionError
+from jaxamp.taxonomy import Trait, lookup
 
 
 def flattened(
@@ -45,17 +48,38 @@ def exported(
       platform: what JAX calls the kind of device.
 
     Raises:
-      InspectionError: what JAX needs to serialize programs is not installed.
+      InspectionError: what JAX needs to serialize programs is not installed, or the program calls
+        back to the host.
     """
     flat, specs = flattened(fn, wrap, args, kwargs)
+    compiled = jax.jit(flat)
+    jaxpr = compiled.trace(*specs).jaxpr.jaxpr
     try:
-        made = jax.export.export(jax.jit(flat), platforms=[platform])(*specs)
+        made = jax.export.export(compiled, platforms=[platform])(*specs)
         return bytes(made.serialize())
     except ModuleNotFoundError as error:
         raise InspectionError(
             f"JAX needs {error.name} to hand a program to another compiler: "
             f"pip install {error.name}"
         ) from None
+    except (NotImplementedError, ValueError) as error:
+        eqn = next(_callbacks(jaxpr), None)
+        if eqn is None:
+            raise
+        raise InspectionError(
+            f"The program calls back to the host: {eqn.primitive.name} at "
+            f"{_compat.user_line(eqn.source_info)}. JAX compiles that only where it runs. Leave it "
+            "out to ask about another chip."
+        ) from error
+
+
+def _callbacks(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    for eqn in jaxpr.eqns:
+        op = lookup(eqn.primitive)
+        if op is not None and op.trait is Trait.CALLBACK:
+            yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from _callbacks(inner)
 
 
 def _is_input(leaf: Any) -> bool:

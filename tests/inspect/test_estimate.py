@@ -3,7 +3,9 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.experimental import io_callback
 
 import jaxamp
 from jaxamp import InspectionError, PolicyError, PrecisionPolicy
@@ -121,6 +123,27 @@ def test_a_missing_compiler_is_an_error_that_says_what_to_install(monkeypatch, t
         jaxamp.estimate(mlp_loss, target="v6e")(*MLP)
     assert "GB" in str(caught.value)
     assert str(tmp_path) in str(caught.value)
+
+
+def _printing(x):
+    jax.debug.print("here")
+    return x @ x
+
+
+CALLING = {
+    "debug_print": jax.jit(_printing),
+    "pure_callback": lambda x: jax.pure_callback(lambda x: x, x, x @ x),
+    "io_callback": lambda x: io_callback(lambda x: x, x, x @ x, ordered=True),
+}
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_a_callback_is_an_error_that_says_where(name):
+    """JAX lowers callbacks for the devices at hand alone, and serializes none."""
+    for platform in ("cpu", "cuda"):
+        with pytest.raises(InspectionError, match=rf"{name} at .*test_estimate.py:\d+") as caught:
+            exported(CALLING[name], jaxamp.amp, (jnp.ones((4, 4)),), {}, platform)
+        assert "back to the host" in str(caught.value)
 
 
 def test_an_exported_program_has_arrays_as_inputs_and_nothing_else():
