@@ -27,7 +27,7 @@ def arrays_of(owner: Any) -> list[Any]:
     owner = owner.__self__ if isinstance(owner, MethodType) else owner
     if isinstance(owner, type | ModuleType):
         return []
-    pending = list(getattr(owner, "__dict__", {}).values())  # another thread may add one
+    pending = _attributes(owner)
     found: list[Any] = []
     seen: set[int] = set()
     for value in pending:
@@ -40,6 +40,14 @@ def arrays_of(owner: Any) -> list[Any]:
         elif not isinstance(value, _NEITHER) and not jax.tree_util.all_leaves([value]):
             found += [leaf for leaf in jax.tree.leaves(value) if isinstance(leaf, _ARRAYS)]
     return found
+
+
+def _attributes(owner: Any) -> list[Any]:
+    if not hasattr(type(owner), "__slots__"):
+        return list(getattr(owner, "__dict__", {}).values())  # another thread may add one
+    state = object.__getstate__(owner)  # a dictionary, or that and one of slots; ``None`` for none
+    parts = state if isinstance(state, tuple) else (state,)
+    return [value for part in parts if part for value in part.values()]
 
 
 def _is_long_text(container: Any) -> bool:

@@ -229,6 +229,27 @@ def test_arrays_of_objects_are_not_stale(style, kind):
     assert trainer.traced == (3 if style == "method" else 0)
 
 
+@pytest.mark.parametrize("weak", [True, False], ids=["weak", "strong"])
+def test_arrays_in_slots_are_not_stale(weak):
+    @dataclass(slots=True, weakref_slot=weak, eq=False)
+    class Slotted:
+        w: jax.Array
+
+        def __call__(self, x):
+            return x @ self.w
+
+    class Derived(Slotted):
+        """Has a dictionary beside the slots."""
+
+    for cls in (Slotted, Derived):
+        layer, x = cls(jnp.eye(4)), jnp.ones((2, 4))
+        calls = amp(layer), functools.partial(amp(lambda f, x: f(x)), layer)
+        for scale in (1, 2):
+            layer.w = scale * jnp.eye(4)
+            for call in calls:
+                np.testing.assert_array_equal(call(x), scale * x)
+
+
 def test_former_arrays_of_an_object_die():
     """What was traced with them goes when the object has others, or dies."""
 
