@@ -56,6 +56,25 @@ def test_rows_that_are_not_whole_tiles_stay(rows: int, columns: int, is_flat: bo
     assert (by_rows(closed) is not closed) is is_flat
 
 
+def grouped(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Two heads of queries for each of keys, whose product is transposed."""
+    q = q.reshape(BATCH, LENGTH, HEADS // 2, 2, DEPTH)
+    scores = jnp.einsum("bqgrd,bkgd->bgrqk", q, k)
+    mask = jnp.tril(jnp.ones((LENGTH, LENGTH), bool))
+    weights = jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
+    return (jnp.einsum("bgrqk,bkgd->bqgrd", weights, v) ** 2).sum()
+
+
+@pytest.mark.parametrize("order", ["grad_of_amp", "amp_of_grad"])
+def test_scores_that_were_transposed_are_no_rows(order: str) -> None:
+    """What a flat array reads would be transposed in float32, in both passes."""
+    q, key = jnp.ones((BATCH, LENGTH, HEADS, DEPTH)), jnp.ones((BATCH, LENGTH, HEADS // 2, DEPTH))
+    product = jax.make_jaxpr(grouped)(q, key, key).jaxpr
+    assert any(e.primitive.name == "transpose" for e in equations(product))
+    fn = jax.grad(amp(grouped)) if order == "grad_of_amp" else amp(jax.grad(grouped))
+    assert flat("cuda", fn, q, key, key) == 0
+
+
 def branched(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return jax.lax.cond(q.sum() > 0, attention, lambda *args: attention(*args) + 1, q, k, v)
 

@@ -8,6 +8,9 @@ It does neither where those numbers come from an array of one axis. The numbers 
 tiles do not divide an axis of rows, XLA would part the group at the flat array, and store in f32
 what it had kept within a kernel: such a group stays as it is.
 
+A softmax of scores that were transposed is no such kernel: XLA leaves the scores where they are,
+so that a row's numbers are not side by side. A flat array would have them transposed in float32.
+
 A group is changed when its checkpoint is lowered. Of the forward pass of `grad(amp(f))` JAX leaves
 no checkpoint: so what `amp` has compiled is changed as a whole where it is lowered as a call.
 """
@@ -15,11 +18,12 @@ no checkpoint: so what `amp` has compiled is changed as a whole where it is lowe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
+from functools import partial
 from typing import Any
 
 from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxamp import _compat
 from jaxamp.rewrite.replay import replay
@@ -39,23 +43,28 @@ def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _reads_rows(closed: ClosedJaxpr) -> bool:
-    return any(_read_by_rows(eqn) or any(map(_reads_rows, _bodies(eqn))) for eqn in closed.eqns)
+    turned = _turned(closed.jaxpr)
+    return any(
+        _read_by_rows(eqn, turned) or any(map(_reads_rows, _bodies(eqn))) for eqn in closed.eqns
+    )
 
 
 @_compat.remembered
 def _changed(closed: ClosedJaxpr) -> ClosedJaxpr:
+    emit = partial(_emit, _turned(closed.jaxpr))
+
     def run(*args: Any) -> list[Any]:
-        return replay(closed, args, _emit)
+        return replay(closed, args, emit)
 
     avals = [var.aval for var in closed.jaxpr.invars]
     return _compat.trace_to_jaxpr(run, avals, closed.jaxpr.debug_info)
 
 
-def _emit(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+def _emit(turned: Set[Var], eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     with _compat.emitting(eqn):
         if bodies := _bodies(eqn):
             return _compat.bind(eqn, operands, **_holding(eqn, map(by_rows, bodies)))
-        read = _read_by_rows(eqn)
+        read = _read_by_rows(eqn, turned)
         if not read:
             return _compat.bind(eqn, operands)
         shape = _shape(eqn.outvars[0])
@@ -99,26 +108,57 @@ def _spread(rows: Any, shape: tuple[int, ...]) -> Any:
     return lax.reshape(columns, shape)
 
 
-def _read_by_rows(eqn: JaxprEqn) -> list[int]:
+# What these give is in memory as their operands are.
+_THROUGH = ("add_any", "convert_element_type", "held", "name")
+
+
+def _turned(jaxpr: Jaxpr) -> Set[Var]:
+    """Arrays whose rows were columns: transposed ones, and what arithmetic joins to these."""
+    parent: dict[Var, Var] = {}
+
+    def root(var: Var) -> Var:
+        while parent.setdefault(var, var) is not var:
+            parent[var] = var = parent[parent[var]]
+        return var
+
+    transposed = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is lax.transpose_p:
+            if eqn.params["permutation"][-1] != len(eqn.params["permutation"]) - 1:
+                transposed += eqn.outvars
+        elif _is_elementwise(eqn) or eqn.primitive.name in _THROUGH or _bodies(eqn):
+            first: dict[tuple[int, ...], Var] = {}
+            for atom in (*eqn.invars, *eqn.outvars):
+                if isinstance(atom, Var) and _has_rows(atom):
+                    parent[root(atom)] = root(first.setdefault(_shape(atom), atom))
+    roots = set(map(root, transposed))
+    return {var for var in parent if root(var) in roots}
+
+
+def _is_elementwise(eqn: JaxprEqn) -> bool:
+    described = lookup(eqn.primitive)
+    return described is not None and described.kind is OpKind.ELEMENTWISE
+
+
+def _read_by_rows(eqn: JaxprEqn, turned: Set[Var]) -> list[int]:
     """Which operands of a broadcast or of elementwise arithmetic are repeated in each column."""
-    if len(eqn.outvars) != 1 or not _has_rows(eqn):
+    if len(eqn.outvars) != 1 or not _has_rows(eqn.outvars[0]) or eqn.outvars[0] in turned:
         return []
     rows = _shape(eqn.outvars[0])[:-1]
     if eqn.primitive is lax.broadcast_in_dim_p:
         onto, shape = map(int, eqn.params["broadcast_dimensions"]), _shape(eqn.invars[0])
         return [0] if [*onto] == [*range(len(shape))] and shape in (rows, (*rows, 1)) else []
-    described = lookup(eqn.primitive)
-    if described is None or described.kind is not OpKind.ELEMENTWISE:
+    if not _is_elementwise(eqn):
         return []
     return [i for i, atom in enumerate(eqn.invars) if _shape(atom) == (*rows, 1)]
 
 
-def _has_rows(eqn: JaxprEqn) -> bool:
-    """Whether the result has columns, and rows of several axes, of which tiles take one.
+def _has_rows(atom: Any) -> bool:
+    """Whether an array has columns, and rows of several axes, of which tiles take one.
 
     Of rows of two axes, such as the words of a batch, tiles take the last.
     """
-    shape = _shape(eqn.outvars[0])
+    shape = _shape(atom)
     if len(shape) < 4 or not all(isinstance(size, int) for size in shape) or shape[-1] < 2:
         return False
     return shape[-2] % _rows_of_a_tile(shape[-1]) == 0
