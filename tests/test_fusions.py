@@ -417,3 +417,104 @@ def test_stacked_inputs_of_products_are_narrow() -> None:
     carried, *stacked = (v.aval for v in forward.outvars)
     assert carried.dtype == jnp.float32
     assert {a.dtype for a in stacked} == {jnp.dtype(jnp.bfloat16)}
+
+
+def convolved(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jax.lax.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def batch_normed(x: jax.Array) -> jax.Array:
+    centred = x - x.mean((0, 1, 2))
+    return centred * jax.lax.rsqrt((centred * centred).mean((0, 1, 2)) + 1e-5)
+
+
+def densely_connected(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    """Every layer reads what all layers before it have made."""
+    for w in weights[:-1]:
+        new = convolved(jax.nn.relu(batch_normed(x)) if x.shape[-1] > 3 else x, w)
+        x = jnp.concatenate([x, new], -1) if x.shape[-1] > 3 else new
+    return (convolved(jax.nn.relu(batch_normed(x)), weights[-1]) ** 2).mean()
+
+
+@pytest.fixture
+def dense() -> tuple[list[jax.Array], jax.Array]:
+    keys = iter(jax.random.split(jax.random.key(0), 6))
+    shapes = [(3, 3, 3, 8), (3, 3, 8, 4), (3, 3, 12, 4), (3, 3, 16, 4), (1, 1, 20, 2)]
+    weights = [jax.random.normal(next(keys), s) / (s[0] * s[1] * s[2]) ** 0.5 for s in shapes]
+    return weights, jax.random.normal(next(keys), (2, 8, 8, 3))
+
+
+def gradient_of(fn: Callable[..., Any], order: str) -> Callable[..., Any]:
+    is_inside = order == "amp(grad(f))"
+    return amp(jax.grad(fn), POLICY) if is_inside else jax.grad(amp(fn, POLICY))
+
+
+def images(jaxpr: Jaxpr) -> list[Any]:
+    """The types of the images that groups read."""
+    read: list[Any] = [v.aval for group in groups(jaxpr) for v in group.invars]
+    return [aval for aval in read if aval.ndim == 4]
+
+
+@pytest.mark.parametrize("fn", [densely_connected, jax.grad(densely_connected)])
+def test_what_lies_side_by_side_is_not_stored(dense: Any, fn: Callable[..., Any]) -> None:
+    """No group hands a concatenation to another: each reads the parts, which are in memory."""
+    jaxpr = jax.make_jaxpr(amp(fn, POLICY))(*dense).jaxpr
+    assert {8, 4} <= {array.shape[-1] for array in images(jaxpr)}
+    made = [
+        maker.primitive.name
+        for group in groups(jaxpr)
+        for maker in group.params["jaxpr"].eqns
+        if {*maker.outvars} & {*group.params["jaxpr"].outvars}
+        and any(getattr(v.aval, "ndim", 0) == 4 for v in maker.outvars)
+    ]
+    assert made
+    assert not {"concatenate", "name"} & {*made}
+
+
+def test_a_concatenation_that_a_kernel_reads_is_stored(dense: Any) -> None:
+    """It is written in any case, and read again as a whole."""
+    weights, x = dense
+
+    def joined(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        new = convolved(x, weights[0])
+        both = jnp.concatenate([new, convolved(jax.nn.relu(batch_normed(new)), weights[1])], -1)
+        again = convolved(jax.nn.relu(batch_normed(both)), weights[2])
+        return ((convolved(both, weights[2]) + again) ** 2).mean()
+
+    jaxpr = jax.make_jaxpr(amp(joined, POLICY))(weights, x).jaxpr
+    found = [e for e in equations(jaxpr) if e.primitive.name == "concatenate"]
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+def test_the_largest_of_rounded_numbers_is_rounded(dense: Any, order: str) -> None:
+    """A window picks stored numbers: neither they nor its cotangents are widened for it."""
+    weights, x = dense
+
+    def pooled(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        x = jax.nn.relu(batch_normed(convolved(x, weights[0])))
+        window = (1, 2, 2, 1)
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "SAME")
+        return (convolved(jax.nn.relu(batch_normed(x)), weights[1]) ** 2).mean()
+
+    jaxpr = jax.make_jaxpr(gradient_of(pooled, order))(weights, x).jaxpr
+    names = ("reduce_window_max", "select_and_scatter_add")
+    windows = [e for e in equations(jaxpr) if e.primitive.name in names]
+    assert {e.primitive.name for e in windows} == {*names}
+    avals: list[Any] = [v.aval for e in windows for v in (*e.invars, *e.outvars)]
+    assert {str(aval.dtype) for aval in avals} == {"bfloat16"}
+
+
+def test_masks_that_are_combined_are_made_again(dense: Any) -> None:
+    """`and` of two comparisons is fused like either: nothing large but products is read later."""
+    weights, x = dense
+
+    def clipped(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        x = jax.nn.hard_swish(batch_normed(convolved(x, weights[0])))
+        return (convolved(x, weights[1]) ** 2).mean()
+
+    jaxpr = jax.make_jaxpr(amp(jax.grad(clipped), POLICY))(weights, x).jaxpr
+    read = {str(array.dtype) for array in images(jaxpr) if array.size > 512}
+    assert read == {"bfloat16"}

@@ -8,7 +8,7 @@ from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.demand import ESCAPES, REACHES, Demand
 from jaxamp.plan.flags import union
 from jaxamp.plan.graph import Graph, Nest, Node, Role
-from jaxamp.plan.interior import ARITHMETIC, Interior
+from jaxamp.plan.interior import ARITHMETIC, Interior, combines_masks
 from jaxamp.taxonomy import Trait
 
 _FOREIGN = frozenset({"custom_vjp_call", "checkpoint", "remat2", "optimization_barrier", "held"})
@@ -36,7 +36,8 @@ def _is_fusible(
 ) -> bool:
     if node.trait is Trait.GENERATOR:
         return not node.ins
-    if interior.kernels[node.index] or node.role not in _FUSED:
+    is_fused = node.role in _FUSED or combines_masks(graph, node)
+    if interior.kernels[node.index] or not is_fused:
         return False
     if node.trait in _BETWEEN_DEVICES or node.name in _FOREIGN or node.eqn.effects:
         return False

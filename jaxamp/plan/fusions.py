@@ -55,6 +55,7 @@ class Fusions:
         for node in lookups:
             if node in self.picking or takes_all(graph, node):
                 self._fusible[node.index] = 1
+        self._side_by_side = self._find_side_by_side()
         self._levels = find_levels(graph, facts, frame, self._fusible)
         self._statistics = find_statistics(graph, facts, self._fusible, self._levels)
         self._level_of_nest: dict[Nest, int | None] = {}
@@ -156,18 +157,40 @@ class Fusions:
                 if self._is_kept_by_rule(value):
                     self.by_rules.add(value)
                 is_kept = is_statistic or self._is_stored(value) or value in self.by_rules
-                self.kept[value] = is_kept
+                self.kept[value] = is_kept and value not in self._side_by_side
             self.again[value] = not (is_statistic or is_found) and self._is_cheap(value)
 
     def _is_cheap(self, value: int) -> bool:
         """Whether a value is nowhere in memory, and made of what is."""
         if value in self.graph.outputs or self.facts.state[value]:
             return False
+        if value in self._side_by_side:
+            return True
         is_activation = self.graph.ours[value] and self.facts.dense[value]
         if value in self.interior.rectified and not self.interior.joined[value]:
             return True  # what it is made of is read anyway
         is_read = value in self.interior.copied
         return not is_activation or bool(self.interior.fused[value] and not is_read)
+
+    def _find_side_by_side(self) -> dict[int, int]:
+        """Concatenations that no kernel reads, of arrays that are in memory, and of how many.
+
+        To read the parts is to read as many bytes as of the whole, which need not be written.
+        """
+        found: dict[int, int] = {}
+        for node in self.graph.named.get("concatenate", ()):
+            (out,) = node.outs
+            parts = sum(found.get(v, 1) for v in node.ins)
+            is_stored = all(v in found or self._is_in_memory(v) for v in node.ins)
+            is_fused = all(self._fusible[r.index] for r in self.graph.uses[out])
+            if parts <= _MOST_PARTS and is_stored and is_fused and is_narrow(self.stored[out]):
+                found[out] = parts
+        return found
+
+    def _is_in_memory(self, value: int) -> bool:
+        """Whether a narrow activation is stored whatever becomes of it."""
+        is_stored = is_narrow(self.stored[value]) and value not in self.unwidened
+        return is_stored and bool(self.facts.dense[value])
 
     def _is_kept_by_rule(self, value: int) -> bool:
         """Whether a rule cuts off at zero what it had better read than make again.
@@ -185,6 +208,9 @@ class Fusions:
         readers = [self._levels[r.outs[0]] for r in self.graph.uses[value] if r.outs]
         here = self._levels[value]
         return here in readers and any(level != here for level in readers)
+
+
+_MOST_PARTS = 32  # XLA fuses no more than 96 operands and results
 
 
 def _root(parent: list[int], index: int) -> int:

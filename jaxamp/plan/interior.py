@@ -23,6 +23,7 @@ _FREE_READERS = (*ARITHMETIC, Role.REDUCE, Role.FIXED, Role.CONVERT)
 _KERNELS = (Role.CONTRACT, Role.FIXED, Role.LINK)
 COSTLY = (Trait.SMOOTH, Trait.SENSITIVE)  # too dear to be computed twice
 EQUALITIES = ("eq", "ne")
+_LOGIC = ("and", "or", "xor", "not")
 _NEVER = 1 << 60  # a depth that nothing has
 
 
@@ -73,7 +74,8 @@ def find_interior(graph: Graph) -> Interior:
     interior = Interior(depth, [], bytearray(len(graph.nodes)), fused, joined)
     _find_depths(graph, interior)
     for node in reversed(graph.nodes):
-        if node.role in ARITHMETIC or (node.role is Role.REDUCE and not scatters(node)):
+        is_fold = node.role is Role.REDUCE and not picks_in_windows(graph, node)
+        if node.role in ARITHMETIC or is_fold:
             for value in node.outs:
                 interior.fused[value] = graph.ours[value] and _is_fused(graph, interior, value)
     return interior
@@ -82,6 +84,19 @@ def find_interior(graph: Graph) -> Interior:
 def _is_window(graph: Graph, node: Node) -> bool:
     """Whether a reduction keeps its axes (pooling, running sums): a kernel that fuses nothing."""
     return graph.avals[node.outs[0]].ndim == graph.avals[node.ins[0]].ndim
+
+
+def picks_in_windows(graph: Graph, node: Node) -> bool:
+    """Whether a kernel picks some of the numbers that are stored, or adds to the places of those.
+
+    The largest of rounded numbers is a rounded number: it is stored as they are.
+    """
+    return _is_window(graph, node) and (node.trait is Trait.EXTREMUM or scatters(node))
+
+
+def combines_masks(graph: Graph, node: Node) -> bool:
+    """Whether a node is arithmetic on truth values, which is fused like any other."""
+    return node.name in _LOGIC and graph.kinds[node.outs[0]] == "b"
 
 
 def scatters(node: Node) -> bool:
@@ -105,10 +120,11 @@ def _find_depths(graph: Graph, interior: Interior) -> None:
         role = node.role
         is_window = role is Role.REDUCE and _is_window(graph, node)
         is_repeated = node in repeated
-        kernels[node.index] = is_kernel = is_window or is_repeated or role in _KERNELS
+        is_alone = role in _KERNELS and not combines_masks(graph, node)
+        kernels[node.index] = is_kernel = is_window or is_repeated or is_alone
         reached = max([depth[v] for v in node.ins], default=0)
         # A sum of many takes f32: what it adds up may cancel.
-        picks = is_window and (node.trait is Trait.EXTREMUM or scatters(node))
+        picks = role is Role.REDUCE and picks_in_windows(graph, node)
         takes_stored = picks or is_repeated or role is Role.LINK or role is Role.CONTRACT
         ready.append(_NEVER if takes_stored else reached)
         if node.ins and node.link is not Link.BACK:
