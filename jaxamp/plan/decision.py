@@ -45,10 +45,13 @@ class Echo(NamedTuple):
     Attributes:
       operand: index of the activation.
       precision: what the cotangent is rounded to.
+      is_multiplied: whether products with the cotangent are summed over rows, too: one kernel then
+        makes all sums of what is in memory.
     """
 
     operand: int
     precision: Precision
+    is_multiplied: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

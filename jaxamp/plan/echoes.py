@@ -4,8 +4,9 @@ Such a sum is fused, so it is f32, and so is its cotangent. That goes two ways: 
 rounded as the activation is stored, and to the parameter, folded over rows by another kernel.
 Unless the fold reads the rounding as well, the f32 cotangent is written to memory for it.
 
-So it is behind a batch norm whose result an exponential or the like reads: the cotangent is folded
-over rows, read once more after that, and too dear to be made twice.
+So it is behind a batch norm whose result an exponential or the like reads, or several operations
+(a leaky rectifier, `x * hard_sigmoid(x)`): the cotangent is folded over rows, read once more after
+that, and too dear to be made twice.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.decision import Echo
 from jaxamp.plan.facts import Facts
 from jaxamp.plan.flags import union
-from jaxamp.plan.graph import Graph, Role, movements
+from jaxamp.plan.graph import Graph, Node, Role, movements
 from jaxamp.plan.interior import ARITHMETIC, COSTLY, folds_rows
 
 
@@ -55,15 +56,17 @@ def find_echoes(
             others = [v for v in node.ins if v not in spread and not is_spread(v, size)]
             whole = [v for v in others if facts.dense[v] and graph.sizes[v] == size]
             if len(others) == len(whole) == 1:
-                low = narrow if node.outs[0] in normal else stored[others[0]]
+                is_normal = node.outs[0] in normal
+                low = narrow if is_normal else stored[others[0]]
                 if is_narrow(low):
-                    echoes[node.outs[0]] = Echo(node.ins.index(others[0]), low)
+                    echoes[node.outs[0]] = Echo(node.ins.index(others[0]), low, is_normal)
     return echoes
 
 
 def _find_normal(graph: Graph, facts: Facts, stored: Sequence[Precision | None]) -> set[int]:
     """Fused values that are made of a fold over rows, and that something dear is made of."""
     folded, dear = bytearray(len(graph.avals)), bytearray(len(graph.avals))
+    read = bytearray(len(graph.avals))  # whether a cotangent comes from elsewhere already
     for node in graph.nodes:
         if node.role is Role.REDUCE:
             is_folded = not folds_rows(graph, node)
@@ -72,8 +75,15 @@ def _find_normal(graph: Graph, facts: Facts, stored: Sequence[Precision | None])
         for value in node.outs if is_folded else ():
             folded[value] = stored[value] is Precision.F32
     for node in reversed(graph.nodes):
+        if node.role not in ARITHMETIC or not _passes_cotangents(graph, facts, node):
+            continue
         is_dear = node.trait in COSTLY or union(dear, node.outs)
-        if is_dear and node.role in ARITHMETIC and union(facts.dense, node.outs):
-            for value in node.ins:
+        for value in dict.fromkeys(node.ins):
+            if is_dear or read[value]:
                 dear[value] = stored[value] is Precision.F32
+            read[value] = 1
     return {v for v in range(len(graph.avals)) if folded[v] and dear[v]}
+
+
+def _passes_cotangents(graph: Graph, facts: Facts, node: Node) -> bool:
+    return bool(union(facts.dense, node.outs) and union(graph.ours, node.outs))

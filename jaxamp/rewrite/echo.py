@@ -53,7 +53,8 @@ def _transpose(cotangent: Any, *operands: Any, op: Primitive, of: Echo) -> Any:
         return [None, None]
     rounded = cast(cotangent, of.precision)
     held = lax.convert_element_type(hold(rounded), cotangent.dtype)
-    given = [held if place == of.operand else unheld(held) for place in (0, 1)]
+    alone = held if of.is_multiplied else unheld(held)
+    given = [held if place == of.operand else alone for place in (0, 1)]
     found = [_summed(g, x.aval.shape) for g, x in zip(given, operands, strict=True)]
     return [found[0], lax.neg(found[1])] if op.name == "sub" else found
 
