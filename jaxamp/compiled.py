@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxamp.attributes import captured
+from jaxamp.attributes import Held, captured
 from jaxamp.calls import Layout
 from jaxamp.collector import paused
 from jaxamp.constants import Constants
@@ -45,7 +45,7 @@ def emit(
     traced: Sequence[Any],
     settings: Settings,
     name: str,
-    borne: list[Any] | None = None,
+    borne: list[Held] | None = None,
 ) -> Any:
     """Emits a call under the current trace.
 
@@ -56,7 +56,7 @@ def emit(
       traced: the other leaves.
       settings: how it is to be rewritten.
       name: the function's name, for error messages.
-      borne: gets the arrays among the attributes of constants that are captured.
+      borne: gets the arrays that constants hold and that are captured.
 
     Returns:
       What the function returns; as a ``Result`` where that is more than arrays.

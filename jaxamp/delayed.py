@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from jaxamp.attributes import are_held, captured
+from jaxamp.attributes import Held, are_held, captured
 from jaxamp.calls import is_array, is_found
 from jaxamp.compiled import Result
 from jaxamp.constants import constant_key
@@ -118,9 +118,9 @@ class DelayedFunction:
 
     def _jitted(
         self, tree: Any, traced: Sequence[bool], constants: Sequence[Any]
-    ) -> tuple[Any, list[Any]]:
+    ) -> tuple[Any, list[Held]]:
         """The compiled form, and the arrays of objects that it will have captured."""
-        borne: list[Any] = []
+        borne: list[Held] = []
 
         @jax.jit
         def run(history: History | None, *arrays: Any) -> tuple[Result, History]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 from jaxamp import taxonomy
-from jaxamp.attributes import are_held
+from jaxamp.attributes import Held, are_held
 from jaxamp.calls import Layout, Target
 from jaxamp.compiled import compiled, emit, joined, nnx_adapter
 from jaxamp.constants import Constants, hold
@@ -23,11 +23,11 @@ class _Form(NamedTuple):
 
     Attributes:
       call: what to call with the traced leaves.
-      borne: arrays among the attributes of constants that it has captured.
+      borne: arrays that constants hold and that it has captured.
     """
 
     call: Callable[..., Any]
-    borne: list[Any]
+    borne: list[Held]
 
     def is_stale(self, leaves: Sequence[Any], keys: Sequence[Hashable]) -> bool:
         """Whether constants hold other arrays by now."""
@@ -107,7 +107,7 @@ class Runner:
 
     def _form(self, layout: Layout, constants: Constants, name: str) -> _Form:
         resolve, settings = self.resolve, self.settings
-        borne: list[Any] = []
+        borne: list[Held] = []
 
         def region(*traced: Any) -> Any:
             return emit(resolve(), layout, constants, traced, settings, name, borne)

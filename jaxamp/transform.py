@@ -141,7 +141,8 @@ def amp(
     bools, ints, words, functions and other objects are constants; ``jaxamp.calls`` has the details.
     As under ``jax.jit``, what `fn` reads apart from its arguments is read when it is traced, and so
     are the attributes of an object that is not a pytree, ``self`` for example. If another array has
-    taken the place of one that was read there, `fn` is traced anew; a number set anew is not seen.
+    taken the place of one that was read there, or in objects that it holds, `fn` is traced anew; a
+    number set anew is not seen.
     Buffers are donated by a ``jax.jit`` around it: that of one inside is ignored, as JAX does. It
     is lowered ahead of time as ``jax.jit(amp(fn)).lower(...)``.
 

@@ -250,6 +250,86 @@ def test_arrays_in_slots_are_not_stale(weak):
                 np.testing.assert_array_equal(call(x), scale * x)
 
 
+class Layer:
+    def __init__(self, scale: float) -> None:
+        self.w, self.parent = scale * jnp.eye(4), None
+
+    def __call__(self, x):
+        return x @ self.w
+
+
+class Model:
+    """Objects that hold objects, of which some know who holds them."""
+
+    def __init__(self) -> None:
+        self.head = Layer(1)
+        self.layers = [Layer(1), Layer(1)]
+        self.body = self.layers[0].__call__
+        self.best = self.layers  # another name for the same list
+        self.head.parent = self.layers[0].parent = self
+        self.traced = 0
+
+    @amp
+    def predict(self, x):
+        self.traced += 1
+        return self.head(self.layers[1](self.body(x)))
+
+
+def _set_weight(model):
+    model.layers[1].w = 2 * jnp.eye(4)
+
+
+def _set_layer(model):
+    model.layers[1] = Layer(2)
+
+
+def _set_list(model):
+    model.layers = [model.layers[0], Layer(2)]  # the former one is still there by another name
+
+
+def _set_bound(model):
+    model.body = Layer(2).__call__
+
+
+def _delete(model):
+    del model.head.w
+    type(model.head).w = 2 * jnp.eye(4)
+
+
+@pytest.mark.parametrize(
+    "change", [_set_weight, _set_layer, _set_list, _set_bound, _delete], ids=lambda f: f.__name__
+)
+def test_arrays_of_objects_in_objects_are_not_stale(change, monkeypatch):
+    monkeypatch.setattr(Layer, "w", None, raising=False)
+    model, x = Model(), jnp.ones((2, 4))
+    for _ in range(3):
+        np.testing.assert_array_equal(model.predict(x), x)
+    change(model)
+    for _ in range(3):
+        np.testing.assert_array_equal(model.predict(x), 2 * x)
+    assert model.traced == 2
+
+
+def test_arrays_that_change_places_are_seen():
+    model, x = Model(), jnp.ones((2, 4))
+    model.layers[0].w, model.layers[1].w = jnp.eye(4) + 1, 2 * jnp.triu(jnp.ones((4, 4)))
+    first = model.predict(x)
+    model.layers[0].w, model.layers[1].w = model.layers[1].w, model.layers[0].w
+    second = model.predict(x)
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(second, x @ model.layers[0].w @ model.layers[1].w)
+
+
+def test_objects_that_know_who_holds_them_die():
+    """Only arrays are kept alive by a trace that has captured them."""
+    model = Model()
+    model.predict(jnp.ones((2, 4)))
+    died = [weakref.ref(model), weakref.ref(model.layers[1])]
+    del model
+    gc.collect()
+    assert [reference() for reference in died] == [None, None]
+
+
 def test_former_arrays_of_an_object_die():
     """What was traced with them goes when the object has others, or dies."""
 
