@@ -52,8 +52,8 @@ def _level(graph: Graph, levels: dict[int, Level], node: Node, source: int) -> L
         level = _RULES[node.name](node, *parts)
         return level if abs(level.height) < 1e30 and level.spread < 1e30 else _USUAL
     if node.role is Role.MERGE:
-        known = graph.constants
-        return min((levels.get(v, _USUAL) for v in node.ins if v not in known), key=_ratio)
+        parts = [v for v in node.ins if graph.ours[v] and v not in graph.constants]
+        return min((levels.get(v, _USUAL) for v in parts), key=_ratio, default=_USUAL)
     return _USUAL
 
 
