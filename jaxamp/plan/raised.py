@@ -14,6 +14,7 @@ from jaxamp.plan.facts import Facts
 from jaxamp.plan.graph import Graph, Link, Node, Role, movements
 
 _FAR = 16.0  # times what varies: then 4 of 8 bits are left for that
+_CHOOSING = ("select_n", "max", "min")
 _HANDED = (Link.SLICE, Link.STACK, Link.INVARIANT, Link.RESULT)
 
 
@@ -51,7 +52,7 @@ def _level(graph: Graph, levels: dict[int, Level], node: Node, source: int) -> L
         parts = [_of(graph, levels, v) for v in node.ins]
         level = _RULES[node.name](node, *parts)
         return level if abs(level.height) < 1e30 and level.spread < 1e30 else _USUAL
-    if node.role is Role.MERGE:
+    if node.role is Role.MERGE or node.name in _CHOOSING:
         parts = [v for v in node.ins if graph.ours[v] and v not in graph.constants]
         return min((levels.get(v, _USUAL) for v in parts), key=_ratio, default=_USUAL)
     return _USUAL
