@@ -90,6 +90,7 @@ READ: dict[str, tuple[Callable[[Any], Any], dict[str, Callable[[Any], bool]]]] =
         lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x),
         {"branches": lambda v: len(v) == 2 and all(map(_closed, v))},
     ),
+    "transpose": (lambda x: x.T, {"permutation": lambda v: v == (1, 0)}),
     "while": (
         lambda x: lax.while_loop(
             lambda c: c[0] < x[0, 0], lambda c: (c[0] + 1, c[1] @ x), (0.0, x)
@@ -222,7 +223,7 @@ def test_parameters(name: str) -> None:
 
 
 # Parameters of jaxamp's own primitives.
-OWN = {"collective", "contraction", "dtype", "how", "narrow", "params", "rounded"}
+OWN = {"collective", "contraction", "dtype", "how", "narrow", "op", "params", "rounded"}
 # Those that differ from release to release; the test below asks `scan_layout` for what they say.
 SCAN = {"ft_in", "num_consts", "num_carry"}
 

@@ -250,6 +250,8 @@ class Chooser:
         pin = self._pin(node, low)
         if pin:
             return Choice(F32, F32, pin.reason, pin.guard)
+        if out in self.interior.biased:
+            return Choice(low, low, f"a bias: {low.short}, for the convolution's kernel to add")
         operand = self._common(node, low) if node.trait in _SAFE_NARROW else F32
         return self._lowered(out, operand, low)
 

@@ -11,7 +11,7 @@ that, and too dear to be made twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from jaxamp.formats import Precision, is_narrow
 from jaxamp.plan.decision import Echo
@@ -26,6 +26,7 @@ def find_echoes(
     facts: Facts,
     fresh: Sequence[int],
     stored: Sequence[Precision | None],
+    biased: Set[int],
     narrow: Precision | None,
 ) -> dict[int, Echo]:
     """How the cotangent of each such sum is rounded.
@@ -35,6 +36,7 @@ def find_echoes(
       facts: what is known of its values.
       fresh: boundary values, and what is only moved from them.
       stored: precision in which each value is stored.
+      biased: sums that a convolution's kernel makes, of narrow numbers.
       narrow: precision of activations that are stored.
     """
 
@@ -51,7 +53,8 @@ def find_echoes(
     echoes = {}
     normal = _find_normal(graph, facts, stored)
     for node in graph.nodes:
-        if node.name in ("add", "sub") and stored[node.outs[0]] is Precision.F32:
+        is_wide = any(stored[v] is Precision.F32 or v in biased for v in node.outs)
+        if node.name in ("add", "sub") and is_wide:
             size = graph.sizes[node.outs[0]]
             others = [v for v in node.ins if v not in spread and not is_spread(v, size)]
             whole = [v for v in others if facts.dense[v] and graph.sizes[v] == size]

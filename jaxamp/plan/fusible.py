@@ -37,7 +37,7 @@ def _is_fusible(
     if node.trait is Trait.GENERATOR:
         return not node.ins
     is_fused = node.role in _FUSED or combines_masks(graph, node)
-    if interior.kernels[node.index] or not is_fused:
+    if interior.kernels[node.index] or not is_fused or not interior.biased.isdisjoint(node.outs):
         return False
     if node.trait in _BETWEEN_DEVICES or node.name in _FOREIGN or node.eqn.effects:
         return False

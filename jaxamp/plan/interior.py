@@ -41,6 +41,7 @@ class Interior:
       copied: values that are stored narrow for far readers, while those near read them in f32.
       powers: exponentials of the distance of a copied value to another.
       rectified: what is cut off at zero.
+      biased: sums of a convolution and a bias that are stored; see biases.py.
     """
 
     depth: list[int]
@@ -51,6 +52,7 @@ class Interior:
     copied: set[int] = field(default_factory=set)
     powers: set[int] = field(default_factory=set)
     rectified: set[int] = field(default_factory=set)
+    biased: set[int] = field(default_factory=set)
 
     def reads_sign(self, graph: Graph, reader: Node) -> bool:
         """Whether a node compares what is cut off at zero with zero: any format will do."""

@@ -11,6 +11,7 @@ from jaxamp.errors import UnknownPrimitiveError
 from jaxamp.formats import Precision, is_narrow
 from jaxamp.guards import Guard
 from jaxamp.plan.assemble import Findings, assemble
+from jaxamp.plan.biases import narrow_biases
 from jaxamp.plan.carries import settle_carries
 from jaxamp.plan.choose import Chooser
 from jaxamp.plan.crossing import find_crossing
@@ -104,6 +105,7 @@ def _find(
     """The analyses, each given what those before it have found."""
     facts, demand = settle_carries(graph, policy, forced)
     interior = find_interior(graph)
+    narrow_biases(graph, facts, interior)
     store_what_joins(graph, facts, interior)
     dangers = find_dangers(graph, facts, demand, interior, policy)
     crossing = find_crossing(frame, interior)
@@ -129,7 +131,9 @@ def _find(
         readings=readings,
         held=held,
         summed=find_summed(graph, held, choices),
-        echoes=find_echoes(graph, facts, readings.fresh, stored, narrow) if fuses else {},
+        echoes=find_echoes(graph, facts, readings.fresh, stored, interior.biased, narrow)
+        if fuses
+        else {},
         fusions=Fusions(graph, frame, facts, demand, interior, stored, unwidened)
         if fuses
         else None,

@@ -36,8 +36,11 @@ _USUAL = Level(0.0, 1.0)
 def find_raised(graph: Graph, facts: Facts) -> frozenset[int]:
     """One sweep forward: activations that are a known number and a little."""
     levels: dict[int, Level] = {}
+    known = graph.constants
     for node in graph.nodes:
-        for source, out in movements(node) if node.ins else ():
+        if not any(v in levels or v in known for v in node.ins):
+            continue  # of what is usual, only the usual is made
+        for source, out in movements(node):
             if facts.dense[out]:
                 level = _level(graph, levels, node, source)
                 if level is not _USUAL:

@@ -27,7 +27,7 @@ register_op_kind(echo_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
 def echo(eqn: JaxprEqn, operands: Any, of: Echo) -> Any:
-    """The sum or difference of two f32 arrays, whose cotangent is rounded.
+    """The sum or difference of two arrays, whose cotangent is rounded.
 
     Args:
       eqn: adds or subtracts.
@@ -51,18 +51,27 @@ def _aval(x: Any, y: Any, *, op: Primitive, of: Echo) -> Any:
 def _transpose(cotangent: Any, *operands: Any, op: Primitive, of: Echo) -> Any:
     if type(cotangent) is ad.Zero:
         return [None, None]
-    rounded = cast(cotangent, of.precision)
-    held = lax.convert_element_type(hold(rounded), cotangent.dtype)
-    alone = held if of.is_multiplied else unheld(held)
-    given = [held if place == of.operand else alone for place in (0, 1)]
+    given = _rounded(cotangent, of)
     found = [_summed(g, x.aval.shape) for g, x in zip(given, operands, strict=True)]
     return [found[0], lax.neg(found[1])] if op.name == "sub" else found
 
 
+def _rounded(cotangent: Any, of: Echo) -> list[Any]:
+    """What both operands' cotangents are made of."""
+    if cotangent.dtype == of.precision.dtype:
+        return [cotangent, cotangent]  # a bias that a convolution's kernel adds
+    held = lax.convert_element_type(hold(cast(cotangent, of.precision)), cotangent.dtype)
+    alone = held if of.is_multiplied else unheld(held)
+    return [held if place == of.operand else alone for place in (0, 1)]
+
+
 def _summed(cotangent: Any, shape: tuple[int, ...]) -> Any:
-    """The cotangent of an operand that was broadcast to a sum."""
+    """The cotangent of an operand that was broadcast to a sum; added up in f32."""
     axes = [i for i, (n, size) in enumerate(zip(cotangent.shape, shape, strict=True)) if n != size]
-    return lax.reshape(lax.reduce_sum(cotangent, axes), shape) if axes else cotangent
+    if not axes:
+        return cotangent
+    total = lax.reduce_sum(lax.convert_element_type(cotangent, jnp.float32), axes)
+    return lax.convert_element_type(lax.reshape(total, shape), cotangent.dtype)
 
 
 def _batch(operands: Any, dims: Any, *, op: Primitive, of: Echo) -> Any:

@@ -17,6 +17,7 @@ PLACEMENT = (
     "larger than its operands",
     "stored in",
     "exact in",
+    "a bias:",
     "f32 inside, stored in",
     "movement keeps what it is given",
     "inside a fused region",
