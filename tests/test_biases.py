@@ -82,6 +82,19 @@ def test_an_activation_is_no_bias() -> None:
     assert narrow_biases(residual, W, BIAS, X) == 0
 
 
+def test_what_is_added_to_an_image_is_stored_with_it() -> None:
+    """In a U-Net an embedding of the time is added as well; its sum is rounded once more."""
+
+    def embedded(w: jax.Array, bias: jax.Array, x: jax.Array) -> jax.Array:
+        time = x.mean((1, 2)) @ w[0, 0, 0]
+        hidden = by_group(convolved(x, w[0]) + bias + time[:, None, None])
+        return (convolved(hidden, w[1]) ** 2).mean()
+
+    assert narrow_biases(embedded, W, BIAS, X) == 1
+    sums = [d for d in plan_of(embedded)(W, BIAS, X).decisions() if d.primitive == "add"]
+    assert [d.outputs[0] for d in sums][:2] == [Precision.BF16, Precision.BF16]
+
+
 @pytest.mark.parametrize("order", ["grad_of_amp", "amp_of_grad"])
 @pytest.mark.parametrize("norm", ["group", "instance"])
 def test_gradients_are_no_worse_than_by_hand(norm: str, order: str) -> None:
