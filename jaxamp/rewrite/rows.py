@@ -8,8 +8,8 @@ It does neither where those numbers come from an array of one axis. The numbers 
 tiles do not divide an axis of rows, XLA would part the group at the flat array, and store in f32
 what it had kept within a kernel: such a group stays as it is.
 
-A softmax of scores that were transposed is no such kernel: XLA leaves the scores where they are,
-so that a row's numbers are not side by side. A flat array would have them transposed in float32.
+A softmax of transposed scores (`rewrite/turned.py`) is no such kernel. A flat array would have the
+scores transposed once more, in float32.
 
 A group is changed when its checkpoint is lowered. Of the forward pass of `grad(amp(f))` JAX leaves
 no checkpoint: so what `amp` has compiled is changed as a whole where it is lowered as a call.
@@ -18,16 +18,17 @@ no checkpoint: so what `amp` has compiled is changed as a whole where it is lowe
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from functools import partial
 from typing import Any
 
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jaxamp import _compat
+from jaxamp.rewrite.bodies import bodies, holding
 from jaxamp.rewrite.replay import replay
-from jaxamp.taxonomy import OpKind, lookup
+from jaxamp.rewrite.turned import is_elementwise, shape_of, turned
 
 
 def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -43,15 +44,15 @@ def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _reads_rows(closed: ClosedJaxpr) -> bool:
-    turned = _turned(closed.jaxpr)
+    columns = turned(closed.jaxpr)
     return any(
-        _read_by_rows(eqn, turned) or any(map(_reads_rows, _bodies(eqn))) for eqn in closed.eqns
+        _read_by_rows(eqn, columns) or any(map(_reads_rows, bodies(eqn))) for eqn in closed.eqns
     )
 
 
 @_compat.remembered
 def _changed(closed: ClosedJaxpr) -> ClosedJaxpr:
-    emit = partial(_emit, _turned(closed.jaxpr))
+    emit = partial(_emit, turned(closed.jaxpr))
 
     def run(*args: Any) -> list[Any]:
         return replay(closed, args, emit)
@@ -60,46 +61,17 @@ def _changed(closed: ClosedJaxpr) -> ClosedJaxpr:
     return _compat.trace_to_jaxpr(run, avals, closed.jaxpr.debug_info)
 
 
-def _emit(turned: Set[Var], eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+def _emit(columns: Set[Var], eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     with _compat.emitting(eqn):
-        if bodies := _bodies(eqn):
-            return _compat.bind(eqn, operands, **_holding(eqn, map(by_rows, bodies)))
-        read = _read_by_rows(eqn, turned)
+        if held := bodies(eqn):
+            return _compat.bind(eqn, operands, **holding(eqn, map(by_rows, held)))
+        read = _read_by_rows(eqn, columns)
         if not read:
             return _compat.bind(eqn, operands)
-        shape = _shape(eqn.outvars[0])
+        shape = shape_of(eqn.outvars[0])
         spread = [_spread(x, shape) if i in read else x for i, x in enumerate(operands)]
         is_spread = eqn.primitive is lax.broadcast_in_dim_p
         return spread if is_spread else _compat.bind(eqn, spread)
-
-
-# What a call, loop or branch computes, by the name of its parameter.
-_BODIES = {
-    "jit": "jaxpr",
-    "scan": "jaxpr",
-    "while": "body_jaxpr",
-    "cond": "branches",
-    "remat2": "jaxpr",
-}
-
-
-def _bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
-    name = _BODIES.get(eqn.primitive.name)
-    held = eqn.params[name] if name else ()
-    held = held if isinstance(held, tuple) else (held,)
-    return [h if isinstance(h, ClosedJaxpr) else ClosedJaxpr(h, ()) for h in held]
-
-
-def _holding(eqn: JaxprEqn, bodies: Iterable[ClosedJaxpr]) -> dict[str, Any]:
-    """The parameter that holds these bodies, closed or open as it was."""
-    name = _BODIES[eqn.primitive.name]
-    held = eqn.params[name]
-    if isinstance(held, tuple):
-        return {name: tuple(bodies)}
-    (body,) = bodies
-    if isinstance(held, ClosedJaxpr):
-        return {name: body}
-    return {name: held if body.consts else body.jaxpr}  # an open one cannot hold constants
 
 
 def _spread(rows: Any, shape: tuple[int, ...]) -> Any:
@@ -108,49 +80,17 @@ def _spread(rows: Any, shape: tuple[int, ...]) -> Any:
     return lax.reshape(columns, shape)
 
 
-# What these give is in memory as their operands are.
-_THROUGH = ("add_any", "convert_element_type", "held", "name")
-
-
-def _turned(jaxpr: Jaxpr) -> Set[Var]:
-    """Arrays whose rows were columns: transposed ones, and what arithmetic joins to these."""
-    parent: dict[Var, Var] = {}
-
-    def root(var: Var) -> Var:
-        while parent.setdefault(var, var) is not var:
-            parent[var] = var = parent[parent[var]]
-        return var
-
-    transposed = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is lax.transpose_p:
-            if eqn.params["permutation"][-1] != len(eqn.params["permutation"]) - 1:
-                transposed += eqn.outvars
-        elif _is_elementwise(eqn) or eqn.primitive.name in _THROUGH or _bodies(eqn):
-            first: dict[tuple[int, ...], Var] = {}
-            for atom in (*eqn.invars, *eqn.outvars):
-                if isinstance(atom, Var) and _has_rows(atom):
-                    parent[root(atom)] = root(first.setdefault(_shape(atom), atom))
-    roots = set(map(root, transposed))
-    return {var for var in parent if root(var) in roots}
-
-
-def _is_elementwise(eqn: JaxprEqn) -> bool:
-    described = lookup(eqn.primitive)
-    return described is not None and described.kind is OpKind.ELEMENTWISE
-
-
-def _read_by_rows(eqn: JaxprEqn, turned: Set[Var]) -> list[int]:
+def _read_by_rows(eqn: JaxprEqn, columns: Set[Var]) -> list[int]:
     """Which operands of a broadcast or of elementwise arithmetic are repeated in each column."""
-    if len(eqn.outvars) != 1 or not _has_rows(eqn.outvars[0]) or eqn.outvars[0] in turned:
+    if len(eqn.outvars) != 1 or not _has_rows(eqn.outvars[0]) or eqn.outvars[0] in columns:
         return []
-    rows = _shape(eqn.outvars[0])[:-1]
+    rows = shape_of(eqn.outvars[0])[:-1]
     if eqn.primitive is lax.broadcast_in_dim_p:
-        onto, shape = map(int, eqn.params["broadcast_dimensions"]), _shape(eqn.invars[0])
+        onto, shape = map(int, eqn.params["broadcast_dimensions"]), shape_of(eqn.invars[0])
         return [0] if [*onto] == [*range(len(shape))] and shape in (rows, (*rows, 1)) else []
-    if not _is_elementwise(eqn):
+    if not is_elementwise(eqn):
         return []
-    return [i for i, atom in enumerate(eqn.invars) if _shape(atom) == (*rows, 1)]
+    return [i for i, atom in enumerate(eqn.invars) if shape_of(atom) == (*rows, 1)]
 
 
 def _has_rows(atom: Any) -> bool:
@@ -158,7 +98,7 @@ def _has_rows(atom: Any) -> bool:
 
     Of rows of two axes, such as the words of a batch, tiles take the last.
     """
-    shape = _shape(atom)
+    shape = shape_of(atom)
     if len(shape) < 4 or not all(isinstance(size, int) for size in shape) or shape[-1] < 2:
         return False
     return shape[-2] % _rows_of_a_tile(shape[-1]) == 0
@@ -170,7 +110,3 @@ _TILE = 2048  # numbers in XLA:GPU's tile of a softmax, as JAX 0.10 and 0.11 wer
 def _rows_of_a_tile(columns: int) -> int:
     """How many rows XLA may want to take at a time: columns are padded to a power of two."""
     return max(2, _TILE >> (columns - 1).bit_length())
-
-
-def _shape(atom: Any) -> tuple[int, ...]:
-    return getattr(atom.aval, "shape", ())
