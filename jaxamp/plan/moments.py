@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from jaxamp.plan.facts import Facts
 from jaxamp.plan.graph import Graph, Node, Role, movements
+from jaxamp.plan.interior import scatters
 from jaxamp.taxonomy import Trait
 
 
@@ -51,6 +52,8 @@ def find_moments(graph: Graph, facts: Facts) -> list[int]:
 def _is_window(graph: Graph, node: Node) -> bool:
     """Whether a node sums parts of an array to an array with as many axes."""
     if node.role is not Role.REDUCE or node.trait not in _ADDING or node.name in _TERMS:
+        return False
+    if scatters(node):  # to where the largest of each window was
         return False
     return all(graph.avals[v].ndim == graph.avals[node.ins[0]].ndim for v in node.outs)
 
