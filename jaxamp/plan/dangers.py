@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 
@@ -30,6 +30,12 @@ from jaxamp.plan.weighings import find_weighed
 from jaxamp.policy import PrecisionPolicy
 from jaxamp.taxonomy import Trait
 
+DECAYS = Pin("multiplies a carry in every turn", Guard.LOOP_CARRY)
+CARRIED = Pin("carried through equal turns", Guard.LOOP_CARRY)
+WAVES = Pin("of its multiples sines are taken", Guard.SENSITIVE)
+ORDERED = Pin("an index is picked by its order", Guard.SENSITIVE)
+POWERS = Pin("an exponential is taken of its distance to another", Guard.SENSITIVE)
+RAISED = Pin("mostly a known number", Guard.SENSITIVE)
 CANCELS = Pin("what comes back by its squares and by its products cancels", Guard.SENSITIVE)
 
 
@@ -45,12 +51,8 @@ class Dangers:
         poles.py.
       magnitudes: per value, flags for how near to zero or how large it may be; see magnitudes.py.
       decays: values that a loop multiplies a carry by in every turn; see decays.py.
-      carried: values that loops which are written out carry; see recurrences.py.
       distant: values whose squares and products nearly cancel; see distances.py.
-      coordinates: values of whose multiples sines are taken; see phases.py.
-      ordered: values that are put in order to pick an index; see orders.py.
-      raised: values that are mostly a known number; see raised.py.
-      exponents: values of whose distances exponentials are taken; see exponents.py.
+      pinned: values for which one word is enough, and that; only under guards that are on.
       guards: those of the policy.
     """
 
@@ -60,12 +62,8 @@ class Dangers:
     poles: bytearray
     magnitudes: bytearray
     decays: Set[int]
-    carried: Set[int]
     distant: Set[int]
-    coordinates: Set[int]
-    ordered: Set[int]
-    raised: Set[int]
-    exponents: Set[int]
+    pinned: Mapping[int, Pin]
     guards: Set[Guard]
 
     def of(self, node: Node, outs: Sequence[int], low: Precision) -> Pin | None:
@@ -89,20 +87,9 @@ class Dangers:
             return Pin(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
         if Guard.SENSITIVE in guards and any(self.folded[v] for v in outs):
             return Pin("combined with parts of itself", Guard.SENSITIVE)
-        if Guard.LOOP_CARRY in guards and not self.decays.isdisjoint(outs):
-            return Pin("multiplies a carry in every turn", Guard.LOOP_CARRY)
-        if Guard.LOOP_CARRY in guards and not self.carried.isdisjoint(outs):
-            return Pin("carried through equal turns", Guard.LOOP_CARRY)
-        if Guard.SENSITIVE in guards and not self.coordinates.isdisjoint(outs):
-            return Pin("of its multiples sines are taken", Guard.SENSITIVE)
-        if Guard.SENSITIVE in guards and not self.ordered.isdisjoint(outs):
-            return Pin("an index is picked by its order", Guard.SENSITIVE)
-        if Guard.SENSITIVE in guards and not self.exponents.isdisjoint(outs):
-            return Pin("an exponential is taken of its distance to another", Guard.SENSITIVE)
-        if Guard.SENSITIVE in guards and not self.raised.isdisjoint(outs):
-            return Pin("mostly a known number", Guard.SENSITIVE)
-        if Guard.SENSITIVE in guards and not self.distant.isdisjoint(outs):
-            return CANCELS
+        for value in outs:
+            if value in self.pinned:
+                return self.pinned[value]
         near = union(self.poles, outs)
         if Guard.SENSITIVE in guards and near & AT_NUMBER:
             return Pin("rounded, it may be where what is made of it is infinite", Guard.SENSITIVE)
@@ -123,18 +110,26 @@ def find_dangers(
     recurrences = find_recurrences(graph, facts)
     met = find_met(graph, facts, interior), find_weighed(graph, facts), find_moments(graph, facts)
     combined = list(chain.from_iterable(met))
+    decays, distant = find_decays(graph, recurrences), find_distant(graph)
+    sure: Sequence[tuple[Pin, Iterable[int]]] = (  # the first that holds of a value is said of it
+        (DECAYS, decays),
+        (CARRIED, (v for node, read in recurrences for v in (read, *node.outs))),
+        (WAVES, find_coordinates(graph, facts)),
+        (ORDERED, find_ordered(graph, demand)),
+        (POWERS, find_exponents(graph, facts, interior)),
+        (RAISED, find_raised(graph, facts)),
+        (CANCELS, distant),
+    )
     return Dangers(
         facts=facts,
         demand=demand,
         folded=find_folds(graph, facts, combined),
         poles=find_poles(graph, magnitudes),
         magnitudes=magnitudes,
-        decays=find_decays(graph, recurrences),
-        carried={v for node, read in recurrences for v in (read, *node.outs)},
-        distant=find_distant(graph),
-        coordinates=find_coordinates(graph, facts),
-        ordered=find_ordered(graph, demand),
-        raised=find_raised(graph, facts),
-        exponents=find_exponents(graph, facts, interior),
+        decays=decays,
+        distant=distant,
+        pinned={
+            v: pin for pin, found in reversed(sure) if pin.guard in policy.guards for v in found
+        },
         guards=policy.guards,
     )
