@@ -111,15 +111,17 @@ def _walk(owner: Any) -> tuple[list[Way], dict[int, Any]]:
     numbers = {id(owner): 0}
     pending = [owner]
     for value in islice(pending, _MOST):
+        holder = numbers[id(value)]
         for step, part in _attributes(value) if value is owner else _parts(value):
-            if id(part) not in numbers:
-                numbers[id(part)] = len(objects)
-                objects.append(part)
-                if isinstance(part, _ARRAYS):
-                    arrays[numbers[id(part)]] = part
-                elif not isinstance(part, _NEITHER):
-                    pending.append(part)
-            ways.append(Way(numbers[id(value)], step, numbers[id(part)]))
+            number = numbers.setdefault(id(part), len(objects))
+            ways.append(Way(holder, step, number))
+            if number < len(objects):
+                continue
+            objects.append(part)
+            if isinstance(part, _ARRAYS):
+                arrays[number] = part
+            elif not isinstance(part, _NEITHER):
+                pending.append(part)
     return ways, arrays
 
 

@@ -1,8 +1,11 @@
-"""What becomes of one value: a walk forward, from the nodes that read it to what they make."""
+"""What becomes of one value: a walk forward, from the nodes that read it to what they make.
+
+And a walk back, from what was made to what it was made of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from jaxamp.plan.graph import Graph, Node, Role, movements
 
@@ -24,6 +27,27 @@ def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> lis
                 found.update(new)
                 pending += new
     return pending
+
+
+def between(
+    makers: Mapping[int, Node], starts: Set[int], ends: Iterable[int], passes: Callable[[int], bool]
+) -> set[int]:
+    """All values on the ways from some values to others, these included.
+
+    Args:
+      makers: what makes each value; without one, a way begins there too.
+      starts: where ways begin.
+      ends: where they end.
+      passes: whether a way may lead through a value.
+    """
+    found, pending = set[int](), list(ends)
+    for value in pending:
+        if value in found or not passes(value):
+            continue
+        found.add(value)
+        if value not in starts and value in makers:
+            pending += makers[value].ins
+    return found
 
 
 def is_movement(node: Node) -> bool:

@@ -32,7 +32,7 @@ def find_distant(graph: Graph) -> set[int]:
                 origin[out] = origin.get(source, source)
                 _hand_on(squares, source, out)
                 _hand_on(products, source, out)
-        elif _is_square(node) or node.name == "reduce_sum":
+        elif is_square(node) or node.name == "reduce_sum":
             source = node.ins[0]
             own = _NONE if node.name == "reduce_sum" else frozenset((origin.get(source, source),))
             squares[node.outs[0]] = squares.get(source, own)
@@ -51,7 +51,7 @@ def _adds_squares(graph: Graph) -> bool:
     """Whether a sum of squares is added to something as it is: no mean of them, and no norm."""
     named = graph.named
     made = (node for name in ("mul", *_SQUARES) for node in named.get(name, ()))
-    squares = {node.outs[0] for node in made if _is_square(node)}
+    squares = {node.outs[0] for node in made if is_square(node)}
     sums = (node.outs[0] for node in named.get("reduce_sum", ()) if node.ins[0] in squares)
     moved = (v for value in sums for v in descendants(graph, value, is_movement))
     return any(reader.name in _SUMS for v in moved for reader in graph.uses[v])
@@ -62,7 +62,8 @@ def _hand_on(parts: _Parts, source: int, out: int) -> None:
         parts[out] = parts[source]
 
 
-def _is_square(node: Node) -> bool:
+def is_square(node: Node) -> bool:
+    """Whether a node multiplies a value by itself."""
     if node.name == "mul":
         return node.ins[0] == node.ins[1]
     return node.name in _SQUARES and node.eqn.params.get("y", 2) == 2

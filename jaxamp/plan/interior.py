@@ -83,8 +83,10 @@ def find_interior(graph: Graph) -> Interior:
     return interior
 
 
-def _is_window(graph: Graph, node: Node) -> bool:
+def is_window(graph: Graph, node: Node) -> bool:
     """Whether a reduction keeps its axes (pooling, running sums): a kernel that fuses nothing."""
+    if node.role is not Role.REDUCE:
+        return False
     return graph.avals[node.outs[0]].ndim == graph.avals[node.ins[0]].ndim
 
 
@@ -93,7 +95,7 @@ def picks_in_windows(graph: Graph, node: Node) -> bool:
 
     The largest of rounded numbers is a rounded number: it is stored as they are.
     """
-    return _is_window(graph, node) and (node.trait is Trait.EXTREMUM or scatters(node))
+    return is_window(graph, node) and (node.trait is Trait.EXTREMUM or scatters(node))
 
 
 def combines_masks(graph: Graph, node: Node) -> bool:
@@ -120,13 +122,12 @@ def _find_depths(graph: Graph, interior: Interior) -> None:
             interior.rectified.update(node.outs)
     for node in graph.nodes:
         role = node.role
-        is_window = role is Role.REDUCE and _is_window(graph, node)
         is_repeated = node in repeated
         is_alone = role in _KERNELS and not combines_masks(graph, node)
-        kernels[node.index] = is_kernel = is_window or is_repeated or is_alone
+        kernels[node.index] = is_kernel = is_alone or is_repeated or is_window(graph, node)
         reached = max([depth[v] for v in node.ins], default=0)
         # A sum of many takes f32: what it adds up may cancel.
-        picks = role is Role.REDUCE and picks_in_windows(graph, node)
+        picks = picks_in_windows(graph, node)
         takes_stored = picks or is_repeated or role is Role.LINK or role is Role.CONTRACT
         ready.append(_NEVER if takes_stored else reached)
         if node.ins and node.link is not Link.BACK:

@@ -12,9 +12,11 @@ from collections.abc import Iterable
 from itertools import product
 from typing import NamedTuple
 
+from jaxamp.plan.descent import between
+from jaxamp.plan.distances import is_square
 from jaxamp.plan.facts import Facts
 from jaxamp.plan.graph import Graph, Node, Role, movements
-from jaxamp.plan.interior import scatters
+from jaxamp.plan.interior import is_window, scatters
 from jaxamp.taxonomy import Trait
 
 
@@ -34,7 +36,6 @@ Moments = frozenset[Moment]
 _NOTHING: Moments = frozenset()
 _MOST = 16  # moments of one value: the last ones
 _TERMS = ("add", "sub", "add_any")
-_SQUARES = ("square", "integer_pow")
 _ADDING = (Trait.SUM, Trait.PREFIX)
 
 
@@ -50,12 +51,9 @@ def find_moments(graph: Graph, facts: Facts) -> list[int]:
 
 
 def _is_window(graph: Graph, node: Node) -> bool:
-    """Whether a node sums parts of an array to an array with as many axes."""
-    if node.role is not Role.REDUCE or node.trait not in _ADDING or node.name in _TERMS:
-        return False
-    if scatters(node):  # to where the largest of each window was
-        return False
-    return all(graph.avals[v].ndim == graph.avals[node.ins[0]].ndim for v in node.outs)
+    """Whether a node sums parts of an array, other than to where the largest of each was."""
+    adds = node.trait in _ADDING and node.name not in _TERMS and not scatters(node)
+    return adds and is_window(graph, node)
 
 
 class _Moments:
@@ -101,10 +99,10 @@ class _Moments:
             return frozenset(m._replace(folds=m.folds + 1) for m in given)
         if node.name in _TERMS:
             return self._added(node)
+        if is_square(node):
+            return _multiplied(self._get(source), self._get(source))
         if node.name == "mul":
             return _multiplied(*map(self._get, node.ins))
-        if node.name in _SQUARES and node.eqn.params.get("y", 2) == 2:
-            return _multiplied(self._get(source), self._get(source))
         if node.name == "div" and not self.facts.dense[node.ins[1]]:
             return self._get(source)  # by how many there are
         return _NOTHING
@@ -120,14 +118,12 @@ class _Moments:
     def _meet(self, node: Node, met: Iterable[tuple[int, ...]]) -> None:
         """Notes all that leads from origins to where their moments meet."""
         origins = {origin for pair in met for origin in pair}
-        pending, seen = list(node.ins), set[int]()
-        for value in pending:
-            if value in seen or not any(origins.issuperset(m.origins) for m in self._get(value)):
-                continue
-            seen.add(value)
-            if value not in origins and value in self.maker:
-                pending += self.maker[value].ins
-        self.met += [v for v in seen if self.facts.dense[v]]
+
+        def is_of_them(value: int) -> bool:
+            return any(origins.issuperset(m.origins) for m in self._get(value))
+
+        found = between(self.maker, origins, node.ins, is_of_them)
+        self.met += [v for v in found if self.facts.dense[v]]
 
 
 def _multiplied(one: Moments, other: Moments) -> Moments:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from jaxamp.plan.descent import between
 from jaxamp.plan.facts import Facts
 from jaxamp.plan.graph import Graph, Node, Role, is_smaller, movements
 from jaxamp.plan.interior import Interior
@@ -172,14 +173,12 @@ class _Offsets:
 
     def _meet(self, node: Node, origin: int) -> None:
         """Notes all that leads from an origin to where it cancels."""
-        pending, seen = list(node.ins), set[int]()
-        for value in pending:
-            if value in seen or not any(o.origin == origin for o in self.of[value]):
-                continue
-            seen.add(value)
-            if value != origin:
-                pending += self.maker[value].ins
-        self.met += [v for v in seen if self.facts.dense[v]]
+
+        def grows_with_it(value: int) -> bool:
+            return any(o.origin == origin for o in self.of[value])
+
+        found = between(self.maker, {origin}, node.ins, grows_with_it)
+        self.met += [v for v in found if self.facts.dense[v]]
 
 
 _HANDING = (Role.MOVE, Role.MERGE, Role.REDUCE, Role.FIXED)

@@ -43,6 +43,7 @@ def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
     return _changed(closed) if _reads_rows(closed) else closed
 
 
+@_compat.remembered
 def _reads_rows(closed: ClosedJaxpr) -> bool:
     columns = turned(closed.jaxpr)
     return any(

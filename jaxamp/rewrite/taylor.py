@@ -21,29 +21,28 @@ from jaxamp.rewrite.quantized_dot import quantized_dot_p
 Series = Sequence[Any]
 
 
-def _product(multiply: Callable[[Any, Any], Any], lhs: Series, rhs: Series) -> list[Any]:
-    """Terms of a product, the one of order zero included."""
+def _product(
+    multiply: Callable[[Any, Any], Any], primals: Series, series: Sequence[Series]
+) -> tuple[Any, list[Any]]:
+    """The product of the first two, and its terms."""
+    lhs, rhs = ([value, *terms] for value, terms in zip(primals[:2], series[:2], strict=True))
     orders = range(len(lhs))
     sums = ([multiply(lhs[k], rhs[n - k]) for k in range(n + 1)] for n in orders)
-    return [sum(terms[1:], terms[0]) for terms in sums]
+    out, *terms = (sum(products[1:], products[0]) for products in sums)
+    return out, terms
 
 
 def _accumulated(primals: Series, series: Sequence[Series], *, rounded: Any, **params: Any) -> Any:
-    (lhs, rhs, *others), _ = parted(primals, rounded)
+    (_, _, *others), _ = parted(primals, rounded)
 
     def multiply(x: Any, y: Any) -> Any:
         return accumulate_p.bind(x, y, *others, rounded=(), **params)
 
-    out, *terms = _product(multiply, [lhs, *series[0]], [rhs, *series[1]])
-    return out, terms
+    return _product(multiply, primals, series)
 
 
 def _quantized(primals: Series, series: Sequence[Series], **params: Any) -> Any:
-    def multiply(x: Any, y: Any) -> Any:
-        return quantized_dot_p.bind(x, y, **params)
-
-    out, *terms = _product(multiply, [primals[0], *series[0]], [primals[1], *series[1]])
-    return out, terms
+    return _product(lambda x, y: quantized_dot_p.bind(x, y, **params), primals, series)
 
 
 def _added(primals: Series, series: Sequence[Series], **params: Any) -> Any:
