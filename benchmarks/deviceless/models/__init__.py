@@ -10,6 +10,6 @@ MODELS: dict[str, Model] = {
 OTHERS: dict[str, Model] = {
     model.name: model for model in (vit.PATCHES_196, decoder.DECODER, experts.EXPERTS, unet.UNET)
 }
-"""Models for which the planner was not made; "all" does not stand for them."""
+"""Models that came later than most of the planner; "all" does not stand for them."""
 
 EVERY = MODELS | OTHERS

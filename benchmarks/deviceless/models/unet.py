@@ -1,6 +1,6 @@
 """A diffusion model's U-Net of flax modules, with group norms; by hand is their own ``dtype``.
 
-It predicts the noise in an image from the image and a time. Played no part in making the planner.
+It predicts the noise in an image from the image and a time.
 """
 
 from __future__ import annotations
