@@ -22,7 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 from jaxamp import amp, debug_step, plan_of
-from jaxamp.inspect.nonfinite import Program
+from jaxamp.numerics.nonfinite import Program
 
 WIDTH, LAYERS, BATCH, LENGTH = 256, 2, 8, 128
 ROUNDS = 5

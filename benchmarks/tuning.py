@@ -21,9 +21,9 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.tuning_models import MODELS, Model
-from jaxamp.tune import Tuning, tune
-from jaxamp.tune.problem import Problem
-from jaxamp.tune.sensitivity import is_float, predicted, relative_error, switched
+from jaxamp.tools.tune import Tuning, tune
+from jaxamp.tools.tune.problem import Problem
+from jaxamp.tools.tune.sensitivity import is_float, predicted, relative_error, switched
 
 OUT = Path("out")
 WITHIN = 0.95  # choices that are cheaper by less are not of interest

@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from typing import Any
 
-from jaxamp.taxonomy import TABLE, OpKind, Trait
+from jaxamp.core.taxonomy import TABLE, OpKind, Trait
 
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?:examples|benchmarks)/[^)]*)\)")
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)

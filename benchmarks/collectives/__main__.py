@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from jaxamp.estimate.environments import ENVIRONMENTS
-from jaxamp.estimate.targets import TARGETS
+from jaxamp.compiled.environments import ENVIRONMENTS
+from jaxamp.compiled.targets import TARGETS
 
 _MIB = 2**20
 

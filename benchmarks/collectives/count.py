@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from jaxamp.estimate.hlo import Array, Computation, Instruction, Module
-from jaxamp.estimate.traffic import trips
+from jaxamp.compiled.hlo import Array, Computation, Instruction, Module
+from jaxamp.compiled.traffic import trips
 
 Bytes = Counter[tuple[str, str]]
 

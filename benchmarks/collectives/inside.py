@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 from benchmarks.collectives import programs
 from benchmarks.collectives.count import collectives
 from jaxamp import PrecisionPolicy, amp
-from jaxamp.estimate import hlo
-from jaxamp.estimate.targets import TARGETS
+from jaxamp.compiled import hlo
+from jaxamp.compiled.targets import TARGETS
 
 
 def same(fn):

@@ -26,8 +26,8 @@ from rich.console import Console
 from benchmarks.deviceless.models import EVERY, MODELS
 from benchmarks.deviceless.table import table
 from jaxamp import JaxAmpError
-from jaxamp.estimate.environments import ENVIRONMENTS
-from jaxamp.estimate.targets import TARGETS
+from jaxamp.compiled.environments import ENVIRONMENTS
+from jaxamp.compiled.targets import TARGETS
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from math import prod
 from pathlib import Path
 
-from jaxamp.estimate.hlo import Array, Instruction, Module
-from jaxamp.estimate.traffic import Kernel, kernels
+from jaxamp.compiled.hlo import Array, Instruction, Module
+from jaxamp.compiled.traffic import Kernel, kernels
 
 _MIB = 2**20
 _LIVE = re.compile(r"^ +(\S+?)\{([\d,]*)\}(?:@\d+)?: (\d+) bytes", re.M)

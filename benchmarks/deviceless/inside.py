@@ -17,8 +17,8 @@ from benchmarks.deviceless import diagnosis
 from benchmarks.deviceless.models import EVERY
 from benchmarks.deviceless.models.model import HAND, Model
 from benchmarks.deviceless.variants import variants
-from jaxamp.estimate import hlo, traffic
-from jaxamp.estimate.targets import TARGETS, Target, compile_for
+from jaxamp.compiled import hlo, traffic
+from jaxamp.compiled.targets import TARGETS, Target, compile_for
 
 
 def measure(

@@ -12,11 +12,11 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from jaxamp.core.taxonomy import OpKind, Trait, lookup
 from jaxamp.inspect.operation import Place, frames_of, innermost
+from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
+from jaxamp.jaxprs.nested import Body, branches, call_body, is_region, loop
 from jaxamp.plan import Decision, JaxprPlan
-from jaxamp.plan.wiring import Body, branches, call_body, is_region, loop
-from jaxamp.scopes import clean_scope, joined_scope
-from jaxamp.taxonomy import OpKind, Trait, lookup
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from jaxamp.taxonomy import OpKind
+from jaxamp.core.taxonomy import OpKind
 
 _SLICES = ("slice", "dynamic_slice", "gather")
 

@@ -13,7 +13,7 @@ from typing import Any
 from jaxamp.inspect.operation import Operation, Place
 from jaxamp.inspect.report import Report, report
 from jaxamp.inspect.shown import Shown
-from jaxamp.policy import PrecisionPolicy
+from jaxamp.policy.policy import PrecisionPolicy
 
 _SEVERAL = 3
 
@@ -79,7 +79,7 @@ class Difference(Shown):
         return bool(self.changes)
 
     def __rich__(self) -> Any:
-        from jaxamp.inspect.compared import show_difference
+        from jaxamp.display.difference import show_difference
 
         return show_difference(self)
 

@@ -8,16 +8,17 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from jaxamp import taxonomy
-from jaxamp.formats import Precision
+from jaxamp.core import taxonomy
+from jaxamp.core.formats import Precision
+from jaxamp.core.taxonomy import Op, OpKind, Trait
 from jaxamp.inspect import count
 from jaxamp.inspect.operation import Frame, Operation, Place, frames_of, innermost, type_word
 from jaxamp.inspect.storage import Casts, Storage, of
 from jaxamp.inspect.tally import Tally
-from jaxamp.plan import Decision, Ground, JaxprPlan, wiring
-from jaxamp.rewrite.accumulate import accumulate_p, original
-from jaxamp.scopes import clean_scope, joined_scope
-from jaxamp.taxonomy import Op, OpKind, Trait
+from jaxamp.jaxprs import nested as wiring
+from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
+from jaxamp.plan import Decision, Ground, JaxprPlan
+from jaxamp.rewrite.primitives.accumulate import accumulate_p, original
 
 _REWRITTEN = "rewritten already, by an amp inside"
 _UNKNOWN = Op(OpKind.BOUNDARY, Trait.OPAQUE)

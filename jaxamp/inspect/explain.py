@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import InspectionError, accepted, counted
 from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.inspect.report import report
 from jaxamp.inspect.shown import Shown
-from jaxamp.rules import EquationView, Rule
-from jaxamp.taxonomy import OpKind
+from jaxamp.policy.rules import EquationView, Rule
 
 _SEVERAL = 3  # primitives that a note names
 
@@ -74,7 +74,7 @@ class Explanation(Shown):
         return json.dumps({**head, "notes": notes}, indent=1)
 
     def __rich__(self) -> Any:
-        from jaxamp.inspect.annotated import show_explanation
+        from jaxamp.display.explanation import show_explanation
 
         return show_explanation(self)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxamp import _compat
+from jaxamp.core import jax_compat
 from jaxamp.inspect.tally import Tally
 
 _LIBRARIES = ("site-packages", "dist-packages")
@@ -101,12 +101,12 @@ Frame = tuple[str, int, str]
 
 def frames_of(source_info: Any) -> tuple[Frame, ...]:
     """The user's own frames, innermost first: none of installed libraries."""
-    return tuple(f for f in _compat.user_frames(source_info) if not is_library(f[0]))
+    return tuple(f for f in jax_compat.user_frames(source_info) if not is_library(f[0]))
 
 
 def innermost(source_info: Any, frames: Sequence[Frame]) -> Place:
     """The innermost of the user's own lines, or else that of a library."""
-    found = [*frames[:1], *_compat.user_frames(source_info)[:1]]
+    found = [*frames[:1], *jax_compat.user_frames(source_info)[:1]]
     return Place(*found[0]) if found else Place()
 
 

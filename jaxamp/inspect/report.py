@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxamp.calls import Target
 from jaxamp.errors import InspectionError, accepted
 from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.inspect.shown import Shown
 from jaxamp.inspect.tally import Tally
 from jaxamp.inspect.walk import Walk
 from jaxamp.plan import Plan
-from jaxamp.transform import plan_of, under
+from jaxamp.run.amp import plan_of, under
+from jaxamp.trace.arguments import Target
 
 if TYPE_CHECKING:
-    from jaxamp.estimate.lowering import Lowering
+    from jaxamp.compiled.fp8_products import Lowering
 
 HERE = "here"  # the target that is at hand
 _JOINED = "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings"
@@ -122,8 +122,8 @@ class Report(Shown):
         Returns:
           By the precision of the operands: how many this report says, how many there are.
         """
-        from jaxamp.estimate.hlo import parse  # reads text; no compiler is needed
-        from jaxamp.estimate.traffic import operand_precisions
+        from jaxamp.compiled.hlo import parse  # reads text; no compiler is needed
+        from jaxamp.compiled.traffic import operand_precisions
 
         found, claimed = operand_precisions(parse(text)), self.dots()
         words = sorted({*found, *claimed})
@@ -181,7 +181,7 @@ class Report(Shown):
 
     def to_html(self) -> str:
         """One page that needs nothing else: charts, and a table to search and sort."""
-        from jaxamp.inspect.page import report_page  # jinja2 only where it is needed
+        from jaxamp.display.page import report_page  # jinja2 only where it is needed
 
         return report_page(self)
 
@@ -191,12 +191,12 @@ class Report(Shown):
         path.write_text(self.to_json() if path.suffix == ".json" else self.to_html())
 
     def __rich__(self) -> Any:
-        from jaxamp.inspect.terminal import show_report
+        from jaxamp.display.terminal import show_report
 
         return show_report(self)
 
     def _repr_html_(self) -> str:
-        from jaxamp.inspect.page import in_frame
+        from jaxamp.display.page import in_frame
 
         return in_frame(self.to_html())
 
@@ -210,7 +210,7 @@ def report(
     """What a policy does to a program: how much runs in which precision, where and why.
 
     Nothing is run. FLOPs and bytes follow from the shapes: bytes are what the operations would
-    move were each a kernel of its own, and the compiler fuses many of them; ``jaxamp.estimate``
+    move were each a kernel of its own, and the compiler fuses many of them; ``jaxamp.compiled``
     says what is left. Loops count as often as they run, a branch if it costs most.
 
     Args:
@@ -250,7 +250,7 @@ def _verifier(fn: Any, policy: Any, target: str | None) -> Callable[..., tuple[L
     """What compiles a call and looks for its FP8 products, if that is asked for."""
     if target is None:
         return lambda *args, **kwargs: ()
-    from jaxamp.estimate.lowering import verify_lowering  # reports need no compiler
+    from jaxamp.compiled.fp8_products import verify_lowering  # reports need no compiler
 
     verify = verify_lowering(fn, policy, None if target == HERE else target)
     return lambda *args, **kwargs: (verify(*args, **kwargs),)

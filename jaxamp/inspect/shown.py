@@ -38,17 +38,17 @@ class Shown:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        from jaxamp.inspect.terminal import as_text  # rich only where it is needed
+        from jaxamp.display.terminal import as_text  # rich only where it is needed
 
         return as_text(self)
 
     def to_html(self) -> str:
         """One page that needs nothing else."""
-        from jaxamp.inspect.terminal import as_html
+        from jaxamp.display.terminal import as_html
 
         return as_html(self, _PAGE)
 
     def _repr_html_(self) -> str:
-        from jaxamp.inspect.terminal import as_html
+        from jaxamp.display.terminal import as_html
 
         return as_html(self, _FRAGMENT)

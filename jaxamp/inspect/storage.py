@@ -1,6 +1,6 @@
 """What the rewriter's environment holds, without the values: precisions, and the casts made.
 
-Mirrors ``rewrite/casts.py``; a test compares the casts counted here with those in the program.
+Mirrors ``rewrite/environment.py``; a test compares the casts counted here with the program's.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 from jax.extend.core import Literal
 
-from jaxamp import _compat
-from jaxamp.formats import Precision, is_narrow
+from jaxamp.core import jax_compat
+from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.plan import Forms
 
 
@@ -99,7 +99,7 @@ class Storage:
         """Counts the cast of one result, which is made in one precision and stored in another."""
         self.stored[var] = precision or of(var.aval)
         if precision is not None and made is not precision:
-            casts.inserted += not isinstance(var, _compat.DropVar)
+            casts.inserted += not isinstance(var, jax_compat.DropVar)
 
     def _count(self, casts: Casts, done: set[Any], key: tuple[Any, Precision]) -> None:
         casts.shared += key in done

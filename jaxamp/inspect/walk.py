@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from jax.extend.core import Jaxpr
 
+from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.inspect.equation import Body, Equation, Where
-from jaxamp.inspect.live import Live
 from jaxamp.inspect.operation import Operation, Place, is_library, total
 from jaxamp.inspect.storage import Casts, Storage
 from jaxamp.inspect.tally import Tally
+from jaxamp.jaxprs.dce import Live
+from jaxamp.jaxprs.name_stack import clean_scope
 from jaxamp.plan import JaxprPlan, Plan
-from jaxamp.scopes import clean_scope
-from jaxamp.taxonomy import OpKind, Trait
 
 
 class Walk:

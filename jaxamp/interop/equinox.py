@@ -6,9 +6,9 @@ from typing import Any
 
 import equinox as eqx
 
-from jaxamp.semantic import DTypeish, resolve_dtype, run_in
-from jaxamp.settings import Settings
-from jaxamp.transform import AmpFunction, apply
+from jaxamp.policy.dtype_roles import DTypeish, resolve_dtype, run_in
+from jaxamp.policy.settings import Settings
+from jaxamp.run.amp import AmpFunction, apply
 
 _INNER = "amp_module"
 

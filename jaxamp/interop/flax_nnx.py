@@ -18,11 +18,11 @@ import jax
 from flax import nnx
 from flax.errors import TraceContextError
 
-from jaxamp import _compat
-from jaxamp.calls import Layout, Target
-from jaxamp.runner import Runner
-from jaxamp.settings import Settings
-from jaxamp.transform import apply
+from jaxamp.core import jax_compat
+from jaxamp.policy.settings import Settings
+from jaxamp.run.amp import apply
+from jaxamp.run.runner import Runner
+from jaxamp.trace.arguments import Layout, Target
 
 _OBJECTS = (nnx.Pytree, nnx.Variable)
 _NODES: dict[frozenset[type], bool] = {}  # whether these containers are or hold nnx objects
@@ -86,7 +86,7 @@ class _Pure:
             *bound, args, kwargs = nnx.to_tree(call, ctxtag=self)
             pure = Target(self._function, None, tuple(bound), {}, target.name)
             objects_and_result, reads_only = self._runner(pure, (args, kwargs), {})
-            if _compat.is_tracing() and (fixed := _of_outer_trace(call)):
+            if jax_compat.is_tracing() and (fixed := _of_outer_trace(call)):
                 if not reads_only:
                     raise _refusal(target.name, fixed)
                 return objects_and_result[1]

@@ -14,9 +14,9 @@ from typing import Any
 import haliax
 from jax.sharding import Mesh
 
-from jaxamp.current import current_policy, policy_scope
 from jaxamp.interop.jmp import to_jmp
-from jaxamp.policy import PrecisionPolicy
+from jaxamp.policy.context import current_policy, policy_scope
+from jaxamp.policy.policy import PrecisionPolicy
 
 
 @contextmanager

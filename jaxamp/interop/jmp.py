@@ -6,9 +6,9 @@ from typing import Any
 
 import jmp
 
-from jaxamp.formats import Precision
-from jaxamp.grammar import ThreeDtypes
-from jaxamp.policy import PrecisionPolicy
+from jaxamp.core.formats import Precision
+from jaxamp.policy.jmp_string import ThreeDtypes
+from jaxamp.policy.policy import PrecisionPolicy
 
 
 def from_jmp(policy: jmp.Policy | str) -> PrecisionPolicy:

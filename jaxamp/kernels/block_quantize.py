@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.errors import KernelError, shown
-from jaxamp.formats import CastConfig, Precision
 from jaxamp.kernels.checks import Axes, check_grid, check_memory, check_tile, semantics_in_force
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.primitive import Kernel, KernelPrimitive

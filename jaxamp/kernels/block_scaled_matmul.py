@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxamp import _compat
+from jaxamp.core import jax_compat
 from jaxamp.errors import KernelError
 from jaxamp.kernels.block_quantize import check_cast, fill, module_of
 from jaxamp.kernels.checks import Axes, check_grid, check_memory, check_tile
@@ -59,7 +59,7 @@ def block_scaled_matmul(
     Raises:
       KernelError: shapes or blocks do not fit each other, or the configuration cannot work.
 
-    >>> from jaxamp.formats import CastConfig
+    >>> from jaxamp.core.formats import CastConfig
     >>> from jaxamp.kernels import block_quantize
     >>> a = block_quantize(jnp.ones((2, 256)), CastConfig("f8_e4m3", sf_block=(1, 128)))
     >>> b = block_quantize(jnp.ones((3, 256)), CastConfig("f8_e4m3", sf_block=(128, 128)))
@@ -175,7 +175,7 @@ def _obstacle(
         return f"the kernels contract over blocks of {_UNIT}, not {width}"
     if platform == "tpu" and out_dtype == np.float16:
         return "Mosaic TPU takes no float16"
-    if platform == "gpu" and a.dtype != b.dtype and not _compat.WGMMA_MIXES_FP8:
+    if platform == "gpu" and a.dtype != b.dtype and not jax_compat.WGMMA_MIXES_FP8:
         return f"wgmma takes one format before JAX 0.11, not {a.dtype} and {b.dtype}"
     return None
 

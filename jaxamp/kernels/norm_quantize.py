@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxamp.core.formats import CastConfig
 from jaxamp.errors import KernelError
-from jaxamp.formats import CastConfig
 from jaxamp.kernels.block_quantize import check_cast, fill, module_of
 from jaxamp.kernels.checks import Axes, check_grid, check_memory, check_tile
 from jaxamp.kernels.config import KernelConfig

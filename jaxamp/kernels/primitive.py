@@ -12,10 +12,10 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jaxamp import _compat
+from jaxamp.core import jax_compat
+from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.errors import KernelError
 from jaxamp.kernels.config import KernelConfig, resolve
-from jaxamp.taxonomy import OpKind, Trait, register_op_kind
 
 Form = Callable[..., Sequence[Any]]
 _PLATFORMS = {"tpu": "tpu", "cuda": "gpu"}  # JAX's word for a platform and ours
@@ -79,7 +79,7 @@ class KernelPrimitive:
         return self.primitive.bind(*operands, config=chosen, **params)
 
     def _interpret(self, *operands: Any, config: KernelConfig, **params: Any) -> list[Any]:
-        platform = "gpu" if _compat.is_gpu_interpreter(config.interpret) else "tpu"
+        platform = "gpu" if jax_compat.is_gpu_interpreter(config.interpret) else "tpu"
         self._refuse(self.kernel.obstacle(platform, *operands, **params), "interpret")
         self.kernel.check(platform, config, *operands, **params)
         mode = True if config.interpret is None else config.interpret
@@ -91,7 +91,7 @@ class KernelPrimitive:
         return _jitted(self.primitive, tuple(sorted(params.items())))(*operands)
 
     def _type(self, *avals: Any, config: KernelConfig, **params: Any) -> Any:
-        return _compat.result_avals(functools.partial(self.kernel.reference, **params), avals)
+        return jax_compat.result_avals(functools.partial(self.kernel.reference, **params), avals)
 
     def _jvp(self, primals: Any, tangents: Any, **params: Any) -> Any:
         raise KernelError(
@@ -152,11 +152,11 @@ def _jitted(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Callab
 
 def _missing_on_cuda() -> str | None:
     """Why no Mosaic GPU kernel runs on the GPU at hand; absent GPUs are taken for Hopper."""
-    capability = _compat.cuda_capability()
+    capability = jax_compat.cuda_capability()
     if capability not in (None, 9.0):
         return (
             f"the kernels are written for Hopper, compute capability 9.0; this GPU has {capability}"
         )
-    if not _compat.has_module("absl"):
+    if not jax_compat.has_module("absl"):
         return "Mosaic GPU needs absl-py, `pip install absl-py`"
     return None

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxamp.formats import CastConfig
+from jaxamp.core.formats import CastConfig
 from jaxamp.kernels.checks import Axes, semantics_in_force
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.params import mosaic_tpu, tpu_params

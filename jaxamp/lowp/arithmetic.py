@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxamp.formats import Precision
+from jaxamp.core.formats import Precision
 
 _EXPONENT = 0x7F800000
 _MANTISSA = 0x007FFFFF

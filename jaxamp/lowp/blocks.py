@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxamp.core.formats import CastConfig
 from jaxamp.errors import PolicyError
-from jaxamp.formats import CastConfig
 
 
 @dataclass(frozen=True, slots=True)

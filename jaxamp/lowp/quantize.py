@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxamp.core.formats import CastConfig, Precision, PrecisionLike
 from jaxamp.errors import PolicyError
-from jaxamp.formats import CastConfig, Precision, PrecisionLike
 from jaxamp.lowp.arithmetic import encode, reciprocal, scale_factor
 from jaxamp.lowp.blocks import Blocks
 from jaxamp.lowp.scaled_array import ScaledArray, factors

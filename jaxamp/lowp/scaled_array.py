@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxamp.core.formats import CastConfig
 from jaxamp.errors import PolicyError, shown
-from jaxamp.formats import CastConfig
 from jaxamp.lowp.blocks import Blocks
 
 

@@ -8,26 +8,19 @@ from typing import Any
 
 from jax.extend.core import Var
 
-from jaxamp.formats import Precision
-from jaxamp.plan import wiring
-from jaxamp.plan.choose import Choice
-from jaxamp.plan.decision import (
-    Decision,
-    Echo,
-    How,
-    JaxprPlan,
-    Remake,
-    is_wide,
-)
-from jaxamp.plan.fusions import Fusions
-from jaxamp.plan.graph import Frame, Graph, Nest, Node, Role
-from jaxamp.plan.grounds import Grounds
-from jaxamp.plan.invariants import narrow_each_turn, read_beside, rounded_outside
-from jaxamp.plan.outline import Outliner
-from jaxamp.plan.picks import spreads
-from jaxamp.plan.readings import Readings
-from jaxamp.plan.remakes import Remakes
-from jaxamp.taxonomy import OpKind, Trait
+from jaxamp.core.formats import Precision
+from jaxamp.core.taxonomy import OpKind, Trait
+from jaxamp.jaxprs import nested as wiring
+from jaxamp.plan.dataflow.label_gathers import spreads
+from jaxamp.plan.decision import Decision, Echo, How, JaxprPlan, Remake, is_wide
+from jaxamp.plan.explanations import Grounds
+from jaxamp.plan.graph.graph import Frame, Graph, Nest, Node, Role
+from jaxamp.plan.loop_invariants import narrow_each_turn, read_beside, rounded_outside
+from jaxamp.plan.precision.choose import Choice
+from jaxamp.plan.precision.operand_reads import Readings
+from jaxamp.xla.constant_rematerialization import Remakes
+from jaxamp.xla.fusion_groups import Fusions
+from jaxamp.xla.outline import Outliner
 
 Storage = Sequence[Precision | None]
 

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
-from jaxamp import _compat
-from jaxamp.formats import CastConfig, Precision, is_narrow
-from jaxamp.guards import Guard
-from jaxamp.policy import PrecisionPolicy
-from jaxamp.rules import Rule, unmatched
-from jaxamp.scopes import clean_scope
-from jaxamp.taxonomy import OpKind
+from jaxamp.core import jax_compat
+from jaxamp.core.formats import CastConfig, Precision, is_narrow
+from jaxamp.core.guards import Guard
+from jaxamp.core.taxonomy import OpKind
+from jaxamp.jaxprs.name_stack import clean_scope
+from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.policy.rules import Rule, unmatched
 
 Also = tuple[tuple[int, Precision | None], ...]
 
@@ -179,7 +179,7 @@ class Decision(NamedTuple):
     @property
     def source(self) -> str:
         """``file:line (function)`` of the user's code."""
-        return _compat.user_line(self.eqn.source_info)
+        return jax_compat.user_line(self.eqn.source_info)
 
 
 def is_wide(precisions: Iterable[Precision | None]) -> bool:

@@ -6,34 +6,34 @@ from collections.abc import Sequence
 
 from jax.extend.core import ClosedJaxpr
 
-from jaxamp import _compat
+from jaxamp.core import jax_compat
+from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.core.guards import Guard
+from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import UnknownPrimitiveError
-from jaxamp.formats import Precision, is_narrow
-from jaxamp.guards import Guard
 from jaxamp.plan.assemble import Findings, assemble
-from jaxamp.plan.biases import narrow_biases
-from jaxamp.plan.carries import settle_carries
-from jaxamp.plan.choose import Chooser
-from jaxamp.plan.crossing import find_crossing
-from jaxamp.plan.dangers import find_dangers
+from jaxamp.plan.conditioning.hazards import find_dangers
+from jaxamp.plan.dataflow.intervals import find_spans
+from jaxamp.plan.dataflow.jaxpr_boundaries import find_crossing
+from jaxamp.plan.dataflow.regions import find_interior
 from jaxamp.plan.decision import Plan
-from jaxamp.plan.echoes import find_echoes
-from jaxamp.plan.forced import Forced, find_forced
-from jaxamp.plan.fusions import Fusions
-from jaxamp.plan.graph import Frame, Graph
-from jaxamp.plan.grounds import grounds_of
-from jaxamp.plan.held import find_held, find_summed
-from jaxamp.plan.interior import find_interior
-from jaxamp.plan.joins import store_what_joins
-from jaxamp.plan.outline import find_repeated
-from jaxamp.plan.piles import narrow_piles
-from jaxamp.plan.readings import find_readings
-from jaxamp.plan.scaled import find_scaled
-from jaxamp.plan.spans import find_spans
-from jaxamp.plan.travels import find_travels
-from jaxamp.plan.unfold import unfold
-from jaxamp.policy import PrecisionPolicy
-from jaxamp.taxonomy import OpKind
+from jaxamp.plan.explanations import grounds_of
+from jaxamp.plan.graph.graph import Frame, Graph
+from jaxamp.plan.graph.unfold import unfold
+from jaxamp.plan.precision.buffers import narrow_piles
+from jaxamp.plan.precision.carries import settle_carries
+from jaxamp.plan.precision.choose import Chooser
+from jaxamp.plan.precision.communication import find_travels
+from jaxamp.plan.precision.convolution_biases import narrow_biases
+from jaxamp.plan.precision.operand_reads import find_readings
+from jaxamp.plan.precision.overrides import Forced, find_forced
+from jaxamp.plan.precision.quantized_dots import find_scaled
+from jaxamp.plan.precision.stored_joins import store_what_joins
+from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.xla.cotangent_roundings import find_echoes
+from jaxamp.xla.fusion_groups import Fusions
+from jaxamp.xla.held_roundings import find_held, find_summed
+from jaxamp.xla.outline import find_repeated
 
 
 def make_plan(
@@ -67,8 +67,8 @@ def make_plan(
       UnknownPrimitiveError: ``strict`` and a primitive is unknown.
 
     >>> import jax
-    >>> from jaxamp.guards import Guard
-    >>> from jaxamp.policy import PrecisionPolicy
+    >>> from jaxamp.core.guards import Guard
+    >>> from jaxamp.policy.policy import PrecisionPolicy
     >>> jaxpr = jax.make_jaxpr(lambda x, w: x @ w)(jax.numpy.ones((2, 3)), jax.numpy.ones((3, 4)))
     >>> print(make_plan(jaxpr, PrecisionPolicy.AUTO_MIXED_BF16))
     plan under auto_mixed_bf16
@@ -164,5 +164,5 @@ def _unknown(graph: Graph) -> UnknownPrimitiveError:
         f"jaxamp does not know the primitive {name!r}, and strict=True forbids leaving it in its "
         f"original dtypes. Teach it with jaxamp.register_op_kind({name!r}, kind), or drop strict.",
         primitive=name,
-        source=_compat.user_line(eqn.source_info),
+        source=jax_compat.user_line(eqn.source_info),
     )

@@ -7,8 +7,9 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr
 
 from jaxamp.plan import Plan
-from jaxamp.rewrite import rules, taylor
-from jaxamp.rewrite.casts import cast
+from jaxamp.rewrite import jet as taylor
+from jaxamp.rewrite import rules
+from jaxamp.rewrite.environment import cast
 from jaxamp.rewrite.interpreter import interpret_whole
 from jaxamp.rewrite.registry import Context, rewrites
 

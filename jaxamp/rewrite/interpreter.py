@@ -8,15 +8,15 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from jaxamp import _compat
+from jaxamp.core import jax_compat
+from jaxamp.core.formats import Precision
 from jaxamp.errors import JaxAmpError, RewriteError
-from jaxamp.formats import Precision
 from jaxamp.plan import Decision, Fusion, JaxprPlan, Remake, Step
-from jaxamp.rewrite.barriers import KEEP, apart
-from jaxamp.rewrite.casts import Environment
-from jaxamp.rewrite.echo import echo
+from jaxamp.rewrite.environment import Environment
+from jaxamp.rewrite.loop_invariants import same_each_turn
 from jaxamp.rewrite.registry import Context, rule_for
-from jaxamp.rewrite.turns import same_each_turn
+from jaxamp.xla.checkpoint_barriers import KEEP, apart
+from jaxamp.xla.rounded_cotangent import echo
 
 # What a primitive raises when it does not accept the dtypes that it is given.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, LookupError, AttributeError)
@@ -71,13 +71,13 @@ def _remake(remake: Remake) -> Any:
     values: dict[int, Any] = {}
     for eqn, numbers, ins, outs in remake.makings:
         operands = [values[v] if n is None else n for n, v in zip(numbers, ins, strict=True)]
-        with _compat.emitting(eqn):
-            values.update(zip(outs, _compat.bind(eqn, operands), strict=True))
+        with jax_compat.emitting(eqn):
+            values.update(zip(outs, jax_compat.bind(eqn, operands), strict=True))
     return values[remake.value]
 
 
 def _interpret_one(context: Context, eqn: JaxprEqn, decision: Decision, env: Environment) -> None:
-    with _compat.emitting(eqn):
+    with jax_compat.emitting(eqn):
         operands = _operands(eqn, decision, env)
         results = emit(context, eqn, decision, operands)
         if len(results) > len(eqn.outvars):
@@ -100,7 +100,7 @@ def _fuse(context: Context, step: Step, env: Environment) -> None:
     key = step.fusion, tuple(map(jax.typeof, operands))
     if key not in context.fused:
         context.fused[key] = _fused(context, step.fusion)
-    with _compat.emitting(step.around):
+    with jax_compat.emitting(step.around):
         env.take(step.gives, context.fused[key](*operands))
 
 
@@ -139,7 +139,7 @@ def rewritten(context: Context, closed: ClosedJaxpr, plan: JaxprPlan) -> ClosedJ
         arriving += [(var, Precision.F32) for var in plan.turned]
         arriving += zip(jaxpr.invars, plan.inputs, strict=True)
         avals = [_arriving(var.aval, precision) for var, precision in arriving]
-        context.rewritten[plan] = _compat.trace_to_jaxpr(body, avals, jaxpr.debug_info)
+        context.rewritten[plan] = jax_compat.trace_to_jaxpr(body, avals, jaxpr.debug_info)
     return context.rewritten[plan]
 
 

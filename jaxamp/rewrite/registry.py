@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 
-from jaxamp import _compat
+from jaxamp.core import jax_compat
 from jaxamp.plan import Decision, Fusion, JaxprPlan
-from jaxamp.policy import PrecisionPolicy
+from jaxamp.policy.policy import PrecisionPolicy
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +79,4 @@ def rule_for(primitive: Primitive) -> RewriteRule:
 def _unchanged_parameters(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:
-    return _compat.bind(eqn, operands)
+    return jax_compat.bind(eqn, operands)

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxamp.run.amp import DEFAULT_POLICY
 from jaxamp.training.grads import Gradient, grad, under_policy, value_and_grad
-from jaxamp.transform import DEFAULT_POLICY
 
 
 def filter_value_and_grad(

@@ -9,15 +9,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxamp.delayed import DelayedFunction
+from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import TrainingError, shown
-from jaxamp.regions import keep_precision
+from jaxamp.run.amp import DEFAULT_POLICY, amp
+from jaxamp.run.delayed import DelayedFunction
 from jaxamp.training.finite import all_finite
 from jaxamp.training.loss_scale import as_loss_scale, same_library
 from jaxamp.training.microbatches import averaged
 from jaxamp.training.stateful import refuse_nnx
 from jaxamp.training.trees import global_norm, map_floats, varies_over, widen_floats
-from jaxamp.transform import DEFAULT_POLICY, amp
 
 
 class Gradient(NamedTuple):

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import TrainingError, shown
-from jaxamp.regions import keep_precision
 from jaxamp.training.finite import as_flag
 from jaxamp.training.trees import map_floats, widen
 

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import JaxAmpError, TrainingError
-from jaxamp.regions import keep_precision
 from jaxamp.training.trees import is_array, is_float, leaf_name, widen
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import TrainingError
-from jaxamp.regions import keep_precision
 from jaxamp.training.trees import is_float, widen
 
 if TYPE_CHECKING:

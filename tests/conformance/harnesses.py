@@ -19,7 +19,7 @@ import numpy as np
 from jax._src.internal_test_util import test_harnesses
 
 from jaxamp import PrecisionPolicy, amp
-from jaxamp.guards import ALL_GUARDS, Guard
+from jaxamp.core.guards import ALL_GUARDS, Guard
 from tests.conformance.jobs import Job, SkipJob
 
 MIXED = ("auto_mixed_bf16", "auto_mixed")

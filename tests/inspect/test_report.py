@@ -21,9 +21,9 @@ from jaxamp import (
     plan_of,
     probe,
     report,
-    tune,
     verify_lowering,
 )
+from jaxamp.tools import tune
 from tests.inspect import independent
 from tests.inspect.programs import MLP, PROGRAMS, branching, layer, mlp_loss, spec
 

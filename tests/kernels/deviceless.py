@@ -88,7 +88,7 @@ def main(name: str, folder: Path) -> None:
     os.environ["MOSAIC_GPU_DUMP_PTX"] = os.environ["MOSAIC_GPU_DUMP_PTXAS"] = "1"
     import jax
 
-    from jaxamp.estimate.targets import TARGETS, compile_for
+    from jaxamp.compiled.targets import TARGETS, compile_for
     from jaxamp.kernels import KernelConfig, kernel_config
 
     warnings.simplefilter("error")  # no fallback passes for a kernel

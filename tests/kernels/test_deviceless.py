@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxamp.estimate import environments
-from jaxamp.estimate.targets import TARGETS
+from jaxamp.compiled import environments
+from jaxamp.compiled.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
 

@@ -186,7 +186,7 @@ def test_gpu_every_other_field_is_given_to_mosaic(name, field, monkeypatch):
         raise ReachedError(compiler_params)
 
     monkeypatch.setattr(mosaic_gpu(), "kernel", kernel)
-    monkeypatch.setattr("jaxamp._compat.cuda_capability", lambda: 9.0)
+    monkeypatch.setattr("jaxamp.core.jax_compat.cuda_capability", lambda: 9.0)
     given = {field: OTHER[field]} | (PROFILE if field in PROFILE else {})
     with pytest.raises(ReachedError) as caught:
         _gpu(name, **given)
@@ -354,7 +354,7 @@ def test_f16_on_tpu_falls_back_and_says_so():
 @pytest.mark.parametrize("capability", [8.0, 10.0])
 def test_other_gpus_than_hopper_fall_back_and_say_so(capability, monkeypatch):
     """Neither Ampere nor Blackwell has Hopper's instructions."""
-    monkeypatch.setattr("jaxamp._compat.cuda_capability", lambda: capability)
+    monkeypatch.setattr("jaxamp.core.jax_compat.cuda_capability", lambda: capability)
     fn, avals = PROGRAMS["matmul"]
     with pytest.warns(KernelFallbackWarning, match=f"this GPU has {capability}"):
         module = lower(lambda *a: fn(*a, KernelConfig()), *avals, platform="cuda")
@@ -364,7 +364,7 @@ def test_other_gpus_than_hopper_fall_back_and_say_so(capability, monkeypatch):
 def test_without_absl_py_the_reference_runs_and_says_so(monkeypatch):
     """JAX does not declare it; neither is jaxamp to be installed by a name that is another's."""
     fn, avals = PROGRAMS["matmul"]
-    monkeypatch.setattr("jaxamp._compat.has_module", lambda name: False)
+    monkeypatch.setattr("jaxamp.core.jax_compat.has_module", lambda name: False)
     with pytest.warns(KernelFallbackWarning, match="`pip install absl-py`"):
         module = lower(lambda *a: fn(*a, KernelConfig()), *avals, platform="cuda")
     assert "mosaic_gpu_v2" not in str(module)

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.deviceless.models import transformer
 from jaxamp import CastConfig, PrecisionPolicy, amp, plan_of, verify_lowering
-from jaxamp.scaling import Scaling
+from jaxamp.policy.scaling import Scaling
 
 pytestmark = pytest.mark.deviceless
 

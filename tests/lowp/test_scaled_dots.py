@@ -11,8 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxamp import CastConfig, PrecisionPolicy, RewriteError, Rule, amp, plan_of, verify_lowering
 from jaxamp.lowp import quantize
-from jaxamp.rewrite.product import product
-from jaxamp.scaling import Scaling
+from jaxamp.policy.scaling import Scaling
+from jaxamp.rewrite.primitives.quantized_product import product
 from tests import audit
 from tests.lowp import oracle
 from tests.lowp.models import mlp, mlp_inputs, mlp_loss, policy, sqnr, worst

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.extend import core
 
-from jaxamp import _compat
+from jaxamp.core import jax_compat
 
 PRODUCTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 
@@ -92,7 +92,7 @@ def _while(eqn: core.JaxprEqn, args: Sequence[Any], low: Any) -> Sequence[Any]:
 
 
 def _scan(eqn: core.JaxprEqn, args: Sequence[Any], low: Any) -> Sequence[Any]:
-    consts, carries = _compat.scan_layout(eqn)
+    consts, carries = jax_compat.scan_layout(eqn)
     fixed, init, xs = args[:consts], args[consts:][:carries], args[consts + carries :]
 
     def body(carry: list[Array], x: list[Array]) -> tuple[list[Array], list[Array]]:

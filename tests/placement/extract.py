@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jaxamp.formats import is_narrow
-from jaxamp.plan.graph import Link, Node, Role
-from jaxamp.plan.lookups import repeats
+from jaxamp.core.formats import is_narrow
+from jaxamp.plan.dataflow.repeated_gathers import repeats
+from jaxamp.plan.graph.graph import Link, Node, Role
 from tests.placement.grounds import PLACEMENT, SMALL, accurate, taken_wide
 from tests.placement.problem import NARROW, WIDE, Problem
 from tests.placement.program import SENT, Program, is_kernel, is_window, picks

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from jaxamp.formats import is_narrow
-from jaxamp.plan.graph import Link, Node, Role, movements
+from jaxamp.core.formats import is_narrow
+from jaxamp.plan.graph.graph import Link, Node, Role, movements
 from tests.placement.program import Program
 
 SMALL = ("not an activation", "a scalar")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxamp.formats import Precision, is_narrow
-from jaxamp.plan.graph import Node
-from jaxamp.taxonomy import Trait
+from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.graph.graph import Node
 from tests.placement.extract import Placing
 from tests.placement.grounds import moved
 from tests.placement.problem import NARROW

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from jaxamp.formats import is_narrow
-from jaxamp.plan.graph import Node, Role
+from jaxamp.core.formats import is_narrow
+from jaxamp.plan.graph.graph import Node, Role
 from tests.placement.extract import Placing
 from tests.placement.problem import NARROW, Problem
 from tests.placement.program import Program

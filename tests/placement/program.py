@@ -7,13 +7,13 @@ import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from jaxamp.core.taxonomy import Trait
 from jaxamp.plan import Decision, JaxprPlan, Plan, Step
-from jaxamp.plan.carries import settle_carries
-from jaxamp.plan.forced import find_forced
-from jaxamp.plan.graph import Frame, Graph, Link, Nest, Node, Role, sites_of
-from jaxamp.plan.lookups import repeats
-from jaxamp.plan.unfold import unfold
-from jaxamp.taxonomy import Trait
+from jaxamp.plan.dataflow.repeated_gathers import repeats
+from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, sites_of
+from jaxamp.plan.graph.unfold import unfold
+from jaxamp.plan.precision.carries import settle_carries
+from jaxamp.plan.precision.overrides import find_forced
 
 SENT = (Trait.COLLECTIVE, Trait.ALLREDUCE)
 """What goes from device to device."""

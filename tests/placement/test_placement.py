@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxamp.formats import Precision
-from jaxamp.plan import choose, planner
-from jaxamp.plan.graph import Role
+from jaxamp.core.formats import Precision
+from jaxamp.plan import planner
+from jaxamp.plan.graph.graph import Role
+from jaxamp.plan.precision import choose
 from tests import random_programs
 from tests.placement.brute import cheapest
 from tests.placement.checks import (

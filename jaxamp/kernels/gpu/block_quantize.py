@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxamp.formats import CastConfig
+from jaxamp.core.formats import CastConfig
 from jaxamp.kernels.checks import Axes
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.gpu.launch import launch

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from jaxamp import _compat
+from jaxamp.core import jax_compat
 from jaxamp.errors import KernelError
 from jaxamp.kernels.checks import Axes, semantics_in_force
 from jaxamp.kernels.config import KernelConfig
@@ -134,7 +134,7 @@ def for_each(loop: Mapping[str, int], body: Callable[[dict[str, Any]], None]) ->
 
 def own_fields(params: Any) -> Any:
     """What ``plgpu.kernel`` reads itself; grid and pipeline are made here."""
-    if params.profile_space and _compat.cuda_capability() is None:
+    if params.profile_space and jax_compat.cuda_capability() is None:
         raise KernelError(
             f"profile_dir={params.profile_dir!r}: a profile is written by the process that runs "
             "the kernel; it can be asked for only where there is a GPU."

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxamp.formats import CastConfig
+from jaxamp.core.formats import CastConfig
 from jaxamp.kernels.checks import Axes
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.gpu.launch import default_stream_params, for_each, on_grid, parted

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxamp.formats import CastConfig
+from jaxamp.core.formats import CastConfig
 from jaxamp.kernels.gpu.tiles import F32, over_rows, swizzled
 from jaxamp.kernels.params import mosaic_gpu
 from jaxamp.lowp.arithmetic import encode, magnitude_bits, reciprocal, scale_factor

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from jaxamp import _compat
+from jaxamp.core import jax_compat
 from jaxamp.kernels.params import mosaic_gpu
 
 F32 = np.dtype(np.float32)
@@ -16,7 +16,7 @@ ROWS = 64  # of the WGMMA layout
 
 def load(ref: Any, index: Any, layout: Any) -> Any:
     """Reads part of a tile into registers."""
-    part = _compat.indexed_for_load(ref, index)
+    part = jax_compat.indexed_for_load(ref, index)
     return mosaic_gpu().load(*part, layout=layout, optimized=False)
 
 

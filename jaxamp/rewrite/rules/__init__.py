@@ -8,10 +8,10 @@ from jaxamp.rewrite.rules import (
     conversion,
     custom_derivatives,
     equality,
-    manual,
     movement,
-    typed_updates,
 )
+from jaxamp.rewrite.rules import scatter as typed_updates
+from jaxamp.rewrite.rules import shard_map as manual
 
 __all__ = [
     "calls",

@@ -8,13 +8,13 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from jaxamp import _compat
+from jaxamp.core import jax_compat
+from jaxamp.jaxprs.nested import nested_params
 from jaxamp.plan import Decision, JaxprPlan
-from jaxamp.plan.wiring import nested_params
-from jaxamp.rewrite.accumulate import accumulate_p, original
 from jaxamp.rewrite.interpreter import rewritten
+from jaxamp.rewrite.primitives.accumulate import accumulate_p, original
+from jaxamp.rewrite.primitives.narrow_collective import sent, travel_p
 from jaxamp.rewrite.registry import Context, rewrites
-from jaxamp.rewrite.travel import sent, travel_p
 
 
 @rewrites("jit")
@@ -23,9 +23,9 @@ def jit(
 ) -> Sequence[Any]:
     """Stays a jit of the same name, shardings and donation."""
     if not decision.inner:  # a region that an inner `amp` has rewritten
-        return _compat.bind(eqn, operands)
+        return jax_compat.bind(eqn, operands)
     jaxpr = rewritten(context, eqn.params["jaxpr"], decision.inner[0])
-    return _compat.bind(eqn, operands, jaxpr=jaxpr)
+    return jax_compat.bind(eqn, operands, jaxpr=jaxpr)
 
 
 @rewrites("closed_call", "call")
@@ -35,9 +35,9 @@ def call(
     """Calls the rewritten body."""
     body, plan = eqn.params["call_jaxpr"], decision.inner[0]
     if isinstance(body, ClosedJaxpr):
-        return _compat.bind(eqn, operands, call_jaxpr=rewritten(context, body, plan))
+        return jax_compat.bind(eqn, operands, call_jaxpr=rewritten(context, body, plan))
     opened, consts = _rewritten_open(context, body, plan)
-    return _compat.bind(eqn, [*consts, *operands], call_jaxpr=opened)
+    return jax_compat.bind(eqn, [*consts, *operands], call_jaxpr=opened)
 
 
 @rewrites("remat2")
@@ -47,7 +47,7 @@ def checkpoint(
     """Stays a checkpoint of the same policy; what it saves is what is stored."""
     opened, consts = _rewritten_open(context, eqn.params["jaxpr"], decision.inner[0])
     policy = _sees_originals(eqn.params["policy"])
-    return _compat.bind(eqn, [*consts, *operands], jaxpr=opened, policy=policy)
+    return jax_compat.bind(eqn, [*consts, *operands], jaxpr=opened, policy=policy)
 
 
 @rewrites("composite", "compute_on", "custom_vmap_call", "eval_jaxpr", "fused_call")
@@ -64,12 +64,12 @@ def nested(
         else:
             opened, consts = _rewritten_open(context, param, plan)
             changes[name] = param if consts else opened
-    return _compat.bind(eqn, operands, **changes)
+    return jax_compat.bind(eqn, operands, **changes)
 
 
 def _rewritten_open(context: Context, jaxpr: Jaxpr, plan: JaxprPlan) -> tuple[Jaxpr, Sequence[Any]]:
     """An open jaxpr, rewritten, and the constants that it takes as its first inputs."""
-    return _compat.without_consts(rewritten(context, ClosedJaxpr(jaxpr, ()), plan))
+    return jax_compat.without_consts(rewritten(context, ClosedJaxpr(jaxpr, ()), plan))
 
 
 def _sees_originals(policy: Callable[..., Any] | None) -> Callable[..., Any] | None:

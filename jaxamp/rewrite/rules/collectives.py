@@ -7,10 +7,10 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from jaxamp import _compat
+from jaxamp.core import jax_compat
 from jaxamp.plan import Decision
+from jaxamp.rewrite.primitives.narrow_collective import travel
 from jaxamp.rewrite.registry import Context, rewrites
-from jaxamp.rewrite.travel import travel
 
 
 @rewrites("all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "ppermute")
@@ -25,7 +25,7 @@ def move(
     forth = decision.accumulation
     is_ours = decision.operand is not None
     if forth is None or not is_ours or operands[0].dtype == forth.dtype:
-        return _compat.bind(eqn, operands)
+        return jax_compat.bind(eqn, operands)
     back = context.policy.allreduce
     params, widened = dict(eqn.params), decision.sent is not None
     return travel(eqn.primitive, operands[0], params, forth.dtype, back.dtype, widened=widened)

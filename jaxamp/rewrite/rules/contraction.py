@@ -7,11 +7,11 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from jaxamp import _compat
-from jaxamp.formats import is_narrow
+from jaxamp.core import jax_compat
+from jaxamp.core.formats import is_narrow
 from jaxamp.plan import Decision
-from jaxamp.rewrite.accumulate import accumulate
-from jaxamp.rewrite.quantized_dot import quantized_dot
+from jaxamp.rewrite.primitives.accumulate import accumulate
+from jaxamp.rewrite.primitives.quantized_dot import quantized_dot
 from jaxamp.rewrite.registry import Context, parted, rewrites
 
 
@@ -26,13 +26,13 @@ def contract(
     """
     operand, output = decision.operands[0], decision.outputs[0]
     if not is_narrow(operand):
-        return _compat.bind(eqn, operands)
+        return jax_compat.bind(eqn, operands)
     if decision.scaled is not None:
         (lhs, rhs), axes = operands, eqn.params["dimension_numbers"]
         return [quantized_dot(lhs, rhs, decision.scaled, axes, (output or operand).dtype)]
     narrow, dtype = operand.dtype, (output or operand).dtype
     operands, origins = parted(eqn, operands)
     if dtype == narrow and not origins:
-        return _compat.bind(eqn, operands, preferred_element_type=narrow)
+        return jax_compat.bind(eqn, operands, preferred_element_type=narrow)
     meant = dict(zip([index for index, _ in decision.also], origins, strict=False))
     return [accumulate(eqn.primitive, operands, dict(eqn.params), narrow, dtype, meant)]

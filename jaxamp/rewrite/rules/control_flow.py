@@ -7,7 +7,7 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from jaxamp import _compat
+from jaxamp.core import jax_compat
 from jaxamp.plan import Decision
 from jaxamp.rewrite.interpreter import rewritten
 from jaxamp.rewrite.registry import Context, parted, rewrites
@@ -20,7 +20,7 @@ def cond(
     """All branches give the same dtypes: their plans agree on the results."""
     pairs = zip(eqn.params["branches"], decision.inner, strict=True)
     branches = tuple(rewritten(context, branch, plan) for branch, plan in pairs)
-    return _compat.bind(eqn, operands, branches=branches)
+    return jax_compat.bind(eqn, operands, branches=branches)
 
 
 @rewrites("scan")
@@ -33,8 +33,8 @@ def scan(
     """
     jaxpr = rewritten(context, eqn.params["jaxpr"], decision.inner[0])
     operands, casts = parted(eqn, operands)
-    layout = _compat.scan_with_invariants(eqn, len(casts))
-    return _compat.bind(eqn, [*casts, *operands], jaxpr=jaxpr, **layout)
+    layout = jax_compat.scan_with_invariants(eqn, len(casts))
+    return jax_compat.bind(eqn, [*casts, *operands], jaxpr=jaxpr, **layout)
 
 
 @rewrites("while")
@@ -45,7 +45,7 @@ def while_loop(
     test, body = decision.inner
     operands, casts = parted(eqn, operands)
     ahead = eqn.params["cond_nconsts"]
-    return _compat.bind(
+    return jax_compat.bind(
         eqn,
         [*operands[:ahead], *casts, *operands[ahead:]],
         cond_jaxpr=rewritten(context, eqn.params["cond_jaxpr"], test),

@@ -7,8 +7,8 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from jaxamp import _compat
-from jaxamp.formats import Precision
+from jaxamp.core import jax_compat
+from jaxamp.core.formats import Precision
 from jaxamp.plan import Decision
 from jaxamp.rewrite.registry import Context, rewrites
 
@@ -23,4 +23,4 @@ def convert(
     """
     if decision.outputs[0] not in (None, Precision.F32):
         return operands
-    return _compat.bind(eqn, operands)
+    return jax_compat.bind(eqn, operands)

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from jaxamp import _compat
-from jaxamp.comparisons import compare_results
-from jaxamp.formats import Precision, is_narrow
+from jaxamp.core import jax_compat
+from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.jaxprs.relu_masks import compare_results
 from jaxamp.plan import Decision, JaxprPlan, make_plan
 from jaxamp.rewrite.interpreter import interpret, interpret_whole
 from jaxamp.rewrite.registry import Context, rewrites
@@ -31,7 +31,7 @@ def custom_jvp(
     """Binds a new function and a new rule; symbolic zeros stay what they are."""
     call, plan = eqn.params["call_jaxpr"], decision.inner[0]
     if plan.unchanged:
-        return _compat.bind(eqn, operands)
+        return jax_compat.bind(eqn, operands)
     consts = eqn.params["num_consts"]
 
     def function(*args: Any) -> list[Any]:
@@ -43,7 +43,7 @@ def custom_jvp(
         tangents = primals_and_tangents[half + consts :]
         return _run_jvp(context, eqn, plan, primals, tangents)
 
-    return _compat.bind_custom_jvp(eqn, operands, function, rule)
+    return jax_compat.bind_custom_jvp(eqn, operands, function, rule)
 
 
 def _run_jvp(
@@ -54,7 +54,7 @@ def _run_jvp(
     tangents: Sequence[Any],
 ) -> list[Any]:
     """Traces the rule for the tangents that are no symbolic zeros, then runs it."""
-    zeros = [_compat.is_symbolic_zero(t) for t in tangents]
+    zeros = [jax_compat.is_symbolic_zero(t) for t in tangents]
     jaxpr, captured, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
     closed = ClosedJaxpr(jaxpr, captured)
     if any(any(inner.kept) for inner in plan.walk()):
@@ -84,7 +84,7 @@ def custom_vjp(
 
     def forward(*pairs: Any) -> list[Any]:
         values, differentiated = pairs[::2], pairs[1::2]
-        _compat.refuse_captured(differentiated[:consts])
+        jax_compat.refuse_captured(differentiated[:consts])
         thunk = eqn.params["fwd_jaxpr_thunk"]
         jaxpr, captured = thunk.call_wrapped(*differentiated[consts:])
         count = len(jaxpr.outvars) - len(plan.outputs)
@@ -97,10 +97,10 @@ def custom_vjp(
         pairs = zip(primal_avals, call.jaxpr.invars, strict=True)
         wanted = [_stored(arriving.dtype, var.aval) for arriving, var in pairs]
         given, logs = _run_backward(context, eqn, residuals_and_cotangents, avals, wanted[consts:])
-        none = [_compat.zero_cotangent(aval) for aval in primal_avals[:consts]]
+        none = [jax_compat.zero_cotangent(aval) for aval in primal_avals[:consts]]
         return [*none, *given], logs
 
-    return _compat.bind_custom_vjp(eqn, operands, function, forward, backward)
+    return jax_compat.bind_custom_vjp(eqn, operands, function, forward, backward)
 
 
 @rewrites("remat_opt")
@@ -123,7 +123,7 @@ def _backward_avals(eqn: JaxprEqn, saved_avals: Sequence[Any]) -> list[Any]:
     _, _, forwarded = eqn.params["out_trees"]()
     saved = iter(saved_avals)
     residuals = [next(saved) if f is None else eqn.invars[f].aval for f in forwarded]
-    return [*residuals, *(_compat.to_cotangent_aval(v.aval) for v in eqn.outvars)]
+    return [*residuals, *(jax_compat.to_cotangent_aval(v.aval) for v in eqn.outvars)]
 
 
 def _run_backward(
@@ -144,13 +144,13 @@ def _run_backward(
         full = list(args)
         for i, value in zip(arrays, values, strict=True):
             full[i] = value
-        results, logs = _compat.backward_results(eqn, full)
-        zeros[:] = [r if _compat.is_symbolic_zero(r) else None for r in results]
+        results, logs = jax_compat.backward_results(eqn, full)
+        zeros[:] = [r if jax_compat.is_symbolic_zero(r) else None for r in results]
         leaves, logged = jax.tree.flatten(logs)
-        return [*(r for r in results if not _compat.is_symbolic_zero(r)), *leaves]
+        return [*(r for r in results if not jax_compat.is_symbolic_zero(r)), *leaves]
 
     debug_info = eqn.params["call_jaxpr"].jaxpr.debug_info
-    closed = _compat.trace_to_jaxpr(traced, [avals[i] for i in arrays], debug_info)
+    closed = jax_compat.trace_to_jaxpr(traced, [avals[i] for i in arrays], debug_info)
     nonzero_wanted = [p for p, z in zip(wanted, zeros, strict=True) if z is None]
     as_written = [_stored(np.float32, v.aval) for v in closed.jaxpr.outvars[len(nonzero_wanted) :]]
     given = [args[i] for i in arrays]
@@ -183,12 +183,12 @@ def _run_rule(
 
 def _stored(dtype: Any, declared: Any) -> Precision | None:
     """The precision of what is declared float32 and stored as ``dtype``."""
-    ours = _compat.is_plain_array(declared) and declared.dtype == np.float32
+    ours = jax_compat.is_plain_array(declared) and declared.dtype == np.float32
     return Precision.parse(dtype) if ours else None
 
 
 def _retyped(zero: Any, precision: Precision | None) -> Any:
-    return zero if precision is None else _compat.retyped_zero(zero, precision.dtype)
+    return zero if precision is None else jax_compat.retyped_zero(zero, precision.dtype)
 
 
 def _with_zeros(results: Sequence[Any], out_zeros: Sequence[bool]) -> list[Any]:
@@ -197,7 +197,7 @@ def _with_zeros(results: Sequence[Any], out_zeros: Sequence[bool]) -> list[Any]:
     return [
         *primals,
         *(
-            _compat.zero_tangent(jax.typeof(primal)) if zero else next(tangents)
+            jax_compat.zero_tangent(jax.typeof(primal)) if zero else next(tangents)
             for primal, zero in zip(primals, out_zeros, strict=True)
         ),
     ]

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
 
-from jaxamp import _compat
-from jaxamp.formats import is_narrow
+from jaxamp.core import jax_compat
+from jaxamp.core.formats import is_narrow
 from jaxamp.plan import Decision
 from jaxamp.rewrite.registry import Context, rewrites
 
@@ -24,4 +24,4 @@ def compare(
     if precision is not None and is_narrow(precision):
         info = jnp.finfo(precision.dtype)
         operands = [lax.reduce_precision(x, info.nexp, info.nmant) for x in operands]
-    return _compat.bind(eqn, operands)
+    return jax_compat.bind(eqn, operands)

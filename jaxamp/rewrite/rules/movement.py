@@ -7,10 +7,10 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
-from jaxamp import _compat
+from jaxamp.core import jax_compat
 from jaxamp.plan import Decision
-from jaxamp.rewrite.pick import is_pick, pick
 from jaxamp.rewrite.registry import Context, parted, rewrites
+from jaxamp.xla.label_gather import is_pick, pick
 
 
 @rewrites("rev")
@@ -20,7 +20,7 @@ def reverse(
     """Reverses what it is given, and the rounding if there is one."""
     operands, rounded = parted(eqn, operands)
     values = [*operands, *rounded]
-    return [result for value in values for result in _compat.bind(eqn, [value])]
+    return [result for value in values for result in jax_compat.bind(eqn, [value])]
 
 
 @rewrites("gather")
@@ -31,4 +31,4 @@ def look_up(
     table, indices = operands
     if is_pick(table, indices, eqn.params):
         return [pick(table, indices, eqn.params)]
-    return _compat.bind(eqn, operands)
+    return jax_compat.bind(eqn, operands)

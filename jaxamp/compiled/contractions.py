@@ -1,0 +1,104 @@
+"""The dots and convolutions of a compiled program: their dtypes and FLOPs, whatever made them.
+
+A dot may be an instruction, a part of a fused kernel or a call of a library; a convolution too, and
+on a TPU a dot is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from jaxamp.compiled.hlo import Array, Computation, Instruction, Module
+
+LIBRARY = re.compile(r"__cublas|__cudnn|__triton_gemm")
+_CONTRACTED = re.compile(r"lhs_contracting_dim(?:ension)?s\"?[=:][{\[]([^}\]]*)[}\]]")
+_LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
+_DILATED = re.compile(r"lhs_dilate=([\dx]+)")
+_INTERIOR = re.compile(r"\d+_\d+_(\d+)")
+_HIGHEST = re.compile(r"operand_precision\W+highest", re.IGNORECASE)
+_SAME_ELEMENTS = ("bitcast", "convert", "copy", "reshape", "transpose")
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """One dot or convolution, in one run.
+
+    Attributes:
+      operands: the dtypes of its operands.
+      result: the dtype of its result.
+      flops: two for each multiplication; zeros between the inputs do not count.
+      highest: whether the full precision of its operands was asked for.
+    """
+
+    operands: tuple[str, str]
+    result: str
+    flops: float
+    highest: bool
+
+    def __str__(self) -> str:
+        return "×".join(self.operands) + "→" + self.result
+
+
+def contractions(
+    module: Module, line: Instruction, computation: Computation
+) -> Iterator[Contraction]:
+    """Those in one kernel."""
+    if line.op in ("dot", "convolution") or LIBRARY.search(line.target):
+        yield _contraction(module, line, computation)
+    elif line.op == "fusion":
+        inner = module.computations[line.attribute("calls") or ""]
+        for nested in inner.instructions:
+            yield from contractions(module, nested, inner)
+
+
+def _contraction(module: Module, line: Instruction, computation: Computation) -> Contraction:
+    names = line.operands[:2]
+    lhs, rhs = (computation.by_name[name].results[0] for name in names)
+    labels = _LABELS.search(line.attributes)
+    if labels:
+        flops = _convolution(line, lhs, rhs, labels.groups())
+        flops /= _dilation(module, computation.by_name[names[0]])
+    else:
+        flops = _dot(line, lhs)
+    return Contraction(
+        operands=(lhs.dtype, rhs.dtype),
+        result=line.results[0].dtype,
+        flops=flops,
+        highest=bool(_HIGHEST.search(line.attributes)),
+    )
+
+
+def _dot(line: Instruction, lhs: Array) -> float:
+    found = _CONTRACTED.search(line.attributes)
+    axes = [int(n) for n in re.findall(r"\d+", found.group(1))] if found else []
+    return 2.0 * prod(line.results[0].dims) * prod(lhs.dims[axis] for axis in axes)
+
+
+def _convolution(line: Instruction, lhs: Array, rhs: Array, labels: tuple[str, ...]) -> float:
+    """Of a convolution and of the library's two derivatives of one, which swap its arrays."""
+    kernel, image = rhs, line.results[0]
+    if "BackwardFilter" in line.target:
+        kernel, image = line.results[0], rhs
+    elif "BackwardInput" in line.target:
+        image = lhs
+    features = kernel.dims[labels[1].index("o")]
+    dilated = _DILATED.search(line.attributes)
+    zeros = prod(int(n) for n in dilated.group(1).split("x")) if dilated else 1
+    return 2.0 * prod(image.dims) * prod(kernel.dims) / max(features, 1) / zeros
+
+
+def _dilation(module: Module, line: Instruction) -> int:
+    """How many times larger an operand is for the zeros that a padding put between its elements."""
+    if line.op == "fusion":
+        inner = module.computations[line.attribute("calls") or ""]
+        made, line = inner, inner.root
+        while line.op in _SAME_ELEMENTS:
+            line = made.by_name[line.operands[0]]
+    if line.op != "pad":
+        return 1
+    _, _, padding = line.attributes.partition("padding=")
+    interior = _INTERIOR.findall(padding.partition(",")[0])
+    return prod(int(n) + 1 for n in interior)

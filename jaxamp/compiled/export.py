@@ -1,0 +1,90 @@
+"""From a call to a program that another process can compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
+
+from jaxamp.core import jax_compat
+from jaxamp.core.taxonomy import Trait, lookup
+from jaxamp.errors import InspectionError
+from jaxamp.trace.arguments import is_array
+
+
+def flattened(
+    fn: Any, wrap: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., list[Any]], list[jax.ShapeDtypeStruct]]:
+    """A call as a function of its arrays alone, and their types; anything else is built in."""
+    leaves, treedef = jax.tree.flatten((fn, args, kwargs))
+    traced = [index for index, leaf in enumerate(leaves) if _is_input(leaf)]
+
+    def flat(*arrays: Any) -> list[Any]:
+        values = [*leaves]
+        for index, array in zip(traced, arrays, strict=True):
+            values[index] = array
+        function, positional, named = jax.tree.unflatten(treedef, values)
+        return _arrays(wrap(function)(*positional, **named))
+
+    return flat, [jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype) for i in traced]
+
+
+def exported(
+    fn: Any,
+    wrap: Callable[[Any], Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    platform: str,
+) -> bytes:
+    """A call for a platform, serialized: arrays are its inputs, anything else is built in.
+
+    Args:
+      fn: the function; the arrays of a module are inputs too.
+      wrap: what is done to the function, such as giving it a policy.
+      args: arguments, in which ``jax.ShapeDtypeStruct`` may stand for an array.
+      kwargs: keyword arguments.
+      platform: what JAX calls the kind of device.
+
+    Raises:
+      InspectionError: what JAX needs to serialize programs is not installed, or the program calls
+        back to the host.
+    """
+    flat, specs = flattened(fn, wrap, args, kwargs)
+    compiled = jax.jit(flat)
+    jaxpr = compiled.trace(*specs).jaxpr.jaxpr
+    try:
+        made = jax.export.export(compiled, platforms=[platform])(*specs)
+        return bytes(made.serialize())
+    except ModuleNotFoundError as error:
+        raise InspectionError(
+            f"JAX needs {error.name} to hand a program to another compiler: "
+            f"pip install {error.name}"
+        ) from None
+    except (NotImplementedError, ValueError) as error:
+        eqn = next(_callbacks(jaxpr), None)
+        if eqn is None:
+            raise
+        raise InspectionError(
+            f"The program calls back to the host: {eqn.primitive.name} at "
+            f"{jax_compat.user_line(eqn.source_info)}. JAX compiles that only where it runs. "
+            "Leave it out to ask about another chip."
+        ) from error
+
+
+def _callbacks(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
+    for eqn in jaxpr.eqns:
+        op = lookup(eqn.primitive)
+        if op is not None and op.trait is Trait.CALLBACK:
+            yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from _callbacks(inner)
+
+
+def _is_input(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct) or is_array(leaf)
+
+
+def _arrays(results: Any) -> list[Any]:
+    return [leaf for leaf in jax.tree.leaves(results) if is_array(leaf)]

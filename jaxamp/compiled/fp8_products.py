@@ -1,0 +1,171 @@
+"""Whether the quantized dots of a program became FP8 products of the compiled one."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
+
+from jaxamp.compiled.export import exported, flattened
+from jaxamp.compiled.hlo import Module, parse
+from jaxamp.compiled.targets import TARGETS
+from jaxamp.compiled.traffic import kernels
+from jaxamp.core import jax_compat
+from jaxamp.errors import InspectionError, accepted
+from jaxamp.inspect.shown import Shown
+from jaxamp.rewrite.primitives.quantized_dot import SCOPE, quantized_dot_p
+from jaxamp.rewrite.primitives.quantized_product import PRODUCT
+from jaxamp.run.amp import amp, under
+from jaxamp.tools.estimate import compile_all
+from jaxamp.trace.arguments import Target as Call
+
+# Without a device nothing can be timed, and XLA would take its first choice: a kernel of Triton's.
+_OPTIONS = {"cuda": {"xla_gpu_enable_triton_gemm": False}}
+
+
+_DOTS = ("dot_general", "accumulate", "jaxamp_block_scaled_matmul")
+_KERNELS = ("mosaic_gpu", "tpu_custom_call")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowering(Shown):
+    """What became of the dots that a policy quantizes; ``print`` shows it.
+
+    Attributes:
+      program: the function's name.
+      target: the word for the chip; empty for the devices at hand.
+      claimed: products of quantized operands in the rewritten program, each as often as it runs.
+      found: products of 8-bit operands in the compiled program, each as often as it runs.
+      missing: products that were to be of 8-bit operands and are not, by the names around them,
+        each as often as it runs; a compiler drops the names of some.
+    """
+
+    program: str
+    target: str
+    claimed: int
+    found: int
+    missing: tuple[str, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every product that was claimed is there."""
+        return self.claimed == self.found
+
+    @property
+    def lines(self) -> list[str]:
+        """The verdict, and what is missing."""
+        where = self.target or "the devices at hand"
+        if not self.claimed:
+            return [f"{self.program} on {where}: no FP8 products claimed; the plan says why."]
+        verdict = "all" if self.complete else "not all"
+        head = (
+            f"{self.program} on {where}: {self.claimed} FP8 products claimed, {self.found} found "
+            f"in the compiled program: {verdict}."
+        )
+        named = Counter(self.missing)
+        rows = [f"  {times} not in 8 bits: {name}" for name, times in named.items()]
+        nameless = self.claimed - self.found - named.total()
+        more = [f"  {nameless} more, whose names the compiler has dropped"] if nameless > 0 else []
+        return [head, *rows, *more]
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+
+        return Group(*self.lines)
+
+
+def verify_lowering(
+    fn: Any, policy: Any = None, target: str | None = None
+) -> Callable[..., Lowering]:
+    """Compares the FP8 products that a policy asks for with those that the compiler made.
+
+    A compiler may run a product of 8-bit numbers in 16 bits without a word: the chip lacks the
+    format, or the program is not of the form that the compiler knows.
+
+    Args:
+      fn: whatever ``amp`` takes, or a function with amped ones in it, such as ``grad(amp(loss))``.
+      policy: given to ``amp``; left out, ``fn`` is taken as it is.
+      target: a chip that is not there, as for ``estimate``; left out, the devices at hand.
+
+    Returns:
+      A function of the same arguments as `fn`, in which ``jax.ShapeDtypeStruct`` may stand for an
+      array. It returns a ``Lowering``.
+
+    Raises:
+      InspectionError: the target is unknown, or its compiler is not installed or fails.
+      PolicyError: the policy is not understood.
+
+    >>> x = jax.ShapeDtypeStruct((4096, 4096), "float32")
+    >>> verify_lowering(jax.numpy.dot, "fp8_current")(x, x).claimed
+    1
+    """
+    if target is not None and target not in TARGETS:
+        raise InspectionError(f"No target {target!r} is known. {accepted(target, TARGETS)}")
+    parsed = None
+    if policy is not None:
+        fn, parsed = under(fn, policy)
+    name = Call.of(fn).name
+
+    def wrap(function: Any) -> Any:
+        return function if parsed is None else amp(function, parsed.stateless)
+
+    @functools.wraps(fn, updated=())
+    def verify(*args: Any, **kwargs: Any) -> Lowering:
+        flat, specs = flattened(fn, wrap, args, kwargs)
+        traced = jax.jit(flat).trace(*specs)
+        if target is None:
+            module = parse(traced.lower().compile().as_text() or "")
+        else:
+            chip = TARGETS[target]
+            program = exported(fn, wrap, args, kwargs, chip.platform)
+            ((module, _),) = compile_all(chip, [program], _OPTIONS.get(chip.platform))
+        found, missing = _made(module)
+        claimed = claims(traced.jaxpr)
+        return Lowering(
+            program=name,
+            target=target or "",
+            claimed=claimed,
+            found=found,
+            missing=() if claimed == found else missing,
+        )
+
+    return verify
+
+
+def claims(closed: ClosedJaxpr) -> int:
+    """Products of quantized operands that a program runs."""
+    return _count(jax_compat.live(closed), "")
+
+
+def _count(jaxpr: Jaxpr, around: str) -> int:
+    total = 0
+    for eqn in jaxpr.eqns:
+        names = f"{around}/{eqn.source_info.name_stack}"
+        is_dot = eqn.primitive.name in _DOTS
+        if eqn.primitive is quantized_dot_p or (is_dot and PRODUCT in names):
+            total += 1
+        else:
+            inner = [_count(body, names) for body in jaxprs_in_params(eqn.params)]
+            runs = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+            total += runs * (max(inner) if eqn.primitive.name == "cond" else sum(inner))
+    return total
+
+
+def _made(module: Module) -> tuple[int, tuple[str, ...]]:
+    """How many products of 8-bit operands run, and the names of others that were to be such."""
+    found, missing = 0, []
+    for kernel in kernels(module):
+        line = kernel.instruction
+        if line.target.startswith(_KERNELS) and PRODUCT in line.source:
+            found += kernel.runs
+        for contraction in kernel.contractions(module):
+            if all(word.startswith("f8") for word in contraction.operands):
+                found += kernel.runs
+            elif SCOPE in line.source:
+                missing += kernel.runs * [f"{contraction} in {line.source}"]
+    return found, tuple(missing)

@@ -1,0 +1,248 @@
+"""The chips: how their compiler calls them, and what their makers say that they can do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxamp.compiled.compiler import compile_on, one_device
+
+_TERA = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """What the compiler asks about a GPU: the facts that a driver would report."""
+
+    name: str
+    capability: tuple[int, int]
+    cores: int
+    lanes: int  # per core
+    clock: float  # GHz
+    shared: int  # bytes per core
+    shared_per_block: int
+    cache: int
+    memory: int
+    bandwidth: int
+
+    @property
+    def description(self) -> str:
+        """The facts in the form in which the compiler reads them."""
+        return _DESCRIPTION.format(gpu=self, major=self.capability[0], minor=self.capability[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One device as JAX sees it.
+
+    Attributes:
+      name: the word for it.
+      title: what it is.
+      environment: whose compiler knows it, ``"gpu"`` or ``"tpu"``.
+      topology: how that compiler calls it.
+      bandwidth: of its memory, bytes per second, as published.
+      rates: of dense matrix products, FLOPs per second by precision of the operands, as published.
+      highest: how many times slower an f32 product is that must not be rounded first.
+      gpu: what the compiler must be told of a GPU.
+    """
+
+    name: str
+    title: str
+    environment: str
+    topology: str
+    bandwidth: float
+    rates: Mapping[str, float] = field(hash=False)
+    highest: float
+    gpu: Gpu | None = None
+
+    @property
+    def platform(self) -> str:
+        """What JAX calls its kind."""
+        return "cuda" if self.gpu else "tpu"
+
+    @property
+    def description(self) -> str:
+        """What the compiler must be told of it, if anything."""
+        return self.gpu.description if self.gpu else ""
+
+
+def compile_for(target: Target, fn: Any, args: Any, options: dict[str, Any] | None = None) -> Any:
+    """The compiled program of a function; only where the target's compiler is.
+
+    Args:
+      target: where it would run.
+      fn: a function of arrays.
+      args: a pytree of shapes and dtypes for each argument.
+      options: the compiler's own flags.
+    """
+    place = one_device(target.platform, target.topology, target.description)
+    return compile_on(place, fn, args, options)
+
+
+_DESCRIPTION = """\
+platform_name: "CUDA"
+device_description_str: "{gpu.name}"
+gpu_device_info {{
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  core_count: {gpu.cores}
+  fpus_per_core: {gpu.lanes}
+  clock_rate_ghz: {gpu.clock}
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  registers_per_block_limit: 65536
+  registers_per_core_limit: 65536
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: {gpu.shared_per_block}
+  shared_memory_per_core: {gpu.shared}
+  l2_cache_size: {gpu.cache}
+  memory_bandwidth: {gpu.bandwidth}
+  device_memory_size: {gpu.memory}
+  driver_version: "13.0.0"
+  runtime_version: "13.0.0"
+  compile_time_toolkit_version: "13.0.0"
+  dnn_version: "9.12.0"
+}}
+dnn_version_info {{ major: 9 minor: 12 patch: 0 }}
+"""
+
+_HOPPER = {
+    "capability": (9, 0),
+    "cores": 132,
+    "lanes": 128,
+    "clock": 1.98,
+    "shared": 233472,
+    "shared_per_block": 232448,
+    "cache": 52428800,
+}
+# NVIDIA, "H100 Tensor Core GPU" and "H200 Tensor Core GPU" data sheets, SXM, without sparsity: the
+# two have the same matrix units. An f32 product is TF32 unless more is asked for; then it runs
+# outside of the matrix units, at 67 TFLOP/s.
+_HOPPER_RATES = {
+    "f64": 67 * _TERA, "f32": 494.5 * _TERA, "f16": 989.5 * _TERA, "bf16": 989.5 * _TERA,
+    "f8": 1979 * _TERA,
+}  # fmt: skip
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target(
+            name="h200",
+            title="NVIDIA H200 SXM",
+            environment="gpu",
+            topology="1x1x1",
+            bandwidth=4.8 * _TERA,  # data sheet "H200 Tensor Core GPU"
+            rates=_HOPPER_RATES,
+            highest=494.5 / 67,
+            gpu=Gpu(
+                name="NVIDIA H200", memory=151397597184, bandwidth=4800000000000, **_HOPPER
+            ),
+        ),
+        Target(
+            name="h100",
+            title="NVIDIA H100 SXM",
+            environment="gpu",
+            topology="1x1x1",
+            bandwidth=3.35 * _TERA,  # data sheet "H100 Tensor Core GPU"
+            rates=_HOPPER_RATES,
+            highest=494.5 / 67,
+            gpu=Gpu(
+                name="NVIDIA H100 80GB HBM3", memory=84942979072, bandwidth=3352320000000, **_HOPPER
+            ),
+        ),
+        # NVIDIA, "A100 Tensor Core GPU" data sheet, SXM with 80 GB, without sparsity.
+        Target(
+            name="a100",
+            title="NVIDIA A100 SXM 80 GB",
+            environment="gpu",
+            topology="1x1x1",
+            bandwidth=2.039 * _TERA,
+            rates={
+                "f64": 19.5 * _TERA, "f32": 156 * _TERA, "f16": 312 * _TERA, "bf16": 312 * _TERA,
+            },
+            highest=156 / 19.5,
+            gpu=Gpu(
+                name="NVIDIA A100-SXM4-80GB",
+                capability=(8, 0),
+                cores=108,
+                lanes=64,
+                clock=1.41,
+                shared=167936,
+                shared_per_block=166912,
+                cache=41943040,
+                memory=85100068864,
+                bandwidth=2039040000000,
+            ),
+        ),
+        # NVIDIA, "Blackwell Architecture Technical Brief", HGX B200, each GPU, without sparsity.
+        Target(
+            name="b200",
+            title="NVIDIA B200",
+            environment="gpu",
+            topology="1x1x1",
+            bandwidth=8 * _TERA,
+            rates={
+                "f64": 40 * _TERA, "f32": 1100 * _TERA, "f16": 2250 * _TERA, "bf16": 2250 * _TERA,
+                "f8": 4500 * _TERA,
+            },
+            highest=1100 / 80,
+            gpu=Gpu(
+                name="NVIDIA B200",
+                capability=(10, 0),
+                cores=148,
+                lanes=128,
+                clock=1.965,
+                shared=233472,
+                shared_per_block=232448,
+                cache=132644864,
+                memory=191514411008,
+                bandwidth=7672320000000,
+            ),
+        ),
+        # Google Cloud TPU documentation, pages "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x
+        # (Ironwood)". A product of f32 is one of bf16 unless more is asked for, and then six.
+        Target(
+            name="v5e",
+            title="Google TPU v5e",
+            environment="tpu",
+            topology="v5e:2x2",
+            bandwidth=0.819 * _TERA,
+            rates={"f32": 197 * _TERA, "bf16": 197 * _TERA},
+            highest=6,
+        ),
+        Target(
+            name="v5p",
+            title="Google TPU v5p",
+            environment="tpu",
+            topology="v5p:2x2x1",
+            bandwidth=2.765 * _TERA,
+            rates={"f32": 459 * _TERA, "bf16": 459 * _TERA},
+            highest=6,
+        ),
+        Target(
+            name="v6e",
+            title="Google TPU v6e",
+            environment="tpu",
+            topology="v6e:2x2",
+            bandwidth=1.638 * _TERA,
+            rates={"f32": 918 * _TERA, "bf16": 918 * _TERA},
+            highest=6,
+        ),
+        # A chip is two devices to JAX: half of what is published for the chip.
+        Target(
+            name="7x",
+            title="Google TPU7x, one of a chip's two devices",
+            environment="tpu",
+            topology="tpu7x:2x2x1",
+            bandwidth=7.38 * _TERA / 2,
+            rates={
+                "f32": 2307 * _TERA / 2, "bf16": 2307 * _TERA / 2, "f8": 4614 * _TERA / 2,
+            },
+            highest=6,
+        ),
+    )
+}  # fmt: skip

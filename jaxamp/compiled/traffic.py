@@ -1,0 +1,223 @@
+"""Count what a compiled program moves: the bytes that its kernels read and write, and the kernels.
+
+A kernel is an instruction that stands alone in the entry computation, or in the body of a loop, a
+branch or a call that the entry reaches. A loop's body counts as often as the loop runs: XLA writes
+the trip count of a counted loop (every `lax.scan`) into the program; where it is missing, the
+loop's condition is read, and a loop that cannot be understood counts once and is reported so.
+
+What a kernel moves is its operands and its results, except for the part of an operand that is never
+touched: a slice or gather reads only what it returns, and an update in place writes only what
+changed. Without this, a scan over layers would be charged for all layers at every step. Scratch
+space of library calls and on-chip buffers of a TPU are not counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from jaxamp.compiled.contractions import LIBRARY, Contraction, contractions
+from jaxamp.compiled.hlo import Array, Computation, Instruction, Module
+
+_FREE = {
+    "add-dependency", "after-all", "bitcast", "constant", "get-tuple-element", "iota",
+    "opt-barrier", "parameter", "partition-id", "replica-id", "tuple",
+}  # fmt: skip
+WORDS = {"f8e4m3fn": "f8_e4m3", "f8e5m2": "f8_e5m2", "f4e2m1fn": "f4_e2m1"}
+"""What jaxamp calls the formats that the compiler calls otherwise."""
+
+_VIEWS = {"bitcast", "reshape", "get-tuple-element"}
+_SLICES = {"dynamic-slice", "slice", "gather"}
+_STARTED = {"copy-start": 0, "slice-start": 1}  # which of its results is not its operand
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One top-level instruction, how often it runs, and the bytes of each array that it moves."""
+
+    instruction: Instruction
+    home: Computation
+    runs: int
+    read: tuple[tuple[Array, int], ...]
+    written: tuple[tuple[Array, int], ...]
+
+    @property
+    def moved(self) -> int:
+        """Bytes in all runs."""
+        return self.runs * sum(size for _, size in self.read + self.written)
+
+    def contractions(self, module: Module) -> list[Contraction]:
+        """The dots and convolutions of one run."""
+        return list(contractions(module, self.instruction, self.home))
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The sums over a program."""
+
+    bytes: int
+    kernels: int
+    dots: dict[str, int]
+    flops: float
+    unknown_loops: int
+
+
+def kernels(module: Module) -> Iterator[Kernel]:
+    """Every kernel of a program."""
+    return _kernels(module, module.entry, 1)
+
+
+def measure(module: Module) -> Traffic:
+    """Count a program."""
+    found = list(kernels(module))
+    dots: Counter[str] = Counter()
+    flops = 0.0
+    for kernel in found:
+        for contraction in kernel.contractions(module):
+            dots[str(contraction)] += kernel.runs
+            flops += kernel.runs * contraction.flops
+    return Traffic(
+        bytes=sum(kernel.moved for kernel in found),
+        kernels=sum(kernel.runs for kernel in found),
+        dots=dict(dots),
+        flops=flops,
+        unknown_loops=sum(
+            line.op == "while" and trips(module, line) is None
+            for computation in module.computations.values()
+            for line in computation.instructions
+        ),
+    )
+
+
+def operand_precisions(module: Module) -> Counter[str]:
+    """Dots and convolutions that run, by the precision of their first operand."""
+    found: Counter[str] = Counter()
+    for kernel in kernels(module):
+        for contraction in kernel.contractions(module):
+            found[WORDS.get(contraction.operands[0], contraction.operands[0])] += kernel.runs
+    return found
+
+
+def trips(module: Module, loop: Instruction) -> int | None:
+    """How often a loop runs, or None where the program does not say."""
+    if loop.known_trips is not None:
+        return loop.known_trips
+    condition = module.computations[loop.attribute("condition") or ""]
+    compare = condition.root
+    if compare.op != "compare" or "direction=LT" not in compare.attributes:
+        return None
+    bound = condition.by_name.get(compare.operands[1])
+    return int(bound.arguments) if bound and bound.op == "constant" else None
+
+
+def _kernels(module: Module, computation: Computation, runs: int) -> Iterator[Kernel]:
+    for line in computation.instructions:
+        if line.op in _FREE or line.op.endswith("-done"):
+            continue
+        if line.op == "while":
+            body = module.computations[line.attribute("body") or ""]
+            yield from _kernels(module, body, runs * (trips(module, line) or 1))
+        elif line.op == "conditional":
+            options = [list(_kernels(module, module.computations[b], runs)) for b in line.branches]
+            yield from max(options, key=lambda option: sum(k.moved for k in option), default=[])
+        elif line.op in ("call", "async-start"):
+            callee = line.attribute("to_apply") or line.attribute("calls") or ""
+            yield from _kernels(module, module.computations[callee], runs)
+        else:
+            yield Kernel(
+                instruction=line,
+                home=computation,
+                runs=runs,
+                read=tuple(_read(module, computation, line)),
+                written=tuple(_written(module, computation, line)),
+            )
+
+
+def _size(line: Instruction) -> int:
+    return sum(array.bytes for array in line.results)
+
+
+def _in_memory(line: Instruction) -> list[Array]:
+    """An instruction's results in main memory, without the scratch space of library calls."""
+    scratch = bool(LIBRARY.search(line.target))
+    return [a for a in line.results if not (a.on_chip or (scratch and a.dtype == "s8"))]
+
+
+def _read(
+    module: Module, computation: Computation, line: Instruction
+) -> Iterator[tuple[Array, int]]:
+    for name in dict.fromkeys(line.operands):
+        operand = computation.by_name.get(name)
+        if operand is None or not (stored := _in_memory(operand)):
+            continue
+        positions = [i for i, other in enumerate(line.operands) if other == name]
+        touched = sum(_touched(module, computation, line, i) for i in positions)
+        yield stored[0], min(sum(a.bytes for a in stored), touched)
+
+
+def _written(
+    module: Module, computation: Computation, line: Instruction
+) -> Iterator[tuple[Array, int]]:
+    if line.op in _STARTED:
+        results = (line.results[_STARTED[line.op]],)
+        stored = [array.bytes for array in results]
+    elif line.op == "fusion":
+        inner = module.computations[line.attribute("calls") or ""]
+        results, stored = line.results, _stored(inner, inner.root)
+    else:
+        results, stored = line.results, _stored(computation, line)
+    kept = _in_memory(line)
+    for array, size in zip(results, stored, strict=True):
+        if array in kept:
+            yield array, size
+
+
+def _touched(module: Module, computation: Computation, line: Instruction, position: int) -> int:
+    """Bytes that an instruction reads of one operand."""
+    operand = computation.by_name[line.operands[position]]
+    if line.op in _SLICES and position == 0:
+        return _size(line)
+    if line.op == "slice-start":
+        return line.results[_STARTED[line.op]].bytes
+    if line.op == "dynamic-update-slice" and position == 0:
+        return 0
+    if line.op == "scatter" and position == 0:
+        return _updates(computation, line)
+    if line.op == "fusion":
+        inner = module.computations[line.attribute("calls") or ""]
+        return _touched_inside(module, inner, inner.parameters[position])
+    return _size(operand)
+
+
+def _touched_inside(module: Module, computation: Computation, value: Instruction) -> int:
+    """Bytes of a fused value that its users read; all of it as soon as one reads all."""
+    total = 0
+    for user in computation.users[value.name]:
+        if user.op in _VIEWS:
+            total += _touched_inside(module, computation, user)
+            continue
+        for position, name in enumerate(user.operands):
+            if name == value.name:
+                total += _touched(module, computation, user, position)
+    return min(total, _size(value))
+
+
+def _stored(computation: Computation, line: Instruction) -> list[int]:
+    """Bytes that change in memory when an instruction stores its results, for each of them."""
+    if line.op == "tuple":
+        parts = (computation.by_name[name] for name in line.operands)
+        return [size for part in parts for size in _stored(computation, part)]
+    if line.op == "bitcast":
+        return _stored(computation, computation.by_name[line.operands[0]])
+    if line.op == "dynamic-update-slice":
+        return [_size(computation.by_name[line.operands[1]])]
+    if line.op == "scatter" and len(line.results) == 1:
+        return [_updates(computation, line)]
+    return [array.bytes for array in line.results]
+
+
+def _updates(computation: Computation, scatter: Instruction) -> int:
+    """Bytes of a scatter's updates: the last third of its operands."""
+    updates = scatter.operands[-((len(scatter.operands) - 1) // 2) :]
+    return sum(_size(computation.by_name[name]) for name in updates)

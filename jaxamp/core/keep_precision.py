@@ -1,0 +1,112 @@
+"""Regions of user code that keep a precision, marked by a name in the scope path.
+
+A marker is a ``jax.named_scope`` with a reserved name. Scope names ride on the equations
+themselves, so a region survives whatever a transformation does to the equations in it. An equation
+of an inner jaxpr carries only the names entered inside that jaxpr: the outer ones are on the
+equation that calls it, so whoever asks joins the two paths first.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from jaxamp.core.formats import Precision, PrecisionLike
+from jaxamp.errors import NotCallableError, PolicyError, accepted, shown
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+KEEPABLE = (Precision.F64, Precision.F32, Precision.F16, Precision.BF16)
+MARKER = re.compile(r"keep_precision\[(" + "|".join(p.short for p in KEEPABLE) + r")\]")
+
+
+class Region:
+    """A marked region: a context manager and a decorator; made by ``keep_precision``."""
+
+    __slots__ = ("_entered", "precision")
+
+    def __init__(self, precision: Precision) -> None:
+        self.precision = precision
+        self._entered: list[Any] = []  # a stack, so that one region may be nested in itself
+
+    def __enter__(self) -> None:
+        scope = jax.named_scope(_marker(self.precision))
+        scope.__enter__()
+        self._entered.append(scope)
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self._entered.pop().__exit__(*exc_info)
+
+    def __call__(self, fn: _F) -> _F:
+        """The function with its whole body in the region."""
+        if inspect.isclass(fn) or not callable(fn):
+            raise NotCallableError(f"keep_precision decorates functions, not {fn!r}.")
+        if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
+            # Its body runs after the call has returned, outside of any scope entered here.
+            raise NotCallableError(f"Use `with keep_precision(...)` inside the generator {fn!r}.")
+        return jax.named_scope(_marker(self.precision))(fn)
+
+    def __repr__(self) -> str:
+        return f"keep_precision({self.precision.short!r})"
+
+
+def keep_precision(precision: PrecisionLike = Precision.F32) -> Region:
+    """Marks a region of user code that is computed in a precision of its own.
+
+    The mark survives ``jit``, ``grad``, ``vmap``, ``scan`` and ``remat``, and the backward pass of
+    the region is in the region. The innermost region wins, and a region wins over rules and kinds.
+    Outside of ``amp`` it changes nothing.
+
+    Args:
+      precision: what ``Precision.parse`` reads; one of f64, f32, f16, bf16.
+
+    Returns:
+      A context manager that is also a decorator for functions and methods.
+
+    Raises:
+      PolicyError: the word names no precision that a region can have.
+      NotCallableError: a function was given: the brackets are missing.
+
+    >>> import jax.numpy as jnp
+    >>> @keep_precision("f32")
+    ... def loss(x):
+    ...     return jnp.log(x).sum()
+    >>> def model(x):
+    ...     with keep_precision("f32"):
+    ...         return jnp.tanh(x)
+    """
+    if inspect.isroutine(precision) or hasattr(precision, "__wrapped__"):
+        raise NotCallableError(
+            f"keep_precision was given {shown(precision)} where a precision is needed. As a "
+            "decorator it has brackets: @keep_precision('f32')."
+        )
+    parsed = Precision.parse(precision)
+    if parsed not in KEEPABLE:
+        words = [p.short for p in KEEPABLE]
+        raise PolicyError(f"A region cannot be kept in {parsed.short}. {accepted('', words)}")
+    return Region(parsed)
+
+
+@functools.lru_cache(maxsize=4096)
+def kept_precision(scope: str) -> Precision | None:
+    """The precision of the innermost region in a raw scope path, ``None`` outside of any.
+
+    Args:
+      scope: ``str(eqn.source_info.name_stack)``, with that of the enclosing equations before it.
+
+    >>> kept_precision("transpose(jvp(keep_precision[f32]))/head")
+    <Precision.F32: 'float32'>
+    >>> kept_precision("head") is None
+    True
+    """
+    words = MARKER.findall(scope)
+    return Precision.parse(words[-1]) if words else None
+
+
+def _marker(precision: Precision) -> str:
+    return f"keep_precision[{precision.short}]"

@@ -1,0 +1,85 @@
+"""The report as one page that needs nothing else: no network, no other file."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from jaxamp.display.charts import charts, family
+from jaxamp.display.numbers import amount, near, share, storage
+
+if TYPE_CHECKING:
+    from jaxamp.inspect.operation import Operation
+    from jaxamp.inspect.report import Report
+
+_LOW = ("bf16", "f16", "f8")
+_FRAME = (
+    '<iframe srcdoc="{page}" style="width: 100%; height: 48em; border: 1px solid #8886" '
+    'title="jaxamp report"></iframe>'
+)
+
+
+def report_page(report: Report) -> str:
+    """The page of a report."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("jaxamp.display", "pages"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html").render(
+        report=report,
+        tiles=_tiles(report),
+        charts=charts(report),
+        notes=report.notes,
+        rows=[_row(operation) for operation in report.operations],
+    )
+
+
+def in_frame(page: str) -> str:
+    """The page inside of another one, as a notebook is: neither's style reaches the other."""
+    return _FRAME.format(page=html.escape(page, quote=True))
+
+
+def _tiles(report: Report) -> list[tuple[str, str, str]]:
+    """Number, what it is, and more about it."""
+    total = report.total
+    low = sum(o.tally.flops for o in report.operations if family(o.arithmetic) in _LOW)
+    dots = ", ".join(f"{n} in {word}" for word, n in report.dots().items())
+    found = f"{total.shared} shared, {total.cancelled} cancelled"
+    return [
+        (share(low, total.flops), "of FLOPs in 16 bits or fewer", amount(total.flops, "FLOP")),
+        (storage(total.bytes), "moved, before fusion", f"{storage(total.saved)} saved"),
+        (str(total.operations), "operations", f"{len(report.operations)} lines below"),
+        (str(sum(report.dots().values())), "dots and convolutions", dots),
+        (str(total.inserted), "casts inserted", found),
+    ]
+
+
+def _row(operation: Operation) -> dict[str, Any]:
+    """What the table shows of an operation; numbers stay numbers, to be sorted."""
+    tally, place = operation.tally, operation.place
+    return {
+        "primitive": operation.primitive,
+        "kind": operation.kind,
+        "arithmetic": operation.arithmetic,
+        "family": family(operation.arithmetic),
+        "stored": operation.stored,
+        "inside": operation.accumulation,
+        "types": f"{', '.join(operation.operands)} → {', '.join(operation.results)}",
+        "flops": tally.flops,
+        "bytes": tally.bytes,
+        "saved": tally.saved,
+        "casts": tally.inserted,
+        "runs": operation.runs,
+        "way": "bwd" if operation.backward else "fwd",
+        "scope": operation.scope,
+        "file": near(place.file),
+        "line": place.line,
+        "text": place.text,
+        "reason": operation.reason,
+        "guard": operation.guard,
+    }

@@ -1,0 +1,124 @@
+"""The report at a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from jaxamp.display.numbers import amount, share, storage
+
+if TYPE_CHECKING:
+    from jaxamp.inspect.operation import Operation
+    from jaxamp.inspect.report import Report
+
+_MANY = 40  # dots that are listed; the page and the JSON have all
+_COLORS = {
+    "f32": "cyan", "f64": "blue", "bf16": "green", "f16": "yellow",
+    "f8_e4m3": "magenta", "f8_e5m2": "magenta",
+}  # fmt: skip
+
+
+def precision_text(word: str) -> Text:
+    """A precision in its colour."""
+    return Text(word, style=_COLORS.get(word.strip(), "dim"))
+
+
+def show_report(report: Report) -> Group:
+    """Totals, casts, guards and every dot."""
+    return Group(*_parts(report))
+
+
+def as_text(shown: Any, width: int = 120) -> str:
+    """What a terminal shows, without colours."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
+    console.print(shown)
+    text = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def as_html(shown: Any, fragment: str, width: int = 120) -> str:
+    """What a terminal shows, as HTML; its text has no colour of its own, so any theme will do."""
+    console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True)
+    console.print(shown)
+    return console.export_html(inline_styles=True, code_format=fragment)
+
+
+def _parts(report: Report) -> Iterator[Any]:
+    total = report.total
+    yield Text.assemble(
+        (report.program or "program", "bold"), f" under {report.policy}: ",
+        f"{total.operations} operations, {amount(total.flops, 'FLOP')}, ",
+        f"{storage(total.bytes)} before fusion",
+        f" ({storage(total.saved)} less than as written)" if total.saved else "",
+    )  # fmt: skip
+    yield _shares(report)
+    yield Text(
+        f"casts: {total.inserted} inserted, {total.shared} shared with an earlier reader, "
+        f"{total.cancelled} cancelled"
+    )
+    if report.guards:
+        named = ", ".join(f"{name} {n}" for name, n in report.guards.items())
+        yield Text(f"guards: {named}")
+    yield from (Text(note, style="yellow") for note in report.notes)
+    if report.contractions:
+        yield _dots(report)
+
+
+def _shares(report: Report) -> Table:
+    total = report.total
+    table = Table(title="by kind and precision of arithmetic", title_justify="left")
+    table.add_column("kind")
+    table.add_column("precision")
+    for heading in ("operations", "FLOPs", "bytes", "bytes saved"):
+        table.add_column(heading, justify="right")
+    for (kind, word), tally in report.by("kind", "arithmetic").items():
+        if tally.operations:
+            table.add_row(
+                kind,
+                precision_text(word),
+                f"{tally.operations}  {share(tally.operations, total.operations)}",
+                share(tally.flops, total.flops),
+                share(tally.bytes, total.bytes),
+                storage(tally.saved) if tally.saved > 0 else "",
+            )
+    return table
+
+
+def _dots(report: Report) -> Table:
+    found = sorted(report.contractions, key=lambda o: -o.tally.flops)
+    rest = f", the first {_MANY} of {len(found)}" if len(found) > _MANY else ""
+    title = f"dots and convolutions, largest first{rest}"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for heading in ("operands", "result"):
+        table.add_column(heading, overflow="fold")
+    table.add_column("inside", no_wrap=True)
+    for heading in ("FLOPs", "runs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    table.add_column("line", no_wrap=True)
+    table.add_column("scope", overflow="fold")
+    for operation in found[:_MANY]:
+        table.add_row(*_dot(operation))
+    return table
+
+
+def _dot(operation: Operation) -> list[Any]:
+    operands = Text(" × ".join(operation.operands[:2]), style=_COLORS.get(operation.arithmetic, ""))
+    place = operation.place
+    return [
+        operands,
+        operation.results[0],
+        operation.accumulation,
+        amount(operation.tally.flops),
+        str(operation.runs),
+        "bwd" if operation.backward else "fwd",
+        f"{os.path.basename(place.file)}:{place.line}" if place.file else "",
+        operation.scope,
+    ]

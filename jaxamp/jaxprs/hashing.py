@@ -1,0 +1,63 @@
+"""Keys by which equal parts of jaxprs are found.
+
+What cannot be hashed goes by its identity, so a key is good for as long as its jaxpr is alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Any
+
+from jax.extend.core import Jaxpr, Literal
+
+from jaxamp.core import jax_compat
+
+
+def jaxpr_key(jaxpr: Jaxpr) -> Hashable:
+    """What two jaxprs have in common that compute the same, written on the same lines.
+
+    >>> import jax
+    >>> one, two = (jax.make_jaxpr(lambda x: x + 1.0)(2.0).jaxpr for _ in range(2))
+    >>> jaxpr_key(one) == jaxpr_key(two)
+    True
+    """
+    number: dict[Any, int] = {}
+    for var in (*jaxpr.constvars, *jaxpr.invars):
+        number[var] = len(number)
+
+    def operand(atom: Any) -> Hashable:
+        return literal_key(atom) if isinstance(atom, Literal) else number[atom]
+
+    lines: list[Hashable] = []
+    for eqn in jaxpr.eqns:
+        origin = jax_compat.origin(eqn, jax_compat.Around())
+        line = eqn.primitive, params_key(eqn.params), origin, len(eqn.outvars)
+        lines.append((*line, *map(operand, eqn.invars)))
+        for var in eqn.outvars:
+            number[var] = len(number)
+    avals = tuple(v.aval for v in (*jaxpr.constvars, *jaxpr.invars))
+    return avals, tuple(lines), tuple(map(operand, jaxpr.outvars))
+
+
+def literal_key(literal: Literal) -> Hashable:
+    """The type and the bits of a literal."""
+    value = jax_compat.literal_value(literal)
+    return literal.aval, value.tobytes() if hasattr(value, "tobytes") else value
+
+
+def params_key(params: Mapping[str, Any]) -> Hashable:
+    """The parameters of an equation."""
+    values = tuple(params.values())
+    try:
+        hash(values)
+    except TypeError:
+        values = map(_identity, values)
+    return (*params, *values)
+
+
+def _identity(value: Any) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value

@@ -1,0 +1,159 @@
+"""A comparison with zero reads what was cut off at zero.
+
+`x > 0` is `max(x, 0) > 0`, for every number and NaN. Behind a rectifier only its result is in
+memory: to compare `x`, a backward pass would compute all that `x` is made of once more.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+
+from jaxamp.core import jax_compat
+
+SIGNS = ("gt", "le")  # comparisons with zero that say the same of `x` and of `max(x, 0)`
+
+
+def compare_results(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The same program, in which comparisons with zero read results of ``max(x, 0)``.
+
+    A call that returns such a result and its comparison returns the result, and is followed by the
+    comparison: so this can be computed again without the call.
+
+    Args:
+      closed: the program.
+
+    Returns:
+      A program of the same results, bit for bit; the same object if nothing is to be changed.
+
+    >>> import jax
+    >>> def rectified(x):
+    ...     return jax.numpy.maximum(x, 0), x > 0
+    >>> largest, comparison = compare_results(jax.make_jaxpr(rectified)(1.0)).jaxpr.eqns
+    >>> comparison.invars[0] is largest.outvars[0]
+    True
+    """
+    jaxpr = _Comparisons().of(closed.jaxpr)
+    return closed if jaxpr is closed.jaxpr else closed.replace(jaxpr=jaxpr)
+
+
+class _Comparisons:
+    """Changes a jaxpr and those within; one that is met twice is changed once."""
+
+    def __init__(self) -> None:
+        self._changed: dict[int, Jaxpr] = {}
+        self._closed: dict[int, ClosedJaxpr] = {}
+        self._cuts_off: dict[int, bool] = {}
+        self._returned: dict[int, dict[int, tuple[int, JaxprEqn]]] = {}
+        self._plain: set[Primitive] = set()  # which hold no jaxprs
+
+    def of(self, jaxpr: Jaxpr) -> Jaxpr:
+        changed = self._changed.get(id(jaxpr))
+        if changed is None:
+            changed = self._changed[id(jaxpr)] = self._of(jaxpr)
+        return changed
+
+    def _of(self, jaxpr: Jaxpr) -> Jaxpr:
+        cut: dict[Var, Var] = {}
+        eqns: list[JaxprEqn] = []
+        for eqn in jaxpr.eqns:
+            operand = self._cut_off(eqn)
+            if operand is not None and not isinstance(eqn.outvars[0], jax_compat.DropVar):
+                cut[operand] = eqn.outvars[0]
+            elif cut and eqn.primitive.name in SIGNS:
+                eqn = _compared(eqn, cut)
+            if eqn.primitive not in self._plain:
+                eqns += self._outside(self._inside(eqn))
+            else:
+                eqns.append(eqn)
+        is_same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
+        return jaxpr if is_same else jaxpr.replace(eqns=eqns)
+
+    def _inside(self, eqn: JaxprEqn) -> JaxprEqn:
+        """An equation with its jaxprs changed."""
+        held = {name: param for name, param in eqn.params.items() if _holds_jaxprs(param)}
+        if not held:
+            self._plain.add(eqn.primitive)
+        changed = {name: self._param(param) for name, param in held.items()}
+        is_same = all(changed[name] is param for name, param in held.items())
+        return eqn if is_same else eqn.replace(params={**eqn.params, **changed})
+
+    def _param(self, param: Any) -> Any:
+        if isinstance(param, Jaxpr):
+            return self.of(param)
+        if isinstance(param, ClosedJaxpr):
+            jaxpr = self.of(param.jaxpr)
+            if jaxpr is param.jaxpr:
+                return param
+            return self._closed.setdefault(id(param), param.replace(jaxpr=jaxpr))
+        parts = tuple(map(self._param, param))
+        return param if all(map(operator.is_, parts, param)) else parts
+
+    def _outside(self, eqn: JaxprEqn) -> list[JaxprEqn]:
+        """A call, and after it the comparisons of its results."""
+        if eqn.primitive.name != "jit":
+            return [eqn]
+        body = eqn.params["jaxpr"].jaxpr
+        if id(body) not in self._returned:
+            self._returned[id(body)] = _comparisons(body)
+        outvars, after = list(eqn.outvars), []
+        for index, (operand, comparison) in self._returned[id(body)].items():
+            read, made = eqn.outvars[operand], eqn.outvars[index]
+            if not isinstance(read, jax_compat.DropVar):
+                invars = [read, *comparison.invars[1:]]
+                after.append(comparison.replace(invars=invars, outvars=[made]))
+                outvars[index] = jax_compat.DropVar(made.aval)
+        return [eqn.replace(outvars=outvars), *after] if after else [eqn]
+
+    def _cut_off(self, eqn: JaxprEqn) -> Var | None:
+        """The operand that an equation, or all that it holds, cuts off at zero."""
+        name = eqn.primitive.name
+        if name == "max":
+            first, second = eqn.invars
+            operand = first if _is_zero(second) else second if _is_zero(first) else None
+            return operand if isinstance(operand, Var) else None
+        if name not in ("jit", "custom_jvp_call") or len(eqn.invars) != 1:
+            return None
+        body = eqn.params["jaxpr" if name == "jit" else "call_jaxpr"].jaxpr
+        if id(body) not in self._cuts_off:
+            self._cuts_off[id(body)] = self._only_cuts_off(body)
+        operand = eqn.invars[0]
+        return operand if self._cuts_off[id(body)] and isinstance(operand, Var) else None
+
+    def _only_cuts_off(self, body: Jaxpr) -> bool:
+        if len(body.eqns) != 1 or body.constvars:
+            return False
+        (eqn,) = body.eqns
+        return eqn.outvars == body.outvars and self._cut_off(eqn) is body.invars[0]
+
+
+def _holds_jaxprs(param: Any) -> bool:
+    if isinstance(param, tuple):
+        return bool(param) and all(isinstance(part, ClosedJaxpr) for part in param)
+    return isinstance(param, Jaxpr | ClosedJaxpr)
+
+
+def _comparisons(body: Jaxpr) -> dict[int, tuple[int, JaxprEqn]]:
+    """Per result that compares another result with zero: which one, and the equation."""
+    places = {var: i for i, var in enumerate(body.outvars) if not isinstance(var, Literal)}
+    return {
+        places[eqn.outvars[0]]: (places[eqn.invars[0]], eqn)
+        for eqn in body.eqns
+        if eqn.primitive.name in SIGNS and eqn.outvars[0] in places
+        if not isinstance(eqn.invars[0], Literal) and eqn.invars[0] in places
+        if _is_zero(eqn.invars[1])
+    }
+
+
+def _compared(eqn: JaxprEqn, cut: dict[Var, Var]) -> JaxprEqn:
+    """A comparison that reads what its operand was cut off to."""
+    operand, zero = eqn.invars
+    if isinstance(operand, Literal) or operand not in cut or not _is_zero(zero):
+        return eqn
+    return eqn.replace(invars=[cut[operand], zero])
+
+
+def _is_zero(atom: Any) -> bool:
+    return isinstance(atom, Literal) and jax_compat.literal_value(atom) == 0

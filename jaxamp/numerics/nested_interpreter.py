@@ -1,0 +1,203 @@
+"""Interpreters that enter what equations hold: calls are inlined, loops and branches rebuilt."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import JaxprEqn
+
+from jaxamp.core import jax_compat
+from jaxamp.core.taxonomy import Trait, lookup
+from jaxamp.inspect.blocks import Block
+from jaxamp.jaxprs.nested import Body, loop
+
+
+class Value(NamedTuple):
+    """What an interpreter carries for one value of the program.
+
+    Attributes:
+      low: the value.
+      shadow: what it would be in the original program; ``None`` where that is the same.
+      mark: what else is known of the whole array; never cut into slices.
+    """
+
+    low: Any
+    shadow: Any = None
+    mark: Any = None
+
+
+class Interpreter(abc.ABC):
+    """Runs blocks, with a state that is handed from one equation to the next.
+
+    ``loops`` has, for each loop around, how many iterations were done before this one.
+    """
+
+    @abc.abstractmethod
+    def run(
+        self, block: Block, values: Sequence[Value], state: Any, loops: tuple[Any, ...]
+    ) -> tuple[list[Value], Any]:
+        """Runs a block on its inputs."""
+
+    @abc.abstractmethod
+    def test(self, body: Body, plan: Any, values: Sequence[Value]) -> Any:
+        """Whether a while loop goes on."""
+
+    def settled(self, value: Value, aval: Any, twin: bool) -> Value:
+        """The value with a shadow where `twin` and none elsewhere: loops need one form."""
+        return value
+
+    def sliced(self, value: Value) -> Value:
+        """A slice, which came with the mark of the whole."""
+        return value
+
+    def stacked(self, mark: Any, slice_mark: Any) -> Any:
+        """The mark of what slices so far make up, with one more."""
+        return mark
+
+    def blank(self, aval: Any) -> Any:
+        """The mark of no slices at all."""
+        return None
+
+    def enter(
+        self,
+        block: Block,
+        position: int,
+        values: Sequence[Value],
+        state: Any,
+        loops: tuple[Any, ...],
+    ) -> tuple[list[Value], Any]:
+        """Runs an equation that holds blocks.
+
+        Args:
+          block: the block that the equation is in.
+          position: the equation's position there.
+          values: its operands.
+          state: what is handed on.
+          loops: iterations of the loops around.
+
+        Returns:
+          Its results, and the state.
+        """
+        eqn, inner = block.jaxpr.eqns[position], block.inner[position]
+        op = lookup(eqn.primitive)
+        if op is not None and op.trait is Trait.BRANCH:
+            return self._branch(eqn, inner, values, state, loops)
+        if op is not None and op.trait is Trait.LOOP:
+            if position in block.test:
+                return self._while(eqn, block.test[position], inner[0], values, state, loops)
+            return self._scan(eqn, inner[0], values, state, loops)
+        if eqn.primitive.name == "remat2" and _is_recomputation(eqn):
+            # As JAX lowers it: what was computed before is not to be used again.
+            values = lax.optimization_barrier(list(values))
+        return self.run(inner[0], values, state, loops)
+
+    def _settle(self, values: Sequence[Value], variables: Any, twin: bool) -> list[Value]:
+        pairs = zip(values, variables, strict=True)
+        return [self.settled(value, var.aval, twin) for value, var in pairs]
+
+    def _branch(
+        self,
+        eqn: JaxprEqn,
+        inner: Sequence[Block],
+        values: Sequence[Value],
+        state: Any,
+        loops: tuple[Any, ...],
+    ) -> tuple[list[Value], Any]:
+        twin = _is_twin(inner, values)
+
+        def branch(block: Block) -> Any:
+            def run(values: Sequence[Value], state: Any) -> Any:
+                outs, state = self.run(block, values, state, loops)
+                return self._settle(outs, eqn.outvars, twin), state
+
+            return run
+
+        index = jnp.asarray(values[0].low, jnp.int32)
+        return lax.switch(index, list(map(branch, inner)), list(values[1:]), state)
+
+    def _scan(
+        self,
+        eqn: JaxprEqn,
+        block: Block,
+        values: Sequence[Value],
+        state: Any,
+        loops: tuple[Any, ...],
+    ) -> tuple[list[Value], Any]:
+        wired, twin = loop(eqn), _is_twin([block], values)
+        first, second = wired.invariants, wired.invariants + wired.carries
+        inputs, outputs = block.jaxpr.invars, block.jaxpr.outvars
+        fixed, whole = values[:first], values[second:]
+
+        def step(carried: Any, slices: Any) -> Any:
+            carry, marks, state, done = carried
+            given = [
+                self.sliced(Value(*pair, mark=value.mark))
+                for pair, value in zip(slices, whole, strict=True)
+            ]
+            outs, state = self.run(block, [*fixed, *carry, *given], state, (*loops, done))
+            carry = self._settle(outs[: wired.carries], inputs[first:second], twin)
+            made = outs[wired.carries :]
+            marks = [self.stacked(m, v.mark) for m, v in zip(marks, made, strict=True)]
+            return (carry, marks, state, done + 1), [(v.low, v.shadow) for v in made]
+
+        carry = self._settle(values[first:second], inputs[first:second], twin)
+        marks = [self.blank(var.aval) for var in outputs[wired.carries :]]
+        (carry, marks, state, _), made = lax.scan(
+            step,
+            (carry, marks, state, jnp.int32(0)),
+            [(value.low, value.shadow) for value in whole],
+            length=eqn.params["length"],
+            reverse=eqn.params["reverse"],
+            unroll=eqn.params["unroll"],
+        )
+        stacks = [Value(*pair, mark=mark) for pair, mark in zip(made, marks, strict=True)]
+        return [*carry, *stacks], state
+
+    def _while(
+        self,
+        eqn: JaxprEqn,
+        test: tuple[Body, Any],
+        block: Block,
+        values: Sequence[Value],
+        state: Any,
+        loops: tuple[Any, ...],
+    ) -> tuple[list[Value], Any]:
+        wired, twin = loop(eqn), _is_twin([block], values)
+        first, second = wired.test_invariants, wired.test_invariants + wired.invariants
+        inputs = block.jaxpr.invars[wired.invariants :]
+
+        def goes_on(carried: Any) -> Any:
+            return self.test(*test, [*values[:first], *carried[0]])
+
+        def body(carried: Any) -> Any:
+            carry, state, done = carried
+            operands = [*values[first:second], *carry]
+            outs, state = self.run(block, operands, state, (*loops, done))
+            return self._settle(outs, inputs, twin), state, done + 1
+
+        carry = self._settle(values[second:], inputs, twin)
+        carry, state, _ = lax.while_loop(goes_on, body, (carry, state, jnp.int32(0)))
+        return list(carry), state
+
+
+def _is_recomputation(eqn: JaxprEqn) -> bool:
+    return bool(eqn.params["differentiated"] and eqn.params["prevent_cse"])
+
+
+def _is_twin(blocks: Sequence[Block], values: Sequence[Value]) -> bool:
+    """Whether values in such a block can differ from what they would be."""
+    return any(b.is_low for b in blocks) or any(v.shadow is not None for v in values)
+
+
+def is_narrow(precision: Any) -> bool:
+    """Whether a precision is below f32; ``None`` is not."""
+    return precision is not None and precision.bits < 32
+
+
+def literal(atom: Any) -> Any:
+    """The value of a literal; ``None`` for a variable."""
+    return jax_compat.literal_value(atom) if hasattr(atom, "val") else None

@@ -1,0 +1,239 @@
+"""Where the first infinity or NaN of a program came from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+
+from jaxamp.core import jax_compat
+from jaxamp.inspect.blocks import Block, Site, blocks_of, place_of
+from jaxamp.inspect.operation import Place
+from jaxamp.numerics import finite_marks as marks
+from jaxamp.numerics.shadow import Shadowing, Watch
+from jaxamp.plan import Plan
+from jaxamp.rewrite.primitives.accumulate import accumulate_p, original
+from jaxamp.rewrite.registry import Context
+
+INFINITY, NAN = "infinity", "NaN"
+_KINDS = {marks.INFINITY: INFINITY, marks.NAN: NAN}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Nonfinite:
+    """Where the first infinity or NaN of a program came from.
+
+    Attributes:
+      output: the first result that is not finite, by its path in what the function returned.
+      kind: ``"infinity"`` or ``"NaN"``, whichever the operation made.
+      primitive: the operation; ``"input"`` if the function was given such a number.
+      dtype: dtype that the operation computed in, or stored its result in if that is narrower.
+      largest: largest magnitude among the finite numbers that the operation took.
+      source: the user's source line, as JAX prints it.
+      place: the innermost line that is the user's own.
+      scope: the scope path, as the user wrote it.
+      backward: whether it is in a backward pass.
+      iterations: which iteration of the loops around it, outermost first.
+      operands: what the operation took, before it was cast for it.
+    """
+
+    output: str
+    kind: str
+    primitive: str
+    dtype: str
+    largest: float
+    source: str
+    place: Place
+    scope: str
+    backward: bool
+    iterations: tuple[int, ...]
+    operands: tuple[np.ndarray, ...] = dataclasses.field(default=(), repr=False, compare=False)
+    site: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+    def to_data(self) -> dict[str, Any]:
+        """All but the operands, as plain words and numbers."""
+        left_out = ("operands", "site", "place")
+        names = [f.name for f in dataclasses.fields(self) if f.name not in left_out]
+        place = dataclasses.asdict(self.place)
+        return {**{name: getattr(self, name) for name in names}, **place}
+
+    def __str__(self) -> str:
+        if self.primitive == "input":
+            return f"{self.output} is not finite because an input holds {self.kind}: {self.source}"
+        where = f" in {self.scope}" if self.scope else ""
+        when = ", in the backward pass" if self.backward else ""
+        loops = f", iteration {', '.join(map(str, self.iterations))}" if self.iterations else ""
+        return (
+            f"{self.output} is not finite. The first {self.kind} was made by {self.primitive} in "
+            f"{self.dtype}{where}, at {self.source}{when}{loops}, from operands {self._taken}."
+        )
+
+    @property
+    def _taken(self) -> str:
+        """What the operation took, in a few words."""
+        infinite = any(_kind(operand) == INFINITY for operand in self.operands)
+        return "with infinities" if infinite else f"of at most {self.largest:.4g}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+    """A program that can be run beside its shadow.
+
+    Attributes:
+      block: the program, numbered.
+      sites: its operations, by number.
+      context: as for the rewrite; ``None`` where it runs as it is written.
+      inputs: what its arguments are called.
+      outputs: what its results are called.
+    """
+
+    block: Block
+    sites: Sequence[Site]
+    context: Context | None
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+
+    @classmethod
+    def of(
+        cls,
+        jaxpr: ClosedJaxpr,
+        plan: Plan | None,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+    ) -> Program:
+        """The program of a jaxpr; without a plan, as it is written."""
+        block = blocks_of(jaxpr.jaxpr, jaxpr.consts, plan.body if plan else None)
+        context = Context(plan.policy, plan.repeated) if plan else None
+        sites = sorted(block.walk(), key=lambda site: site.number)
+        return cls(block, sites, context, inputs, outputs)
+
+    @property
+    def depth(self) -> int:
+        """How deep loops are nested."""
+        return max((site.depth for site in self.sites), default=0)
+
+    @property
+    def results(self) -> list[Any]:
+        """Per result its variable; ``None`` for one that was only handed on."""
+        made = {var for eqn in self.block.jaxpr.eqns for var in eqn.outvars}
+        outvars = self.block.jaxpr.outvars
+        return [v if not isinstance(v, Literal) and v in made else None for v in outvars]
+
+    def measured(self, *args: Any) -> tuple[list[Any], Any]:
+        """Runs it beside its shadow: its results, and the table of statistics."""
+        interpreter = Shadowing(self.context, self.depth, shadows=True)
+        outs, ledger = interpreter.start(self.block, args, len(self.sites))
+        return [value.low for value in outs], ledger
+
+    def marks(self, *args: Any) -> list[Any]:
+        """Runs it for the marks of its results, a row each."""
+        outs, _ = Shadowing(self.context, self.depth, marks=True).start(self.block, args, 0)
+        return [value.mark for value in outs]
+
+    def watched(self, watch: Watch, *args: Any) -> list[Any]:
+        """Runs it with an eye on one operation."""
+        outs, _ = Shadowing(self.context, self.depth, watch=watch).start(self.block, args, 0)
+        return [value.low for value in outs]
+
+
+def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
+    """Runs a program, and finds out which operation made the first number that is not finite.
+
+    Args:
+      program: what to run.
+      args: its arguments.
+
+    Returns:
+      ``None`` if all results that it made are finite.
+    """
+    found = map(marks.Mark.of, jax.device_get(jax.jit(program.marks)(*args)))
+    bad = [
+        (name, mark)
+        for var, mark, name in zip(program.results, found, program.outputs, strict=True)
+        if var is not None and mark.kind != marks.FINITE
+    ]
+    if not bad:
+        return None
+    name, first = bad[0][0], min((mark for _, mark in bad), key=lambda mark: mark.time)
+    if first.site == marks.GIVEN:
+        return _an_input(program, name, args)
+    site = program.sites[first.site]
+    loops = first.loops[: site.depth]
+    operands = _operands(program, Watch(site.number, loops, None), args)
+    return Nonfinite(
+        output=name,
+        kind=_KINDS[first.born],
+        primitive=_primitive(site),
+        dtype=_dtype(site),
+        largest=max(map(_largest, operands), default=0.0),
+        source=jax_compat.user_line(site.eqn.source_info),
+        place=place_of(site),
+        scope=site.scope,
+        backward=site.backward,
+        iterations=loops,
+        operands=operands,
+        site=site,
+    )
+
+
+def _operands(program: Program, watch: Watch, args: Sequence[Any]) -> tuple[np.ndarray, ...]:
+    taken: list[tuple[np.ndarray, ...]] = []
+
+    def take(*operands: Any) -> None:
+        taken.append(tuple(map(np.asarray, operands)))
+
+    watching = watch._replace(take=take)
+    jax.block_until_ready(jax.jit(lambda *a: program.watched(watching, *a))(*args))
+    jax.effects_barrier()
+    return taken[0] if taken else ()
+
+
+def _an_input(program: Program, output: str, args: Sequence[Any]) -> Nonfinite:
+    kinds = [_kind(arg) for arg in args]
+    source = next((n for n, kind in zip(program.inputs, kinds, strict=True) if kind), "a constant")
+    kind = next(filter(None, kinds), NAN)
+    return Nonfinite(
+        output=output, kind=kind, primitive="input", dtype="", largest=0.0, source=source,
+        place=Place(), scope="", backward=False, iterations=(),
+    )  # fmt: skip
+
+
+def _primitive(site: Site) -> str:
+    """Name of an operation; of a product in low precision that of the product."""
+    eqn = site.eqn
+    primitive = original(eqn.params)[0] if eqn.primitive is accumulate_p else eqn.primitive
+    return primitive.name
+
+
+def _dtype(site: Site) -> str:
+    """The narrowest float dtype of an operation that was planned; else that of its result."""
+    decided = (site.decision.operand, site.decision.output) if site.decision else ()
+    known = [precision for precision in decided if precision is not None]
+    if known:
+        return str(min(known, key=lambda precision: precision.bits).dtype)
+    dtypes = [getattr(var.aval, "dtype", None) for var in site.eqn.outvars]
+    return next((str(d) for d in dtypes if d is not None and _is_inexact(d)), "")
+
+
+def _is_inexact(dtype: Any) -> bool:
+    return jax.numpy.issubdtype(dtype, np.inexact)
+
+
+def _kind(array: Any) -> str:
+    if not _is_inexact(array.dtype):
+        return ""
+    wide = np.asarray(array).astype(np.complex64)
+    if np.isnan(wide).any():
+        return NAN
+    return "" if np.isfinite(wide).all() else INFINITY
+
+
+def _largest(array: np.ndarray) -> float:
+    if not array.size or not _is_inexact(array.dtype):
+        return 0.0
+    magnitudes = np.abs(array.astype(np.complex128))
+    return float(np.max(np.where(np.isfinite(magnitudes), magnitudes, 0)))

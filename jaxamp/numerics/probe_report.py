@@ -1,0 +1,193 @@
+"""What ``probe`` measured, operation by operation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxamp.core.formats import Precision
+from jaxamp.inspect.blocks import Site, place_of
+from jaxamp.inspect.operation import Place
+from jaxamp.inspect.shown import Shown
+from jaxamp.numerics.nonfinite import Nonfinite
+from jaxamp.numerics.statistics import PEAKS, SUMS
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one operation did, over all its runs.
+
+    Errors are differences to the program in its original precision, with all that came before.
+
+    Attributes:
+      primitive: name of the primitive.
+      kind: its kind, as ``OpKind`` spells it.
+      arithmetic: precision of its operands.
+      stored: precision of its result.
+      scope: scope path, as the user wrote it.
+      backward: whether it is in a backward pass.
+      place: the user's own line.
+      count: numbers that it made.
+      max_error: largest error.
+      rms_error: root of the mean squared error.
+      sqnr: signal to quantization noise in dB: mean square of the result over that of the error.
+      overflow: share of numbers that are infinite or NaN here alone.
+      underflow: share of numbers that became zero because they are too small for the format.
+      subnormal: share of numbers stored with less than full accuracy, as subnormals.
+      largest: largest magnitude of the result.
+      largest_f32: what that would be in the original program.
+      headroom: largest number of the format over `largest`.
+    """
+
+    primitive: str
+    kind: str
+    arithmetic: str
+    stored: str
+    scope: str
+    backward: bool
+    place: Place
+    count: int
+    max_error: float
+    rms_error: float
+    sqnr: float
+    overflow: float
+    underflow: float
+    subnormal: float
+    largest: float
+    largest_f32: float
+    headroom: float
+
+    def to_data(self) -> dict[str, Any]:
+        """The measurements as plain words and numbers."""
+        data = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return {**{k: v for k, v in data.items() if k != "place"}, **dataclasses.asdict(self.place)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReport(Shown):
+    """What a program's operations did in low precision.
+
+    Attributes:
+      policy: name of the policy.
+      operations: what was measured, in program order. What only moves numbers, and operations that
+        did not run, are not in it.
+      first: where the first infinity or NaN in a result came from; ``None`` if there is none.
+
+    >>> import jax.numpy as jnp, jaxamp
+    >>> found = jaxamp.probe(jnp.dot, "auto_mixed")(jnp.full((2, 300), 16.0), jnp.ones((300, 2)))
+    >>> [op.primitive for op in found.operations], found.operations[0].largest
+    (['dot_general'], 4800.0)
+    """
+
+    policy: str
+    operations: tuple[Measured, ...]
+    first: Nonfinite | None
+
+    def worst(self, count: int = 10) -> tuple[Measured, ...]:
+        """The operations of the lowest SQNR among those that differ at all."""
+        differing = (op for op in self.operations if op.overflow or op.max_error > 0)
+        return tuple(sorted(differing, key=lambda op: (-op.overflow, op.sqnr))[:count])
+
+    def overflowing(self) -> Iterator[Measured]:
+        """The operations that made numbers too large for their format."""
+        return (op for op in self.operations if op.overflow)
+
+    def underflowing(self) -> Iterator[Measured]:
+        """The operations that made zeros of numbers too small for their format."""
+        return (op for op in self.operations if op.underflow)
+
+    def to_json(self) -> str:
+        """Everything but operands as JSON; what is infinite or NaN is a word there."""
+        first = self.first and {k: _plain(v) for k, v in self.first.to_data().items()}
+        operations = [op.to_data() for op in self.operations]
+        return json.dumps({"policy": self.policy, "first": first, "operations": operations})
+
+    def __rich__(self) -> Any:
+        from rich.console import Group
+        from rich.table import Table
+
+        worst = self.worst()
+        title = f"probe under {self.policy}: {len(self.operations)} operations"
+        caption = f"the {len(worst)} of the lowest SQNR" if worst else "none has an error"
+        table = Table(title=title, caption=caption)
+        for name in ("operation", "stored", "scope", "line"):
+            table.add_column(name, overflow="fold")
+        for name in ("max error", "rms", "SQNR dB", "over", "under", "subn.", "headroom"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for op in worst:
+            table.add_row(*_cells(op))
+        return Group(*([str(self.first)] if self.first else []), table)
+
+    def __str__(self) -> str:
+        from jaxamp.display.terminal import as_text  # rich only where it is needed
+
+        return as_text(self, width=140)
+
+
+def report_of(
+    policy: str, sites: Iterable[Site], sums: Any, peaks: Any, first: Nonfinite | None
+) -> ProbeReport:
+    """The report of a table that was filled; rows go by the number of the site."""
+    totals, largest = np.asarray(sums).tolist(), np.asarray(peaks).tolist()
+    rows = ((site, totals[site.number], largest[site.number]) for site in sites)
+    operations = (_measured(*row) for row in rows if row[1][0] > 0)
+    return ProbeReport(policy=policy, operations=tuple(operations), first=first)
+
+
+def _measured(site: Site, sums: Sequence[float], peaks: Sequence[float]) -> Measured:
+    total, peak = dict(zip(SUMS, sums, strict=True)), dict(zip(PEAKS, peaks, strict=True))
+    count = total["count"]
+    stored = _stored(site)
+    return Measured(
+        primitive=site.eqn.primitive.name,
+        kind=site.kind.value,
+        arithmetic=((site.decision and site.decision.operand) or stored).short,
+        stored=stored.short,
+        scope=site.scope,
+        backward=site.backward,
+        place=place_of(site),
+        count=int(count),
+        max_error=peak["error"],
+        rms_error=math.sqrt(total["error"] / count),
+        sqnr=_decibels(total["reference"], total["error"]),
+        overflow=total["overflow"] / count,
+        underflow=total["underflow"] / count,
+        subnormal=total["subnormal"] / count,
+        largest=peak["low"],
+        largest_f32=peak["shadow"],
+        headroom=stored.max / peak["low"] if peak["low"] else math.inf,
+    )
+
+
+def _stored(site: Site) -> Precision:
+    decided = site.decision.output if site.decision else None
+    dtypes = (getattr(var.aval, "dtype", None) for var in site.eqn.outvars)
+    own = (Precision.of_dtype(dtype) for dtype in dtypes if dtype is not None)
+    return decided or next(filter(None, own), Precision.F32)
+
+
+def _decibels(signal: float, noise: float) -> float:
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal else -math.inf
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _cells(op: Measured) -> tuple[str, ...]:
+    file = op.place.file.rpartition("/")[2]
+    where = f"{file}:{op.place.line}" if file else ""
+    name = f"{op.primitive} (backward)" if op.backward else op.primitive
+    shares = (f"{share:.1%}" if share else "-" for share in (op.overflow, op.underflow))
+    subnormal = f"{op.subnormal:.1%}" if op.subnormal else "-"
+    errors = f"{op.max_error:.2e}", f"{op.rms_error:.2e}", f"{op.sqnr:.1f}"
+    return (name, op.stored, op.scope, where, *errors, *shares, subnormal, f"{op.headroom:.3g}")

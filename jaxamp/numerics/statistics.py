@@ -1,0 +1,158 @@
+"""Statistics of operations: what one run of one adds, and the table in which they add up.
+
+Each operation has a row of sums and a row of maxima, so that loops need no more memory than calls.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxamp.core.formats import Precision, is_narrow
+
+SUMS = ("count", "error", "reference", "overflow", "underflow", "subnormal")
+PEAKS = ("error", "low", "shadow")
+_SQUARES = 2  # sums that every format has; counts follow
+_LARGE = 1 << 14  # numbers from which on one loop for each statistic is faster than one for all
+
+
+class Row(NamedTuple):
+    """What one run of one operation adds; see ``SUMS`` and ``PEAKS``."""
+
+    sums: jax.Array
+    peaks: jax.Array
+
+
+class Ledger(NamedTuple):
+    """The table of a program: sums f32[operations, 6] and maxima f32[operations, 3]."""
+
+    sums: jax.Array
+    peaks: jax.Array
+
+    @classmethod
+    def empty(cls, operations: int) -> Ledger:
+        """The table before anything has run."""
+        return cls(
+            jnp.zeros((operations, len(SUMS)), jnp.float32),
+            jnp.zeros((operations, len(PEAKS)), jnp.float32),
+        )
+
+    def enter(self, numbers: range, rows: Sequence[Row]) -> Ledger:
+        """The table with the rows of operations of consecutive numbers."""
+        if not rows:
+            return self
+        part = slice(numbers.start, numbers.stop)
+        sums, peaks = (jnp.stack(column) for column in zip(*rows, strict=True))
+        return Ledger(self.sums.at[part].add(sums), self.peaks.at[part].max(peaks))
+
+
+def no_row() -> Row:
+    """The row of an operation that is not measured."""
+    return Row(jnp.zeros(len(SUMS), jnp.float32), jnp.zeros(len(PEAKS), jnp.float32))
+
+
+def joined(rows: Sequence[Row]) -> Row:
+    """The row of an operation with several results."""
+    if len(rows) == 1:
+        return rows[0]
+    sums, peaks = zip(*rows, strict=True)
+    return Row(jnp.stack(sums).sum(axis=0), jnp.stack(peaks).max(axis=0))
+
+
+def peak_of(array: Any) -> jax.Array:
+    """Largest magnitude in an array, a NaN if there is one; zero if it is empty."""
+    if jnp.size(array) == 0:
+        return jnp.float32(0)
+    return _largest(jnp.abs(_wide(array)))
+
+
+def measured(low: Any, shadow: Any, precision: Precision | None) -> Row:
+    """What a result adds.
+
+    Args:
+      low: the result.
+      shadow: what it would be; ``None`` where that is the same.
+      precision: what it is stored in; ``None`` where that is not ours.
+    """
+    zero, size = jnp.float32(0), jnp.float32(math.prod(jnp.shape(low)))
+    if shadow is None or jnp.size(low) == 0:
+        peak = _visible(peak_of(low))
+        return Row(jnp.stack([size, *[zero] * 5]), jnp.stack([zero, peak, peak]))
+    wide, reference = _wide(low), _wide(shadow)
+    error = jnp.abs(wide - reference)
+    fine = jnp.isfinite(error)
+    error, known = jnp.where(fine, error, 0), jnp.where(fine, jnp.abs(reference), 0)
+    flags = [flag.astype(jnp.float32) for flag in _flags(wide, reference, precision)]
+    totals, peaks = _reduced([error * error, known * known, *flags], [error, jnp.abs(wide), known])
+    totals += [zero] * (len(SUMS) - 1 - len(totals))
+    peaks[1] = _visible(peaks[1])
+    return Row(jnp.stack([size, *totals]), jnp.stack(peaks))
+
+
+def _flags(wide: jax.Array, reference: jax.Array, precision: Precision | None) -> list[jax.Array]:
+    """Which numbers of a result overflowed, became zero, or are stored as subnormals.
+
+    Formats with the range of f32 lose no small number that f32 would keep.
+    """
+    if not is_narrow(precision):
+        return []
+    overflow = ~jnp.isfinite(wide) & jnp.isfinite(reference)
+    if precision.smallest_normal <= Precision.F32.smallest_normal:
+        return [overflow]
+    magnitude, needed = jnp.abs(wide), jnp.abs(reference)
+    small = precision.smallest_normal
+    lost = (magnitude == 0) & (needed > 0) & (needed < small)
+    return [overflow, lost, (magnitude > 0) & (magnitude < small)]
+
+
+def _reduced(
+    addends: Sequence[jax.Array], candidates: Sequence[jax.Array]
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Sums of some arrays and maxima of others, all of one shape."""
+    arrays = [*addends, *candidates]
+    if arrays[0].size >= _LARGE:
+        sums = [_total(a) for a in addends[:_SQUARES]]
+        counts = _folded(addends[_SQUARES:], []) if addends[_SQUARES:] else []
+        return [*sums, *counts], [_largest(a) for a in candidates]
+    results = _folded(addends, candidates)
+    return results[: len(addends)], results[len(addends) :]
+
+
+def _folded(addends: Sequence[jax.Array], candidates: Sequence[jax.Array]) -> list[jax.Array]:
+    """Sums and maxima in one loop, which stores no flags in between."""
+
+    def fold(left: Any, right: Any) -> Any:
+        pairs = list(zip(left, right, strict=True))
+        added = [a + b for a, b in pairs[: len(addends)]]
+        return (*added, *(jnp.maximum(a, b) for a, b in pairs[len(addends) :]))
+
+    arrays = (*addends, *candidates)
+    zeros = tuple(np.float32(0) for _ in arrays)
+    return list(lax.reduce(arrays, zeros, fold, tuple(range(arrays[0].ndim))))
+
+
+def _visible(peak: jax.Array) -> jax.Array:
+    """A peak that a maximum does not lose: a NaN counts as infinite."""
+    return jnp.where(jnp.isnan(peak), jnp.inf, peak)
+
+
+def _wide(array: Any) -> jax.Array:
+    array = jnp.asarray(array)
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        array = jnp.abs(array)
+    return array.astype(jnp.float32)
+
+
+# Leading axes first: XLA:CPU vectorizes a reduction that keeps the last axis.
+def _largest(array: jax.Array) -> jax.Array:
+    return jnp.max(jnp.max(array, axis=tuple(range(array.ndim - 1)))) if array.ndim else array
+
+
+def _total(array: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.sum(array, axis=tuple(range(array.ndim - 1)))) if array.ndim else array

@@ -1,0 +1,106 @@
+"""Operations that a narrow format does without rounding: masks, signs, scales by powers of two.
+
+Before the first arithmetic of a fused region they run in the format of what they read, and so do
+their cotangents: no number changes, and what a compiler stores of the region is narrow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxamp.core.formats import Precision
+from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.dataflow.regions import Interior
+from jaxamp.plan.graph.graph import Graph, Node, Role, movements
+
+
+class Exact:
+    """Finds what can stay narrow inside of fused regions.
+
+    Args:
+      graph: the program.
+      interior: what is fused.
+    """
+
+    def __init__(self, graph: Graph, interior: Interior) -> None:
+        self.graph, self.interior = graph, interior
+        self._moved_from = {
+            out: source
+            for node in graph.nodes
+            if node.role is Role.MOVE
+            for source, out in movements(node)
+        }
+        self._taken = graph.outputs | graph.onward | graph.ruled
+
+    def unwidened(self, node: Node, stored: Sequence[Precision | None], low: Precision) -> set[int]:
+        """What is narrow around a node, if that costs no accuracy; else nothing.
+
+        Args:
+          node: arithmetic or a merge inside a fused region.
+          stored: precision in which each value before the node is stored.
+          low: the narrow format.
+
+        Returns:
+          Its results, the narrow values that it reads, and what these were moved from.
+        """
+        graph = self.graph
+        read: set[int] = set()
+        for value in node.ins:
+            if not graph.ours[value] or fits(graph.constants.get(value), low):
+                continue
+            if stored[value] is not low or not _is_exact(graph, value, node, low):
+                return set()
+            path = self._read_once(value)
+            if not path:
+                return set()
+            read.update(path)
+        is_far = any(self.interior.is_far(v, r) for v in node.outs for r in graph.uses[v])
+        return {*read, *node.outs} if read and not is_far else set()
+
+    def _read_once(self, value: int) -> list[int]:
+        """A value and what it was moved from, if nothing else reads any of it.
+
+        With several readers, cotangents would meet only after they are rounded.
+        """
+        graph, path = self.graph, []
+        while True:
+            if len(graph.uses[value]) != 1 or value in self._taken:
+                return []
+            path.append(value)
+            source = self._moved_from.get(value)
+            if source is None:
+                return path
+            if graph.sizes[source] != graph.sizes[value]:
+                return []
+            value = source
+
+
+def fits(number: float | None, low: Precision) -> bool:
+    """Whether a known number is the same in a narrow format."""
+    return number is not None and (
+        number != number or float(np.asarray(number, low.dtype)) == number
+    )
+
+
+def factor(graph: Graph, value: int, reader: Node) -> float | None:
+    """The known number that a node multiplies a value by, if it does nothing else."""
+    if reader.name not in ("mul", "div"):
+        return None
+    others = [graph.constants.get(v) for v in reader.ins if v != value]
+    if len(others) != 1 or others[0] is None:
+        return None
+    if reader.name == "mul":
+        return others[0]
+    is_quotient = reader.name == "div" and reader.ins[0] == value and others[0] != 0
+    return 1 / others[0] if is_quotient else None
+
+
+def _is_exact(graph: Graph, value: int, node: Node, low: Precision) -> bool:
+    if node.role is Role.MERGE or node.trait is Trait.EXACT:
+        return True
+    # A power of two changes the exponent alone, of which float16 has fewer bits.
+    scale = factor(graph, value, node) if low is Precision.BF16 else None
+    return scale is not None and abs(math.frexp(scale)[0]) == 0.5

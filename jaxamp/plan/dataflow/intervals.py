@@ -1,0 +1,96 @@
+"""Between which numbers arrays lie that are made of known numbers alone.
+
+`symexp(jnp.linspace(-20, 20, 255))`, the bins of a distributional value: a product with them would
+round them, and in float16 most are infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from jaxamp.plan.graph.graph import Graph, Node, Role, movements
+
+Span = tuple[float, float]
+
+_CURVES: Mapping[str, Callable[[float], float]] = {
+    "neg": lambda x: -x,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "sign": np.sign,
+    "sinh": np.sinh,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "copy": lambda x: x,
+    "tanh": np.tanh,
+}  # rise or fall all the way
+_PAIRS: Mapping[str, Callable[[float, float], float]] = {
+    "add": lambda x, y: x + y,
+    "sub": lambda x, y: x - y,
+    "mul": lambda x, y: x * y,
+    "div": lambda x, y: x / y,
+    "pow": lambda x, y: x**y,
+    "max": max,
+    "min": min,
+}
+
+
+def find_spans(graph: Graph) -> dict[int, Span]:
+    """The span of what is made of literals and counts; loops hand none on."""
+    spans: dict[int, Span] = {
+        v: (number, number) for v, number in graph.constants.items() if v not in graph.sources
+    }
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            if node.name == "iota":
+                size = graph.avals[node.outs[0]].shape[node.eqn.params["dimension"]]
+                if isinstance(size, int):
+                    spans[node.outs[0]] = 0.0, float(max(size - 1, 0))
+            elif node.ins and node.ins[-1] in spans:
+                _enter(spans, node)
+    return spans
+
+
+def _enter(spans: dict[int, Span], node: Node) -> None:
+    if node.role is Role.MOVE or node.role is Role.CONVERT:
+        found = {out: spans[v] for v, out in movements(node) if v in spans}
+        spans.update(found)
+        return
+    chosen = node.ins[1:] if node.name == "select_n" else node.ins
+    known = [spans[v] for v in chosen if v in spans]
+    if len(known) < len(chosen) or len(node.outs) != 1:
+        return
+    span = _union(known) if node.role is Role.MERGE else _of(node, known)
+    if span is not None and not any(map(math.isnan, span)):
+        spans[node.outs[0]] = span
+
+
+def _of(node: Node, known: Sequence[Span]) -> Span | None:
+    if node.name == "select_n":
+        return _union(known)
+    if node.name == "abs":
+        ends = [abs(x) for x in known[0]]
+        return (0.0 if known[0][0] < 0 < known[0][1] else min(ends)), max(ends)
+    if curve := _CURVES.get(node.name):
+        return _around(float(curve(x)) for x in known[0])
+    pair = _PAIRS.get(node.name)
+    if pair is None or (node.name in ("div", "pow") and not _is_apart(node, known)):
+        return None
+    return _around(float(pair(np.float64(x), np.float64(y))) for x in known[0] for y in known[1])
+
+
+def _is_apart(node: Node, known: Sequence[Span]) -> bool:
+    """Whether a divisor or a base is positive."""
+    return known[1 if node.name == "div" else 0][0] > 0
+
+
+def _around(numbers: Iterable[float]) -> Span:
+    ends = list(numbers)
+    return min(ends), max(ends)
+
+
+def _union(known: Sequence[Span]) -> Span:
+    return min(low for low, _ in known), max(high for _, high in known)

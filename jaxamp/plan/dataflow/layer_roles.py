@@ -1,0 +1,88 @@
+"""What a value is to a layer: a parameter, an activation or a gradient."""
+
+from __future__ import annotations
+
+import enum
+
+from jaxamp.plan.graph.graph import Graph, Node, Role, movements
+
+
+class Flow(enum.IntEnum):
+    """Where a value comes from, as far as layers are concerned."""
+
+    PARAMETER = 0  # what the caller gave, moved or computed with elementwise
+    ACTIVATION = 1  # computed by a layer, or looked up
+    GRADIENT = 2  # computed by the backward pass
+
+
+def is_backward(scope: str) -> bool:
+    """Whether an equation is of a backward pass: JAX says so in the names around it.
+
+    >>> is_backward("transpose(jvp(net))/dense")
+    True
+    >>> is_backward("transpose(jvp())/rematted_computation")
+    False
+    """
+    return "transpose(" in scope and not is_repeated(scope)
+
+
+def is_repeated(scope: str) -> bool:
+    """Whether an equation computes again, for a backward pass, what a forward pass did."""
+    return "rematted_computation" in scope
+
+
+class Flows:
+    """The flow of every value, found in one sweep, two where there are loops."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._flows: list[Flow] = [Flow.PARAMETER] * len(graph.avals)
+        for value in graph.activations:
+            self._flows[value] = Flow.ACTIVATION
+        for _ in range(2 if graph.carries else 1):
+            for node in graph.nodes:
+                self._follow(node)
+
+    def __getitem__(self, value: int) -> Flow:
+        return self._flows[value]
+
+    def of(self, node: Node) -> tuple[Flow, Flow]:
+        """The flows of a dot's operands. Of two boundary values the smaller in rank is a parameter.
+
+        Where both have one rank it is the right one, as in ``x @ w``.
+        """
+        lhs, rhs = node.ins[:2]
+        flows = self._flows[lhs], self._flows[rhs]
+        if flows != (Flow.PARAMETER, Flow.PARAMETER):
+            return flows
+        if self.graph.avals[lhs].ndim < self.graph.avals[rhs].ndim:
+            return Flow.PARAMETER, Flow.ACTIVATION
+        return Flow.ACTIVATION, Flow.PARAMETER
+
+    def _follow(self, node: Node) -> None:
+        flows = self._flows
+        if node.role is Role.MOVE and not self._looks_up(node):
+            for source, out in movements(node):
+                seed = is_backward(node.scope) and source in self.graph.constants
+                flows[out] = Flow.GRADIENT if seed else flows[source]
+            return
+        flow = self._flow_of(node)
+        for out in node.outs:
+            flows[out] = flow
+
+    def _flow_of(self, node: Node) -> Flow:
+        arriving = max((self._flows[v] for v in node.ins), default=Flow.PARAMETER)
+        if node.role is Role.LINK:
+            return arriving
+        if is_backward(node.scope):
+            recomputes = node.role is Role.CONTRACT and arriving is not Flow.GRADIENT
+            return Flow.ACTIVATION if recomputes else Flow.GRADIENT
+        if node.role is Role.CONTRACT or self._looks_up(node):
+            return Flow.ACTIVATION
+        # Outside of a backward pass a gradient updates something: a parameter.
+        return Flow.PARAMETER if arriving is Flow.GRADIENT else arriving
+
+    def _looks_up(self, node: Node) -> bool:
+        """Whether rows are looked up by computed indices: an embedding."""
+        indices = node.ins[1:]
+        return node.name == "gather" and any(i not in self.graph.constants for i in indices)

@@ -1,0 +1,113 @@
+"""How near to zero a value may be, and what is made by dividing by it.
+
+`1 + abs(x)` has no pole at zero. A product of many probabilities has: in float32 it is small, in
+float16 it is none, and what is divided by it outgrows float16 before it is small again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.dataflow.provenance import Facts
+from jaxamp.plan.graph.flags import union
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.sweeps import forward
+
+# What is sure of a value. A result has it only if that follows from all operands.
+NONNEGATIVE = 1
+AWAY = 2  # away from zero: no rounding makes it zero
+MASKS_NAN = 4  # a mask, true where a number is NaN; what it chooses elsewhere is what counts
+# What a value may be. One operand is enough for a result to be so, too.
+DECAYING = 8  # may be so small that it is zero in float16: an exponential, a product of many
+STEEP = 16  # is divided by something decaying, and may be beyond float16
+
+_SURE, _MAYBE = NONNEGATIVE | AWAY, DECAYING | STEEP
+
+# The least magnitude that counts as away from zero: neither it nor its reciprocal leaves float16.
+_FAR = 2**-8
+
+_NEVER_NEGATIVE = ("exp", "exp2", "abs", "square", "logistic", "sqrt", "rsqrt", "cosh", "erfc")
+_DECAYING = ("exp", "exp2", "logistic", "erfc", "cumprod", "reduce_prod")
+
+# Which sure flags a result keeps, if all operands have them.
+_KEPT = {
+    **dict.fromkeys(("mul", "div", "log1p", "expm1"), NONNEGATIVE),
+    **dict.fromkeys(("sqrt", "min", "clamp", "copy", "stop_gradient"), NONNEGATIVE | AWAY),
+}
+_ALGEBRAIC = (Trait.EXACT, Trait.ROUNDED, Trait.SUM)
+_ROOTS = ("sqrt", "square", "cbrt")
+_JOINING = (Link.INVARIANT, Link.SLICE, Link.JOIN, Link.STACK)
+
+
+def find_magnitudes(graph: Graph, facts: Facts) -> bytearray:
+    """The flags of each value. Sweeps forward until nothing changes.
+
+    What a loop carries keeps only what it may be: nothing is sure of it.
+    """
+    bits = bytearray(len(graph.avals))
+    for value, number in graph.constants.items():
+        bits[value] = (number >= 0) * NONNEGATIVE | (number >= _FAR) * AWAY
+    for node in forward(graph, bits):
+        _enter(graph, facts, bits, node)
+    return bits
+
+
+def _enter(graph: Graph, facts: Facts, bits: bytearray, node: Node) -> None:
+    if node.role is Role.MOVE:
+        for source, out in movements(node):
+            bits[out] = bits[source]
+    elif node.role is Role.MERGE or node.role is Role.LINK:
+        floats = [v for v in node.ins if graph.ours[v]]
+        sure = _shared(bits, floats) if node.link in (None, *_JOINING) else 0
+        bits[node.outs[0]] |= sure | union(bits, floats) & _MAYBE
+    elif node.role is Role.ELEMENTWISE or node.role is Role.REDUCE:
+        sure = _sure(bits, node) if node.role is Role.ELEMENTWISE else _of_fold(graph, bits, node)
+        for out in node.outs:
+            maybe = _maybe(bits, node) if facts.dense[out] and not sure & AWAY else 0
+            bits[out] |= sure | maybe
+
+
+def _sure(bits: bytearray, node: Node) -> int:
+    known, shared = [bits[v] for v in node.ins], _shared(bits, node.ins)
+    if node.name == "max":
+        return (known[0] | known[1]) & _SURE
+    if node.name in ("add", "add_any"):  # neither takes the other nearer to zero
+        return (known[0] | known[1]) & _SURE if shared & NONNEGATIVE else 0
+    if node.name == "mul" and node.ins[0] == node.ins[1]:
+        return NONNEGATIVE
+    if node.name == "ne":
+        return (node.ins[0] == node.ins[1]) * MASKS_NAN
+    if node.name == "select_n":
+        return _shared(bits, node.ins[1:2] if known[0] & MASKS_NAN else node.ins[1:])
+    if node.name == "integer_pow":
+        power = node.eqn.params["y"]
+        return known[0] & (_SURE if power > 0 else NONNEGATIVE) | (power % 2 == 0) * NONNEGATIVE
+    return shared & _KEPT.get(node.name, 0) | (node.name in _NEVER_NEGATIVE) * NONNEGATIVE
+
+
+def _of_fold(graph: Graph, bits: bytearray, node: Node) -> int:
+    shared = _shared(bits, [v for v in node.ins if graph.ours[v]])
+    if node.trait is Trait.EXTREMUM:
+        return shared
+    adds = node.trait in (Trait.SUM, Trait.PREFIX) and node.name != "scatter-sub"
+    return shared & NONNEGATIVE if adds else 0
+
+
+def _maybe(bits: bytearray, node: Node) -> int:
+    if node.name in _DECAYING:
+        return DECAYING
+    if node.name == "div":
+        steep = bits[node.ins[1]] & DECAYING and STEEP
+        return bits[node.ins[0]] & _MAYBE | steep
+    if node.name == "integer_pow":
+        return (bits[node.ins[0]] & DECAYING and STEEP) if node.eqn.params["y"] < 0 else 0
+    keeps = node.trait in (*_ALGEBRAIC, Trait.PREFIX, Trait.EXTREMUM) or node.name in _ROOTS
+    return union(bits, node.ins) & _MAYBE if keeps else 0
+
+
+def _shared(bits: bytearray, values: Iterable[int]) -> int:
+    found = _SURE
+    for value in values:
+        found &= bits[value]
+    return found

@@ -1,0 +1,270 @@
+"""What is known of each value from where it comes from: one forward sweep, repeated over loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.graph.flags import column, union
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.sweeps import forward
+
+UNBOUNDED = math.inf
+Bounds = list[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers that the narrow formats of a policy hold in full accuracy."""
+
+    largest: float
+    smallest: float
+
+    def is_large(self, number: float) -> bool:
+        """Whether a finite number would become infinite."""
+        return math.isfinite(number) and abs(number) > self.largest
+
+    def is_tiny(self, number: float) -> bool:
+        """Whether a nonzero number would lose accuracy or become zero."""
+        return 0 < abs(number) < self.smallest
+
+
+STATE = 1  # linked to a boundary float by elementwise operations and movement alone
+DENSE = 2  # made by Compute, or of that without folding axes: of an activation's size
+STATISTIC = 4  # folded from other values (a mean, a norm, a maximum), not dense
+SOLVED = 8  # comes from a factorisation
+LAYER = 16  # one slice of a stacked boundary value that a loop goes through: a layer's weights
+WIDENED = 32  # an explicit cast from a narrower float
+LARGE = 64  # may hold a constant that the narrow format turns into infinity
+TINY = 128  # rests on a constant that the narrow format turns into zero
+
+
+class Facts:
+    """Facts per value.
+
+    Attributes:
+      bits: the flags of each value: ``STATE``, ``DENSE`` and the others above.
+      state: whether each value has the flag ``STATE``; the columns that follow are alike.
+      dense: ``DENSE``.
+      solved: ``SOLVED``.
+      layer: ``LAYER``.
+      large: ``LARGE``.
+      bound: for whole numbers the largest magnitude, ``None`` for other values.
+    """
+
+    def __init__(self, bits: bytearray, bound: Bounds) -> None:
+        self.bits, self.bound = bits, bound
+        self.state, self.dense = column(bits, STATE), column(bits, DENSE)
+        self.solved, self.layer = column(bits, SOLVED), column(bits, LAYER)
+        self.large = column(bits, LARGE)
+
+
+def find_facts(graph: Graph, limits: Range) -> Facts:
+    """Sweeps forward until nothing changes; more than once only where a loop feeds back."""
+    bits = bytearray(len(graph.avals))
+    bound: Bounds = [None] * len(graph.avals)
+    for value, number in graph.constants.items():
+        bits[value] = limits.is_large(number) * LARGE | limits.is_tiny(number) * TINY
+        if math.isfinite(number) and number == int(number):
+            bound[value] = abs(number)
+    for value in graph.sources:
+        bits[value] |= graph.ours[value] * STATE
+        bound[value] = _bound_of_dtype(graph, value)
+    for carry in graph.carries:
+        if carry.kept and graph.ours[carry.inner]:
+            bits[carry.inner] |= STATE
+            bits[carry.result] |= STATE
+    for value in graph.activations:
+        bits[value] |= graph.ours[value] * DENSE
+    for node in forward(graph, bits):
+        _TRANSFER[node.role](graph, bits, bound, node)
+    return Facts(bits, bound)
+
+
+def _bound_of_dtype(graph: Graph, value: int) -> float | None:
+    kind = graph.kinds[value]
+    if kind == "b":
+        return 1.0
+    if kind not in "iu":
+        return None
+    dtype = graph.avals[value].dtype
+    return float(np.iinfo(dtype).max) if dtype.itemsize == 1 else UNBOUNDED
+
+
+def _join_bounds(bound: Bounds, values: Iterable[int]) -> float | None:
+    bounds = [bound[v] for v in values]
+    return None if None in bounds or not bounds else max(b for b in bounds if b is not None)
+
+
+def _contract(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+    whole = None not in [bound[i] for i in node.ins]
+    large = union(bits, node.ins) & LARGE
+    for out in node.outs:
+        bits[out] |= large | graph.ours[out] * DENSE
+        bound[out] = UNBOUNDED if whole else None
+
+
+def _reduce(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+    arriving = union(bits, node.ins)
+    within = _join_bounds(bound, node.ins)
+    picks = node.trait is Trait.EXTREMUM
+    paired = len(node.ins) == len(node.outs)
+    for source, out in movements(node):
+        folded = bits[source] if paired else arriving
+        same_axes = graph.avals[out].ndim == graph.avals[source].ndim
+        keeps_axes = same_axes or node.trait is Trait.ALLREDUCE
+        found = bits[out] & ~(DENSE | STATISTIC) | arriving & (LARGE | TINY | SOLVED)
+        if not keeps_axes:
+            found |= STATISTIC
+        elif graph.ours[out]:
+            found |= folded & DENSE
+        bits[out] = found
+        bound[out] = within if picks or within is None else UNBOUNDED
+        if graph.kinds[out] in "iu":
+            bound[out] = UNBOUNDED
+        elif within is not None and node.trait is Trait.SUM and not keeps_axes:
+            bound[out] = within * _folded_into_one(graph, source, out)
+
+
+def _folded_into_one(graph: Graph, source: int, out: int) -> float:
+    """How many values are folded into one; of symbolic sizes, no number is enough."""
+    whole, part = graph.sizes[source], graph.sizes[out]
+    known = isinstance(whole, int) and isinstance(part, int) and part
+    return whole / part if known else UNBOUNDED
+
+
+def _elementwise(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+    (out,) = node.outs
+    arriving = union(bits, node.ins)
+    found = bits[out] & (STATE | DENSE | SOLVED) | arriving & (DENSE | SOLVED)
+    if arriving & STATE and _is_state(graph, bits, node):
+        found |= STATE
+    if arriving & STATISTIC and not found & DENSE:
+        found |= STATISTIC
+    if arriving & (LARGE | TINY):
+        found |= _grows_large(graph, bits, node) * LARGE | _rests_on_tiny(bits, node) * TINY
+    bits[out] = found
+    bound[out] = _elementwise_bound(graph, bound, node)
+
+
+def _is_state(graph: Graph, bits: bytearray, node: Node) -> bool:
+    """Whether an operand of the result's own size is state."""
+    size = graph.sizes[node.outs[0]]
+    return any(bits[i] & STATE and graph.sizes[i] == size for i in node.ins)
+
+
+# Only these hand a huge operand on: the others squash it, and `exp` of one is 0, or inf in f32 too.
+_UNBOUNDED_CURVES = frozenset(
+    {"pow", "integer_pow", "square", "sqrt", "sinh", "cosh", "cbrt", "lgamma", "tan", "rem"}
+    | {"polynomial", "one_minus_square"}
+)
+
+
+def _grows_large(graph: Graph, bits: bytearray, node: Node) -> bool:
+    name = node.name
+    if name == "div":
+        # By a tiny constant itself, that is; `1 / (variance + epsilon)` is as large as the data.
+        by_tiny = bits[node.ins[1]] & TINY and node.ins[1] in graph.constants
+        return bool(bits[node.ins[0]] & LARGE or by_tiny)
+    squashes = node.trait in (Trait.SMOOTH, Trait.SENSITIVE) and name not in _UNBOUNDED_CURVES
+    return not squashes and any(bits[i] & LARGE for i in node.ins)
+
+
+def _rests_on_tiny(bits: bytearray, node: Node) -> bool:
+    if not union(bits, node.ins) & TINY:
+        return False
+    # A product or quotient with an activation is of the activation's size again.
+    scales = node.name in ("mul", "div")
+    return not (scales and any(bits[i] & (DENSE | TINY) == DENSE for i in node.ins))
+
+
+def _elementwise_bound(graph: Graph, bound: Bounds, node: Node) -> float | None:
+    kind = graph.kinds[node.outs[0]]
+    if kind == "b":
+        return 1.0
+    name = node.name
+    if node.trait is Trait.INTEGRAL:
+        return UNBOUNDED
+    if name == "sign":
+        return 1.0
+    bounds = [bound[i] for i in (node.ins[1:] if name == "select_n" else node.ins)]
+    if None in bounds:
+        return UNBOUNDED if kind in "iu" else None
+    known = [b for b in bounds if b is not None]
+    if name in ("add", "sub", "add_any"):
+        return sum(known)
+    if name == "mul":
+        return math.prod(known) if 0 not in known else 0.0
+    if node.trait is Trait.EXACT:
+        return max(known)
+    return UNBOUNDED if kind in "iu" else None
+
+
+def _move(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+    indices = node.ins[1:]
+    looks_up = any(graph.kinds[i] in "iu" and i not in graph.constants for i in indices)
+    for source, out in movements(node):
+        # A broadcast or a part of a parameter is not what an update hands on.
+        same = not looks_up and graph.sizes[source] == graph.sizes[out]
+        bits[out] = bits[source] if same else bits[source] & ~STATE
+        bound[out] = bound[source]
+
+
+def _merge(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+    floats = [i for i in node.ins if graph.ours[i]] or node.ins[:1]
+    (out,) = node.outs
+    bits[out] |= union(bits, node.ins) & (STATE | DENSE | SOLVED | LARGE)
+    bound[out] = _join_bounds(bound, floats)
+
+
+def _convert(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+    (source,), (out,) = node.ins, node.outs
+    bound[out] = bound[source]
+    if bound[out] is None and graph.kinds[out] in "iu":
+        bound[out] = _bound_of_dtype(graph, out)
+    dtype = graph.avals[source].dtype
+    # ml_dtypes' formats have kind "V" to numpy.
+    if graph.ours[out] and dtype.itemsize < 4 and dtype.kind in "fV":
+        bits[out] |= WIDENED
+
+
+def _fixed(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+    for out in node.outs:
+        if node.trait is Trait.LINALG or node.trait is Trait.SOLVER:
+            bits[out] |= SOLVED
+        bound[out] = _bound_of_dtype(graph, out)
+        if node.trait is Trait.GENERATOR and getattr(graph.avals[out], "shape", None) is not None:
+            bound[out] = _iota_bound(graph, out)
+
+
+def _iota_bound(graph: Graph, value: int) -> float:
+    sizes = [d for d in graph.avals[value].shape if isinstance(d, int)]
+    return float(max([1, *sizes])) if len(sizes) == len(graph.avals[value].shape) else UNBOUNDED
+
+
+def _link(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+    (out,) = node.outs
+    found = bits[out] | union(bits, node.ins) & ~(LAYER | WIDENED)
+    if node.link is Link.SLICE and bits[node.ins[0]] & STATE:
+        found |= LAYER
+    bits[out] = found
+    if node.link is Link.INIT or node.link is Link.BACK:
+        bound[out] = _bound_of_dtype(graph, out)  # counts may grow from turn to turn
+    else:
+        bound[out] = _join_bounds(bound, node.ins)
+
+
+_TRANSFER = {
+    Role.CONTRACT: _contract,
+    Role.REDUCE: _reduce,
+    Role.ELEMENTWISE: _elementwise,
+    Role.MOVE: _move,
+    Role.MERGE: _merge,
+    Role.CONVERT: _convert,
+    Role.FIXED: _fixed,
+    Role.LINK: _link,
+}

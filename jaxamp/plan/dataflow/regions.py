@@ -1,0 +1,146 @@
+"""Which values are never stored: the insides of fused chains and of reduction islands.
+
+XLA fuses elementwise operations and reductions, so a value that only they read costs no memory
+traffic in f32. A softmax or a norm is then f32 inside and rounded once, at its edge, without
+anybody having recognised a softmax.
+
+A reader that comes after a later Compute operation than the value (the backward pass, the end of a
+residual connection) cannot be fused with it. Such a far reader computes the value again if it is
+fused itself (`fusions.py`), and gets a narrow copy if it is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jaxamp.core.taxonomy import Trait
+from jaxamp.jaxprs.relu_masks import SIGNS
+from jaxamp.plan.dataflow.repeated_gathers import repeats
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role
+
+ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)
+_FREE_READERS = (*ARITHMETIC, Role.REDUCE, Role.FIXED, Role.CONVERT)
+_KERNELS = (Role.CONTRACT, Role.FIXED, Role.LINK)
+COSTLY = (Trait.SMOOTH, Trait.SENSITIVE)  # too dear to be computed twice
+EQUALITIES = ("eq", "ne")
+_LOGIC = ("and", "or", "xor", "not")
+_NEVER = 1 << 60  # a depth that nothing has
+
+
+@dataclass(slots=True, eq=False)
+class Interior:
+    """What is fused.
+
+    Attributes:
+      depth: Compute operations, kernels and loops on the longest way to each value.
+      ready: per node, the depth at which all that it reads is there; what takes values as they are
+        stored is never ready to be fused.
+      kernels: whether each node is a kernel of its own, which fuses nothing.
+      fused: whether a value stays in f32 for the readers of its own depth.
+      joined: whether a value is made of several stored activations.
+      copied: values that are stored narrow for far readers, while those near read them in f32.
+      powers: exponentials of the distance of a copied value to another.
+      rectified: what is cut off at zero.
+      biased: sums of a convolution and a bias that are stored; see biases.py.
+    """
+
+    depth: list[int]
+    ready: list[int]
+    kernels: bytearray
+    fused: bytearray
+    joined: bytearray
+    copied: set[int] = field(default_factory=set)
+    powers: set[int] = field(default_factory=set)
+    rectified: set[int] = field(default_factory=set)
+    biased: set[int] = field(default_factory=set)
+
+    def reads_sign(self, graph: Graph, reader: Node) -> bool:
+        """Whether a node compares what is cut off at zero with zero: any format will do."""
+        if reader.name not in SIGNS or reader.ins[0] not in self.rectified:
+            return False
+        return graph.constants.get(reader.ins[1]) == 0
+
+    def takes_stored(self, reader: Node) -> bool:
+        """Whether a node reads memory as it is: a loop, a branch, a lookup, a running maximum."""
+        return reader.role is not Role.CONTRACT and self.ready[reader.index] == _NEVER
+
+    def is_far(self, value: int, reader: Node) -> bool:
+        """Whether a reader takes what is stored, or comes after a later kernel than the value."""
+        return self.ready[reader.index] > self.depth[value]
+
+
+def find_interior(graph: Graph) -> Interior:
+    """Looks backward for what all near readers take in f32."""
+    depth = [int(value in graph.later) for value in range(len(graph.avals))]
+    fused, joined = bytearray(len(graph.avals)), bytearray(len(graph.avals))
+    interior = Interior(depth, [], bytearray(len(graph.nodes)), fused, joined)
+    _find_depths(graph, interior)
+    for node in reversed(graph.nodes):
+        is_fold = node.role is Role.REDUCE and not picks_in_windows(graph, node)
+        if node.role in ARITHMETIC or is_fold:
+            for value in node.outs:
+                interior.fused[value] = graph.ours[value] and _is_fused(graph, interior, value)
+    return interior
+
+
+def is_window(graph: Graph, node: Node) -> bool:
+    """Whether a reduction keeps its axes (pooling, running sums): a kernel that fuses nothing."""
+    if node.role is not Role.REDUCE:
+        return False
+    return graph.avals[node.outs[0]].ndim == graph.avals[node.ins[0]].ndim
+
+
+def picks_in_windows(graph: Graph, node: Node) -> bool:
+    """Whether a kernel picks some of the numbers that are stored, or adds to the places of those.
+
+    The largest of rounded numbers is a rounded number: it is stored as they are.
+    """
+    return is_window(graph, node) and (node.trait is Trait.EXTREMUM or scatters(node))
+
+
+def combines_masks(graph: Graph, node: Node) -> bool:
+    """Whether a node is arithmetic on truth values, which is fused like any other."""
+    return node.name in _LOGIC and graph.kinds[node.outs[0]] == "b"
+
+
+def scatters(node: Node) -> bool:
+    """Whether a reduction adds a few values to places in memory, fused with no reader."""
+    return node.name == "select_and_scatter_add"
+
+
+def folds_rows(graph: Graph, node: Node) -> bool:
+    """Whether only the minor axis is folded."""
+    rank = graph.avals[node.ins[0]].ndim
+    return rank > 1 and tuple(node.eqn.params.get("axes", ())) == (rank - 1,)
+
+
+def _find_depths(graph: Graph, interior: Interior) -> None:
+    depth, ready, kernels = interior.depth, interior.ready, interior.kernels
+    repeated = {node for node in graph.named.get("gather", ()) if repeats(graph, node)}
+    for node in graph.named.get("max", ()):
+        if any(graph.constants.get(v) == 0 for v in node.ins):
+            interior.rectified.update(node.outs)
+    for node in graph.nodes:
+        role = node.role
+        is_repeated = node in repeated
+        is_alone = role in _KERNELS and not combines_masks(graph, node)
+        kernels[node.index] = is_kernel = is_alone or is_repeated or is_window(graph, node)
+        reached = max([depth[v] for v in node.ins], default=0)
+        # A sum of many takes f32: what it adds up may cancel.
+        picks = picks_in_windows(graph, node)
+        takes_stored = picks or is_repeated or role is Role.LINK or role is Role.CONTRACT
+        ready.append(_NEVER if takes_stored else reached)
+        if node.ins and node.link is not Link.BACK:
+            for value in node.outs:
+                depth[value] = reached + is_kernel
+
+
+def _is_fused(graph: Graph, interior: Interior, value: int) -> bool:
+    """Whether every near reader can be fused with what makes the value."""
+    if value in graph.outputs or value in graph.onward:
+        return False
+    readers = graph.uses[value]
+    near = [r for r in readers if not (interior.is_far(value, r) or interior.reads_sign(graph, r))]
+    if not near:  # cheaper to compute again than to store and read
+        return bool(readers) and not any(interior.kernels[r.index] for r in readers)
+    return all(r.role in _FREE_READERS for r in near)

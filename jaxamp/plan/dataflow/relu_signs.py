@@ -1,0 +1,32 @@
+"""Results of a rectifier in a derivative rule, where the rule reads them for their sign alone.
+
+The rule of a `relu` gives `max(x, 0)`, and compares it with zero for the tangents. Where the result
+leaves narrow, the rule rounds it itself, holds the rounding and compares that, which has the same
+sign. The backward pass then needs nothing of the rectifier but what is in memory anyway.
+
+Tangents are rounded before they are masked rather than after, which is the same number. Transposed,
+a cotangent is masked while it is narrow: so it is stored, rather than the mask beside it.
+"""
+
+from __future__ import annotations
+
+from jaxamp.plan.dataflow.regions import Interior
+from jaxamp.plan.graph.graph import Graph
+
+
+def find_signed(graph: Graph, interior: Interior) -> set[int]:
+    """Values that are cut off at zero and go on to Compute, and are read for their sign alone."""
+    return {
+        value
+        for value in graph.onward & interior.rectified
+        if graph.uses[value] and all(interior.reads_sign(graph, r) for r in graph.uses[value])
+    }
+
+
+def find_masked(graph: Graph, signed: set[int]) -> set[int]:
+    """What such a sign lets through, and the rule gives: the tangents."""
+    signs = {out for value in signed for reader in graph.uses[value] for out in reader.outs}
+    masks = (node for node in graph.named.get("select_n", ()) if node.ins[0] in signs)
+    return {
+        out for node in masks for out in node.outs if out in graph.onward if not graph.uses[out]
+    }

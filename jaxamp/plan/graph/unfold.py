@@ -1,0 +1,271 @@
+"""Unfolds a jaxpr, and all jaxprs nested in it, into one flat graph.
+
+Values are numbered as they are met, links are put where values enter and leave loops and branches,
+and known numbers are followed through simple arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive
+
+from jaxamp.core import jax_compat, taxonomy
+from jaxamp.core.taxonomy import Op, Trait
+from jaxamp.jaxprs import nested as wiring
+from jaxamp.jaxprs.name_stack import without_repeats
+from jaxamp.plan.graph.graph import Carry, Frame, Graph, Link, Nest, Node, Role
+
+
+def unfold(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Graph, Frame]:
+    """The flat graph of a jaxpr, and the frame of the jaxpr itself.
+
+    Args:
+      jaxpr: the outermost jaxpr.
+      consts: the values of its constants.
+    """
+    graph = Graph()
+    entries = tuple(graph.value(v.aval) for v in jaxpr.invars)
+    graph.sources.update(entries)
+    frame = _Unfolder(graph).frame(wiring.Body(jaxpr, tuple(consts)), entries, "")
+    graph.outputs.update(frame.exits)
+    return graph, frame
+
+
+class _Unfolder:
+    """Walks nested jaxprs once, in order, and fills a graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._scopes: dict[tuple[str, Any], str] = {}
+        self._scopes_by_id: dict[tuple[str, int], str] = {}  # comparing name stacks takes time
+        self._ops: dict[Primitive, Op | None] = {}
+
+    def frame(self, body: wiring.Body, entries: Sequence[int], scope: str) -> Frame:
+        jaxpr = body.jaxpr
+        env: dict[Any, int] = dict(zip(jaxpr.invars, entries, strict=True))
+        for var, const in zip(jaxpr.constvars, body.consts, strict=True):
+            env[var] = self._captured(var.aval, const)
+
+        def read(atoms: Sequence[Any]) -> tuple[int, ...]:
+            return tuple([self._literal(a) if isinstance(a, Literal) else env[a] for a in atoms])
+
+        sites = []
+        for eqn in jaxpr.eqns:
+            ins = read(eqn.invars)
+            site = self._site(eqn, ins, self._scope(scope, eqn))
+            for var, out in zip(eqn.outvars, site.outs, strict=True):
+                env[var] = out
+            sites.append(site)
+        exits = read(jaxpr.outvars)
+        return Frame(jaxpr, tuple(entries), sites, exits, exits)
+
+    def _site(self, eqn: JaxprEqn, ins: tuple[int, ...], scope: str) -> Node | Nest:
+        primitive = eqn.primitive
+        if primitive not in self._ops:
+            self._ops[primitive] = taxonomy.lookup(primitive)
+        op = self._ops[primitive]
+        if op is not None and op.trait is Trait.ALLREDUCE and _is_local(eqn):
+            op = taxonomy.TABLE["reduce_sum"]
+        if op is None:
+            self.graph.unknown.setdefault(primitive.name, eqn)
+        elif (unfolder := _UNFOLDERS.get(op.trait)) and not wiring.is_region(eqn):
+            return unfolder(self, eqn, op, ins, scope)
+        outs = tuple([self.graph.value(v.aval) for v in eqn.outvars])
+        role = self._role(op, ins, outs)
+        if role is Role.REDUCE and eqn.params.get("axes") == ():  # folds nothing
+            role = Role.ELEMENTWISE
+        if role in (Role.MOVE, Role.CONVERT) and ins and ins[0] in self.graph.constants:
+            self.graph.constants.update(dict.fromkeys(outs, self.graph.constants[ins[0]]))
+        elif eqn.primitive.name in _FOLDED:
+            self._fold(eqn, ins, *outs)
+        return self.graph.add(Node(role, ins, outs, eqn, op, scope))
+
+    def _fold(self, eqn: JaxprEqn, ins: tuple[int, ...], out: int) -> None:
+        """Notes the result of an operation on known numbers, as float32 has it."""
+        constants = self.graph.constants
+        if self.graph.ours[out] and all(v in constants for v in ins):
+            with np.errstate(all="ignore"):
+                operands = [np.float32(constants[v]) for v in ins]
+                constants[out] = float(_FOLDED[eqn.primitive.name](*operands))
+
+    def _call(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
+        scope = without_repeats(scope, eqn)
+        frame = self.frame(wiring.call_body(eqn), ins, scope)
+        if eqn.primitive.name in wiring.RULED:
+            self.graph.ruled.update(ins)
+            self.graph.ruled_results.update(frame.exits)
+        return Nest(eqn, op, scope, ins, frame.exits, (frame,))
+
+    def _branch(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
+        frames = tuple(self.frame(b, ins[1:], scope) for b in wiring.branches(eqn))
+        joined = zip(*(f.exits for f in frames), strict=True)
+        outs = tuple(self._link(Link.JOIN, *exits) for exits in joined)
+        for frame in frames:
+            frame.returns = outs
+        if outs or eqn.effects:
+            self.graph.indices.add(ins[0])
+        return Nest(eqn, op, scope, ins, outs, frames)
+
+    def _loop(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
+        loop = wiring.loop(eqn)
+        first, second = loop.test_invariants, loop.test_invariants + loop.invariants
+        invariants = [self._link(Link.INVARIANT, v) for v in ins[:second]]
+        inits, sliced = ins[second : second + loop.carries], ins[second + loop.carries :]
+        inner = [self._link(Link.INIT, v) for v in inits]
+        slices = [
+            self._link(Link.SLICE, v, aval=var.aval)
+            for v, var in zip(
+                sliced, loop.body.jaxpr.invars[loop.invariants + loop.carries :], strict=True
+            )
+        ]
+        frames = []
+        if loop.test:
+            test = self.frame(loop.test, [*invariants[:first], *inner], scope)
+            self.graph.predicates.add(test.exits[0])
+            frames.append(test)
+        body = self.frame(loop.body, [*invariants[first:], *inner, *slices], scope)
+        frames.append(body)
+        results = self._close_carries(inits, inner, body.exits, loop.always_kept)
+        stacks = [
+            self._link(Link.STACK, y, aval=var.aval)
+            for y, var in zip(body.exits[loop.carries :], eqn.outvars[loop.carries :], strict=True)
+        ]
+        body.returns = (*inner, *stacks)
+        entries = (*invariants, *inner, *slices)
+        return Nest(eqn, op, scope, entries, (*results, *stacks), tuple(frames))
+
+    def _close_carries(
+        self, inits: Sequence[int], inner: Sequence[int], exits: Sequence[int], kept: bool
+    ) -> list[int]:
+        results = []
+        for init, value, out in zip(inits, inner, exits[: len(inner)], strict=True):
+            self.graph.add(Node(Role.LINK, (out,), (value,), link=Link.BACK))
+            results.append(self._link(Link.RESULT, out))
+            kept_here = kept or not self.graph.ours[value]
+            self.graph.carries.append(Carry(init, value, out, results[-1], kept_here))
+        return results
+
+    def _nested(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
+        frames = []
+        for name in wiring.nested_params(eqn):
+            body = wiring.body_of(eqn.params[name])
+            entries = tuple(self.graph.value(v.aval) for v in body.jaxpr.invars)
+            self.graph.sources.update(entries)
+            frames.append(self.frame(body, entries, scope))
+            self.graph.outputs.update(frames[-1].exits)
+        outs = tuple(self.graph.value(v.aval) for v in eqn.outvars)
+        self.graph.add(Node(Role.FIXED, ins, outs, eqn, op, scope))
+        return Nest(eqn, op, scope, ins, outs, tuple(frames), keeps_signature=True)
+
+    def _role(self, op: Op | None, ins: tuple[int, ...], outs: tuple[int, ...]) -> Role:
+        if op is None:
+            return Role.FIXED
+        if op.trait is Trait.CONVERT and self.graph.ours[ins[0]] and self.graph.ours[outs[0]]:
+            return Role.MOVE
+        role = _ROLES.get(op.trait, Role.FIXED)
+        # A sum of several arrays of the result's own shape (`add_any`) folds no axis.
+        if role is Role.REDUCE and op.trait is Trait.SUM and len(ins) > 1 and len(outs) == 1:
+            shape = self.graph.avals[outs[0]].shape
+            if all(getattr(self.graph.avals[i], "shape", None) == shape for i in ins):
+                return Role.ELEMENTWISE
+        return role
+
+    def _link(self, link: Link, *ins: int, aval: Any = None) -> int:
+        out = self.graph.value(self.graph.avals[ins[0]] if aval is None else aval)
+        self.graph.add(Node(Role.LINK, ins, (out,), link=link))
+        return out
+
+    def _captured(self, aval: Any, const: Any) -> int:
+        value = self.graph.value(aval)
+        self.graph.sources.add(value)
+        if (number := _extreme(const)) is not None:
+            self.graph.constants[value] = number
+        return value
+
+    def _literal(self, literal: Any) -> int:
+        value = self.graph.value(literal.aval)
+        number = jax_compat.literal_value(literal)
+        is_number = literal.aval.dtype != jax.dtypes.float0 and np.isrealobj(number)
+        if is_number and np.ndim(number) == 0:
+            self.graph.constants[value] = float(number)
+        return value
+
+    def _scope(self, outer: str, eqn: JaxprEqn) -> str:
+        stack = eqn.source_info.name_stack
+        place = outer, id(stack)
+        scope = self._scopes_by_id.get(place)
+        if scope is None:
+            scope = self._scopes.get((outer, stack))
+            if scope is None:
+                scope = self._scopes[outer, stack] = "/".join(filter(None, (outer, str(stack))))
+            self._scopes_by_id[place] = scope
+        return scope
+
+
+# What scales are made of: `scores / jnp.sqrt(width)`.
+_FOLDED = {
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "neg": np.negative,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.divide,
+}
+
+_UNFOLDERS = {
+    Trait.CALL: _Unfolder._call,
+    Trait.MANUAL: _Unfolder._call,
+    Trait.BRANCH: _Unfolder._branch,
+    Trait.LOOP: _Unfolder._loop,
+    Trait.NESTED: _Unfolder._nested,
+}
+
+_ROLES = {
+    Trait.CONTRACTION: Role.CONTRACT,
+    Trait.SUM: Role.REDUCE,
+    Trait.ALLREDUCE: Role.REDUCE,
+    Trait.PREFIX: Role.REDUCE,
+    Trait.PRODUCT: Role.REDUCE,
+    Trait.EXTREMUM: Role.REDUCE,
+    Trait.EXACT: Role.ELEMENTWISE,
+    Trait.ROUNDED: Role.ELEMENTWISE,
+    Trait.INTEGRAL: Role.ELEMENTWISE,
+    Trait.SMOOTH: Role.ELEMENTWISE,
+    Trait.SENSITIVE: Role.ELEMENTWISE,
+    Trait.SHAPE: Role.MOVE,
+    Trait.COLLECTIVE: Role.MOVE,
+    Trait.VARY: Role.MOVE,
+    Trait.MERGE: Role.MERGE,
+    Trait.CONVERT: Role.CONVERT,
+}
+
+_READABLE = 1 << 20  # a captured array of more elements is not searched for extreme values
+
+
+def _is_local(eqn: JaxprEqn) -> bool:
+    """Whether a sum over devices is one over axes of the array: what vmap makes of a psum."""
+    return all(isinstance(axis, int) for axis in eqn.params.get("axes", (None,)))
+
+
+def _extreme(const: Any) -> float | None:
+    """The finite, nonzero magnitude in a captured array that is furthest from 1.
+
+    It is the one that a narrow format holds worst. ``None`` for what is traced, large or not f32.
+    """
+    if isinstance(const, Tracer | jax.Ref) or getattr(const, "dtype", None) != np.float32:
+        return None
+    if const.size > _READABLE:
+        return None
+    const = np.asarray(const)
+    finite = np.abs(const[np.isfinite(const)])
+    nonzero = finite[finite > 0]
+    if not nonzero.size:
+        return None
+    largest, smallest = float(nonzero.max()), float(nonzero.min())
+    return largest if largest * smallest >= 1 else smallest

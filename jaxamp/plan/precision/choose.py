@@ -1,0 +1,427 @@
+"""The decision for each node: the policy's table first, then the guards.
+
+``Chooser.choose_all`` goes through the nodes in program order, and keeps in which precision every
+value is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jax.extend.core import Literal
+
+from jaxamp.core.formats import Precision
+from jaxamp.core.guards import Guard
+from jaxamp.core.taxonomy import OpKind, Trait
+from jaxamp.plan.conditioning.compressed_products import is_compressed
+from jaxamp.plan.conditioning.hazards import CANCELS, Dangers
+from jaxamp.plan.conditioning.quotients import is_of_quotient
+from jaxamp.plan.dataflow.constraints import Pin, asks_precision, pin_contraction
+from jaxamp.plan.dataflow.exact import Exact, factor, fits
+from jaxamp.plan.dataflow.label_gathers import picks
+from jaxamp.plan.dataflow.provenance import DENSE, Facts
+from jaxamp.plan.dataflow.regions import COSTLY, EQUALITIES, Interior, scatters
+from jaxamp.plan.dataflow.relu_signs import find_masked, find_signed
+from jaxamp.plan.dataflow.repeated_gathers import meets
+from jaxamp.plan.dataflow.shift_invariant_logits import is_only_shifted, outweighs_operands
+from jaxamp.plan.dataflow.uses import REACHES, Demand, is_state_update
+from jaxamp.plan.decision import Scaled
+from jaxamp.plan.graph.consumers import descendants, is_movement
+from jaxamp.plan.graph.flags import union
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.precision.overrides import Forced
+from jaxamp.policy.policy import PrecisionPolicy
+
+F32 = Precision.F32
+
+
+class Choice(NamedTuple):
+    """Precision of a node's arithmetic and of its results, and why."""
+
+    operand: Precision | None  # None: operands are read as they are stored
+    stored: Precision
+    reason: str
+    guard: Guard | None = None
+    accumulation: Precision | None = None
+    scaled: Scaled | None = None  # how a dot is quantized; see scaled.py
+
+
+def narrow_kinds(policy: PrecisionPolicy) -> dict[OpKind, Precision | None]:
+    """The precision that a policy gives each kind, where it is narrower than f32."""
+    precisions = {kind: policy.precision_for(kind) for kind in OpKind}
+    precisions[OpKind.COMPUTE] = policy.base
+    return {k: p if p.bits < F32.bits else None for k, p in precisions.items()}
+
+
+class Chooser:
+    """Decides node after node."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        facts: Facts,
+        demand: Demand,
+        interior: Interior,
+        dangers: Dangers,
+        crossing: frozenset[int],
+        policy: PrecisionPolicy,
+    ) -> None:
+        self.graph, self.facts, self.demand = graph, facts, demand
+        self.interior, self.dangers, self.crossing = interior, dangers, crossing
+        self.policy, self.guards = policy, policy.guards
+        self.narrow = narrow_kinds(policy)
+        carries = (c for c in graph.carries if not c.kept)
+        self.streams = {v for c in carries for v in (c.inner, c.result)}
+        self.copies: dict[int, Precision] = {}  # what far readers get of a fused value
+        self.either: set[int] = set()  # f32 for lack of gain, not for accuracy
+        self.carried: set[int] = set()  # of these, what an f32 carry takes
+        self.exact = Exact(graph, interior)
+        self.signed = find_signed(graph, interior)
+        self.masked = find_masked(graph, self.signed)
+        self.unwidened: set[int] = set()  # narrow inside a fused region: see exact.py
+        self._made: dict[Choice, Choice] = {}  # equal ones are one object
+        self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.ours]
+
+    def choose_all(
+        self, entries: Sequence[int], inputs: Sequence[Precision | None], forced: Forced
+    ) -> dict[Node, Choice]:
+        """The choices for all nodes.
+
+        Args:
+          entries: the inputs of the program.
+          inputs: precision in which each of them arrives; by default that of the jaxpr.
+          forced: what the user has decided.
+        """
+        for value, precision in zip(entries, inputs, strict=False):
+            if precision is not None:
+                self.stored[value] = precision
+        return {node: self.choose(node, *forced.of(node)) for node in self.graph.nodes}
+
+    def choose(self, node: Node, forced: Precision | None, forced_by: str) -> Choice:
+        """The choice for one node; ``forced`` comes from a rule or a kept region."""
+        if node.role is Role.LINK:
+            return self._link(node)
+        choice = self._choose(node, forced, forced_by)
+        if node.name in _BLANK:
+            self.either.update(node.outs)
+        for value in node.outs:
+            if self.graph.ours[value]:
+                self.stored[value] = choice.stored
+        if node.role is Role.MOVE and choice.operand is None:
+            self._follow(node)
+        return self._made.setdefault(choice, choice)
+
+    def _choose(self, node: Node, forced: Precision | None, forced_by: str) -> Choice:
+        if node.role is Role.FIXED:
+            return Choice(F32, F32, *_FIXED_REASONS.get(node.trait, _KEPT))
+        if node.role is Role.CONVERT:
+            return Choice(None, F32, "an explicit cast is honoured")
+        if forced is not None and forced.bits <= 8:  # a rule that speaks of dots
+            forced = self.policy.base if node.role is Role.CONTRACT else None
+        if forced is not None:
+            return self._forced(node, forced, forced_by)
+        low = self.narrow[node.kind]
+        if low is None:
+            return Choice(F32, F32, f"{node.kind.value} is f32 in the policy", None, F32)
+        if not self.guards:
+            return self._by_the_letter(node, low)
+        return _BY_ROLE[node.role](self, node, low)
+
+    def _link(self, node: Node) -> Choice:
+        (out,), source = node.outs, node.ins[0]
+        if not self.graph.ours[out] or node.link is Link.BACK:
+            return _LINKED
+        if node.link in (Link.SLICE, Link.STACK, Link.INVARIANT):
+            self.stored[out] = self.copies.get(source, self.stored[source])
+        elif node.link is Link.JOIN:
+            telling = [v for v in node.ins if not self._is_filler(v)]
+            formats = {self.copies.get(v, self.stored[v]) for v in telling}
+            self.stored[out] = formats.pop() if len(formats) == 1 else F32
+        elif out in self.streams:
+            self.stored[out] = self.narrow[OpKind.ELEMENTWISE]
+        return _LINKED
+
+    def _is_filler(self, value: int) -> bool:
+        """Whether a value would be as good in a narrow format, and is none to go by."""
+        low = self.narrow[OpKind.ELEMENTWISE]
+        fills = low is not None and fits(self.graph.constants.get(value), low)
+        return fills or value in self.either
+
+    def _forced(self, node: Node, forced: Precision, by: str) -> Choice:
+        if forced.bits >= F32.bits:
+            return Choice(F32, F32, by, None, F32)
+        if node.role is Role.CONTRACT and asks_precision(node):
+            return Choice(F32, F32, "an explicit precision was asked for", None, F32)
+        if node.trait is Trait.COLLECTIVE:
+            return Choice(F32, forced, by, None, forced)  # rounded where it is sent: see travels.py
+        return Choice(forced, forced, by, None, self._accumulation(node, forced))
+
+    def _by_the_letter(self, node: Node, low: Precision) -> Choice:
+        if node.role is Role.CONTRACT and asks_precision(node):
+            return Choice(F32, F32, "an explicit precision was asked for", None, F32)
+        inside = self._accumulation(node, low)
+        operand = inside if node.role is Role.REDUCE and inside else low
+        return Choice(operand, low, f"{node.kind.value} is {low.short} in the policy", None, inside)
+
+    def _accumulation(self, node: Node, low: Precision) -> Precision | None:
+        if node.role is Role.CONTRACT:
+            return F32
+        if node.role is not Role.REDUCE or node.trait is Trait.EXTREMUM or scatters(node):
+            return None
+        # A reduction by a jaxpr of its own has that jaxpr's types.
+        typed = node.op is not None and bool(node.op.dtype_params)
+        return F32 if typed else self.policy.accumulation or low
+
+    def _contract(self, node: Node, low: Precision) -> Choice:
+        uses = union(self.demand.bits, node.outs)
+        pin = pin_contraction(self.graph, self.facts, uses, self.policy, node, low)
+        if pin:
+            return Choice(F32, F32, pin.reason, pin.guard, F32)
+        (out,) = node.outs
+        if Guard.RANGE in self.guards and low is Precision.F16 and self._is_made_smaller(out):
+            reason = f"operands in {low.short}; result is scaled down before it is rounded"
+            return Choice(low, F32, reason, Guard.RANGE, F32)
+        if not self.demand.reaches[out]:
+            if self.demand.escapes[out] and self.policy.allreduce is low:
+                return Choice(low, low, f"a gradient, in {low.short} for its sum over devices")
+            if self._pays_in_memory(node, low):
+                return Choice(
+                    low, low, f"larger than its operands: stored in {low.short}", None, F32
+                )
+            reason = f"operands in {low.short}; result never reaches Compute again"
+            return Choice(low, F32, reason, Guard.NO_GAIN, F32)
+        if Guard.SENSITIVE in self.guards and out in self.dangers.distant:
+            reason = f"operands in {low.short}; {CANCELS.reason}"
+            return Choice(low, F32, reason, Guard.SENSITIVE, F32)
+        if Guard.SENSITIVE in self.guards and self._feeds_only_sensitive(out):
+            reason = f"operands in {low.short}; result feeds a sensitive operation"
+            return Choice(low, F32, reason, Guard.SENSITIVE, F32)
+        if Guard.LOOP_CARRY in self.guards and self._is_carried_wide(out):
+            self.either.add(out)
+            self.carried.add(out)
+            reason = f"operands in {low.short}; result goes into an f32 carry"
+            return Choice(low, F32, reason, Guard.LOOP_CARRY, F32)
+        return Choice(low, low, f"Compute is {low.short} in the policy", None, F32)
+
+    def _pays_in_memory(self, node: Node, low: Precision) -> bool:
+        """Whether a product that reaches no other is large, and its rounding is harmless."""
+        if Guard.RANGE in self.guards and low is Precision.F16:
+            return False  # f32 logits may be beyond it
+        graph, (out,) = self.graph, node.outs
+        return outweighs_operands(graph, node) and is_only_shifted(graph, out)
+
+    def _is_made_smaller(self, value: int) -> bool:
+        """Whether all that reads a value first scales it down, or a quotient or logarithm is taken.
+
+        By then it may fit.
+        """
+        readers = self.graph.uses[value]
+        if readers and all(_shrinks(self.graph, value, r) for r in readers):
+            return True
+        return is_of_quotient(self.graph, self.facts, value) or is_compressed(self.graph, value)
+
+    def _feeds_only_sensitive(self, value: int) -> bool:
+        readers = self.graph.uses[value]
+        return all(r.role is Role.FIXED or r.trait is Trait.SENSITIVE for r in readers)
+
+    def _reduce(self, node: Node, low: Precision) -> Choice:
+        dense = [v for v in node.outs if self.facts.dense[v]]
+        if node.kind is not OpKind.REDUCTION or not dense:
+            return Choice(F32, F32, "a statistic is small: f32", Guard.REDUCTION_ISLAND, F32)
+        pin = self._pin(node, low)
+        if node.trait is Trait.ALLREDUCE and (wire := self.policy.allreduce).bits < F32.bits:
+            reason = f"added up over devices in {wire.short}, as the policy says"
+            return Choice(wire, F32 if pin else low, reason, None, wire)
+        if pin:
+            return Choice(F32, F32, pin.reason, pin.guard, F32)
+        if Guard.RANGE in self.guards and low is Precision.F16 and node.trait is not Trait.EXTREMUM:
+            return Choice(F32, F32, "a sum may outgrow f16", Guard.RANGE, F32)
+        inside = self._accumulation(node, low)
+        operand = inside or self._common(node, low)
+        return Choice(operand, low, f"f32 inside, stored in {low.short}", None, inside)
+
+    def _elementwise(self, node: Node, low: Precision) -> Choice:
+        (out,) = node.outs
+        if not self.graph.ours[out]:
+            return self._compare(node, low)
+        if out in self.masked:
+            return Choice(low, low, f"a mask: {low.short} before it, as after it")
+        pin = self._pin(node, low)
+        if pin:
+            return Choice(F32, F32, pin.reason, pin.guard)
+        if out in self.interior.biased:
+            return Choice(low, low, f"a bias: {low.short}, for the convolution's kernel to add")
+        operand = self._common(node, low) if node.trait in _SAFE_NARROW else F32
+        return self._lowered(out, operand, low)
+
+    def _compare(self, node: Node, low: Precision) -> Choice:
+        """What is equal must stay so: a derivative of `max` asks which operand is the result.
+
+        So where one operand is stored rounded, both are rounded before they are compared. Beside
+        a known number they are not: `reduce_precision` makes zeros of float16's smallest numbers.
+        """
+        rounded = any(self._as_read(value, node) is low for value in node.ins)
+        known = any(value in self.graph.constants for value in node.ins)
+        if rounded and not known and node.name in EQUALITIES:
+            return Choice(F32, F32, f"compares roundings to {low.short}", None, low)
+        return Choice(self._common(node, low), F32, "compares what is stored")
+
+    def _merge(self, node: Node, low: Precision) -> Choice:
+        if pin := self._pin(node, low):
+            return Choice(F32, F32, pin.reason, pin.guard)
+        return self._lowered(node.outs[0], low, low)
+
+    def _lowered(self, out: int, operand: Precision, low: Precision) -> Choice:
+        if out in self.unwidened:
+            return Choice(low, low, f"exact in {low.short}: what reads it widens it")
+        return Choice(operand, low, f"stored in {low.short} on the way to Compute")
+
+    def _move(self, node: Node, low: Precision) -> Choice:
+        if Guard.REDUCTION_ISLAND in self.guards and picks(self.graph, self.facts, node):
+            return _PICKED
+        if meets(self.graph, node) and self._as_read(node.ins[0], node) is low:
+            reason = f"f32 inside, stored in {low.short}: many cotangents may meet"
+            return Choice(F32, low, reason, Guard.REDUCTION_ISLAND)
+        return _MOVED
+
+    def _follow(self, node: Node) -> None:
+        for source, out in movements(node):
+            if source in self.either:
+                self.either.add(out)
+            if self.graph.ours[out] and self.graph.ours[source]:
+                self.stored[out] = self.stored[source]
+                if source in self.copies:
+                    self._follow_fused(source, out)
+                elif source in self.carried:
+                    self._follow_carried(out)
+
+    def _follow_fused(self, source: int, out: int) -> None:
+        """What is only moved from a fused value is fused too, or is its copy, moved."""
+        low = self.copies[source]
+        if self.interior.fused[out]:
+            self.copies[out] = low
+        else:
+            self.stored[out] = low
+
+    def _follow_carried(self, out: int) -> None:
+        """What a carry takes is in memory in f32; what it is moved to need not be there so too."""
+        low = self.narrow[OpKind.ELEMENTWISE]
+        if low is None or not self._is_taken_stored(out):
+            self.carried.add(out)
+        elif not self._is_carried_wide(out):
+            self.stored[out] = low
+
+    def _is_taken_stored(self, value: int) -> bool:
+        """Whether loops and kernels that pick are all that take a value."""
+        if value in self.graph.outputs or value in self.graph.onward:
+            return False
+        readers = self.graph.uses[value]
+        return bool(readers) and all(map(self.interior.takes_stored, readers))
+
+    def _common(self, node: Node, low: Precision) -> Precision:
+        """``low`` if every float operand already is, or is a literal that fits; else f32."""
+        for atom, value in zip(node.eqn.invars, node.ins, strict=True):
+            if not self.graph.ours[value]:
+                continue
+            if isinstance(atom, Literal):
+                if not fits(self.graph.constants.get(value), low):
+                    return F32
+            elif self._as_read(value, node) is not low:
+                return F32
+        return low
+
+    def _as_read(self, value: int, node: Node) -> Precision | None:
+        if value in self.copies and self.interior.is_far(value, node):
+            return self.copies[value]
+        return self.stored[value]
+
+    def _is_copied(self, node: Node, value: int) -> bool:
+        """Whether XLA would store a fused value anyway, for what reads it later."""
+        if self._is_carried_wide(value):
+            return False
+        is_copied = node.trait in COSTLY or value in self.interior.copied
+        return is_copied or value in self.crossing or self._is_handed_on(value)
+
+    def _is_handed_on(self, value: int) -> bool:
+        """Whether a loop or a kernel that picks takes a value, or what it is moved to."""
+        moved = descendants(self.graph, value, is_movement)
+        return any(self.interior.takes_stored(r) for v in moved for r in self.graph.uses[v])
+
+    def _is_carried_wide(self, value: int) -> bool:
+        """Whether a value goes into a carry that stays f32, and so is in memory in f32."""
+        readers = self.graph.uses[value]
+        return any(r.link in _CARRIED and r.outs[0] not in self.streams for r in readers)
+
+    def _pin(self, node: Node, low: Precision) -> Pin | None:
+        """Why a value that is not made by Compute has to stay in f32, if it has to."""
+        outs = [v for v in node.outs if self.graph.ours[v]]
+        if outs and self.signed.issuperset(outs):
+            return None
+        if Guard.NO_GAIN in self.guards:
+            if is_state_update(self.facts, self.demand, node):
+                return Pin("updates a value of the caller's", Guard.NO_GAIN)
+            if not union(self.demand.bits, outs) & REACHES:
+                return Pin("never reaches Compute", Guard.NO_GAIN)
+        danger = self.dangers.of(node, outs, low)
+        if Guard.NO_GAIN in self.guards and (what := self._what_is_small(outs)):
+            if danger is None:
+                self.either.update(outs)
+            return Pin(f"{what}: nothing to gain", Guard.NO_GAIN)
+        if danger:
+            return danger
+        if Guard.LOOP_CARRY in self.guards and any(self._is_carried_wide(v) for v in outs):
+            self.either.update(outs)
+            self.carried.update(outs)
+            return Pin("goes into an f32 carry", Guard.LOOP_CARRY)
+        if Guard.REDUCTION_ISLAND in self.guards and all(self.interior.fused[v] for v in outs):
+            if narrow := self.exact.unwidened(node, self.stored, low):
+                self.unwidened.update(narrow)
+                return None
+            self.copies.update((v, low) for v in outs if self._is_copied(node, v))
+            return Pin("inside a fused region: rounded at its edge", Guard.REDUCTION_ISLAND)
+        return None
+
+    def _what_is_small(self, outs: Sequence[int]) -> str:
+        """What the results of a node are, if they are not of an activation's size."""
+        if not union(self.facts.bits, outs) & DENSE:
+            return "not an activation"
+        return "a scalar" if all(self.graph.avals[v].ndim == 0 for v in outs) else ""
+
+
+_BY_ROLE = {
+    Role.CONTRACT: Chooser._contract,
+    Role.REDUCE: Chooser._reduce,
+    Role.ELEMENTWISE: Chooser._elementwise,
+    Role.MERGE: Chooser._merge,
+    Role.MOVE: Chooser._move,
+}
+
+# In these, narrow arithmetic on narrow operands gives what f32 arithmetic rounded once gives.
+_SAFE_NARROW = (Trait.EXACT, Trait.ROUNDED, Trait.SUM)
+
+_CARRIED = (Link.INIT, Link.BACK)
+
+# Allocates, and writes nothing.
+_BLANK = ("empty", "empty2")
+
+_MOVED = Choice(None, F32, "movement keeps what it is given")
+_PICKED = Choice(F32, F32, "single numbers: cotangents meet in f32", Guard.REDUCTION_ISLAND)
+_LINKED = Choice(None, F32, "a value changes hands")
+_KEPT = ("keeps the dtypes it was written for", None)
+_FIXED_REASONS = {
+    Trait.NO_KERNEL: ("no 16-bit kernel", Guard.NO_KERNEL),
+    Trait.LINALG: ("no 16-bit kernel", Guard.NO_KERNEL),
+    Trait.SOLVER: ("a solver converges in its own precision", Guard.NO_KERNEL),
+    Trait.BITS: ("depends on the bits of a number", Guard.BITS),
+    Trait.CALLBACK: ("a callback sees the dtypes it was written for", Guard.CALLBACKS),
+    Trait.STATE: ("a Ref has a fixed dtype", None),
+    Trait.GENERATOR: ("not computed from floats", Guard.EXACT_INTEGER),
+    Trait.INTEGER: ("integers and booleans", None),
+}
+
+
+def _shrinks(graph: Graph, value: int, reader: Node) -> bool:
+    """Whether a node multiplies or divides by a known number so that the result is smaller."""
+    scale = factor(graph, value, reader)
+    return scale is not None and abs(scale) < 1

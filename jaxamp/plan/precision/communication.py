@@ -1,0 +1,119 @@
+"""What travels between devices in a narrow format, because all that read it there take it so.
+
+A device that gathers a parameter for its matrix products would round the whole of it on arrival.
+Rounding the parts before they are sent gives the same numbers for half of the bytes.
+
+On arrival it is widened, in name only: each product rounds it again, which changes nothing, and is
+differentiated by the wide value. So a device's part of the gradient is an accumulator when it goes
+back. What waits in memory as it has arrived, cut up by a loop or saved by a checkpoint, is narrow
+there, and so is that part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxamp.core import jax_compat
+from jaxamp.core.formats import Precision
+from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.dataflow.uses import Demand
+from jaxamp.plan.graph.consumers import descendants
+from jaxamp.plan.graph.graph import Frame, Graph, Link, Node
+from jaxamp.plan.precision.choose import Choice
+from jaxamp.plan.precision.reader_precisions import Wanted, handed_on, is_handed_on
+from jaxamp.policy.policy import PrecisionPolicy
+
+F32 = Precision.F32
+_HANDED_ON = (Link.INVARIANT, Link.SLICE, Link.STACK)
+_PILED = (Link.SLICE, Link.STACK)  # the whole of it is in memory
+_SAVING = ("remat2", "custom_vjp_call")  # what they read waits for a backward pass
+
+_REPEATING = ("gather", "broadcast_in_dim")  # what they move has several cotangents
+
+
+def find_travels(
+    graph: Graph,
+    frame: Frame,
+    demand: Demand,
+    policy: PrecisionPolicy,
+    stored: list[Precision | None],
+    choices: Mapping[Node, Choice],
+) -> dict[Node, Choice]:
+    """The choices for collectives that send what is stored in f32 in a narrow precision.
+
+    Args:
+      graph: the program.
+      frame: its outermost jaxpr.
+      demand: what its values are for.
+      policy: whose sums over devices may be narrow too; a cast of a variable's device type sends
+        nothing, but its transpose is such a sum.
+      stored: precision in which each value is stored; what is kept as it arrives is entered here.
+      choices: what was chosen for each node, which is left as it is.
+    """
+    traits = {Trait.COLLECTIVE}
+    if policy.allreduce.bits < F32.bits:
+        traits.add(Trait.VARY)
+    senders = {n for n in graph.nodes if n.trait in traits and len(n.ins) == len(n.outs) == 1}
+    if not senders:
+        return {}
+    wanted = Wanted(graph, demand, stored, choices, _HANDED_ON)
+    saved = set(_saved(frame))
+    found: dict[Node, Choice] = {}
+    arrived: set[int] = set()
+    for node in graph.nodes:
+        for source, out in handed_on(node, choices, _HANDED_ON):
+            waits = node.link is Link.STACK or stored[source] is not F32
+            if node in senders and stored[source] is F32 and wanted[out] is not F32:
+                found[node] = _travelling(wanted[out])
+                waits = _waits(graph, choices, saved, out)
+            elif source not in arrived:
+                continue
+            arrived.add(out)
+            if waits and _is_read_once(graph, choices, out):
+                stored[out] = wanted[out]
+    return found
+
+
+def _saved(frame: Frame, policy: Any = None) -> Iterator[int]:
+    """The values that a backward pass reads as they are, rather than computes again.
+
+    Args:
+      frame: a jaxpr in its place.
+      policy: that of the checkpoint around it.
+    """
+    for site in frame.sites:
+        if isinstance(site, Node):
+            is_sent = site.trait is Trait.COLLECTIVE
+            if policy is not None and is_sent and jax_compat.is_saved(policy, site.eqn):
+                yield from site.outs
+            continue
+        name = site.eqn.primitive.name
+        if name in _SAVING:
+            yield from site.entries
+        for inner in site.frames:
+            yield from _saved(inner, site.eqn.params["policy"] if name == "remat2" else policy)
+
+
+def _waits(graph: Graph, choices: Mapping[Node, Choice], saved: set[int], value: int) -> bool:
+    """Whether a value, or what it is moved to, is in memory as it has arrived."""
+    arrived = descendants(graph, value, lambda node: is_handed_on(node, choices, _HANDED_ON))
+    readers = (reader for v in arrived for reader in graph.uses[v])
+    return not saved.isdisjoint(arrived) or any(r.link in _PILED for r in readers)
+
+
+def _is_read_once(graph: Graph, choices: Mapping[Node, Choice], value: int) -> bool:
+    """Whether a value has one cotangent; several meet in f32, which is what it then arrives in."""
+    readers = graph.uses[value]
+    if len(readers) != 1 or readers[0].ins.count(value) != 1 or readers[0].name in _REPEATING:
+        return False
+    (reader,) = readers
+    outs = [out for source, out in handed_on(reader, choices, _HANDED_ON) if source == value]
+    return reader.link is not Link.INVARIANT and all(
+        _is_read_once(graph, choices, out) for out in outs
+    )
+
+
+def _travelling(low: Precision) -> Choice:
+    reason = f"travels in {low.short}, in which all that read it take it"
+    return Choice(F32, low, reason, None, low)

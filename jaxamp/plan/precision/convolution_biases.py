@@ -1,0 +1,82 @@
+"""What is added to a convolution before a norm of each image: a bias, an embedding of the time.
+
+XLA makes no arithmetic again for sums that keep both rows and columns, as those of a group norm or
+an instance norm do: it stores what it adds up, in float32. So the sum is stored narrow. A bias is
+narrow before, too: where both summands are, the convolution's own kernel adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jaxamp.plan.dataflow.provenance import Facts
+from jaxamp.plan.dataflow.regions import Interior
+from jaxamp.plan.graph.consumers import descendants, is_movement
+from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
+
+
+class Sum(NamedTuple):
+    """A sum of a convolution and what is repeated for its pixels.
+
+    Attributes:
+      value: the sum.
+      small: what is repeated.
+    """
+
+    value: int
+    small: int
+
+
+def narrow_biases(graph: Graph, facts: Facts, interior: Interior) -> None:
+    """Takes sums out of `interior.fused`, and fills in `interior.biased`."""
+    convolutions = graph.named.get("conv_general_dilated", ())
+    sources = _sources(graph) if convolutions else {}
+    for convolution in convolutions:
+        sums = _sums(graph, sources, convolution)
+        if not sums or not _is_summed_by_image(graph, sums[-1].value):
+            continue
+        if all(interior.fused[s.value] for s in sums):
+            first, last = sums[0], sums[-1]
+            interior.fused[last.value] = 0
+            if not facts.dense[first.small]:
+                interior.fused[first.value] = 0
+                interior.biased.add(first.value)
+
+
+def _sources(graph: Graph) -> dict[int, int]:
+    """From what each value is moved that is only moved."""
+    moves = (node for node in graph.nodes if node.role is Role.MOVE and node.ins)
+    return {out: source for node in moves for source, out in movements(node)}
+
+
+def _sums(graph: Graph, sources: Mapping[int, int], convolution: Node) -> list[Sum]:
+    """The sums that begin with a convolution, as long as nothing else reads what is added to."""
+    (value,) = convolution.outs
+    sums: list[Sum] = []
+    while len(graph.uses[value]) == 1 and value not in graph.outputs:
+        (reader,) = graph.uses[value]
+        others = [v for v in reader.ins if v != value]
+        if reader.name != "add" or len(others) != 1:
+            break
+        small = others[0]
+        while small in sources:
+            small = sources[small]
+        if not is_smaller(graph.sizes[small], graph.sizes[value]):
+            break
+        (value,) = reader.outs
+        sums.append(Sum(value, small))
+    return sums
+
+
+def _is_summed_by_image(graph: Graph, value: int) -> bool:
+    moved = descendants(graph, value, is_movement)
+    return any(_keeps_both_ends(graph, reader) for v in moved for reader in graph.uses[v])
+
+
+def _keeps_both_ends(graph: Graph, node: Node) -> bool:
+    """Whether a sum leaves the major axis as it is, and folds more than the minor one."""
+    if node.role is not Role.REDUCE or node.name != "reduce_sum":
+        return False
+    axes = node.eqn.params["axes"]
+    return 0 not in axes and min(axes) < graph.avals[node.ins[0]].ndim - 2

@@ -1,0 +1,172 @@
+"""Which dots are quantized, and how: a last look at those that were given a narrow format."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jaxamp.core import jax_compat
+from jaxamp.core.formats import CastConfig, Precision, is_narrow
+from jaxamp.core.taxonomy import OpKind
+from jaxamp.plan.dataflow.layer_roles import Flow, Flows, is_backward, is_repeated
+from jaxamp.plan.dataflow.layers import Layers
+from jaxamp.plan.decision import Scaled
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.precision.choose import Choice
+from jaxamp.plan.precision.overrides import Forced
+from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.policy.scaling import VALUES, Scaling
+
+
+class Axes(NamedTuple):
+    """Sizes of a dot's axes: batch, free ones of each operand, and those that are summed over."""
+
+    batch: int
+    free: tuple[int, int]
+    summed: int
+
+
+def find_scaled(
+    graph: Graph, policy: PrecisionPolicy, forced: Forced, choices: Mapping[Node, Choice]
+) -> dict[Node, Choice]:
+    """New choices for the dots that a scaled policy, or a rule, speaks of."""
+    asked = {n: p for n, (p, _) in forced.by_node.items() if p in VALUES}
+    if not asked and not policy.is_scaled:
+        return {}
+    scaler = _Scaler(graph, policy)
+    return {
+        node: scaler.choose(node, choices[node], asked.get(node))
+        for node in graph.nodes
+        if node.role is Role.CONTRACT and _is_open(node, choices[node], forced, policy)
+    }
+
+
+def _is_open(node: Node, choice: Choice, forced: Forced, policy: PrecisionPolicy) -> bool:
+    """Whether a dot is narrow, and a rule has not asked for 16 bits."""
+    precision, _ = forced.of(node)
+    spoken = policy.is_scaled if precision is None else precision in VALUES
+    return spoken and is_narrow(choice.operand)
+
+
+class _Scaler:
+    def __init__(self, graph: Graph, policy: PrecisionPolicy) -> None:
+        self.graph, self.policy = graph, policy
+        self.scaling: Scaling = policy.scaling
+        self.flows = Flows(graph)
+        self.layers = Layers(graph, self.flows)
+        self.movers = {out: source for node in graph.nodes for source, out in _passed_on(node)}
+        self.scaled: set[int] = set()  # where operands of scaled forward dots come from
+        self.plain: set[int] = set()  # and of others
+
+    def choose(self, node: Node, choice: Choice, asked: Precision | None) -> Choice:
+        obstacle = _obstacle(self.graph, node)
+        refusal = obstacle if obstacle or asked else self._refusal(node)
+        if not is_backward(node.scope):
+            (self.plain if refusal else self.scaled).update(map(self._origin, node.ins[:2]))
+        if refusal:
+            return choice._replace(reason=f"{choice.reason}; {refusal}")
+        scaled = self._scaled(node, self._cast(asked))
+        return choice._replace(scaled=scaled, reason=f"scaled: {scaled}")
+
+    def _cast(self, asked: Precision | None) -> CastConfig:
+        compute = self.policy.cast_for(OpKind.COMPUTE)
+        if asked is None or asked is compute.out_dtype:
+            return compute
+        return CastConfig(asked, round_sf=True)
+
+    def _scaled(self, node: Node, compute: CastConfig) -> Scaled:
+        casts = self.scaling.casts(compute)
+        flows = self.flows.of(node)
+        by_flow = {
+            Flow.ACTIVATION: casts.activation,
+            Flow.PARAMETER: casts.weight,
+            Flow.GRADIENT: casts.gradient or casts.activation,
+        }
+        pair = by_flow[flows[0]], by_flow[flows[1]]
+        return Scaled(pair, casts.gradient, self.scaling.kernel)
+
+    def _refusal(self, node: Node) -> str:
+        """Why a dot that could be quantized is not; empty if it is."""
+        scaling, flows, axes = self.scaling, self.flows.of(node), axes_of(self.graph, node)
+        if axes.batch and not scaling.batched:
+            return "batched dots are not scaled"
+        if Flow.GRADIENT in flows:
+            return self._refusal_of_backward(node, flows, axes)
+        if Flow.PARAMETER not in flows and not scaling.all_operands:
+            return "not scaled: no operand is a parameter"
+        weight = flows.index(Flow.PARAMETER) if Flow.PARAMETER in flows else 1
+        origin = self._origin(node.ins[weight])
+        if is_repeated(node.scope) and (origin in self.scaled) != (origin in self.plain):
+            return "" if origin in self.scaled else "not scaled, like the dot that it repeats"
+        if not scaling.ends and (end := self.layers.end(node)):
+            return f"the {end} layer is not scaled"
+        return self._too_small(axes, axes.summed, axes.free[weight])
+
+    def _refusal_of_backward(self, node: Node, flows: tuple[Flow, Flow], axes: Axes) -> str:
+        """A product of the backward pass is scaled if the dot that it belongs to is."""
+        if self.scaling.casts(self.policy.cast_for(OpKind.COMPUTE)).gradient is None:
+            return "products of the backward pass are not scaled"
+        if flows[0] is flows[1]:
+            return "not scaled: both operands are gradients"
+        known = 1 - flows.index(Flow.GRADIENT)
+        origin = self._origin(node.ins[known])
+        if (origin in self.scaled) != (origin in self.plain):
+            return "" if origin in self.scaled else "not scaled, like the dot that it belongs to"
+        features = axes.summed if flows[known] is Flow.PARAMETER else axes.free[1 - known]
+        return self._too_small(axes, axes.free[known], features)
+
+    def _too_small(self, axes: Axes, summed: int, features: int) -> str:
+        multiple = self.scaling.multiple
+        for size in (*axes.free, axes.summed):
+            if not isinstance(size, int):
+                return f"not scaled: the size {size} is not known"
+            if size % multiple:
+                return f"not scaled: {size} is no multiple of {multiple}"
+        for limit_summed, limit_features in self.scaling.small:
+            if _within(summed, limit_summed) and _within(features, limit_features):
+                return f"not scaled: too small ({summed} × {features})"
+        return ""
+
+    def _origin(self, value: int) -> int:
+        """The value that a value is, moved."""
+        while value in self.movers:
+            value = self.movers[value]
+        return value
+
+
+def _passed_on(node: Node) -> list[tuple[int, int]]:
+    """Pairs of a value and what it is called after it has been moved."""
+    if node.role is Role.MOVE:
+        return list(movements(node))
+    if node.link in (Link.INVARIANT, Link.SLICE, Link.STACK):
+        return [(node.ins[0], node.outs[0])]
+    return []
+
+
+def _obstacle(graph: Graph, node: Node) -> str:
+    """Why a node cannot be quantized, whoever asks."""
+    if node.name == "conv_general_dilated":
+        return "convolutions are not scaled"
+    if node.name != "dot_general":
+        return f"{node.name} is not scaled"
+    is_typed = any(jax_compat.has_typed_sharding(graph.avals[v]) for v in node.ins)
+    if is_typed or node.eqn.params.get("out_sharding") is not None:
+        return "not scaled: its sharding is part of its type"
+    return ""
+
+
+def axes_of(graph: Graph, node: Node) -> Axes:
+    """The axes of a ``dot_general``."""
+    summed, batch = node.eqn.params["dimension_numbers"]
+    shapes = [graph.avals[v].shape for v in node.ins[:2]]
+    total = math.prod(shapes[0][axis] for axis in summed[0])
+    free = [
+        math.prod(size for axis, size in enumerate(shape) if axis not in (*s, *b))
+        for shape, s, b in zip(shapes, summed, batch, strict=True)
+    ]
+    return Axes(len(batch[0]), (free[0], free[1]), total)
+
+
+def _within(size: int, limit: int | None) -> bool:
+    return limit is None or size <= limit

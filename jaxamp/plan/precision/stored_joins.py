@@ -1,0 +1,164 @@
+"""What is stored though it could be fused, because to make it again costs more than to read it.
+
+Behind a join of several stored activations, or behind an exponential or the like, a value is stored
+once in any case: for a later kernel, or for what waits for a sum over its rows. Stored narrow, it
+is half of what XLA would store.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxamp.plan.conditioning.exponents import powers
+from jaxamp.plan.conditioning.saturating_curves import is_complemented
+from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Facts
+from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, Interior, folds_rows
+from jaxamp.plan.graph.consumers import descendants
+from jaxamp.plan.graph.flags import union
+from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
+
+_NONE, _SEVERAL = -1, -2
+
+
+def store_what_joins(graph: Graph, facts: Facts, interior: Interior) -> None:
+    """Takes values back out of `interior.fused`, and fills in `interior.joined`."""
+    joins = _Joins(graph, facts, interior, _find_shared(graph, facts, interior))
+    for node in graph.nodes:
+        joins.visit(node)
+
+
+@dataclass(slots=True)
+class _Joins:
+    """Where stored activations are joined.
+
+    Attributes:
+      shared: joins that are stored rather than several values made of them.
+      made_of: per value, the one large stored activation that it is made of, `_NONE` or `_SEVERAL`.
+      mixed: whether others are joined to that, however small.
+      dear: whether what is costly is computed between that and the value.
+    """
+
+    graph: Graph
+    facts: Facts
+    interior: Interior
+    shared: set[int]
+    made_of: list[int] = field(init=False)
+    mixed: bytearray = field(init=False)
+    dear: bytearray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.made_of = [_NONE] * len(self.graph.avals)
+        self.mixed = bytearray(len(self.graph.avals))
+        self.dear = bytearray(len(self.graph.avals))
+
+    def visit(self, node: Node) -> None:
+        """Decides for what a node makes."""
+        dense = self.facts.dense
+        any_dense = False
+        for value in node.outs:
+            self.made_of[value] = value if dense[value] else _NONE
+            any_dense |= dense[value]
+        if any_dense and node.role in ARITHMETIC:
+            for value, parts in _parts(node):
+                if dense[value]:
+                    self._enter(node, value, parts)
+
+    def _enter(self, node: Node, value: int, parts: tuple[int, ...]) -> None:
+        joined = self._join(value, parts)
+        self.interior.joined[value] = joined == _SEVERAL
+        if self.graph.kinds[value] == "b":  # a mask is made again where it is read
+            self.made_of[value] = joined
+        if not self.interior.fused[value]:
+            return
+        large = [v for v in parts if _is_large(self.graph, v, value)]
+        is_dear = node.trait in COSTLY or union(self.dear, large)
+        is_mixed = union(self.mixed, parts) or len({self.made_of[v] for v in parts} - {_NONE}) > 1
+        is_joined = joined == _SEVERAL or bool(is_dear and is_mixed)
+        if self._is_stored(value, is_joined, bool(is_dear)):
+            is_argument = is_complemented(self.graph, self.interior, node, value)
+            joined = node.ins[0] if is_argument else value
+            if is_joined and (powers := self._powers(joined)):
+                self.interior.copied.add(joined)
+                self.interior.powers.update(powers)
+            else:
+                self.interior.fused[joined] = 0
+        self.made_of[value] = joined
+        self.mixed[value] = is_mixed and joined != value
+        self.dear[value] = is_dear and joined != value
+
+    def _join(self, value: int, parts: tuple[int, ...]) -> int:
+        """The one large activation among those that a value is made of; or that there are more."""
+        made_of = {self.made_of[v] for v in parts}
+        found = {p for p in made_of if p < 0 or _is_large(self.graph, p, value)} - {_NONE}
+        return _NONE if not found else found.pop() if len(found) == 1 else _SEVERAL
+
+    def _powers(self, value: int) -> list[int]:
+        """Exponentials, in the kernel of a value or a choice of it, of its distance to another.
+
+        What a loop stacks is read from there.
+        """
+        graph = self.graph
+        if any(r.role is Role.LINK for r in graph.uses[value]):
+            return []
+        chosen = descendants(graph, value, lambda r: r.name == "select_n")
+        near = (r for v in chosen for r in graph.uses[v] if not self.interior.is_far(v, r))
+        return [p for reader in near for p in powers(graph, self.facts, reader)]
+
+    def _is_stored(self, value: int, is_joined: bool, is_dear: bool) -> bool:
+        graph, readers = self.graph, self.graph.uses[value]
+        if is_joined and value in self.shared:
+            return True
+        if is_joined and any(self.interior.is_far(value, r) for r in readers):
+            return True
+        if not is_joined and (not is_dear or self._is_normalised(value)):
+            return False
+        folds = (r for r in readers if r.role is Role.REDUCE and not folds_rows(graph, r))
+        # A window's sum is a kernel of its own, which takes what is dear in f32.
+        folded = any(is_joined or not self.interior.kernels[r.index] for r in folds)
+        return folded and any(r.role is Role.ELEMENTWISE for r in readers)
+
+    def _is_normalised(self, value: int) -> bool:
+        """Whether a value meets what it is folded to: of its distance to that, roundings are large.
+
+        What weighs channels has come through products since, and is an activation.
+        """
+        others = {
+            v
+            for reader in self.graph.uses[value]
+            if reader.role is Role.ELEMENTWISE
+            for v in reader.ins
+        }
+        return any(self.facts.bits[v] & (STATISTIC | DENSE) == STATISTIC for v in others)
+
+
+def _find_shared(graph: Graph, facts: Facts, interior: Interior) -> set[int]:
+    """Joins that are smaller than all that is made of them alone and read by later kernels.
+
+    A norm of a sum reads the sum three times, and once more in the backward pass.
+    """
+    dense, fused = facts.dense, interior.fused
+    root = list(range(len(graph.avals)))  # the join that a fused value is made of alone
+    later: dict[int, Any] = {}
+    for node in graph.nodes:
+        for value, parts in _parts(node) if node.role in ARITHMETIC else ():
+            if not (dense[value] and fused[value]):
+                continue
+            roots = {root[v] for v in parts if dense[v] and _is_large(graph, v, value)}
+            if len(roots) == 1:
+                (root[value],) = roots
+                if any(interior.is_far(value, r) for r in graph.uses[value]):
+                    later[root[value]] = later.get(root[value], 0) + graph.sizes[value]
+    return {v for v, size in later.items() if fused[v] and is_smaller(graph.sizes[v], size)}
+
+
+def _is_large(graph: Graph, part: int, whole: int) -> bool:
+    """Whether to read `part` costs about as much as to read `whole`."""
+    return not is_smaller(2 * graph.sizes[part], graph.sizes[whole])
+
+
+def _parts(node: Node) -> list[tuple[int, tuple[int, ...]]]:
+    """What a node makes, each with what it is made of."""
+    if node.role is Role.MOVE:
+        return [(out, (source,)) for source, out in movements(node)]
+    return [(out, node.ins) for out in node.outs]

@@ -1,0 +1,450 @@
+"""Precision policies: which kind of operation runs in which precision, and what protects it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxamp.core.formats import CastConfig, Precision, PrecisionLike
+from jaxamp.core.guards import ALL_GUARDS, Guard, parse_guards
+from jaxamp.core.taxonomy import OpKind
+from jaxamp.errors import (
+    ImmutableError,
+    PolicyError,
+    UnsupportedPrecisionError,
+    accepted,
+    counted,
+    shown,
+)
+from jaxamp.policy import serialization as policy_json
+from jaxamp.policy.jmp_string import ThreeDtypes, looks_like_grammar, parse_grammar
+from jaxamp.policy.rules import Rule
+from jaxamp.policy.scaling import DEFAULT as _SCALING
+from jaxamp.policy.scaling import VALUES, Scaling
+
+_KEPT = frozenset({Precision.F64, Precision.F32})
+_COMPUTABLE = _KEPT | {Precision.F16, Precision.BF16}
+_JMP_FIELDS = ("param_dtype", "compute_dtype", "output_dtype")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PrecisionPolicy:
+    """An immutable, hashable map from operation kinds to casts, with guards and override rules.
+
+    Most programs need a preset (``PrecisionPolicy.AUTO_MIXED_BF16``), ``custom`` or ``replace``.
+
+    Attributes:
+      name: what reports call it.
+      kinds: a cast for each of the five kinds; given as a mapping or as pairs.
+      accumulation: precision inside a Reduction; ``None`` for that of the kind.
+      rules: overrides, the first that matches wins.
+      guards: protections that are on; ``Guard`` or their words.
+      param_dtype: format in which parameters are stored, for those who create them.
+      output_dtype: format of the float outputs; ``None`` for that of the original function.
+      allreduce: format in which gradients and activations are added up over devices.
+      scaling: which dots are quantized, where the cast of Compute is scaled, and how.
+
+    Raises:
+      PolicyError: a word is not understood, or a kind is missing.
+
+    >>> policy = PrecisionPolicy.AUTO_MIXED.replace(guards=["range", "bits"])
+    >>> print(policy)
+    auto_mixed*
+    >>> policy.precision_for("compute")
+    <Precision.F16: 'float16'>
+    """
+
+    name: str
+    kinds: tuple[tuple[OpKind, CastConfig], ...]
+    accumulation: Precision | None = None
+    rules: tuple[Rule, ...] = ()
+    guards: frozenset[Guard] = ALL_GUARDS
+    param_dtype: Precision | None = None
+    output_dtype: Precision | None = None
+    allreduce: Precision = Precision.F32
+    scaling: Scaling = _SCALING
+
+    ALWAYS_F32: ClassVar[PrecisionPolicy]
+    ALWAYS_F16: ClassVar[PrecisionPolicy]
+    AUTO_MIXED_CONSERVATIVE: ClassVar[PrecisionPolicy]
+    AUTO_MIXED: ClassVar[PrecisionPolicy]
+    AUTO_MIXED_BF16: ClassVar[PrecisionPolicy]
+    FP8_CURRENT: ClassVar[PrecisionPolicy]
+    FP8_DELAYED: ClassVar[PrecisionPolicy]
+    FP8_BLOCK: ClassVar[PrecisionPolicy]
+    MXFP8: ClassVar[PrecisionPolicy]
+    NVFP4: ClassVar[PrecisionPolicy]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise PolicyError(f"The name of a policy is a text, not {self.name!r}.")
+        normal = {
+            "kinds": _checked_kinds(self.kinds),
+            "accumulation": _optional_precision(self.accumulation),
+            "rules": _checked_rules(self.rules),
+            "guards": parse_guards(self.guards),
+            "param_dtype": _optional_precision(self.param_dtype),
+            "output_dtype": _optional_precision(self.output_dtype),
+            "allreduce": Precision.parse(self.allreduce),
+            "scaling": _checked_scaling(self.scaling),
+        }
+        for field, value in normal.items():
+            object.__setattr__(self, field, value)
+
+    @classmethod
+    def custom(
+        cls,
+        kinds: Mapping[Any, CastConfig | PrecisionLike],
+        *,
+        name: str = "custom",
+        accumulation: PrecisionLike | None = Precision.F32,
+        rules: Iterable[Rule] = (),
+        guards: Guard | str | Iterable[Guard | str] = ALL_GUARDS,
+        param_dtype: PrecisionLike | None = None,
+        output_dtype: PrecisionLike | None = None,
+        allreduce: PrecisionLike = Precision.F32,
+        scaling: Scaling = _SCALING,
+    ) -> PrecisionPolicy:
+        """A policy of your own; kinds that are not named stay F32.
+
+        Args:
+          kinds: ``OpKind`` or its name, to ``CastConfig``, ``Precision`` or its name.
+          name: what reports call it.
+          accumulation: precision inside a Reduction; ``None`` for that of the kind.
+          rules: overrides, the first that matches wins.
+          guards: protections that are on.
+          param_dtype: format in which parameters are stored.
+          output_dtype: format of the float outputs.
+          allreduce: format in which gradients and activations are added up over devices.
+          scaling: which dots are quantized, where the cast of Compute is scaled, and how.
+
+        Raises:
+          PolicyError: a word is not understood.
+
+        >>> PrecisionPolicy.custom({"compute": "bf16"}).precision_for(OpKind.REDUCTION)
+        <Precision.F32: 'float32'>
+        """
+        f32 = dict.fromkeys(OpKind, CastConfig(Precision.F32))
+        return cls(
+            name=name,
+            kinds=tuple({**f32, **_parsed_kinds(kinds)}.items()),
+            accumulation=_optional_precision(accumulation),
+            rules=_checked_rules(rules),
+            guards=parse_guards(guards),
+            param_dtype=_optional_precision(param_dtype),
+            output_dtype=_optional_precision(output_dtype),
+            allreduce=Precision.parse(allreduce),
+            scaling=scaling,
+        )
+
+    @classmethod
+    def of_dtypes(
+        cls, params: PrecisionLike, compute: PrecisionLike, output: PrecisionLike
+    ) -> PrecisionPolicy:
+        """The policy that jmp's three dtypes describe.
+
+        The compute dtype stands for the ``AUTO_MIXED`` preset of that dtype; f32 and f64 lower
+        nothing.
+
+        >>> PrecisionPolicy.of_dtypes("f32", "bf16", "f32").kinds == (
+        ...     PrecisionPolicy.AUTO_MIXED_BF16.kinds)
+        True
+        """
+        dtypes = ThreeDtypes(*map(Precision.parse, (params, compute, output)))
+        kinds = dict.fromkeys(OpKind, CastConfig(dtypes.compute))
+        kinds[OpKind.BOUNDARY] = CastConfig(Precision.F32)
+        return cls(
+            name=str(dtypes),
+            kinds=tuple(kinds.items()),
+            accumulation=None if dtypes.compute in _KEPT else Precision.F32,
+            param_dtype=dtypes.params,
+            output_dtype=dtypes.output,
+        )
+
+    @classmethod
+    def parse(cls, policy: Any) -> PrecisionPolicy:
+        """Reads whatever is accepted as a policy.
+
+        Args:
+          policy: a policy, the name of a preset in any case, a ``jmp.Policy``, or jmp's grammar:
+            ``"p=f32,c=bf16,o=f32"``, ``"params=…,compute=…,output=…"``, ``"half"``, ``"full"`` or
+            one dtype for all three; ``"auto"`` for what suits the device, see ``auto_policy``.
+
+        Raises:
+          PolicyError: none of these.
+
+        >>> PrecisionPolicy.parse("Auto-Mixed-BF16") is PrecisionPolicy.AUTO_MIXED_BF16
+        True
+        >>> print(PrecisionPolicy.parse("c=bf16,o=f32"))
+        p=f32,c=bf16,o=f32
+        """
+        if isinstance(policy, cls):
+            return policy
+        if isinstance(policy, str):
+            return _parse_text(policy)
+        if all(hasattr(policy, field) for field in _JMP_FIELDS):
+            # A jmp.Policy, known by its attributes: jmp itself is not imported here.
+            return cls.of_dtypes(*(getattr(policy, field) for field in _JMP_FIELDS))
+        raise PolicyError(
+            f"{shown(policy)} is not a policy. Give a PrecisionPolicy, a jmp.Policy, jmp's grammar "
+            f"('p=f32,c=bf16,o=f32') or a preset. {accepted('', PRESETS)}"
+        )
+
+    def cast_for(self, kind: OpKind | str) -> CastConfig:
+        """The cast for operations of a kind.
+
+        >>> str(PrecisionPolicy.AUTO_MIXED.cast_for("reduction"))
+        'f16'
+        """
+        return dict(self.kinds)[OpKind.parse(kind)]
+
+    def precision_for(self, kind: OpKind | str) -> Precision:
+        """The precision of operations of a kind.
+
+        >>> PrecisionPolicy.ALWAYS_F16.precision_for(OpKind.BOUNDARY)
+        <Precision.F32: 'float32'>
+        """
+        return self.cast_for(kind).out_dtype
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether Compute is quantized, its operands having scale factors.
+
+        >>> PrecisionPolicy.FP8_CURRENT.is_scaled, PrecisionPolicy.AUTO_MIXED_BF16.is_scaled
+        (True, False)
+        """
+        return self.cast_for(OpKind.COMPUTE).is_scaled
+
+    @property
+    def base(self) -> Precision:
+        """The precision of Compute without scale factors: of what is not quantized, and between.
+
+        >>> PrecisionPolicy.FP8_CURRENT.base, PrecisionPolicy.AUTO_MIXED.base
+        (<Precision.BF16: 'bfloat16'>, <Precision.F16: 'float16'>)
+        """
+        compute = self.precision_for(OpKind.COMPUTE)
+        elementwise = self.precision_for(OpKind.ELEMENTWISE)
+        if compute not in VALUES:
+            return compute
+        return Precision.BF16 if elementwise in _KEPT else elementwise
+
+    @property
+    def stateless(self) -> PrecisionPolicy:
+        """The policy with every scale taken from the tensor at hand, not from earlier steps.
+
+        >>> PrecisionPolicy.FP8_DELAYED.stateless.scaling == PrecisionPolicy.FP8_CURRENT.scaling
+        True
+        """
+        return self.replace(scaling={"history": 0}) if self.scaling.history else self
+
+    @property
+    def low(self) -> frozenset[Precision]:
+        """The precisions below f32 that values can be stored in, rules and outputs included.
+
+        >>> PrecisionPolicy.AUTO_MIXED_BF16.low
+        frozenset({<Precision.BF16: 'bfloat16'>})
+        """
+        return frozenset(self.base if p in VALUES else p for p in self._produced()) - _KEPT
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the policy leaves every program as it is.
+
+        >>> PrecisionPolicy.ALWAYS_F32.is_identity, PrecisionPolicy.AUTO_MIXED.is_identity
+        (True, False)
+        """
+        return not self.low and self.output_dtype is None
+
+    def replace(self, **changes: Any) -> PrecisionPolicy:
+        """The policy with some attributes changed; ``kinds`` and ``scaling`` may be partial maps.
+
+        Raises:
+          PolicyError: no such attribute, or a word is not understood.
+
+        >>> PrecisionPolicy.FP8_CURRENT.replace(scaling={"backward": False}).scaling.backward
+        False
+
+        >>> policy = PrecisionPolicy.AUTO_MIXED_BF16.replace(kinds={"reduction": "f32"}, guards=())
+        >>> policy.precision_for("reduction"), policy.guards
+        (<Precision.F32: 'float32'>, frozenset())
+        """
+        fields = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in fields:
+                raise PolicyError(f"A policy has no {name!r}. {accepted(name, fields)}")
+        if "kinds" in changes:
+            changes["kinds"] = {**dict(self.kinds), **_parsed_kinds(changes["kinds"])}
+        if isinstance(changes.get("scaling"), Mapping):
+            changes["scaling"] = self.scaling.replace(**changes["scaling"])
+        return dataclasses.replace(self, **changes)
+
+    def with_rules(self, *rules: Rule) -> PrecisionPolicy:
+        """The policy with more override rules, asked before those that it has.
+
+        >>> policy = PrecisionPolicy.AUTO_MIXED.with_rules(Rule(precision="f32", scope="head"))
+        >>> [str(rule) for rule in policy.rules]
+        ['scope=head -> f32']
+        """
+        return dataclasses.replace(self, rules=(*rules, *self.rules))
+
+    def validate_for_use(self) -> None:
+        """Refuses what can be written down but not yet, or not here, computed.
+
+        Raises:
+          UnsupportedPrecisionError: scaling of another kind than Compute or of a format that has
+            none, by the table or by a rule, or an f64 output while JAX has no f64.
+
+        >>> PrecisionPolicy.AUTO_MIXED.validate_for_use()
+        """
+        for kind, cast in self.kinds:
+            if cast.is_scaled and not (kind is OpKind.COMPUTE and cast.out_dtype in VALUES):
+                words = ", ".join(sorted(p.short for p in VALUES))
+                raise UnsupportedPrecisionError(
+                    f"{self!r} asks for blocked scaling ({cast}) of {kind.value}, which amp cannot "
+                    f"compute: it scales Compute, as {words}. Give it a plain dtype, 'bf16', as "
+                    "the preset 'fp8_current' does."
+                )
+        for rule in self.rules:
+            if rule.precision in VALUES and not rule.reaches(OpKind.COMPUTE):
+                raise UnsupportedPrecisionError(
+                    f"The rule `{rule}` asks for {rule.precision.short} of what is not Compute, "
+                    "and amp quantizes Compute alone. Give the rule a 16-bit precision: 'bf16'."
+                )
+        scaled = {self.precision_for(OpKind.COMPUTE), *(rule.precision for rule in self.rules)}
+        for precision in set(self._produced()) - (scaled & VALUES):
+            if precision not in _COMPUTABLE:
+                words = sorted(p.short for p in _COMPUTABLE)
+                raise UnsupportedPrecisionError(
+                    f"{self!r} names {precision.short}, which amp cannot compute yet. "
+                    f"{accepted('', words)}"
+                )
+        if self.output_dtype is Precision.F64 and jnp.result_type(float) != np.float64:
+            raise UnsupportedPrecisionError(
+                f"{self!r} asks for f64 outputs, but JAX has no f64 now. Set "
+                "jax.config.update('jax_enable_x64', True), or choose another output_dtype."
+            )
+
+    def to_json(self) -> str:
+        """The policy as JSON, which ``from_json`` reads back to an equal one.
+
+        Raises:
+          PolicyError: a rule has a predicate: a function has no JSON form.
+
+        >>> policy = PrecisionPolicy.AUTO_MIXED_BF16
+        >>> PrecisionPolicy.from_json(policy.to_json()) == policy
+        True
+        """
+        return policy_json.to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> PrecisionPolicy:
+        """Reads what ``to_json`` wrote.
+
+        Args:
+          text: the JSON itself; of a file, ``Path(...).read_text()``.
+
+        Raises:
+          PolicyError: not JSON, another version, or a key or word is not understood.
+        """
+        return policy_json.from_json(cls, text)
+
+    def _produced(self) -> Iterable[Precision]:
+        """Every precision that the policy can produce, most important first."""
+        yield from (cast.out_dtype for _, cast in self.kinds)
+        yield from (rule.precision for rule in self.rules)
+        yield from (p for p in (self.accumulation, self.output_dtype) if p is not None)
+        yield self.allreduce
+
+    def __str__(self) -> str:
+        preset = PRESETS.get(self.name)
+        return self.name if preset in (None, self) else f"{self.name}*"
+
+    def __repr__(self) -> str:
+        casts = ", ".join(f"{kind.name.lower()}={cast}" for kind, cast in self.kinds)
+        extras = [counted(len(self.rules), "rule")] if self.rules else []
+        extras += [f"guards {len(self.guards)} of {len(ALL_GUARDS)}"]
+        return f"<PrecisionPolicy {self}: {casts}; {', '.join(extras)}>"
+
+
+def _refuse_change(policy: PrecisionPolicy, name: str, value: Any = None) -> None:
+    raise ImmutableError(
+        f"A policy is immutable, so its {name!r} cannot be changed. Use policy.replace(...) or "
+        "policy.with_rules(...), which return another policy."
+    )
+
+
+# Not in the class: dataclasses puts its own there, which has no advice and fails beside `slots`.
+PrecisionPolicy.__setattr__ = PrecisionPolicy.__delattr__ = _refuse_change
+
+
+def _parse_text(text: str) -> PrecisionPolicy:
+    name = re.sub(r"[-\s]+", "_", text.strip()).lower()
+    if name in PRESETS:
+        return PRESETS[name]
+    if name in RESOLVED:
+        return RESOLVED[name]()
+    if looks_like_grammar(text):
+        dtypes = parse_grammar(text)
+        return PrecisionPolicy.of_dtypes(dtypes.params, dtypes.compute, dtypes.output)
+    if name.endswith(".json"):
+        raise PolicyError(
+            f"{text!r} is the name of a file. Read it first: "
+            f"PrecisionPolicy.from_json(pathlib.Path({text!r}).read_text())."
+        )
+    raise PolicyError(
+        f"Unknown policy {text!r}. {accepted(name, [*PRESETS, *RESOLVED])} "
+        "jmp's grammar is read too: 'p=f32,c=bf16,o=f32', 'half', 'full' or one dtype."
+    )
+
+
+def _parsed_kinds(kinds: Any) -> dict[OpKind, CastConfig]:
+    try:
+        pairs = dict(kinds).items()
+    except (TypeError, ValueError):
+        raise PolicyError(f"Kinds are a map from OpKind to precision, not {kinds!r}.") from None
+    return {OpKind.parse(kind): _parse_cast(cast) for kind, cast in pairs}
+
+
+def _parse_cast(cast: Any) -> CastConfig:
+    return cast if isinstance(cast, CastConfig) else CastConfig.plain(cast)
+
+
+def _checked_kinds(kinds: Any) -> tuple[tuple[OpKind, CastConfig], ...]:
+    parsed = _parsed_kinds(kinds)
+    missing = [kind.name.lower() for kind in OpKind if kind not in parsed]
+    if missing:
+        raise PolicyError(
+            f"A policy covers all five kinds; {', '.join(missing)} missing. "
+            "PrecisionPolicy.custom fills the others with F32."
+        )
+    return tuple((kind, parsed[kind]) for kind in OpKind)
+
+
+def _checked_rules(rules: Any) -> tuple[Rule, ...]:
+    rules = tuple(rules) if isinstance(rules, Iterable) else (rules,)
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise PolicyError(f"{rule!r} is not a Rule: write Rule(precision='f32', scope='head').")
+    return rules
+
+
+def _optional_precision(word: Any) -> Precision | None:
+    return None if word is None else Precision.parse(word)
+
+
+def _checked_scaling(scaling: Any) -> Scaling:
+    if isinstance(scaling, Scaling):
+        return scaling
+    raise PolicyError(f"The scaling of a policy is a Scaling, not {scaling!r}.")
+
+
+PRESETS: dict[str, PrecisionPolicy] = {}
+"""Policies by their names; ``presets`` enters them."""
+
+RESOLVED: dict[str, Callable[[], PrecisionPolicy]] = {}
+"""Words for policies that depend on the machine, and what finds them; ``auto`` enters its own."""

@@ -1,0 +1,106 @@
+"""Policies as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from jaxamp.core.formats import CastConfig, Precision
+from jaxamp.core.taxonomy import OpKind
+from jaxamp.errors import PolicyError, accepted
+from jaxamp.policy.rules import Rule
+from jaxamp.policy.scaling import Scaling
+
+if TYPE_CHECKING:
+    from jaxamp.policy.policy import PrecisionPolicy
+
+_VERSION = 1
+_PLAIN_KEYS = ("accumulation", "guards", "param_dtype", "output_dtype", "allreduce")
+_KEYS = ("version", "name", "kinds", "rules", "scaling", *_PLAIN_KEYS)
+
+
+def to_json(policy: PrecisionPolicy) -> str:
+    """A policy as JSON."""
+    data = {
+        "version": _VERSION,
+        "name": policy.name,
+        "kinds": {kind.value: _cast_to_data(cast) for kind, cast in policy.kinds},
+        "accumulation": _word(policy.accumulation),
+        "rules": [rule.to_data() for rule in policy.rules],
+        "guards": sorted(guard.value for guard in policy.guards),
+        "param_dtype": _word(policy.param_dtype),
+        "output_dtype": _word(policy.output_dtype),
+        "allreduce": policy.allreduce.short,
+        "scaling": _scaling_to_data(policy.scaling),
+    }
+    return json.dumps(data, indent=2)
+
+
+def from_json(make: Callable[..., PrecisionPolicy], text: str) -> PrecisionPolicy:
+    """What ``make`` makes of the attributes that ``to_json`` wrote."""
+    data = _json_object(text)
+    for key in data:
+        if key not in _KEYS:
+            raise PolicyError(f"A policy's JSON has no {key!r}. {accepted(key, _KEYS)}")
+    try:
+        return make(
+            name=data["name"],
+            kinds=tuple((OpKind.parse(k), _cast_from(cast)) for k, cast in data["kinds"].items()),
+            rules=tuple(Rule(**rule) for rule in data["rules"]),
+            scaling=_scaling_from(data.get("scaling", {})),
+            **{key: data[key] for key in _PLAIN_KEYS},
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PolicyError(
+            f"This JSON is not a policy of jaxamp: {type(error).__name__}: {error}. "
+            "Write it with PrecisionPolicy.to_json()."
+        ) from None
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except (TypeError, ValueError) as error:
+        raise PolicyError(
+            f"This is not JSON text ({error}). To read a file: "
+            "PrecisionPolicy.from_json(Path(...).read_text())."
+        ) from None
+    version = data.get("version") if isinstance(data, dict) else None
+    if version != _VERSION:
+        raise PolicyError(
+            f"JSON of version {version!r} is not understood; this jaxamp reads {_VERSION}."
+        )
+    return data
+
+
+def _word(precision: Precision | None) -> str | None:
+    return None if precision is None else precision.short
+
+
+def _cast_to_data(cast: CastConfig) -> dict[str, Any]:
+    return {
+        "out_dtype": cast.out_dtype.short,
+        "sf_block": cast.sf_block,
+        "round_sf": cast.round_sf,
+    }
+
+
+def _cast_from(data: dict[str, Any]) -> CastConfig:
+    block = data["sf_block"]
+    return CastConfig(data["out_dtype"], block and tuple(block), data["round_sf"])
+
+
+def _scaling_to_data(scaling: Scaling) -> dict[str, Any]:
+    fields = {f.name: getattr(scaling, f.name) for f in dataclasses.fields(scaling)}
+    data = {k: _cast_to_data(v) if isinstance(v, CastConfig) else v for k, v in fields.items()}
+    return data | ({} if scaling.kernel is None else {"kernel": scaling.kernel.to_data()})
+
+
+def _scaling_from(data: dict[str, Any]) -> Scaling:
+    fields: dict[str, Any] = {
+        key: _cast_from(value) if key in ("weight", "gradient") and value else value
+        for key, value in data.items()
+    }
+    return Scaling(**fields)

@@ -1,0 +1,51 @@
+"""How a function is to be rewritten: as it was asked for, and as somebody around it wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import jax
+
+from jaxamp.policy.policy import PrecisionPolicy
+
+
+class Settings(NamedTuple):
+    """How a function is to be rewritten."""
+
+    policy: PrecisionPolicy
+    strict: bool
+    force: bool  # go through planner and rewriter even where the policy changes nothing
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether the function itself is the answer."""
+        return self.policy.is_identity and not self.force
+
+
+_CHANGE: ContextVar[Callable[[PrecisionPolicy], PrecisionPolicy] | None]
+_CHANGE = ContextVar("jaxamp_policy_change", default=None)
+_SEEN_BY_JIT = jax.make_user_context(None)  # what was compiled without the change is of no use
+
+
+@contextmanager
+def overriding(change: Callable[[PrecisionPolicy], PrecisionPolicy]) -> Iterator[None]:
+    """Inside of the block every ``amp`` runs under another policy than it was made with.
+
+    Args:
+      change: gives the policy to use instead of one.
+    """
+    token = _CHANGE.set(change)
+    try:
+        with _SEEN_BY_JIT(object()):  # not the change: what JAX caches lives on
+            yield
+    finally:
+        _CHANGE.reset(token)
+
+
+def in_force(settings: Settings) -> Settings:
+    """The settings, with the policy that is to be used at present."""
+    change = _CHANGE.get()
+    return settings if change is None else settings._replace(policy=change(settings.policy))

@@ -1,0 +1,157 @@
+"""Values while a jaxpr is rewritten, and the casts between their precisions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Any
+
+import jax
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Literal, Var
+from jax.extend.core.primitives import convert_element_type_p
+
+from jaxamp.core import jax_compat
+from jaxamp.core.formats import Precision
+from jaxamp.plan import Forms
+from jaxamp.xla.rounding_barrier import hold
+from jaxamp.xla.unbarriered_sums import unheld
+
+KEPT = "jaxamp_kept"  # what the backward pass of a fused group reads rather than computes again
+
+
+class Environment:
+    """The values of a jaxpr's variables, each with the casts made of it so far."""
+
+    def __init__(self) -> None:
+        self._values: dict[Var, Any] = {}
+        self._casts: dict[tuple[Var, Precision | None], Any] = {}
+        self._copies: dict[tuple[Var, Precision], Any] = {}
+
+    def write(
+        self,
+        variables: Iterable[Var],
+        values: Iterable[Any],
+        precisions: Iterable[Precision | None],
+        held: Iterable[bool],
+        kept: Iterable[bool] | None = None,
+    ) -> None:
+        """Stores values, each in its precision; held there, or kept, where that is asked for."""
+        kept = repeat(False) if kept is None else kept
+        columns = zip(variables, values, precisions, held, kept, strict=False)
+        for var, value, precision, is_held, keep in columns:
+            if not isinstance(var, jax_compat.DropVar):
+                stored = cast(value, precision)
+                stored = hold(stored) if is_held else stored
+                self._values[var] = checkpoint_name(stored, KEPT) if keep else stored
+
+    def take(self, forms: Forms, values: Iterable[Any]) -> None:
+        """Stores values that come in the forms in which they are read."""
+        for (var, form), value in zip(forms, values, strict=True):
+            if form.precision is None:
+                self._values[var] = value
+            elif form.held:
+                self._copies[var, form.precision] = value
+            else:
+                self._casts[var, form.precision] = value
+
+    def give(self, forms: Forms) -> list[Any]:
+        """Values in the forms in which they are read."""
+        return [
+            self._copy(var, form.precision)
+            if form.held and form.precision
+            else self.read(var, form.precision)
+            for var, form in forms
+        ]
+
+    def enter(self, variables: Iterable[Var], values: Iterable[Any]) -> None:
+        """Stores the inputs of a jaxpr as they arrive."""
+        self._values.update(zip(variables, values, strict=True))
+
+    def enter_rounded(self, variables: Iterable[Var], roundings: Iterable[Any]) -> None:
+        """Stores roundings of values, which were made with them."""
+        for var, value in zip(variables, roundings, strict=False):
+            self._casts[var, Precision.parse(value.dtype)] = value
+
+    def read(
+        self,
+        atom: Any,
+        precision: Precision | None,
+        fresh: bool = False,
+        copy: Precision | None = None,
+    ) -> Any:
+        """A value in a precision.
+
+        Args:
+          atom: what to read.
+          precision: what to read it in; ``None`` as it is.
+          fresh: whether the cast must not be shared with other readers.
+          copy: precision of the stored copy to read, if it is not the value itself.
+        """
+        if isinstance(atom, Literal):
+            return _cast_literal(atom, precision)
+        if copy is not None and (copy is not precision or (atom, copy) in self._copies):
+            return cast(self._copy(atom, copy), precision)
+        key = atom, precision
+        if not fresh and key in self._casts:
+            return self._casts[key]
+        value = self._values[atom]
+        if precision is None or _has(value, precision):
+            return value
+        if fresh:
+            return cast(value, precision)
+        self._casts[key] = cast(value, precision)
+        return self._casts[key]
+
+    def read_unheld(self, atom: Any, precision: Precision) -> Any:
+        """A value in a precision, to be summed."""
+        is_held = not isinstance(atom, Literal) and not _has(self._values[atom], precision)
+        value = self.read(atom, precision)
+        return unheld(value) if is_held else value
+
+    def _copy(self, var: Var, precision: Precision) -> Any:
+        if (var, precision) not in self._copies:
+            self._copies[var, precision] = hold(self.read(var, precision))
+        return self._copies[var, precision]
+
+    def read_results(
+        self, atoms: Sequence[Any], precisions: Sequence[Precision | None]
+    ) -> list[Any]:
+        """The results of a jaxpr, with the weak types that it declares."""
+        return [
+            _as_declared(self.read(a, p), a.aval, p) for a, p in zip(atoms, precisions, strict=True)
+        ]
+
+
+def cast(value: Any, precision: Precision | None) -> Any:
+    """The value in a precision; ``None`` and the precision that it has leave it as it is."""
+    if precision is None or _has(value, precision):
+        return value
+    return _convert(value, precision.dtype, weak_type=False)
+
+
+def _has(value: Any, precision: Precision) -> bool:
+    return value.dtype == precision.dtype if hasattr(value, "dtype") else precision is Precision.F32
+
+
+def _convert(value: Any, dtype: np.dtype, *, weak_type: bool) -> Any:
+    return convert_element_type_p.bind(value, new_dtype=dtype, weak_type=weak_type, sharding=None)
+
+
+def _cast_literal(literal: Any, precision: Precision | None) -> Any:
+    value = jax_compat.literal_value(literal)
+    if precision is None or literal.aval.dtype == precision.dtype:
+        return value
+    with np.errstate(over="ignore"):  # as JAX does; a policy's guards keep such literals in f32
+        return np.asarray(value, precision.dtype)
+
+
+def _as_declared(value: Any, aval: Any, precision: Precision | None) -> Any:
+    """Restores a weak type that a cast has lost."""
+    declared = getattr(aval, "weak_type", False)
+    if precision is None or precision.dtype != aval.dtype:
+        return value
+    if jax.typeof(value).weak_type == declared:
+        return value
+    return _convert(value, aval.dtype, weak_type=declared)

@@ -1,0 +1,68 @@
+"""Taylor mode: what ``jax.experimental.jet`` asks of the primitives in rewritten programs.
+
+A series is a list of terms, the first of which belongs to order one. What is linear is applied to
+each; of a product, the terms of order n are sums of products whose orders add up to n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.experimental import jet
+
+from jaxamp.core import jax_compat
+from jaxamp.rewrite.primitives.accumulate import accumulate_p, parted
+from jaxamp.rewrite.primitives.quantized_dot import quantized_dot_p
+from jaxamp.xla.label_gather import pick_p
+from jaxamp.xla.rounded_cotangent import echo_p
+from jaxamp.xla.rounding_barrier import held_p
+
+Series = Sequence[Any]
+
+
+def _product(
+    multiply: Callable[[Any, Any], Any], primals: Series, series: Sequence[Series]
+) -> tuple[Any, list[Any]]:
+    """The product of the first two, and its terms."""
+    lhs, rhs = ([value, *terms] for value, terms in zip(primals[:2], series[:2], strict=True))
+    orders = range(len(lhs))
+    sums = ([multiply(lhs[k], rhs[n - k]) for k in range(n + 1)] for n in orders)
+    out, *terms = (sum(products[1:], products[0]) for products in sums)
+    return out, terms
+
+
+def _accumulated(primals: Series, series: Sequence[Series], *, rounded: Any, **params: Any) -> Any:
+    (_, _, *others), _ = parted(primals, rounded)
+
+    def multiply(x: Any, y: Any) -> Any:
+        return accumulate_p.bind(x, y, *others, rounded=(), **params)
+
+    return _product(multiply, primals, series)
+
+
+def _quantized(primals: Series, series: Sequence[Series], **params: Any) -> Any:
+    return _product(lambda x, y: quantized_dot_p.bind(x, y, **params), primals, series)
+
+
+def _added(primals: Series, series: Sequence[Series], **params: Any) -> Any:
+    terms = [echo_p.bind(x, y, **params) for x, y in zip(*series, strict=True)]
+    return echo_p.bind(*primals, **params), terms
+
+
+def _picked(primals: Series, series: Sequence[Series], **params: Any) -> Any:
+    table, indices = primals
+    terms = [pick_p.bind(term, indices, **params) for term in series[0]]
+    return pick_p.bind(table, indices, **params), terms
+
+
+def _held(primals: Series, series: Sequence[Series]) -> Any:
+    return held_p.bind(*primals), [held_p.bind(term) for term in series[0]]
+
+
+jet.jet_rules[accumulate_p] = _accumulated
+jet.jet_rules[quantized_dot_p] = _quantized
+jet.jet_rules[echo_p] = _added
+jet.jet_rules[pick_p] = _picked
+jet.jet_rules[held_p] = _held
+jax_compat.complete_jet()

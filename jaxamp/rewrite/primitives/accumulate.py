@@ -1,0 +1,232 @@
+"""A contraction of narrow operands whose results and cotangents may be f32 accumulators.
+
+A primitive of its own, for three reasons. An operand that is the rounding of a float32 parameter
+may come with that parameter: the cotangent then goes there, and is what the backward contraction
+accumulates, rather than its rounding. So it is f32 before it meets others, be they of other uses or
+of other devices.
+
+With ``preferred_element_type`` alone, the transpose of a contraction with a float32 result would
+multiply an f32 cotangent with a narrow operand, which no matrix unit does; here the cotangent is
+rounded to the narrow format first, at every order of differentiation.
+
+And not every backend has every kernel with a float32 result. XLA's CPU backend lacks some dots:
+there the operands are widened first, which gives the same numbers. GPUs have no such convolutions:
+there the result is rounded, and widened after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr, Primitive
+from jax.extend.core.primitives import conv_general_dilated_p
+from jax.interpreters import ad, batching, mlir
+
+from jaxamp.core import jax_compat
+from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.jaxprs.replay import instead_of, replay
+
+F32 = np.dtype(np.float32)
+Params = tuple[tuple[str, Any], ...]
+_NONE: Mapping[int, Any] = MappingProxyType({})
+
+accumulate_p = Primitive("accumulate")
+register_op_kind(accumulate_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
+
+
+def accumulate(
+    contraction: Primitive,
+    operands: Sequence[Any],
+    params: dict[str, Any],
+    narrow: Any,
+    dtype: Any = F32,
+    origins: Mapping[int, Any] = _NONE,
+) -> Any:
+    """Contracts operands in a narrow dtype.
+
+    Args:
+      contraction: a dot or convolution primitive.
+      operands: its operands; the first two are floats, narrow or rounded here.
+      params: its parameters, but for ``preferred_element_type``.
+      narrow: the dtype in which operands and cotangents are multiplied.
+      dtype: of the result: float32, or narrow for one rounding of the accumulator.
+      origins: by index of an operand, the float32 array that it is the rounding of. What is
+        differentiated is that array.
+
+    Returns:
+      The result. Its cotangent is rounded to the narrow dtype; what is contracted of it has the
+      dtype of the array that it is the cotangent of.
+    """
+    others = {k: v for k, v in params.items() if k != "preferred_element_type"}
+    return accumulate_p.bind(
+        *operands,
+        *origins.values(),
+        contraction=contraction,
+        params=tuple(others.items()),
+        narrow=np.dtype(narrow),
+        dtype=np.dtype(dtype),
+        rounded=tuple(origins),
+    )
+
+
+def original(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
+    """The contraction that an ``accumulate`` equation stands for, and its parameters."""
+    preferred = {"preferred_element_type": params["dtype"]}
+    return params["contraction"], {**dict(params["params"]), **preferred}
+
+
+def parted(values: Sequence[Any], rounded: Sequence[int]) -> tuple[list[Any], dict[int, Any]]:
+    """Operands, and by index the origins that come after them."""
+    count = len(values) - len(rounded)
+    return list(values[:count]), dict(zip(rounded, values[count:], strict=True))
+
+
+def _alike(avals: Sequence[Any], narrow: np.dtype) -> list[Any]:
+    """Types of operands, the two floats narrow."""
+    floats = [aval.update(dtype=narrow, weak_type=False) for aval in avals[:2]]
+    return [*floats, *avals[2:]]
+
+
+@lru_cache(maxsize=1024)  # JAX asks again and again when it linearizes
+def _type(
+    *avals: Any, contraction: Primitive, params: Params, narrow: Any, dtype: Any, rounded: Any
+) -> Any:
+    operands = _alike(parted(avals, rounded)[0], narrow)
+    return contraction.abstract_eval(*operands, **dict(params), preferred_element_type=dtype)[0]
+
+
+def _direct(
+    *values: Any, contraction: Primitive, params: Params, narrow: Any, dtype: Any, rounded: Any
+) -> Any:
+    (lhs, rhs, *others), _ = parted(values, rounded)
+    operands = [lax.convert_element_type(x, narrow) for x in (lhs, rhs)]
+    return contraction.bind(*operands, *others, **dict(params), preferred_element_type=dtype)
+
+
+def _on_cpu(*values: Any, narrow: Any, dtype: Any, rounded: Any, **params: Any) -> Any:
+    (lhs, rhs, *others), _ = parted(values, rounded)
+    if dtype == F32:
+        lhs, rhs = (lax.convert_element_type(x, narrow) for x in (lhs, rhs))
+        narrow = F32
+    return _direct(lhs, rhs, *others, narrow=narrow, dtype=dtype, rounded=(), **params)
+
+
+def _on_gpu(*values: Any, contraction: Primitive, narrow: Any, dtype: Any, **params: Any) -> Any:
+    given = narrow if contraction is conv_general_dilated_p else dtype
+    result = _direct(*values, contraction=contraction, narrow=narrow, dtype=given, **params)
+    return lax.convert_element_type(result, dtype)
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, rounded: Any, **params: Any
+) -> tuple[Any, Any]:
+    """Bilinear: a term for each of the two operands that has a tangent."""
+    out = accumulate_p.bind(*primals, rounded=rounded, **params)
+    operands, _ = parted(primals, rounded)
+    direct, origins = parted(tangents, rounded)
+    terms = []
+    for index in range(2):
+        tangent = origins.get(index, direct[index])
+        if not isinstance(tangent, ad.Zero):
+            replaced = [tangent if i == index else x for i, x in enumerate(operands)]
+            terms.append(accumulate_p.bind(*replaced, rounded=(), **params))
+    return out, sum(terms[1:], terms[0]) if terms else jax_compat.symbolic_zero_like(out)
+
+
+def _transpose(
+    cotangent: Any,
+    *values: Any,
+    contraction: Primitive,
+    params: Params,
+    narrow: Any,
+    dtype: Any,
+    rounded: Any,
+) -> list[Any]:
+    """What JAX makes of the contraction, with the primitive put back."""
+    operands, _ = parted(values, rounded)
+    index = 0 if ad.is_undefined_primal(operands[0]) else 1
+    aval = operands[index].aval
+    known = [x for i, x in enumerate(operands) if i != index]
+    known = [lax.convert_element_type(cotangent, narrow), *known]
+    types = tuple(jax.typeof(x).update(weak_type=False) for x in known)
+    closed = _transposed(index, aval, types, contraction, params, narrow)
+
+    def instead(operands: Sequence[Any], others: dict[str, Any]) -> Any:
+        return accumulate(contraction, operands, others, narrow, aval.dtype)
+
+    (back,) = replay(closed, known, instead_of(contraction, instead))
+    return [back if i == index else None for i in range(len(values))]
+
+
+@lru_cache(maxsize=1024)
+def _transposed(
+    index: int,
+    aval: Any,
+    avals: tuple[Any, ...],
+    contraction: Primitive,
+    params: Params,
+    narrow: np.dtype,
+) -> ClosedJaxpr:
+    """The transpose in one operand, as JAX has it for operands of one dtype."""
+    (linear,) = _alike([aval], narrow)
+    rule = ad.primitive_transposes[contraction]
+
+    def transpose(cotangent: Any, *known: Any) -> Any:
+        operands = list(known)
+        operands.insert(index, ad.UndefinedPrimal(linear))
+        return rule(cotangent, *operands, **dict(params), preferred_element_type=narrow)[index]
+
+    return jax.make_jaxpr(transpose)(*_alike(avals, narrow))
+
+
+def _batch(
+    values: Sequence[Any],
+    axes: Sequence[Any],
+    *,
+    contraction: Primitive,
+    params: Params,
+    narrow: Any,
+    dtype: Any,
+    rounded: Any,
+) -> tuple[Any, int]:
+    """What JAX makes of the contraction under vmap, with the primitive put back.
+
+    An origin stays beside its rounding where neither is batched, and takes its place elsewhere.
+    """
+    operands, origins = parted(values, rounded)
+    dims, origin_dims = parted(axes, rounded)
+    for index, origin in list(origins.items()):
+        if dims[index] is not None or origin_dims[index] is not None:
+            operands[index], dims[index] = origin, origin_dims[index]
+            del origins[index]
+
+    def contract(*xs: Any) -> Any:
+        return contraction.bind(*xs, **dict(params), preferred_element_type=narrow)
+
+    def instead(inputs: Sequence[Any], others: dict[str, Any]) -> Any:
+        kept = {i: origin for i, origin in origins.items() if inputs[i] is operands[i]}
+        assert kept.keys() == origins.keys(), "vmap has moved an operand that is not batched"
+        return accumulate(contraction, inputs, others, narrow, dtype, kept)
+
+    avals = _alike([jax.typeof(x) for x in operands], narrow)
+    closed = jax.make_jaxpr(jax.vmap(contract, in_axes=tuple(dims)))(*avals)
+    return replay(closed, operands, instead_of(contraction, instead))[0], 0
+
+
+accumulate_p.def_impl(_on_cpu)
+accumulate_p.def_abstract_eval(_type)
+ad.primitive_jvps[accumulate_p] = _jvp
+ad.primitive_transposes[accumulate_p] = _transpose
+batching.primitive_batchers[accumulate_p] = _batch
+jax_compat.check_nans(accumulate_p, lambda params: params["contraction"].name)
+mlir.register_lowering(accumulate_p, mlir.lower_fun(_direct, multiple_results=False))
+for platform, lowered in {"cpu": _on_cpu, "cuda": _on_gpu, "rocm": _on_gpu}.items():
+    mlir.register_lowering(
+        accumulate_p, mlir.lower_fun(lowered, multiple_results=False), platform=platform
+    )

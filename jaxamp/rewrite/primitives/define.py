@@ -1,0 +1,29 @@
+"""What JAX asks of a primitive, said at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+
+
+def define(primitive: Primitive, direct: Any, typed: Any, jvp: Any, batch: Any) -> None:
+    """Defines a primitive by functions on arrays, for every backend.
+
+    Args:
+      primitive: what is defined. To the planner it is opaque.
+      direct: computes it, from other primitives.
+      typed: its abstract evaluation.
+      jvp: its rule for tangents.
+      batch: its rule for vmap.
+    """
+    params = {"multiple_results": primitive.multiple_results}
+    primitive.def_impl(direct)
+    primitive.def_abstract_eval(typed)
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = batch
+    mlir.register_lowering(primitive, mlir.lower_fun(direct, **params))
+    register_op_kind(primitive, OpKind.BOUNDARY, trait=Trait.OPAQUE)

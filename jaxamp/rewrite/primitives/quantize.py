@@ -1,0 +1,62 @@
+"""``lowp.quantize`` as a primitive: one equation, which is not differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+
+from jaxamp import lowp
+from jaxamp.core.formats import CastConfig
+from jaxamp.errors import RewriteError
+from jaxamp.lowp import ScaledArray
+from jaxamp.rewrite.primitives.define import define
+
+quantize_p = Primitive("quantize")
+quantize_p.multiple_results = True
+
+
+def quantize(x: Any, cast: CastConfig) -> ScaledArray:
+    """``lowp.quantize`` as one equation.
+
+    Under vmap the batch is one tensor: where a tensor has one scale, the whole batch shares it.
+    """
+    return jax.tree.unflatten(_structure(jax.typeof(x), cast)[1], quantize_p.bind(x, cast=cast))
+
+
+@lru_cache(maxsize=1024)
+def _structure(aval: Any, cast: CastConfig) -> tuple[Any, Any]:
+    """Types and tree of a quantized array."""
+    made = jax.make_jaxpr(lambda x: lowp.quantize(x, cast), return_shape=True)(aval)
+    return made[0].out_avals, jax.tree.structure(made[1])
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise RewriteError(
+        "The backward pass of a scaled dot rounds what it reads, and rounding has no derivative: "
+        "such a dot is differentiated once. For higher derivatives keep backward products in bf16: "
+        "policy.replace(scaling={'backward': False}).",
+        primitive="quantize",
+    )
+
+
+def _batch_quantize(
+    operands: Sequence[Any], axes: Sequence[Any], *, cast: CastConfig
+) -> tuple[Sequence[Any], Sequence[Any]]:
+    leaves = quantize_p.bind(jnp.moveaxis(operands[0], axes[0], 0), cast=cast)
+    return leaves, [0 if leaf.ndim else None for leaf in leaves]
+
+
+def _leaves(x: Any, *, cast: CastConfig) -> Sequence[Any]:
+    return jax.tree.leaves(lowp.quantize(x, cast))
+
+
+def _quantize_type(x: Any, *, cast: CastConfig) -> Any:
+    return _structure(x, cast)[0]
+
+
+define(quantize_p, _leaves, _quantize_type, _refuse, _batch_quantize)

@@ -1,0 +1,147 @@
+"""A dot of operands that are quantized on their way in, as a primitive with its own derivative.
+
+Matrices are in one form throughout: ``lhs`` is ``(*batch, M, K)``, ``rhs`` is ``(*batch, N, K)``,
+the result ``(*batch, M, N)``. What is quantized lies along the axis that is summed over, so that
+blocks do.
+
+The derivative treats rounding as the identity. Each operand's tangent meets the other operand,
+quantized along the axis that the *transposed* product sums over: that is what the backward pass
+keeps. There the cotangent is quantized too. A policy may have backward products in bf16 instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import Primitive
+from jax.extend.core.primitives import dot_general_p
+from jax.interpreters import ad
+
+from jaxamp.core import jax_compat
+from jaxamp.lowp import ScaledArray
+from jaxamp.plan import Scaled
+from jaxamp.rewrite.primitives.define import define
+from jaxamp.rewrite.primitives.matrices import (
+    as_matrices,
+    batch_first,
+    rows_apart,
+    rows_together,
+    swap,
+)
+from jaxamp.rewrite.primitives.quantize import quantize
+from jaxamp.rewrite.primitives.quantized_linear import quantized_linear
+from jaxamp.rewrite.primitives.quantized_product import dot, product
+
+quantized_dot_p = Primitive("quantized_dot")
+
+SCOPE = "jaxamp_scaled"  # the name around all that becomes of a quantized dot
+
+
+def quantized_dot(lhs: Any, rhs: Any, how: Scaled, dimension_numbers: Any, dtype: Any) -> jax.Array:
+    """``lax.dot_general`` with quantized operands.
+
+    Args:
+      lhs: narrow floats.
+      rhs: of the same dtype.
+      how: the casts of both operands, and of cotangents.
+      dimension_numbers: of the ``dot_general``.
+      dtype: of the result.
+    """
+    (lhs_sum, rhs_sum), (lhs_batch, rhs_batch) = dimension_numbers
+    with jax.named_scope(SCOPE):
+        left, left_free = as_matrices(lhs, lhs_sum, lhs_batch)
+        right, right_free = as_matrices(rhs, rhs_sum, rhs_batch)
+        batch = tuple(lhs.shape[axis] for axis in lhs_batch)
+        out = quantized_dot_p.bind(left, right, how=how, dtype=dtype)
+        return lax.reshape(out, (*batch, *left_free, *right_free))
+
+
+def _quantized(lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -> jax.Array:
+    left, right = map(quantize, (lhs, rhs), how.casts)
+    return product(left, right, dtype, how.kernel)
+
+
+def _type(lhs: Any, rhs: Any, *, dtype: Any, **_: Any) -> Any:
+    batch = tuple(range(lhs.ndim - 2))
+    axes = ((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch)
+    return dot_general_p.abstract_eval(
+        lhs,
+        rhs,
+        dimension_numbers=axes,
+        precision=None,
+        preferred_element_type=dtype,
+        out_sharding=None,
+    )[0]
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, how: Scaled, dtype: Any
+) -> tuple[Any, Any]:
+    lhs, rhs = primals
+    if how.gradient is None:
+        out = quantized_dot_p.bind(lhs, rhs, how=how, dtype=dtype)
+
+        def left(tangent: Any) -> Any:
+            return dot(tangent, rhs, dtype)
+
+        def right(tangent: Any) -> Any:
+            return dot(lhs, tangent, dtype)
+
+    else:
+        narrow_lhs, narrow_rhs = map(quantize, primals, how.casts)
+        out = product(narrow_lhs, narrow_rhs, dtype, how.kernel)
+        linear = partial(quantized_linear, how=how, dtype=dtype)
+
+        def left(tangent: Any) -> Any:
+            return linear(tangent, _turned(rhs, narrow_rhs))
+
+        def right(tangent: Any) -> Any:
+            return swap(linear(tangent, _turned(lhs, narrow_lhs)))
+
+    pairs = zip((left, right), tangents, strict=True)
+    terms = [term(tangent) for term, tangent in pairs if not isinstance(tangent, ad.Zero)]
+    return out, sum(terms[1:], terms[0]) if terms else jax_compat.symbolic_zero_like(out)
+
+
+def _transpose(cotangent: Any, lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -> Sequence[Any]:
+    """Of the dot as a function of one operand."""
+    is_left = ad.is_undefined_primal(lhs)
+    known, cast, aval = (rhs, how.casts[1], lhs.aval) if is_left else (lhs, how.casts[0], rhs.aval)
+    ct = cotangent if is_left else swap(cotangent)
+    if how.gradient is None:
+        back = dot(ct.astype(known.dtype), swap(known), aval.dtype)
+    else:
+        turned = _turned(known, quantize(known, cast))
+        back = product(quantize(ct, how.gradient), turned, aval.dtype, how.kernel)
+    return [back, None] if is_left else [None, back]
+
+
+def _turned(x: Any, narrow: ScaledArray) -> ScaledArray:
+    """The transposed matrix, quantized along its new last axis."""
+    cast = narrow.cast
+    if cast.sf_block is None:
+        return replace(narrow, values=swap(narrow.values))
+    if cast.sf_block[0] == cast.sf_block[1] and not isinstance(narrow.scale, ScaledArray):
+        return replace(narrow, values=swap(narrow.values), scale=swap(narrow.scale))
+    return quantize(swap(x), cast)
+
+
+def _batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[jax.Array, int]:
+    """Where one operand is shared by the batch, the other's rows are put below each other."""
+    lhs, rhs = map(batch_first, operands, axes)
+    if axes[0] is not None and axes[1] is not None:
+        return quantized_dot_p.bind(lhs, rhs, **params), 0
+    if axes[1] is None:
+        return rows_apart(quantized_dot_p.bind(rows_together(lhs), rhs, **params), lhs.shape[0]), 0
+    out = swap(quantized_dot_p.bind(lhs, rows_together(rhs), **params))
+    return swap(rows_apart(out, rhs.shape[0])), 0
+
+
+define(quantized_dot_p, _quantized, _type, _jvp, _batch)
+ad.primitive_transposes[quantized_dot_p] = _transpose
+jax_compat.check_nans(quantized_dot_p, lambda params: dot_general_p.name)

@@ -1,0 +1,82 @@
+"""A product of an array with a quantized one, linear in the array, as a primitive.
+
+It is the tangent of a ``quantized_dot``, computed in bf16. Its transpose quantizes the cotangent
+and multiplies that with the quantized operand, which is what the backward pass keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.extend.core.primitives import dot_general_p
+from jax.interpreters import ad
+
+from jaxamp.core import jax_compat
+from jaxamp.lowp import ScaledArray, dequantize
+from jaxamp.plan import Scaled
+from jaxamp.rewrite.primitives.define import define
+from jaxamp.rewrite.primitives.matrices import batch_first, rows_apart, rows_together, swap
+from jaxamp.rewrite.primitives.quantize import quantize
+from jaxamp.rewrite.primitives.quantized_product import BF16, dot, product
+
+quantized_linear_p = Primitive("quantized_linear")
+
+
+def quantized_linear(tangent: Any, known: ScaledArray, how: Scaled, dtype: Any) -> jax.Array:
+    """``tangent @ known``, whose transpose multiplies quantized cotangents with ``known``."""
+    leaves, tree = jax.tree.flatten(known)
+    return quantized_linear_p.bind(tangent, *leaves, tree=tree, how=how, dtype=dtype)
+
+
+def _direct(tangent: Any, *leaves: Any, tree: Any, dtype: Any, **_: Any) -> jax.Array:
+    known = dequantize(jax.tree.unflatten(tree, leaves), BF16)
+    return dot(tangent.astype(BF16), swap(known), dtype)
+
+
+def _type(tangent: Any, values: Any, *scales: Any, dtype: Any, **_: Any) -> Any:
+    """Of a dot with the known values transposed; only their shape counts."""
+    batch = tuple(range(tangent.ndim - 2))
+    return dot_general_p.abstract_eval(
+        tangent,
+        values.update(dtype=tangent.dtype),
+        dimension_numbers=(((tangent.ndim - 1,), (values.ndim - 2,)), (batch, batch)),
+        precision=None,
+        preferred_element_type=dtype,
+        out_sharding=None,
+    )[0]
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+    """Linear in the tangent; what is quantized has no derivative."""
+    out = quantized_linear_p.bind(*primals, **params)
+    if isinstance(tangents[0], ad.Zero):
+        return out, jax_compat.symbolic_zero_like(out)
+    return out, quantized_linear_p.bind(tangents[0], *primals[1:], **params)
+
+
+def _transpose(
+    cotangent: Any, tangent: Any, *leaves: Any, tree: Any, how: Scaled, **_: Any
+) -> Sequence[Any]:
+    """Of the product as a function of the array; what is quantized has no cotangent."""
+    known = jax.tree.unflatten(tree, leaves)
+    assert how.gradient is not None
+    back = product(quantize(cotangent, how.gradient), known, tangent.aval.dtype, how.kernel)
+    return [back, *[None] * len(leaves)]
+
+
+def _batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[jax.Array, int]:
+    tangent, *leaves = map(batch_first, operands, axes)
+    if all(axis is None for axis in axes[1:]):
+        out = quantized_linear_p.bind(rows_together(tangent), *leaves, **params)
+        return rows_apart(out, tangent.shape[0]), 0
+    if axes[0] is None:
+        tangent = jnp.broadcast_to(tangent, (leaves[0].shape[0], *tangent.shape))
+    return quantized_linear_p.bind(tangent, *leaves, **params), 0
+
+
+define(quantized_linear_p, _direct, _type, _jvp, _batch)
+ad.primitive_transposes[quantized_linear_p] = _transpose

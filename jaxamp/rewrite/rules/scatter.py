@@ -1,0 +1,40 @@
+"""Scatters, whose update function is a jaxpr typed like their operands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.core import eval_jaxpr
+from jax.extend.core import JaxprEqn
+
+from jaxamp.core import jax_compat
+from jaxamp.plan import Decision
+from jaxamp.rewrite.registry import Context, rewrites
+from jaxamp.xla.label_gather import is_spread, spread
+
+
+@rewrites("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min")
+def scatter(
+    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """Retypes the update function; with none at all, a scatter would be another operation.
+
+    What puts one number in each row of zeros need not scatter.
+    """
+    target, indices, numbers = operands
+    if decision.picks and is_spread(target, indices, eqn.params):
+        (axis,) = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+        return [spread(numbers, indices, target.shape, axis)]
+    update = eqn.params["update_jaxpr"]
+    dtype = target.dtype
+    if update is None or update.invars[0].aval.dtype == dtype:
+        return jax_compat.bind(eqn, operands)
+
+    def body(*args: Any) -> list[Any]:
+        return eval_jaxpr(update, eqn.params["update_consts"], *args)
+
+    avals = [v.aval.update(dtype=dtype, weak_type=False) for v in update.invars]
+    retyped = jax_compat.trace_to_jaxpr(body, avals, update.debug_info)
+    consts = tuple(retyped.consts)  # parameters are hashed
+    return jax_compat.bind(eqn, operands, update_jaxpr=retyped.jaxpr, update_consts=consts)

@@ -1,0 +1,258 @@
+"""The commands: their options, and what each asks."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxamp.compiled.environments import ENVIRONMENTS
+from jaxamp.compiled.targets import TARGETS
+from jaxamp.errors import InspectionError
+from jaxamp.inspect.diff import diff
+from jaxamp.inspect.explain import explain
+from jaxamp.inspect.report import HERE, report
+from jaxamp.numerics.probe import probe
+from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.run.amp import DEFAULT_POLICY, under
+from jaxamp.tools.cli.load import load, load_policy
+from jaxamp.tools.cli.specs import read_args, with_values
+from jaxamp.tools.estimate import estimate
+from jaxamp.tools.tune import tune
+from jaxamp.tools.tune.tune import MOST_RUNS
+
+TO_TERMINAL = "-"
+PROGRAM = """\
+A program is package.module:function or path/to/file.py:function. Arguments are shapes (f32[8,128],
+i32[4]), numbers, quoted texts, key, lists, tuples and dicts of these, name=... for keywords, or one
+package.module:function that builds them: a tuple that it returns is all the arguments. Where
+numbers are needed, shapes get normal floats and zeros for everything else.
+
+exit status: 0 all is well, 1 the program or the question failed, 2 the command is not understood
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a command is about.
+
+    Attributes:
+      fn: the program.
+      policy: what to apply.
+      args: its positional arguments, with shapes for arrays.
+      kwargs: its keyword arguments.
+      others: more policies, where they are compared.
+    """
+
+    fn: Callable[..., Any]
+    policy: PrecisionPolicy
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    others: tuple[PrecisionPolicy, ...] = ()
+
+    @classmethod
+    def read(cls, options: argparse.Namespace) -> Request:
+        """Reads what was typed."""
+        chosen = None if options.policy is None else load_policy(options.policy)
+        others = tuple(map(load_policy, options.others))
+        args, kwargs = read_args(options.args)
+        fn, policy = under(load(options.program), chosen)
+        _check_call(fn, args, kwargs)
+        if options.grad:
+            fn = jax.value_and_grad(fn, has_aux=options.aux)
+        return cls(fn, policy, args, kwargs, others)
+
+
+def _check_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuses, before any work, arguments that the program does not take."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return  # what is written in C may have none
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(fn, "__name__", type(fn).__name__)
+        raise InspectionError(
+            f"{name}{signature}: {error}. Give its arguments with --args, one for each: "
+            "--args 'f32[8,128]' rate=0.1"
+        ) from None
+
+
+class Parser(argparse.ArgumentParser):
+    """Keeps the line breaks of its descriptions."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+
+def _add(commands: Any, name: str, ask: Callable[..., Any], about: str, example: str) -> Parser:
+    """A command with the options that all have."""
+    text = f"{about}\n\nexample:\n  python -m jaxamp {name} {example}\n\n{PROGRAM}"
+    command = commands.add_parser(name, help=about.splitlines()[0], description=text)
+    command.add_argument("program", help="package.module:function or path/to/file.py:function")
+    command.add_argument("--args", nargs="+", default=[], metavar="SPEC", help="its arguments")
+    command.add_argument(
+        "--policy",
+        help="a preset, jmp's grammar or a .json file (default: that of a program that has one, "
+        f"else {DEFAULT_POLICY})",
+    )
+    command.add_argument(
+        "--grad", action="store_true", help="the gradient by the first argument, with the value"
+    )
+    command.add_argument(
+        "--aux", action="store_true", help="with --grad: the program also returns other things"
+    )
+    command.add_argument(
+        "--json",
+        nargs="?",
+        const=TO_TERMINAL,
+        metavar="FILE",
+        help="JSON instead, into a file if one is named",
+    )
+    command.add_argument("--html", metavar="FILE", help="one page that needs no network")
+    command.add_argument("--traceback", action="store_true", help="show where the program failed")
+    command.set_defaults(ask=ask, others=[])
+    return command
+
+
+def _add_report(commands: Any) -> None:
+    about = "What runs in which precision, what it costs and saves, and why"
+    example = "train.py:loss --grad --args 'f32[8,16]' 'f32[4,8]' --html report.html"
+    command = _add(commands, "report", _report, about, example)
+    command.add_argument(
+        "--target",
+        choices=(HERE, *TARGETS),
+        help="compile it there, and look for the FP8 products that it claims",
+    )
+
+
+def _report(request: Request, options: argparse.Namespace) -> Any:
+    asked = report(request.fn, request.policy, target=options.target)
+    return asked(*request.args, **request.kwargs)
+
+
+def _add_explain(commands: Any) -> None:
+    about = "The program's own source, annotated line by line"
+    example = "train.py:loss --args 'f32[8,16]' 'f32[4,8]' --where decoder/attention"
+    command = _add(commands, "explain", _explain, about, example)
+    command.add_argument("--where", default="", metavar="SCOPE", help="only what is inside")
+
+
+def _explain(request: Request, options: argparse.Namespace) -> Any:
+    asked = explain(request.fn, request.policy, where=options.where)
+    return asked(*request.args, **request.kwargs)
+
+
+def _add_diff(commands: Any) -> None:
+    about = "How two policies differ on a program"
+    example = "train.py:loss --args 'f32[8,16]' --policy auto_mixed_bf16 --with auto_mixed"
+    command = _add(commands, "diff", _diff, about, example)
+    command.add_argument(
+        "--with", dest="others", nargs=1, required=True, metavar="POLICY", help="the other"
+    )
+
+
+def _diff(request: Request, options: argparse.Namespace) -> Any:
+    return diff(request.policy, *request.others)(request.fn)(*request.args, **request.kwargs)
+
+
+def _add_probe(commands: Any) -> None:
+    about = "What a policy does to the numbers: errors, overflow, the first that is not finite"
+    example = "train.py:loss --grad --args train.py:inputs --policy auto_mixed"
+    _add(commands, "probe", _probe, about, example)
+
+
+def _probe(request: Request, options: argparse.Namespace) -> Any:
+    args, kwargs = with_values((request.args, request.kwargs))
+    return probe(request.fn, request.policy)(*args, **kwargs)
+
+
+def _add_tune(commands: Any) -> None:
+    about = "The cheapest policy that keeps an error within a budget"
+    example = (
+        "train.py:loss --args train.py:inputs --budget 1e-3 --save mine.json\n"
+        "  python -m jaxamp report train.py:loss --args train.py:inputs --policy mine.json"
+    )
+    command = _add(commands, "tune", _tune, about, example)
+    command.add_argument(
+        "--budget", type=float, default=1e-2, help="the largest error (default: 0.01)"
+    )
+    command.add_argument(
+        "--error",
+        choices=("output", "gradient"),
+        default="output",
+        help="whose error: the result's, or that of its gradient by the first argument",
+    )
+    command.add_argument("--runs", type=int, default=MOST_RUNS, help="how many choices may be run")
+    command.add_argument("--state", metavar="FILE", help="go on from here if interrupted")
+    command.add_argument("--save", metavar="FILE", help="the policy, which --policy reads")
+    command.add_argument("--picture", metavar="FILE", help="the curve of cost against error")
+
+
+def _tune(request: Request, options: argparse.Namespace) -> Any:
+    args, kwargs = with_values((request.args, request.kwargs))
+    found = tune(
+        functools.partial(request.fn, **kwargs) if kwargs else request.fn,
+        args,
+        options.budget,
+        request.policy,
+        error=options.error,
+        max_runs=options.runs,
+        state=options.state,
+        progress=sys.stdout.isatty() and not options.json,
+    )
+    if options.save:
+        Path(options.save).write_text(found.policy.to_json() + "\n")
+    if options.picture:
+        found.picture(options.picture)
+    return found
+
+
+def _add_estimate(commands: Any) -> None:
+    about = "What a policy would give on a chip that is not here"
+    example = (
+        "train.py:loss --grad --args 'f32[8,16]' 'f32[4,8]' --target h200\n"
+        "  python -m jaxamp estimate --install gpu"
+    )
+    command = _add(commands, "estimate", _estimate, about, example)
+    command.add_argument(
+        "--target", default="h200", choices=TARGETS, help="the chip (default: h200)"
+    )
+    command.add_argument(
+        "--with",
+        dest="others",
+        action="append",
+        metavar="POLICY",
+        help="one more policy to compare with; may be repeated",
+    )
+    command.add_argument(
+        "--install",
+        action=_Install,
+        choices=ENVIRONMENTS,
+        help="install that compiler, once, and leave",
+    )
+
+
+class _Install(argparse.Action):
+    """Installs a compiler as soon as it is named, as ``--help`` helps."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        ENVIRONMENTS[values].install()
+        parser.exit()
+
+
+def _estimate(request: Request, options: argparse.Namespace) -> Any:
+    asked = estimate(request.fn, request.policy, options.target, others=request.others)
+    return asked(*request.args, **request.kwargs)
+
+
+COMMANDS = (_add_report, _add_explain, _add_diff, _add_probe, _add_tune, _add_estimate)
+"""What adds each command to a parser."""

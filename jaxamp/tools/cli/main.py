@@ -1,0 +1,115 @@
+"""Running a command: read what was typed, ask, show, and leave with a status."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+import jaxamp
+from jaxamp.display.numbers import near
+from jaxamp.errors import InspectionError, JaxAmpError
+from jaxamp.tools.cli.commands import COMMANDS, PROGRAM, TO_TERMINAL, Parser, Request
+
+OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+_MORE = "(add --traceback for the full traceback)"
+_WIDTH = 120  # where the output goes to no terminal
+_ABOUT = f"""\
+Look at what a precision policy does to a JAX program, without changing the program.
+
+examples:
+  python -m jaxamp report models.vit:loss --args models.vit:inputs
+  python -m jaxamp report train.py:loss --grad --args "{{'w': f32[8,16]}}" "f32[4,8]" --html out.html
+  python -m jaxamp explain train.py:loss --policy auto_mixed --where attention --args f32[8,16]
+
+{PROGRAM}"""  # noqa: E501
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+      argv: what was typed after ``python -m jaxamp``.
+
+    Returns:
+      The exit status.
+    """
+    options = parser().parse_args(argv)
+    try:
+        try:
+            request = Request.read(options)
+        except JaxAmpError as error:
+            return _complain(error, MISUSED)
+        _check_files(options)
+        show(options.ask(request, options), options)
+    except JaxAmpError as error:
+        return _complain(error, FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        if options.traceback:
+            traceback.print_exc()
+            return FAILED
+        kind = type(error).__name__
+        return _complain(f"{_last_line(error)}{kind}: {error}\n{_MORE}", FAILED)
+    return OK
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    top = Parser(prog="python -m jaxamp", description=_ABOUT)
+    top.add_argument("--version", action="version", version=f"jaxamp {jaxamp.__version__}")
+    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for add in COMMANDS:
+        add(commands)
+    return top
+
+
+def show(result: Any, options: argparse.Namespace) -> None:
+    """Writes what was asked for: a file, JSON, or the picture at the terminal."""
+    if options.html:
+        Path(options.html).write_text(result.to_html())
+    if options.json and options.json != TO_TERMINAL:
+        Path(options.json).write_text(result.to_json() + "\n")
+    if options.json == TO_TERMINAL:
+        print(result.to_json())
+    elif not (options.html or options.json):
+        console = Console(highlight=False)
+        # Where nothing says how wide it is, rich would take 80 columns.
+        wide = console.is_terminal or "COLUMNS" in os.environ
+        (console if wide else Console(highlight=False, width=_WIDTH)).print(result)
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    """Raises an error, before any work, where a file that is to be written cannot be."""
+    for option in ("html", "json", "save", "picture", "state"):
+        name = getattr(options, option, None)
+        if not name or name == TO_TERMINAL:
+            continue
+        if not Path(name).parent.is_dir():
+            raise InspectionError(f"--{option} {name}: there is no folder {Path(name).parent}.")
+        if Path(name).is_dir():
+            raise InspectionError(f"--{option} {name}: this is a folder; name a file in it.")
+
+
+def _complain(message: object, status: int) -> int:
+    print(f"jaxamp: {message}", file=sys.stderr)
+    return status
+
+
+def _last_line(error: BaseException) -> str:
+    """The line of the user's program that failed, as the start of a message."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    hidden = ("site-packages", ours, sysconfig.get_path("stdlib"), "<frozen")
+    own = [f for f in frames if not any(word in f.filename for word in hidden)]
+    return f"{near(own[-1].filename)}:{own[-1].lineno}: " if own else ""

@@ -1,0 +1,165 @@
+"""Arguments as they are typed: ``f32[8,128]``, a number, a dict of such, or what builds them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxamp.core.formats import Precision
+from jaxamp.errors import InspectionError, accepted
+from jaxamp.tools.cli.load import is_reference, load
+
+_SCALAR = re.compile(r"\b([A-Za-z]\w*)\[\]")  # `f32[]` is no Python, `f32[()]` is
+_KEYWORD = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)
+_DTYPES: dict[str, Any] = {
+    **{precision.short: precision.dtype for precision in Precision},
+    **{f"i{bits}": np.dtype(f"int{bits}") for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)},
+    "bool": np.dtype(bool),
+    "c64": np.dtype("complex64"),
+    "c128": np.dtype("complex128"),
+}
+_BY_NAME = {dtype.name: dtype for dtype in _DTYPES.values()}  # as numpy writes them
+
+
+def read_args(texts: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call.
+
+    Args:
+      texts: one for each argument, keyword arguments as ``name=...``. A single
+        ``package.module:function`` is called; a tuple that it returns is all the arguments.
+
+    Returns:
+      Positional and keyword arguments, with ``jax.ShapeDtypeStruct`` for arrays.
+
+    Raises:
+      InspectionError: a text is not understood.
+
+    >>> read_args(["f32[8,128]", "rate=0.1"])
+    ((ShapeDtypeStruct(shape=(8, 128), dtype=float32),), {'rate': 0.1})
+    """
+    if len(texts) == 1 and is_reference(texts[0]):
+        built = load(texts[0])()
+        return (built if isinstance(built, tuple) else (built,)), {}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for text in texts:
+        named = _KEYWORD.fullmatch(text.strip())
+        if named:
+            kwargs[named[1]] = read_value(named[2])
+        elif kwargs:
+            raise InspectionError(f"{text!r} comes after a named argument: name it too.")
+        else:
+            args.append(read_value(text))
+    return tuple(args), kwargs
+
+
+def read_value(text: str) -> Any:
+    """One argument.
+
+    >>> read_value("{'w': f32[2], 'flags': [True, None]}")
+    {'w': ShapeDtypeStruct(shape=(2,), dtype=float32), 'flags': [True, None]}
+    >>> read_value("float32[2]") == read_value("f32[2]")
+    True
+    """
+    if is_reference(text):
+        return load(text)()
+    try:
+        tree = ast.parse(_SCALAR.sub(r"\1[()]", text.strip()), mode="eval")
+    except SyntaxError:
+        raise _not_understood(text) from None
+    return _value(tree.body, text)
+
+
+def with_values(tree: Any) -> Any:
+    """The same arguments with arrays in the place of shapes: normal floats, zeros elsewhere."""
+    seeds = iter(range(1_000_000))
+
+    def fill(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        key = jax.random.key(next(seeds))
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return key
+        if jnp.issubdtype(leaf.dtype, np.floating):
+            return jax.random.normal(key, leaf.shape).astype(leaf.dtype)
+        return jnp.zeros(leaf.shape, leaf.dtype)
+
+    return jax.tree.map(fill, tree)
+
+
+def _value(node: ast.AST, text: str) -> Any:
+    reader = _READERS.get(type(node))
+    if reader is None:
+        raise _not_understood(text)
+    return reader(node, text)
+
+
+def _constant(node: ast.Constant, text: str) -> Any:
+    return node.value
+
+
+def _list(node: ast.List, text: str) -> Any:
+    return [_value(item, text) for item in node.elts]
+
+
+def _tuple(node: ast.Tuple, text: str) -> Any:
+    return tuple(_value(item, text) for item in node.elts)
+
+
+def _dict(node: ast.Dict, text: str) -> Any:
+    if None in node.keys:
+        raise _not_understood(text)
+    keys = [_value(key, text) for key in node.keys if key is not None]
+    return dict(zip(keys, (_value(value, text) for value in node.values), strict=True))
+
+
+def _negative(node: ast.UnaryOp, text: str) -> Any:
+    number = _value(node.operand, text)
+    if not isinstance(node.op, ast.USub) or not isinstance(number, int | float):
+        raise _not_understood(text)
+    return -number
+
+
+def _name(node: ast.Name, text: str) -> Any:
+    if node.id != "key":
+        raise _not_understood(text)
+    return jax.eval_shape(jax.random.key, 0)
+
+
+def _array(node: ast.Subscript, text: str) -> Any:
+    word = node.value.id if isinstance(node.value, ast.Name) else ""
+    dtype = _DTYPES.get(word) or _BY_NAME.get(word)
+    if dtype is None:
+        words = accepted(word, _DTYPES).rstrip(".")
+        raise InspectionError(f"{text!r} names no dtype. {words}; or their long names, float32.")
+    shape = _value(node.slice, text)
+    sizes = shape if isinstance(shape, tuple) else (shape,)
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise InspectionError(f"The shape in {text!r} is not a list of sizes: write f32[8,128].")
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+_READERS: dict[type[ast.AST], Callable[[Any, str], Any]] = {
+    ast.Constant: _constant,
+    ast.List: _list,
+    ast.Tuple: _tuple,
+    ast.Dict: _dict,
+    ast.UnaryOp: _negative,
+    ast.Name: _name,
+    ast.Subscript: _array,
+}
+
+
+def _not_understood(text: str) -> InspectionError:
+    return InspectionError(
+        f"{text!r} is not an argument. Write a shape (f32[8,128]), a number, a quoted text, key, a "
+        "list, tuple or dict of these, name=... for a keyword, or package.module:function that "
+        "builds it."
+    )

@@ -1,0 +1,221 @@
+"""What a policy would give on a chip that is not there: compiled facts, and a modelled time."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxamp.compiled import compiler
+from jaxamp.compiled.environments import ENVIRONMENTS
+from jaxamp.compiled.export import exported
+from jaxamp.compiled.hlo import Module, parse
+from jaxamp.compiled.roofline import Roofline, roofline
+from jaxamp.compiled.targets import TARGETS, Target
+from jaxamp.compiled.traffic import measure, operand_precisions
+from jaxamp.errors import InspectionError, accepted
+from jaxamp.inspect.report import report
+from jaxamp.inspect.shown import Shown
+from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.run.amp import amp, under
+from jaxamp.trace.arguments import Target as Call
+
+_BASE = PrecisionPolicy.ALWAYS_F32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A program under one policy, compiled.
+
+    All but `time` is fact: read from what the compiler emitted.
+
+    Attributes:
+      policy: what the policy is called.
+      bytes: that its kernels read and write.
+      kernels: that it starts.
+      temporary: bytes of memory besides arguments and results.
+      arguments: bytes of the arguments.
+      outputs: bytes of the results.
+      dots: dots and convolutions by the precision of their operands, in the compiled program.
+      planned: the same as ``jaxamp.report`` counts them; a compiler may merge some, and runs a
+        format that the chip lacks in another.
+      flops: of these.
+      unknown_loops: loops whose trips the program does not tell: they count once.
+      time: by the roofline model.
+    """
+
+    policy: str
+    bytes: int
+    kernels: int
+    temporary: int
+    arguments: int
+    outputs: int
+    dots: dict[str, int]
+    planned: dict[str, int]
+    flops: float
+    unknown_loops: int
+    time: Roofline
+
+    @property
+    def fp8(self) -> int:
+        """Dots of 8-bit operands that the compiler really made."""
+        return sum(n for word, n in self.dots.items() if word.startswith("f8"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate(Shown):
+    """What policies would give on a target; ``print`` shows it.
+
+    Attributes:
+      program: the function's name.
+      target: the word for the chip.
+      title: what the chip is.
+      compiled: float32 first, then the policy that was asked about, then the others.
+    """
+
+    program: str
+    target: str
+    title: str
+    compiled: tuple[Compiled, ...]
+
+    def to_json(self) -> str:
+        """Everything as JSON."""
+        rows = [{**asdict(row), "fp8": row.fp8} for row in self.compiled]
+        head = {"program": self.program, "target": self.target, "title": self.title}
+        return json.dumps({**head, "compiled": rows}, indent=1)
+
+    def __rich__(self) -> Any:
+        from jaxamp.display.estimate import show_estimate
+
+        return show_estimate(self)
+
+    def __repr__(self) -> str:
+        policies = ", ".join(row.policy for row in self.compiled)
+        return f"<Estimate of {self.program} on {self.target}: {policies}>"
+
+
+def estimate(
+    fn: Any, policy: Any = None, target: str = "h200", *, others: Any = ()
+) -> Callable[..., Estimate]:
+    """What a policy would give on a chip that you do not have.
+
+    The vendor's own compiler makes the program, in a process and an environment of its own, which
+    ``python -m jaxamp estimate --install gpu`` (or ``tpu``) creates once. Bytes, kernels, memory
+    and dots are read from what it emitted: facts. The time is a model, see
+    ``jaxamp.compiled.roofline``; trust its ratios rather than its seconds.
+
+    Args:
+      fn: whatever ``amp`` takes, or what it returned; arrays inside of a module are inputs.
+      policy: what is asked about; left out, that of an amped `fn`, else the default.
+      target: ``h200``, ``h100``, ``a100``, ``b200``, ``v5e``, ``v5p``, ``v6e`` or ``7x``.
+      others: more policies to compare with; one, or a sequence of them.
+
+    Returns:
+      A function of the same arguments as `fn`, in which ``jax.ShapeDtypeStruct`` may stand for an
+      array. It returns an ``Estimate``.
+
+    Raises:
+      InspectionError: the target is unknown, or its compiler is not installed or fails.
+      PolicyError: a policy is not understood.
+
+    >>> estimate(lambda x: x @ x, target="h2000")
+    Traceback (most recent call last):
+    ...
+    jaxamp.errors.InspectionError: No target 'h2000' is known. Did you mean 'h200'? Accepted: ...
+    """
+    if target not in TARGETS:
+        raise InspectionError(f"No target {target!r} is known. {accepted(target, TARGETS)}")
+    plain, policy = under(fn, policy)
+    is_one = isinstance(others, str) or not isinstance(others, Iterable)
+    more = (others,) if is_one else others
+    policies = _distinct([_BASE, policy, *map(PrecisionPolicy.parse, more)])
+    name = Call.of(plain).name
+
+    @functools.wraps(fn, updated=())
+    def made(*args: Any, **kwargs: Any) -> Estimate:
+        chip = TARGETS[target]
+        programs = [
+            exported(plain, functools.partial(amp, policy=p.stateless), args, kwargs, chip.platform)
+            for p in policies
+        ]
+        found = compile_all(chip, programs)
+        plans = [report(plain, p)(*args, **kwargs).dots() for p in policies]
+        rows = zip(policies, plans, found, strict=True)
+        return Estimate(
+            program=name,
+            target=target,
+            title=chip.title,
+            compiled=tuple(_compiled(chip, p, plan, *made) for p, plan, made in rows),
+        )
+
+    return made
+
+
+def compile_all(
+    target: Target, programs: Sequence[bytes], options: dict[str, Any] | None = None
+) -> list[tuple[Module, dict[str, Any]]]:
+    """Compiles serialized programs for a target, in one process of its compiler's environment.
+
+    Args:
+      target: the chip.
+      programs: what ``exported`` gave.
+      options: the compiler's own flags.
+
+    Returns:
+      For each, the optimized program and what the compiler says of it.
+
+    Raises:
+      InspectionError: the compiler is not installed, or fails.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        names = [f"program{index}" for index in range(len(programs))]
+        for program, data in zip(names, programs, strict=True):
+            (folder / f"{program}.bin").write_bytes(data)
+        job = {
+            "platform": target.platform,
+            "topology": target.topology,
+            "description": target.description,
+            "programs": names,
+            "options": options,
+        }
+        (folder / "job.json").write_text(json.dumps(job))
+        ENVIRONMENTS[target.environment].run(compiler.__file__, name, quiet=True)
+        return [
+            (
+                parse((folder / f"{program}.hlo").read_text()),
+                json.loads((folder / f"{program}.json").read_text()),
+            )
+            for program in names
+        ]
+
+
+def _compiled(
+    target: Target,
+    policy: PrecisionPolicy,
+    planned: dict[str, int],
+    module: Module,
+    facts: dict[str, Any],
+) -> Compiled:
+    counted = measure(module)
+    return Compiled(
+        policy=str(policy),
+        bytes=counted.bytes,
+        kernels=counted.kernels,
+        temporary=facts["temporary"],
+        arguments=facts["arguments"],
+        outputs=facts["outputs"],
+        dots=dict(operand_precisions(module)),
+        planned=planned,
+        flops=counted.flops,
+        unknown_loops=counted.unknown_loops,
+        time=roofline(module, target),
+    )
+
+
+def _distinct(policies: Sequence[PrecisionPolicy]) -> list[PrecisionPolicy]:
+    return list(dict.fromkeys(policies))

@@ -1,0 +1,123 @@
+"""Runs a program on narrow inputs: forward, led by the dtypes that come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+
+from jaxamp.core import jax_compat
+from jaxamp.jaxprs.nested import Body, body_of, branches, call_body, loop
+from jaxamp.rewrite.primitives.accumulate import parted
+from jaxamp.tools.serving.transparent import INLINED, only_moves
+
+
+def run_narrow(closed: ClosedJaxpr, *args: Any) -> list[Any]:
+    """Run a program on inputs of which some are narrower than it was made for.
+
+    Args:
+      closed: the program.
+      *args: its flat inputs.
+
+    Returns:
+      Its flat results, in the dtypes that it declares.
+    """
+    return list(map(_widened, _run(body_of(closed), args), closed.jaxpr.outvars))
+
+
+def _run(body: Body, args: Sequence[Any]) -> list[Any]:
+    """Emit a program on inputs that may be narrow; its results may be narrow too."""
+    jaxpr = body.jaxpr
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*body.consts, *args], strict=True))
+    for eqn in jaxpr.eqns:
+        operands = [jax_compat.read_atom(env, atom) for atom in eqn.invars]
+        with jax_compat.emitting(eqn):
+            env.update(zip(eqn.outvars, _emit(eqn, operands), strict=True))
+    return [jax_compat.read_atom(env, atom) for atom in jaxpr.outvars]
+
+
+def _emit(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    if not any(map(_is_narrow, operands, eqn.invars)):
+        return jax_compat.bind(eqn, operands)
+    rule = _RULES.get(eqn.primitive.name)
+    if rule is not None:
+        return rule(eqn, operands)
+    if only_moves(eqn):
+        return jax_compat.bind(eqn, operands)
+    return jax_compat.bind(eqn, list(map(_widened, operands, eqn.invars)))
+
+
+def _convert(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """The cast that is saved; from a narrow value to anything else it is exact or the same."""
+    if operands[0].dtype == eqn.params["new_dtype"]:
+        return operands
+    return jax_compat.bind(eqn, list(map(_widened, operands, eqn.invars)))
+
+
+def _accumulate(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """Nobody differentiates: what the operands are roundings of is not needed."""
+    kept, _ = parted(operands, eqn.params["rounded"])
+    return jax_compat.bind(eqn, list(map(_widened, kept, eqn.invars)), rounded=())
+
+
+def _jit(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    return jax_compat.bind(eqn, operands, jaxpr=_retyped(call_body(eqn), operands, wide=False))
+
+
+def _inline(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    return _run(call_body(eqn), operands)
+
+
+def _cond(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    retyped = tuple(_retyped(branch, operands[1:]) for branch in branches(eqn))
+    return jax_compat.bind(eqn, operands, branches=retyped)
+
+
+def _loop(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """Carries and what the test reads are widened; invariants and slices come as they are."""
+    wiring = loop(eqn)
+    tests, invariants = wiring.test_invariants, wiring.test_invariants + wiring.invariants
+    operands = [
+        operand
+        if tests <= i < invariants or i >= invariants + wiring.carries
+        else _widened(operand, atom)
+        for i, (operand, atom) in enumerate(zip(operands, eqn.invars, strict=True))
+    ]
+    name = "jaxpr" if wiring.test is None else "body_jaxpr"
+    return jax_compat.bind(eqn, operands, **{name: _retyped(wiring.body, operands[tests:])})
+
+
+_RULES: dict[str, Callable[[JaxprEqn, Sequence[Any]], Sequence[Any]]] = {
+    "accumulate": _accumulate,
+    "convert_element_type": _convert,
+    "jit": _jit,
+    "cond": _cond,
+    "scan": _loop,
+    "while": _loop,
+    **dict.fromkeys(INLINED, _inline),
+}
+
+
+def _retyped(body: Body, operands: Sequence[Any], *, wide: bool = True) -> ClosedJaxpr:
+    """The program of a body for inputs of other dtypes; wide results have those it declares."""
+
+    def run(*args: Any) -> list[Any]:
+        results = _run(body, args)
+        return list(map(_widened, results, body.jaxpr.outvars)) if wide else results
+
+    dtypes = [getattr(operand, "dtype", None) for operand in operands]
+    avals = [_as_dtype(var.aval, d) for var, d in zip(body.jaxpr.invars, dtypes, strict=True)]
+    return jax_compat.trace_to_jaxpr(run, avals, body.jaxpr.debug_info)
+
+
+def _as_dtype(aval: Any, dtype: Any) -> Any:
+    return aval if dtype is None or aval.dtype == dtype else aval.update(dtype=dtype)
+
+
+def _is_narrow(value: Any, atom: Any) -> bool:
+    return hasattr(value, "dtype") and value.dtype != atom.aval.dtype
+
+
+def _widened(value: Any, atom: Any) -> Any:
+    return value.astype(atom.aval.dtype) if _is_narrow(value, atom) else value

@@ -1,0 +1,15 @@
+"""What a program on narrow inputs goes through without looking at the numbers."""
+
+from __future__ import annotations
+
+from jax.extend.core import JaxprEqn
+
+from jaxamp.core.taxonomy import Trait, lookup
+
+INLINED = ("closed_call", "custom_jvp_call", "custom_vjp_call", "remat2")  # nobody differentiates
+
+
+def only_moves(eqn: JaxprEqn) -> bool:
+    """Whether an equation moves numbers of any dtype, and computes none."""
+    op = lookup(eqn.primitive)
+    return op is not None and op.trait is Trait.SHAPE and not op.dtype_params

@@ -1,0 +1,127 @@
+"""A program to tune: its plan, its groups, its result, and what a choice of groups does to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import eval_jaxpr
+
+from jaxamp.errors import TuningError
+from jaxamp.inspect.blocks import Block, blocks_of
+from jaxamp.plan import Plan, make_plan
+from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.rewrite import run_plan
+from jaxamp.run.amp import Planner, answering
+from jaxamp.tools.tune.cost import cost_of
+from jaxamp.tools.tune.groups import Group, lowered_groups
+from jaxamp.tools.tune.sensitivity import is_float, norm, relative_error, sensitivities
+from jaxamp.trace.trace import Outputs
+
+Metric = Callable[[Any, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Problem:
+    """A program to tune.
+
+    Attributes:
+      plan: what the policy decides for it, with the program itself.
+      args: its flat arguments.
+      outputs: what it returns besides arrays.
+      metric: the error of a result against the reference; ``None`` for the relative error.
+    """
+
+    plan: Plan
+    args: Sequence[Any]
+    outputs: Outputs
+    metric: Metric | None
+
+    @classmethod
+    def of(cls, fn: Any, policy: Any, args: Sequence[Any], metric: Metric | None) -> Problem:
+        """The problem of a function and its arguments."""
+        plan, flat, outputs = answering(fn, policy, Planner)(*args)
+        return cls(plan, flat, outputs, metric)
+
+    @functools.cached_property
+    def block(self) -> Block:
+        """The program with its plan."""
+        return blocks_of(self.plan.jaxpr.jaxpr, self.plan.jaxpr.consts, self.plan.body)
+
+    @functools.cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """The groups that the policy lowers."""
+        return lowered_groups(self.block)
+
+    @functools.cached_property
+    def reference(self) -> list[Any]:
+        """The result in the original precision."""
+        closed = self.plan.jaxpr
+        results = jax.jit(lambda *a: eval_jaxpr(closed.jaxpr, closed.consts, *a))(*self.args)
+        floats = [r for r in results if is_float(r)]
+        if not all(np.isfinite(np.asarray(r, np.float64)).all() for r in floats):
+            raise TuningError(
+                "The result is not finite in its original precision, so no error can be measured. "
+                "jaxamp.explain_nonfinite says which operation is to blame."
+            )
+        if not floats and self.metric is None:
+            raise TuningError("The function returns no floating-point array to compare.")
+        return results
+
+    def matrix(self) -> np.ndarray:
+        """See ``sensitivities``."""
+        floats = [r for r in self.reference if is_float(r)]
+        return sensitivities(self.block, self.groups, self.args, floats)
+
+    def policy(self, low: np.ndarray, labels: Sequence[str] = ()) -> PrecisionPolicy:
+        """The policy in which only some of the groups are low."""
+        labels = labels or [""] * len(self.groups)
+        triples = zip(self.groups, low, labels, strict=True)
+        rules = [group.rule("f32", label) for group, is_low, label in triples if not is_low]
+        return self.plan.policy.with_rules(*rules)
+
+    def plan_for(self, low: np.ndarray) -> Plan:
+        """The plan in which only some of the groups are low."""
+        return make_plan(self.plan.jaxpr, self.policy(low))
+
+    def cost(self, low: np.ndarray) -> float:
+        """What it costs if only some of the groups are low."""
+        return cost_of(self.plan_for(low))
+
+    def error(self, low: np.ndarray) -> float:
+        """Its error if only some of the groups are low, by running it."""
+        plan = self.plan_for(low)
+        results = jax.jit(lambda *args: run_plan(plan.jaxpr, plan, *args))(*self.args)
+        if self.metric is not None:
+            value = float(
+                self.metric(self.outputs.join(results), self.outputs.join(self.reference))
+            )
+            return value if np.isfinite(value) else float("inf")
+        pairs = zip(results, self.reference, strict=True)
+        floats = [(r, e) for r, e in pairs if is_float(e)]
+        return relative_error([r for r, _ in floats], [e for _, e in floats])
+
+    def gains(self) -> np.ndarray:
+        """What lowering each group saves, when all others are low."""
+        every = np.ones(len(self.groups), bool)
+        base = self.cost(every)
+        ones = np.eye(len(self.groups), dtype=bool)
+        return np.array([max(self.cost(every & ~one) - base, 0.0) for one in ones])
+
+    def fingerprint(self) -> str:
+        """Changes with the program, its arguments and the policy."""
+        digest = hashlib.sha256()
+        for text in (
+            str(self.plan.jaxpr.jaxpr),
+            self.plan.policy.to_json(),
+            *map(str, self.groups),
+        ):
+            digest.update(text.encode())
+        for arg in self.args:
+            digest.update(f"{norm(arg) if is_float(arg) else arg!s}".encode())
+        return digest.hexdigest()

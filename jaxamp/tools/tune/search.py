@@ -1,0 +1,110 @@
+"""The search: choose by prediction, run it, repair by bisection, improve while it pays."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxamp.tools.tune.choose import cheapest, in_order
+from jaxamp.tools.tune.sensitivity import predicted
+
+_WORTHWHILE = 0.995  # what is not cheaper by this much is not tried
+_HOPEFUL = 1.5  # how far above the allowed error a prediction may be and still be tried
+
+
+@dataclasses.dataclass(slots=True)
+class Search:
+    """A search over which groups are low.
+
+    Attributes:
+      matrix: see ``sensitivities``.
+      gains: what lowering each group saves.
+      allowed: the largest error.
+      measure: runs a choice, and gives its error.
+      cost: what a choice costs.
+      most_runs: how many choices may be run.
+      errors: measured errors by choice; what is in it already is not run again.
+    """
+
+    matrix: np.ndarray
+    gains: np.ndarray
+    allowed: float
+    measure: Callable[[np.ndarray], float]
+    cost: Callable[[np.ndarray], float]
+    most_runs: int
+    errors: dict[bytes, float] = dataclasses.field(default_factory=dict)
+    _costs: dict[bytes, float] = dataclasses.field(default_factory=dict)
+
+    def best(self) -> np.ndarray:
+        """The cheapest choice that was run and is accurate enough; nothing is low in the worst."""
+        first = cheapest(self.matrix, self.gains, self.allowed)
+        best = first if self._passes(first) else self._repaired(first)
+        return self._improved(best)
+
+    def _repaired(self, low: np.ndarray) -> np.ndarray:
+        """The choice without the fewest of its most sensitive groups."""
+        single = predicted(self.matrix, np.eye(len(low), dtype=bool))
+        order = [g for g in np.argsort(-single, kind="stable") if low[g]]
+        passing, failing = len(order), 0  # raised groups
+        while passing - failing > 1 and self._may_run():
+            middle = (passing + failing) // 2
+            if self._passes(_without(low, order[:middle])):
+                passing = middle
+            else:
+                failing = middle
+        return _without(low, order[:passing])
+
+    def _improved(self, best: np.ndarray) -> np.ndarray:
+        """Cheaper choices are tried, the cheapest first, as long as prediction gives them hope."""
+        while self._may_run():
+            candidate = self._candidate(best)
+            if candidate is None:
+                break
+            if self._passes(candidate):
+                best = candidate
+        return best
+
+    def _candidate(self, best: np.ndarray) -> np.ndarray | None:
+        """A choice that was not run, costs less, and may be accurate enough."""
+        hopeful = self.allowed * _HOPEFUL / self._calibration()
+        limit = self._cost(best) * _WORTHWHILE
+        for low in in_order(self.matrix, self.gains, hopeful):
+            if low @ self.gains <= best @ self.gains * 0.98:
+                break  # gains are nearly those of the plan: nothing cheaper follows
+            if low.tobytes() not in self.errors and self._cost(low) < limit:
+                return low
+        return None
+
+    def _calibration(self) -> float:
+        """By how much errors were larger than predicted, typically."""
+        ratios = []
+        for key, error in self.errors.items():
+            expected = float(predicted(self.matrix, np.frombuffer(key, bool)))
+            if expected > 0 and 0 < error < np.inf and np.isfinite(expected):
+                ratios.append(error / expected)
+        return float(np.clip(np.median(ratios), 0.2, 20)) if ratios else 1.0
+
+    def _passes(self, low: np.ndarray) -> bool:
+        key = low.tobytes()
+        if not low.any():
+            return True
+        if key not in self.errors:
+            self.errors[key] = self.measure(low)
+        return self.errors[key] <= self.allowed
+
+    def _cost(self, low: np.ndarray) -> float:
+        key = low.tobytes()
+        if key not in self._costs:
+            self._costs[key] = self.cost(low)
+        return self._costs[key]
+
+    def _may_run(self) -> bool:
+        return len(self.errors) < self.most_runs
+
+
+def _without(low: np.ndarray, groups: list[int]) -> np.ndarray:
+    raised = low.copy()
+    raised[groups] = False
+    return raised

@@ -1,0 +1,179 @@
+"""`tune`: the cheapest policy that keeps an error within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxamp.errors import TuningError
+from jaxamp.numerics.probe import differentiated
+from jaxamp.run.amp import without_jit
+from jaxamp.tools.tune.problem import Metric, Problem
+from jaxamp.tools.tune.search import Search
+from jaxamp.tools.tune.sensitivity import predicted
+from jaxamp.tools.tune.state import State
+from jaxamp.tools.tune.tuning import Choice, Tuning, Verdict
+
+MOST_RUNS = 30
+_MARGIN = 0.8  # of the budget: other data have other errors
+
+
+def tune(
+    fn: Any,
+    args: Sequence[Any],
+    budget: float = 1e-2,
+    policy: Any = None,
+    *,
+    error: str | Metric = "output",
+    max_runs: int = MOST_RUNS,
+    state: str | Path | None = None,
+    progress: bool = False,
+) -> Tuning:
+    """The cheapest policy that keeps the error of `fn` within `budget`.
+
+    Groups of operations are those of one kind, in one function and scope. What the roundings of
+    each do to the result is predicted from one forward and one backward pass; a choice is made by
+    modelled time; it is run; if it misses, its most sensitive groups are raised, by bisection; then
+    cheaper choices are tried. The same call gives the same answer.
+
+    Args:
+      fn: whatever `amp` takes, or what it returned.
+      args: arguments of a typical call, a tuple.
+      budget: the largest error.
+      policy: what lowers operations, as for `amp`; left out, that of an amped `fn`, else the
+        default.
+      error: ``"output"``, the relative error of the result (root mean square over its arrays);
+        ``"gradient"``, that of the gradient of `fn`, a scalar function, by its first argument; or a
+        function of ``(result, result in original precision)`` that returns a number.
+      max_runs: how many choices may be run.
+      state: a JSON file in which to keep what was found out, so that an interrupted call goes on.
+      progress: whether to show a progress bar.
+
+    Returns:
+      The ``Tuning``; its ``policy`` is for `amp`.
+
+    Raises:
+      TuningError: the budget cannot be kept or understood, or the result is not finite.
+
+    >>> import jax.numpy as jnp
+    >>> x = jnp.linspace(0, 1, 64).reshape(8, 8)
+    >>> found = tune(lambda x: jnp.tanh(x @ x) @ x, (x,), budget=1e-5)
+    >>> found.error <= 1e-5, len(found.policy.rules)
+    (True, 2)
+    """
+    _check(args, budget, error, max_runs)
+    plain = without_jit(fn)
+    if error == "gradient":
+        plain = differentiated(plain, jax.grad)
+    problem = Problem.of(plain, policy, args, error if callable(error) else None)
+    with _bar(max_runs, progress) as advance:
+        return _search(problem, budget, max_runs, state, advance)
+
+
+def _search(
+    problem: Problem,
+    budget: float,
+    max_runs: int,
+    path: str | Path | None,
+    advance: Callable[[str], None],
+) -> Tuning:
+    state = State(path, problem.fingerprint())
+    if state.matrix is None:
+        advance("sensitivities")
+        state.matrix = problem.matrix()
+        state.write()
+
+    def measure(low: np.ndarray) -> float:
+        advance(f"{int(low.sum())} of {len(low)} groups low")
+        error = state.errors[low.tobytes()] = problem.error(low)
+        state.write()
+        return error
+
+    search = Search(
+        state.matrix, problem.gains(), _MARGIN * budget, measure, problem.cost,
+        max_runs - 1, dict(state.errors),
+    )  # fmt: skip
+    low = search.best()
+    state.errors.update(search.errors)
+    return _tuning(problem, budget, low, state, search.gains)
+
+
+def _tuning(
+    problem: Problem, budget: float, low: np.ndarray, state: State, gains: np.ndarray
+) -> Tuning:
+    matrix = state.matrix
+    assert matrix is not None
+    ones = np.eye(len(low), dtype=bool)
+    single = predicted(matrix, ones)
+    labels = [f"{g}: predicted error {s:.1e}" for g, s in zip(problem.groups, single, strict=True)]
+    order = np.argsort(-single, kind="stable")
+    return Tuning(
+        policy=problem.policy(low, labels),
+        budget=budget,
+        error=state.errors.get(low.tobytes(), 0.0),
+        cost=problem.cost(low),
+        cost_f32=problem.cost(np.zeros(len(low), bool)),
+        cost_low=problem.cost(np.ones(len(low), bool)),
+        runs=len(state.errors) + 1,
+        verdicts=tuple(
+            Verdict(
+                group=problem.groups[g], low=bool(low[g]), predicted=float(single[g]),
+                saved=float(gains[g]),
+            )
+            for g in order
+        ),
+        curve=_curve(problem, state, gains),
+    )  # fmt: skip
+
+
+def _curve(problem: Problem, state: State, gains: np.ndarray) -> tuple[Choice, ...]:
+    """Lowered one after the other, what saves most for its error first; and all that was run."""
+    assert state.matrix is not None
+    single = predicted(state.matrix, np.eye(len(gains), dtype=bool))
+    low, chosen = np.zeros(len(gains), bool), {}
+    for group in np.argsort(-gains / np.maximum(single, 1e-30), kind="stable"):
+        low = low.copy()
+        low[group] = True
+        chosen[low.tobytes()] = low
+    chosen.update({key: np.frombuffer(key, bool) for key in state.errors})
+    choices = (
+        Choice(
+            cost=problem.cost(low),
+            predicted=float(predicted(state.matrix, low)),
+            measured=state.errors.get(key),
+        )
+        for key, low in chosen.items()
+    )
+    return tuple(sorted(choices, key=lambda choice: choice.cost))
+
+
+def _check(args: Any, budget: float, error: Any, max_runs: int) -> None:
+    if not isinstance(args, tuple | list):
+        raise TuningError(f"args is a tuple of arguments, not {type(args).__name__}: write (x,).")
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args)):
+        raise TuningError("tune runs the program: give it arrays rather than shapes.")
+    if not (isinstance(budget, Real) and budget > 0):
+        raise TuningError(f"The budget is an error above 0, not {budget!r}.")
+    if not (callable(error) or error in ("output", "gradient")):
+        raise TuningError(f"error is 'output', 'gradient' or a function, not {error!r}.")
+    if not (isinstance(max_runs, int) and max_runs >= 2):
+        raise TuningError("max_runs is at least 2: the original program, and one choice.")
+
+
+@contextmanager
+def _bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
+    if not shown:
+        yield lambda _: None
+        return
+    from rich.progress import Progress
+
+    with Progress() as bar:
+        task = bar.add_task("tune", total=total)
+        yield lambda text: bar.update(task, advance=1, description=text)
+        bar.update(task, completed=total)  # fewer runs than allowed were enough

@@ -1,0 +1,144 @@
+"""The result of ``tune``: a policy, why it is what it is, and what else was possible."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from jaxamp.errors import TuningError, counted
+from jaxamp.inspect.shown import Shown
+from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.tools.tune.groups import Group
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A choice of groups to lower.
+
+    Attributes:
+      cost: modelled seconds.
+      predicted: predicted error.
+      measured: error when it was run; ``None`` if it was not.
+    """
+
+    cost: float
+    predicted: float
+    measured: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of one group.
+
+    Attributes:
+      group: which operations.
+      low: whether they are low.
+      predicted: error if this group alone is low.
+      saved: modelled seconds that lowering it saves.
+    """
+
+    group: Group
+    low: bool
+    predicted: float
+    saved: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning(Shown):
+    """The cheapest policy found that keeps the error within the budget.
+
+    Attributes:
+      policy: the policy: the given one with a rule for each group that stays in f32.
+      budget: the largest error that was allowed.
+      error: error of the policy, measured.
+      cost: its modelled time.
+      cost_f32: that of the original program.
+      cost_low: that of the given policy.
+      runs: how many choices were run, the original program included.
+      verdicts: every group, the most sensitive first.
+      curve: what lies between accuracy and cost, the cheapest first.
+    """
+
+    policy: PrecisionPolicy
+    budget: float
+    error: float
+    cost: float
+    cost_f32: float
+    cost_low: float
+    runs: int
+    verdicts: tuple[Verdict, ...]
+    curve: tuple[Choice, ...]
+
+    def to_json(self) -> str:
+        """Everything as JSON; ``policy`` is what ``PrecisionPolicy.from_json`` reads."""
+        data = dataclasses.asdict(self)
+        data["policy"] = json.loads(self.policy.to_json())
+        return json.dumps(_plain(data), indent=2)
+
+    def picture(self, path: str | Path) -> None:
+        """Draws the trade-off between cost and error.
+
+        Args:
+          path: where to; the suffix says in which format.
+
+        Raises:
+          TuningError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise TuningError("A picture needs matplotlib: pip install matplotlib.") from error
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axes = figure.subplots()
+        drawn = [c for c in self.curve if 0 < c.predicted < math.inf]
+        axes.plot(
+            [c.cost / self.cost_f32 for c in drawn], [c.predicted for c in drawn], "o-",
+            color="0.7", label="predicted",
+        )  # fmt: skip
+        run = [(c.cost / self.cost_f32, c.measured) for c in self.curve if c.measured]
+        shown = [(cost, error) for cost, error in run if error < math.inf]
+        axes.plot([cost for cost, _ in shown], [error for _, error in shown], "s",
+                  color="tab:blue", label="measured")  # fmt: skip
+        if self.error > 0:
+            axes.plot([self.cost / self.cost_f32], [self.error], "*", color="tab:red",
+                      markersize=14, label="chosen")  # fmt: skip
+        axes.axhline(self.budget, color="tab:red", linewidth=0.8, label="budget")
+        axes.set(xlabel="modelled time, float32 = 1", ylabel="error", yscale="log")
+        axes.legend()
+        figure.savefig(path, dpi=150)
+
+    def __rich__(self) -> Any:
+        from rich.console import Group as Together
+        from rich.table import Table
+
+        table = Table(title="groups, the most sensitive first", title_justify="left")
+        for heading in ("scope", "function", "kind", "precision"):
+            table.add_column(heading, overflow="fold")
+        for heading in ("predicted error", "time saved"):
+            table.add_column(heading, justify="right")
+        for v in self.verdicts:
+            low = "low" if v.low else "f32"
+            saved = f"{100 * v.saved / self.cost_f32:.2f} %"
+            table.add_row(
+                v.group.scope, v.group.function, v.group.kind, low, f"{v.predicted:.1e}", saved
+            )
+        return Together(self._sentence(), table)
+
+    def _sentence(self) -> str:
+        time, low = self.cost / self.cost_f32, self.cost_low / self.cost_f32
+        return (
+            f"error {self.error:.2e} of {self.budget:.2e} allowed, modelled time {time:.3f} of "
+            f"float32's (all low: {low:.3f}), {counted(len(self.policy.rules), 'rule')}, "
+            f"{counted(self.runs, 'run')}"
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

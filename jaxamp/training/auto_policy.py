@@ -1,0 +1,204 @@
+"""The policy ``"auto"``: what suits the device, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from jaxamp.core.formats import Precision
+from jaxamp.policy.policy import RESOLVED, PrecisionPolicy
+from jaxamp.policy.presets import ALWAYS_F32 as _F32
+from jaxamp.policy.presets import AUTO_MIXED as _F16
+from jaxamp.policy.presets import AUTO_MIXED_BF16 as _BF16
+from jaxamp.training.loss_scale import DynamicLossScale, LossScale, NoOpLossScale
+
+_LOGGER = logging.getLogger("jaxamp")
+_AMPERE = (8, 0)  # the first NVIDIA generation whose matrix units read bf16
+_VOLTA = (7, 0)  # the first that has matrix units at all
+_WORTHWHILE = 1.2  # a smaller measured gain may be noise, and casts eat it up
+_ROWS, _INNER, _COLUMNS = 256, 1024, 1024  # large enough to be bound by arithmetic
+_ROUNDS = 5
+
+
+class Device(Protocol):
+    """What a ``jax.Device`` tells about itself."""
+
+    @property
+    def platform(self) -> str:
+        """The backend's name."""
+        ...
+
+    @property
+    def device_kind(self) -> str:
+        """The model's name."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AutoChoice:
+    """What ``"auto"`` stands for on a device.
+
+    Attributes:
+      policy: the policy.
+      device: what the device calls itself.
+      reason: why this policy.
+    """
+
+    policy: PrecisionPolicy
+    device: str
+    reason: str
+
+    @property
+    def needs_loss_scale(self) -> bool:
+        """Whether gradients can underflow, so that training needs a loss scale.
+
+        >>> AutoChoice(PrecisionPolicy.AUTO_MIXED, "Tesla V100", "").needs_loss_scale
+        True
+        """
+        return Precision.F16 in self.policy.low
+
+    def loss_scale(self) -> LossScale:
+        """A new loss scale for training under the policy: a dynamic one, or one that does nothing.
+
+        >>> AutoChoice(PrecisionPolicy.AUTO_MIXED_BF16, "TPU v4", "").loss_scale()
+        NoOpLossScale()
+        """
+        return DynamicLossScale() if self.needs_loss_scale else NoOpLossScale()
+
+    def __str__(self) -> str:
+        return f"policy 'auto' is {self.policy} on {self.device}: {self.reason}"
+
+
+def auto_policy(device: Device | None = None) -> AutoChoice:
+    """Pick the policy that suits a device, and say why.
+
+    TPUs and NVIDIA GPUs from compute capability 8.0 on get ``auto_mixed_bf16``; older NVIDIA GPUs
+    ``auto_mixed``, whose training needs a loss scale; AMD GPUs with bf16 matrix units
+    ``auto_mixed_bf16``. A CPU stays f32 unless a bf16 product, measured once in a process, is
+    faster here. What is not known stays f32.
+
+    ``amp(f, "auto")`` asks this when it is made, which starts JAX's backend: in a run of several
+    processes call ``jax.distributed.initialize`` before. The choice is logged once.
+
+    Args:
+      device: the device to compute on; left out, JAX's default device.
+
+    Returns:
+      The policy and the reason for it; ``loss_scale()`` gives the loss scale that it needs.
+
+    >>> choice = auto_policy()
+    >>> choice.policy in (PrecisionPolicy.ALWAYS_F32, PrecisionPolicy.AUTO_MIXED_BF16)
+    True
+    """
+    device = _default_device() if device is None else device
+    policy, reason = _choose(device)
+    return AutoChoice(policy, device.device_kind, reason)
+
+
+def _choose(device: Device) -> tuple[PrecisionPolicy, str]:
+    if device.platform == "tpu":
+        return _BF16, "the matrix units of every TPU read bf16."
+    if device.platform in ("gpu", "cuda", "rocm"):
+        capability = str(getattr(device, "compute_capability", ""))
+        return (
+            _choose_amd(capability) if capability.startswith("gfx") else _choose_nvidia(capability)
+        )
+    if device.platform == "cpu":
+        return _choose_cpu()
+    return (
+        _F32,
+        f"nothing is known about the platform {device.platform!r}; choose a policy by name.",
+    )
+
+
+def _choose_nvidia(capability: str) -> tuple[PrecisionPolicy, str]:
+    try:
+        generation = tuple(int(number) for number in capability.split("."))
+    except ValueError:
+        return _F32, f"its compute capability {capability!r} is not understood; choose by name."
+    if generation >= _AMPERE:
+        return _BF16, f"compute capability {capability} has matrix units for bf16."
+    units = "matrix units for f16" if generation >= _VOLTA else "f16 storage"
+    return _F16, (
+        f"compute capability {capability} has {units} and none for bf16, which starts at 8.0. "
+        "Gradients in f16 can underflow: train with a loss scale, auto_policy().loss_scale()."
+    )
+
+
+def _choose_amd(architecture: str) -> tuple[PrecisionPolicy, str]:
+    if architecture.startswith(("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")):
+        return _BF16, f"{architecture} has matrix units for bf16."
+    return _F32, f"{architecture} is not known to have matrix units for bf16."
+
+
+def _choose_cpu() -> tuple[PrecisionPolicy, str]:
+    speedup = bf16_speedup_on_cpu()
+    measured = f"a bf16 matrix product, casts included, takes {1 / speedup:.2f} of the time in f32"
+    if speedup >= _WORTHWHILE:
+        return _BF16, f"{measured} here."
+    return _F32, f"{measured} here, and less than {1 / _WORTHWHILE:.2f} was asked for."
+
+
+@functools.cache
+def bf16_speedup_on_cpu() -> float:
+    """How many times faster a matrix product of f32 arrays gets on this CPU in bf16.
+
+    The casts count, the compilation does not; the best of a few runs, taken by turns. Measured
+    once in a process, in well under a second.
+    """
+    cpu = SingleDeviceSharding(jax.devices("cpu")[0])
+    # numpy, and compiled ahead: asked for inside of a trace, nothing must become part of it.
+    arrays = [np.ones(shape, np.float32) for shape in ((_ROWS, _INNER), (_INNER, _COLUMNS))]
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=cpu) for a in arrays]
+
+    def product(x: Any, w: Any, dtype: Any) -> Any:
+        low = jnp.matmul(x.astype(dtype), w.astype(dtype))
+        return low.astype(jnp.float32)
+
+    compiled = [
+        jax.jit(functools.partial(product, dtype=dtype)).lower(*types).compile()
+        for dtype in (jnp.float32, jnp.bfloat16)
+    ]
+    for run in compiled:
+        run(*arrays).block_until_ready()
+    f32, bf16 = np.min(
+        [[_seconds(run, arrays) for run in compiled] for _ in range(_ROUNDS)], axis=0
+    )
+    return float(f32 / bf16)
+
+
+def _seconds(run: Any, args: Sequence[Any]) -> float:
+    start = time.perf_counter()
+    run(*args).block_until_ready()
+    return time.perf_counter() - start
+
+
+def _default_device() -> Device:
+    chosen: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    return jax.local_devices()[0] if chosen is None else chosen
+
+
+def _resolve() -> PrecisionPolicy:
+    choice = auto_policy()
+    _say(str(choice))
+    return choice.policy
+
+
+@functools.cache
+def _say(sentence: str) -> None:
+    # At this level it is seen in a program that never set up logging; and once is enough.
+    _LOGGER.warning("jaxamp: %s", sentence)
+
+
+RESOLVED["auto"] = _resolve

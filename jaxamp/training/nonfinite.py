@@ -1,0 +1,94 @@
+"""Which operation made the first number that is not finite, told for any function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxamp.core import jax_compat
+from jaxamp.errors import InspectionError
+from jaxamp.numerics.nonfinite import INFINITY as INFINITY
+from jaxamp.numerics.nonfinite import NAN as NAN
+from jaxamp.numerics.nonfinite import Nonfinite as Nonfinite
+from jaxamp.numerics.nonfinite import Program, find_nonfinite
+from jaxamp.training.trees import is_array, leaf_name
+
+
+def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None]:
+    """Which operation of `fun` made the first infinity or NaN that reached a result.
+
+    Runs `fun` once more, with a mark beside each value: ask when a flag was `False`.
+
+    Args:
+      fun: any function of arrays: what ``jaxamp.value_and_grad`` returned, a loss, a train step.
+
+    Returns:
+      A function of `fun`'s arguments, which returns ``None`` if all results are finite.
+
+    Raises:
+      InspectionError: called inside of ``jax.jit`` or another transformation.
+
+    >>> import jaxamp
+    >>> def loss_fn(w, x):
+    ...     return jnp.sum((x @ w) * 3.0)
+    >>> step = jaxamp.value_and_grad(loss_fn, policy="auto_mixed", loss_scale=None)
+    >>> found = explain_nonfinite(step)(jnp.full((2, 2), 300.0), jnp.full((2, 2), jnp.inf))
+    >>> found.kind, found.primitive
+    ('infinity', 'input')
+    >>> found = explain_nonfinite(lambda x: {"y": jnp.log(x - 1)})(jnp.ones(3))
+    >>> found.output, found.kind, found.primitive, found.largest
+    ("['y']", 'infinity', 'log', 0.0)
+    """
+
+    @functools.wraps(fun, updated=())
+    def explain(*args: Any, **kwargs: Any) -> Nonfinite | None:
+        with jax_compat.lines_of_backward_rules():
+            return as_it_runs(*args, **kwargs)
+
+    as_it_runs = nonfinite_as_it_runs(fun)
+    return explain
+
+
+def nonfinite_as_it_runs(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None]:
+    """The same, with the lines and functions that rules see when `fun` runs.
+
+    JAX gives to all that the backward rule of a ``custom_vjp`` does the line of the call.
+
+    Args:
+      fun: as for ``explain_nonfinite``.
+    """
+
+    def explain(*args: Any, **kwargs: Any) -> Nonfinite | None:
+        if jax_compat.is_tracing():
+            raise InspectionError(
+                "explain_nonfinite and debug_step look at numbers, and inside of jax.jit or "
+                "another transformation there are none yet. Call them outside, on the function "
+                "that is transformed."
+            )
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        traced = [index for index, leaf in enumerate(leaves) if is_array(leaf)]
+        outputs: Any = None
+
+        def flat(*arrays: Any) -> list[Any]:
+            nonlocal outputs
+            values = dict(zip(traced, arrays, strict=True))
+            given = [values.get(index, leaf) for index, leaf in enumerate(leaves)]
+            call_args, call_kwargs = jax.tree.unflatten(treedef, given)
+            outputs = fun(*call_args, **call_kwargs)
+            return [leaf for leaf in jax.tree.leaves(outputs) if is_array(leaf)]
+
+        jaxpr = jax.make_jaxpr(flat)(*(leaves[index] for index in traced))
+        inputs = [leaf_name((args, kwargs), index) for index in traced]
+        program = Program.of(jaxpr, None, inputs, _array_names(outputs))
+        return find_nonfinite(program, [jnp.asarray(leaves[index]) for index in traced])
+
+    return explain
+
+
+def _array_names(outputs: Any) -> list[str]:
+    pairs = jax.tree_util.tree_flatten_with_path(outputs)[0]
+    return [jax.tree_util.keystr(path) or "the result" for path, leaf in pairs if is_array(leaf)]

@@ -1,0 +1,130 @@
+"""Barriers between the forward pass of a fused group and what is computed of it again.
+
+Without one, XLA sees that the same was computed before, and keeps its float32 values in memory.
+What is large among the values computed again is made of large operands: only these are put behind a
+barrier. What is small stays in the kernels around. Cotangents are in memory before they are folded
+over columns, as they are read once more after that; what is folded over rows, XLA keeps in hand.
+
+There are none on a TPU. XLA:TPU fuses a softmax or norm with the products around it, and keeps of
+it what it needs again; behind barriers it stored the float32 insides in both passes, twice the
+bytes of an attention.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import Jaxpr, JaxprEqn, Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxamp.core import jax_compat
+from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.jaxprs.nested import REGION_PREFIX
+from jaxamp.rewrite.environment import KEPT
+from jaxamp.xla.row_broadcasts import by_rows
+
+KEEP = jax.checkpoint_policies.save_only_these_names(KEPT)
+"""The policy of every group's checkpoint."""
+
+apart_p = Primitive("apart")
+apart_p.multiple_results = True
+register_op_kind(apart_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
+
+
+def apart(values: Sequence[Any], again: Sequence[bool]) -> list[Any]:
+    """Arrays as they are, the large ones behind a barrier; their tangents pass by.
+
+    Args:
+      values: what a group reads.
+      again: whether each is read by what it computes again.
+    """
+    return apart_p.bind(*values, again=tuple(again))
+
+
+def behind(avals: Sequence[Any], again: Sequence[bool], *, others: bool = False) -> list[bool]:
+    """Whether each operand is to stand behind a barrier.
+
+    Args:
+      avals: of the operands.
+      again: whether each is read by what is computed again; if none is, there is no barrier.
+      others: whether others that are as large stand behind it, too.
+
+    >>> import jax.numpy as jnp
+    >>> activation, scale, cotangent = jnp.ones((512, 512)), jnp.ones(512), jnp.ones((512, 512))
+    >>> behind([activation, scale, cotangent], again=[True, True, False])
+    [True, False, False]
+    """
+    sizes = [getattr(aval, "size", 0) for aval in avals]
+    if not any(again) or not all(isinstance(size, int) for size in sizes):
+        return [any(again)] * len(sizes)  # symbolic sizes cannot be compared
+    largest = max(size for size, is_read in zip(sizes, again, strict=True) if is_read)
+    if largest < _CACHED:
+        return [False] * len(sizes)
+    large = [size * _SMALL >= largest for size in sizes]
+    return large if others else list(map(operator.and_, large, again))
+
+
+_SMALL = 16  # how many times smaller the parameters and statistics of rows are, at the least
+_CACHED = 2**18  # so many numbers stay in the GPU's second-level cache: a kernel costs more
+
+
+def _behind(jaxpr: Jaxpr) -> list[bool]:
+    # Forward passes in a loop are checkpoints too, to JAX, but compute nothing again.
+    again = jax_compat.read_again(jaxpr)
+    return behind([v.aval for v in jaxpr.invars], again, others=not _folds_rows(jaxpr))
+
+
+def _folds_rows(jaxpr: Jaxpr) -> bool:
+    sums = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "reduce_sum")
+    return any(_rank(eqn) - 1 in eqn.params["axes"] for eqn in sums)
+
+
+def _rank(eqn: JaxprEqn) -> int:
+    operand: Any = eqn.invars[0].aval
+    return operand.ndim
+
+
+def _none(jaxpr: Jaxpr) -> list[bool]:
+    return [False] * len(jaxpr.invars)
+
+
+jax_compat.lower_checkpoints(KEEP, "gpu", _behind, by_rows)
+jax_compat.lower_checkpoints(KEEP, "tpu", _none)
+jax_compat.lower_calls(REGION_PREFIX, by_rows)
+
+
+def _same(*values: Any, again: Sequence[bool]) -> list[Any]:
+    return list(values)
+
+
+def _lowered(*values: Any, again: Sequence[bool]) -> list[Any]:
+    chosen = behind(values, again)
+    if not any(chosen):
+        return list(values)
+    held = iter(lax.optimization_barrier([*compress(values, chosen)]))
+    return [next(held) if is_held else x for x, is_held in zip(values, chosen, strict=True)]
+
+
+def _jvp(
+    primals: Sequence[Any], tangents: Sequence[Any], *, again: Sequence[bool]
+) -> tuple[list[Any], list[Any]]:
+    return apart(primals, again), list(tangents)
+
+
+def _batch(
+    values: Sequence[Any], dims: Sequence[Any], *, again: Sequence[bool]
+) -> tuple[list[Any], Sequence[Any]]:
+    return apart(values, again), dims
+
+
+apart_p.def_impl(_same)
+apart_p.def_abstract_eval(_same)
+ad.primitive_jvps[apart_p] = _jvp
+batching.primitive_batchers[apart_p] = _batch
+mlir.register_lowering(apart_p, mlir.lower_fun(_lowered, multiple_results=True))
+mlir.register_lowering(apart_p, mlir.lower_fun(_same, multiple_results=True), platform="tpu")

@@ -1,0 +1,68 @@
+"""Which roundings XLA must not undo, and what else it must not compute again.
+
+XLA may drop a narrowing that is followed by a widening. The wide value is then what it stores for
+every reader that computes in f32, beside the narrow one for the others. What a loop stacks in f32
+and reads itself, XLA would compute once for each of the two. A power of what is joined it would
+make again of all that was joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+
+from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role
+from jaxamp.plan.precision.choose import Choice
+
+
+def find_held(
+    graph: Graph,
+    stored: Sequence[Precision | None],
+    choices: Mapping[Node, Choice],
+    decays: Set[int],
+    powers: Set[int],
+) -> frozenset[int]:
+    """Values that are rounded from f32 arithmetic or stacked, and read by f32 arithmetic."""
+    return frozenset(
+        value
+        for node in graph.nodes
+        if node.role is Role.ELEMENTWISE and choices[node].operand is Precision.F32
+        for value in node.outs
+        if is_narrow(stored[value]) or (value in decays and _is_stacked(graph, value))
+        if value in powers or any(choices[r].operand is Precision.F32 for r in graph.uses[value])
+    )
+
+
+def _is_stacked(graph: Graph, value: int) -> bool:
+    return any(reader.link is Link.STACK for reader in graph.uses[value])
+
+
+def find_summed(graph: Graph, held: Set[int], choices: Mapping[Node, Choice]) -> frozenset[int]:
+    """Indices of the nodes that sum held values, or square them for a sum.
+
+    A sum that is made where its summands are need not wait for them to be in memory. It does where
+    products of the value with others are summed as well, as in the backward pass of a batch norm:
+    one kernel then makes all of these sums.
+    """
+    summed: set[int] = set()
+    for value in held:
+        readers = [r for r in graph.uses[value] if choices[r].operand is Precision.F32]
+        alone = {r.index for r in readers if _sums(r) or _squares_for_sum(graph, r)}
+        others = [r for r in readers if r.index not in alone]
+        if not any(_is_summed(graph, r) for r in others):
+            summed |= alone
+    return frozenset(summed)
+
+
+def _sums(node: Node) -> bool:
+    return node.name == "reduce_sum"
+
+
+def _squares_for_sum(graph: Graph, node: Node) -> bool:
+    return len(set(node.ins)) == 1 and _is_summed(graph, node)
+
+
+def _is_summed(graph: Graph, node: Node) -> bool:
+    """Whether sums, and nothing else, read what an elementwise operation makes."""
+    readers = [r for v in node.outs for r in graph.uses[v]]
+    return node.role is Role.ELEMENTWISE and bool(readers) and all(map(_sums, readers))

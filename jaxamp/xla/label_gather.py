@@ -1,0 +1,130 @@
+"""One number of each row, as a primitive whose cotangent is compared into place.
+
+JAX scatters the cotangents of a lookup into zeros: one kernel writes a whole array, another a
+number in each row, a third reads it all. Which place a number came from can be asked of an iota
+instead, in the kernel that makes the cotangents of all else that reads the row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxamp.core import jax_compat
+from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+
+pick_p = Primitive("pick")
+register_op_kind(pick_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
+
+_MODES = (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+
+
+def is_pick(table: Any, indices: Any, params: dict[str, Any]) -> bool:
+    """Whether a `gather` takes one number of each row of floats.
+
+    Args:
+      table: the array that is looked up in.
+      indices: where.
+      params: of the equation.
+    """
+    numbers = params["dimension_numbers"]
+    rows = numbers.operand_batching_dims, numbers.start_indices_batching_dims
+    if not jnp.issubdtype(table.dtype, jnp.floating) or params["mode"] not in _MODES:
+        return False
+    is_of_numbers = set(params["slice_sizes"]) == {1}
+    return is_of_numbers and _is_one_each(table, indices, numbers.start_index_map, rows)
+
+
+def is_spread(zeros: Any, indices: Any, params: dict[str, Any]) -> bool:
+    """Whether a `scatter-add` to zeros puts one number in each row: the reverse of a pick."""
+    numbers = params["dimension_numbers"]
+    rows = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
+    axes = numbers.scatter_dims_to_operand_dims
+    is_of_numbers = not numbers.update_window_dims and params["mode"] in _MODES
+    return is_of_numbers and _is_one_each(zeros, indices, axes, rows)
+
+
+def _is_one_each(
+    table: Any, indices: Any, axes: Sequence[int], rows: tuple[Sequence[int], Sequence[int]]
+) -> bool:
+    """Whether indices are of one axis, one for each row, and in the order of the rows."""
+    shape, (of_table, of_indices) = table.shape, rows
+    if len(axes) != 1 or not all(isinstance(size, int) for size in (*shape, *indices.shape)):
+        return False
+    is_of_rows = [*of_table] == [i for i in range(len(shape)) if i != axes[0]]
+    is_in_order = [*of_indices] == sorted(of_indices)
+    return is_of_rows and is_in_order and indices.size == math.prod(shape[i] for i in of_table)
+
+
+def pick(table: Any, indices: Any, params: dict[str, Any]) -> Any:
+    """The numbers, as `gather` gives them."""
+    return pick_p.bind(table, indices, **params)
+
+
+def spread(numbers: Any, indices: Any, shape: Sequence[int], axis: int) -> Any:
+    """Zeros with a number in each row.
+
+    Args:
+      numbers: one for each row.
+      indices: its place there; beyond the row there is none.
+      shape: of the result.
+      axis: along which rows are.
+    """
+    place, is_there = _places(indices, shape, axis)
+    return jnp.where(is_there, lax.reshape(numbers, place.shape), 0)
+
+
+def folded(table: Any, indices: Any, **params: Any) -> Any:
+    """The numbers as sums of rows in which all else is zero: a TPU fuses these, but no lookup."""
+    (axis,) = params["dimension_numbers"].start_index_map
+    place, is_there = _places(indices, table.shape, axis)
+    found = jnp.sum(jnp.where(is_there, table, 0), axis, keepdims=True)
+    if params["mode"] is lax.GatherScatterMode.FILL_OR_DROP:
+        fill = jnp.nan if params["fill_value"] is None else params["fill_value"]
+        found = jnp.where((place >= 0) & (place < table.shape[axis]), found, fill)
+    return lax.reshape(found, jax.eval_shape(partial(_gather, **params), table, indices).shape)
+
+
+def _places(indices: Any, shape: Sequence[int], axis: int) -> tuple[jax.Array, jax.Array]:
+    """The place in each row, and whether each number is at it."""
+    row = [1 if i == axis else size for i, size in enumerate(shape)]
+    place = lax.reshape(indices, row).astype(jnp.int32)
+    return place, lax.broadcasted_iota(jnp.int32, shape, axis) == place
+
+
+def _gather(table: Any, indices: Any, **params: Any) -> Any:
+    return lax.gather_p.bind(table, indices, **params)
+
+
+def _aval(table: Any, indices: Any, **params: Any) -> Any:
+    aval, _ = lax.gather_p.abstract_eval(table, indices, **params)
+    return aval
+
+
+def _transpose(cotangent: Any, table: Any, indices: Any, **params: Any) -> Any:
+    if type(cotangent) is ad.Zero:
+        return [ad.Zero(table.aval), None]
+    (axis,) = params["dimension_numbers"].start_index_map
+    return [spread(cotangent, indices, table.aval.shape, axis), None]
+
+
+def _batch(args: Any, dims: Any, **params: Any) -> Any:
+    return jax.vmap(partial(_gather, **params), in_axes=dims)(*args), 0
+
+
+pick_p.def_impl(_gather)
+pick_p.def_abstract_eval(_aval)
+ad.defjvp(pick_p, lambda t, table, indices, **params: pick(t, indices, params), None)
+ad.primitive_transposes[pick_p] = _transpose
+batching.primitive_batchers[pick_p] = _batch
+jax_compat.check_like(pick_p, lax.gather_p)
+mlir.register_lowering(pick_p, mlir.lower_fun(_gather, multiple_results=False))
+mlir.register_lowering(pick_p, mlir.lower_fun(folded, multiple_results=False), platform="tpu")

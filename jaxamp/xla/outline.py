@@ -1,0 +1,261 @@
+"""Takes the groups of a jaxpr out into small programs; equal ones become one object."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from jaxamp.core import jax_compat
+from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.jaxprs.hashing import literal_key, params_key
+from jaxamp.plan.decision import Decision, Form, Forms, Fusion, How, JaxprPlan, Step
+
+Precisions = Sequence[Precision | None]
+
+
+class Outliner:
+    """Makes steps of groups, and remembers the fusions that it has made."""
+
+    def __init__(self) -> None:
+        self._fusions: dict[Hashable, Fusion] = {}
+        self._lines: dict[Hashable, int] = {}
+
+    def steps(
+        self,
+        jaxpr: Jaxpr,
+        decisions: Sequence[Decision],
+        inputs: Precisions,
+        outputs: Precisions,
+        groups: Sequence[Sequence[int]],
+        again: Mapping[Var, int],
+    ) -> tuple[int | Step, ...]:
+        """What to emit, in order: single equations by their index, and groups.
+
+        Args:
+          jaxpr: the program.
+          decisions: one for each of its equations.
+          inputs: precisions in which its inputs arrive.
+          outputs: precisions in which its results leave.
+          groups: indices of equations that are emitted as one unit.
+          again: what a later group computes again rather than reads, and which equation makes it.
+        """
+        if not groups:
+            return tuple(range(len(decisions)))
+        members = {index: group for group in groups for index in group}
+        order = _order(jaxpr.eqns, members)
+        reader = _Reader(jaxpr, decisions, inputs)
+        units = {
+            u: _with_makers(decisions, members[u], again) if u in members else [u] for u in order
+        }
+        taken = {u: reader.taken(unit) for u, unit in units.items()}
+        wanted: dict[Var, tuple[Form, ...]] = {}
+        for forms in (*taken.values(), reader.returned(outputs)):
+            for var, form in forms:
+                known = wanted.get(var, ())
+                if form not in known:
+                    wanted[var] = (*known, form)
+        return tuple(
+            self._step([decisions[i] for i in units[u]], len(members[u]), taken[u], wanted)
+            if u in members
+            else u
+            for u in order
+        )
+
+    def _step(
+        self,
+        decisions: Sequence[Decision],
+        own: int,
+        takes: Forms,
+        wanted: Mapping[Var, Sequence[Form]],
+    ) -> Step:
+        """A group: equations that it computes again, then as many that are its own."""
+        makers = len(decisions) - own
+        made = [v for d in decisions[makers:] for v in d.eqn.outvars]
+        gives = tuple([(var, form) for var in made for form in wanted.get(var, ())])
+        eqns = [d.eqn for d in decisions]
+        names = jax_compat.names_around(eqns)
+        key = makers, self._key(decisions, takes, gives, names)
+        fusion = self._fusions.get(key)
+        if fusion is None:
+            bare = tuple(jax_compat.without_scope(eqn, names) for eqn in eqns)
+            fusion = self._fusions[key] = Fusion(
+                equations=bare,
+                decisions=tuple(decisions),
+                makers=makers,
+                takes=takes,
+                gives=gives,
+            )
+        around = jax_compat.within_scope(eqns[0], names)
+        return Step(fusion=fusion, around=around, takes=takes, gives=gives)
+
+    def _key(
+        self, decisions: Sequence[Decision], takes: Forms, gives: Forms, names: jax_compat.Around
+    ) -> Hashable:
+        """What two groups that are emitted alike have in common."""
+        number: dict[Var, int] = {}
+        for var, _ in takes:
+            number.setdefault(var, len(number))
+        parts: list[Hashable] = []
+        for decision in decisions:
+            eqn = decision.eqn
+            parts.append(self._line(eqn, decision.how, names))
+            for v in eqn.invars:
+                parts.append(literal_key(v) if isinstance(v, Literal) else number[v])
+            for var in eqn.outvars:
+                number[var] = len(number)
+        taken, given = ([(number[var], form) for var, form in forms] for forms in (takes, gives))
+        return tuple(parts), tuple(taken), tuple(given)
+
+    def _line(self, eqn: JaxprEqn, how: How, names: jax_compat.Around) -> int:
+        """A number for all that two equations have in common, apart from their operands."""
+        line = eqn.primitive, params_key(eqn.params), jax_compat.origin(eqn, names), how
+        return self._lines.setdefault(line, len(self._lines))
+
+
+def find_repeated(body: JaxprPlan) -> frozenset[Fusion]:
+    """The fusions that have more than one place in a plan; each jaxpr's plan counts once."""
+    found: set[Fusion] = set()
+    repeated: set[Fusion] = set()
+    plans, known = [body], {body}
+    for plan in plans:
+        for step in plan.steps:
+            if isinstance(step, Step):
+                (repeated if step.fusion in found else found).add(step.fusion)
+        inner = {p: None for d in plan.decisions for p in d.how.inner if p not in known}
+        known.update(inner)
+        plans.extend(inner)
+    return frozenset(repeated)
+
+
+_AS_STORED = Form(None)
+
+
+class _Reader:
+    """What the equations of a jaxpr read, and in which form."""
+
+    def __init__(self, jaxpr: Jaxpr, decisions: Sequence[Decision], inputs: Precisions) -> None:
+        self.results = jaxpr.outvars
+        self.decisions = decisions
+        self.stored: dict[Any, Precision | None] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for decision in decisions:
+            self.stored.update(zip(decision.eqn.outvars, decision.how.outputs, strict=True))
+
+    def taken(self, unit: Sequence[int]) -> Forms:
+        """What equations read that they do not make."""
+        made = {var for i in unit for var in self.decisions[i].eqn.outvars}
+        found: dict[tuple[Var, Form], None] = {}
+        for i in unit:
+            eqn, how, *_ = self.decisions[i]
+            atoms = eqn.invars
+            columns = [*zip(atoms, how.operands, how.fresh, how.copies, strict=True)]
+            if how.also:
+                columns += [(atoms[index], precision, False, None) for index, precision in how.also]
+            for var, precision, fresh, copy in columns:
+                if isinstance(var, Var) and var not in made:
+                    found[var, self._form(var, precision, fresh, copy)] = None
+        return tuple(found)
+
+    def returned(self, outputs: Precisions) -> Forms:
+        """What the results of the jaxpr read."""
+        results = zip(self.results, outputs, strict=True)
+        return tuple((v, self._form(v, p, False, None)) for v, p in results if isinstance(v, Var))
+
+    def _form(
+        self, var: Var, precision: Precision | None, fresh: bool, copy: Precision | None
+    ) -> Form:
+        if copy is not None:
+            return Form(copy, held=True)
+        if fresh or not is_narrow(precision) or precision is self.stored.get(var):
+            return _AS_STORED
+        return Form(precision)
+
+
+def _with_makers(
+    decisions: Sequence[Decision], group: Sequence[int], again: Mapping[Var, int]
+) -> list[int]:
+    """The equations of a group, after those of earlier groups that it computes again."""
+    own, pending = set(group), list(group)
+    makers: set[int] = set()
+    while pending:
+        for var in decisions[pending.pop()].eqn.invars:
+            if isinstance(var, Var):
+                index = again.get(var)
+                if index is not None and index not in own and index not in makers:
+                    makers.add(index)
+                    pending.append(index)
+    return [*sorted(makers), *group]
+
+
+def _order(eqns: Sequence[JaxprEqn], members: dict[int, Sequence[int]]) -> list[int]:
+    """First equations of groups, and single ones, so that all that one reads comes before it.
+
+    A group that would have to run both before and after something is parted there.
+    """
+    while True:
+        unit = [members[i][0] if i in members else i for i in range(len(eqns))]
+        missing, after = _dependences(eqns, unit)
+        ready = [u for u, count in missing.items() if not count]
+        heapq.heapify(ready)
+        order = []
+        while ready:
+            order.append(heapq.heappop(ready))
+            for later in after.get(order[-1], ()):
+                missing[later] -= 1
+                if not missing[later]:
+                    heapq.heappush(ready, later)
+        if len(order) == len(missing):
+            return order
+        for circle in _circles(after):
+            for first in circle:
+                if len(members.get(first, ())) > 1:
+                    _part(members, members[first], circle)
+
+
+def _circles(after: dict[int, list[int]]) -> Iterator[list[int]]:
+    """Sets of units that wait for each other, each in order."""
+    units = sorted({*after, *(later for waiting in after.values() for later in waiting)})
+    place = {u: n for n, u in enumerate(units)}
+    edges = [(place[u], place[v]) for u, waiting in after.items() for v in waiting]
+    rows, columns = zip(*edges, strict=True)
+    graph = coo_array(([True] * len(edges), (rows, columns)), shape=(len(units),) * 2)
+    _, labels = connected_components(graph, connection="strong")
+    circles: dict[int, list[int]] = {}
+    for unit, label in zip(units, labels.tolist(), strict=True):
+        circles.setdefault(label, []).append(unit)
+    yield from (circle for circle in circles.values() if len(circle) > 1)
+
+
+def _part(members: dict[int, Sequence[int]], group: Sequence[int], circle: Sequence[int]) -> None:
+    """Parts a group at the first thing that it waits for and that waits for it."""
+    between = min((u for u in circle if group[0] < u <= group[-1]), default=group[-1])
+    for part in ([i for i in group if i < between], [i for i in group if i >= between]):
+        members.update(dict.fromkeys(part, part))
+
+
+def _dependences(
+    eqns: Sequence[JaxprEqn], unit: Sequence[int]
+) -> tuple[dict[int, int], dict[int, list[int]]]:
+    """Per unit, how many values have to come before it, and those that wait for it, once each."""
+    missing = dict.fromkeys(unit, 0)
+    after: dict[int, list[int]] = {}
+    maker: dict[Any, int] = {}
+    effectful: int | None = None
+
+    for here, eqn in zip(unit, eqns, strict=True):
+        needed = [maker[var] for var in eqn.invars if isinstance(var, Var) and var in maker]
+        if eqn.effects:  # in the order in which they were written
+            if effectful is not None:
+                needed.append(effectful)
+            effectful = here
+        for earlier in needed:
+            if earlier != here:
+                missing[here] += 1
+                after.setdefault(earlier, []).append(here)
+        for var in eqn.outvars:
+            maker[var] = here
+    return missing, after

@@ -1,0 +1,90 @@
+"""A sum whose cotangent is rounded once for both operands, as a primitive of its own.
+
+A sum of an activation that is stored narrow and a broadcast parameter has one cotangent for both.
+The activation's is rounded, the parameter's is summed over rows. Rounded before they part, both
+are made of what is in memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import JaxprEqn, Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxamp.core import jax_compat
+from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.plan import Echo
+from jaxamp.rewrite.environment import cast
+from jaxamp.xla.rounding_barrier import hold
+from jaxamp.xla.unbarriered_sums import unheld
+
+echo_p = Primitive("echo")
+register_op_kind(echo_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
+
+
+def echo(eqn: JaxprEqn, operands: Any, of: Echo) -> Any:
+    """The sum or difference of two arrays, whose cotangent is rounded.
+
+    Args:
+      eqn: adds or subtracts.
+      operands: the two.
+      of: which is the activation, and what the cotangent is rounded to.
+    """
+    rank = max(map(np.ndim, operands))
+    aligned = [lax.expand_dims(x, range(rank - np.ndim(x))) for x in operands]  # scalars, too
+    return echo_p.bind(*aligned, op=eqn.primitive, of=of)
+
+
+def _sum(x: Any, y: Any, *, op: Primitive, of: Echo) -> Any:
+    return op.bind(x, y)
+
+
+def _aval(x: Any, y: Any, *, op: Primitive, of: Echo) -> Any:
+    aval, _ = op.abstract_eval(x, y)
+    return aval
+
+
+def _transpose(cotangent: Any, *operands: Any, op: Primitive, of: Echo) -> Any:
+    if type(cotangent) is ad.Zero:
+        return [None, None]
+    given = _rounded(cotangent, of)
+    found = [_summed(g, x.aval.shape) for g, x in zip(given, operands, strict=True)]
+    return [found[0], lax.neg(found[1])] if op.name == "sub" else found
+
+
+def _rounded(cotangent: Any, of: Echo) -> list[Any]:
+    """What both operands' cotangents are made of."""
+    if cotangent.dtype == of.precision.dtype:
+        return [cotangent, cotangent]  # a bias that a convolution's kernel adds
+    held = lax.convert_element_type(hold(cast(cotangent, of.precision)), cotangent.dtype)
+    alone = held if of.is_multiplied else unheld(held)
+    return [held if place == of.operand else alone for place in (0, 1)]
+
+
+def _summed(cotangent: Any, shape: tuple[int, ...]) -> Any:
+    """The cotangent of an operand that was broadcast to a sum; added up in f32."""
+    axes = [i for i, (n, size) in enumerate(zip(cotangent.shape, shape, strict=True)) if n != size]
+    if not axes:
+        return cotangent
+    total = lax.reduce_sum(lax.convert_element_type(cotangent, jnp.float32), axes)
+    return lax.convert_element_type(lax.reshape(total, shape), cotangent.dtype)
+
+
+def _batch(operands: Any, dims: Any, *, op: Primitive, of: Echo) -> Any:
+    in_front = [
+        lax.expand_dims(x, (0,)) if dim is None else jnp.moveaxis(x, dim, 0)
+        for x, dim in zip(operands, dims, strict=True)
+    ]
+    return echo_p.bind(*in_front, op=op, of=of), 0
+
+
+echo_p.def_impl(_sum)
+echo_p.def_abstract_eval(_aval)
+ad.deflinear2(echo_p, _transpose)
+batching.primitive_batchers[echo_p] = _batch
+jax_compat.check_nans(echo_p, lambda params: params["op"].name)
+mlir.register_lowering(echo_p, mlir.lower_fun(_sum, multiple_results=False))

@@ -1,0 +1,43 @@
+"""A rounding that lasts: what keeps XLA from reading a narrow value as wide as it was before.
+
+XLA takes a narrowing and the widening after it for nothing, and reads the float32 value. A barrier
+between the two keeps it from that, and from computing both in one kernel. On a GPU that is what is
+wanted, as XLA would store the wide value beside the narrow one. XLA:TPU computes in the kernel of a
+product what it can of what follows, sums among it: there a rounding to bfloat16 is said once more,
+as an operation that XLA keeps and fuses. JAX holds residuals of a checkpoint in this way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+
+held_p = Primitive("held")
+register_op_kind(held_p, OpKind.DATA_MOVEMENT, trait=Trait.SHAPE)
+
+
+def hold(value: Any) -> Any:
+    """The value, of a narrow dtype, such that a later widening does not undo its rounding."""
+    return held_p.bind(value)
+
+
+def _rounded(value: Any) -> Any:
+    info = jnp.finfo(value.dtype)
+    # `reduce_precision` has no subnormal numbers; those of formats of a smaller range matter.
+    if info.nexp < jnp.finfo(jnp.float32).nexp:
+        return lax.optimization_barrier(value)
+    return lax.reduce_precision(value, info.nexp, info.nmant)
+
+
+held_p.def_impl(lambda value: value)
+held_p.def_abstract_eval(lambda value: value)
+ad.deflinear2(held_p, lambda cotangent, value: [hold(cotangent)])
+batching.primitive_batchers[held_p] = lambda args, dims: (hold(*args), *dims)
+mlir.register_lowering(held_p, mlir.lower_fun(lax.optimization_barrier, multiple_results=False))
+mlir.register_lowering(held_p, mlir.lower_fun(_rounded, multiple_results=False), platform="tpu")

@@ -1,0 +1,71 @@
+"""What a sum reads of a rounded value: the rounding, before the barrier that holds it.
+
+XLA:GPU sums in the kernel that makes what is summed, and reads it from memory if a barrier is
+between the two. The rounding is still what counts. A choice between NaN and number, in which XLA
+does not see a rounding followed by a widening, is between them instead.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxamp.core import jax_compat
+from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+
+unheld_p = Primitive("unheld")
+register_op_kind(unheld_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
+
+_ONE_PASS = 4096
+"""XLA:GPU sums up to this many rows in one pass, by a kernel of its own.
+
+`ReductionDimensionRaceFreeBound` in `xla/service/gpu/reduction_utils.cc`: 32 × 128.
+"""
+
+
+def unheld(wide: Any) -> Any:
+    """A value that is summed, from before the barrier where that is cheaper.
+
+    Args:
+      wide: the value, widened from behind the barrier. What is computed again, behind no barrier of
+        its own, is read as it is.
+    """
+    return unheld_p.bind(wide)
+
+
+def summand(rounded: Any, dtype: Any) -> Any:
+    """A widening in which XLA does not see that a rounding comes before it."""
+    number = lax.select(lax.eq(rounded, rounded), rounded, lax.full_like(rounded, np.nan))
+    return lax.convert_element_type(number, dtype)
+
+
+def _has_many_rows(shape: tuple[Any, ...]) -> bool:
+    is_known = all(isinstance(size, int) for size in shape)  # symbolic sizes cannot be compared
+    return is_known and math.prod(shape[:-1]) > _ONE_PASS
+
+
+def _same(wide: Any) -> Any:
+    return wide
+
+
+def _lowered(context: Any, wide: Any) -> Any:
+    (aval,) = context.avals_in
+    is_cheaper = jax_compat.is_for_gpu(context) and _has_many_rows(aval.shape)
+    found = jax_compat.before_barrier(wide) if is_cheaper else None
+    if found is None:
+        return [wide]
+    rounded, dtype = found
+    lower = mlir.lower_fun(lambda x: summand(x, aval.dtype), multiple_results=False)
+    return lower(context.replace(avals_in=[aval.update(dtype=dtype, weak_type=False)]), rounded)
+
+
+unheld_p.def_impl(_same)
+unheld_p.def_abstract_eval(_same)
+ad.deflinear2(unheld_p, lambda cotangent, wide: [cotangent])
+batching.primitive_batchers[unheld_p] = lambda args, dims: (unheld(*args), *dims)
+mlir.register_lowering(unheld_p, _lowered, cacheable=False)  # else it is apart from its operand

@@ -1,0 +1,52 @@
+"""Arrays of known numbers beyond float16, which are made and not captured."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxamp import amp, plan_of
+from jaxamp.core.formats import Precision
+
+ROWS, WIDTH = 8, 16
+KEYS = jax.random.split(jax.random.key(0), 3)
+X, Y = (jax.random.normal(key, (ROWS, WIDTH)) for key in KEYS[:2])
+W = jax.random.normal(KEYS[2], (WIDTH, WIDTH)) / WIDTH**0.5
+
+
+def loss(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+    """The mean of a distribution over bins (Hafner et al. 2023)."""
+    points = jnp.linspace(-20, 20, WIDTH)
+    bins = jnp.sign(points) * jnp.expm1(jnp.abs(points))
+    mean = jax.nn.softmax(x @ w) @ bins
+    return jnp.mean((jnp.sign(mean) * jnp.log1p(jnp.abs(mean)) - y[:, 0]) ** 2)
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+def test_a_product_with_numbers_beyond_float16_is_finite(order: str) -> None:
+    gradient = jax.grad(lambda *args: loss(*args))
+    exact = jax.jit(gradient)(W, X, Y)
+    inside = jax.grad(amp(lambda *args: loss(*args), "auto_mixed"))
+    mixed = inside if order == "grad(amp(f))" else amp(gradient, "auto_mixed")
+    assert np.linalg.norm(jax.jit(mixed)(W, X, Y) - exact) <= 0.05 * np.linalg.norm(exact)
+
+
+def waves(x: jax.Array) -> jax.Array:
+    return jnp.sin(x[:, :1] * jnp.exp(-jnp.log(10000.0) * jnp.arange(WIDTH) / WIDTH))
+
+
+MADE: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "waves": waves,
+    "triangle": lambda x: jnp.where(jnp.tri(ROWS, WIDTH) > 0, 0.5, -1.0),
+    "frequencies": lambda x: jnp.arange(ROWS)[:, None] / 10000 ** (jnp.arange(WIDTH) / WIDTH),
+    "chosen": lambda x: jnp.where(x > 0, jnp.linspace(-1, 1, WIDTH), 60000.0),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_other_products_are_narrow(name: str) -> None:
+    decisions = plan_of(lambda x: MADE[name](x) @ W, "auto_mixed")(X).decisions()
+    (product,) = [d for d in decisions if d.primitive == "dot_general"]
+    assert product.operand is Precision.F16

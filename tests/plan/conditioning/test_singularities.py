@@ -1,0 +1,191 @@
+"""Values near a pole of what is made of them: probabilities near one or zero, that are stored."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxamp import amp, plan_of
+from jaxamp.core.formats import Precision
+from tests.numerics.oracle import products_rounded
+
+ROWS, WIDTH = 64, 8
+LOW = {"auto_mixed_bf16": jnp.bfloat16, "auto_mixed": jnp.float16}
+KEYS = jax.random.split(jax.random.key(2), 3)
+X = jax.random.normal(KEYS[0], (ROWS, WIDTH))
+W, OUT = (jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in KEYS[1:])
+
+Body = Callable[[jax.Array], jax.Array]
+
+
+def probabilities(x: jax.Array) -> jax.Array:
+    """Some of them are one in 11 bits, none is in float32."""
+    return jax.nn.sigmoid(3 * x @ W)
+
+
+def scanned(x: jax.Array) -> jax.Array:
+    return lax.scan(lambda c, row: (c, probabilities(row)), 0.0, x)[1]
+
+
+def pooled(x: jax.Array) -> jax.Array:
+    return lax.reduce_window(probabilities(x), -jnp.inf, lax.max, (2, 1), (2, 1), "VALID")
+
+
+def chosen(x: jax.Array) -> jax.Array:
+    return lax.cond(x[0, 0] < 9, probabilities, jnp.tanh, x)
+
+
+STORED: dict[str, Body] = {
+    "sorted": lambda x: jnp.sort(probabilities(x), 0),
+    "concatenated": lambda x: jnp.concatenate([probabilities(x), probabilities(-x)]),
+    "top_k": lambda x: lax.top_k(probabilities(x).T, 32)[0].T,
+    "pooled": pooled,
+    "scanned": scanned,
+    "chosen": chosen,
+}
+
+
+def small(x: jax.Array) -> jax.Array:
+    return jnp.exp(-18 * jnp.abs(x @ W))
+
+
+def exponential(x: jax.Array) -> jax.Array:
+    p = small(x)
+    return jnp.tanh(p @ W) * jnp.log(p)
+
+
+def reciprocal(x: jax.Array) -> jax.Array:
+    p = small(x)
+    return jnp.tanh(jnp.tanh(p @ W) / (p + 1e-10) * 1e-9)
+
+
+def sticks(x: jax.Array) -> jax.Array:
+    """Each takes a part of what the others have left."""
+    return jnp.cumprod(1 - jax.nn.sigmoid(x @ W / 3 + 2), -1)
+
+
+def balanced(x: jax.Array) -> jax.Array:
+    """What is below float16 is multiplied by what is beyond it, as in a monotonic attention."""
+    large = jnp.sort(1 / small(x[::-1] / 2), 0)
+    return jnp.tanh(jnp.tanh(x @ OUT) * small(x / 2) * large)
+
+
+# Derivatives divide by what is below float16, and multiply by it again.
+SMALL: dict[str, Body] = {
+    "exponential": exponential,
+    "reciprocal": reciprocal,
+    "sticks": lambda x: jnp.log(sticks(x)),
+    "balanced": balanced,
+}
+
+
+def logit(p: jax.Array) -> jax.Array:
+    return jnp.log(p) - jnp.log1p(-p)
+
+
+def loss(body: Body, x: jax.Array) -> jax.Array:
+    return jnp.mean((body(x) @ OUT) ** 2)
+
+
+def distances(fn: Callable[[jax.Array], jax.Array], policy: str, order: str) -> list[float]:
+    """How far gradients are from float32's: mixed ones, and those of rounded products."""
+    exact = jax.jit(jax.grad(fn))(X)
+    rounded = jax.jit(products_rounded(jax.grad(fn), LOW[policy]))(X)
+    mixed = amp(jax.grad(fn), policy) if order == "amp(grad(f))" else jax.grad(amp(fn, policy))
+    return [float(np.linalg.norm(g - exact)) for g in (jax.jit(mixed)(X), rounded)]
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("name", STORED)
+def test_probabilities_that_are_stored_are_not_one(name: str, policy: str, order: str) -> None:
+    mixed, rounded = distances(partial(loss, lambda x: logit(STORED[name](x))), policy, order)
+    assert mixed <= 4 * rounded + 1e-6
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+@pytest.mark.parametrize("name", SMALL)
+def test_what_is_divided_by_something_small_fits(name: str, order: str) -> None:
+    mixed, rounded = distances(partial(loss, SMALL[name]), "auto_mixed", order)
+    assert mixed <= 4 * rounded + 1e-6
+
+
+def attended(x: jax.Array) -> jax.Array:
+    """Sums beyond float16, one of which is divided by the other."""
+    weights, values = jnp.exp(x @ OUT), 300 * (x @ W) + 4000
+    return jnp.tanh((weights.T @ values) / jnp.sum(weights, 0)[:, None] / 4000)
+
+
+def linearly_attended(x: jax.Array) -> jax.Array:
+    queries, keys, values = jnp.exp(x @ OUT), jnp.exp(x @ W), x @ OUT + 3
+    sums = keys.T @ values, jnp.sum(keys, 0)
+    return (40 * queries @ sums[0]) / (40 * queries @ sums[1])[:, None]
+
+
+SUMS: dict[str, Body] = {"attended": attended, "linearly_attended": linearly_attended}
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_that_are_divided_by_sums_are_finite(name: str, order: str) -> None:
+    mixed, rounded = distances(partial(loss, SUMS[name]), "auto_mixed", order)
+    assert mixed <= 4 * rounded + 1e-6
+
+
+def test_what_is_divided_by_its_own_norm_is_narrow() -> None:
+    """It is stored as it is, and has to fit anyway."""
+
+    def normalised(x: jax.Array) -> jax.Array:
+        h = x @ W
+        return (h / jnp.linalg.norm(h, axis=-1, keepdims=True)) @ OUT
+
+    (first, *_) = plan_of(normalised, "auto_mixed")(X).decisions()
+    assert first.output is Precision.F16
+
+
+HARMLESS: dict[str, Body] = {
+    "softsign": lambda h: h / (1 + jnp.abs(h)),
+    "swish": lambda h: h / (1 + jnp.exp(-h)),
+    "softplus": jax.nn.softplus,
+    "gelu": jax.nn.gelu,
+    "softmax": jax.nn.softmax,
+    "squared": lambda h: h / (1 + h * h),
+    "by_softplus": lambda h: h / (1 + jax.nn.softplus(h)),
+    "layer_norm": jax.nn.standardize,
+}
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("name", HARMLESS)
+def test_what_is_far_from_poles_is_stored_narrow(name: str, policy: str) -> None:
+    """Nothing here is divided by what may be zero, nor is the logarithm of it taken."""
+
+    def joined(x: jax.Array) -> jax.Array:
+        parts = [HARMLESS[name](x @ W), HARMLESS[name](x @ OUT)]
+        return jnp.mean((jnp.concatenate(parts) @ OUT) ** 2)
+
+    decisions = list(plan_of(joined, policy)(X).decisions())
+    (pile,) = [d for d in decisions if d.primitive == "concatenate"]
+    assert pile.output is decisions[0].output
+    around = [*decisions, *plan_of(jax.grad(joined), policy)(X).decisions()]
+    assert not any("infinite" in d.reason or "small: may" in d.reason for d in around)
+
+
+@pytest.mark.parametrize(
+    ("of", "precision"), [(jnp.arccos, Precision.F32), (jnp.tanh, Precision.F16)]
+)
+def test_what_an_angle_is_measured_by_is_not_rounded(of: Body, precision: Precision) -> None:
+    """The product of two directions is no larger than one; that of their roundings may be."""
+
+    def angle(w: jax.Array, x: jax.Array) -> jax.Array:
+        ahead, aside = (x @ w)[:, :4], (x @ w)[:, 4:]
+        both = jnp.concatenate([jnp.tanh(ahead), jnp.tanh(aside)], -1)
+        return of((jnp.sum(both * x, -1) - 1) / 9).mean()
+
+    decisions = plan_of(jax.grad(angle), "auto_mixed")(W, X).decisions()
+    joined = [d.output for d in decisions if d.eqn.primitive.name == "concatenate"]
+    assert joined[0] is precision

@@ -1,0 +1,97 @@
+"""Recurrences that are written out: what they carry is rounded as little as a loop's carry."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxamp import amp, plan_of
+from jaxamp.core.formats import is_narrow
+from tests.numerics.oracle import products_rounded
+
+TURNS, ROWS, WIDTH = 32, 4, 8
+KEYS = jax.random.split(jax.random.key(5), 4)
+X = jax.random.normal(KEYS[0], (TURNS, ROWS, WIDTH))
+W, U, OUT = (jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in KEYS[1:])
+CARRIED = "carried through equal turns"
+
+Turn = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def gated(w: jax.Array, h: jax.Array, x: jax.Array) -> jax.Array:
+    keep = jax.nn.sigmoid((h @ U + x @ w) / 3 + 4)
+    return keep * h + (1 - keep) * jnp.tanh(x @ w)
+
+
+def stepped(w: jax.Array, h: jax.Array, x: jax.Array) -> jax.Array:
+    """Euler's method, of which a step is less than a rounding."""
+    return h + 0.01 * jnp.tanh((h + x) @ w)
+
+
+def midpoint(w: jax.Array, h: jax.Array, x: jax.Array) -> jax.Array:
+    half = h + 0.005 * jnp.tanh(jnp.tanh(h @ w) @ U)
+    return h + 0.01 * jnp.tanh(jnp.tanh(half @ w) @ U)
+
+
+def parted(w: jax.Array, h: jax.Array, x: jax.Array) -> jax.Array:
+    """A part of an array is cut out in each turn."""
+    return h + 0.01 * jnp.tanh((h + x)[:, 1:] @ w[1:])
+
+
+def written_out(turn: Turn, w: jax.Array, x: jax.Array) -> jax.Array:
+    h = jnp.tanh(x[0] @ OUT)
+    for part in x:
+        h = turn(w, h, part)
+    return jnp.mean((h @ OUT) ** 2)
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+@pytest.mark.parametrize("turn", [gated, stepped, midpoint, parted])
+def test_what_is_carried_is_not_rounded(turn: Turn, order: str) -> None:
+    fn = partial(written_out, turn)
+    exact = jax.jit(jax.grad(fn))(W, X)
+    rounded = jax.jit(products_rounded(jax.grad(fn), jnp.bfloat16))(W, X)
+    mixed = amp(jax.grad(fn)) if order == "amp(grad(f))" else jax.grad(amp(fn))
+    allowed = 3 * np.linalg.norm(rounded - exact)
+    assert 0 < np.linalg.norm(jax.jit(mixed)(W, X) - exact) <= allowed
+
+
+def layers(ws: jax.Array, x: jax.Array) -> jax.Array:
+    """As many turns, each with a matrix of its own: a residual stream."""
+    h = x @ OUT
+    for w in ws:
+        h = h + jnp.tanh((h @ w) @ U)
+    return jnp.mean((h @ OUT) ** 2)
+
+
+def views(ws: jax.Array, x: jax.Array) -> jax.Array:
+    """A matrix that is used as often, and no turn follows from another."""
+    h = jnp.tanh(x @ OUT) + x @ U
+    errors = [jnp.mean((jnp.tanh((h * jnp.cos(w[0])) @ W) @ OUT) ** 2) for w in ws]
+    return jnp.mean(jnp.stack(errors))
+
+
+@pytest.mark.parametrize("model", [layers, views])
+def test_what_follows_from_no_equal_turn_is_narrow(model: Callable[..., jax.Array]) -> None:
+    ws = jax.random.normal(KEYS[1], (2 * TURNS, WIDTH, WIDTH))[:TURNS]
+    for fn in (model, jax.grad(model)):
+        decisions = list(plan_of(fn)(ws, X[0]).decisions())
+        assert not any(d.reason == CARRIED for d in decisions)
+        assert any(is_narrow(d.output) for d in decisions if d.primitive != "dot_general")
+
+
+def test_what_is_weighed_in_many_levels_is_not_rounded_in_each() -> None:
+    """A recurrence by prefix sums in log space (Feng et al. 2024): cotangents nearly cancel."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        gate, new = x @ w, x @ U
+        kept = jnp.cumsum(jax.nn.log_sigmoid(-gate), 0)
+        state = kept + jax.lax.cumlogsumexp(jax.nn.log_sigmoid(gate) + new - kept)
+        return jnp.mean((jnp.exp(state) @ OUT) ** 2)
+
+    decisions = list(plan_of(jax.grad(loss))(W, X[:, 0]).decisions())
+    assert not [d for d in decisions if d.primitive == "pad" and is_narrow(d.output)]
+    assert not [d for d in decisions if d.primitive == "exp" and is_narrow(d.output)]

@@ -1,0 +1,137 @@
+"""Carries: which are narrow, and that what stops a loop is compared as float32 would compare it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxamp import amp, plan_of
+from jaxamp.core.formats import Precision
+from tests.audit import equations
+
+LOW = ("auto_mixed_bf16", "auto_mixed")
+STEPS = 12
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_line_search_accepts_the_same_steps(seed: int, policy: str) -> None:
+    """Where the value to beat is rounded and what is tried is not, no step is short enough."""
+    random = np.random.default_rng(seed)
+    x = jnp.asarray(random.normal(size=(50, 5)), jnp.float32)
+    y = jnp.float32(x @ jnp.asarray(random.normal(size=5), jnp.float32) > 0)
+
+    def objective(w: jax.Array) -> jax.Array:
+        scores = x @ w
+        return jnp.mean(jnp.logaddexp(0, scores) - y * scores) + 0.05 * w @ w
+
+    def descend(w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def step(w: jax.Array, _: None) -> tuple[jax.Array, jax.Array]:
+            value, slope = jax.value_and_grad(objective)(w)
+
+            def is_worse(t: jax.Array) -> jax.Array:
+                return objective(w - t * slope) > value - 0.3 * t * jnp.sum(slope**2)
+
+            size = lax.while_loop(
+                lambda t: is_worse(t) & (t > 1e-30), lambda t: t / 2, jnp.float32(4)
+            )
+            return w - size * slope, size
+
+        return lax.scan(step, w, None, length=STEPS)
+
+    (w, sizes), (exact, _) = amp(descend, policy)(jnp.zeros(5)), descend(jnp.zeros(5))
+    assert np.min(sizes) > 1e-3
+    assert objective(w) <= 1.01 * objective(exact)
+
+
+@pytest.mark.parametrize("policy", LOW)
+def test_the_first_residual_of_a_solver_is_as_exact_as_the_others(policy: str) -> None:
+    random = np.random.default_rng(0)
+    square = random.normal(size=(40, 40))
+    a = jnp.asarray(square @ square.T + 40 * np.eye(40), jnp.float32)
+    b = jnp.asarray(random.normal(size=40), jnp.float32)
+    exact = np.linalg.solve(np.float64(a), np.float64(b))
+
+    def solve(b: jax.Array, x: jax.Array) -> jax.Array:
+        def turn(carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            x, r, p, squares = carry
+            moved = a @ p
+            size = squares / (p @ moved)
+            r = r - size * moved
+            return x + size * p, r, r + r @ r / squares * p, r @ r
+
+        r = b - a @ x
+        return lax.while_loop(lambda carry: carry[3] > 1e-10, turn, (x, r, r, r @ r))[0]
+
+    found = amp(solve, policy)(b, jnp.float32(exact + 0.1))
+    assert np.linalg.norm(found - exact) <= 1e-5 * np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("policy", LOW)
+def test_what_is_computed_before_a_loop_stays_narrow(policy: str) -> None:
+    """Only the last product before the values that are compared is float32."""
+    w = jnp.eye(8) / 2
+
+    def settled(x: jax.Array) -> jax.Array:
+        x = jnp.tanh(jnp.tanh(x @ w) @ w) @ w
+        return lax.while_loop(
+            lambda z: jnp.max(jnp.abs(z - jnp.tanh(z @ w + x))) > 1e-3,
+            lambda z: jnp.tanh(z @ w + x),
+            x,
+        )
+
+    plan = plan_of(settled, policy)(jnp.ones((4, 8)))
+    dots = [d for d in plan.body.decisions if d.eqn.primitive.name == "dot_general"]
+    wide = [d.operand is Precision.F32 for d in dots]
+    assert wide == [False, False, True]
+
+
+@pytest.mark.parametrize("policy", LOW)
+def test_what_chooses_a_branch_is_not_rounded_for_a_product_beside_it(policy: str) -> None:
+    """Rounded, the rows have a mean of zero."""
+    x = jnp.tile(jnp.float32([1.0003, -1.0001]), (4, 4))
+    w = jnp.ones((8, 2))
+
+    def chosen(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        rows = lax.cond(x[0, 0] > 0, lambda x: x, jnp.negative, x)
+        sign = lax.cond(rows.mean() > 0, lambda: 1, lambda: -1)
+        return rows @ w, sign
+
+    assert amp(chosen, policy)(x)[1] == 1
+
+
+@pytest.mark.parametrize("around", [lambda carry: carry, lax.optimization_barrier])
+def test_a_state_is_narrow_beside_an_average_of_itself(around: Callable[..., Any]) -> None:
+    """A barrier around both carries moves each by itself: it adds neither to the other."""
+
+    def run(x: jax.Array, w: jax.Array) -> jax.Array:
+        def turn(carry: tuple[jax.Array, ...], row: jax.Array) -> tuple[Any, None]:
+            state, average = carry
+            return around((jnp.tanh(state @ w + row), 0.9 * average + state)), None
+
+        start = x @ w
+        (state, average), _ = lax.scan(turn, (start, jnp.zeros_like(start)), jnp.stack([start] * 3))
+        return jnp.mean((state @ w) ** 2) + jnp.mean(average)
+
+    closed = jax.make_jaxpr(amp(run))(jnp.ones((4, 8)), jnp.ones((8, 8)))
+    (scan,) = [eqn for eqn in equations(closed.jaxpr) if eqn.primitive.name == "scan"]
+    assert [var.aval.dtype for var in scan.outvars] == [jnp.bfloat16, jnp.float32]
+
+
+def test_what_is_made_of_earlier_turns_is_narrow() -> None:
+    """That it is made of an activation is known when a loop has been gone through three times."""
+    w = jnp.ones((8, 8))
+
+    def turn(carry: tuple[jax.Array, ...], row: jax.Array) -> tuple[Any, jax.Array]:
+        last, before = carry
+        return (jnp.tanh(row @ w), last), jnp.sin(before) @ w
+
+    def run(rows: jax.Array) -> jax.Array:
+        return lax.scan(turn, (jnp.zeros((4, 8)),) * 2, rows)[1]
+
+    decisions = plan_of(run)(jnp.ones((5, 4, 8))).decisions()
+    assert [d.output for d in decisions if d.primitive == "sin"] == [Precision.BF16]

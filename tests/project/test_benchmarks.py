@@ -1,0 +1,79 @@
+"""The benchmarks measure what they say: programs of the right size, traced afresh each time."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import overhead, trace_cost
+from benchmarks.peers import table
+from benchmarks.peers.peers import PEERS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("size", [100, 1000])
+def test_chain_has_the_equations_it_names(size):
+    """The chain's length is within a tenth of what its row says."""
+    jaxpr = jax.make_jaxpr(trace_cost.chain(size))(jnp.ones((2, 2)))
+    assert trace_cost.count_equations(jaxpr) == pytest.approx(size, rel=0.1)
+
+
+def test_a_fresh_function_is_traced_again():
+    """No cache answers in place of the tracing that is timed."""
+    calls = []
+
+    def fn(x):
+        calls.append(None)
+        return x
+
+    for _ in range(3):
+        trace_cost.seconds_to_trace(lambda: trace_cost.fresh(fn), (1.0,))
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("name", trace_cost.models())
+def test_models_are_differentiable(name):
+    """Each loss that is traced is one number, with a gradient for every parameter."""
+    loss, args = trace_cost.models()[name]
+    value, grads = jax.eval_shape(jax.value_and_grad(loss), *args)
+    assert value.shape == ()
+    assert jax.tree.map(jnp.shape, grads) == jax.tree.map(jnp.shape, args[0])
+
+
+def test_the_scanned_transformer_has_its_layers():
+    """One scan, over as many layers as its row says."""
+    loss, args = trace_cost.models()[f"{trace_cost.SCANNED} layers, scanned"]
+    eqns = jax.make_jaxpr(loss)(*args).jaxpr.eqns
+    assert [e.params["length"] for e in eqns if e.primitive.name == "scan"] == [trace_cost.SCANNED]
+
+
+def test_memory_of_a_plan_is_measured_beside_its_jaxpr():
+    """A plan takes some memory, and no multiple of what the jaxpr takes."""
+    assert 0.1 < trace_cost.memory_ratio(trace_cost.chain(1000), (jnp.ones((2, 2)),)) < 2
+
+
+def test_calls_are_measured_when_they_are_compiled():
+    """The first round, in which both sides compile, is no part of the medians."""
+    times = iter([9.0, 1.0, 3.0, 2.0])
+    assert overhead.medians(lambda: next(times), lambda: 5.0, repeat=3) == [2.0, 5.0]
+
+
+def test_the_transformer_by_hand_is_the_transformer():
+    """What compile times are compared with has its products in bfloat16, all of them."""
+    args = trace_cost.transformer_arguments()
+    loss = jax.eval_shape(overhead.by_hand, *args)
+    assert (loss.shape, loss.dtype) == ((), jnp.float32)
+    text = str(jax.make_jaxpr(overhead.by_hand)(*args))
+    assert text.count("preferred_element_type=bfloat16") == 8 * trace_cost.LAYERS + 1
+
+
+def test_the_readmes_peers_are_the_figures_kept():
+    """The table is made from the JSON, of every peer, and not edited since."""
+    figures = json.loads((ROOT / "docs/peers.json").read_text())
+    assert [peer.name for peer in PEERS] == list(figures)
+    readme = (ROOT / "README.md").read_text()
+    shown = readme.partition(table.BEGIN)[2].partition(table.END)[0]
+    assert shown.strip() == table.markdown(figures)

@@ -1,0 +1,135 @@
+"""The counter of the deviceless benchmark, on small programs whose traffic is known."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxamp.compiled import hlo, traffic
+
+LOOP = """HloModule loop
+
+%body.1 (state.1: (s32[], f32[4,8], f32[8])) -> (s32[], f32[4,8], f32[8]) {
+  %state.1 = (s32[], f32[4,8]{1,0}, f32[8]{0}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%state.1), index=0
+  %rows.1 = f32[4,8]{1,0} get-tuple-element(%state.1), index=1
+  %sum.1 = f32[8]{0} get-tuple-element(%state.1), index=2
+  %add.1 = f32[8]{0} fusion(%sum.1, %rows.1, %i.1), kind=kLoop, calls=%add_row.1
+  ROOT %next.1 = (s32[], f32[4,8]{1,0}, /*index=2*/f32[8]{0}) tuple(%i.1, %rows.1, %add.1)
+}
+
+%condition.1 (state.2: (s32[], f32[4,8], f32[8])) -> pred[] {
+  %state.2 = (s32[], f32[4,8]{1,0}, f32[8]{0}) parameter(0)
+  %i.2 = s32[] get-tuple-element(%state.2), index=0
+  %bound.1 = s32[] constant(4)
+  ROOT %less.1 = pred[] compare(%i.2, %bound.1), direction=LT
+}
+
+%add_row.1 (sum.2: f32[8], rows.2: f32[4,8], i.3: s32[]) -> f32[8] {
+  %sum.2 = f32[8]{0} parameter(0)
+  %rows.2 = f32[4,8]{1,0} parameter(1)
+  %i.3 = s32[] parameter(2)
+  %zero.1 = s32[] constant(0)
+  %row.1 = f32[1,8]{1,0} dynamic-slice(%rows.2, %i.3, %zero.1), dynamic_slice_sizes={1,8}
+  %row.2 = f32[8]{0} bitcast(%row.1)
+  ROOT %add.2 = f32[8]{0} add(%sum.2, %row.2)
+}
+
+ENTRY %main.1 (start.1: (s32[], f32[4,8], f32[8])) -> (s32[], f32[4,8], f32[8]) {
+  %start.1 = (s32[], f32[4,8]{1,0}, f32[8]{0}) parameter(0)
+  ROOT %loop.1 = (s32[], f32[4,8]{1,0}, f32[8]{0}) while(%start.1), condition=%condition.1, body=%body.1
+}
+"""  # noqa: E501
+
+ROW = 8 * 4
+INDEX = 4
+
+
+def test_a_loop_counts_as_often_as_it_runs_and_reads_one_row_each_time():
+    """Four runs, each reading the sum, one row of the matrix and the index, writing the sum."""
+    counted = traffic.measure(hlo.parse(LOOP))
+    assert counted.kernels == 4
+    assert counted.bytes == 4 * (ROW + ROW + INDEX + ROW)
+    assert counted.unknown_loops == 0
+
+
+def test_a_loop_without_a_bound_counts_once_and_is_reported():
+    """A condition that compares two values that change says nothing about the trip count."""
+    unknown = LOOP.replace("compare(%i.2, %bound.1)", "compare(%bound.1, %i.2)")
+    counted = traffic.measure(hlo.parse(unknown))
+    assert counted.kernels == 1
+    assert counted.unknown_loops == 1
+
+
+def test_the_trip_count_that_the_compiler_states_is_used():
+    """XLA's annotation is believed before the condition is read."""
+    stated = LOOP.replace(
+        "body=%body.1", 'body=%body.1, backend_config={"known_trip_count":{"n":"9"}}'
+    )
+    assert traffic.measure(hlo.parse(stated)).kernels == 9
+
+
+def test_an_update_in_place_writes_only_the_update():
+    """A fusion whose root updates its operand neither reads nor writes the rest of it."""
+    text = """HloModule update
+
+%put.1 (rows.1: f32[4,8], row.1: f32[1,8], i.1: s32[]) -> f32[4,8] {
+  %rows.1 = f32[4,8]{1,0} parameter(0)
+  %row.1 = f32[1,8]{1,0} parameter(1)
+  %i.1 = s32[] parameter(2)
+  ROOT %put.2 = f32[4,8]{1,0} dynamic-update-slice(%rows.1, %row.1, %i.1, %i.1)
+}
+
+ENTRY %main.1 (rows.2: f32[4,8], row.2: f32[1,8], i.2: s32[]) -> f32[4,8] {
+  %rows.2 = f32[4,8]{1,0} parameter(0)
+  %row.2 = f32[1,8]{1,0} parameter(1)
+  %i.2 = s32[] parameter(2)
+  ROOT %put.3 = f32[4,8]{1,0} fusion(%rows.2, %row.2, %i.2), kind=kLoop, calls=%put.1
+}
+"""
+    assert traffic.measure(hlo.parse(text)).bytes == ROW + INDEX + ROW
+
+
+def test_scratch_space_and_on_chip_buffers_are_not_counted():
+    """A library call's workspace is no traffic, nor is a buffer in memory space 1."""
+    text = """HloModule call
+
+ENTRY %main.1 (a.1: bf16[8,8], b.1: bf16[8,8]) -> (bf16[8,8], s8[4096]) {
+  %a.1 = bf16[8,8]{1,0} parameter(0)
+  %b.1 = bf16[8,8]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  ROOT %call.1 = (bf16[8,8]{1,0}, s8[4096]{0}) custom-call(%a.1, %b.1), custom_call_target="__cublas$gemm"
+}
+"""  # noqa: E501
+    counted = traffic.measure(hlo.parse(text))
+    assert counted.bytes == 2 * 8 * 8 * 2
+    assert counted.dots == {"bf16×bf16→bf16": 1}
+
+
+def test_a_prefetch_of_a_slice_reads_the_slice():
+    """Beside what it copies to the chip, a started copy names its operand among its results."""
+    text = """HloModule prefetch
+
+ENTRY %main.1 (a.1: f32[8,8], b.1: f32[8,8]) -> f32[8,8] {
+  %a.1 = f32[8,8]{1,0} parameter(0)
+  %b.1 = f32[8,8]{1,0:T(8,128)S(1)} parameter(1)
+  %slice-start.1 = ((f32[8,8]{1,0}), f32[2,8]{1,0:T(8,128)S(1)}, s32[]{:S(2)}) slice-start(%a.1), slice={[0:2], [0:8]}
+  %slice-done.1 = f32[2,8]{1,0:T(8,128)S(1)} slice-done(%slice-start.1)
+  %copy-start.1 = (f32[8,8]{1,0}, f32[8,8]{1,0:T(8,128)S(1)}, u32[]{:S(2)}) copy-start(%b.1)
+  ROOT %copy-done.1 = f32[8,8]{1,0} copy-done(%copy-start.1)
+}
+"""  # noqa: E501
+    read, written = 2 * 8 * 4, 8 * 8 * 4
+    assert traffic.measure(hlo.parse(text)).bytes == read + written
+
+
+@pytest.mark.parametrize("steps", [3, 7])
+def test_a_compiled_scan_counts_every_step(steps: int):
+    """The dots of a real program's loop count by its trips."""
+
+    def run(x: jax.Array, weights: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
+
+    shapes = (jnp.ones((16, 16)), jnp.ones((steps, 16, 16)))
+    text = jax.jit(run).lower(*shapes).compile().as_text()
+    assert text is not None
+    counted = traffic.measure(hlo.parse(text))
+    assert sum(counted.dots.values()) == steps

@@ -1,0 +1,112 @@
+"""The project's own promises: README code runs, its commands exist, CI runs what it names."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import jaxamp
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def _targets() -> set[str]:
+    """The names that `make` accepts."""
+    return set(re.findall(r"^([a-z][a-z-]*):", MAKEFILE, re.MULTILINE))
+
+
+def test_readme_names_targets_that_exist():
+    """Every `make something` of the README and of CI is a target."""
+    text = README + (ROOT / ".ci/run").read_text()
+    named = set(re.findall(r"(?:`|^)make ([a-z-]+)", text, re.MULTILINE))
+    assert named >= {"demo", "test", "lint", "conformance-sample"}
+    assert named <= _targets()
+
+
+def test_ci_runs_the_readme_test_command():
+    """CI runs `make test`, the command that the README gives, and stops at the first failure."""
+    lines = (ROOT / ".ci/run").read_text().splitlines()
+    assert "make test" in lines
+    assert "set -euo pipefail" in lines
+
+
+def test_ci_runs_on_both_ends_of_jax():
+    """The oldest supported JAX and the newest, the conformance sample on both."""
+    lines = (ROOT / ".ci/run").read_text().splitlines()
+    assert "make conformance-sample" in lines
+    assert any(line.startswith("make test-newest") for line in lines)
+    newest = MAKEFILE.partition("test-here:")[2]
+    assert "tests.conformance --sample 600" in newest.partition("\n\n")[0]
+
+
+def test_readme_presets_are_the_presets():
+    """The README's table of presets says what the code says."""
+    policies = README.partition("## Policies")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `((?:always|auto)\w+)`[^|]*\|(.*)\|$", policies, re.MULTILINE)
+    assert {name for name, _ in rows} == set(PRESETS)
+    for name, cells in rows:
+        policy = jaxamp.PrecisionPolicy.parse(name)
+        words = [cell.strip().split(",")[0] for cell in cells.split("|")]
+        assert words == [policy.precision_for(kind).short for kind in jaxamp.OpKind]
+        assert ("f32 inside" in cells) == (policy.accumulation is not None and words[1] != "f32")
+
+
+def test_the_version_is_where_the_build_looks_for_it():
+    """One place has it, for the package and for whoever imports a bare checkout."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    source = (ROOT / project["tool"]["hatch"]["version"]["path"]).read_text()
+    assert project["project"]["dynamic"] == ["version"]
+    assert re.search(r'^__version__ = "(.+?)"', source, re.MULTILINE)[1] == jaxamp.__version__
+
+
+def test_the_reference_has_every_public_name():
+    """What functions return as well; errors are listed by their family."""
+    public = {name for name, value in vars(jaxamp).items() if getattr(value, "__module__", "")}
+    public -= {name for name in public if name.endswith("Error") or name.startswith("_")}
+    assert public >= {"Gradient", "Loaded", "Nonfinite", "amp"}
+    assert public <= set(re.findall(r"\w+", (ROOT / "docs/reference/api.md").read_text()))
+
+
+def test_every_page_has_its_place_on_the_site():
+    """The navigation names each page of docs/ once."""
+    named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert sorted(named) == sorted(pages)
+
+
+@pytest.mark.parametrize("package", ["jaxamp", "jaxamp/kernels"])
+def test_every_public_name_is_in_the_reference(package):
+    """Errors, which are there as a whole, apart."""
+    exported = re.findall(
+        r" (\w+) as \1$", (ROOT / package / "__init__.py").read_text(), re.MULTILINE
+    )
+    page = (ROOT / "docs/reference/api.md").read_text()
+    named = set(re.findall(r"\w+", page))
+    assert len(exported) > 5
+    assert [name for name in exported if name not in named and not name.endswith("Error")] == []
+
+
+PRESETS = (
+    "always_f32",
+    "always_f16",
+    "auto_mixed_conservative",
+    "auto_mixed",
+    "auto_mixed_bf16",
+)
+
+
+def test_readme_lists_every_guard():
+    """The README's table of guards has a row for each, and no other."""
+    rows = re.findall(r"^\| `([a-z-]+)` \|", README, re.MULTILINE)
+    assert sorted(rows) == sorted(guard.value for guard in jaxamp.Guard)
+
+
+@pytest.mark.parametrize("extra", ["demo", "test", "dev"])
+def test_make_installs_extras_that_exist(extra):
+    """A stamp of the Makefile names an extra of pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f".installed-{extra}" in MAKEFILE
+    assert extra in project["optional-dependencies"]

@@ -1,0 +1,371 @@
+"""What travels between devices in which precision, in programs that move arrays by hand."""
+
+import re
+from collections import Counter
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+from benchmarks.collectives.count import collectives
+from jaxamp import Precision, PrecisionPolicy, Rule, amp, plan_of
+from jaxamp.compiled import hlo
+from tests.audit import PRODUCTS, equations
+
+BF16 = PrecisionPolicy.AUTO_MIXED_BF16
+SENT = re.compile(
+    r'"stablehlo\.(all_gather|all_reduce|reduce_scatter|collective_permute)"'
+    r".*?-> \(?tensor<([0-9x]*x)?(\w+)>",
+    re.DOTALL,
+)
+W, X = jnp.linspace(-1, 1, 64 * 32).reshape(64, 32), jnp.linspace(-2, 1, 16 * 64).reshape(16, 64)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+
+
+def sent(fn, *args):
+    """Collectives of a program by name and dtype; scalars are left out."""
+    text = jax.jit(fn).lower(*args).as_text()
+    return Counter((name, dtype) for name, shape, dtype in SENT.findall(text) if shape)
+
+
+def loss_fn(w, x, to="varying"):
+    """A loss of a product with a parameter that is gathered first."""
+    return jnp.mean(jnp.square(x @ lax.all_gather(w, "d", tiled=True, to=to)))
+
+
+ORDERS = {
+    "grad of amp": lambda wrap, fn, policy: wrap(jax.grad(amp(fn, policy))),
+    "amp of grad": lambda wrap, fn, policy: amp(wrap(jax.grad(fn)), policy),
+}
+orders = pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+
+
+def split(mesh, fn, check_vma=True):
+    """The function over parts of the parameter and of the batch."""
+    specs = (P("d"), P("d"))
+    return jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=P("d"), check_vma=check_vma)
+
+
+@orders
+@pytest.mark.parametrize(
+    ("to", "check_vma"), [("varying", True), ("varying", False), ("reduced", True)]
+)
+@pytest.mark.parametrize(
+    ("policy", "low", "back"),
+    [
+        (BF16, "bf16", "f32"),
+        (PrecisionPolicy.AUTO_MIXED, "f16", "f32"),
+        (BF16.replace(allreduce="bf16"), "bf16", "bf16"),
+    ],
+    ids=["bf16", "f16", "sums in bf16"],
+)
+def test_a_gathered_parameter_travels_low(mesh, order, to, check_vma, policy, low, back):
+    """The gather is in the low precision, its transpose in that of the policy, both orders."""
+    step = order(partial(split, mesh, check_vma=check_vma), partial(loss_fn, to=to), policy)
+    found = sent(step, W, X)
+    assert found["all_gather", low] == 1
+    assert found["reduce_scatter", back] == 1
+    assert found.total() == 2
+
+
+@orders
+def test_gradients_are_those_of_a_gather_in_f32(mesh, order):
+    """Rounding before the gather gives, bit for bit, what rounding after it gives.
+
+    So each device's part of a gradient is an f32 accumulator when it is added to the others'.
+    """
+    after = BF16.with_rules(Rule(primitive="all_gather", precision="f32"))
+    steps = [order(partial(split, mesh), loss_fn, policy) for policy in (BF16, after)]
+    assert [sent(step, W, X)["all_gather", "bf16"] for step in steps] == [1, 0]
+    early, late = (jax.jit(step)(W, X) for step in steps)
+    assert early.dtype == jnp.float32
+    np.testing.assert_array_equal(early, late)
+    assert (early != early.astype(jnp.bfloat16).astype(jnp.float32)).any()
+
+
+@orders
+def test_words_of_a_gathered_table_add_up_in_f32(mesh, order):
+    """A row that is looked up a hundred times keeps the gradient of every time."""
+    table, words = jnp.ones((16, 8)), jnp.tile(jnp.arange(16), 8 * 512)
+
+    def loss(table, words):
+        rows = lax.all_gather(table, "d", tiled=True)[words]
+        return jnp.sum(jnp.square(rows @ jnp.full((8, 4), 0.5)))  # of fours
+
+    step = order(partial(split, mesh), loss, BF16)
+    assert sent(step, table, words)["all_gather", "bf16"] == 1
+    np.testing.assert_array_equal(jax.jit(step)(table, words), jnp.full((16, 8), 16.0 * 8 * 512))
+
+
+SAVING = {
+    "no checkpoint": lambda layer: layer,
+    "nothing": jax.checkpoint,
+    "gathers": partial(jax.checkpoint, policy=lambda prim, *_, **__: prim.name == "all_gather"),
+    "products": partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable),
+    "everything": partial(jax.checkpoint, policy=jax.checkpoint_policies.everything_saveable),
+}
+
+
+@pytest.mark.parametrize("save", SAVING.values(), ids=SAVING)
+@pytest.mark.parametrize("gathered", ["inside", "outside"])
+def test_no_gathered_parameter_waits_in_f32(mesh, save, gathered):
+    """What the backward pass gets of it is narrow, whatever a checkpoint saves."""
+    waiting = []
+
+    def gather(w):
+        return lax.all_gather(w, "d", tiled=True)
+
+    def layer(x, w):
+        return jnp.tanh(jnp.tanh(x @ (gather(w) if gathered == "inside" else w)))
+
+    def loss(w, x):
+        for _ in range(2):
+            x = save(layer)(x, w if gathered == "inside" else gather(w))
+        return jnp.sum(x)
+
+    def residuals(w, x):
+        waiting.extend(jax.tree.leaves(jax.vjp(lambda w: amp(loss)(w, x), w)[1]))
+        return w
+
+    square = jnp.ones((64, 64))
+    jax.eval_shape(split(mesh, residuals, check_vma=False), square, X)
+    dtypes = {leaf.dtype for leaf in waiting if leaf.shape == square.shape}
+    assert dtypes <= {jnp.dtype("bfloat16")}
+
+
+@orders
+def test_a_rule_sends_low_and_leaves_the_way_back_alone(mesh, order):
+    """Forced by a rule, where the plan would not: the gradients' sum is still the policy's."""
+
+    def both(w, x):
+        whole = lax.all_gather(w, "d", tiled=True)
+        return jnp.mean(x @ whole) + jnp.sum(whole**2)
+
+    forced = BF16.with_rules(Rule(primitive="all_gather", precision="bf16"))
+    found = sent(order(partial(split, mesh), both, forced), W, X)
+    assert (found["all_gather", "bf16"], found["reduce_scatter", "f32"]) == (1, 1)
+
+
+def test_what_a_sum_reads_travels_whole(mesh):
+    """A gather that anything reads in f32 stays f32: no number is rounded for others' sake."""
+
+    def both(w, x):
+        whole = lax.all_gather(w, "d", tiled=True)
+        return jnp.mean(x @ whole) + jnp.sum(whole**2)
+
+    found = sent(split(mesh, jax.grad(amp(both))), W, X)
+    assert found["all_gather", "f32"] == 1
+    assert found["all_gather", "bf16"] == 0
+
+
+def deep(stacked, x):
+    """Layers gathered one by one inside a scan, and again in the backward pass."""
+
+    @partial(jax.checkpoint, policy=lambda prim, *_, **__: prim.name != "all_gather")
+    def layer(x, w):
+        return jnp.tanh(x @ lax.all_gather(w, "d", tiled=True)), None
+
+    return jnp.mean(lax.scan(layer, x, stacked)[0] ** 2)
+
+
+@orders
+def test_layers_of_a_scan_are_gathered_low(mesh, order):
+    """Twice, as the checkpoint policy, which sees the gather as it was, asks for."""
+    stacked, x = jnp.ones((3, 64, 64)), jnp.ones((16, 64))
+
+    def wrap(fn):
+        specs = (P(None, "d"), P("d"))
+        return jax.shard_map(fn, mesh=mesh, in_specs=specs, out_specs=specs[0])
+
+    found = sent(order(wrap, deep, BF16), stacked, x)
+    assert found["all_gather", "bf16"] == 2
+    assert found["reduce_scatter", "f32"] == 1
+    assert found.total() == 3
+
+
+def test_cotangents_of_many_uses_meet_in_f32(mesh):
+    """A parameter gathered once for a long loop: a thousand small gradients are not lost."""
+
+    def loop(w, x):
+        whole = lax.all_gather(w, "d", tiled=True)
+        return lax.fori_loop(0, 1000, lambda _, total: total + jnp.mean(jnp.square(x @ whole)), 0.0)
+
+    after = BF16.with_rules(Rule(primitive="all_gather", precision="f32"))
+    early, late = (
+        split(mesh, jax.grad(amp(loop, policy)), check_vma=False) for policy in (BF16, after)
+    )
+    assert sent(early, W, X) == {("all_gather", "bf16"): 1, ("reduce_scatter", "f32"): 1}
+    expected = jax.jit(late)(W, X)
+    np.testing.assert_allclose(
+        jax.jit(early)(W, X), expected, atol=2.0**-9 * np.abs(expected).max()
+    )
+
+
+@orders
+def test_gathers_under_vmap(mesh, order):
+    """Several models at once: one gather of all of them, and gradients as one by one."""
+    ws, xs = jnp.stack([W, W / 2, -W]), jnp.stack([X, X, X / 3])
+
+    def wrap(fn):
+        specs = (P(None, "d"), P(None, "d"))
+        return jax.shard_map(jax.vmap(fn), mesh=mesh, in_specs=specs, out_specs=specs[0])
+
+    step = order(wrap, loss_fn, BF16)
+    found = sent(step, ws, xs)
+    assert (found["all_gather", "bf16"], found["reduce_scatter", "f32"]) == (1, 1)
+    alone = jax.jit(order(partial(split, mesh), loss_fn, BF16))
+    expected = [alone(w, x) for w, x in zip(ws, xs, strict=True)]
+    np.testing.assert_allclose(jax.jit(step)(ws, xs), jnp.stack(expected), rtol=1e-6)
+
+
+def test_a_gather_over_the_axis_of_a_vmap():
+    """Where the axis is vmap's own nothing is sent, and the numbers are those of bf16."""
+
+    def fn(w, x):
+        return x @ lax.all_gather(w, "i", tiled=True)
+
+    ours = jax.vmap(amp(fn), axis_name="i")(W.reshape(8, 8, 32), X.reshape(8, 2, 64))
+    np.testing.assert_array_equal(ours.reshape(16, 32), amp(jnp.dot)(X, W))
+
+
+def test_second_derivatives_pass(mesh):
+    """The primitive that sends is linear in every order of differentiation."""
+
+    def along(w, x):
+        return jax.jvp(lambda w: jax.grad(amp(loss_fn))(w, x), (w,), (w,))[1]
+
+    f32 = split(mesh, lambda w, x: jax.jvp(lambda w: jax.grad(loss_fn)(w, x), (w,), (w,))[1])
+    ours, exact = jax.jit(split(mesh, along))(W, X), jax.jit(f32)(W, X)
+    np.testing.assert_allclose(ours, exact, atol=0.05 * np.abs(exact).max())
+
+
+def mean_loss(w, x):
+    """A data-parallel loss: the parameter is whole, the batch is split."""
+    return lax.pmean(jnp.mean(jnp.square(x @ w)), "d")
+
+
+@orders
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_gradients_are_added_up_in_the_policy_s_precision(mesh, order, dtype):
+    """JAX's own sum over devices, put in by differentiation; f32 unless the policy says other."""
+
+    def wrap(fn):
+        return jax.shard_map(fn, mesh=mesh, in_specs=(P(), P("d")), out_specs=P())
+
+    step = order(wrap, mean_loss, BF16.replace(allreduce=dtype))
+    assert sent(step, W, X) == {("all_reduce", dtype): 1}
+    exact = jax.jit(wrap(jax.grad(mean_loss)))(W, X)
+    ours = jax.jit(step)(W, X)
+    assert ours.dtype == jnp.float32
+    np.testing.assert_allclose(ours, exact, atol=0.05 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_mean_of_gradients_by_hand(mesh, dtype):
+    """What the step itself adds up: matrices in the policy's precision, vectors are f32 anyway."""
+
+    def step(params, x):
+        def loss(params):
+            return jnp.mean(jnp.square(x @ params["w"] + params["b"]))
+
+        return lax.pmean(jax.grad(loss)(params), "d")
+
+    params = {"w": W, "b": jnp.ones(32)}
+    specs = {"in_specs": (P(), P("d")), "out_specs": P(), "check_vma": False}
+    mapped = amp(jax.shard_map(step, mesh=mesh, **specs), BF16.replace(allreduce=dtype))
+    assert sent(mapped, params, X) == Counter([("all_reduce", dtype), ("all_reduce", "f32")])
+    assert {leaf.dtype for leaf in jax.tree.leaves(mapped(params, X))} == {jnp.dtype("float32")}
+
+
+def test_activations_are_added_up_in_f32(mesh):
+    """Tensor parallel: parts of a sum over devices meet in f32 and are rounded once."""
+
+    def fn(x, w, v):
+        return lax.psum(x @ w, "d") @ v
+
+    specs = (P(None, "d"), P("d"), P())
+    mapped = jax.shard_map(amp(fn), mesh=mesh, in_specs=specs, out_specs=P())
+    assert sent(mapped, X, W, W[:32]) == {("all_reduce", "f32"): 1}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_gradients_leave_their_products_in_the_precision_of_their_sum(dtype):
+    """Under jit XLA adds up over devices what a product gives; the loss stays f32 in any case."""
+    policy = BF16.replace(allreduce=dtype)
+    plan = plan_of(jax.value_and_grad(lambda w, x: jnp.mean(jnp.square(x @ w))), policy)(W, X)
+    (*_, product) = [d for d in plan.decisions() if d.primitive == "dot_general"]
+    assert product.output.short == dtype
+    sums = [d for d in plan.decisions() if d.primitive == "reduce_sum"]
+    assert {d.output.short for d in sums} == {"f32"}
+
+
+def test_a_gather_spread_over_fusions_counts_once():
+    """A TPU overlaps one gather with several fusions and names it in each, by one channel."""
+    gather = "bf16[64,32]{1,0} all-gather(%p), channel_id=4, dimensions={0}"
+    text = f"""HloModule step
+
+%first (p: bf16[16,32]) -> bf16[64,32] {{
+  %p = bf16[16,32]{{1,0}} parameter(0)
+  ROOT %all-gather.1 = {gather}
+}}
+
+%second (p: bf16[16,32]) -> bf16[64,32] {{
+  %p = bf16[16,32]{{1,0}} parameter(0)
+  ROOT %all-gather.2 = {gather}
+}}
+
+ENTRY %main (p: bf16[16,32]) -> (bf16[64,32], bf16[64,32], bf16[64,32]) {{
+  %p = bf16[16,32]{{1,0}} parameter(0)
+  %a = bf16[64,32]{{1,0}} fusion(%p), kind=kCustom, calls=%first
+  %b = bf16[64,32]{{1,0}} fusion(%p), kind=kCustom, calls=%second
+  %c = {gather.replace("=4", "=5")}
+  ROOT %all = (bf16[64,32]{{1,0}}, bf16[64,32]{{1,0}}, bf16[64,32]{{1,0}}) tuple(%a, %b, %c)
+}}
+"""
+    assert collectives(hlo.parse(text)) == {("all-gather", "bf16"): 2 * 64 * 32 * 2}
+
+
+@orders
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_gradients_under_jit_are_added_up_in_the_policy_s_precision(order, dtype):
+    """XLA adds up over devices what a product gives, be the backward pass the plan's or JAX's."""
+
+    def loss(weights, x):
+        return jnp.mean(jnp.square(lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]))
+
+    step = order(lambda fn: fn, loss, BF16.replace(allreduce=dtype))
+    jaxpr = jax.make_jaxpr(step)(jnp.ones((3, 64, 64)), X).jaxpr
+    gradients = [
+        eqn.outvars[0].aval
+        for eqn in equations(jaxpr)
+        if eqn.primitive.name in PRODUCTS and eqn.outvars[0].aval.shape == (64, 64)
+    ]
+    assert gradients
+    assert {aval.dtype for aval in gradients} == {Precision.parse(dtype).dtype}
+
+
+@orders
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_gradients_of_convolutions_are_added_up_in_the_policy_s_precision(order, dtype):
+    """Where a backend has such a convolution: TPUs have, GPUs round before they add up."""
+
+    def loss(kernel, x):
+        y = lax.conv_general_dilated(jnp.tanh(x), kernel, (1, 1), "SAME")
+        return jnp.mean(jnp.square(lax.conv_general_dilated(y, kernel, (1, 1), "SAME")))
+
+    step = jax.jit(order(lambda fn: fn, loss, BF16.replace(allreduce=dtype)))
+    args = jnp.ones((4, 4, 3, 3)), jnp.ones((8, 4, 16, 16))
+    for platform, given in {"tpu": dtype, "cuda": "bf16"}.items():
+        text = step.trace(*args).lower(lowering_platforms=(platform,)).as_text()
+        results = re.findall(r"stablehlo\.convolution.*-> tensor<3x3x4x4x(\w+)>", text)
+        results += re.findall(r"stablehlo\.convolution.*-> tensor<4x4x3x3x(\w+)>", text)
+        assert set(results) == {given}

@@ -1,0 +1,111 @@
+"""Sums of rounded values, which a GPU makes in the kernel that rounds, and their derivatives."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxamp import amp
+from jaxamp.xla.unbarriered_sums import summand
+from tests.numerics.oracle import products_rounded
+
+ROWS, WIDTH = 8, 16
+KEYS = jax.random.split(jax.random.key(2), 4)
+X = jax.random.normal(KEYS[0], (ROWS, WIDTH))
+W, OUT = (jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in KEYS[1:3])
+BIAS = jax.random.normal(KEYS[3], (WIDTH,))
+
+Loss = Callable[[jax.Array, jax.Array], jax.Array]
+
+BIASED: dict[str, Loss] = {
+    "added": lambda b, x: jnp.sum(jnp.tanh(x @ W + b) @ OUT),
+    "added_before": lambda b, x: jnp.sum(jnp.tanh(b + x @ W) @ OUT),
+    "subtracted": lambda b, x: jnp.sum(jnp.tanh(x @ W - b) @ OUT),
+    "subtracted_from": lambda b, x: jnp.sum(jnp.tanh(b - x @ W) @ OUT),
+    "added_row": lambda b, x: jnp.sum(jnp.tanh(x @ W + b[None]) @ OUT),
+    "added_number": lambda b, x: jnp.sum(jnp.tanh(x @ W + b[0]) @ OUT),
+    "also_read": lambda b, x: jnp.sum(((x @ W) * jnp.tanh(x @ W + b)) @ OUT),
+}
+
+DERIVATIVES: dict[str, Callable[[Loss], Callable[..., jax.Array]]] = {
+    "grad": jax.grad,
+    "vmapped": lambda f: lambda b, x: jax.vmap(jax.grad(f), (None, 0))(b, jnp.stack([x, -x])),
+    "per_bias": lambda f: lambda b, x: jax.vmap(jax.grad(f), (0, None))(jnp.stack([b, -b]), x),
+    "both": lambda f: lambda b, x: jax.vmap(jax.grad(f))(jnp.stack([b, -b]), jnp.stack([x, -x])),
+    "forward": lambda f: jax.jacfwd(f),
+    "curvature": lambda f: lambda b, x: jax.jvp(jax.grad(lambda b: f(b, x)), (b,), (b,))[1],
+}
+
+
+@pytest.mark.parametrize("derivative", DERIVATIVES)
+@pytest.mark.parametrize("name", BIASED)
+def test_biases_have_the_gradients_of_rounded_products(name: str, derivative: str) -> None:
+    fn, derive = BIASED[name], DERIVATIVES[derivative]
+    exact = jax.jit(derive(fn))(BIAS, X)
+    rounded = jax.jit(derive(products_rounded(fn, jnp.bfloat16)))(BIAS, X)
+    found = jax.jit(derive(amp(fn, "auto_mixed_bf16")))(BIAS, X)
+    allowed = 4 * np.linalg.norm(rounded - exact) + 2**-8 * np.linalg.norm(exact)
+    assert np.linalg.norm(found - exact) <= allowed
+
+
+def stream(x: jax.Array) -> jax.Array:
+    """A residual connection: rounded from float32, as it has a bias."""
+    return x @ W + (jnp.tanh(x @ OUT) @ W + BIAS)
+
+
+def normed(x: jax.Array) -> jax.Array:
+    h = stream(x)
+    mean, square = jnp.mean(h, -1, keepdims=True), jnp.mean(jnp.square(h), -1, keepdims=True)
+    return ((h - mean) * jax.lax.rsqrt(square - mean**2 + 1e-5)) @ OUT + h
+
+
+def summed_before_barriers(fn: Callable[..., Any], rows: int, platform: str) -> int:
+    """How often a program reads a rounding before it is held."""
+    shape = jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32)
+    text = jax.jit(fn).trace(shape).lower(lowering_platforms=(platform,)).as_text()
+    return len(re.findall(r"stablehlo.compare +EQ, .*xbf16>", text))
+
+
+def test_only_sums_of_many_rows_on_a_gpu_come_before_the_barrier() -> None:
+    """Few rows are summed by a kernel of their own in any case."""
+    mixed = amp(normed)
+    assert summed_before_barriers(mixed, 8192, "cuda") > 0
+    assert summed_before_barriers(mixed, 4096, "cuda") == 0
+    assert summed_before_barriers(mixed, 8192, "cpu") == 0
+    assert summed_before_barriers(mixed, 8192, "tpu") == 0
+
+
+def test_what_is_summed_before_the_barrier_is_the_rounding() -> None:
+    """Every bfloat16 number, NaN and infinities among them."""
+    rounded = jnp.arange(2**16, dtype=jnp.uint16).view(jnp.bfloat16)
+    widened = jax.jit(partial(summand, dtype=jnp.float32))(rounded)
+    np.testing.assert_array_equal(widened, rounded.astype(jnp.float32))
+
+
+def test_products_with_others_are_summed_with_the_value_itself() -> None:
+    """As in a batch norm's backward pass: one kernel makes both sums, from what is in memory."""
+
+    def centred(x: jax.Array) -> jax.Array:
+        h = stream(x)
+        return (h - jnp.mean(h, 0)) @ OUT + h
+
+    def regressed(x: jax.Array) -> jax.Array:
+        h = stream(x)
+        return (h - jnp.mean(h, 0) - jnp.mean(h * x, 0)) @ OUT + h
+
+    assert summed_before_barriers(amp(centred), 8192, "cuda") > 0
+    assert summed_before_barriers(amp(regressed), 8192, "cuda") == 0
+
+
+def test_sums_of_unknown_sizes_come_after_the_barrier() -> None:
+    """Symbolic sizes cannot be compared; exported for a GPU, the program still runs on others."""
+    rows = jax.export.symbolic_shape("n")[0]
+    shape = jax.ShapeDtypeStruct((rows, WIDTH), jnp.float32)
+    mixed = jax.jit(amp(normed))
+    exported = jax.export.export(mixed, platforms=("cuda", "cpu"))(shape)
+    np.testing.assert_array_equal(exported.call(X), mixed(X))
