@@ -25,10 +25,10 @@ AS_USERS_DO := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=3"
 NEWEST ?= $(shell for python in python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[23].*/bin/python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null \
 	&& echo $$python && break; done)
-NEWEST_TESTS := tests/test_contracts.py tests/test_taxonomy.py tests/test_transform.py \
-	tests/test_products.py tests/test_rules.py tests/test_regions.py tests/test_policy.py \
-	tests/test_overrides.py tests/test_refused.py \
-	tests/test_collectives.py tests/test_interop_equinox.py tests/test_interop_flax.py \
+NEWEST_TESTS := tests/core/test_jax_contracts.py tests/core/test_taxonomy.py tests/run/test_amp.py \
+	tests/rewrite/test_products.py tests/core/test_keep_precision.py tests/policy \
+	tests/rewrite/test_refused.py \
+	tests/rewrite/test_collectives.py tests/interop/test_equinox.py tests/interop/test_flax.py \
 	tests/faults tests/models tests/kernels tests/lowp tests/training/test_grads.py
 
 test-newest:

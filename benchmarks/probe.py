@@ -130,7 +130,7 @@ def _compiling(fun: Callable[..., Any], *args: Any) -> float:
 def faults() -> int:
     """Looks for every planted fault."""
     from tests.inspect.planted import FAULTS
-    from tests.inspect.test_probe import wrong
+    from tests.numerics.test_probe import wrong
 
     return _listed({fault.name: wrong(fault) for fault in track(FAULTS, "faults")}, "found")
 

@@ -69,7 +69,7 @@ from jaxamp.tools.serving.serve import Served as Served
 from jaxamp.tools.serving.serve import load_served as load_served
 from jaxamp.tools.serving.serve import serve as serve
 from jaxamp.tools.tune import Tuning as Tuning
-from jaxamp.tools.tune import tune
+from jaxamp.tools.tune import tune as tune
 from jaxamp.training import Diagnosis as Diagnosis
 from jaxamp.training import DynamicLossScale as DynamicLossScale
 from jaxamp.training import Gradient as Gradient

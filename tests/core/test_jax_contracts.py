@@ -1,8 +1,8 @@
 """What the rules read of JAX's own structures, one entry each.
 
-When JAX changes one of them, this file fails and names it; `core/jax_compat.py` is then the place to
-mend. The shims there name the release that they serve, and go when the oldest supported JAX is as
-new.
+When JAX changes one of them, this file fails and names it; `core/jax_compat.py` is then the place
+to mend. The shims there name the release that they serve, and go when the oldest supported JAX is
+as new.
 """
 
 from __future__ import annotations
