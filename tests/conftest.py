@@ -2,7 +2,9 @@
 
 import os
 
-from tests import flags
+import pytest
+
+from tests import flags, libraries
 
 QUICK = "--xla_backend_optimization_level=0"
 """Programs are small: to compile them is most of the work, and a third of that is to optimise what
@@ -10,3 +12,8 @@ they run. Other targets of the Makefile compile as users do."""
 
 if os.environ["JAX_PLATFORMS"] == "cpu":
     flags.add(QUICK)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hooks of this folder that concern the package's doctests too."""
+    config.pluginmanager.register(libraries)
