@@ -7,8 +7,6 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
@@ -218,6 +216,9 @@ def _order(eqns: Sequence[JaxprEqn], members: dict[int, Sequence[int]]) -> list[
 
 def _circles(after: dict[int, list[int]]) -> Iterator[list[int]]:
     """Sets of units that wait for each other, each in order."""
+    from scipy.sparse import coo_array  # here, as few programs have circles: slow to import
+    from scipy.sparse.csgraph import connected_components
+
     units = sorted({*after, *(later for waiting in after.values() for later in waiting)})
     place = {u: n for n, u in enumerate(units)}
     edges = [(place[u], place[v]) for u, waiting in after.items() for v in waiting]

@@ -1,0 +1,30 @@
+"""jaxamp is a guest in the process: importing it loads and changes as little as it can."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+ELSEWHERE = ["scipy", "jinja2", "rich", "optax", "equinox", "jmp", "flatbuffers"]
+
+
+def _run(code: str) -> str:
+    """What a program prints that runs in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def loaded() -> set[str]:
+    """Modules that importing jaxamp loads, by name."""
+    return set(_run("import sys, jaxamp; print(*sys.modules)").split())
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_packages_are_loaded_where_they_are_used(loaded: set[str], name: str) -> None:
+    """Importing jaxamp does not import what only parts of it use."""
+    assert "jaxamp" in loaded
+    assert name not in loaded
