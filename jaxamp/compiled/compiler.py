@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
 def one_device(platform: str, topology: str, description: str) -> NamedSharding:
-    """The sharding that puts an array on one absent device.
+    """Return the sharding that puts an array on one absent device.
 
     Args:
       platform: ``"cuda"`` or ``"tpu"``.
@@ -37,7 +37,7 @@ def one_device(platform: str, topology: str, description: str) -> NamedSharding:
 def compile_on(
     place: NamedSharding, fn: Any, args: Any, options: dict[str, Any] | None = None
 ) -> Any:
-    """The compiled program of a function.
+    """Return the compiled program of a function.
 
     Args:
       place: where it would run.
@@ -50,7 +50,7 @@ def compile_on(
 
 
 def facts(compiled: Any) -> dict[str, Any]:
-    """What the compiler itself says of a program."""
+    """Return the compiler's own memory and cost analysis of a program."""
     memory = compiled.memory_analysis()
     return {
         "temporary": memory.temp_size_in_bytes,
@@ -61,7 +61,7 @@ def facts(compiled: Any) -> dict[str, Any]:
 
 
 def main(folder: Path) -> None:
-    """Compiles every program of a job."""
+    """Compile every program of a job."""
     job = json.loads((folder / "job.json").read_text())
     place = one_device(job["platform"], job["topology"], job["description"])
     for name in job["programs"]:

@@ -45,7 +45,7 @@ class Contraction:
 def contractions(
     module: Module, line: Instruction, computation: Computation
 ) -> Iterator[Contraction]:
-    """Those in one kernel."""
+    """Return the dots and convolutions in one kernel."""
     if line.op in ("dot", "convolution") or LIBRARY.search(line.target):
         yield _contraction(module, line, computation)
     elif line.op == "fusion":
@@ -78,7 +78,7 @@ def _dot(line: Instruction, lhs: Array) -> float:
 
 
 def _convolution(line: Instruction, lhs: Array, rhs: Array, labels: tuple[str, ...]) -> float:
-    """Of a convolution and of the library's two derivatives of one, which swap its arrays."""
+    """Read a convolution, or one of the library's two derivatives, which swap its arrays."""
     kernel, image = rhs, line.results[0]
     if "BackwardFilter" in line.target:
         kernel, image = line.results[0], rhs
@@ -91,7 +91,7 @@ def _convolution(line: Instruction, lhs: Array, rhs: Array, labels: tuple[str, .
 
 
 def _dilation(module: Module, line: Instruction) -> int:
-    """How many times larger an operand is for the zeros that a padding put between its elements."""
+    """Return how many times larger an operand is for the zeros put between its elements."""
     if line.op == "fusion":
         inner = module.computations[line.attribute("calls") or ""]
         made, line = inner, inner.root

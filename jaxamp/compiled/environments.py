@@ -48,7 +48,7 @@ class Environment:
 
     @property
     def folder(self) -> Path:
-        """Where it is."""
+        """Folder that it is in."""
         return ROOT / self.name
 
     @property
@@ -58,12 +58,12 @@ class Environment:
 
     @property
     def ready(self) -> bool:
-        """Whether it has been installed."""
+        """Return whether it has been installed."""
         return (self.folder / ".installed").exists()
 
     @property
     def packages(self) -> list[str]:
-        """What to install, pinned to the versions that the calling environment has."""
+        """Packages to install, pinned to the versions that the calling environment has."""
         jax = version("jax")
         shared = [f"{package}=={version(package)}" for package in _SHARED if find_spec(package)]
         if self.name == "tpu":
@@ -80,7 +80,7 @@ class Environment:
         (self.folder / ".installed").touch()
 
     def variables(self) -> dict[str, str]:
-        """The process environment that lets the plugin start on a machine without its chip."""
+        """Return the environment variables that let the plugin start without its chip."""
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "JAX_PLATFORMS": "cpu"}
         if self.name == "gpu":
             return quiet | {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"}

@@ -17,7 +17,7 @@ from jaxamp.trace.arguments import is_array
 def flattened(
     fn: Any, wrap: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., list[Any]], list[jax.ShapeDtypeStruct]]:
-    """A call as a function of its arrays alone, and their types; anything else is built in."""
+    """Flatten a call to a function of its arrays alone, and their types; the rest is built in."""
     leaves, treedef = jax.tree.flatten((fn, args, kwargs))
     traced = [index for index, leaf in enumerate(leaves) if _is_input(leaf)]
 
@@ -38,7 +38,7 @@ def exported(
     kwargs: dict[str, Any],
     platform: str,
 ) -> bytes:
-    """A call for a platform, serialized: arrays are its inputs, anything else is built in.
+    """Return a call for a platform, serialized: arrays are its inputs, anything else is built in.
 
     Args:
       fn: the function; the arrays of a module are inputs too.

@@ -53,7 +53,7 @@ class Lowering(Shown):
 
     @property
     def complete(self) -> bool:
-        """Whether every product that was claimed is there."""
+        """Return whether every product that was claimed is there."""
         return self.claimed == self.found
 
     @property
@@ -82,7 +82,7 @@ class Lowering(Shown):
 def verify_lowering(
     fn: Any, policy: Any = None, target: str | None = None
 ) -> Callable[..., Lowering]:
-    """Compares the FP8 products that a policy asks for with those that the compiler made.
+    """Compare the FP8 products that a policy asks for with those that the compiler made.
 
     A compiler may run a product of 8-bit numbers in 16 bits without a word: the chip lacks the
     format, or the program is not of the form that the compiler knows.
@@ -138,7 +138,7 @@ def verify_lowering(
 
 
 def claims(closed: ClosedJaxpr) -> int:
-    """Products of quantized operands that a program runs."""
+    """Return the products of quantized operands that a program runs."""
     return _count(jax_compat.live(closed), "")
 
 
@@ -157,7 +157,7 @@ def _count(jaxpr: Jaxpr, around: str) -> int:
 
 
 def _made(module: Module) -> tuple[int, tuple[str, ...]]:
-    """How many products of 8-bit operands run, and the names of others that were to be such."""
+    """Count the products of 8-bit operands that run, and name those that were to be such."""
     found, missing = 0, []
     for kernel in kernels(module):
         line = kernel.instruction

@@ -26,7 +26,7 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        """What it takes in memory."""
+        """Bytes in memory."""
         return int(_BYTES[self.dtype] * prod(self.dims))
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Array:
 
 
 def arrays(text: str) -> tuple[Array, ...]:
-    """The arrays named in a shape, which may be a tuple; tokens and opaque values have none."""
+    """Return the arrays named in a shape or tuple of shapes; tokens and opaque values have none."""
     return tuple(
         Array(dtype, tuple(int(n) for n in dims.split(",") if n), "S(1)" in (layout or ""))
         for dtype, dims, layout in _ARRAY.findall(text)
@@ -65,11 +65,11 @@ class Instruction:
 
     @property
     def index(self) -> int:
-        """Which parameter this is; meaningful for a parameter only."""
+        """Position of a parameter; meaningful for parameters only."""
         return int(self.arguments)
 
     def attribute(self, key: str) -> str | None:
-        """The computation that an attribute names, such as ``calls`` or ``body``."""
+        """Return the computation that an attribute names, such as ``calls`` or ``body``."""
         found = re.search(rf"\b{key}=%?([\w.\-]+)", self.attributes)
         return found and found.group(1)
 
@@ -84,7 +84,7 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """What a custom call calls; empty for every other instruction."""
+        """Name that a custom call calls; empty for every other instruction."""
         found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
         return found.group(1) if found else ""
 
@@ -96,7 +96,7 @@ class Instruction:
 
     @property
     def known_trips(self) -> int | None:
-        """How often a loop runs, where the compiler says so."""
+        """Number of iterations of a loop, where the compiler says it."""
         found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.attributes)
         return int(found.group(1)) if found else None
 
@@ -143,7 +143,7 @@ class Module:
 
 
 def _closing(text: str, start: int) -> int:
-    """Where the parenthesis that opens at ``start`` closes."""
+    """Find the parenthesis that closes the one at ``start``."""
     depth = 0
     for position in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[position], 0)

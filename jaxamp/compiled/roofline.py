@@ -32,7 +32,7 @@ class Roofline:
 
 
 def roofline(module: Module, target: Target) -> Roofline:
-    """The model's time of a program on a target."""
+    """Return the model's time of a program on a target."""
     by_memory = by_products = 0.0
     for kernel in kernels(module):
         moving = kernel.moved / target.bandwidth
@@ -46,7 +46,7 @@ def roofline(module: Module, target: Target) -> Roofline:
 
 
 def rate_of(target: Target, dot: Contraction) -> float:
-    """FLOPs per second of a dot; a format that the matrix units lack runs in the next wider one."""
+    """Return FLOPs per second of a dot, by the next wider format that the matrix units have."""
     word = WORDS.get(dot.operands[0], dot.operands[0])
     family = "f8" if word.startswith("f8") else word
     for name in (family, "bf16"):

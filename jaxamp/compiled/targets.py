@@ -58,17 +58,17 @@ class Target:
 
     @property
     def platform(self) -> str:
-        """What JAX calls its kind."""
+        """JAX's name of its platform."""
         return "cuda" if self.gpu else "tpu"
 
     @property
     def description(self) -> str:
-        """What the compiler must be told of it, if anything."""
+        """Description that the compiler needs of it, if any."""
         return self.gpu.description if self.gpu else ""
 
 
 def compile_for(target: Target, fn: Any, args: Any, options: dict[str, Any] | None = None) -> Any:
-    """The compiled program of a function; only where the target's compiler is.
+    """Return the compiled program of a function; only where the target's compiler is.
 
     Args:
       target: where it would run.

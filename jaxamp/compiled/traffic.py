@@ -48,7 +48,7 @@ class Kernel:
         return self.runs * sum(size for _, size in self.read + self.written)
 
     def contractions(self, module: Module) -> list[Contraction]:
-        """The dots and convolutions of one run."""
+        """Return the dots and convolutions of one run."""
         return list(contractions(module, self.instruction, self.home))
 
 
@@ -64,7 +64,7 @@ class Traffic:
 
 
 def kernels(module: Module) -> Iterator[Kernel]:
-    """Every kernel of a program."""
+    """Return every kernel of a program."""
     return _kernels(module, module.entry, 1)
 
 
@@ -91,7 +91,7 @@ def measure(module: Module) -> Traffic:
 
 
 def operand_precisions(module: Module) -> Counter[str]:
-    """Dots and convolutions that run, by the precision of their first operand."""
+    """Return the dots and convolutions that run, by the precision of their first operand."""
     found: Counter[str] = Counter()
     for kernel in kernels(module):
         for contraction in kernel.contractions(module):
@@ -100,7 +100,7 @@ def operand_precisions(module: Module) -> Counter[str]:
 
 
 def trips(module: Module, loop: Instruction) -> int | None:
-    """How often a loop runs, or None where the program does not say."""
+    """Return how many iterations a loop runs, or None where the program does not say."""
     if loop.known_trips is not None:
         return loop.known_trips
     condition = module.computations[loop.attribute("condition") or ""]
@@ -139,7 +139,7 @@ def _size(line: Instruction) -> int:
 
 
 def _in_memory(line: Instruction) -> list[Array]:
-    """An instruction's results in main memory, without the scratch space of library calls."""
+    """Return an instruction's results in main memory, without scratch space of libraries."""
     scratch = bool(LIBRARY.search(line.target))
     return [a for a in line.results if not (a.on_chip or (scratch and a.dtype == "s8"))]
 
@@ -174,7 +174,7 @@ def _written(
 
 
 def _touched(module: Module, computation: Computation, line: Instruction, position: int) -> int:
-    """Bytes that an instruction reads of one operand."""
+    """Return the bytes that an instruction reads of one operand."""
     operand = computation.by_name[line.operands[position]]
     if line.op in _SLICES and position == 0:
         return _size(line)
@@ -191,7 +191,7 @@ def _touched(module: Module, computation: Computation, line: Instruction, positi
 
 
 def _touched_inside(module: Module, computation: Computation, value: Instruction) -> int:
-    """Bytes of a fused value that its users read; all of it as soon as one reads all."""
+    """Return the bytes of a fused value that its users read; all of it as soon as one reads all."""
     total = 0
     for user in computation.users[value.name]:
         if user.op in _VIEWS:
@@ -204,7 +204,7 @@ def _touched_inside(module: Module, computation: Computation, value: Instruction
 
 
 def _stored(computation: Computation, line: Instruction) -> list[int]:
-    """Bytes that change in memory when an instruction stores its results, for each of them."""
+    """Return for each result the bytes that change in memory when it is stored."""
     if line.op == "tuple":
         parts = (computation.by_name[name] for name in line.operands)
         return [size for part in parts for size in _stored(computation, part)]
@@ -218,6 +218,6 @@ def _stored(computation: Computation, line: Instruction) -> list[int]:
 
 
 def _updates(computation: Computation, scatter: Instruction) -> int:
-    """Bytes of a scatter's updates: the last third of its operands."""
+    """Return the bytes of a scatter's updates: the last third of its operands."""
     updates = scatter.operands[-((len(scatter.operands) - 1) // 2) :]
     return sum(_size(computation.by_name[name]) for name in updates)

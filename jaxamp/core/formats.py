@@ -59,7 +59,7 @@ class Precision(enum.Enum):
 
     @classmethod
     def parse(cls, word: PrecisionLike) -> Precision:
-        """Reads a precision from any of its usual spellings.
+        """Read a precision from any of its usual spellings.
 
         Args:
           word: a ``Precision``, a name (``"bf16"``, ``"bfloat16"``), ``"full"`` (f32),
@@ -85,7 +85,7 @@ class Precision(enum.Enum):
 
     @classmethod
     def of_dtype(cls, dtype: Any) -> Precision | None:
-        """The format of a dtype; ``None`` for integers, complex, keys and foreign floats.
+        """Return the format of a dtype; ``None`` for integers, complex, keys and foreign floats.
 
         Args:
           dtype: a dtype object, extended ones included, as ``aval.dtype`` gives it.
@@ -109,7 +109,7 @@ _NARROW = frozenset(p for p in Precision if p.bits < Precision.F32.bits)
 
 
 def is_narrow(precision: Precision | None) -> TypeGuard[Precision]:
-    """Whether a precision is one of fewer bits than f32; ``None`` is not.
+    """Return whether a precision is one of fewer bits than f32; ``None`` is not.
 
     >>> is_narrow(Precision.BF16), is_narrow(Precision.F32), is_narrow(None)
     (True, False, False)
@@ -118,7 +118,7 @@ def is_narrow(precision: Precision | None) -> TypeGuard[Precision]:
 
 
 def is_format_name(text: str) -> bool:
-    """Whether ``Precision.parse`` reads the text."""
+    """Return whether ``Precision.parse`` reads the text."""
     return text.strip().lower() in {*_NAMES, "half"}
 
 
@@ -132,7 +132,7 @@ def _parse_name(word: str) -> Precision:
 
 
 def _dtype_name(word: Any) -> str:
-    """Name of a dtype-like; empty for what is not a dtype.
+    """Return the name of a dtype-like; empty for what is not a dtype.
 
     ``float`` is refused on purpose: it is float64 to numpy and float32 to JAX.
     """
@@ -189,7 +189,7 @@ class CastConfig:
 
     @classmethod
     def plain(cls, dtype: PrecisionLike) -> CastConfig:
-        """A cast to one dtype, without blocks.
+        """Return a cast to one dtype, without blocks.
 
         >>> str(CastConfig.plain("f16"))
         'f16'
@@ -198,11 +198,11 @@ class CastConfig:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the cast uses scale factors."""
+        """Return whether the cast uses scale factors."""
         return self.sf_block is not None or self.out_dtype.bits <= 8
 
     def is_noop(self, in_dtype: Any) -> bool:
-        """Whether the cast leaves an array of ``in_dtype`` as it is.
+        """Return whether the cast leaves an array of ``in_dtype`` as it is.
 
         Only real floats are ever cast, so integers, bool, complex and keys are left alone too.
 
@@ -227,7 +227,7 @@ class CastConfig:
 
 
 def _as_dtype(dtype: Any) -> Any:
-    """Any dtype-like as a dtype; extended dtypes, which numpy does not know, stay as they are."""
+    """Convert a dtype-like to a dtype; extended dtypes, which numpy does not know, stay."""
     if isinstance(dtype, Precision):
         return dtype.dtype
     if isinstance(dtype, str) and dtype in _NAMES:

@@ -32,7 +32,7 @@ ALL_GUARDS = frozenset(Guard)
 
 
 def parse_guards(guards: Guard | str | Iterable[Guard | str]) -> frozenset[Guard]:
-    """Reads guards: one or several ``Guard`` or words; ``"all"`` for all, nothing for none.
+    """Read guards: one or several ``Guard`` or words; ``"all"`` for all, nothing for none.
 
     Raises:
       PolicyError: a word names no guard.

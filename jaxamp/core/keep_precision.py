@@ -43,7 +43,7 @@ class Region:
         self._entered.pop().__exit__(*exc_info)
 
     def __call__(self, fn: _F) -> _F:
-        """The function with its whole body in the region."""
+        """Return the function with its whole body in the region."""
         if inspect.isclass(fn) or not callable(fn):
             raise NotCallableError(f"keep_precision decorates functions, not {fn!r}.")
         if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
@@ -56,7 +56,7 @@ class Region:
 
 
 def keep_precision(precision: PrecisionLike = Precision.F32) -> Region:
-    """Marks a region of user code that is computed in a precision of its own.
+    """Mark a region of user code that is computed in a precision of its own.
 
     The mark survives ``jit``, ``grad``, ``vmap``, ``scan`` and ``remat``, and the backward pass of
     the region is in the region. The innermost region wins, and a region wins over rules and kinds.
@@ -94,7 +94,7 @@ def keep_precision(precision: PrecisionLike = Precision.F32) -> Region:
 
 @functools.lru_cache(maxsize=4096)
 def kept_precision(scope: str) -> Precision | None:
-    """The precision of the innermost region in a raw scope path, ``None`` outside of any.
+    """Return the precision of the innermost region in a raw scope path, ``None`` outside of any.
 
     Args:
       scope: ``str(eqn.source_info.name_stack)``, with that of the enclosing equations before it.

@@ -33,7 +33,7 @@ class OpKind(enum.Enum):
 
     @classmethod
     def parse(cls, word: OpKind | str) -> OpKind:
-        """Reads a kind: a member, or its name in any case.
+        """Read a kind: a member, or its name in any case.
 
         Raises:
           PolicyError: the word names no kind.
@@ -653,7 +653,7 @@ version = 0
 
 
 def lookup(primitive: Primitive | str) -> Op | None:
-    """The entry of a primitive; what was registered comes before the table.
+    """Return the entry of a primitive; what was registered comes before the table.
 
     Args:
       primitive: a primitive or its name.
@@ -715,7 +715,7 @@ def register_op_kind(
 
 
 def registered() -> dict[str, Op]:
-    """What ``register_op_kind`` added, by name (a copy)."""
+    """Return the entries that ``register_op_kind`` added, by name (a copy)."""
     return dict(_registered)
 
 
@@ -740,7 +740,7 @@ def _bare(word: str) -> str:
 
 
 def _check_pair(kind: OpKind, trait: Trait) -> None:
-    """The pairs that the table uses are the pairs that the planner knows."""
+    """Check that the table uses only pairs that the planner knows."""
     possible = {op.trait for op in TABLE.values() if op.kind is kind}
     if trait not in possible:
         words = [t.value for t in Trait if t in possible]

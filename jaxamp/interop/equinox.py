@@ -39,7 +39,7 @@ class AmpModule(eqx.Module):
         return apply(self.amp_module, self.amp_settings, args, kwargs)
 
     def amp_parts(self) -> tuple[eqx.Module, Settings]:
-        """The module as it was given, and how it is rewritten."""
+        """Return the module as it was given, and how it is rewritten."""
         return self.amp_module, self.amp_settings
 
     def __getattr__(self, name: str) -> Any:
@@ -82,7 +82,7 @@ class WithComputeDType(eqx.Module):
 
 
 def wrap(fn: Any, settings: Settings) -> AmpModule | None:
-    """`fn` as a module in mixed precision; ``None`` if it is not a module, or one about a function.
+    """Wrap a module in mixed precision; ``None`` if `fn` is no module, or one about a function.
 
     equinox's transforms and bound methods are modules too, but are used as functions are.
     """
@@ -96,6 +96,6 @@ def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_method_of(module: eqx.Module, value: Any) -> bool:
-    """Whether `value` is a method bound to `module`, also one that ``eqx.filter_jit`` decorates."""
+    """Return whether `value` is a method bound to `module`, jitted by equinox or not."""
     bound = (getattr(value, "__self__", None), *getattr(value, "args", ())[:1])
     return callable(value) and any(owner is module for owner in bound)

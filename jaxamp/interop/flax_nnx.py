@@ -30,7 +30,7 @@ _CLASSES: dict[tuple[type, Settings], type] = {}
 
 
 def wrap(fn: Any, settings: Settings) -> Any:
-    """`fn` in mixed precision, sharing all its state with `fn`; ``None`` if it is no nnx module.
+    """Wrap an nnx module in mixed precision, sharing its state; ``None`` if `fn` is none.
 
     The result is an object of a subclass of `fn`'s class with the very same attributes, so state,
     paths, optimizers and checkpoints fit both.
@@ -47,7 +47,7 @@ def wrap(fn: Any, settings: Settings) -> Any:
 
 
 def is_needed(layout: Layout, leaves: Sequence[Any], keys: Sequence[Hashable]) -> bool:
-    """Whether a call has nnx objects among its arguments, as containers or as constants."""
+    """Return whether a call has nnx objects among its arguments, as containers or as constants."""
     if layout.nodes not in _NODES:
         _NODES[layout.nodes] = any(issubclass(node, _OBJECTS) for node in layout.nodes)
     pairs = zip(leaves, keys, strict=True)
@@ -98,23 +98,23 @@ def _is_object(x: Any) -> bool:
 
 
 def _objects(tree: Any) -> list[Any]:
-    """The nnx objects in `tree`, outermost ones only."""
+    """Return the nnx objects in `tree`, outermost ones only."""
     return [x for x in jax.tree.leaves(tree, is_leaf=_is_object) if _is_object(x)]
 
 
 def _parts(objects: list[Any]) -> tuple[Any, list[Any]]:
-    """Structure and arrays, as they are now."""
+    """Return the structure and arrays, as they are now."""
     structure, state = nnx.split(objects)
     return structure, jax.tree.leaves(state)
 
 
 def _is_same(before: tuple[Any, list[Any]], after: tuple[Any, list[Any]]) -> bool:
-    """Whether two such are equal in structure and have the very same arrays."""
+    """Return whether two such are equal in structure and have the very same arrays."""
     return before[0] == after[0] and all(map(operator.is_, before[1], after[1]))
 
 
 def _of_outer_trace(tree: Any) -> list[str]:
-    """Classes of the variables that cannot be written here: they were made outside of a trace."""
+    """Return the classes of variables made outside of the trace, which it cannot write."""
     variables = (v for _, v in nnx.iter_graph(tree) if isinstance(v, nnx.Variable))
     return [type(v).__name__ for v in variables if not v._can_update]
 
@@ -128,14 +128,14 @@ def _refusal(name: str, classes: Sequence[str]) -> TraceContextError:
 
 
 def _seen_as(cls: type, module: Any) -> Any:
-    """`module` as an object of another class: the attributes are shared, not copied."""
+    """View `module` as an object of another class: the attributes are shared, not copied."""
     view = object.__new__(cls)
     object.__setattr__(view, "__dict__", module.__dict__)
     return view
 
 
 def _amped_class(cls: type, settings: Settings) -> type:
-    """The subclass of `cls` whose public methods run in mixed precision."""
+    """Return the subclass of `cls` whose public methods run in mixed precision."""
     amped = _CLASSES.get((cls, settings))
     if amped is None:
         body: dict[str, Any] = {
@@ -162,7 +162,7 @@ def _amped_method(cls: type, name: str, settings: Settings) -> Callable[..., Any
 
 
 def _public_methods(cls: type) -> Iterator[str]:
-    """Names of the methods that `cls` and its bases define, below nnx's own base classes."""
+    """Return the methods that `cls` and its bases define, below nnx's own base classes, by name."""
     for base in cls.__mro__:
         if base.__module__.startswith("flax.nnx.") and base in nnx.Module.__mro__:
             return

@@ -25,7 +25,7 @@ def resource_env(
     policy: Any = None,
     mesh: Mesh | None = None,
 ) -> Iterator[PrecisionPolicy]:
-    """Haliax's axis mapping and mesh, and a policy, in force for a ``with`` block or a function.
+    """Enter Haliax's axis mapping and mesh with a policy, for a ``with`` block or a function.
 
     A haliax that has a ``resource_env`` of its own gets the policy too, as jmp has it.
 

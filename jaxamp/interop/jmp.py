@@ -12,7 +12,7 @@ from jaxamp.policy.policy import PrecisionPolicy
 
 
 def from_jmp(policy: jmp.Policy | str) -> PrecisionPolicy:
-    """The precision policy that a jmp policy or its string describes.
+    """Return the precision policy that a jmp policy or its string describes.
 
     The compute dtype becomes the ``AUTO_MIXED`` preset of that dtype, guards and f32 accumulation
     included; the parameter and output dtypes are carried along.
@@ -27,7 +27,7 @@ def from_jmp(policy: jmp.Policy | str) -> PrecisionPolicy:
 
 
 def to_jmp(policy: PrecisionPolicy | str) -> jmp.Policy:
-    """The jmp policy nearest to a precision policy; rules, guards and other kinds have no place.
+    """Return the jmp policy nearest to a precision policy; rules and guards have no place in it.
 
     Unnamed parameter and output dtypes are f32, the dtype that such a program had.
 
@@ -40,7 +40,7 @@ def to_jmp(policy: PrecisionPolicy | str) -> jmp.Policy:
 
 
 def to_grammar(policy: PrecisionPolicy | jmp.Policy | str) -> str:
-    """The policy in jmp's string grammar; as lossy as ``to_jmp``.
+    """Return the policy in jmp's string grammar; as lossy as ``to_jmp``.
 
     >>> to_grammar("auto_mixed")
     'p=f32,c=f16,o=f32'

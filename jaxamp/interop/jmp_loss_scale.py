@@ -12,7 +12,7 @@ from jaxamp.training.loss_scale import DynamicLossScale, NoOpLossScale, StaticLo
 
 
 def loss_scale_from_jmp(scale: Any) -> Any:
-    """Our loss scale with the numbers of a jmp one, floor included.
+    """Convert a jmp loss scale, its floor included.
 
     Convert before ``jit``: jmp's own object comes out of every compiled function with its floor
     back at 1.
@@ -35,7 +35,7 @@ def loss_scale_from_jmp(scale: Any) -> Any:
 
 
 def loss_scale_to_jmp(scale: Any) -> Any:
-    """The jmp loss scale nearest to ours; a ceiling and a backoff have no place there.
+    """Return the jmp loss scale nearest to ours; a ceiling and a backoff have no place there.
 
     Raises:
       TrainingError: it is not a loss scale of ours.

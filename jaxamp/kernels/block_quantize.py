@@ -29,7 +29,7 @@ _UNIT = 128
 def block_quantize(
     x: Any, cast: CastConfig, *, transposed: bool = False, config: KernelConfig | None = None
 ) -> Any:
-    """``lowp.quantize`` with a kernel that reads the array once. The same bits.
+    """Quantize as ``lowp.quantize`` does, bit for bit, by a kernel that reads the array once.
 
     Args:
       x: floats of shape (..., rows, columns).
@@ -69,7 +69,7 @@ def _check_input(x: jax.Array, cast: CastConfig) -> None:
 
 
 def check_cast(kernel: str, cast: CastConfig) -> None:
-    """Refuses a cast that is not a block scaling to 8 bits."""
+    """Refuse a cast that is not a block scaling to 8 bits."""
     if not isinstance(cast, CastConfig):
         raise KernelError(
             f"{kernel} takes a cast with a block, CastConfig('f8_e4m3', (1, 128)), not "
@@ -83,7 +83,7 @@ def check_cast(kernel: str, cast: CastConfig) -> None:
 
 
 def _as_matrices(x: jax.Array, cast: CastConfig, transposed: bool) -> jax.Array:
-    """As (batch, rows, columns); rows of all matrices in one, where no block spans them."""
+    """Reshape to (batch, rows, columns); all rows in one matrix where no block spans two."""
     assert cast.sf_block is not None
     if cast.sf_block[0] == 1 and not transposed:
         return x.reshape(1, -1, x.shape[-1])
@@ -111,7 +111,7 @@ def _tile(platform: str, config: KernelConfig, rows: int, cols: int) -> tuple[in
 
 
 def _on(platform: str, x: Any, *, cast: CastConfig, transposed: bool, **how: Any) -> list[Any]:
-    """The Pallas kernel of a platform, on an array filled up to whole tiles."""
+    """Return the Pallas kernel of a platform, on an array filled up to whole tiles."""
     module = module_of(platform)
     rows, cols = x.shape[1:]
     tile = _tile(platform, how["config"], rows, cols)
@@ -123,7 +123,7 @@ def _on(platform: str, x: Any, *, cast: CastConfig, transposed: bool, **how: Any
 
 
 def cut(outs: Any, rows: int, cols: int, cast: CastConfig) -> list[Any]:
-    """Values and factors without what was filled up; those of the transpose come after."""
+    """Return values and factors without their padding; those of the transpose come after."""
     shapes = [(rows, cols), (cols, rows)][: len(outs) // 2]
     block_rows, block_cols = cast.sf_block or (1, 1)
     kept: list[Any] = []
@@ -135,7 +135,7 @@ def cut(outs: Any, rows: int, cols: int, cast: CastConfig) -> list[Any]:
 
 
 def fill(x: Any, units: tuple[int, ...]) -> Any:
-    """An array with zeros behind, so that its last axes are multiples of ``units``."""
+    """Return an array with zeros behind, so that its last axes are multiples of ``units``."""
     margins = [-size % unit for size, unit in zip(x.shape[-len(units) :], units, strict=True)]
     if not any(margins):
         return x
@@ -143,7 +143,7 @@ def fill(x: Any, units: tuple[int, ...]) -> Any:
 
 
 def module_of(platform: str) -> Any:
-    """The module with a platform's kernels, imported when first needed."""
+    """Return the module with a platform's kernels, imported when first needed."""
     if platform == "gpu":
         from jaxamp.kernels import gpu
 
@@ -168,7 +168,7 @@ def _check(
 
 
 def _steps_in_flight(platform: str, config: KernelConfig, x: Any, tile: tuple[int, int]) -> int:
-    """How many tiles of the input are held at once."""
+    """Return how many tiles of the input are held at once."""
     if platform == "tpu":
         return 2
     words = semantics_in_force("gpu", config, AXES)

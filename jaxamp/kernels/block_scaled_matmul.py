@@ -39,7 +39,7 @@ def block_scaled_matmul(
     out_dtype: DTypeLike = np.float32,
     config: KernelConfig | None = None,
 ) -> jax.Array:
-    """``dequantize(a) @ dequantize(b).T`` from the FP8 values themselves.
+    """Compute ``dequantize(a) @ dequantize(b).T`` from the FP8 values themselves.
 
     Both operands are contracted over their last axis, along which tensor cores read them: weights
     of shape (in, out) go in transposed, as ``block_quantize(w, transposed=True)`` makes them.
@@ -101,7 +101,7 @@ def _check_operands(a: ScaledArray, b: ScaledArray, out_dtype: Any) -> None:
 
 
 def _row_factors(x: ScaledArray) -> jax.Array:
-    """A factor for each row and each block of the contraction, float32."""
+    """Return a factor for each row and each block of the contraction, float32."""
     rows = (x.cast.sf_block or (1, 1))[0]
     scale = factors(x)
     return scale if rows == 1 else jnp.repeat(scale, rows, axis=-2)[..., : x.shape[-2], :]
@@ -130,7 +130,7 @@ def _tile(platform: str, config: KernelConfig, m: int, n: int, k: int) -> tuple[
 def _on(
     platform: str, a: Any, a_scale: Any, b: Any, b_scale: Any, *, width: int, **how: Any
 ) -> list[Any]:
-    """The Pallas kernel of a platform, on operands filled up to whole tiles."""
+    """Return the Pallas kernel of a platform, on operands filled up to whole tiles."""
     (m, k), n = a.shape[1:], b.shape[1]
     tile = _tile(platform, how["config"], m, n, k)
     tm, tn = tile[:2]
@@ -181,7 +181,7 @@ def _obstacle(
 
 
 def _batch(call: KernelPrimitive, operands: Any, axes: Any, **params: Any) -> Any:
-    """Batches become batches; where only ``a`` has one, its rows become rows of one matrix."""
+    """Batch the product; where only ``a`` has the axis, stack its rows in one matrix."""
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     only_a = axes[2] is None and axes[3] is None and operands[2].shape[0] == 1
     fronted = [

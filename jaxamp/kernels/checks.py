@@ -18,7 +18,7 @@ Axes = Mapping[str, bool]  # name of each axis of a grid: whether it may run in 
 
 
 def check_grid(kernel: str, platform: str, config: KernelConfig, axes: Axes, inputs: int) -> None:
-    """Refuses dimension semantics that do not fit the grid, and fields without a meaning there.
+    """Refuse dimension semantics that do not fit the grid, and fields without a meaning there.
 
     Args:
       kernel: its name.
@@ -82,7 +82,7 @@ def _check_semantics(kernel: str, platform: str, given: tuple[str, ...] | None, 
 
 
 def semantics_in_force(platform: str, config: KernelConfig, axes: Axes) -> tuple[str, ...]:
-    """The words for each axis: those of the configuration, else parallel wherever possible."""
+    """Return the words for each axis: the configuration's, else parallel wherever possible."""
     params = config.gpu if platform == "gpu" else config.tpu
     given = params and semantic_words(params)
     return given or tuple("parallel" if free else SERIAL[platform] for free in axes.values())
@@ -91,7 +91,7 @@ def semantics_in_force(platform: str, config: KernelConfig, axes: Axes) -> tuple
 def check_tile(
     kernel: str, platform: str, config: KernelConfig, **units: tuple[int, int | None]
 ) -> None:
-    """Refuses a tile of the wrong rank, or whose sizes are not what they must be.
+    """Refuse a tile of the wrong rank, or whose sizes are not what they must be.
 
     Args:
       kernel: its name.
@@ -114,7 +114,7 @@ def check_tile(
 
 
 def check_memory(kernel: str, platform: str, config: KernelConfig, needed: int) -> None:
-    """Refuses what cannot fit the memory next to the arithmetic units.
+    """Refuse what cannot fit the memory next to the arithmetic units.
 
     Args:
       kernel: its name.

@@ -78,7 +78,7 @@ class KernelConfig:
             )
 
     def replace(self, **changes: Any) -> KernelConfig:
-        """A copy with some fields changed.
+        """Return a copy with some fields changed.
 
         >>> KernelConfig().replace(backend="reference").backend
         'reference'
@@ -86,7 +86,7 @@ class KernelConfig:
         return dataclasses.replace(self, **changes)
 
     def to_data(self) -> dict[str, Any]:
-        """Plain data that ``json`` writes: what differs from the defaults.
+        """Return plain data that ``json`` writes: what differs from the defaults.
 
         Raises:
           KernelError: ``interpret`` is set, which is for tests and has no such form.
@@ -103,7 +103,7 @@ class KernelConfig:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> KernelConfig:
-        """Reads what ``to_data`` wrote, under any supported JAX.
+        """Read what ``to_data`` wrote, under any supported JAX.
 
         Raises:
           KernelError: a key or value is not understood, or this JAX has no such field.
@@ -140,7 +140,7 @@ _in_force: Any = jax.make_user_context(())
 def kernel_config(
     config: KernelConfig | None = None, *, only: str | None = None, **fields: Any
 ) -> Iterator[KernelConfig]:
-    """Within the block, kernels that are given no configuration use this one.
+    """Set the configuration of all kernels in the block that are given none.
 
     Functions that were jitted outside are traced again inside, so the block always has its effect.
 
@@ -166,14 +166,14 @@ def kernel_config(
 
 
 def required(config: Any) -> KernelConfig:
-    """The argument, if it is a configuration."""
+    """Return the argument, if it is a configuration."""
     if isinstance(config, KernelConfig):
         return config
     raise KernelError(f"config=... takes a jaxamp.kernels.KernelConfig, not {config!r}.")
 
 
 def resolve(config: KernelConfig | None, kernel: str) -> KernelConfig:
-    """The configuration of one call: its own, else the innermost that is in force, else defaults.
+    """Return the configuration of a call: its own, the innermost in force, or defaults.
 
     Args:
       config: what the call was given.

@@ -27,7 +27,7 @@ _UNIT = 128
 def linear_cross_entropy(
     x: Any, weight: Any, labels: Any, bias: Any = None, *, config: KernelConfig | None = None
 ) -> jax.Array:
-    """``logsumexp(x @ weight + bias) - (x @ weight + bias)[labels]`` without storing the logits.
+    """Compute the softmax cross-entropy of ``x @ weight + bias`` without storing the logits.
 
     The forward pass keeps a running maximum and sum (Milakov and Gimelshein 2018,
     arXiv:1805.02867); the backward pass computes each chunk of logits once more.
@@ -96,7 +96,7 @@ class _Chunk(NamedTuple):
     logits: jax.Array
 
     def hits(self, labels: jax.Array) -> jax.Array:
-        """Where a position's label is."""
+        """Return a mask of the positions of the labels."""
         return (labels - self.start)[:, None] == jnp.arange(self.weight.shape[1])
 
 
@@ -108,7 +108,7 @@ def _over_chunks(
     weight: jax.Array,
     bias: jax.Array,
 ) -> Any:
-    """Folds ``body`` over the vocabulary; what is left at its end is one smaller chunk."""
+    """Fold ``body`` over the vocabulary; what is left at its end is one smaller chunk."""
     vocabulary = weight.shape[1]
 
     def step(carry: Any, start: Any, width: int) -> Any:
@@ -124,7 +124,7 @@ def _over_chunks(
 
 
 def _kept(logits: jax.Array) -> jax.Array:
-    """The same numbers, which ``amp`` then leaves in float32: their exponential is taken.
+    """Return the same numbers, which ``amp`` then leaves in float32: their exponential is taken.
 
     A rounding that a program asks for is kept by every policy, so the dot before it gives its
     accumulator; a rounding of float32 to float32 costs nothing.

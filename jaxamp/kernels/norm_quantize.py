@@ -36,7 +36,7 @@ def norm_quantize(
     eps: float = 1e-6,
     config: KernelConfig | None = None,
 ) -> ScaledArray:
-    """Normalizes along the last axis and quantizes, so that the wide result is never stored.
+    """Normalize along the last axis and quantize, so that the wide result is never stored.
 
     With ``y = x - mean(x)`` if ``center`` (LayerNorm, arXiv:1607.06450), else ``y = x`` (RMSNorm,
     arXiv:1910.07467), it is ``quantize(y / sqrt(mean(y**2) + eps) * weight + bias)``, all in
@@ -100,7 +100,7 @@ def _reference(
 
 
 def _rows(platform: str, config: KernelConfig, x: Any) -> int:
-    """Rows of a tile; on a TPU as many as keep it at a megabyte."""
+    """Return the rows of a tile; on a TPU as many as keep it at a megabyte."""
     if platform == "gpu":
         return _ROWS
     if config.tile:
@@ -112,7 +112,7 @@ def _rows(platform: str, config: KernelConfig, x: Any) -> int:
 def _on(
     platform: str, x: Any, weight: Any, bias: Any, *, cast: CastConfig, **how: Any
 ) -> list[Any]:
-    """The Pallas kernel of a platform, on rows filled up to whole tiles."""
+    """Return the Pallas kernel of a platform, on rows filled up to whole tiles."""
     rows = _rows(platform, how["config"], x)
     tile, axes = ((rows, _COLUMNS), GPU_AXES) if platform == "gpu" else ((rows,), TPU_AXES)
     outs = module_of(platform).norm_quantize(
@@ -152,7 +152,7 @@ def _obstacle(
 
 
 def _batch(call: KernelPrimitive, operands: Any, axes: Any, **params: Any) -> Any:
-    """A batch of rows is more rows; weights of their own for each batch make a loop."""
+    """Batch as more rows; weights of their own for each batch make a loop."""
     x, weight, bias = operands
     if axes[1] is None and axes[2] is None:
         x = jnp.moveaxis(x, axes[0], 0)

@@ -32,7 +32,7 @@ _TITLES = {"gpu": "pallas.mosaic_gpu.CompilerParams", "tpu": "pallas.tpu.Compile
 
 
 def mosaic_gpu() -> ModuleType:
-    """``jax.experimental.pallas.mosaic_gpu``, imported when first needed.
+    """Import ``jax.experimental.pallas.mosaic_gpu`` when it is first needed.
 
     Raises:
       KernelError: absl-py, which JAX does not declare, is not installed.
@@ -47,7 +47,7 @@ def mosaic_gpu() -> ModuleType:
 
 
 def mosaic_tpu() -> ModuleType:
-    """``jax.experimental.pallas.tpu``, imported when first needed."""
+    """Import ``jax.experimental.pallas.tpu`` when it is first needed."""
     from jax.experimental.pallas import tpu
 
     return tpu
@@ -57,7 +57,7 @@ _MODULES = {"gpu": mosaic_gpu, "tpu": mosaic_tpu}
 
 
 def gpu_params(**fields: Any) -> Any:
-    """Compiler parameters of a Mosaic GPU kernel.
+    """Build the compiler parameters of a Mosaic GPU kernel.
 
     Args:
       **fields: fields of ``jax.experimental.pallas.mosaic_gpu.CompilerParams``.
@@ -81,7 +81,7 @@ def gpu_params(**fields: Any) -> Any:
 
 
 def tpu_params(**fields: Any) -> Any:
-    """Compiler parameters of a Mosaic TPU kernel.
+    """Build the compiler parameters of a Mosaic TPU kernel.
 
     Args:
       **fields: fields of ``jax.experimental.pallas.tpu.CompilerParams``.
@@ -100,7 +100,7 @@ def tpu_params(**fields: Any) -> Any:
 
 
 def build(platform: str, fields: Mapping[str, Any]) -> Any:
-    """The compiler parameters of a platform, ``"gpu"`` or ``"tpu"``, from a map of its fields."""
+    """Build the compiler parameters of a platform, ``"gpu"`` or ``"tpu"``, from its fields."""
     cls = params_class(platform)
     known = [field.name for field in dataclasses.fields(cls)]
     for name in fields:
@@ -114,7 +114,7 @@ def build(platform: str, fields: Mapping[str, Any]) -> Any:
 
 
 def params_class(platform: str) -> type:
-    """The class of compiler parameters of a platform."""
+    """Return the class of compiler parameters of a platform."""
     return _MODULES[platform]().CompilerParams
 
 
@@ -130,7 +130,7 @@ def _no_field(platform: str, name: str, known: list[str]) -> str:
 
 
 def _names(platform: str) -> list[str]:
-    """Field names of a platform's class, if it can be imported."""
+    """Return the field names of a platform's class, if it can be imported."""
     try:
         return [field.name for field in dataclasses.fields(params_class(platform))]
     except KernelError:
@@ -138,7 +138,7 @@ def _names(platform: str) -> list[str]:
 
 
 def _value(platform: str, name: str, value: Any) -> Any:
-    """A field's value; enums may be given by name."""
+    """Return a field's value; enums may be given by name."""
     if isinstance(value, str) and (choices := _enum(platform, name)):
         by_name = {member.name.lower(): member for member in choices}
         if value.lower() not in by_name:
@@ -148,7 +148,7 @@ def _value(platform: str, name: str, value: Any) -> Any:
 
 
 def _enum(platform: str, name: str) -> type[enum.Enum] | None:
-    """The enum that a field takes, if any."""
+    """Return the enum that a field takes, if any."""
     return getattr(_MODULES[platform](), _ENUMS[name], None) if name in _ENUMS else None
 
 
@@ -168,13 +168,13 @@ SERIAL = {"gpu": "sequential", "tpu": "arbitrary"}
 
 
 def semantic_words(params: Any) -> tuple[str, ...] | None:
-    """The dimension semantics in words, whether given as such or as members of an enum."""
+    """Return the dimension semantics in words, whether given as such or as members of an enum."""
     given = params.dimension_semantics
     return given and tuple(str(getattr(axis, "value", axis)).lower() for axis in given)
 
 
 def checked(platform: str, params: Any) -> Any:
-    """The parameters, after what can be said of them without a kernel.
+    """Return the parameters, after what can be said of them without a kernel.
 
     Raises:
       KernelError: another class, or a value that no kernel could use.
@@ -213,7 +213,7 @@ def _check_tpu(params: Any) -> None:
 
 
 def to_fields(params: Any) -> dict[str, Any]:
-    """The fields that differ from the class's defaults, as plain data; ``build`` reads them."""
+    """Return the fields that differ from the class's defaults, as data that ``build`` reads."""
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(params):
         value = getattr(params, field.name)
@@ -224,7 +224,7 @@ def to_fields(params: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A field's value as JSON has it: enums by name, maps as dicts, tuples as lists."""
+    """Return a field's value as JSON has it: enums by name, maps as dicts, tuples as lists."""
     if isinstance(value, enum.Enum):
         return value.name.lower()
     if isinstance(value, Mapping):

@@ -68,7 +68,7 @@ class KernelPrimitive:
     def __call__(
         self, *operands: Any, config: KernelConfig | None = None, **params: Any
     ) -> list[Any]:
-        """Checks the configuration and records, runs or interprets the kernel."""
+        """Check the configuration and record, run or interpret the kernel."""
         chosen = resolve(config, self.kernel.name)
         avals = [jax.typeof(x) for x in operands]
         for platform in _PLATFORMS.values():
@@ -105,7 +105,7 @@ class KernelPrimitive:
         return mlir.lower_fun(form, multiple_results=True)(ctx, *operands)
 
     def _choose(self, platform: str, avals: Any, *, config: KernelConfig, **params: Any) -> Form:
-        """The form that is lowered on a platform."""
+        """Return the form that is lowered on a platform."""
         reference = functools.partial(self.kernel.reference, **params)
         if config.backend == "reference":
             return reference
@@ -121,7 +121,7 @@ class KernelPrimitive:
         return reference
 
     def _reason(self, platform: str, config: KernelConfig, avals: Any, params: Any) -> str | None:
-        """Why a platform's kernel cannot be taken; an error if the configuration is to blame."""
+        """Return why a platform's kernel cannot run; raise if the configuration is to blame."""
         if not platform:
             return "there are Pallas kernels for TPU and CUDA only"
         if platform == "cuda" and (missing := _missing_on_cuda()):
@@ -151,7 +151,7 @@ def _jitted(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Callab
 
 
 def _missing_on_cuda() -> str | None:
-    """Why no Mosaic GPU kernel runs on the GPU at hand; absent GPUs are taken for Hopper."""
+    """Return why no Mosaic GPU kernel runs on the GPU at hand; an absent GPU counts as Hopper."""
     capability = jax_compat.cuda_capability()
     if capability not in (None, 9.0):
         return (

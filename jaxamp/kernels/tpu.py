@@ -35,7 +35,7 @@ def block_quantize(
     config: KernelConfig,
     interpret: Any,
 ) -> list[Any]:
-    """Quantizes ``x`` of shape (batch, rows, columns), all multiples of the tile."""
+    """Quantize ``x`` of shape (batch, rows, columns), all multiples of the tile."""
     batch, rows, cols = x.shape
 
     def body(x_ref: Any, *outs: Any) -> None:
@@ -76,7 +76,7 @@ def norm_quantize(
     config: KernelConfig,
     interpret: Any,
 ) -> list[Any]:
-    """Normalizes the rows of ``x``, shape (rows, columns), and quantizes them."""
+    """Normalize the rows of ``x``, shape (rows, columns), and quantize them."""
     rows, cols = x.shape
 
     def body(x_ref: Any, weight_ref: Any, bias_ref: Any, values_ref: Any, scale_ref: Any) -> None:
@@ -114,7 +114,7 @@ def block_scaled_matmul(
     config: KernelConfig,
     interpret: Any,
 ) -> list[Any]:
-    """Multiplies (batch, M, K) with (batch, N, K); factors (batch, M, K blocks), likewise for N.
+    """Multiply (batch, M, K) with (batch, N, K); factors (batch, M, K blocks), likewise for N.
 
     Each block of the contraction is added to the accumulator in float32, with its factors.
     """
@@ -159,12 +159,12 @@ def block_scaled_matmul(
 
 
 def _by_rows(a: Any, b: Any) -> Any:
-    """The products of the rows of two matrices, in float32."""
+    """Return the products of the rows of two matrices, in float32."""
     return lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=F32)
 
 
 def _quantize_tile(wide: Any, values_ref: Any, scale_ref: Any, cast: CastConfig) -> None:
-    """Writes values and scale factors of a tile in float32, block by block."""
+    """Write values and scale factors of a tile in float32, block by block."""
     block_rows, block_cols = _block(cast)
     rows, cols = wide.shape
     for j in range(cols // block_cols):
@@ -184,7 +184,7 @@ def _quantize_tile(wide: Any, values_ref: Any, scale_ref: Any, cast: CastConfig)
 
 
 def magnitude(wide: Any, axes: Sequence[int]) -> jax.Array:
-    """The largest magnitude along axes, kept; a NaN wins.
+    """Return the largest magnitude along axes, kept; a NaN wins.
 
     Their bits are compared: what a vector unit's own maximum makes of a NaN is its maker's
     business.
@@ -202,7 +202,7 @@ def _quantized_type(batch: int, rows: int, cols: int, cast: CastConfig) -> tuple
 
 
 def _quantized_specs(tile: tuple[int, int], cast: CastConfig, place: Any) -> tuple[Any, Any]:
-    """Where a tile and its scale factors lie; ``place`` gives batch, row and column of a tile."""
+    """Return the block specs of a tile and its factors; ``place`` gives batch, row and column."""
     block_rows, block_cols = _block(cast)
     values = pl.BlockSpec((None, *tile), place)
     blocks = tile[1] // block_cols
@@ -218,7 +218,7 @@ def _quantized_specs(tile: tuple[int, int], cast: CastConfig, place: Any) -> tup
 
 
 def _scale_matrix(scales: Any, cast: CastConfig) -> jax.Array:
-    """Scale factors as (batch, row blocks, column blocks)."""
+    """Return the scale factors as (batch, row blocks, column blocks)."""
     return scales[..., 0, 0] if _block(cast)[0] > 1 else scales[..., 0].mT
 
 
@@ -232,6 +232,6 @@ def _typed(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 def _params(config: KernelConfig, axes: Axes) -> Any:
-    """The compiler parameters, with the kernel's own semantics where none are given."""
+    """Return the compiler parameters, with the kernel's own semantics where none are given."""
     params = config.tpu or tpu_params()
     return params.replace(dimension_semantics=semantics_in_force("tpu", config, axes))

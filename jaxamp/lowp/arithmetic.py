@@ -25,7 +25,7 @@ _MAGNITUDE = 0x7FFFFFFF
 
 
 def smallest_scale(precision: Precision) -> float:
-    """The lower bound of a scale: with it, a subnormal f32 number is rounded to zero.
+    """Return the lower bound of a scale: with it, a subnormal f32 number is rounded to zero.
 
     >>> smallest_scale(Precision.F8_E4M3) == 2.0**-116
     True
@@ -34,7 +34,7 @@ def smallest_scale(precision: Precision) -> float:
 
 
 def magnitude_bits(x: Any) -> jax.Array:
-    """The bits of float32 numbers without their sign, as int32.
+    """Return the bits of float32 numbers without their sign, as int32.
 
     They order as the magnitudes do, NaN above infinity, so that a maximum of them loses no NaN.
 
@@ -47,7 +47,7 @@ def magnitude_bits(x: Any) -> jax.Array:
 
 
 def scale_factor(amax: Any, precision: Precision, *, round_up: bool = False) -> jax.Array:
-    """The scale with which ``amax`` becomes the largest number of a format.
+    """Return the scale with which ``amax`` becomes the largest number of a format.
 
     Args:
       amax: largest magnitudes, not negative; any shape.
@@ -66,7 +66,7 @@ def scale_factor(amax: Any, precision: Precision, *, round_up: bool = False) -> 
 
 
 def power_of_two(x: Any) -> jax.Array:
-    """The smallest power of two that is not less than a positive, normal float32 number.
+    """Return the smallest power of two that is not less than a positive, normal float32 number.
 
     >>> float(power_of_two(jnp.float32(5))), float(power_of_two(jnp.float32(4)))
     (8.0, 4.0)
@@ -76,7 +76,7 @@ def power_of_two(x: Any) -> jax.Array:
 
 
 def reciprocal(scale: Any, *, is_power: bool = False) -> jax.Array:
-    """``1 / scale``: of a power of two by its bits; zero of zero.
+    """Compute ``1 / scale``, for a power of two by its bits; zero for zero.
 
     Args:
       scale: float32, not negative, or NaN.
@@ -89,7 +89,7 @@ def reciprocal(scale: Any, *, is_power: bool = False) -> jax.Array:
 
 
 def encode(x: Any, scale: Any, inverse: Any, precision: Precision) -> jax.Array:
-    """``x * inverse``, clipped and rounded to a format; zeros where the scale is NaN.
+    """Multiply by ``inverse``, clip and round to a format; zeros where the scale is NaN.
 
     Args:
       x: floats.

@@ -32,7 +32,7 @@ class Blocks:
 
     @classmethod
     def of(cls, cast: CastConfig, shape: tuple[int, ...]) -> Blocks | None:
-        """The blocks that a cast makes of an array; ``None`` for one block, the whole.
+        """Return the blocks that a cast makes of an array; ``None`` for one block, the whole.
 
         Raises:
           PolicyError: the array has fewer axes than the block.
@@ -48,7 +48,7 @@ class Blocks:
         return cls(rows, cols)
 
     def factors(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the scale factors of an array of that shape: one for each block."""
+        """Return the shape of the scale factors of an array of that shape: one for each block."""
         *leading, cols = shape
         columns = -(-cols // self.cols)
         if not leading:
@@ -56,12 +56,12 @@ class Blocks:
         return (*leading[:-1], -(-leading[-1] // self.rows), columns)
 
     def amax(self, x: Any) -> jax.Array:
-        """The largest magnitude in each block; NaN if there is a NaN."""
+        """Return the largest magnitude in each block; NaN if there is a NaN."""
         split = jnp.abs(self._split(x))
         return jnp.max(split, axis=(-3, -1)).reshape(self.factors(x.shape))
 
     def spread(self, factors: Any, shape: tuple[int, ...]) -> jax.Array:
-        """Each factor over its whole block: an array of the shape that was divided."""
+        """Return each factor over its whole block: an array of the shape that was divided."""
         rows, cols = self._tail(shape)
         over_rows = factors.reshape(*shape[:-2], -1, 1, factors.shape[-1], 1)
         blocks = over_rows.shape[-4], self.rows, over_rows.shape[-2], self.cols
@@ -70,7 +70,7 @@ class Blocks:
         return merged[..., :rows, :cols].reshape(shape)
 
     def _split(self, x: Any) -> jax.Array:
-        """As ``(..., row blocks, rows, column blocks, cols)``, filled up with zeros."""
+        """Reshape to ``(..., row blocks, rows, column blocks, cols)``, padded with zeros."""
         rows, cols = self._tail(x.shape)
         matrix = x.reshape(*x.shape[:-2], rows, cols)
         margins = [(0, 0)] * (matrix.ndim - 2) + [(0, -rows % self.rows), (0, -cols % self.cols)]

@@ -18,7 +18,7 @@ _FORMATS = (Precision.F8_E4M3, Precision.F8_E5M2, Precision.F4_E2M1)
 
 
 def quantize(x: Any, cast: CastConfig | PrecisionLike) -> ScaledArray:
-    """Scales an array so that each block fills the range of a format, and rounds it to the format.
+    """Scale an array so that each block fills the range of a format, and round it to the format.
 
     The scale of a block is ``amax * (1 / fmax)`` in float32, ``amax`` being the largest magnitude
     in the block and ``fmax`` the largest number of the format. It is rounded up to a power of two
@@ -57,7 +57,7 @@ def quantize(x: Any, cast: CastConfig | PrecisionLike) -> ScaledArray:
 
 
 def with_scale(x: jax.Array, scale: Any, cast: CastConfig) -> ScaledArray:
-    """An array rounded with scale factors that are known already, as they are stored.
+    """Return an array rounded with scale factors that are known already, as they are stored.
 
     Args:
       x: floats.
@@ -74,7 +74,7 @@ def with_scale(x: jax.Array, scale: Any, cast: CastConfig) -> ScaledArray:
 
 
 def stored_scale(scale: jax.Array, cast: CastConfig) -> Any:
-    """Scale factors in float32 as a ``ScaledArray`` stores them."""
+    """Return the scale factors in float32 as a ``ScaledArray`` stores them."""
     if cast.round_sf:
         return scale.astype(Precision.F8_E8M0.dtype)
     if cast.out_dtype is Precision.F4_E2M1 and cast.sf_block is not None:

@@ -63,7 +63,7 @@ class ScaledArray:
 
 
 def dequantize(x: ScaledArray, dtype: DTypeLike | None = None) -> jax.Array:
-    """The array that a ``ScaledArray`` stands for.
+    """Return the array that a ``ScaledArray`` stands for.
 
     Args:
       x: values and scale factors.
@@ -89,7 +89,7 @@ def dequantize(x: ScaledArray, dtype: DTypeLike | None = None) -> jax.Array:
 
 
 def spread_scale(x: ScaledArray) -> jax.Array:
-    """The scale factors in float32, of a shape that broadcasts to that of the values."""
+    """Return the scale factors in float32, of a shape that broadcasts to that of the values."""
     scale = factors(x)
     blocks = Blocks.of(x.cast, x.shape)
     if blocks is None:  # one factor, or under vmap and in stacks one for each tensor
@@ -98,7 +98,7 @@ def spread_scale(x: ScaledArray) -> jax.Array:
 
 
 def factors(x: ScaledArray) -> jax.Array:
-    """The scale factors in float32, one for each block."""
+    """Return the scale factors in float32, one for each block."""
     if isinstance(x.scale, ScaledArray):
         return dequantize(x.scale, np.float32)
     return jnp.asarray(x.scale).astype(np.float32)

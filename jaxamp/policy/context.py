@@ -25,7 +25,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def policy_scope(policy: Any) -> PolicyScope:
-    """Puts a policy in force, for a ``with`` block or, as a decorator, for a function.
+    """Put a policy in force, for a ``with`` block or, as a decorator, for a function.
 
     Each thread has its own scopes and each asyncio task too. ``jax.jit`` knows of them: a function
     that asks for the policy is traced once for each. In asyncio a ``with`` block can be left for
@@ -53,7 +53,7 @@ def policy_scope(policy: Any) -> PolicyScope:
 
 
 def current_policy() -> PrecisionPolicy:
-    """The policy in force: that of the innermost scope or ``amp``; ``ALWAYS_F32`` outside of both.
+    """Return the policy of the innermost scope or ``amp``; ``ALWAYS_F32`` outside of both.
 
     Returns:
       A ``PrecisionPolicy``.
@@ -77,7 +77,7 @@ def current_policy() -> PrecisionPolicy:
 
 
 def in_amp() -> bool:
-    """Whether ``amp`` traces what runs here, with no ``policy_scope`` in between."""
+    """Return whether ``amp`` traces what runs here, with no ``policy_scope`` in between."""
     entry = _own_entry()
     return entry is not None and entry.rewrites
 
@@ -98,7 +98,7 @@ class PolicyScope(AbstractContextManager[PrecisionPolicy]):
         _leave()
 
     def __call__(self, fn: _F) -> _F:
-        """The function with the policy in force whenever it runs."""
+        """Return the function with the policy in force whenever it runs."""
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise PolicyError(f"Use `with policy_scope(...)` inside the generator {fn!r}.")
         if inspect.iscoroutinefunction(fn):
@@ -124,13 +124,13 @@ class PolicyScope(AbstractContextManager[PrecisionPolicy]):
 
 
 def amp_scope(policy: PrecisionPolicy) -> AbstractContextManager[None]:
-    """The scope in which ``amp`` traces a function: its policy is in force, and it rewrites."""
+    """Enter the scope in which ``amp`` traces a function, with its policy in force."""
     return _whole(policy, rewrites=True)
 
 
 @contextmanager
 def _whole(policy: PrecisionPolicy, *, rewrites: bool) -> Iterator[None]:
-    """A scope around one ordinary call: no other task comes between, and Ctrl-C ends it too."""
+    """Enter a scope around one call: no other task comes between, and Ctrl-C ends it too."""
     seen_by_jit = _SEEN_BY_JIT(_number(policy))
     entry = _Entry(policy, threading.get_ident(), True, rewrites, seen_by_jit, _CURRENT.get())
     token = _CURRENT.set(entry)
@@ -167,7 +167,7 @@ _HELD = _Held()
 
 @functools.lru_cache(maxsize=1024)
 def _number(policy: PrecisionPolicy) -> int:
-    """A number that equal policies share: JAX hashes it at every call of a compiled function."""
+    """Return a number that equal policies share: JAX hashes it at every compiled call."""
     return next(_NUMBERS)
 
 

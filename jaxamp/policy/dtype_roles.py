@@ -43,7 +43,7 @@ class SemanticDType(enum.StrEnum):
         return _role(value)
 
     def precision(self, policy: Any = None) -> Precision:
-        """What the role means under a policy.
+        """Return the precision of the role under a policy.
 
         Args:
           policy: whatever is accepted as a policy; left out, the one in force.
@@ -68,7 +68,7 @@ DTypeish: TypeAlias = (
 
 
 def resolve_dtype(dtypeish: DTypeish, policy: Any = None) -> np.dtype:
-    """The dtype that a dtype, its name or its role stands for.
+    """Return the dtype that a dtype, its name or its role stands for.
 
     Args:
       dtypeish: a dtype, a ``Precision``, their names, or a role.
@@ -87,7 +87,7 @@ def resolve_dtype(dtypeish: DTypeish, policy: Any = None) -> np.dtype:
 
 
 def cast_floating(tree: _T, dtypeish: DTypeish | None, policy: Any = None) -> _T:
-    """The tree with its float arrays in another dtype; all else as it is.
+    """Return the tree with its float arrays in another dtype; all else as it is.
 
     Args:
       tree: any tree of arrays, ``jax.ShapeDtypeStruct`` included; numpy arrays stay numpy arrays,
@@ -114,7 +114,7 @@ def cast_floating(tree: _T, dtypeish: DTypeish | None, policy: Any = None) -> _T
 
 
 def in_compute_dtype(method: _F) -> _F:
-    """A method of a module, run in the module's own ``compute_dtype`` where it has one.
+    """Return a method of a module, run in the module's own ``compute_dtype`` where it has one.
 
     The attribute is a dtype, its name or its role; ``None`` leaves the method as it is. Under
     ``amp`` it marks a region that keeps this precision. Elsewhere the module and its arguments are
@@ -148,7 +148,7 @@ def in_compute_dtype(method: _F) -> _F:
 
 
 def run_in(dtypeish: DTypeish | None, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls `fn` in a compute dtype: under ``amp`` as a region, elsewhere on cast arguments.
+    """Call `fn` in a compute dtype: under ``amp`` as a region, elsewhere on cast arguments.
 
     Args:
       dtypeish: a dtype, its name or its role; ``None`` just calls `fn`.

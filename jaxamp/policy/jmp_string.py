@@ -30,12 +30,12 @@ class ThreeDtypes(NamedTuple):
 
 
 def looks_like_grammar(text: str) -> bool:
-    """Whether a text is meant as jmp's grammar: it has an ``=`` or is the name of a format."""
+    """Return whether a text is jmp's grammar: it has an ``=`` or is the name of a format."""
     return "=" in text or is_format_name(text)
 
 
 def parse_grammar(text: str) -> ThreeDtypes:
-    """Reads jmp's grammar.
+    """Read jmp's grammar.
 
     Raises:
       PolicyError: an unknown part or dtype, or a part named twice.

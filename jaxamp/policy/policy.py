@@ -110,7 +110,7 @@ class PrecisionPolicy:
         allreduce: PrecisionLike = Precision.F32,
         scaling: Scaling = _SCALING,
     ) -> PrecisionPolicy:
-        """A policy of your own; kinds that are not named stay F32.
+        """Return a policy of your own; kinds that are not named stay F32.
 
         Args:
           kinds: ``OpKind`` or its name, to ``CastConfig``, ``Precision`` or its name.
@@ -146,7 +146,7 @@ class PrecisionPolicy:
     def of_dtypes(
         cls, params: PrecisionLike, compute: PrecisionLike, output: PrecisionLike
     ) -> PrecisionPolicy:
-        """The policy that jmp's three dtypes describe.
+        """Return the policy that jmp's three dtypes describe.
 
         The compute dtype stands for the ``AUTO_MIXED`` preset of that dtype; f32 and f64 lower
         nothing.
@@ -168,7 +168,7 @@ class PrecisionPolicy:
 
     @classmethod
     def parse(cls, policy: Any) -> PrecisionPolicy:
-        """Reads whatever is accepted as a policy.
+        """Read whatever is accepted as a policy.
 
         Args:
           policy: a policy, the name of a preset in any case, a ``jmp.Policy``, or jmp's grammar:
@@ -196,7 +196,7 @@ class PrecisionPolicy:
         )
 
     def cast_for(self, kind: OpKind | str) -> CastConfig:
-        """The cast for operations of a kind.
+        """Return the cast for operations of a kind.
 
         >>> str(PrecisionPolicy.AUTO_MIXED.cast_for("reduction"))
         'f16'
@@ -204,7 +204,7 @@ class PrecisionPolicy:
         return dict(self.kinds)[OpKind.parse(kind)]
 
     def precision_for(self, kind: OpKind | str) -> Precision:
-        """The precision of operations of a kind.
+        """Return the precision of operations of a kind.
 
         >>> PrecisionPolicy.ALWAYS_F16.precision_for(OpKind.BOUNDARY)
         <Precision.F32: 'float32'>
@@ -213,7 +213,7 @@ class PrecisionPolicy:
 
     @property
     def is_scaled(self) -> bool:
-        """Whether Compute is quantized, its operands having scale factors.
+        """Return whether Compute is quantized, its operands having scale factors.
 
         >>> PrecisionPolicy.FP8_CURRENT.is_scaled, PrecisionPolicy.AUTO_MIXED_BF16.is_scaled
         (True, False)
@@ -253,7 +253,7 @@ class PrecisionPolicy:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the policy leaves every program as it is.
+        """Return whether the policy leaves every program as it is.
 
         >>> PrecisionPolicy.ALWAYS_F32.is_identity, PrecisionPolicy.AUTO_MIXED.is_identity
         (True, False)
@@ -261,7 +261,7 @@ class PrecisionPolicy:
         return not self.low and self.output_dtype is None
 
     def replace(self, **changes: Any) -> PrecisionPolicy:
-        """The policy with some attributes changed; ``kinds`` and ``scaling`` may be partial maps.
+        """Return the policy with some attributes changed; ``kinds``, ``scaling`` may be partial.
 
         Raises:
           PolicyError: no such attribute, or a word is not understood.
@@ -284,7 +284,7 @@ class PrecisionPolicy:
         return dataclasses.replace(self, **changes)
 
     def with_rules(self, *rules: Rule) -> PrecisionPolicy:
-        """The policy with more override rules, asked before those that it has.
+        """Return the policy with more override rules, asked before those that it has.
 
         >>> policy = PrecisionPolicy.AUTO_MIXED.with_rules(Rule(precision="f32", scope="head"))
         >>> [str(rule) for rule in policy.rules]
@@ -293,7 +293,7 @@ class PrecisionPolicy:
         return dataclasses.replace(self, rules=(*rules, *self.rules))
 
     def validate_for_use(self) -> None:
-        """Refuses what can be written down but not yet, or not here, computed.
+        """Refuse what can be written down but not yet, or not here, computed.
 
         Raises:
           UnsupportedPrecisionError: scaling of another kind than Compute or of a format that has
@@ -330,7 +330,7 @@ class PrecisionPolicy:
             )
 
     def to_json(self) -> str:
-        """The policy as JSON, which ``from_json`` reads back to an equal one.
+        """Return the policy as JSON, which ``from_json`` reads back to an equal one.
 
         Raises:
           PolicyError: a rule has a predicate: a function has no JSON form.
@@ -343,7 +343,7 @@ class PrecisionPolicy:
 
     @classmethod
     def from_json(cls, text: str) -> PrecisionPolicy:
-        """Reads what ``to_json`` wrote.
+        """Read what ``to_json`` wrote.
 
         Args:
           text: the JSON itself; of a file, ``Path(...).read_text()``.
@@ -354,7 +354,7 @@ class PrecisionPolicy:
         return policy_json.from_json(cls, text)
 
     def _produced(self) -> Iterable[Precision]:
-        """Every precision that the policy can produce, most important first."""
+        """Return every precision that the policy can produce, most important first."""
         yield from (cast.out_dtype for _, cast in self.kinds)
         yield from (rule.precision for rule in self.rules)
         yield from (p for p in (self.accumulation, self.output_dtype) if p is not None)

@@ -124,7 +124,7 @@ class Rule:
         _check_primitive(self.primitive, self.kind)
 
     def matches(self, view: EquationView) -> bool:
-        """Whether every key of the rule matches the equation.
+        """Return whether every key of the rule matches the equation.
 
         Raises:
           RuleError: the predicate failed.
@@ -141,7 +141,7 @@ class Rule:
         )
 
     def reaches(self, kind: OpKind) -> bool:
-        """Whether some known primitive of a kind has the name and kind that the rule asks for.
+        """Return whether a known primitive has the name and kind that the rule asks for.
 
         >>> Rule(precision="f32", primitive="dot*").reaches(OpKind.REDUCTION)
         False
@@ -153,7 +153,7 @@ class Rule:
         return self.primitive is None or any(_name_matches(self.primitive, n) for n in names)
 
     def to_data(self) -> dict[str, Any]:
-        """The keys of the rule as plain words and numbers, from which ``Rule(**data)`` makes it.
+        """Return the keys as plain words and numbers, from which ``Rule(**data)`` makes the rule.
 
         Raises:
           PolicyError: the rule has a predicate.
@@ -187,7 +187,7 @@ class Rule:
 
 
 def first_match(rules: Sequence[Rule], view: EquationView) -> int | None:
-    """Index of the first rule that matches, ``None`` if none does.
+    """Return the index of the first rule that matches, ``None`` if none does.
 
     >>> rules = [Rule(precision="f32", primitive="exp"), Rule(precision="bf16", primitive="e*")]
     >>> first_match(rules, EquationView(primitive="erf", kind=OpKind.ELEMENTWISE))
@@ -197,7 +197,7 @@ def first_match(rules: Sequence[Rule], view: EquationView) -> int | None:
 
 
 def unmatched(rules: Sequence[Rule], counts: Sequence[int]) -> tuple[Rule, ...]:
-    """The rules that decided nothing.
+    """Return the rules that decided nothing.
 
     Args:
       rules: rules in their order.
@@ -307,7 +307,7 @@ def _similar(name: str) -> str:
 
 
 def _keys(rule: Rule) -> dict[str, Any]:
-    """The keys that the rule names, as plain words and numbers."""
+    """Return the keys that the rule names, as plain words and numbers."""
     keys = {
         "scope": rule.scope,
         "primitive": rule.primitive,

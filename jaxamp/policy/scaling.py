@@ -75,7 +75,7 @@ class Scaling:
         object.__setattr__(self, "kernel", _checked_kernel(self.kernel))
 
     def casts(self, compute: CastConfig) -> Casts:
-        """The casts of a dot's operands under a cast of Compute."""
+        """Return the casts of a dot's operands under a cast of Compute."""
         gradient = self.gradient or compute
         if gradient.out_dtype is Precision.F8_E4M3 and gradient.sf_block is None:
             gradient = dataclasses.replace(gradient, out_dtype=Precision.F8_E5M2)
@@ -83,7 +83,7 @@ class Scaling:
         return Casts(compute, self.weight or compute, None if keeps else gradient)
 
     def replace(self, **changes: Any) -> Scaling:
-        """A recipe with some attributes changed.
+        """Return a recipe with some attributes changed.
 
         Raises:
           PolicyError: no such attribute, or a value that is not understood.

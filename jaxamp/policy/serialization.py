@@ -22,7 +22,7 @@ _KEYS = ("version", "name", "kinds", "rules", "scaling", *_PLAIN_KEYS)
 
 
 def to_json(policy: PrecisionPolicy) -> str:
-    """A policy as JSON."""
+    """Return a policy as JSON."""
     data = {
         "version": _VERSION,
         "name": policy.name,
@@ -39,7 +39,7 @@ def to_json(policy: PrecisionPolicy) -> str:
 
 
 def from_json(make: Callable[..., PrecisionPolicy], text: str) -> PrecisionPolicy:
-    """What ``make`` makes of the attributes that ``to_json`` wrote."""
+    """Build a policy with ``make`` from the JSON that ``to_json`` wrote."""
     data = _json_object(text)
     for key in data:
         if key not in _KEYS:

@@ -21,7 +21,7 @@ class Settings(NamedTuple):
 
     @property
     def is_identity(self) -> bool:
-        """Whether the function itself is the answer."""
+        """Return whether the function itself is the answer."""
         return self.policy.is_identity and not self.force
 
 
@@ -32,7 +32,7 @@ _SEEN_BY_JIT = jax.make_user_context(None)  # what was compiled without the chan
 
 @contextmanager
 def overriding(change: Callable[[PrecisionPolicy], PrecisionPolicy]) -> Iterator[None]:
-    """Inside of the block every ``amp`` runs under another policy than it was made with.
+    """Run every ``amp`` inside the block under another policy than it was made with.
 
     Args:
       change: gives the policy to use instead of one.
@@ -46,6 +46,6 @@ def overriding(change: Callable[[PrecisionPolicy], PrecisionPolicy]) -> Iterator
 
 
 def in_force(settings: Settings) -> Settings:
-    """The settings, with the policy that is to be used at present."""
+    """Return the settings, with the policy that is to be used at present."""
     change = _CHANGE.get()
     return settings if change is None else settings._replace(policy=change(settings.policy))

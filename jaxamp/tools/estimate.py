@@ -83,7 +83,7 @@ class Estimate(Shown):
     compiled: tuple[Compiled, ...]
 
     def to_json(self) -> str:
-        """Everything as JSON."""
+        """Return everything as JSON."""
         rows = [{**asdict(row), "fp8": row.fp8} for row in self.compiled]
         head = {"program": self.program, "target": self.target, "title": self.title}
         return json.dumps({**head, "compiled": rows}, indent=1)
@@ -101,7 +101,7 @@ class Estimate(Shown):
 def estimate(
     fn: Any, policy: Any = None, target: str = "h200", *, others: Any = ()
 ) -> Callable[..., Estimate]:
-    """What a policy would give on a chip that you do not have.
+    """Estimate what a policy would give on a chip that you do not have.
 
     The vendor's own compiler makes the program, in a process and an environment of its own, which
     ``python -m jaxamp estimate --install gpu`` (or ``tpu``) creates once. Bytes, kernels, memory
@@ -158,7 +158,7 @@ def estimate(
 def compile_all(
     target: Target, programs: Sequence[bytes], options: dict[str, Any] | None = None
 ) -> list[tuple[Module, dict[str, Any]]]:
-    """Compiles serialized programs for a target, in one process of its compiler's environment.
+    """Compile serialized programs for a target, in one process of its compiler's environment.
 
     Args:
       target: the chip.

@@ -59,7 +59,7 @@ class AutoChoice:
 
     @property
     def needs_loss_scale(self) -> bool:
-        """Whether gradients can underflow, so that training needs a loss scale.
+        """Return whether gradients can underflow, so that training needs a loss scale.
 
         >>> AutoChoice(PrecisionPolicy.AUTO_MIXED, "Tesla V100", "").needs_loss_scale
         True
@@ -67,7 +67,7 @@ class AutoChoice:
         return Precision.F16 in self.policy.low
 
     def loss_scale(self) -> LossScale:
-        """A new loss scale for training under the policy: a dynamic one, or one that does nothing.
+        """Return a loss scale for training under the policy: dynamic, or one that does nothing.
 
         >>> AutoChoice(PrecisionPolicy.AUTO_MIXED_BF16, "TPU v4", "").loss_scale()
         NoOpLossScale()
@@ -150,7 +150,7 @@ def _choose_cpu() -> tuple[PrecisionPolicy, str]:
 
 @functools.cache
 def bf16_speedup_on_cpu() -> float:
-    """How many times faster a matrix product of f32 arrays gets on this CPU in bf16.
+    """Measure how much faster a matrix product of f32 arrays gets on this CPU in bf16.
 
     The casts count, the compilation does not; the best of a few runs, taken by turns. Measured
     once in a process, in well under a second.

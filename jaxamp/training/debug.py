@@ -45,7 +45,7 @@ class Diagnosis:
     runs: int = 1
 
     def to_json(self) -> str:
-        """The diagnosis as JSON; infinities and NaN are words there."""
+        """Return the diagnosis as JSON; infinities and NaN are words there."""
         data = {
             "first": self.first and self.first.to_data(),
             "rules": [rule.to_data() for rule in self.rules],
@@ -89,7 +89,7 @@ class Diagnosis:
 
 
 def debug_step(step: Callable[..., Any]) -> Callable[..., Diagnosis]:
-    """Which operation of a training step was the first to become non-finite, and what prevents it.
+    """Find the operation that first became non-finite in a training step, and the rule against it.
 
     The step is run again, with a mark beside each value; then with override rules for the operation
     to blame and for what fails after it, until the step is finite. No state is changed.
@@ -143,7 +143,7 @@ class _Search:
     def run(
         self, change: Callable[[PrecisionPolicy], PrecisionPolicy], explain: Any = explain_nonfinite
     ) -> Nonfinite | None:
-        """What is not finite under changed policies."""
+        """Run the step under changed policies and return its first non-finite operation."""
 
         def noted(policy: PrecisionPolicy) -> PrecisionPolicy:
             self.used_f16 |= Precision.F16 in policy.low
@@ -154,12 +154,12 @@ class _Search:
             return explain(self.step)(*self.args, **self.kwargs)
 
     def is_finite_unscaled(self) -> bool:
-        """Whether the step is finite when losses and gradients are not scaled."""
+        """Return whether the step is finite when losses and gradients are not scaled."""
         with scales_at_one():
             return self.run(lambda policy: policy) is None
 
     def rules(self, first: Nonfinite) -> tuple[Rule, ...]:
-        """Rules that make the step finite: for the operation to blame and what fails next."""
+        """Search rules that make the step finite: for the first operation and what fails next."""
         found: list[Rule] = []
         failing: Nonfinite | None = first
         while failing is not None and len(found) < _MOST_RULES:
@@ -171,7 +171,7 @@ class _Search:
         return () if failing is not None else self._needed(found)
 
     def _needed(self, rules: Sequence[Rule]) -> tuple[Rule, ...]:
-        """The rules without those that a later, wider one has made superfluous."""
+        """Return the rules without those that a later, wider one has made superfluous."""
         kept = list(rules)
         for rule in rules[:-1]:
             fewer = [r for r in kept if r is not rule]
@@ -180,12 +180,12 @@ class _Search:
         return tuple(kept)
 
     def _with(self, rules: Sequence[Rule]) -> Nonfinite | None:
-        """What is not finite with the rules, which are to match the functions that a run has."""
+        """Return the first non-finite operation with these rules, matched to a run's functions."""
         return self.run(lambda policy: policy.with_rules(*rules), nonfinite_as_it_runs)
 
 
 def _candidates(failing: Nonfinite) -> list[Rule]:
-    """Rules for an operation, the narrowest first."""
+    """Return rules for an operation, the narrowest first."""
     function = failing.place.function.rpartition(".")[2] or None
     scope = failing.scope or None
     keys = [

@@ -22,7 +22,7 @@ def filter_value_and_grad(
     clip_norm: float | None = None,
     axis_name: Any = None,
 ) -> Callable[..., Gradient]:
-    """``equinox.filter_value_and_grad`` of `fun` in mixed precision, under a loss scale.
+    """Differentiate as ``equinox.filter_value_and_grad``, in mixed precision with a loss scale.
 
     As ``jaxamp.value_and_grad``, which says more of the arguments; but what is differentiated are
     the floating arrays of the first one.
@@ -72,7 +72,7 @@ def filter_grad(
     clip_norm: float | None = None,
     axis_name: Any = None,
 ) -> Callable[..., Gradient]:
-    """``equinox.filter_grad`` of `fun` in mixed precision, under a loss scale.
+    """Differentiate as ``equinox.filter_grad``, in mixed precision with a loss scale.
 
     As ``filter_value_and_grad``, without the loss among the results.
 

@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def all_finite(tree: Any, *, axis_name: Any = None) -> jax.Array:
-    """Whether no floating leaf holds an infinity or a NaN.
+    """Return whether no floating leaf holds an infinity or a NaN.
 
     Args:
       tree: any tree; leaves that are not floats are finite.
@@ -38,7 +38,7 @@ def all_finite(tree: Any, *, axis_name: Any = None) -> jax.Array:
 
 
 def nonfinite_index(tree: Any) -> jax.Array:
-    """Position, among all leaves, of the first one that is not finite; -1 where there is none.
+    """Return the position, among all leaves, of the first that is not finite; -1 for none.
 
     Returned from a compiled step it costs nothing; ``first_nonfinite`` turns it into a name.
 
@@ -62,7 +62,7 @@ def nonfinite_index(tree: Any) -> jax.Array:
 
 
 def first_nonfinite(tree: Any, index: Any = None) -> str | None:
-    """The name of the first leaf that is not finite, ``None`` where all are.
+    """Return the name of the first leaf that is not finite, ``None`` where all are.
 
     This waits for the device, so ask only when the flag is `False`.
 
@@ -93,7 +93,7 @@ def first_nonfinite(tree: Any, index: Any = None) -> str | None:
 
 
 def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
-    """`on_true` where the flag is true, else `on_false`, leaf by leaf and bit by bit.
+    """Select `on_true` where the flag is true, else `on_false`, leaf by leaf and bit by bit.
 
     Unlike jmp's it takes trees whose leaves are not all arrays, such as modules: those leaves are
     taken from `on_true`.
@@ -123,7 +123,7 @@ def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
 
 
 def as_flag(value: Any) -> jax.Array:
-    """`value` as a boolean scalar array.
+    """Convert `value` to a boolean scalar array.
 
     Raises:
       TrainingError: it is not a boolean scalar.

@@ -61,7 +61,7 @@ def value_and_grad(
     clip_norm: float | None = None,
     axis_name: Any = None,
 ) -> Callable[..., Gradient]:
-    """``jax.value_and_grad`` of `fun` in mixed precision, under a loss scale.
+    """Differentiate as ``jax.value_and_grad``, in mixed precision with a loss scale.
 
     The loss is computed under `policy`, multiplied by the scale, and differentiated; the gradients
     come to float32, are divided by the scale that was used, checked, and clipped, in that order.
@@ -126,7 +126,7 @@ def grad(
     clip_norm: float | None = None,
     axis_name: Any = None,
 ) -> Callable[..., Gradient]:
-    """``jax.grad`` of `fun` in mixed precision, under a loss scale.
+    """Differentiate as ``jax.grad``, in mixed precision with a loss scale.
 
     As ``value_and_grad``, which says more of the arguments, without the loss among the results.
 
@@ -185,7 +185,7 @@ def _gradient_function(
 
 
 def scaled_gradients(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
-    """A function that gives the value, unscaled, and the gradients, still scaled."""
+    """Return a function that gives the value, unscaled, and the gradients, still scaled."""
     scale = as_loss_scale(options.loss_scale)
     function = under_policy(fun, options.policy)
 
@@ -202,7 +202,7 @@ def scaled_gradients(fun: Callable[..., Any], options: Options) -> Callable[...,
 
 
 def under_policy(fun: Callable[..., Any], policy: Any) -> Callable[..., Any]:
-    """`fun` under ``amp``, or as it is where there is no policy.
+    """Wrap `fun` in ``amp``, or return it as it is where there is no policy.
 
     Raises:
       TrainingError: the policy keeps a history, to which gradients belong.

@@ -35,7 +35,7 @@ class KahanState(NamedTuple):
 
 
 def with_kahan(optimizer: Any) -> optax.GradientTransformationExtraArgs:
-    """An optimizer for narrow parameters of which there is no float32 copy.
+    """Return an optimizer for narrow parameters of which there is no float32 copy.
 
     Each step is computed in float32; what is lost when the new parameter is rounded is kept beside
     it, in the same narrow dtype, and added to the next step: two bytes a parameter, where a
@@ -86,7 +86,7 @@ def _no_compensation(param: Any) -> jax.Array:
 
 
 def _compensated(param: Any, update: Any, compensation: Any) -> tuple[Any, Any]:
-    """The step to the rounded sum, and what the rounding took."""
+    """Return the step to the rounded sum, and what the rounding took."""
     if not is_low(param):
         return update, compensation
     wide, due = widen(param), update + widen(compensation)

@@ -52,7 +52,7 @@ class LossScale(Protocol):
         ...
 
     def adjust(self, grads_finite: Any) -> Any:
-        """The loss scale for the next step."""
+        """Return the loss scale for the next step."""
         ...
 
 
@@ -96,15 +96,15 @@ class NoOpLossScale:
         return 1
 
     def scale(self, tree: _T) -> _T:
-        """The tree itself."""
+        """Return the tree itself."""
         return tree
 
     def unscale(self, tree: _T) -> _T:
-        """The tree itself."""
+        """Return the tree itself."""
         return tree
 
     def adjust(self, grads_finite: Any) -> NoOpLossScale:
-        """The loss scale itself."""
+        """Return the loss scale itself."""
         del grads_finite
         return self
 
@@ -139,7 +139,7 @@ class StaticLossScale:
         return _unscaled(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
-        """The loss scale itself."""
+        """Return the loss scale itself."""
         del grads_finite
         return self
 
@@ -207,7 +207,7 @@ class DynamicLossScale:
         return _unscaled(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
-        """The loss scale for the next step.
+        """Return the loss scale for the next step.
 
         Args:
           grads_finite: whether this step's gradients are finite, bool[].
@@ -241,7 +241,7 @@ class DynamicLossScale:
 
 
 def as_loss_scale(scale: Any) -> Any:
-    """`scale` as something with jaxamp's arithmetic.
+    """Convert `scale` to a loss scale with jaxamp's arithmetic.
 
     Args:
       scale: one of ours, one of jmp's, any object with their methods, or ``None`` for none.
@@ -267,7 +267,7 @@ def as_loss_scale(scale: Any) -> Any:
 
 
 def same_library(scale: Any, like: Any) -> Any:
-    """One of our loss scales as the library of `like` writes it, so that a carry keeps its type."""
+    """Convert one of our loss scales to the library of `like`, so that a carry keeps its type."""
     return _jmp_adapter().loss_scale_to_jmp(scale) if _is_jmp(like) else scale
 
 
@@ -285,7 +285,7 @@ _AT_ONE: ContextVar[bool] = ContextVar("jaxamp_scales_at_one", default=False)
 
 @contextmanager
 def scales_at_one() -> Iterator[None]:
-    """Inside of the block our loss scales multiply and divide by one, to see what they do."""
+    """Let loss scales multiply and divide by one inside the block, to see what they do."""
     token = _AT_ONE.set(True)
     try:
         yield
@@ -312,14 +312,14 @@ def _set(instance: Any, **values: Any) -> None:
 
 
 def _as(dtype: Any, value: Any) -> Any:
-    """`value` in `dtype`: concrete numbers stay on the host, arrays where they are."""
+    """Cast `value` to `dtype`: concrete numbers stay on the host, arrays where they are."""
     if isinstance(value, jax.Array):
         return value.astype(dtype)
     return np.asarray(value, dtype)
 
 
 def _factor(name: str, value: Any, *, zero: bool = False) -> Any:
-    """`value` as float32: positive and no more than can be inverted, or zero where it may be."""
+    """Clip `value`, as float32, to what is positive and can be inverted, or zero where allowed."""
     factor = _as(np.float32, value)
     if isinstance(factor, np.ndarray):
         good = factor.shape == () and (0 < factor <= LARGEST or (zero and factor == 0))

@@ -33,7 +33,7 @@ class MasterWeightsState(NamedTuple):
 
 
 def with_master_weights(optimizer: Any) -> optax.GradientTransformationExtraArgs:
-    """An optimizer that keeps a float32 copy of the parameters and moves that.
+    """Return an optimizer that keeps a float32 copy of the parameters and moves that.
 
     The model keeps its own dtype: after every step each parameter is the nearest number to its
     master, so that steps too small to show add up. Gradients and moments are float32.

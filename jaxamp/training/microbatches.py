@@ -20,7 +20,7 @@ def averaged(
     has_aux: bool,
     argnums: int | Sequence[int] = 0,
 ) -> Callable[..., tuple[Any, Any]]:
-    """`raw`, which gives value and gradients, over the parts of a batch, by ``scan``.
+    """Average `raw`, which returns value and gradients, over micro-batches in a ``scan``.
 
     Args:
       raw: gives ``(loss, grads)``, or ``((loss, aux), grads)``.
@@ -63,7 +63,7 @@ def averaged(
 
 
 def split(batch: Any, parts: int, name: str = "the batch") -> Any:
-    """Every array of `batch` in `parts` parts: part i has the examples i, i + parts, and so on.
+    """Split every array of `batch`: part i has the examples i, i + parts, and so on.
 
     Examples that are next to each other go to different parts, so that an axis of examples that is
     divided over devices is divided over the same devices in every part.
@@ -128,7 +128,7 @@ def _tuple(argnums: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _positions(batch_argnums: int | Sequence[int], args: Sequence[Any]) -> list[int]:
-    """The arguments to split; as everywhere, -1 is the last."""
+    """Return the arguments to split; as everywhere, -1 is the last."""
     for number in _tuple(batch_argnums):
         if not -len(args) <= number < len(args):
             raise TrainingError(
@@ -141,14 +141,14 @@ def _positions(batch_argnums: int | Sequence[int], args: Sequence[Any]) -> list[
 def _unsplit(
     args: Sequence[Any], numbers: Sequence[int], argnums: int | Sequence[int]
 ) -> list[int]:
-    """Arguments that are as long as the batch, and neither split nor differentiated."""
+    """Return the arguments that are as long as the batch, and neither split nor differentiated."""
     known = {i % len(args) for i in (*numbers, *_tuple(argnums))}
     examples = {leaf.shape[0] for i in numbers for leaf in _arrays(args[i])}
     return [i for i in range(len(args)) if i not in known and _holds(args[i], examples)]
 
 
 def _holds(arg: Any, examples: set[int]) -> bool:
-    """Whether the first axis of all arrays has one of these lengths."""
+    """Return whether the first axis of all arrays has one of these lengths."""
     lengths = [leaf.shape[0] if leaf.shape else None for leaf in _arrays(arg)]
     return bool(lengths) and examples.issuperset(lengths)
 

@@ -19,7 +19,7 @@ from jaxamp.training.trees import is_array, leaf_name
 
 
 def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None]:
-    """Which operation of `fun` made the first infinity or NaN that reached a result.
+    """Find the operation of `fun` that made the first infinity or NaN to reach a result.
 
     Runs `fun` once more, with a mark beside each value: ask when a flag was `False`.
 
@@ -54,7 +54,7 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
 
 
 def nonfinite_as_it_runs(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None]:
-    """The same, with the lines and functions that rules see when `fun` runs.
+    """Return the same, with the lines and functions that rules see when `fun` runs.
 
     JAX gives to all that the backward rule of a ``custom_vjp`` does the line of the call.
 

@@ -43,7 +43,7 @@ class LossScaleState(NamedTuple):
 
     @property
     def grads_finite(self) -> jax.Array:
-        """Whether the last gradients were finite, bool[]."""
+        """Return whether the last gradients were finite, bool[]."""
         return self.skip.grads_finite
 
     @property
@@ -53,7 +53,7 @@ class LossScaleState(NamedTuple):
 
 
 def skip_nonfinite(optimizer: Any) -> optax.GradientTransformationExtraArgs:
-    """An optimizer that leaves out every step whose gradients are not all finite.
+    """Return an optimizer that leaves out every step whose gradients are not all finite.
 
     Parameters, moments, counters and schedules are then, bit by bit, what they were. For gradients
     that are unscaled already, as ``jaxamp.value_and_grad`` gives them; pass its flag on, or leave
@@ -102,7 +102,7 @@ def skip_nonfinite(optimizer: Any) -> optax.GradientTransformationExtraArgs:
 def with_loss_scale(
     optimizer: Any, loss_scale: Any = None
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer for the gradients of a scaled loss.
+    """Return an optimizer for the gradients of a scaled loss.
 
     It divides them by the scale, in float32, leaves the step out where they are not all finite as
     ``skip_nonfinite`` does, and adjusts the scale, which is part of its state.

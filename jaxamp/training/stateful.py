@@ -11,7 +11,7 @@ from jaxamp.errors import TrainingError, article
 
 
 def refuse_nnx(tree: Any) -> None:
-    """Raises an error where arguments hold modules or random streams of flax nnx.
+    """Raise an error where arguments hold modules or random streams of flax nnx.
 
     To JAX's ``grad`` they are trees of arrays: it differentiates copies, whose batch statistics
     and keys nobody sees, and takes statistics for parameters.

@@ -39,7 +39,7 @@ class StochasticRoundingState(NamedTuple):
 
 
 def stochastic_round(value: Any, key: jax.Array) -> jax.Array:
-    """One of the two bfloat16 neighbours of each number, the nearer one more likely.
+    """Return one of the two bfloat16 neighbours of each number, the nearer one more likely.
 
     Args:
       value: f32[...].
@@ -60,7 +60,7 @@ def stochastic_round(value: Any, key: jax.Array) -> jax.Array:
 
 
 def stochastic_value(value: Any, key: jax.Array) -> jax.Array:
-    """As ``stochastic_round``, but the result is still float32."""
+    """Round as ``stochastic_round`` does, but return float32."""
     value = jnp.asarray(value)
     if value.dtype != jnp.float32:
         raise TrainingError(
@@ -76,7 +76,7 @@ def stochastic_value(value: Any, key: jax.Array) -> jax.Array:
 def with_stochastic_rounding(
     optimizer: Any, seed: int = 0
 ) -> optax.GradientTransformationExtraArgs:
-    """An optimizer for bfloat16 parameters of which there is no float32 copy.
+    """Return an optimizer for bfloat16 parameters of which there is no float32 copy.
 
     Each step is computed in float32 and the new parameters are rounded stochastically: a step of a
     tenth of the distance between two neighbours is taken one time in ten. Moments are float32.

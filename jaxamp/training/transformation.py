@@ -21,14 +21,14 @@ _T = TypeVar("_T")
 def transformation(
     init: Callable[..., Any], update: Callable[..., Any]
 ) -> optax.GradientTransformationExtraArgs:
-    """A gradient transformation that computes in float32 also inside ``amp``."""
+    """Return a gradient transformation that computes in float32 also inside ``amp``."""
     import optax  # here, so that whoever does not use it need not wait for it
 
     return optax.GradientTransformationExtraArgs(init, keep_precision("f32")(update))
 
 
 def as_transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
-    """Any optimizer of optax, ``MultiSteps`` included, with extra arguments.
+    """Convert any optimizer of optax, ``MultiSteps`` included, to one with extra arguments.
 
     Raises:
       TrainingError: it is not an optimizer.
@@ -46,7 +46,7 @@ def as_transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
 
 
 def needs_params(params: Any, name: str) -> Any:
-    """`params`, which must have been given.
+    """Return `params`, which must have been given.
 
     Raises:
       TrainingError: they were not.
@@ -60,7 +60,7 @@ def needs_params(params: Any, name: str) -> Any:
 
 
 def is_low(leaf: Any) -> bool:
-    """Whether a floating leaf is narrower than float32.
+    """Return whether a floating leaf is narrower than float32.
 
     >>> is_low(jnp.ones(2, jnp.bfloat16)), is_low(jnp.ones(2))
     (True, False)
@@ -69,7 +69,7 @@ def is_low(leaf: Any) -> bool:
 
 
 def nearest(value: jax.Array, dtype: Any) -> jax.Array:
-    """The nearest number of `dtype`, as float32.
+    """Return the nearest number of `dtype`, as float32.
 
     A cast there and back would say the same, but XLA may leave such a pair out.
 
@@ -87,7 +87,7 @@ def nearest(value: jax.Array, dtype: Any) -> jax.Array:
 
 
 def step_to(target: jax.Array, param: Any) -> jax.Array:
-    """The update that takes `param` to `target`, in float32.
+    """Return the update that takes `param` to `target`, in float32.
 
     Added to `param` and rounded it gives `target` bit by bit, unless `param` becomes smaller by a
     factor of more than 2¹⁵ at once.
@@ -96,7 +96,7 @@ def step_to(target: jax.Array, param: Any) -> jax.Array:
 
 
 def apply_updates(params: _T, updates: Any) -> _T:
-    """Parameters plus updates, each in the parameter's own dtype.
+    """Return the parameters plus updates, each in the parameter's own dtype.
 
     Like ``optax.apply_updates``, and it takes modules too: where an update is ``None`` the leaf
     stays. The sum is rounded once, from float32.

@@ -12,12 +12,12 @@ _T = TypeVar("_T")
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether `leaf` is an array, concrete, traced or abstract."""
+    """Return whether `leaf` is an array, concrete, traced or abstract."""
     return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
 
 
 def is_float(leaf: Any) -> bool:
-    """Whether `leaf` is a floating or complex number or array of them.
+    """Return whether `leaf` is a floating or complex number or array of them.
 
     >>> import numpy as np
     >>> is_float(1.0), is_float(np.int32(1)), is_float("relu"), is_float(jax.random.key(0))
@@ -29,7 +29,7 @@ def is_float(leaf: Any) -> bool:
 
 
 def widen(leaf: Any) -> jax.Array:
-    """`leaf` in float32, or in its own dtype where that is wider."""
+    """Cast `leaf` to float32, or leave it in its own dtype where that is wider."""
     array = jnp.asarray(leaf)
     return array.astype(jnp.promote_types(array.dtype, jnp.float32))
 
@@ -44,7 +44,7 @@ def map_floats(fn: Callable[..., Any], tree: _T, *others: Any) -> _T:
 
 
 def widen_floats(tree: _T) -> _T:
-    """Every floating leaf in float32 at least.
+    """Return every floating leaf in float32 at least.
 
     >>> widen_floats({"w": jnp.ones(2, jnp.bfloat16)})["w"].dtype
     dtype('float32')
@@ -53,7 +53,7 @@ def widen_floats(tree: _T) -> _T:
 
 
 def global_norm(tree: Any, axis_name: Any = None) -> jax.Array:
-    """The Euclidean norm of all floating leaves together, in float32.
+    """Return the Euclidean norm of all floating leaves together, in float32.
 
     Args:
       tree: any tree; leaves that are not floats do not count.
@@ -70,19 +70,19 @@ def global_norm(tree: Any, axis_name: Any = None) -> jax.Array:
 
 
 def _total(part: jax.Array, axis_name: Any) -> jax.Array:
-    """The sum over the devices whose parts differ."""
+    """Return the sum over the devices whose parts differ."""
     names = axis_name if isinstance(axis_name, (tuple, list)) else (axis_name,)
     axes = tuple(name for name in names if name in varies_over(part))
     return jax.lax.psum(part, axes) if axes else part
 
 
 def varies_over(value: Any) -> frozenset[Any]:
-    """The mapped axes of ``shard_map`` over which a value may differ, as its type says."""
+    """Return the mapped axes of ``shard_map`` over which a value may differ, as its type says."""
     return jax.typeof(value).manual_axis_type.varying
 
 
 def leaf_name(tree: Any, index: int) -> str:
-    """The path of a leaf, as it is written in Python.
+    """Return the path of a leaf, as it is written in Python.
 
     >>> leaf_name({"layers": [{"w": 1}, {"w": 2}]}, 1)
     "['layers'][1]['w']"

@@ -37,7 +37,7 @@ def block_quantize(
     config: KernelConfig,
     interpret: Any,
 ) -> list[Any]:
-    """Quantizes ``x`` of shape (batch, rows, columns), all multiples of the tile."""
+    """Quantize ``x`` of shape (batch, rows, columns), all multiples of the tile."""
     plgpu = mosaic_gpu()
     batch, rows, cols = x.shape
     tm, tn = tile
@@ -76,7 +76,7 @@ def block_quantize(
 
 
 def _quantize_rows(x_s: Any, values_s: Any, scale_s: Any, cast: CastConfig) -> None:
-    """Quantizes a tile of shared memory in blocks of its rows."""
+    """Quantize a tile of shared memory in blocks of its rows."""
     plgpu = mosaic_gpu()
     block_rows, block_cols = block_of(cast)
     rows, cols = x_s.shape
@@ -94,7 +94,7 @@ def _quantize_rows(x_s: Any, values_s: Any, scale_s: Any, cast: CastConfig) -> N
 
 
 def _quantize_columns(x_s: Any, values_s: Any, scale_s: Any, cast: CastConfig) -> None:
-    """Quantizes the transpose of a tile of shared memory in blocks of its columns."""
+    """Quantize the transpose of a tile of shared memory in blocks of its columns."""
     plgpu, layout = mosaic_gpu(), _one_by_one()
     block_rows, block_cols = block_of(cast)
     rows, cols = x_s.shape
@@ -121,7 +121,7 @@ def _quantize_columns(x_s: Any, values_s: Any, scale_s: Any, cast: CastConfig) -
 
 
 def _one_by_one() -> Any:
-    """As ``Layout.WGMMA`` but for pairs of neighbours, which a transposed copy parts."""
+    """Return ``Layout.WGMMA`` without its pairs of neighbours, which a transposed copy splits."""
     plgpu = mosaic_gpu()
     tiling = plgpu.Tiling(((64, 8), (16, 8), (8, 8), (2,), (1,)))
     return plgpu.Layout.TILED(tiling, warp_dims=(-8,), lane_dims=(-4, -3), vector_dim=-1)
@@ -135,6 +135,6 @@ def _largest(magnitudes: Sequence[Any]) -> Any:
 
 
 def _everywhere(magnitudes: Any, layout: Any) -> Any:
-    """The largest of a vector, in its place."""
+    """Return the largest of a vector, in its place."""
     over_all = lax.broadcast_in_dim(jnp.max(magnitudes), magnitudes.shape, ())
     return mosaic_gpu().layout_cast(over_all, layout)

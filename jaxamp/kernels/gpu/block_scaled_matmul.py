@@ -32,7 +32,7 @@ def block_scaled_matmul(
     config: KernelConfig,
     interpret: Any,
 ) -> list[Any]:
-    """Multiplies (batch, M, K) with (batch, N, K); factors (batch, M, K blocks), likewise for N.
+    """Multiply (batch, M, K) with (batch, N, K); factors (batch, M, K blocks), likewise for N.
 
     Two warpgroups compute and one copies. Each block of the contraction goes through the tensor
     core into a fresh accumulator and is added to the sum in float32, with its factors: the tensor
@@ -80,26 +80,26 @@ class _Part:
 
     @classmethod
     def of_this_warpgroup(cls, warpgroups: int, tile: tuple[int, int, int]) -> _Part:
-        """The part of the warpgroup that runs."""
+        """Return the part of the warpgroup that runs."""
         return cls(warpgroups, tile, lax.axis_index("warpgroup") * (tile[0] // warpgroups))
 
     @property
     def rows(self) -> int:
-        """How many they are."""
+        """Number of rows."""
         return self.tile[0] // self.warpgroups
 
     @property
     def own(self) -> Any:
-        """Which of the tile's rows they are."""
+        """Slice of the tile's rows."""
         return pl.ds(self.start, self.rows)
 
     def zero(self) -> Any:
-        """A sum of nothing."""
+        """Return a sum of nothing."""
         plgpu = mosaic_gpu()
         return plgpu.layout_cast(jnp.zeros((self.rows, self.tile[1]), F32), plgpu.Layout.WGMMA)
 
     def add(self, _: Any, a_s: Any, sa_s: Any, b_s: Any, sb_s: Any, total: Any) -> Any:
-        """Adds the product of one block of the contraction, with its factors."""
+        """Add the product of one block of the contraction, with its factors."""
         plgpu, cols = mosaic_gpu(), self.tile[1]
 
         def product(acc: Any) -> Any:
@@ -113,7 +113,7 @@ class _Part:
         return total + block * over_rows(by_row, cols) * over_columns(by_col, self.rows)
 
     def store(self, total: Any, at: Mapping[str, Any], out_ref: Any, out_s: Any) -> None:
-        """Rounds the sum, and copies it to its place by way of shared memory."""
+        """Round the sum, and copy it to its place by way of shared memory."""
         plgpu, (tm, tn, _) = mosaic_gpu(), self.tile
         out_s[self.own] = total.astype(out_s.dtype)
         plgpu.commit_smem()
@@ -130,7 +130,7 @@ def _pipeline(
     params: Any,
     delay_release: int,
 ) -> Callable[[Any], None]:
-    """Goes over the blocks of the contraction, in a context that says where the sum goes."""
+    """Go over the blocks of the contraction, in a context that says where the sum goes."""
 
     def run(context: Any) -> None:
         mosaic_gpu().emit_pipeline_warp_specialized(
@@ -150,7 +150,7 @@ def _pipeline(
 def _operand_specs(
     tile: tuple[int, int, int], at: Mapping[str, Any], dtype: Any, delay_release: int
 ) -> list[Any]:
-    """What of each operand and of its factors one block of the contraction reads."""
+    """Return the block specs of each operand and its factors for one step of the contraction."""
     (tm, tn, tk), i, j = tile, at["rows"], at["columns"]
     pieces = swizzled(tk, dtype)
 
@@ -168,5 +168,5 @@ def _operand_specs(
 
 
 def default_matmul_params() -> Any:
-    """Four steps in flight, and the semantics that both JAX versions compile alike."""
+    """Return parameters with four steps in flight that both JAX versions compile alike."""
     return gpu_params(max_concurrent_steps=4, lowering_semantics="lane")

@@ -31,7 +31,7 @@ def launch(
     config: KernelConfig,
     interpret: Any,
 ) -> Sequence[Any]:
-    """Runs ``step`` over a grid: parallel axes by many programs, sequential ones by a pipeline.
+    """Run ``step`` over a grid: parallel axes by many programs, sequential ones by a pipeline.
 
     Args:
       step: gets the place on each axis, the tiles of the operands, the outputs and the scratch.
@@ -88,7 +88,7 @@ def on_grid(
     interpret: Any,
     **threads: Any,
 ) -> Sequence[Any]:
-    """Runs ``program`` once for each place on the grid.
+    """Run ``program`` once for each place on the grid.
 
     It gets the place by the names of the axes, then operands, outputs and scratch in memory;
     ``threads`` says of how many warpgroups a program is made.
@@ -112,14 +112,14 @@ def on_grid(
 def parted(
     sizes: Mapping[str, int], axes: Axes, config: KernelConfig
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """The axes that many programs share out, and those that each program goes over in order."""
+    """Split the axes into those of the grid, and those that each program loops over in order."""
     words = dict(zip(axes, semantics_in_force("gpu", config, axes), strict=True))
     grid = {name: size for name, size in sizes.items() if words[name] == "parallel"}
     return grid, {name: size for name, size in sizes.items() if name not in grid}
 
 
 def for_each(loop: Mapping[str, int], body: Callable[[dict[str, Any]], None]) -> None:
-    """Calls ``body`` with every place on the axes of a loop, in order."""
+    """Call ``body`` with every place on the axes of a loop, in order."""
     if not loop:
         return body({})
 
@@ -133,7 +133,7 @@ def for_each(loop: Mapping[str, int], body: Callable[[dict[str, Any]], None]) ->
 
 
 def own_fields(params: Any) -> Any:
-    """What ``plgpu.kernel`` reads itself; grid and pipeline are made here."""
+    """Return the fields that ``plgpu.kernel`` reads itself; grid and pipeline are made here."""
     if params.profile_space and jax_compat.cuda_capability() is None:
         raise KernelError(
             f"profile_dir={params.profile_dir!r}: a profile is written by the process that runs "
@@ -143,5 +143,5 @@ def own_fields(params: Any) -> Any:
 
 
 def default_stream_params() -> Any:
-    """For kernels that go over memory once."""
+    """Return parameters for kernels that read memory once."""
     return gpu_params(max_concurrent_steps=2, lowering_semantics="lane")

@@ -39,7 +39,7 @@ def norm_quantize(
     config: KernelConfig,
     interpret: Any,
 ) -> list[Any]:
-    """Normalizes the rows of ``x``, shape (rows, columns), and quantizes them.
+    """Normalize the rows of ``x``, shape (rows, columns), and quantize them.
 
     Goes over the columns twice: mean and power first, merged tile by tile, then the values.
     """
@@ -68,7 +68,7 @@ def norm_quantize(
 
 
 def _sweep_of(row: Any, refs: Sequence[Any], norm: _Norm, steps: int, delay_release: int) -> Sweep:
-    """Goes over the columns of one tile's rows, and of weight and bias beside them."""
+    """Go over the columns of one tile's rows, and of weight and bias beside them."""
     plgpu, (tm, tn) = mosaic_gpu(), norm.tile
     pieces = swizzled(block_of(norm.cast)[1], refs[0].dtype)
     specs = [
@@ -101,7 +101,7 @@ class _Norm:
     tile: tuple[int, int]
 
     def scaling(self, sweep: Sweep) -> Moments:
-        """For each row its mean, and the reciprocal of its root mean square distance from it."""
+        """Return each row's mean and the reciprocal of its standard deviation."""
         layout = mosaic_gpu().Layout.WGMMA.reduce(1)
         zero = mosaic_gpu().layout_cast(jnp.zeros((self.tile[0],), F32), layout)
 
@@ -112,7 +112,7 @@ class _Norm:
         return mean, lax.rsqrt(squares * np.float32(1 / self.cols) + np.float32(self.eps))
 
     def _merged(self, moments: Moments, column: Any, x_s: Any) -> Moments:
-        """Merges one tile into the moments (Chan, Golub, LeVeque 1983)."""
+        """Merge one tile into the moments (Chan, Golub, LeVeque 1983)."""
         (mean, squares), width = moments, self.tile[1]
         wide = load(x_s, (slice(None),), mosaic_gpu().Layout.WGMMA).astype(F32)
         if not self.center:
@@ -128,7 +128,7 @@ class _Norm:
     def write(
         self, scaling: Moments, row: Any, sweep: Sweep, outs: Sequence[Any], scratch: Sequence[Any]
     ) -> None:
-        """Normalizes, quantizes and stores each tile of the rows."""
+        """Normalize, quantize and store each tile of the rows."""
         plgpu = mosaic_gpu()
 
         def one(place: Any, *tiles: Any) -> None:
@@ -140,7 +140,7 @@ class _Norm:
         sweep(one, 3)
 
     def _quantize(self, scaling: Moments, tiles: Sequence[Any], scratch: Sequence[Any]) -> None:
-        """Writes one tile's values and factors to shared memory."""
+        """Write one tile's values and factors to shared memory."""
         (mean, inverse), (x_s, weight_s, bias_s) = scaling, tiles
         rows, cols = self.tile
         layout = mosaic_gpu().Layout.WGMMA

@@ -17,7 +17,7 @@ from jaxamp.lowp.arithmetic import encode, magnitude_bits, reciprocal, scale_fac
 
 
 def block_of(cast: CastConfig) -> tuple[int, int]:
-    """Rows and columns that share a factor."""
+    """Return the rows and columns that share a factor."""
     assert cast.sf_block is not None  # the public functions have seen to it
     return cast.sf_block
 
@@ -31,7 +31,7 @@ def quantized_type(
     *,
     plain: bool = False,
 ) -> tuple[list[Any], list[Any]]:
-    """Outputs of a quantization, and what one tile of them takes in shared memory.
+    """Return the outputs of a quantization, and what one tile of them takes in shared memory.
 
     Factors are stored for every row, column blocks first: so a tile's part is contiguous.
     """
@@ -53,7 +53,7 @@ def quantized_type(
 def write_rows(
     wide: Any, scratch: Sequence[Any], rows: Any, block: int, cast: CastConfig, amax: Any = None
 ) -> None:
-    """Writes values and factors of 64 rows of one column block."""
+    """Write values and factors of 64 rows of one column block."""
     values_s, scale_s = scratch
     cols = wide.shape[1]
     amax = magnitude(wide, 1) if amax is None else amax
@@ -65,12 +65,12 @@ def write_rows(
 
 
 def magnitude(wide: Any, axis: int) -> Any:
-    """The bits of the largest magnitude along an axis."""
+    """Return the bits of the largest magnitude along an axis."""
     return jnp.max(magnitude_bits(wide), axis=axis)
 
 
 def as_float(bits: Any) -> Any:
-    """The magnitudes that ``magnitude`` has found, as numbers again."""
+    """Return the magnitudes that ``magnitude`` has found, as numbers again."""
     return lax.bitcast_convert_type(bits, F32)
 
 
@@ -83,7 +83,7 @@ def store(
     tile: tuple[int, int],
     cast: CastConfig,
 ) -> None:
-    """Starts the copy of a quantized tile and its factors to the outputs."""
+    """Start the copy of a quantized tile and its factors to the outputs."""
     plgpu = mosaic_gpu()
     rows = pl.ds(row * tile[0], tile[0])
     blocks = tile[1] // block_of(cast)[1]
@@ -93,5 +93,5 @@ def store(
 
 
 def scale_matrix(scales: Any, cast: CastConfig) -> jax.Array:
-    """Scale factors as (batch, row blocks, column blocks)."""
+    """Return the scale factors as (batch, row blocks, column blocks)."""
     return scales.mT[:, :: block_of(cast)[0]]

@@ -15,23 +15,23 @@ ROWS = 64  # of the WGMMA layout
 
 
 def load(ref: Any, index: Any, layout: Any) -> Any:
-    """Reads part of a tile into registers."""
+    """Read part of a tile into registers."""
     part = jax_compat.indexed_for_load(ref, index)
     return mosaic_gpu().load(*part, layout=layout, optimized=False)
 
 
 def over_rows(by_row: Any, cols: int) -> Any:
-    """A number for each row, in all columns."""
+    """Return a number for each row, in all columns."""
     return lax.broadcast_in_dim(by_row, (by_row.shape[0], cols), (0,))
 
 
 def over_columns(by_col: Any, rows: int) -> Any:
-    """A number for each column, in all rows."""
+    """Return a number for each column, in all rows."""
     return lax.broadcast_in_dim(by_col, (rows, by_col.shape[0]), (1,))
 
 
 def swizzled(width: int, dtype: Any) -> tuple[Any, ...]:
-    """How a tile lies in shared memory without bank conflicts, if read in pieces of this width."""
+    """Return the transforms of a tile in shared memory that avoid bank conflicts."""
     plgpu = mosaic_gpu()
     size = np.dtype(dtype).itemsize
     swizzle = plgpu.find_swizzle(width * size * 8)

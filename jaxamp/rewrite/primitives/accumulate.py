@@ -48,7 +48,7 @@ def accumulate(
     dtype: Any = F32,
     origins: Mapping[int, Any] = _NONE,
 ) -> Any:
-    """Contracts operands in a narrow dtype.
+    """Contract operands in a narrow dtype.
 
     Args:
       contraction: a dot or convolution primitive.
@@ -76,19 +76,19 @@ def accumulate(
 
 
 def original(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
-    """The contraction that an ``accumulate`` equation stands for, and its parameters."""
+    """Return the contraction that an ``accumulate`` equation stands for, and its parameters."""
     preferred = {"preferred_element_type": params["dtype"]}
     return params["contraction"], {**dict(params["params"]), **preferred}
 
 
 def parted(values: Sequence[Any], rounded: Sequence[int]) -> tuple[list[Any], dict[int, Any]]:
-    """Operands, and by index the origins that come after them."""
+    """Split values into operands and, by index, the f32 originals that come after them."""
     count = len(values) - len(rounded)
     return list(values[:count]), dict(zip(rounded, values[count:], strict=True))
 
 
 def _alike(avals: Sequence[Any], narrow: np.dtype) -> list[Any]:
-    """Types of operands, the two floats narrow."""
+    """Return the types of operands, the two floats narrow."""
     floats = [aval.update(dtype=narrow, weak_type=False) for aval in avals[:2]]
     return [*floats, *avals[2:]]
 
@@ -126,7 +126,7 @@ def _on_gpu(*values: Any, contraction: Primitive, narrow: Any, dtype: Any, **par
 def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, rounded: Any, **params: Any
 ) -> tuple[Any, Any]:
-    """Bilinear: a term for each of the two operands that has a tangent."""
+    """Apply bilinearity: a term for each of the two operands that has a tangent."""
     out = accumulate_p.bind(*primals, rounded=rounded, **params)
     operands, _ = parted(primals, rounded)
     direct, origins = parted(tangents, rounded)
@@ -148,7 +148,7 @@ def _transpose(
     dtype: Any,
     rounded: Any,
 ) -> list[Any]:
-    """What JAX makes of the contraction, with the primitive put back."""
+    """Transpose the contraction by JAX's own rule, with the primitive put back."""
     operands, _ = parted(values, rounded)
     index = 0 if ad.is_undefined_primal(operands[0]) else 1
     aval = operands[index].aval
@@ -173,7 +173,7 @@ def _transposed(
     params: Params,
     narrow: np.dtype,
 ) -> ClosedJaxpr:
-    """The transpose in one operand, as JAX has it for operands of one dtype."""
+    """Return the transpose in one operand, as JAX has it for operands of one dtype."""
     (linear,) = _alike([aval], narrow)
     rule = ad.primitive_transposes[contraction]
 
@@ -195,7 +195,7 @@ def _batch(
     dtype: Any,
     rounded: Any,
 ) -> tuple[Any, int]:
-    """What JAX makes of the contraction under vmap, with the primitive put back.
+    """Batch the contraction by JAX's own rule, with the primitive put back.
 
     An origin stays beside its rounding where neither is batched, and takes its place elsewhere.
     """

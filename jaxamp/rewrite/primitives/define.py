@@ -11,7 +11,7 @@ from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 
 
 def define(primitive: Primitive, direct: Any, typed: Any, jvp: Any, batch: Any) -> None:
-    """Defines a primitive by functions on arrays, for every backend.
+    """Define a primitive by functions on arrays, for every backend.
 
     Args:
       primitive: what is defined. To the planner it is opaque.

@@ -14,7 +14,7 @@ from jax import lax
 def as_matrices(
     x: Any, summed: Sequence[int], batch: Sequence[int]
 ) -> tuple[jax.Array, tuple[int, ...]]:
-    """An operand as a stack of matrices whose last axis is summed over, and its free axes."""
+    """Reshape an operand to matrices whose last axis is contracted; return its free axes too."""
     free = [axis for axis in range(x.ndim) if axis not in (*summed, *batch)]
     shape = [tuple(x.shape[axis] for axis in axes) for axes in (batch, free, summed)]
     order = (*batch, *free, *summed)
@@ -24,23 +24,23 @@ def as_matrices(
 
 
 def swap(x: Any) -> Any:
-    """The transposed matrices."""
+    """Return the transposed matrices."""
     *batch, rows, cols = range(x.ndim)
     return lax.transpose(x, (*batch, cols, rows))
 
 
 def batch_first(x: Any, axis: Any) -> Any:
-    """What vmap maps over, with the mapped axis in front; ``None`` is not mapped."""
+    """Move the mapped axis of each operand to the front; ``None`` is not mapped."""
     return x if axis is None else jnp.moveaxis(x, axis, 0)
 
 
 def rows_together(x: Any) -> Any:
-    """From ``(V, *batch, rows, K)`` to ``(*batch, V * rows, K)``."""
+    """Reshape ``(V, *batch, rows, K)`` to ``(*batch, V * rows, K)``."""
     apart = jnp.moveaxis(x, 0, -3)
     return apart.reshape(*apart.shape[:-3], apart.shape[-3] * apart.shape[-2], apart.shape[-1])
 
 
 def rows_apart(x: Any, count: int) -> Any:
-    """Back from ``(*batch, V * rows, N)`` to ``(V, *batch, rows, N)``."""
+    """Reshape ``(*batch, V * rows, N)`` back to ``(V, *batch, rows, N)``."""
     apart = x.reshape(*x.shape[:-2], count, x.shape[-2] // count, x.shape[-1])
     return jnp.moveaxis(apart, -3, 0)

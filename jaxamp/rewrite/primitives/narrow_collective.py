@@ -37,7 +37,7 @@ def travel(
     *,
     widened: bool = False,
 ) -> list[Any]:
-    """Sends an array in one dtype, and its cotangent in another.
+    """Send an array in one dtype, and its cotangent in another.
 
     Args:
       collective: a linear primitive that moves one array between devices.
@@ -62,7 +62,7 @@ def travel(
 
 
 def sent(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
-    """The collective that a ``travel`` equation stands for, and its parameters."""
+    """Return the collective that a ``travel`` equation stands for, and its parameters."""
     return params["collective"], dict(params["params"])
 
 
@@ -112,7 +112,7 @@ def _batch(
     back: Any,
     widened: bool,
 ) -> tuple[list[Any], list[Any]]:
-    """What JAX makes of the collective under vmap, with the primitive put back."""
+    """Batch the collective by JAX's own rule, with the primitive put back."""
     (operand,) = operands
     out_dims: list[Any] = []
 

@@ -21,7 +21,7 @@ quantize_p.multiple_results = True
 
 
 def quantize(x: Any, cast: CastConfig) -> ScaledArray:
-    """``lowp.quantize`` as one equation.
+    """Quantize as ``lowp.quantize`` does, in one equation.
 
     Under vmap the batch is one tensor: where a tensor has one scale, the whole batch shares it.
     """
@@ -30,7 +30,7 @@ def quantize(x: Any, cast: CastConfig) -> ScaledArray:
 
 @lru_cache(maxsize=1024)
 def _structure(aval: Any, cast: CastConfig) -> tuple[Any, Any]:
-    """Types and tree of a quantized array."""
+    """Return the types and tree of a quantized array."""
     made = jax.make_jaxpr(lambda x: lowp.quantize(x, cast), return_shape=True)(aval)
     return made[0].out_avals, jax.tree.structure(made[1])
 

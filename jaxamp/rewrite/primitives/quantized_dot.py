@@ -43,7 +43,7 @@ SCOPE = "jaxamp_scaled"  # the name around all that becomes of a quantized dot
 
 
 def quantized_dot(lhs: Any, rhs: Any, how: Scaled, dimension_numbers: Any, dtype: Any) -> jax.Array:
-    """``lax.dot_general`` with quantized operands.
+    """Compute ``lax.dot_general`` of operands that are quantized first.
 
     Args:
       lhs: narrow floats.
@@ -109,7 +109,7 @@ def _jvp(
 
 
 def _transpose(cotangent: Any, lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -> Sequence[Any]:
-    """Of the dot as a function of one operand."""
+    """Transpose the dot as a linear function of one operand."""
     is_left = ad.is_undefined_primal(lhs)
     known, cast, aval = (rhs, how.casts[1], lhs.aval) if is_left else (lhs, how.casts[0], rhs.aval)
     ct = cotangent if is_left else swap(cotangent)
@@ -122,7 +122,7 @@ def _transpose(cotangent: Any, lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -
 
 
 def _turned(x: Any, narrow: ScaledArray) -> ScaledArray:
-    """The transposed matrix, quantized along its new last axis."""
+    """Return the transposed matrix, quantized along its new last axis."""
     cast = narrow.cast
     if cast.sf_block is None:
         return replace(narrow, values=swap(narrow.values))
@@ -132,7 +132,7 @@ def _turned(x: Any, narrow: ScaledArray) -> ScaledArray:
 
 
 def _batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[jax.Array, int]:
-    """Where one operand is shared by the batch, the other's rows are put below each other."""
+    """Batch the dot; where one operand is shared, stack the other's rows in one matrix."""
     lhs, rhs = map(batch_first, operands, axes)
     if axes[0] is not None and axes[1] is not None:
         return quantized_dot_p.bind(lhs, rhs, **params), 0

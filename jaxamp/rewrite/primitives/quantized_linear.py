@@ -27,7 +27,7 @@ quantized_linear_p = Primitive("quantized_linear")
 
 
 def quantized_linear(tangent: Any, known: ScaledArray, how: Scaled, dtype: Any) -> jax.Array:
-    """``tangent @ known``, whose transpose multiplies quantized cotangents with ``known``."""
+    """Compute ``tangent @ known``; its transpose multiplies quantized cotangents with ``known``."""
     leaves, tree = jax.tree.flatten(known)
     return quantized_linear_p.bind(tangent, *leaves, tree=tree, how=how, dtype=dtype)
 
@@ -38,7 +38,7 @@ def _direct(tangent: Any, *leaves: Any, tree: Any, dtype: Any, **_: Any) -> jax.
 
 
 def _type(tangent: Any, values: Any, *scales: Any, dtype: Any, **_: Any) -> Any:
-    """Of a dot with the known values transposed; only their shape counts."""
+    """Infer the type of a dot with the known values transposed; only their shape counts."""
     batch = tuple(range(tangent.ndim - 2))
     return dot_general_p.abstract_eval(
         tangent,
@@ -51,7 +51,7 @@ def _type(tangent: Any, values: Any, *scales: Any, dtype: Any, **_: Any) -> Any:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
-    """Linear in the tangent; what is quantized has no derivative."""
+    """Apply linearity in the tangent; the quantized operand has no derivative."""
     out = quantized_linear_p.bind(*primals, **params)
     if isinstance(tangents[0], ad.Zero):
         return out, jax_compat.symbolic_zero_like(out)
@@ -61,7 +61,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
 def _transpose(
     cotangent: Any, tangent: Any, *leaves: Any, tree: Any, how: Scaled, **_: Any
 ) -> Sequence[Any]:
-    """Of the product as a function of the array; what is quantized has no cotangent."""
+    """Transpose the product in the array; the quantized operand has no cotangent."""
     known = jax.tree.unflatten(tree, leaves)
     assert how.gradient is not None
     back = product(quantize(cotangent, how.gradient), known, tangent.aval.dtype, how.kernel)

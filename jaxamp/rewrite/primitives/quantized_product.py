@@ -25,7 +25,7 @@ PRODUCT = "jaxamp_product"  # the name around a product of quantized operands
 def product(
     lhs: ScaledArray, rhs: ScaledArray, dtype: Any, kernel: KernelConfig | None = None
 ) -> jax.Array:
-    """``lhs @ rhs.T`` of matrices, or of stacks of matrices, accumulated in float32.
+    """Compute ``lhs @ rhs.T`` of (stacks of) matrices, accumulated in float32.
 
     The operands are widened to bf16 and multiplied by their scales before the dot. That is exact
     where scales are powers of two, and with one scale for each operand it is the form that XLA
@@ -49,7 +49,7 @@ def product(
 
 
 def _width(x: ScaledArray) -> int | None:
-    """How long the blocks of 8-bit values are, if there are any."""
+    """Return the length of the blocks of 8-bit values, if there are any."""
     block = x.cast.sf_block
     return block[1] if block and x.cast.out_dtype.bits == 8 else None
 
@@ -72,19 +72,19 @@ def _product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
 
 
 def _is_scaled_by_row(x: ScaledArray) -> bool:
-    """Whether each row along ``K`` has one scale, so that it can be applied to the result."""
+    """Return whether each row along ``K`` has one scale, so that the result can be scaled."""
     block = x.cast.sf_block
     return block is not None and block[0] == 1 and block[1] >= x.shape[-1]
 
 
 def _widened(x: ScaledArray) -> tuple[jax.Array, jax.Array | None]:
-    """Values in bf16, times their scale where that is exact, and the scale that is left."""
+    """Return values in bf16, scaled where that is exact, and the scale that is left."""
     values, scale = x.values.astype(BF16), spread_scale(x)
     return (values * scale.astype(BF16), None) if x.cast.round_sf else (values, scale)
 
 
 def dot(lhs: jax.Array, rhs: jax.Array, dtype: Any) -> jax.Array:
-    """``lhs @ rhs.T`` of arrays of one narrow dtype, rounded once or, in f32, not at all."""
+    """Compute ``lhs @ rhs.T`` in one narrow dtype, rounded once or, in f32, not at all."""
     batch = tuple(range(lhs.ndim - 2))
     axes = ((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch)
     if dtype == F32:

@@ -59,7 +59,7 @@ class Request:
 
     @classmethod
     def read(cls, options: argparse.Namespace) -> Request:
-        """Reads what was typed."""
+        """Parse the command line."""
         chosen = None if options.policy is None else load_policy(options.policy)
         others = tuple(map(load_policy, options.others))
         args, kwargs = read_args(options.args)
@@ -71,7 +71,7 @@ class Request:
 
 
 def _check_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Refuses, before any work, arguments that the program does not take."""
+    """Refuse, before any work, arguments that the program does not take."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -94,7 +94,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _add(commands: Any, name: str, ask: Callable[..., Any], about: str, example: str) -> Parser:
-    """A command with the options that all have."""
+    """Return a command with the options that all have."""
     text = f"{about}\n\nexample:\n  python -m jaxamp {name} {example}\n\n{PROGRAM}"
     command = commands.add_parser(name, help=about.splitlines()[0], description=text)
     command.add_argument("program", help="package.module:function or path/to/file.py:function")

@@ -17,7 +17,7 @@ _REFERENCE = re.compile(r"[\w./\\-]+:[A-Za-z_][\w.]*")
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text is ``package.module:function`` or ``file.py:function``.
+    """Return whether a text is ``package.module:function`` or ``file.py:function``.
 
     >>> is_reference("models.vit:loss"), is_reference("{'w': f32[2]}")
     (True, False)
@@ -26,7 +26,7 @@ def is_reference(text: str) -> bool:
 
 
 def load(reference: str) -> Any:
-    """The callable that a reference names.
+    """Return the callable that a reference names.
 
     Raises:
       InspectionError: no such module, file or name, or it cannot be called.
@@ -52,7 +52,7 @@ def load(reference: str) -> Any:
 
 
 def load_policy(text: str) -> PrecisionPolicy:
-    """A policy: what ``amp`` accepts as a word, or a file that ``to_json`` wrote.
+    """Return a policy: what ``amp`` accepts as a word, or a file that ``to_json`` wrote.
 
     Raises:
       InspectionError: there is no such file.

@@ -33,7 +33,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command.
+    """Run one command.
 
     Args:
       argv: what was typed after ``python -m jaxamp``.
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands and their options."""
+    """Return the commands and their options."""
     top = Parser(prog="python -m jaxamp", description=_ABOUT)
     top.add_argument("--version", action="version", version=f"jaxamp {jaxamp.__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def show(result: Any, options: argparse.Namespace) -> None:
-    """Writes what was asked for: a file, JSON, or the picture at the terminal."""
+    """Write what was asked for: a file, JSON, or the picture at the terminal."""
     if options.html:
         Path(options.html).write_text(result.to_html())
     if options.json and options.json != TO_TERMINAL:
@@ -90,7 +90,7 @@ def show(result: Any, options: argparse.Namespace) -> None:
 
 
 def _check_files(options: argparse.Namespace) -> None:
-    """Raises an error, before any work, where a file that is to be written cannot be."""
+    """Raise an error, before any work, where a file that is to be written cannot be."""
     for option in ("html", "json", "save", "picture", "state"):
         name = getattr(options, option, None)
         if not name or name == TO_TERMINAL:
@@ -107,7 +107,7 @@ def _complain(message: object, status: int) -> int:
 
 
 def _last_line(error: BaseException) -> str:
-    """The line of the user's program that failed, as the start of a message."""
+    """Return the line of the user's program that failed, as the start of a message."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     hidden = ("site-packages", ours, sysconfig.get_path("stdlib"), "<frozen")

@@ -29,7 +29,7 @@ _BY_NAME = {dtype.name: dtype for dtype in _DTYPES.values()}  # as numpy writes 
 
 
 def read_args(texts: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call.
+    """Return the arguments of a call.
 
     Args:
       texts: one for each argument, keyword arguments as ``name=...``. A single
@@ -61,7 +61,7 @@ def read_args(texts: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def read_value(text: str) -> Any:
-    """One argument.
+    """Parse one argument.
 
     >>> read_value("{'w': f32[2], 'flags': [True, None]}")
     {'w': ShapeDtypeStruct(shape=(2,), dtype=float32), 'flags': [True, None]}
@@ -78,7 +78,7 @@ def read_value(text: str) -> Any:
 
 
 def with_values(tree: Any) -> Any:
-    """The same arguments with arrays in the place of shapes: normal floats, zeros elsewhere."""
+    """Replace shapes by arrays: normal floats, zeros elsewhere."""
     seeds = iter(range(1_000_000))
 
     def fill(leaf: Any) -> Any:

@@ -18,7 +18,7 @@ Needs: TypeAlias = set[np.dtype]
 
 
 def narrow_dtypes(closed: ClosedJaxpr, count: int) -> list[np.dtype | None]:
-    """For each of the first inputs the narrow dtype that all its uses cast it to.
+    """Return for each of the first inputs the narrow dtype to which all its uses cast it.
 
     Args:
       closed: a program.
@@ -41,7 +41,7 @@ def narrow_dtypes(closed: ClosedJaxpr, count: int) -> list[np.dtype | None]:
 
 
 def _input_needs(jaxpr: Jaxpr, wanted: Sequence[Needs]) -> list[Needs]:
-    """In which dtypes the inputs are used, if the results are used as wanted."""
+    """Return the dtypes in which inputs are used, if the results are used as wanted."""
     needs: dict[Var, Needs] = {}
 
     def add(atoms: Sequence[Any], uses: Sequence[Needs]) -> None:
@@ -77,7 +77,7 @@ def _operand_needs(eqn: JaxprEqn, results: Sequence[Needs]) -> list[Needs]:
 
 
 def _loop_needs(eqn: JaxprEqn, own: list[Needs]) -> list[Needs]:
-    """Invariants and slices as the body uses them; carries as they are."""
+    """Return the invariants and slices as the body uses them; carries as they are."""
     wiring = loop(eqn)
     tests, invariants, carries = wiring.test_invariants, wiring.invariants, wiring.carries
     inner = _input_needs(wiring.body.jaxpr, _own_needs(wiring.body.jaxpr.outvars))

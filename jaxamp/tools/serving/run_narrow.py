@@ -49,14 +49,14 @@ def _emit(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def _convert(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    """The cast that is saved; from a narrow value to anything else it is exact or the same."""
+    """Skip the cast that is saved; from a narrow value to another dtype it is exact or the same."""
     if operands[0].dtype == eqn.params["new_dtype"]:
         return operands
     return jax_compat.bind(eqn, list(map(_widened, operands, eqn.invars)))
 
 
 def _accumulate(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    """Nobody differentiates: what the operands are roundings of is not needed."""
+    """Emit a contraction without the f32 originals of its operands: nobody differentiates."""
     kept, _ = parted(operands, eqn.params["rounded"])
     return jax_compat.bind(eqn, list(map(_widened, kept, eqn.invars)), rounded=())
 
@@ -75,7 +75,7 @@ def _cond(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def _loop(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    """Carries and what the test reads are widened; invariants and slices come as they are."""
+    """Emit a loop with its carries and its test widened; invariants and slices as they come."""
     wiring = loop(eqn)
     tests, invariants = wiring.test_invariants, wiring.test_invariants + wiring.invariants
     operands = [
@@ -100,7 +100,7 @@ _RULES: dict[str, Callable[[JaxprEqn, Sequence[Any]], Sequence[Any]]] = {
 
 
 def _retyped(body: Body, operands: Sequence[Any], *, wide: bool = True) -> ClosedJaxpr:
-    """The program of a body for inputs of other dtypes; wide results have those it declares."""
+    """Retrace a body for inputs of other dtypes; wide results have those that it declares."""
 
     def run(*args: Any) -> list[Any]:
         results = _run(body, args)

@@ -217,7 +217,7 @@ def _listed(args: Sequence[Any]) -> str:
 
 
 def _kinds(args: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """All about arguments but the sizes of their axes."""
+    """Describe arguments, all but the sizes of their axes."""
     leaves, treedef = jax.tree.flatten(list(args))
     return treedef, [(getattr(x, "dtype", type(x)), np.ndim(x)) for x in leaves]
 
@@ -232,7 +232,7 @@ def _manifest(file: zipfile.ZipFile) -> dict[str, Any]:
 
 
 def _program(content: bytes, written_by: str) -> export.Exported:
-    """Deserializes a program; JAX fails in many ways on what a later one wrote."""
+    """Deserialize a program; JAX fails in many ways on what a later one wrote."""
     try:
         exported = export.deserialize(bytearray(content))
         version = exported.calling_convention_version
@@ -289,7 +289,7 @@ def _arrays(leaves: Sequence[Any]) -> list[Any]:
 
 
 def _join(treedef: Any, leaves: Sequence[Any], arrays: Sequence[Any]) -> Any:
-    """The tree with other arrays in the place of its own."""
+    """Return the tree with other arrays in the place of its own."""
     values = iter(arrays)
     return jax.tree.unflatten(treedef, [next(values) if _is_array(x) else x for x in leaves])
 

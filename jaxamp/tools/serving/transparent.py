@@ -10,6 +10,6 @@ INLINED = ("closed_call", "custom_jvp_call", "custom_vjp_call", "remat2")  # nob
 
 
 def only_moves(eqn: JaxprEqn) -> bool:
-    """Whether an equation moves numbers of any dtype, and computes none."""
+    """Return whether an equation moves numbers of any dtype, and computes none."""
     op = lookup(eqn.primitive)
     return op is not None and op.trait is Trait.SHAPE and not op.dtype_params

@@ -12,7 +12,7 @@ _FEW = 14  # groups whose every choice is looked at
 
 
 def cheapest(matrix: np.ndarray, gains: np.ndarray, allowed: float) -> np.ndarray:
-    """The choice of the largest gain with an allowed predicted error.
+    """Return the choice of the largest gain with an allowed predicted error.
 
     Args:
       matrix: f64[projections, groups], see ``sensitivities``.
@@ -29,7 +29,7 @@ def cheapest(matrix: np.ndarray, gains: np.ndarray, allowed: float) -> np.ndarra
 
 
 def in_order(matrix: np.ndarray, gains: np.ndarray, allowed: float) -> Iterator[np.ndarray]:
-    """Choices whose predicted error is allowed, those of the largest gain first.
+    """Return choices whose predicted error is allowed, those of the largest gain first.
 
     Of many groups only the best choice is looked for, with errors that add up as if independent.
     """

@@ -11,7 +11,7 @@ _TARGET = TARGETS["h200"]
 
 
 def cost_of(plan: Plan) -> float:
-    """Seconds, were each operation a kernel of its own that reaches the published rates."""
+    """Sum the seconds of all operations, each as a kernel of its own at the published rates."""
     return sum(op.runs * _seconds(op) for op in Walk(plan).operations)
 
 

@@ -32,12 +32,12 @@ class Group:
 
     @classmethod
     def of(cls, site: Site) -> Group:
-        """The group of an operation."""
+        """Return the group of an operation."""
         names = jax_compat.user_functions(site.eqn.source_info)
         return cls(site.scope, names[0].rpartition(".")[2] if names else "", site.kind.value)
 
     def rule(self, precision: str | Precision, label: str = "") -> Rule:
-        """The rule that gives these operations, and no others, a precision."""
+        """Return the rule that gives these operations, and no others, a precision."""
         return Rule(
             precision=precision,
             scope=f"/{self.scope}/" if self.scope else "/",
@@ -51,12 +51,12 @@ class Group:
 
 
 def lowered_groups(block: Block) -> tuple[Group, ...]:
-    """The groups in which anything is lowered, in program order."""
+    """Return the groups in which anything is lowered, in program order."""
     return tuple(dict.fromkeys(Group.of(site) for site in lowered(block.walk())))
 
 
 def lowered(sites: Iterable[Site]) -> Iterable[Site]:
-    """The operations that read or store anything in low precision."""
+    """Return the operations that read or store anything in low precision."""
     for site in sites:
         decided = site.decision
         if decided and any(map(is_narrow, (*decided.operands, *decided.outputs, *decided.copies))):

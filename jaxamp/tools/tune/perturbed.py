@@ -37,7 +37,7 @@ class Perturbing(Interpreter):
     def run(
         self, block: Block, values: Sequence[Value], state: Any, loops: tuple[Any, ...]
     ) -> tuple[list[Value], Any]:
-        """Runs a block on its inputs."""
+        """Run a block on its inputs."""
         run = _Run(self, block)
         entries = block.plan.inputs if block.plan else [None] * len(values)
         run.write(block.jaxpr.constvars, block.consts, [None] * len(block.consts), None)
@@ -49,11 +49,11 @@ class Perturbing(Interpreter):
         return run.results(), state
 
     def test(self, body: Body, plan: Any, values: Sequence[Value]) -> Any:
-        """What the program itself says."""
+        """Evaluate the condition of a loop on the program's own values."""
         return eval_jaxpr(body.jaxpr, body.consts, *(value.low for value in values))[0]
 
     def rounded(self, array: Any, precision: Precision, group: int | None) -> Any:
-        """An array whose rounding the switch of a group turns on."""
+        """Return an array whose rounding the switch of a group turns on."""
         if group is None or getattr(array, "dtype", None) != jnp.float32:
             return array
         fixed = lax.stop_gradient(array)
@@ -80,12 +80,12 @@ class _Run:
         precisions: Sequence[Precision | None],
         group: int | None,
     ) -> None:
-        """Takes values that are stored in precisions already."""
+        """Take values that are stored in precisions already."""
         for var, value, precision in zip(variables, values, precisions, strict=True):
             self.values[var], self.stored[var], self.group[var] = value, precision, group
 
     def equation(self, position: int) -> None:
-        """Runs one equation."""
+        """Run one equation."""
         eqn, decision = self.block.jaxpr.eqns[position], self.block.decision(position)
         group = self._group(position)
         if decision is None:
@@ -109,7 +109,7 @@ class _Run:
     def read(
         self, atom: Any, precision: Precision | None, copy: Precision | None, group: int | None
     ) -> Any:
-        """A value as one group of operations reads it."""
+        """Return a value as one group of operations reads it."""
         if (number := literal(atom)) is not None:
             return number
         value = self.values[atom]
@@ -123,7 +123,7 @@ class _Run:
         return value
 
     def results(self) -> list[Value]:
-        """What the block gives."""
+        """Return the results of the block."""
         atoms, plan = self.block.jaxpr.outvars, self.block.plan
         wanted = plan.outputs if plan else [None] * len(atoms)
         return [
@@ -132,7 +132,7 @@ class _Run:
         ]
 
     def _group(self, position: int) -> int | None:
-        """The group of an operation, or of the first inside of what holds others."""
+        """Return the group of an operation, or of the first inside of what holds others."""
         site = self.block.sites[position]
         if site is None:
             inside = (s for block in self.block.inner[position] for s in block.walk())

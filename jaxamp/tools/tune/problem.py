@@ -44,7 +44,7 @@ class Problem:
 
     @classmethod
     def of(cls, fn: Any, policy: Any, args: Sequence[Any], metric: Metric | None) -> Problem:
-        """The problem of a function and its arguments."""
+        """Return the problem of a function and its arguments."""
         plan, flat, outputs = answering(fn, policy, Planner)(*args)
         return cls(plan, flat, outputs, metric)
 
@@ -74,27 +74,27 @@ class Problem:
         return results
 
     def matrix(self) -> np.ndarray:
-        """See ``sensitivities``."""
+        """Return the matrix of ``sensitivities``."""
         floats = [r for r in self.reference if is_float(r)]
         return sensitivities(self.block, self.groups, self.args, floats)
 
     def policy(self, low: np.ndarray, labels: Sequence[str] = ()) -> PrecisionPolicy:
-        """The policy in which only some of the groups are low."""
+        """Return the policy in which only some of the groups are low."""
         labels = labels or [""] * len(self.groups)
         triples = zip(self.groups, low, labels, strict=True)
         rules = [group.rule("f32", label) for group, is_low, label in triples if not is_low]
         return self.plan.policy.with_rules(*rules)
 
     def plan_for(self, low: np.ndarray) -> Plan:
-        """The plan in which only some of the groups are low."""
+        """Return the plan in which only some of the groups are low."""
         return make_plan(self.plan.jaxpr, self.policy(low))
 
     def cost(self, low: np.ndarray) -> float:
-        """What it costs if only some of the groups are low."""
+        """Return the cost if only some of the groups are low."""
         return cost_of(self.plan_for(low))
 
     def error(self, low: np.ndarray) -> float:
-        """Its error if only some of the groups are low, by running it."""
+        """Measure the error if only some of the groups are low, by running it."""
         plan = self.plan_for(low)
         results = jax.jit(lambda *args: run_plan(plan.jaxpr, plan, *args))(*self.args)
         if self.metric is not None:
@@ -107,14 +107,14 @@ class Problem:
         return relative_error([r for r, _ in floats], [e for _, e in floats])
 
     def gains(self) -> np.ndarray:
-        """What lowering each group saves, when all others are low."""
+        """Return the cost that lowering each group saves, when all others are low."""
         every = np.ones(len(self.groups), bool)
         base = self.cost(every)
         ones = np.eye(len(self.groups), dtype=bool)
         return np.array([max(self.cost(every & ~one) - base, 0.0) for one in ones])
 
     def fingerprint(self) -> str:
-        """Changes with the program, its arguments and the policy."""
+        """Hash the program, its arguments and the policy."""
         digest = hashlib.sha256()
         for text in (
             str(self.plan.jaxpr.jaxpr),

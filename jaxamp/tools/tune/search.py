@@ -38,13 +38,13 @@ class Search:
     _costs: dict[bytes, float] = dataclasses.field(default_factory=dict)
 
     def best(self) -> np.ndarray:
-        """The cheapest choice that was run and is accurate enough; nothing is low in the worst."""
+        """Return the cheapest choice that was run and is accurate enough."""
         first = cheapest(self.matrix, self.gains, self.allowed)
         best = first if self._passes(first) else self._repaired(first)
         return self._improved(best)
 
     def _repaired(self, low: np.ndarray) -> np.ndarray:
-        """The choice without the fewest of its most sensitive groups."""
+        """Return the choice without the fewest of its most sensitive groups."""
         single = predicted(self.matrix, np.eye(len(low), dtype=bool))
         order = [g for g in np.argsort(-single, kind="stable") if low[g]]
         passing, failing = len(order), 0  # raised groups
@@ -57,7 +57,7 @@ class Search:
         return _without(low, order[:passing])
 
     def _improved(self, best: np.ndarray) -> np.ndarray:
-        """Cheaper choices are tried, the cheapest first, as long as prediction gives them hope."""
+        """Try cheaper choices, the cheapest first, as long as prediction gives them hope."""
         while self._may_run():
             candidate = self._candidate(best)
             if candidate is None:
@@ -67,7 +67,7 @@ class Search:
         return best
 
     def _candidate(self, best: np.ndarray) -> np.ndarray | None:
-        """A choice that was not run, costs less, and may be accurate enough."""
+        """Return a choice that was not run, costs less, and may be accurate enough."""
         hopeful = self.allowed * _HOPEFUL / self._calibration()
         limit = self._cost(best) * _WORTHWHILE
         for low in in_order(self.matrix, self.gains, hopeful):
@@ -78,7 +78,7 @@ class Search:
         return None
 
     def _calibration(self) -> float:
-        """By how much errors were larger than predicted, typically."""
+        """Return the typical ratio of measured to predicted errors."""
         ratios = []
         for key, error in self.errors.items():
             expected = float(predicted(self.matrix, np.frombuffer(key, bool)))

@@ -25,7 +25,7 @@ PROJECTIONS = 8
 def sensitivities(
     block: Block, groups: Sequence[Group], args: Sequence[Any], reference: Sequence[Any]
 ) -> np.ndarray:
-    """The matrix of changes, f32[projections, groups], relative to the result.
+    """Return the matrix of changes, f32[projections, groups], relative to the result.
 
     Args:
       block: the program with its plan.
@@ -52,7 +52,7 @@ def sensitivities(
 def switched(
     block: Block, groups: Sequence[Group], switches: Any, args: Sequence[Any]
 ) -> list[Any]:
-    """The float results of a program in which the roundings of some groups are on.
+    """Return the float results of a program in which the roundings of some groups are on.
 
     Args:
       block: the program with its plan.
@@ -67,7 +67,7 @@ def switched(
 
 
 def predicted(matrix: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """Relative errors if some groups are low.
+    """Return the relative errors if some groups are low.
 
     Args:
       matrix: what ``sensitivities`` gave.
@@ -83,19 +83,19 @@ def predicted(matrix: np.ndarray, low: np.ndarray) -> np.ndarray:
 
 
 def relative_error(results: Sequence[Any], reference: Sequence[Any]) -> float:
-    """Root of the mean, over arrays, of the squared relative error."""
+    """Return the root of the mean, over arrays, of the squared relative error."""
     errors = [_relative(*pair) for pair in zip(results, reference, strict=True)]
     total = float(np.sqrt(np.mean(np.square(errors)))) if errors else 0.0
     return total if np.isfinite(total) else float("inf")
 
 
 def norm(array: Any) -> float:
-    """Euclidean norm of all numbers."""
+    """Return the Euclidean norm of all numbers."""
     return float(np.linalg.norm(np.asarray(array, np.float64).ravel()))
 
 
 def is_float(array: Any) -> bool:
-    """Whether an array holds real floating-point numbers."""
+    """Return whether an array holds real floating-point numbers."""
     return jnp.issubdtype(getattr(array, "dtype", np.int32), jnp.floating)
 
 

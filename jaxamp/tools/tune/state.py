@@ -31,7 +31,7 @@ class State:
             self._read(self.path)
 
     def write(self) -> None:
-        """Stores what is known so far; who interrupts this finds the file of before."""
+        """Store what is known so far; an interrupted call leaves the former file."""
         if self.path is None or self.matrix is None:
             return
         data = {

@@ -35,7 +35,7 @@ def tune(
     state: str | Path | None = None,
     progress: bool = False,
 ) -> Tuning:
-    """The cheapest policy that keeps the error of `fn` within `budget`.
+    """Return the cheapest policy that keeps the error of `fn` within `budget`.
 
     Groups of operations are those of one kind, in one function and scope. What the roundings of
     each do to the result is predicted from one forward and one backward pass; a choice is made by
@@ -133,7 +133,7 @@ def _tuning(
 
 
 def _curve(problem: Problem, state: State, gains: np.ndarray) -> tuple[Choice, ...]:
-    """Lowered one after the other, what saves most for its error first; and all that was run."""
+    """Return the points of lowering groups one by one, best ratio first, and of all other runs."""
     assert state.matrix is not None
     single = predicted(state.matrix, np.eye(len(gains), dtype=bool))
     low, chosen = np.zeros(len(gains), bool), {}

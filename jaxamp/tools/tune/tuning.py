@@ -73,13 +73,13 @@ class Tuning(Shown):
     curve: tuple[Choice, ...]
 
     def to_json(self) -> str:
-        """Everything as JSON; ``policy`` is what ``PrecisionPolicy.from_json`` reads."""
+        """Return everything as JSON; ``policy`` is what ``PrecisionPolicy.from_json`` reads."""
         data = dataclasses.asdict(self)
         data["policy"] = json.loads(self.policy.to_json())
         return json.dumps(_plain(data), indent=2)
 
     def picture(self, path: str | Path) -> None:
-        """Draws the trade-off between cost and error.
+        """Draw the trade-off between cost and error.
 
         Args:
           path: where to; the suffix says in which format.
