@@ -11,15 +11,15 @@ from jax.extend.core import Var
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.jaxprs import nested as wiring
-from jaxamp.plan.dataflow.label_gathers import spreads
+from jaxamp.plan.dataflow.label_gathers import is_label_scatter
 from jaxamp.plan.decision import Decision, Echo, How, JaxprPlan, Remake, is_wide
 from jaxamp.plan.explanations import Grounds
 from jaxamp.plan.graph.graph import Frame, Graph, Nest, Node, Role
 from jaxamp.plan.loop_invariants import narrow_each_turn, read_beside, rounded_outside
 from jaxamp.plan.precision.choose import Choice
-from jaxamp.plan.precision.operand_reads import Readings
-from jaxamp.xla.constant_rematerialization import Remakes
-from jaxamp.xla.fusion_groups import Fusions
+from jaxamp.plan.precision.operand_reads import OperandReads
+from jaxamp.xla.constant_rematerialization import Rematerialization
+from jaxamp.xla.fusion_groups import FusionGroups
 from jaxamp.xla.outline import Outliner
 
 Storage = Sequence[Precision | None]
@@ -49,11 +49,11 @@ class Findings:
     stored: Storage
     unwidened: Set[int]
     signed: Set[int]
-    readings: Readings
+    readings: OperandReads
     held: Set[int]
     summed: Set[int]
     echoes: Mapping[int, Echo]
-    fusions: Fusions | None
+    fusions: FusionGroups | None
 
 
 def assemble(findings: Findings, outputs: Storage | None) -> JaxprPlan:
@@ -74,15 +74,15 @@ class _Assembler:
         self.graph, self.readings, self.fusions = graph, readings, fusions
         self.stored, self.choices = findings.stored, findings.choices
         self.held, self.summed, self.echoes = findings.held, findings.summed, findings.echoes
-        self.fresh, self.copied = list(map(bool, readings.fresh)), readings.copies.keys()
-        self.original = [Precision.F32 if ours else None for ours in graph.ours]
+        self.fresh, self.copied = list(map(bool, readings.own_cast)), readings.copies.keys()
+        self.original = [Precision.F32 if ours else None for ours in graph.is_float32]
         # What a group reads is widened once, so that its cotangents meet in f32.
         self.inside = list(self.original)
         for value in findings.unwidened:
             self.inside[value] = self.stored[value]
-        self.kept = bytearray(len(graph.avals)) if fusions is None else fusions.kept
-        self.picking = set() if fusions is None else {*fusions.picking, *_spreading(graph)}
-        self.remakes = None if fusions is None else Remakes(graph)
+        self.kept = bytearray(len(graph.avals)) if fusions is None else fusions.saved
+        self.picking = set() if fusions is None else {*fusions.label_gathers, *_spreading(graph)}
+        self.remakes = None if fusions is None else Rematerialization(graph)
         self.outliner, self.grounds = Outliner(), Grounds(findings.choices)
         self._shared: dict[Hashable, JaxprPlan] = {}
         self._hows: dict[Hashable, How] = {}
@@ -156,7 +156,7 @@ class _Assembler:
         original, storage, operand = self.original, self.stored, choice.operand
         if self.fusions is not None and node.role is Role.MOVE and self.fusions.moves_within(node):
             storage, operand = original, Precision.F32
-        also = self.readings.also(node, choice, self.stored)
+        also = self.readings.dual_reads(node, choice, self.stored)
         fresh = [self.fresh[v] for v in ins]
         for index, _ in also:  # the cotangent goes to what is read beside the cast
             fresh[index] = False
@@ -207,7 +207,7 @@ class _Assembler:
     def _is_held_by_rule(self, nest: Nest, value: int) -> bool:
         """Whether a call holds a result: what its body holds is gone where JAX takes a rule."""
         has_rule = nest.eqn.primitive.name in wiring.RULED
-        by_rules = () if self.fusions is None else self.fusions.by_rules
+        by_rules = () if self.fusions is None else self.fusions.saved_by_rules
         return has_rule and value in self.held and value not in by_rules
 
     def _one(self, **parts: Any) -> How:
@@ -226,7 +226,7 @@ class _Assembler:
         """The equations that make what a later group computes again rather than reads."""
         if self.fusions is None:
             return {}
-        eqns, again = frame.jaxpr.eqns, self.fusions.again
+        eqns, again = frame.jaxpr.eqns, self.fusions.recomputed
         return {
             var: index
             for group in groups
@@ -243,13 +243,13 @@ class _Assembler:
 
     def _copy_for(self, value: int, node: Node) -> Precision | None:
         """A group computes again what is not stored; others get a copy."""
-        if self.fusions is not None and self.fusions.remakes(node, value):
+        if self.fusions is not None and self.fusions.recomputes(node, value):
             return None
         return self.readings.copy_for(value, node)
 
 
 def _spreading(graph: Graph) -> Iterator[Node]:
-    return (node for node in graph.named.get("scatter-add", ()) if spreads(graph, node))
+    return (node for node in graph.named.get("scatter-add", ()) if is_label_scatter(graph, node))
 
 
 def _of(values: Sequence[int], storage: Storage) -> tuple[Precision | None, ...]:

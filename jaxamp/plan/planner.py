@@ -12,27 +12,27 @@ from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import UnknownPrimitiveError
 from jaxamp.plan.assemble import Findings, assemble
-from jaxamp.plan.conditioning.hazards import find_dangers
-from jaxamp.plan.dataflow.intervals import find_spans
-from jaxamp.plan.dataflow.jaxpr_boundaries import find_crossing
-from jaxamp.plan.dataflow.regions import find_interior
+from jaxamp.plan.conditioning.hazards import find_hazards
+from jaxamp.plan.dataflow.intervals import find_intervals
+from jaxamp.plan.dataflow.jaxpr_boundaries import find_crossing_values
+from jaxamp.plan.dataflow.regions import find_regions
 from jaxamp.plan.decision import Plan
 from jaxamp.plan.explanations import grounds_of
 from jaxamp.plan.graph.graph import Frame, Graph
 from jaxamp.plan.graph.unfold import unfold
-from jaxamp.plan.precision.buffers import narrow_piles
+from jaxamp.plan.precision.buffers import narrow_buffers
 from jaxamp.plan.precision.carries import settle_carries
 from jaxamp.plan.precision.choose import Chooser
-from jaxamp.plan.precision.communication import find_travels
-from jaxamp.plan.precision.convolution_biases import narrow_biases
-from jaxamp.plan.precision.operand_reads import find_readings
+from jaxamp.plan.precision.communication import find_communication
+from jaxamp.plan.precision.convolution_biases import store_bias_sums
+from jaxamp.plan.precision.operand_reads import find_operand_reads
 from jaxamp.plan.precision.overrides import Forced, find_forced
 from jaxamp.plan.precision.quantized_dots import find_scaled
-from jaxamp.plan.precision.stored_joins import store_what_joins
+from jaxamp.plan.precision.stored_joins import store_joins
 from jaxamp.policy.policy import PrecisionPolicy
-from jaxamp.xla.cotangent_roundings import find_echoes
-from jaxamp.xla.fusion_groups import Fusions
-from jaxamp.xla.held_roundings import find_held, find_summed
+from jaxamp.xla.cotangent_roundings import find_cotangent_roundings
+from jaxamp.xla.fusion_groups import FusionGroups
+from jaxamp.xla.held_roundings import find_held_roundings, find_unbarriered_sums
 from jaxamp.xla.outline import find_repeated
 
 
@@ -80,7 +80,7 @@ def make_plan(
     onward = onward or [is_narrow(p) for p in outputs or ()]
     _apply_signature(graph, frame.entries, inputs or (), frame.exits, onward)
     graph.later.update(v for v, is_later in zip(frame.entries, later, strict=False) if is_later)
-    graph.spans = find_spans(graph)
+    graph.intervals = find_intervals(graph)
     forced = find_forced(graph, policy)
     findings = _find(graph, frame, policy, forced, inputs or ())
     body = assemble(findings, outputs)
@@ -103,22 +103,22 @@ def _find(
     inputs: Sequence[Precision | None],
 ) -> Findings:
     """The analyses, each given what those before it have found."""
-    facts, demand = settle_carries(graph, policy, forced)
-    interior = find_interior(graph)
-    narrow_biases(graph, facts, interior)
-    store_what_joins(graph, facts, interior)
-    dangers = find_dangers(graph, facts, demand, interior, policy)
-    crossing = find_crossing(frame, interior)
-    chooser = Chooser(graph, facts, demand, interior, dangers, crossing, policy)
+    provenance, uses = settle_carries(graph, policy, forced)
+    regions = find_regions(graph)
+    store_bias_sums(graph, provenance, regions)
+    store_joins(graph, provenance, regions)
+    hazards = find_hazards(graph, provenance, uses, regions, policy)
+    crossing = find_crossing_values(frame, regions)
+    chooser = Chooser(graph, provenance, uses, regions, hazards, crossing, policy)
     choices = chooser.choose_all(frame.entries, inputs, forced)
-    stored, unwidened = chooser.stored, chooser.unwidened
-    narrow_piles(graph, demand, interior, stored, choices)
-    choices.update(find_travels(graph, frame, demand, policy, stored, choices))
+    stored, exact_narrow = chooser.stored, chooser.exact_narrow
+    narrow_buffers(graph, uses, regions, stored, choices)
+    choices.update(find_communication(graph, frame, uses, policy, stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
-    readings = find_readings(
-        graph, facts, demand, interior, chooser.copies, stored, policy, dangers.distant
+    readings = find_operand_reads(
+        graph, provenance, uses, regions, chooser.copies, stored, policy, hazards.squared_distances
     )
-    held = find_held(graph, stored, choices, dangers.decays, interior.powers)
+    held = find_held_roundings(graph, stored, choices, hazards.forget_gates, regions.exponentials)
     fuses = Guard.REDUCTION_ISLAND in policy.guards and bool(policy.low)
     narrow = chooser.narrow[OpKind.ELEMENTWISE]
     return Findings(
@@ -126,15 +126,17 @@ def _find(
         frame=frame,
         choices=choices,
         stored=stored,
-        unwidened=unwidened,
-        signed=chooser.signed,
+        unwidened=exact_narrow,
+        signed=chooser.relu_signs,
         readings=readings,
         held=held,
-        summed=find_summed(graph, held, choices),
-        echoes=find_echoes(graph, facts, readings.fresh, stored, interior.biased, narrow)
+        summed=find_unbarriered_sums(graph, held, choices),
+        echoes=find_cotangent_roundings(
+            graph, provenance, readings.own_cast, stored, regions.bias_sums, narrow
+        )
         if fuses
         else {},
-        fusions=Fusions(graph, frame, facts, demand, interior, stored, unwidened)
+        fusions=FusionGroups(graph, frame, provenance, uses, regions, stored, exact_narrow)
         if fuses
         else None,
     )

@@ -18,7 +18,7 @@ _MOST = 16  # equations; what takes more is no longer made at next to no cost
 _MAKERS = (Role.ELEMENTWISE, Role.MOVE, Role.CONVERT)
 
 
-class Remakes:
+class Rematerialization:
     """Finds what is made of literals alone and goes into a loop."""
 
     def __init__(self, graph: Graph) -> None:
@@ -33,7 +33,7 @@ class Remakes:
         """What the jaxpr of a loop, or of a checkpoint in one, makes itself."""
         pairs = zip(frame.jaxpr.invars, frame.entries, strict=True)
         return tuple(
-            self._remake(var, value)
+            self._rematerialize(var, value)
             for var, value in pairs
             if value in self._outside and self._is_worth_it(value)
         )
@@ -67,10 +67,10 @@ class Remakes:
 
     def _is_worth_it(self, value: int) -> bool:
         """Whether an array would be read, by what is fused with the making of it."""
-        readers = self.graph.uses[value]
+        readers = self.graph.readers[value]
         return self.graph.sizes[value] != 1 and all(r.role is Role.ELEMENTWISE for r in readers)
 
-    def _remake(self, var: Var, value: int) -> Remake:
+    def _rematerialize(self, var: Var, value: int) -> Remake:
         makings = []
         for node in self._recipes[value]:
             ins = tuple(self._outside.get(v, v) for v in node.ins)

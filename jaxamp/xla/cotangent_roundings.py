@@ -14,34 +14,34 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.plan.dataflow.provenance import Facts
-from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, folds_rows
+from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
 from jaxamp.plan.decision import Echo
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
 
-def find_echoes(
+def find_cotangent_roundings(
     graph: Graph,
-    facts: Facts,
-    fresh: Sequence[int],
+    provenance: Provenance,
+    own_cast: Sequence[int],
     stored: Sequence[Precision | None],
-    biased: Set[int],
+    bias_sums: Set[int],
     narrow: Precision | None,
 ) -> dict[int, Echo]:
     """How the cotangent of each such sum is rounded.
 
     Args:
       graph: the program.
-      facts: what is known of its values.
-      fresh: boundary values, and what is only moved from them.
+      provenance: what is known of its values.
+      own_cast: boundary values, and what is only moved from them.
       stored: precision in which each value is stored.
-      biased: sums that a convolution's kernel makes, of narrow numbers.
+      bias_sums: sums that a convolution's kernel makes, of narrow numbers.
       narrow: precision of activations that are stored.
     """
 
     def is_spread(value: int, size: int) -> bool:
-        return bool(fresh[value] or facts.layer[value]) and graph.sizes[value] != size
+        return bool(own_cast[value] or provenance.layer[value]) and graph.sizes[value] != size
 
     spread = {
         out
@@ -50,43 +50,45 @@ def find_echoes(
         for source, out in movements(node)
         if is_spread(source, graph.sizes[out])
     }
-    echoes = {}
-    normal = _find_normal(graph, facts, stored)
+    roundings = {}
+    normalized = _find_normalized(graph, provenance, stored)
     for node in graph.nodes:
-        is_wide = any(stored[v] is Precision.F32 or v in biased for v in node.outs)
+        is_wide = any(stored[v] is Precision.F32 or v in bias_sums for v in node.outs)
         if node.name in ("add", "sub") and is_wide:
             size = graph.sizes[node.outs[0]]
             others = [v for v in node.ins if v not in spread and not is_spread(v, size)]
-            whole = [v for v in others if facts.dense[v] and graph.sizes[v] == size]
+            whole = [v for v in others if provenance.dense[v] and graph.sizes[v] == size]
             if len(others) == len(whole) == 1:
-                is_normal = node.outs[0] in normal
-                low = narrow if is_normal else stored[others[0]]
+                is_normalized = node.outs[0] in normalized
+                low = narrow if is_normalized else stored[others[0]]
                 if is_narrow(low):
-                    echoes[node.outs[0]] = Echo(node.ins.index(others[0]), low, is_normal)
-    return echoes
+                    roundings[node.outs[0]] = Echo(node.ins.index(others[0]), low, is_normalized)
+    return roundings
 
 
-def _find_normal(graph: Graph, facts: Facts, stored: Sequence[Precision | None]) -> set[int]:
+def _find_normalized(
+    graph: Graph, provenance: Provenance, stored: Sequence[Precision | None]
+) -> set[int]:
     """Fused values that are made of a fold over rows, and that something dear is made of."""
-    folded, dear = bytearray(len(graph.avals)), bytearray(len(graph.avals))
+    folded, costly = bytearray(len(graph.avals)), bytearray(len(graph.avals))
     read = bytearray(len(graph.avals))  # whether a cotangent comes from elsewhere already
     for node in graph.nodes:
         if node.role is Role.REDUCE:
-            is_folded = not folds_rows(graph, node)
+            is_folded = not reduces_rows(graph, node)
         else:
             is_folded = node.role in ARITHMETIC and union(folded, node.ins)
         for value in node.outs if is_folded else ():
             folded[value] = stored[value] is Precision.F32
     for node in reversed(graph.nodes):
-        if node.role not in ARITHMETIC or not _passes_cotangents(graph, facts, node):
+        if node.role not in ARITHMETIC or not _passes_cotangents(graph, provenance, node):
             continue
-        is_dear = node.trait in COSTLY or union(dear, node.outs)
+        is_costly = node.trait in COSTLY or union(costly, node.outs)
         for value in dict.fromkeys(node.ins):
-            if is_dear or read[value]:
-                dear[value] = stored[value] is Precision.F32
+            if is_costly or read[value]:
+                costly[value] = stored[value] is Precision.F32
             read[value] = 1
-    return {v for v in range(len(graph.avals)) if folded[v] and dear[v]}
+    return {v for v in range(len(graph.avals)) if folded[v] and costly[v]}
 
 
-def _passes_cotangents(graph: Graph, facts: Facts, node: Node) -> bool:
-    return bool(union(facts.dense, node.outs) and union(graph.ours, node.outs))
+def _passes_cotangents(graph: Graph, provenance: Provenance, node: Node) -> bool:
+    return bool(union(provenance.dense, node.outs) and union(graph.is_float32, node.outs))

@@ -10,54 +10,54 @@ from collections.abc import Iterable, Sequence, Set
 
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.plan.dataflow.fusible import find_fusible, is_fused_call
-from jaxamp.plan.dataflow.label_gathers import picks, takes_all
-from jaxamp.plan.dataflow.provenance import Facts
-from jaxamp.plan.dataflow.regions import EQUALITIES, Interior
-from jaxamp.plan.dataflow.uses import Demand
+from jaxamp.plan.dataflow.label_gathers import gathers_whole_table, is_label_gather
+from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.dataflow.regions import EQUALITIES, FusionRegions
+from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Frame, Graph, Nest, Node, Role, nodes_of
 from jaxamp.xla.kernel_order import find_levels
 from jaxamp.xla.row_statistics import find_statistics
 
 
-class Fusions:
+class FusionGroups:
     """Finds the groups of a jaxpr.
 
     Attributes:
-      kept: values inside a group that the backward pass reads rather than computes again.
-      by_rules: values of a group that a derivative rule holds and keeps: see rectified.py.
-      again: values that a later group computes again rather than reads. Which numbers are equal is
-        read: what is computed twice may differ in its last bit.
-      picking: nodes that look up single numbers of activations.
+      saved: values inside a group that the backward pass reads rather than computes again.
+      saved_by_rules: values of a group that a derivative rule holds and keeps: see rectified.py.
+      recomputed: values that a later group computes again rather than reads. Results of equality
+        tests are read: what is computed twice may differ in its last bit.
+      label_gathers: nodes that look up single numbers of activations.
     """
 
     def __init__(
         self,
         graph: Graph,
         frame: Frame,
-        facts: Facts,
-        demand: Demand,
-        interior: Interior,
+        provenance: Provenance,
+        uses: Uses,
+        regions: FusionRegions,
         stored: Sequence[Precision | None],
-        unwidened: Set[int],
+        exact_narrow: Set[int],
     ) -> None:
-        self.graph, self.facts, self.interior, self.stored = graph, facts, interior, stored
-        self.unwidened = unwidened
-        self.kept = bytearray(len(graph.avals))
-        self.by_rules: set[int] = set()
-        self.again = bytearray(len(graph.avals))
+        self.graph, self.provenance, self.regions, self.stored = graph, provenance, regions, stored
+        self.exact_narrow = exact_narrow
+        self.saved = bytearray(len(graph.avals))
+        self.saved_by_rules: set[int] = set()
+        self.recomputed = bytearray(len(graph.avals))
         self._members = bytearray(len(graph.nodes))
         self._frames: dict[int, Frame] = {}  # per value of a group, where the group is
         lookups = graph.named.get("gather", ())
-        self.picking = {node for node in lookups if picks(graph, facts, node)}
-        self._tables = {node.ins[0] for node in self.picking}
-        self._fusible = find_fusible(graph, demand, interior, stored)
+        self.label_gathers = {node for node in lookups if is_label_gather(graph, provenance, node)}
+        self._tables = {node.ins[0] for node in self.label_gathers}
+        self._fusible = find_fusible(graph, uses, regions, stored)
         for node in lookups:
-            if node in self.picking or takes_all(graph, node):
+            if node in self.label_gathers or gathers_whole_table(graph, node):
                 self._fusible[node.index] = 1
         self._side_by_side = self._find_side_by_side()
-        self._levels = find_levels(graph, facts, frame, self._fusible)
-        self._statistics = find_statistics(graph, facts, self._fusible, self._levels)
+        self._levels = find_levels(graph, provenance, frame, self._fusible)
+        self._statistics = find_statistics(graph, provenance, self._fusible, self._levels)
         self._level_of_nest: dict[Nest, int | None] = {}
 
     def groups(self, frame: Frame) -> list[list[int]]:
@@ -98,23 +98,25 @@ class Fusions:
         """Whether a node is in a group."""
         return self._members[node.index] == 1
 
-    def remakes(self, node: Node, value: int) -> bool:
+    def recomputes(self, node: Node, value: int) -> bool:
         """Whether the group of a node computes a value again: it has to be in the same jaxpr."""
         here = [self._frames.get(out) for out in node.outs]
-        return bool(self.again[value] and here) and here[0] is self._frames.get(value) is not None
+        return (
+            bool(self.recomputed[value] and here) and here[0] is self._frames.get(value) is not None
+        )
 
     def moves_within(self, node: Node) -> bool:
         """Whether a node only moves what its own group reads, and so widens."""
         if node.role is not Role.MOVE or not self.has(node):
             return False
-        if not self.unwidened.isdisjoint(node.outs):
+        if not self.exact_narrow.isdisjoint(node.outs):
             return False
         return not any(
             value in self.graph.outputs
             or not self.has(reader)
             or self._levels[reader.outs[0]] != self._levels[value]
             for value in node.outs
-            for reader in self.graph.uses[value]
+            for reader in self.graph.readers[value]
         )
 
     def _level(self, site: Node | Nest) -> int | None:
@@ -133,9 +135,9 @@ class Fusions:
 
     def _is_worthwhile(self, sites: Sequence[Node | Nest]) -> bool:
         """Whether arithmetic makes an activation that is f32 only because it is fused."""
-        facts, fused = self.facts, self.interior.fused
+        provenance, fused = self.provenance, self.regions.fused
         nodes = [node for site in sites for node in nodes_of(site)]
-        is_wide = any(fused[v] and facts.dense[v] for node in nodes for v in node.outs)
+        is_wide = any(fused[v] and provenance.dense[v] for node in nodes for v in node.outs)
         return is_wide and any(node.role is not Role.MOVE for node in nodes)
 
     def _enter_site(self, site: Node | Nest, frame: Frame) -> None:
@@ -145,32 +147,32 @@ class Fusions:
             self._frames.update(dict.fromkeys(node.outs, frame))
         if isinstance(site, Nest) and any(self._statistics[node.index] for node in nodes):
             for value in site.outs:  # a call is computed again as a whole, statistics and all
-                self.again[value] = 0
+                self.recomputed[value] = 0
 
     def _enter(self, node: Node) -> None:
         """Makes a node a member of a group."""
         self._members[node.index] = 1
         is_statistic = self._statistics[node.index]
-        is_found = node.name in EQUALITIES and union(self.facts.dense, node.ins)
+        is_found = node.name in EQUALITIES and union(self.provenance.dense, node.ins)
         for value in node.outs:
-            if self.graph.ours[value]:
-                if self._is_kept_by_rule(value):
-                    self.by_rules.add(value)
-                is_kept = is_statistic or self._is_stored(value) or value in self.by_rules
-                self.kept[value] = is_kept and value not in self._side_by_side
-            self.again[value] = not (is_statistic or is_found) and self._is_cheap(value)
+            if self.graph.is_float32[value]:
+                if self._is_saved_by_rule(value):
+                    self.saved_by_rules.add(value)
+                is_saved = is_statistic or self._is_stored(value) or value in self.saved_by_rules
+                self.saved[value] = is_saved and value not in self._side_by_side
+            self.recomputed[value] = not (is_statistic or is_found) and self._is_cheap(value)
 
     def _is_cheap(self, value: int) -> bool:
         """Whether a value is nowhere in memory, and made of what is."""
-        if value in self.graph.outputs or self.facts.state[value]:
+        if value in self.graph.outputs or self.provenance.state[value]:
             return False
         if value in self._side_by_side:
             return True
-        is_activation = self.graph.ours[value] and self.facts.dense[value]
-        if value in self.interior.rectified and not self.interior.joined[value]:
+        is_activation = self.graph.is_float32[value] and self.provenance.dense[value]
+        if value in self.regions.relu_outputs and not self.regions.joined[value]:
             return True  # what it is made of is read anyway
-        is_read = value in self.interior.copied
-        return not is_activation or bool(self.interior.fused[value] and not is_read)
+        is_read = value in self.regions.copied
+        return not is_activation or bool(self.regions.fused[value] and not is_read)
 
     def _find_side_by_side(self) -> dict[int, int]:
         """Concatenations that no kernel reads, of arrays that are in memory, and of how many.
@@ -182,30 +184,30 @@ class Fusions:
             (out,) = node.outs
             parts = sum(found.get(v, 1) for v in node.ins)
             is_stored = all(v in found or self._is_in_memory(v) for v in node.ins)
-            is_fused = all(self._fusible[r.index] for r in self.graph.uses[out])
+            is_fused = all(self._fusible[r.index] for r in self.graph.readers[out])
             if parts <= _MOST_PARTS and is_stored and is_fused and is_narrow(self.stored[out]):
                 found[out] = parts
         return found
 
     def _is_in_memory(self, value: int) -> bool:
         """Whether a narrow activation is stored whatever becomes of it."""
-        is_stored = is_narrow(self.stored[value]) and value not in self.unwidened
-        return is_stored and bool(self.facts.dense[value])
+        is_stored = is_narrow(self.stored[value]) and value not in self.exact_narrow
+        return is_stored and bool(self.provenance.dense[value])
 
-    def _is_kept_by_rule(self, value: int) -> bool:
+    def _is_saved_by_rule(self, value: int) -> bool:
         """Whether a rule cuts off at zero what it had better read than make again.
 
         That is what joins several arrays. What is made of one, a TPU need not even store: it fuses
         this with the convolution that reads it.
         """
-        is_cut_off = value in self.interior.rectified and value in self.graph.ruled_results
-        return is_cut_off and bool(self.interior.joined[value]) and is_narrow(self.stored[value])
+        is_cut_off = value in self.regions.relu_outputs and value in self.graph.ruled_results
+        return is_cut_off and bool(self.regions.joined[value]) and is_narrow(self.stored[value])
 
     def _is_stored(self, value: int) -> bool:
         """Whether a narrow value is read both here and later."""
-        if not is_narrow(self.stored[value]) or value in self.unwidened:
+        if not is_narrow(self.stored[value]) or value in self.exact_narrow:
             return False
-        readers = [self._levels[r.outs[0]] for r in self.graph.uses[value] if r.outs]
+        readers = [self._levels[r.outs[0]] for r in self.graph.readers[value] if r.outs]
         here = self._levels[value]
         return here in readers and any(level != here for level in readers)
 

@@ -15,12 +15,12 @@ from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import Choice
 
 
-def find_held(
+def find_held_roundings(
     graph: Graph,
     stored: Sequence[Precision | None],
     choices: Mapping[Node, Choice],
-    decays: Set[int],
-    powers: Set[int],
+    forget_gates: Set[int],
+    exponentials: Set[int],
 ) -> frozenset[int]:
     """Values that are rounded from f32 arithmetic or stacked, and read by f32 arithmetic."""
     return frozenset(
@@ -28,16 +28,19 @@ def find_held(
         for node in graph.nodes
         if node.role is Role.ELEMENTWISE and choices[node].operand is Precision.F32
         for value in node.outs
-        if is_narrow(stored[value]) or (value in decays and _is_stacked(graph, value))
-        if value in powers or any(choices[r].operand is Precision.F32 for r in graph.uses[value])
+        if is_narrow(stored[value]) or (value in forget_gates and _is_stacked(graph, value))
+        if value in exponentials
+        or any(choices[r].operand is Precision.F32 for r in graph.readers[value])
     )
 
 
 def _is_stacked(graph: Graph, value: int) -> bool:
-    return any(reader.link is Link.STACK for reader in graph.uses[value])
+    return any(reader.link is Link.STACK for reader in graph.readers[value])
 
 
-def find_summed(graph: Graph, held: Set[int], choices: Mapping[Node, Choice]) -> frozenset[int]:
+def find_unbarriered_sums(
+    graph: Graph, held: Set[int], choices: Mapping[Node, Choice]
+) -> frozenset[int]:
     """Indices of the nodes that sum held values, or square them for a sum.
 
     A sum that is made where its summands are need not wait for them to be in memory. It does where
@@ -46,7 +49,7 @@ def find_summed(graph: Graph, held: Set[int], choices: Mapping[Node, Choice]) ->
     """
     summed: set[int] = set()
     for value in held:
-        readers = [r for r in graph.uses[value] if choices[r].operand is Precision.F32]
+        readers = [r for r in graph.readers[value] if choices[r].operand is Precision.F32]
         alone = {r.index for r in readers if _sums(r) or _squares_for_sum(graph, r)}
         others = [r for r in readers if r.index not in alone]
         if not any(_is_summed(graph, r) for r in others):
@@ -64,5 +67,5 @@ def _squares_for_sum(graph: Graph, node: Node) -> bool:
 
 def _is_summed(graph: Graph, node: Node) -> bool:
     """Whether sums, and nothing else, read what an elementwise operation makes."""
-    readers = [r for v in node.outs for r in graph.uses[v]]
+    readers = [r for v in node.outs for r in graph.readers[v]]
     return node.role is Role.ELEMENTWISE and bool(readers) and all(map(_sums, readers))

@@ -7,19 +7,21 @@ read each other make one kernel.
 from __future__ import annotations
 
 from jaxamp.plan.dataflow.fusible import is_fused_call
-from jaxamp.plan.dataflow.provenance import UNBOUNDED, Facts
+from jaxamp.plan.dataflow.provenance import UNBOUNDED, Provenance
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Node, nodes_of
 
 
-def find_levels(graph: Graph, facts: Facts, frame: Frame, fusible: bytearray) -> list[int]:
+def find_levels(
+    graph: Graph, provenance: Provenance, frame: Frame, fusible: bytearray
+) -> list[int]:
     """The level at which each value is made: as early as its operands allow.
 
     What is small, or made of parameters alone, is computed where it is first read instead.
 
     Args:
       graph: the program.
-      facts: what is known of its values.
+      provenance: what is known of its values.
       frame: its outermost jaxpr.
       fusible: per node, whether it may be part of a fused group.
     """
@@ -31,9 +33,9 @@ def find_levels(graph: Graph, facts: Facts, frame: Frame, fusible: bytearray) ->
         level = ready | 1 if fusible[node.index] else (ready | 1) + 1
         for value in node.outs:
             levels[value] = level
-    latest = _latest_in_nests(facts, frame, levels)
+    latest = _latest_in_nests(provenance, frame, levels)
     for node in reversed(graph.nodes):
-        if fusible[node.index] and not union(facts.dense, node.outs):
+        if fusible[node.index] and not union(provenance.dense, node.outs):
             late = min(_earliest_reader(graph, levels, node), latest.get(node, UNBOUNDED))
             for value in node.outs if late < UNBOUNDED else ():
                 levels[value] = max(levels[value], int(late))
@@ -45,23 +47,23 @@ def _earliest_reader(graph: Graph, levels: list[int], node: Node) -> float:
     found = [
         (levels[reader.outs[0]] - 1) | 1
         for value in node.outs
-        for reader in graph.uses[value]
+        for reader in graph.readers[value]
         if reader.outs and reader.link is not Link.BACK
     ]
     return min(found, default=UNBOUNDED)
 
 
-def _latest_in_nests(facts: Facts, frame: Frame, levels: list[int]) -> dict[Node, int]:
+def _latest_in_nests(provenance: Provenance, frame: Frame, levels: list[int]) -> dict[Node, int]:
     """Per node of a call, the one level at which all activations in it are made."""
     latest: dict[Node, int] = {}
     for site in frame.sites:
         if isinstance(site, Node):
             continue
         nodes = nodes_of(site)
-        made = {levels[v] for node in nodes for v in node.outs if facts.dense[v]}
+        made = {levels[v] for node in nodes for v in node.outs if provenance.dense[v]}
         if is_fused_call(site) and len(made) == 1:
             latest.update(dict.fromkeys(nodes, *made))
         else:
             for inner in site.frames:
-                latest.update(_latest_in_nests(facts, inner, levels))
+                latest.update(_latest_in_nests(provenance, inner, levels))
     return latest

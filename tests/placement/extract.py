@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jaxamp.core.formats import is_narrow
-from jaxamp.plan.dataflow.repeated_gathers import repeats
+from jaxamp.plan.dataflow.repeated_gathers import is_repeated_gather
 from jaxamp.plan.graph.graph import Link, Node, Role
 from tests.placement.grounds import PLACEMENT, SMALL, accurate, taken_wide
 from tests.placement.problem import NARROW, WIDE, Problem
@@ -62,7 +62,7 @@ class _Finder:
     def _enter(self, value: int) -> None:
         graph = self.graph
         made = value in graph.sources or value in self.program.makers
-        if made and graph.ours[value] and value not in self.label:
+        if made and graph.is_float32[value] and value not in self.label:
             self.label[value] = self._new(graph.sizes[value] * self.program.runs[value])
 
     def _new(self, elements: int) -> int:
@@ -75,7 +75,7 @@ class _Finder:
         outs = [self.label[v] for v in node.outs if v in self.label]
         if not is_kernel(self.graph, node):
             self._fuse(node, ins, outs)
-        elif repeats(self.graph, node):
+        elif is_repeated_gather(self.graph, node):
             self._store(ins)
             self._fuse(node, ins, outs)
         elif node.role is Role.CONTRACT:

@@ -45,13 +45,13 @@ def accurate(program: Program, free: tuple[str, ...] = PLACEMENT) -> set[int]:
     """
     graph = program.graph
     found = set(graph.sources)
-    found.update(v for c in graph.carries if c.kept for v in (c.inner, c.result))
+    found.update(v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result))
     taken = taken_wide(program)
     for node in program.nodes:
         if _has_ground(program, node, free):
             found.update(node.outs)
         found.update(o for v, o in moved(program, node) if v in found and o in taken)
-    return {v for v in found if graph.ours[v]}
+    return {v for v in found if graph.is_float32[v]}
 
 
 def _has_ground(program: Program, node: Node, free: tuple[str, ...]) -> bool:

@@ -30,7 +30,7 @@ def planned(program: Program, placing: Placing) -> list[bool]:
         if nest.op.trait in (Trait.LOOP, Trait.BRANCH):
             enter(nest.outs, decision.outputs)
     for value, label in placing.waiting.items():
-        copied = all(_is_copied(program, value, reader) for reader in program.graph.uses[value])
+        copied = all(_is_copied(program, value, reader) for reader in program.graph.readers[value])
         labels[label] = labels[placing.label[value]] and not copied
     return labels
 
@@ -44,6 +44,6 @@ def _is_copied(program: Program, value: int, reader: Node) -> bool:
             _is_copied(program, out, later)
             for source, out in moved(program, reader)
             if source == value
-            for later in program.graph.uses[out]
+            for later in program.graph.readers[out]
         )
     return is_narrow(program.decisions[reader].copies[reader.ins.index(value)])

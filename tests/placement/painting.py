@@ -34,7 +34,7 @@ def painted(program: Program, place: Placing, problem: Problem) -> list[bool]:
             if value in place.label:
                 labels[place.label[value]] = place.label[value] in problem.pinned
     for value, label in place.waiting.items():
-        later = [r for r in program.graph.uses[value] if program.is_far(value, r)]
+        later = [r for r in program.graph.readers[value] if program.is_far(value, r)]
         wide = labels[place.label[value]] and not all(r in nodes for r in later)
         labels[label] = wide or label in problem.pinned
     return labels
@@ -72,7 +72,7 @@ def _neighbours(program: Program) -> tuple[Callable[[Node], list[Node]], ...]:
             makers.setdefault(value, []).append(node)
 
     def after(node: Node) -> list[Node]:
-        return [r for v in node.outs for r in program.graph.uses[v] if r in known]
+        return [r for v in node.outs for r in program.graph.readers[v] if r in known]
 
     def before(node: Node) -> list[Node]:
         return [m for v in node.ins for m in makers.get(v, ())]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan import Decision, JaxprPlan, Plan, Step
-from jaxamp.plan.dataflow.repeated_gathers import repeats
+from jaxamp.plan.dataflow.repeated_gathers import is_repeated_gather
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, sites_of
 from jaxamp.plan.graph.unfold import unfold
 from jaxamp.plan.precision.carries import settle_carries
@@ -78,7 +78,7 @@ def is_kernel(graph: Graph, node: Node) -> bool:
     if node.trait is Trait.GENERATOR and not node.ins:
         return False
     own = node.role in (Role.CONTRACT, Role.FIXED, Role.LINK)
-    indexed = is_placed(graph, node) or repeats(graph, node)
+    indexed = is_placed(graph, node) or is_repeated_gather(graph, node)
     return own or indexed or is_window(graph, node) or node.trait in SENT
 
 

@@ -12,7 +12,7 @@ from jaxamp.plan.graph.graph import Graph, Node, Role
 def is_compressed(graph: Graph, value: int) -> bool:
     """Whether such a function takes a value, or what it is moved to or shifted by a number."""
     near = descendants(graph, value, lambda node: _keeps(graph, node))
-    return any(reader.name in _COMPRESSING for v in near for reader in graph.uses[v])
+    return any(reader.name in _COMPRESSING for v in near for reader in graph.readers[v])
 
 
 _COMPRESSING = frozenset({"log", "log1p", "sqrt", "cbrt", "asinh"})

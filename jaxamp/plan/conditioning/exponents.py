@@ -7,18 +7,22 @@ concatenation or a loop, is not.
 
 from __future__ import annotations
 
-from jaxamp.plan.dataflow.provenance import Facts
-from jaxamp.plan.dataflow.regions import Interior
+from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.graph.consumers import descendants
 from jaxamp.plan.graph.graph import Graph, Node, Role
 
 
-def find_exponents(graph: Graph, facts: Facts, interior: Interior) -> set[int]:
+def find_exponents(graph: Graph, provenance: Provenance, regions: FusionRegions) -> set[int]:
     """Values that are not fused, and whose distances to others are exponents."""
     if "exp" not in graph.named:
         return set()
     chosen = {out: node for node in graph.named.get("select_n", ()) for out in node.outs}
-    differences = (node for node in graph.named.get("sub", ()) if powers(graph, facts, node))
+    differences = (
+        node
+        for node in graph.named.get("sub", ())
+        if exponentials_of_difference(graph, provenance, node)
+    )
     pending = [v for node in differences for v in node.ins]
     found: set[int] = set()
     while pending:
@@ -26,15 +30,15 @@ def find_exponents(graph: Graph, facts: Facts, interior: Interior) -> set[int]:
         if value not in found:
             found.add(value)
             pending += chosen[value].ins if value in chosen else ()
-    return {v for v in found if facts.dense[v] and not interior.fused[v]}
+    return {v for v in found if provenance.dense[v] and not regions.fused[v]}
 
 
-def powers(graph: Graph, facts: Facts, node: Node) -> list[int]:
+def exponentials_of_difference(graph: Graph, provenance: Provenance, node: Node) -> list[int]:
     """Exponentials of what a node makes, if that is the distance of two activations."""
-    if node.name != "sub" or not all(facts.dense[v] for v in node.ins):
+    if node.name != "sub" or not all(provenance.dense[v] for v in node.ins):
         return []
     near = descendants(graph, node.outs[0], _passes)
-    return [r.outs[0] for v in near for r in graph.uses[v] if r.name == "exp"]
+    return [r.outs[0] for v in near for r in graph.readers[v] if r.name == "exp"]
 
 
 def _passes(node: Node) -> bool:

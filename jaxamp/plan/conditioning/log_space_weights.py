@@ -11,43 +11,49 @@ from collections.abc import Iterable, Set
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.conditioning.unrolled_recurrences import is_linear
-from jaxamp.plan.dataflow.provenance import Facts
+from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
-_TIMES = 3  # fewer are like layers
+_MANY = 3  # fewer are like layers
 
 
-def find_weighed(graph: Graph, facts: Facts) -> list[int]:
+def find_log_space_weights(graph: Graph, provenance: Provenance) -> list[int]:
     """Values on a way of many weighings that are weighed again or added up by a prefix sum.
 
     And the weights there: those of one turn add up to one, and rounded they do not.
     """
-    weights = _find_weights(graph, facts)
-    if len(weights) < _TIMES:
+    weights = _find_weights(graph, provenance)
+    if len(weights) < _MANY:
         return []
-    times = [0] * len(graph.avals)  # weighings on the longest way to a value
+    applications = [0] * len(graph.avals)  # weighings on the longest way to a value
     for node in graph.nodes:
         for source, out in _linear(node, weights):
-            times[out] = max(times[out], times[source] + _weighs(node, weights))
+            applications[out] = max(
+                applications[out], applications[source] + _applies_weight(node, weights)
+            )
     again = bytearray(len(graph.avals))
     for node in reversed(graph.nodes):
-        is_last = not (_weighs(node, weights) or node.trait is Trait.PREFIX)
+        is_last = not (_applies_weight(node, weights) or node.trait is Trait.PREFIX)
         for source, out in _linear(node, weights):
-            times[source] = max(times[source], times[out])
+            applications[source] = max(applications[source], applications[out])
             again[source] |= again[out] or not is_last
-    found = {v for v, most in enumerate(times) if most >= _TIMES and again[v] and facts.dense[v]}
-    weighing = (node for v in found for node in graph.uses[v] if _weighs(node, weights))
-    return [*found, *(v for node in weighing for v in node.ins if v in weights)]
+    found = {
+        v
+        for v, most in enumerate(applications)
+        if most >= _MANY and again[v] and provenance.dense[v]
+    }
+    applying = (node for v in found for node in graph.readers[v] if _applies_weight(node, weights))
+    return [*found, *(v for node in applying for v in node.ins if v in weights)]
 
 
-def _find_weights(graph: Graph, facts: Facts) -> set[int]:
+def _find_weights(graph: Graph, provenance: Provenance) -> set[int]:
     """Exponentials of the difference of two activations."""
     differences = graph.named.get("sub", ())
-    apart = {node.outs[0] for node in differences if all(facts.dense[v] for v in node.ins)}
+    apart = {node.outs[0] for node in differences if all(provenance.dense[v] for v in node.ins)}
     return {node.outs[0] for node in graph.named.get("exp", ()) if node.ins[0] in apart}
 
 
-def _weighs(node: Node, weights: Set[int]) -> bool:
+def _applies_weight(node: Node, weights: Set[int]) -> bool:
     return node.name == "mul" and not weights.isdisjoint(node.ins)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxamp.plan.dataflow.provenance import Facts
+from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller, movements
 
 _PERIODIC = ("sin", "cos", "tan")
@@ -21,19 +21,19 @@ _HIGH = 16.0  # of this and higher ones a rounding is a good part of a radian
 _PHASE, _SCALED, _COORDINATE = 1, 2, 4
 
 
-def find_coordinates(graph: Graph, facts: Facts) -> frozenset[int]:
+def find_periodic_arguments(graph: Graph, provenance: Provenance) -> frozenset[int]:
     """One sweep backward: no coordinate is carried around a loop narrow."""
     if graph.named.keys().isdisjoint(_PERIODIC):
         return frozenset()
-    phases = _Phases(graph, facts)
+    arguments = _PeriodicArguments(graph, provenance)
     for node in reversed(graph.nodes):
-        phases.enter(node)
-    return frozenset(v for v, bits in enumerate(phases.bits) if bits & _COORDINATE)
+        arguments.enter(node)
+    return frozenset(v for v, bits in enumerate(arguments.bits) if bits & _COORDINATE)
 
 
-class _Phases:
-    def __init__(self, graph: Graph, facts: Facts) -> None:
-        self.graph, self.facts = graph, facts
+class _PeriodicArguments:
+    def __init__(self, graph: Graph, provenance: Provenance) -> None:
+        self.graph, self.provenance = graph, provenance
         self.bits = bytearray(len(graph.avals))
 
     def enter(self, node: Node) -> None:
@@ -44,13 +44,13 @@ class _Phases:
             for source, out in movements(node):
                 self._mark((source,), self._of_moved(self.bits[out], source, out))
         elif node.outs and (given := self.bits[node.outs[0]]):
-            self._hand_on(node, given)
+            self._propagate(node, given)
         return None
 
-    def _hand_on(self, node: Node, given: int) -> None:
-        if node.name in _SHIFTS or node.role is Role.MERGE or self._is_handed(node):
+    def _propagate(self, node: Node, given: int) -> None:
+        if node.name in _SHIFTS or node.role is Role.MERGE or self._is_forwarded(node):
             self._mark(node.ins, given)
-        elif node.name in _SCALES and not all(self.facts.dense[v] for v in node.ins):
+        elif node.name in _SCALES and not all(self.provenance.dense[v] for v in node.ins):
             given |= self._of_scaled(node)
             for value in node.ins:
                 self._mark((value,), self._of_moved(given, value, node.outs[0]))
@@ -69,10 +69,10 @@ class _Phases:
         frequency = 1 / known[0] if node.name == "div" and known[0] else known[0]
         return _COORDINATE if frequency >= _HIGH else 0
 
-    def _is_handed(self, node: Node) -> bool:
+    def _is_forwarded(self, node: Node) -> bool:
         return node.role is Role.LINK and node.link not in (Link.INIT, Link.BACK)
 
     def _mark(self, values: Iterable[int], flags: int) -> None:
         for value in values:
-            if self.facts.dense[value]:
+            if self.provenance.dense[value]:
                 self.bits[value] |= flags

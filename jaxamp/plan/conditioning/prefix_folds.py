@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.dataflow.provenance import Facts
+from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
 _OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one array
 _SUMS = (Trait.ROUNDED, Trait.SUM)  # a sum of cotangents is one of arrays
 
 
-class _Folds:
+class _SelfCombination:
     """Sweeps over a graph.
 
     Attributes:
-      folded: what is combined with itself.
+      combined: what is combined with itself.
       origin: what a value was moved from: padded, rolled and sorted arrays are their source.
       computed: what Compute makes.
     """
 
-    def __init__(self, graph: Graph, facts: Facts) -> None:
-        self.graph, self.facts = graph, facts
-        self.folded = bytearray(len(graph.avals))
+    def __init__(self, graph: Graph, provenance: Provenance) -> None:
+        self.graph, self.provenance = graph, provenance
+        self.combined = bytearray(len(graph.avals))
         self.origin = list(range(len(graph.avals)))
         self.computed = bytearray(len(graph.avals))
 
@@ -36,7 +36,7 @@ class _Folds:
         if self._moves(node):
             for source, out in movements(node):
                 self.origin[out] = self.origin[source]
-                self.folded[out] |= self.folded[source]
+                self.combined[out] |= self.combined[source]
         elif node.role is Role.CONTRACT:
             for out in node.outs:
                 self.computed[out] = 1
@@ -49,8 +49,8 @@ class _Folds:
     def backward(self, node: Node) -> None:
         """Marks what a marked value is made of by movement, and by arithmetic on it alone."""
         if self._moves(node):
-            self.mark(source for source, out in movements(node) if self.folded[out])
-        elif not any(self.folded[v] for v in node.outs):
+            self.mark(source for source, out in movements(node) if self.combined[out])
+        elif not any(self.combined[v] for v in node.outs):
             return
         elif node.role is Role.MERGE:
             self.mark(self._dense(node))
@@ -67,7 +67,7 @@ class _Folds:
 
     def _merge(self, node: Node) -> None:
         parts = self._dense(node)
-        if parts and all(self.folded[v] for v in parts):
+        if parts and all(self.combined[v] for v in parts):
             self.mark(node.outs)
         if len(origins := {self.origin[v] for v in parts}) == 1:
             (self.origin[node.outs[0]],) = origins
@@ -76,12 +76,12 @@ class _Folds:
         parts = self._dense(node)
         if len(parts) < 2 and not self._is_by_number(node, parts):
             return
-        if all(self.folded[v] for v in parts):
+        if all(self.combined[v] for v in parts):
             self.mark(node.outs)
         elif node.role is Role.ELEMENTWISE and self._are_moved_from_one(parts):
             self.mark(node.outs)
             for value in parts:
-                self.folded[value] = 1
+                self.combined[value] = 1
             self.mark([self.origin[parts[0]]])
 
     def _scale(self, node: Node) -> None:
@@ -100,32 +100,32 @@ class _Folds:
         return len(parts) == 1 and all(v in parts or sizes[v] == 1 for v in node.ins)
 
     def _dense(self, node: Node) -> list[int]:
-        return [v for v in dict.fromkeys(node.ins) if self.facts.dense[v]]
+        return [v for v in dict.fromkeys(node.ins) if self.provenance.dense[v]]
 
     def mark(self, values: Iterable[int]) -> None:
         """Marks values, but no results of Compute: rounding these is what the policy asks for."""
         for value in values:
             if not self.computed[self.origin[value]]:
-                self.folded[value] = 1
+                self.combined[value] = 1
 
 
-def find_folds(graph: Graph, facts: Facts, met: Iterable[int] = ()) -> bytearray:
+def find_self_combined(graph: Graph, provenance: Provenance, also: Iterable[int] = ()) -> bytearray:
     """Marks what is combined with itself, what it is made of, and what comes of it by more of that.
 
     A direct result of Compute is not marked: that it is rounded is what the policy asks for.
 
     Args:
       graph: the program.
-      facts: what is known of its values.
-      met: what meets itself by a longer way: see offsets.py.
+      provenance: what is known of its values.
+      also: what meets itself by a longer way: see offsets.py.
     """
-    folds = _Folds(graph, facts)
+    sweep = _SelfCombination(graph, provenance)
     for node in graph.nodes:
-        folds.forward(node)
-    folds.mark(met)
-    if any(folds.folded):
+        sweep.forward(node)
+    sweep.mark(also)
+    if any(sweep.combined):
         for node in reversed(graph.nodes):
-            folds.backward(node)
+            sweep.backward(node)
         for node in graph.nodes:
-            folds.forward(node)
-    return folds.folded
+            sweep.forward(node)
+    return sweep.combined

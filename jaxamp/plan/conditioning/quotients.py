@@ -6,23 +6,23 @@ by is made of the value itself, which is stored however large it is.
 
 from __future__ import annotations
 
-from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Facts
+from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.graph.consumers import descendants, is_movement
 from jaxamp.plan.graph.graph import Graph, Node, Role
 
 _FUSED = (Role.ELEMENTWISE, Role.MOVE, Role.REDUCE, Role.MERGE)
 
 
-def is_of_quotient(graph: Graph, facts: Facts, value: int) -> bool:
+def is_in_quotient(graph: Graph, provenance: Provenance, value: int) -> bool:
     """Whether a value, or what it is moved to, and another are divided."""
-    readers = [r for v in descendants(graph, value, is_movement) for r in graph.uses[v]]
-    quotients = [r for r in readers if _is_quotient(facts, r)]
+    readers = [r for v in descendants(graph, value, is_movement) for r in graph.readers[v]]
+    quotients = [r for r in readers if _is_quotient(provenance, r)]
     if not quotients:
         return False
     made = set(descendants(graph, value, lambda node: node.role in _FUSED))
     return any(not made.issuperset(r.ins) for r in quotients)
 
 
-def _is_quotient(facts: Facts, node: Node) -> bool:
+def _is_quotient(provenance: Provenance, node: Node) -> bool:
     """Whether a node divides what is computed from activations by what is."""
-    return node.name == "div" and all(facts.bits[v] & (DENSE | STATISTIC) for v in node.ins)
+    return node.name == "div" and all(provenance.bits[v] & (DENSE | STATISTIC) for v in node.ins)

@@ -16,7 +16,7 @@ _SUMS = ("add", "sub")
 _SCALES = ("mul", "div", "neg")
 
 
-def find_distant(graph: Graph) -> set[int]:
+def find_squared_distances(graph: Graph) -> set[int]:
     """Activations whose squared norms are added to their products, moved and scaled ones too."""
     if not _adds_squares(graph):
         return set()
@@ -30,8 +30,8 @@ def find_distant(graph: Graph) -> set[int]:
         elif node.role is Role.MOVE:
             for source, out in movements(node):
                 origin[out] = origin.get(source, source)
-                _hand_on(squares, source, out)
-                _hand_on(products, source, out)
+                _propagate(squares, source, out)
+                _propagate(products, source, out)
         elif is_square(node) or node.name == "reduce_sum":
             source = node.ins[0]
             own = _NONE if node.name == "reduce_sum" else frozenset((origin.get(source, source),))
@@ -54,10 +54,10 @@ def _adds_squares(graph: Graph) -> bool:
     squares = {node.outs[0] for node in made if is_square(node)}
     sums = (node.outs[0] for node in named.get("reduce_sum", ()) if node.ins[0] in squares)
     moved = (v for value in sums for v in descendants(graph, value, is_movement))
-    return any(reader.name in _SUMS for v in moved for reader in graph.uses[v])
+    return any(reader.name in _SUMS for v in moved for reader in graph.readers[v])
 
 
-def _hand_on(parts: _Parts, source: int, out: int) -> None:
+def _propagate(parts: _Parts, source: int, out: int) -> None:
     if source in parts:
         parts[out] = parts[source]
 

@@ -7,15 +7,15 @@ softmax that is nearly even, most of the large ones are.
 from __future__ import annotations
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.dataflow.uses import Demand
+from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 
 _AROUND = (Link.INIT, Link.BACK)
 
 
-def find_ordered(graph: Graph, demand: Demand) -> frozenset[int]:
+def find_topk_operands(graph: Graph, uses: Uses) -> frozenset[int]:
     """One sweep backward: where what is ordered comes from, if it is only moved."""
-    ordered = {node.ins[0] for node in graph.nodes if _picks(graph, demand, node)}
+    ordered = {node.ins[0] for node in graph.nodes if _is_topk(graph, uses, node)}
     for node in reversed(graph.nodes) if ordered else ():
         if node.role is Role.MOVE:
             ordered.update(source for source, out in movements(node) if out in ordered)
@@ -24,8 +24,8 @@ def find_ordered(graph: Graph, demand: Demand) -> frozenset[int]:
     return frozenset(ordered)
 
 
-def _picks(graph: Graph, demand: Demand, node: Node) -> bool:
+def _is_topk(graph: Graph, uses: Uses, node: Node) -> bool:
     """Whether a node puts all of an array in order, and something needs its places there."""
     if node.trait is not Trait.EXTREMUM:
         return False
-    return any(graph.kinds[v] in "iu" and demand.needed[v] for v in node.outs[1:])
+    return any(graph.kinds[v] in "iu" and uses.needed[v] for v in node.outs[1:])

@@ -13,14 +13,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxamp.plan.dataflow.provenance import Facts
+from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 
-Links = list[tuple[Node, int]]
+LinearPath = list[tuple[Node, int]]
 _Sums = tuple[int, ...]  # the last ones first
 _Key = tuple[Any, ...]
 
-_TURNS = 8  # fewer are like layers
+_ITERATIONS = 8  # fewer are like layers
 _MOST = 16  # sums that are remembered of each value
 _ADDS = ("add", "sub", "add_any")
 _SCALES = ("mul", "div")
@@ -42,36 +42,36 @@ def _is_product(node: Node) -> bool:
     return node.role is Role.CONTRACT and len(node.ins) > 1
 
 
-def find_recurrences(graph: Graph, facts: Facts) -> Links:
+def find_unrolled_recurrences(graph: Graph, provenance: Provenance) -> LinearPath:
     """Nodes by which a carried sum is made of the one before, and what of it they read."""
-    products = _Products(graph, facts)
+    products = _Products(graph, provenance)
     if not products.is_any_repeated():
         return []
-    turns = _Turns(graph, facts, products)
+    iterations = _Iterations(graph, provenance, products)
     for node in graph.nodes:
-        turns.enter(node)
-    return turns.links()
+        iterations.enter(node)
+    return iterations.linear_path()
 
 
 class _Products:
     """What is multiplied by the same array, in the same way.
 
     Attributes:
-      uses: how often an array is multiplied in one way.
+      counts: how often an array is multiplied in one way.
       layers: indices of the nodes that multiply an activation by an array of their own.
     """
 
-    def __init__(self, graph: Graph, facts: Facts) -> None:
+    def __init__(self, graph: Graph, provenance: Provenance) -> None:
         self.graph = graph
         self._origin: dict[int, int] = {}
-        self._ours: set[int] = set(graph.sources)
+        self._boundary: set[int] = set(graph.sources)
         self._parts: dict[_Key, int] = {}
         for node in graph.nodes:
             if node.role is Role.MOVE:
                 self._follow(node)
         contractions = [node for node in graph.nodes if _is_product(node)]
-        self.uses = Counter(key for node in contractions for _, key in self.of(node))
-        self.layers = [node.index for node in contractions if self._is_layer(facts, node)]
+        self.readers = Counter(key for node in contractions for _, key in self.of(node))
+        self.layers = [node.index for node in contractions if self._is_layer(provenance, node)]
 
     def of(self, node: Node) -> Iterable[tuple[int, _Key]]:
         """Each operand of a product, and by what and how it is multiplied."""
@@ -82,13 +82,13 @@ class _Products:
 
     def is_any_repeated(self) -> bool:
         """Whether any array is multiplied in many turns."""
-        return any(count >= _TURNS for count in self.uses.values())
+        return any(count >= _ITERATIONS for count in self.readers.values())
 
     def _follow(self, node: Node) -> None:
         """Notes what is moved from a boundary value; the same part, cut out again, is the same."""
         for source, out in movements(node):
-            if source in self._ours:
-                self._ours.add(out)
+            if source in self._boundary:
+                self._boundary.add(out)
             origin = self._origin.get(source, source)
             if self.graph.sizes[source] == self.graph.sizes[out]:
                 self._origin[out] = origin
@@ -97,16 +97,16 @@ class _Products:
                 place = origin, params["start_indices"], params["limit_indices"], params["strides"]
                 self._origin[out] = self._parts.setdefault(place, out)
 
-    def _is_layer(self, facts: Facts, node: Node) -> bool:
+    def _is_layer(self, provenance: Provenance, node: Node) -> bool:
         """Whether a boundary value, or a part of one, is multiplied here and nowhere else."""
         pairs = zip(self.of(node), reversed(node.ins[:2]), strict=True)
         return any(
-            by in self._ours and facts.dense[data] and self.uses[key] == 1
+            by in self._boundary and provenance.dense[data] and self.readers[key] == 1
             for (data, key), by in pairs
         )
 
 
-class _Turns:
+class _Iterations:
     """A sweep forward.
 
     Attributes:
@@ -116,8 +116,8 @@ class _Turns:
       before: the sums of the turn before, of each sum.
     """
 
-    def __init__(self, graph: Graph, facts: Facts, products: _Products) -> None:
-        self.graph, self.facts, self.products = graph, facts, products
+    def __init__(self, graph: Graph, provenance: Provenance, products: _Products) -> None:
+        self.graph, self.provenance, self.products = graph, provenance, products
         self.line: list[_Sums] = [()] * len(graph.avals)
         self.reach: list[_Sums] = [()] * len(graph.avals)
         self.maker: dict[int, int] = {}
@@ -128,7 +128,7 @@ class _Turns:
         """Finds what the results of a node are made of, and what a product reads again."""
         if _is_product(node):
             for data, key in self.products.of(node):
-                if self.products.uses[key] >= _TURNS:
+                if self.products.readers[key] >= _ITERATIONS:
                     self._read(node, self.reach[data], self.read.setdefault(key, {}))
         elif node.role is Role.MOVE:
             for source, out in movements(node):
@@ -142,24 +142,30 @@ class _Turns:
                 self.line[out], self.reach[out], self.maker[out] = line, reach, node.index
 
     def _is_sum(self, node: Node) -> bool:
-        dense = {v for v in node.ins if self.facts.dense[v]}
+        dense = {v for v in node.ins if self.provenance.dense[v]}
         return node.name in _ADDS and len(dense) > 1
 
     def _read(self, node: Node, reach: _Sums, read: dict[int, tuple[int, int]]) -> None:
         for root in reach:
             if root in read:
                 continue
-            before = [r for r in self.line[root] if r in read and self._is_turn(r, read[r], root)]
-            turns = max((read[r][0] for r in before), default=0)
-            self.before.setdefault(root, set()).update(r for r in before if read[r][0] == turns)
-            read[root] = turns + 1, node.index
+            before = [
+                r
+                for r in self.line[root]
+                if r in read and self._is_next_iteration(r, read[r], root)
+            ]
+            iterations = max((read[r][0] for r in before), default=0)
+            self.before.setdefault(root, set()).update(
+                r for r in before if read[r][0] == iterations
+            )
+            read[root] = iterations + 1, node.index
 
-    def _is_turn(self, first: int, read: tuple[int, int], then: int) -> bool:
+    def _is_next_iteration(self, first: int, read: tuple[int, int], then: int) -> bool:
         """Whether one sum was read before another was made, and no layer is in between."""
         layers, made = self.products.layers, self.maker[then]
         return read[1] < made and bisect(layers, made) == bisect(layers, self.maker[first])
 
-    def links(self) -> Links:
+    def linear_path(self) -> LinearPath:
         """What leads from turn to turn, in recurrences of many turns."""
         carried = self._carried()
         if not carried:
@@ -178,9 +184,11 @@ class _Turns:
         """The sums of recurrences of many turns; what only a turn's own products read is none."""
         carried, pending = set[int](), list[int]()
         for read in self.read.values():
-            most = max((turns for turns, _ in read.values()), default=0)
-            carried.update(r for r, (turns, _) in read.items() if turns == most >= _TURNS)
-            pending += [r for r, (turns, _) in read.items() if turns >= _TURNS]
+            most = max((iterations for iterations, _ in read.values()), default=0)
+            carried.update(
+                r for r, (iterations, _) in read.items() if iterations == most >= _ITERATIONS
+            )
+            pending += [r for r, (iterations, _) in read.items() if iterations >= _ITERATIONS]
         for root in pending:
             new = self.before[root] - carried
             carried |= new

@@ -9,52 +9,57 @@ from jax import lax
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.plan.dataflow.exact import factor
-from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, WIDENED, Facts
+from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, WIDENED, Provenance
 from jaxamp.plan.dataflow.uses import EXACTING, FRAGILE
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.policy.policy import PrecisionPolicy
 
 
-class Pin(NamedTuple):
+class Constraint(NamedTuple):
     """A ground for staying in f32."""
 
     reason: str
     guard: Guard | None
 
 
-def pin_contraction(
-    graph: Graph, facts: Facts, uses: int, policy: PrecisionPolicy, node: Node, low: Precision
-) -> Pin | None:
-    """Why a Compute node has to stay in f32, if it has to; `uses` are flags of its results."""
+def constrain_contraction(
+    graph: Graph,
+    provenance: Provenance,
+    flags: int,
+    policy: PrecisionPolicy,
+    node: Node,
+    low: Precision,
+) -> Constraint | None:
+    """Why a Compute node has to stay in f32, if it has to; `flags` are flags of its results."""
     guards = policy.guards
     floats = [v for v in node.ins if graph.kinds[v] not in "iub"]
-    if not all(graph.ours[v] for v in (*floats, *node.outs)):
-        return Pin("an operand is not float32: left as it was written", None)
+    if not all(graph.is_float32[v] for v in (*floats, *node.outs)):
+        return Constraint("an operand is not float32: left as it was written", None)
     if asks_precision(node):
-        return Pin("an explicit precision was asked for", None)
-    known = union(facts.bits, floats)
+        return Constraint("an explicit precision was asked for", None)
+    known = union(provenance.bits, floats)
     if known & WIDENED:
-        return Pin("an operand was cast to f32 explicitly", None)
-    if Guard.LOOP_CARRY in guards and uses & EXACTING:
-        return Pin("decides when a loop stops", Guard.LOOP_CARRY)
+        return Constraint("an operand was cast to f32 explicitly", None)
+    if Guard.LOOP_CARRY in guards and flags & EXACTING:
+        return Constraint("decides when a loop stops", Guard.LOOP_CARRY)
     if Guard.NO_KERNEL in guards:
-        if uses & FRAGILE:
-            return Pin("feeds a factorisation", Guard.NO_KERNEL)
+        if flags & FRAGILE:
+            return Constraint("feeds a factorisation", Guard.NO_KERNEL)
         if known & SOLVED:
-            return Pin("reads the result of a factorisation", Guard.NO_KERNEL)
+            return Constraint("reads the result of a factorisation", Guard.NO_KERNEL)
     if Guard.RANGE in guards and known & LARGE:
-        return Pin(f"a constant is beyond {low.short}", Guard.RANGE)
+        return Constraint(f"a constant is beyond {low.short}", Guard.RANGE)
     if Guard.RANGE in guards and any(_is_beyond(graph, v, low) for v in floats):
-        return Pin(f"known numbers are beyond {low.short}", Guard.RANGE)
+        return Constraint(f"known numbers are beyond {low.short}", Guard.RANGE)
     if Guard.RANGE in guards and any(_outgrows(graph, v, low) for v in node.outs):
-        return Pin(f"is multiplied beyond {low.short}, and so is its cotangent", Guard.RANGE)
-    if Guard.EXACT_INTEGER in guards and any(is_inexact(facts, v, low) for v in floats):
-        return Pin(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
+        return Constraint(f"is multiplied beyond {low.short}, and so is its cotangent", Guard.RANGE)
+    if Guard.EXACT_INTEGER in guards and any(is_inexact(provenance, v, low) for v in floats):
+        return Constraint(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
     if Guard.NO_GAIN in guards and _free_axes(graph, node) == 0:
-        return Pin("an inner product is a reduction", Guard.NO_GAIN)
+        return Constraint("an inner product is a reduction", Guard.NO_GAIN)
     if Guard.NO_GAIN in guards and _contracts_nothing(node):
-        return Pin("an outer product is elementwise", Guard.NO_GAIN)
+        return Constraint("an outer product is elementwise", Guard.NO_GAIN)
     return None
 
 
@@ -84,14 +89,14 @@ def _contracts_nothing(node: Node) -> bool:
 
 def _outgrows(graph: Graph, value: int, low: Precision) -> bool:
     """Whether some reader multiplies a value by a number that a format cannot hold."""
-    factors = [factor(graph, value, reader) for reader in graph.uses[value]]
+    factors = [factor(graph, value, reader) for reader in graph.readers[value]]
     return any(f is not None and _is_out_of(low, f) for f in factors)
 
 
 def _is_beyond(graph: Graph, value: int, low: Precision) -> bool:
     """Whether a format cannot hold a value that is made of known numbers."""
-    span = graph.spans.get(value)
-    return span is not None and any(_is_out_of(low, end) for end in span)
+    interval = graph.intervals.get(value)
+    return interval is not None and any(_is_out_of(low, end) for end in interval)
 
 
 def _is_out_of(low: Precision, number: float) -> bool:
@@ -99,7 +104,7 @@ def _is_out_of(low: Precision, number: float) -> bool:
     return low.max < abs(number) < float("inf")
 
 
-def is_inexact(facts: Facts, value: int, low: Precision) -> bool:
+def is_inexact(provenance: Provenance, value: int, low: Precision) -> bool:
     """Whether a value is of whole numbers that a format does not hold."""
-    bound = facts.bound[value]
+    bound = provenance.bound[value]
     return bound is not None and bound > 2**low.mantissa_bits

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.dataflow.regions import Interior
+from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
 
@@ -22,11 +22,11 @@ class Exact:
 
     Args:
       graph: the program.
-      interior: what is fused.
+      regions: what is fused.
     """
 
-    def __init__(self, graph: Graph, interior: Interior) -> None:
-        self.graph, self.interior = graph, interior
+    def __init__(self, graph: Graph, regions: FusionRegions) -> None:
+        self.graph, self.regions = graph, regions
         self._moved_from = {
             out: source
             for node in graph.nodes
@@ -35,7 +35,9 @@ class Exact:
         }
         self._taken = graph.outputs | graph.onward | graph.ruled
 
-    def unwidened(self, node: Node, stored: Sequence[Precision | None], low: Precision) -> set[int]:
+    def narrow_values(
+        self, node: Node, stored: Sequence[Precision | None], low: Precision
+    ) -> set[int]:
         """What is narrow around a node, if that costs no accuracy; else nothing.
 
         Args:
@@ -49,7 +51,7 @@ class Exact:
         graph = self.graph
         read: set[int] = set()
         for value in node.ins:
-            if not graph.ours[value] or fits(graph.constants.get(value), low):
+            if not graph.is_float32[value] or fits(graph.constants.get(value), low):
                 continue
             if stored[value] is not low or not _is_exact(graph, value, node, low):
                 return set()
@@ -57,7 +59,7 @@ class Exact:
             if not path:
                 return set()
             read.update(path)
-        is_far = any(self.interior.is_far(v, r) for v in node.outs for r in graph.uses[v])
+        is_far = any(self.regions.is_far(v, r) for v in node.outs for r in graph.readers[v])
         return {*read, *node.outs} if read and not is_far else set()
 
     def _read_once(self, value: int) -> list[int]:
@@ -67,7 +69,7 @@ class Exact:
         """
         graph, path = self.graph, []
         while True:
-            if len(graph.uses[value]) != 1 or value in self._taken:
+            if len(graph.readers[value]) != 1 or value in self._taken:
                 return []
             path.append(value)
             source = self._moved_from.get(value)

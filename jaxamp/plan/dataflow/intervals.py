@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
-Span = tuple[float, float]
+Interval = tuple[float, float]
 
 _CURVES: Mapping[str, Callable[[float], float]] = {
     "neg": lambda x: -x,
@@ -38,9 +38,9 @@ _PAIRS: Mapping[str, Callable[[float, float], float]] = {
 }
 
 
-def find_spans(graph: Graph) -> dict[int, Span]:
+def find_intervals(graph: Graph) -> dict[int, Interval]:
     """The span of what is made of literals and counts; loops hand none on."""
-    spans: dict[int, Span] = {
+    intervals: dict[int, Interval] = {
         v: (number, number) for v, number in graph.constants.items() if v not in graph.sources
     }
     with np.errstate(all="ignore"):
@@ -48,27 +48,27 @@ def find_spans(graph: Graph) -> dict[int, Span]:
             if node.name == "iota":
                 size = graph.avals[node.outs[0]].shape[node.eqn.params["dimension"]]
                 if isinstance(size, int):
-                    spans[node.outs[0]] = 0.0, float(max(size - 1, 0))
-            elif node.ins and node.ins[-1] in spans:
-                _enter(spans, node)
-    return spans
+                    intervals[node.outs[0]] = 0.0, float(max(size - 1, 0))
+            elif node.ins and node.ins[-1] in intervals:
+                _enter(intervals, node)
+    return intervals
 
 
-def _enter(spans: dict[int, Span], node: Node) -> None:
+def _enter(intervals: dict[int, Interval], node: Node) -> None:
     if node.role is Role.MOVE or node.role is Role.CONVERT:
-        found = {out: spans[v] for v, out in movements(node) if v in spans}
-        spans.update(found)
+        found = {out: intervals[v] for v, out in movements(node) if v in intervals}
+        intervals.update(found)
         return
     chosen = node.ins[1:] if node.name == "select_n" else node.ins
-    known = [spans[v] for v in chosen if v in spans]
+    known = [intervals[v] for v in chosen if v in intervals]
     if len(known) < len(chosen) or len(node.outs) != 1:
         return
-    span = _union(known) if node.role is Role.MERGE else _of(node, known)
-    if span is not None and not any(map(math.isnan, span)):
-        spans[node.outs[0]] = span
+    interval = _union(known) if node.role is Role.MERGE else _of(node, known)
+    if interval is not None and not any(map(math.isnan, interval)):
+        intervals[node.outs[0]] = interval
 
 
-def _of(node: Node, known: Sequence[Span]) -> Span | None:
+def _of(node: Node, known: Sequence[Interval]) -> Interval | None:
     if node.name == "select_n":
         return _union(known)
     if node.name == "abs":
@@ -82,15 +82,15 @@ def _of(node: Node, known: Sequence[Span]) -> Span | None:
     return _around(float(pair(np.float64(x), np.float64(y))) for x in known[0] for y in known[1])
 
 
-def _is_apart(node: Node, known: Sequence[Span]) -> bool:
+def _is_apart(node: Node, known: Sequence[Interval]) -> bool:
     """Whether a divisor or a base is positive."""
     return known[1 if node.name == "div" else 0][0] > 0
 
 
-def _around(numbers: Iterable[float]) -> Span:
+def _around(numbers: Iterable[float]) -> Interval:
     ends = list(numbers)
     return min(ends), max(ends)
 
 
-def _union(known: Sequence[Span]) -> Span:
+def _union(known: Sequence[Interval]) -> Interval:
     return min(low for low, _ in known), max(high for _, high in known)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from jaxamp.plan.dataflow.fusible import is_fused_call
-from jaxamp.plan.dataflow.regions import Interior
+from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.graph.graph import Frame, Nest, nodes_of
 
 
-def find_crossing(frame: Frame, interior: Interior) -> frozenset[int]:
+def find_crossing_values(frame: Frame, regions: FusionRegions) -> frozenset[int]:
     """The values that cross from one jaxpr to another.
 
     A call that holds no kernel is fused with what is around it, and so counts as part of that.
 
     Args:
       frame: the outermost jaxpr.
-      interior: which nodes are kernels.
+      regions: which nodes are kernels.
     """
-    crossing = _Crossing(interior)
+    crossing = _Crossing(regions)
     crossing.visit(frame, frame)
     return frozenset(crossing.found)
 
@@ -24,8 +24,8 @@ def find_crossing(frame: Frame, interior: Interior) -> frozenset[int]:
 class _Crossing:
     """A walk over all jaxprs; a function that calls itself would hold them in a cycle."""
 
-    def __init__(self, interior: Interior) -> None:
-        self.interior = interior
+    def __init__(self, regions: FusionRegions) -> None:
+        self.regions = regions
         self.made: dict[int, Frame] = {}
         self.found: set[int] = set()
 
@@ -44,4 +44,4 @@ class _Crossing:
                 self.made[value] = home
 
     def _holds_kernel(self, nest: Nest) -> bool:
-        return any(self.interior.kernels[node.index] for node in nodes_of(nest))
+        return any(self.regions.kernels[node.index] for node in nodes_of(nest))

@@ -10,26 +10,26 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jaxamp.plan.dataflow.provenance import Facts
+from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Graph, Node, is_smaller
 
 
-def picks(graph: Graph, facts: Facts, node: Node) -> bool:
+def is_label_gather(graph: Graph, provenance: Provenance, node: Node) -> bool:
     """Whether a node looks up single numbers of an activation, and leaves more than it takes."""
     if node.name != "gather" or set(node.eqn.params["slice_sizes"]) != {1}:
         return False
     table, (found,) = node.ins[0], node.outs
-    return bool(facts.dense[table]) and _is_half(graph.sizes[found], graph.sizes[table])
+    return bool(provenance.dense[table]) and _is_half(graph.sizes[found], graph.sizes[table])
 
 
-def spreads(graph: Graph, node: Node) -> bool:
+def is_label_scatter(graph: Graph, node: Node) -> bool:
     """Whether a node puts a few numbers into zeros, as the backward pass of such a lookup does."""
     if node.name != "scatter-add" or graph.constants.get(node.ins[0]) != 0:
         return False
     return _is_half(graph.sizes[node.ins[2]], graph.sizes[node.outs[0]])
 
 
-def takes_all(graph: Graph, node: Node) -> bool:
+def gathers_whole_table(graph: Graph, node: Node) -> bool:
     """Whether a lookup takes the whole table as one slice, as `found[:, 0]` does of one column."""
     if node.name != "gather":
         return False

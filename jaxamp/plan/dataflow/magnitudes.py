@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.dataflow.provenance import Facts
+from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.graph.sweeps import forward
 
 # What is sure of a value. A result has it only if that follows from all operands.
 NONNEGATIVE = 1
-AWAY = 2  # away from zero: no rounding makes it zero
-MASKS_NAN = 4  # a mask, true where a number is NaN; what it chooses elsewhere is what counts
+NONZERO = 2  # away from zero: no rounding makes it zero
+IS_NAN_MASK = 4  # a mask, true where a number is NaN; what it chooses elsewhere is what counts
 # What a value may be. One operand is enough for a result to be so, too.
-DECAYING = 8  # may be so small that it is zero in float16: an exponential, a product of many
-STEEP = 16  # is divided by something decaying, and may be beyond float16
+MAY_UNDERFLOW = 8  # may be so small that it is zero in float16: an exponential, a product of many
+MAY_OVERFLOW = 16  # is divided by something decaying, and may be beyond float16
 
-_SURE, _MAYBE = NONNEGATIVE | AWAY, DECAYING | STEEP
+_SURE, _MAYBE = NONNEGATIVE | NONZERO, MAY_UNDERFLOW | MAY_OVERFLOW
 
 # The least magnitude that counts as away from zero: neither it nor its reciprocal leaves float16.
 _FAR = 2**-8
@@ -33,38 +33,42 @@ _DECAYING = ("exp", "exp2", "logistic", "erfc", "cumprod", "reduce_prod")
 # Which sure flags a result keeps, if all operands have them.
 _KEPT = {
     **dict.fromkeys(("mul", "div", "log1p", "expm1"), NONNEGATIVE),
-    **dict.fromkeys(("sqrt", "min", "clamp", "copy", "stop_gradient"), NONNEGATIVE | AWAY),
+    **dict.fromkeys(("sqrt", "min", "clamp", "copy", "stop_gradient"), NONNEGATIVE | NONZERO),
 }
 _ALGEBRAIC = (Trait.EXACT, Trait.ROUNDED, Trait.SUM)
 _ROOTS = ("sqrt", "square", "cbrt")
 _JOINING = (Link.INVARIANT, Link.SLICE, Link.JOIN, Link.STACK)
 
 
-def find_magnitudes(graph: Graph, facts: Facts) -> bytearray:
+def find_magnitudes(graph: Graph, provenance: Provenance) -> bytearray:
     """The flags of each value. Sweeps forward until nothing changes.
 
     What a loop carries keeps only what it may be: nothing is sure of it.
     """
     bits = bytearray(len(graph.avals))
     for value, number in graph.constants.items():
-        bits[value] = (number >= 0) * NONNEGATIVE | (number >= _FAR) * AWAY
+        bits[value] = (number >= 0) * NONNEGATIVE | (number >= _FAR) * NONZERO
     for node in forward(graph, bits):
-        _enter(graph, facts, bits, node)
+        _enter(graph, provenance, bits, node)
     return bits
 
 
-def _enter(graph: Graph, facts: Facts, bits: bytearray, node: Node) -> None:
+def _enter(graph: Graph, provenance: Provenance, bits: bytearray, node: Node) -> None:
     if node.role is Role.MOVE:
         for source, out in movements(node):
             bits[out] = bits[source]
     elif node.role is Role.MERGE or node.role is Role.LINK:
-        floats = [v for v in node.ins if graph.ours[v]]
+        floats = [v for v in node.ins if graph.is_float32[v]]
         sure = _shared(bits, floats) if node.link in (None, *_JOINING) else 0
         bits[node.outs[0]] |= sure | union(bits, floats) & _MAYBE
     elif node.role is Role.ELEMENTWISE or node.role is Role.REDUCE:
-        sure = _sure(bits, node) if node.role is Role.ELEMENTWISE else _of_fold(graph, bits, node)
+        sure = (
+            _sure(bits, node)
+            if node.role is Role.ELEMENTWISE
+            else _sure_of_reduction(graph, bits, node)
+        )
         for out in node.outs:
-            maybe = _maybe(bits, node) if facts.dense[out] and not sure & AWAY else 0
+            maybe = _maybe(bits, node) if provenance.dense[out] and not sure & NONZERO else 0
             bits[out] |= sure | maybe
 
 
@@ -77,17 +81,17 @@ def _sure(bits: bytearray, node: Node) -> int:
     if node.name == "mul" and node.ins[0] == node.ins[1]:
         return NONNEGATIVE
     if node.name == "ne":
-        return (node.ins[0] == node.ins[1]) * MASKS_NAN
+        return (node.ins[0] == node.ins[1]) * IS_NAN_MASK
     if node.name == "select_n":
-        return _shared(bits, node.ins[1:2] if known[0] & MASKS_NAN else node.ins[1:])
+        return _shared(bits, node.ins[1:2] if known[0] & IS_NAN_MASK else node.ins[1:])
     if node.name == "integer_pow":
         power = node.eqn.params["y"]
         return known[0] & (_SURE if power > 0 else NONNEGATIVE) | (power % 2 == 0) * NONNEGATIVE
     return shared & _KEPT.get(node.name, 0) | (node.name in _NEVER_NEGATIVE) * NONNEGATIVE
 
 
-def _of_fold(graph: Graph, bits: bytearray, node: Node) -> int:
-    shared = _shared(bits, [v for v in node.ins if graph.ours[v]])
+def _sure_of_reduction(graph: Graph, bits: bytearray, node: Node) -> int:
+    shared = _shared(bits, [v for v in node.ins if graph.is_float32[v]])
     if node.trait is Trait.EXTREMUM:
         return shared
     adds = node.trait in (Trait.SUM, Trait.PREFIX) and node.name != "scatter-sub"
@@ -96,12 +100,14 @@ def _of_fold(graph: Graph, bits: bytearray, node: Node) -> int:
 
 def _maybe(bits: bytearray, node: Node) -> int:
     if node.name in _DECAYING:
-        return DECAYING
+        return MAY_UNDERFLOW
     if node.name == "div":
-        steep = bits[node.ins[1]] & DECAYING and STEEP
-        return bits[node.ins[0]] & _MAYBE | steep
+        overflow = bits[node.ins[1]] & MAY_UNDERFLOW and MAY_OVERFLOW
+        return bits[node.ins[0]] & _MAYBE | overflow
     if node.name == "integer_pow":
-        return (bits[node.ins[0]] & DECAYING and STEEP) if node.eqn.params["y"] < 0 else 0
+        return (
+            (bits[node.ins[0]] & MAY_UNDERFLOW and MAY_OVERFLOW) if node.eqn.params["y"] < 0 else 0
+        )
     keeps = node.trait in (*_ALGEBRAIC, Trait.PREFIX, Trait.EXTREMUM) or node.name in _ROOTS
     return union(bits, node.ins) & _MAYBE if keeps else 0
 

@@ -43,7 +43,7 @@ LARGE = 64  # may hold a constant that the narrow format turns into infinity
 TINY = 128  # rests on a constant that the narrow format turns into zero
 
 
-class Facts:
+class Provenance:
     """Facts per value.
 
     Attributes:
@@ -63,7 +63,7 @@ class Facts:
         self.large = column(bits, LARGE)
 
 
-def find_facts(graph: Graph, limits: Range) -> Facts:
+def find_provenance(graph: Graph, limits: Range) -> Provenance:
     """Sweeps forward until nothing changes; more than once only where a loop feeds back."""
     bits = bytearray(len(graph.avals))
     bound: Bounds = [None] * len(graph.avals)
@@ -72,17 +72,17 @@ def find_facts(graph: Graph, limits: Range) -> Facts:
         if math.isfinite(number) and number == int(number):
             bound[value] = abs(number)
     for value in graph.sources:
-        bits[value] |= graph.ours[value] * STATE
+        bits[value] |= graph.is_float32[value] * STATE
         bound[value] = _bound_of_dtype(graph, value)
     for carry in graph.carries:
-        if carry.kept and graph.ours[carry.inner]:
+        if carry.keeps_dtype and graph.is_float32[carry.inner]:
             bits[carry.inner] |= STATE
             bits[carry.result] |= STATE
     for value in graph.activations:
-        bits[value] |= graph.ours[value] * DENSE
+        bits[value] |= graph.is_float32[value] * DENSE
     for node in forward(graph, bits):
         _TRANSFER[node.role](graph, bits, bound, node)
-    return Facts(bits, bound)
+    return Provenance(bits, bound)
 
 
 def _bound_of_dtype(graph: Graph, value: int) -> float | None:
@@ -104,7 +104,7 @@ def _contract(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
     whole = None not in [bound[i] for i in node.ins]
     large = union(bits, node.ins) & LARGE
     for out in node.outs:
-        bits[out] |= large | graph.ours[out] * DENSE
+        bits[out] |= large | graph.is_float32[out] * DENSE
         bound[out] = UNBOUNDED if whole else None
 
 
@@ -120,7 +120,7 @@ def _reduce(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
         found = bits[out] & ~(DENSE | STATISTIC) | arriving & (LARGE | TINY | SOLVED)
         if not keeps_axes:
             found |= STATISTIC
-        elif graph.ours[out]:
+        elif graph.is_float32[out]:
             found |= folded & DENSE
         bits[out] = found
         bound[out] = within if picks or within is None else UNBOUNDED
@@ -215,7 +215,7 @@ def _move(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
 
 
 def _merge(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
-    floats = [i for i in node.ins if graph.ours[i]] or node.ins[:1]
+    floats = [i for i in node.ins if graph.is_float32[i]] or node.ins[:1]
     (out,) = node.outs
     bits[out] |= union(bits, node.ins) & (STATE | DENSE | SOLVED | LARGE)
     bound[out] = _join_bounds(bound, floats)
@@ -228,7 +228,7 @@ def _convert(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
         bound[out] = _bound_of_dtype(graph, out)
     dtype = graph.avals[source].dtype
     # ml_dtypes' formats have kind "V" to numpy.
-    if graph.ours[out] and dtype.itemsize < 4 and dtype.kind in "fV":
+    if graph.is_float32[out] and dtype.itemsize < 4 and dtype.kind in "fV":
         bits[out] |= WIDENED
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.jaxprs.relu_masks import SIGNS
-from jaxamp.plan.dataflow.repeated_gathers import repeats
+from jaxamp.plan.dataflow.repeated_gathers import is_repeated_gather
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)
@@ -28,7 +28,7 @@ _NEVER = 1 << 60  # a depth that nothing has
 
 
 @dataclass(slots=True, eq=False)
-class Interior:
+class FusionRegions:
     """What is fused.
 
     Attributes:
@@ -39,9 +39,9 @@ class Interior:
       fused: whether a value stays in f32 for the readers of its own depth.
       joined: whether a value is made of several stored activations.
       copied: values that are stored narrow for far readers, while those near read them in f32.
-      powers: exponentials of the distance of a copied value to another.
-      rectified: what is cut off at zero.
-      biased: sums of a convolution and a bias that are stored; see biases.py.
+      exponentials: exponentials of the distance of a copied value to another.
+      relu_outputs: what is cut off at zero.
+      bias_sums: sums of a convolution and a bias that are stored; see biases.py.
     """
 
     depth: list[int]
@@ -50,13 +50,13 @@ class Interior:
     fused: bytearray
     joined: bytearray
     copied: set[int] = field(default_factory=set)
-    powers: set[int] = field(default_factory=set)
-    rectified: set[int] = field(default_factory=set)
-    biased: set[int] = field(default_factory=set)
+    exponentials: set[int] = field(default_factory=set)
+    relu_outputs: set[int] = field(default_factory=set)
+    bias_sums: set[int] = field(default_factory=set)
 
     def reads_sign(self, graph: Graph, reader: Node) -> bool:
         """Whether a node compares what is cut off at zero with zero: any format will do."""
-        if reader.name not in SIGNS or reader.ins[0] not in self.rectified:
+        if reader.name not in SIGNS or reader.ins[0] not in self.relu_outputs:
             return False
         return graph.constants.get(reader.ins[1]) == 0
 
@@ -69,18 +69,18 @@ class Interior:
         return self.ready[reader.index] > self.depth[value]
 
 
-def find_interior(graph: Graph) -> Interior:
+def find_regions(graph: Graph) -> FusionRegions:
     """Looks backward for what all near readers take in f32."""
     depth = [int(value in graph.later) for value in range(len(graph.avals))]
     fused, joined = bytearray(len(graph.avals)), bytearray(len(graph.avals))
-    interior = Interior(depth, [], bytearray(len(graph.nodes)), fused, joined)
-    _find_depths(graph, interior)
+    regions = FusionRegions(depth, [], bytearray(len(graph.nodes)), fused, joined)
+    _find_depths(graph, regions)
     for node in reversed(graph.nodes):
-        is_fold = node.role is Role.REDUCE and not picks_in_windows(graph, node)
+        is_fold = node.role is Role.REDUCE and not selects_in_windows(graph, node)
         if node.role in ARITHMETIC or is_fold:
             for value in node.outs:
-                interior.fused[value] = graph.ours[value] and _is_fused(graph, interior, value)
-    return interior
+                regions.fused[value] = graph.is_float32[value] and _is_fused(graph, regions, value)
+    return regions
 
 
 def is_window(graph: Graph, node: Node) -> bool:
@@ -90,12 +90,12 @@ def is_window(graph: Graph, node: Node) -> bool:
     return graph.avals[node.outs[0]].ndim == graph.avals[node.ins[0]].ndim
 
 
-def picks_in_windows(graph: Graph, node: Node) -> bool:
+def selects_in_windows(graph: Graph, node: Node) -> bool:
     """Whether a kernel picks some of the numbers that are stored, or adds to the places of those.
 
     The largest of rounded numbers is a rounded number: it is stored as they are.
     """
-    return is_window(graph, node) and (node.trait is Trait.EXTREMUM or scatters(node))
+    return is_window(graph, node) and (node.trait is Trait.EXTREMUM or is_pooling_gradient(node))
 
 
 def combines_masks(graph: Graph, node: Node) -> bool:
@@ -103,23 +103,23 @@ def combines_masks(graph: Graph, node: Node) -> bool:
     return node.name in _LOGIC and graph.kinds[node.outs[0]] == "b"
 
 
-def scatters(node: Node) -> bool:
+def is_pooling_gradient(node: Node) -> bool:
     """Whether a reduction adds a few values to places in memory, fused with no reader."""
     return node.name == "select_and_scatter_add"
 
 
-def folds_rows(graph: Graph, node: Node) -> bool:
+def reduces_rows(graph: Graph, node: Node) -> bool:
     """Whether only the minor axis is folded."""
     rank = graph.avals[node.ins[0]].ndim
     return rank > 1 and tuple(node.eqn.params.get("axes", ())) == (rank - 1,)
 
 
-def _find_depths(graph: Graph, interior: Interior) -> None:
-    depth, ready, kernels = interior.depth, interior.ready, interior.kernels
-    repeated = {node for node in graph.named.get("gather", ()) if repeats(graph, node)}
+def _find_depths(graph: Graph, regions: FusionRegions) -> None:
+    depth, ready, kernels = regions.depth, regions.ready, regions.kernels
+    repeated = {node for node in graph.named.get("gather", ()) if is_repeated_gather(graph, node)}
     for node in graph.named.get("max", ()):
         if any(graph.constants.get(v) == 0 for v in node.ins):
-            interior.rectified.update(node.outs)
+            regions.relu_outputs.update(node.outs)
     for node in graph.nodes:
         role = node.role
         is_repeated = node in repeated
@@ -127,7 +127,7 @@ def _find_depths(graph: Graph, interior: Interior) -> None:
         kernels[node.index] = is_kernel = is_alone or is_repeated or is_window(graph, node)
         reached = max([depth[v] for v in node.ins], default=0)
         # A sum of many takes f32: what it adds up may cancel.
-        picks = picks_in_windows(graph, node)
+        picks = selects_in_windows(graph, node)
         takes_stored = picks or is_repeated or role is Role.LINK or role is Role.CONTRACT
         ready.append(_NEVER if takes_stored else reached)
         if node.ins and node.link is not Link.BACK:
@@ -135,12 +135,12 @@ def _find_depths(graph: Graph, interior: Interior) -> None:
                 depth[value] = reached + is_kernel
 
 
-def _is_fused(graph: Graph, interior: Interior, value: int) -> bool:
+def _is_fused(graph: Graph, regions: FusionRegions, value: int) -> bool:
     """Whether every near reader can be fused with what makes the value."""
     if value in graph.outputs or value in graph.onward:
         return False
-    readers = graph.uses[value]
-    near = [r for r in readers if not (interior.is_far(value, r) or interior.reads_sign(graph, r))]
+    readers = graph.readers[value]
+    near = [r for r in readers if not (regions.is_far(value, r) or regions.reads_sign(graph, r))]
     if not near:  # cheaper to compute again than to store and read
-        return bool(readers) and not any(interior.kernels[r.index] for r in readers)
+        return bool(readers) and not any(regions.kernels[r.index] for r in readers)
     return all(r.role in _FREE_READERS for r in near)

@@ -10,23 +10,23 @@ a cotangent is masked while it is narrow: so it is stored, rather than the mask 
 
 from __future__ import annotations
 
-from jaxamp.plan.dataflow.regions import Interior
+from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.graph.graph import Graph
 
 
-def find_signed(graph: Graph, interior: Interior) -> set[int]:
+def find_relu_signs(graph: Graph, regions: FusionRegions) -> set[int]:
     """Values that are cut off at zero and go on to Compute, and are read for their sign alone."""
     return {
         value
-        for value in graph.onward & interior.rectified
-        if graph.uses[value] and all(interior.reads_sign(graph, r) for r in graph.uses[value])
+        for value in graph.onward & regions.relu_outputs
+        if graph.readers[value] and all(regions.reads_sign(graph, r) for r in graph.readers[value])
     }
 
 
-def find_masked(graph: Graph, signed: set[int]) -> set[int]:
+def find_relu_tangents(graph: Graph, signed: set[int]) -> set[int]:
     """What such a sign lets through, and the rule gives: the tangents."""
-    signs = {out for value in signed for reader in graph.uses[value] for out in reader.outs}
+    signs = {out for value in signed for reader in graph.readers[value] for out in reader.outs}
     masks = (node for node in graph.named.get("select_n", ()) if node.ins[0] in signs)
     return {
-        out for node in masks for out in node.outs if out in graph.onward if not graph.uses[out]
+        out for node in masks for out in node.outs if out in graph.onward if not graph.readers[out]
     }

@@ -20,7 +20,7 @@ def outweighs_operands(graph: Graph, node: Node) -> bool:
     return is_smaller(sum(graph.sizes[v] for v in node.ins), graph.sizes[node.outs[0]])
 
 
-def is_only_shifted(graph: Graph, value: int) -> bool:
+def is_shift_invariant(graph: Graph, value: int) -> bool:
     """Whether a value is read for its extremes, and for how far it is from them.
 
     Before, it may be moved, scaled, masked or bent, number by number.
@@ -51,7 +51,7 @@ def _mark(graph: Graph, group: set[int], values: Iterable[int], pending: list[in
     """Puts values into a group, and what reads them into a heap of places in the program."""
     for value in values:
         group.add(value)
-        for node in graph.uses[value]:
+        for node in graph.readers[value]:
             heapq.heappush(pending, node.index)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.dataflow.provenance import Facts
+from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.flags import column, union
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.graph.sweeps import backward
@@ -27,7 +27,7 @@ _SETTLED = bytes(flags | EXACTING if flags & TESTED else flags for flags in rang
 Lowerable = Callable[[Node, int], bool]
 
 
-class Demand:
+class Uses:
     """Uses per value.
 
     Attributes:
@@ -48,12 +48,12 @@ class Demand:
         return _is_needed(self.bits, node)
 
 
-def find_demand(graph: Graph, facts: Facts, may_lower: Lowerable, *, no_gain: bool) -> Demand:
+def find_uses(graph: Graph, provenance: Provenance, may_lower: Lowerable, *, no_gain: bool) -> Uses:
     """Sweeps backward until nothing changes; more than once only where a loop feeds back.
 
     Args:
       graph: the program.
-      facts: what is known of its values.
+      provenance: what is known of its values.
       may_lower: whether a Compute node would be lowered, given the flags of its results.
       no_gain: whether what never reaches Compute is to be told apart; else all of it reaches.
     """
@@ -68,7 +68,7 @@ def find_demand(graph: Graph, facts: Facts, may_lower: Lowerable, *, no_gain: bo
         bits[value] |= REACHES
     for value in graph.predicates:
         bits[value] |= EXACTING | TESTED
-    kept = frozenset(v for c in graph.carries if c.kept for v in (c.inner, c.result))
+    kept = frozenset(v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result))
     for node in backward(graph, bits):
         if not _is_needed(bits, node):
             continue
@@ -77,8 +77,8 @@ def find_demand(graph: Graph, facts: Facts, may_lower: Lowerable, *, no_gain: bo
         elif node.role is Role.MOVE:
             _move(graph, bits, node)
         else:
-            _mark(bits, node.ins, _passed(graph, facts, bits, node, may_lower) | NEEDED)
-    return Demand(bits.translate(_SETTLED))
+            _mark(bits, node.ins, _passed(graph, provenance, bits, node, may_lower) | NEEDED)
+    return Uses(bits.translate(_SETTLED))
 
 
 def _is_needed(bits: bytearray, node: Node) -> bool:
@@ -88,23 +88,25 @@ def _is_needed(bits: bytearray, node: Node) -> bool:
     return node.eqn is not None and bool(node.eqn.effects)
 
 
-def is_state_update(facts: Facts, demand: Demand, node: Node) -> bool:
+def is_state_update(provenance: Provenance, uses: Uses, node: Node) -> bool:
     """Whether a node carries a boundary value on to a result: an optimizer's step, an average.
 
     Such a chain is rounded nowhere, and what it makes is a parameter again: to its readers a
     boundary value, not an activation.
     """
-    return _updates_state(facts, demand.bits, node)
+    return _updates_state(provenance, uses.bits, node)
 
 
-def _updates_state(facts: Facts, bits: bytearray, node: Node) -> bool:
+def _updates_state(provenance: Provenance, bits: bytearray, node: Node) -> bool:
     if node.role is not Role.ELEMENTWISE and node.role is not Role.MERGE:
         return False
     (out,) = node.outs
-    return bool(facts.state[out] and bits[out] & ESCAPES)
+    return bool(provenance.state[out] and bits[out] & ESCAPES)
 
 
-def _passed(graph: Graph, facts: Facts, bits: bytearray, node: Node, may_lower: Lowerable) -> int:
+def _passed(
+    graph: Graph, provenance: Provenance, bits: bytearray, node: Node, may_lower: Lowerable
+) -> int:
     """The flags that a node hands from its results to its operands."""
     role, given = node.role, union(bits, node.outs)
     # A choice of index (the next token, say) is not a convergence test.
@@ -121,7 +123,7 @@ def _passed(graph: Graph, facts: Facts, bits: bytearray, node: Node, may_lower: 
     if (
         given & REACHES
         and not _counts(graph, node)
-        and not (given & ESCAPES and _updates_state(facts, bits, node))
+        and not (given & ESCAPES and _updates_state(provenance, bits, node))
     ):
         passed |= REACHES
     return passed

@@ -21,7 +21,7 @@ def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> lis
     """
     found, pending = {start}, [start]
     for value in pending:
-        for node in graph.uses[value]:
+        for node in graph.readers[value]:
             if passes(node):
                 new = [v for v in _made(node, value) if v not in found]
                 found.update(new)

@@ -101,14 +101,14 @@ class Carry:
       inner: what the body reads of it.
       out: what the body makes of it.
       result: its value after the loop.
-      kept: whether it stays in its original dtype.
+      keeps_dtype: whether it stays in its original dtype.
     """
 
     init: int
     inner: int
     out: int
     result: int
-    kept: bool
+    keeps_dtype: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -160,13 +160,13 @@ class Graph:
 
     Attributes:
       avals: type of each value.
-      ours: whether each value is a float32 array, which a policy may lower.
+      is_float32: whether each value is a float32 array, which a policy may lower.
       kinds: numpy's letter for the kind of each value's dtype, ``"f"`` or ``"i"`` say; ``"O"`` for
         what is no array of numbers.
       sizes: number of elements of each value; symbolic where its shape is.
       constants: the known numbers by value: literals, simple arithmetic on them, and arrays that
         are broadcast from them. Of a captured array it is the number that is furthest from 1.
-      spans: between which numbers a value lies that is made of known ones; see spans.py.
+      intervals: between which numbers a value lies that is made of known ones; see intervals.py.
       nodes: in program order; the links of a loop stand where it does.
       named: those of each primitive, by its name, in program order; links are named "".
       links: the kinds of links that there are.
@@ -180,16 +180,16 @@ class Graph:
       ruled: operands of functions with derivative rules of their own (``custom_jvp``).
       ruled_results: results of such functions.
       carries: what each loop hands from turn to turn.
-      uses: the nodes that read each value, in program order.
+      readers: the nodes that read each value, in program order.
       unknown: primitives that nobody has described, with the first equation of each.
     """
 
     avals: list[Any] = field(default_factory=list)
-    ours: bytearray = field(default_factory=bytearray)
+    is_float32: bytearray = field(default_factory=bytearray)
     kinds: list[str] = field(default_factory=list)
     sizes: list[Any] = field(default_factory=list)
     constants: dict[int, float] = field(default_factory=dict)
-    spans: dict[int, tuple[float, float]] = field(default_factory=dict)
+    intervals: dict[int, tuple[float, float]] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     named: dict[str, list[Node]] = field(default_factory=dict)
     links: set[Link] = field(default_factory=set)
@@ -203,18 +203,20 @@ class Graph:
     predicates: set[int] = field(default_factory=set)
     indices: set[int] = field(default_factory=set)
     carries: list[Carry] = field(default_factory=list)
-    uses: list[list[Node]] = field(default_factory=list)
+    readers: list[list[Node]] = field(default_factory=list)
     unknown: dict[str, JaxprEqn] = field(default_factory=dict)
     _types: dict[Any, tuple[bool, str, Any]] = field(default_factory=dict)
 
     def value(self, aval: Any) -> int:
         """A new value."""
-        ours, kind, size = self._types.get(aval) or self._types.setdefault(aval, _describe(aval))
+        is_float32, kind, size = self._types.get(aval) or self._types.setdefault(
+            aval, _describe(aval)
+        )
         self.avals.append(aval)
-        self.ours.append(ours)
+        self.is_float32.append(is_float32)
         self.kinds.append(kind)
         self.sizes.append(size)
-        self.uses.append(_UNREAD)
+        self.readers.append(_UNREAD)
         return len(self.avals) - 1
 
     def add(self, node: Node) -> Node:
@@ -224,13 +226,13 @@ class Graph:
         self.named.setdefault(node.name, []).append(node)
         if node.link is not None:
             self.links.add(node.link)
-        uses = self.uses
+        readers = self.readers
         for value in node.ins:
-            readers = uses[value]
-            if not readers:
-                uses[value] = [node]  # no longer than need be: most values have one reader
-            elif readers[-1] is not node:
-                readers.append(node)
+            found = readers[value]
+            if not found:
+                readers[value] = [node]  # no longer than need be: most values have one reader
+            elif found[-1] is not node:
+                found.append(node)
         return node
 
 
@@ -239,9 +241,9 @@ _UNREAD: list[Node] = []  # one for all values that nothing reads; it stays empt
 
 def _describe(aval: Any) -> tuple[bool, str, Any]:
     """Whether a value of some type is ours, the kind of its dtype, and its size."""
-    ours = jax_compat.is_plain_array(aval) and aval.dtype == np.float32
+    is_float32 = jax_compat.is_plain_array(aval) and aval.dtype == np.float32
     kind = getattr(getattr(aval, "dtype", None), "kind", "O")
-    return ours, kind, math.prod(getattr(aval, "shape", ()))
+    return is_float32, kind, math.prod(getattr(aval, "shape", ()))
 
 
 def is_smaller(size: Any, other: Any) -> bool:

@@ -88,7 +88,7 @@ class _Unfolder:
     def _fold(self, eqn: JaxprEqn, ins: tuple[int, ...], out: int) -> None:
         """Notes the result of an operation on known numbers, as float32 has it."""
         constants = self.graph.constants
-        if self.graph.ours[out] and all(v in constants for v in ins):
+        if self.graph.is_float32[out] and all(v in constants for v in ins):
             with np.errstate(all="ignore"):
                 operands = [np.float32(constants[v]) for v in ins]
                 constants[out] = float(_FOLDED[eqn.primitive.name](*operands))
@@ -146,7 +146,7 @@ class _Unfolder:
         for init, value, out in zip(inits, inner, exits[: len(inner)], strict=True):
             self.graph.add(Node(Role.LINK, (out,), (value,), link=Link.BACK))
             results.append(self._link(Link.RESULT, out))
-            kept_here = kept or not self.graph.ours[value]
+            kept_here = kept or not self.graph.is_float32[value]
             self.graph.carries.append(Carry(init, value, out, results[-1], kept_here))
         return results
 
@@ -165,7 +165,11 @@ class _Unfolder:
     def _role(self, op: Op | None, ins: tuple[int, ...], outs: tuple[int, ...]) -> Role:
         if op is None:
             return Role.FIXED
-        if op.trait is Trait.CONVERT and self.graph.ours[ins[0]] and self.graph.ours[outs[0]]:
+        if (
+            op.trait is Trait.CONVERT
+            and self.graph.is_float32[ins[0]]
+            and self.graph.is_float32[outs[0]]
+        ):
             return Role.MOVE
         role = _ROLES.get(op.trait, Role.FIXED)
         # A sum of several arrays of the result's own shape (`add_any`) folds no axis.

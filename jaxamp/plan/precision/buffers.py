@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from jaxamp.core.formats import Precision
-from jaxamp.plan.dataflow.regions import Interior
-from jaxamp.plan.dataflow.uses import Demand
+from jaxamp.plan.dataflow.regions import FusionRegions
+from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
-from jaxamp.plan.precision.reader_precisions import Choices, Wanted, handed_on
+from jaxamp.plan.precision.reader_precisions import Choices, ReaderPrecisions, forwarded
 
 F32 = Precision.F32
-_PILED = (Link.STACK, Link.JOIN)
+_STACKED = (Link.STACK, Link.JOIN)
 _CUT = (Link.SLICE, Link.INVARIANT)
 _MADE = (Role.ELEMENTWISE, Role.MERGE)
 
 
-def narrow_piles(
+def narrow_buffers(
     graph: Graph,
-    demand: Demand,
-    interior: Interior,
+    uses: Uses,
+    regions: FusionRegions,
     stored: list[Precision | None],
     choices: Choices,
 ) -> None:
@@ -31,34 +31,34 @@ def narrow_piles(
 
     Args:
       graph: the program.
-      demand: what its values are for.
-      interior: which of them are fused.
+      uses: what its values are for.
+      regions: which of them are fused.
       stored: precision in which each value is stored; it is written to.
       choices: what was chosen for each node.
     """
-    if graph.links.isdisjoint((*_PILED, *_CUT)):
+    if graph.links.isdisjoint((*_STACKED, *_CUT)):
         return
-    links = [node for node in graph.nodes if node.link in (*_PILED, *_CUT)]
-    made = _made_here(graph)
-    piles = {v for link in links for v in _put_in_memory(made, link) if stored[v] is F32}
-    if not piles:
+    links = [node for node in graph.nodes if node.link in (*_STACKED, *_CUT)]
+    made = _find_computed(graph)
+    buffers = {v for link in links for v in _buffers_of(made, link) if stored[v] is F32}
+    if not buffers:
         return
-    wanted = Wanted(graph, demand, stored, choices, (*_PILED, *_CUT))
-    sliced = [n for n in links if n.link is Link.SLICE and n.ins[0] in piles]
-    piles.update(n.outs[0] for n in sliced if _is_fused(interior, wanted, n.ins[0]))
+    wanted = ReaderPrecisions(graph, uses, stored, choices, (*_STACKED, *_CUT))
+    sliced = [n for n in links if n.link is Link.SLICE and n.ins[0] in buffers]
+    buffers.update(n.outs[0] for n in sliced if _is_fused(regions, wanted, n.ins[0]))
     narrowed: set[int] = set()
     for node in graph.nodes:
         for out in node.outs:
-            if out in piles and stored[out] is F32 and wanted[out] is not F32:
+            if out in buffers and stored[out] is F32 and wanted[out] is not F32:
                 narrowed.add(out)
                 stored[out] = wanted[out]
-        for source, out in handed_on(node, choices, _CUT):
+        for source, out in forwarded(node, choices, _CUT):
             if source in narrowed:
                 narrowed.add(out)
                 stored[out] = stored[source]
 
 
-def _made_here(graph: Graph) -> set[int]:
+def _find_computed(graph: Graph) -> set[int]:
     """What elementwise operations make, and what that is moved to."""
     made: set[int] = set()
     for node in graph.nodes:
@@ -69,12 +69,12 @@ def _made_here(graph: Graph) -> set[int]:
     return made
 
 
-def _put_in_memory(made: Set[int], link: Node) -> Iterable[int]:
+def _buffers_of(made: Set[int], link: Node) -> Iterable[int]:
     """What a loop or branch puts into memory as a whole, where it else were not."""
-    return link.outs if link.link in _PILED else [v for v in link.ins if v in made]
+    return link.outs if link.link in _STACKED else [v for v in link.ins if v in made]
 
 
-def _is_fused(interior: Interior, wanted: Wanted, value: int) -> bool:
+def _is_fused(regions: FusionRegions, wanted: ReaderPrecisions, value: int) -> bool:
     """Whether all that takes a value in f32 is fused with what makes it."""
-    far = [r for r in wanted.graph.uses[value] if interior.is_far(value, r)]
-    return bool(interior.fused[value]) and F32 not in wanted.taken(value, far)
+    far = [r for r in wanted.graph.readers[value] if regions.is_far(value, r)]
+    return bool(regions.fused[value]) and F32 not in wanted.taken(value, far)

@@ -15,17 +15,17 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.plan.conditioning.compressed_products import is_compressed
-from jaxamp.plan.conditioning.hazards import CANCELS, Dangers
-from jaxamp.plan.conditioning.quotients import is_of_quotient
-from jaxamp.plan.dataflow.constraints import Pin, asks_precision, pin_contraction
+from jaxamp.plan.conditioning.hazards import SQUARED_DISTANCE, Hazards
+from jaxamp.plan.conditioning.quotients import is_in_quotient
+from jaxamp.plan.dataflow.constraints import Constraint, asks_precision, constrain_contraction
 from jaxamp.plan.dataflow.exact import Exact, factor, fits
-from jaxamp.plan.dataflow.label_gathers import picks
-from jaxamp.plan.dataflow.provenance import DENSE, Facts
-from jaxamp.plan.dataflow.regions import COSTLY, EQUALITIES, Interior, scatters
-from jaxamp.plan.dataflow.relu_signs import find_masked, find_signed
-from jaxamp.plan.dataflow.repeated_gathers import meets
-from jaxamp.plan.dataflow.shift_invariant_logits import is_only_shifted, outweighs_operands
-from jaxamp.plan.dataflow.uses import REACHES, Demand, is_state_update
+from jaxamp.plan.dataflow.label_gathers import is_label_gather
+from jaxamp.plan.dataflow.provenance import DENSE, Provenance
+from jaxamp.plan.dataflow.regions import COSTLY, EQUALITIES, FusionRegions, is_pooling_gradient
+from jaxamp.plan.dataflow.relu_signs import find_relu_signs, find_relu_tangents
+from jaxamp.plan.dataflow.repeated_gathers import sums_many_cotangents
+from jaxamp.plan.dataflow.shift_invariant_logits import is_shift_invariant, outweighs_operands
+from jaxamp.plan.dataflow.uses import REACHES, Uses, is_state_update
 from jaxamp.plan.decision import Scaled
 from jaxamp.plan.graph.consumers import descendants, is_movement
 from jaxamp.plan.graph.flags import union
@@ -60,28 +60,28 @@ class Chooser:
     def __init__(
         self,
         graph: Graph,
-        facts: Facts,
-        demand: Demand,
-        interior: Interior,
-        dangers: Dangers,
+        provenance: Provenance,
+        uses: Uses,
+        regions: FusionRegions,
+        hazards: Hazards,
         crossing: frozenset[int],
         policy: PrecisionPolicy,
     ) -> None:
-        self.graph, self.facts, self.demand = graph, facts, demand
-        self.interior, self.dangers, self.crossing = interior, dangers, crossing
+        self.graph, self.provenance, self.uses = graph, provenance, uses
+        self.regions, self.hazards, self.crossing = regions, hazards, crossing
         self.policy, self.guards = policy, policy.guards
         self.narrow = narrow_kinds(policy)
-        carries = (c for c in graph.carries if not c.kept)
-        self.streams = {v for c in carries for v in (c.inner, c.result)}
+        carries = (c for c in graph.carries if not c.keeps_dtype)
+        self.narrow_carries = {v for c in carries for v in (c.inner, c.result)}
         self.copies: dict[int, Precision] = {}  # what far readers get of a fused value
-        self.either: set[int] = set()  # f32 for lack of gain, not for accuracy
-        self.carried: set[int] = set()  # of these, what an f32 carry takes
-        self.exact = Exact(graph, interior)
-        self.signed = find_signed(graph, interior)
-        self.masked = find_masked(graph, self.signed)
-        self.unwidened: set[int] = set()  # narrow inside a fused region: see exact.py
+        self.gainless: set[int] = set()  # f32 for lack of gain, not for accuracy
+        self.for_wide_carry: set[int] = set()  # of these, what an f32 carry takes
+        self.exact = Exact(graph, regions)
+        self.relu_signs = find_relu_signs(graph, regions)
+        self.relu_tangents = find_relu_tangents(graph, self.relu_signs)
+        self.exact_narrow: set[int] = set()  # narrow inside a fused region: see exact.py
         self._made: dict[Choice, Choice] = {}  # equal ones are one object
-        self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.ours]
+        self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.is_float32]
 
     def choose_all(
         self, entries: Sequence[int], inputs: Sequence[Precision | None], forced: Forced
@@ -104,9 +104,9 @@ class Chooser:
             return self._link(node)
         choice = self._choose(node, forced, forced_by)
         if node.name in _BLANK:
-            self.either.update(node.outs)
+            self.gainless.update(node.outs)
         for value in node.outs:
-            if self.graph.ours[value]:
+            if self.graph.is_float32[value]:
                 self.stored[value] = choice.stored
         if node.role is Role.MOVE and choice.operand is None:
             self._follow(node)
@@ -125,12 +125,12 @@ class Chooser:
         if low is None:
             return Choice(F32, F32, f"{node.kind.value} is f32 in the policy", None, F32)
         if not self.guards:
-            return self._by_the_letter(node, low)
+            return self._unguarded(node, low)
         return _BY_ROLE[node.role](self, node, low)
 
     def _link(self, node: Node) -> Choice:
         (out,), source = node.outs, node.ins[0]
-        if not self.graph.ours[out] or node.link is Link.BACK:
+        if not self.graph.is_float32[out] or node.link is Link.BACK:
             return _LINKED
         if node.link in (Link.SLICE, Link.STACK, Link.INVARIANT):
             self.stored[out] = self.copies.get(source, self.stored[source])
@@ -138,7 +138,7 @@ class Chooser:
             telling = [v for v in node.ins if not self._is_filler(v)]
             formats = {self.copies.get(v, self.stored[v]) for v in telling}
             self.stored[out] = formats.pop() if len(formats) == 1 else F32
-        elif out in self.streams:
+        elif out in self.narrow_carries:
             self.stored[out] = self.narrow[OpKind.ELEMENTWISE]
         return _LINKED
 
@@ -146,7 +146,7 @@ class Chooser:
         """Whether a value would be as good in a narrow format, and is none to go by."""
         low = self.narrow[OpKind.ELEMENTWISE]
         fills = low is not None and fits(self.graph.constants.get(value), low)
-        return fills or value in self.either
+        return fills or value in self.gainless
 
     def _forced(self, node: Node, forced: Precision, by: str) -> Choice:
         if forced.bits >= F32.bits:
@@ -157,7 +157,7 @@ class Chooser:
             return Choice(F32, forced, by, None, forced)  # rounded where it is sent: see travels.py
         return Choice(forced, forced, by, None, self._accumulation(node, forced))
 
-    def _by_the_letter(self, node: Node, low: Precision) -> Choice:
+    def _unguarded(self, node: Node, low: Precision) -> Choice:
         if node.role is Role.CONTRACT and asks_precision(node):
             return Choice(F32, F32, "an explicit precision was asked for", None, F32)
         inside = self._accumulation(node, low)
@@ -167,74 +167,82 @@ class Chooser:
     def _accumulation(self, node: Node, low: Precision) -> Precision | None:
         if node.role is Role.CONTRACT:
             return F32
-        if node.role is not Role.REDUCE or node.trait is Trait.EXTREMUM or scatters(node):
+        if (
+            node.role is not Role.REDUCE
+            or node.trait is Trait.EXTREMUM
+            or is_pooling_gradient(node)
+        ):
             return None
         # A reduction by a jaxpr of its own has that jaxpr's types.
         typed = node.op is not None and bool(node.op.dtype_params)
         return F32 if typed else self.policy.accumulation or low
 
     def _contract(self, node: Node, low: Precision) -> Choice:
-        uses = union(self.demand.bits, node.outs)
-        pin = pin_contraction(self.graph, self.facts, uses, self.policy, node, low)
-        if pin:
-            return Choice(F32, F32, pin.reason, pin.guard, F32)
+        uses = union(self.uses.bits, node.outs)
+        constraint = constrain_contraction(
+            self.graph, self.provenance, uses, self.policy, node, low
+        )
+        if constraint:
+            return Choice(F32, F32, constraint.reason, constraint.guard, F32)
         (out,) = node.outs
-        if Guard.RANGE in self.guards and low is Precision.F16 and self._is_made_smaller(out):
+        if Guard.RANGE in self.guards and low is Precision.F16 and self._is_scaled_down(out):
             reason = f"operands in {low.short}; result is scaled down before it is rounded"
             return Choice(low, F32, reason, Guard.RANGE, F32)
-        if not self.demand.reaches[out]:
-            if self.demand.escapes[out] and self.policy.allreduce is low:
+        if not self.uses.reaches[out]:
+            if self.uses.escapes[out] and self.policy.allreduce is low:
                 return Choice(low, low, f"a gradient, in {low.short} for its sum over devices")
-            if self._pays_in_memory(node, low):
+            if self._saves_memory(node, low):
                 return Choice(
                     low, low, f"larger than its operands: stored in {low.short}", None, F32
                 )
             reason = f"operands in {low.short}; result never reaches Compute again"
             return Choice(low, F32, reason, Guard.NO_GAIN, F32)
-        if Guard.SENSITIVE in self.guards and out in self.dangers.distant:
-            reason = f"operands in {low.short}; {CANCELS.reason}"
+        if Guard.SENSITIVE in self.guards and out in self.hazards.squared_distances:
+            reason = f"operands in {low.short}; {SQUARED_DISTANCE.reason}"
             return Choice(low, F32, reason, Guard.SENSITIVE, F32)
         if Guard.SENSITIVE in self.guards and self._feeds_only_sensitive(out):
             reason = f"operands in {low.short}; result feeds a sensitive operation"
             return Choice(low, F32, reason, Guard.SENSITIVE, F32)
         if Guard.LOOP_CARRY in self.guards and self._is_carried_wide(out):
-            self.either.add(out)
-            self.carried.add(out)
+            self.gainless.add(out)
+            self.for_wide_carry.add(out)
             reason = f"operands in {low.short}; result goes into an f32 carry"
             return Choice(low, F32, reason, Guard.LOOP_CARRY, F32)
         return Choice(low, low, f"Compute is {low.short} in the policy", None, F32)
 
-    def _pays_in_memory(self, node: Node, low: Precision) -> bool:
+    def _saves_memory(self, node: Node, low: Precision) -> bool:
         """Whether a product that reaches no other is large, and its rounding is harmless."""
         if Guard.RANGE in self.guards and low is Precision.F16:
             return False  # f32 logits may be beyond it
         graph, (out,) = self.graph, node.outs
-        return outweighs_operands(graph, node) and is_only_shifted(graph, out)
+        return outweighs_operands(graph, node) and is_shift_invariant(graph, out)
 
-    def _is_made_smaller(self, value: int) -> bool:
+    def _is_scaled_down(self, value: int) -> bool:
         """Whether all that reads a value first scales it down, or a quotient or logarithm is taken.
 
         By then it may fit.
         """
-        readers = self.graph.uses[value]
-        if readers and all(_shrinks(self.graph, value, r) for r in readers):
+        readers = self.graph.readers[value]
+        if readers and all(_scales_down(self.graph, value, r) for r in readers):
             return True
-        return is_of_quotient(self.graph, self.facts, value) or is_compressed(self.graph, value)
+        return is_in_quotient(self.graph, self.provenance, value) or is_compressed(
+            self.graph, value
+        )
 
     def _feeds_only_sensitive(self, value: int) -> bool:
-        readers = self.graph.uses[value]
+        readers = self.graph.readers[value]
         return all(r.role is Role.FIXED or r.trait is Trait.SENSITIVE for r in readers)
 
     def _reduce(self, node: Node, low: Precision) -> Choice:
-        dense = [v for v in node.outs if self.facts.dense[v]]
+        dense = [v for v in node.outs if self.provenance.dense[v]]
         if node.kind is not OpKind.REDUCTION or not dense:
             return Choice(F32, F32, "a statistic is small: f32", Guard.REDUCTION_ISLAND, F32)
-        pin = self._pin(node, low)
+        constraint = self._constraint(node, low)
         if node.trait is Trait.ALLREDUCE and (wire := self.policy.allreduce).bits < F32.bits:
             reason = f"added up over devices in {wire.short}, as the policy says"
-            return Choice(wire, F32 if pin else low, reason, None, wire)
-        if pin:
-            return Choice(F32, F32, pin.reason, pin.guard, F32)
+            return Choice(wire, F32 if constraint else low, reason, None, wire)
+        if constraint:
+            return Choice(F32, F32, constraint.reason, constraint.guard, F32)
         if Guard.RANGE in self.guards and low is Precision.F16 and node.trait is not Trait.EXTREMUM:
             return Choice(F32, F32, "a sum may outgrow f16", Guard.RANGE, F32)
         inside = self._accumulation(node, low)
@@ -243,14 +251,14 @@ class Chooser:
 
     def _elementwise(self, node: Node, low: Precision) -> Choice:
         (out,) = node.outs
-        if not self.graph.ours[out]:
+        if not self.graph.is_float32[out]:
             return self._compare(node, low)
-        if out in self.masked:
+        if out in self.relu_tangents:
             return Choice(low, low, f"a mask: {low.short} before it, as after it")
-        pin = self._pin(node, low)
-        if pin:
-            return Choice(F32, F32, pin.reason, pin.guard)
-        if out in self.interior.biased:
+        constraint = self._constraint(node, low)
+        if constraint:
+            return Choice(F32, F32, constraint.reason, constraint.guard)
+        if out in self.regions.bias_sums:
             return Choice(low, low, f"a bias: {low.short}, for the convolution's kernel to add")
         operand = self._common(node, low) if node.trait in _SAFE_NARROW else F32
         return self._lowered(out, operand, low)
@@ -268,38 +276,40 @@ class Chooser:
         return Choice(self._common(node, low), F32, "compares what is stored")
 
     def _merge(self, node: Node, low: Precision) -> Choice:
-        if pin := self._pin(node, low):
-            return Choice(F32, F32, pin.reason, pin.guard)
+        if constraint := self._constraint(node, low):
+            return Choice(F32, F32, constraint.reason, constraint.guard)
         return self._lowered(node.outs[0], low, low)
 
     def _lowered(self, out: int, operand: Precision, low: Precision) -> Choice:
-        if out in self.unwidened:
+        if out in self.exact_narrow:
             return Choice(low, low, f"exact in {low.short}: what reads it widens it")
         return Choice(operand, low, f"stored in {low.short} on the way to Compute")
 
     def _move(self, node: Node, low: Precision) -> Choice:
-        if Guard.REDUCTION_ISLAND in self.guards and picks(self.graph, self.facts, node):
-            return _PICKED
-        if meets(self.graph, node) and self._as_read(node.ins[0], node) is low:
+        if Guard.REDUCTION_ISLAND in self.guards and is_label_gather(
+            self.graph, self.provenance, node
+        ):
+            return _LABEL_GATHER
+        if sums_many_cotangents(self.graph, node) and self._as_read(node.ins[0], node) is low:
             reason = f"f32 inside, stored in {low.short}: many cotangents may meet"
             return Choice(F32, low, reason, Guard.REDUCTION_ISLAND)
         return _MOVED
 
     def _follow(self, node: Node) -> None:
         for source, out in movements(node):
-            if source in self.either:
-                self.either.add(out)
-            if self.graph.ours[out] and self.graph.ours[source]:
+            if source in self.gainless:
+                self.gainless.add(out)
+            if self.graph.is_float32[out] and self.graph.is_float32[source]:
                 self.stored[out] = self.stored[source]
                 if source in self.copies:
                     self._follow_fused(source, out)
-                elif source in self.carried:
+                elif source in self.for_wide_carry:
                     self._follow_carried(out)
 
     def _follow_fused(self, source: int, out: int) -> None:
         """What is only moved from a fused value is fused too, or is its copy, moved."""
         low = self.copies[source]
-        if self.interior.fused[out]:
+        if self.regions.fused[out]:
             self.copies[out] = low
         else:
             self.stored[out] = low
@@ -308,7 +318,7 @@ class Chooser:
         """What a carry takes is in memory in f32; what it is moved to need not be there so too."""
         low = self.narrow[OpKind.ELEMENTWISE]
         if low is None or not self._is_taken_stored(out):
-            self.carried.add(out)
+            self.for_wide_carry.add(out)
         elif not self._is_carried_wide(out):
             self.stored[out] = low
 
@@ -316,13 +326,13 @@ class Chooser:
         """Whether loops and kernels that pick are all that take a value."""
         if value in self.graph.outputs or value in self.graph.onward:
             return False
-        readers = self.graph.uses[value]
-        return bool(readers) and all(map(self.interior.takes_stored, readers))
+        readers = self.graph.readers[value]
+        return bool(readers) and all(map(self.regions.takes_stored, readers))
 
     def _common(self, node: Node, low: Precision) -> Precision:
         """``low`` if every float operand already is, or is a literal that fits; else f32."""
         for atom, value in zip(node.eqn.invars, node.ins, strict=True):
-            if not self.graph.ours[value]:
+            if not self.graph.is_float32[value]:
                 continue
             if isinstance(atom, Literal):
                 if not fits(self.graph.constants.get(value), low):
@@ -332,7 +342,7 @@ class Chooser:
         return low
 
     def _as_read(self, value: int, node: Node) -> Precision | None:
-        if value in self.copies and self.interior.is_far(value, node):
+        if value in self.copies and self.regions.is_far(value, node):
             return self.copies[value]
         return self.stored[value]
 
@@ -340,51 +350,51 @@ class Chooser:
         """Whether XLA would store a fused value anyway, for what reads it later."""
         if self._is_carried_wide(value):
             return False
-        is_copied = node.trait in COSTLY or value in self.interior.copied
-        return is_copied or value in self.crossing or self._is_handed_on(value)
+        is_copied = node.trait in COSTLY or value in self.regions.copied
+        return is_copied or value in self.crossing or self._is_forwarded_to_memory(value)
 
-    def _is_handed_on(self, value: int) -> bool:
+    def _is_forwarded_to_memory(self, value: int) -> bool:
         """Whether a loop or a kernel that picks takes a value, or what it is moved to."""
         moved = descendants(self.graph, value, is_movement)
-        return any(self.interior.takes_stored(r) for v in moved for r in self.graph.uses[v])
+        return any(self.regions.takes_stored(r) for v in moved for r in self.graph.readers[v])
 
     def _is_carried_wide(self, value: int) -> bool:
         """Whether a value goes into a carry that stays f32, and so is in memory in f32."""
-        readers = self.graph.uses[value]
-        return any(r.link in _CARRIED and r.outs[0] not in self.streams for r in readers)
+        readers = self.graph.readers[value]
+        return any(r.link in _CARRIED and r.outs[0] not in self.narrow_carries for r in readers)
 
-    def _pin(self, node: Node, low: Precision) -> Pin | None:
+    def _constraint(self, node: Node, low: Precision) -> Constraint | None:
         """Why a value that is not made by Compute has to stay in f32, if it has to."""
-        outs = [v for v in node.outs if self.graph.ours[v]]
-        if outs and self.signed.issuperset(outs):
+        outs = [v for v in node.outs if self.graph.is_float32[v]]
+        if outs and self.relu_signs.issuperset(outs):
             return None
         if Guard.NO_GAIN in self.guards:
-            if is_state_update(self.facts, self.demand, node):
-                return Pin("updates a value of the caller's", Guard.NO_GAIN)
-            if not union(self.demand.bits, outs) & REACHES:
-                return Pin("never reaches Compute", Guard.NO_GAIN)
-        danger = self.dangers.of(node, outs, low)
+            if is_state_update(self.provenance, self.uses, node):
+                return Constraint("updates a value of the caller's", Guard.NO_GAIN)
+            if not union(self.uses.bits, outs) & REACHES:
+                return Constraint("never reaches Compute", Guard.NO_GAIN)
+        hazard = self.hazards.of(node, outs, low)
         if Guard.NO_GAIN in self.guards and (what := self._what_is_small(outs)):
-            if danger is None:
-                self.either.update(outs)
-            return Pin(f"{what}: nothing to gain", Guard.NO_GAIN)
-        if danger:
-            return danger
+            if hazard is None:
+                self.gainless.update(outs)
+            return Constraint(f"{what}: nothing to gain", Guard.NO_GAIN)
+        if hazard:
+            return hazard
         if Guard.LOOP_CARRY in self.guards and any(self._is_carried_wide(v) for v in outs):
-            self.either.update(outs)
-            self.carried.update(outs)
-            return Pin("goes into an f32 carry", Guard.LOOP_CARRY)
-        if Guard.REDUCTION_ISLAND in self.guards and all(self.interior.fused[v] for v in outs):
-            if narrow := self.exact.unwidened(node, self.stored, low):
-                self.unwidened.update(narrow)
+            self.gainless.update(outs)
+            self.for_wide_carry.update(outs)
+            return Constraint("goes into an f32 carry", Guard.LOOP_CARRY)
+        if Guard.REDUCTION_ISLAND in self.guards and all(self.regions.fused[v] for v in outs):
+            if narrow := self.exact.narrow_values(node, self.stored, low):
+                self.exact_narrow.update(narrow)
                 return None
             self.copies.update((v, low) for v in outs if self._is_copied(node, v))
-            return Pin("inside a fused region: rounded at its edge", Guard.REDUCTION_ISLAND)
+            return Constraint("inside a fused region: rounded at its edge", Guard.REDUCTION_ISLAND)
         return None
 
     def _what_is_small(self, outs: Sequence[int]) -> str:
         """What the results of a node are, if they are not of an activation's size."""
-        if not union(self.facts.bits, outs) & DENSE:
+        if not union(self.provenance.bits, outs) & DENSE:
             return "not an activation"
         return "a scalar" if all(self.graph.avals[v].ndim == 0 for v in outs) else ""
 
@@ -406,7 +416,7 @@ _CARRIED = (Link.INIT, Link.BACK)
 _BLANK = ("empty", "empty2")
 
 _MOVED = Choice(None, F32, "movement keeps what it is given")
-_PICKED = Choice(F32, F32, "single numbers: cotangents meet in f32", Guard.REDUCTION_ISLAND)
+_LABEL_GATHER = Choice(F32, F32, "single numbers: cotangents meet in f32", Guard.REDUCTION_ISLAND)
 _LINKED = Choice(None, F32, "a value changes hands")
 _KEPT = ("keeps the dtypes it was written for", None)
 _FIXED_REASONS = {
@@ -421,7 +431,7 @@ _FIXED_REASONS = {
 }
 
 
-def _shrinks(graph: Graph, value: int, reader: Node) -> bool:
+def _scales_down(graph: Graph, value: int, reader: Node) -> bool:
     """Whether a node multiplies or divides by a known number so that the result is smaller."""
     scale = factor(graph, value, reader)
     return scale is not None and abs(scale) < 1

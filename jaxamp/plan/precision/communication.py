@@ -17,25 +17,25 @@ from typing import Any
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.dataflow.uses import Demand
+from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.consumers import descendants
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Node
 from jaxamp.plan.precision.choose import Choice
-from jaxamp.plan.precision.reader_precisions import Wanted, handed_on, is_handed_on
+from jaxamp.plan.precision.reader_precisions import ReaderPrecisions, forwarded, is_forwarded
 from jaxamp.policy.policy import PrecisionPolicy
 
 F32 = Precision.F32
-_HANDED_ON = (Link.INVARIANT, Link.SLICE, Link.STACK)
-_PILED = (Link.SLICE, Link.STACK)  # the whole of it is in memory
+_FORWARDING = (Link.INVARIANT, Link.SLICE, Link.STACK)
+_BUFFERED = (Link.SLICE, Link.STACK)  # the whole of it is in memory
 _SAVING = ("remat2", "custom_vjp_call")  # what they read waits for a backward pass
 
 _REPEATING = ("gather", "broadcast_in_dim")  # what they move has several cotangents
 
 
-def find_travels(
+def find_communication(
     graph: Graph,
     frame: Frame,
-    demand: Demand,
+    uses: Uses,
     policy: PrecisionPolicy,
     stored: list[Precision | None],
     choices: Mapping[Node, Choice],
@@ -45,7 +45,7 @@ def find_travels(
     Args:
       graph: the program.
       frame: its outermost jaxpr.
-      demand: what its values are for.
+      uses: what its values are for.
       policy: whose sums over devices may be narrow too; a cast of a variable's device type sends
         nothing, but its transpose is such a sum.
       stored: precision in which each value is stored; what is kept as it arrives is entered here.
@@ -57,20 +57,20 @@ def find_travels(
     senders = {n for n in graph.nodes if n.trait in traits and len(n.ins) == len(n.outs) == 1}
     if not senders:
         return {}
-    wanted = Wanted(graph, demand, stored, choices, _HANDED_ON)
+    wanted = ReaderPrecisions(graph, uses, stored, choices, _FORWARDING)
     saved = set(_saved(frame))
     found: dict[Node, Choice] = {}
     arrived: set[int] = set()
     for node in graph.nodes:
-        for source, out in handed_on(node, choices, _HANDED_ON):
-            waits = node.link is Link.STACK or stored[source] is not F32
+        for source, out in forwarded(node, choices, _FORWARDING):
+            is_buffered = node.link is Link.STACK or stored[source] is not F32
             if node in senders and stored[source] is F32 and wanted[out] is not F32:
-                found[node] = _travelling(wanted[out])
-                waits = _waits(graph, choices, saved, out)
+                found[node] = _sent(wanted[out])
+                is_buffered = _is_buffered(graph, choices, saved, out)
             elif source not in arrived:
                 continue
             arrived.add(out)
-            if waits and _is_read_once(graph, choices, out):
+            if is_buffered and _is_read_once(graph, choices, out):
                 stored[out] = wanted[out]
     return found
 
@@ -95,25 +95,25 @@ def _saved(frame: Frame, policy: Any = None) -> Iterator[int]:
             yield from _saved(inner, site.eqn.params["policy"] if name == "remat2" else policy)
 
 
-def _waits(graph: Graph, choices: Mapping[Node, Choice], saved: set[int], value: int) -> bool:
+def _is_buffered(graph: Graph, choices: Mapping[Node, Choice], saved: set[int], value: int) -> bool:
     """Whether a value, or what it is moved to, is in memory as it has arrived."""
-    arrived = descendants(graph, value, lambda node: is_handed_on(node, choices, _HANDED_ON))
-    readers = (reader for v in arrived for reader in graph.uses[v])
-    return not saved.isdisjoint(arrived) or any(r.link in _PILED for r in readers)
+    arrived = descendants(graph, value, lambda node: is_forwarded(node, choices, _FORWARDING))
+    readers = (reader for v in arrived for reader in graph.readers[v])
+    return not saved.isdisjoint(arrived) or any(r.link in _BUFFERED for r in readers)
 
 
 def _is_read_once(graph: Graph, choices: Mapping[Node, Choice], value: int) -> bool:
     """Whether a value has one cotangent; several meet in f32, which is what it then arrives in."""
-    readers = graph.uses[value]
+    readers = graph.readers[value]
     if len(readers) != 1 or readers[0].ins.count(value) != 1 or readers[0].name in _REPEATING:
         return False
     (reader,) = readers
-    outs = [out for source, out in handed_on(reader, choices, _HANDED_ON) if source == value]
+    outs = [out for source, out in forwarded(reader, choices, _FORWARDING) if source == value]
     return reader.link is not Link.INVARIANT and all(
         _is_read_once(graph, choices, out) for out in outs
     )
 
 
-def _travelling(low: Precision) -> Choice:
+def _sent(low: Precision) -> Choice:
     reason = f"travels in {low.short}, in which all that read it take it"
     return Choice(F32, low, reason, None, low)

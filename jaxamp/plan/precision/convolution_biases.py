@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxamp.plan.dataflow.provenance import Facts
-from jaxamp.plan.dataflow.regions import Interior
+from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.graph.consumers import descendants, is_movement
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
 
@@ -28,20 +28,20 @@ class Sum(NamedTuple):
     small: int
 
 
-def narrow_biases(graph: Graph, facts: Facts, interior: Interior) -> None:
-    """Takes sums out of `interior.fused`, and fills in `interior.biased`."""
+def store_bias_sums(graph: Graph, provenance: Provenance, regions: FusionRegions) -> None:
+    """Takes sums out of `regions.fused`, and fills in `regions.bias_sums`."""
     convolutions = graph.named.get("conv_general_dilated", ())
     sources = _sources(graph) if convolutions else {}
     for convolution in convolutions:
         sums = _sums(graph, sources, convolution)
         if not sums or not _is_summed_by_image(graph, sums[-1].value):
             continue
-        if all(interior.fused[s.value] for s in sums):
+        if all(regions.fused[s.value] for s in sums):
             first, last = sums[0], sums[-1]
-            interior.fused[last.value] = 0
-            if not facts.dense[first.small]:
-                interior.fused[first.value] = 0
-                interior.biased.add(first.value)
+            regions.fused[last.value] = 0
+            if not provenance.dense[first.small]:
+                regions.fused[first.value] = 0
+                regions.bias_sums.add(first.value)
 
 
 def _sources(graph: Graph) -> dict[int, int]:
@@ -54,8 +54,8 @@ def _sums(graph: Graph, sources: Mapping[int, int], convolution: Node) -> list[S
     """The sums that begin with a convolution, as long as nothing else reads what is added to."""
     (value,) = convolution.outs
     sums: list[Sum] = []
-    while len(graph.uses[value]) == 1 and value not in graph.outputs:
-        (reader,) = graph.uses[value]
+    while len(graph.readers[value]) == 1 and value not in graph.outputs:
+        (reader,) = graph.readers[value]
         others = [v for v in reader.ins if v != value]
         if reader.name != "add" or len(others) != 1:
             break
@@ -71,7 +71,7 @@ def _sums(graph: Graph, sources: Mapping[int, int], convolution: Node) -> list[S
 
 def _is_summed_by_image(graph: Graph, value: int) -> bool:
     moved = descendants(graph, value, is_movement)
-    return any(_keeps_both_ends(graph, reader) for v in moved for reader in graph.uses[v])
+    return any(_keeps_both_ends(graph, reader) for v in moved for reader in graph.readers[v])
 
 
 def _keeps_both_ends(graph: Graph, node: Node) -> bool:

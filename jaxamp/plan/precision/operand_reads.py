@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.plan.dataflow.provenance import Facts
-from jaxamp.plan.dataflow.regions import Interior
-from jaxamp.plan.dataflow.uses import Demand, is_state_update
+from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.dataflow.regions import FusionRegions
+from jaxamp.plan.dataflow.uses import Uses, is_state_update
 from jaxamp.plan.decision import Also
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.precision.choose import Choice
@@ -16,12 +16,12 @@ from jaxamp.policy.policy import PrecisionPolicy
 
 
 @dataclass(slots=True, eq=False)
-class Readings:
+class OperandReads:
     """How values are read.
 
     Attributes:
       graph: the program.
-      fresh: boundary values, and what is only moved from them: each use makes its own cast, so
+      own_cast: boundary values, and what is only moved from them: each use makes its own cast, so
         that cotangents meet in f32; XLA merges the casts themselves.
       copies: precision of the copy that far readers of a fused value get.
       sums_wide: whether the cotangents that dots give to boundary values are f32 before they meet
@@ -30,13 +30,13 @@ class Readings:
     """
 
     graph: Graph
-    fresh: bytearray
+    own_cast: bytearray
     copies: Mapping[int, Precision]
-    interior: Interior
+    regions: FusionRegions
     sums_wide: bool
     low: Precision | None
 
-    def also(self, node: Node, choice: Choice, stored: Sequence[Precision | None]) -> Also:
+    def dual_reads(self, node: Node, choice: Choice, stored: Sequence[Precision | None]) -> Also:
         """What a node reads twice: boundary values as they are stored, and in another precision.
 
         A contraction rounds them, and is differentiated by what they are. What is reversed is
@@ -48,53 +48,53 @@ class Readings:
             return ()
         if choice.scaled or not is_narrow(choice.operand):
             return ()
-        if not all(self.graph.ours[v] for v in node.ins[:2]):  # whole numbers, say
+        if not all(self.graph.is_float32[v] for v in node.ins[:2]):  # whole numbers, say
             return ()
         pairs = enumerate(node.ins)
-        return tuple((i, None) for i, v in pairs if self.fresh[v] and stored[v] is Precision.F32)
+        return tuple((i, None) for i, v in pairs if self.own_cast[v] and stored[v] is Precision.F32)
 
     def _is_reversed_weight(self, node: Node, stored: Sequence[Precision | None]) -> bool:
         (out,) = node.outs
-        is_wide = self.fresh[out] and stored[out] is Precision.F32
-        return bool(is_wide) and any(r.role is Role.CONTRACT for r in self.graph.uses[out])
+        is_wide = self.own_cast[out] and stored[out] is Precision.F32
+        return bool(is_wide) and any(r.role is Role.CONTRACT for r in self.graph.readers[out])
 
     def copy_for(self, value: int, reader: Node) -> Precision | None:
         """The copy that a reader gets, ``None`` for the value itself."""
         copy = self.copies.get(value)
-        return copy if copy and self.interior.is_far(value, reader) else None
+        return copy if copy and self.regions.is_far(value, reader) else None
 
 
-def find_readings(
+def find_operand_reads(
     graph: Graph,
-    facts: Facts,
-    demand: Demand,
-    interior: Interior,
+    provenance: Provenance,
+    uses: Uses,
+    regions: FusionRegions,
     copies: Mapping[int, Precision],
     stored: Sequence[Precision | None],
     policy: PrecisionPolicy,
     wide: Iterable[int] = (),
-) -> Readings:
+) -> OperandReads:
     """Follows boundary values through movement, and adds what an update makes of them.
 
     What is f32 and the same in every turn of a loop is one too: cotangents meet over the turns.
     """
-    fresh = bytearray(len(graph.avals))
+    own_cast = bytearray(len(graph.avals))
     for value in graph.sources:
-        fresh[value] = not is_narrow(stored[value])
+        own_cast[value] = not is_narrow(stored[value])
     for value in wide:
-        fresh[value] = stored[value] is Precision.F32
+        own_cast[value] = stored[value] is Precision.F32
     for carry in graph.carries:
-        fresh[carry.inner] = fresh[carry.result] = carry.kept
+        own_cast[carry.inner] = own_cast[carry.result] = carry.keeps_dtype
     for node in graph.nodes:
         if node.role is Role.MOVE:
             for source, out in movements(node):
-                fresh[out] = fresh[source]
+                own_cast[out] = own_cast[source]
         elif node.link is Link.SLICE:
-            fresh[node.outs[0]] = fresh[node.ins[0]]
+            own_cast[node.outs[0]] = own_cast[node.ins[0]]
         elif node.link is Link.INVARIANT:
-            fresh[node.outs[0]] = not is_narrow(stored[node.outs[0]])
-        elif is_state_update(facts, demand, node):
+            own_cast[node.outs[0]] = not is_narrow(stored[node.outs[0]])
+        elif is_state_update(provenance, uses, node):
             for out in node.outs:
-                fresh[out] = 1
+                own_cast[out] = 1
     low = policy.base if is_narrow(policy.base) else None
-    return Readings(graph, fresh, copies, interior, not is_narrow(policy.allreduce), low)
+    return OperandReads(graph, own_cast, copies, regions, not is_narrow(policy.allreduce), low)

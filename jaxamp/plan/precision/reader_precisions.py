@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from jaxamp.core.formats import Precision
-from jaxamp.plan.dataflow.uses import Demand
+from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.precision.choose import Choice
 
@@ -15,24 +15,24 @@ Choices = Mapping[Node, Choice]
 Storage = Sequence[Precision | None]
 
 
-def is_handed_on(node: Node, choices: Choices, links: Collection[Link]) -> bool:
+def is_forwarded(node: Node, choices: Choices, links: Collection[Link]) -> bool:
     """Whether what a node reads becomes what it makes: by movement or one of some links."""
     return node.link in links or (node.role is Role.MOVE and choices[node].operand is None)
 
 
-def handed_on(node: Node, choices: Choices, links: Collection[Link]) -> Iterable[tuple[int, int]]:
+def forwarded(node: Node, choices: Choices, links: Collection[Link]) -> Iterable[tuple[int, int]]:
     """Pairs of an operand and the result that it becomes, by movement or one of some links."""
-    if not is_handed_on(node, choices, links):
+    if not is_forwarded(node, choices, links):
         return ()
     return movements(node) if node.link is None else [(value, node.outs[0]) for value in node.ins]
 
 
-class Wanted:
+class ReaderPrecisions:
     """The narrow precision in which every reader takes a value; f32 where there is no such.
 
     Args:
       graph: the program.
-      demand: what its values are for: what nobody needs reads nothing.
+      uses: what its values are for: what nobody needs reads nothing.
       stored: precision in which each value is stored.
       choices: what was chosen for each node.
       links: those through which a value is handed on as it is.
@@ -41,18 +41,18 @@ class Wanted:
     def __init__(
         self,
         graph: Graph,
-        demand: Demand,
+        uses: Uses,
         stored: Storage,
         choices: Choices,
         links: Collection[Link],
     ) -> None:
-        self.graph, self.demand, self.stored = graph, demand, stored
+        self.graph, self.uses, self.stored = graph, uses, stored
         self.choices, self.links = choices, links
         self._of = [p or F32 for p in stored]
         for node in reversed(graph.nodes):
             for value in node.outs:
-                if graph.ours[value] and stored[value] is F32:
-                    taken = set(self.taken(value, graph.uses[value]))
+                if graph.is_float32[value] and stored[value] is F32:
+                    taken = set(self.taken(value, graph.readers[value]))
                     self._of[value] = taken.pop() if len(taken) == 1 else F32
 
     def __getitem__(self, value: int) -> Precision:
@@ -62,8 +62,8 @@ class Wanted:
         """The precisions in which readers take a value, and the program as its result."""
         if value in self.graph.outputs or value in self.graph.onward:
             yield F32
-        for reader in filter(self.demand.needs, readers):
-            moved = handed_on(reader, self.choices, self.links)
+        for reader in filter(self.uses.needs, readers):
+            moved = forwarded(reader, self.choices, self.links)
             outs = [out for source, out in moved if source == value]
             if outs:
                 yield from (self[out] for out in outs)

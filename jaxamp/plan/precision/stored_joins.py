@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxamp.plan.conditioning.exponents import powers
-from jaxamp.plan.conditioning.saturating_curves import is_complemented
-from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Facts
-from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, Interior, folds_rows
+from jaxamp.plan.conditioning.exponents import exponentials_of_difference
+from jaxamp.plan.conditioning.saturating_curves import feeds_later_derivative
+from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
+from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, FusionRegions, reduces_rows
 from jaxamp.plan.graph.consumers import descendants
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
@@ -21,9 +21,9 @@ from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
 _NONE, _SEVERAL = -1, -2
 
 
-def store_what_joins(graph: Graph, facts: Facts, interior: Interior) -> None:
-    """Takes values back out of `interior.fused`, and fills in `interior.joined`."""
-    joins = _Joins(graph, facts, interior, _find_shared(graph, facts, interior))
+def store_joins(graph: Graph, provenance: Provenance, regions: FusionRegions) -> None:
+    """Takes values back out of `regions.fused`, and fills in `regions.joined`."""
+    joins = _Joins(graph, provenance, regions, _find_shared(graph, provenance, regions))
     for node in graph.nodes:
         joins.visit(node)
 
@@ -36,25 +36,25 @@ class _Joins:
       shared: joins that are stored rather than several values made of them.
       made_of: per value, the one large stored activation that it is made of, `_NONE` or `_SEVERAL`.
       mixed: whether others are joined to that, however small.
-      dear: whether what is costly is computed between that and the value.
+      costly: whether what is costly is computed between that and the value.
     """
 
     graph: Graph
-    facts: Facts
-    interior: Interior
+    provenance: Provenance
+    regions: FusionRegions
     shared: set[int]
     made_of: list[int] = field(init=False)
     mixed: bytearray = field(init=False)
-    dear: bytearray = field(init=False)
+    costly: bytearray = field(init=False)
 
     def __post_init__(self) -> None:
         self.made_of = [_NONE] * len(self.graph.avals)
         self.mixed = bytearray(len(self.graph.avals))
-        self.dear = bytearray(len(self.graph.avals))
+        self.costly = bytearray(len(self.graph.avals))
 
     def visit(self, node: Node) -> None:
         """Decides for what a node makes."""
-        dense = self.facts.dense
+        dense = self.provenance.dense
         any_dense = False
         for value in node.outs:
             self.made_of[value] = value if dense[value] else _NONE
@@ -66,26 +66,26 @@ class _Joins:
 
     def _enter(self, node: Node, value: int, parts: tuple[int, ...]) -> None:
         joined = self._join(value, parts)
-        self.interior.joined[value] = joined == _SEVERAL
+        self.regions.joined[value] = joined == _SEVERAL
         if self.graph.kinds[value] == "b":  # a mask is made again where it is read
             self.made_of[value] = joined
-        if not self.interior.fused[value]:
+        if not self.regions.fused[value]:
             return
         large = [v for v in parts if _is_large(self.graph, v, value)]
-        is_dear = node.trait in COSTLY or union(self.dear, large)
+        is_costly = node.trait in COSTLY or union(self.costly, large)
         is_mixed = union(self.mixed, parts) or len({self.made_of[v] for v in parts} - {_NONE}) > 1
-        is_joined = joined == _SEVERAL or bool(is_dear and is_mixed)
-        if self._is_stored(value, is_joined, bool(is_dear)):
-            is_argument = is_complemented(self.graph, self.interior, node, value)
+        is_joined = joined == _SEVERAL or bool(is_costly and is_mixed)
+        if self._is_stored(value, is_joined, bool(is_costly)):
+            is_argument = feeds_later_derivative(self.graph, self.regions, node, value)
             joined = node.ins[0] if is_argument else value
-            if is_joined and (powers := self._powers(joined)):
-                self.interior.copied.add(joined)
-                self.interior.powers.update(powers)
+            if is_joined and (exponentials := self._exponentials(joined)):
+                self.regions.copied.add(joined)
+                self.regions.exponentials.update(exponentials)
             else:
-                self.interior.fused[joined] = 0
+                self.regions.fused[joined] = 0
         self.made_of[value] = joined
         self.mixed[value] = is_mixed and joined != value
-        self.dear[value] = is_dear and joined != value
+        self.costly[value] = is_costly and joined != value
 
     def _join(self, value: int, parts: tuple[int, ...]) -> int:
         """The one large activation among those that a value is made of; or that there are more."""
@@ -93,51 +93,53 @@ class _Joins:
         found = {p for p in made_of if p < 0 or _is_large(self.graph, p, value)} - {_NONE}
         return _NONE if not found else found.pop() if len(found) == 1 else _SEVERAL
 
-    def _powers(self, value: int) -> list[int]:
+    def _exponentials(self, value: int) -> list[int]:
         """Exponentials, in the kernel of a value or a choice of it, of its distance to another.
 
         What a loop stacks is read from there.
         """
         graph = self.graph
-        if any(r.role is Role.LINK for r in graph.uses[value]):
+        if any(r.role is Role.LINK for r in graph.readers[value]):
             return []
         chosen = descendants(graph, value, lambda r: r.name == "select_n")
-        near = (r for v in chosen for r in graph.uses[v] if not self.interior.is_far(v, r))
-        return [p for reader in near for p in powers(graph, self.facts, reader)]
+        near = (r for v in chosen for r in graph.readers[v] if not self.regions.is_far(v, r))
+        return [
+            p for reader in near for p in exponentials_of_difference(graph, self.provenance, reader)
+        ]
 
-    def _is_stored(self, value: int, is_joined: bool, is_dear: bool) -> bool:
-        graph, readers = self.graph, self.graph.uses[value]
+    def _is_stored(self, value: int, is_joined: bool, is_costly: bool) -> bool:
+        graph, readers = self.graph, self.graph.readers[value]
         if is_joined and value in self.shared:
             return True
-        if is_joined and any(self.interior.is_far(value, r) for r in readers):
+        if is_joined and any(self.regions.is_far(value, r) for r in readers):
             return True
-        if not is_joined and (not is_dear or self._is_normalised(value)):
+        if not is_joined and (not is_costly or self._is_normalized(value)):
             return False
-        folds = (r for r in readers if r.role is Role.REDUCE and not folds_rows(graph, r))
+        folds = (r for r in readers if r.role is Role.REDUCE and not reduces_rows(graph, r))
         # A window's sum is a kernel of its own, which takes what is dear in f32.
-        folded = any(is_joined or not self.interior.kernels[r.index] for r in folds)
+        folded = any(is_joined or not self.regions.kernels[r.index] for r in folds)
         return folded and any(r.role is Role.ELEMENTWISE for r in readers)
 
-    def _is_normalised(self, value: int) -> bool:
+    def _is_normalized(self, value: int) -> bool:
         """Whether a value meets what it is folded to: of its distance to that, roundings are large.
 
         What weighs channels has come through products since, and is an activation.
         """
         others = {
             v
-            for reader in self.graph.uses[value]
+            for reader in self.graph.readers[value]
             if reader.role is Role.ELEMENTWISE
             for v in reader.ins
         }
-        return any(self.facts.bits[v] & (STATISTIC | DENSE) == STATISTIC for v in others)
+        return any(self.provenance.bits[v] & (STATISTIC | DENSE) == STATISTIC for v in others)
 
 
-def _find_shared(graph: Graph, facts: Facts, interior: Interior) -> set[int]:
+def _find_shared(graph: Graph, provenance: Provenance, regions: FusionRegions) -> set[int]:
     """Joins that are smaller than all that is made of them alone and read by later kernels.
 
     A norm of a sum reads the sum three times, and once more in the backward pass.
     """
-    dense, fused = facts.dense, interior.fused
+    dense, fused = provenance.dense, regions.fused
     root = list(range(len(graph.avals)))  # the join that a fused value is made of alone
     later: dict[int, Any] = {}
     for node in graph.nodes:
@@ -147,7 +149,7 @@ def _find_shared(graph: Graph, facts: Facts, interior: Interior) -> set[int]:
             roots = {root[v] for v in parts if dense[v] and _is_large(graph, v, value)}
             if len(roots) == 1:
                 (root[value],) = roots
-                if any(interior.is_far(value, r) for r in graph.uses[value]):
+                if any(regions.is_far(value, r) for r in graph.readers[value]):
                     later[root[value]] = later.get(root[value], 0) + graph.sizes[value]
     return {v for v, size in later.items() if fused[v] and is_smaller(graph.sizes[v], size)}
 
