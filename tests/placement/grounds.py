@@ -19,11 +19,11 @@ PLACEMENT = (
     "exact in",
     "a bias:",
     "f32 inside, stored in",
-    "movement keeps what it is given",
+    "data movement keeps its operand's dtype",
     "inside a fused region",
-    "compares what is stored",
-    "compares roundings to",
-    "travels in",
+    "compares stored values",
+    "compares operands rounded to",
+    "sent in",
     "goes into an f32 carry",
     "operands in bf16; result goes into an f32 carry",
     "operands in f16; result goes into an f32 carry",
@@ -66,12 +66,12 @@ def moved(program: Program, node: Node) -> Iterator[tuple[int, int]]:
     """Pairs of a value and what a node makes of it without computing with it."""
     if node.link in (Link.SLICE, Link.STACK, Link.JOIN, Link.INVARIANT):
         yield from ((v, out) for v in node.ins for out in node.outs)
-    elif node.role is Role.MOVE and not _travels(program, node):
+    elif node.role is Role.MOVE and not _is_sent(program, node):
         yield from movements(node)
 
 
-def _travels(program: Program, node: Node) -> bool:
-    return program.decisions[node].reason.startswith("travels in")
+def _is_sent(program: Program, node: Node) -> bool:
+    return program.decisions[node].reason.startswith("sent in")
 
 
 def taken_wide(program: Program) -> set[int]:

@@ -1,10 +1,11 @@
-"""Values that meet, with the opposite sign, what a kernel of its own has made of them.
+"""Detect cancellation `x - f(x)` where `f(x)` is computed by another kernel.
 
-`c - cummax(c)`, `c + cumlogsumexp(i - c)`, `h - irfft(rfft(h))`: what is added to `c` is added to
-the other term too, and cancels. The kernel reads what is stored and its neighbours read float32,
-so that a rounding of `c` in one of the two would not cancel.
+`c - cummax(c)`, `c + cumlogsumexp(i - c)`, `h - irfft(rfft(h))`: a perturbation of `c` appears in
+both terms and cancels. A kernel of its own reads the stored, rounded `c`, whereas the fused reader
+takes `c` in float32. The rounding then appears in one of the terms only and does not cancel.
 
-Means and maxima of whole rows are not among them: they are fused, and read what all others read.
+Means and maxima of whole rows are no such case: they are fused, and read what all other readers
+read.
 """
 
 from __future__ import annotations
@@ -23,11 +24,10 @@ class Dependence(NamedTuple):
     """How a value changes with another one, its origin.
 
     Attributes:
-      origin: the other one.
-      sign: whether the value grows (1) or shrinks (-1) with it.
-      is_factor: whether the exponential of the origin is a factor of it, rather than the origin a
-        term.
-      kernels: how many kernels and cuts are between the two.
+      origin: the other value.
+      sign: 1 if the value increases with the origin, -1 if it decreases.
+      is_factor: whether `exp(origin)` is a factor of the value, rather than `origin` a term.
+      kernels: number of kernels and slices between the two.
     """
 
     origin: int
@@ -38,11 +38,11 @@ class Dependence(NamedTuple):
 
 Dependences = frozenset[Dependence]
 _NOTHING: Dependences = frozenset()
-_MOST = 8  # origins of one value: the last ones
+_MOST = 8  # dependences kept per value, the latest: a bound on time
 
 
 def find_cancelling(graph: Graph, provenance: Provenance, regions: FusionRegions) -> list[int]:
-    """Values that cancel with what a kernel has made of them, and all values in between."""
+    """Return values that cancel with a kernel's function of them, and all values in between."""
     if not _may_cancel(graph, regions):
         return []
     dependences = _Cancellation(graph, provenance, regions)
@@ -52,7 +52,10 @@ def find_cancelling(graph: Graph, provenance: Provenance, regions: FusionRegions
 
 
 def _may_cancel(graph: Graph, regions: FusionRegions) -> bool:
-    """Whether what has gone through a kernel or a cut is joined with anything but known numbers."""
+    """Return whether the output of a kernel or slice is combined with anything but known numbers.
+
+    It is a cheap test: most programs have no such combination, and need no sweep.
+    """
     constants = graph.constants.keys()
     nodes = [n for n in graph.nodes if n.ins and (n.role is Role.MOVE or regions.kernels[n.index])]
     apart = [node for node in nodes if _moves_apart(graph, regions, node)]
@@ -74,7 +77,7 @@ def _may_cancel(graph: Graph, regions: FusionRegions) -> bool:
 
 
 def _propagates(node: Node) -> bool:
-    """Whether what a node makes may grow with what it reads."""
+    """Return whether the results of a node may depend on its operands as terms or factors."""
     return (
         node.role in _PROPAGATING
         or node.name in _CURVES
@@ -84,29 +87,30 @@ def _propagates(node: Node) -> bool:
 
 
 def _moves_apart(graph: Graph, regions: FusionRegions, node: Node) -> bool:
-    """Whether what a node makes and what it reads are in different kernels or rows."""
+    """Return whether operand and result of a node belong to different kernels or rows."""
     if node.role is Role.MOVE:
         return is_smaller(graph.sizes[node.outs[0]], graph.sizes[node.ins[0]])
     return bool(regions.kernels[node.index]) and _keeps_terms(node)
 
 
 def _keeps_terms(node: Node) -> bool:
-    """Whether adding a number to all that a node reads adds it to what the node makes, too."""
+    """Return whether adding a constant to all operands of a node adds it to the result."""
     selects = node.trait is Trait.EXTREMUM or node.name == "cumlogsumexp"
     return selects or node.trait is Trait.NO_KERNEL
 
 
 def _keeps_factors(node: Node) -> bool:
-    """Whether what a node makes has the factors that all that it reads has."""
+    """Return whether a common factor of all operands of a node is a factor of the result."""
     return node.trait is Trait.SUM or node.name == "cumsum"
 
 
 class _Cancellation:
-    """A sweep forward.
+    """Forward sweep that tracks which terms and factors each value consists of.
 
     Attributes:
-      of: what each value grows or shrinks with.
-      cancelling: what must not be rounded.
+      of: per value, its dependences on earlier values.
+      maker: the node that computes each value.
+      cancelling: values that must not be rounded.
     """
 
     def __init__(self, graph: Graph, provenance: Provenance, regions: FusionRegions) -> None:
@@ -116,7 +120,7 @@ class _Cancellation:
         self.cancelling: list[int] = []
 
     def enter(self, node: Node) -> None:
-        """Finds what the results of a node grow with."""
+        """Record the dependences of a node's results."""
         for source, out in movements(node) if node.ins else ():
             self.maker[out] = node
             if self.graph.kinds[out] in "iub":
@@ -149,13 +153,13 @@ class _Cancellation:
         return _through_kernel(self.of[source]) if apart else self.of[source]
 
     def _reduced(self, node: Node, source: int) -> Dependences:
-        """Sums hand on factors, and what picks or filters hands on terms."""
+        """Return the dependences of a reduction: sums keep factors, maxima keep terms."""
         adds, carries = _keeps_factors(node), _keeps_terms(node)
         kept = frozenset(o for o in self.of[source] if carries or (adds and o.is_factor))
         return _through_kernel(kept) if self.regions.kernels[node.index] else kept
 
     def _combined(self, node: Node) -> Dependences:
-        """Of a sum the terms, of a product the factors; what cancels is noted."""
+        """Return the terms of a sum or the factors of a product, less those that cancel."""
         is_factor, negates = _COMBINING[node.name]
         found: set[Dependence] = set()
         cancelled: set[Dependence] = set()
@@ -172,12 +176,12 @@ class _Cancellation:
         return frozenset(found - cancelled)
 
     def _common(self, parts: Iterable[int]) -> Dependences:
-        """What all have in common: a choice between them grows as they do."""
+        """Return the dependences that all operands share: a selection between them has these."""
         first, *others = [self.of[v] for v in parts]
         return frozenset(o for o in first if all(_contains(other, o) for other in others))
 
     def _mark_cancelling(self, node: Node, origin: int) -> None:
-        """Notes all that leads from an origin to where it cancels."""
+        """Mark all values on paths from an origin to the node where it cancels."""
 
         def grows_with_it(value: int) -> bool:
             return any(o.origin == origin for o in self.of[value])
@@ -191,7 +195,7 @@ _CURVES = ("exp", "log")
 _CHOOSING = ("max", "min", "select_n")
 _TERMWISE = (*_CHOOSING, "neg")
 
-# Whether factors are joined, not terms, and whether the second operand is turned.
+# Whether the operation combines factors, not terms, and whether it negates the second operand's.
 _COMBINING = {
     "add": (False, False),
     "add_any": (False, False),

@@ -1,6 +1,7 @@
-"""Products of which a logarithm or a root is taken: that fits into float16 where they do not.
+"""Find products that are read through a logarithm or root, which fits into float16.
 
-A sigmoid of an infinity is as good as of a large number; a logarithm or a root is infinite itself.
+The product itself may overflow float16. A sigmoid of infinity is as good as that of a large number,
+but a logarithm or root of infinity is infinite.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from jaxamp.plan.graph.graph import Graph, Node, Role
 
 
 def is_compressed(graph: Graph, value: int) -> bool:
-    """Whether such a function takes a value, or what it is moved to or shifted by a number."""
+    """Return whether a logarithm or root is taken of a value, possibly moved or shifted before."""
     near = descendants(graph, value, lambda node: _keeps(graph, node))
     return any(reader.name in _COMPRESSING for v in near for reader in graph.readers[v])
 

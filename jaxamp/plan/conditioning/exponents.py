@@ -1,8 +1,8 @@
-"""What is stored though an exponential is taken of its distance to another activation.
+"""Find stored values `x` of which `exp(x - y)` is computed, as the derivative of `logaddexp` is.
 
-`exp(x - y)` has the error of `y` itself, however small the distance: so is `logaddexp`
-differentiated. What is fused is read there before it is rounded; what has to be in memory, for a
-concatenation or a loop, is not.
+The absolute rounding error of `x` is the relative error of the exponential, however small the
+difference. A fused reader takes `x` before it is rounded; what has to be in memory, for a
+concatenation or a loop, is rounded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxamp.plan.graph.graph import Graph, Node, Role
 
 
 def find_exponents(graph: Graph, provenance: Provenance, regions: FusionRegions) -> set[int]:
-    """Values that are not fused, and whose distances to others are exponents."""
+    """Return values that are not fused and whose differences to others are exponents."""
     if "exp" not in graph.named:
         return set()
     chosen = {out: node for node in graph.named.get("select_n", ()) for out in node.outs}
@@ -34,7 +34,7 @@ def find_exponents(graph: Graph, provenance: Provenance, regions: FusionRegions)
 
 
 def exponentials_of_difference(graph: Graph, provenance: Provenance, node: Node) -> list[int]:
-    """Exponentials of what a node makes, if that is the distance of two activations."""
+    """Return the exponentials taken of a node's result, if it subtracts two activations."""
     if node.name != "sub" or not all(provenance.dense[v] for v in node.ins):
         return []
     near = descendants(graph, node.outs[0], _passes)

@@ -1,9 +1,9 @@
-"""What a loop multiplies one of its carries by in every turn: a decay, a forget gate.
+"""Find forget gates: factors by which a loop multiplies a carry in every iteration.
 
-`h = f * h + i`: a rounding of `f` is raised to the number of turns. 0.999 is 1 in bfloat16, and
-then nothing is forgotten. The carry is in float32 anyway; here is what it is multiplied by, which
-may be stored: computed before the loop and sliced, or stacked by one loop for another. A loop that
-is written out has decays too: see recurrences.py.
+`h = f * h + i`: after `n` iterations the rounding of `f` is raised to the power `n`. In bfloat16
+0.999 is 1, and nothing is forgotten. The carry is float32 anyway. The factor may be stored:
+computed before the loop and sliced, or stacked by one loop for another. For loops written out in
+Python see `unrolled_recurrences.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FORWARDING = (Link.SLICE, Link.STACK, Link.INVARIANT, Link.JOIN)
 
 
 def find_forget_gates(graph: Graph, recurrences: LinearPath) -> frozenset[int]:
-    """What carries that stay float32 are multiplied by, and what that is moved or chosen from."""
+    """Return the factors of float32 carries, and the values these are moved or selected from."""
     found = set(_factors(recurrences))
     for carry in graph.carries:
         if carry.keeps_dtype and graph.is_float32[carry.inner]:
@@ -31,7 +31,7 @@ def find_forget_gates(graph: Graph, recurrences: LinearPath) -> frozenset[int]:
 
 
 def _linear_path(graph: Graph, carry: Carry) -> LinearPath:
-    """Nodes by which a carry is made of itself, and what of it they read."""
+    """Return the nodes that make a carry linear in itself, each with the operand on that path."""
     read: dict[Node, int] = {}
     pending = [carry.inner]
     for value in pending:
@@ -54,7 +54,7 @@ def _factors(path: Sequence[tuple[Node, int]]) -> Iterable[int]:
 
 
 def _sources(node: Node, found: set[int]) -> Iterable[int]:
-    """What a node makes a decay of without arithmetic, or by multiplying."""
+    """Return the operands from which a node makes a gate by movement, selection or scaling."""
     if found.isdisjoint(node.outs):
         return ()
     if node.role is Role.MOVE:

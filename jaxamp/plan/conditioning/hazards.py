@@ -1,4 +1,4 @@
-"""What values would lose in a narrow format, by all that the sweeps have found of them."""
+"""Collect, per value, the numerical hazards of storing it in a narrow format."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.policy.policy import PrecisionPolicy
 
-FORGET_GATE = Constraint("multiplies a carry in every turn", Guard.LOOP_CARRY)
-UNROLLED_CARRY = Constraint("carried through equal turns", Guard.LOOP_CARRY)
-PERIODIC = Constraint("of its multiples sines are taken", Guard.SENSITIVE)
-TOPK_OPERAND = Constraint("an index is picked by its order", Guard.SENSITIVE)
-EXPONENT = Constraint("an exponential is taken of its distance to another", Guard.SENSITIVE)
-LARGE_OFFSET = Constraint("mostly a known number", Guard.SENSITIVE)
-SQUARED_DISTANCE = Constraint(
-    "what comes back by its squares and by its products cancels", Guard.SENSITIVE
-)
+FORGET_GATE = Constraint("multiplies a carry in every iteration", Guard.LOOP_CARRY)
+UNROLLED_CARRY = Constraint("carry of an unrolled recurrence", Guard.LOOP_CARRY)
+PERIODIC = Constraint("argument of a periodic function", Guard.SENSITIVE)
+TOPK_OPERAND = Constraint("its order selects indices", Guard.SENSITIVE)
+EXPONENT = Constraint("read by exp(x - y)", Guard.SENSITIVE)
+LARGE_OFFSET = Constraint("small variation around a large constant", Guard.SENSITIVE)
+SQUARED_DISTANCE = Constraint("gradients of its squares and products cancel", Guard.SENSITIVE)
 
 
 @dataclass(frozen=True, slots=True)
 class Hazards:
-    """What tells which values of a program would lose much in a narrow format.
+    """Numerical hazards of a program's values.
 
     Attributes:
-      provenance: what each value is.
-      uses: what each value is for.
-      self_combined: per value, 1 if it is combined with parts of itself; see folds.py.
-      singularities: per value, flags for where a result computed from it is infinite: at zero or
-        elsewhere; see singularities.py.
-      magnitudes: per value, flags for how near to zero or how large it may be; see magnitudes.py.
-      forget_gates: values that a loop multiplies a carry by in every turn; see decays.py.
-      squared_distances: values whose squares and products nearly cancel; see distances.py.
-      constraints: values for which one word is enough, and that; only under guards that are on.
-      guards: those of the policy.
+      provenance: where each value comes from.
+      uses: what each value is used for.
+      self_combined: per value, 1 if it is combined with shifted parts of itself; see
+        `prefix_folds.py`.
+      singularities: per value, flags for singularities of its readers, at zero or elsewhere; see
+        `singularities.py`.
+      magnitudes: per value, flags for how near to zero or how large it may be; see `magnitudes.py`.
+      forget_gates: factors of a carry in every iteration of a loop; see `forget_gates.py`.
+      squared_distances: values whose squares and products nearly cancel; see
+        `squared_distances.py`.
+      constraints: values with one of the other hazards; only under guards that are on.
+      guards: guards of the policy.
     """
 
     provenance: Provenance
@@ -69,40 +69,44 @@ class Hazards:
     guards: Set[Guard]
 
     def of(self, node: Node, outs: Sequence[int], low: Precision) -> Constraint | None:
-        """Why the results of a node have to stay in f32, if they would lose much.
+        """Return why the results of a node have to stay float32, or `None`.
 
         Args:
-          node: what makes them.
-          outs: those of its results that are ours.
+          node: the node.
+          outs: its float32 results.
           low: the narrow format.
         """
         provenance, guards = self.provenance, self.guards
         known, flags = union(provenance.bits, outs), union(self.uses.bits, outs)
         if Guard.RANGE in guards:
             if known & (LARGE | TINY):
-                return Constraint(f"rests on a constant beyond {low.short}", Guard.RANGE)
+                return Constraint(f"depends on a constant beyond {low.short}", Guard.RANGE)
             if low is Precision.F16 and node.trait is Trait.SENSITIVE:
-                return Constraint("may outgrow f16", Guard.RANGE)
+                return Constraint("may overflow f16", Guard.RANGE)
             if low is Precision.F16 and union(self.magnitudes, outs) & MAY_OVERFLOW:
-                return Constraint("divided by what may be small: may outgrow f16", Guard.RANGE)
+                return Constraint(
+                    "quotient of a possibly small divisor: may overflow f16", Guard.RANGE
+                )
         if Guard.EXACT_INTEGER in guards and any(is_inexact(provenance, v, low) for v in outs):
-            return Constraint(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
+            return Constraint(
+                f"integers of more than {low.mantissa_bits} bits", Guard.EXACT_INTEGER
+            )
         if Guard.SENSITIVE in guards and any(self.self_combined[v] for v in outs):
-            return Constraint("combined with parts of itself", Guard.SENSITIVE)
+            return Constraint("combined with shifted parts of itself", Guard.SENSITIVE)
         for value in outs:
             if value in self.constraints:
                 return self.constraints[value]
         near = union(self.singularities, outs)
         if Guard.SENSITIVE in guards and near & AT_NUMBER:
             return Constraint(
-                "rounded, it may be where what is made of it is infinite", Guard.SENSITIVE
+                "rounding may hit a singularity of a later operation", Guard.SENSITIVE
             )
         if Guard.RANGE in guards and low is Precision.F16 and near & AT_ZERO:
-            return Constraint("divided by, and may be zero in f16", Guard.RANGE)
+            return Constraint("a divisor that may be zero in f16", Guard.RANGE)
         if Guard.LOOP_CARRY in guards and flags & EXACTING:
             return Constraint("decides when a loop stops", Guard.LOOP_CARRY)
         if Guard.NO_KERNEL in guards and (flags & FRAGILE or known & SOLVED):
-            return Constraint("belongs to a factorisation", Guard.NO_KERNEL)
+            return Constraint("part of a matrix factorization", Guard.NO_KERNEL)
         return None
 
 
@@ -113,7 +117,7 @@ def find_hazards(
     regions: FusionRegions,
     policy: PrecisionPolicy,
 ) -> Hazards:
-    """Runs the sweeps that look for what a narrow format would harm."""
+    """Run all analyses of this folder."""
     magnitudes = find_magnitudes(graph, provenance)
     recurrences = find_unrolled_recurrences(graph, provenance)
     cancelling = (
@@ -128,7 +132,7 @@ def find_hazards(
     )
     simple: Sequence[
         tuple[Constraint, Iterable[int]]
-    ] = (  # the first that holds of a value is said of it
+    ] = (  # reports give the first that holds for a value
         (FORGET_GATE, forget_gates),
         (UNROLLED_CARRY, (v for node, read in recurrences for v in (read, *node.outs))),
         (PERIODIC, find_periodic_arguments(graph, provenance)),

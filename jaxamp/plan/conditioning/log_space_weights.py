@@ -1,8 +1,8 @@
-"""Values that are weighed over and over, as cotangents are behind a fold by `logaddexp`.
+"""Find cotangents that are weighted many times, as those behind a scan of `logaddexp` are.
 
-Each turn or level multiplies them by exponentials of differences, and adds them to others. What is
-made of all that nearly cancels: to add a number to all logarithms changes no weight. A few
-roundings are like those of layers; with many the remainder is less than they are.
+Each step multiplies them by exponentials of differences and adds them to others. The sum nearly
+cancels, as adding a constant to all logarithms changes no weight. A few roundings are like those of
+layers; after many, the remainder is smaller than they are.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from jaxamp.plan.conditioning.unrolled_recurrences import is_linear
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
-_MANY = 3  # fewer are like layers
+_MANY = 3  # weighted fewer times, values round as in a network of few layers
 
 
 def find_log_space_weights(graph: Graph, provenance: Provenance) -> list[int]:
-    """Values on a way of many weighings that are weighed again or added up by a prefix sum.
+    """Return values weighted many times that are weighted again or enter a prefix sum.
 
-    And the weights there: those of one turn add up to one, and rounded they do not.
+    The weights of those are returned too: of one step they add up to one, and rounded they do not.
     """
     weights = _find_weights(graph, provenance)
     if len(weights) < _MANY:
         return []
-    applications = [0] * len(graph.avals)  # weighings on the longest way to a value
+    applications = [0] * len(graph.avals)  # on the longest path to each value
     for node in graph.nodes:
         for source, out in _linear(node, weights):
             applications[out] = max(
@@ -47,7 +47,7 @@ def find_log_space_weights(graph: Graph, provenance: Provenance) -> list[int]:
 
 
 def _find_weights(graph: Graph, provenance: Provenance) -> set[int]:
-    """Exponentials of the difference of two activations."""
+    """Return exponentials of the difference of two activations."""
     differences = graph.named.get("sub", ())
     apart = {node.outs[0] for node in differences if all(provenance.dense[v] for v in node.ins)}
     return {node.outs[0] for node in graph.named.get("exp", ()) if node.ins[0] in apart}
@@ -58,7 +58,7 @@ def _applies_weight(node: Node, weights: Set[int]) -> bool:
 
 
 def _linear(node: Node, weights: Set[int]) -> Iterable[tuple[int, int]]:
-    """Pairs of an operand and what is made of it by movement, sums and products with others."""
+    """Return pairs of an operand and a result that is linear in it: moved, added or scaled."""
     if node.role is Role.MOVE:
         return movements(node)
     if node.role is Role.LINK:

@@ -1,8 +1,8 @@
-"""Coordinates whose multiples are phases: each is taken at many frequencies, or at a high one.
+"""Find values that periodic functions read at many or high frequencies.
 
-`sin(2**k * x)`, a positional encoding of what a network has made: a rounding of `x` is a part of a
-turn at the lowest frequency and many turns at the highest. Such a coordinate is small beside its
-encoding, and a phase itself is fused.
+`sin(2**k * x)`, a positional encoding of an activation: a rounding of `x` is a fraction of a period
+at the lowest frequency and many periods at the highest. Such an `x` is small beside its encoding,
+and the argument of the sine itself is fused.
 """
 
 from __future__ import annotations
@@ -15,31 +15,33 @@ from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller, movemen
 _PERIODIC = ("sin", "cos", "tan")
 _SHIFTS = ("add", "sub", "neg", "add_any")
 _SCALES = ("mul", "div")
-_HIGH = 16.0  # of this and higher ones a rounding is a good part of a radian
+_HIGH = 16.0  # frequency from which a rounding of 2**-8 is more than 1/16 of a radian
 
-# What a value is: a phase; one by a factor that is no activation; one at several frequencies.
-_PHASE, _SCALED, _COORDINATE = 1, 2, 4
+# Flags: argument of a periodic function; one scaled by no activation; one at several frequencies.
+_ARGUMENT, _SCALED, _MANY_FREQUENCIES = 1, 2, 4
 
 
 def find_periodic_arguments(graph: Graph, provenance: Provenance) -> frozenset[int]:
-    """One sweep backward: no coordinate is carried around a loop narrow."""
+    """Return values whose multiples, at several or at high frequencies, are periodic arguments."""
     if graph.named.keys().isdisjoint(_PERIODIC):
         return frozenset()
     arguments = _PeriodicArguments(graph, provenance)
     for node in reversed(graph.nodes):
         arguments.enter(node)
-    return frozenset(v for v, bits in enumerate(arguments.bits) if bits & _COORDINATE)
+    return frozenset(v for v, bits in enumerate(arguments.bits) if bits & _MANY_FREQUENCIES)
 
 
 class _PeriodicArguments:
+    """Backward sweep that marks arguments of periodic functions and what these are multiples of."""
+
     def __init__(self, graph: Graph, provenance: Provenance) -> None:
         self.graph, self.provenance = graph, provenance
         self.bits = bytearray(len(graph.avals))
 
     def enter(self, node: Node) -> None:
-        """Marks what a node makes a phase of, and hands on what its results are marked as."""
+        """Mark the operands of a periodic function, and propagate the marks of a node's results."""
         if node.name in _PERIODIC:
-            return self._mark(node.ins, _PHASE)
+            return self._mark(node.ins, _ARGUMENT)
         if node.role is Role.MOVE:
             for source, out in movements(node):
                 self._mark((source,), self._of_moved(self.bits[out], source, out))
@@ -56,10 +58,10 @@ class _PeriodicArguments:
                 self._mark((value,), self._of_moved(given, value, node.outs[0]))
 
     def _of_moved(self, given: int, source: int, out: int) -> int:
-        """Of what is broadcast to be scaled, each number is taken at many frequencies."""
+        """Return the flags of a moved value: broadcast and scaled, it has many frequencies."""
         sizes = self.graph.sizes
         if given & _SCALED and is_smaller(sizes[source], sizes[out]):
-            return given | _COORDINATE
+            return given | _MANY_FREQUENCIES
         return given
 
     def _of_scaled(self, node: Node) -> int:
@@ -67,7 +69,7 @@ class _PeriodicArguments:
         if not known:
             return _SCALED
         frequency = 1 / known[0] if node.name == "div" and known[0] else known[0]
-        return _COORDINATE if frequency >= _HIGH else 0
+        return _MANY_FREQUENCIES if frequency >= _HIGH else 0
 
     def _is_forwarded(self, node: Node) -> bool:
         return node.role is Role.LINK and node.link not in (Link.INIT, Link.BACK)

@@ -1,7 +1,7 @@
-"""Values that are combined with shifted parts of themselves: differences, prefix folds, powers.
+"""Find values combined with shifted parts of themselves: differences, scans, products.
 
-`c[16:] - c[:-16]` of a running sum, pairwise differences, the products of decay factors that an
-associative scan makes: there a rounding of the one value does not stay a rounding of the result.
+`c[16:] - c[:-16]` of a running sum, pairwise differences, the products of decay factors in an
+associative scan: the relative error of such a result can be much larger than that of the value.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
 _OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one array
-_SUMS = (Trait.ROUNDED, Trait.SUM)  # a sum of cotangents is one of arrays
+_SUMS = (Trait.ROUNDED, Trait.SUM)  # `add_any`, a sum of cotangents, is a `SUM`
 
 
 class _SelfCombination:
-    """Sweeps over a graph.
+    """Sweeps that mark values that are combined with parts of themselves.
 
     Attributes:
-      combined: what is combined with itself.
-      origin: what a value was moved from: padded, rolled and sorted arrays are their source.
-      computed: what Compute makes.
+      combined: per value, 1 if it is combined with itself.
+      origin: the value from which each was moved: padded, rolled and sorted arrays have that of
+        their source.
+      computed: per value, 1 if Compute makes it.
     """
 
     def __init__(self, graph: Graph, provenance: Provenance) -> None:
@@ -32,7 +33,7 @@ class _SelfCombination:
         self.computed = bytearray(len(graph.avals))
 
     def forward(self, node: Node) -> None:
-        """Follows movement, and marks what a node combines with itself."""
+        """Follow movement, and mark values that a node combines with parts of themselves."""
         if self._moves(node):
             for source, out in movements(node):
                 self.origin[out] = self.origin[source]
@@ -47,7 +48,7 @@ class _SelfCombination:
             self._scale(node)
 
     def backward(self, node: Node) -> None:
-        """Marks what a marked value is made of by movement, and by arithmetic on it alone."""
+        """Propagate marks to what a marked value is moved or computed elementwise from."""
         if self._moves(node):
             self.mark(source for source, out in movements(node) if self.combined[out])
         elif not any(self.combined[v] for v in node.outs):
@@ -59,7 +60,7 @@ class _SelfCombination:
             self.mark(parts if len(parts) == 1 else ())
 
     def _moves(self, node: Node) -> bool:
-        """Whether a node only moves values or turns their sign: `sort` counts as movement."""
+        """Return whether a node only moves or negates values; `sort` counts as movement."""
         if node.trait is not Trait.EXTREMUM:
             return node.role is Role.MOVE or node.name == "neg"
         avals = self.graph.avals
@@ -85,7 +86,7 @@ class _SelfCombination:
             self.mark([self.origin[parts[0]]])
 
     def _scale(self, node: Node) -> None:
-        """Notes where a multiple comes from: a stencil subtracts twice a value."""
+        """Record the origin of a known multiple: a stencil subtracts twice a value."""
         known = [v for v in node.ins if v in self.graph.constants]
         if node.name == "mul" and len(known) == 1:
             (part,) = (v for v in node.ins if v not in known)
@@ -95,7 +96,7 @@ class _SelfCombination:
         return len(parts) > 1 and len({self.origin[v] for v in parts}) == 1
 
     def _is_by_number(self, node: Node, parts: list[int]) -> bool:
-        """Whether all but one operand are scalars: what cancels later cancels still."""
+        """Return whether all operands but one are scalars: what cancels later still cancels."""
         sizes = self.graph.sizes
         return len(parts) == 1 and all(v in parts or sizes[v] == 1 for v in node.ins)
 
@@ -103,21 +104,21 @@ class _SelfCombination:
         return [v for v in dict.fromkeys(node.ins) if self.provenance.dense[v]]
 
     def mark(self, values: Iterable[int]) -> None:
-        """Marks values, but no results of Compute: rounding these is what the policy asks for."""
+        """Mark values, except results of Compute: the policy asks for these to be rounded."""
         for value in values:
             if not self.computed[self.origin[value]]:
                 self.combined[value] = 1
 
 
 def find_self_combined(graph: Graph, provenance: Provenance, also: Iterable[int] = ()) -> bytearray:
-    """Marks what is combined with itself, what it is made of, and what comes of it by more of that.
+    """Mark values that are combined with themselves, their sources and their results.
 
-    A direct result of Compute is not marked: that it is rounded is what the policy asks for.
+    A direct result of Compute is not marked: the policy asks for it to be rounded.
 
     Args:
       graph: the program.
-      provenance: what is known of its values.
-      also: what meets itself by a longer way: see offsets.py.
+      provenance: where each value comes from.
+      also: values that cancel with functions of themselves; see `cancellation.py`.
     """
     sweep = _SelfCombination(graph, provenance)
     for node in graph.nodes:

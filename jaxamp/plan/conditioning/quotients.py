@@ -1,7 +1,7 @@
-"""Sums that are divided by sums: an attention that is normalised after its product with the values.
+"""Find sums that are divided by sums, as in an attention normalized after its product with V.
 
-Either may be beyond float16 and their quotient is not. A norm is no such quotient: what it divides
-by is made of the value itself, which is stored however large it is.
+Either sum may overflow float16 where the quotient does not. A norm is no such quotient: its divisor
+is computed from the dividend, which is stored however large it is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _FUSED = (Role.ELEMENTWISE, Role.MOVE, Role.REDUCE, Role.MERGE)
 
 
 def is_in_quotient(graph: Graph, provenance: Provenance, value: int) -> bool:
-    """Whether a value, or what it is moved to, and another are divided."""
+    """Return whether a value is dividend or divisor beside another value not computed from it."""
     readers = [r for v in descendants(graph, value, is_movement) for r in graph.readers[v]]
     quotients = [r for r in readers if _is_quotient(provenance, r)]
     if not quotients:
@@ -24,5 +24,5 @@ def is_in_quotient(graph: Graph, provenance: Provenance, value: int) -> bool:
 
 
 def _is_quotient(provenance: Provenance, node: Node) -> bool:
-    """Whether a node divides what is computed from activations by what is."""
+    """Return whether a node divides one value computed from activations by another."""
     return node.name == "div" and all(provenance.bits[v] & (DENSE | STATISTIC) for v in node.ins)

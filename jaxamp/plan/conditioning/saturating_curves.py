@@ -1,6 +1,7 @@
-"""Curves that saturate, and whose distance to a bound a later kernel needs.
+"""Find saturating curves whose derivative is computed from their result by a later kernel.
 
-`1 - y * y` of a rounded `y` is zero where `tanh` saturates; of its rounded argument it is not.
+`1 - y * y` of a rounded `y = tanh(x)` is zero where the curve saturates. Computed again from the
+rounded argument `x` it is not.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from jaxamp.plan.graph.graph import Graph, Node, Role
 
 
 def feeds_later_derivative(graph: Graph, regions: FusionRegions, node: Node, value: int) -> bool:
-    """Whether a node makes a curve whose distance to its bound a later kernel needs."""
+    """Return whether a later kernel reads the distance of a saturating curve to its bound."""
     if node.trait is not Trait.SMOOTH:
         return False
     squares = [out for r in graph.readers[value] if _squares(r) for out in r.outs]
@@ -19,7 +20,7 @@ def feeds_later_derivative(graph: Graph, regions: FusionRegions, node: Node, val
         r for v in (value, *squares) for r in graph.readers[v] if _subtracts_from_bound(graph, r)
     ]
     seen = set(pending)
-    for made in pending:  # the distance, and its products
+    for made in pending:  # the distance to the bound, and products with it
         for out in made.outs:
             for reader in graph.readers[out]:
                 if regions.is_far(out, reader):

@@ -1,9 +1,12 @@
-"""Second moments within windows, groups and prefixes: `mean(x * x) - mean(x) ** 2`.
+"""Detect cancellation in second moments of windows, groups and prefixes: `mean(x²) - mean(x)²`.
 
-What is left is less than the roundings of either term where the mean is larger than the deviation.
-Of whole rows and batches such means are statistics, and float32 anyway. Those within windows or
-groups are of an activation's size, and would be stored. So it is backward: the cotangent of `x` is
-`x * mean(g) - mean(mean(x) * g)`.
+Where the mean exceeds the deviation, the difference is smaller than the rounding of either term.
+Over whole rows and batches such means are statistics, and float32 anyway. Over windows or groups
+they have an activation's size, and would be stored narrow. The backward pass has the same
+cancellation: the cotangent of `x` is `x * mean(g) - mean(mean(x) * g)`.
+
+See: Chan, Golub and LeVeque, "Algorithms for computing the sample variance: analysis and
+recommendations", The American Statistician 37(3), 1983.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ class Moment(NamedTuple):
 
     Attributes:
       origins: the one or two values that are multiplied, in order.
-      sums: how many sums over windows the factors and their product have gone through, in all.
+      sums: number of window sums on the way from the factors to the product, in all.
     """
 
     origins: tuple[int, ...]
@@ -34,13 +37,13 @@ class Moment(NamedTuple):
 
 Moments = frozenset[Moment]
 _NOTHING: Moments = frozenset()
-_MOST = 16  # moments of one value: the last ones
+_MOST = 16  # moments kept per value, the latest: a bound on time
 _TERMS = ("add", "sub", "add_any")
 _ADDING = (Trait.SUM, Trait.PREFIX)
 
 
 def find_second_moments(graph: Graph, provenance: Provenance) -> list[int]:
-    """Activations between two values and the sum of two moments of theirs that nearly cancels."""
+    """Return activations on paths from values to a difference of their second moments."""
     windows = (node for node in graph.nodes if _is_window(graph, node))
     if not any(provenance.dense[v] for node in windows for v in node.outs):
         return []
@@ -51,17 +54,18 @@ def find_second_moments(graph: Graph, provenance: Provenance) -> list[int]:
 
 
 def _is_window(graph: Graph, node: Node) -> bool:
-    """Whether a node sums parts of an array, other than to where the largest of each was."""
+    """Return whether a node sums over windows, other than the gradient of a maximum pooling."""
     adds = node.trait in _ADDING and node.name not in _TERMS and not is_pooling_gradient(node)
     return adds and is_window(graph, node)
 
 
 class _Moments:
-    """A sweep forward.
+    """Forward sweep that tracks which moments each value is a sum of.
 
     Attributes:
-      of: what moments each value is a sum of.
-      cancelling: what must not be rounded.
+      of: per value, its moments.
+      maker: the node that computes each value.
+      cancelling: values that must not be rounded.
     """
 
     def __init__(self, graph: Graph, provenance: Provenance) -> None:
@@ -71,7 +75,7 @@ class _Moments:
         self.cancelling: list[int] = []
 
     def enter(self, node: Node) -> None:
-        """Finds what moments the results of a node are sums of."""
+        """Record the moments of a node's results."""
         for source, out in movements(node) if node.ins else ():
             if self.graph.is_float32[out]:
                 found = self._found(node, source)
@@ -79,7 +83,7 @@ class _Moments:
                 self.of[out] = frozenset(sorted(found)[-_MOST:]) or self._own(out)
 
     def _own(self, value: int) -> Moments:
-        """That of a value before all folds: an input, a sum, what a curve has made."""
+        """Return the first moment of a value that no window sum has made."""
         is_known = value in self.graph.constants or not self.graph.is_float32[value]
         if is_known or not self.graph.avals[value].ndim:
             return _NOTHING
@@ -95,7 +99,7 @@ class _Moments:
             parts = [self._get(v) for v in node.ins if v not in self.graph.constants]
             return _NOTHING.union(*parts).intersection(*parts)
         if _is_window(self.graph, node):
-            given = _NOTHING.union(*map(self._get, node.ins))  # of a scatter, its updates
+            given = _NOTHING.union(*map(self._get, node.ins))  # a scatter sums its updates
             return frozenset(m._replace(sums=m.sums + 1) for m in given)
         if node.name in _TERMS:
             return self._added(node)
@@ -104,7 +108,7 @@ class _Moments:
         if node.name == "mul":
             return _multiplied(*map(self._get, node.ins))
         if node.name == "div" and not self.provenance.dense[node.ins[1]]:
-            return self._get(source)  # by how many there are
+            return self._get(source)  # a mean: divided by the number of its terms
         return _NOTHING
 
     def _added(self, node: Node) -> Moments:
@@ -116,7 +120,7 @@ class _Moments:
         return one | other
 
     def _mark_cancelling(self, node: Node, cancelling: Iterable[tuple[int, ...]]) -> None:
-        """Notes all that leads from origins to where their moments meet."""
+        """Mark all values on paths from the origins to the node where their moments cancel."""
         origins = {origin for pair in cancelling for origin in pair}
 
         def is_of_them(value: int) -> bool:
@@ -127,7 +131,7 @@ class _Moments:
 
 
 def _multiplied(one: Moments, other: Moments) -> Moments:
-    """By something that is no sum of moments, a known number say, they stay what they are."""
+    """Multiply sums of moments; a factor without moments, a known number say, changes nothing."""
     if not one or not other:
         return one | other
     return frozenset(
@@ -138,5 +142,5 @@ def _multiplied(one: Moments, other: Moments) -> Moments:
 
 
 def _differ(one: Moment, other: Moment) -> bool:
-    """Whether the same two values were multiplied before a sum and after one."""
+    """Return whether two moments multiply the same values, one before a sum and one after it."""
     return len(one.origins) == 2 and one.origins == other.origins and one.sums != other.sums

@@ -1,8 +1,8 @@
-"""Values that must not be rounded to a number at which something made of them is infinite.
+"""Find values that must not be rounded onto a singularity of a function of them.
 
-A probability near one is one in 8 or 11 bits, and `log1p(-p)` of it infinite. The logarithm is in
-float32 anyway. What is looked for here are the values that lead to it and are stored in between,
-because they were sorted, gathered, stacked or joined on the way.
+A probability near one is one in 8 or 11 bits, and `log1p(-p)` of it infinite. The logarithm is
+computed in float32 anyway. These are the values on the way to it that are stored because they are
+sorted, gathered, stacked or joined.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 from jaxamp.plan.graph.sweeps import backward
 
-AT_ZERO, AT_NUMBER = 1, 2  # AT_NUMBER: at a number that is not zero, or at another value
-AT_BOUND = 4  # beyond the number there is nothing: not even a sum may be rounded past it
+AT_ZERO, AT_NUMBER = 1, 2  # AT_NUMBER: at a nonzero number or at another value
+AT_BOUND = 4  # undefined beyond the number: not even a sum may be rounded past it
 
 _SINGULAR = {
     **dict.fromkeys(("log", "log2", "rsqrt", "digamma", "lgamma"), AT_ZERO),
@@ -28,7 +28,7 @@ _REDUCTIONS = (Trait.EXTREMUM, Trait.PREFIX, Trait.PRODUCT)
 
 
 def find_singularities(graph: Graph, magnitudes: bytearray) -> bytearray:
-    """Sweeps backward until nothing changes, and stops at Compute and at curves."""
+    """Sweep backward until nothing changes; Compute and smooth functions end the paths."""
     singularities = _Singularities(graph, magnitudes)
     for node in backward(graph, singularities.bits):
         singularities.enter(node)
@@ -36,14 +36,14 @@ def find_singularities(graph: Graph, magnitudes: bytearray) -> bytearray:
 
 
 class _Singularities:
-    """Flags per value: AT_ZERO on what must not become zero, AT_NUMBER on the rest."""
+    """Flags per value: `AT_ZERO` where zero is singular, `AT_NUMBER` where another number is."""
 
     def __init__(self, graph: Graph, magnitudes: bytearray) -> None:
         self.graph, self.magnitudes = graph, magnitudes
         self.bits = bytearray(len(graph.avals))
 
     def enter(self, node: Node) -> None:
-        """Marks what a node has a pole at, and hands on what its results are marked as."""
+        """Mark operands near a node's own singularity, and propagate the flags of its results."""
         self._mark(self._divisors(node), AT_ZERO)
         if node.name in _SINGULAR:
             return self._mark(self._near(node), _SINGULAR[node.name])
@@ -63,7 +63,7 @@ class _Singularities:
         return None
 
     def _divisors(self, node: Node) -> tuple[int, ...]:
-        """What a node divides by, or multiplies by what was divided by something small."""
+        """Return a node's divisors, and factors of a quotient that may overflow."""
         if node.name == "div":
             return node.ins[1:]
         if (
@@ -77,12 +77,12 @@ class _Singularities:
         return bool(self.magnitudes[value] & MAY_OVERFLOW)
 
     def _near(self, node: Node) -> list[int]:
-        """What a curve reads that may be at its pole; that of `log1p` is below zero."""
+        """Return the operands that may be at the singularity; that of `log1p` is below zero."""
         beyond = NONNEGATIVE if node.name == "log1p" else 0
         return [v for v in node.ins if not self.magnitudes[v] & beyond]
 
     def _of_sum(self, node: Node, given: int) -> int:
-        """Where terms may not be, if their sum may not: it is zero where they cancel."""
+        """Return the flags of a sum's terms: those of either sign may cancel to zero."""
         if node.name == "sub" or not all(self.magnitudes[v] & NONNEGATIVE for v in node.ins):
             return AT_NUMBER | given & AT_BOUND
         return given

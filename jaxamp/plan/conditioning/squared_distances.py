@@ -1,7 +1,7 @@
-"""Arrays of whose squares and products distances are made: `|a|² - 2ab + |b|²`.
+"""Find arrays whose distances are computed from squares and products: `|a|² - 2ab + |b|²`.
 
-The cotangent of `a` is a sum of differences `a - b`, taken apart: what comes by the squares and
-what comes by the product nearly cancel, and both are rounded unless `a` is float32.
+The cotangent of `a` is a sum of differences `a - b`, computed in two parts. The part from the
+squares and the part from the product nearly cancel, and both are rounded unless `a` is float32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SCALES = ("mul", "div", "neg")
 
 
 def find_squared_distances(graph: Graph) -> set[int]:
-    """Activations whose squared norms are added to their products, moved and scaled ones too."""
+    """Return activations whose squared norms are added to their products, moved and scaled too."""
     if not _adds_squares(graph):
         return set()
     origin: dict[int, int] = {}
@@ -48,7 +48,7 @@ def find_squared_distances(graph: Graph) -> set[int]:
 
 
 def _adds_squares(graph: Graph) -> bool:
-    """Whether a sum of squares is added to something as it is: no mean of them, and no norm."""
+    """Return whether a sum of squares is added to something directly, as neither mean nor norm."""
     named = graph.named
     made = (node for name in ("mul", *_SQUARES) for node in named.get(name, ()))
     squares = {node.outs[0] for node in made if is_square(node)}
@@ -63,12 +63,12 @@ def _propagate(parts: _Parts, source: int, out: int) -> None:
 
 
 def is_square(node: Node) -> bool:
-    """Whether a node multiplies a value by itself."""
+    """Return whether a node multiplies a value by itself."""
     if node.name == "mul":
         return node.ins[0] == node.ins[1]
     return node.name in _SQUARES and node.eqn.params.get("y", 2) == 2
 
 
 def _is_scaled(graph: Graph, node: Node) -> bool:
-    """Whether one array is multiplied by a known number."""
+    """Return whether a node multiplies one array by a known number."""
     return node.name in _SCALES and sum(v not in graph.constants for v in node.ins) == 1

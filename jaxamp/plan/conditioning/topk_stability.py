@@ -1,7 +1,7 @@
-"""What is put in order to pick an index: the experts that a router chooses, the nearest neighbours.
+"""Find values that are ordered to select indices: experts of a router, nearest neighbors.
 
-Numbers that are equal once they are rounded are taken in the order in which they stand. Of a
-softmax that is nearly even, most of the large ones are.
+Numbers that are equal once rounded are selected in the order of their positions. In a nearly
+uniform softmax most of the largest are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _AROUND = (Link.INIT, Link.BACK)
 
 
 def find_topk_operands(graph: Graph, uses: Uses) -> frozenset[int]:
-    """One sweep backward: where what is ordered comes from, if it is only moved."""
+    """Return the operands of sorts whose indices are used, and the values these are moved from."""
     ordered = {node.ins[0] for node in graph.nodes if _is_topk(graph, uses, node)}
     for node in reversed(graph.nodes) if ordered else ():
         if node.role is Role.MOVE:
@@ -25,7 +25,7 @@ def find_topk_operands(graph: Graph, uses: Uses) -> frozenset[int]:
 
 
 def _is_topk(graph: Graph, uses: Uses, node: Node) -> bool:
-    """Whether a node puts all of an array in order, and something needs its places there."""
+    """Return whether a node orders an array and the resulting indices are needed."""
     if node.trait is not Trait.EXTREMUM:
         return False
     return any(graph.kinds[v] in "iu" and uses.needed[v] for v in node.outs[1:])

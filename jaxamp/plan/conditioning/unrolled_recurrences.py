@@ -1,9 +1,9 @@
-"""Recurrences that are written out: what a turn hands to the next is no loop's carry.
+"""Find recurrences that are unrolled in Python, whose state is no carry of a loop.
 
 `for x in xs: h = z * h + (1 - z) * jnp.tanh(x @ w + h @ u)`: sums, each linear in the one before,
-that are multiplied by the same array turn after turn. A few turns round as a few layers do; of
-many, what is added may be less than a rounding of the sum. A residual stream is no recurrence:
-between two of its sums is a matrix that nothing else is multiplied by.
+multiplied by the same array in every iteration. A few iterations round like a few layers; after
+many, the increment may be smaller than a rounding of the sum. A residual stream is no recurrence:
+between two of its sums is a matrix that multiplies nothing else.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 
 LinearPath = list[tuple[Node, int]]
-_Sums = tuple[int, ...]  # the last ones first
+_Sums = tuple[int, ...]  # indices of sums, latest first
 _Key = tuple[Any, ...]
 
-_ITERATIONS = 8  # fewer are like layers
-_MOST = 16  # sums that are remembered of each value
+_ITERATIONS = 8  # fewer round as a network of few layers does
+_MOST = 16  # sums kept per value: a bound on time
 _ADDS = ("add", "sub", "add_any")
 _SCALES = ("mul", "div")
 _LINEAR = (*_SCALES, *_ADDS, "neg", "select_n", "copy")
@@ -29,7 +29,7 @@ _THROUGH = (Role.ELEMENTWISE, Role.REDUCE, Role.MERGE)
 
 
 def is_linear(node: Node, value: int) -> bool:
-    """Whether what a node makes is linear in a value that it reads, the others fixed."""
+    """Return whether a node's result is linear in one operand with the others fixed."""
     if node.role is Role.MOVE:
         return True
     if node.name == "div":
@@ -38,12 +38,12 @@ def is_linear(node: Node, value: int) -> bool:
 
 
 def _is_product(node: Node) -> bool:
-    """Whether a node multiplies arrays; what a user has called Compute may read but one."""
+    """Return whether a node multiplies two arrays; user-registered Compute may have one operand."""
     return node.role is Role.CONTRACT and len(node.ins) > 1
 
 
 def find_unrolled_recurrences(graph: Graph, provenance: Provenance) -> LinearPath:
-    """Nodes by which a carried sum is made of the one before, and what of it they read."""
+    """Return the nodes that make a recurrent sum from the previous one, each with that operand."""
     products = _Products(graph, provenance)
     if not products.is_any_repeated():
         return []
@@ -54,10 +54,10 @@ def find_unrolled_recurrences(graph: Graph, provenance: Provenance) -> LinearPat
 
 
 class _Products:
-    """What is multiplied by the same array, in the same way.
+    """Contractions grouped by the array that they multiply by, and how.
 
     Attributes:
-      counts: how often an array is multiplied in one way.
+      counts: number of contractions with one array in one way.
       layers: indices of the nodes that multiply an activation by an array of their own.
     """
 
@@ -74,18 +74,18 @@ class _Products:
         self.layers = [node.index for node in contractions if self._is_layer(provenance, node)]
 
     def of(self, node: Node) -> Iterable[tuple[int, _Key]]:
-        """Each operand of a product, and by what and how it is multiplied."""
+        """Return each operand of a contraction, and by which array and how it is multiplied."""
         numbers = node.eqn.params.get("dimension_numbers")
         for data, by in ((0, 1), (1, 0)):
             origin = self._origin.get(node.ins[by], node.ins[by])
             yield node.ins[data], (origin, data, numbers)
 
     def is_any_repeated(self) -> bool:
-        """Whether any array is multiplied in many turns."""
+        """Return whether any array multiplies in many iterations."""
         return any(count >= _ITERATIONS for count in self.readers.values())
 
     def _follow(self, node: Node) -> None:
-        """Notes what is moved from a boundary value; the same part, cut out again, is the same."""
+        """Record values moved from a boundary value; equal slices of one array are the same."""
         for source, out in movements(node):
             if source in self._boundary:
                 self._boundary.add(out)
@@ -98,7 +98,7 @@ class _Products:
                 self._origin[out] = self._parts.setdefault(place, out)
 
     def _is_layer(self, provenance: Provenance, node: Node) -> bool:
-        """Whether a boundary value, or a part of one, is multiplied here and nowhere else."""
+        """Return whether a boundary value, or a slice of it, multiplies an activation only here."""
         pairs = zip(self.of(node), reversed(node.ins[:2]), strict=True)
         return any(
             by in self._boundary and provenance.dense[data] and self.readers[key] == 1
@@ -107,13 +107,14 @@ class _Products:
 
 
 class _Iterations:
-    """A sweep forward.
+    """Forward sweep that counts the iterations of recurrent sums.
 
     Attributes:
-      line: the sums that each value is linear in.
-      reach: the sums that it is made of without a product.
-      read: per product, how many turns come before each sum that it has read, and in which node.
-      before: the sums of the turn before, of each sum.
+      line: per value, the sums that it is linear in.
+      reach: per value, the sums that it depends on without a product between.
+      maker: index of the node that computes each value.
+      read: per product, the iteration of each sum that it has read, and the reading node.
+      before: per sum, the sums of the previous iteration.
     """
 
     def __init__(self, graph: Graph, provenance: Provenance, products: _Products) -> None:
@@ -125,7 +126,7 @@ class _Iterations:
         self.before: dict[int, set[int]] = {}
 
     def enter(self, node: Node) -> None:
-        """Finds what the results of a node are made of, and what a product reads again."""
+        """Record the sums that a node's results depend on, and what a product reads again."""
         if _is_product(node):
             for data, key in self.products.of(node):
                 if self.products.readers[key] >= _ITERATIONS:
@@ -161,12 +162,12 @@ class _Iterations:
             read[root] = iterations + 1, node.index
 
     def _is_next_iteration(self, first: int, read: tuple[int, int], then: int) -> bool:
-        """Whether one sum was read before another was made, and no layer is in between."""
+        """Return whether a sum was read before the next was made, with no layer in between."""
         layers, made = self.products.layers, self.maker[then]
         return read[1] < made and bisect(layers, made) == bisect(layers, self.maker[first])
 
     def linear_path(self) -> LinearPath:
-        """What leads from turn to turn, in recurrences of many turns."""
+        """Return the path from iteration to iteration, in recurrences of many iterations."""
         carried = self._carried()
         if not carried:
             return []
@@ -181,7 +182,7 @@ class _Iterations:
         return found
 
     def _carried(self) -> set[int]:
-        """The sums of recurrences of many turns; what only a turn's own products read is none."""
+        """Return sums of recurrences of many iterations that later iterations depend on."""
         carried, pending = set[int](), list[int]()
         for read in self.read.values():
             most = max((iterations for iterations, _ in read.values()), default=0)

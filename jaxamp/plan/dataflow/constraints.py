@@ -35,9 +35,9 @@ def constrain_contraction(
     guards = policy.guards
     floats = [v for v in node.ins if graph.kinds[v] not in "iub"]
     if not all(graph.is_float32[v] for v in (*floats, *node.outs)):
-        return Constraint("an operand is not float32: left as it was written", None)
+        return Constraint("an operand is not float32: left as written", None)
     if asks_precision(node):
-        return Constraint("an explicit precision was asked for", None)
+        return Constraint("an explicit precision was requested", None)
     known = union(provenance.bits, floats)
     if known & WIDENED:
         return Constraint("an operand was cast to f32 explicitly", None)
@@ -45,17 +45,17 @@ def constrain_contraction(
         return Constraint("decides when a loop stops", Guard.LOOP_CARRY)
     if Guard.NO_KERNEL in guards:
         if flags & FRAGILE:
-            return Constraint("feeds a factorisation", Guard.NO_KERNEL)
+            return Constraint("feeds a matrix factorization", Guard.NO_KERNEL)
         if known & SOLVED:
-            return Constraint("reads the result of a factorisation", Guard.NO_KERNEL)
+            return Constraint("reads the result of a matrix factorization", Guard.NO_KERNEL)
     if Guard.RANGE in guards and known & LARGE:
         return Constraint(f"a constant is beyond {low.short}", Guard.RANGE)
     if Guard.RANGE in guards and any(_is_beyond(graph, v, low) for v in floats):
         return Constraint(f"known numbers are beyond {low.short}", Guard.RANGE)
     if Guard.RANGE in guards and any(_outgrows(graph, v, low) for v in node.outs):
-        return Constraint(f"is multiplied beyond {low.short}, and so is its cotangent", Guard.RANGE)
+        return Constraint(f"scaled beyond {low.short}, as is its cotangent", Guard.RANGE)
     if Guard.EXACT_INTEGER in guards and any(is_inexact(provenance, v, low) for v in floats):
-        return Constraint(f"whole numbers beyond {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
+        return Constraint(f"integers of more than {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
     if Guard.NO_GAIN in guards and _free_axes(graph, node) == 0:
         return Constraint("an inner product is a reduction", Guard.NO_GAIN)
     if Guard.NO_GAIN in guards and _contracts_nothing(node):

@@ -152,14 +152,14 @@ class Chooser:
         if forced.bits >= F32.bits:
             return Choice(F32, F32, by, None, F32)
         if node.role is Role.CONTRACT and asks_precision(node):
-            return Choice(F32, F32, "an explicit precision was asked for", None, F32)
+            return Choice(F32, F32, "an explicit precision was requested", None, F32)
         if node.trait is Trait.COLLECTIVE:
             return Choice(F32, forced, by, None, forced)  # rounded where it is sent: see travels.py
         return Choice(forced, forced, by, None, self._accumulation(node, forced))
 
     def _unguarded(self, node: Node, low: Precision) -> Choice:
         if node.role is Role.CONTRACT and asks_precision(node):
-            return Choice(F32, F32, "an explicit precision was asked for", None, F32)
+            return Choice(F32, F32, "an explicit precision was requested", None, F32)
         inside = self._accumulation(node, low)
         operand = inside if node.role is Role.REDUCE and inside else low
         return Choice(operand, low, f"{node.kind.value} is {low.short} in the policy", None, inside)
@@ -190,12 +190,12 @@ class Chooser:
             return Choice(low, F32, reason, Guard.RANGE, F32)
         if not self.uses.reaches[out]:
             if self.uses.escapes[out] and self.policy.allreduce is low:
-                return Choice(low, low, f"a gradient, in {low.short} for its sum over devices")
+                return Choice(low, low, f"a gradient: {low.short} for its sum over devices")
             if self._saves_memory(node, low):
                 return Choice(
                     low, low, f"larger than its operands: stored in {low.short}", None, F32
                 )
-            reason = f"operands in {low.short}; result never reaches Compute again"
+            reason = f"operands in {low.short}; no later Compute reads the result"
             return Choice(low, F32, reason, Guard.NO_GAIN, F32)
         if Guard.SENSITIVE in self.guards and out in self.hazards.squared_distances:
             reason = f"operands in {low.short}; {SQUARED_DISTANCE.reason}"
@@ -239,12 +239,12 @@ class Chooser:
             return Choice(F32, F32, "a statistic is small: f32", Guard.REDUCTION_ISLAND, F32)
         constraint = self._constraint(node, low)
         if node.trait is Trait.ALLREDUCE and (wire := self.policy.allreduce).bits < F32.bits:
-            reason = f"added up over devices in {wire.short}, as the policy says"
+            reason = f"summed over devices in {wire.short}, as the policy says"
             return Choice(wire, F32 if constraint else low, reason, None, wire)
         if constraint:
             return Choice(F32, F32, constraint.reason, constraint.guard, F32)
         if Guard.RANGE in self.guards and low is Precision.F16 and node.trait is not Trait.EXTREMUM:
-            return Choice(F32, F32, "a sum may outgrow f16", Guard.RANGE, F32)
+            return Choice(F32, F32, "a sum may overflow f16", Guard.RANGE, F32)
         inside = self._accumulation(node, low)
         operand = inside or self._common(node, low)
         return Choice(operand, low, f"f32 inside, stored in {low.short}", None, inside)
@@ -254,12 +254,12 @@ class Chooser:
         if not self.graph.is_float32[out]:
             return self._compare(node, low)
         if out in self.relu_tangents:
-            return Choice(low, low, f"a mask: {low.short} before it, as after it")
+            return Choice(low, low, f"tangent of a ReLU: {low.short} before the mask, as after it")
         constraint = self._constraint(node, low)
         if constraint:
             return Choice(F32, F32, constraint.reason, constraint.guard)
         if out in self.regions.bias_sums:
-            return Choice(low, low, f"a bias: {low.short}, for the convolution's kernel to add")
+            return Choice(low, low, f"a bias: {low.short}, added by the convolution's kernel")
         operand = self._common(node, low) if node.trait in _SAFE_NARROW else F32
         return self._lowered(out, operand, low)
 
@@ -272,8 +272,8 @@ class Chooser:
         rounded = any(self._as_read(value, node) is low for value in node.ins)
         known = any(value in self.graph.constants for value in node.ins)
         if rounded and not known and node.name in EQUALITIES:
-            return Choice(F32, F32, f"compares roundings to {low.short}", None, low)
-        return Choice(self._common(node, low), F32, "compares what is stored")
+            return Choice(F32, F32, f"compares operands rounded to {low.short}", None, low)
+        return Choice(self._common(node, low), F32, "compares stored values")
 
     def _merge(self, node: Node, low: Precision) -> Choice:
         if constraint := self._constraint(node, low):
@@ -282,7 +282,7 @@ class Chooser:
 
     def _lowered(self, out: int, operand: Precision, low: Precision) -> Choice:
         if out in self.exact_narrow:
-            return Choice(low, low, f"exact in {low.short}: what reads it widens it")
+            return Choice(low, low, f"exact in {low.short}: readers widen it")
         return Choice(operand, low, f"stored in {low.short} on the way to Compute")
 
     def _move(self, node: Node, low: Precision) -> Choice:
@@ -291,7 +291,7 @@ class Chooser:
         ):
             return _LABEL_GATHER
         if sums_many_cotangents(self.graph, node) and self._as_read(node.ins[0], node) is low:
-            reason = f"f32 inside, stored in {low.short}: many cotangents may meet"
+            reason = f"f32 inside, stored in {low.short}: many cotangents are summed"
             return Choice(F32, low, reason, Guard.REDUCTION_ISLAND)
         return _MOVED
 
@@ -370,9 +370,9 @@ class Chooser:
             return None
         if Guard.NO_GAIN in self.guards:
             if is_state_update(self.provenance, self.uses, node):
-                return Constraint("updates a value of the caller's", Guard.NO_GAIN)
+                return Constraint("updates the caller's state", Guard.NO_GAIN)
             if not union(self.uses.bits, outs) & REACHES:
-                return Constraint("never reaches Compute", Guard.NO_GAIN)
+                return Constraint("no later Compute reads it", Guard.NO_GAIN)
         hazard = self.hazards.of(node, outs, low)
         if Guard.NO_GAIN in self.guards and (what := self._what_is_small(outs)):
             if hazard is None:
@@ -415,16 +415,18 @@ _CARRIED = (Link.INIT, Link.BACK)
 # Allocates, and writes nothing.
 _BLANK = ("empty", "empty2")
 
-_MOVED = Choice(None, F32, "movement keeps what it is given")
-_LABEL_GATHER = Choice(F32, F32, "single numbers: cotangents meet in f32", Guard.REDUCTION_ISLAND)
-_LINKED = Choice(None, F32, "a value changes hands")
-_KEPT = ("keeps the dtypes it was written for", None)
+_MOVED = Choice(None, F32, "data movement keeps its operand's dtype")
+_LABEL_GATHER = Choice(
+    F32, F32, "label gather: cotangents are summed in f32", Guard.REDUCTION_ISLAND
+)
+_LINKED = Choice(None, F32, "passed into or out of a loop or branch")
+_KEPT = ("keeps its original dtypes", None)
 _FIXED_REASONS = {
     Trait.NO_KERNEL: ("no 16-bit kernel", Guard.NO_KERNEL),
     Trait.LINALG: ("no 16-bit kernel", Guard.NO_KERNEL),
     Trait.SOLVER: ("a solver converges in its own precision", Guard.NO_KERNEL),
     Trait.BITS: ("depends on the bits of a number", Guard.BITS),
-    Trait.CALLBACK: ("a callback sees the dtypes it was written for", Guard.CALLBACKS),
+    Trait.CALLBACK: ("a callback gets its original dtypes", Guard.CALLBACKS),
     Trait.STATE: ("a Ref has a fixed dtype", None),
     Trait.GENERATOR: ("not computed from floats", Guard.EXACT_INTEGER),
     Trait.INTEGER: ("integers and booleans", None),

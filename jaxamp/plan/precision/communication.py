@@ -115,5 +115,5 @@ def _is_read_once(graph: Graph, choices: Mapping[Node, Choice], value: int) -> b
 
 
 def _sent(low: Precision) -> Choice:
-    reason = f"travels in {low.short}, in which all that read it take it"
+    reason = f"sent in {low.short}: every reader casts it to that"
     return Choice(F32, low, reason, None, low)

@@ -98,7 +98,7 @@ class _Scaler:
         weight = flows.index(Flow.PARAMETER) if Flow.PARAMETER in flows else 1
         origin = self._origin(node.ins[weight])
         if is_repeated(node.scope) and (origin in self.scaled) != (origin in self.plain):
-            return "" if origin in self.scaled else "not scaled, like the dot that it repeats"
+            return "" if origin in self.scaled else "not scaled, like the dot that it recomputes"
         if not scaling.ends and (end := self.layers.end(node)):
             return f"the {end} layer is not scaled"
         return self._too_small(axes, axes.summed, axes.free[weight])

@@ -14,7 +14,7 @@ from jaxamp import amp, plan_of
 from tests.numerics.oracle import products_rounded
 
 TIME, WORDS, LABELS = 40, 10, 8
-REASON = "an exponential is taken of its distance to another"
+REASON = "read by exp(x - y)"
 
 
 def ctc(w: jax.Array, x: jax.Array, labels: jax.Array) -> jax.Array:

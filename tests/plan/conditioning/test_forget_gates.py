@@ -76,6 +76,6 @@ def test_what_is_added_to_a_carry_is_narrow() -> None:
     gradient = jax.grad(lambda w, x: jnp.mean((gated(w, x) @ OUT) ** 2))
     decisions = list(plan_of(gradient)(W, X).decisions())
     reasons = [d.reason for d in decisions if d.output is Precision.F32]
-    assert reasons.count("multiplies a carry in every turn") == 1
+    assert reasons.count("multiplies a carry in every iteration") == 1
     (loop, *_) = [d for d in decisions if d.primitive == "scan"]
     assert sum(is_narrow(p) for p in loop.how.operands) == 1

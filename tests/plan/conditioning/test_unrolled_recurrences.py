@@ -16,7 +16,7 @@ TURNS, ROWS, WIDTH = 32, 4, 8
 KEYS = jax.random.split(jax.random.key(5), 4)
 X = jax.random.normal(KEYS[0], (TURNS, ROWS, WIDTH))
 W, U, OUT = (jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in KEYS[1:])
-CARRIED = "carried through equal turns"
+CARRIED = "carry of an unrolled recurrence"
 
 Turn = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
