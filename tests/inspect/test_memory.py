@@ -22,7 +22,7 @@ ASKED = {
     "probe of what is infinite": lambda fn, x: jaxamp.probe(fn, "auto_mixed")(x * LARGE),
     "explain_nonfinite": lambda fn, x: jaxamp.explain_nonfinite(amp(fn, "auto_mixed"))(x * LARGE),
     "debug_step": lambda fn, x: jaxamp.debug_step(amp(fn, "auto_mixed"))(x * LARGE),
-    "tune": lambda fn, x: jaxamp.tools.tune(fn, (x,)),
+    "tune": lambda fn, x: jaxamp.tune(fn, (x,)),
     "verify_lowering": lambda fn, x: jaxamp.verify_lowering(fn, "fp8_current")(x),
 }
 

@@ -94,7 +94,7 @@ def test_a_gradient_is_smaller(package: str, target: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         loss, *args = NETS[package]()
-        found = jaxamp.compiled(jax.value_and_grad(loss), target=target)(*args)
+        found = jaxamp.estimate(jax.value_and_grad(loss), target=target)(*args)
     plain, amped = found.compiled
     ratios = amped.bytes / plain.bytes, amped.temporary / plain.temporary
     print(f"{package} {target}: {ratios[0]:.3f} of the bytes, {ratios[1]:.3f} of the memory")

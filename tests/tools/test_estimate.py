@@ -103,7 +103,7 @@ def test_a_format_without_units_runs_in_a_wider_one():
 def test_an_unknown_target_is_refused_at_once():
     """With the nearest that there is."""
     with pytest.raises(InspectionError, match="Did you mean 'h200'"):
-        jaxamp.compiled(mlp_loss, target="h2000")
+        jaxamp.estimate(mlp_loss, target="h2000")
 
 
 @pytest.mark.parametrize("one", ["auto_mixed", PrecisionPolicy.AUTO_MIXED])
@@ -111,16 +111,16 @@ def test_one_other_policy_needs_no_list(one, monkeypatch, tmp_path):
     """It is not taken apart into letters; a word that is not a policy is refused at once."""
     monkeypatch.setattr(environments, "ROOT", tmp_path)
     with pytest.raises(InspectionError, match="--install"):  # so the policies were understood
-        jaxamp.compiled(mlp_loss, others=one)(*MLP)
+        jaxamp.estimate(mlp_loss, others=one)(*MLP)
     with pytest.raises(PolicyError, match="Unknown policy 'auto_mixd'"):
-        jaxamp.compiled(mlp_loss, others="auto_mixd")
+        jaxamp.estimate(mlp_loss, others="auto_mixd")
 
 
 def test_a_missing_compiler_is_an_error_that_says_what_to_install(monkeypatch, tmp_path):
     """The command, the size and the place."""
     monkeypatch.setattr(environments, "ROOT", tmp_path)
     with pytest.raises(InspectionError, match="estimate --install tpu") as caught:
-        jaxamp.compiled(mlp_loss, target="v6e")(*MLP)
+        jaxamp.estimate(mlp_loss, target="v6e")(*MLP)
     assert "GB" in str(caught.value)
     assert str(tmp_path) in str(caught.value)
 
@@ -201,7 +201,7 @@ def test_every_target_compiles(target: str):
     """Facts for float32 and a policy; a TPU keeps so small a program's values on the chip."""
     _require(target)
     fn, args = STEPS["mlp"]
-    found = jaxamp.compiled(fn, "auto_mixed_bf16", target)(*args)
+    found = jaxamp.estimate(fn, "auto_mixed_bf16", target)(*args)
     plain, mixed = found.compiled
     assert mixed.dots == mixed.planned == {"bf16": 5}
     assert plain.flops == mixed.flops == 939524096
@@ -221,7 +221,7 @@ def test_an_amped_function_is_compared_with_float32():
     _require("h200")
     fn, args = STEPS["mlp"]
     step = jax.jit(jaxamp.amp(fn, "auto_mixed"))
-    plain, mixed = jaxamp.compiled(step, target="h200")(*args).compiled
+    plain, mixed = jaxamp.estimate(step, target="h200")(*args).compiled
     assert (plain.dots, mixed.dots) == ({"f32": 5}, {"f16": 5})
 
 
