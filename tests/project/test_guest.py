@@ -19,8 +19,9 @@ def _run(code: str) -> str:
 
 @pytest.fixture(scope="module")
 def loaded() -> set[str]:
-    """Modules that importing jaxamp loads, by name."""
-    return set(_run("import sys, jaxamp; print(*sys.modules)").split())
+    """Modules that importing jaxamp loads and importing JAX does not, by name."""
+    code = "import sys, jax; known = {*sys.modules}; import jaxamp; print(*{*sys.modules} - known)"
+    return set(_run(code).split())
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)

@@ -1,0 +1,95 @@
+"""Rules of ``custom_jvp`` and ``custom_vjp``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax._src import linear_util as _lu
+from jax._src.interpreters import ad as _ad
+from jax.extend.core import JaxprEqn
+
+from jaxamp.core.jax_compat.release import JAX
+
+
+def bind_custom_jvp(
+    eqn: JaxprEqn,
+    operands: Sequence[Any],
+    fun: Callable[..., Sequence[Any]],
+    rule: Callable[..., Sequence[Any]],
+) -> list[Any]:
+    """Binds ``custom_jvp_call`` with a new function and a new flat rule (primals then tangents)."""
+    debug_info = eqn.params["call_jaxpr"].jaxpr.debug_info.with_unknown_names()
+    subfuns = (
+        _lu.wrap_init(fun, debug_info=debug_info),
+        _lu.wrap_init(rule, debug_info=debug_info),
+    )
+    return eqn.primitive.bind(
+        *operands, subfuns=subfuns, symbolic_zeros=eqn.params["symbolic_zeros"]
+    )
+
+
+def bind_custom_vjp(
+    eqn: JaxprEqn,
+    operands: Sequence[Any],
+    fun: Callable[..., Sequence[Any]],
+    forward: Callable[..., Sequence[Any]],
+    backward: Callable[..., tuple[Sequence[Any], Any]],
+) -> list[Any]:
+    """Binds ``custom_vjp_call`` with a new function and new flat rules.
+
+    ``forward`` takes (value, is-differentiated) pairs, ``backward`` residuals then cotangents and
+    returns what `backward_results` does.
+    """
+    debug_info = eqn.params["call_jaxpr"].jaxpr.debug_info.with_unknown_names()
+
+    def without_logs(*args: Any) -> Any:
+        return backward(*args)[0]
+
+    # 0.11 has backward rules return what they log beside the cotangents.
+    rule = backward if JAX >= (0, 11) else without_logs
+    subfuns = tuple(_lu.wrap_init(f, debug_info=debug_info) for f in (fun, forward, rule))
+    return eqn.primitive.bind(
+        *operands,
+        subfuns=subfuns,
+        out_trees=eqn.params["out_trees"],
+        symbolic_zeros=eqn.params["symbolic_zeros"],
+    )
+
+
+def backward_results(eqn: JaxprEqn, args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+    """What the backward rule of a ``custom_vjp_call`` gives: cotangents, and what it logs."""
+    results = eqn.params["bwd"].call_wrapped(*args)
+    return results if JAX >= (0, 11) else (results, None)  # 0.11 introduced logs
+
+
+def jvp_rule(eqn: JaxprEqn) -> Any:
+    """The user's rule of a ``custom_jvp_call``, with how it takes its arguments.
+
+    ``None`` where the rule also depends on arguments that are not differentiated, and for all other
+    primitives.
+    """
+    if eqn.primitive.name != "custom_jvp_call":
+        return None
+    thunk = _closure(eqn.params["jvp_jaxpr_fun"].f).get("fn")
+    rule = _closure(thunk).get("jvp")
+    if rule is None or rule.params:
+        return None
+    names = [transform.__name__ for transform, _ in rule.transforms]
+    if names != ["_flatten_jvp"]:  # another may hold values that the rule depends on
+        return None
+    ((_, (*how, _)),) = rule.transforms  # the last is a thunk of the results' types
+    return rule.f, tuple(how), rule.in_type
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    """What a function has captured, by name."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    cells = getattr(function, "__closure__", None) or ()
+    return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+
+
+def refuse_captured(differentiated: Sequence[bool]) -> None:
+    """Raises JAX's own error if a ``custom_vjp`` is differentiated by what it has captured."""
+    if any(differentiated):
+        raise _ad.CustomVJPException()

@@ -1,0 +1,81 @@
+"""The names around equations: scopes and transformations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from jax._src import source_info_util as _source_info_util
+from jax.extend.core import JaxprEqn
+
+_Scope = _source_info_util.Scope
+
+
+class Around(NamedTuple):
+    """Names that are around all equations of a group.
+
+    Attributes:
+      entries: how many entries of their name stacks are the same, from the outermost on.
+      scopes: how many names are the same after those, once transformations are left aside: what
+        `jvp(layer/norm)` and `transpose(jvp(layer/norm))` have in common.
+    """
+
+    entries: int = 0
+    scopes: int = 0
+
+
+def names_around(eqns: Sequence[JaxprEqn]) -> Around:
+    """The names that are around all of some equations."""
+    stacks = [
+        *{id(e.source_info.name_stack): e.source_info.name_stack.stack for e in eqns}.values()
+    ]
+    entries = _common(stacks)
+    return Around(entries, _common([_parted(stack[entries:])[1] for stack in stacks]))
+
+
+def _common(stacks: Sequence[tuple[Any, ...]]) -> int:
+    """How many of their first entries are the same."""
+    return sum(
+        1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*stacks, strict=False))
+    )
+
+
+def _parted(stack: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The transformations that a name stack begins with, and what they are around."""
+    first = next((n for n, entry in enumerate(stack) if isinstance(entry, _Scope)), len(stack))
+    return stack[:first], stack[first:]
+
+
+def _within(stack: tuple[Any, ...], around: Around) -> tuple[Any, ...]:
+    """A name stack without the names around it."""
+    stack = stack[around.entries :]
+    if not around.scopes:
+        return stack
+    transforms, names = _parted(stack)
+    return transforms + names[around.scopes :]
+
+
+def within_scope(eqn: JaxprEqn, around: Around) -> JaxprEqn:
+    """An equation with only those names around it."""
+    stack = eqn.source_info.name_stack.stack
+    _, names = _parted(stack[around.entries :])
+    return _named(eqn, stack[: around.entries] + names[: around.scopes])
+
+
+def without_scope(eqn: JaxprEqn, around: Around) -> JaxprEqn:
+    """An equation without those names around it."""
+    return _named(eqn, _within(eqn.source_info.name_stack.stack, around))
+
+
+def _named(eqn: JaxprEqn, stack: tuple[Any, ...]) -> JaxprEqn:
+    info = eqn.source_info
+    if stack == info.name_stack.stack:
+        return eqn
+    return eqn.replace(source_info=info.replace(name_stack=type(info.name_stack)(stack)))
+
+
+def origin(eqn: JaxprEqn, around: Around) -> tuple[Any, ...]:
+    """Where an equation comes from, apart from names around it, and the context it runs in."""
+    info = eqn.source_info
+    return info.traceback, _within(info.name_stack.stack, around), eqn.ctx

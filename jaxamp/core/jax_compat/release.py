@@ -1,0 +1,37 @@
+"""Which JAX this is, and what its releases and the machine offer."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import jax
+
+JAX = jax.__version_info__[:2]
+# JAX 0.11 multiplies e4m3 with e5m2 in wgmma; before, both operands had to be of one format.
+WGMMA_MIXES_FP8 = JAX >= (0, 11)
+
+
+def has_module(name: str) -> bool:
+    """Whether a package that JAX wants without declaring it is installed."""
+    return find_spec(name) is not None
+
+
+def is_gpu_interpreter(params: Any) -> bool:
+    """Whether interpreter parameters are those of Mosaic GPU, public since JAX 0.11 only."""
+    return type(params).__name__ == "InterpretGPUParams"
+
+
+def cuda_capability() -> float | None:
+    """Compute capability of the GPU at hand; ``None`` where there is none."""
+    try:
+        device = jax.devices("cuda")[0]
+    except RuntimeError:
+        return None
+    capability = getattr(device, "compute_capability", None)
+    return float(capability) if capability else None
+
+
+def indexed_for_load(ref: Any, index: Any) -> tuple[Any, ...]:
+    """What ``plgpu.load`` takes for a part of a Ref."""
+    return (ref.at[index],) if JAX >= (0, 11) else (ref, index)  # 0.11 put the index first

@@ -1,0 +1,59 @@
+"""Tracing functions to jaxprs, and reading jaxprs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax._src import api_util as _api_util
+from jax._src import core as _core
+from jax._src import linear_util as _lu
+from jax._src import util as _util
+from jax._src.interpreters import partial_eval as _pe
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+DropVar = _core.DropVar
+
+
+def is_tracing() -> bool:
+    """Whether a transformation is at work: what runs now is recorded rather than just computed."""
+    return not _core.trace_state_clean()
+
+
+remembered = _util.weakref_lru_cache
+"""Remembers what a function gives for a jaxpr, as long as that lives."""
+
+
+def trace_to_jaxpr(
+    fun: Callable[..., Sequence[Any]], avals: Sequence[Any], debug_info: Any
+) -> ClosedJaxpr:
+    """Traces a flat function at exact avals: weak types, shardings and Refs are kept."""
+    wrapped = _lu.wrap_init(fun, debug_info=debug_info.with_unknown_names())
+    jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(wrapped, list(avals))
+    return ClosedJaxpr(jaxpr, consts)
+
+
+def result_avals(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tuple[Any, ...]:
+    """The avals that a flat function gives for those of its arguments."""
+    info = _api_util.debug_info("result_avals", fun, tuple(avals), {})
+    return tuple(trace_to_jaxpr(fun, avals, info).out_avals)
+
+
+def live(closed: ClosedJaxpr) -> Jaxpr:
+    """A jaxpr without the equations that its results do not need."""
+    return _pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[0]
+
+
+def without_consts(closed: ClosedJaxpr) -> tuple[Jaxpr, list[Any]]:
+    """An open jaxpr that takes its former constants as leading inputs, and those constants."""
+    return _pe.convert_constvars_jaxpr(closed.jaxpr), list(closed.consts)
+
+
+def literal_value(literal: Literal) -> Any:
+    """The value of a literal as numpy or Python scalar."""
+    return literal.val
+
+
+def read_atom(env: dict[Any, Any], atom: Any) -> Any:
+    """The value of a variable or literal."""
+    return atom.val if isinstance(atom, Literal) else env[atom]
