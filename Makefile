@@ -1,5 +1,5 @@
 # Every target makes `.venv` and installs what it needs; later calls reuse it.
-.PHONY: demo test test-newest lint conformance conformance-sample numerics deviceless bench docs clean
+.PHONY: demo test test-all test-newest lint conformance bench docs clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -14,8 +14,15 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 demo: $(VENV)/.installed-demo
 	$(BIN)/python examples/digits.py
 
+# Chosen so that breaking any module is noticed (tests/selection.py, tests/mutations.py).
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -n $(WORKERS)
+
+# Every test, then samples of the conformance runs. Tests for chips that are not here run where their
+# compilers are: `python -m jaxamp estimate --install gpu`, and the same with `tpu`.
+test-all: $(VENV)/.installed-test
+	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) -m ""
+	$(BIN)/python -m tests.conformance --sample 600 --random 200
 
 # `make test` compiles quickly (tests/conftest.py), the others as users do.
 AS_USERS_DO := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=3"
@@ -48,20 +55,9 @@ lint: $(VENV)/.installed-test $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 
+# The conformance runs whole: hours.
 conformance: $(VENV)/.installed-test $(VENV)/.installed-models
-	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) -m slow tests
 	$(BIN)/python -m tests.conformance --all --products --random 2000 --soak --models --placement
-
-conformance-sample: $(VENV)/.installed-test
-	$(BIN)/python -m tests.conformance --sample 600
-
-# Every hostile case and reduction island, in both formats.
-numerics: $(VENV)/.installed-test
-	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow" tests/numerics tests/lowp
-
-# Reports against what the vendors' compilers make of the same programs.
-deviceless: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -q -m deviceless tests
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks

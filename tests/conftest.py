@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from tests import flags, libraries
+from tests import flags, libraries, selection
 
 QUICK = "--xla_backend_optimization_level=0"
 """Programs are small: to compile them is most of the work, and a third of that is to optimise what
@@ -16,4 +16,5 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
 
 def pytest_configure(config: pytest.Config) -> None:
     """Hooks of this folder that concern the package's doctests too."""
-    config.pluginmanager.register(libraries)
+    for hooks in (libraries, selection):
+        config.pluginmanager.register(hooks)

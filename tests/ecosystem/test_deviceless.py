@@ -1,4 +1,4 @@
-"""What four TPUs that are not here would send to each other; run by `make deviceless`."""
+"""What four TPUs that are not here would send to each other; run by `make test-all`."""
 
 import json
 from collections import defaultdict

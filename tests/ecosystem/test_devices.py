@@ -115,7 +115,7 @@ def loss_scaled_step(strategy, mesh, by_hand):
         ("fsdp", False),  # more: test_processes
         ("fsdp", True),
         *(
-            pytest.param(strategy, True, marks=pytest.mark.slow)
+            pytest.param(strategy, True, marks=pytest.mark.long)
             for strategy in programs.SPLITS
             if strategy != "fsdp"
         ),

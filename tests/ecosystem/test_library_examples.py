@@ -61,7 +61,7 @@ def test_everything_that_is_kept_is_f32(runs):
     ("saved", "resumed"),
     [
         ("auto_mixed_bf16", "always_f32"),
-        pytest.param("always_f32", "auto_mixed_bf16", marks=pytest.mark.slow),
+        pytest.param("always_f32", "auto_mixed_bf16", marks=pytest.mark.long),
     ],
 )
 def test_checkpoints_are_restored_into_either_world(example, runs, saved, resumed):

@@ -18,7 +18,7 @@ FLOORS = {
     "mxfp8": (23.0, 22.0),
     "nvfp4": (11.0, 11.0),
 }
-NUMERICS = [pytest.param(name, marks=pytest.mark.numerics) for name in FLOORS]
+NUMERICS = [pytest.param(name, marks=pytest.mark.long) for name in FLOORS]
 
 
 @functools.cache
@@ -73,7 +73,7 @@ def mean_losses(chosen):
 WORSE = {"fp8_current": 0.02, "fp8_delayed": 0.02, "fp8_block": 0.02, "mxfp8": 0.02, "nvfp4": 0.15}
 
 
-@pytest.mark.numerics
+@pytest.mark.long
 @pytest.mark.parametrize("name", WORSE)
 def test_training_ends_where_bf16_ends(name):
     """The loss falls to what bf16 reaches, within two percent in 8 bits."""

@@ -20,7 +20,7 @@ from tests.lowp.models import mlp, mlp_inputs, mlp_loss, policy, sqnr, worst
 
 def long(*values):
     """A case of the long tests."""
-    return pytest.param(*values, marks=pytest.mark.numerics)
+    return pytest.param(*values, marks=pytest.mark.long)
 
 
 RECIPES = ["fp8_current", "fp8_block", "mxfp8", "nvfp4"]

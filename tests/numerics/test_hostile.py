@@ -13,13 +13,12 @@ from tests.numerics.ulps import LOW
 
 
 def _marked() -> list[object]:
-    """Every case in both formats, float16 in the long runs only; what waits is marked."""
+    """Every case in both formats; what waits is marked."""
     params = []
     for case in CASES.values():
         for low in LOW:
             reason = waiting.HOSTILE.get((case.name, low))
             marks = [pytest.mark.xfail(strict=True, reason=reason)] if reason else []
-            marks += [pytest.mark.numerics] if low == "f16" else []
             params.append(pytest.param(case.name, low, id=f"{case}-{low}", marks=marks))
     return params
 
@@ -31,6 +30,7 @@ def test_there_are_enough_cases() -> None:
     assert all(case.stake.endswith(".") for case in CASES.values())
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize(("name", "low"), _marked())
 def test_error_is_that_of_rounding_the_products(name: str, low: str) -> None:
     """No NaN that float32 lacks, and 2 ulps at most beyond rounded operands of products."""
@@ -38,7 +38,7 @@ def test_error_is_that_of_rounding_the_products(name: str, low: str) -> None:
     assert measured.error("amp") <= measured.bound
 
 
-@pytest.mark.numerics
+@pytest.mark.long
 @pytest.mark.parametrize("name", CASES, ids=lambda name: str(CASES[name]))
 def test_the_case_is_hostile(name: str) -> None:
     """Float32 is finite, and some careless way of lowering the case is beyond the bound."""

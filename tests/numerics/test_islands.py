@@ -11,7 +11,7 @@ from tests.numerics.distances import NEIGHBOUR, QUANTITIES, island_distance
 from tests.numerics.islands import ISLANDS
 from tests.numerics.ulps import LOW
 
-pytestmark = pytest.mark.numerics
+pytestmark = pytest.mark.long
 
 
 def _marked() -> list[object]:

@@ -153,7 +153,7 @@ def test_commands_print_what_is_shown(words, printed, monkeypatch, capsys):
         assert part.strip("\n") in lines
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tune_prints_what_is_shown(tmp_path):
     """In a process of its own: the flags of the tests change the errors that it measures."""
     ((words, printed),) = [(words, printed) for words, printed in shown() if words[0] == "tune"]

@@ -38,7 +38,7 @@ def test_sizes_are_those_of_their_names():
         assert math.isclose(count / 1e6, millions, rel_tol=0.2), (name, count)
 
 
-@pytest.mark.parametrize("way", ["amp-fp8", pytest.param("tf32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("way", ["amp-fp8", pytest.param("tf32", marks=pytest.mark.long)])
 def test_a_toy_run_is_measured(way, capsys, monkeypatch):
     """One run in this process: a rate, and losses that move; a CPU tells no peak of memory."""
     monkeypatch.setattr("sys.stdin", io.StringIO(gpu_train.TURN))

@@ -127,6 +127,7 @@ def check(body: Body, policy: str, order: str) -> None:
     assert np.linalg.norm(jax.jit(mixed)(X) - exact) <= allowed
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("name", EXTREMA)
@@ -135,6 +136,7 @@ def test_extrema_are_equal_to_one_of_their_operands(name: str, policy: str, orde
     check(EXTREMA[name], policy, order)
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("name", NEIGHBOURS)
@@ -145,6 +147,7 @@ def test_differences_of_neighbours_are_of_unrounded_sums(
     check(NEIGHBOURS[name], policy, order)
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("name", APART)

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import low_params
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_low_parameters_track_float32_on_digits():
     """Digits, five seeds: all three end where float32 ends, bfloat16 parameters alone do not.
 

@@ -1,0 +1,41 @@
+"""What `make test` runs of a product of parameters: one case for each value of some of them.
+
+    @pytest.mark.product("name")
+    @pytest.mark.parametrize("policy", ["auto_mixed", "auto_mixed_bf16"])
+    @pytest.mark.parametrize("name", PROGRAMS)
+
+runs each program once, with the policies in turn: the first program with the first policy, the next
+with the second. All other cases get the mark `long`, and run in `make test-all`.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import pytest
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` reads the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as `long` what the mark `product` leaves out."""
+    groups: dict[str, dict[Any, list[pytest.Item]]] = {}
+    for item in items:
+        mark = item.get_closest_marker("product")
+        if mark is not None and item.get_closest_marker("long") is None:
+            function = item.nodeid.partition("[")[0]
+            groups.setdefault(function, {}).setdefault(_key(item, mark.args), []).append(item)
+    for cases in groups.values():
+        for turn, of_one_value in enumerate(cases.values()):
+            del of_one_value[turn % len(of_one_value)]
+            for item in of_one_value:
+                item.add_marker("long")
+
+
+def _key(item: Any, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Read the parameters that the mark names; `case.program` is an attribute of one."""
+    parameters = item.callspec.params
+    return tuple(
+        str(operator.attrgetter(rest)(parameters[name]) if rest else parameters[name])
+        for name, _, rest in (dotted.partition(".") for dotted in names)
+    )
