@@ -7,12 +7,15 @@ from typing import Any
 import jmp
 
 from jaxamp.core.formats import Precision
-from jaxamp.policy.jmp_string import ThreeDtypes
+from jaxamp.policy.jmp_string import ThreeDtypes, parse_grammar
 from jaxamp.policy.policy import PrecisionPolicy
 
 
 def from_jmp(policy: jmp.Policy | str) -> PrecisionPolicy:
     """Return the precision policy that a jmp policy or its string describes.
+
+    A string means what it means to jmp: ``"bf16"`` is bfloat16 parameters and results, too, where
+    ``PrecisionPolicy.parse("bf16")`` leaves those alone.
 
     The compute dtype becomes the ``AUTO_MIXED`` preset of that dtype, guards and f32 accumulation
     included; the parameter and output dtypes are carried along.
@@ -23,6 +26,8 @@ def from_jmp(policy: jmp.Policy | str) -> PrecisionPolicy:
     >>> from_jmp(jmp.get_policy("c=f16,o=f32")) == from_jmp("params=f32,compute=f16,output=f32")
     True
     """
+    if isinstance(policy, str):
+        return PrecisionPolicy.of_dtypes(*parse_grammar(policy))
     return PrecisionPolicy.parse(policy)
 
 

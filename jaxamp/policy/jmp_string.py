@@ -1,14 +1,16 @@
 """jmp's words for a policy: a dtype each for parameters, computation and output.
 
 Unnamed parameters are f32, unnamed computation follows the parameters, an unnamed output follows
-the computation; a single dtype stands for all three.
+the computation; to jmp a single dtype stands for all three.
+
+See: https://github.com/google-deepmind/jmp
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from jaxamp.core.formats import Precision, is_format_name
+from jaxamp.core.formats import Precision
 from jaxamp.errors import PolicyError, accepted
 
 _PARTS = {"p": "params", "c": "compute", "o": "output"}
@@ -30,8 +32,8 @@ class ThreeDtypes(NamedTuple):
 
 
 def looks_like_grammar(text: str) -> bool:
-    """Return whether a text is jmp's grammar: it has an ``=`` or is the name of a format."""
-    return "=" in text or is_format_name(text)
+    """Return whether a text is meant as jmp's grammar, naming a dtype for each part."""
+    return "=" in text
 
 
 def parse_grammar(text: str) -> ThreeDtypes:

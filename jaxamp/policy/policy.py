@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from jaxamp.core.formats import CastConfig, Precision, PrecisionLike
+from jaxamp.core.formats import CastConfig, Precision, PrecisionLike, is_format_name
 from jaxamp.core.guards import ALL_GUARDS, Guard, parse_guards
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import (
@@ -74,6 +74,8 @@ class PrecisionPolicy:
     AUTO_MIXED_CONSERVATIVE: ClassVar[PrecisionPolicy]
     AUTO_MIXED: ClassVar[PrecisionPolicy]
     AUTO_MIXED_BF16: ClassVar[PrecisionPolicy]
+    MIXED_BF16: ClassVar[PrecisionPolicy]
+    MIXED_F16: ClassVar[PrecisionPolicy]
     FP8_CURRENT: ClassVar[PrecisionPolicy]
     FP8_DELAYED: ClassVar[PrecisionPolicy]
     FP8_BLOCK: ClassVar[PrecisionPolicy]
@@ -171,12 +173,21 @@ class PrecisionPolicy:
         """Read whatever is accepted as a policy.
 
         Args:
-          policy: a policy, the name of a preset in any case, a ``jmp.Policy``, or jmp's grammar:
-            ``"p=f32,c=bf16,o=f32"``, ``"params=…,compute=…,output=…"``, ``"half"``, ``"full"`` or
-            one dtype for all three; ``"auto"`` for what suits the device, see ``auto_policy``.
+          policy: one of
+
+            * a policy, or the name of a preset in any case: ``"mixed_bf16"``, ``"fp8_current"``;
+            * a 16-bit dtype or its name, for mixed precision in that format with float32
+              parameters and results: ``"bf16"``, ``"half"``, ``jnp.bfloat16``; ``"f32"`` or
+              ``"full"`` for no change;
+            * ``"auto"`` for what suits the device, see ``auto_policy``;
+            * a ``jmp.Policy`` or jmp's grammar with an ``=``, ``"p=f32,c=bf16,o=f32"``, whose
+              output dtype is that of the results, as jmp has it.
 
         Raises:
           PolicyError: none of these.
+
+        >>> PrecisionPolicy.parse("bf16") is PrecisionPolicy.parse(jnp.bfloat16)
+        True
 
         >>> PrecisionPolicy.parse("Auto-Mixed-BF16") is PrecisionPolicy.AUTO_MIXED_BF16
         True
@@ -187,12 +198,14 @@ class PrecisionPolicy:
             return policy
         if isinstance(policy, str):
             return _parse_text(policy)
+        if (precision := _format_of(policy)) is not None:
+            return _mixed(precision)
         if all(hasattr(policy, field) for field in _JMP_FIELDS):
             # A jmp.Policy, known by its attributes: jmp itself is not imported here.
             return cls.of_dtypes(*(getattr(policy, field) for field in _JMP_FIELDS))
         raise PolicyError(
-            f"{shown(policy)} is not a policy. Give a PrecisionPolicy, a jmp.Policy, jmp's grammar "
-            f"('p=f32,c=bf16,o=f32') or a preset. {accepted('', PRESETS)}"
+            f"{shown(policy)} is not a policy. Give a PrecisionPolicy, a 16-bit dtype, a "
+            f"jmp.Policy, jmp's grammar ('p=f32,c=bf16,o=f32') or a preset. {accepted('', PRESETS)}"
         )
 
     def cast_for(self, kind: OpKind | str) -> CastConfig:
@@ -384,10 +397,12 @@ PrecisionPolicy.__setattr__ = PrecisionPolicy.__delattr__ = _refuse_change
 
 def _parse_text(text: str) -> PrecisionPolicy:
     name = re.sub(r"[-\s]+", "_", text.strip()).lower()
-    if name in PRESETS:
-        return PRESETS[name]
+    if name in PRESETS or name in SYNONYMS:
+        return PRESETS[SYNONYMS.get(name, name)]
     if name in RESOLVED:
         return RESOLVED[name]()
+    if is_format_name(text):
+        return _mixed(Precision.parse(text))
     if looks_like_grammar(text):
         dtypes = parse_grammar(text)
         return PrecisionPolicy.of_dtypes(dtypes.params, dtypes.compute, dtypes.output)
@@ -398,8 +413,35 @@ def _parse_text(text: str) -> PrecisionPolicy:
         )
     raise PolicyError(
         f"Unknown policy {text!r}. {accepted(name, [*PRESETS, *RESOLVED])} "
-        "jmp's grammar is read too: 'p=f32,c=bf16,o=f32', 'half', 'full' or one dtype."
+        "A 16-bit dtype is read too, 'bf16' or 'f16', and jmp's grammar: 'p=f32,c=bf16,o=f32'."
     )
+
+
+def _format_of(dtype: Any) -> Precision | None:
+    """Return the format of a dtype object or ``Precision``; ``None`` for anything else."""
+    try:
+        return Precision.parse(dtype)
+    except PolicyError:
+        return None
+
+
+def _mixed(precision: Precision) -> PrecisionPolicy:
+    """Return the policy of mixed precision in a format, which leaves the results' dtypes alone."""
+    if precision in _MIXED:
+        return PRESETS[_MIXED[precision]]
+    word = precision.short
+    advice = f"Of jmp, 'p={word},c={word},o={word}' is the policy of it."
+    if precision in VALUES:
+        advice = "To quantize products use a recipe, such as 'fp8_current'."
+    words = [p.short for p in _MIXED]
+    raise PolicyError(f"There is no mixed precision in {word}. {advice} {accepted('', words)}")
+
+
+_MIXED = {
+    Precision.BF16: "auto_mixed_bf16",
+    Precision.F16: "auto_mixed",
+    Precision.F32: "always_f32",
+}
 
 
 def _parsed_kinds(kinds: Any) -> dict[OpKind, CastConfig]:
@@ -445,6 +487,9 @@ def _checked_scaling(scaling: Any) -> Scaling:
 
 PRESETS: dict[str, PrecisionPolicy] = {}
 """Policies by their names; ``presets`` enters them."""
+
+SYNONYMS = {"mixed_bf16": "auto_mixed_bf16", "mixed_f16": "auto_mixed"}
+"""Plain names of presets."""
 
 RESOLVED: dict[str, Callable[[], PrecisionPolicy]] = {}
 """Words for policies that depend on the machine, and what finds them; ``auto`` enters its own."""

@@ -12,7 +12,7 @@ from typing import Any
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.core.guards import ALL_GUARDS, Guard
 from jaxamp.core.taxonomy import OpKind
-from jaxamp.policy.policy import PRESETS, PrecisionPolicy
+from jaxamp.policy.policy import PRESETS, SYNONYMS, PrecisionPolicy
 from jaxamp.policy.scaling import Scaling
 
 # torchao's limits for scales that are finer than one for the tensor.
@@ -80,3 +80,6 @@ for _policy in (
 ):
     PRESETS[_policy.name] = _policy
     setattr(PrecisionPolicy, _policy.name.upper(), _policy)
+
+for _synonym, _name in SYNONYMS.items():
+    setattr(PrecisionPolicy, _synonym.upper(), PRESETS[_name])

@@ -42,7 +42,7 @@ def test_strings_mean_what_jmp_says(text):
     theirs = jmp.get_policy(text)
     expected = (theirs.param_dtype, theirs.compute_dtype, theirs.output_dtype)
     assert _dtypes(from_jmp(text)) == tuple(map(Precision.parse, expected))
-    assert from_jmp(text) == from_jmp(theirs) == PrecisionPolicy.parse(text)
+    assert from_jmp(text) == from_jmp(theirs) == PrecisionPolicy.parse(theirs)
 
 
 @pytest.mark.parametrize("dtypes", list(itertools.product(DTYPES, repeat=3)))
@@ -110,7 +110,7 @@ def test_presets_have_a_jmp_text(preset, text):
         ("p=f32,,c=f16", "Unknown part ''"),
         ("p=", "Unknown precision ''"),
         ("p=f32,c=f16=o", "Unknown precision 'f16=o'"),
-        ("hlaf", "Unknown policy 'hlaf'"),
+        ("hlaf", "Unknown precision 'hlaf'"),
     ],
 )
 def test_wrong_grammar_teaches(text, message):

@@ -8,11 +8,15 @@ import pickle
 from dataclasses import FrozenInstanceError
 
 import jax
+import jax.numpy as jnp
 import jmp
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.extend.core import jaxprs_in_params
 
+from jaxamp import amp
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.core.guards import ALL_GUARDS, Guard, parse_guards
 from jaxamp.core.taxonomy import OpKind
@@ -36,6 +40,56 @@ TABLE = {
     "mxfp8": ((E4M3, BF16, BF16, BF16, F32), F32, True),
     "nvfp4": ((E2M1, BF16, BF16, BF16, F32), F32, True),
 }
+
+
+@pytest.mark.parametrize(
+    ("word", "low"),
+    [
+        ("bf16", jnp.bfloat16),
+        ("bfloat16", jnp.bfloat16),
+        (jnp.bfloat16, jnp.bfloat16),
+        (jnp.dtype("bfloat16"), jnp.bfloat16),
+        (Precision.BF16, jnp.bfloat16),
+        ("mixed_bf16", jnp.bfloat16),
+        ("Mixed-F16", jnp.float16),
+        ("f16", jnp.float16),
+        ("float16", jnp.float16),
+        (np.float16, jnp.float16),
+        ("half", Precision.parse("half").dtype),
+        ("full", jnp.float32),
+        (jnp.float32, jnp.float32),
+    ],
+)
+def test_a_dtype_means_mixed_precision(word, low):
+    """Products run in that dtype; parameters come, and results leave, as they are."""
+    program = jax.make_jaxpr(amp(lambda x, w: x @ w, word))(jnp.ones((2, 3)), jnp.ones((3, 4)))
+    operands = [dot.invars[0].aval.dtype for dot in _dots(program.jaxpr)]
+    assert operands == [low]
+    assert [aval.dtype for aval in (*program.in_avals, *program.out_avals)] == [jnp.float32] * 3
+
+
+def _dots(jaxpr):
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in ("dot_general", "accumulate"):
+            yield eqn
+        for inner in jaxprs_in_params(eqn.params):
+            yield from _dots(inner)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("f64", "p=f64,c=f64,o=f64"),
+        (jnp.float8_e4m3fn, "fp8_current"),
+        ("f8_e5m2", "fp8_current"),
+        (jnp.int8, "is not a policy"),
+        (float, "is not a policy"),
+    ],
+)
+def test_other_dtypes_are_no_mixed_precision(word, message):
+    """What is no 16-bit float is refused, with what to write instead."""
+    with pytest.raises(PolicyError, match=message):
+        PrecisionPolicy.parse(word)
 
 
 @pytest.mark.parametrize("name", TABLE)
