@@ -210,7 +210,7 @@ def report(
     """What a policy does to a program: how much runs in which precision, where and why.
 
     Nothing is run. FLOPs and bytes follow from the shapes: bytes are what the operations would
-    move were each a kernel of its own, and the compiler fuses many of them; ``jaxamp.compiled``
+    move were each a kernel of its own, and the compiler fuses many of them; ``jaxamp.estimate``
     says what is left. Loops count as often as they run, a branch if it costs most.
 
     Args:
