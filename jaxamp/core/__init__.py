@@ -1,1 +1,1 @@
-"""."""
+"""Tables that everything rests on: float formats, kinds of primitives, guards, JAX internals."""

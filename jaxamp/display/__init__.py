@@ -1,1 +1,1 @@
-"""."""
+"""Screens of the results of `inspect`, `numerics` and `tools`: terminal and HTML page."""
