@@ -46,6 +46,7 @@ def _fresh() -> Callable[..., Any]:
     return lambda params, x: loss(params, x)
 
 
+@pytest.mark.long
 def test_an_interrupted_trace_leaves_nothing_behind() -> None:
     """Wherever the interrupt falls, the function works afterwards, and no policy stays in force."""
 

@@ -14,6 +14,7 @@ def test_a_short_run_does_not_grow(kind: str) -> None:
     soak.run(f"{kind}-60")
 
 
+@pytest.mark.long
 def test_a_leak_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that keeps an object or memory at each call fails, and says what it kept."""
     kept = []

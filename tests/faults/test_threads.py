@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax._src import source_info_util
 from jax.extend.core import Primitive
 
@@ -25,6 +26,7 @@ def _together(*calls: Any) -> list[Any]:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
+@pytest.mark.long
 def test_one_function_many_policies_and_shapes() -> None:
     """Each thread gets the answer of its policy and shape, forward and backward."""
 

@@ -12,7 +12,7 @@ import pytest
 SECONDS = 120
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_a_training_loop_fed_by_workers(method: str) -> None:
     """Every batch arrives once, and training gives what it gives without workers."""
     command = [sys.executable, "-m", "tests.faults.loader", method]

@@ -15,6 +15,7 @@ def test_every_row_with_a_goal_is_made(monkeypatch):
     assert goals == {"block_quantize 1 x 128": 0.8, "FP8 per tensor": 1.5, "block_scaled_matmul": 1}
 
 
+@pytest.mark.long
 def test_kernels_are_those_of_the_reference_and_the_interpreter():
     """Bit by bit where they quantize."""
     found = list(gpu_fp8.comparisons(gpu_fp8.TOY))

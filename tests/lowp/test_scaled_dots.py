@@ -203,7 +203,8 @@ def test_scan_over_layers(order):
     assert worst(want, got) > 18
 
 
-@pytest.mark.parametrize("name", ["fp8_current", long("fp8_block")])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["fp8_current", "fp8_block"])
 def test_vmap_of_a_scaled_function(name):
     """Mapped over inputs, parameters or both, values and gradients are those of a loop."""
     params, x, target = mlp_inputs(16, 32, 16)

@@ -17,6 +17,19 @@ PAGES = [
 ]  # fmt: skip
 
 
+LONG = {
+    "docs/ecosystem.md", "docs/explanation/autodiff.md", "docs/how-to/fp8.md", "docs/kernels.md",
+    "docs/probe.md", "docs/training.md",
+}  # fmt: skip
+
+
+def page_of(path: Path) -> object:
+    """A page as a parameter of a test."""
+    name = str(path.relative_to(ROOT))
+    marks = [pytest.mark.long] if name in LONG else []
+    return pytest.param(path, id=name, marks=marks)
+
+
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
     """The page's blocks of Python, each on the lines that it has in the page, and what they print.
 
@@ -32,7 +45,7 @@ def words(text: str) -> str:
     return POSITION.sub("LINE", " ".join(text.split()))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", map(page_of, PAGES))
 def test_code_of_a_page_runs(page, capsys):
     """All blocks of a page are one program, and print what is shown; a failure names the line."""
     names = {"__name__": page.stem}

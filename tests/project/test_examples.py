@@ -14,6 +14,7 @@ def digit_runs(tmp_path_factory):
     return digits.main(["--quick", "--picture", str(picture)]), picture
 
 
+@pytest.mark.long
 def test_digits_losses_stay_close_to_f32(digit_runs):
     """Same weights, same batches: only roundings lie between the curves."""
     (f32, *mixed), _ = digit_runs
@@ -23,6 +24,7 @@ def test_digits_losses_stay_close_to_f32(digit_runs):
         assert 0 < difference.max() < 0.05, run.policy
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("index", "low"), [(1, "bf16"), (2, "f16")])
 def test_digits_plans_lower_the_matrix_products(digit_runs, index, low):
     """Every matrix product of the train step runs in the policy's own precision."""
@@ -30,12 +32,14 @@ def test_digits_plans_lower_the_matrix_products(digit_runs, index, low):
     assert {precision for kind, precision in summary if kind is OpKind.COMPUTE} == {low}
 
 
+@pytest.mark.long
 def test_digits_plan_in_f32_lowers_nothing(digit_runs):
     """The run that the others are compared with is float32 throughout."""
     f32 = digit_runs[0][0].plan
     assert {precision for _, precision in f32.summary()} == {"f32", "-"}
 
 
+@pytest.mark.long
 def test_digits_draws_the_loss_curves(digit_runs):
     """The picture is a PNG that holds more than an empty frame."""
     _, picture = digit_runs
@@ -52,6 +56,7 @@ def test_digits_batches_are_the_same_for_every_policy():
     np.testing.assert_array_equal([y for _, y in first], [y for _, y in second])
 
 
+@pytest.mark.long
 def test_char_transformer_trains_and_writes():
     """A scanned, rematerialised network trains in both precisions and writes from its alphabet."""
     f32, bf16 = char_transformer.main(["--quick"])

@@ -38,7 +38,8 @@ def test_sizes_are_those_of_their_names():
         assert math.isclose(count / 1e6, millions, rel_tol=0.2), (name, count)
 
 
-@pytest.mark.parametrize("way", ["amp-fp8", pytest.param("tf32", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["amp-fp8", "tf32"])
 def test_a_toy_run_is_measured(way, capsys, monkeypatch):
     """One run in this process: a rate, and losses that move; a CPU tells no peak of memory."""
     monkeypatch.setattr("sys.stdin", io.StringIO(gpu_train.TURN))
@@ -66,6 +67,7 @@ def test_the_table_has_ratios_and_what_failed(capsys):
         assert word in text
 
 
+@pytest.mark.long
 def test_runs_stop_between_parts_once_their_time_is_over():
     """The first part is always measured; what came before it is not."""
     size = gpu_train.TOYS["350m"]()

@@ -91,6 +91,7 @@ def exact_and_allowed() -> tuple[Params, Params]:
     return tuple(jax.jit(fn)(*arguments()) for fn in fns)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("order", ORDERS)
 def test_gradients_of_a_decoder_are_as_exact_as_products_allow(order: str) -> None:
     exact, allowed = exact_and_allowed()

@@ -12,7 +12,7 @@ from tests import audit, random_programs
 from tests.random_programs import BINARY, DRAWN, NESTED, UNARY, Steps
 
 
-@settings(DRAWN, max_examples=20, derandomize=True)  # `make conformance` draws 2000
+@settings(DRAWN, max_examples=6, derandomize=True)  # `make test-all` draws 200
 @given(random_programs.programs())
 def test_random_program_keeps_the_invariants(steps: Steps) -> None:
     """Types, finiteness, a valid jaxpr, determinism, the forced identity bit for bit."""
@@ -50,6 +50,7 @@ def test_step_on_a_product_keeps_the_invariants(name: str) -> None:
     assert any(p.is_low for p in audit.products(jaxpr.jaxpr))
 
 
+@pytest.mark.product("outer")
 @pytest.mark.parametrize("outer", NESTED)
 @pytest.mark.parametrize("inner", NESTED)
 def test_nesting_of_two_keeps_the_invariants(outer: str, inner: str) -> None:

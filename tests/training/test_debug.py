@@ -41,6 +41,7 @@ def test_rules_prevent_what_they_are_for():
     assert not step(W, X).grads_finite
 
 
+@pytest.mark.long
 def test_a_scale_in_an_optimizer_is_to_blame_too():
     """The scale is asked wherever it is applied, and only for what the backward pass did."""
 
