@@ -11,8 +11,8 @@
 
 __version__ = "0.1.0"  # the build reads it
 
-from jaxamp.compiled.fp8_products import Lowering as Lowering
-from jaxamp.compiled.fp8_products import verify_lowering as verify_lowering
+import jaxamp.display
+import jaxamp.interop  # noqa: F401  registers the adapters of other libraries
 from jaxamp.core.formats import CastConfig as CastConfig
 from jaxamp.core.formats import Precision as Precision
 from jaxamp.core.guards import Guard as Guard
@@ -38,6 +38,8 @@ from jaxamp.inspect.diff import Difference as Difference
 from jaxamp.inspect.diff import diff as diff
 from jaxamp.inspect.explain import Explanation as Explanation
 from jaxamp.inspect.explain import explain as explain
+from jaxamp.inspect.fp8_products import Lowering as Lowering
+from jaxamp.inspect.fp8_products import verify_lowering as verify_lowering
 from jaxamp.inspect.report import Report as Report
 from jaxamp.inspect.report import report as report
 from jaxamp.lowp import ScaledArray as ScaledArray

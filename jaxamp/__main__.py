@@ -1,6 +1,6 @@
 """The command line: ``python -m jaxamp --help``."""
 
-from jaxamp.tools.cli.main import main
+from jaxamp.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

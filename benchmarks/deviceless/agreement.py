@@ -21,10 +21,10 @@ import jaxamp
 from benchmarks.deviceless.models import MODELS
 from benchmarks.deviceless.variants import POLICY
 from jaxamp import JaxAmpError
+from jaxamp.compiled.deviceless import compile_all
 from jaxamp.compiled.export import exported
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.compiled.traffic import measure, operand_precisions
-from jaxamp.tools.estimate import compile_all
 
 UNMERGED = {"xla_disable_hlo_passes": "dot-merger"}
 

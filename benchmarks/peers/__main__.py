@@ -24,9 +24,9 @@ import numpy as np
 
 from benchmarks.peers import table
 from benchmarks.peers.peers import PEERS, Peer
+from jaxamp.compiled.deviceless import compile_all
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.compiled.traffic import measure
-from jaxamp.tools.estimate import compile_all
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = Path.home() / ".cache" / "jaxamp-peers"

@@ -1,1 +1,7 @@
-"""Screens of the results of `inspect`, `numerics` and `tools`: terminal and HTML page."""
+"""Screens of values: at a terminal, as a page. rich and jinja2 are imported when one is drawn."""
+
+import importlib
+
+from jaxamp.inspect.shown import register_screens
+
+register_screens(lambda: importlib.import_module("jaxamp.display.screens"))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from jaxamp.display.numbers import amount, near, share, storage
+from jaxamp.inspect.operation import Operation
+from jaxamp.inspect.report import Report
 from jaxamp.inspect.tally import Tally
-
-if TYPE_CHECKING:
-    from jaxamp.inspect.operation import Operation
-    from jaxamp.inspect.report import Report
 
 _MOST = 10  # bars of a chart
 _FLOATS = ("f64", "f32", "f16", "bf16")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from jaxamp.display.numbers import amount, near, storage
-from jaxamp.inspect.diff import describe
+from jaxamp.inspect.diff import Change, Difference, describe
 from jaxamp.inspect.operation import total
-
-if TYPE_CHECKING:
-    from jaxamp.inspect.diff import Change, Difference
 
 _MANY = 40
 

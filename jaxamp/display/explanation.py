@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group
 from rich.text import Text
 
 from jaxamp.display.numbers import near
 from jaxamp.display.terminal import precision_text
+from jaxamp.inspect.explain import Explanation, Note
 from jaxamp.inspect.source import Block, blocks
-
-if TYPE_CHECKING:
-    from jaxamp.inspect.explain import Explanation, Note
 
 
 def show_explanation(explanation: Explanation) -> Group:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING, Any
-
-import jinja2
+from pathlib import Path
+from typing import Any
 
 from jaxamp.display.charts import charts, family
 from jaxamp.display.numbers import amount, near, share, storage
+from jaxamp.inspect.operation import Operation
+from jaxamp.inspect.report import Report
 
-if TYPE_CHECKING:
-    from jaxamp.inspect.operation import Operation
-    from jaxamp.inspect.report import Report
-
+_PAGES = Path(__file__).parent / "pages"
 _LOW = ("bf16", "f16", "f8")
 _FRAME = (
     '<iframe srcdoc="{page}" style="width: 100%; height: 48em; border: 1px solid #8886" '
@@ -23,8 +21,10 @@ _FRAME = (
 
 def report_page(report: Report) -> str:
     """The page of a report."""
+    import jinja2  # text needs none
+
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("jaxamp.display", "pages"),
+        loader=jinja2.FileSystemLoader(_PAGES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

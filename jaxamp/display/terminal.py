@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from jaxamp.display.numbers import amount, share, storage
-
-if TYPE_CHECKING:
-    from jaxamp.inspect.operation import Operation
-    from jaxamp.inspect.report import Report
+from jaxamp.inspect.fp8_products import Lowering
+from jaxamp.inspect.operation import Operation
+from jaxamp.inspect.report import Report
 
 _MANY = 40  # dots that are listed; the page and the JSON have all
 _COLORS = {
@@ -35,19 +33,9 @@ def show_report(report: Report) -> Group:
     return Group(*_parts(report))
 
 
-def as_text(shown: Any, width: int = 120) -> str:
-    """What a terminal shows, without colours."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, legacy_windows=False)
-    console.print(shown)
-    text = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    return "\n".join(line.rstrip() for line in text.splitlines())
-
-
-def as_html(shown: Any, fragment: str, width: int = 120) -> str:
-    """What a terminal shows, as HTML; its text has no colour of its own, so any theme will do."""
-    console = Console(file=io.StringIO(), width=width, record=True, force_terminal=True)
-    console.print(shown)
-    return console.export_html(inline_styles=True, code_format=fragment)
+def show_lowering(lowering: Lowering) -> Group:
+    """Show the verdict, and what is missing."""
+    return Group(*lowering.lines)
 
 
 def _parts(report: Report) -> Iterator[Any]:

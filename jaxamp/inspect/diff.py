@@ -78,11 +78,6 @@ class Difference(Shown):
     def __bool__(self) -> bool:
         return bool(self.changes)
 
-    def __rich__(self) -> Any:
-        from jaxamp.display.difference import show_difference
-
-        return show_difference(self)
-
     def __repr__(self) -> str:
         policies = f"{self.before.policy} → {self.after.policy}"
         return f"<Difference of {self.after.program}, {policies}: {len(self.changes)} operations>"

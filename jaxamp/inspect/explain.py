@@ -73,11 +73,6 @@ class Explanation(Shown):
         head = {"program": self.program, "policy": self.policy, "where": self.where}
         return json.dumps({**head, "notes": notes}, indent=1)
 
-    def __rich__(self) -> Any:
-        from jaxamp.display.explanation import show_explanation
-
-        return show_explanation(self)
-
     def __repr__(self) -> str:
         notes = counted(len(self.notes), "note")
         return f"<Explanation of {self.program} under {self.policy}: {notes}>"

@@ -8,10 +8,12 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from jaxamp.compiled.hlo import parse
+from jaxamp.compiled.traffic import operand_precisions
 from jaxamp.errors import InspectionError, accepted
+from jaxamp.inspect.fp8_products import Lowering, verify_lowering
 from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.inspect.shown import Shown
 from jaxamp.inspect.tally import Tally
@@ -19,9 +21,6 @@ from jaxamp.inspect.walk import Walk
 from jaxamp.plan import Plan
 from jaxamp.run.amp import plan_of, under
 from jaxamp.trace.arguments import Target
-
-if TYPE_CHECKING:
-    from jaxamp.compiled.fp8_products import Lowering
 
 HERE = "here"  # the target that is at hand
 _JOINED = "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings"
@@ -122,9 +121,6 @@ class Report(Shown):
         Returns:
           By the precision of the operands: how many this report says, how many there are.
         """
-        from jaxamp.compiled.hlo import parse  # reads text; no compiler is needed
-        from jaxamp.compiled.traffic import operand_precisions
-
         found, claimed = operand_precisions(parse(text)), self.dots()
         words = sorted({*found, *claimed})
         return {word: (claimed.get(word, 0), found.get(word, 0)) for word in words}
@@ -179,27 +175,6 @@ class Report(Shown):
         """Everything as JSON."""
         return json.dumps(self.to_data(), indent=1)
 
-    def to_html(self) -> str:
-        """One page that needs nothing else: charts, and a table to search and sort."""
-        from jaxamp.display.page import report_page  # jinja2 only where it is needed
-
-        return report_page(self)
-
-    def save(self, path: str | Path) -> None:
-        """Writes the page, or JSON if the path ends in ``.json``."""
-        path = Path(path)
-        path.write_text(self.to_json() if path.suffix == ".json" else self.to_html())
-
-    def __rich__(self) -> Any:
-        from jaxamp.display.terminal import show_report
-
-        return show_report(self)
-
-    def _repr_html_(self) -> str:
-        from jaxamp.display.page import in_frame
-
-        return in_frame(self.to_html())
-
     def __repr__(self) -> str:
         return f"<Report of {self.program} under {self.policy}: {len(self.operations)} operations>"
 
@@ -250,8 +225,6 @@ def _verifier(fn: Any, policy: Any, target: str | None) -> Callable[..., tuple[L
     """What compiles a call and looks for its FP8 products, if that is asked for."""
     if target is None:
         return lambda *args, **kwargs: ()
-    from jaxamp.compiled.fp8_products import verify_lowering  # reports need no compiler
-
     verify = verify_lowering(fn, policy, None if target == HERE else target)
     return lambda *args, **kwargs: (verify(*args, **kwargs),)
 

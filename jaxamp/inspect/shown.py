@@ -1,28 +1,35 @@
-"""What has a picture for the terminal has one for text, for notebooks and as a page too."""
+"""Values that can be looked at: as text, in a notebook, as a page. Their screens are elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-_PAGE = """\
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>jaxamp</title>
-</head>
-<body>
-<pre style="line-height: 1.2">{code}</pre>
-</body>
-</html>
-"""
-_FRAGMENT = '<pre style="line-height: 1.2; overflow-x: auto">{code}</pre>'
+
+_LOADERS: list[Callable[[], Any]] = []
+
+
+def register_screens(load: Callable[[], Any]) -> None:
+    """Name what imports the screens, when the first value is drawn.
+
+    Args:
+      load: returns the module, which has four functions of a value: ``terminal`` returns what rich
+        prints, ``text`` the same without colours, ``page`` an HTML page that needs nothing else,
+        ``notebook`` the HTML that a notebook shows below a cell.
+    """
+    _LOADERS[:] = [load]
+
+
+def _screens() -> Any:
+    (load,) = _LOADERS
+    return load()
 
 
 class Shown:
-    """Base of values with a ``__rich__`` method: ``print`` and notebooks show the same.
+    """Base of values that have a screen: ``print``, notebooks and pages show the same.
+
+    A screen is a function of the value in ``jaxamp.display``, or a ``__rich__`` of its own.
 
     >>> class Greeting(Shown):
     ...     def __rich__(self):
@@ -34,21 +41,24 @@ class Shown:
     __slots__ = ()
 
     def __rich__(self) -> Any:
-        """What a terminal shows."""
-        raise NotImplementedError
+        """Return what rich prints."""
+        return _screens().terminal(self)
 
     def __str__(self) -> str:
-        from jaxamp.display.terminal import as_text  # rich only where it is needed
-
-        return as_text(self)
+        return _screens().text(self)
 
     def to_html(self) -> str:
-        """One page that needs nothing else."""
-        from jaxamp.display.terminal import as_html
-
-        return as_html(self, _PAGE)
+        """Return one page that needs nothing else."""
+        return _screens().page(self)
 
     def _repr_html_(self) -> str:
-        from jaxamp.display.terminal import as_html
+        return _screens().notebook(self)
 
-        return as_html(self, _FRAGMENT)
+    def to_json(self) -> str:
+        """Return everything as JSON."""
+        raise NotImplementedError
+
+    def save(self, path: str | Path) -> None:
+        """Write the page, or JSON if the path ends in ``.json``."""
+        path = Path(path)
+        path.write_text(self.to_json() if path.suffix == ".json" else self.to_html())

@@ -107,27 +107,6 @@ class ProbeReport(Shown):
         operations = [op.to_data() for op in self.operations]
         return json.dumps({"policy": self.policy, "first": first, "operations": operations})
 
-    def __rich__(self) -> Any:
-        from rich.console import Group
-        from rich.table import Table
-
-        worst = self.worst()
-        title = f"probe under {self.policy}: {len(self.operations)} operations"
-        caption = f"the {len(worst)} of the lowest SQNR" if worst else "none has an error"
-        table = Table(title=title, caption=caption)
-        for name in ("operation", "stored", "scope", "line"):
-            table.add_column(name, overflow="fold")
-        for name in ("max error", "rms", "SQNR dB", "over", "under", "subn.", "headroom"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for op in worst:
-            table.add_row(*_cells(op))
-        return Group(*([str(self.first)] if self.first else []), table)
-
-    def __str__(self) -> str:
-        from jaxamp.display.terminal import as_text  # rich only where it is needed
-
-        return as_text(self, width=140)
-
 
 def report_of(
     policy: str, sites: Iterable[Site], sums: Any, peaks: Any, first: Nonfinite | None
@@ -181,13 +160,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
-
-
-def _cells(op: Measured) -> tuple[str, ...]:
-    file = op.place.file.rpartition("/")[2]
-    where = f"{file}:{op.place.line}" if file else ""
-    name = f"{op.primitive} (backward)" if op.backward else op.primitive
-    shares = (f"{share:.1%}" if share else "-" for share in (op.overflow, op.underflow))
-    subnormal = f"{op.subnormal:.1%}" if op.subnormal else "-"
-    errors = f"{op.max_error:.2e}", f"{op.rms_error:.2e}", f"{op.sqnr:.1f}"
-    return (name, op.stored, op.scope, where, *errors, *shares, subnormal, f"{op.headroom:.3g}")

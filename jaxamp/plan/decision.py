@@ -11,32 +11,14 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jaxamp.core import jax_compat
-from jaxamp.core.formats import CastConfig, Precision, is_narrow
+from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.jaxprs.name_stack import clean_scope
+from jaxamp.plan.precision.operand_reads import Also
+from jaxamp.plan.precision.scaled import Scaled
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import Rule, unmatched
-
-Also = tuple[tuple[int, Precision | None], ...]
-
-
-class Scaled(NamedTuple):
-    """How a dot is quantized.
-
-    Attributes:
-      casts: of both operands.
-      gradient: of cotangents in the products that its derivative makes; ``None`` if these are not
-        quantized.
-      kernel: how the kernel for blocks is compiled; ``None`` if there is none.
-    """
-
-    casts: tuple[CastConfig, CastConfig]
-    gradient: CastConfig | None
-    kernel: Any = None
-
-    def __str__(self) -> str:
-        return " × ".join(map(str, self.casts))
 
 
 class Echo(NamedTuple):

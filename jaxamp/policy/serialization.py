@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.core.taxonomy import OpKind
@@ -13,15 +13,14 @@ from jaxamp.errors import PolicyError, accepted
 from jaxamp.policy.rules import Rule
 from jaxamp.policy.scaling import Scaling
 
-if TYPE_CHECKING:
-    from jaxamp.policy.policy import PrecisionPolicy
+_P = TypeVar("_P")
 
 _VERSION = 1
 _PLAIN_KEYS = ("accumulation", "guards", "param_dtype", "output_dtype", "allreduce")
 _KEYS = ("version", "name", "kinds", "rules", "scaling", *_PLAIN_KEYS)
 
 
-def to_json(policy: PrecisionPolicy) -> str:
+def to_json(policy: Any) -> str:
     """Return a policy as JSON."""
     data = {
         "version": _VERSION,
@@ -38,7 +37,7 @@ def to_json(policy: PrecisionPolicy) -> str:
     return json.dumps(data, indent=2)
 
 
-def from_json(make: Callable[..., PrecisionPolicy], text: str) -> PrecisionPolicy:
+def from_json(make: Callable[..., _P], text: str) -> _P:
     """Build a policy with ``make`` from the JSON that ``to_json`` wrote."""
     data = _json_object(text)
     for key in data:

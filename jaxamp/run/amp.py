@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
-import sys
 from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType, MethodType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from jaxamp.core import jax_compat, taxonomy
+from jaxamp.core.adapters import adapter
 from jaxamp.core.formats import Precision
 from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import NotCallableError, article, shown
@@ -18,7 +17,7 @@ from jaxamp.plan import Plan, make_plan
 from jaxamp.policy.context import amp_scope
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.settings import Settings, in_force
-from jaxamp.run.emit import NNX, NNX_ADAPTER, Result
+from jaxamp.run.emit import NNX, Result
 from jaxamp.run.runner import Runner, Runners
 from jaxamp.trace.arguments import Layout, Target, is_found
 from jaxamp.trace.static_arguments import kept
@@ -29,8 +28,8 @@ _R = TypeVar("_R")
 _F = TypeVar("_F", bound=Callable[..., Any])
 DEFAULT_POLICY = "auto_mixed_bf16"
 
-# Libraries whose modules need more than a function does, and who takes care of them.
-_ADAPTERS = {"equinox": "jaxamp.interop.equinox", NNX: NNX_ADAPTER}
+# Libraries whose modules need more than a function does.
+_LIBRARIES = "equinox", NNX
 _RUNNERS = Runners()
 jax_compat.hide_frames(os.path.dirname(os.path.dirname(__file__)))
 
@@ -321,11 +320,10 @@ def _amp(fn: Any, settings: Settings) -> Any:
     _checked(fn)
     if settings.policy.scaling.history and settings.policy.is_scaled:
         return _delayed(fn, settings)
-    for library, adapter in _ADAPTERS.items():
-        if library in sys.modules:  # never import a library that the user does not
-            wrapped = importlib.import_module(adapter).wrap(fn, settings)
-            if wrapped is not None:
-                return wrapped
+    for found in filter(None, map(adapter, _LIBRARIES)):
+        wrapped = found.wrap(fn, settings)
+        if wrapped is not None:
+            return wrapped
     return AmpFunction(fn, settings)
 
 

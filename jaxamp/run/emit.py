@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
 
+from jaxamp.core.adapters import adapter
 from jaxamp.plan import make_plan
 from jaxamp.policy.context import amp_scope
 from jaxamp.policy.settings import Settings
@@ -20,16 +19,14 @@ from jaxamp.trace.garbage import paused
 from jaxamp.trace.static_arguments import Constants
 from jaxamp.trace.trace import Outputs, trace
 
-NNX, NNX_ADAPTER = "flax.nnx", "jaxamp.interop.flax_nnx"
+NNX = "flax.nnx"
 _REGION = "jaxamp_region_"  # a compiled function of this name is rewritten already
 
 
 def nnx_adapter(layout: Layout, leaves: Sequence[Any], keys: Sequence[Hashable]) -> Any:
     """What makes a call that holds flax nnx objects; ``None`` for one that holds none."""
-    if NNX not in sys.modules:
-        return None
-    adapter = importlib.import_module(NNX_ADAPTER)
-    return adapter if adapter.is_needed(layout, leaves, keys) else None
+    found = adapter(NNX)
+    return found if found is not None and found.is_needed(layout, leaves, keys) else None
 
 
 def compiled(region: Callable[..., Any], name: str) -> Callable[..., Any]:

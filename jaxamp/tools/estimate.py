@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from jaxamp.compiled import compiler
-from jaxamp.compiled.environments import ENVIRONMENTS
+from jaxamp.compiled.deviceless import compile_all
 from jaxamp.compiled.export import exported
-from jaxamp.compiled.hlo import Module, parse
+from jaxamp.compiled.hlo import Module
 from jaxamp.compiled.roofline import Roofline, roofline
 from jaxamp.compiled.targets import TARGETS, Target
 from jaxamp.compiled.traffic import measure, operand_precisions
@@ -88,11 +85,6 @@ class Estimate(Shown):
         head = {"program": self.program, "target": self.target, "title": self.title}
         return json.dumps({**head, "compiled": rows}, indent=1)
 
-    def __rich__(self) -> Any:
-        from jaxamp.display.estimate import show_estimate
-
-        return show_estimate(self)
-
     def __repr__(self) -> str:
         policies = ", ".join(row.policy for row in self.compiled)
         return f"<Estimate of {self.program} on {self.target}: {policies}>"
@@ -153,45 +145,6 @@ def estimate(
         )
 
     return made
-
-
-def compile_all(
-    target: Target, programs: Sequence[bytes], options: dict[str, Any] | None = None
-) -> list[tuple[Module, dict[str, Any]]]:
-    """Compile serialized programs for a target, in one process of its compiler's environment.
-
-    Args:
-      target: the chip.
-      programs: what ``exported`` gave.
-      options: the compiler's own flags.
-
-    Returns:
-      For each, the optimized program and what the compiler says of it.
-
-    Raises:
-      InspectionError: the compiler is not installed, or fails.
-    """
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        names = [f"program{index}" for index in range(len(programs))]
-        for program, data in zip(names, programs, strict=True):
-            (folder / f"{program}.bin").write_bytes(data)
-        job = {
-            "platform": target.platform,
-            "topology": target.topology,
-            "description": target.description,
-            "programs": names,
-            "options": options,
-        }
-        (folder / "job.json").write_text(json.dumps(job))
-        ENVIRONMENTS[target.environment].run(compiler.__file__, name, quiet=True)
-        return [
-            (
-                parse((folder / f"{program}.hlo").read_text()),
-                json.loads((folder / f"{program}.json").read_text()),
-            )
-            for program in names
-        ]
 
 
 def _compiled(

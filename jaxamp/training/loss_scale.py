@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxamp.core.adapters import adapter
 from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import TrainingError, shown
 from jaxamp.training.finite import as_flag
@@ -254,8 +253,8 @@ def as_loss_scale(scale: Any) -> Any:
     """
     if scale is None:
         return NoOpLossScale()
-    if _is_jmp(scale):
-        return _jmp_adapter().loss_scale_from_jmp(scale)
+    if (jmp := _adapter_of(scale)) is not None:
+        return jmp.loss_scale_from_jmp(scale)
     if isinstance(scale, type):
         raise TrainingError(f"A loss scale is an object, not the class: write {scale.__name__}().")
     if all(callable(getattr(scale, name, None)) for name in ("scale", "unscale", "adjust")):
@@ -268,16 +267,13 @@ def as_loss_scale(scale: Any) -> Any:
 
 def same_library(scale: Any, like: Any) -> Any:
     """Convert one of our loss scales to the library of `like`, so that a carry keeps its type."""
-    return _jmp_adapter().loss_scale_to_jmp(scale) if _is_jmp(like) else scale
+    jmp = _adapter_of(like)
+    return scale if jmp is None else jmp.loss_scale_to_jmp(scale)
 
 
-def _is_jmp(scale: Any) -> bool:
-    # jmp is looked up, not imported: whoever has such an object has imported it.
-    return type(scale).__module__.partition(".")[0] == "jmp" and "jmp" in sys.modules
-
-
-def _jmp_adapter() -> Any:
-    return importlib.import_module("jaxamp.interop.jmp_loss_scale")
+def _adapter_of(scale: Any) -> Any:
+    """Return the adapter for jmp if `scale` is one of jmp's, else ``None``."""
+    return adapter("jmp") if type(scale).__module__.partition(".")[0] == "jmp" else None
 
 
 _AT_ONE: ContextVar[bool] = ContextVar("jaxamp_scales_at_one", default=False)

@@ -23,7 +23,7 @@ from jaxamp import (
     report,
     verify_lowering,
 )
-from jaxamp.tools import tune
+from jaxamp.tools.tune import tune
 from tests.inspect import independent
 from tests.inspect.programs import MLP, PROGRAMS, branching, layer, mlp_loss, spec
 

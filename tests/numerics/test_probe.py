@@ -11,12 +11,12 @@ import pytest
 
 import jaxamp
 from jaxamp import probe
+from jaxamp.compiled.deviceless import compile_all
 from jaxamp.compiled.environments import ENVIRONMENTS
 from jaxamp.compiled.export import exported
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.compiled.traffic import operand_precisions
 from jaxamp.numerics.nonfinite import Program
-from jaxamp.tools.estimate import compile_all
 from tests.inspect.planted import FAULTS, MARK, Fault
 
 # One of each kind; `python -m benchmarks.probe faults` goes through all.

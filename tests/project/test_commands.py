@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from jaxamp.cli import main as cli
 from jaxamp.compiled.environments import Environment
-from jaxamp.tools.cli import main as cli
 from tests.pages import FENCE, PAGES, ROOT
 
 PYTHON = {"python", ".venv/bin/python"}

@@ -10,9 +10,10 @@ from jax.experimental import io_callback
 import jaxamp
 from jaxamp import InspectionError, PolicyError, PrecisionPolicy
 from jaxamp.compiled import environments, hlo, roofline, traffic
+from jaxamp.compiled.deviceless import compile_all
 from jaxamp.compiled.export import exported
 from jaxamp.compiled.targets import TARGETS
-from jaxamp.tools.estimate import Compiled, Estimate, compile_all
+from jaxamp.tools.estimate import Compiled, Estimate
 from tests.inspect.programs import MLP, PROGRAMS, convolution, mlp_loss, spec
 
 GEMM = """HloModule gemm

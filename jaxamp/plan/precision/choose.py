@@ -26,11 +26,11 @@ from jaxamp.plan.dataflow.relu_signs import find_relu_signs, find_relu_tangents
 from jaxamp.plan.dataflow.repeated_gathers import sums_many_cotangents
 from jaxamp.plan.dataflow.shift_invariant_logits import is_shift_invariant, outweighs_operands
 from jaxamp.plan.dataflow.uses import REACHES, Uses, is_state_update
-from jaxamp.plan.decision import Scaled
 from jaxamp.plan.graph.consumers import descendants, is_movement
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.precision.overrides import Forced
+from jaxamp.plan.precision.scaled import Scaled
 from jaxamp.policy.policy import PrecisionPolicy
 
 F32 = Precision.F32

@@ -9,10 +9,11 @@ from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.dataflow.uses import Uses, is_state_update
-from jaxamp.plan.decision import Also
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.policy.policy import PrecisionPolicy
+
+Also = tuple[tuple[int, Precision | None], ...]
 
 
 @dataclass(slots=True, eq=False)

@@ -11,10 +11,10 @@ from jaxamp.core.formats import CastConfig, Precision, is_narrow
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.plan.dataflow.layer_roles import Flow, Flows, is_backward, is_repeated
 from jaxamp.plan.dataflow.layers import Layers
-from jaxamp.plan.decision import Scaled
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.plan.precision.overrides import Forced
+from jaxamp.plan.precision.scaled import Scaled
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.scaling import VALUES, Scaling
 

@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from jaxamp.errors import TuningError, counted
+from jaxamp.errors import TuningError
 from jaxamp.inspect.shown import Shown
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.tools.tune.groups import Group
@@ -109,31 +109,6 @@ class Tuning(Shown):
         axes.set(xlabel="modelled time, float32 = 1", ylabel="error", yscale="log")
         axes.legend()
         figure.savefig(path, dpi=150)
-
-    def __rich__(self) -> Any:
-        from rich.console import Group as Together
-        from rich.table import Table
-
-        table = Table(title="groups, the most sensitive first", title_justify="left")
-        for heading in ("scope", "function", "kind", "precision"):
-            table.add_column(heading, overflow="fold")
-        for heading in ("predicted error", "time saved"):
-            table.add_column(heading, justify="right")
-        for v in self.verdicts:
-            low = "low" if v.low else "f32"
-            saved = f"{100 * v.saved / self.cost_f32:.2f} %"
-            table.add_row(
-                v.group.scope, v.group.function, v.group.kind, low, f"{v.predicted:.1e}", saved
-            )
-        return Together(self._sentence(), table)
-
-    def _sentence(self) -> str:
-        time, low = self.cost / self.cost_f32, self.cost_low / self.cost_f32
-        return (
-            f"error {self.error:.2e} of {self.budget:.2e} allowed, modelled time {time:.3f} of "
-            f"float32's (all low: {low:.3f}), {counted(len(self.policy.rules), 'rule')}, "
-            f"{counted(self.runs, 'run')}"
-        )
 
 
 def _plain(value: Any) -> Any:

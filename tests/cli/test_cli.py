@@ -13,8 +13,8 @@ import pytest
 
 import jaxamp
 from jaxamp import PrecisionPolicy
+from jaxamp.cli.main import main
 from jaxamp.compiled import environments
-from jaxamp.tools.cli.main import main
 
 PROGRAM = '''
 """A model that somebody has."""

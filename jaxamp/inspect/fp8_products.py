@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
 
+from jaxamp.compiled.deviceless import compile_all
 from jaxamp.compiled.export import exported, flattened
 from jaxamp.compiled.hlo import Module, parse
 from jaxamp.compiled.targets import TARGETS
@@ -21,7 +22,6 @@ from jaxamp.inspect.shown import Shown
 from jaxamp.rewrite.primitives.quantized_dot import SCOPE, quantized_dot_p
 from jaxamp.rewrite.primitives.quantized_product import PRODUCT
 from jaxamp.run.amp import amp, under
-from jaxamp.tools.estimate import compile_all
 from jaxamp.trace.arguments import Target as Call
 
 # Without a device nothing can be timed, and XLA would take its first choice: a kernel of Triton's.
@@ -72,11 +72,6 @@ class Lowering(Shown):
         nameless = self.claimed - self.found - named.total()
         more = [f"  {nameless} more, whose names the compiler has dropped"] if nameless > 0 else []
         return [head, *rows, *more]
-
-    def __rich__(self) -> Any:
-        from rich.console import Group
-
-        return Group(*self.lines)
 
 
 def verify_lowering(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from jaxamp.display.numbers import amount, share, storage
-
-if TYPE_CHECKING:
-    from jaxamp.tools.estimate import Compiled, Estimate
+from jaxamp.tools.estimate import Compiled, Estimate
 
 _MODEL = (
     "The model: each kernel takes the longer of moving its bytes at the published bandwidth and of "

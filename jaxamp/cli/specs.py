@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxamp.cli.load import is_reference, load
 from jaxamp.core.formats import Precision
 from jaxamp.errors import InspectionError, accepted
-from jaxamp.tools.cli.load import is_reference, load
 
 _SCALAR = re.compile(r"\b([A-Za-z]\w*)\[\]")  # `f32[]` is no Python, `f32[()]` is
 _KEYWORD = re.compile(r"([A-Za-z_]\w*)=(?!=)(.*)", re.DOTALL)

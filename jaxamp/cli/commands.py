@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 
+from jaxamp.cli.load import load, load_policy
+from jaxamp.cli.specs import read_args, with_values
 from jaxamp.compiled.environments import ENVIRONMENTS
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.errors import InspectionError
@@ -22,8 +24,6 @@ from jaxamp.inspect.report import HERE, report
 from jaxamp.numerics.probe import probe
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.run.amp import DEFAULT_POLICY, under
-from jaxamp.tools.cli.load import load, load_policy
-from jaxamp.tools.cli.specs import read_args, with_values
 from jaxamp.tools.estimate import estimate
 from jaxamp.tools.tune import tune
 from jaxamp.tools.tune.tune import MOST_RUNS

@@ -8,15 +8,15 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-import jaxamp
+from jaxamp.cli.commands import COMMANDS, PROGRAM, TO_TERMINAL, Parser, Request
 from jaxamp.display.numbers import near
 from jaxamp.errors import InspectionError, JaxAmpError
-from jaxamp.tools.cli.commands import COMMANDS, PROGRAM, TO_TERMINAL, Parser, Request
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 _MORE = "(add --traceback for the full traceback)"
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the commands and their options."""
     top = Parser(prog="python -m jaxamp", description=_ABOUT)
-    top.add_argument("--version", action="version", version=f"jaxamp {jaxamp.__version__}")
+    top.add_argument("--version", action="version", version=f"jaxamp {version('jaxamp')}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in COMMANDS:
         add(commands)

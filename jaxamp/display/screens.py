@@ -1,0 +1,85 @@
+"""Which screen each value has."""
+
+from __future__ import annotations
+
+import functools
+import io
+from typing import Any
+
+from rich.console import Console
+
+from jaxamp.display.difference import show_difference
+from jaxamp.display.estimate_table import show_estimate
+from jaxamp.display.explanation import show_explanation
+from jaxamp.display.page import in_frame, report_page
+from jaxamp.display.probe_table import show_probe
+from jaxamp.display.terminal import show_lowering, show_report
+from jaxamp.display.tuning_table import show_tuning
+from jaxamp.inspect.diff import Difference
+from jaxamp.inspect.explain import Explanation
+from jaxamp.inspect.fp8_products import Lowering
+from jaxamp.inspect.report import Report
+from jaxamp.numerics.probe_report import ProbeReport
+from jaxamp.tools.estimate import Estimate
+from jaxamp.tools.tune import Tuning
+
+_WIDTH, _PROBE_WIDTH = 120, 140  # columns of text and pages; a probe has more of them
+_PAGE = """\
+<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<title>jaxamp</title>
+</head>
+<body>
+<pre style="line-height: 1.2">{code}</pre>
+</body>
+</html>
+"""
+_FRAGMENT = '<pre style="line-height: 1.2; overflow-x: auto">{code}</pre>'
+
+
+@functools.singledispatch
+def terminal(value: Any) -> Any:
+    """Return what rich prints."""
+    raise NotImplementedError(f"{type(value).__name__} has no screen")
+
+
+@functools.singledispatch
+def page(value: Any) -> str:
+    """Return one HTML page that needs nothing else."""
+    return _html(value, _PAGE)
+
+
+@functools.singledispatch
+def notebook(value: Any) -> str:
+    """Return the HTML that a notebook shows below a cell."""
+    return _html(value, _FRAGMENT)
+
+
+terminal.register(Difference, show_difference)
+terminal.register(Estimate, show_estimate)
+terminal.register(Explanation, show_explanation)
+terminal.register(Lowering, show_lowering)
+terminal.register(ProbeReport, show_probe)
+terminal.register(Report, show_report)
+terminal.register(Tuning, show_tuning)
+page.register(Report, report_page)
+notebook.register(Report, lambda report: in_frame(report_page(report)))
+
+
+def text(value: Any) -> str:
+    """Return what a terminal shows, without colours."""
+    width = _PROBE_WIDTH if isinstance(value, ProbeReport) else _WIDTH
+    file = io.StringIO()
+    Console(file=file, width=width, color_system=None, legacy_windows=False).print(value)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def _html(value: Any, fragment: str) -> str:
+    """What a terminal shows, as HTML; its text has no colour of its own, so any theme will do."""
+    console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_terminal=True)
+    console.print(value)
+    return console.export_html(inline_styles=True, code_format=fragment)
