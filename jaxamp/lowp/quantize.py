@@ -11,7 +11,7 @@ import numpy as np
 from jaxamp.core.formats import CastConfig, Precision, PrecisionLike
 from jaxamp.errors import PolicyError
 from jaxamp.lowp.arithmetic import encode, reciprocal, scale_factor
-from jaxamp.lowp.blocks import Blocks
+from jaxamp.lowp.block_layout import Blocks
 from jaxamp.lowp.scaled_array import ScaledArray, factors
 
 _FORMATS = (Precision.F8_E4M3, Precision.F8_E5M2, Precision.F4_E2M1)

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from jaxamp.core.formats import CastConfig
 from jaxamp.errors import PolicyError, shown
-from jaxamp.lowp.blocks import Blocks
+from jaxamp.lowp.block_layout import Blocks
 
 
 @jax.tree_util.register_dataclass

@@ -13,7 +13,7 @@ from jaxamp.core.formats import Precision
 from jaxamp.errors import JaxAmpError, RewriteError
 from jaxamp.plan import Decision, Fusion, JaxprPlan, Remake, Step
 from jaxamp.rewrite.environment import Environment
-from jaxamp.rewrite.loop_invariants import same_each_turn
+from jaxamp.rewrite.invariant_cotangents import same_each_turn
 from jaxamp.rewrite.registry import Context, rule_for
 from jaxamp.xla.checkpoint_barriers import KEEP, apart
 from jaxamp.xla.rounded_cotangent import echo

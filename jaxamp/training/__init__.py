@@ -2,6 +2,8 @@
 
 from jaxamp.training.debug import Diagnosis as Diagnosis
 from jaxamp.training.debug import debug_step as debug_step
+from jaxamp.training.explain_nonfinite import Nonfinite as Nonfinite
+from jaxamp.training.explain_nonfinite import explain_nonfinite as explain_nonfinite
 from jaxamp.training.filtered import filter_grad as filter_grad
 from jaxamp.training.filtered import filter_value_and_grad as filter_value_and_grad
 from jaxamp.training.finite import all_finite as all_finite
@@ -20,8 +22,6 @@ from jaxamp.training.loss_scale import NoOpLossScale as NoOpLossScale
 from jaxamp.training.loss_scale import StaticLossScale as StaticLossScale
 from jaxamp.training.master_weights import MasterWeightsState as MasterWeightsState
 from jaxamp.training.master_weights import with_master_weights as with_master_weights
-from jaxamp.training.nonfinite import Nonfinite as Nonfinite
-from jaxamp.training.nonfinite import explain_nonfinite as explain_nonfinite
 from jaxamp.training.optax import LossScaleState as LossScaleState
 from jaxamp.training.optax import SkipState as SkipState
 from jaxamp.training.optax import skip_nonfinite as skip_nonfinite

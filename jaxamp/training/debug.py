@@ -14,8 +14,8 @@ from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import Rule
 from jaxamp.policy.settings import overriding
 from jaxamp.run.amp import without_jit
+from jaxamp.training.explain_nonfinite import explain_nonfinite, nonfinite_as_it_runs
 from jaxamp.training.loss_scale import scales_at_one
-from jaxamp.training.nonfinite import explain_nonfinite, nonfinite_as_it_runs
 
 _MOST_RULES = 8
 _ANSWERS = ("finite_in_f32", "finite_in_bf16", "finite_unscaled", "runs")

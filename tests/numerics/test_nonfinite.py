@@ -10,7 +10,7 @@ import pytest
 
 import jaxamp
 from jaxamp import StaticLossScale, explain_nonfinite
-from jaxamp.training.nonfinite import INFINITY, NAN, Nonfinite
+from jaxamp.training.explain_nonfinite import INFINITY, NAN, Nonfinite
 
 
 def found(fun: Any, *args: Any) -> Nonfinite:

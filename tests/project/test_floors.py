@@ -1,72 +1,137 @@
-"""Imports go down only, as docs/architecture.md draws it."""
+"""Imports go down only, as docs/architecture.md draws it; there is no circle of any kind."""
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
+from tests.project.imports import Import, circles, graph, imports, modules
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "jaxamp"
 PAGE = (ROOT / "docs/architecture.md").read_text()
+MOST_FILES = 5  # in the package's root
+
+# Folders that import upwards today. Take a pair out as soon as it is gone: a test says when.
+UPWARDS = {("plan", "xla"), ("xla", "rewrite")}
 
 
 def _floors() -> list[list[str]]:
-    """The names of modules and packages in the drawing's lines, top first."""
+    """The folders and files in the drawing's lines, top first."""
     (drawing,) = re.findall(r"Imports go down only:\n\n```\n(.*?)```", PAGE, re.DOTALL)
-    names = [re.findall(r"\b\w+(?:\.py|/)", line) for line in drawing.splitlines()]
-    return [[name.removesuffix(".py").rstrip("/") for name in line] for line in names]
+    lines = [
+        re.findall(r"(?:^|(?<=  ))([\w/]+(?:\.py|/))(?=\s|$)", x) for x in drawing.splitlines()
+    ]
+    return [[name.rstrip("/") for name in line] for line in lines if line]
 
 
 FLOORS = _floors()
 FLOOR = {name: len(FLOORS) - row for row, line in enumerate(FLOORS) for name in line}
-MODULES = sorted(PACKAGE.rglob("*.py"))
+MODULES = modules(PACKAGE)
+IMPORTS = imports(PACKAGE)
 
 
-def _part(module: str) -> str:
-    """What the drawing calls a module: its package, or itself at the top level."""
-    return module.split(".")[1] if "." in module else "__init__"
+def _place(module: str) -> str:
+    """What the drawing calls a module's home: the innermost folder that it draws, or the file."""
+    path = MODULES[module].relative_to(PACKAGE)
+    names = (str(folder) for folder in path.parents)
+    return next((name for name in names if name in FLOOR), str(path))
 
 
-def _imports(path: Path) -> Iterator[tuple[str, int]]:
-    """jaxamp's modules that a file imports when it is imported itself, and the lines."""
-    tree = ast.parse(path.read_text())
-    for node in tree.body:  # not those inside functions, which wait until they are needed
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("jaxamp"):
-            whole = [f"jaxamp.{a.name}" for a in node.names] if node.module == "jaxamp" else []
-            yield from ((name, node.lineno) for name in whole or [node.module or ""])
-        elif isinstance(node, ast.Import):
-            yield from ((a.name, node.lineno) for a in node.names if a.name.startswith("jaxamp."))
+def _between_places() -> list[tuple[str, str, Import]]:
+    pairs = ((_place(i.importer), _place(i.imported), i) for i in IMPORTS)
+    return [(above, below, i) for above, below, i in pairs if above != below]
 
 
-def _name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(part for part in parts if part != "__init__")
+def test_imports_go_down() -> None:
+    """A module imports from its own folder or from folders on a lower line of the drawing."""
+    wrong = [
+        f"{found}: {above} is not above {below}"
+        for above, below, found in _between_places()
+        if FLOOR[above] <= FLOOR[below] and (above, below) not in UPWARDS
+    ]
+    assert wrong == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_down(path: Path) -> None:
-    """A module imports from its own floor or from below it."""
-    own = _part(_name(path))
-    if own == "__init__":  # the package itself hands out what is in it
-        return
-    for module, line in _imports(path):
-        other = _part(module)
-        assert FLOOR[own] >= FLOOR[other], f"{path.name}:{line}: {own} is below {other}"
+def test_no_exception_outlives_its_need() -> None:
+    """A pair of folders that may import upwards still does."""
+    pairs = {(above, below) for above, below, _ in _between_places()}
+    assert UPWARDS - pairs == set()
+
+
+def test_there_is_no_circle() -> None:
+    """No file leads back to itself, by imports at the top, inside functions or for types."""
+    assert circles(graph(IMPORTS)) == []
 
 
 def test_the_drawing_is_complete() -> None:
-    """Every module and package at the top level has a floor, and every name drawn exists."""
-    there = {_part(_name(path)) for path in MODULES} - {"__init__"}
-    assert there - set(FLOOR) == set()
-    assert set(FLOOR) - there == set()
+    """Every folder and every file of the root has a floor, and every name drawn exists."""
+    assert {_place(module) for module in MODULES} - set(FLOOR) == set()
+    assert [name for name in FLOOR if not (PACKAGE / name).exists()] == []
+
+
+def test_the_root_has_few_files() -> None:
+    """Whatever has a subject is in that subject's folder."""
+    assert len(list(PACKAGE.glob("*.py"))) <= MOST_FILES
+
+
+def test_a_file_name_means_one_thing() -> None:
+    """No two files have one name; a kernel's form for GPUs is named as the kernel is."""
+    named = defaultdict(list)
+    for path in PACKAGE.rglob("*.py"):
+        if path.name != "__init__.py":
+            named[path.name].append(str(path.relative_to(PACKAGE)))
+    twice = {name: sorted(paths) for name, paths in named.items() if len(paths) > 1}
+    kernels = {name: [f"kernels/gpu/{name}", f"kernels/{name}"] for name in twice}
+    assert {name: paths for name, paths in twice.items() if sorted(kernels[name]) != paths} == {}
 
 
 def test_private_jax_is_behind_one_door() -> None:
-    """`core/jax_compat/` alone imports from `jax._src`."""
-    private = re.compile(r"^\s*(from|import) jax\._src", re.M)
-    users = {p.parent.name for p in MODULES if private.search(p.read_text())}
-    assert users == {"jax_compat"}
+    """`core/jax_compat` alone names `jax._src`."""
+    users = {
+        str(path.relative_to(PACKAGE))
+        for path in MODULES.values()
+        if any(map(_is_private, ast.walk(ast.parse(path.read_text()))))
+    }
+    assert users
+    assert {user for user in users if not user.startswith("core/jax_compat")} == set()
+
+
+def _is_private(node: ast.AST) -> bool:
+    """Whether it imports from `jax._src`, or reads it as an attribute or from a string."""
+    if isinstance(node, ast.Import):
+        return any(alias.name.startswith("jax._src") for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return (node.module or "").startswith("jax._src")
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str) and node.value.startswith("jax._src.")
+    return isinstance(node, ast.Attribute) and node.attr == "_src"
+
+
+CIRCLES = {
+    "top": ("from planted.b import y\n", "from planted.a import x\n"),
+    "lazy": ("def f():\n    from planted.b import y\n", "import planted.a\n"),
+    "types": (
+        "from planted.b import y\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from planted.a import x\n",
+    ),
+    "relative": ("from .b import y\n", "from . import a\n"),
+    "by name": ("from planted.b import y\n", "def f():\n    import_module('planted.a')\n"),
+    "table": ("from planted.b import y\n", "TABLE = {'equinox': 'planted.a:wrap'}\n"),
+}
+
+
+@pytest.mark.parametrize("kind", CIRCLES)
+def test_a_planted_circle_is_found(kind: str, tmp_path: Path) -> None:
+    """Two files that import each other, one of them in a way that runs late or never."""
+    package = tmp_path / "planted"
+    package.mkdir()
+    for name, text in zip(("a", "b"), CIRCLES[kind], strict=True):
+        (package / f"{name}.py").write_text(text)
+    (package / "__init__.py").write_text("")
+    (package / "c.py").write_text("from planted import a, b\n")  # above both, in no circle
+    assert circles(graph(imports(package))) == [["planted.a", "planted.b"]]

@@ -33,7 +33,7 @@ from jaxamp.rewrite.primitives.matrices import (
     rows_together,
     swap,
 )
-from jaxamp.rewrite.primitives.quantize import quantize
+from jaxamp.rewrite.primitives.quantize_primitive import quantize
 from jaxamp.rewrite.primitives.quantized_linear import quantized_linear
 from jaxamp.rewrite.primitives.quantized_product import dot, product
 

@@ -20,7 +20,7 @@ from jaxamp.lowp import ScaledArray, dequantize
 from jaxamp.plan import Scaled
 from jaxamp.rewrite.primitives.define import define
 from jaxamp.rewrite.primitives.matrices import batch_first, rows_apart, rows_together, swap
-from jaxamp.rewrite.primitives.quantize import quantize
+from jaxamp.rewrite.primitives.quantize_primitive import quantize
 from jaxamp.rewrite.primitives.quantized_product import BF16, dot, product
 
 quantized_linear_p = Primitive("quantized_linear")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxamp.tools.tune.choose import cheapest, in_order
+from jaxamp.tools.tune.cheapest import cheapest, in_order
 from jaxamp.tools.tune.sensitivity import predicted
 
 _WORTHWHILE = 0.995  # what is not cheaper by this much is not tried
