@@ -11,9 +11,15 @@ import numpy as np
 
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.errors import KernelError, shown
-from jaxamp.kernels.checks import Axes, check_grid, check_memory, check_tile, semantics_in_force
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.primitive import Kernel, KernelPrimitive
+from jaxamp.kernels.tile_checks import (
+    Axes,
+    check_grid,
+    check_memory,
+    check_tile,
+    semantics_in_force,
+)
 from jaxamp.lowp import ScaledArray, quantize
 from jaxamp.lowp.quantize import stored_scale
 from jaxamp.lowp.scaled_array import factors

@@ -12,9 +12,9 @@ from jax import lax
 from jaxamp.core.formats import CastConfig
 from jaxamp.errors import KernelError
 from jaxamp.kernels.block_quantize import check_cast, fill, module_of
-from jaxamp.kernels.checks import Axes, check_grid, check_memory, check_tile
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.primitive import Kernel, KernelPrimitive
+from jaxamp.kernels.tile_checks import Axes, check_grid, check_memory, check_tile
 from jaxamp.lowp import ScaledArray, quantize
 from jaxamp.lowp.quantize import stored_scale
 from jaxamp.lowp.scaled_array import factors

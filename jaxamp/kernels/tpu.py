@@ -17,9 +17,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from jaxamp.core.formats import CastConfig
-from jaxamp.kernels.checks import Axes, semantics_in_force
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.params import mosaic_tpu, tpu_params
+from jaxamp.kernels.tile_checks import Axes, semantics_in_force
 from jaxamp.lowp.arithmetic import encode, magnitude_bits, reciprocal, scale_factor
 
 F32 = np.dtype(np.float32)

@@ -323,7 +323,7 @@ def test_shared_memory_is_estimated_within_a_tenth(name):
     asked = _gpu(name, **steps).shared_memory
     fn, avals = _with(name, gpu=LANE | steps)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxamp.kernels.checks.SHARED_MEMORY", 0)
+        patch.setattr("jaxamp.kernels.tile_checks.SHARED_MEMORY", 0)
         with pytest.raises(KernelError) as caught:
             jax.eval_shape(fn, *avals)
     estimate = int(re.search(r"about ([\d,]+) bytes", str(caught.value))[1].replace(",", ""))

@@ -20,11 +20,11 @@ from jaxamp.core.jax_compat.checkpoints import read_again as read_again
 from jaxamp.core.jax_compat.checks import check_like as check_like
 from jaxamp.core.jax_compat.checks import check_nans as check_nans
 from jaxamp.core.jax_compat.checks import complete_jet as complete_jet
-from jaxamp.core.jax_compat.custom_derivatives import backward_results as backward_results
-from jaxamp.core.jax_compat.custom_derivatives import bind_custom_jvp as bind_custom_jvp
-from jaxamp.core.jax_compat.custom_derivatives import bind_custom_vjp as bind_custom_vjp
-from jaxamp.core.jax_compat.custom_derivatives import jvp_rule as jvp_rule
-from jaxamp.core.jax_compat.custom_derivatives import refuse_captured as refuse_captured
+from jaxamp.core.jax_compat.derivative_rules import backward_results as backward_results
+from jaxamp.core.jax_compat.derivative_rules import bind_custom_jvp as bind_custom_jvp
+from jaxamp.core.jax_compat.derivative_rules import bind_custom_vjp as bind_custom_vjp
+from jaxamp.core.jax_compat.derivative_rules import jvp_rule as jvp_rule
+from jaxamp.core.jax_compat.derivative_rules import refuse_captured as refuse_captured
 from jaxamp.core.jax_compat.loops import scan_layout as scan_layout
 from jaxamp.core.jax_compat.loops import scan_with_invariants as scan_with_invariants
 from jaxamp.core.jax_compat.lowering import before_barrier as before_barrier

@@ -10,7 +10,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from jaxamp.core.formats import CastConfig
-from jaxamp.kernels.checks import Axes
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.gpu.launch import launch
 from jaxamp.kernels.gpu.quantized import (
@@ -24,6 +23,7 @@ from jaxamp.kernels.gpu.quantized import (
 )
 from jaxamp.kernels.gpu.tiles import F32, ROWS, load, over_columns
 from jaxamp.kernels.params import mosaic_gpu
+from jaxamp.kernels.tile_checks import Axes
 from jaxamp.lowp.arithmetic import encode, reciprocal, scale_factor
 
 

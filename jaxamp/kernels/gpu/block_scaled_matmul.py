@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from jaxamp.kernels.checks import Axes
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.gpu.launch import for_each, on_grid, parted
 from jaxamp.kernels.gpu.tiles import F32, ROWS, load, over_columns, over_rows, swizzled
 from jaxamp.kernels.params import gpu_params, mosaic_gpu
+from jaxamp.kernels.tile_checks import Axes
 
 _MEMORY_REGISTERS = 40  # for the warpgroup that only copies
 
