@@ -1,1 +1,1 @@
-"""Commands and searches on top of everything else, imported where they are used."""
+"""Searches, estimates and servers on top of everything else, imported where they are used."""
