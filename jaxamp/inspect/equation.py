@@ -13,12 +13,13 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Op, OpKind, Trait
 from jaxamp.inspect import count
 from jaxamp.inspect.operation import Frame, Operation, Place, frames_of, innermost, type_word
-from jaxamp.inspect.storage import Casts, Storage, of
+from jaxamp.inspect.stored import Stored
 from jaxamp.inspect.tally import Tally
 from jaxamp.jaxprs import nested as wiring
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
 from jaxamp.plan import Decision, Ground, JaxprPlan
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, original
+from jaxamp.rewrite.recorder import Casts
 
 _REWRITTEN = "rewritten already, by an amp inside"
 _UNKNOWN = Op(OpKind.BOUNDARY, Trait.OPAQUE)
@@ -62,7 +63,8 @@ class Equation:
         eqn: JaxprEqn,
         decision: Decision | None,
         ground: Ground | None,
-        storage: Storage,
+        stored: Stored,
+        casts: Casts,
         where: Where,
     ) -> None:
         self.eqn, self.decision, self.ground = eqn, decision, ground
@@ -75,17 +77,15 @@ class Equation:
         self.scope = joined_scope(where.scope, eqn)
         self.frames = where.frames_of(eqn)
         self.needed: Sequence[bool] = ()  # which of its results somebody needs
-        self.casts = Casts()
-        self._read(storage)
-        for var, made, stored in zip(eqn.outvars, self._made(), self._outputs(), strict=True):
-            storage.write(self.casts, var, made, stored)
-        self.stored = [storage.stored[v] for v in eqn.outvars]
-        if decision is not None and decision.sent is not None:
-            storage.arrive(self.casts, eqn.outvars[0], decision.sent)
-            self.stored = [decision.sent]
-        if decision is not None and self.trait is Trait.SHAPE:
-            for _, precision in decision.also:
-                storage.accompany(eqn.outvars[0], precision)
+        sent = decision.sent if decision else None
+        self.casts = Tally(
+            inserted=casts.inserted + (sent is not None),  # the primitive rounds what it sends
+            shared=casts.shared,
+            cancelled=casts.cancelled,
+        )
+        self._read(stored)
+        stored.write(eqn, decision)
+        self.stored = [sent] if sent else [stored.precision(v) for v in eqn.outvars]
 
     @property
     def place(self) -> Place:
@@ -121,40 +121,15 @@ class Equation:
             contraction=self.kind is OpKind.COMPUTE,
         )
 
-    def _read(self, storage: Storage) -> None:
-        atoms, none = self.eqn.invars, [None] * len(self.eqn.invars)
-        operands, fresh, copies = none, none, none
-        if (d := self.decision) is not None:
-            operands, fresh, copies = d.operands, d.fresh, d.copies
-        self.sources = [
-            storage.source(a, c, p) for a, c, p in zip(atoms, copies, operands, strict=True)
-        ]
-        self.read = [
-            storage.read(self.casts, a, p, bool(f), c)
-            for a, p, f, c in zip(atoms, operands, fresh, copies, strict=True)
-        ]
-        for index, precision in d.also if d else ():
-            storage.read(self.casts, atoms[index], precision)
+    def _read(self, stored: Stored) -> None:
+        atoms, d = self.eqn.invars, self.decision
+        none: Precisions = [None] * len(atoms)
+        operands, copies = (d.operands, d.copies) if d else (none, none)
+        columns = [*zip(atoms, operands, copies, strict=True)]
+        self.sources = [stored.source(a, p) if c is None else c for a, p, c in columns]
+        self.read = [p or c or stored.precision(a) for a, p, c in columns]
         if d is not None and d.scaled:
             self.read[:2] = [cast.out_dtype for cast in d.scaled.casts]
-
-    def _outputs(self) -> Precisions:
-        return self.decision.outputs if self.decision else [None] * len(self.eqn.outvars)
-
-    def _made(self) -> Precisions:
-        """The precisions in which the primitive gives its results, before they are stored."""
-        outputs = self._outputs()
-        if self.decision is None or self.decision.inner or self.kind is OpKind.COMPUTE:
-            return outputs
-        avals = [v.aval for v in self.eqn.outvars]
-        if self.trait is Trait.CONVERT:
-            return [self.read[0] if outputs[0] not in (None, Precision.F32) else of(avals[0])]
-        if self.decision.operand is not None:
-            return [self.decision.operand if p else None for p in outputs]
-        if self.trait is Trait.SHAPE and self.read:
-            each = len(self.read) == len(outputs)
-            return [self.read[i if each else 0] for i in range(len(outputs))]
-        return list(map(of, avals))
 
     def _arithmetic(self) -> str:
         atoms = [*self.eqn.invars, *self.eqn.outvars]
@@ -173,19 +148,14 @@ class Equation:
         return self.decision.accumulation.short if self.decision.accumulation else ""
 
     def _cost(self, free: bool) -> Tally:
-        casts = Tally(
-            inserted=self.casts.inserted,
-            shared=self.casts.shared,
-            cancelled=self.casts.cancelled,
-        )
         if free:
-            return casts
+            return self.casts
         eqn = self.eqn
         avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
         reads, writes = count.touched(eqn)
         ins, out = avals[: len(eqn.invars)], eqn.outvars[0].aval if eqn.outvars else None
         moved = list(zip([*reads, *writes], [*self.sources, *self.stored], avals, strict=True))
-        return casts + Tally(
+        return self.casts + Tally(
             operations=1,
             flops=count.flops(self.name, self.kind, self.params, ins, out),
             bytes=sum(int(n * _width(aval, p)) for n, p, aval in moved),

@@ -19,6 +19,7 @@ from jaxamp.inspect.shown import Shown
 from jaxamp.inspect.tally import Tally
 from jaxamp.inspect.walk import Walk
 from jaxamp.plan import Plan
+from jaxamp.rewrite import record
 from jaxamp.run.amp import plan_of, under
 from jaxamp.trace.arguments import Target
 
@@ -56,7 +57,7 @@ class Report(Shown):
     @classmethod
     def of(cls, plan: Plan, program: str = "") -> Report:
         """The report of a plan."""
-        walk = Walk(plan)
+        walk = Walk(plan, record(plan))
         return cls(
             program=program,
             policy=str(plan.policy),

@@ -10,11 +10,12 @@ from jax.extend.core import Jaxpr
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.inspect.equation import Body, Equation, Where
 from jaxamp.inspect.operation import Operation, Place, is_library, total
-from jaxamp.inspect.storage import Casts, Storage
+from jaxamp.inspect.stored import Stored
 from jaxamp.inspect.tally import Tally
 from jaxamp.jaxprs.dce import Live
 from jaxamp.jaxprs.name_stack import clean_scope
 from jaxamp.plan import JaxprPlan, Plan
+from jaxamp.rewrite.recorder import Casts, Recorder
 
 
 class Walk:
@@ -25,35 +26,29 @@ class Walk:
       unknown_loops: lines of the loops whose trips only running them would tell: they count once.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, recorder: Recorder | None = None) -> None:
+        self._recorder = recorder or Recorder()
         self.operations: list[Operation] = []
         self.unknown_loops: list[Place] = []
         self._live = Live()
         self._grounds = iter(plan.grounds)  # in the order in which equations are met here
-        casts = self._jaxpr(plan.jaxpr.jaxpr, plan.body, Where())
-        if (wanted := plan.policy.output_dtype) is not None:
-            casts.inserted += sum(p is not None and p is not wanted for p in plan.body.outputs)
-        self._add_results(casts, Where())
+        self._jaxpr(plan.jaxpr.jaxpr, plan.body, Where())
 
-    def _jaxpr(self, jaxpr: Jaxpr, plan: JaxprPlan | None, where: Where) -> Casts:
-        """Adds the operations of a jaxpr; gives the casts of its results."""
-        storage = Storage()
-        storage.enter(jaxpr.constvars, [None] * len(jaxpr.constvars))
-        storage.enter(jaxpr.invars, plan.inputs if plan else [None] * len(jaxpr.invars))
-        storage.take(plan.rounded if plan else ())
+    def _jaxpr(self, jaxpr: Jaxpr, plan: JaxprPlan | None, where: Where) -> None:
+        """Adds the operations of a jaxpr."""
+        stored = Stored(jaxpr, plan)
+        casts = self._recorder.equations.get(plan) or [Casts()] * len(jaxpr.eqns)
         decisions = plan.decisions if plan else [None] * len(jaxpr.eqns)
         needed = where.needed or [True] * len(jaxpr.outvars)
         live = self._live.equations(jaxpr, needed)
         wanted = self._live.wanted(jaxpr, needed)
-        for eqn, decision, is_live in zip(jaxpr.eqns, decisions, live, strict=True):
+        columns = zip(jaxpr.eqns, decisions, casts, live, strict=True)
+        for eqn, decision, its_casts, is_live in columns:
             ground = next(self._grounds) if decision else None
-            equation = Equation(eqn, decision, ground, storage, where)
+            equation = Equation(eqn, decision, ground, stored, its_casts, where)
             equation.needed = self._live.results(eqn, [v in wanted for v in eqn.outvars])
             self._equation(equation, where.runs * is_live)
-        casts = Casts()
-        for atom, precision in zip(jaxpr.outvars, plan.outputs if plan else (), strict=False):
-            storage.read(casts, atom, precision)
-        return casts
+        self._add_results(self._recorder.results.get(plan) or Casts(), where)
 
     def _equation(self, equation: Equation, outer: int) -> None:
         bodies = equation.bodies()
@@ -72,7 +67,7 @@ class Walk:
         jaxpr, plan = body[0].jaxpr, body[1]
         own = not is_library(jaxpr.debug_info.func_src_info)
         where = Where(equation.scope, runs, equation.frames, own, equation.needed)
-        self._add_results(self._jaxpr(jaxpr, plan, where), where)
+        self._jaxpr(jaxpr, plan, where)
 
     def _branches(self, equation: Equation, bodies: Sequence[Body], runs: int) -> None:
         """Only the branch that costs most counts."""

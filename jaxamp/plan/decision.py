@@ -254,12 +254,14 @@ class Step:
 
     Attributes:
       fusion: the group.
+      members: indices of its equations, those first that it computes again.
       around: its first equation, with the names that are around the whole group.
       takes: what it reads.
       gives: what is read of it.
     """
 
     fusion: Fusion
+    members: tuple[int, ...]
     around: JaxprEqn
     takes: Forms
     gives: Forms

@@ -15,6 +15,7 @@ from jax.extend.core.primitives import convert_element_type_p
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.plan import Forms
+from jaxamp.rewrite.recorder import Log
 from jaxamp.xla.rounding_barrier import hold
 from jaxamp.xla.unbarriered_sums import unheld
 
@@ -22,9 +23,14 @@ KEPT = "jaxamp_kept"  # what the backward pass of a fused group reads rather tha
 
 
 class Environment:
-    """The values of a jaxpr's variables, each with the casts made of it so far."""
+    """The values of a jaxpr's variables, each with the casts made of it so far.
 
-    def __init__(self) -> None:
+    Attributes:
+      log: what is told of every cast; ``None`` for a program that is to run.
+    """
+
+    def __init__(self, log: Log | None = None) -> None:
+        self.log = log
         self._values: dict[Var, Any] = {}
         self._casts: dict[tuple[Var, Precision | None], Any] = {}
         self._copies: dict[tuple[Var, Precision], Any] = {}
@@ -43,6 +49,8 @@ class Environment:
         for var, value, precision, is_held, keep in columns:
             if not isinstance(var, jax_compat.DropVar):
                 stored = cast(value, precision)
+                if self.log is not None and stored is not value:
+                    self.log.made()
                 stored = hold(stored) if is_held else stored
                 self._values[var] = checkpoint_name(stored, KEPT) if keep else stored
 
@@ -58,6 +66,8 @@ class Environment:
 
     def give(self, forms: Forms) -> list[Any]:
         """Values in the forms in which they are read."""
+        if self.log is not None:
+            self.log.pass_on()
         return [
             self._copy(var, form.precision)
             if form.held and form.precision
@@ -91,14 +101,24 @@ class Environment:
         """
         if isinstance(atom, Literal):
             return _cast_literal(atom, precision)
+        log = self.log
         if copy is not None and (copy is not precision or (atom, copy) in self._copies):
-            return cast(self._copy(atom, copy), precision)
+            value = self._copy(atom, copy)
+            if log is not None and precision not in (None, copy):
+                log.made()
+            return cast(value, precision)
         key = atom, precision
         if not fresh and key in self._casts:
+            if log is not None:
+                log.found(key)
             return self._casts[key]
         value = self._values[atom]
         if precision is None or _has(value, precision):
+            if log is not None:
+                log.spared(precision)
             return value
+        if log is not None:
+            log.made(None if fresh else key)
         if fresh:
             return cast(value, precision)
         self._casts[key] = cast(value, precision)
@@ -111,14 +131,19 @@ class Environment:
         return unheld(value) if is_held else value
 
     def _copy(self, var: Var, precision: Precision) -> Any:
-        if (var, precision) not in self._copies:
-            self._copies[var, precision] = hold(self.read(var, precision))
-        return self._copies[var, precision]
+        key = var, precision
+        if key not in self._copies:
+            self._copies[key] = hold(self.read(var, precision))
+        elif self.log is not None:
+            self.log.found(key)
+        return self._copies[key]
 
     def read_results(
         self, atoms: Sequence[Any], precisions: Sequence[Precision | None]
     ) -> list[Any]:
         """The results of a jaxpr, with the weak types that it declares."""
+        if self.log is not None:
+            self.log.leave()
         return [
             _as_declared(self.read(a, p), a.aval, p) for a, p in zip(atoms, precisions, strict=True)
         ]

@@ -14,6 +14,7 @@ from jaxamp.errors import JaxAmpError, RewriteError
 from jaxamp.plan import Decision, Fusion, JaxprPlan, Remake, Step
 from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.invariant_cotangents import same_each_turn
+from jaxamp.rewrite.recorder import Log
 from jaxamp.rewrite.registry import Context, rule_for
 from jaxamp.xla.checkpoint_barriers import KEEP, apart
 from jaxamp.xla.rounded_cotangent import echo
@@ -51,7 +52,7 @@ def interpret(
     Raises:
       RewriteError: a primitive does not accept what was decided for it.
     """
-    env = Environment()
+    env = Environment(None if context.recorder is None else context.recorder.log(plan))
     env.enter(jaxpr.constvars, consts)
     casts, wides = len(plan.rounded), len(plan.turned)
     env.take(plan.rounded, args[:casts])
@@ -63,7 +64,7 @@ def interpret(
         if isinstance(step, Step):
             _fuse(context, step, env)
         else:
-            _interpret_one(context, jaxpr.eqns[step], plan.decisions[step], env)
+            _interpret_one(context, step, jaxpr.eqns[step], plan.decisions[step], env)
     return env.read_results(jaxpr.outvars, plan.outputs)
 
 
@@ -76,7 +77,11 @@ def _remake(remake: Remake) -> Any:
     return values[remake.value]
 
 
-def _interpret_one(context: Context, eqn: JaxprEqn, decision: Decision, env: Environment) -> None:
+def _interpret_one(
+    context: Context, index: int, eqn: JaxprEqn, decision: Decision, env: Environment
+) -> None:
+    if env.log is not None:
+        env.log.equation(index)
     with jax_compat.emitting(eqn):
         operands = _operands(eqn, decision, env)
         results = emit(context, eqn, decision, operands)
@@ -97,22 +102,26 @@ def _operands(eqn: JaxprEqn, decision: Decision, env: Environment) -> list[Any]:
 def _fuse(context: Context, step: Step, env: Environment) -> None:
     """Emits a fused group as one call; equal groups call the same one."""
     operands = env.give(step.takes)
+    log = None if env.log is None else env.log.enter_group(step)
     key = step.fusion, tuple(map(jax.typeof, operands))
-    if key not in context.fused:
-        context.fused[key] = _fused(context, step.fusion)
+    if key not in context.fused or log is not None:  # what it reads was cast here or elsewhere
+        context.fused[key] = _fused(context, step.fusion, log)
     with jax_compat.emitting(step.around):
         env.take(step.gives, context.fused[key](*operands))
+    if log is not None and env.log is not None:
+        env.log.leave_group(step, log)
 
 
-def _fused(context: Context, fusion: Fusion) -> Callable[..., list[Any]]:
+def _fused(context: Context, fusion: Fusion, log: Log | None) -> Callable[..., list[Any]]:
     """A group under a checkpoint; JAX differentiates a jit of one once for all its calls."""
     again = _read_again(fusion)
 
     def fused(*args: Any) -> list[Any]:
-        env = Environment()
+        env = Environment(log)
         env.take(fusion.takes, apart(args, again) if again else args)
-        for eqn, decision in zip(fusion.equations, fusion.decisions, strict=True):
-            _interpret_one(context, eqn, decision, env)
+        pairs = zip(fusion.equations, fusion.decisions, strict=True)
+        for index, (eqn, decision) in enumerate(pairs):
+            _interpret_one(context, index, eqn, decision, env)
         return env.give(fusion.gives)
 
     group = jax.checkpoint(fused, policy=KEEP)

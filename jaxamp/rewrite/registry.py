@@ -11,6 +11,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jaxamp.core import jax_compat
 from jaxamp.plan import Decision, Fusion, JaxprPlan
 from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.rewrite.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +21,14 @@ class Context:
     Attributes:
       policy: for the jaxprs that only differentiation brings to light.
       repeated: the groups of equations that are emitted more than once.
+      recorder: what counts the casts, for a report; ``None`` for a program that is to run.
       rewritten: jaxprs already rewritten, by the plan that they follow (kept alive by the key).
       fused: what emits a group of equations, by the group and the types of its operands.
     """
 
     policy: PrecisionPolicy
     repeated: frozenset[Fusion] = frozenset()
+    recorder: Recorder | None = None
     rewritten: dict[JaxprPlan, ClosedJaxpr] = field(default_factory=dict)
     fused: dict[tuple[Fusion, tuple[Any, ...]], Callable[..., Any]] = field(default_factory=dict)
 

@@ -58,7 +58,7 @@ class Outliner:
                 if form not in known:
                     wanted[var] = (*known, form)
         return tuple(
-            self._step([decisions[i] for i in units[u]], len(members[u]), taken[u], wanted)
+            self._step(decisions, units[u], len(members[u]), taken[u], wanted)
             if u in members
             else u
             for u in order
@@ -66,12 +66,14 @@ class Outliner:
 
     def _step(
         self,
-        decisions: Sequence[Decision],
+        every: Sequence[Decision],
+        unit: Sequence[int],
         own: int,
         takes: Forms,
         wanted: Mapping[Var, Sequence[Form]],
     ) -> Step:
         """A group: equations that it computes again, then as many that are its own."""
+        decisions = [every[index] for index in unit]
         makers = len(decisions) - own
         made = [v for d in decisions[makers:] for v in d.eqn.outvars]
         gives = tuple([(var, form) for var in made for form in wanted.get(var, ())])
@@ -89,7 +91,7 @@ class Outliner:
                 gives=gives,
             )
         around = jax_compat.within_scope(eqns[0], names)
-        return Step(fusion=fusion, around=around, takes=takes, gives=gives)
+        return Step(fusion=fusion, members=tuple(unit), around=around, takes=takes, gives=gives)
 
     def _key(
         self, decisions: Sequence[Decision], takes: Forms, gives: Forms, names: jax_compat.Around

@@ -1,0 +1,106 @@
+"""A record of the casts of a rewrite, for reports; a rewrite that is to run keeps none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.plan import Forms, JaxprPlan, Step
+
+Cast = tuple[Any, Precision | None]  # of a variable to a precision
+
+
+@dataclass(slots=True)
+class Casts:
+    """Casts of one equation: made, found made already, and not needed."""
+
+    inserted: int = 0
+    shared: int = 0
+    cancelled: int = 0
+
+
+class Log:
+    """The casts of one jaxpr, per equation; an environment reports them as they happen.
+
+    A fused group has an environment of its own. A cast that is made to be passed into a group, or
+    out of it, is that of the equation that reads it first.
+    """
+
+    def __init__(self, casts: Sequence[Casts], results: Casts) -> None:
+        self.results = results
+        self._casts = casts
+        self._current: Casts | None = None
+        self._unread: set[Cast] = set()
+
+    def equation(self, index: int) -> None:
+        """Counts what follows as that of one equation."""
+        self._current = self._casts[index]
+
+    def leave(self) -> None:
+        """Counts what follows as that of the results."""
+        self._current = self.results
+
+    def pass_on(self) -> None:
+        """Counts what follows as that of equations that are still to come."""
+        self._current = None
+
+    def made(self, cast: Cast | None = None) -> None:
+        """A cast is made; it can be found again if it is named."""
+        if self._current is not None:
+            self._current.inserted += 1
+        elif cast is not None:
+            self._unread.add(cast)
+
+    def found(self, cast: Cast) -> None:
+        """A reader gets a cast that was made before."""
+        if self._current is None:
+            return
+        if cast in self._unread:
+            self._unread.remove(cast)
+            self._current.inserted += 1
+        else:
+            self._current.shared += 1
+
+    def spared(self, precision: Precision | None) -> None:
+        """A reader gets a value as it is stored, in the precision that it wants."""
+        if self._current is not None:
+            self._current.cancelled += is_narrow(precision)
+
+    def enter_group(self, step: Step) -> Log:
+        """The log of a fused group, which is the first to read some of what it takes."""
+        log = Log([self._casts[index] for index in step.members], self.results)
+        self._hand_over(step.takes, log, step.fusion.takes)
+        return log
+
+    def leave_group(self, step: Step, log: Log) -> None:
+        """Takes over what the group gives and has not read itself."""
+        log._hand_over(step.fusion.gives, self, step.gives)
+
+    def _hand_over(self, given: Forms, other: Log, taken: Forms) -> None:
+        for (mine, form), (theirs, _) in zip(given, taken, strict=True):
+            if (mine, form.precision) in self._unread:
+                self._unread.remove((mine, form.precision))
+                other._unread.add((theirs, form.precision))
+
+
+@dataclass(slots=True)
+class Recorder:
+    """The casts of a program.
+
+    Attributes:
+      equations: by the plan of a jaxpr: the casts of each of its equations. A jaxpr that is called
+        in several places is emitted, and recorded, once.
+      results: by the plan of a jaxpr: the casts of its results.
+    """
+
+    equations: dict[JaxprPlan, Sequence[Casts]] = field(default_factory=dict)
+    results: dict[JaxprPlan, Casts] = field(default_factory=dict)
+
+    def log(self, plan: JaxprPlan) -> Log:
+        """Starts the record of a jaxpr."""
+        self.equations[plan] = [Casts() for _ in plan.decisions]
+        self.results[plan] = Casts()
+        return Log(self.equations[plan], self.results[plan])
+
