@@ -37,7 +37,9 @@ class Walk:
     def _jaxpr(self, jaxpr: Jaxpr, plan: JaxprPlan | None, where: Where) -> None:
         """Adds the operations of a jaxpr."""
         stored = Stored(jaxpr, plan)
-        casts = self._recorder.equations.get(plan) or [Casts()] * len(jaxpr.eqns)
+        casts, of_results = [Casts()] * len(jaxpr.eqns), Casts()
+        if plan in self._recorder.equations:  # one that is as it was written is not emitted
+            casts, of_results = self._recorder.equations[plan], self._recorder.results[plan]
         decisions = plan.decisions if plan else [None] * len(jaxpr.eqns)
         needed = where.needed or [True] * len(jaxpr.outvars)
         live = self._live.equations(jaxpr, needed)
@@ -48,7 +50,7 @@ class Walk:
             equation = Equation(eqn, decision, ground, stored, its_casts, where)
             equation.needed = self._live.results(eqn, [v in wanted for v in eqn.outvars])
             self._equation(equation, where.runs * is_live)
-        self._add_results(self._recorder.results.get(plan) or Casts(), where)
+        self._add_results(of_results, where)
 
     def _equation(self, equation: Equation, outer: int) -> None:
         bodies = equation.bodies()
