@@ -25,7 +25,7 @@ from jaxamp.plan.dataflow.constraints import Constraint, is_inexact
 from jaxamp.plan.dataflow.magnitudes import MAY_OVERFLOW, find_magnitudes
 from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, TINY, Provenance
 from jaxamp.plan.dataflow.regions import FusionRegions
-from jaxamp.plan.dataflow.uses import EXACTING, FRAGILE, Uses
+from jaxamp.plan.dataflow.uses import FEEDS_FACTORIZATION, STOPS_LOOP, Uses
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.policy.policy import PrecisionPolicy
@@ -103,9 +103,9 @@ class Hazards:
             )
         if Guard.RANGE in guards and low is Precision.F16 and near & AT_ZERO:
             return Constraint("a divisor that may be zero in f16", Guard.RANGE)
-        if Guard.LOOP_CARRY in guards and flags & EXACTING:
+        if Guard.LOOP_CARRY in guards and flags & STOPS_LOOP:
             return Constraint("decides when a loop stops", Guard.LOOP_CARRY)
-        if Guard.NO_KERNEL in guards and (flags & FRAGILE or known & SOLVED):
+        if Guard.NO_KERNEL in guards and (flags & FEEDS_FACTORIZATION or known & SOLVED):
             return Constraint("part of a matrix factorization", Guard.NO_KERNEL)
         return None
 

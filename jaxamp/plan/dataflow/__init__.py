@@ -1,1 +1,1 @@
-"""Facts about every value, found by sweeps: provenance, uses, fusion regions, exactness."""
+"""Analyses of where values come from, what they are used for, and which are fused."""

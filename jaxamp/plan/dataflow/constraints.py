@@ -1,4 +1,4 @@
-"""Why a product has to stay in f32, whatever the policy says of Compute."""
+"""Constraints that keep a contraction in float32, whatever the policy says of Compute."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.plan.dataflow.exact import factor
 from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, WIDENED, Provenance
-from jaxamp.plan.dataflow.uses import EXACTING, FRAGILE
+from jaxamp.plan.dataflow.uses import FEEDS_FACTORIZATION, STOPS_LOOP
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.policy.policy import PrecisionPolicy
 
 
 class Constraint(NamedTuple):
-    """A ground for staying in f32."""
+    """A reason to stay in float32, and the guard that it belongs to."""
 
     reason: str
     guard: Guard | None
@@ -31,7 +31,16 @@ def constrain_contraction(
     node: Node,
     low: Precision,
 ) -> Constraint | None:
-    """Why a Compute node has to stay in f32, if it has to; `flags` are flags of its results."""
+    """Return why a Compute node has to stay in float32, or `None`.
+
+    Args:
+      graph: the program.
+      provenance: where each value comes from.
+      flags: uses of the node's results.
+      policy: the policy, whose guards apply.
+      node: the node.
+      low: the narrow format.
+    """
     guards = policy.guards
     floats = [v for v in node.ins if graph.kinds[v] not in "iub"]
     if not all(graph.is_float32[v] for v in (*floats, *node.outs)):
@@ -41,10 +50,10 @@ def constrain_contraction(
     known = union(provenance.bits, floats)
     if known & WIDENED:
         return Constraint("an operand was cast to f32 explicitly", None)
-    if Guard.LOOP_CARRY in guards and flags & EXACTING:
+    if Guard.LOOP_CARRY in guards and flags & STOPS_LOOP:
         return Constraint("decides when a loop stops", Guard.LOOP_CARRY)
     if Guard.NO_KERNEL in guards:
-        if flags & FRAGILE:
+        if flags & FEEDS_FACTORIZATION:
             return Constraint("feeds a matrix factorization", Guard.NO_KERNEL)
         if known & SOLVED:
             return Constraint("reads the result of a matrix factorization", Guard.NO_KERNEL)
@@ -52,7 +61,7 @@ def constrain_contraction(
         return Constraint(f"a constant is beyond {low.short}", Guard.RANGE)
     if Guard.RANGE in guards and any(_is_beyond(graph, v, low) for v in floats):
         return Constraint(f"known numbers are beyond {low.short}", Guard.RANGE)
-    if Guard.RANGE in guards and any(_outgrows(graph, v, low) for v in node.outs):
+    if Guard.RANGE in guards and any(_is_scaled_beyond(graph, v, low) for v in node.outs):
         return Constraint(f"scaled beyond {low.short}, as is its cotangent", Guard.RANGE)
     if Guard.EXACT_INTEGER in guards and any(is_inexact(provenance, v, low) for v in floats):
         return Constraint(f"integers of more than {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
@@ -64,7 +73,7 @@ def constrain_contraction(
 
 
 def asks_precision(node: Node) -> bool:
-    """Whether a precision above the default, or an algorithm, was named on the equation."""
+    """Return whether the equation names a precision above the default, or an algorithm."""
     asked = node.eqn.params.get("precision")
     if asked is None:
         return False
@@ -73,7 +82,7 @@ def asks_precision(node: Node) -> bool:
 
 
 def _free_axes(graph: Graph, node: Node) -> int:
-    """Axes of a dot's result that are not batch axes: none in an inner product."""
+    """Return the number of non-batch axes of a dot's result: zero for an inner product."""
     numbers = node.eqn.params.get("dimension_numbers")
     (out,) = node.outs
     if isinstance(numbers, tuple) and len(numbers) == 2:
@@ -82,29 +91,29 @@ def _free_axes(graph: Graph, node: Node) -> int:
 
 
 def _contracts_nothing(node: Node) -> bool:
-    """Whether a dot has no axis to contract."""
+    """Return whether a dot has no axis to contract."""
     numbers = node.eqn.params.get("dimension_numbers")
     return node.name == "dot_general" and not numbers[0][0]
 
 
-def _outgrows(graph: Graph, value: int, low: Precision) -> bool:
-    """Whether some reader multiplies a value by a number that a format cannot hold."""
+def _is_scaled_beyond(graph: Graph, value: int, low: Precision) -> bool:
+    """Return whether a reader multiplies a value by a number beyond a format's range."""
     factors = [factor(graph, value, reader) for reader in graph.readers[value]]
-    return any(f is not None and _is_out_of(low, f) for f in factors)
+    return any(f is not None and _overflows(low, f) for f in factors)
 
 
 def _is_beyond(graph: Graph, value: int, low: Precision) -> bool:
-    """Whether a format cannot hold a value that is made of known numbers."""
+    """Return whether a value computed from known numbers is beyond a format's range."""
     interval = graph.intervals.get(value)
-    return interval is not None and any(_is_out_of(low, end) for end in interval)
+    return interval is not None and any(_overflows(low, end) for end in interval)
 
 
-def _is_out_of(low: Precision, number: float) -> bool:
-    """Whether a format makes a number infinite that is not."""
+def _overflows(low: Precision, number: float) -> bool:
+    """Return whether a format turns a finite number into infinity."""
     return low.max < abs(number) < float("inf")
 
 
 def is_inexact(provenance: Provenance, value: int, low: Precision) -> bool:
-    """Whether a value is of whole numbers that a format does not hold."""
+    """Return whether a value consists of integers that a format cannot represent."""
     bound = provenance.bound[value]
     return bound is not None and bound > 2**low.mantissa_bits

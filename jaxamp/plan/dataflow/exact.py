@@ -1,6 +1,6 @@
-"""Operations that a narrow format does without rounding: masks, signs, scales by powers of two.
+"""Find operations that are exact in a narrow format: masks, signs, scales by powers of two.
 
-Before the first arithmetic of a fused region they run in the format of what they read, and so do
+Before the first arithmetic of a fused region they run in the format of their operands, and so do
 their cotangents: no number changes, and what a compiler stores of the region is narrow.
 """
 
@@ -18,11 +18,11 @@ from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
 
 class Exact:
-    """Finds what can stay narrow inside of fused regions.
+    """Finder of values that can stay narrow inside fused regions.
 
     Args:
       graph: the program.
-      regions: what is fused.
+      regions: which values are fused.
     """
 
     def __init__(self, graph: Graph, regions: FusionRegions) -> None:
@@ -38,7 +38,7 @@ class Exact:
     def narrow_values(
         self, node: Node, stored: Sequence[Precision | None], low: Precision
     ) -> set[int]:
-        """What is narrow around a node, if that costs no accuracy; else nothing.
+        """Return the values around a node that can be narrow at no loss of accuracy.
 
         Args:
           node: arithmetic or a merge inside a fused region.
@@ -46,7 +46,7 @@ class Exact:
           low: the narrow format.
 
         Returns:
-          Its results, the narrow values that it reads, and what these were moved from.
+          Its results, its narrow operands and what these were moved from; empty if the node rounds.
         """
         graph = self.graph
         read: set[int] = set()
@@ -63,9 +63,9 @@ class Exact:
         return {*read, *node.outs} if read and not is_far else set()
 
     def _read_once(self, value: int) -> list[int]:
-        """A value and what it was moved from, if nothing else reads any of it.
+        """Return a value and what it was moved from, if nothing else reads any of it.
 
-        With several readers, cotangents would meet only after they are rounded.
+        With several readers, cotangents would be summed only after they are rounded.
         """
         graph, path = self.graph, []
         while True:
@@ -81,14 +81,14 @@ class Exact:
 
 
 def fits(number: float | None, low: Precision) -> bool:
-    """Whether a known number is the same in a narrow format."""
+    """Return whether a narrow format represents a known number exactly."""
     return number is not None and (
         number != number or float(np.asarray(number, low.dtype)) == number
     )
 
 
 def factor(graph: Graph, value: int, reader: Node) -> float | None:
-    """The known number that a node multiplies a value by, if it does nothing else."""
+    """Return the known number that a node multiplies a value by, if it does nothing else."""
     if reader.name not in ("mul", "div"):
         return None
     others = [graph.constants.get(v) for v in reader.ins if v != value]

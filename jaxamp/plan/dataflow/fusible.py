@@ -1,4 +1,4 @@
-"""Which equations and calls may be part of a group that XLA fuses into one kernel."""
+"""Find the equations and calls that may belong to a group that XLA fuses into one kernel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from jaxamp.plan.dataflow.uses import ESCAPES, REACHES, Uses
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Nest, Node, Role
 
-_FOREIGN = frozenset({"custom_vjp_call", "checkpoint", "remat2", "optimization_barrier", "held"})
+_NEVER_FUSED = frozenset(
+    {"custom_vjp_call", "checkpoint", "remat2", "optimization_barrier", "held"}
+)
 _FUSED = (Role.ELEMENTWISE, Role.CONVERT, Role.REDUCE, Role.MOVE, Role.MERGE)
 _BETWEEN_DEVICES = (Trait.COLLECTIVE, Trait.ALLREDUCE, Trait.VARY)
 
@@ -19,12 +21,12 @@ _BETWEEN_DEVICES = (Trait.COLLECTIVE, Trait.ALLREDUCE, Trait.VARY)
 def find_fusible(
     graph: Graph, uses: Uses, regions: FusionRegions, stored: Sequence[Precision | None]
 ) -> bytearray:
-    """Marks, per node, what may be part of a fused group.
+    """Mark, per node, what may belong to a fused group.
 
     Args:
       graph: the program.
-      uses: what its values are for.
-      regions: which of them are never stored.
+      uses: what each value is used for.
+      regions: which values are fused.
       stored: precision in which each value is stored.
     """
     lowered = _find_lowered(graph, stored)
@@ -39,17 +41,17 @@ def _is_fusible(
     is_fused = node.role in _FUSED or combines_masks(graph, node)
     if regions.kernels[node.index] or not is_fused or not regions.bias_sums.isdisjoint(node.outs):
         return False
-    if node.trait in _BETWEEN_DEVICES or node.name in _FOREIGN or node.eqn.effects:
+    if node.trait in _BETWEEN_DEVICES or node.name in _NEVER_FUSED or node.eqn.effects:
         return False
     if node.role is not Role.REDUCE and all(_is_result(uses, lowered, v) for v in node.outs):
-        return False  # an optimizer's update, say: it is fused as in float32, to the last bit
-    # What is looked up by an index is a kernel's work.
+        return False  # an optimizer's update, say: as in float32, bit for bit
+    # A gather or scatter by computed indices is a kernel.
     is_movement = node.role is Role.MOVE or node.role is Role.MERGE
     return not (is_movement and any(graph.kinds[v] in "iu" for v in node.ins[1:]))
 
 
 def _find_lowered(graph: Graph, stored: Sequence[Precision | None]) -> bytearray:
-    """Marks what arithmetic and movement, but no fold, make of narrow values."""
+    """Mark values that arithmetic and movement, but no reduction, compute from narrow values."""
     lowered = bytearray(map(is_narrow, stored))
     for node in graph.nodes:
         if node.role in ARITHMETIC and union(lowered, node.ins):
@@ -63,5 +65,5 @@ def _is_result(uses: Uses, lowered: bytearray, value: int) -> bool:
 
 
 def is_fused_call(nest: Nest) -> bool:
-    """Whether a call is fused with what is around it, as if its body stood there."""
-    return nest.op.trait is Trait.CALL and nest.eqn.primitive.name not in _FOREIGN
+    """Return whether a call is fused with its surroundings, as if its body were inlined."""
+    return nest.op.trait is Trait.CALL and nest.eqn.primitive.name not in _NEVER_FUSED

@@ -1,7 +1,7 @@
-"""Between which numbers arrays lie that are made of known numbers alone.
+"""Bound arrays that are computed from known numbers alone.
 
-`symexp(jnp.linspace(-20, 20, 255))`, the bins of a distributional value: a product with them would
-round them, and in float16 most are infinite.
+`symexp(jnp.linspace(-20, 20, 255))`, the bins of a distributional value: a contraction would round
+them, and most overflow float16.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CURVES: Mapping[str, Callable[[float], float]] = {
     "ceil": np.ceil,
     "copy": lambda x: x,
     "tanh": np.tanh,
-}  # rise or fall all the way
+}  # monotone
 _PAIRS: Mapping[str, Callable[[float, float], float]] = {
     "add": lambda x, y: x + y,
     "sub": lambda x, y: x - y,
@@ -39,7 +39,7 @@ _PAIRS: Mapping[str, Callable[[float, float], float]] = {
 
 
 def find_intervals(graph: Graph) -> dict[int, Interval]:
-    """The span of what is made of literals and counts; loops hand none on."""
+    """Return intervals of values computed from literals and iotas; loop carries have none."""
     intervals: dict[int, Interval] = {
         v: (number, number) for v, number in graph.constants.items() if v not in graph.sources
     }
@@ -83,7 +83,7 @@ def _of(node: Node, known: Sequence[Interval]) -> Interval | None:
 
 
 def _is_apart(node: Node, known: Sequence[Interval]) -> bool:
-    """Whether a divisor or a base is positive."""
+    """Return whether the divisor or base is positive."""
     return known[1 if node.name == "div" else 0][0] > 0
 
 

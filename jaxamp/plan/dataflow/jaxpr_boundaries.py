@@ -1,4 +1,4 @@
-"""Values that are made in one jaxpr and read in another, and so cannot be computed again there."""
+"""Find values computed in one jaxpr and read in another, which cannot be recomputed there."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from jaxamp.plan.graph.graph import Frame, Nest, nodes_of
 
 
 def find_crossing_values(frame: Frame, regions: FusionRegions) -> frozenset[int]:
-    """The values that cross from one jaxpr to another.
+    """Return the values that cross from one jaxpr to another.
 
-    A call that holds no kernel is fused with what is around it, and so counts as part of that.
+    A call without kernels is fused with its surroundings, and so counts as part of them.
 
     Args:
       frame: the outermost jaxpr.
@@ -22,7 +22,7 @@ def find_crossing_values(frame: Frame, regions: FusionRegions) -> frozenset[int]
 
 
 class _Crossing:
-    """A walk over all jaxprs; a function that calls itself would hold them in a cycle."""
+    """Walk over all jaxprs; a recursive closure would keep them alive in a reference cycle."""
 
     def __init__(self, regions: FusionRegions) -> None:
         self.regions = regions
@@ -30,7 +30,7 @@ class _Crossing:
         self.found: set[int] = set()
 
     def visit(self, frame: Frame, home: Frame) -> None:
-        """Goes through a jaxpr, which counts as part of another or is its own home."""
+        """Visit a jaxpr that is inlined into `home`, or is its own home."""
         for site in frame.sites:
             if isinstance(site, Nest):
                 is_part = is_fused_call(site) and not self._holds_kernel(site)

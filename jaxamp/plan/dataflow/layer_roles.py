@@ -1,4 +1,4 @@
-"""What a value is to a layer: a parameter, an activation or a gradient."""
+"""Classify values as parameters, activations or gradients."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 class Flow(enum.IntEnum):
     """Where a value comes from, as far as layers are concerned."""
 
-    PARAMETER = 0  # what the caller gave, moved or computed with elementwise
-    ACTIVATION = 1  # computed by a layer, or looked up
+    PARAMETER = 0  # an argument, moved or computed with elementwise
+    ACTIVATION = 1  # computed by a layer, or gathered from an embedding
     GRADIENT = 2  # computed by the backward pass
 
 
 def is_backward(scope: str) -> bool:
-    """Whether an equation is of a backward pass: JAX says so in the names around it.
+    """Return whether an equation belongs to a backward pass, by JAX's names around it.
 
     >>> is_backward("transpose(jvp(net))/dense")
     True
@@ -27,7 +27,7 @@ def is_backward(scope: str) -> bool:
 
 
 def is_repeated(scope: str) -> bool:
-    """Whether an equation computes again, for a backward pass, what a forward pass did."""
+    """Return whether an equation recomputes part of a forward pass for a backward pass."""
     return "rematted_computation" in scope
 
 
@@ -47,9 +47,10 @@ class Flows:
         return self._flows[value]
 
     def of(self, node: Node) -> tuple[Flow, Flow]:
-        """The flows of a dot's operands. Of two boundary values the smaller in rank is a parameter.
+        """Return the flows of a dot's operands; of two boundary values, one counts as activation.
 
-        Where both have one rank it is the right one, as in ``x @ w``.
+        The operand of smaller rank is the parameter; at equal rank it is the right one, as in `x @
+        w`.
         """
         lhs, rhs = node.ins[:2]
         flows = self._flows[lhs], self._flows[rhs]
@@ -61,7 +62,7 @@ class Flows:
 
     def _follow(self, node: Node) -> None:
         flows = self._flows
-        if node.role is Role.MOVE and not self._looks_up(node):
+        if node.role is Role.MOVE and not self._is_embedding(node):
             for source, out in movements(node):
                 seed = is_backward(node.scope) and source in self.graph.constants
                 flows[out] = Flow.GRADIENT if seed else flows[source]
@@ -77,12 +78,12 @@ class Flows:
         if is_backward(node.scope):
             recomputes = node.role is Role.CONTRACT and arriving is not Flow.GRADIENT
             return Flow.ACTIVATION if recomputes else Flow.GRADIENT
-        if node.role is Role.CONTRACT or self._looks_up(node):
+        if node.role is Role.CONTRACT or self._is_embedding(node):
             return Flow.ACTIVATION
         # Outside of a backward pass a gradient updates something: a parameter.
         return Flow.PARAMETER if arriving is Flow.GRADIENT else arriving
 
-    def _looks_up(self, node: Node) -> bool:
-        """Whether rows are looked up by computed indices: an embedding."""
+    def _is_embedding(self, node: Node) -> bool:
+        """Return whether a node gathers rows by computed indices, as an embedding does."""
         indices = node.ins[1:]
         return node.name == "gather" and any(i not in self.graph.constants for i in indices)

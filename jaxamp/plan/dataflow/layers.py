@@ -1,15 +1,15 @@
-"""Which layer of a network a dot is: the first, the last, or one between."""
+"""Find the position of a dot among the layers of a network: first, last or between."""
 
 from __future__ import annotations
 
 from jaxamp.plan.dataflow.layer_roles import Flow, Flows, is_backward
 from jaxamp.plan.graph.graph import Graph, Node, Role
 
-_MIDDLE = 3  # a chain of fewer layers has none between its ends: it is a part of a network
+_MIDDLE = 3  # a shorter chain has no layer between its ends: it is a part of a network
 
 
 class Layers:
-    """How many layers lie before and after each value of the forward pass.
+    """Number of layers before and after each value of the forward pass.
 
     A layer is a dot or convolution of an activation with a parameter, or an embedding.
     """
@@ -26,7 +26,7 @@ class Layers:
                 self._count_after(node)
 
     def end(self, node: Node) -> str:
-        """``"first"`` or ``"last"`` for a layer at an end of a chain of three or more."""
+        """Return `"first"` or `"last"` for a layer at an end of a chain of three or more."""
         before, after = self._before[self._activation(node)], self._after[node.outs[0]]
         if before + 1 + after < _MIDDLE or (before and after):
             return ""

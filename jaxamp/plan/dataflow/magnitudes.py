@@ -1,7 +1,7 @@
-"""How near to zero a value may be, and what is made by dividing by it.
+"""Estimate signs and magnitudes: which values may underflow, and which quotients may overflow.
 
-`1 + abs(x)` has no pole at zero. A product of many probabilities has: in float32 it is small, in
-float16 it is none, and what is divided by it outgrows float16 before it is small again.
+`1 + abs(x)` stays away from zero. A product of many probabilities does not: it is small in float32,
+zero in float16, and a quotient by it overflows float16 before it is multiplied by something small.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.graph.sweeps import forward
 
-# What is sure of a value. A result has it only if that follows from all operands.
+# Certain: a result has such a flag only if that follows from all operands.
 NONNEGATIVE = 1
-NONZERO = 2  # away from zero: no rounding makes it zero
-IS_NAN_MASK = 4  # a mask, true where a number is NaN; what it chooses elsewhere is what counts
-# What a value may be. One operand is enough for a result to be so, too.
-MAY_UNDERFLOW = 8  # may be so small that it is zero in float16: an exponential, a product of many
-MAY_OVERFLOW = 16  # is divided by something decaying, and may be beyond float16
+NONZERO = 2  # bounded away from zero: no rounding makes it zero
+IS_NAN_MASK = 4  # a mask, true where a number is NaN
+# Possible: a result has such a flag if one operand has it.
+MAY_UNDERFLOW = 8  # may be zero in float16: an exponential, a product of many
+MAY_OVERFLOW = 16  # is divided by such a value, and may overflow float16
 
 _SURE, _MAYBE = NONNEGATIVE | NONZERO, MAY_UNDERFLOW | MAY_OVERFLOW
 
-# The least magnitude that counts as away from zero: neither it nor its reciprocal leaves float16.
+# Least magnitude that counts as nonzero: it and its reciprocal are in float16's range.
 _FAR = 2**-8
 
 _NEVER_NEGATIVE = ("exp", "exp2", "abs", "square", "logistic", "sqrt", "rsqrt", "cosh", "erfc")
 _DECAYING = ("exp", "exp2", "logistic", "erfc", "cumprod", "reduce_prod")
 
-# Which sure flags a result keeps, if all operands have them.
+# The certain flags that a result keeps if all operands have them.
 _KEPT = {
     **dict.fromkeys(("mul", "div", "log1p", "expm1"), NONNEGATIVE),
     **dict.fromkeys(("sqrt", "min", "clamp", "copy", "stop_gradient"), NONNEGATIVE | NONZERO),
@@ -41,9 +41,9 @@ _JOINING = (Link.INVARIANT, Link.SLICE, Link.JOIN, Link.STACK)
 
 
 def find_magnitudes(graph: Graph, provenance: Provenance) -> bytearray:
-    """The flags of each value. Sweeps forward until nothing changes.
+    """Return the flags of each value.
 
-    What a loop carries keeps only what it may be: nothing is sure of it.
+    Loop carries have only flags of what they may be, none of what is certain.
     """
     bits = bytearray(len(graph.avals))
     for value, number in graph.constants.items():
@@ -76,7 +76,7 @@ def _sure(bits: bytearray, node: Node) -> int:
     known, shared = [bits[v] for v in node.ins], _shared(bits, node.ins)
     if node.name == "max":
         return (known[0] | known[1]) & _SURE
-    if node.name in ("add", "add_any"):  # neither takes the other nearer to zero
+    if node.name in ("add", "add_any"):  # neither term takes the other nearer to zero
         return (known[0] | known[1]) & _SURE if shared & NONNEGATIVE else 0
     if node.name == "mul" and node.ins[0] == node.ins[1]:
         return NONNEGATIVE
@@ -91,6 +91,7 @@ def _sure(bits: bytearray, node: Node) -> int:
 
 
 def _sure_of_reduction(graph: Graph, bits: bytearray, node: Node) -> int:
+    """Return the certain flags of a reduction's result."""
     shared = _shared(bits, [v for v in node.ins if graph.is_float32[v]])
     if node.trait is Trait.EXTREMUM:
         return shared

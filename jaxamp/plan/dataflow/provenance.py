@@ -1,4 +1,4 @@
-"""What is known of each value from where it comes from: one forward sweep, repeated over loops."""
+"""Find where each value comes from: one forward sweep, repeated over loops."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ Bounds = list[float | None]
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers that the narrow formats of a policy hold in full accuracy."""
+    """Range in which the narrow formats of a policy have full accuracy."""
 
     largest: float
     smallest: float
 
     def is_large(self, number: float) -> bool:
-        """Whether a finite number would become infinite."""
+        """Return whether a finite number would become infinite."""
         return math.isfinite(number) and abs(number) > self.largest
 
     def is_tiny(self, number: float) -> bool:
-        """Whether a nonzero number would lose accuracy or become zero."""
+        """Return whether a nonzero number would lose accuracy or become zero."""
         return 0 < abs(number) < self.smallest
 
 
-STATE = 1  # linked to a boundary float by elementwise operations and movement alone
-DENSE = 2  # made by Compute, or of that without folding axes: of an activation's size
-STATISTIC = 4  # folded from other values (a mean, a norm, a maximum), not dense
-SOLVED = 8  # comes from a factorisation
-LAYER = 16  # one slice of a stacked boundary value that a loop goes through: a layer's weights
+STATE = 1  # computed from a boundary float by elementwise operations and movement alone
+DENSE = 2  # computed by or from Compute without reducing axes: of an activation's size
+STATISTIC = 4  # reduced from other values (a mean, a norm, a maximum), not dense
+SOLVED = 8  # result of a matrix factorization
+LAYER = 16  # a slice of a stacked boundary value in a loop: a layer's weights
 WIDENED = 32  # an explicit cast from a narrower float
-LARGE = 64  # may hold a constant that the narrow format turns into infinity
-TINY = 128  # rests on a constant that the narrow format turns into zero
+LARGE = 64  # may contain a constant that is infinite in the narrow format
+TINY = 128  # depends on a constant that is zero in the narrow format
 
 
 class Provenance:
-    """Facts per value.
+    """Where each value comes from.
 
     Attributes:
-      bits: the flags of each value: ``STATE``, ``DENSE`` and the others above.
-      state: whether each value has the flag ``STATE``; the columns that follow are alike.
-      dense: ``DENSE``.
-      solved: ``SOLVED``.
-      layer: ``LAYER``.
-      large: ``LARGE``.
-      bound: for whole numbers the largest magnitude, ``None`` for other values.
+      bits: the flags of each value: `STATE`, `DENSE` and the others above.
+      state: per value, 1 if it has the flag `STATE`; the columns that follow are alike.
+      dense: `DENSE`.
+      solved: `SOLVED`.
+      layer: `LAYER`.
+      large: `LARGE`.
+      bound: for integers the largest magnitude, `None` for other values.
     """
 
     def __init__(self, bits: bytearray, bound: Bounds) -> None:
@@ -64,7 +64,7 @@ class Provenance:
 
 
 def find_provenance(graph: Graph, limits: Range) -> Provenance:
-    """Sweeps forward until nothing changes; more than once only where a loop feeds back."""
+    """Sweep forward until nothing changes; more than once only where a loop feeds back."""
     bits = bytearray(len(graph.avals))
     bound: Bounds = [None] * len(graph.avals)
     for value, number in graph.constants.items():
@@ -111,27 +111,27 @@ def _contract(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
 def _reduce(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
     arriving = union(bits, node.ins)
     within = _join_bounds(bound, node.ins)
-    picks = node.trait is Trait.EXTREMUM
+    selects = node.trait is Trait.EXTREMUM
     paired = len(node.ins) == len(node.outs)
     for source, out in movements(node):
-        folded = bits[source] if paired else arriving
+        reduced = bits[source] if paired else arriving
         same_axes = graph.avals[out].ndim == graph.avals[source].ndim
         keeps_axes = same_axes or node.trait is Trait.ALLREDUCE
         found = bits[out] & ~(DENSE | STATISTIC) | arriving & (LARGE | TINY | SOLVED)
         if not keeps_axes:
             found |= STATISTIC
         elif graph.is_float32[out]:
-            found |= folded & DENSE
+            found |= reduced & DENSE
         bits[out] = found
-        bound[out] = within if picks or within is None else UNBOUNDED
+        bound[out] = within if selects or within is None else UNBOUNDED
         if graph.kinds[out] in "iu":
             bound[out] = UNBOUNDED
         elif within is not None and node.trait is Trait.SUM and not keeps_axes:
-            bound[out] = within * _folded_into_one(graph, source, out)
+            bound[out] = within * _reduced_into_one(graph, source, out)
 
 
-def _folded_into_one(graph: Graph, source: int, out: int) -> float:
-    """How many values are folded into one; of symbolic sizes, no number is enough."""
+def _reduced_into_one(graph: Graph, source: int, out: int) -> float:
+    """Return the number of elements reduced into one; unbounded for symbolic sizes."""
     whole, part = graph.sizes[source], graph.sizes[out]
     known = isinstance(whole, int) and isinstance(part, int) and part
     return whole / part if known else UNBOUNDED
@@ -152,12 +152,12 @@ def _elementwise(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> No
 
 
 def _is_state(graph: Graph, bits: bytearray, node: Node) -> bool:
-    """Whether an operand of the result's own size is state."""
+    """Return whether an operand of the result's own size is state."""
     size = graph.sizes[node.outs[0]]
     return any(bits[i] & STATE and graph.sizes[i] == size for i in node.ins)
 
 
-# Only these hand a huge operand on: the others squash it, and `exp` of one is 0, or inf in f32 too.
+# Only these pass a huge operand on: others are bounded, and its `exp` is 0, or inf in f32 too.
 _UNBOUNDED_CURVES = frozenset(
     {"pow", "integer_pow", "square", "sqrt", "sinh", "cosh", "cbrt", "lgamma", "tan", "rem"}
     | {"polynomial", "one_minus_square"}
@@ -167,7 +167,7 @@ _UNBOUNDED_CURVES = frozenset(
 def _grows_large(graph: Graph, bits: bytearray, node: Node) -> bool:
     name = node.name
     if name == "div":
-        # By a tiny constant itself, that is; `1 / (variance + epsilon)` is as large as the data.
+        # Only a tiny constant itself counts: `1 / (variance + epsilon)` is as large as the data.
         by_tiny = bits[node.ins[1]] & TINY and node.ins[1] in graph.constants
         return bool(bits[node.ins[0]] & LARGE or by_tiny)
     squashes = node.trait in (Trait.SMOOTH, Trait.SENSITIVE) and name not in _UNBOUNDED_CURVES
@@ -177,7 +177,7 @@ def _grows_large(graph: Graph, bits: bytearray, node: Node) -> bool:
 def _rests_on_tiny(bits: bytearray, node: Node) -> bool:
     if not union(bits, node.ins) & TINY:
         return False
-    # A product or quotient with an activation is of the activation's size again.
+    # A product or quotient with an activation has the activation's magnitude again.
     scales = node.name in ("mul", "div")
     return not (scales and any(bits[i] & (DENSE | TINY) == DENSE for i in node.ins))
 
@@ -206,10 +206,10 @@ def _elementwise_bound(graph: Graph, bound: Bounds, node: Node) -> float | None:
 
 def _move(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
     indices = node.ins[1:]
-    looks_up = any(graph.kinds[i] in "iu" and i not in graph.constants for i in indices)
+    is_gather = any(graph.kinds[i] in "iu" and i not in graph.constants for i in indices)
     for source, out in movements(node):
-        # A broadcast or a part of a parameter is not what an update hands on.
-        same = not looks_up and graph.sizes[source] == graph.sizes[out]
+        # An update passes on whole parameters, neither broadcasts nor slices of them.
+        same = not is_gather and graph.sizes[source] == graph.sizes[out]
         bits[out] = bits[source] if same else bits[source] & ~STATE
         bound[out] = bound[source]
 
@@ -253,7 +253,7 @@ def _link(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
         found |= LAYER
     bits[out] = found
     if node.link is Link.INIT or node.link is Link.BACK:
-        bound[out] = _bound_of_dtype(graph, out)  # counts may grow from turn to turn
+        bound[out] = _bound_of_dtype(graph, out)  # counts may grow in every iteration
     else:
         bound[out] = _join_bounds(bound, node.ins)
 

@@ -1,12 +1,12 @@
-"""Which values are never stored: the insides of fused chains and of reduction islands.
+"""Find values that are never stored: the insides of fused regions and of reduction islands.
 
-XLA fuses elementwise operations and reductions, so a value that only they read costs no memory
-traffic in f32. A softmax or a norm is then f32 inside and rounded once, at its edge, without
-anybody having recognised a softmax.
+XLA fuses elementwise operations and reductions, so that a value that only they read costs no memory
+traffic in float32. A softmax or norm is then float32 inside and rounded once, at its edge, without
+being recognized as such.
 
-A reader that comes after a later Compute operation than the value (the backward pass, the end of a
-residual connection) cannot be fused with it. Such a far reader computes the value again if it is
-fused itself (`fusions.py`), and gets a narrow copy if it is not.
+A reader that runs after a later Compute operation than the value (the backward pass, the end of a
+residual connection) cannot be fused with it. Such a far reader recomputes the value if it is fused
+itself (`fusion_groups.py`), and reads a narrow copy if not.
 """
 
 from __future__ import annotations
@@ -19,29 +19,30 @@ from jaxamp.plan.dataflow.repeated_gathers import is_repeated_gather
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)
-_FREE_READERS = (*ARITHMETIC, Role.REDUCE, Role.FIXED, Role.CONVERT)
+_FUSING_ROLES = (*ARITHMETIC, Role.REDUCE, Role.FIXED, Role.CONVERT)
 _KERNELS = (Role.CONTRACT, Role.FIXED, Role.LINK)
-COSTLY = (Trait.SMOOTH, Trait.SENSITIVE)  # too dear to be computed twice
+COSTLY = (Trait.SMOOTH, Trait.SENSITIVE)  # too costly to be computed twice
 EQUALITIES = ("eq", "ne")
 _LOGIC = ("and", "or", "xor", "not")
-_NEVER = 1 << 60  # a depth that nothing has
+_NEVER = 1 << 60  # deeper than any value
 
 
 @dataclass(slots=True, eq=False)
 class FusionRegions:
-    """What is fused.
+    """Which values and nodes are fused.
 
     Attributes:
-      depth: Compute operations, kernels and loops on the longest way to each value.
-      ready: per node, the depth at which all that it reads is there; what takes values as they are
-        stored is never ready to be fused.
-      kernels: whether each node is a kernel of its own, which fuses nothing.
-      fused: whether a value stays in f32 for the readers of its own depth.
-      joined: whether a value is made of several stored activations.
-      copied: values that are stored narrow for far readers, while those near read them in f32.
-      exponentials: exponentials of the distance of a copied value to another.
-      relu_outputs: what is cut off at zero.
-      bias_sums: sums of a convolution and a bias that are stored; see biases.py.
+      depth: per value, the number of Compute operations, kernels and loops on the longest path to
+        it.
+      ready: per node, the depth at which all its operands are available; nodes that read memory as
+        it is are never ready to be fused.
+      kernels: per node, 1 if it is a kernel of its own, which fuses nothing.
+      fused: per value, 1 if it stays in float32 for the readers of its own depth.
+      joined: per value, 1 if it is computed from several stored activations.
+      copied: values stored narrow for far readers, while near ones read them in float32.
+      exponentials: exponentials of the difference between a copied value and another.
+      relu_outputs: results of `max(x, 0)`.
+      bias_sums: sums of a convolution and a bias that are stored; see `convolution_biases.py`.
     """
 
     depth: list[int]
@@ -55,43 +56,43 @@ class FusionRegions:
     bias_sums: set[int] = field(default_factory=set)
 
     def reads_sign(self, graph: Graph, reader: Node) -> bool:
-        """Whether a node compares what is cut off at zero with zero: any format will do."""
+        """Return whether a node compares a ReLU's result with zero: any format will do."""
         if reader.name not in SIGNS or reader.ins[0] not in self.relu_outputs:
             return False
         return graph.constants.get(reader.ins[1]) == 0
 
     def takes_stored(self, reader: Node) -> bool:
-        """Whether a node reads memory as it is: a loop, a branch, a lookup, a running maximum."""
+        """Return whether a node reads memory as it is: a loop, branch, gather or prefix maximum."""
         return reader.role is not Role.CONTRACT and self.ready[reader.index] == _NEVER
 
     def is_far(self, value: int, reader: Node) -> bool:
-        """Whether a reader takes what is stored, or comes after a later kernel than the value."""
+        """Return whether a reader takes the stored form, or runs after a later kernel."""
         return self.ready[reader.index] > self.depth[value]
 
 
 def find_regions(graph: Graph) -> FusionRegions:
-    """Looks backward for what all near readers take in f32."""
+    """Sweep backward for values that all near readers take in float32."""
     depth = [int(value in graph.later) for value in range(len(graph.avals))]
     fused, joined = bytearray(len(graph.avals)), bytearray(len(graph.avals))
     regions = FusionRegions(depth, [], bytearray(len(graph.nodes)), fused, joined)
     _find_depths(graph, regions)
     for node in reversed(graph.nodes):
-        is_fold = node.role is Role.REDUCE and not selects_in_windows(graph, node)
-        if node.role in ARITHMETIC or is_fold:
+        is_reduction = node.role is Role.REDUCE and not selects_in_windows(graph, node)
+        if node.role in ARITHMETIC or is_reduction:
             for value in node.outs:
                 regions.fused[value] = graph.is_float32[value] and _is_fused(graph, regions, value)
     return regions
 
 
 def is_window(graph: Graph, node: Node) -> bool:
-    """Whether a reduction keeps its axes (pooling, running sums): a kernel that fuses nothing."""
+    """Return whether a reduction keeps its axes (pooling, running sums): a kernel of its own."""
     if node.role is not Role.REDUCE:
         return False
     return graph.avals[node.outs[0]].ndim == graph.avals[node.ins[0]].ndim
 
 
 def selects_in_windows(graph: Graph, node: Node) -> bool:
-    """Whether a kernel picks some of the numbers that are stored, or adds to the places of those.
+    """Return whether a kernel selects stored numbers, or adds to the positions of those.
 
     The largest of rounded numbers is a rounded number: it is stored as they are.
     """
@@ -99,17 +100,17 @@ def selects_in_windows(graph: Graph, node: Node) -> bool:
 
 
 def combines_masks(graph: Graph, node: Node) -> bool:
-    """Whether a node is arithmetic on truth values, which is fused like any other."""
+    """Return whether a node is boolean arithmetic, which is fused like any other."""
     return node.name in _LOGIC and graph.kinds[node.outs[0]] == "b"
 
 
 def is_pooling_gradient(node: Node) -> bool:
-    """Whether a reduction adds a few values to places in memory, fused with no reader."""
+    """Return whether a reduction scatters the gradient of a max pooling, fused with no reader."""
     return node.name == "select_and_scatter_add"
 
 
 def reduces_rows(graph: Graph, node: Node) -> bool:
-    """Whether only the minor axis is folded."""
+    """Return whether only the minor axis is reduced."""
     rank = graph.avals[node.ins[0]].ndim
     return rank > 1 and tuple(node.eqn.params.get("axes", ())) == (rank - 1,)
 
@@ -126,9 +127,9 @@ def _find_depths(graph: Graph, regions: FusionRegions) -> None:
         is_alone = role in _KERNELS and not combines_masks(graph, node)
         kernels[node.index] = is_kernel = is_alone or is_repeated or is_window(graph, node)
         reached = max([depth[v] for v in node.ins], default=0)
-        # A sum of many takes f32: what it adds up may cancel.
-        picks = selects_in_windows(graph, node)
-        takes_stored = picks or is_repeated or role is Role.LINK or role is Role.CONTRACT
+        # A sum takes f32, as its terms may cancel.
+        selects = selects_in_windows(graph, node)
+        takes_stored = selects or is_repeated or role is Role.LINK or role is Role.CONTRACT
         ready.append(_NEVER if takes_stored else reached)
         if node.ins and node.link is not Link.BACK:
             for value in node.outs:
@@ -136,11 +137,11 @@ def _find_depths(graph: Graph, regions: FusionRegions) -> None:
 
 
 def _is_fused(graph: Graph, regions: FusionRegions, value: int) -> bool:
-    """Whether every near reader can be fused with what makes the value."""
+    """Return whether every near reader can be fused with the node that computes a value."""
     if value in graph.outputs or value in graph.onward:
         return False
     readers = graph.readers[value]
     near = [r for r in readers if not (regions.is_far(value, r) or regions.reads_sign(graph, r))]
-    if not near:  # cheaper to compute again than to store and read
+    if not near:  # recomputing it is cheaper than to store and read it
         return bool(readers) and not any(regions.kernels[r.index] for r in readers)
-    return all(r.role in _FREE_READERS for r in near)
+    return all(r.role in _FUSING_ROLES for r in near)

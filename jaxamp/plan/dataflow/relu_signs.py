@@ -1,11 +1,12 @@
-"""Results of a rectifier in a derivative rule, where the rule reads them for their sign alone.
+"""Find results of a ReLU in a derivative rule, where the rule reads their sign alone.
 
-The rule of a `relu` gives `max(x, 0)`, and compares it with zero for the tangents. Where the result
-leaves narrow, the rule rounds it itself, holds the rounding and compares that, which has the same
-sign. The backward pass then needs nothing of the rectifier but what is in memory anyway.
+The rule of `relu` returns `max(x, 0)`, and compares it with zero for the tangents. Where the result
+leaves narrow, the rule rounds it itself, behind a barrier, and compares that, which has the same
+sign. The backward pass then needs no residual of the ReLU but its stored result.
 
-Tangents are rounded before they are masked rather than after, which is the same number. Transposed,
-a cotangent is masked while it is narrow: so it is stored, rather than the mask beside it.
+Tangents are rounded before they are masked rather than after, which gives the same number.
+Transposed, a cotangent is masked while it is narrow: so the narrow cotangent is stored, rather than
+the mask beside it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from jaxamp.plan.graph.graph import Graph
 
 
 def find_relu_signs(graph: Graph, regions: FusionRegions) -> set[int]:
-    """Values that are cut off at zero and go on to Compute, and are read for their sign alone."""
+    """Return results of ReLUs that Compute reads and whose sign alone is read besides."""
     return {
         value
         for value in graph.onward & regions.relu_outputs
@@ -24,7 +25,7 @@ def find_relu_signs(graph: Graph, regions: FusionRegions) -> set[int]:
 
 
 def find_relu_tangents(graph: Graph, signed: set[int]) -> set[int]:
-    """What such a sign lets through, and the rule gives: the tangents."""
+    """Return the tangents that such a sign selects and the rule returns."""
     signs = {out for value in signed for reader in graph.readers[value] for out in reader.outs}
     masks = (node for node in graph.named.get("select_n", ()) if node.ins[0] in signs)
     return {

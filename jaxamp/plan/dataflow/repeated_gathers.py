@@ -1,7 +1,7 @@
-"""Rows of activations that are looked up many times, as messages in a graph are.
+"""Find gathers that read rows of activations many times, as messages in a graph network do.
 
-What is read that often is read from memory. Its cotangents are as many as its readers: in a narrow
-format their sum stops growing.
+What is read that often is read from memory. Each reading has a cotangent: summed in a narrow
+format, a long sum stops growing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from jaxamp.plan.graph.graph import Graph, Node, is_smaller
 
 
 def is_repeated_gather(graph: Graph, node: Node) -> bool:
-    """Whether a lookup leaves no less than it takes: to make that for each place is too dear."""
+    """Return whether a gather's result is no smaller than its table: too costly to fuse."""
     if node.name != "gather" or gathers_whole_table(graph, node):
         return False
     table, found = graph.sizes[node.ins[0]], graph.sizes[node.outs[0]]
@@ -19,5 +19,5 @@ def is_repeated_gather(graph: Graph, node: Node) -> bool:
 
 
 def sums_many_cotangents(graph: Graph, node: Node) -> bool:
-    """Whether a lookup may hand out one number many times, so that many cotangents meet there."""
+    """Return whether a gather may read one number often, so that many cotangents are summed."""
     return is_repeated_gather(graph, node) and not node.eqn.params["unique_indices"]

@@ -1,9 +1,9 @@
-"""Products that are larger than what they are made of, and read only relative to their maximum.
+"""Find logits that are larger than their operands and read only relative to their maximum.
 
-The logits of a large vocabulary: a loss shifts each row by its maximum before it adds anything up.
-Such a product reaches no other, so arithmetic gains nothing by a narrow format; memory does. The
-product is the largest array of the program, written once and read in each direction, and one
-rounding of it is no more than what the scores of attention bear.
+The logits of a large vocabulary: a loss subtracts each row's maximum before it sums anything. No
+later Compute reads them, so that arithmetic gains nothing from a narrow format; memory does. They
+are the largest array of the program, written once and read in each direction, and one rounding of
+them is no more than what attention scores tolerate.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
 
 
 def outweighs_operands(graph: Graph, node: Node) -> bool:
-    """Whether a product is known to have more elements than its operands together."""
+    """Return whether a contraction's result is known to be larger than its operands together."""
     return is_smaller(sum(graph.sizes[v] for v in node.ins), graph.sizes[node.outs[0]])
 
 
 def is_shift_invariant(graph: Graph, value: int) -> bool:
-    """Whether a value is read for its extremes, and for how far it is from them.
+    """Return whether a value is read only for its extremes and for its distance to them.
 
-    Before, it may be moved, scaled, masked or bent, number by number.
+    Before, it may be moved, scaled, masked or mapped elementwise.
     """
-    rows, extremes = set[int](), set[int]()  # the value in its later forms, and what bounds it
+    rows, extremes = (
+        set[int](),
+        set[int](),
+    )  # the value as it is mapped elementwise, and its extremes
     pending: list[int] = []
     _mark(graph, rows, (value,), pending)
     shifted, last = False, -1
@@ -35,12 +38,12 @@ def is_shift_invariant(graph: Graph, value: int) -> bool:
             continue
         last, node = index, graph.nodes[index]
         reads_rows = not rows.isdisjoint(node.ins)
-        one_by_one = node.role in _ONE_BY_ONE and node.trait is not Trait.SENSITIVE
+        is_elementwise = node.role in _ELEMENTWISE and node.trait is not Trait.SENSITIVE
         if reads_rows and node.name == "sub" and not extremes.isdisjoint(node.ins):
             shifted = True
-        elif (reads_rows and node.trait is Trait.EXTREMUM) or (one_by_one and not reads_rows):
+        elif (reads_rows and node.trait is Trait.EXTREMUM) or (is_elementwise and not reads_rows):
             _mark(graph, extremes, node.outs, pending)
-        elif reads_rows and one_by_one:
+        elif reads_rows and is_elementwise:
             _mark(graph, rows, node.outs, pending)
         elif reads_rows:
             return False
@@ -48,11 +51,11 @@ def is_shift_invariant(graph: Graph, value: int) -> bool:
 
 
 def _mark(graph: Graph, group: set[int], values: Iterable[int], pending: list[int]) -> None:
-    """Puts values into a group, and what reads them into a heap of places in the program."""
+    """Add values to a group, and their readers to a heap of positions in the program."""
     for value in values:
         group.add(value)
         for node in graph.readers[value]:
             heapq.heappush(pending, node.index)
 
 
-_ONE_BY_ONE = (Role.MOVE, Role.ELEMENTWISE, Role.MERGE)
+_ELEMENTWISE = (Role.MOVE, Role.ELEMENTWISE, Role.MERGE)

@@ -1,4 +1,4 @@
-"""What each value is for: one backward sweep, repeated over loops."""
+"""Find what each value is used for: one backward sweep, repeated over loops."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ from jaxamp.plan.graph.flags import column, union
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.graph.sweeps import backward
 
-ESCAPES = 1  # becomes a result of the program by elementwise operations and movement alone
-EXACTING = 2  # decides when a loop stops
-FRAGILE = 4  # feeds a factorisation, with no Compute between
+ESCAPES = 1  # becomes a result by elementwise operations and movement alone
+STOPS_LOOP = 2  # decides when a loop stops
+FEEDS_FACTORIZATION = 4  # feeds a matrix factorization, with no Compute between
 REACHES = 8  # feeds a Compute operation that will be lowered
-TESTED = 16  # is compared to decide when a loop stops, or what is made of it without Compute is
-NEEDED = 32  # is needed at all
+TESTED = 16  # it, or a value computed from it without Compute, is compared to stop a loop
+NEEDED = 32  # a result or an effect depends on it
 
-_DECIDING = EXACTING | TESTED
+_DECIDING = STOPS_LOOP | TESTED
 
-# What is computed before a loop decides only if the loop's test compares it: wherever it is
-# computed, TESTED then makes it EXACTING.
-_SETTLED = bytes(flags | EXACTING if flags & TESTED else flags for flags in range(256))
+# A value computed before a loop stops it only if the loop's condition compares it: TESTED then
+# makes it STOPS_LOOP, wherever it is computed.
+_SETTLED = bytes(flags | STOPS_LOOP if flags & TESTED else flags for flags in range(256))
 
 # Whether a Compute node would be lowered, given the flags of its results.
 Lowerable = Callable[[Node, int], bool]
 
 
 class Uses:
-    """Uses per value.
+    """What each value is used for.
 
     Attributes:
-      bits: the flags of each value: ``ESCAPES``, ``REACHES`` and the others above.
-      escapes: whether each value has the flag ``ESCAPES``; the columns that follow are alike.
-      exacting: ``EXACTING``.
-      reaches: ``REACHES``.
-      needed: ``NEEDED``.
+      bits: the flags of each value: `ESCAPES`, `REACHES` and the others above.
+      escapes: per value, 1 if it has the flag `ESCAPES`; the columns that follow are alike.
+      stops_loop: `STOPS_LOOP`.
+      reaches: `REACHES`.
+      needed: `NEEDED`.
     """
 
     def __init__(self, bits: bytearray) -> None:
         self.bits = bits
-        self.escapes, self.exacting = column(bits, ESCAPES), column(bits, EXACTING)
+        self.escapes, self.stops_loop = column(bits, ESCAPES), column(bits, STOPS_LOOP)
         self.reaches, self.needed = column(bits, REACHES), column(bits, NEEDED)
 
     def needs(self, node: Node) -> bool:
-        """Whether anything needs what a node makes or does: compilers drop the rest."""
+        """Return whether a node's results or effects are needed: compilers drop the rest."""
         return _is_needed(self.bits, node)
 
 
 def find_uses(graph: Graph, provenance: Provenance, may_lower: Lowerable, *, no_gain: bool) -> Uses:
-    """Sweeps backward until nothing changes; more than once only where a loop feeds back.
+    """Sweep backward until nothing changes; more than once only where a loop feeds back.
 
     Args:
       graph: the program.
-      provenance: what is known of its values.
+      provenance: where each value comes from.
       may_lower: whether a Compute node would be lowered, given the flags of its results.
-      no_gain: whether what never reaches Compute is to be told apart; else all of it reaches.
+      no_gain: whether to distinguish values that no Compute reads; else all count as read by it.
     """
     bits = bytearray(len(graph.avals))
     if not no_gain:
@@ -67,17 +67,17 @@ def find_uses(graph: Graph, provenance: Provenance, may_lower: Lowerable, *, no_
     for value in graph.onward:
         bits[value] |= REACHES
     for value in graph.predicates:
-        bits[value] |= EXACTING | TESTED
-    kept = frozenset(v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result))
+        bits[value] |= STOPS_LOOP | TESTED
+    keeping = frozenset(v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result))
     for node in backward(graph, bits):
         if not _is_needed(bits, node):
             continue
         if node.role is Role.LINK:
-            _link(bits, node, kept)
+            _link(bits, node, keeping)
         elif node.role is Role.MOVE:
             _move(graph, bits, node)
         else:
-            _mark(bits, node.ins, _passed(graph, provenance, bits, node, may_lower) | NEEDED)
+            _mark(bits, node.ins, _propagated(graph, provenance, bits, node, may_lower) | NEEDED)
     return Uses(bits.translate(_SETTLED))
 
 
@@ -89,10 +89,10 @@ def _is_needed(bits: bytearray, node: Node) -> bool:
 
 
 def is_state_update(provenance: Provenance, uses: Uses, node: Node) -> bool:
-    """Whether a node carries a boundary value on to a result: an optimizer's step, an average.
+    """Return whether a node passes a boundary value on to a result: an optimizer step, an average.
 
-    Such a chain is rounded nowhere, and what it makes is a parameter again: to its readers a
-    boundary value, not an activation.
+    Such a chain is rounded nowhere, and its result is a parameter again: to its readers a boundary
+    value, not an activation.
     """
     return _updates_state(provenance, uses.bits, node)
 
@@ -104,25 +104,27 @@ def _updates_state(provenance: Provenance, bits: bytearray, node: Node) -> bool:
     return bool(provenance.state[out] and bits[out] & ESCAPES)
 
 
-def _passed(
+def _propagated(
     graph: Graph, provenance: Provenance, bits: bytearray, node: Node, may_lower: Lowerable
 ) -> int:
-    """The flags that a node hands from its results to its operands."""
+    """Return the flags that a node propagates from its results to its operands."""
     role, given = node.role, union(bits, node.outs)
-    # A choice of index (the next token, say) is not a convergence test.
-    passed = given & _DECIDING if given & _DECIDING and not _picks_index(graph, node) else 0
+    # Selecting an index (the next token, say) is no convergence test.
+    passed = given & _DECIDING if given & _DECIDING and not _selects_index(graph, node) else 0
     if role is Role.CONTRACT:
         if passed & TESTED and may_lower(node, given & ~_DECIDING):
             passed &= ~TESTED  # an inner product is a reduction
         return passed | REACHES if may_lower(node, _SETTLED[given]) else passed
     if role is Role.FIXED:
         if node.trait is Trait.LINALG or node.trait is Trait.SOLVER:
-            passed |= FRAGILE
+            passed |= FEEDS_FACTORIZATION
         return passed | ESCAPES if node.trait is Trait.STATE else passed
-    passed |= given & (FRAGILE if role is Role.REDUCE else FRAGILE | ESCAPES)
+    passed |= given & (
+        FEEDS_FACTORIZATION if role is Role.REDUCE else FEEDS_FACTORIZATION | ESCAPES
+    )
     if (
         given & REACHES
-        and not _counts(graph, node)
+        and not _is_discrete(graph, node)
         and not (given & ESCAPES and _updates_state(provenance, bits, node))
     ):
         passed |= REACHES
@@ -131,36 +133,36 @@ def _passed(
 
 def _move(graph: Graph, bits: bytearray, node: Node) -> None:
     given = union(bits, node.outs)
-    if given & _DECIDING and not _picks_index(graph, node):
+    if given & _DECIDING and not _selects_index(graph, node):
         _mark(bits, node.ins, given & _DECIDING)
-    _mark(bits, node.ins, given & FRAGILE | NEEDED)
+    _mark(bits, node.ins, given & FEEDS_FACTORIZATION | NEEDED)
     for source, out in movements(node):
         bits[source] |= bits[out] & (ESCAPES | REACHES)
 
 
-def _counts(graph: Graph, node: Node) -> bool:
-    """Whether a node makes only masks, indices and counts: these are never rounded."""
+def _is_discrete(graph: Graph, node: Node) -> bool:
+    """Return whether a node computes only masks, indices and counts: these are never rounded."""
     return all(graph.kinds[v] in "iub" for v in node.outs)
 
 
-def _picks_index(graph: Graph, node: Node) -> bool:
+def _selects_index(graph: Graph, node: Node) -> bool:
     return node.trait is Trait.EXTREMUM and any(graph.kinds[v] in "iu" for v in node.outs)
 
 
-def _link(bits: bytearray, node: Node, kept: frozenset[int]) -> None:
+def _link(bits: bytearray, node: Node, keeping: frozenset[int]) -> None:
     (out,) = node.outs
     given, link = bits[out], node.link
     _mark(bits, node.ins, given & TESTED | NEEDED)
-    if out in kept:
+    if out in keeping:
         if link is not Link.INIT:
-            # What goes into a kept carry is stored as the original dtype, like a result.
-            _mark(bits, node.ins, ESCAPES | given & EXACTING)
+            # A carry that keeps its dtype is stored in it, like a result.
+            _mark(bits, node.ins, ESCAPES | given & STOPS_LOOP)
         return
-    passed = given & (REACHES | FRAGILE)
+    passed = given & (REACHES | FEEDS_FACTORIZATION)
     if link is not Link.INVARIANT:
         passed |= given & ESCAPES
     if link in (Link.BACK, Link.JOIN, Link.STACK, Link.RESULT):
-        passed |= given & EXACTING
+        passed |= given & STOPS_LOOP
     _mark(bits, node.ins, passed)
 
 

@@ -1,1 +1,1 @@
-"""The program as one flat dataflow graph: nodes over numbered values, loops included."""
+"""A program, with all nested jaxprs, as one flat graph that analyses sweep over."""

@@ -1,7 +1,4 @@
-"""What becomes of one value: a walk forward, from the nodes that read it to what they make.
-
-And a walk back, from what was made to what it was made of.
-"""
+"""Walks over the graph: forward to what is computed from a value, backward to its sources."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
 
 def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> list[int]:
-    """A value and all that is made of it, nearest first.
+    """Return a value and all values computed from it, nearest first.
 
     Args:
       graph: the program.
       start: the value.
-      passes: whether the walk goes on through a node, from what it reads to what it makes. What
-        only moves makes of each operand what that becomes, and of indices nothing.
+      passes: whether the walk continues through a node, from operand to results. Through data
+        movement it follows the moved operand only, not indices.
     """
     found, pending = {start}, [start]
     for value in pending:
@@ -32,13 +29,13 @@ def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> lis
 def between(
     makers: Mapping[int, Node], starts: Set[int], ends: Iterable[int], passes: Callable[[int], bool]
 ) -> set[int]:
-    """All values on the ways from some values to others, these included.
+    """Return all values on paths from `starts` to `ends`, both included.
 
     Args:
-      makers: what makes each value; without one, a way begins there too.
-      starts: where ways begin.
-      ends: where they end.
-      passes: whether a way may lead through a value.
+      makers: the node that computes each value; a path also begins at a value without one.
+      starts: where paths begin.
+      ends: where paths end.
+      passes: whether a path may lead through a value.
     """
     found, pending = set[int](), list(ends)
     for value in pending:
@@ -51,7 +48,7 @@ def between(
 
 
 def is_movement(node: Node) -> bool:
-    """Whether a node only moves values; given to ``descendants``, it finds where a value goes."""
+    """Return whether a node only moves values; for `descendants` that is to find copies."""
     return node.role is Role.MOVE
 
 

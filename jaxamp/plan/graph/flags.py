@@ -1,4 +1,4 @@
-"""Several yes-or-no facts about each value, as the bits of one byte."""
+"""Several boolean properties of each value, as the bits of one byte."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 
 def union(bits: Sequence[int], values: Iterable[int]) -> int:
-    """The flags that any of some values has.
+    """Return the flags that any of some values has.
 
     >>> union(bytes([1, 4, 2]), (0, 2))
     3
@@ -19,7 +19,7 @@ def union(bits: Sequence[int], values: Iterable[int]) -> int:
 
 
 def column(bits: bytearray, flag: int) -> bytes:
-    """Per value, 1 if it has a flag and else 0.
+    """Return one byte per value: 1 if it has a flag and else 0.
 
     >>> list(column(bytearray([1, 4, 6]), 4))
     [0, 1, 1]

@@ -1,10 +1,10 @@
 """The whole program as one flat graph: a list of nodes over numbered values.
 
-Nested jaxprs are unfolded into it (``unfold.py``), so that every analysis is a plain sweep over
-``Graph.nodes``. A transparent call leaves no node: its inputs and results are the caller's values.
-A loop or branch leaves ``LINK`` nodes where a value passes into it, around it or out of it.
-``Frame`` and ``Nest`` remember which jaxpr each node came from, so that decisions can be given
-back to the jaxprs.
+Nested jaxprs are unfolded into it (`unfold.py`), so that every analysis is a plain sweep over
+`Graph.nodes`. A transparent call leaves no node: its inputs and results are the caller's values. A
+loop or branch leaves `LINK` nodes where a value enters it, is carried to the next iteration, or
+leaves it. `Frame` and `Nest` record which jaxpr each node comes from, so that decisions can be
+returned to the jaxprs.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ class Role(enum.Enum):
     MOVE = "move"
     MERGE = "merge"
     CONVERT = "convert"
-    FIXED = "fixed"  # reads and gives its original dtypes
+    FIXED = "fixed"  # reads and returns its original dtypes
     LINK = "link"
 
-    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
+    __hash__ = object.__hash__  # Enum's own hashes the name, in Python
 
 
 class Link(enum.Enum):
-    """What a ``LINK`` node stands for."""
+    """What a `LINK` node stands for."""
 
-    INVARIANT = "invariant"  # into a loop, the same every time
-    SLICE = "slice"  # into a loop, a slice each time
+    INVARIANT = "invariant"  # into a loop, the same in every iteration
+    SLICE = "slice"  # into a loop, one slice per iteration
     INIT = "init"  # into a carry
-    BACK = "back"  # end of the body to the carry
+    BACK = "back"  # from the end of an iteration to the next
     RESULT = "result"  # out of a carry
     STACK = "stack"  # out of a loop, stacked
     JOIN = "join"  # out of the branches of a cond
 
-    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
+    __hash__ = object.__hash__  # Enum's own hashes the name, in Python
 
 
 class Node:
@@ -58,15 +58,15 @@ class Node:
     Attributes:
       role: what it does to values.
       ins: the values that it reads.
-      outs: the values that it makes.
-      eqn: the equation; a link has none.
+      outs: the values that it computes.
+      eqn: the equation; `None` for a link.
       scope: its name stack, enclosing equations first.
-      link: what it stands for, if it is a link.
-      name: of its primitive; empty for a link.
-      kind: its kind; what nobody has described is Boundary.
-      trait: its trait; what nobody has described is opaque.
-      op: the entry of its primitive, if that was described.
-      index: its place in the graph.
+      link: the kind of link, `None` for an equation.
+      name: name of the primitive; empty for a link.
+      kind: kind of the primitive; Boundary where the primitive is unknown.
+      trait: trait of the primitive; opaque where the primitive is unknown.
+      op: the primitive's entry in the table, if there is one.
+      index: its position in the graph.
     """
 
     __slots__ = (
@@ -94,12 +94,12 @@ class Node:
 
 @dataclass(slots=True, eq=False)
 class Carry:
-    """A value that a loop hands from one iteration to the next.
+    """A loop carry.
 
     Attributes:
       init: its value before the loop.
-      inner: what the body reads of it.
-      out: what the body makes of it.
+      inner: its value at the start of an iteration.
+      out: its value at the end of an iteration.
       result: its value after the loop.
       keeps_dtype: whether it stays in its original dtype.
     """
@@ -113,16 +113,16 @@ class Carry:
 
 @dataclass(slots=True, eq=False)
 class Nest:
-    """An equation that carries jaxprs.
+    """An equation that holds jaxprs.
 
     Attributes:
       eqn: the equation.
-      op: the entry of its primitive.
+      op: the primitive's entry in the table.
       scope: its name stack, enclosing equations first.
       entries: per operand, the value inside whose storage the operand takes.
       outs: its results.
       frames: the jaxprs, in the order of the parameters that hold them.
-      keeps_signature: whether the jaxprs take and give their original dtypes.
+      keeps_signature: whether the jaxprs take and return their original dtypes.
     """
 
     eqn: JaxprEqn
@@ -136,15 +136,15 @@ class Nest:
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """A jaxpr in its place.
+    """A jaxpr in one of the places where it runs.
 
     Attributes:
       jaxpr: the jaxpr.
       entries: its inputs.
-      sites: what each of its equations has become, in order.
+      sites: per equation, its node or nest, in order.
       exits: its results.
-      returns: per result, the value whose storage the result takes: for the body of a loop or
-        branch that of the carry, the stack or the join that it goes into.
+      returns: per result, the value whose storage it takes: for the body of a loop the carry or the
+        stacked array, for a branch the joined result.
     """
 
     jaxpr: Jaxpr
@@ -159,29 +159,29 @@ class Graph:
     """A program, flat.
 
     Attributes:
-      avals: type of each value.
-      is_float32: whether each value is a float32 array, which a policy may lower.
-      kinds: numpy's letter for the kind of each value's dtype, ``"f"`` or ``"i"`` say; ``"O"`` for
-        what is no array of numbers.
+      avals: abstract value of each value.
+      is_float32: per value, 1 if it is a float32 array, which a policy may lower.
+      kinds: numpy's letter for the kind of each value's dtype, `"f"` or `"i"` say; `"O"` for what
+        is no array of numbers.
       sizes: number of elements of each value; symbolic where its shape is.
-      constants: the known numbers by value: literals, simple arithmetic on them, and arrays that
-        are broadcast from them. Of a captured array it is the number that is furthest from 1.
-      intervals: between which numbers a value lies that is made of known ones; see intervals.py.
-      nodes: in program order; the links of a loop stand where it does.
-      named: those of each primitive, by its name, in program order; links are named "".
-      links: the kinds of links that there are.
+      constants: known numbers by value: literals, simple arithmetic on them, and arrays broadcast
+        from them. For a captured array it is the number furthest from 1.
+      intervals: bounds of values computed from known numbers; see `intervals.py`.
+      nodes: in program order; the links of a loop stand where the loop does.
+      named: nodes by name of their primitive, in program order; links under "".
+      links: the kinds of links in the graph.
       sources: boundary values: inputs and captured constants.
       outputs: results of the program.
-      predicates: what decides whether a while loop goes on.
-      indices: what chooses a branch.
-      activations: inputs that arrive narrow, so that Compute outside has made them.
+      predicates: conditions of while loops.
+      indices: values that select a branch.
+      activations: inputs that arrive narrow, because Compute outside has made them.
       later: inputs that arrive after the rest has been computed: tangents.
       onward: results that Compute outside reads; these may leave narrow.
-      ruled: operands of functions with derivative rules of their own (``custom_jvp``).
+      ruled: operands of functions with derivative rules of their own (`custom_jvp`).
       ruled_results: results of such functions.
-      carries: what each loop hands from turn to turn.
-      readers: the nodes that read each value, in program order.
-      unknown: primitives that nobody has described, with the first equation of each.
+      carries: carries of all loops.
+      readers: per value, the nodes that read it, in program order.
+      unknown: unknown primitives, each with its first equation.
     """
 
     avals: list[Any] = field(default_factory=list)
@@ -208,7 +208,7 @@ class Graph:
     _types: dict[Any, tuple[bool, str, Any]] = field(default_factory=dict)
 
     def value(self, aval: Any) -> int:
-        """A new value."""
+        """Add a value and return its number."""
         is_float32, kind, size = self._types.get(aval) or self._types.setdefault(
             aval, _describe(aval)
         )
@@ -220,7 +220,7 @@ class Graph:
         return len(self.avals) - 1
 
     def add(self, node: Node) -> Node:
-        """Appends a node and notes what it reads."""
+        """Append a node, and record it as reader of its operands."""
         node.index = len(self.nodes)
         self.nodes.append(node)
         self.named.setdefault(node.name, []).append(node)
@@ -230,24 +230,24 @@ class Graph:
         for value in node.ins:
             found = readers[value]
             if not found:
-                readers[value] = [node]  # no longer than need be: most values have one reader
+                readers[value] = [node]  # one element: most values have one reader
             elif found[-1] is not node:
                 found.append(node)
         return node
 
 
-_UNREAD: list[Node] = []  # one for all values that nothing reads; it stays empty
+_UNREAD: list[Node] = []  # shared by all values without readers; stays empty
 
 
 def _describe(aval: Any) -> tuple[bool, str, Any]:
-    """Whether a value of some type is ours, the kind of its dtype, and its size."""
+    """Return whether a type is a float32 array, the kind of its dtype, and its size."""
     is_float32 = jax_compat.is_plain_array(aval) and aval.dtype == np.float32
     kind = getattr(getattr(aval, "dtype", None), "kind", "O")
     return is_float32, kind, math.prod(getattr(aval, "shape", ()))
 
 
 def is_smaller(size: Any, other: Any) -> bool:
-    """Whether a number of elements is known to be smaller: of symbolic ones it may not be."""
+    """Return whether a size is known to be smaller; symbolic sizes may not be comparable."""
     try:
         return bool(size < other)
     except InconclusiveDimensionOperation:
@@ -255,11 +255,10 @@ def is_smaller(size: Any, other: Any) -> bool:
 
 
 def movements(node: Node) -> Iterable[tuple[int, int]]:
-    """Pairs of an operand and the result that it becomes, for a node that moves values.
+    """Return pairs of an operand and the result that it becomes, for a node that moves values.
 
-    Where there are as many operands as results they go one by one (an ``optimization_barrier``);
-    else it is the first operand that moves, and the others say where to (the indices of a
-    ``gather``).
+    With as many operands as results these correspond one to one (an `optimization_barrier`); else
+    the first operand moves, and the others say where to (the indices of a `gather`).
     """
     if len(node.ins) == len(node.outs):
         return zip(node.ins, node.outs, strict=True)
@@ -267,7 +266,7 @@ def movements(node: Node) -> Iterable[tuple[int, int]]:
 
 
 def sites_of(frame: Frame) -> Iterator[Node | Nest]:
-    """Every equation of a jaxpr, nested ones after the one that holds them."""
+    """Yield every equation of a jaxpr, nested ones after the one that holds them."""
     for site in frame.sites:
         yield site
         if isinstance(site, Nest):
@@ -276,7 +275,7 @@ def sites_of(frame: Frame) -> Iterator[Node | Nest]:
 
 
 def nodes_of(site: Node | Nest) -> Sequence[Node]:
-    """The node itself, or all nodes of the jaxprs that an equation holds."""
+    """Return the node itself, or all nodes of the jaxprs that an equation holds."""
     if isinstance(site, Node):
         return (site,)
     return [node for frame in site.frames for inner in frame.sites for node in nodes_of(inner)]

@@ -1,4 +1,4 @@
-"""The order in which an analysis goes through a program, and how often."""
+"""Orders in which analyses visit a program, repeated until loop carries no longer change."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from jaxamp.plan.graph.graph import Graph, Link, Node
 
 
 def forward(graph: Graph, bits: Sequence[int]) -> Iterator[Node]:
-    """All nodes in program order; again while what a turn of a loop hands to the next changes.
+    """Yield all nodes in program order, repeatedly while the flags of a carry change.
 
     Args:
       graph: the program.
-      bits: the flags of each value, to which the caller adds as it goes.
+      bits: the flags of each value, which the caller updates as it goes.
     """
     if not graph.carries:
         return iter(graph.nodes)
@@ -34,7 +34,7 @@ def _forward(graph: Graph, bits: Sequence[int]) -> Iterator[Node]:
 
 
 def backward(graph: Graph, bits: Sequence[int]) -> Iterator[Node]:
-    """All nodes from the last to the first; again while what a turn reads of a carry changes."""
+    """Yield all nodes in reverse order, repeatedly while the flags of a carry change."""
     before = None
     while before != (before := [bits[carry.inner] for carry in graph.carries]):
         yield from reversed(graph.nodes)

@@ -1,7 +1,7 @@
-"""Unfolds a jaxpr, and all jaxprs nested in it, into one flat graph.
+"""Unfold a jaxpr, and all jaxprs nested in it, into one flat graph.
 
-Values are numbered as they are met, links are put where values enter and leave loops and branches,
-and known numbers are followed through simple arithmetic.
+Values are numbered in program order, links are added where values enter and leave loops and
+branches, and known numbers are propagated through simple arithmetic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jaxamp.plan.graph.graph import Carry, Frame, Graph, Link, Nest, Node, Role
 
 
 def unfold(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Graph, Frame]:
-    """The flat graph of a jaxpr, and the frame of the jaxpr itself.
+    """Return the flat graph of a jaxpr, and the frame of the jaxpr itself.
 
     Args:
       jaxpr: the outermost jaxpr.
@@ -37,12 +37,14 @@ def unfold(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Graph, Frame]:
 
 
 class _Unfolder:
-    """Walks nested jaxprs once, in order, and fills a graph."""
+    """Builder of a graph, which walks nested jaxprs once, in order."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._scopes: dict[tuple[str, Any], str] = {}
-        self._scopes_by_id: dict[tuple[str, int], str] = {}  # comparing name stacks takes time
+        self._scopes_by_id: dict[
+            tuple[str, int], str
+        ] = {}  # by identity: comparing name stacks is slow
         self._ops: dict[Primitive, Op | None] = {}
 
     def frame(self, body: wiring.Body, entries: Sequence[int], scope: str) -> Frame:
@@ -77,7 +79,7 @@ class _Unfolder:
             return unfolder(self, eqn, op, ins, scope)
         outs = tuple([self.graph.value(v.aval) for v in eqn.outvars])
         role = self._role(op, ins, outs)
-        if role is Role.REDUCE and eqn.params.get("axes") == ():  # folds nothing
+        if role is Role.REDUCE and eqn.params.get("axes") == ():  # reduces no axis
             role = Role.ELEMENTWISE
         if role in (Role.MOVE, Role.CONVERT) and ins and ins[0] in self.graph.constants:
             self.graph.constants.update(dict.fromkeys(outs, self.graph.constants[ins[0]]))
@@ -86,7 +88,7 @@ class _Unfolder:
         return self.graph.add(Node(role, ins, outs, eqn, op, scope))
 
     def _fold(self, eqn: JaxprEqn, ins: tuple[int, ...], out: int) -> None:
-        """Notes the result of an operation on known numbers, as float32 has it."""
+        """Record the result of arithmetic on known numbers, computed in float32."""
         constants = self.graph.constants
         if self.graph.is_float32[out] and all(v in constants for v in ins):
             with np.errstate(all="ignore"):
@@ -172,7 +174,7 @@ class _Unfolder:
         ):
             return Role.MOVE
         role = _ROLES.get(op.trait, Role.FIXED)
-        # A sum of several arrays of the result's own shape (`add_any`) folds no axis.
+        # A sum of several arrays of the result's own shape (`add_any`) reduces no axis.
         if role is Role.REDUCE and op.trait is Trait.SUM and len(ins) > 1 and len(outs) == 1:
             shape = self.graph.avals[outs[0]].shape
             if all(getattr(self.graph.avals[i], "shape", None) == shape for i in ins):
@@ -211,7 +213,7 @@ class _Unfolder:
         return scope
 
 
-# What scales are made of: `scores / jnp.sqrt(width)`.
+# Arithmetic in scales such as that of `scores / jnp.sqrt(width)`.
 _FOLDED = {
     "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x),
@@ -253,14 +255,14 @@ _READABLE = 1 << 20  # a captured array of more elements is not searched for ext
 
 
 def _is_local(eqn: JaxprEqn) -> bool:
-    """Whether a sum over devices is one over axes of the array: what vmap makes of a psum."""
+    """Return whether an all-reduce runs over array axes only: what vmap makes of a psum."""
     return all(isinstance(axis, int) for axis in eqn.params.get("axes", (None,)))
 
 
 def _extreme(const: Any) -> float | None:
-    """The finite, nonzero magnitude in a captured array that is furthest from 1.
+    """Return the finite, nonzero magnitude of a captured array that is furthest from 1.
 
-    It is the one that a narrow format holds worst. ``None`` for what is traced, large or not f32.
+    A narrow format represents that number worst. `None` for traced, large or non-float32 arrays.
     """
     if isinstance(const, Tracer | jax.Ref) or getattr(const, "dtype", None) != np.float32:
         return None

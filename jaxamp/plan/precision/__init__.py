@@ -1,1 +1,1 @@
-"""The decision: in which precision each value is computed, stored and read."""
+"""The decision: in which precision each equation computes and each value is stored."""

@@ -1,6 +1,6 @@
-"""Rounds what a loop stacks, slices or is handed, or a branch joins, before it is in memory.
+"""Round values before a loop stacks or slices them, or a branch joins them in memory.
 
-It does so where all readers round it themselves: they get the same numbers, and half of the bytes
+This happens where all readers round them anyway: they get the same numbers, and half of the bytes
 are written. What a loop slices is rounded for that loop alone where all other readers are fused.
 """
 
@@ -27,13 +27,13 @@ def narrow_buffers(
     stored: list[Precision | None],
     choices: Choices,
 ) -> None:
-    """Enters that what is stacked, joined or sliced is narrow, and so is what becomes of it.
+    """Store stacked, joined and sliced buffers narrow where all their readers round them.
 
     Args:
       graph: the program.
-      uses: what its values are for.
-      regions: which of them are fused.
-      stored: precision in which each value is stored; it is written to.
+      uses: what each value is used for.
+      regions: which values are fused.
+      stored: precision in which each value is stored; updated in place.
       choices: what was chosen for each node.
     """
     if graph.links.isdisjoint((*_STACKED, *_CUT)):
@@ -59,7 +59,7 @@ def narrow_buffers(
 
 
 def _find_computed(graph: Graph) -> set[int]:
-    """What elementwise operations make, and what that is moved to."""
+    """Return the results of elementwise operations, and values these are moved to."""
     made: set[int] = set()
     for node in graph.nodes:
         if node.role in _MADE:
@@ -70,11 +70,11 @@ def _find_computed(graph: Graph) -> set[int]:
 
 
 def _buffers_of(made: Set[int], link: Node) -> Iterable[int]:
-    """What a loop or branch puts into memory as a whole, where it else were not."""
+    """Return the buffers that a loop or branch allocates, and would not otherwise be stored."""
     return link.outs if link.link in _STACKED else [v for v in link.ins if v in made]
 
 
 def _is_fused(regions: FusionRegions, wanted: ReaderPrecisions, value: int) -> bool:
-    """Whether all that takes a value in f32 is fused with what makes it."""
+    """Return whether all readers that take a value in float32 are fused with its maker."""
     far = [r for r in wanted.graph.readers[value] if regions.is_far(value, r)]
     return bool(regions.fused[value]) and F32 not in wanted.taken(value, far)

@@ -1,4 +1,4 @@
-"""Which loop carries may be lowered, together with the facts and demands that follow from it."""
+"""Decide which loop carries are lowered, together with provenance and uses that depend on it."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from jaxamp.policy.policy import PrecisionPolicy
 def settle_carries(
     graph: Graph, policy: PrecisionPolicy, forced: Forced
 ) -> tuple[Provenance, Uses]:
-    """Supposes every carry lowered, and keeps those for which that proves unsafe, until all agree.
+    """Assume every carry lowered, and keep the dtype of unsafe ones until nothing changes.
 
-    Keeping one more carry only ever takes reasons to lower away from others, so this ends.
+    Keeping one more carry only ever removes reasons to lower others, so this terminates.
 
     Args:
-      graph: the program; ``keeps_dtype`` of its carries is written.
-      policy: what is applied to it.
-      forced: what the user has decided of its nodes.
+      graph: the program; `keeps_dtype` of its carries is written.
+      policy: the policy.
+      forced: what rules and kept regions decide.
 
     Returns:
-      The facts and demands of all values, with the carries as they were settled.
+      Provenance and uses of all values, with the carries as settled.
     """
     if Guard.LOOP_CARRY not in policy.guards or narrow_kinds(policy)[OpKind.ELEMENTWISE] is None:
         for carry in graph.carries:
@@ -53,7 +53,7 @@ def settle_carries(
 def _lowering(
     graph: Graph, provenance: Provenance, policy: PrecisionPolicy, forced: Forced
 ) -> Lowerable:
-    """What tells whether a Compute node would be lowered, given the flags of its results."""
+    """Return a predicate: whether a Compute node would be lowered, given its results' flags."""
     low = narrow_kinds(policy)[OpKind.COMPUTE]
 
     def may_lower(node: Node, uses: int) -> bool:
@@ -68,14 +68,14 @@ def _lowering(
 
 
 def _is_safe(graph: Graph, provenance: Provenance, uses: Uses, carry: Carry) -> bool:
-    """Whether a carry may be stored narrow."""
+    """Return whether a carry may be stored narrow."""
     return _is_activation(provenance, uses, carry) and _bears_rounding(
         graph, provenance, uses, carry
     )
 
 
 def _is_activation(provenance: Provenance, uses: Uses, carry: Carry) -> bool:
-    """Whether a carry starts as a computed value, and is read by Compute in the body.
+    """Return whether a carry starts as a computed value, and Compute in the body reads it.
 
     A parameter under training is read by Compute too, but starts as an input or ends as a result.
     """
@@ -84,20 +84,21 @@ def _is_activation(provenance: Provenance, uses: Uses, carry: Carry) -> bool:
         and provenance.dense[carry.out]
         and uses.reaches[carry.inner]
         and not uses.escapes[carry.result]
-        and not uses.exacting[carry.inner]
+        and not uses.stops_loop[carry.inner]
         and not provenance.large[carry.inner]
         and not provenance.solved[carry.inner]
     )
 
 
 def _bears_rounding(graph: Graph, provenance: Provenance, uses: Uses, carry: Carry) -> bool:
-    """Whether Compute makes a carry anew in each turn, so that rounding it there does no harm.
+    """Return whether rounding a carry in every iteration is harmless: Compute makes it anew.
 
-    A recurrent state is made anew, and so is a residual stream: it is added to, but by another
-    layer in each turn, whose weights are slices of stacked ones. Rounding harms what the same step
-    is added to again and again (a clock, an average, an integrator), as the errors add up. And it
-    harms what ends neither in Compute nor in a sum, as a loss may be the small difference of that
-    and a target. Nor may coordinates be rounded of which the step reads how far apart they are.
+    A recurrent state is made anew, and so is a residual stream: increments are added to it, but by
+    another layer in each iteration, whose weights are slices of stacked ones. Rounding harms
+    accumulators, to which the same step adds repeatedly (a clock, an average, an integrator), as
+    the errors add up. It harms results read neither by Compute nor by a sum, as a loss may be the
+    small difference of such a result and a target. And it harms coordinates whose differences the
+    step reads.
     """
     if _has_differences(graph, carry):
         return False
@@ -111,27 +112,27 @@ def _bears_rounding(graph: Graph, provenance: Provenance, uses: Uses, carry: Car
 
 
 def _has_differences(graph: Graph, carry: Carry) -> bool:
-    """Whether parts of a carry are subtracted from others, moved but otherwise as they arrive."""
+    """Return whether parts of a carry are subtracted from each other before any arithmetic."""
     moved = set(descendants(graph, carry.inner, is_movement))
     differences = (r for v in moved for r in graph.readers[v] if r.name == "sub")
     return any(r.ins[0] != r.ins[1] and moved.issuperset(r.ins) for r in differences)
 
 
 def _is_summed(graph: Graph, value: int) -> bool:
-    """Whether all that reads a value, moved or not, adds up many of its elements."""
+    """Return whether all readers of a value, moved or not, sum over many of its elements."""
     readers = [r for v in descendants(graph, value, is_movement) for r in graph.readers[v]]
     return all(is_movement(r) or (r.role is Role.REDUCE and r.trait is Trait.SUM) for r in readers)
 
 
 def _contractions_of(graph: Graph, carry: Carry) -> list[Node]:
-    """The Compute nodes of the body that read a carry in the turn in which it arrives."""
+    """Return the body's Compute nodes that read a carry in the iteration in which it arrives."""
     read = descendants(graph, carry.inner, _precedes_contraction)
     nodes = {node: None for value in read for node in graph.readers[value]}
     return [node for node in nodes if node.role is Role.CONTRACT]
 
 
 def _leads_to(graph: Graph, node: Node, value: int) -> bool:
-    """Whether a value is made of what a node makes, within one turn of the loop."""
+    """Return whether a value depends on a node's results within one iteration."""
     return any(value in descendants(graph, out, _is_within_iteration) for out in node.outs)
 
 
@@ -140,7 +141,7 @@ _INWARD = (Link.INVARIANT, Link.SLICE, Link.INIT)  # from the body into a loop i
 
 
 def _computes_each(node: Node) -> bool:
-    """Whether a node computes number by number, moves, or hands to an inner loop."""
+    """Return whether a node is elementwise, moves values, or passes them to an inner loop."""
     return node.role in _ONE_BY_ONE or node.link in _INWARD
 
 
@@ -153,7 +154,7 @@ def _is_within_iteration(node: Node) -> bool:
 
 
 def _limits(policy: PrecisionPolicy) -> Range:
-    """The numbers that every narrow format of a policy holds in full accuracy."""
+    """Return the range in which every narrow format of a policy has full accuracy."""
     formats = policy.low
     return Range(
         largest=min((p.max for p in formats), default=float("inf")),

@@ -1,7 +1,7 @@
-"""The decision for each node: the policy's table first, then the guards.
+"""Choose the precision of each node: the policy's table first, then the guards.
 
-``Chooser.choose_all`` goes through the nodes in program order, and keeps in which precision every
-value is stored.
+`Chooser.choose_all` visits the nodes in program order, and tracks in which precision every value is
+stored.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class Choice(NamedTuple):
 
 
 def narrow_kinds(policy: PrecisionPolicy) -> dict[OpKind, Precision | None]:
-    """The precision that a policy gives each kind, where it is narrower than f32."""
+    """Return the precision that a policy gives each kind, where it is narrower than float32."""
     precisions = {kind: policy.precision_for(kind) for kind in OpKind}
     precisions[OpKind.COMPUTE] = policy.base
     return {k: p if p.bits < F32.bits else None for k, p in precisions.items()}
 
 
 class Chooser:
-    """Decides node after node."""
+    """Chooser of precisions, node by node."""
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class Chooser:
     def choose_all(
         self, entries: Sequence[int], inputs: Sequence[Precision | None], forced: Forced
     ) -> dict[Node, Choice]:
-        """The choices for all nodes.
+        """Return the choices for all nodes.
 
         Args:
           entries: the inputs of the program.
           inputs: precision in which each of them arrives; by default that of the jaxpr.
-          forced: what the user has decided.
+          forced: what rules and kept regions decide.
         """
         for value, precision in zip(entries, inputs, strict=False):
             if precision is not None:
@@ -99,7 +99,7 @@ class Chooser:
         return {node: self.choose(node, *forced.of(node)) for node in self.graph.nodes}
 
     def choose(self, node: Node, forced: Precision | None, forced_by: str) -> Choice:
-        """The choice for one node; ``forced`` comes from a rule or a kept region."""
+        """Return the choice for one node; `forced` comes from a rule or a kept region."""
         if node.role is Role.LINK:
             return self._link(node)
         choice = self._choose(node, forced, forced_by)
@@ -143,7 +143,7 @@ class Chooser:
         return _LINKED
 
     def _is_filler(self, value: int) -> bool:
-        """Whether a value would be as good in a narrow format, and is none to go by."""
+        """Return whether a branch's result is as good in a narrow format, so that others decide."""
         low = self.narrow[OpKind.ELEMENTWISE]
         fills = low is not None and fits(self.graph.constants.get(value), low)
         return fills or value in self.gainless
@@ -211,16 +211,16 @@ class Chooser:
         return Choice(low, low, f"Compute is {low.short} in the policy", None, F32)
 
     def _saves_memory(self, node: Node, low: Precision) -> bool:
-        """Whether a product that reaches no other is large, and its rounding is harmless."""
+        """Return whether a contraction that no Compute reads is large, and rounding it harmless."""
         if Guard.RANGE in self.guards and low is Precision.F16:
             return False  # f32 logits may be beyond it
         graph, (out,) = self.graph, node.outs
         return outweighs_operands(graph, node) and is_shift_invariant(graph, out)
 
     def _is_scaled_down(self, value: int) -> bool:
-        """Whether all that reads a value first scales it down, or a quotient or logarithm is taken.
+        """Return whether all readers scale a value down, or a quotient or logarithm is taken of it.
 
-        By then it may fit.
+        After that it may be within the narrow format's range.
         """
         readers = self.graph.readers[value]
         if readers and all(_scales_down(self.graph, value, r) for r in readers):
@@ -264,10 +264,11 @@ class Chooser:
         return self._lowered(out, operand, low)
 
     def _compare(self, node: Node, low: Precision) -> Choice:
-        """What is equal must stay so: a derivative of `max` asks which operand is the result.
+        """Choose for a comparison, such that equal values stay equal.
 
-        So where one operand is stored rounded, both are rounded before they are compared. Beside
-        a known number they are not: `reduce_precision` makes zeros of float16's smallest numbers.
+        A derivative of `max` compares operands with the result. Where one side is stored rounded,
+        both are rounded before they are compared. Known numbers are exempt: `reduce_precision`
+        flushes float16's subnormal numbers to zero.
         """
         rounded = any(self._as_read(value, node) is low for value in node.ins)
         known = any(value in self.graph.constants for value in node.ins)
@@ -307,7 +308,7 @@ class Chooser:
                     self._follow_carried(out)
 
     def _follow_fused(self, source: int, out: int) -> None:
-        """What is only moved from a fused value is fused too, or is its copy, moved."""
+        """Record a value moved from a fused one: it is fused too, or is the moved copy."""
         low = self.copies[source]
         if self.regions.fused[out]:
             self.copies[out] = low
@@ -315,7 +316,7 @@ class Chooser:
             self.stored[out] = low
 
     def _follow_carried(self, out: int) -> None:
-        """What a carry takes is in memory in f32; what it is moved to need not be there so too."""
+        """Record a value moved from one that is in memory in float32 for a wide carry."""
         low = self.narrow[OpKind.ELEMENTWISE]
         if low is None or not self._is_taken_stored(out):
             self.for_wide_carry.add(out)
@@ -323,14 +324,14 @@ class Chooser:
             self.stored[out] = low
 
     def _is_taken_stored(self, value: int) -> bool:
-        """Whether loops and kernels that pick are all that take a value."""
+        """Return whether only loops and selecting kernels read a value."""
         if value in self.graph.outputs or value in self.graph.onward:
             return False
         readers = self.graph.readers[value]
         return bool(readers) and all(map(self.regions.takes_stored, readers))
 
     def _common(self, node: Node, low: Precision) -> Precision:
-        """``low`` if every float operand already is, or is a literal that fits; else f32."""
+        """Return `low` if all float operands have it or are literals that fit; else float32."""
         for atom, value in zip(node.eqn.invars, node.ins, strict=True):
             if not self.graph.is_float32[value]:
                 continue
@@ -347,24 +348,24 @@ class Chooser:
         return self.stored[value]
 
     def _is_copied(self, node: Node, value: int) -> bool:
-        """Whether XLA would store a fused value anyway, for what reads it later."""
+        """Return whether XLA would store a fused value anyway, for later readers."""
         if self._is_carried_wide(value):
             return False
         is_copied = node.trait in COSTLY or value in self.regions.copied
         return is_copied or value in self.crossing or self._is_forwarded_to_memory(value)
 
     def _is_forwarded_to_memory(self, value: int) -> bool:
-        """Whether a loop or a kernel that picks takes a value, or what it is moved to."""
+        """Return whether a loop or a selecting kernel reads a value, or what it is moved to."""
         moved = descendants(self.graph, value, is_movement)
         return any(self.regions.takes_stored(r) for v in moved for r in self.graph.readers[v])
 
     def _is_carried_wide(self, value: int) -> bool:
-        """Whether a value goes into a carry that stays f32, and so is in memory in f32."""
+        """Return whether a value goes into a float32 carry, and so is in memory in float32."""
         readers = self.graph.readers[value]
         return any(r.link in _CARRIED and r.outs[0] not in self.narrow_carries for r in readers)
 
     def _constraint(self, node: Node, low: Precision) -> Constraint | None:
-        """Why a value that is not made by Compute has to stay in f32, if it has to."""
+        """Return why a value not computed by Compute has to stay in float32, or `None`."""
         outs = [v for v in node.outs if self.graph.is_float32[v]]
         if outs and self.relu_signs.issuperset(outs):
             return None
@@ -393,7 +394,7 @@ class Chooser:
         return None
 
     def _what_is_small(self, outs: Sequence[int]) -> str:
-        """What the results of a node are, if they are not of an activation's size."""
+        """Return why a node's results are small, empty if they have an activation's size."""
         if not union(self.provenance.bits, outs) & DENSE:
             return "not an activation"
         return "a scalar" if all(self.graph.avals[v].ndim == 0 for v in outs) else ""
@@ -434,6 +435,6 @@ _FIXED_REASONS = {
 
 
 def _scales_down(graph: Graph, value: int, reader: Node) -> bool:
-    """Whether a node multiplies or divides by a known number so that the result is smaller."""
+    """Return whether a node multiplies by a known number of magnitude below one."""
     scale = factor(graph, value, reader)
     return scale is not None and abs(scale) < 1

@@ -1,12 +1,12 @@
-"""What travels between devices in a narrow format, because all that read it there take it so.
+"""Find collectives whose payload can be low precision, because every reader casts it to that.
 
-A device that gathers a parameter for its matrix products would round the whole of it on arrival.
-Rounding the parts before they are sent gives the same numbers for half of the bytes.
+A device that gathers a parameter for its matrix products would round all of it on arrival. Rounding
+the shards before they are sent gives the same numbers for half of the bytes.
 
-On arrival it is widened, in name only: each product rounds it again, which changes nothing, and is
-differentiated by the wide value. So a device's part of the gradient is an accumulator when it goes
-back. What waits in memory as it has arrived, cut up by a loop or saved by a checkpoint, is narrow
-there, and so is that part.
+On arrival the payload is nominally widened: each contraction rounds it again, which changes
+nothing, and is differentiated by the wide value. So a device's part of the gradient is a float32
+accumulator when it is sent back. A payload that is stored as it arrives, sliced by a loop or saved
+by a checkpoint, stays narrow, and so does its part of the gradient.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def find_communication(
     stored: list[Precision | None],
     choices: Mapping[Node, Choice],
 ) -> dict[Node, Choice]:
-    """The choices for collectives that send what is stored in f32 in a narrow precision.
+    """Return choices for collectives that send float32 values in a narrow precision.
 
     Args:
       graph: the program.
       frame: its outermost jaxpr.
-      uses: what its values are for.
-      policy: whose sums over devices may be narrow too; a cast of a variable's device type sends
-        nothing, but its transpose is such a sum.
-      stored: precision in which each value is stored; what is kept as it arrives is entered here.
-      choices: what was chosen for each node, which is left as it is.
+      uses: what each value is used for.
+      policy: the policy, whose all-reduce may be narrow too; a cast of a variable's varying manual
+        axes sends nothing, but its transpose is an all-reduce.
+      stored: precision in which each value is stored; entries of stored payloads are updated.
+      choices: what was chosen for each node; left as it is.
     """
     traits = {Trait.COLLECTIVE}
     if policy.allreduce.bits < F32.bits:
@@ -76,11 +76,11 @@ def find_communication(
 
 
 def _saved(frame: Frame, policy: Any = None) -> Iterator[int]:
-    """The values that a backward pass reads as they are, rather than computes again.
+    """Yield the values that a backward pass reads as saved, rather than recomputes.
 
     Args:
       frame: a jaxpr in its place.
-      policy: that of the checkpoint around it.
+      policy: the policy of the checkpoint around it.
     """
     for site in frame.sites:
         if isinstance(site, Node):
@@ -96,14 +96,14 @@ def _saved(frame: Frame, policy: Any = None) -> Iterator[int]:
 
 
 def _is_buffered(graph: Graph, choices: Mapping[Node, Choice], saved: set[int], value: int) -> bool:
-    """Whether a value, or what it is moved to, is in memory as it has arrived."""
+    """Return whether a payload, or what it is moved to, is in memory as it has arrived."""
     arrived = descendants(graph, value, lambda node: is_forwarded(node, choices, _FORWARDING))
     readers = (reader for v in arrived for reader in graph.readers[v])
     return not saved.isdisjoint(arrived) or any(r.link in _BUFFERED for r in readers)
 
 
 def _is_read_once(graph: Graph, choices: Mapping[Node, Choice], value: int) -> bool:
-    """Whether a value has one cotangent; several meet in f32, which is what it then arrives in."""
+    """Return whether a value has one cotangent; several are summed in float32."""
     readers = graph.readers[value]
     if len(readers) != 1 or readers[0].ins.count(value) != 1 or readers[0].name in _REPEATING:
         return False

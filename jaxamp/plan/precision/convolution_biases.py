@@ -1,8 +1,9 @@
-"""What is added to a convolution before a norm of each image: a bias, an embedding of the time.
+"""Find summands of a convolution before a norm of each image: a bias, a time embedding.
 
-XLA makes no arithmetic again for sums that keep both rows and columns, as those of a group norm or
-an instance norm do: it stores what it adds up, in float32. So the sum is stored narrow. A bias is
-narrow before, too: where both summands are, the convolution's own kernel adds it.
+XLA does not recompute arithmetic for reductions that keep both the major and the minor axes, such
+as those of a group norm or an instance norm: it stores their operand, in float32. So the sum is
+stored narrow. A bias is narrow before too: where both summands are, the convolution's own kernel
+adds it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
 
 
 class Sum(NamedTuple):
-    """A sum of a convolution and what is repeated for its pixels.
+    """A sum of a convolution and a value broadcast over its pixels.
 
     Attributes:
       value: the sum.
-      small: what is repeated.
+      small: the value that is broadcast.
     """
 
     value: int
@@ -29,7 +30,7 @@ class Sum(NamedTuple):
 
 
 def store_bias_sums(graph: Graph, provenance: Provenance, regions: FusionRegions) -> None:
-    """Takes sums out of `regions.fused`, and fills in `regions.bias_sums`."""
+    """Take sums out of `regions.fused`, and fill in `regions.bias_sums`."""
     convolutions = graph.named.get("conv_general_dilated", ())
     sources = _sources(graph) if convolutions else {}
     for convolution in convolutions:
@@ -45,13 +46,13 @@ def store_bias_sums(graph: Graph, provenance: Provenance, regions: FusionRegions
 
 
 def _sources(graph: Graph) -> dict[int, int]:
-    """From what each value is moved that is only moved."""
+    """Return the value from which each moved value comes."""
     moves = (node for node in graph.nodes if node.role is Role.MOVE and node.ins)
     return {out: source for node in moves for source, out in movements(node)}
 
 
 def _sums(graph: Graph, sources: Mapping[int, int], convolution: Node) -> list[Sum]:
-    """The sums that begin with a convolution, as long as nothing else reads what is added to."""
+    """Return the chain of sums that begins with a convolution and is read by nothing else."""
     (value,) = convolution.outs
     sums: list[Sum] = []
     while len(graph.readers[value]) == 1 and value not in graph.outputs:
@@ -75,7 +76,7 @@ def _is_summed_by_image(graph: Graph, value: int) -> bool:
 
 
 def _keeps_both_ends(graph: Graph, node: Node) -> bool:
-    """Whether a sum leaves the major axis as it is, and folds more than the minor one."""
+    """Return whether a sum keeps the major axis, and reduces more than the minor one."""
     if node.role is not Role.REDUCE or node.name != "reduce_sum":
         return False
     axes = node.eqn.params["axes"]

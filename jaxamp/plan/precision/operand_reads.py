@@ -1,4 +1,4 @@
-"""How each reader gets its operands: by a cast of its own, a shared one, or a narrow copy."""
+"""Decide how each reader gets its operands: by its own cast, a shared cast or a narrow copy."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class OperandReads:
 
     Attributes:
       graph: the program.
-      own_cast: boundary values, and what is only moved from them: each use makes its own cast, so
-        that cotangents meet in f32; XLA merges the casts themselves.
+      own_cast: boundary values, and values only moved from them: each reader makes its own cast, so
+        that cotangents are summed in float32; XLA merges the casts themselves.
       copies: precision of the copy that far readers of a fused value get.
-      sums_wide: whether the cotangents that dots give to boundary values are f32 before they meet
-        others, be they of other uses or of other devices.
-      low: that of operands of contractions, if it is narrow.
+      regions: which values are fused.
+      sums_wide: whether the cotangents of boundary values are float32 before they are summed over
+        uses and devices.
+      low: precision of contraction operands, if it is narrow.
     """
 
     graph: Graph
@@ -38,10 +39,11 @@ class OperandReads:
     low: Precision | None
 
     def dual_reads(self, node: Node, choice: Choice, stored: Sequence[Precision | None]) -> Also:
-        """What a node reads twice: boundary values as they are stored, and in another precision.
+        """Return the operands that a node reads in two precisions: as stored and cast.
 
-        A contraction rounds them, and is differentiated by what they are. What is reversed is
-        rounded before, too: XLA knows the derivative of a convolution by its reversed weights.
+        A contraction computes with rounded boundary values, and is differentiated with respect to
+        the wide ones. A reversal is rounded before as well: XLA recognizes a convolution's gradient
+        by its reversed weights.
         """
         if node.name == "rev" and self.low and self._is_reversed_weight(node, stored):
             return ((0, self.low),)
@@ -60,7 +62,7 @@ class OperandReads:
         return bool(is_wide) and any(r.role is Role.CONTRACT for r in self.graph.readers[out])
 
     def copy_for(self, value: int, reader: Node) -> Precision | None:
-        """The copy that a reader gets, ``None`` for the value itself."""
+        """Return the precision of the copy that a reader gets, `None` for the value itself."""
         copy = self.copies.get(value)
         return copy if copy and self.regions.is_far(value, reader) else None
 
@@ -75,9 +77,9 @@ def find_operand_reads(
     policy: PrecisionPolicy,
     wide: Iterable[int] = (),
 ) -> OperandReads:
-    """Follows boundary values through movement, and adds what an update makes of them.
+    """Find values that are read by own casts: boundary values, and updates of state.
 
-    What is f32 and the same in every turn of a loop is one too: cotangents meet over the turns.
+    Float32 invariants of a loop are included: their cotangents are summed over iterations.
     """
     own_cast = bytearray(len(graph.avals))
     for value in graph.sources:

@@ -1,4 +1,4 @@
-"""What the user has decided: kept regions and override rules, per node."""
+"""Find what the user has decided: kept regions and override rules, per node."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from jaxamp.policy.rules import EquationView, first_match
 
 @dataclass(slots=True, eq=False)
 class Forced:
-    """Precision and reason for the nodes that the user spoke of."""
+    """Precision and reason of the nodes that the user has decided."""
 
     by_node: dict[Node, tuple[Precision, str]]
     rule_counts: tuple[int, ...]
 
     def of(self, node: Node) -> tuple[Precision | None, str]:
-        """The precision that a node is forced to, if it is, and by what."""
+        """Return the precision that a node is forced to, `None` if it is not, and by what."""
         return self.by_node.get(node, (None, ""))
 
 
 def find_forced(graph: Graph, policy: PrecisionPolicy) -> Forced:
-    """Asks the regions, then the rules, about every equation that has a precision."""
+    """Match every equation that has a precision against the kept regions, then the rules."""
     by_node: dict[Node, tuple[Precision, str]] = {}
     counts = [0] * len(policy.rules)
     kept = {scope: kept_precision(scope) for scope in {n.scope for n in graph.nodes}}

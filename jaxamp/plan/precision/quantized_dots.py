@@ -1,4 +1,4 @@
-"""Which dots are quantized, and how: a last look at those that were given a narrow format."""
+"""Decide which contractions of narrow operands are quantized, and how."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxamp.policy.scaling import VALUES, Scaling
 
 
 class Axes(NamedTuple):
-    """Sizes of a dot's axes: batch, free ones of each operand, and those that are summed over."""
+    """Sizes of a dot's axes: batch, free ones of each operand, and contracted ones."""
 
     batch: int
     free: tuple[int, int]
@@ -30,7 +30,7 @@ class Axes(NamedTuple):
 def find_scaled(
     graph: Graph, policy: PrecisionPolicy, forced: Forced, choices: Mapping[Node, Choice]
 ) -> dict[Node, Choice]:
-    """New choices for the dots that a scaled policy, or a rule, speaks of."""
+    """Return new choices for the dots that a scaled policy, or a rule, quantizes."""
     asked = {n: p for n, (p, _) in forced.by_node.items() if p in VALUES}
     if not asked and not policy.is_scaled:
         return {}
@@ -43,13 +43,14 @@ def find_scaled(
 
 
 def _is_open(node: Node, choice: Choice, forced: Forced, policy: PrecisionPolicy) -> bool:
-    """Whether a dot is narrow, and a rule has not asked for 16 bits."""
+    """Return whether a dot is narrow, and no rule asks for 16 bits."""
     precision, _ = forced.of(node)
     spoken = policy.is_scaled if precision is None else precision in VALUES
     return spoken and is_narrow(choice.operand)
 
 
 class _Scaler:
+    """Chooser of quantized dots, which treats dots of one operand alike."""
     def __init__(self, graph: Graph, policy: PrecisionPolicy) -> None:
         self.graph, self.policy = graph, policy
         self.scaling: Scaling = policy.scaling
@@ -60,6 +61,7 @@ class _Scaler:
         self.plain: set[int] = set()  # and of others
 
     def choose(self, node: Node, choice: Choice, asked: Precision | None) -> Choice:
+        """Return the choice for a dot, quantized or with the reason why not."""
         obstacle = _obstacle(self.graph, node)
         refusal = obstacle if obstacle or asked else self._refusal(node)
         if not is_backward(node.scope):
@@ -87,7 +89,7 @@ class _Scaler:
         return Scaled(pair, casts.gradient, self.scaling.kernel)
 
     def _refusal(self, node: Node) -> str:
-        """Why a dot that could be quantized is not; empty if it is."""
+        """Return why a dot is not quantized; empty if it is."""
         scaling, flows, axes = self.scaling, self.flows.of(node), axes_of(self.graph, node)
         if axes.batch and not scaling.batched:
             return "batched dots are not scaled"
@@ -104,7 +106,7 @@ class _Scaler:
         return self._too_small(axes, axes.summed, axes.free[weight])
 
     def _refusal_of_backward(self, node: Node, flows: tuple[Flow, Flow], axes: Axes) -> str:
-        """A product of the backward pass is scaled if the dot that it belongs to is."""
+        """Return why a backward dot is not quantized; it follows the forward dot it belongs to."""
         if self.scaling.casts(self.policy.cast_for(OpKind.COMPUTE)).gradient is None:
             return "products of the backward pass are not scaled"
         if flows[0] is flows[1]:
@@ -129,14 +131,14 @@ class _Scaler:
         return ""
 
     def _origin(self, value: int) -> int:
-        """The value that a value is, moved."""
+        """Return the value that a value was moved from."""
         while value in self.movers:
             value = self.movers[value]
         return value
 
 
 def _passed_on(node: Node) -> list[tuple[int, int]]:
-    """Pairs of a value and what it is called after it has been moved."""
+    """Return pairs of a value and the value it becomes by movement."""
     if node.role is Role.MOVE:
         return list(movements(node))
     if node.link in (Link.INVARIANT, Link.SLICE, Link.STACK):
@@ -145,7 +147,7 @@ def _passed_on(node: Node) -> list[tuple[int, int]]:
 
 
 def _obstacle(graph: Graph, node: Node) -> str:
-    """Why a node cannot be quantized, whoever asks."""
+    """Return why a node can never be quantized; empty if it can."""
     if node.name == "conv_general_dilated":
         return "convolutions are not scaled"
     if node.name != "dot_general":
@@ -157,7 +159,7 @@ def _obstacle(graph: Graph, node: Node) -> str:
 
 
 def axes_of(graph: Graph, node: Node) -> Axes:
-    """The axes of a ``dot_general``."""
+    """Return the sizes of a `dot_general`'s axes."""
     summed, batch = node.eqn.params["dimension_numbers"]
     shapes = [graph.avals[v].shape for v in node.ins[:2]]
     total = math.prod(shapes[0][axis] for axis in summed[0])

@@ -1,4 +1,4 @@
-"""In which precision the readers of a value take it, where they all take it in one."""
+"""Find the one precision in which all readers of a value take it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ Storage = Sequence[Precision | None]
 
 
 def is_forwarded(node: Node, choices: Choices, links: Collection[Link]) -> bool:
-    """Whether what a node reads becomes what it makes: by movement or one of some links."""
+    """Return whether a node passes its operand on, by movement or one of some links."""
     return node.link in links or (node.role is Role.MOVE and choices[node].operand is None)
 
 
 def forwarded(node: Node, choices: Choices, links: Collection[Link]) -> Iterable[tuple[int, int]]:
-    """Pairs of an operand and the result that it becomes, by movement or one of some links."""
+    """Return pairs of an operand and the result that it becomes, by movement or some links."""
     if not is_forwarded(node, choices, links):
         return ()
     return movements(node) if node.link is None else [(value, node.outs[0]) for value in node.ins]
 
 
 class ReaderPrecisions:
-    """The narrow precision in which every reader takes a value; f32 where there is no such.
+    """The narrow precision in which every reader takes a value; float32 where there is none.
 
     Args:
       graph: the program.
-      uses: what its values are for: what nobody needs reads nothing.
+      uses: what each value is used for; values that nothing needs read nothing.
       stored: precision in which each value is stored.
       choices: what was chosen for each node.
-      links: those through which a value is handed on as it is.
+      links: those through which a value is passed on as it is.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ReaderPrecisions:
         return self._of[value]
 
     def taken(self, value: int, readers: Iterable[Node]) -> Iterator[Precision]:
-        """The precisions in which readers take a value, and the program as its result."""
+        """Yield the precisions in which readers, and the program's results, take a value."""
         if value in self.graph.outputs or value in self.graph.onward:
             yield F32
         for reader in filter(self.uses.needs, readers):

@@ -1,8 +1,8 @@
-"""What is stored though it could be fused, because to make it again costs more than to read it.
+"""Find values that are stored though they could be fused, as recomputing them costs more.
 
-Behind a join of several stored activations, or behind an exponential or the like, a value is stored
-once in any case: for a later kernel, or for what waits for a sum over its rows. Stored narrow, it
-is half of what XLA would store.
+A value computed from several stored activations, or by an exponential or the like, is stored once
+in any case: for a later kernel, or for a reader that waits for a reduction over its rows. Stored
+narrow, it takes half of the bytes that XLA would store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NONE, _SEVERAL = -1, -2
 
 
 def store_joins(graph: Graph, provenance: Provenance, regions: FusionRegions) -> None:
-    """Takes values back out of `regions.fused`, and fills in `regions.joined`."""
+    """Take values out of `regions.fused`, and fill in `regions.joined`."""
     joins = _Joins(graph, provenance, regions, _find_shared(graph, provenance, regions))
     for node in graph.nodes:
         joins.visit(node)
@@ -30,13 +30,14 @@ def store_joins(graph: Graph, provenance: Provenance, regions: FusionRegions) ->
 
 @dataclass(slots=True)
 class _Joins:
-    """Where stored activations are joined.
+    """Forward sweep over values computed from several stored activations.
 
     Attributes:
-      shared: joins that are stored rather than several values made of them.
-      made_of: per value, the one large stored activation that it is made of, `_NONE` or `_SEVERAL`.
-      mixed: whether others are joined to that, however small.
-      costly: whether what is costly is computed between that and the value.
+      shared: joins that are stored rather than several values computed from them.
+      made_of: per value, the one large stored activation that it is computed from, `_NONE` or
+        `_SEVERAL`.
+      mixed: per value, 1 if others are combined with that, however small.
+      costly: per value, 1 if a costly operation lies between that and the value.
     """
 
     graph: Graph
@@ -53,7 +54,7 @@ class _Joins:
         self.costly = bytearray(len(self.graph.avals))
 
     def visit(self, node: Node) -> None:
-        """Decides for what a node makes."""
+        """Decide for the results of a node."""
         dense = self.provenance.dense
         any_dense = False
         for value in node.outs:
@@ -88,15 +89,15 @@ class _Joins:
         self.costly[value] = is_costly and joined != value
 
     def _join(self, value: int, parts: tuple[int, ...]) -> int:
-        """The one large activation among those that a value is made of; or that there are more."""
+        """Return the one large activation that a value is computed from, or `_SEVERAL`."""
         made_of = {self.made_of[v] for v in parts}
         found = {p for p in made_of if p < 0 or _is_large(self.graph, p, value)} - {_NONE}
         return _NONE if not found else found.pop() if len(found) == 1 else _SEVERAL
 
     def _exponentials(self, value: int) -> list[int]:
-        """Exponentials, in the kernel of a value or a choice of it, of its distance to another.
+        """Return exponentials of a value's difference to another, in its own kernel.
 
-        What a loop stacks is read from there.
+        None are returned if a loop stacks the value: they are read from there.
         """
         graph = self.graph
         if any(r.role is Role.LINK for r in graph.readers[value]):
@@ -121,9 +122,10 @@ class _Joins:
         return folded and any(r.role is Role.ELEMENTWISE for r in readers)
 
     def _is_normalized(self, value: int) -> bool:
-        """Whether a value meets what it is folded to: of its distance to that, roundings are large.
+        """Return whether a value is combined with its own statistic, which magnifies roundings.
 
-        What weighs channels has come through products since, and is an activation.
+        Channel weights, as of squeeze-and-excitation, come through contractions and are
+        activations.
         """
         others = {
             v
@@ -135,7 +137,7 @@ class _Joins:
 
 
 def _find_shared(graph: Graph, provenance: Provenance, regions: FusionRegions) -> set[int]:
-    """Joins that are smaller than all that is made of them alone and read by later kernels.
+    """Return joins smaller than all that later kernels read of what is computed from them alone.
 
     A norm of a sum reads the sum three times, and once more in the backward pass.
     """
@@ -155,12 +157,12 @@ def _find_shared(graph: Graph, provenance: Provenance, regions: FusionRegions) -
 
 
 def _is_large(graph: Graph, part: int, whole: int) -> bool:
-    """Whether to read `part` costs about as much as to read `whole`."""
+    """Return whether reading `part` costs about as much as reading `whole`."""
     return not is_smaller(2 * graph.sizes[part], graph.sizes[whole])
 
 
 def _parts(node: Node) -> list[tuple[int, tuple[int, ...]]]:
-    """What a node makes, each with what it is made of."""
+    """Return a node's results, each with the operands it is computed from."""
     if node.role is Role.MOVE:
         return [(out, (source,)) for source, out in movements(node)]
     return [(out, node.ins) for out in node.outs]
