@@ -77,4 +77,4 @@ def _buffers_of(made: Set[int], link: Node) -> Iterable[int]:
 def _is_fused(regions: FusionRegions, wanted: ReaderPrecisions, value: int) -> bool:
     """Return whether all readers that take a value in float32 are fused with its maker."""
     far = [r for r in wanted.graph.readers[value] if regions.is_far(value, r)]
-    return bool(regions.fused[value]) and F32 not in wanted.taken(value, far)
+    return bool(regions.fused[value]) and F32 not in wanted.precisions_of(value, far)

@@ -34,7 +34,9 @@ def settle_carries(
         for carry in graph.carries:
             carry.keeps_dtype = True
     for carry in graph.carries:
-        carry.keeps_dtype |= carry.init in graph.sources  # state, and so unsafe whatever is found
+        carry.keeps_dtype |= (
+            carry.init in graph.sources
+        )  # starts as an input: state, which is never lowered
     while True:
         provenance = find_provenance(graph, _limits(policy))
         may_lower = _lowering(graph, provenance, policy, forced)
@@ -107,7 +109,7 @@ def _bears_rounding(graph: Graph, provenance: Provenance, uses: Uses, carry: Car
     is_layered = any(_leads_to(graph, node, carry.out) for node in layers)
     if uses.needed[carry.result] and not uses.reaches[carry.result]:
         return is_layered and _is_summed(graph, carry.result)
-    is_added_to = carry.out in descendants(graph, carry.inner, _computes_each)
+    is_added_to = carry.out in descendants(graph, carry.inner, _is_elementwise_or_inward)
     return is_layered or (bool(contractions) and not is_added_to)
 
 
@@ -136,17 +138,17 @@ def _leads_to(graph: Graph, node: Node, value: int) -> bool:
     return any(value in descendants(graph, out, _is_within_iteration) for out in node.outs)
 
 
-_ONE_BY_ONE = (Role.ELEMENTWISE, Role.MOVE, Role.MERGE)
-_INWARD = (Link.INVARIANT, Link.SLICE, Link.INIT)  # from the body into a loop inside it
+_ELEMENTWISE = (Role.ELEMENTWISE, Role.MOVE, Role.MERGE)
+_INWARD = (Link.INVARIANT, Link.SLICE, Link.INIT)  # into a nested loop
 
 
-def _computes_each(node: Node) -> bool:
+def _is_elementwise_or_inward(node: Node) -> bool:
     """Return whether a node is elementwise, moves values, or passes them to an inner loop."""
-    return node.role in _ONE_BY_ONE or node.link in _INWARD
+    return node.role in _ELEMENTWISE or node.link in _INWARD
 
 
 def _precedes_contraction(node: Node) -> bool:
-    return _computes_each(node) or node.role is Role.REDUCE
+    return _is_elementwise_or_inward(node) or node.role is Role.REDUCE
 
 
 def _is_within_iteration(node: Node) -> bool:

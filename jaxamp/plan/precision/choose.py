@@ -44,7 +44,7 @@ class Choice(NamedTuple):
     reason: str
     guard: Guard | None = None
     accumulation: Precision | None = None
-    scaled: Scaled | None = None  # how a dot is quantized; see scaled.py
+    scaled: Scaled | None = None  # how a dot is quantized; see quantized_dots.py
 
 
 def narrow_kinds(policy: PrecisionPolicy) -> dict[OpKind, Precision | None]:
@@ -73,14 +73,16 @@ class Chooser:
         self.narrow = narrow_kinds(policy)
         carries = (c for c in graph.carries if not c.keeps_dtype)
         self.narrow_carries = {v for c in carries for v in (c.inner, c.result)}
-        self.copies: dict[int, Precision] = {}  # what far readers get of a fused value
+        self.copies: dict[
+            int, Precision
+        ] = {}  # per fused value, the precision of far readers' copy
         self.gainless: set[int] = set()  # f32 for lack of gain, not for accuracy
-        self.for_wide_carry: set[int] = set()  # of these, what an f32 carry takes
+        self.for_wide_carry: set[int] = set()  # of these, values that enter an f32 carry
         self.exact = Exact(graph, regions)
         self.relu_signs = find_relu_signs(graph, regions)
         self.relu_tangents = find_relu_tangents(graph, self.relu_signs)
         self.exact_narrow: set[int] = set()  # narrow inside a fused region: see exact.py
-        self._made: dict[Choice, Choice] = {}  # equal ones are one object
+        self._made: dict[Choice, Choice] = {}  # equal choices are one object
         self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.is_float32]
 
     def choose_all(
@@ -117,7 +119,7 @@ class Chooser:
             return Choice(F32, F32, *_FIXED_REASONS.get(node.trait, _KEPT))
         if node.role is Role.CONVERT:
             return Choice(None, F32, "an explicit cast is honoured")
-        if forced is not None and forced.bits <= 8:  # a rule that speaks of dots
+        if forced is not None and forced.bits <= 8:  # a rule for dots
             forced = self.policy.base if node.role is Role.CONTRACT else None
         if forced is not None:
             return self._forced(node, forced, forced_by)
@@ -135,8 +137,8 @@ class Chooser:
         if node.link in (Link.SLICE, Link.STACK, Link.INVARIANT):
             self.stored[out] = self.copies.get(source, self.stored[source])
         elif node.link is Link.JOIN:
-            telling = [v for v in node.ins if not self._is_filler(v)]
-            formats = {self.copies.get(v, self.stored[v]) for v in telling}
+            deciding = [v for v in node.ins if not self._is_filler(v)]
+            formats = {self.copies.get(v, self.stored[v]) for v in deciding}
             self.stored[out] = formats.pop() if len(formats) == 1 else F32
         elif out in self.narrow_carries:
             self.stored[out] = self.narrow[OpKind.ELEMENTWISE]
@@ -154,7 +156,9 @@ class Chooser:
         if node.role is Role.CONTRACT and asks_precision(node):
             return Choice(F32, F32, "an explicit precision was requested", None, F32)
         if node.trait is Trait.COLLECTIVE:
-            return Choice(F32, forced, by, None, forced)  # rounded where it is sent: see travels.py
+            return Choice(
+                F32, forced, by, None, forced
+            )  # rounded where it is sent: see communication.py
         return Choice(forced, forced, by, None, self._accumulation(node, forced))
 
     def _unguarded(self, node: Node, low: Precision) -> Choice:
@@ -173,7 +177,7 @@ class Chooser:
             or is_pooling_gradient(node)
         ):
             return None
-        # A reduction by a jaxpr of its own has that jaxpr's types.
+        # A reduction that holds a jaxpr has that jaxpr's dtypes.
         typed = node.op is not None and bool(node.op.dtype_params)
         return F32 if typed else self.policy.accumulation or low
 
@@ -213,7 +217,7 @@ class Chooser:
     def _saves_memory(self, node: Node, low: Precision) -> bool:
         """Return whether a contraction that no Compute reads is large, and rounding it harmless."""
         if Guard.RANGE in self.guards and low is Precision.F16:
-            return False  # f32 logits may be beyond it
+            return False  # logits in f32 may overflow it
         graph, (out,) = self.graph, node.outs
         return outweighs_operands(graph, node) and is_shift_invariant(graph, out)
 
@@ -408,12 +412,12 @@ _BY_ROLE = {
     Role.MOVE: Chooser._move,
 }
 
-# In these, narrow arithmetic on narrow operands gives what f32 arithmetic rounded once gives.
+# On narrow operands, narrow arithmetic of these equals f32 arithmetic rounded once.
 _SAFE_NARROW = (Trait.EXACT, Trait.ROUNDED, Trait.SUM)
 
 _CARRIED = (Link.INIT, Link.BACK)
 
-# Allocates, and writes nothing.
+# Allocate uninitialized arrays.
 _BLANK = ("empty", "empty2")
 
 _MOVED = Choice(None, F32, "data movement keeps its operand's dtype")

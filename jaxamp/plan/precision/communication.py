@@ -26,10 +26,10 @@ from jaxamp.policy.policy import PrecisionPolicy
 
 F32 = Precision.F32
 _FORWARDING = (Link.INVARIANT, Link.SLICE, Link.STACK)
-_BUFFERED = (Link.SLICE, Link.STACK)  # the whole of it is in memory
-_SAVING = ("remat2", "custom_vjp_call")  # what they read waits for a backward pass
+_BUFFERED = (Link.SLICE, Link.STACK)  # links of values that are in memory as a whole
+_SAVING_OPERANDS = ("remat2", "custom_vjp_call")  # their operands are residuals
 
-_REPEATING = ("gather", "broadcast_in_dim")  # what they move has several cotangents
+_REPEATING = ("gather", "broadcast_in_dim")  # their operand has several cotangents
 
 
 def find_communication(
@@ -89,7 +89,7 @@ def _saved(frame: Frame, policy: Any = None) -> Iterator[int]:
                 yield from site.outs
             continue
         name = site.eqn.primitive.name
-        if name in _SAVING:
+        if name in _SAVING_OPERANDS:
             yield from site.entries
         for inner in site.frames:
             yield from _saved(inner, site.eqn.params["policy"] if name == "remat2" else policy)

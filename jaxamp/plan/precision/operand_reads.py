@@ -51,7 +51,7 @@ class OperandReads:
             return ()
         if choice.scaled or not is_narrow(choice.operand):
             return ()
-        if not all(self.graph.is_float32[v] for v in node.ins[:2]):  # whole numbers, say
+        if not all(self.graph.is_float32[v] for v in node.ins[:2]):  # integers, say
             return ()
         pairs = enumerate(node.ins)
         return tuple((i, None) for i, v in pairs if self.own_cast[v] and stored[v] is Precision.F32)

@@ -38,27 +38,28 @@ def find_scaled(
     return {
         node: scaler.choose(node, choices[node], asked.get(node))
         for node in graph.nodes
-        if node.role is Role.CONTRACT and _is_open(node, choices[node], forced, policy)
+        if node.role is Role.CONTRACT and _may_quantize(node, choices[node], forced, policy)
     }
 
 
-def _is_open(node: Node, choice: Choice, forced: Forced, policy: PrecisionPolicy) -> bool:
+def _may_quantize(node: Node, choice: Choice, forced: Forced, policy: PrecisionPolicy) -> bool:
     """Return whether a dot is narrow, and no rule asks for 16 bits."""
     precision, _ = forced.of(node)
-    spoken = policy.is_scaled if precision is None else precision in VALUES
-    return spoken and is_narrow(choice.operand)
+    is_asked = policy.is_scaled if precision is None else precision in VALUES
+    return is_asked and is_narrow(choice.operand)
 
 
 class _Scaler:
     """Chooser of quantized dots, which treats dots of one operand alike."""
+
     def __init__(self, graph: Graph, policy: PrecisionPolicy) -> None:
         self.graph, self.policy = graph, policy
         self.scaling: Scaling = policy.scaling
         self.flows = Flows(graph)
         self.layers = Layers(graph, self.flows)
-        self.movers = {out: source for node in graph.nodes for source, out in _passed_on(node)}
-        self.scaled: set[int] = set()  # where operands of scaled forward dots come from
-        self.plain: set[int] = set()  # and of others
+        self.moved_from = {out: source for node in graph.nodes for source, out in _passed_on(node)}
+        self.scaled: set[int] = set()  # origins of operands of scaled forward dots
+        self.plain: set[int] = set()  # and of unscaled ones
 
     def choose(self, node: Node, choice: Choice, asked: Precision | None) -> Choice:
         """Return the choice for a dot, quantized or with the reason why not."""
@@ -132,8 +133,8 @@ class _Scaler:
 
     def _origin(self, value: int) -> int:
         """Return the value that a value was moved from."""
-        while value in self.movers:
-            value = self.movers[value]
+        while value in self.moved_from:
+            value = self.moved_from[value]
         return value
 
 

@@ -48,17 +48,19 @@ class ReaderPrecisions:
     ) -> None:
         self.graph, self.uses, self.stored = graph, uses, stored
         self.choices, self.links = choices, links
-        self._of = [p or F32 for p in stored]
+        self._precisions = [p or F32 for p in stored]
         for node in reversed(graph.nodes):
             for value in node.outs:
                 if graph.is_float32[value] and stored[value] is F32:
-                    taken = set(self.taken(value, graph.readers[value]))
-                    self._of[value] = taken.pop() if len(taken) == 1 else F32
+                    found = set(self.precisions_of(value, graph.readers[value]))
+                    self._precisions[value] = (
+                        found.pop() if len(found) == 1 else F32
+                    )
 
     def __getitem__(self, value: int) -> Precision:
-        return self._of[value]
+        return self._precisions[value]
 
-    def taken(self, value: int, readers: Iterable[Node]) -> Iterator[Precision]:
+    def precisions_of(self, value: int, readers: Iterable[Node]) -> Iterator[Precision]:
         """Yield the precisions in which readers, and the program's results, take a value."""
         if value in self.graph.outputs or value in self.graph.onward:
             yield F32

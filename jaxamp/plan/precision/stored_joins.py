@@ -34,7 +34,7 @@ class _Joins:
 
     Attributes:
       shared: joins that are stored rather than several values computed from them.
-      made_of: per value, the one large stored activation that it is computed from, `_NONE` or
+      computed_from: per value, the one large stored activation that it is computed from, `_NONE` or
         `_SEVERAL`.
       mixed: per value, 1 if others are combined with that, however small.
       costly: per value, 1 if a costly operation lies between that and the value.
@@ -44,12 +44,12 @@ class _Joins:
     provenance: Provenance
     regions: FusionRegions
     shared: set[int]
-    made_of: list[int] = field(init=False)
+    computed_from: list[int] = field(init=False)
     mixed: bytearray = field(init=False)
     costly: bytearray = field(init=False)
 
     def __post_init__(self) -> None:
-        self.made_of = [_NONE] * len(self.graph.avals)
+        self.computed_from = [_NONE] * len(self.graph.avals)
         self.mixed = bytearray(len(self.graph.avals))
         self.costly = bytearray(len(self.graph.avals))
 
@@ -58,7 +58,7 @@ class _Joins:
         dense = self.provenance.dense
         any_dense = False
         for value in node.outs:
-            self.made_of[value] = value if dense[value] else _NONE
+            self.computed_from[value] = value if dense[value] else _NONE
             any_dense |= dense[value]
         if any_dense and node.role in ARITHMETIC:
             for value, parts in _parts(node):
@@ -68,13 +68,15 @@ class _Joins:
     def _enter(self, node: Node, value: int, parts: tuple[int, ...]) -> None:
         joined = self._join(value, parts)
         self.regions.joined[value] = joined == _SEVERAL
-        if self.graph.kinds[value] == "b":  # a mask is made again where it is read
-            self.made_of[value] = joined
+        if self.graph.kinds[value] == "b":  # masks are recomputed where they are read
+            self.computed_from[value] = joined
         if not self.regions.fused[value]:
             return
         large = [v for v in parts if _is_large(self.graph, v, value)]
         is_costly = node.trait in COSTLY or union(self.costly, large)
-        is_mixed = union(self.mixed, parts) or len({self.made_of[v] for v in parts} - {_NONE}) > 1
+        is_mixed = (
+            union(self.mixed, parts) or len({self.computed_from[v] for v in parts} - {_NONE}) > 1
+        )
         is_joined = joined == _SEVERAL or bool(is_costly and is_mixed)
         if self._is_stored(value, is_joined, bool(is_costly)):
             is_argument = feeds_later_derivative(self.graph, self.regions, node, value)
@@ -84,14 +86,14 @@ class _Joins:
                 self.regions.exponentials.update(exponentials)
             else:
                 self.regions.fused[joined] = 0
-        self.made_of[value] = joined
+        self.computed_from[value] = joined
         self.mixed[value] = is_mixed and joined != value
         self.costly[value] = is_costly and joined != value
 
     def _join(self, value: int, parts: tuple[int, ...]) -> int:
         """Return the one large activation that a value is computed from, or `_SEVERAL`."""
-        made_of = {self.made_of[v] for v in parts}
-        found = {p for p in made_of if p < 0 or _is_large(self.graph, p, value)} - {_NONE}
+        computed_from = {self.computed_from[v] for v in parts}
+        found = {p for p in computed_from if p < 0 or _is_large(self.graph, p, value)} - {_NONE}
         return _NONE if not found else found.pop() if len(found) == 1 else _SEVERAL
 
     def _exponentials(self, value: int) -> list[int]:
@@ -116,10 +118,10 @@ class _Joins:
             return True
         if not is_joined and (not is_costly or self._is_normalized(value)):
             return False
-        folds = (r for r in readers if r.role is Role.REDUCE and not reduces_rows(graph, r))
-        # A window's sum is a kernel of its own, which takes what is dear in f32.
-        folded = any(is_joined or not self.regions.kernels[r.index] for r in folds)
-        return folded and any(r.role is Role.ELEMENTWISE for r in readers)
+        reductions = (r for r in readers if r.role is Role.REDUCE and not reduces_rows(graph, r))
+        # A window's sum is a kernel of its own, which reads costly values in f32.
+        reduced = any(is_joined or not self.regions.kernels[r.index] for r in reductions)
+        return reduced and any(r.role is Role.ELEMENTWISE for r in readers)
 
     def _is_normalized(self, value: int) -> bool:
         """Return whether a value is combined with its own statistic, which magnifies roundings.
@@ -142,7 +144,7 @@ def _find_shared(graph: Graph, provenance: Provenance, regions: FusionRegions) -
     A norm of a sum reads the sum three times, and once more in the backward pass.
     """
     dense, fused = provenance.dense, regions.fused
-    root = list(range(len(graph.avals)))  # the join that a fused value is made of alone
+    root = list(range(len(graph.avals)))  # per fused value, the one join that it is computed from
     later: dict[int, Any] = {}
     for node in graph.nodes:
         for value, parts in _parts(node) if node.role in ARITHMETIC else ():
