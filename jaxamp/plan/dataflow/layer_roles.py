@@ -8,7 +8,7 @@ from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
 
 class Flow(enum.IntEnum):
-    """Where a value comes from, as far as layers are concerned."""
+    """Origin of a value: the caller, a layer or the backward pass."""
 
     PARAMETER = 0  # an argument, moved or computed with elementwise
     ACTIVATION = 1  # computed by a layer, or gathered from an embedding

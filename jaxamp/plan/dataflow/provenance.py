@@ -44,7 +44,7 @@ TINY = 128  # depends on a constant that is zero in the narrow format
 
 
 class Provenance:
-    """Where each value comes from.
+    """Origins of all values, as flags and bounds.
 
     Attributes:
       bits: the flags of each value: `STATE`, `DENSE` and the others above.

@@ -29,7 +29,7 @@ _NEVER = 1 << 60  # deeper than any value
 
 @dataclass(slots=True, eq=False)
 class FusionRegions:
-    """Which values and nodes are fused.
+    """Values and nodes that are fused, and those that are not.
 
     Attributes:
       depth: per value, the number of Compute operations, kernels and loops on the longest path to

@@ -28,7 +28,7 @@ Lowerable = Callable[[Node, int], bool]
 
 
 class Uses:
-    """What each value is used for.
+    """Uses of all values, as flags.
 
     Attributes:
       bits: the flags of each value: `ESCAPES`, `REACHES` and the others above.

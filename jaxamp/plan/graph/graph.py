@@ -24,7 +24,7 @@ from jaxamp.core.taxonomy import Op, OpKind, Trait
 
 
 class Role(enum.Enum):
-    """What a node does to values, as far as precision is concerned."""
+    """Effect of a node on values, as far as precision is concerned."""
 
     CONTRACT = "contract"
     REDUCE = "reduce"
@@ -39,7 +39,7 @@ class Role(enum.Enum):
 
 
 class Link(enum.Enum):
-    """What a `LINK` node stands for."""
+    """Kind of a `LINK` node."""
 
     INVARIANT = "invariant"  # into a loop, the same in every iteration
     SLICE = "slice"  # into a loop, one slice per iteration

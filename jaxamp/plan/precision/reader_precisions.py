@@ -53,9 +53,7 @@ class ReaderPrecisions:
             for value in node.outs:
                 if graph.is_float32[value] and stored[value] is F32:
                     found = set(self.precisions_of(value, graph.readers[value]))
-                    self._precisions[value] = (
-                        found.pop() if len(found) == 1 else F32
-                    )
+                    self._precisions[value] = found.pop() if len(found) == 1 else F32
 
     def __getitem__(self, value: int) -> Precision:
         return self._precisions[value]
