@@ -1,0 +1,408 @@
+"""Break the package on purpose, one place at a time, and see that `make test` notices.
+
+    python -m tests.mutations                 all of them, two at a time
+    python -m tests.mutations --only plan/    those in files with this in their path
+
+Each mutation is made in a copy of the checkout, in which those tests run that should notice: only
+tests that `make test` runs. Ends with a table, and unsuccessfully if one was not noticed or if the
+text to replace is no longer there once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import queue
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("jaxamp", "tests", "benchmarks", "examples", "docs", "pyproject.toml", "README.md")
+
+
+class Mutation(NamedTuple):
+    """A place to break.
+
+    Attributes:
+      file: in the package.
+      before: text that occurs in it once.
+      after: what to write instead.
+      tests: arguments of pytest: files, and a choice among their tests.
+    """
+
+    file: str
+    before: str
+    after: str
+    tests: str
+
+
+MUTATIONS = (
+    Mutation(
+        "core/formats.py",
+        "if p.bits < Precision.F32.bits)",
+        "if p.bits <= Precision.F32.bits)",
+        "tests/core/test_formats.py jaxamp/core/formats.py",
+    ),
+    Mutation(
+        "policy/jmp_string.py",
+        'parts.get("compute", params)',
+        'parts.get("compute", Precision.F32)',
+        "tests/policy/test_jmp_string.py",
+    ),
+    Mutation(
+        "policy/rules.py",
+        "return max((_size(shape) for shape in self.shapes), default=0)",
+        "return min((_size(shape) for shape in self.shapes), default=0)",
+        "tests/policy",
+    ),
+    Mutation(
+        "lowp/arithmetic.py",
+        "return jnp.where(amax < np.inf, scale, np.float32(np.nan))",
+        "return scale",
+        "tests/lowp/test_quantize.py",
+    ),
+    Mutation(
+        "lowp/quantize.py",
+        "round_up=cast.round_sf), cast)",
+        "round_up=True), cast)",
+        "tests/lowp/test_quantize.py",
+    ),
+    Mutation(
+        "jaxprs/dce.py",
+        "a or b for a, b in zip(results",
+        "a for a, b in zip(results",
+        "tests/inspect/test_report.py",
+    ),
+    Mutation(
+        "jaxprs/name_stack.py",
+        'at, starts_name = at + 1, char == "/"',
+        "at, starts_name = at + 1, False",
+        "jaxamp/jaxprs/name_stack.py tests/policy/test_overrides.py",
+    ),
+    Mutation(
+        "jaxprs/hashing.py",
+        'return literal.aval, value.tobytes() if hasattr(value, "tobytes") else value',
+        "return literal.aval",
+        "tests/xla tests/jaxprs jaxamp/jaxprs",
+    ),
+    Mutation(
+        "plan/precision/convolution_biases.py",
+        'if reader.name != "add" or len(others) != 1:',
+        'if reader.name != "sub" or len(others) != 1:',
+        "tests/plan/test_convolution_biases.py",
+    ),
+    Mutation(
+        "plan/precision/overrides.py",
+        "by_node[node] = policy.rules[index].precision",
+        "by_node[node] = policy.rules[0].precision",
+        "tests/policy/test_overrides.py",
+    ),
+    Mutation(
+        "plan/precision/carries.py",
+        "return _is_activation(provenance, uses, carry) and _bears_rounding(",
+        "return _is_activation(provenance, uses, carry) or _bears_rounding(",
+        "tests/plan/test_carries.py",
+    ),
+    Mutation(
+        "plan/dataflow/magnitudes.py",
+        "return (known[0] | known[1]) & _SURE if shared & NONNEGATIVE else 0",
+        "return (known[0] | known[1]) & _SURE",
+        "tests/plan/conditioning tests/numerics/test_hostile.py",
+    ),
+    Mutation(
+        "plan/dataflow/intervals.py",
+        '    "max": max,\n    "min": min,',
+        '    "max": min,\n    "min": max,',
+        "tests/plan/conditioning/test_intervals.py",
+    ),
+    Mutation(
+        "plan/dataflow/exact.py",
+        "if len(graph.readers[value]) != 1 or value in self._taken:",
+        "if value in self._taken:",
+        "tests/plan/test_exact.py",
+    ),
+    Mutation(
+        "plan/dataflow/uses.py",
+        "bits[value] |= EXACTING | TESTED",
+        "bits[value] |= 0",
+        "tests/plan tests/numerics/test_hostile.py",
+    ),
+    Mutation(
+        "plan/graph/sweeps.py",
+        "while before != (before := ",
+        "if before != (before := ",
+        "tests/plan tests/numerics/test_hostile.py",
+    ),
+    Mutation(
+        "plan/conditioning/topk_stability.py",
+        'return any(graph.kinds[v] in "iu" and uses.needed[v] for v in node.outs[1:])',
+        "return False",
+        "tests/plan/conditioning/test_topk_stability.py",
+    ),
+    Mutation(
+        "plan/conditioning/singularities.py",
+        "return AT_NUMBER | given & AT_BOUND",
+        "return given",
+        "tests/plan/conditioning/test_singularities.py",
+    ),
+    Mutation(
+        "rewrite/rules/equality.py",
+        "operands = [lax.reduce_precision(x, info.nexp, info.nmant) for x in operands]",
+        "operands = list(operands)",
+        "tests/rewrite/test_gradients.py",
+    ),
+    Mutation(
+        "rewrite/rules/scatter.py",
+        "if update is None or update.invars[0].aval.dtype == dtype:",
+        "if True:",
+        "tests/rewrite/test_products.py -k 'scatter or segment or indexing'",
+    ),
+    Mutation(
+        "rewrite/rules/control_flow.py",
+        "[*operands[:ahead], *casts, *operands[ahead:]]",
+        "[*casts, *operands[:ahead], *operands[ahead:]]",
+        "tests/rewrite/test_loop_invariants.py tests/rewrite/test_products.py -k 'while or loop'",
+    ),
+    Mutation(
+        "rewrite/primitives/accumulate.py",
+        "known = [lax.convert_element_type(cotangent, narrow), *known]",
+        "known = [lax.convert_element_type(cotangent, F32), *known]",
+        "tests/rewrite/test_weight_gradients.py",
+    ),
+    Mutation(
+        "rewrite/primitives/narrow_collective.py",
+        "total = sum((ct.astype(operand.aval.dtype) for ct in given[1:]), given[0])",
+        "total = given[0]",
+        "tests/rewrite/test_collectives.py",
+    ),
+    Mutation(
+        "xla/label_gather.py",
+        "lax.broadcasted_iota(jnp.int32, shape, axis) == place",
+        "lax.broadcasted_iota(jnp.int32, shape, axis) >= place",
+        "tests/plan/test_label_gathers.py",
+    ),
+    Mutation(
+        "xla/row_broadcasts.py",
+        "return _changed(closed) if _reads_rows(closed) else closed",
+        "return closed",
+        "tests/xla/test_row_broadcasts.py",
+    ),
+    Mutation(
+        "xla/unbarriered_sums.py",
+        "_ONE_PASS = 4096",
+        "_ONE_PASS = 0",
+        "tests/xla/test_unbarriered_sums.py",
+    ),
+    Mutation(
+        "run/amax_history.py",
+        "amax if history is None else jnp.max(window)",
+        "amax",
+        "tests/run/test_delayed.py",
+    ),
+    Mutation(
+        "run/fast_path.py",
+        'return getattr(aval, "weak_type", False) or aval.dtype == bool',
+        "return False",
+        "tests/run",
+    ),
+    Mutation(
+        "trace/static_arguments.py",
+        "return kind, leaf.hex()",
+        "return kind, abs(leaf).hex()",
+        "tests/run",
+    ),
+    Mutation(
+        "inspect/tally.py",
+        "return self.bytes_f32 - self.bytes",
+        "return self.bytes_f32",
+        "tests/inspect",
+    ),
+    Mutation(
+        "display/numbers.py",
+        "while abs(size) >= 999.5",
+        "while abs(size) >= 9995",
+        "tests/display jaxamp/display",
+    ),
+    Mutation(
+        "compiled/traffic.py",
+        "flops += kernel.runs * contraction.flops",
+        "flops += contraction.flops",
+        "tests/project/test_deviceless.py tests/tools",
+    ),
+    Mutation(
+        "compiled/roofline.py",
+        "if multiplying > moving:",
+        "if multiplying < moving:",
+        "tests/tools/test_estimate.py jaxamp/compiled",
+    ),
+    Mutation(
+        "numerics/statistics.py",
+        "overflow = ~jnp.isfinite(wide) & jnp.isfinite(reference)",
+        "overflow = ~jnp.isfinite(wide) & ~jnp.isfinite(reference)",
+        "tests/numerics/test_probe.py",
+    ),
+    Mutation(
+        "training/finite.py",
+        "return jax.lax.pmin(finite",
+        "return jax.lax.pmax(finite",
+        "tests/training/test_finite.py",
+    ),
+    Mutation(
+        "training/kahan.py",
+        "lost = (wide - target) + due",
+        "lost = wide - target",
+        "tests/training/test_low_params.py",
+    ),
+    Mutation(
+        "training/loss_scale.py",
+        "full = counter + 1 >= self.period",
+        "full = counter + 1 > self.period",
+        "tests/training/test_loss_scale.py tests/training/test_loss_scale_trajectory.py",
+    ),
+    Mutation(
+        "kernels/linear_cross_entropy.py",
+        "return step(carry, count * chunk, rest) if rest else carry",
+        "return carry",
+        "tests/kernels/test_linear_cross_entropy.py",
+    ),
+    Mutation(
+        "kernels/block_quantize.py",
+        "if cast.sf_block[0] == 1 and not transposed:",
+        "if not transposed:",
+        "tests/kernels/test_kernels.py",
+    ),
+    Mutation(
+        "kernels/gpu/quantized.py",
+        "scale = scale_factor(as_float(amax), cast.out_dtype, round_up=cast.round_sf)",
+        "scale = as_float(amax)",
+        "tests/kernels",
+    ),
+    Mutation(
+        "interop/jmp.py",
+        "parsed.param_dtype or Precision.F32,",
+        "parsed.output_dtype or Precision.F32,",
+        "tests/interop tests/policy/test_jmp_string.py",
+    ),
+    Mutation(
+        "interop/equinox.py",
+        "return AmpFunction(value, self.amp_settings) if bound else value",
+        "return value",
+        "tests/interop/test_equinox.py",
+    ),
+    Mutation(
+        "interop/flax_nnx.py",
+        "return before[0] == after[0] and all(map(operator.is_, before[1], after[1]))",
+        "return True",
+        "tests/interop/test_flax.py",
+    ),
+    Mutation(
+        "tools/tune/cheapest.py",
+        "np.lexsort((errors, -(every @ gains)))",
+        "np.lexsort((errors, every @ gains))",
+        "tests/tools/test_tune.py jaxamp/tools/tune",
+    ),
+    Mutation(
+        "tools/serving/narrow_inputs.py",
+        "return [*results, *own[len(results) :]]",
+        "return own",
+        "tests/tools/test_serving.py jaxamp/tools/serving",
+    ),
+    Mutation(
+        "cli/specs.py",
+        "elif kwargs:",
+        "elif False:",
+        "tests/cli jaxamp/cli",
+    ),
+)
+
+
+def missing(mutation: Mutation) -> str | None:
+    """Say what is wrong with the text to replace, None if it occurs once."""
+    path = ROOT / "jaxamp" / mutation.file
+    count = path.read_text().count(mutation.before) if path.exists() else 0
+    return None if count == 1 else f"{mutation.file}: {count} times {mutation.before!r}"
+
+
+def noticed(mutation: Mutation, copy: Path) -> str:
+    """Run the tests with the mutation in place; the first that fails, empty if none does."""
+    path = copy / "jaxamp" / mutation.file
+    text = path.read_text()
+    path.write_text(text.replace(mutation.before, mutation.after))
+    command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    try:
+        done = subprocess.run(
+            [*command, *shlex.split(mutation.tests)],
+            cwd=copy,
+            env={**os.environ, "PYTHONPATH": str(copy), "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        path.write_text(text)
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode not in (0, 1, 2):
+        raise RuntimeError(f"pytest {mutation.tests}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return failed[0].partition(" - ")[0] if failed else ""
+
+
+def _copied(folder: Path) -> Path:
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, folder / name)
+    return folder
+
+
+def main() -> int:
+    """Run the mutations that the command line chooses; the number that is not noticed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutations",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", default="", metavar="TEXT", help="files with TEXT in their path")
+    parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
+    options = parser.parse_args()
+    chosen = [m for m in MUTATIONS if options.only in m.file]
+    console = Console(soft_wrap=True)
+    if wrong := [*filter(None, map(missing, chosen))]:
+        console.print("\n".join(wrong), markup=False)
+        return 1
+    with tempfile.TemporaryDirectory() as folder:
+        copies: queue.Queue[Path] = queue.Queue()
+        for index in range(options.workers):
+            (place := Path(folder) / str(index)).mkdir()
+            copies.put(_copied(place))
+
+        def run(mutation: Mutation) -> str:
+            copy = copies.get()
+            try:
+                found = noticed(mutation, copy)
+            finally:
+                copies.put(copy)
+            console.print(f"{mutation.file}: {found or 'not noticed'}", markup=False)
+            return found
+
+        with ThreadPoolExecutor(options.workers) as pool:
+            results = list(pool.map(run, chosen))
+    table = Table("file", "instead of", "is written", "noticed by")
+    for mutation, found in zip(chosen, results, strict=True):
+        table.add_row(mutation.file, mutation.before, mutation.after, found or "nothing")
+    console.print(table)
+    console.print(f"{sum(map(bool, results))} of {len(results)} noticed", highlight=False)
+    return results.count("")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
