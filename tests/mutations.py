@@ -322,6 +322,30 @@ MUTATIONS = (
         "elif False:",
         "tests/cli jaxamp/cli",
     ),
+    Mutation(
+        "core/jax_compat/loops.py",
+        'return {"num_consts": eqn.params["num_consts"] + count}',
+        'return {"num_consts": eqn.params["num_consts"]}',
+        "tests/rewrite/test_loop_invariants.py",
+    ),
+    Mutation(
+        "plan/loop_invariants.py",
+        "return tuple((v, Form(read[v])) for v in jaxpr.invars[:invariants] if v in read)",
+        "return ()",
+        "tests/rewrite/test_loop_invariants.py",
+    ),
+    Mutation(
+        "rewrite/environment.py",
+        "if jax.typeof(value).weak_type == declared:",
+        "if True:",
+        "tests/rewrite/test_products.py -k weak",
+    ),
+    Mutation(
+        "tools/estimate.py",
+        "if target not in TARGETS:",
+        "if False:",
+        "tests/tools/test_estimate.py",
+    ),
 )
 
 

@@ -113,6 +113,20 @@ def test_a_loop_counts_as_often_as_it_runs():
     assert compute[0].operations == 5
 
 
+def test_what_only_another_carry_needs_counts():
+    """A scan's carry that no result is made of, but the next iteration of one that is."""
+
+    def fn(x, w):
+        def step(carry, _):
+            total, state = carry
+            return (total + state, jnp.tanh(state @ w)), None
+
+        (total, _), _ = jax.lax.scan(step, (x, x), None, length=5)
+        return total
+
+    assert sum(report(fn)(spec(4, 4), spec(4, 4)).dots().values()) == 5
+
+
 def test_a_loop_of_unknown_length_is_named():
     """A while loop counts once, and its line is in the report."""
 

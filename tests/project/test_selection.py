@@ -1,0 +1,78 @@
+"""What `make test` leaves out of a product, and that the table of mutations is up to date."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import mutations, selection
+
+PACKAGE = Path(__file__).parents[2] / "jaxamp"
+
+
+class Item:
+    """A case of a test, as far as the selection looks at it."""
+
+    def __init__(self, marks: list[pytest.Mark], **params: Any) -> None:
+        self.nodeid = f"tests/test_it.py::test_it[{params}]"
+        self.callspec = SimpleNamespace(params=params)
+        self.marks = {mark.name: mark for mark in marks}
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return self.marks.get(name)
+
+    def add_marker(self, name: str) -> None:
+        self.marks[name] = getattr(pytest.mark, name).mark
+
+
+def _kept(items: list[Item]) -> list[Item]:
+    selection.pytest_collection_modifyitems(items)
+    return [item for item in items if "long" not in item.marks]
+
+
+def test_each_value_keeps_one_case_and_the_others_take_turns() -> None:
+    """Six programs, under two policies and in two orders."""
+    mark = pytest.mark.product("name").mark
+    values = itertools.product("abcdef", ["bf16", "f16"], ["inside", "outside"])
+    items = [Item([mark], name=n, policy=p, order=o) for n, p, o in values]
+    kept = [item.callspec.params for item in _kept(items)]
+    assert [case["name"] for case in kept] == list("abcdef")
+    assert set(Counter((case["policy"], case["order"]) for case in kept).values()) == {1, 2}
+
+
+def test_attributes_tell_values_apart() -> None:
+    """`case.program` is an attribute of a parameter."""
+    mark = pytest.mark.product("case.program").mark
+    items = [Item([mark], case=SimpleNamespace(program=n, turn=t)) for n in "ab" for t in range(3)]
+    kept = [item.callspec.params["case"] for item in _kept(items)]
+    assert [(case.program, case.turn) for case in kept] == [("a", 0), ("b", 1)]
+
+
+def test_long_cases_and_other_tests_are_left_alone() -> None:
+    """A case that is long anyway is not the one that is kept."""
+    mark = pytest.mark.product("name").mark
+    items = [Item([mark, pytest.mark.long.mark], name="a", turn=0), Item([mark], name="a", turn=1)]
+    assert _kept([*items, other := Item([])]) == [items[1], other]
+
+
+@pytest.mark.parametrize("mutation", mutations.MUTATIONS, ids=lambda m: m.file)
+def test_mutations_change_what_is_there(mutation: mutations.Mutation) -> None:
+    """The text to replace occurs once; if it has moved, tests/mutations.py follows it."""
+    assert mutations.missing(mutation) is None
+
+
+def test_every_folder_is_broken_somewhere() -> None:
+    """At least thirty places, and one in each folder that holds modules."""
+    broken = {str(Path(m.file).parent) for m in mutations.MUTATIONS}
+    folders = {
+        str(path.parent.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert len(mutations.MUTATIONS) >= 30
+    assert folders - broken == {"."}
