@@ -267,7 +267,7 @@ def test_any_value_that_is_stored_wide_instead_is_noticed() -> None:
 def _without_streams(real: Any) -> Any:
     def init(self: Any, *args: Any) -> None:
         real(self, *args)
-        self.streams = set()
+        self.narrow_carries = set()
 
     return init
 
@@ -285,11 +285,11 @@ FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any], Callable[..., Any]]] = {
     "products emit float32": (choose.Chooser, "_choose", _products_emit_f32, attention),
     "carries stay float32": (choose.Chooser, "__init__", _without_streams, streamed),
     "stacks stay float32": (
-        *(planner, "narrow_piles", lambda real: lambda *args: None),
+        *(planner, "narrow_buffers", lambda real: lambda *args: None),
         SMALL["gradient of streamed"],
     ),
     "what a jit returns waits in float32": (
-        *(planner, "find_crossing", lambda real: lambda *args: frozenset()),
+        *(planner, "find_crossing_values", lambda real: lambda *args: frozenset()),
         shared_layer,
     ),
     "nothing is copied": (
