@@ -132,7 +132,7 @@ MUTATIONS = (
     ),
     Mutation(
         "plan/dataflow/uses.py",
-        "bits[value] |= EXACTING | TESTED",
+        "bits[value] |= STOPS_LOOP | TESTED",
         "bits[value] |= 0",
         "tests/plan tests/numerics/test_hostile.py",
     ),
