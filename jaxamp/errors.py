@@ -72,6 +72,10 @@ class NotCallableError(JaxAmpError, TypeError):
     """Something that cannot be called was given where a function is needed."""
 
 
+class StaticArgumentError(JaxAmpError, ValueError):
+    """A static argument cannot be hashed, or the function has no such parameter."""
+
+
 class OutputError(JaxAmpError, TypeError):
     """A function returned something that is not an array where only arrays are possible."""
 

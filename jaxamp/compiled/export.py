@@ -11,24 +11,20 @@ from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import Trait, lookup
 from jaxamp.errors import InspectionError
-from jaxamp.trace.arguments import is_array
+from jaxamp.trace.arguments import split
 
 
 def flattened(
     fn: Any, wrap: Callable[[Any], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Callable[..., list[Any]], list[jax.ShapeDtypeStruct]]:
     """Flatten a call to a function of its arrays alone, and their types; the rest is built in."""
-    leaves, treedef = jax.tree.flatten((fn, args, kwargs))
-    traced = [index for index, leaf in enumerate(leaves) if _is_input(leaf)]
+    arrays, rest = split((fn, args, kwargs), abstract=True)
 
     def flat(*arrays: Any) -> list[Any]:
-        values = [*leaves]
-        for index, array in zip(traced, arrays, strict=True):
-            values[index] = array
-        function, positional, named = jax.tree.unflatten(treedef, values)
-        return _arrays(wrap(function)(*positional, **named))
+        function, positional, named = rest.join(arrays)
+        return split(wrap(function)(*positional, **named))[0]
 
-    return flat, [jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype) for i in traced]
+    return flat, [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
 
 
 def exported(
@@ -80,11 +76,3 @@ def _callbacks(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
             yield eqn
         for inner in jaxprs_in_params(eqn.params):
             yield from _callbacks(inner)
-
-
-def _is_input(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct) or is_array(leaf)
-
-
-def _arrays(results: Any) -> list[Any]:
-    return [leaf for leaf in jax.tree.leaves(results) if is_array(leaf)]

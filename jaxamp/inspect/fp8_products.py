@@ -22,7 +22,7 @@ from jaxamp.inspect.shown import Shown
 from jaxamp.rewrite.primitives.quantized_dot import SCOPE, quantized_dot_p
 from jaxamp.rewrite.primitives.quantized_product import PRODUCT
 from jaxamp.run.amp import amp, under
-from jaxamp.trace.arguments import Target as Call
+from jaxamp.trace.target import Target as Call
 
 # Without a device nothing can be timed, and XLA would take its first choice: a kernel of Triton's.
 _OPTIONS = {"cuda": {"xla_gpu_enable_triton_gemm": False}}

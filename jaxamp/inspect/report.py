@@ -21,7 +21,7 @@ from jaxamp.inspect.walk import Walk
 from jaxamp.plan import Plan
 from jaxamp.rewrite import record
 from jaxamp.run.amp import plan_of, under
-from jaxamp.trace.arguments import Target
+from jaxamp.trace.target import Target
 
 HERE = "here"  # the target that is at hand
 _JOINED = "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings"

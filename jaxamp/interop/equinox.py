@@ -7,8 +7,8 @@ from typing import Any
 import equinox as eqx
 
 from jaxamp.policy.dtype_roles import DTypeish, resolve_dtype, run_in
-from jaxamp.policy.settings import Settings
 from jaxamp.run.amp import AmpFunction, apply
+from jaxamp.run.settings import Settings
 
 _INNER = "amp_module"
 

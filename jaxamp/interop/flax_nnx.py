@@ -11,7 +11,9 @@ from __future__ import annotations
 import functools
 import operator
 import types
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,10 +21,11 @@ from flax import nnx
 from flax.errors import TraceContextError
 
 from jaxamp.core import jax_compat
-from jaxamp.policy.settings import Settings
 from jaxamp.run.amp import apply
 from jaxamp.run.runner import Runner
-from jaxamp.trace.arguments import Layout, Target
+from jaxamp.run.settings import Settings
+from jaxamp.trace.arguments import Call
+from jaxamp.trace.target import Target
 
 _OBJECTS = (nnx.Pytree, nnx.Variable)
 _NODES: dict[frozenset[type], bool] = {}  # whether these containers are or hold nnx objects
@@ -46,29 +49,37 @@ def wrap(fn: Any, settings: Settings) -> Any:
     return _seen_as(_amped_class(type(fn), settings), fn)
 
 
-def is_needed(layout: Layout, leaves: Sequence[Any], keys: Sequence[Hashable]) -> bool:
+def is_needed(call: Call) -> bool:
     """Return whether a call has nnx objects among its arguments, as containers or as constants."""
-    if layout.nodes not in _NODES:
-        _NODES[layout.nodes] = any(issubclass(node, _OBJECTS) for node in layout.nodes)
-    pairs = zip(leaves, keys, strict=True)
-    return _NODES[layout.nodes] or any(k is not None and _is_object(leaf) for leaf, k in pairs)
+    nodes = call.layout.nodes
+    if nodes not in _NODES:
+        _NODES[nodes] = any(issubclass(node, _OBJECTS) for node in nodes)
+    pairs = zip(call.leaves, call.keys, strict=True)
+    return _NODES[nodes] or any(key is not None and _is_object(leaf) for leaf, key in pairs)
 
 
-def call(runner: Runner, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call `runner`'s function on nnx objects, and update them as it does."""
+@contextmanager
+def purified(
+    runner: Runner, target: Target, args: Any, kwargs: Any, *, abstract: bool
+) -> Iterator[Call]:
+    """Split a call on nnx objects as one of trees of arrays; it is finished by updating them."""
     if runner.companion is None:
-        runner.companion = _Pure(runner)
-    return runner.companion(target, args, kwargs)
+        runner.companion = _Pure(runner.resolve)
+    pure: _Pure = runner.companion
+    with nnx.update_context(pure):
+        given = target.owner, target.args, target.kwargs, args, kwargs
+        *bound, args, kwargs = nnx.to_tree(given, ctxtag=pure)
+        trees = Target(pure.function, None, tuple(bound), {}, target.name)
+        call = runner.split(trees, (args, kwargs), {}, abstract=abstract)
+        yield replace(call, finish=functools.partial(pure.finish, given, target.name))
 
 
 class _Pure:
-    """The pure form of a Runner's function: trees of arrays in and out, no objects."""
+    """The pure form of a function: trees of arrays in and out, no objects."""
 
-    def __init__(self, runner: Runner) -> None:
-        resolve = runner.resolve
-
-        def function(*call: Any) -> Any:
-            call = nnx.from_tree(call, is_inner=True, ctxtag=self)
+    def __init__(self, resolve: Callable[[], Callable[..., Any]]) -> None:
+        def function(*trees: Any) -> Any:
+            call = nnx.from_tree(trees, is_inner=True, ctxtag=self)
             objects = _objects(call)
             before = _parts(objects)
             owner, bound_args, bound_kwargs, args, kwargs = call
@@ -77,20 +88,16 @@ class _Pure:
             reads_only = not _objects(result) and _is_same(before, _parts(objects))
             return nnx.to_tree((objects, result), ctxtag=self), reads_only
 
-        self._function = function
-        self._runner = type(runner)(function, runner.settings, pure=True)
+        self.function = function
 
-    def __call__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with nnx.update_context(self):
-            call = (target.owner, target.args, target.kwargs, args, kwargs)
-            *bound, args, kwargs = nnx.to_tree(call, ctxtag=self)
-            pure = Target(self._function, None, tuple(bound), {}, target.name)
-            objects_and_result, reads_only = self._runner(pure, (args, kwargs), {})
-            if jax_compat.is_tracing() and (fixed := _of_outer_trace(call)):
-                if not reads_only:
-                    raise _refusal(target.name, fixed)
-                return objects_and_result[1]
-            return nnx.from_tree(objects_and_result, is_inner=False, ctxtag=self)[1]
+    def finish(self, given: Any, name: str, returned: Any) -> Any:
+        """Update the caller's objects, and return what the function did."""
+        objects_and_result, reads_only = returned
+        if jax_compat.is_tracing() and (fixed := _of_outer_trace(given)):
+            if not reads_only:
+                raise _refusal(name, fixed)
+            return objects_and_result[1]
+        return nnx.from_tree(objects_and_result, is_inner=False, ctxtag=self)[1]
 
 
 def _is_object(x: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import ref
 
@@ -18,12 +18,11 @@ from jaxamp.numerics.probe_report import ProbeReport, report_of
 from jaxamp.numerics.statistics import peak_of
 from jaxamp.plan import make_plan
 from jaxamp.policy.context import amp_scope
-from jaxamp.policy.settings import Settings
-from jaxamp.run.amp import Answer, amp, answering, parts_of, without_jit
+from jaxamp.run.amp import amp, inspected, parts_of, static_parameters, without_jit
 from jaxamp.run.runner import Runner
-from jaxamp.trace.arguments import Layout
-from jaxamp.trace.static_arguments import kept
-from jaxamp.trace.trace import Outputs, trace
+from jaxamp.run.settings import Settings
+from jaxamp.trace.arguments import Signature
+from jaxamp.trace.trace import trace
 
 
 def probe(
@@ -57,7 +56,8 @@ def probe(
     ('dot_general', 'float16', 162754.796875)
     """
     plain = differentiated(without_jit(fn)) if grad else without_jit(fn)
-    ask = answering(plain, policy, _Prober, strict=strict)
+    amped = inspected(plain, policy, strict=strict, statics=static_parameters(fn), runner=_Prober)
+    prober = amped.runner
 
     @functools.wraps(fn, updated=())
     def run(*args: Any, **kwargs: Any) -> ProbeReport:
@@ -66,7 +66,10 @@ def probe(
                 "probe looks at numbers, and inside of jax.jit or another transformation there "
                 "are none yet. Call it outside, and put the transformation into the function."
             )
-        return ask(*args, **kwargs)
+        with amped.prepared(args, kwargs) as call:
+            if any(isinstance(array, jax.ShapeDtypeStruct) for array in call.arrays):
+                raise InspectionError("probe runs the program: give it arrays rather than shapes.")
+            return prober.form(call)(*call.arrays).report(str(amped.policy), call.arrays)
 
     return run
 
@@ -80,49 +83,28 @@ def differentiated(fn: Any, by: Callable[..., Any] = jax.value_and_grad) -> Any:
 
 
 class _Prober(Runner):
-    """A Runner that measures."""
+    """A Runner whose forms measure."""
 
-    def __init__(
-        self, function: Callable[..., Any], settings: Settings, *, pure: bool = False
-    ) -> None:
-        super().__init__(function, settings, pure=pure)
-        self._measured: dict[Hashable, Callable[..., _Measurement]] = {}
+    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
+        super().__init__(function, settings)
         self._programs: list[Program] = []  # one for each trace
 
-    def run(
-        self,
-        layout: Layout,
-        leaves: Sequence[Any],
-        traced: Sequence[Any],
-        keys: Sequence[Hashable],
-        name: str,
-    ) -> Any:
-        if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
-            raise InspectionError("probe runs the program: give it arrays rather than shapes.")
-        key = (layout, keys)
-        forms = self._measured
-        form = forms.get(key) or forms.setdefault(key, self._measuring(layout, leaves, keys, name))
-        raise Answer(form(*traced).report(str(self.settings.policy), traced))
-
-    def _measuring(
-        self, layout: Layout, leaves: Sequence[Any], keys: Sequence[Hashable], name: str
-    ) -> Callable[..., Any]:
-        constants, function = kept(leaves, keys), self.resolve()
-        named = zip(layout.names(function), keys, strict=True)
-        inputs = [input_name for input_name, k in named if k is None]
+    def compile(self, signature: Signature) -> Callable[..., Any]:
+        policy, strict, programs = self.settings.policy, self.settings.strict, self._programs
 
         def measure(*arrays: Any) -> _Measurement:
-            with amp_scope(self.settings.policy), jax_compat.lines_of_backward_rules():
-                jaxpr, outputs = trace(function, layout, constants, arrays, name)
-                plan = make_plan(jaxpr, self.settings.policy, strict=self.settings.strict)
-                program = Program.of(jaxpr, plan, inputs, output_names(outputs))
+            with amp_scope(policy), jax_compat.lines_of_backward_rules():
+                jaxpr, outputs = trace(signature, arrays)
+                plan = make_plan(jaxpr, policy, strict=strict)
+                results = [path or "the result" for path in outputs.paths()]
+                program = Program.of(jaxpr, plan, signature.names(), results)
                 outs, ledger = program.measured(*arrays)
             peaks = [
                 peak_of(out)
                 for out, var in zip(outs, program.results, strict=True)
                 if var is not None and jnp.issubdtype(var.aval.dtype, jnp.inexact)
             ]
-            self._programs.append(program)
+            programs.append(program)
             return _Measurement(peaks, ledger, _Weak(program))
 
         return jax.jit(measure)
@@ -160,12 +142,3 @@ class _Measurement:
     def tree_unflatten(cls, measured: _Weak, children: Any) -> _Measurement:
         peaks, ledger = children
         return cls(peaks, ledger, measured)
-
-
-def output_names(outputs: Outputs) -> list[str]:
-    """What the arrays that a function returns are called, by their path in its result."""
-    arrays = iter(range(len(outputs.constants)))
-    leaves = [next(arrays) if constant is None else None for constant in outputs.constants]
-    tree = jax.tree.unflatten(outputs.treedef, leaves)
-    paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)[0]
-    return [jax.tree_util.keystr(path) or "the result" for path, leaf in paths if leaf is not None]

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from types import FunctionType, MethodType
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
-from jaxamp.core import jax_compat, taxonomy
+from jaxamp.core import jax_compat
 from jaxamp.core.adapters import adapter
-from jaxamp.core.formats import Precision
-from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import NotCallableError, article, shown
-from jaxamp.plan import Plan, make_plan
-from jaxamp.policy.context import amp_scope
+from jaxamp.plan import Plan
 from jaxamp.policy.policy import PrecisionPolicy
-from jaxamp.policy.settings import Settings, in_force
-from jaxamp.run.emit import NNX, Result
-from jaxamp.run.runner import Runner, Runners
-from jaxamp.trace.arguments import Layout, Target, is_found
-from jaxamp.trace.static_arguments import kept
-from jaxamp.trace.trace import Outputs, trace
+from jaxamp.run.emit import plan_call, unchanged
+from jaxamp.run.runner import NNX, Runner, Runners
+from jaxamp.run.settings import Settings, in_force
+from jaxamp.trace.arguments import Call
+from jaxamp.trace.target import Statics, Target, is_found
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -42,16 +39,20 @@ class AmpFunction(Generic[_P, _R]):
     under the same policy, and lives as long as the function.
     """
 
-    def __init__(self, fn: Callable[_P, _R], settings: Settings) -> None:
+    def __init__(
+        self, fn: Callable[_P, _R], settings: Settings, runner: type[Runner] | None = None
+    ) -> None:
         functools.update_wrapper(
             self, fn, updated=("__dict__",) if isinstance(fn, FunctionType) else ()
         )
         self.__wrapped__ = fn
         self._settings = settings
-        self._target = Target.of(fn)
-        self._runner = _RUNNERS.get(self._target.function, settings)
+        self._target = Target.of(fn, settings.statics)
+        function = self._target.function
+        self._runner = (
+            _RUNNERS.get(function, settings) if runner is None else runner(function, settings)
+        )
         self._is_identity = settings.is_identity
-        self._direct = self._runner.direct if self._target.function is fn else None
 
     @property
     def policy(self) -> PrecisionPolicy:
@@ -60,30 +61,35 @@ class AmpFunction(Generic[_P, _R]):
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Call the function in mixed precision."""
-        direct = self._direct
+        if self._is_identity and in_force(self._settings).is_identity:
+            return unchanged(self.__wrapped__, *args, **kwargs)
         try:
-            if direct and (direct.version == taxonomy.version or direct.renew()):
-                try:
-                    # For the quickest of calls: no empty dictionary of keywords, no call of ours.
-                    form = direct.form
-                    result = form(*args, **kwargs) if kwargs else form(*args)
-                    return result.join() if type(result) is Result else result
-                except Exception as error:
-                    if not direct.refuses(error, args, kwargs):
-                        raise
-            return self._call(args, kwargs)
+            return self._runner(self._target, args, kwargs)
         except Exception as error:
-            jax_compat.leave_out_frame(error)
+            jax_compat.leave_out_frames(error, 2)  # this one and that of the Runner
             raise
 
-    @jax_compat.boundary
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        settings = in_force(self._settings)
-        is_own = settings is self._settings
-        if self._is_identity if is_own else settings.is_identity:
-            return _unchanged(self.__wrapped__, args, kwargs)
-        runner = self._runner if is_own else _RUNNERS.get(self._target.function, settings)
-        return runner(self._target, args, kwargs)
+    def prepared(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, abstract: bool = True
+    ) -> AbstractContextManager[Call]:
+        """Split a call, to look at it or to run it inside of a ``with`` block.
+
+        Args:
+          args: positional arguments.
+          kwargs: keyword arguments.
+          abstract: let ``jax.ShapeDtypeStruct`` stand for an array.
+        """
+        return self._runner.prepared(self._target, args, kwargs, abstract=abstract)
+
+    @property
+    def settings(self) -> Settings:
+        """How the function is rewritten."""
+        return self._settings
+
+    @property
+    def runner(self) -> Runner:
+        """Its compiled forms."""
+        return self._runner
 
     def amp_parts(self) -> tuple[Callable[_P, _R], Settings]:
         """The function as it was given, and how it is rewritten."""
@@ -113,21 +119,40 @@ class AmpFunction(Generic[_P, _R]):
 
 def apply(fn: Any, settings: Settings, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call `fn` once in mixed precision, as ``AmpFunction(fn, settings)(*args, **kwargs)``."""
-    settings = in_force(settings)
-    if settings.is_identity:
-        return _unchanged(fn, args, kwargs)
-    target = Target.of(fn)
+    if settings.is_identity and in_force(settings).is_identity:
+        return unchanged(fn, *args, **kwargs)
+    target = Target.of(fn, settings.statics)
     return _RUNNERS.get(target.function, settings)(target, args, kwargs)
 
 
 @overload
-def amp(fn: _F, policy: Any = ..., *, strict: bool = ..., _force: bool = ...) -> _F: ...
+def amp(
+    fn: _F,
+    policy: Any = ...,
+    *,
+    strict: bool = ...,
+    static_argnums: int | Sequence[int] | None = ...,
+    static_argnames: str | Iterable[str] | None = ...,
+    _force: bool = ...,
+) -> _F: ...
 @overload
 def amp(
-    fn: None = None, policy: Any = ..., *, strict: bool = ..., _force: bool = ...
+    fn: None = None,
+    policy: Any = ...,
+    *,
+    strict: bool = ...,
+    static_argnums: int | Sequence[int] | None = ...,
+    static_argnames: str | Iterable[str] | None = ...,
+    _force: bool = ...,
 ) -> Callable[[_F], _F]: ...
 def amp(
-    fn: Any = None, policy: Any = DEFAULT_POLICY, *, strict: bool = False, _force: bool = False
+    fn: Any = None,
+    policy: Any = DEFAULT_POLICY,
+    *,
+    strict: bool = False,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Iterable[str] | None = None,
+    _force: bool = False,
 ) -> Any:
     """Give `fn` its mixed-precision form.
 
@@ -137,11 +162,13 @@ def amp(
 
     Called eagerly it runs compiled. It is traced once for each structure, shape and dtype of its
     arrays and each value of its constants: arrays and Python floats are traced, as by ``jax.jit``;
-    bools, ints, words, functions and other objects are constants (``jaxamp.trace.arguments``).
-    As under ``jax.jit``, what `fn` reads apart from its arguments is read when it is traced, and so
-    are the attributes of an object that is not a pytree, ``self`` for example. If another array has
-    taken the place of one that was read there, or in objects that it holds, `fn` is traced anew; a
-    number set anew is not seen.
+    bools, ints, words, functions and other objects are static (``jaxamp.trace.arguments``). Inside
+    of a ``jax.jit`` all Python numbers are. A float whose value the function needs, or a container
+    of numbers that configures it, is declared in `static_argnums` or `static_argnames`; what a
+    ``jax.jit`` in `fn` declares is known. As under ``jax.jit``, what `fn` reads apart from its
+    arguments is read when it is traced, and is a constant from then on: an array that it captures,
+    and so the attributes of an object that is not a pytree, ``self`` for example. Pass arrays that
+    change as arguments, or register the object's class with JAX.
     Buffers are donated by a ``jax.jit`` around it: that of one inside is ignored, as JAX does. It
     is lowered ahead of time as ``jax.jit(amp(fn)).lower(...)``.
 
@@ -150,6 +177,8 @@ def amp(
         Left out, a decorator is returned: ``@amp(policy="auto_mixed")``.
       policy: a ``PrecisionPolicy``, a preset's name, a ``jmp.Policy`` or jmp's grammar.
       strict: raise on an operation that jaxamp does not know, instead of leaving it as it is.
+      static_argnums: positions of static arguments, as for ``jax.jit``; they are hashable.
+      static_argnames: names of static arguments.
 
     Returns:
       For an equinox or nnx module, such a module; for anything else a callable object with `fn`'s
@@ -160,6 +189,7 @@ def amp(
     Raises:
       NotCallableError: `fn` cannot be called.
       PolicyError: the policy is not understood, or cannot be computed here.
+      StaticArgumentError: `fn` has no such parameter, or a call's static argument has no hash.
 
     >>> import jax.numpy as jnp
     >>> @amp
@@ -170,9 +200,10 @@ def amp(
     """
     _refuse_policy(fn)
     settings = _settings(policy, strict, _force)
+    declare = functools.partial(_declared, argnums=static_argnums, argnames=static_argnames)
     if fn is None:
-        return functools.partial(_amp, settings=settings)
-    return _amp(fn, settings)
+        return lambda fn: _amp(fn, declare(fn, settings))
+    return _amp(fn, declare(fn, settings))
 
 
 def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..., Plan]:
@@ -190,41 +221,39 @@ def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..
     >>> import jax.numpy as jnp
     >>> plan = plan_of(jnp.dot, "auto_mixed")(jnp.ones((2, 3)), jnp.ones((3, 4)))
     """
-    ask = answering(fn, policy, _AbstractPlanner, strict=strict)
+    amped = inspected(fn, policy, strict=strict)
 
     @functools.wraps(fn, updated=())
     def plan(*args: Any, **kwargs: Any) -> Plan:
-        return ask(*args, **kwargs).plan
+        with amped.prepared(args, kwargs) as call:
+            return plan_call(call.signature(), call.arrays, amped.settings)[0]
 
     return plan
 
 
-def answering(
-    fn: Any, policy: Any, runner: Callable[..., Runner], *, strict: bool = False
-) -> Callable[..., Any]:
-    """A function of `fn`'s arguments that returns what a Runner of another kind finds out.
+def inspected(
+    fn: Any,
+    policy: Any,
+    *,
+    strict: bool = False,
+    statics: Statics = Statics(),  # noqa: B008
+    runner: type[Runner] | None = None,
+) -> AmpFunction[..., Any]:
+    """Return the amped function whose calls are looked at.
 
     Args:
       fn: whatever `amp` takes, or what it returned.
       policy: as for `amp`; left out, that of an amped `fn`, else the default.
-      runner: makes a Runner, whose ``run`` raises an ``Answer``.
       strict: as for `amp`.
+      statics: more static parameters.
+      runner: another kind of Runner, which compiles something else.
     """
     plain, settings = parts_of(fn)
     if settings is None or policy is not None:
+        statics |= Statics() if settings is None else settings.statics
         settings = _settings(DEFAULT_POLICY if policy is None else policy, strict, True)
-    target = Target.of(_checked(plain))
-    asked = runner(target.function, settings)
-
-    @functools.wraps(fn, updated=())
-    def ask(*args: Any, **kwargs: Any) -> Any:
-        try:
-            asked(target, args, kwargs)
-        except Answer as answer:
-            return answer.value
-        raise AssertionError("a call was made without an answer")
-
-    return ask
+    settings = settings._replace(statics=settings.statics | statics)
+    return AmpFunction(_checked(plain), settings, runner)
 
 
 def parts_of(fn: Any) -> tuple[Any, Settings | None]:
@@ -234,14 +263,28 @@ def parts_of(fn: Any) -> tuple[Any, Settings | None]:
     """
     if isinstance(fn, MethodType):
         plain, settings = parts_of(fn.__func__)
-        return (fn if settings is None else MethodType(plain, fn.__self__)), settings
+        return (
+            (fn, None) if settings is None else (MethodType(plain, fn.__self__), settings.bound(1))
+        )
     if isinstance(fn, functools.partial):
         plain, settings = parts_of(fn.func)
+        if settings is None:
+            return fn, None
         bound = functools.partial(plain, *fn.args, **fn.keywords)
-        return (fn if settings is None else bound), settings
+        return bound, settings.bound(len(fn.args))
     inner = without_jit(fn)
     parts = getattr(type(inner), "amp_parts", None)
-    return (fn, None) if parts is None else parts(inner)
+    if parts is None:
+        return fn, None
+    plain, settings = parts(inner)
+    return plain, settings._replace(statics=settings.statics | static_parameters(fn))
+
+
+def static_parameters(fn: Any) -> Statics:
+    """Static parameters that ``jax.jit`` around a function declares."""
+    if isinstance(fn, MethodType):
+        return static_parameters(fn.__func__).behind(-1)
+    return Statics(*jax_compat.static_parameters(fn))
 
 
 def under(fn: Any, policy: Any) -> tuple[Any, PrecisionPolicy]:
@@ -261,57 +304,14 @@ def without_jit(fn: Any) -> Any:
     return fn
 
 
-class Answer(BaseException):
-    """What was found out, on its way out of the call; no error handler is to stop it."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
-
-
-class Planned(NamedTuple):
-    """A call that was planned: its plan, its flat arguments, and what it returns beside arrays."""
-
-    plan: Plan
-    args: list[Any]
-    outputs: Outputs
-
-
-class Planner(Runner):
-    """A Runner that stops at the plan, and answers ``Planned``."""
-
-    def run(
-        self,
-        layout: Layout,
-        leaves: Sequence[Any],
-        traced: Sequence[Any],
-        keys: Sequence[Hashable],
-        name: str,
-    ) -> Any:
-        """Plans the call, and stops."""
-        constants = kept(leaves, keys)
-        with amp_scope(self.settings.policy):
-            jaxpr, outputs = trace(self.resolve(), layout, constants, traced, name)
-        plan = make_plan(jaxpr, self.settings.policy, strict=self.settings.strict)
-        raise Answer(Planned(plan, list(traced), outputs))
-
-
-class _AbstractPlanner(Planner):
-    """Plans a call whose arrays may be mere shapes."""
-
-    abstract = True
-
-
-def _unchanged(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call `fn` itself, marked so that an ``amp`` around this one leaves it alone too."""
-    with amp_scope(PrecisionPolicy.ALWAYS_F32), keep_precision(Precision.F32):
-        return fn(*args, **kwargs)
-
-
 def _settings(policy: Any, strict: bool, force: bool) -> Settings:
     parsed = PrecisionPolicy.parse(policy)
     parsed.validate_for_use()
     return Settings(parsed, bool(strict), bool(force))
+
+
+def _declared(fn: Any, settings: Settings, argnums: Any, argnames: Any) -> Settings:
+    return settings._replace(statics=Statics.of(fn, argnums, argnames))
 
 
 def _amp(fn: Any, settings: Settings) -> Any:
@@ -331,8 +331,7 @@ def _delayed(fn: Any, settings: Settings) -> Any:
     """A function that takes and returns the magnitudes of earlier steps."""
     from jaxamp.run.delayed import DelayedFunction
 
-    amped = AmpFunction(fn, settings._replace(policy=settings.policy.stateless))
-    return DelayedFunction(fn, amped, settings)
+    return DelayedFunction(fn, settings)
 
 
 def _refuse_policy(fn: Any) -> None:

@@ -8,7 +8,7 @@ every step and comes out of it: nothing is hidden, and a checkpoint holds it lik
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -16,13 +16,12 @@ import jax
 
 from jaxamp.errors import TrainingError, shown
 from jaxamp.policy.policy import PrecisionPolicy
-from jaxamp.policy.settings import Settings, in_force
 from jaxamp.run.amax_history import History, is_history, run_with_history
-from jaxamp.run.emit import Result
-from jaxamp.trace.arguments import is_array, is_found
-from jaxamp.trace.captured_arrays import Held, are_held, captured
-from jaxamp.trace.static_arguments import constant_key
-from jaxamp.trace.trace import Outputs
+from jaxamp.run.emit import compiled, joined
+from jaxamp.run.runner import Runner
+from jaxamp.run.settings import Settings, in_force
+from jaxamp.trace.arguments import Signature
+from jaxamp.trace.target import Target, is_found
 
 
 class DelayedFunction:
@@ -33,12 +32,13 @@ class DelayedFunction:
     What looks at the step without running it, ``plan_of`` for one, takes its arguments alone.
     """
 
-    def __init__(self, fn: Callable[..., Any], amped: Callable[..., Any], settings: Settings):
+    def __init__(self, fn: Callable[..., Any], settings: Settings) -> None:
         functools.update_wrapper(self, fn, updated=())
         self.__wrapped__ = fn
-        self._amped, self._settings = amped, settings
-        self._compiled: dict[Any, Any] = {}
-        self._bound: tuple[Any, ...] = ()  # the object whose method this is
+        self._settings = settings
+        self._target = Target.of(fn, settings.statics)
+        self._runner = _Threaded(self._target.function, settings)
+        self._owner: tuple[Any, ...] = ()  # the object whose method this is
 
     @property
     def policy(self) -> PrecisionPolicy:
@@ -86,66 +86,44 @@ class DelayedFunction:
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
-        bound = object.__new__(DelayedFunction)  # what is compiled is shared
         method = MethodType(self.__wrapped__, instance)
-        vars(bound).update(vars(self), __wrapped__=method, _bound=(instance,))
+        target = Target.of(method, self._settings.statics)
+        bound = object.__new__(DelayedFunction)  # what is compiled is shared
+        vars(bound).update(vars(self), __wrapped__=method, _target=target, _owner=(instance,))
         return bound
 
     def __reduce__(self) -> Any:
         # What is compiled stays here. A method, and what a decorator has put in the place of its
         # function, are found by name.
-        if self._bound:
-            return getattr, (*self._bound, vars(self)["__name__"])
-        parts = self.__wrapped__, self._amped, self._settings
+        if self._owner:
+            return getattr, (*self._owner, vars(self)["__name__"])
+        parts = self.__wrapped__, self._settings
         return vars(self)["__qualname__"] if is_found(self) else (DelayedFunction, parts)
 
     def __repr__(self) -> str:
         return f"<amp of {self.__wrapped__!r}, {self.policy}>"
 
     def _run(self, history: History | None, args: Any, kwargs: Any) -> tuple[Any, History]:
-        leaves, tree = jax.tree.flatten(((*self._bound, *args), kwargs))
-        traced = tuple(is_array(leaf) or type(leaf) is float for leaf in leaves)
-        arrays = [leaf for leaf, is_traced in zip(leaves, traced, strict=True) if is_traced]
-        constants = [
-            None if is_traced else leaf for leaf, is_traced in zip(leaves, traced, strict=True)
-        ]
-        key = tree, traced, tuple(map(constant_key, constants)), history is None
-        run, borne = self._compiled.get(key, (None, ()))
-        if run is None or not are_held(borne, (self.__wrapped__, *constants)):
-            run, _ = self._compiled[key] = self._jitted(tree, traced, constants)
-        result, made = run(history, *arrays)
-        return result.join(), made
+        with self._runner.prepared(self._target, args, kwargs) as call:
+            result, made = self._runner.form(call)(history, *call.arrays)
+            return call.finish(joined(result)), made
 
-    def _jitted(
-        self, tree: Any, traced: Sequence[bool], constants: Sequence[Any]
-    ) -> tuple[Any, list[Held]]:
-        """The compiled form, and the arrays of objects that it will have captured."""
-        borne: list[Held] = []
+
+class _Threaded(Runner):
+    """A Runner whose forms take and return a history besides."""
+
+    def compile(self, signature: Signature) -> Callable[..., Any]:
+        settings, policy = self.settings, self.settings.policy
+        rewritten = compiled(signature, settings._replace(policy=policy.stateless))
 
         @jax.jit
-        def run(history: History | None, *arrays: Any) -> tuple[Result, History]:
-            outputs: list[Outputs] = []
-
-            def flat(*arrays: Any) -> list[Any]:
-                rest = iter(arrays)
-                leaves = zip(constants, traced, strict=True)
-                values = [next(rest) if is_traced else leaf for leaf, is_traced in leaves]
-                args, kwargs = jax.tree.unflatten(tree, values)
-                returned, structure = jax.tree.flatten(self._amped(*args, **kwargs))
-                outputs[:] = [Outputs(structure, [_constant(r) for r in returned])]
-                return [r for r in returned if is_array(r)]
-
-            closed = jax.make_jaxpr(flat)(*arrays)
-            borne.extend(captured(closed, (self.__wrapped__, *constants)))
+        def step(history: History | None, *arrays: Any) -> tuple[Any, History]:
+            closed, shapes = jax.make_jaxpr(rewritten, return_shape=True)(*arrays)
             # Whoever tries another policy on the step has no history for it.
-            tried = in_force(self._settings).policy != self.policy
+            tried = in_force(settings).policy != policy
             results, made = run_with_history(
-                closed, arrays, None if tried else history, self.policy.scaling.history
+                closed, arrays, None if tried else history, policy.scaling.history
             )
-            return Result(results, outputs[0]), made
+            return jax.tree.unflatten(jax.tree.structure(shapes), results), made
 
-        return run, borne
-
-
-def _constant(value: Any) -> Callable[[], Any] | None:
-    return None if is_array(value) else lambda: value
+        return step

@@ -2,99 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr
 
-from jaxamp.core.adapters import adapter
-from jaxamp.plan import make_plan
+from jaxamp.core.formats import Precision
+from jaxamp.core.keep_precision import keep_precision
+from jaxamp.plan import Plan, make_plan
 from jaxamp.policy.context import amp_scope
-from jaxamp.policy.settings import Settings
+from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.rewrite import run_plan
-from jaxamp.trace.arguments import Layout
-from jaxamp.trace.captured_arrays import Held, captured
+from jaxamp.run.settings import Settings, in_force
+from jaxamp.trace.arguments import Signature, Static
 from jaxamp.trace.garbage import paused
-from jaxamp.trace.static_arguments import Constants
-from jaxamp.trace.trace import Outputs, trace
+from jaxamp.trace.trace import run, trace
 
-NNX = "flax.nnx"
 _REGION = "jaxamp_region_"  # a compiled function of this name is rewritten already
 
 
-def nnx_adapter(layout: Layout, leaves: Sequence[Any], keys: Sequence[Hashable]) -> Any:
-    """What makes a call that holds flax nnx objects; ``None`` for one that holds none."""
-    found = adapter(NNX)
-    return found if found is not None and found.is_needed(layout, leaves, keys) else None
+def compiled(signature: Signature, settings: Settings) -> Callable[..., Any]:
+    """Compile a call, rewritten, as a function of its arrays; `joined` takes what that returns."""
+
+    def region(*arrays: Any) -> Any:
+        return emit(signature, arrays, settings)
+
+    return jitted(region, signature.name)
 
 
-def compiled(region: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """A ``jax.jit`` of what emits the function of that name, rewritten."""
+def jitted(region: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Compile what emits the rewritten function of that name."""
     region.__name__ = region.__qualname__ = _REGION + name
     return jax.jit(region)
 
 
-def emit(
-    function: Callable[..., Any],
-    layout: Layout,
-    constants: Constants,
-    traced: Sequence[Any],
-    settings: Settings,
-    name: str,
-    borne: list[Held] | None = None,
-) -> Any:
-    """Emits a call under the current trace.
+def emit(signature: Signature, arrays: Sequence[Any], settings: Settings) -> Any:
+    """Emit a call under the current trace, rewritten.
 
     Args:
-      function: the function, called with owner, bound and given arguments in that order.
-      layout: how the call's leaves are treated.
-      constants: per leaf ``None`` where it is traced, else what returns the constant.
-      traced: the other leaves.
-      settings: how it is to be rewritten.
-      name: the function's name, for error messages.
-      borne: gets the arrays that constants hold and that are captured.
+      signature: the call without its arrays.
+      arrays: those.
+      settings: how it is to be rewritten, unless another policy is in force.
 
     Returns:
       What the function returns; as a ``Result`` where that is more than arrays.
     """
-    with amp_scope(settings.policy):
-        jaxpr, outputs = trace(function, layout, constants, traced, name)
-        if borne is not None:
-            borne += captured(jaxpr, (get() for get in constants if get is not None))
+    settings = in_force(settings)
+    if settings.is_identity:
+        results, outputs = unchanged(run, signature, arrays)
+    else:
+        with amp_scope(settings.policy):
+            jaxpr, outputs = trace(signature, arrays)
         with paused():
-            arrays = _rewrite(jaxpr, traced, settings)
-    return outputs.join(arrays) if outputs.is_all_arrays else Result(arrays, outputs)
+            results = _rewrite(jaxpr, arrays, settings)
+    return outputs.join(results) if outputs.is_all_arrays else Result(results, outputs)
 
 
-def _rewrite(jaxpr: ClosedJaxpr, traced: Sequence[Any], settings: Settings) -> list[Any]:
-    """What the rewritten program gives; its plan is gone before the collector could walk it."""
+def _rewrite(jaxpr: ClosedJaxpr, arrays: Sequence[Any], settings: Settings) -> list[Any]:
+    """Rewrite a program in place; its plan is gone before the collector could walk it."""
     plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
-    return run_plan(jaxpr, plan, *traced)
+    return run_plan(jaxpr, plan, *arrays)
+
+
+def plan_call(
+    signature: Signature, arrays: Sequence[Any], settings: Settings
+) -> tuple[Plan, Static]:
+    """Plan a call, and stop there.
+
+    Args:
+      signature: the call without its arrays.
+      arrays: those, or their shapes.
+      settings: how it is to be rewritten.
+
+    Returns:
+      The plan, and what the function returns besides arrays.
+    """
+    with amp_scope(settings.policy):
+        jaxpr, outputs = trace(signature, arrays)
+    return make_plan(jaxpr, settings.policy, strict=settings.strict), outputs
+
+
+def unchanged(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `fn` itself, marked so that an ``amp`` around this one leaves it alone too."""
+    with amp_scope(PrecisionPolicy.ALWAYS_F32), keep_precision(Precision.F32):
+        return fn(*args, **kwargs)
 
 
 @jax.tree_util.register_pytree_node_class
 class Result:
     """What a compiled form gives: arrays, and what the function returned beside them."""
 
-    def __init__(self, arrays: Sequence[Any], outputs: Outputs) -> None:
+    def __init__(self, arrays: Sequence[Any], outputs: Static) -> None:
         self.arrays = arrays
         self.outputs = outputs
 
-    def join(self) -> Any:
-        """What the function returned."""
-        return self.outputs.join(self.arrays)
-
-    def tree_flatten(self) -> tuple[Sequence[Any], Outputs]:
+    def tree_flatten(self) -> tuple[Sequence[Any], Static]:
         """The arrays, and the rest as what is the same for every call of the form."""
         return self.arrays, self.outputs
 
     @classmethod
-    def tree_unflatten(cls, outputs: Outputs, arrays: Sequence[Any]) -> Result:
-        """Puts together what JAX has taken apart."""
+    def tree_unflatten(cls, outputs: Static, arrays: Sequence[Any]) -> Result:
+        """Put together what JAX has taken apart."""
         return cls(arrays, outputs)
 
 
 def joined(result: Any) -> Any:
-    """What the function returned, from what a compiled form gives."""
-    return result.join() if type(result) is Result else result
+    """Return the function's result, from what a compiled form gives."""
+    return result.outputs.join(result.arrays) if type(result) is Result else result

@@ -1,38 +1,36 @@
-"""Running: the compiled forms of a function under a policy, made once and kept as long as it."""
+"""Running: the compiled forms of a function under a policy, made once and kept as long as it.
+
+Most calls hold nothing but arrays. ``jax.jit`` takes these apart itself, in C++, so that the first
+thing that is tried is a form that is compiled as the function is called. Where an argument may be a
+Python number it declines, before the user's function is run, and ``jax.jit`` refuses what it cannot
+trace: such calls are split in Python, into arrays and a static rest (``jaxamp.trace.arguments``).
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 from weakref import ref
 
-from jaxamp.core import taxonomy
-from jaxamp.policy.settings import Settings
-from jaxamp.run.emit import compiled, emit, joined, nnx_adapter
-from jaxamp.run.fast_path import Direct
-from jaxamp.trace.arguments import Layout, Target
-from jaxamp.trace.captured_arrays import Held, are_held
-from jaxamp.trace.static_arguments import Constants, hold
+import jax
 
+from jaxamp.core import jax_compat, taxonomy
+from jaxamp.core.adapters import adapter
+from jaxamp.run.emit import compiled, emit, jitted, joined
+from jaxamp.run.settings import Settings
+from jaxamp.trace.arguments import Call, Layout, Signature, jit_traces
+from jaxamp.trace.static_arguments import hold
+from jaxamp.trace.target import Target
+
+NNX = "flax.nnx"
 _MANY = 16  # traces of one call, after which it is likely that something changes by mistake
+_NEVER = -1  # a version that the table of kinds never has
 
 
-class _Form(NamedTuple):
-    """A compiled form.
-
-    Attributes:
-      call: what to call with the traced leaves.
-      borne: arrays that constants hold and that it has captured.
-    """
-
-    call: Callable[..., Any]
-    borne: list[Held]
-
-    def is_stale(self, leaves: Sequence[Any], keys: Sequence[Hashable]) -> bool:
-        """Whether constants hold other arrays by now."""
-        owners = (x for x, key in zip(leaves, keys, strict=True) if key is not None)
-        return not are_held(self.borne, owners)
+class _Declined(Exception):
+    """A call may hold more than arrays."""
 
 
 class Runner:
@@ -43,98 +41,131 @@ class Runner:
     A form goes when one of its weakly held constants dies.
 
     Attributes:
-      abstract: whether ``jax.ShapeDtypeStruct`` may stand for an array.
-      direct: the form for calls of arrays alone, which need no Runner.
+      resolve: returns the function.
+      settings: how it is rewritten.
+      companion: what an adapter keeps for as long as this lives.
     """
 
-    abstract = False
-
-    def __init__(
-        self, function: Callable[..., Any], settings: Settings, *, pure: bool = False
-    ) -> None:
-        self.resolve = _weakly(function)
+    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
+        self.resolve = hold(function)
         self.settings = settings
-        self.direct = Direct(self.resolve, settings)
-        self._pure = pure  # no call needs an adapter
-        self.companion: Any = None  # what an adapter keeps for as long as this lives
-        self._layouts: dict[Any, Layout] = {}
+        self.companion: Any = None
+        self._layouts: dict[tuple[Any, bool], Layout] = {}
         self._traces: dict[Layout, tuple[int, Sequence[Hashable]]] = {}
-        self._forms: dict[Hashable, _Form] = {}
+        self._forms: dict[Hashable, Callable[..., Any]] = {}
+        self._takes_arrays = True  # until a call held more: trying costs more than splitting
+        self._fast: tuple[int, Callable[..., Any] | None] = (_NEVER, None)
 
     def __call__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with what `target` binds and the given arguments."""
-        leaves, treedef = target.flatten(args, kwargs)
-        layout = self._layouts.get(treedef)
-        if layout is None:
-            layout = self._layouts.setdefault(treedef, Layout.of(treedef))
-        traced, keys = layout.split(leaves, abstract=self.abstract)
-        if not self._pure and (adapter := nnx_adapter(layout, leaves, keys)):
-            return adapter.call(self, target, args, kwargs)
-        try:
-            return self.run(layout, leaves, traced, keys, target.name)
-        except (TypeError, ValueError) as error:
-            concrete = layout.concrete(leaves)
-            if concrete is None:
-                raise
-            # The function may need the value of a Python float, as in `if rate == 0.0`.
+        version, form = self._fast
+        if version != taxonomy.version:
+            form = self._renew(target)
+        if form is not None:
             try:
-                traced, keys = concrete.split(leaves, abstract=self.abstract)
-                result = self.run(concrete, leaves, traced, keys, target.name)
-            except Exception:
-                raise error from None
-        self._layouts[treedef] = concrete
-        return result
+                return joined(form(*args, **kwargs))
+            except Exception as error:
+                if not self._is_declined(error, args, kwargs):
+                    raise
+        return self._call(target, args, kwargs)
 
-    def run(
-        self,
-        layout: Layout,
-        leaves: Sequence[Any],
-        traced: Sequence[Any],
-        keys: Sequence[Hashable],
-        name: str,
-    ) -> Any:
-        """Call the function on `leaves`, parted into `traced` ones and the `keys` of others."""
-        key = (layout, keys, taxonomy.version)  # a kind registered since may change the plan
+    @jax_compat.boundary
+    def _call(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self.prepared(target, args, kwargs) as call:
+            return call.finish(joined(self.form(call)(*call.arrays)))
+
+    @contextmanager
+    def prepared(
+        self, target: Target, args: Any, kwargs: Any, *, abstract: bool = False
+    ) -> Iterator[Call]:
+        """Split a call; inside of the ``with`` block it can be traced and run.
+
+        Args:
+          target: the function and what is bound to it.
+          args: positional arguments.
+          kwargs: keyword arguments.
+          abstract: let ``jax.ShapeDtypeStruct`` stand for an array.
+        """
+        call = self.split(target, args, kwargs, abstract=abstract)
+        nnx = _nnx_adapter(call)
+        if nnx is None:
+            yield call
+        else:
+            with nnx.purified(self, target, args, kwargs, abstract=abstract) as pure:
+                yield pure
+
+    def split(self, target: Target, args: Any, kwargs: Any, *, abstract: bool = False) -> Call:
+        """Split a call that holds no objects whose state JAX cannot see. See `prepared`."""
+        leaves, treedef = target.flatten(args, kwargs)
+        key = treedef, jax_compat.is_staging()
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts.setdefault(key, Layout.of(treedef, staged=key[1]))
+        arrays, keys = layout.split(leaves, abstract=abstract)
+        return Call(target.function, target.name, layout, leaves, arrays, keys)
+
+    def form(self, call: Call) -> Callable[..., Any]:
+        """Return the compiled form for a call, to be called with its arrays."""
+        key = (*call.key, taxonomy.version)  # a kind registered since may change the plan
         form = self._forms.get(key)
-        if form is not None and form.is_stale(leaves, keys):
-            self._forms.pop(key, None)
-            form = None
         if form is None:
-            self._count(layout, keys, name)
-            constants = self._hold(leaves, key)
-            form = self._forms.setdefault(key, self._form(layout, constants, name))
-        return joined(form.call(*traced))
+            self._count(call)
+            signature = call.signature(self._dropping(key))
+            form = self._forms.setdefault(key, self.compile(signature))
+        return form
 
-    def _form(self, layout: Layout, constants: Constants, name: str) -> _Form:
-        resolve, settings = self.resolve, self.settings
-        borne: list[Held] = []
+    def compile(self, signature: Signature) -> Callable[..., Any]:
+        """Make a compiled form; subclasses compile something else."""
+        return compiled(signature, self.settings)
 
-        def region(*traced: Any) -> Any:
-            return emit(resolve(), layout, constants, traced, settings, name, borne)
+    def _renew(self, target: Target) -> Callable[..., Any] | None:
+        """Make the form for calls of arrays alone, for the present table of kinds."""
+        if not (self._takes_arrays and target.is_bare):
+            return None
+        resolve, name, settings, version = (
+            self.resolve,
+            target.name,
+            self.settings,
+            taxonomy.version,
+        )
 
-        return _Form(compiled(region, name), borne)
+        def region(*args: Any, **kwargs: Any) -> Any:
+            function = resolve()
+            leaves, treedef = jax.tree.flatten((None, (), {}, args, kwargs))
+            call = Call(function, name, Layout.of(treedef), leaves, leaves, (None,) * len(leaves))
+            if any(map(_may_be_number, leaves)) or _nnx_adapter(call):
+                raise _Declined
+            return emit(call.signature(), leaves, settings)
 
-    def _count(self, layout: Layout, keys: Sequence[Hashable], name: str) -> None:
+        form = self._forms.setdefault(version, jitted(region, name))  # threads share one
+        self._fast = version, form
+        return form
+
+    def _is_declined(self, error: Exception, args: Any, kwargs: Any) -> bool:
+        """Whether a call holds more than arrays, so that the function has not been run."""
+        leaves = jax.tree.leaves((args, kwargs))
+        if all(map(jit_traces, leaves)) and not isinstance(error, _Declined):
+            return False
+        self._takes_arrays, self._fast = False, (_NEVER, None)
+        self._forms.pop(taxonomy.version, None)
+        return True
+
+    def _count(self, call: Call) -> None:
         """Warn where the same call is traced again and again for new constants."""
-        count, last = self._traces.get(layout, (0, keys))
-        self._traces[layout] = count + 1, keys
-        if count + 1 == _MANY:
-            pairs = zip(layout.names(self.resolve()), last, keys, strict=True)
+        count, last = self._traces.get(call.layout, (0, call.keys))
+        self._traces[call.layout] = count + 1, call.keys
+        if count + 1 == _MANY and not jax_compat.is_staging():
+            pairs = zip(call.layout.names(call.function), last, call.keys, strict=True)
             changed = ", ".join(name for name, old, new in pairs if old != new)
-            changed = changed or "an array that an object holds"
             warnings.warn(
-                f"amp has traced {name} {_MANY} times because {changed} keeps changing and is a "
-                "constant of the trace. Pass a number that changes as an array "
-                "(jnp.asarray(step)), and make a function once, outside of the loop. Arrays that "
-                "an object holds are constants too: pass them as arguments, or register its class "
-                "as a pytree.",
-                stacklevel=7,
+                f"amp has traced {call.name} {_MANY} times because {changed} keeps changing and is "
+                "a constant of the trace. Pass a number that changes as an array "
+                "(jnp.asarray(step)), and make a function once, outside of the loop.",
+                stacklevel=8,
             )
 
-    def _hold(
-        self, leaves: Sequence[Any], key: tuple[Layout, Sequence[Hashable], int]
-    ) -> Constants:
-        """What returns the constants among `leaves`; a form goes with the first that dies."""
+    def _dropping(self, key: Hashable) -> Callable[[Any], None]:
+        """What drops a form when the first of its weakly held constants dies."""
         self_ref = ref(self)
 
         def dropped(_: Any) -> None:
@@ -142,15 +173,21 @@ class Runner:
             if runner is not None:
                 runner._forms.pop(key, None)
 
-        pairs = zip(leaves, key[1], strict=True)
-        return [None if k is None else hold(leaf, k, dropped) for leaf, k in pairs]
+        return dropped
 
 
-def _weakly(function: Callable[..., Any]) -> Callable[[], Any]:
-    try:
-        return ref(function)
-    except TypeError:  # such a function's Runner belongs to one AmpFunction, and dies with it
-        return lambda: function
+def _may_be_number(leaf: Any) -> bool:
+    """Whether ``jax.jit`` makes the same of a Python number."""
+    aval = jax.typeof(leaf)
+    if getattr(aval, "shape", None) != ():
+        return False
+    return getattr(aval, "weak_type", False) or aval.dtype == bool
+
+
+def _nnx_adapter(call: Call) -> Any:
+    """What makes a call that holds flax nnx objects; ``None`` for one that holds none."""
+    found = adapter(NNX)
+    return found if found is not None and found.is_needed(call) else None
 
 
 class Runners:

@@ -19,7 +19,7 @@ from jaxamp.inspect.report import report
 from jaxamp.inspect.shown import Shown
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.run.amp import amp, under
-from jaxamp.trace.arguments import Target as Call
+from jaxamp.trace.target import Target as Call
 
 _BASE = PrecisionPolicy.ALWAYS_F32
 

@@ -1,15 +1,16 @@
-"""Calls: a callable and its arguments, taken apart into what is traced and what is constant.
-
-What is traced, and what is a constant of the trace:
+"""The split of a call, or of any tree, into arrays that are traced and a static rest.
 
 * jax and numpy arrays, numpy scalars, tracers, keys and Refs are traced;
 * Python ``float`` and ``complex`` arguments are traced (weakly typed, as ``jax.jit`` does), so that
-  a new learning rate costs no new trace; a function that needs their values gets them instead;
-* ``bool``, ``int``, ``str``, ``None``, functions and any other object are constants, because
-  programs use them as switches, sizes and axes;
-* inside a container class the container's own convention holds: every number that is no array is a
-  constant of an equinox module, and is traced in any other registered class;
-* what is bound beforehand (``functools.partial``, ``self``) keeps its Python numbers as constants.
+  a new learning rate costs no new trace;
+* ``bool``, ``int``, ``str``, ``None``, functions and any other object are static, because programs
+  use them as switches, sizes and axes;
+* inside a container class the container's own convention holds: every number that is no array is
+  static in an equinox module, and is traced in any other registered class;
+* what is bound beforehand (``functools.partial``, ``self``) keeps its Python numbers static;
+* while JAX stages a program around the call, as in ``jax.jit``, all Python numbers are static: what
+  was to be traced is a tracer already;
+* an argument that is declared static is one value, whatever containers it is made of.
 """
 
 from __future__ import annotations
@@ -17,67 +18,92 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from types import MethodType, WrapperDescriptorType
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.core import Tracer
 from jax.extend.core import valid_jaxtype
 
-from jaxamp.trace.static_arguments import Constants, constant_key, identity_key
+from jaxamp.trace.static_arguments import Constants, constant_key, hold, identity_key, value_of
 
 Numbers = tuple[type, ...]
 _AS_ARGUMENT: Numbers = (float, complex)
 _AS_JIT: Numbers = (bool, int, float, complex)
-_AS_CONSTANT: Numbers = ()
+_STATIC: Numbers = ()
 _BUILTIN_NODES = (tuple, list, dict, type(None))
 _ARRAYS = (jax.Array, Tracer, jax.Ref)
 _ARRAY_TYPES: set[type] = set()  # classes met so far: asking jax.Array is slow
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A callable taken apart: the function itself and what is bound to it.
+def is_array(leaf: Any) -> bool:
+    """Whether `leaf` is something that JAX traces whatever the convention.
+
+    >>> is_array(np.float32(1)), is_array(1.0), is_array("relu")
+    (True, False, False)
+    """
+    if isinstance(leaf, _ARRAYS):
+        _ARRAY_TYPES.add(type(leaf))
+        return True
+    return isinstance(leaf, (np.ndarray, np.generic)) and valid_jaxtype(leaf)
+
+
+def jit_traces(leaf: Any) -> bool:
+    """Whether ``jax.jit`` traces `leaf`, as an array and not as a Python number."""
+    return not isinstance(leaf, _AS_JIT) and valid_jaxtype(leaf) if not is_array(leaf) else True
+
+
+class Static:
+    """A tree without its arrays: the static part of a call, or of what a function returns.
+
+    As auxiliary data of a compiled function's output tree, it comes back with the arrays of the
+    very form that has run. Compared by identity.
 
     Attributes:
-      function: what is called in the end.
-      owner: the ``self`` of a bound method or of a callable object; ``None`` where there is none.
-      args: positional arguments bound by ``functools.partial``.
-      kwargs: keyword arguments bound by ``functools.partial``.
-      name: a word for messages and for the compiled function.
+      treedef: the structure.
+      constants: per leaf ``None`` for an array, else what returns the constant.
     """
 
-    function: Callable[..., Any]
-    owner: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    name: str
+    __slots__ = ("constants", "is_all_arrays", "treedef")
 
-    @classmethod
-    def of(cls, fn: Callable[..., Any]) -> Target:
-        """Take `fn` apart.
+    def __init__(self, treedef: Any, constants: Constants) -> None:
+        self.treedef = treedef
+        self.constants = constants
+        self.is_all_arrays = all(constant is None for constant in constants)
 
-        >>> import functools
-        >>> target = Target.of(functools.partial(max, 3))
-        >>> target.name, target.args
-        ('max', (3,))
-        """
-        args, kwargs = (), {}
-        while isinstance(fn, partial):
-            args, kwargs, fn = fn.args + args, {**fn.keywords, **kwargs}, fn.func
-        name = getattr(fn, "__name__", type(fn).__name__)
-        if isinstance(fn, MethodType):
-            return cls(fn.__func__, fn.__self__, args, kwargs, name)
-        if _is_plain_object(fn):
-            return cls(type(fn).__call__, fn, args, kwargs, name)
-        return cls(fn, None, args, kwargs, name)
+    def join(self, arrays: Sequence[Any]) -> Any:
+        """Put the tree together again."""
+        if self.is_all_arrays:
+            return jax.tree.unflatten(self.treedef, arrays)
+        values = iter(arrays)
+        leaves = [next(values) if constant is None else constant() for constant in self.constants]
+        return jax.tree.unflatten(self.treedef, leaves)
 
-    def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-        """Leaves and structure of ``(owner, bound args, bound kwargs, args, kwargs)``."""
-        return jax.tree.flatten((self.owner, self.args, self.kwargs, args, kwargs))
+    def paths(self) -> list[str]:
+        """The path of each array, e.g. ``['w'][0]``; that of a lone one is empty."""
+        leaves = [object() if constant is None else None for constant in self.constants]
+        tree = jax.tree.unflatten(self.treedef, leaves)
+        paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)[0]
+        return [jax.tree_util.keystr(path) for path, leaf in paths if leaf is not None]
+
+
+def split(tree: Any, *, abstract: bool = False) -> tuple[list[Any], Static]:
+    """Part any tree into its arrays and the static rest, Python numbers included.
+
+    Args:
+      tree: any tree.
+      abstract: let ``jax.ShapeDtypeStruct`` stand for an array.
+
+    >>> arrays, rest = split({"w": np.ones(2), "mode": "relu"})
+    >>> rest.join([a + 1 for a in arrays])
+    {'mode': 'relu', 'w': array([2., 2.])}
+    """
+    leaves, treedef = jax.tree.flatten(tree)
+    traced = [is_array(leaf) or (abstract and _is_shape(leaf)) for leaf in leaves]
+    pairs = list(zip(leaves, traced, strict=True))
+    constants = [None if is_traced else lambda leaf=leaf: leaf for leaf, is_traced in pairs]
+    return [leaf for leaf, is_traced in pairs if is_traced], Static(treedef, constants)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,24 +123,23 @@ class Layout:
     nodes: frozenset[type]
 
     @classmethod
-    def of(cls, treedef: Any) -> Layout:
-        """The layout of `treedef`."""
+    def of(cls, treedef: Any, *, staged: bool = False) -> Layout:
+        """The layout of `treedef`.
+
+        Args:
+          treedef: structure of a call.
+          staged: whether JAX stages a program around the call: no Python number is traced.
+        """
         owner, bound_args, bound_kwargs, args, kwargs = treedef.children()
         numbers: list[Numbers] = []
         nodes: set[type] = set()
         for part in (owner, bound_args, bound_kwargs):
-            _conventions(part, _AS_CONSTANT, numbers, nodes)
+            _conventions(part, _STATIC, numbers, nodes)
         for part in (args, kwargs):
             _conventions(part, _AS_ARGUMENT, numbers, nodes)
+        if staged:
+            numbers = [_STATIC] * len(numbers)
         return cls(treedef, tuple(numbers), _is_leaf(owner), frozenset(nodes))
-
-    def concrete(self, leaves: Sequence[Any]) -> Layout | None:
-        """The layout in which float arguments are constants; ``None`` if `leaves` has none."""
-        pairs = zip(leaves, self.numbers, strict=True)
-        if not any(numbers is _AS_ARGUMENT and type(leaf) in numbers for leaf, numbers in pairs):
-            return None
-        numbers = (_AS_CONSTANT if n is _AS_ARGUMENT else n for n in self.numbers)
-        return replace(self, numbers=tuple(numbers))
 
     def split(
         self, leaves: Sequence[Any], *, abstract: bool = False
@@ -133,13 +158,13 @@ class Layout:
             return list(leaves), (None,) * len(leaves)
         keys = [
             None
-            if (kind := type(leaf)) in _ARRAY_TYPES or kind in numbers or is_array(leaf)
+            if (kind := type(leaf)) in _ARRAY_TYPES
+            or kind in numbers
+            or is_array(leaf)
+            or (abstract and _is_shape(leaf))
             else constant_key(leaf)
             for leaf, numbers in zip(leaves, self.numbers, strict=True)
         ]
-        if abstract:
-            structs = [isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves]
-            keys = [None if s else key for s, key in zip(structs, keys, strict=True)]
         if self.owned and keys[0] is not None:
             keys[0] = identity_key(leaves[0])
         traced = [leaf for leaf, key in zip(leaves, keys, strict=True) if key is None]
@@ -160,28 +185,76 @@ class Layout:
         paths = jax.tree_util.tree_flatten_with_path(call)[0]
         return [_leaf_name(path, parameters, before) for path, _ in paths]
 
-    def join(self, traced: Sequence[Any], constants: Constants) -> Any:
-        """Put a call together again from its traced leaves and its constants."""
-        values = iter(traced)
-        leaves = [next(values) if constant is None else constant() for constant in constants]
-        return jax.tree.unflatten(self.treedef, leaves)
 
+class Signature(NamedTuple):
+    """A call without its arrays: what ``jax.jit`` would call its static part.
 
-def is_array(leaf: Any) -> bool:
-    """Whether `leaf` is something that JAX traces whatever the convention.
-
-    >>> is_array(np.float32(1)), is_array(1.0), is_array("relu")
-    (True, False, False)
+    Attributes:
+      resolve: returns the function, which a compiled form holds weakly.
+      layout: how the call's leaves are treated.
+      rest: the static part of ``(owner, bound args, bound kwargs, args, kwargs)``.
+      name: the function's name, for messages.
     """
-    if isinstance(leaf, _ARRAYS):
-        _ARRAY_TYPES.add(type(leaf))
-        return True
-    return isinstance(leaf, (np.ndarray, np.generic)) and valid_jaxtype(leaf)
+
+    resolve: Callable[[], Callable[..., Any]]
+    layout: Layout
+    rest: Static
+    name: str
+
+    def call(self, arrays: Sequence[Any]) -> Any:
+        """Call the function on other arrays."""
+        owner, bound_args, bound_kwargs, args, kwargs = self.rest.join(arrays)
+        selves = () if owner is None else (owner,)
+        return self.resolve()(*selves, *bound_args, *args, **{**bound_kwargs, **kwargs})
+
+    def names(self) -> list[str]:
+        """The arrays as the function knows them."""
+        named = zip(self.layout.names(self.resolve()), self.rest.constants, strict=True)
+        return [name for name, constant in named if constant is None]
 
 
-def _is_plain_object(fn: Any) -> bool:
-    """Whether `fn` is an object whose class says in Python how it is called."""
-    return not isinstance(type(fn).__call__, WrapperDescriptorType)
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A call taken apart.
+
+    Attributes:
+      function: takes the owner, bound and given arguments in that order.
+      name: its name.
+      layout: how the leaves are treated.
+      leaves: all leaves.
+      arrays: the traced ones.
+      keys: per leaf ``None`` where it is traced, else the key of a constant.
+      finish: makes what the caller gets of what the function returns.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    layout: Layout
+    leaves: Sequence[Any]
+    arrays: list[Any]
+    keys: tuple[Hashable, ...]
+    finish: Callable[[Any], Any] = lambda result: result
+
+    @property
+    def key(self) -> tuple[Layout, tuple[Hashable, ...]]:
+        """Tells calls apart that need traces of their own, whatever their arrays."""
+        return self.layout, self.keys
+
+    def signature(self, dropped: Callable[[Any], None] | None = None) -> Signature:
+        """The call without its arrays.
+
+        Args:
+          dropped: called when a constant that is known by identity dies; if given, function and
+            constants are held weakly.
+        """
+        function = self.function
+        resolve = (lambda: function) if dropped is None else hold(function)
+        pairs = zip(self.leaves, self.keys, strict=True)
+        constants = [
+            None if k is None else value_of(leaf) if dropped is None else hold(leaf, k, dropped)
+            for leaf, k in pairs
+        ]
+        return Signature(resolve, self.layout, Static(self.layout.treedef, constants), self.name)
 
 
 def _conventions(treedef: Any, numbers: Numbers, out: list[Numbers], nodes: set[type]) -> None:
@@ -198,12 +271,16 @@ def _conventions(treedef: Any, numbers: Numbers, out: list[Numbers], nodes: set[
 def _inside(node: type, numbers: Numbers) -> Numbers:
     equinox = sys.modules.get("equinox")
     if equinox is not None and issubclass(node, equinox.Module):
-        return _AS_CONSTANT
+        return _STATIC
     return numbers if issubclass(node, _BUILTIN_NODES) else _AS_JIT
 
 
 def _is_leaf(treedef: Any) -> bool:
     return treedef.node_data() is None
+
+
+def _is_shape(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _leaf_name(path: Any, parameters: Sequence[str], before: Mapping[int, int]) -> str:
@@ -216,11 +293,3 @@ def _leaf_name(path: Any, parameters: Sequence[str], before: Mapping[int, int]) 
     else:
         name = path[1].key
     return f"{name}{jax.tree_util.keystr(path[2:])}"
-
-
-def is_found(function: Any) -> bool:
-    """Whether the name of `function` leads to it, from its module: what pickle needs to know."""
-    found: Any = sys.modules.get(getattr(function, "__module__", ""))
-    for name in getattr(function, "__qualname__", "").split("."):
-        found = vars(found).get(name) if hasattr(found, "__dict__") else None
-    return found is function

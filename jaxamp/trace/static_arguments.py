@@ -7,6 +7,8 @@ from types import MethodType
 from typing import Any
 from weakref import WeakMethod, ref
 
+from jaxamp.trace.target import StaticValue
+
 Constants = Sequence[Callable[[], Any] | None]  # per leaf of a call; None where it is traced
 
 _BY_VALUE = (str, int, bool, type(None), bytes)
@@ -21,6 +23,8 @@ def constant_key(leaf: Any) -> Hashable:
     kind = type(leaf)
     if kind in _BY_VALUE:
         return kind, leaf
+    if kind is StaticValue:
+        return kind, constant_key(leaf.value)
     if kind is float:
         return kind, leaf.hex()  # tells -0.0 from 0.0, and nan equals itself
     if kind is complex:
@@ -38,25 +42,29 @@ def constant_key(leaf: Any) -> Hashable:
     return kind, leaf
 
 
-def hold(leaf: Any, key: Hashable, dropped: Callable[[Any], None]) -> Callable[[], Any]:
-    """Something that returns `leaf`: weakly where it is known by identity and allows that.
+def hold(
+    leaf: Any, key: Hashable = None, dropped: Callable[[Any], None] | None = None
+) -> Callable[[], Any]:
+    """Return something that returns `leaf`: weakly where identity is its key and it allows that.
 
     Args:
-      leaf: a constant of a call.
-      key: its key.
+      leaf: a constant of a call, or its function.
+      key: the constant's key; left out, identity.
       dropped: called when a weakly held `leaf` dies.
     """
-    if isinstance(key, _Identity):
+    if type(leaf) is StaticValue:
+        return hold(leaf.value, constant_key(leaf.value), dropped)
+    if key is None or isinstance(key, _Identity):
         return _weakly(ref, leaf, dropped)
     if type(leaf) is MethodType:
         return _weakly(WeakMethod, leaf, dropped)
     return lambda: leaf
 
 
-def kept(leaves: Sequence[Any], keys: Sequence[Hashable]) -> Constants:
-    """What returns the constants among `leaves`, for a call that is looked at once."""
-    pairs = zip(leaves, keys, strict=True)
-    return [None if key is None else lambda leaf=leaf: leaf for leaf, key in pairs]
+def value_of(leaf: Any) -> Callable[[], Any]:
+    """Return something that returns a constant, for a call that is looked at once."""
+    value = leaf.value if type(leaf) is StaticValue else leaf
+    return lambda: value
 
 
 class _Identity(int):
@@ -70,7 +78,7 @@ def identity_key(leaf: Any) -> Hashable:
     return _Identity(id(leaf))
 
 
-def _weakly(kind: Any, leaf: Any, dropped: Callable[[Any], None]) -> Callable[[], Any]:
+def _weakly(kind: Any, leaf: Any, dropped: Callable[[Any], None] | None) -> Callable[[], Any]:
     try:
         return kind(leaf, dropped)
     except TypeError:

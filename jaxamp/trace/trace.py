@@ -16,97 +16,69 @@ from jax.extend.core import ClosedJaxpr, DebugInfo
 from jaxamp.errors import OutputError, article
 from jaxamp.jaxprs.relu_masks import compare_results
 from jaxamp.jaxprs.shared_rules import share_rules
-from jaxamp.trace.arguments import Layout, is_array
-from jaxamp.trace.static_arguments import Constants
+from jaxamp.trace.arguments import Signature, Static, is_array
 
 _NEAR = 4  # how deep in a returned object arrays are looked for
 
 
-class Outputs:
-    """What a traced function returned, apart from the arrays: the side channel of a compiled call.
-
-    Instances travel as the auxiliary data of the compiled function's output tree, so whichever
-    compiled form runs, its own constants come back with its arrays.
-    """
-
-    __slots__ = ("constants", "is_all_arrays", "treedef")
-
-    def __init__(self, treedef: Any, constants: Constants) -> None:
-        self.treedef = treedef
-        self.constants = constants
-        self.is_all_arrays = all(constant is None for constant in constants)
-
-    def join(self, arrays: Sequence[Any]) -> Any:
-        """The function's result, from its arrays."""
-        if self.is_all_arrays:
-            return jax.tree.unflatten(self.treedef, arrays)
-        values = iter(arrays)
-        leaves = [next(values) if constant is None else constant() for constant in self.constants]
-        return jax.tree.unflatten(self.treedef, leaves)
-
-
-def trace(
-    function: Callable[..., Any],
-    layout: Layout,
-    constants: Constants,
-    traced: Sequence[Any],
-    name: str,
-) -> tuple[ClosedJaxpr, Outputs]:
-    """Trace `function` once.
+def trace(signature: Signature, arrays: Sequence[Any]) -> tuple[ClosedJaxpr, Static]:
+    """Trace a call once.
 
     Args:
-      function: the function, called with owner, bound and given arguments in that order.
-      layout: how the call's leaves are treated.
-      constants: per leaf ``None`` where it is traced, else what returns the constant.
-      traced: arrays, tracers or ``jax.ShapeDtypeStruct`` for the traced leaves.
-      name: the function's name, for error messages.
+      signature: the call without its arrays.
+      arrays: arrays, tracers or ``jax.ShapeDtypeStruct`` to trace it with.
 
     Returns:
-      The jaxpr over the traced leaves, in order, and what the function returned besides arrays.
+      The jaxpr over the arrays, in order, and what the function returned besides arrays.
     """
     outputs = None
-    names = [n for n, c in zip(layout.names(function), constants, strict=True) if c is None]
-    source = _debug_info(function, name, names)
+    source = _debug_info(signature)
 
     def flat(*values: Any) -> list[Any]:
         nonlocal outputs
-        owner, bound_args, bound_kwargs, args, kwargs = layout.join(values, constants)
-        selves = () if owner is None else (owner,)
-        result = function(*selves, *bound_args, *args, **{**bound_kwargs, **kwargs})
-        arrays, outputs = _part_result(result, constants, source.func_src_info)
-        return arrays
+        results, outputs = run(signature, values)
+        return results
 
-    flat.__name__ = flat.__qualname__ = name
+    flat.__name__ = flat.__qualname__ = signature.name
     vars(flat)["__fun_debug_info__"] = source
     with jax.disable_jit(False):  # the jaxpr is the same; running it obeys the user's setting
-        jaxpr = jax.make_jaxpr(flat)(*traced)
+        jaxpr = jax.make_jaxpr(flat)(*arrays)
     assert outputs is not None
     return compare_results(share_rules(jaxpr)), outputs
 
 
-def _debug_info(function: Callable[..., Any], name: str, names: Sequence[str]) -> DebugInfo:
-    """What JAX says of the function and of its inputs in error messages."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    source = f"{name} at {code.co_filename}:{code.co_firstlineno}" if code else name
-    return DebugInfo("jit", source, tuple(names), None)
+def run(signature: Signature, arrays: Sequence[Any]) -> tuple[list[Any], Static]:
+    """Call the function as it is; return its arrays, and the rest of what it returned.
 
-
-def _part_result(result: Any, constants: Constants, source: str) -> tuple[list[Any], Outputs]:
-    """Part a function's result into arrays and constants; an input constant stays weakly held."""
-    leaves, treedef = jax.tree.flatten(result, is_leaf=_is_iterator)
-    arrays = [leaf for leaf in leaves if is_array(leaf)]
-    for leaf in leaves:
-        if not is_array(leaf):
-            _refuse_unfinished(leaf, source)
+    A constant of the call that is returned stays weakly held.
+    """
+    leaves, treedef = jax.tree.flatten(signature.call(arrays), is_leaf=_is_iterator)
+    constants = signature.rest.constants
     given = {id(constant()): constant for constant in constants if constant is not None}
     kept = [
-        None if is_array(leaf) else given.get(id(leaf)) or (lambda leaf=leaf: leaf)
+        None if is_array(leaf) else given.get(id(leaf)) or _constant(leaf, signature)
         for leaf in leaves
     ]
-    return arrays, Outputs(treedef, kept)
+    return [leaf for leaf in leaves if is_array(leaf)], Static(treedef, kept)
 
 
-def _refuse_unfinished(leaf: Any, source: str) -> None:
+def _constant(leaf: Any, signature: Signature) -> Callable[[], Any]:
+    _refuse_unfinished(leaf, signature)
+    return lambda: leaf
+
+
+def _debug_info(signature: Signature) -> DebugInfo:
+    """Describe the function and its inputs for JAX's error messages."""
+    return DebugInfo("jit", _source(signature), tuple(signature.names()), None)
+
+
+def _source(signature: Signature) -> str:
+    code = getattr(inspect.unwrap(signature.resolve()), "__code__", None)
+    place = f" at {code.co_filename}:{code.co_firstlineno}" if code else ""
+    return signature.name + place
+
+
+def _refuse_unfinished(leaf: Any, signature: Signature) -> None:
     """Raise where a returned object would go on computing after its trace has ended."""
     if isinstance(leaf, Coroutine):
         leaf.close()
@@ -126,7 +98,7 @@ def _refuse_unfinished(leaf: Any, source: str) -> None:
             f"{article(type(leaf).__qualname__)} that holds arrays computed in it",
             "Return the arrays, or register the class with jax.tree_util.register_dataclass.",
         )
-    raise OutputError(f"A function under amp returned {kind}. {advice}\n  at: {source}")
+    raise OutputError(f"A function under amp returned {kind}. {advice}\n  at: {_source(signature)}")
 
 
 def _is_iterator(value: Any) -> bool:

@@ -12,8 +12,8 @@ from jaxamp.core.formats import Precision
 from jaxamp.numerics.nonfinite import Nonfinite
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import Rule
-from jaxamp.policy.settings import overriding
 from jaxamp.run.amp import without_jit
+from jaxamp.run.settings import overriding
 from jaxamp.training.explain_nonfinite import explain_nonfinite, nonfinite_as_it_runs
 from jaxamp.training.loss_scale import scales_at_one
 

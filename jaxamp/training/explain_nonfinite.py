@@ -15,7 +15,7 @@ from jaxamp.numerics.nonfinite import INFINITY as INFINITY
 from jaxamp.numerics.nonfinite import NAN as NAN
 from jaxamp.numerics.nonfinite import Nonfinite as Nonfinite
 from jaxamp.numerics.nonfinite import Program, find_nonfinite
-from jaxamp.training.trees import is_array, leaf_name
+from jaxamp.trace.arguments import split
 
 
 def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None]:
@@ -69,26 +69,18 @@ def nonfinite_as_it_runs(fun: Callable[..., Any]) -> Callable[..., Nonfinite | N
                 "another transformation there are none yet. Call them outside, on the function "
                 "that is transformed."
             )
-        leaves, treedef = jax.tree.flatten((args, kwargs))
-        traced = [index for index, leaf in enumerate(leaves) if is_array(leaf)]
+        given, rest = split((args, kwargs))
         outputs: Any = None
 
         def flat(*arrays: Any) -> list[Any]:
             nonlocal outputs
-            values = dict(zip(traced, arrays, strict=True))
-            given = [values.get(index, leaf) for index, leaf in enumerate(leaves)]
-            call_args, call_kwargs = jax.tree.unflatten(treedef, given)
-            outputs = fun(*call_args, **call_kwargs)
-            return [leaf for leaf in jax.tree.leaves(outputs) if is_array(leaf)]
+            call_args, call_kwargs = rest.join(arrays)
+            results, outputs = split(fun(*call_args, **call_kwargs))
+            return results
 
-        jaxpr = jax.make_jaxpr(flat)(*(leaves[index] for index in traced))
-        inputs = [leaf_name((args, kwargs), index) for index in traced]
-        program = Program.of(jaxpr, None, inputs, _array_names(outputs))
-        return find_nonfinite(program, [jnp.asarray(leaves[index]) for index in traced])
+        jaxpr = jax.make_jaxpr(flat)(*given)
+        results = [path or "the result" for path in outputs.paths()]
+        program = Program.of(jaxpr, None, rest.paths(), results)
+        return find_nonfinite(program, [jnp.asarray(array) for array in given])
 
     return explain
-
-
-def _array_names(outputs: Any) -> list[str]:
-    pairs = jax.tree_util.tree_flatten_with_path(outputs)[0]
-    return [jax.tree_util.keystr(path) or "the result" for path, leaf in pairs if is_array(leaf)]

@@ -32,6 +32,7 @@ from jaxamp import (
     amp,
     plan_of,
 )
+from jaxamp.errors import StaticArgumentError
 from jaxamp.run.amp import AmpFunction
 from tests import audit
 
@@ -156,21 +157,98 @@ def test_one_trace_for_eager_and_traced_calls():
     assert counter.count == 1
 
 
-def test_float_whose_value_is_needed():
-    """A function that branches on a float gets its value, one trace for each value."""
-    counter = Counter(lambda x, rate: x if rate == 0.0 else x * rate)
-    f = amp(counter.wrapped())
-    np.testing.assert_array_equal(f(_x(), 0.0), _x())
-    np.testing.assert_allclose(f(_x(), 2.0), 2 * _x(), **LOW)
-    traces = counter.count
-    f(_x(), 0.0), f(_x(), 2.0)
-    assert counter.count == traces
+def _scaled(x, rate):
+    return x if rate == 0.0 else x * rate
+
+
+@pytest.mark.parametrize("statics", [{"static_argnums": 1}, {"static_argnames": "rate"}])
+def test_float_whose_value_is_needed(statics):
+    """A function that branches on a static float gets its value, one trace for each value."""
+    counter = Counter(_scaled)
+    f = counter.wrapped()
+    f.__signature__ = inspect.signature(_scaled)
+    f = amp(f, **statics)
+    for _ in range(2):
+        np.testing.assert_array_equal(f(_x(), 0.0), _x())
+        np.testing.assert_allclose(f(_x(), rate=2.0), 2 * _x(), **LOW)
+    assert counter.count == 2
+
+
+def test_a_function_that_fails_is_run_once():
+    """A float whose value is needed is an error, as under ``jax.jit``, and is not tried again."""
+    for call in (amp, jax.jit):
+        counter = Counter(_scaled)
+        f = call(counter.wrapped())
+        with pytest.raises(jax.errors.TracerBoolConversionError):
+            f(_x(), 0.5)
+        assert counter.count == 1
 
 
 def test_float_static_in_inner_jit():
-    """An inner jit may have a float among its static arguments."""
-    inner = jax.jit(lambda x, p: x * (2 if p == 0.5 else 1), static_argnums=1)
-    np.testing.assert_allclose(amp(inner)(_x(), 0.5), 2 * _x(), **LOW)
+    """What an inner jit declares static is static, by position, by name and behind a partial."""
+
+    def f(w, x, p):
+        return x * (2 if p == 0.5 else 1)
+
+    inner = jax.jit(f, static_argnums=2)
+    np.testing.assert_allclose(amp(inner)(0, _x(), 0.5), 2 * _x(), **LOW)
+    np.testing.assert_allclose(amp(functools.partial(inner, 0))(_x(), 0.5), 2 * _x(), **LOW)
+    np.testing.assert_allclose(amp(functools.partial(inner, 0))(_x(), p=0.5), 2 * _x(), **LOW)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A container of numbers that JAX knows."""
+
+    layers: int
+    flip: bool
+    scale: float
+
+
+def configured(x, config):
+    for _ in range(config.layers):
+        x = x @ x
+    return -x * config.scale if config.flip else x
+
+
+CONFIG = Config(2, True, 0.5)
+STATIC_CONFIG = {
+    "amp": amp(configured, static_argnums=1),
+    "amp by name": amp(static_argnames="config")(configured),
+    "amp of jit": amp(jax.jit(configured, static_argnums=1)),
+    "jit of amp": jax.jit(amp(configured), static_argnums=(1,)),
+    "jit of a partial": lambda x, c: jax.jit(functools.partial(amp(configured), config=c))(x),
+    "jit of a closure": lambda x, c: jax.jit(lambda x: amp(configured)(x, c))(x),
+    "closure": lambda x, c: amp(lambda x: configured(x, c))(x),
+}
+
+
+@pytest.mark.parametrize("placement", STATIC_CONFIG)
+def test_static_configurations(placement):
+    """A registered container of Python numbers is static where amp or a jit is told so."""
+    call = STATIC_CONFIG[placement]
+    expected = amp(lambda x: -(x @ x @ (x @ x)) * 0.5)(_x())
+    for _ in range(2):
+        np.testing.assert_allclose(call(_x(), Config(2, True, 0.5)), expected, rtol=0.1, atol=0.1)
+    np.testing.assert_array_equal(call(_x(), Config(0, False, 1.0)), _x())
+
+
+@pytest.mark.parametrize("placement", ["amp", "amp of jit", "jit of amp"])
+@pytest.mark.parametrize("look", [plan_of, jaxamp.report, jaxamp.explain, jaxamp.probe])
+def test_static_configurations_are_looked_at(placement, look):
+    """What looks at a program takes its static arguments as its calls do."""
+    look(STATIC_CONFIG[placement])(_x(), CONFIG)
+
+
+def test_static_arguments_that_cannot_be():
+    """The error names the argument, and says what to do."""
+    with pytest.raises(StaticArgumentError, match="config has to be hashable"):
+        amp(configured, static_argnames="config")(_x(), config={"layers": 2})
+    with pytest.raises(StaticArgumentError, match="config"):
+        amp(configured, static_argnames="confg")
+    with pytest.raises(StaticArgumentError, match="takes 2"):
+        amp(configured, static_argnums=2)
 
 
 def test_signed_zero_and_nan_constants_are_told_apart():
@@ -964,7 +1042,8 @@ def test_plan_of():
 
 def test_plan_of_a_function_that_needs_a_value():
     """A plan is made of the very trace that a call would run."""
-    assert "bf16" in str(plan_of(lambda x, rate: x if rate == 0.0 else x @ x)(_x(), 1.0))
+    amped = amp(lambda x, rate: x if rate == 0.0 else x @ x, static_argnums=1)
+    assert "bf16" in str(plan_of(amped)(_x(), 1.0))
     with pytest.raises(KeyError, match="mine"):
         plan_of(_raises)(_x())
 

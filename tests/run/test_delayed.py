@@ -18,7 +18,7 @@ from jaxamp import (
     serve,
     value_and_grad,
 )
-from jaxamp.policy.settings import overriding
+from jaxamp.run.settings import overriding
 from tests.lowp.models import mlp, mlp_inputs, mlp_loss, policy, worst
 
 DELAYED = policy("fp8_delayed", history=4)
@@ -218,24 +218,3 @@ def test_serving_has_no_history():
     """There are no steps that it could be of."""
     with pytest.raises(PolicyError, match="fp8_current"):
         serve(jnp.dot, *SQUARES, policy="fp8_delayed")
-
-
-class Holder:
-    """An object with an array that JAX knows nothing of."""
-
-    def __init__(self) -> None:
-        self.weight = jnp.eye(32)
-
-    def step(self, x: jax.Array) -> jax.Array:
-        return x @ self.weight
-
-
-def test_arrays_of_an_object_are_not_stale() -> None:
-    """A method sees the array that its object has been given since."""
-    holder, x = Holder(), jnp.ones((32, 32))
-    step = amp(holder.step, "fp8_delayed")
-    history = step.init(x)
-    for scale in (1, 2, 4):
-        holder.weight = scale * jnp.eye(32)
-        result, history = step(history, x)
-        np.testing.assert_array_equal(result, scale * x)

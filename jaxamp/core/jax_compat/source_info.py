@@ -73,7 +73,8 @@ def hide_frames(directory: str) -> None:
     _source_info_util.register_exclusion(directory)
 
 
-def leave_out_frame(error: Exception) -> None:
-    """Takes the frame that handles an error out of its traceback."""
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
+def leave_out_frames(error: Exception, count: int) -> None:
+    """Take the outermost frames, from the one that handles an error on, out of its traceback."""
+    for _ in range(count):
+        if error.__traceback__ is not None:
+            error.__traceback__ = error.__traceback__.tb_next

@@ -20,6 +20,21 @@ def is_tracing() -> bool:
     return not _core.trace_state_clean()
 
 
+def is_staging() -> bool:
+    """Return whether operations that run now are recorded into a jaxpr, as under ``jax.jit``."""
+    trace = _core.trace_ctx.trace
+    while trace is not None and not isinstance(trace, _pe.DynamicJaxprTrace):
+        trace = getattr(trace, "parent_trace", None)
+    return trace is not None
+
+
+def static_parameters(fn: Any) -> tuple[frozenset[int], frozenset[str]]:
+    """Positions and names of the arguments that ``jax.jit`` was told to be static."""
+    info = getattr(fn, "_jit_info", None)
+    numbers, names = getattr(info, "static_argnums", ()), getattr(info, "static_argnames", ())
+    return frozenset(numbers), frozenset(names)
+
+
 remembered = _util.weakref_lru_cache
 """Remembers what a function gives for a jaxpr, as long as that lives."""
 

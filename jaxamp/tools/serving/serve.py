@@ -18,6 +18,7 @@ from jaxamp.errors import NotCallableError, OutputError, PolicyError, ServingErr
 from jaxamp.run.amp import DEFAULT_POLICY, AmpFunction, amp
 from jaxamp.run.delayed import DelayedFunction
 from jaxamp.tools.serving import narrow_dtypes, run_narrow
+from jaxamp.trace.arguments import is_array, split
 
 _FORMAT = 1
 
@@ -116,11 +117,11 @@ def serve(
     (dtype(bfloat16), dtype('float32'), dtype('float32'))
     """
     amped = _amped(fn, policy)
-    leaves, treedef = jax.tree.flatten(params)
-    types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in _arrays(leaves)]
+    given, rest = split(params)
+    types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in given]
 
     def wide(arrays: Sequence[Any], args: Any, kwargs: Any) -> Any:
-        return _checked(amped(_join(treedef, leaves, arrays), *args, **kwargs))
+        return _checked(amped(rest.join(arrays), *args, **kwargs))
 
     def apply(arrays: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         closed, shape = jax.make_jaxpr(wide, return_shape=True)(types, args, kwargs)
@@ -132,10 +133,9 @@ def serve(
     if everything:
         compute = amped.policy.base.dtype
         dtypes = [_narrow_matrix(t, d, compute) for t, d in zip(types, dtypes, strict=True)]
-    pairs = zip(_arrays(leaves), dtypes, strict=True)
-    stored = [jnp.asarray(a, d or a.dtype) for a, d in pairs]
-    sizes = _size(stored), _size(_arrays(leaves))
-    return Served(_join(treedef, leaves, stored), jax.jit(apply), stored, *sizes)
+    stored = [jnp.asarray(a, d or a.dtype) for a, d in zip(given, dtypes, strict=True)]
+    sizes = _size(stored), _size(given)
+    return Served(rest.join(stored), jax.jit(apply), stored, *sizes)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -275,23 +275,9 @@ def _amped(fn: Callable[..., Any], policy: Any) -> AmpFunction[..., Any]:
 
 def _checked(results: Any) -> Any:
     for leaf in jax.tree.leaves(results):
-        if not (_is_array(leaf) or isinstance(leaf, int | float | complex)):
+        if not (is_array(leaf) or isinstance(leaf, int | float | complex)):
             raise OutputError(f"A served model returns arrays, and {shown(leaf)} is not an array.")
     return results
-
-
-def _is_array(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and hasattr(leaf, "shape")
-
-
-def _arrays(leaves: Sequence[Any]) -> list[Any]:
-    return [leaf for leaf in leaves if _is_array(leaf)]
-
-
-def _join(treedef: Any, leaves: Sequence[Any], arrays: Sequence[Any]) -> Any:
-    """Return the tree with other arrays in the place of its own."""
-    values = iter(arrays)
-    return jax.tree.unflatten(treedef, [next(values) if _is_array(x) else x for x in leaves])
 
 
 def _narrow_matrix(kind: Any, dtype: np.dtype | None, compute: np.dtype) -> np.dtype | None:

@@ -17,11 +17,13 @@ from jaxamp.inspect.blocks import Block, blocks_of
 from jaxamp.plan import Plan, make_plan
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.rewrite import run_plan
-from jaxamp.run.amp import Planner, answering
+from jaxamp.run.amp import inspected
+from jaxamp.run.emit import plan_call
 from jaxamp.tools.tune.cost import cost_of
 from jaxamp.tools.tune.groups import Group, lowered_groups
 from jaxamp.tools.tune.sensitivity import is_float, norm, relative_error, sensitivities
-from jaxamp.trace.trace import Outputs
+from jaxamp.trace.arguments import Static
+from jaxamp.trace.target import Statics
 
 Metric = Callable[[Any, Any], Any]
 
@@ -39,14 +41,23 @@ class Problem:
 
     plan: Plan
     args: Sequence[Any]
-    outputs: Outputs
+    outputs: Static
     metric: Metric | None
 
     @classmethod
-    def of(cls, fn: Any, policy: Any, args: Sequence[Any], metric: Metric | None) -> Problem:
+    def of(
+        cls,
+        fn: Any,
+        policy: Any,
+        args: Sequence[Any],
+        metric: Metric | None,
+        statics: Statics,
+    ) -> Problem:
         """Return the problem of a function and its arguments."""
-        plan, flat, outputs = answering(fn, policy, Planner)(*args)
-        return cls(plan, flat, outputs, metric)
+        amped = inspected(fn, policy, statics=statics)
+        with amped.prepared(args, {}, abstract=False) as call:
+            plan, outputs = plan_call(call.signature(), call.arrays, amped.settings)
+            return cls(plan, call.arrays, outputs, metric)
 
     @functools.cached_property
     def block(self) -> Block:

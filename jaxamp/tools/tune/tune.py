@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxamp.errors import TuningError
 from jaxamp.numerics.probe import differentiated
-from jaxamp.run.amp import without_jit
+from jaxamp.run.amp import static_parameters, without_jit
 from jaxamp.tools.tune.problem import Metric, Problem
 from jaxamp.tools.tune.search import Search
 from jaxamp.tools.tune.sensitivity import predicted
@@ -71,7 +71,8 @@ def tune(
     plain = without_jit(fn)
     if error == "gradient":
         plain = differentiated(plain, jax.grad)
-    problem = Problem.of(plain, policy, args, error if callable(error) else None)
+    metric = error if callable(error) else None
+    problem = Problem.of(plain, policy, args, metric, static_parameters(fn))
     with _bar(max_runs, progress) as advance:
         return _search(problem, budget, max_runs, state, advance)
 

@@ -10,19 +10,25 @@ from typing import NamedTuple
 import jax
 
 from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.trace.target import Statics
 
 
 class Settings(NamedTuple):
-    """How a function is to be rewritten."""
+    """How a function is to be rewritten, and which of its parameters are static."""
 
     policy: PrecisionPolicy
     strict: bool
     force: bool  # go through planner and rewriter even where the policy changes nothing
+    statics: Statics = Statics()
 
     @property
     def is_identity(self) -> bool:
         """Return whether the function itself is the answer."""
         return self.policy.is_identity and not self.force
+
+    def bound(self, count: int) -> Settings:
+        """Rewrite alike a function whose first `count` arguments are bound."""
+        return self._replace(statics=self.statics.behind(-count))
 
 
 _CHANGE: ContextVar[Callable[[PrecisionPolicy], PrecisionPolicy] | None]
