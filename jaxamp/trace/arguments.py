@@ -29,7 +29,7 @@ from jax.extend.core import valid_jaxtype
 from jaxamp.trace.static_arguments import Constants, constant_key, hold, identity_key, value_of
 
 Numbers = tuple[type, ...]
-_AS_ARGUMENT: Numbers = (float, complex)
+AS_ARGUMENT: Numbers = (float, complex)
 _AS_JIT: Numbers = (bool, int, float, complex)
 _STATIC: Numbers = ()
 _BUILTIN_NODES = (tuple, list, dict, type(None))
@@ -88,21 +88,26 @@ class Static:
         return [jax.tree_util.keystr(path) for path, leaf in paths if leaf is not None]
 
 
-def split(tree: Any, *, abstract: bool = False) -> tuple[list[Any], Static]:
-    """Part any tree into its arrays and the static rest, Python numbers included.
+def split(
+    tree: Any, *, abstract: bool = False, numbers: Numbers = _STATIC
+) -> tuple[list[Any], Static]:
+    """Part any tree into its arrays and the static rest.
 
     Args:
       tree: any tree.
       abstract: let ``jax.ShapeDtypeStruct`` stand for an array.
+      numbers: types of Python numbers that count as arrays.
 
     >>> arrays, rest = split({"w": np.ones(2), "mode": "relu"})
     >>> rest.join([a + 1 for a in arrays])
     {'mode': 'relu', 'w': array([2., 2.])}
     """
     leaves, treedef = jax.tree.flatten(tree)
-    traced = [is_array(leaf) or (abstract and _is_shape(leaf)) for leaf in leaves]
+    traced = [
+        type(leaf) in numbers or is_array(leaf) or (abstract and _is_shape(leaf)) for leaf in leaves
+    ]
     pairs = list(zip(leaves, traced, strict=True))
-    constants = [None if is_traced else lambda leaf=leaf: leaf for leaf, is_traced in pairs]
+    constants = [None if is_traced else value_of(leaf) for leaf, is_traced in pairs]
     return [leaf for leaf, is_traced in pairs if is_traced], Static(treedef, constants)
 
 
@@ -136,7 +141,7 @@ class Layout:
         for part in (owner, bound_args, bound_kwargs):
             _conventions(part, _STATIC, numbers, nodes)
         for part in (args, kwargs):
-            _conventions(part, _AS_ARGUMENT, numbers, nodes)
+            _conventions(part, AS_ARGUMENT, numbers, nodes)
         if staged:
             numbers = [_STATIC] * len(numbers)
         return cls(treedef, tuple(numbers), _is_leaf(owner), frozenset(nodes))

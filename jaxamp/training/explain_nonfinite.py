@@ -15,7 +15,8 @@ from jaxamp.numerics.nonfinite import INFINITY as INFINITY
 from jaxamp.numerics.nonfinite import NAN as NAN
 from jaxamp.numerics.nonfinite import Nonfinite as Nonfinite
 from jaxamp.numerics.nonfinite import Program, find_nonfinite
-from jaxamp.trace.arguments import split
+from jaxamp.run.amp import parts_of
+from jaxamp.trace.arguments import AS_ARGUMENT, split
 
 
 def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None]:
@@ -61,6 +62,7 @@ def nonfinite_as_it_runs(fun: Callable[..., Any]) -> Callable[..., Nonfinite | N
     Args:
       fun: as for ``explain_nonfinite``.
     """
+    settings = parts_of(fun)[1]
 
     def explain(*args: Any, **kwargs: Any) -> Nonfinite | None:
         if jax_compat.is_tracing():
@@ -69,7 +71,11 @@ def nonfinite_as_it_runs(fun: Callable[..., Any]) -> Callable[..., Nonfinite | N
                 "another transformation there are none yet. Call them outside, on the function "
                 "that is transformed."
             )
-        given, rest = split((args, kwargs))
+        if settings is None:
+            given, rest = split((args, kwargs))
+        else:  # as the call would trace them
+            call = settings.statics.mark(args, kwargs, 0)
+            given, rest = split(call, numbers=AS_ARGUMENT)
         outputs: Any = None
 
         def flat(*arrays: Any) -> list[Any]:
