@@ -31,7 +31,7 @@ from rich.table import Table
 
 from benchmarks.deviceless.models.resnet import RESNET50
 from jaxamp import PrecisionPolicy, amp
-from jaxamp.plan import make_plan
+from jaxamp.xla.steered_plan import make_plan
 
 Function = Callable[..., Any]
 

@@ -107,7 +107,7 @@ class Program:
     ) -> Program:
         """The program of a jaxpr; without a plan, as it is written."""
         block = blocks_of(jaxpr.jaxpr, jaxpr.consts, plan.body if plan else None)
-        context = Context(plan.policy, plan.repeated) if plan else None
+        context = Context(plan.policy, plan.steer, plan.repeated) if plan else None
         sites = sorted(block.walk(), key=lambda site: site.number)
         return cls(block, sites, context, inputs, outputs)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from jax.extend.core import Var
@@ -11,78 +11,41 @@ from jax.extend.core import Var
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.jaxprs import nested as wiring
-from jaxamp.plan.dataflow.label_gathers import is_label_scatter
-from jaxamp.plan.decision import Decision, Echo, How, JaxprPlan, Remake, is_wide
+from jaxamp.plan.decision import Decision, How, JaxprPlan, Remake, is_wide
 from jaxamp.plan.explanations import Grounds
-from jaxamp.plan.graph.graph import Frame, Graph, Nest, Node, Role
+from jaxamp.plan.findings import Findings
+from jaxamp.plan.graph.graph import Frame, Nest, Node
 from jaxamp.plan.loop_invariants import narrow_each_turn, read_beside, rounded_outside
-from jaxamp.plan.precision.choose import Choice
-from jaxamp.plan.precision.operand_reads import OperandReads
-from jaxamp.xla.constant_rematerialization import Rematerialization
-from jaxamp.xla.fusion_groups import FusionGroups
-from jaxamp.xla.outline import Outliner
+from jaxamp.plan.outline import Outliner
+from jaxamp.plan.steering import Steering
 
 Storage = Sequence[Precision | None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Findings:
-    """All that has been found of a program when its plan is put together.
-
-    Attributes:
-      graph: the program.
-      frame: its outermost jaxpr.
-      choices: what was chosen for each node.
-      stored: precision in which each value is stored; ``None`` where it is not ours to choose.
-      unwidened: values that stay narrow inside a fused group: see exact.py.
-      signed: results that are read for their sign alone: see rectified.py.
-      readings: how each reader gets its operands.
-      held: values whose rounding XLA must not undo.
-      summed: indices of the nodes that may sum held values before the barrier.
-      echoes: how the cotangents of some sums are rounded.
-      fusions: the groups of equations that XLA will fuse; ``None`` if there are none to be made.
-    """
-
-    graph: Graph
-    frame: Frame
-    choices: Mapping[Node, Choice]
-    stored: Storage
-    unwidened: Set[int]
-    signed: Set[int]
-    readings: OperandReads
-    held: Set[int]
-    summed: Set[int]
-    echoes: Mapping[int, Echo]
-    fusions: FusionGroups | None
-
-
-def assemble(findings: Findings, outputs: Storage | None) -> JaxprPlan:
+def assemble(findings: Findings, steering: Steering, outputs: Storage | None) -> JaxprPlan:
     """The plan of the outermost jaxpr, in which equal plans of one jaxpr are one object.
 
     Args:
       findings: what has been found of the program.
+      steering: what the compiler is told beside the precisions.
       outputs: precision in which each result has to leave; by default that of the jaxpr.
     """
-    assembler, frame = _Assembler(findings), findings.frame
+    assembler, frame = _Assembler(findings, steering), findings.frame
     returned = _of(frame.exits, assembler.original) if outputs is None else outputs
-    return assembler.plan(frame, returned, signed=findings.signed)
+    return assembler.plan(frame, returned, signs=steering.signs)
 
 
 class _Assembler:
-    def __init__(self, findings: Findings) -> None:
-        graph, readings, fusions = findings.graph, findings.readings, findings.fusions
-        self.graph, self.readings, self.fusions = graph, readings, fusions
+    def __init__(self, findings: Findings, steering: Steering) -> None:
+        readings = findings.readings
+        self.readings, self.groups, self.steering = readings, findings.groups, steering
         self.stored, self.choices = findings.stored, findings.choices
-        self.held, self.summed, self.echoes = findings.held, findings.summed, findings.echoes
         self.fresh, self.copied = list(map(bool, readings.own_cast)), readings.copies.keys()
-        self.original = [Precision.F32 if ours else None for ours in graph.is_float32]
+        self.original = [Precision.F32 if ours else None for ours in findings.graph.is_float32]
         # What a group reads is widened once, so that its cotangents meet in f32.
         self.inside = list(self.original)
-        for value in findings.unwidened:
+        for value in findings.exact_narrow:
             self.inside[value] = self.stored[value]
-        self.kept = bytearray(len(graph.avals)) if fusions is None else fusions.saved
-        self.picking = set() if fusions is None else {*fusions.label_gathers, *_spreading(graph)}
-        self.remakes = None if fusions is None else Rematerialization(graph)
         self.outliner, self.grounds = Outliner(), Grounds(findings.choices)
         self._shared: dict[Hashable, JaxprPlan] = {}
         self._hows: dict[Hashable, How] = {}
@@ -95,14 +58,14 @@ class _Assembler:
         *,
         fused: bool = False,
         invariants: int = 0,
-        signed: Collection[int] = (),
+        signs: Collection[int] = (),
     ) -> JaxprPlan:
         """The plan of a jaxpr; `fused` if it is part of a group as a whole.
 
-        `invariants` of its first inputs are the same in every turn of a loop; `signed` is what a
-        derivative rule keeps, as rectified.py says.
+        `invariants` of its first inputs are the same in every turn of a loop; `signs` are what a
+        derivative rule keeps, as relu_signs.py says.
         """
-        groups = [] if fused or self.fusions is None else self.fusions.groups(frame)
+        groups = [] if fused or self.groups is None else self.groups.by_frame[frame]
         grouped = {index for group in groups for index in group}
         if returned is None:
             returned = [self.stored[v] for v in frame.returns]
@@ -113,10 +76,11 @@ class _Assembler:
             else self._how_of_nest(site, fused=fused or index in grouped)
             for index, site in enumerate(frame.sites)
         ]
-        if signed:
+        if signs:
             hows = [
-                _keeping(site, how, signed) for site, how in zip(frame.sites, hows, strict=True)
+                self._keeping(site, how, signs) for site, how in zip(frame.sites, hows, strict=True)
             ]
+        groups = groups if self.steering.outlines else []
         made = tuple((r.var, *map(id, (m.eqn for m in r.makings))) for r in remakes)
         rounded = rounded_outside(frame.jaxpr, hows, invariants)
         turned = narrow_each_turn(frame.jaxpr, inputs, invariants)
@@ -154,7 +118,8 @@ class _Assembler:
     def _how(self, node: Node) -> How:
         choice, ins, outs = self.choices[node], node.ins, node.outs
         original, storage, operand = self.original, self.stored, choice.operand
-        if self.fusions is not None and node.role is Role.MOVE and self.fusions.moves_within(node):
+        steering = self.steering
+        if self.groups is not None and node in self.groups.widened:
             storage, operand = original, Precision.F32
         also = self.readings.dual_reads(node, choice, self.stored)
         fresh = [self.fresh[v] for v in ins]
@@ -165,12 +130,12 @@ class _Assembler:
             fresh=tuple(fresh),
             copies=self._copies_for(node),
             outputs=tuple([storage[v] for v in outs]),
-            held=tuple([v in self.held for v in outs]),
-            kept=tuple([self.kept[v] == 1 for v in outs]),
+            held=tuple([v in steering.held for v in outs]),
+            kept=tuple([v in steering.saved for v in outs]),
             accumulation=choice.accumulation,
-            unheld=node.index in self.summed,
-            echo=self.echoes.get(outs[0]) if outs else None,
-            picks=node in self.picking,
+            unheld=node in steering.unbarriered,
+            echo=steering.cotangents.get(outs[0]) if outs else None,
+            picks=node in steering.label_gathers,
             scaled=choice.scaled,
             also=also,
         )
@@ -197,7 +162,7 @@ class _Assembler:
             self.plan(
                 frame,
                 _of(frame.exits, self.original) if nest.keeps_signature else None,
-                self.remakes.of(frame) if self.remakes and _stands_apart(nest) else (),
+                self.steering.constants.get(frame, ()),
                 fused=fused,
                 invariants=loop.invariants if loop and frame is nest.frames[-1] else 0,
             )
@@ -206,9 +171,15 @@ class _Assembler:
 
     def _is_held_by_rule(self, nest: Nest, value: int) -> bool:
         """Whether a call holds a result: what its body holds is gone where JAX takes a rule."""
-        has_rule = nest.eqn.primitive.name in wiring.RULED
-        by_rules = () if self.fusions is None else self.fusions.saved_by_rules
-        return has_rule and value in self.held and value not in by_rules
+        return nest.eqn.primitive.name in wiring.RULED and value in self.steering.held_by_calls
+
+    def _keeping(self, site: Node | Nest, how: How, kept: Collection[int]) -> How:
+        """How a site runs that holds and keeps some of its results."""
+        is_kept = tuple([v in kept for v in site.outs])
+        if not any(is_kept):
+            return how
+        held = is_kept if self.steering.holds else how.held
+        return replace(how, held=held, kept=is_kept)
 
     def _one(self, **parts: Any) -> How:
         """The one object of these parts; nodes name more of them than nests do."""
@@ -224,15 +195,13 @@ class _Assembler:
 
     def _again(self, frame: Frame, groups: Sequence[Sequence[int]]) -> dict[Var, int]:
         """The equations that make what a later group computes again rather than reads."""
-        if self.fusions is None:
-            return {}
-        eqns, again = frame.jaxpr.eqns, self.fusions.recomputed
+        eqns, again = frame.jaxpr.eqns, self.steering.recomputed
         return {
             var: index
             for group in groups
             for index in group
             for var, out in zip(eqns[index].outvars, frame.sites[index].outs, strict=True)
-            if again[out]
+            if out in again
         }
 
     def _copies_for(self, node: Node) -> tuple[Precision | None, ...]:
@@ -243,25 +212,11 @@ class _Assembler:
 
     def _copy_for(self, value: int, node: Node) -> Precision | None:
         """A group computes again what is not stored; others get a copy."""
-        if self.fusions is not None and self.fusions.recomputes(node, value):
+        is_recomputed = value in self.steering.recomputed
+        if is_recomputed and self.groups and self.groups.are_together(node, value):
             return None
         return self.readings.copy_for(value, node)
 
 
-def _spreading(graph: Graph) -> Iterator[Node]:
-    return (node for node in graph.named.get("scatter-add", ()) if is_label_scatter(graph, node))
-
-
 def _of(values: Sequence[int], storage: Storage) -> tuple[Precision | None, ...]:
     return tuple([storage[v] for v in values])
-
-
-def _keeping(site: Node | Nest, how: How, kept: Collection[int]) -> How:
-    """How a site runs that holds and keeps some of its results."""
-    is_kept = tuple([v in kept for v in site.outs])
-    return replace(how, held=is_kept, kept=is_kept) if any(is_kept) else how
-
-
-def _stands_apart(nest: Nest) -> bool:
-    """Whether what a body reads is in memory, rather than fused with what makes it."""
-    return nest.op.trait is Trait.LOOP or nest.eqn.primitive.name == "remat2"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -280,6 +280,7 @@ class Plan:
       unknown: names of primitives that nobody has described.
       jaxpr: the program itself, which reports read beside the decisions.
       repeated: the fused groups that have more than one place.
+      steer: what has told how XLA is steered, for the derivative rules that are planned later.
     """
 
     body: JaxprPlan
@@ -289,6 +290,7 @@ class Plan:
     unknown: tuple[str, ...]
     jaxpr: ClosedJaxpr
     repeated: frozenset[Fusion]
+    steer: Callable[..., Any]
 
     def decisions(self) -> Iterator[Decision]:
         """Every decision, nested ones after the equation that holds them."""

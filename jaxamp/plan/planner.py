@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jax.extend.core import ClosedJaxpr
 
@@ -11,15 +11,18 @@ from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import UnknownPrimitiveError
-from jaxamp.plan.assemble import Findings, assemble
+from jaxamp.plan.assemble import assemble
 from jaxamp.plan.conditioning.hazards import find_hazards
+from jaxamp.plan.dataflow.fused_groups import find_groups
 from jaxamp.plan.dataflow.intervals import find_intervals
 from jaxamp.plan.dataflow.jaxpr_boundaries import find_crossing_values
 from jaxamp.plan.dataflow.regions import find_regions
 from jaxamp.plan.decision import Plan
 from jaxamp.plan.explanations import grounds_of
+from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Frame, Graph
 from jaxamp.plan.graph.unfold import unfold
+from jaxamp.plan.outline import find_repeated
 from jaxamp.plan.precision.buffers import narrow_buffers
 from jaxamp.plan.precision.carries import settle_carries
 from jaxamp.plan.precision.choose import Chooser
@@ -29,11 +32,8 @@ from jaxamp.plan.precision.operand_reads import find_operand_reads
 from jaxamp.plan.precision.overrides import Forced, find_forced
 from jaxamp.plan.precision.quantized_dots import find_scaled
 from jaxamp.plan.precision.stored_joins import store_joins
+from jaxamp.plan.steering import Steering, unsteered
 from jaxamp.policy.policy import PrecisionPolicy
-from jaxamp.xla.cotangent_roundings import find_cotangent_roundings
-from jaxamp.xla.fusion_groups import FusionGroups
-from jaxamp.xla.held_roundings import find_held_roundings, find_unbarriered_sums
-from jaxamp.xla.outline import find_repeated
 
 
 def make_plan(
@@ -45,6 +45,7 @@ def make_plan(
     outputs: Sequence[Precision | None] | None = None,
     onward: Sequence[bool] | None = None,
     later: Sequence[bool] = (),
+    steer: Callable[[Findings], Steering] = unsteered,
 ) -> Plan:
     """Decides, for every equation of a jaxpr, in which precision it runs.
 
@@ -59,6 +60,7 @@ def make_plan(
       later: whether each input arrives only when all that does not need it has been computed, as
         tangents do in the end; by default none.
       onward: whether each result goes on to Compute outside; by default those that leave narrow.
+      steer: gives what a compiler is told beside the precisions; by default nothing.
 
     Returns:
       The plan.
@@ -83,7 +85,7 @@ def make_plan(
     graph.intervals = find_intervals(graph)
     forced = find_forced(graph, policy)
     findings = _find(graph, frame, policy, forced, inputs or ())
-    body = assemble(findings, outputs)
+    body = assemble(findings, steer(findings), outputs)
     return Plan(
         body=body,
         grounds=grounds_of(frame, findings.choices),
@@ -91,6 +93,7 @@ def make_plan(
         rule_counts=forced.rule_counts,
         unknown=tuple(graph.unknown),
         jaxpr=closed_jaxpr,
+        steer=steer,
         repeated=find_repeated(body),
     )
 
@@ -118,25 +121,21 @@ def _find(
     readings = find_operand_reads(
         graph, provenance, uses, regions, chooser.copies, stored, policy, hazards.squared_distances
     )
-    held = find_held_roundings(graph, stored, choices, hazards.forget_gates, regions.exponentials)
     fuses = Guard.REDUCTION_ISLAND in policy.guards and bool(policy.low)
-    narrow = chooser.narrow[OpKind.ELEMENTWISE]
     return Findings(
+        policy=policy,
         graph=graph,
         frame=frame,
+        provenance=provenance,
+        regions=regions,
+        hazards=hazards,
         choices=choices,
         stored=stored,
-        unwidened=exact_narrow,
-        signed=chooser.relu_signs,
+        narrow=chooser.narrow[OpKind.ELEMENTWISE],
+        exact_narrow=exact_narrow,
+        relu_signs=chooser.relu_signs,
         readings=readings,
-        held=held,
-        summed=find_unbarriered_sums(graph, held, choices),
-        echoes=find_cotangent_roundings(
-            graph, provenance, readings.own_cast, stored, regions.bias_sums, narrow
-        )
-        if fuses
-        else {},
-        fusions=FusionGroups(graph, frame, provenance, uses, regions, stored, exact_narrow)
+        groups=find_groups(graph, frame, provenance, uses, regions, stored, exact_narrow)
         if fuses
         else None,
     )

@@ -36,7 +36,7 @@ def run_plan(
     Raises:
       RewriteError: a primitive does not accept what was decided for it.
     """
-    context = Context(plan.policy, plan.repeated, recorder)
+    context = Context(plan.policy, plan.steer, plan.repeated, recorder)
     results = interpret_whole(context, closed_jaxpr, plan.body, args)
     wanted = plan.policy.output_dtype
     return [cast(r, wanted if p else None) for r, p in zip(results, plan.body.outputs, strict=True)]

@@ -20,6 +20,7 @@ class Context:
 
     Attributes:
       policy: for the jaxprs that only differentiation brings to light.
+      steer: for these, too: what tells how XLA is steered.
       repeated: the groups of equations that are emitted more than once.
       recorder: what counts the casts, for a report; ``None`` for a program that is to run.
       rewritten: jaxprs already rewritten, by the plan that they follow (kept alive by the key).
@@ -27,6 +28,7 @@ class Context:
     """
 
     policy: PrecisionPolicy
+    steer: Callable[..., Any]
     repeated: frozenset[Fusion] = frozenset()
     recorder: Recorder | None = None
     rewritten: dict[JaxprPlan, ClosedJaxpr] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.keep_precision import keep_precision
-from jaxamp.plan import Plan, make_plan
+from jaxamp.plan import Plan
 from jaxamp.policy.context import amp_scope
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.rewrite import run_plan
@@ -18,6 +18,7 @@ from jaxamp.run.settings import Settings, in_force
 from jaxamp.trace.arguments import Signature, Static
 from jaxamp.trace.garbage import paused
 from jaxamp.trace.trace import run, trace
+from jaxamp.xla.steered_plan import make_plan
 
 _REGION = "jaxamp_region_"  # a compiled function of this name is rewritten already
 

@@ -7,27 +7,44 @@ the kernel that uses them makes them again at next to no cost.
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import numpy as np
 from jax.extend.core import Var
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.decision import Making, Remake
-from jaxamp.plan.graph.graph import Frame, Graph, Link, Node, Role
+from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, sites_of
 
 _MOST = 16  # equations; what takes more is no longer made at next to no cost
 _MAKERS = (Role.ELEMENTWISE, Role.MOVE, Role.CONVERT)
 
 
-class Rematerialization:
+def find_constants(graph: Graph, frame: Frame) -> dict[Frame, tuple[Remake, ...]]:
+    """What the jaxpr of a loop, or of a checkpoint in one, makes itself; per jaxpr, if anything."""
+    if Link.INVARIANT not in graph.links:
+        return {}
+    remakes = _Rematerialization(graph)
+    bodies = (b for s in sites_of(frame) if _is_kernel(s) for b in s.frames)
+    return {body: made for body in bodies if (made := remakes.of(body))}
+
+
+def _is_kernel(site: Node | Nest) -> TypeGuard[Nest]:
+    """Whether what bodies read is in memory, rather than fused with what makes it."""
+    if isinstance(site, Node):
+        return False
+    return site.op.trait is Trait.LOOP or site.eqn.primitive.name == "remat2"
+
+
+class _Rematerialization:
     """Finds what is made of literals alone and goes into a loop."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._recipes: dict[int, tuple[Node, ...]] = {}
         self._outside: dict[int, int] = {}  # per value that enters a loop, what it is outside
-        if Link.INVARIANT in graph.links:
-            for node in graph.nodes:
-                self._follow(node)
+        for node in graph.nodes:
+            self._follow(node)
 
     def of(self, frame: Frame) -> tuple[Remake, ...]:
         """What the jaxpr of a loop, or of a checkpoint in one, makes itself."""

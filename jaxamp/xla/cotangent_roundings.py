@@ -11,34 +11,21 @@ that, and too dear to be made twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
 from jaxamp.plan.decision import Echo
+from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
 
-def find_cotangent_roundings(
-    graph: Graph,
-    provenance: Provenance,
-    own_cast: Sequence[int],
-    stored: Sequence[Precision | None],
-    bias_sums: Set[int],
-    narrow: Precision | None,
-) -> dict[int, Echo]:
-    """How the cotangent of each such sum is rounded.
-
-    Args:
-      graph: the program.
-      provenance: what is known of its values.
-      own_cast: boundary values, and what is only moved from them.
-      stored: precision in which each value is stored.
-      bias_sums: sums that a convolution's kernel makes, of narrow numbers.
-      narrow: precision of activations that are stored.
-    """
+def find_cotangent_roundings(findings: Findings) -> dict[int, Echo]:
+    """How the cotangent of each such sum is rounded."""
+    graph, provenance, stored = findings.graph, findings.provenance, findings.stored
+    own_cast, bias_sums = findings.readings.own_cast, findings.regions.bias_sums
 
     def is_spread(value: int, size: int) -> bool:
         return bool(own_cast[value] or provenance.layer[value]) and graph.sizes[value] != size
@@ -60,7 +47,7 @@ def find_cotangent_roundings(
             whole = [v for v in others if provenance.dense[v] and graph.sizes[v] == size]
             if len(others) == len(whole) == 1:
                 is_normalized = node.outs[0] in normalized
-                low = narrow if is_normalized else stored[others[0]]
+                low = findings.narrow if is_normalized else stored[others[0]]
                 if is_narrow(low):
                     roundings[node.outs[0]] = Echo(node.ins.index(others[0]), low, is_normalized)
     return roundings

@@ -8,21 +8,17 @@ make again of all that was joined.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Set
 
 from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
-from jaxamp.plan.precision.choose import Choice
 
 
-def find_held_roundings(
-    graph: Graph,
-    stored: Sequence[Precision | None],
-    choices: Mapping[Node, Choice],
-    forget_gates: Set[int],
-    exponentials: Set[int],
-) -> frozenset[int]:
+def find_held_roundings(findings: Findings) -> frozenset[int]:
     """Values that are rounded from f32 arithmetic or stacked, and read by f32 arithmetic."""
+    graph, stored, choices = findings.graph, findings.stored, findings.choices
+    forget_gates, exponentials = findings.hazards.forget_gates, findings.regions.exponentials
     return frozenset(
         value
         for node in graph.nodes
@@ -38,20 +34,19 @@ def _is_stacked(graph: Graph, value: int) -> bool:
     return any(reader.link is Link.STACK for reader in graph.readers[value])
 
 
-def find_unbarriered_sums(
-    graph: Graph, held: Set[int], choices: Mapping[Node, Choice]
-) -> frozenset[int]:
-    """Indices of the nodes that sum held values, or square them for a sum.
+def find_unbarriered_sums(findings: Findings, held: Set[int]) -> frozenset[Node]:
+    """Nodes that sum held values, or square them for a sum.
 
     A sum that is made where its summands are need not wait for them to be in memory. It does where
     products of the value with others are summed as well, as in the backward pass of a batch norm:
     one kernel then makes all of these sums.
     """
-    summed: set[int] = set()
+    graph, choices = findings.graph, findings.choices
+    summed: set[Node] = set()
     for value in held:
         readers = [r for r in graph.readers[value] if choices[r].operand is Precision.F32]
-        alone = {r.index for r in readers if _sums(r) or _squares_for_sum(graph, r)}
-        others = [r for r in readers if r.index not in alone]
+        alone = {r for r in readers if _sums(r) or _squares_for_sum(graph, r)}
+        others = [r for r in readers if r not in alone]
         if not any(_is_summed(graph, r) for r in others):
             summed |= alone
     return frozenset(summed)

@@ -17,8 +17,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
-from jaxamp.plan import Echo
-from jaxamp.rewrite.environment import cast
+from jaxamp.plan.decision import Echo
 from jaxamp.xla.rounding_barrier import hold
 from jaxamp.xla.unbarriered_sums import unheld
 
@@ -60,7 +59,8 @@ def _rounded(cotangent: Any, of: Echo) -> list[Any]:
     """What both operands' cotangents are made of."""
     if cotangent.dtype == of.precision.dtype:
         return [cotangent, cotangent]  # a bias that a convolution's kernel adds
-    held = lax.convert_element_type(hold(cast(cotangent, of.precision)), cotangent.dtype)
+    narrow = hold(lax.convert_element_type(cotangent, of.precision.dtype))
+    held = lax.convert_element_type(narrow, cotangent.dtype)
     alone = held if of.is_multiplied else unheld(held)
     return [held if place == of.operand else alone for place in (0, 1)]
 

@@ -6,7 +6,7 @@ being recognized as such.
 
 A reader that runs after a later Compute operation than the value (the backward pass, the end of a
 residual connection) cannot be fused with it. Such a far reader recomputes the value if it is fused
-itself (`fusion_groups.py`), and reads a narrow copy if not.
+itself (`fused_groups.py`), and reads a narrow copy if not.
 """
 
 from __future__ import annotations

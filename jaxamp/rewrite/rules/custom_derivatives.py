@@ -176,9 +176,15 @@ def _run_rule(
         for arg, var in zip(args, closed.jaxpr.invars, strict=True)
     ]
     plan = make_plan(
-        closed, context.policy, inputs=arriving, outputs=wanted, onward=onward, later=later
+        closed,
+        context.policy,
+        inputs=arriving,
+        outputs=wanted,
+        onward=onward,
+        later=later,
+        steer=context.steer,
     )
-    return interpret_whole(Context(context.policy), closed, plan.body, args)
+    return interpret_whole(Context(context.policy, context.steer), closed, plan.body, args)
 
 
 def _stored(dtype: Any, declared: Any) -> Precision | None:

@@ -14,7 +14,7 @@ from jax.core import eval_jaxpr
 
 from jaxamp.errors import TuningError
 from jaxamp.inspect.blocks import Block, blocks_of
-from jaxamp.plan import Plan, make_plan
+from jaxamp.plan import Plan
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.rewrite import run_plan
 from jaxamp.run.amp import inspected
@@ -24,6 +24,7 @@ from jaxamp.tools.tune.groups import Group, lowered_groups
 from jaxamp.tools.tune.sensitivity import is_float, norm, relative_error, sensitivities
 from jaxamp.trace.arguments import Static
 from jaxamp.trace.target import Statics
+from jaxamp.xla.steered_plan import make_plan
 
 Metric = Callable[[Any, Any], Any]
 

@@ -1,0 +1,202 @@
+"""Groups of equations that a compiler fuses into one kernel, with f32 values inside.
+
+Precisions depend on them: what a group reads and only moves is widened before it is moved, and so
+is what it hands to a call inside. Whether a group is also emitted as one unit is steering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from jaxamp.core.formats import Precision
+from jaxamp.plan.dataflow.fusible import find_fusible, is_fused_call
+from jaxamp.plan.dataflow.kernel_order import find_levels
+from jaxamp.plan.dataflow.label_gathers import gathers_whole_table, is_label_gather
+from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.dataflow.regions import FusionRegions
+from jaxamp.plan.dataflow.uses import Uses
+from jaxamp.plan.graph.graph import Frame, Graph, Nest, Node, Role, nodes_of
+
+Indices = list[list[int]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Groups:
+    """The groups of a program.
+
+    Attributes:
+      fusible: per node, whether it may be part of a group.
+      levels: per value, when it is made: see kernel_order.py.
+      label_gathers: nodes that look up single numbers of activations.
+      by_frame: per jaxpr, the indices of the equations of each group, in order; what is in no group
+        is left out, and so are jaxprs that are part of a group as a whole.
+      frame_of: per value that a group makes, the jaxpr that the group is in.
+      widened: nodes that only move what their own group reads, and so move it in f32.
+    """
+
+    fusible: bytearray
+    levels: list[int]
+    label_gathers: Set[Node]
+    by_frame: Mapping[Frame, Indices]
+    frame_of: Mapping[int, Frame]
+    widened: Set[Node]
+
+    def are_together(self, node: Node, value: int) -> bool:
+        """Whether groups of one jaxpr make a value and the results of a node."""
+        frame = self.frame_of.get(value)
+        return frame is not None and bool(node.outs) and self.frame_of.get(node.outs[0]) is frame
+
+
+def find_groups(
+    graph: Graph,
+    frame: Frame,
+    provenance: Provenance,
+    uses: Uses,
+    regions: FusionRegions,
+    stored: Sequence[Precision | None],
+    exact_narrow: Set[int],
+) -> Groups:
+    """Finds the groups of a program.
+
+    Args:
+      graph: the program.
+      frame: its outermost jaxpr.
+      provenance: what is known of its values.
+      uses: what its values are for.
+      regions: which of them are never stored.
+      stored: precision in which each value is stored.
+      exact_narrow: values that stay narrow inside a group: see exact.py.
+    """
+    finder = _Finder(graph, frame, provenance, uses, regions, stored, exact_narrow)
+    finder.visit(frame)
+    return Groups(
+        fusible=finder.fusible,
+        levels=finder.levels,
+        label_gathers=finder.label_gathers,
+        by_frame=finder.by_frame,
+        frame_of=finder.frame_of,
+        widened=finder.widened,
+    )
+
+
+class _Finder:
+    def __init__(
+        self,
+        graph: Graph,
+        frame: Frame,
+        provenance: Provenance,
+        uses: Uses,
+        regions: FusionRegions,
+        stored: Sequence[Precision | None],
+        exact_narrow: Set[int],
+    ) -> None:
+        self.graph, self.provenance, self.regions = graph, provenance, regions
+        self.exact_narrow = exact_narrow
+        lookups = graph.named.get("gather", ())
+        self.label_gathers = {node for node in lookups if is_label_gather(graph, provenance, node)}
+        self._tables = {node.ins[0] for node in self.label_gathers}
+        self.fusible = find_fusible(graph, uses, regions, stored)
+        for node in lookups:
+            if node in self.label_gathers or gathers_whole_table(graph, node):
+                self.fusible[node.index] = 1
+        self.levels = find_levels(graph, provenance, frame, self.fusible)
+        self.by_frame: dict[Frame, Indices] = {}
+        self.frame_of: dict[int, Frame] = {}
+        self.widened: set[Node] = set()
+        self._members = bytearray(len(graph.nodes))
+        self._level_of_nest: dict[Nest, int | None] = {}
+
+    def visit(self, frame: Frame, *, fused: bool = False) -> None:
+        """Finds the groups of a jaxpr and of those inside it, unless it is part of one itself."""
+        groups = [] if fused else self._groups(frame)
+        if not fused:
+            self.by_frame[frame] = groups
+        grouped = {index for group in groups for index in group}
+        for index, site in enumerate(frame.sites):
+            if isinstance(site, Nest):
+                for inner in site.frames:
+                    self.visit(inner, fused=fused or index in grouped)
+            elif self._moves_within(site):
+                self.widened.add(site)
+
+    def _groups(self, frame: Frame) -> Indices:
+        groups = [
+            group
+            for group in self._connected(frame.sites)
+            if self._is_worthwhile([frame.sites[index] for index in group])
+        ]
+        for group in groups:
+            for index in group:
+                for node in nodes_of(frame.sites[index]):
+                    self._members[node.index] = 1
+                    self.frame_of.update(dict.fromkeys(node.outs, frame))
+        return groups
+
+    def _connected(self, sites: Sequence[Node | Nest]) -> Iterable[list[int]]:
+        """Equations of one level that read each other, or look up in one table."""
+        levels = [self._level(site) for site in sites]
+        parent = list(range(len(sites)))
+        made_by: dict[int, int] = {}
+        for index, (site, level) in enumerate(zip(sites, levels, strict=True)):
+            if level is None:
+                continue
+            for value in _operands(site):
+                maker = made_by.get(value)
+                if maker is not None and levels[maker] == level:
+                    parent[_root(parent, maker)] = _root(parent, index)
+                if value in self._tables and (maker is None or levels[maker] != level):
+                    made_by[value] = index  # its other readers are of this group, too
+            for value in site.outs:
+                made_by[value] = index
+        members: dict[int, list[int]] = {}
+        for index, level in enumerate(levels):
+            if level is not None:
+                members.setdefault(_root(parent, index), []).append(index)
+        return members.values()
+
+    def _level(self, site: Node | Nest) -> int | None:
+        """When a site runs; ``None`` if it is no member of any group."""
+        if isinstance(site, Node):
+            return self.levels[site.outs[0]] if self.fusible[site.index] else None
+        if site not in self._level_of_nest:
+            self._level_of_nest[site] = self._common_level(site)
+        return self._level_of_nest[site]
+
+    def _common_level(self, nest: Nest) -> int | None:
+        if not is_fused_call(nest):
+            return None
+        levels = {self._level(site) for frame in nest.frames for site in frame.sites}
+        return levels.pop() if len(levels) == 1 else None
+
+    def _is_worthwhile(self, sites: Sequence[Node | Nest]) -> bool:
+        """Whether arithmetic makes an activation that is f32 only because it is fused."""
+        provenance, fused = self.provenance, self.regions.fused
+        nodes = [node for site in sites for node in nodes_of(site)]
+        is_wide = any(fused[v] and provenance.dense[v] for node in nodes for v in node.outs)
+        return is_wide and any(node.role is not Role.MOVE for node in nodes)
+
+    def _moves_within(self, node: Node) -> bool:
+        """Whether a node only moves what its own group reads."""
+        if node.role is not Role.MOVE or not self._members[node.index]:
+            return False
+        if not self.exact_narrow.isdisjoint(node.outs):
+            return False
+        return not any(
+            value in self.graph.outputs
+            or not self._members[reader.index]
+            or self.levels[reader.outs[0]] != self.levels[value]
+            for value in node.outs
+            for reader in self.graph.readers[value]
+        )
+
+
+def _root(parent: list[int], index: int) -> int:
+    """The equation that stands for the group of another, so far; the way to it is shortened."""
+    while parent[index] != index:
+        parent[index] = index = parent[parent[index]]
+    return index
+
+
+def _operands(site: Node | Nest) -> tuple[int, ...]:
+    return site.ins if isinstance(site, Node) else site.entries

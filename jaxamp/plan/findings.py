@@ -1,0 +1,51 @@
+"""All that has been found of a program: its precisions, and the analyses that they rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from jaxamp.core.formats import Precision
+from jaxamp.plan.conditioning.hazards import Hazards
+from jaxamp.plan.dataflow.fused_groups import Groups
+from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.dataflow.regions import FusionRegions
+from jaxamp.plan.graph.graph import Frame, Graph, Node
+from jaxamp.plan.precision.choose import Choice
+from jaxamp.plan.precision.operand_reads import OperandReads
+from jaxamp.policy.policy import PrecisionPolicy
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Findings:
+    """What is known when a plan is put together.
+
+    Attributes:
+      policy: what is applied.
+      graph: the program.
+      frame: its outermost jaxpr.
+      provenance: what is known of its values.
+      regions: which of them are fused away.
+      hazards: what they would lose in a narrow format.
+      choices: what was chosen for each node.
+      stored: precision in which each value is stored; ``None`` where it is not ours to choose.
+      narrow: precision of activations that are stored, if it is narrow.
+      exact_narrow: values that stay narrow inside a fused group: see exact.py.
+      relu_signs: results that are read for their sign alone: see relu_signs.py.
+      readings: how each reader gets its operands.
+      groups: the groups of equations that share a kernel; ``None`` if nothing is to be fused.
+    """
+
+    policy: PrecisionPolicy
+    graph: Graph
+    frame: Frame
+    provenance: Provenance
+    regions: FusionRegions
+    hazards: Hazards
+    choices: Mapping[Node, Choice]
+    stored: Sequence[Precision | None]
+    narrow: Precision | None
+    exact_narrow: Set[int]
+    relu_signs: Set[int]
+    readings: OperandReads
+    groups: Groups | None

@@ -1,0 +1,117 @@
+"""What the backward pass of a fused group reads, and what it computes again.
+
+A group is emitted as one unit, under a checkpoint: the backward pass then keeps what the plan
+stores, and computes the f32 insides again from it, in the kernel that needs them.
+"""
+
+from __future__ import annotations
+
+from jaxamp.core.formats import is_narrow
+from jaxamp.plan.dataflow.regions import EQUALITIES
+from jaxamp.plan.findings import Findings
+from jaxamp.plan.graph.flags import union
+from jaxamp.plan.graph.graph import Nest, Node, nodes_of
+from jaxamp.xla.row_statistics import find_statistics
+
+
+class Recomputation:
+    """Sorts the values of a program's groups.
+
+    Attributes:
+      saved: values inside a group that the backward pass reads rather than computes again.
+      saved_by_rules: of these, values that a derivative rule holds and keeps: see relu_signs.py.
+      recomputed: values that a later group computes again rather than reads. Which numbers are
+        equal is read: what is computed twice may differ in its last bit.
+    """
+
+    def __init__(self, findings: Findings) -> None:
+        groups = findings.groups
+        assert groups is not None
+        self.graph, self.provenance = findings.graph, findings.provenance
+        self.regions, self.stored = findings.regions, findings.stored
+        self.exact_narrow, self._groups = findings.exact_narrow, groups
+        self.saved: set[int] = set()
+        self.saved_by_rules: set[int] = set()
+        self.recomputed: set[int] = set()
+        self._side_by_side = self._find_side_by_side()
+        self._statistics = find_statistics(
+            self.graph, self.provenance, groups.fusible, groups.levels
+        )
+        for frame, found in groups.by_frame.items():
+            for group in found:
+                for index in group:
+                    self._enter_site(frame.sites[index])
+
+    def _enter_site(self, site: Node | Nest) -> None:
+        nodes = nodes_of(site)
+        for node in nodes:
+            self._enter(node)
+        if isinstance(site, Nest) and any(self._statistics[node.index] for node in nodes):
+            self.recomputed.difference_update(site.outs)  # a call is made again as a whole
+
+    def _enter(self, node: Node) -> None:
+        """Sorts what a member of a group makes."""
+        is_statistic = self._statistics[node.index]
+        is_found = node.name in EQUALITIES and union(self.provenance.dense, node.ins)
+        for value in node.outs:
+            if self.graph.is_float32[value]:
+                if self._is_saved_by_rule(value):
+                    self.saved_by_rules.add(value)
+                is_saved = is_statistic or self._is_stored(value) or value in self.saved_by_rules
+                if is_saved and value not in self._side_by_side:
+                    self.saved.add(value)
+            if not (is_statistic or is_found) and self._is_cheap(value):
+                self.recomputed.add(value)
+
+    def _is_cheap(self, value: int) -> bool:
+        """Whether a value is nowhere in memory, and made of what is."""
+        if value in self.graph.outputs or self.provenance.state[value]:
+            return False
+        if value in self._side_by_side:
+            return True
+        is_activation = self.graph.is_float32[value] and self.provenance.dense[value]
+        if value in self.regions.relu_outputs and not self.regions.joined[value]:
+            return True  # what it is made of is read anyway
+        is_read = value in self.regions.copied
+        return not is_activation or bool(self.regions.fused[value] and not is_read)
+
+    def _find_side_by_side(self) -> dict[int, int]:
+        """Concatenations that no kernel reads, of arrays that are in memory, and of how many.
+
+        To read the parts is to read as many bytes as of the whole, which need not be written.
+        """
+        found: dict[int, int] = {}
+        for node in self.graph.named.get("concatenate", ()):
+            (out,) = node.outs
+            parts = sum(found.get(v, 1) for v in node.ins)
+            is_stored = all(v in found or self._is_in_memory(v) for v in node.ins)
+            is_fused = all(self._groups.fusible[r.index] for r in self.graph.readers[out])
+            if parts <= _MOST_PARTS and is_stored and is_fused and is_narrow(self.stored[out]):
+                found[out] = parts
+        return found
+
+    def _is_in_memory(self, value: int) -> bool:
+        """Whether a narrow activation is stored whatever becomes of it."""
+        is_stored = is_narrow(self.stored[value]) and value not in self.exact_narrow
+        return is_stored and bool(self.provenance.dense[value])
+
+    def _is_saved_by_rule(self, value: int) -> bool:
+        """Whether a rule cuts off at zero what it had better read than make again.
+
+        That is what joins several arrays. What is made of one, a TPU need not even store: it fuses
+        this with the convolution that reads it.
+        """
+        is_cut_off = value in self.regions.relu_outputs and value in self.graph.ruled_results
+        return is_cut_off and bool(self.regions.joined[value]) and is_narrow(self.stored[value])
+
+    def _is_stored(self, value: int) -> bool:
+        """Whether a narrow value is read both here and later."""
+        if not is_narrow(self.stored[value]) or value in self.exact_narrow:
+            return False
+        levels = self._groups.levels
+        readers = [levels[r.outs[0]] for r in self.graph.readers[value] if r.outs]
+        here = levels[value]
+        return here in readers and any(level != here for level in readers)
+
+
+_MOST_PARTS = 32  # XLA fuses no more than 96 operands and results
