@@ -1,4 +1,4 @@
-"""Hands the choices back to the jaxprs that they were made for."""
+"""Assemble the plan: return the choices to the jaxprs that they were made for."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Storage = Sequence[Precision | None]
 
 
 def assemble(findings: Findings, steering: Steering, outputs: Storage | None) -> JaxprPlan:
-    """The plan of the outermost jaxpr, in which equal plans of one jaxpr are one object.
+    """Return the plan of the outermost jaxpr, in which equal plans of one jaxpr are one object.
 
     Args:
-      findings: what has been found of the program.
-      steering: what the compiler is told beside the precisions.
+      findings: what the analyses have found.
+      steering: hints for the compiler.
       outputs: precision in which each result has to leave; by default that of the jaxpr.
     """
     assembler, frame = _Assembler(findings, steering), findings.frame
@@ -42,7 +42,7 @@ class _Assembler:
         self.stored, self.choices = findings.stored, findings.choices
         self.fresh, self.copied = list(map(bool, readings.own_cast)), readings.copies.keys()
         self.original = [Precision.F32 if ours else None for ours in findings.graph.is_float32]
-        # What a group reads is widened once, so that its cotangents meet in f32.
+        # What a group reads is widened once, so that its cotangents are summed in f32.
         self.inside = list(self.original)
         for value in findings.exact_narrow:
             self.inside[value] = self.stored[value]
@@ -60,10 +60,10 @@ class _Assembler:
         invariants: int = 0,
         signs: Collection[int] = (),
     ) -> JaxprPlan:
-        """The plan of a jaxpr; `fused` if it is part of a group as a whole.
+        """Return the plan of a jaxpr, `fused` if it belongs to a group as a whole.
 
-        `invariants` of its first inputs are the same in every turn of a loop; `signs` are what a
-        derivative rule keeps, as relu_signs.py says.
+        The first `invariants` inputs are the same in every iteration of a loop; `signs` are results
+        that a derivative rule saves (`relu_signs.py`).
         """
         groups = [] if fused or self.groups is None else self.groups.by_frame[frame]
         grouped = {index for group in groups for index in group}
@@ -170,11 +170,11 @@ class _Assembler:
         )
 
     def _is_held_by_rule(self, nest: Nest, value: int) -> bool:
-        """Whether a call holds a result: what its body holds is gone where JAX takes a rule."""
+        """Return whether a call holds a result itself, as JAX drops the body of one with a rule."""
         return nest.eqn.primitive.name in wiring.RULED and value in self.steering.held_by_calls
 
     def _keeping(self, site: Node | Nest, how: How, kept: Collection[int]) -> How:
-        """How a site runs that holds and keeps some of its results."""
+        """Return how an equation runs that holds and saves some of its results."""
         is_kept = tuple([v in kept for v in site.outs])
         if not any(is_kept):
             return how
@@ -182,7 +182,7 @@ class _Assembler:
         return replace(how, held=held, kept=is_kept)
 
     def _one(self, **parts: Any) -> How:
-        """The one object of these parts; nodes name more of them than nests do."""
+        """Return the one object of these parts; nodes name more of them than nests do."""
         key = tuple(parts.values())
         how = self._hows.get(key)
         if how is None:
@@ -194,7 +194,7 @@ class _Assembler:
         return Decision(site.eqn, how, kind, self.grounds.of(site))
 
     def _again(self, frame: Frame, groups: Sequence[Sequence[int]]) -> dict[Var, int]:
-        """The equations that make what a later group computes again rather than reads."""
+        """Return, per value that a later group recomputes, the equation that computes it."""
         eqns, again = frame.jaxpr.eqns, self.steering.recomputed
         return {
             var: index
@@ -205,13 +205,13 @@ class _Assembler:
         }
 
     def _copies_for(self, node: Node) -> tuple[Precision | None, ...]:
-        """Per operand, the precision of the copy that a node reads."""
+        """Return, per operand, the precision of the copy that a node reads."""
         if self.copied.isdisjoint(node.ins):
             return (None,) * len(node.ins)
         return tuple([self._copy_for(v, node) for v in node.ins])
 
     def _copy_for(self, value: int, node: Node) -> Precision | None:
-        """A group computes again what is not stored; others get a copy."""
+        """Return the precision of the copy read; a group recomputes values that are not stored."""
         is_recomputed = value in self.steering.recomputed
         if is_recomputed and self.groups and self.groups.are_together(node, value):
             return None

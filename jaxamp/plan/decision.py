@@ -1,4 +1,4 @@
-"""What was decided, as plain data: a ``Decision`` per equation, a ``Plan`` per program."""
+"""Decisions as plain data: a `Decision` per equation, a `Plan` per program."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class How:
     Attributes:
       operands: per operand, the precision it is cast to; ``None`` leaves it as it is.
       fresh: per operand, whether its cast is made anew here rather than shared. A boundary value's
-        is: the cotangents of its casts then meet in f32.
+        is: the cotangents of its casts are then summed in f32.
       copies: per operand, the precision of the stored copy that is read, where the value itself is
         fused away; ``None`` reads the value.
       outputs: per result, the precision it is stored in; ``None`` where it is not ours to choose.
@@ -79,7 +79,7 @@ class How:
 
     @property
     def unchanged(self) -> bool:
-        """Whether nothing in it is narrow, nor kept."""
+        """Return whether nothing in the equation is narrow, nor saved."""
         precisions = *self.operands, *self.outputs, self.accumulation
         if self.picks or any(self.kept) or not is_wide(precisions):
             return False
@@ -87,11 +87,11 @@ class How:
 
 
 class Ground(NamedTuple):
-    """Why an equation runs as it does, in one of the places that it runs at.
+    """Explanation of a decision, in one of the places where the equation runs.
 
     Attributes:
       reason: in one phrase.
-      guard: the guard that fired, if one did.
+      guard: the guard that applied, if one did.
       scope: its name stack, enclosing equations first.
     """
 
@@ -101,7 +101,7 @@ class Ground(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """How one equation runs, and why; whatever ``How`` and ``Ground`` say can be asked here.
+    """Decision about one equation; the fields of `How` and `Ground` are properties of it.
 
     Attributes:
       eqn: the equation.
@@ -165,7 +165,7 @@ class Decision(NamedTuple):
 
 
 def is_wide(precisions: Iterable[Precision | None]) -> bool:
-    """Whether all of them are f32 or not ours to choose."""
+    """Return whether all of some precisions are float32 or not chosen by a policy."""
     return all(p is None or p is Precision.F32 for p in precisions)
 
 
@@ -222,7 +222,7 @@ class JaxprPlan:
     turned: tuple[Var, ...] = ()
 
     def walk(self) -> Iterator[Decision]:
-        """Every decision, nested ones after the equation that holds them."""
+        """Yield every decision, nested ones after the equation that holds them."""
         for decision in self.decisions:
             yield decision
             for plan in decision.inner:
@@ -293,12 +293,12 @@ class Plan:
     steer: Callable[..., Any]
 
     def decisions(self) -> Iterator[Decision]:
-        """Every decision, nested ones after the equation that holds them."""
+        """Yield every decision, nested ones after the equation that holds them."""
         for decision, ground in zip(self.body.walk(), self.grounds, strict=True):
             yield decision._replace(ground=ground)
 
     def summary(self) -> dict[tuple[OpKind, str], int]:
-        """Equations per kind and precision of arithmetic (``"-"`` where no float is involved)."""
+        """Count equations per kind and precision of arithmetic (`"-"` without floats)."""
         counts: Counter[tuple[OpKind, str]] = Counter()
         for decision in self.decisions():
             precision = decision.operand or decision.output
@@ -306,7 +306,7 @@ class Plan:
         return dict(counts)
 
     def reasons(self) -> Counter[str]:
-        """How often each reason was given."""
+        """Count how often each reason was given."""
         return Counter(decision.reason for decision in self.decisions())
 
     @property

@@ -1,4 +1,4 @@
-"""Why each equation runs as it does, in each of the places that share one plan."""
+"""Explain why each equation runs as it does, in each of the places that share one plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxamp.plan.precision.choose import Choice
 
 
 class Grounds:
-    """Makes the ground of each equation; equal choices are one object, and so are their grounds.
+    """Factory of explanations; equal choices are one object, and so are their explanations.
 
     Args:
       choices: what was chosen for each node.
@@ -22,7 +22,7 @@ class Grounds:
         self._made: dict[tuple[int, str], Ground] = {}
 
     def of(self, site: Node | Nest) -> Ground:
-        """Why an equation runs as it does."""
+        """Return why an equation runs as it does."""
         choice = _INSIDE if isinstance(site, Nest) else self.choices[site]
         place = id(choice), site.scope
         ground = self._made.get(place)
@@ -32,7 +32,7 @@ class Grounds:
 
 
 def grounds_of(frame: Frame, choices: Mapping[Node, Choice]) -> tuple[Ground, ...]:
-    """The ground of every equation of a program, nested ones after the one that holds them."""
+    """Return the explanation of every equation, nested ones after the one that holds them."""
     return tuple(map(Grounds(choices).of, sites_of(frame)))
 
 

@@ -1,4 +1,4 @@
-"""All that has been found of a program: its precisions, and the analyses that they rest on."""
+"""All that the analyses have found of a program, before a plan is assembled."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from jaxamp.policy.policy import PrecisionPolicy
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Findings:
-    """What is known when a plan is put together.
+    """Precisions of a program, and the analyses that they rest on.
 
     Attributes:
-      policy: what is applied.
+      policy: the policy.
       graph: the program.
       frame: its outermost jaxpr.
-      provenance: what is known of its values.
-      regions: which of them are fused away.
-      hazards: what they would lose in a narrow format.
+      provenance: where each value comes from.
+      regions: which values are fused.
+      hazards: numerical hazards of a narrow format.
       choices: what was chosen for each node.
-      stored: precision in which each value is stored; ``None`` where it is not ours to choose.
-      narrow: precision of activations that are stored, if it is narrow.
-      exact_narrow: values that stay narrow inside a fused group: see exact.py.
-      relu_signs: results that are read for their sign alone: see relu_signs.py.
+      stored: precision in which each value is stored; `None` where a policy has no say.
+      narrow: precision of stored activations, if it is narrow.
+      exact_narrow: values that stay narrow inside a fused group; see `exact.py`.
+      relu_signs: ReLU results whose sign alone is read; see `relu_signs.py`.
       readings: how each reader gets its operands.
-      groups: the groups of equations that share a kernel; ``None`` if nothing is to be fused.
+      groups: groups of equations that share a kernel; `None` if nothing is to be fused.
     """
 
     policy: PrecisionPolicy

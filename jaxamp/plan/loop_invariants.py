@@ -1,8 +1,8 @@
-"""What a loop is handed beside its own operands: other forms of what is the same in every turn.
+"""Find other forms of loop invariants, which a loop gets beside its own operands.
 
-A body that reads a cast of an invariant gets that cast, which is made once, outside. A body that
-gets an invariant narrow gets it in float32 too: its cotangents are added up over the turns, and
-have the format of what they belong to.
+A body that reads a cast of an invariant gets the cast, which is computed once, outside. A body that
+gets an invariant narrow gets it in float32 too: its cotangents are summed over iterations, and have
+the dtype of their primal value.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from jaxamp.plan.decision import Also, Form, Forms, How, JaxprPlan
 
 
 def rounded_outside(jaxpr: Jaxpr, hows: Sequence[How], invariants: int) -> Forms:
-    """The casts of a loop's invariants that its body reads.
+    """Return the casts of a loop's invariants that its body reads.
 
     Args:
       jaxpr: the body.
       hows: how each of its equations runs.
-      invariants: how many of its first inputs are the same in every turn.
+      invariants: number of its first inputs that are the same in every iteration.
     """
     if not invariants:
         return ()
@@ -37,19 +37,19 @@ def rounded_outside(jaxpr: Jaxpr, hows: Sequence[How], invariants: int) -> Forms
 def narrow_each_turn(
     jaxpr: Jaxpr, inputs: Sequence[Precision | None], invariants: int
 ) -> tuple[Var, ...]:
-    """The invariants of a loop that are narrow in its body.
+    """Return the invariants of a loop that are narrow in its body.
 
     Args:
       jaxpr: the body.
       inputs: precision in which each of its inputs arrives.
-      invariants: how many of the first inputs are the same in every turn.
+      invariants: number of the first inputs that are the same in every iteration.
     """
     pairs = zip(jaxpr.invars[:invariants], inputs, strict=False)
     return tuple(var for var, precision in pairs if is_narrow(precision))
 
 
 def read_beside(loop: wiring.Loop, body: JaxprPlan) -> Also:
-    """The operands of a loop that it reads a second time, for what its body is handed beside."""
+    """Return the operands of a loop that it reads twice, once in another form for its body."""
     first = loop.test_invariants
     place = {var: first + i for i, var in enumerate(loop.body.jaxpr.invars)}
     casts = [(place[var], form.precision) for var, form in body.rounded]

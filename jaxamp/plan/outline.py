@@ -1,4 +1,4 @@
-"""Takes the groups of a jaxpr out into small programs; equal ones become one object."""
+"""Outline the groups of a jaxpr as small programs; equal ones become one object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Precisions = Sequence[Precision | None]
 
 
 class Outliner:
-    """Makes steps of groups, and remembers the fusions that it has made."""
+    """Outliner of groups, which reuses the fusions that it has made."""
 
     def __init__(self) -> None:
         self._fusions: dict[Hashable, Fusion] = {}
@@ -32,7 +32,7 @@ class Outliner:
         groups: Sequence[Sequence[int]],
         again: Mapping[Var, int],
     ) -> tuple[int | Step, ...]:
-        """What to emit, in order: single equations by their index, and groups.
+        """Return what to emit, in order: single equations by their index, and groups.
 
         Args:
           jaxpr: the program.
@@ -40,7 +40,7 @@ class Outliner:
           inputs: precisions in which its inputs arrive.
           outputs: precisions in which its results leave.
           groups: indices of equations that are emitted as one unit.
-          again: what a later group computes again rather than reads, and which equation makes it.
+          again: per value that a later group recomputes, the equation that computes it.
         """
         if not groups:
             return tuple(range(len(decisions)))
@@ -72,7 +72,7 @@ class Outliner:
         takes: Forms,
         wanted: Mapping[Var, Sequence[Form]],
     ) -> Step:
-        """A group: equations that it computes again, then as many that are its own."""
+        """Return a group: equations that it recomputes, then as many that are its own."""
         decisions = [every[index] for index in unit]
         makers = len(decisions) - own
         made = [v for d in decisions[makers:] for v in d.eqn.outvars]
@@ -96,7 +96,7 @@ class Outliner:
     def _key(
         self, decisions: Sequence[Decision], takes: Forms, gives: Forms, names: jax_compat.Around
     ) -> Hashable:
-        """What two groups that are emitted alike have in common."""
+        """Return a key that is equal for groups that are emitted alike."""
         number: dict[Var, int] = {}
         for var, _ in takes:
             number.setdefault(var, len(number))
@@ -112,13 +112,13 @@ class Outliner:
         return tuple(parts), tuple(taken), tuple(given)
 
     def _line(self, eqn: JaxprEqn, how: How, names: jax_compat.Around) -> int:
-        """A number for all that two equations have in common, apart from their operands."""
+        """Return a number that is equal for equations that differ in their operands only."""
         line = eqn.primitive, params_key(eqn.params), jax_compat.origin(eqn, names), how
         return self._lines.setdefault(line, len(self._lines))
 
 
 def find_repeated(body: JaxprPlan) -> frozenset[Fusion]:
-    """The fusions that have more than one place in a plan; each jaxpr's plan counts once."""
+    """Return the fusions that occur more than once in a plan; each jaxpr's plan counts once."""
     found: set[Fusion] = set()
     repeated: set[Fusion] = set()
     plans, known = [body], {body}
@@ -136,7 +136,7 @@ _AS_STORED = Form(None)
 
 
 class _Reader:
-    """What the equations of a jaxpr read, and in which form."""
+    """Operands of a jaxpr's equations, and the form in which each is read."""
 
     def __init__(self, jaxpr: Jaxpr, decisions: Sequence[Decision], inputs: Precisions) -> None:
         self.results = jaxpr.outvars
@@ -146,7 +146,7 @@ class _Reader:
             self.stored.update(zip(decision.eqn.outvars, decision.how.outputs, strict=True))
 
     def taken(self, unit: Sequence[int]) -> Forms:
-        """What equations read that they do not make."""
+        """Return what equations read that they do not compute."""
         made = {var for i in unit for var in self.decisions[i].eqn.outvars}
         found: dict[tuple[Var, Form], None] = {}
         for i in unit:
@@ -161,7 +161,7 @@ class _Reader:
         return tuple(found)
 
     def returned(self, outputs: Precisions) -> Forms:
-        """What the results of the jaxpr read."""
+        """Return what the results of the jaxpr read."""
         results = zip(self.results, outputs, strict=True)
         return tuple((v, self._form(v, p, False, None)) for v, p in results if isinstance(v, Var))
 
@@ -178,7 +178,7 @@ class _Reader:
 def _with_makers(
     decisions: Sequence[Decision], group: Sequence[int], again: Mapping[Var, int]
 ) -> list[int]:
-    """The equations of a group, after those of earlier groups that it computes again."""
+    """Return the equations of a group, after those of earlier groups that it recomputes."""
     own, pending = set(group), list(group)
     makers: set[int] = set()
     while pending:
@@ -192,9 +192,10 @@ def _with_makers(
 
 
 def _order(eqns: Sequence[JaxprEqn], members: dict[int, Sequence[int]]) -> list[int]:
-    """First equations of groups, and single ones, so that all that one reads comes before it.
+    """Return units in an order in which each follows all that it reads.
 
-    A group that would have to run both before and after something is parted there.
+    A unit is a single equation, or a group under the index of its first equation. A group that
+    would have to run both before and after something is split there.
     """
     while True:
         unit = [members[i][0] if i in members else i for i in range(len(eqns))]
@@ -217,7 +218,7 @@ def _order(eqns: Sequence[JaxprEqn], members: dict[int, Sequence[int]]) -> list[
 
 
 def _circles(after: dict[int, list[int]]) -> Iterator[list[int]]:
-    """Sets of units that wait for each other, each in order."""
+    """Yield sets of units that wait for each other, each in order."""
     from scipy.sparse import coo_array  # here, as few programs have circles: slow to import
     from scipy.sparse.csgraph import connected_components
 
@@ -234,7 +235,7 @@ def _circles(after: dict[int, list[int]]) -> Iterator[list[int]]:
 
 
 def _part(members: dict[int, Sequence[int]], group: Sequence[int], circle: Sequence[int]) -> None:
-    """Parts a group at the first thing that it waits for and that waits for it."""
+    """Split a group at the first unit that it waits for and that waits for it."""
     between = min((u for u in circle if group[0] < u <= group[-1]), default=group[-1])
     for part in ([i for i in group if i < between], [i for i in group if i >= between]):
         members.update(dict.fromkeys(part, part))
@@ -243,7 +244,7 @@ def _part(members: dict[int, Sequence[int]], group: Sequence[int], circle: Seque
 def _dependences(
     eqns: Sequence[JaxprEqn], unit: Sequence[int]
 ) -> tuple[dict[int, int], dict[int, list[int]]]:
-    """Per unit, how many values have to come before it, and those that wait for it, once each."""
+    """Return, per unit, the number of values it waits for, and the units waiting for it."""
     missing = dict.fromkeys(unit, 0)
     after: dict[int, list[int]] = {}
     maker: dict[Any, int] = {}

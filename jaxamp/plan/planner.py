@@ -1,4 +1,4 @@
-"""From a jaxpr and a policy to a Plan."""
+"""Plan a jaxpr under a policy."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ def make_plan(
     later: Sequence[bool] = (),
     steer: Callable[[Findings], Steering] = unsteered,
 ) -> Plan:
-    """Decides, for every equation of a jaxpr, in which precision it runs.
+    """Decide, for every equation of a jaxpr, in which precision it runs.
 
     Pure analysis: nothing is traced or computed.
 
     Args:
       closed_jaxpr: the program.
-      policy: what to apply.
-      strict: whether a primitive that nobody has described is an error.
-      inputs: precision in which each input arrives; by default the dtype that it has in the jaxpr.
-      outputs: precision in which each result has to leave, by default that of the jaxpr.
+      policy: the policy.
+      strict: whether an unknown primitive is an error.
+      inputs: precision in which each input arrives; by default its dtype in the jaxpr.
+      outputs: precision in which each result has to leave; by default that of the jaxpr.
       later: whether each input arrives only when all that does not need it has been computed, as
-        tangents do in the end; by default none.
-      onward: whether each result goes on to Compute outside; by default those that leave narrow.
-      steer: gives what a compiler is told beside the precisions; by default nothing.
+        tangents do; by default none.
+      onward: whether Compute outside reads each result; by default those that leave narrow.
+      steer: returns hints for a compiler; by default none.
 
     Returns:
       The plan.
@@ -105,7 +105,7 @@ def _find(
     forced: Forced,
     inputs: Sequence[Precision | None],
 ) -> Findings:
-    """The analyses, each given what those before it have found."""
+    """Run the analyses, each on the findings of those before it."""
     provenance, uses = settle_carries(graph, policy, forced)
     regions = find_regions(graph)
     store_bias_sums(graph, provenance, regions)
@@ -148,7 +148,7 @@ def _apply_signature(
     exits: Sequence[int],
     onward: Sequence[bool],
 ) -> None:
-    """A narrow input is an activation of the program around; so is a result that goes onward."""
+    """Mark narrow inputs as activations, and results that Compute outside reads."""
     for value, precision in zip(entries, inputs, strict=False):
         if is_narrow(precision):
             graph.activations.add(value)

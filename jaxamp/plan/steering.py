@@ -1,7 +1,7 @@
-"""What a compiler is told beside the precisions, so that it fuses and stores as the plan supposes.
+"""Hints for a compiler, beside the precisions, that make it fuse and store as planned.
 
-Plain data, which whoever knows the compiler makes of the findings; nothing in it is the default.
-None of it changes in which precision an equation runs or what it makes is stored.
+Plain data, which whoever knows the compiler computes from the findings; the default is no hint.
+None of it changes the precision of an equation or of a stored value.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from jaxamp.plan.graph.graph import Frame, Node
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Steering:
-    """The steering of one program; values and nodes are those of its graph.
+    """Compiler hints for one program; values and nodes are those of its graph.
 
     Attributes:
-      holds: whether roundings that are stored beside an f32 value stand behind a barrier.
+      holds: whether roundings stored beside a float32 value stand behind a barrier.
       held: values whose rounding does.
-      held_by_calls: of these, the results that a call with a derivative rule holds itself: JAX
-        drops the body of such a call when it differentiates.
+      held_by_calls: of these, results that a call with a derivative rule holds itself, as JAX drops
+        the body of such a call when it differentiates.
       unbarriered: nodes that sum held values, and read them before the barrier.
       cotangents: per sum of an activation and a parameter, how its cotangent is rounded.
-      label_gathers: lookups of single numbers, and their transposes, to emit as comparisons.
-      outlines: whether a group of equations that share a kernel is emitted as one unit, which is
-        computed again in the backward pass.
-      saved: values inside a group that the backward pass reads rather than computes again.
-      recomputed: values that a later group of the same jaxpr computes again rather than reads.
-      signs: results of a derivative rule that the rule itself rounds, and keeps: see relu_signs.py.
-      constants: per jaxpr, the inputs that it makes itself rather than reads.
+      label_gathers: gathers of single numbers, and their transposes, to emit as comparisons.
+      outlines: whether equations that share a kernel are emitted as one unit, which is recomputed
+        in the backward pass.
+      saved: values inside a group that are residuals, rather than recomputed.
+      recomputed: values that a later group of the same jaxpr recomputes rather than reads.
+      signs: results of a derivative rule that the rule itself rounds and saves; see
+        `relu_signs.py`.
+      constants: per jaxpr, the inputs that it computes itself rather than reads.
     """
 
     holds: bool = False

@@ -1,8 +1,8 @@
-"""Constants that a loop makes itself rather than reads.
+"""Rematerialize constants inside loops, rather than read them.
 
-A mask is made of whole numbers and comparisons, and what fills it of one number. JAX moves both out
-of a loop that it differentiates, where they become arrays that each turn reads. Inside the loop,
-the kernel that uses them makes them again at next to no cost.
+A mask is computed from integers and comparisons, and its fill value is one number. JAX hoists both
+out of a loop that it differentiates, where they become arrays that each iteration reads. Inside the
+loop, the kernel that uses them recomputes them at next to no cost.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.decision import Making, Remake
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, sites_of
 
-_MOST = 16  # equations; what takes more is no longer made at next to no cost
+_MOST = 16  # equations; recomputing more costs time
 _MAKERS = (Role.ELEMENTWISE, Role.MOVE, Role.CONVERT)
 
 
 def find_constants(graph: Graph, frame: Frame) -> dict[Frame, tuple[Remake, ...]]:
-    """What the jaxpr of a loop, or of a checkpoint in one, makes itself; per jaxpr, if anything."""
+    """Return, per loop body or checkpoint in a loop, the inputs that it recomputes."""
     if Link.INVARIANT not in graph.links:
         return {}
     remakes = _Rematerialization(graph)
@@ -30,24 +30,24 @@ def find_constants(graph: Graph, frame: Frame) -> dict[Frame, tuple[Remake, ...]
 
 
 def _is_kernel(site: Node | Nest) -> TypeGuard[Nest]:
-    """Whether what bodies read is in memory, rather than fused with what makes it."""
+    """Return whether a body's inputs are in memory, rather than fused with their maker."""
     if isinstance(site, Node):
         return False
     return site.op.trait is Trait.LOOP or site.eqn.primitive.name == "remat2"
 
 
 class _Rematerialization:
-    """Finds what is made of literals alone and goes into a loop."""
+    """Finder of values that are computed from literals alone and enter a loop."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._recipes: dict[int, tuple[Node, ...]] = {}
-        self._outside: dict[int, int] = {}  # per value that enters a loop, what it is outside
+        self._outside: dict[int, int] = {}  # per value inside a loop, that outside
         for node in graph.nodes:
             self._follow(node)
 
     def of(self, frame: Frame) -> tuple[Remake, ...]:
-        """What the jaxpr of a loop, or of a checkpoint in one, makes itself."""
+        """Return the inputs that a loop body, or a checkpoint in a loop, recomputes."""
         pairs = zip(frame.jaxpr.invars, frame.entries, strict=True)
         return tuple(
             self._rematerialize(var, value)
@@ -65,7 +65,7 @@ class _Rematerialization:
             self._recipes.update(dict.fromkeys(node.outs, recipe))
 
     def _recipe(self, node: Node) -> tuple[Node, ...] | None:
-        """The equations that make a node's results of literals, in order; ``None`` if none do."""
+        """Return the equations that compute a node from literals, in order, or `None`."""
         is_iota = node.trait is Trait.GENERATOR and not node.ins and not node.eqn.effects
         if not is_iota and (node.role not in _MAKERS or not node.ins):
             return None
@@ -83,7 +83,7 @@ class _Rematerialization:
         return is_number and value not in graph.sources and value not in self._recipes
 
     def _is_worth_it(self, value: int) -> bool:
-        """Whether an array would be read, by what is fused with the making of it."""
+        """Return whether the constant is an array whose readers fuse with its computation."""
         readers = self.graph.readers[value]
         return self.graph.sizes[value] != 1 and all(r.role is Role.ELEMENTWISE for r in readers)
 

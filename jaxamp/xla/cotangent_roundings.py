@@ -1,12 +1,13 @@
-"""Sums of an activation and a broadcast parameter whose cotangent is rounded for both.
+"""Find sums of an activation and a broadcast parameter whose cotangent is rounded for both.
 
-Such a sum is fused, so it is f32, and so is its cotangent. That goes two ways: to the activation,
-rounded as the activation is stored, and to the parameter, folded over rows by another kernel.
-Unless the fold reads the rounding as well, the f32 cotangent is written to memory for it.
+Such a sum is fused, so it is float32, and so is its cotangent. The cotangent has two readers: the
+activation's, which is rounded as the activation is stored, and the parameter's, which another
+kernel reduces over rows. Unless the reduction reads the rounding as well, the float32 cotangent is
+written to memory for it.
 
-So it is behind a batch norm whose result an exponential or the like reads, or several operations
-(a leaky rectifier, `x * hard_sigmoid(x)`): the cotangent is folded over rows, read once more after
-that, and too dear to be made twice.
+The same holds behind a batch norm that is read by an exponential or the like, or by several
+operations (a leaky ReLU, `x * hard_sigmoid(x)`): the cotangent is reduced over rows, read again
+after that, and too costly to be computed twice.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
 
 def find_cotangent_roundings(findings: Findings) -> dict[int, Echo]:
-    """How the cotangent of each such sum is rounded."""
+    """Return how the cotangent of each such sum is rounded."""
     graph, provenance, stored = findings.graph, findings.provenance, findings.stored
     own_cast, bias_sums = findings.readings.own_cast, findings.regions.bias_sums
 
@@ -56,16 +57,16 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, Echo]:
 def _find_normalized(
     graph: Graph, provenance: Provenance, stored: Sequence[Precision | None]
 ) -> set[int]:
-    """Fused values that are made of a fold over rows, and that something dear is made of."""
-    folded, costly = bytearray(len(graph.avals)), bytearray(len(graph.avals))
+    """Return fused values that depend on a reduction over rows, and that costly operations read."""
+    reduced, costly = bytearray(len(graph.avals)), bytearray(len(graph.avals))
     read = bytearray(len(graph.avals))  # whether a cotangent comes from elsewhere already
     for node in graph.nodes:
         if node.role is Role.REDUCE:
-            is_folded = not reduces_rows(graph, node)
+            is_reduced = not reduces_rows(graph, node)
         else:
-            is_folded = node.role in ARITHMETIC and union(folded, node.ins)
-        for value in node.outs if is_folded else ():
-            folded[value] = stored[value] is Precision.F32
+            is_reduced = node.role in ARITHMETIC and union(reduced, node.ins)
+        for value in node.outs if is_reduced else ():
+            reduced[value] = stored[value] is Precision.F32
     for node in reversed(graph.nodes):
         if node.role not in ARITHMETIC or not _passes_cotangents(graph, provenance, node):
             continue
@@ -74,7 +75,7 @@ def _find_normalized(
             if is_costly or read[value]:
                 costly[value] = stored[value] is Precision.F32
             read[value] = 1
-    return {v for v in range(len(graph.avals)) if folded[v] and costly[v]}
+    return {v for v in range(len(graph.avals)) if reduced[v] and costly[v]}
 
 
 def _passes_cotangents(graph: Graph, provenance: Provenance, node: Node) -> bool:

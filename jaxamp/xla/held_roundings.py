@@ -1,9 +1,9 @@
-"""Which roundings XLA must not undo, and what else it must not compute again.
+"""Find roundings that XLA must not remove, and values that it must not recompute.
 
-XLA may drop a narrowing that is followed by a widening. The wide value is then what it stores for
-every reader that computes in f32, beside the narrow one for the others. What a loop stacks in f32
-and reads itself, XLA would compute once for each of the two. A power of what is joined it would
-make again of all that was joined.
+XLA may remove a narrowing that a widening follows. It then stores the wide value for readers that
+compute in float32, beside the narrow one for the others. A value that a loop both stacks in float32
+and reads would be computed once for each. An exponential of a joined value would be recomputed from
+all that was joined.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 
 def find_held_roundings(findings: Findings) -> frozenset[int]:
-    """Values that are rounded from f32 arithmetic or stacked, and read by f32 arithmetic."""
+    """Return values rounded from float32 arithmetic, or stacked, that float32 arithmetic reads."""
     graph, stored, choices = findings.graph, findings.stored, findings.choices
     forget_gates, exponentials = findings.hazards.forget_gates, findings.regions.exponentials
     return frozenset(
@@ -35,11 +35,11 @@ def _is_stacked(graph: Graph, value: int) -> bool:
 
 
 def find_unbarriered_sums(findings: Findings, held: Set[int]) -> frozenset[Node]:
-    """Nodes that sum held values, or square them for a sum.
+    """Return nodes that sum held values, or square them for a sum.
 
-    A sum that is made where its summands are need not wait for them to be in memory. It does where
-    products of the value with others are summed as well, as in the backward pass of a batch norm:
-    one kernel then makes all of these sums.
+    A sum computed beside its summands need not wait for them to be in memory. It has to where
+    products of the value are summed as well, as in the backward pass of a batch norm: one kernel
+    then computes all of these sums.
     """
     graph, choices = findings.graph, findings.choices
     summed: set[Node] = set()
@@ -61,6 +61,6 @@ def _squares_for_sum(graph: Graph, node: Node) -> bool:
 
 
 def _is_summed(graph: Graph, node: Node) -> bool:
-    """Whether sums, and nothing else, read what an elementwise operation makes."""
+    """Return whether an elementwise operation's results are read by sums only."""
     readers = [r for v in node.outs for r in graph.readers[v]]
     return node.role is Role.ELEMENTWISE and bool(readers) and all(map(_sums, readers))

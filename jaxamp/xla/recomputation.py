@@ -1,7 +1,7 @@
-"""What the backward pass of a fused group reads, and what it computes again.
+"""Decide which values of a fused group are residuals, and which are recomputed.
 
-A group is emitted as one unit, under a checkpoint: the backward pass then keeps what the plan
-stores, and computes the f32 insides again from it, in the kernel that needs them.
+A group is emitted as one unit, under a checkpoint: the backward pass then saves the values that the
+plan stores, and recomputes the float32 insides from them, in the kernel that needs them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from jaxamp.xla.row_statistics import find_statistics
 
 
 class Recomputation:
-    """Sorts the values of a program's groups.
+    """Residuals and recomputed values of a program's groups.
 
     Attributes:
-      saved: values inside a group that the backward pass reads rather than computes again.
-      saved_by_rules: of these, values that a derivative rule holds and keeps: see relu_signs.py.
-      recomputed: values that a later group computes again rather than reads. Which numbers are
-        equal is read: what is computed twice may differ in its last bit.
+      saved: values inside a group that are residuals, rather than recomputed.
+      saved_by_rules: of these, values that a derivative rule holds and saves; see `relu_signs.py`.
+      recomputed: values that a later group recomputes rather than reads. Results of equality tests
+        are read: what is computed twice may differ in its last bit.
     """
 
     def __init__(self, findings: Findings) -> None:
@@ -47,10 +47,12 @@ class Recomputation:
         for node in nodes:
             self._enter(node)
         if isinstance(site, Nest) and any(self._statistics[node.index] for node in nodes):
-            self.recomputed.difference_update(site.outs)  # a call is made again as a whole
+            self.recomputed.difference_update(
+                site.outs
+            )  # a call is recomputed as a whole, statistics and all
 
     def _enter(self, node: Node) -> None:
-        """Sorts what a member of a group makes."""
+        """Classify the results of a member of a group."""
         is_statistic = self._statistics[node.index]
         is_found = node.name in EQUALITIES and union(self.provenance.dense, node.ins)
         for value in node.outs:
@@ -64,21 +66,21 @@ class Recomputation:
                 self.recomputed.add(value)
 
     def _is_cheap(self, value: int) -> bool:
-        """Whether a value is nowhere in memory, and made of what is."""
+        """Return whether a value is not in memory, and its operands are."""
         if value in self.graph.outputs or self.provenance.state[value]:
             return False
         if value in self._side_by_side:
             return True
         is_activation = self.graph.is_float32[value] and self.provenance.dense[value]
         if value in self.regions.relu_outputs and not self.regions.joined[value]:
-            return True  # what it is made of is read anyway
+            return True  # its operand is read anyway
         is_read = value in self.regions.copied
         return not is_activation or bool(self.regions.fused[value] and not is_read)
 
     def _find_side_by_side(self) -> dict[int, int]:
-        """Concatenations that no kernel reads, of arrays that are in memory, and of how many.
+        """Return fused concatenations of arrays in memory, with the number of their parts.
 
-        To read the parts is to read as many bytes as of the whole, which need not be written.
+        Reading the parts takes as many bytes as reading the whole, which then need not be written.
         """
         found: dict[int, int] = {}
         for node in self.graph.named.get("concatenate", ()):
@@ -91,21 +93,21 @@ class Recomputation:
         return found
 
     def _is_in_memory(self, value: int) -> bool:
-        """Whether a narrow activation is stored whatever becomes of it."""
+        """Return whether a narrow activation is stored, whoever reads it."""
         is_stored = is_narrow(self.stored[value]) and value not in self.exact_narrow
         return is_stored and bool(self.provenance.dense[value])
 
     def _is_saved_by_rule(self, value: int) -> bool:
-        """Whether a rule cuts off at zero what it had better read than make again.
+        """Return whether a rule's ReLU result should be saved, as it joins several arrays.
 
-        That is what joins several arrays. What is made of one, a TPU need not even store: it fuses
-        this with the convolution that reads it.
+        A ReLU of one array need not be stored on a TPU, which fuses it with the convolution that
+        reads it.
         """
         is_cut_off = value in self.regions.relu_outputs and value in self.graph.ruled_results
         return is_cut_off and bool(self.regions.joined[value]) and is_narrow(self.stored[value])
 
     def _is_stored(self, value: int) -> bool:
-        """Whether a narrow value is read both here and later."""
+        """Return whether a narrow value is read both at its own level and at later ones."""
         if not is_narrow(self.stored[value]) or value in self.exact_narrow:
             return False
         levels = self._groups.levels

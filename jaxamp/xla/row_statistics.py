@@ -1,9 +1,9 @@
-"""Which folds are a pass over memory of their own, so that what they give is worth keeping.
+"""Find reductions that take a pass over memory of their own, so that saving them pays.
 
-XLA fuses a fold of rows with what reads it: a softmax is one kernel, and computing its sums again
-costs nothing. A fold of other axes is a kernel by itself. So are two folds of rows that read one
-array side by side, as those of a variance by the mean of squares: they share a kernel that writes
-nothing but the two.
+XLA fuses a reduction of rows with its readers: a softmax is one kernel, and recomputing its sums
+costs nothing. A reduction of other axes is a kernel by itself. So are two reductions of rows that
+read one array side by side, as those of a variance by the mean of squares: they share a kernel that
+writes nothing but the two.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import reduces_rows
 from jaxamp.plan.graph.graph import Graph, Node, Role
 
-_MOST = 8  # values between a fold and what is in memory; more are no mere preparation
+_MOST = 8  # values between a reduction and memory; with more, the array read is no shared operand
 
 
 def find_statistics(
     graph: Graph, provenance: Provenance, fusible: bytearray, levels: Sequence[int]
 ) -> bytearray:
-    """Marks the folds that are worth keeping, per node."""
+    """Mark, per node, the reductions that are worth saving."""
     statistics = bytearray(len(graph.nodes))
-    folds = [n for n in graph.nodes if n.role is Role.REDUCE and fusible[n.index]]
-    for node in folds:
+    reductions = [n for n in graph.nodes if n.role is Role.REDUCE and fusible[n.index]]
+    for node in reductions:
         statistics[node.index] = not reduces_rows(graph, node)
-    rows = [node for node in folds if not statistics[node.index]]
+    rows = [node for node in reductions if not statistics[node.index]]
     if len(rows) > 1:
         maker = {v: n for n in graph.nodes if fusible[n.index] for v in n.outs}
         read = {node: _read(graph, provenance, maker, levels, node) for node in rows}
-        # Of folds that are one and the same XLA makes one.
+        # XLA merges equal reductions (common subexpressions).
         different = {(node.name, node.ins): parts for node, parts in read.items()}
         readers = Counter(part for parts in different.values() for part in parts)
         for node, parts in read.items():
@@ -39,12 +39,16 @@ def find_statistics(
 
 
 def _read(
-    graph: Graph, provenance: Provenance, maker: dict[int, Node], levels: Sequence[int], fold: Node
+    graph: Graph,
+    provenance: Provenance,
+    maker: dict[int, Node],
+    levels: Sequence[int],
+    reduction: Node,
 ) -> set[tuple[int, int]]:
-    """What a fold is made of in its own kernel, and when; nothing if another fold is part of it."""
-    here = levels[fold.outs[0]]
+    """Return what a reduction reads in its kernel, and when; nothing behind another one."""
+    here = levels[reduction.outs[0]]
     found: set[int] = set()
-    pending = list(fold.ins)
+    pending = list(reduction.ins)
     while pending and len(found) < _MOST:
         value = pending.pop()
         if value in found or value in graph.constants:

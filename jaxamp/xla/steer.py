@@ -1,4 +1,4 @@
-"""What XLA is told of a program beside its precisions."""
+"""Choose hints for XLA, beside a program's precisions."""
 
 from __future__ import annotations
 

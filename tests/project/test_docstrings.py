@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[2] / "jaxamp"
 DONE = (
     "kernels/gpu",
     "lowp",
+    "plan",
     "plan/conditioning",
     "plan/dataflow",
     "plan/graph",
@@ -19,10 +20,10 @@ DONE = (
 """Folders that keep to it, without those inside of them."""
 
 _VERBS = """
-Add Append Apply Assume Average Batch Bind Bound Build Call Cast Check Choose Clip Collect
+Add Append Apply Assume Average Batch Bind Bound Build Call Cast Check Choose Classify Clip Collect
 Compare Compile Compute Contract Convert Copy Count Create Decide Define Describe Deserialize
 Detect Differentiate Divide Draw Emit Enter Estimate Evaluate Export Find Flatten Fold Follow
-Format Go Hash Import Infer Let Load Make Mark Match Measure Merge Move Multiply Normalize
+Format Go Hash Import Infer Leave Let Load Make Mark Match Measure Merge Move Multiply Normalize
 Outline Parse Pick Plan Prepare Print Propagate Put Quantize Raise Read Record Refuse Register
 Replace Reshape Restore Retrace Return Reverse Round Run Scale Scan Search Select Send Set
 Shrink Skip Slice Sort Split Start Store Sum Sweep Take Teach Trace Transpose Try Unfold Update

@@ -1,7 +1,7 @@
-"""Groups of equations that a compiler fuses into one kernel, with f32 values inside.
+"""Group equations that a compiler fuses into one kernel, with float32 values inside.
 
-Precisions depend on them: what a group reads and only moves is widened before it is moved, and so
-is what it hands to a call inside. Whether a group is also emitted as one unit is steering.
+Precisions depend on groups: an operand that a group only moves is widened before it is moved, and
+so is one passed to a call inside. Whether a group is also emitted as one unit is steering.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Indices = list[list[int]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """The groups of a program.
+    """Groups of a program's equations.
 
     Attributes:
-      fusible: per node, whether it may be part of a group.
-      levels: per value, when it is made: see kernel_order.py.
-      label_gathers: nodes that look up single numbers of activations.
-      by_frame: per jaxpr, the indices of the equations of each group, in order; what is in no group
-        is left out, and so are jaxprs that are part of a group as a whole.
-      frame_of: per value that a group makes, the jaxpr that the group is in.
-      widened: nodes that only move what their own group reads, and so move it in f32.
+      fusible: per node, 1 if it may belong to a group.
+      levels: per value, the level at which it is computed; see `kernel_order.py`.
+      label_gathers: gathers of single numbers from activations.
+      by_frame: per jaxpr, the indices of each group's equations, in order. Jaxprs that belong to a
+        group as a whole are left out.
+      frame_of: per value that a group computes, the jaxpr of that group.
+      widened: nodes that only move operands of their own group, and so move them in float32.
     """
 
     fusible: bytearray
@@ -43,7 +43,7 @@ class Groups:
     widened: Set[Node]
 
     def are_together(self, node: Node, value: int) -> bool:
-        """Whether groups of one jaxpr make a value and the results of a node."""
+        """Return whether groups of one jaxpr compute a value and the results of a node."""
         frame = self.frame_of.get(value)
         return frame is not None and bool(node.outs) and self.frame_of.get(node.outs[0]) is frame
 
@@ -57,16 +57,16 @@ def find_groups(
     stored: Sequence[Precision | None],
     exact_narrow: Set[int],
 ) -> Groups:
-    """Finds the groups of a program.
+    """Return the groups of a program.
 
     Args:
       graph: the program.
       frame: its outermost jaxpr.
-      provenance: what is known of its values.
-      uses: what its values are for.
-      regions: which of them are never stored.
+      provenance: where each value comes from.
+      uses: what each value is used for.
+      regions: which values are fused.
       stored: precision in which each value is stored.
-      exact_narrow: values that stay narrow inside a group: see exact.py.
+      exact_narrow: values that stay narrow inside a group; see `exact.py`.
     """
     finder = _Finder(graph, frame, provenance, uses, regions, stored, exact_narrow)
     finder.visit(frame)
@@ -108,7 +108,7 @@ class _Finder:
         self._level_of_nest: dict[Nest, int | None] = {}
 
     def visit(self, frame: Frame, *, fused: bool = False) -> None:
-        """Finds the groups of a jaxpr and of those inside it, unless it is part of one itself."""
+        """Find the groups of a jaxpr and of those inside; none if it belongs to a group itself."""
         groups = [] if fused else self._groups(frame)
         if not fused:
             self.by_frame[frame] = groups
@@ -134,7 +134,7 @@ class _Finder:
         return groups
 
     def _connected(self, sites: Sequence[Node | Nest]) -> Iterable[list[int]]:
-        """Equations of one level that read each other, or look up in one table."""
+        """Return equations of one level that read each other, or gather from one table."""
         levels = [self._level(site) for site in sites]
         parent = list(range(len(sites)))
         made_by: dict[int, int] = {}
@@ -146,7 +146,7 @@ class _Finder:
                 if maker is not None and levels[maker] == level:
                     parent[_root(parent, maker)] = _root(parent, index)
                 if value in self._tables and (maker is None or levels[maker] != level):
-                    made_by[value] = index  # its other readers are of this group, too
+                    made_by[value] = index  # its other readers join this group
             for value in site.outs:
                 made_by[value] = index
         members: dict[int, list[int]] = {}
@@ -156,7 +156,7 @@ class _Finder:
         return members.values()
 
     def _level(self, site: Node | Nest) -> int | None:
-        """When a site runs; ``None`` if it is no member of any group."""
+        """Return the level of an equation or call; `None` if it belongs to no group."""
         if isinstance(site, Node):
             return self.levels[site.outs[0]] if self.fusible[site.index] else None
         if site not in self._level_of_nest:
@@ -170,14 +170,14 @@ class _Finder:
         return levels.pop() if len(levels) == 1 else None
 
     def _is_worthwhile(self, sites: Sequence[Node | Nest]) -> bool:
-        """Whether arithmetic makes an activation that is f32 only because it is fused."""
+        """Return whether arithmetic computes an activation that is float32 only by being fused."""
         provenance, fused = self.provenance, self.regions.fused
         nodes = [node for site in sites for node in nodes_of(site)]
         is_wide = any(fused[v] and provenance.dense[v] for node in nodes for v in node.outs)
         return is_wide and any(node.role is not Role.MOVE for node in nodes)
 
     def _moves_within(self, node: Node) -> bool:
-        """Whether a node only moves what its own group reads."""
+        """Return whether a node only moves operands of its own group."""
         if node.role is not Role.MOVE or not self._members[node.index]:
             return False
         if not self.exact_narrow.isdisjoint(node.outs):
@@ -192,7 +192,11 @@ class _Finder:
 
 
 def _root(parent: list[int], index: int) -> int:
-    """The equation that stands for the group of another, so far; the way to it is shortened."""
+    """Return the equation that represents a group so far, shortening the path to it.
+
+    See: union-find with path halving (Tarjan and van Leeuwen, "Worst-case analysis of set union
+    algorithms", Journal of the ACM 31(2), 1984).
+    """
     while parent[index] != index:
         parent[index] = index = parent[parent[index]]
     return index

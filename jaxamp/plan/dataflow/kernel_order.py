@@ -1,7 +1,7 @@
-"""In which order kernels run, as far as the program fixes it: a level for each value.
+"""Order kernels as far as the program determines it: a level for each value.
 
-Fusible equations run at odd levels, all else at the even ones between. Equations of one level that
-read each other make one kernel.
+Fusible equations have odd levels, all others the even ones between. Equations of one level that
+read each other form one kernel.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from jaxamp.plan.graph.graph import Frame, Graph, Link, Node, nodes_of
 def find_levels(
     graph: Graph, provenance: Provenance, frame: Frame, fusible: bytearray
 ) -> list[int]:
-    """The level at which each value is made: as early as its operands allow.
+    """Return the level at which each value is computed: as early as its operands allow.
 
-    What is small, or made of parameters alone, is computed where it is first read instead.
+    Small values, and those computed from parameters alone, have the level of their first reader.
 
     Args:
       graph: the program.
-      provenance: what is known of its values.
+      provenance: where each value comes from.
       frame: its outermost jaxpr.
-      fusible: per node, whether it may be part of a fused group.
+      fusible: per node, whether it may belong to a fused group.
     """
     levels = [0] * len(graph.avals)
     for node in graph.nodes:
@@ -43,7 +43,7 @@ def find_levels(
 
 
 def _earliest_reader(graph: Graph, levels: list[int], node: Node) -> float:
-    """The last odd level before the results of a node are first read."""
+    """Return the last odd level before the results of a node are first read."""
     found = [
         (levels[reader.outs[0]] - 1) | 1
         for value in node.outs
@@ -54,7 +54,7 @@ def _earliest_reader(graph: Graph, levels: list[int], node: Node) -> float:
 
 
 def _latest_in_nests(provenance: Provenance, frame: Frame, levels: list[int]) -> dict[Node, int]:
-    """Per node of a call, the one level at which all activations in it are made."""
+    """Return, per node of a call, the one level at which all activations in it are computed."""
     latest: dict[Node, int] = {}
     for site in frame.sites:
         if isinstance(site, Node):
