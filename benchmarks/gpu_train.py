@@ -32,6 +32,7 @@ from rich.table import Table
 import jaxamp
 from benchmarks.deviceless.models import resnet, transformer, vit
 from benchmarks.deviceless.models.model import HAND, Loss, Size
+from jaxamp import training
 
 WARM = 3
 TURN = "your turn\n"  # what a process waits for before it uses the device
@@ -74,7 +75,7 @@ def make_step(size: Size, way: str) -> tuple[Any, Callable[..., Any]]:
       a function from a key to the parameters and the optimizer's state.
     """
     adam = optax.adamw(3e-4)
-    optimizer = jaxamp.with_loss_scale(adam) if way == "amp-f16" else adam
+    optimizer = training.with_loss_scale(adam) if way == "amp-f16" else adam
     loss: Loss = size.hands[HAND] if way == "hand-bf16" else size.plain
     if way == "amp-loss-bf16":
         loss = jaxamp.amp(loss, "auto_mixed_bf16")

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from sklearn.datasets import load_digits
 
-import jaxamp
+from jaxamp import training
 
 BATCH = 32
 HELD_OUT = 360
@@ -36,9 +36,12 @@ def adam() -> optax.GradientTransformation:
 
 METHODS: dict[str, tuple[Any, Callable[[], Any]]] = {
     "float32": (jnp.float32, adam),
-    "bf16, master weights": (jnp.bfloat16, lambda: jaxamp.with_master_weights(adam())),
-    "bf16, stochastic rounding": (jnp.bfloat16, lambda: jaxamp.with_stochastic_rounding(adam())),
-    "bf16, Kahan": (jnp.bfloat16, lambda: jaxamp.with_kahan(adam())),
+    "bf16, master weights": (jnp.bfloat16, lambda: training.with_master_weights(adam())),
+    "bf16, stochastic rounding": (
+        jnp.bfloat16,
+        lambda: training.with_stochastic_rounding(adam()),
+    ),
+    "bf16, Kahan": (jnp.bfloat16, lambda: training.with_kahan(adam())),
     "bf16 alone": (jnp.bfloat16, adam),
 }
 """In what parameters are kept, and the optimizer that updates them."""
@@ -90,7 +93,7 @@ def train(method: str, *, steps: int = STEPS, width: int = 32, seeds: int = 5) -
         params, state = carry
         grads = jax.grad(loss_fn)(params, *batch)
         updates, state = optimizer.update(grads, state, params)
-        return (jaxamp.apply_updates(params, updates), state), None
+        return (optax.apply_updates(params, updates), state), None
 
     @jax.jit
     @jax.vmap

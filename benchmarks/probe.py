@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from jaxamp import amp, debug_step, plan_of
+from jaxamp import amp, plan_of
 from jaxamp.numerics.nonfinite import Program
+from jaxamp.training import debug_step
 
 WIDTH, LAYERS, BATCH, LENGTH = 256, 2, 8, 128
 ROUNDS = 5

@@ -28,20 +28,20 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-import jaxamp
 from examples.char_transformer import Corpus, Transformer
 from examples.char_transformer import accuracy as next_right
 from examples.char_transformer import loss_fn as character_loss
+from jaxamp import training
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 RUNS: dict[str, tuple[str, Any]] = {
-    "f32": ("always_f32", jaxamp.NoOpLossScale()),
-    "bf16": ("auto_mixed_bf16", jaxamp.NoOpLossScale()),
-    "f16": ("auto_mixed", jaxamp.NoOpLossScale()),
+    "f32": ("always_f32", training.NoOpLossScale()),
+    "bf16": ("auto_mixed_bf16", training.NoOpLossScale()),
+    "f16": ("auto_mixed", training.NoOpLossScale()),
     # The usual period is 2000 steps; a run of a few hundred is to see the scale grow.
-    "f16, loss scaling": ("auto_mixed", jaxamp.DynamicLossScale(period=100)),
+    "f16, loss scaling": ("auto_mixed", training.DynamicLossScale(period=100)),
 }
 
 WIDTHS = (3.5, 2.0, 0.8, 0.8)  # of the curves of each
@@ -143,7 +143,7 @@ class Result:
 
 def train(task: Task, policy: str, loss_scale: Any, steps: int, seeds: int) -> Result:
     """Train from each seed's weights on that seed's batches."""
-    optimizer = jaxamp.skip_nonfinite(optax.adam(5e-3, eps=1e-15))
+    optimizer = training.skip_nonfinite(optax.adam(5e-3, eps=1e-15))
 
     def run(seed: Int[Array, ""]) -> Any:
         model_key, data_key = jax.random.split(jax.random.key(seed))
@@ -151,7 +151,9 @@ def train(task: Task, policy: str, loss_scale: Any, steps: int, seeds: int) -> R
 
         def step(carry: Any, key: Any) -> Any:
             weights, opt_state, scale = carry
-            gradient = jaxamp.filter_value_and_grad(task.loss_fn, policy=policy, loss_scale=scale)
+            gradient = training.scaled_filter_value_and_grad(
+                task.loss_fn, policy=policy, loss_scale=scale
+            )
             model = eqx.combine(weights, rest)
             (loss, grads), finite, next_scale = gradient(model, task.draw(key))
             updates, opt_state = optimizer.update(grads, opt_state, weights, grads_finite=finite)

@@ -25,9 +25,9 @@ from rich.console import Console
 
 from benchmarks.deviceless.models import EVERY, MODELS
 from benchmarks.deviceless.table import table
-from jaxamp import JaxAmpError
 from jaxamp.compiled.environments import ENVIRONMENTS
 from jaxamp.compiled.targets import TARGETS
+from jaxamp.errors import JaxAmpError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

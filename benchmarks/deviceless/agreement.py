@@ -20,11 +20,11 @@ from rich.table import Table
 import jaxamp
 from benchmarks.deviceless.models import MODELS
 from benchmarks.deviceless.variants import POLICY
-from jaxamp import JaxAmpError
 from jaxamp.compiled.deviceless import compile_all
 from jaxamp.compiled.export import exported
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.compiled.traffic import measure, operand_precisions
+from jaxamp.errors import JaxAmpError
 
 UNMERGED = {"xla_disable_hlo_passes": "dot-merger"}
 

@@ -45,7 +45,7 @@ def resource_env(
     >>> linear = haliax.nn.Linear.init(In, Out, key=jax.random.key(0))
     >>> with resource_env(policy="auto_mixed_bf16") as policy:
     ...     amped = jaxamp.amp(linear, policy)(haliax.ones(In))
-    ...     by_role = jaxamp.cast_floating((linear, haliax.ones(In)), "compute")
+    ...     by_role = jaxamp.policy.dtype_roles.cast_floating((linear, haliax.ones(In)), "compute")
     >>> amped.dtype, by_role[0](by_role[1]).dtype
     (dtype('float32'), dtype(bfloat16))
     """

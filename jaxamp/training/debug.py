@@ -14,8 +14,8 @@ from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import Rule
 from jaxamp.run.amp import without_jit
 from jaxamp.run.settings import overriding
-from jaxamp.training.explain_nonfinite import explain_nonfinite, nonfinite_as_it_runs
 from jaxamp.training.loss_scale import scales_at_one
+from jaxamp.training.nonfinite_origin import explain_nonfinite, nonfinite_as_it_runs
 
 _MOST_RULES = 8
 _ANSWERS = ("finite_in_f32", "finite_in_bf16", "finite_unscaled", "runs")
@@ -95,7 +95,7 @@ def debug_step(step: Callable[..., Any]) -> Callable[..., Diagnosis]:
     to blame and for what fails after it, until the step is finite. No state is changed.
 
     Args:
-      step: a train step with ``amp`` or ``jaxamp.value_and_grad`` around or in it, compiled or not.
+      step: a train step with ``amp`` or ``scaled_value_and_grad`` around or in it, compiled or not.
 
     Returns:
       A function of the step's arguments that returns a ``Diagnosis``.

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxamp.run.amp import DEFAULT_POLICY
-from jaxamp.training.grads import Gradient, grad, under_policy, value_and_grad
+from jaxamp.training.grads import Gradient, scaled_grad, scaled_value_and_grad, under_policy
 
 
-def filter_value_and_grad(
+def scaled_filter_value_and_grad(
     fun: Callable[..., Any],
     has_aux: bool = False,
     *,
@@ -24,7 +24,7 @@ def filter_value_and_grad(
 ) -> Callable[..., Gradient]:
     """Differentiate as ``equinox.filter_value_and_grad``, in mixed precision with a loss scale.
 
-    As ``jaxamp.value_and_grad``, which says more of the arguments; but what is differentiated are
+    As ``scaled_value_and_grad``, which says more of the arguments; but what is differentiated are
     the floating arrays of the first one.
 
     Args:
@@ -52,15 +52,15 @@ def filter_value_and_grad(
     >>> model = eqx.nn.Linear(3, 2, key=jax.random.key(0))
     >>> def loss_fn(model, x):
     ...     return jnp.mean(jax.vmap(model)(x) ** 2)
-    >>> (loss, grads), finite, _ = filter_value_and_grad(loss_fn)(model, jnp.ones((4, 3)))
+    >>> (loss, grads), finite, _ = scaled_filter_value_and_grad(loss_fn)(model, jnp.ones((4, 3)))
     >>> type(grads).__name__, grads.weight.shape
     ('Linear', (2, 3))
     """
     options = (has_aux, policy, loss_scale, several, microbatches, batch_argnums)
-    return _filtered(value_and_grad, fun, *options, clip_norm, axis_name)
+    return _filtered(scaled_value_and_grad, fun, *options, clip_norm, axis_name)
 
 
-def filter_grad(
+def scaled_filter_grad(
     fun: Callable[..., Any],
     has_aux: bool = False,
     *,
@@ -74,7 +74,7 @@ def filter_grad(
 ) -> Callable[..., Gradient]:
     """Differentiate as ``equinox.filter_grad``, in mixed precision with a loss scale.
 
-    As ``filter_value_and_grad``, without the loss among the results.
+    As ``scaled_filter_value_and_grad``, without the loss among the results.
 
     Args:
       fun: a function of a module or any other tree, and more. It returns a scalar loss, or
@@ -99,12 +99,12 @@ def filter_grad(
 
     >>> import equinox as eqx, jax, jax.numpy as jnp
     >>> model = eqx.nn.Linear(3, 2, key=jax.random.key(0))
-    >>> grads, finite, _ = filter_grad(lambda model, x: model(x).sum())(model, jnp.ones(3))
+    >>> grads, finite, _ = scaled_filter_grad(lambda model, x: model(x).sum())(model, jnp.ones(3))
     >>> bool(finite)
     True
     """
     options = (has_aux, policy, loss_scale, several, microbatches, batch_argnums)
-    return _filtered(grad, fun, *options, clip_norm, axis_name)
+    return _filtered(scaled_grad, fun, *options, clip_norm, axis_name)
 
 
 def _filtered(

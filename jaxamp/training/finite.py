@@ -132,6 +132,6 @@ def as_flag(value: Any) -> jax.Array:
     if flag.shape != () or flag.dtype != np.bool_:
         raise TrainingError(
             f"A boolean scalar is needed here, not {flag.dtype}{list(flag.shape)}. "
-            "jaxamp.all_finite(grads) gives one for a whole tree."
+            "jaxamp.training.all_finite(grads) gives one for a whole tree."
         )
     return flag

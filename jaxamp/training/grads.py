@@ -21,10 +21,10 @@ from jaxamp.training.trees import global_norm, map_floats, varies_over, widen_fl
 
 
 class Gradient(NamedTuple):
-    """What ``jaxamp.grad`` and ``jaxamp.value_and_grad`` return.
+    """What ``scaled_grad`` and ``scaled_value_and_grad`` return.
 
     Attributes:
-      result: what JAX's function of the same name returns, gradients in float32.
+      result: what ``jax.grad`` or ``jax.value_and_grad`` returns, gradients in float32.
       grads_finite: whether every gradient is finite, bool[].
       loss_scale: the loss scale for the next step.
     """
@@ -35,7 +35,7 @@ class Gradient(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How gradients are taken; the arguments of ``value_and_grad`` other than the function."""
+    """How gradients are taken: the arguments of ``scaled_value_and_grad`` after the function."""
 
     argnums: int | Sequence[int] = 0
     has_aux: bool = False
@@ -48,7 +48,7 @@ class Options(NamedTuple):
     axis_name: Any = None
 
 
-def value_and_grad(
+def scaled_value_and_grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
@@ -100,8 +100,8 @@ def value_and_grad(
     >>> import jax.numpy as jnp, jaxamp
     >>> def loss_fn(w, x):
     ...     return jnp.mean((x @ w) ** 2)
-    >>> scale = jaxamp.DynamicLossScale()
-    >>> step = value_and_grad(loss_fn, policy="auto_mixed", loss_scale=scale)
+    >>> scale = jaxamp.training.DynamicLossScale()
+    >>> step = scaled_value_and_grad(loss_fn, policy="auto_mixed", loss_scale=scale)
     >>> (loss, grads), finite, scale = step(jnp.ones((4, 2)), jnp.full((4, 4), 0.25))
     >>> float(loss), grads.dtype, bool(finite), int(scale.counter)
     (1.0, dtype('float32'), True, 1)
@@ -113,7 +113,7 @@ def value_and_grad(
     return _gradient_function(fun, options, with_value=True)
 
 
-def grad(
+def scaled_grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
@@ -128,7 +128,7 @@ def grad(
 ) -> Callable[..., Gradient]:
     """Differentiate as ``jax.grad``, in mixed precision with a loss scale.
 
-    As ``value_and_grad``, which says more of the arguments, without the loss among the results.
+    As ``scaled_value_and_grad``, which says more of the arguments, without the loss in the results.
 
     Args:
       fun: returns a scalar loss, or ``(loss, aux)`` with `has_aux`.
@@ -151,8 +151,8 @@ def grad(
       TrainingError: something is not a loss scale, the policy keeps a history, or the batch does
         not split.
 
-    >>> import jaxamp
-    >>> grads, finite, _ = grad(lambda x: x**2, loss_scale=jaxamp.StaticLossScale(8))(3.0)
+    >>> from jaxamp.training import StaticLossScale
+    >>> grads, finite, _ = scaled_grad(lambda x: x**2, loss_scale=StaticLossScale(8))(3.0)
     >>> float(grads)
     6.0
     """

@@ -46,7 +46,7 @@ def with_kahan(optimizer: Any) -> optax.GradientTransformationExtraArgs:
 
     Returns:
       A gradient transformation; parameters in float32 or wider are moved as ever. Its updates go
-      to ``optax.apply_updates`` or ``jaxamp.apply_updates``.
+      to ``optax.apply_updates``.
 
     Raises:
       TrainingError: `optimizer` is none of optax, or an update is asked for without `params`.

@@ -42,9 +42,8 @@ def with_master_weights(optimizer: Any) -> optax.GradientTransformationExtraArgs
       optimizer: any of optax; it sees the masters only.
 
     Returns:
-      A gradient transformation, whose updates go to ``optax.apply_updates``, or for equinox
-      modules to ``jaxamp.apply_updates``, which keeps dtypes. ``state.master`` are the weights to
-      save.
+      A gradient transformation, whose updates go to ``optax.apply_updates``: it keeps dtypes, where
+      equinox's own widens. ``state.master`` are the weights to save.
 
     Raises:
       TrainingError: `optimizer` is none of optax, or an update is asked for without `params`.

@@ -56,7 +56,7 @@ def skip_nonfinite(optimizer: Any) -> optax.GradientTransformationExtraArgs:
     """Return an optimizer that leaves out every step whose gradients are not all finite.
 
     Parameters, moments, counters and schedules are then, bit by bit, what they were. For gradients
-    that are unscaled already, as ``jaxamp.value_and_grad`` gives them; pass its flag on, or leave
+    that are unscaled already, as ``scaled_value_and_grad`` gives them; pass its flag on, or leave
     it to be found out: ``update(grads, state, params, grads_finite=finite)``. Both outcomes are
     selected from on the device, so nothing waits, and under ``vmap`` each member skips by itself.
 

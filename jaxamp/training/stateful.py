@@ -32,6 +32,6 @@ def refuse_nnx(tree: Any) -> None:
                 f"What a call changes in {article(type(leaf).__name__)} of flax nnx, batch "
                 "statistics and random keys, would be lost here. Put amp around a step that takes "
                 "nnx.value_and_grad. A loss scale is kept by the optimizer: "
-                "nnx.Optimizer(net, jaxamp.with_loss_scale(...), wrt=nnx.Param); scale the loss "
-                "by optimizer.opt_state.loss_scale.scale(loss)."
+                "nnx.Optimizer(net, jaxamp.training.with_loss_scale(...), wrt=nnx.Param); scale "
+                "the loss by optimizer.opt_state.loss_scale.scale(loss)."
             )

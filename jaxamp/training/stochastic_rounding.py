@@ -88,7 +88,7 @@ def with_stochastic_rounding(
 
     Returns:
       A gradient transformation, for parameters in bfloat16; those in float32 or wider are moved as
-      ever. Its updates go to ``optax.apply_updates`` or ``jaxamp.apply_updates``.
+      ever. Its updates go to ``optax.apply_updates``.
 
     Raises:
       TrainingError: `optimizer` is none of optax, a parameter is float16, or an update is asked for

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,6 @@ from jaxamp.training.trees import is_float, widen
 
 if TYPE_CHECKING:
     import optax
-
-_T = TypeVar("_T")
 
 
 def transformation(
@@ -93,32 +91,6 @@ def step_to(target: jax.Array, param: Any) -> jax.Array:
     factor of more than 2¹⁵ at once.
     """
     return target - widen(param)
-
-
-def apply_updates(params: _T, updates: Any) -> _T:
-    """Return the parameters plus updates, each in the parameter's own dtype.
-
-    Like ``optax.apply_updates``, and it takes modules too: where an update is ``None`` the leaf
-    stays. The sum is rounded once, from float32.
-
-    Args:
-      params: any tree.
-      updates: a tree of the same structure, with ``None`` where nothing is to be added.
-
-    Returns:
-      The new parameters, a tree like `params`.
-
-    >>> apply_updates({"w": jnp.ones((), jnp.bfloat16), "name": "relu"}, {"w": 0.5, "name": None})
-    {'name': 'relu', 'w': Array(1.5, dtype=bfloat16)}
-    """
-
-    def apply(update: Any, param: Any) -> Any:
-        if update is None:
-            return param
-        with keep_precision("f32"):
-            return (widen(param) + update).astype(jnp.asarray(param).dtype)
-
-    return jax.tree.map(apply, updates, params, is_leaf=lambda leaf: leaf is None)
 
 
 def map_params(fn: Callable[..., Any], params: Any, *trees: Any) -> Any:

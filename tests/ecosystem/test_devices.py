@@ -14,9 +14,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.collectives import programs
-from jaxamp import DynamicLossScale, amp, value_and_grad
+from jaxamp import amp
 from jaxamp.errors import TrainingError
-from jaxamp.training import select_tree
+from jaxamp.training import DynamicLossScale, scaled_value_and_grad, select_tree
 
 SIZE = programs.Size(layers=2, width=32, heads=4, words=40, length=8, batch=16)
 
@@ -97,7 +97,7 @@ def loss_scaled_step(strategy, mesh, by_hand):
 
     def step(params, words, scales, loss_scale):
         axes = everywhere if by_hand else None
-        gradient = value_and_grad(
+        gradient = scaled_value_and_grad(
             loss_fn, policy="auto_mixed", loss_scale=loss_scale, axis_name=axes
         )
         (_, grads), finite, loss_scale = gradient(params, words, scales)
@@ -164,12 +164,12 @@ def test_clipping_by_hand_is_by_the_norm_of_whole_gradients(limit):
     step = partial(jax.shard_map, mesh=mesh, in_specs=(split, P("d")), out_specs=(split, P("d")))
 
     def clipped(params, x):
-        gradient = value_and_grad(parted, axis_name="d", **options)(params, x)
+        gradient = scaled_value_and_grad(parted, axis_name="d", **options)(params, x)
         return gradient.result[1], gradient.grads_finite[None]
 
     params = {"w": w, "b": b}
     grads, finite = jax.jit(step(clipped))(params, x)
-    (_, expected), _, _ = value_and_grad(loss_fn, **options)(params, x)
+    (_, expected), _, _ = scaled_value_and_grad(loss_fn, **options)(params, x)
     assert finite.all()
     for name, leaf in expected.items():
         np.testing.assert_allclose(grads[name], leaf, rtol=1e-5, atol=1e-6 * np.abs(leaf).max())

@@ -19,8 +19,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from sklearn.datasets import load_digits
 
-from jaxamp import DynamicLossScale, value_and_grad
-from jaxamp.training import select_tree
+from jaxamp.training import DynamicLossScale, scaled_value_and_grad, select_tree
 
 BATCH, STEPS, BAD_STEP = 64, 6, 3
 WHOLE = {"w1": P(), "b1": P(), "w2": P()}
@@ -46,7 +45,7 @@ def gathered_loss_fn(params, images, labels):
 
 
 def train_step(params, loss_scale, images, labels, loss_fn=loss_fn, axis_name=None):
-    gradient = value_and_grad(
+    gradient = scaled_value_and_grad(
         loss_fn, policy="auto_mixed", loss_scale=loss_scale, axis_name=axis_name
     )
     (loss, grads), finite, loss_scale = gradient(params, images, labels)

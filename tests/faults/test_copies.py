@@ -16,7 +16,7 @@ import pytest
 from flax import nnx
 
 import jaxamp
-from jaxamp import PrecisionPolicy, Rule, amp
+from jaxamp import PrecisionPolicy, Rule, amp, training
 
 POLICY = PrecisionPolicy.AUTO_MIXED.with_rules(Rule(precision="f32", scope="head"))
 WAYS = {"pickle": lambda x: pickle.loads(pickle.dumps(x)), "deepcopy": copy.deepcopy}
@@ -85,7 +85,7 @@ THINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "delayed decorated": (lambda: delayed, stepped),
     "delayed method": (lambda: Trainer().step, stepped),
     "loss scale": (
-        lambda: jaxamp.DynamicLossScale(2.0**10),
+        lambda: training.DynamicLossScale(2.0**10),
         lambda s: s.scale(jnp.float32(3.0)),
     ),
 }

@@ -12,7 +12,8 @@ import jax
 import pytest
 
 import jaxamp
-from jaxamp import amp, current_policy
+from jaxamp import amp
+from jaxamp.policy.context import current_policy
 from tests.faults.programs import inputs, loss, same
 
 OURS = str(Path(jaxamp.__file__).parent)

@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import pytest
 from jax import export
 
-from jaxamp import PolicyError, PrecisionPolicy, ServingError, load_served, serve
+from jaxamp import PrecisionPolicy, serve
+from jaxamp.errors import PolicyError, ServingError
+from jaxamp.tools.serving import load_served
 
 X = jnp.ones((3, 4))
 

@@ -13,7 +13,8 @@ from jax._src import source_info_util
 from jax.extend.core import Primitive
 
 import jaxamp
-from jaxamp import PrecisionPolicy, Rule, amp, current_policy, register_op_kind
+from jaxamp import PrecisionPolicy, Rule, amp, register_op_kind
+from jaxamp.policy.context import current_policy
 from tests.faults.programs import doubled, inputs, loss, same
 
 THREADS = 6

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxamp import PolicyError, PrecisionPolicy, Rule, current_policy, diff
+from jaxamp import PrecisionPolicy, Rule, diff
+from jaxamp.errors import PolicyError
+from jaxamp.policy.context import current_policy
 from tests.inspect.programs import MLP, PROGRAMS, attention, mlp_loss, spec
 
 

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxamp import InspectionError, PrecisionPolicy, Rule, explain
+from jaxamp import PrecisionPolicy, Rule, explain
+from jaxamp.errors import InspectionError
 from tests.inspect.programs import MLP, PROGRAMS, attention, mlp_loss, spec
 
 

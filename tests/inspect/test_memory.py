@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxamp
-from jaxamp import amp
+from jaxamp import amp, training
 
 LARGE = 1e4  # a product of such numbers is infinite in float16
 ASKED = {
@@ -20,10 +20,12 @@ ASKED = {
     "diff": lambda fn, x: jaxamp.diff("auto_mixed", "always_f32")(fn)(x),
     "probe": lambda fn, x: jaxamp.probe(fn)(x),
     "probe of what is infinite": lambda fn, x: jaxamp.probe(fn, "auto_mixed")(x * LARGE),
-    "explain_nonfinite": lambda fn, x: jaxamp.explain_nonfinite(amp(fn, "auto_mixed"))(x * LARGE),
-    "debug_step": lambda fn, x: jaxamp.debug_step(amp(fn, "auto_mixed"))(x * LARGE),
+    "explain_nonfinite": lambda fn, x: training.explain_nonfinite(amp(fn, "auto_mixed"))(x * LARGE),
+    "debug_step": lambda fn, x: training.debug_step(amp(fn, "auto_mixed"))(x * LARGE),
     "tune": lambda fn, x: jaxamp.tune(fn, (x,)),
-    "verify_lowering": lambda fn, x: jaxamp.verify_lowering(fn, "fp8_current")(x),
+    "verify_lowering": lambda fn, x: jaxamp.inspect.fp8_products.verify_lowering(fn, "fp8_current")(
+        x
+    ),
 }
 
 

@@ -11,18 +11,9 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jaxamp import (
-    InspectionError,
-    PrecisionPolicy,
-    Rule,
-    amp,
-    diff,
-    explain,
-    plan_of,
-    probe,
-    report,
-    verify_lowering,
-)
+from jaxamp import PrecisionPolicy, Rule, amp, diff, explain, plan_of, probe, report
+from jaxamp.errors import InspectionError
+from jaxamp.inspect.fp8_products import verify_lowering
 from jaxamp.tools.tune import tune
 from tests.inspect import independent
 from tests.inspect.programs import MLP, PROGRAMS, branching, layer, mlp_loss, spec

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxamp import NotCallableError, PrecisionPolicy, amp, plan_of
+from jaxamp import PrecisionPolicy, amp, plan_of
+from jaxamp.errors import NotCallableError
 
 LOW = {"rtol": 3e-2, "atol": 3e-2}
 KEY = jax.random.key(0)

@@ -17,7 +17,8 @@ from flax import nnx
 from flax.errors import TraceContextError
 
 import jaxamp
-from jaxamp import TrainingError, amp, plan_of
+from jaxamp import amp, plan_of, training
+from jaxamp.errors import TrainingError
 
 LOW = {"rtol": 3e-2, "atol": 3e-2}
 
@@ -369,7 +370,13 @@ def test_plan_of_nnx():
 
 
 @pytest.mark.parametrize(
-    "take", [jaxamp.grad, jaxamp.value_and_grad, jaxamp.filter_grad, jaxamp.filter_value_and_grad]
+    "take",
+    [
+        training.scaled_grad,
+        training.scaled_value_and_grad,
+        training.scaled_filter_grad,
+        training.scaled_filter_value_and_grad,
+    ],
 )
 def test_gradients_that_would_lose_state_are_refused(take):
     """A module anywhere among the arguments; its state as a tree is as good as any other tree."""

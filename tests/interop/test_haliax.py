@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-from jaxamp import Precision, amp, cast_floating, current_policy, plan_of, policy_scope
+from jaxamp import Precision, amp, plan_of, policy_scope
 from jaxamp.interop.equinox import WithComputeDType
 from jaxamp.interop.haliax import resource_env
+from jaxamp.policy.context import current_policy
+from jaxamp.policy.dtype_roles import cast_floating
 from tests.ecosystem.haliax_model import loss_fn, make
 
 

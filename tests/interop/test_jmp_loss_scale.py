@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import jmp
 import pytest
 
-from jaxamp import DynamicLossScale, NoOpLossScale, StaticLossScale
 from jaxamp.errors import TrainingError
 from jaxamp.interop.jmp_loss_scale import loss_scale_from_jmp, loss_scale_to_jmp
+from jaxamp.training import DynamicLossScale, NoOpLossScale, StaticLossScale
 
 OURS = {
     "noop": NoOpLossScale(),

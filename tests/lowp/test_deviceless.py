@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.deviceless.models import transformer
-from jaxamp import CastConfig, PrecisionPolicy, amp, plan_of, verify_lowering
+from jaxamp import CastConfig, PrecisionPolicy, amp, plan_of
+from jaxamp.inspect.fp8_products import verify_lowering
 from jaxamp.policy.scaling import Scaling
 
 pytestmark = pytest.mark.deviceless

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jaxamp import CastConfig, PolicyError
+from jaxamp import CastConfig
+from jaxamp.errors import PolicyError
 from jaxamp.lowp import ScaledArray, dequantize, quantize
 from jaxamp.lowp.scaled_array import factors
 from tests.lowp import oracle

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxamp import CastConfig, PrecisionPolicy, RewriteError, Rule, amp, plan_of, verify_lowering
+from jaxamp import CastConfig, PrecisionPolicy, Rule, amp, plan_of
+from jaxamp.errors import RewriteError
+from jaxamp.inspect.fp8_products import verify_lowering
 from jaxamp.lowp import quantize
 from jaxamp.policy.scaling import Scaling
 from jaxamp.rewrite.primitives.quantized_product import product

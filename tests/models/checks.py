@@ -8,8 +8,7 @@ import jax
 import numpy as np
 import optax
 
-import jaxamp
-from jaxamp import amp
+from jaxamp import amp, training
 from tests import audit
 from tests.models.registry import Solved, Trained
 from tests.tolerances import bound, moved
@@ -64,7 +63,7 @@ def check_training(net: Trained, policy: str) -> None:
 
 def train(net: Trained, loss: Any) -> list[float]:
     """Losses of a few steps of Adam; gradients are scaled, as f16 needs."""
-    optimizer, scale = optax.adam(net.rate), jaxamp.StaticLossScale(2.0**8)
+    optimizer, scale = optax.adam(net.rate), training.StaticLossScale(2.0**8)
 
     @jax.jit
     def step(params: Any, state: Any) -> Any:

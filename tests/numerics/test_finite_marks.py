@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxamp import explain_nonfinite
 from jaxamp.numerics.nonfinite import Program
+from jaxamp.training import explain_nonfinite
 
 X = jnp.ones((4, 4))
 

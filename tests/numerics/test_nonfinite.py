@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 import jaxamp
-from jaxamp import StaticLossScale, explain_nonfinite
-from jaxamp.training.explain_nonfinite import INFINITY, NAN, Nonfinite
+from jaxamp import training
+from jaxamp.training import StaticLossScale, explain_nonfinite
+from jaxamp.training.nonfinite_origin import INFINITY, NAN, Nonfinite
 
 
 def found(fun: Any, *args: Any) -> Nonfinite:
@@ -27,11 +28,11 @@ def test_finite_programs_have_nothing_to_explain():
     assert explain_nonfinite(lambda x: (x, "text", 3))(jnp.arange(3)) is None
 
 
-@pytest.mark.parametrize("ask", [explain_nonfinite, jaxamp.debug_step])
+@pytest.mark.parametrize("ask", [explain_nonfinite, training.debug_step])
 def test_inside_of_a_transformation_there_are_no_numbers(ask):
     """It says so, and where to call it."""
     for transform in (jax.jit, jax.vmap):
-        with pytest.raises(jaxamp.InspectionError, match="there are none yet"):
+        with pytest.raises(jaxamp.errors.InspectionError, match="there are none yet"):
             transform(lambda x: ask(jnp.log)(x))(jnp.ones(2))
 
 
@@ -47,7 +48,9 @@ def test_float16_overflow_in_the_backward_pass():
         with jax.named_scope("head"):
             return jnp.sum(jnp.tanh(x @ w) @ w)
 
-    step = jaxamp.value_and_grad(loss_fn, policy="auto_mixed", loss_scale=StaticLossScale(2.0**20))
+    step = training.scaled_value_and_grad(
+        loss_fn, policy="auto_mixed", loss_scale=StaticLossScale(2.0**20)
+    )
     result = found(jax.jit(step), jnp.full((4, 4), 0.1), jnp.ones((4, 4)))
     assert result.kind == INFINITY
     assert result.dtype == "float16"
@@ -154,5 +157,5 @@ def test_an_input_is_blamed_by_name():
 
 def test_the_earliest_of_two_is_blamed():
     """A loss that is infinite is explained before the gradients that are NaN because of it."""
-    result = found(jaxamp.value_and_grad(lambda w: jnp.log(w * 0)), jnp.float32(1))
+    result = found(training.scaled_value_and_grad(lambda w: jnp.log(w * 0)), jnp.float32(1))
     assert (result.output, result.primitive, result.backward) == (".result[0]", "log", False)

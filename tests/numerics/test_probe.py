@@ -184,7 +184,7 @@ def test_report_is_json_and_text():
 
 def test_probe_needs_numbers():
     """Shapes are enough for plans, not for errors."""
-    with pytest.raises(jaxamp.InspectionError, match="arrays rather than shapes"):
+    with pytest.raises(jaxamp.errors.InspectionError, match="arrays rather than shapes"):
         probe(jnp.sin)(jax.ShapeDtypeStruct((2,), jnp.float32))
 
 
@@ -203,7 +203,7 @@ def test_infinities_among_the_operands_are_told():
 
 def test_probe_inside_jit_is_refused():
     """There are no numbers to look at while a function is compiled."""
-    with pytest.raises(jaxamp.InspectionError, match="Call it outside"):
+    with pytest.raises(jaxamp.errors.InspectionError, match="Call it outside"):
         jax.jit(lambda x: probe(jnp.sin)(x))(1.0)
 
 

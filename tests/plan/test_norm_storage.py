@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxamp import Decision, Precision, amp, plan_of
+from jaxamp import Precision, amp, plan_of
+from jaxamp.plan import Decision
 from tests.audit import equations
 from tests.scopes import equations_of
 

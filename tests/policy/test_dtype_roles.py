@@ -11,18 +11,10 @@ import numpy as np
 import pytest
 
 import jaxamp
-from jaxamp import (
-    PolicyError,
-    Precision,
-    PrecisionPolicy,
-    SemanticDType,
-    amp,
-    cast_floating,
-    current_policy,
-    in_compute_dtype,
-    policy_scope,
-    resolve_dtype,
-)
+from jaxamp import Precision, PrecisionPolicy, amp, policy_scope
+from jaxamp.errors import PolicyError
+from jaxamp.policy.context import current_policy
+from jaxamp.policy.dtype_roles import SemanticDType, cast_floating, in_compute_dtype, resolve_dtype
 
 ROLES = "p=f32,c=bf16,o=f16"
 

@@ -14,15 +14,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 import jaxamp
-from jaxamp import (
-    PrecisionPolicy,
-    RewriteError,
-    Rule,
-    UnknownPrimitiveError,
-    amp,
-    keep_precision,
-    plan_of,
-)
+from jaxamp import PrecisionPolicy, Rule, amp, keep_precision, plan_of
+from jaxamp.errors import RewriteError, UnknownPrimitiveError
 
 X = jnp.linspace(0.1, 0.5, 9).reshape(3, 3)
 
@@ -169,9 +162,9 @@ def test_a_refusal_leaves_nothing_behind(fn):
             amp(step, strict=True)(x, box)
         return [weakref.ref(thing) for thing in (box, x, step)]
 
-    before = jaxamp.current_policy()
+    before = jaxamp.policy.context.current_policy()
     references = call()
     gc.collect()
     assert [reference() for reference in references] == [None] * 3
-    assert jaxamp.current_policy() == before
+    assert jaxamp.policy.context.current_policy() == before
     np.testing.assert_allclose(amp(lambda x: x @ x, strict=True)(X), X @ X, rtol=2e-2)

@@ -23,16 +23,8 @@ from jax.experimental import checkify, io_callback
 from jax.sharding import NamedSharding, PartitionSpec
 
 import jaxamp
-from jaxamp import (
-    NotCallableError,
-    OutputError,
-    PolicyError,
-    Precision,
-    PrecisionPolicy,
-    amp,
-    plan_of,
-)
-from jaxamp.errors import StaticArgumentError
+from jaxamp import Precision, PrecisionPolicy, amp, plan_of
+from jaxamp.errors import NotCallableError, OutputError, PolicyError, StaticArgumentError
 from jaxamp.run.amp import AmpFunction
 from tests import audit
 

@@ -7,18 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxamp import (
-    PolicyError,
-    PrecisionPolicy,
-    RewriteError,
-    TrainingError,
-    amp,
-    filter_grad,
-    plan_of,
-    serve,
-    value_and_grad,
-)
+from jaxamp import PrecisionPolicy, amp, plan_of, serve
+from jaxamp.errors import PolicyError, RewriteError, TrainingError
 from jaxamp.run.settings import overriding
+from jaxamp.training import scaled_filter_grad, scaled_value_and_grad
 from tests.lowp.models import mlp, mlp_inputs, mlp_loss, policy, worst
 
 DELAYED = policy("fp8_delayed", history=4)
@@ -207,7 +199,7 @@ def test_other_policies_are_tried_without_the_history(squared):
     assert after == {}
 
 
-@pytest.mark.parametrize("transform", [value_and_grad, filter_grad])
+@pytest.mark.parametrize("transform", [scaled_value_and_grad, scaled_filter_grad])
 def test_gradients_belong_into_the_step(transform):
     """A history has no place in jaxamp's own gradients, and they say so."""
     with pytest.raises(TrainingError, match="Put amp around the step"):

@@ -10,8 +10,9 @@ import pytest
 from flax import linen, nnx
 from jax import export
 
-from jaxamp import NotCallableError, OutputError, PolicyError, ServingError, amp, load_served, serve
-from jaxamp.tools.serving import narrow_dtypes, run_narrow
+from jaxamp import amp, serve
+from jaxamp.errors import NotCallableError, OutputError, PolicyError, ServingError
+from jaxamp.tools.serving import load_served, narrow_dtypes, run_narrow
 
 LOW = {"auto_mixed_bf16": jnp.bfloat16, "auto_mixed": jnp.float16}
 policies = pytest.mark.parametrize("policy", LOW)

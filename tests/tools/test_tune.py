@@ -109,10 +109,10 @@ def test_a_state_that_is_none_is_refused(tmp_path, text):
     """A file that tune did not write is named, and left alone."""
     state = tmp_path / "state.json"
     state.write_text(text)
-    with pytest.raises(jaxamp.TuningError, match=r"state\.json is not a state of a search"):
+    with pytest.raises(jaxamp.errors.TuningError, match=r"state\.json is not a state of a search"):
         tune(fragile, arguments(0), state=state)
     assert state.read_text() == text
-    with pytest.raises(jaxamp.TuningError, match="there is no folder"):
+    with pytest.raises(jaxamp.errors.TuningError, match="there is no folder"):
         tune(fragile, arguments(0), state=tmp_path / "no" / "state.json")
 
 
@@ -184,7 +184,7 @@ def test_gradients_and_own_metrics():
 )
 def test_errors_teach(change, message):
     """What cannot work is refused with what to do instead."""
-    with pytest.raises(jaxamp.TuningError, match=message):
+    with pytest.raises(jaxamp.errors.TuningError, match=message):
         tune(**{"fn": lambda x: 1 / x, "args": (jnp.ones(2),), **change})
 
 

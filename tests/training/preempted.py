@@ -20,10 +20,10 @@ import optax
 import orbax.checkpoint as ocp
 from sklearn.datasets import load_digits
 
-import jaxamp
+from jaxamp import training
 
 STEPS, BATCH, BAD_STEP = 8, 64, 2
-OPTIMIZER = jaxamp.skip_nonfinite(optax.adamw(optax.cosine_decay_schedule(1e-2, STEPS)))
+OPTIMIZER = training.skip_nonfinite(optax.adamw(optax.cosine_decay_schedule(1e-2, STEPS)))
 
 
 def loss_fn(params: Any, images: Any, labels: Any, key: Any) -> jax.Array:
@@ -39,7 +39,7 @@ def train_step(state: Any, images: Any, labels: Any) -> Any:
     """One step in two micro-batches; everything that it changes is in the state."""
     params, opt_state, scale, key = state
     key, used = jax.random.split(jax.random.wrap_key_data(key))
-    gradient = jaxamp.value_and_grad(
+    gradient = training.scaled_value_and_grad(
         loss_fn,
         policy="auto_mixed",
         loss_scale=scale,
@@ -60,7 +60,7 @@ def start() -> Any:
         "w1": jax.random.normal(keys[0], (64, 32)) / 8,
         "w2": jax.random.normal(keys[1], (32, 10)) / 6,
     }
-    scale = jaxamp.DynamicLossScale(2.0**12, period=3)
+    scale = training.DynamicLossScale(2.0**12, period=3)
     scale = jax.tree.map(jnp.asarray, scale)
     return params, OPTIMIZER.init(params), scale, jax.random.key_data(keys[2])
 

@@ -11,7 +11,8 @@ import optax
 import pytest
 
 import jaxamp
-from jaxamp import StaticLossScale, amp, debug_step
+from jaxamp import amp, training
+from jaxamp.training import StaticLossScale, debug_step
 from tests.inspect.planted import FAULTS, MARK, Fault
 
 X, W = jnp.ones((4, 4)), jnp.full((4, 4), 0.1)
@@ -25,7 +26,7 @@ def test_rules_prevent_what_they_are_for():
             return jnp.sum(jnp.tanh(x @ w) @ w)
 
     scale = StaticLossScale(2.0**20)
-    step = jaxamp.value_and_grad(loss_fn, policy="auto_mixed", loss_scale=scale)
+    step = training.scaled_value_and_grad(loss_fn, policy="auto_mixed", loss_scale=scale)
     found = debug_step(jax.jit(step))(W, X)
     assert found.first is not None
     assert (found.first.dtype, found.first.scope, found.first.backward) == ("float16", "head", True)
@@ -36,7 +37,7 @@ def test_rules_prevent_what_they_are_for():
     assert "prevents it too: policy.with_rules(Rule(precision='f32', scope='head'" in text
     assert json.loads(found.to_json())["rules"] == [rule.to_data() for rule in found.rules]
     policy = jaxamp.PrecisionPolicy.AUTO_MIXED.with_rules(*found.rules)
-    mended = jaxamp.value_and_grad(loss_fn, policy=policy, loss_scale=scale)
+    mended = training.scaled_value_and_grad(loss_fn, policy=policy, loss_scale=scale)
     assert mended(W, X).grads_finite
     assert not step(W, X).grads_finite
 
@@ -48,7 +49,7 @@ def test_a_scale_in_an_optimizer_is_to_blame_too():
     def loss_fn(w, x):
         return jnp.sum(jnp.tanh(x @ w) @ w)
 
-    optimizer = jaxamp.with_loss_scale(optax.sgd(0.1), jaxamp.DynamicLossScale(2.0**20))
+    optimizer = training.with_loss_scale(optax.sgd(0.1), training.DynamicLossScale(2.0**20))
 
     def step(w, state, x):
         def scaled(w):
@@ -58,14 +59,16 @@ def test_a_scale_in_an_optimizer_is_to_blame_too():
         return updates, jax.grad(scaled)(w)
 
     assert debug_step(step)(W, optimizer.init(W), X).finite_unscaled
-    unscaled = debug_step(jaxamp.value_and_grad(loss_fn, policy="auto_mixed"))(1e6 * W, X)
+    unscaled = debug_step(training.scaled_value_and_grad(loss_fn, policy="auto_mixed"))(1e6 * W, X)
     assert unscaled.finite_unscaled is None
     assert "loss scale" not in str(unscaled)
 
 
 def test_a_backward_pass_may_overflow_without_a_scale():
     """Then the scale is not blamed."""
-    step = jaxamp.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w) @ w * 1e6), policy="auto_mixed")
+    step = training.scaled_grad(
+        lambda w, x: jnp.sum(jnp.tanh(x @ w) @ w * 1e6), policy="auto_mixed"
+    )
     found = debug_step(step)(W, X)
     assert found.finite_unscaled is False
     assert "loss scale" not in str(found)

@@ -6,10 +6,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-import jaxamp
-from jaxamp import DynamicLossScale
+from jaxamp import training
+from jaxamp.training import DynamicLossScale
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32))
 
@@ -29,7 +30,7 @@ def loss_fn(model, x):
 @pytest.mark.parametrize("parts", [1, 4])
 def test_agrees_with_equinox(model, policy, rtol, parts):
     """Value, structure and gradients are those of equinox's own transform."""
-    step = jaxamp.filter_value_and_grad(
+    step = training.scaled_filter_value_and_grad(
         loss_fn, policy=policy, loss_scale=DynamicLossScale(256.0), microbatches=parts
     )
     (loss, grads), finite, scale = eqx.filter_jit(step)(model, X)
@@ -44,7 +45,7 @@ def test_agrees_with_equinox(model, policy, rtol, parts):
 
 def test_grad_with_aux(model):
     """Gradients beside aux, as equinox gives them."""
-    step = jaxamp.filter_grad(lambda m, x: (loss_fn(m, x), x), has_aux=True)
+    step = training.scaled_filter_grad(lambda m, x: (loss_fn(m, x), x), has_aux=True)
     (grads, aux), finite, _ = step(model, X)
     assert grads.activation is None
     assert aux is not None
@@ -54,28 +55,31 @@ def test_grad_with_aux(model):
 def test_integers_in_a_module_get_no_gradient(model):
     """Counters and masks stay out of the gradients; other arguments may be anything."""
     tree = {"model": model, "steps": jnp.int32(3)}
-    grads = jaxamp.filter_grad(lambda t, x, mode: loss_fn(t["model"], x))(tree, X, "train").result
+    grads = training.scaled_filter_grad(lambda t, x, mode: loss_fn(t["model"], x))(
+        tree, X, "train"
+    ).result
     assert grads["steps"] is None
 
 
 def test_a_bad_leaf_of_a_module_is_named(model):
     """The name is the attribute path of the module."""
     broken = eqx.tree_at(lambda m: m.layers[2].bias, model, jnp.array([jnp.nan, 0.0]))
-    step = jaxamp.filter_value_and_grad(loss_fn)
+    step = training.scaled_filter_value_and_grad(loss_fn)
     (_, grads), finite, _ = step(broken, X)
     assert not finite
-    assert jaxamp.first_nonfinite(grads) == ".layers[0].weight"
-    found = jaxamp.explain_nonfinite(step)(broken, X)
+    assert training.first_nonfinite(grads) == ".layers[0].weight"
+    found = training.explain_nonfinite(step)(broken, X)
     assert found is not None
     assert found.source == "[0][0].layers[2].bias"
 
 
 def test_bfloat16_modules_stay_bfloat16(model):
-    """apply_updates keeps the dtypes of a module that equinox's own would widen."""
+    """Updates in float32 go to optax, which keeps the dtypes that equinox's own would widen."""
     narrow = jax.tree.map(lambda w: w.astype(jnp.bfloat16) if eqx.is_array(w) else w, model)
-    grads = jaxamp.filter_grad(loss_fn)(narrow, X).result
+    grads = training.scaled_filter_grad(loss_fn)(narrow, X).result
     updates = jax.tree.map(lambda g: -0.1 * g, grads)
-    moved = jaxamp.apply_updates(narrow, updates)
+    floats, rest = eqx.partition(narrow, eqx.is_inexact_array)
+    moved = eqx.combine(optax.apply_updates(floats, updates), rest)
     assert {w.dtype for w in jax.tree.leaves(eqx.filter(moved, eqx.is_array))} == {
         jnp.dtype("bfloat16")
     }

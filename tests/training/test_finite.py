@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-import jaxamp
+from jaxamp import training
 from jaxamp.errors import TrainingError
 from jaxamp.training.trees import global_norm
 
@@ -27,31 +27,31 @@ def test_all_finite_finds_one_bad_number(bad, dtype):
         {"a": good, "b": good.at[2, 3].set(bad)},
         {"a": good.at[0, 0].set(bad), "b": good},
     ):
-        assert not jaxamp.all_finite(tree)
-        assert not jax.jit(jaxamp.all_finite)(tree)
-    assert jaxamp.all_finite({"a": good, "b": good})
+        assert not training.all_finite(tree)
+        assert not jax.jit(training.all_finite)(tree)
+    assert training.all_finite({"a": good, "b": good})
 
 
 def test_all_finite_of_what_is_no_float():
     """Nothing, integers, keys, empty arrays and functions are finite."""
     for tree in (None, {}, {"n": jnp.arange(3)}, jax.random.key(0), jnp.zeros((0, 3)), [jnp.sin]):
-        flag = jaxamp.all_finite(tree)
+        flag = training.all_finite(tree)
         assert flag
         assert flag.dtype == bool
 
 
 def test_largest_numbers_are_finite():
     """The check adds nothing up, so it overflows nowhere."""
-    assert jaxamp.all_finite(jnp.full(1000, jnp.finfo(jnp.float32).max))
-    assert jaxamp.all_finite(jnp.full(1000, jnp.finfo(jnp.float16).max, jnp.float16))
+    assert training.all_finite(jnp.full(1000, jnp.finfo(jnp.float32).max))
+    assert training.all_finite(jnp.full(1000, jnp.finfo(jnp.float16).max, jnp.float16))
 
 
 def test_all_finite_of_a_sharded_array():
     """Under jit one bad number in one shard makes one flag for all."""
     mesh = Mesh(np.array(jax.devices()), ("data",))
     x = jax.device_put(jnp.ones(16), NamedSharding(mesh, PartitionSpec("data")))
-    assert jax.jit(jaxamp.all_finite)(x)
-    assert not jax.jit(jaxamp.all_finite)(x.at[13].set(jnp.nan))
+    assert jax.jit(training.all_finite)(x)
+    assert not jax.jit(training.all_finite)(x.at[13].set(jnp.nan))
 
 
 def test_all_finite_over_a_mapped_axis():
@@ -60,7 +60,7 @@ def test_all_finite_over_a_mapped_axis():
     x = jnp.ones(16).at[13].set(jnp.nan)
 
     def flags(axis_name):
-        check = functools.partial(jaxamp.all_finite, axis_name=axis_name)
+        check = functools.partial(training.all_finite, axis_name=axis_name)
         spec = PartitionSpec("data")
         mapped = jax.shard_map(lambda x: check(x)[None], mesh=mesh, in_specs=spec, out_specs=spec)
         return mapped(x).tolist()
@@ -76,26 +76,26 @@ def test_first_nonfinite_names_the_leaf(bad):
         "layers": [{"w": jnp.ones(2), "n": 3}, {"w": jnp.array([0.0, bad])}],
         "z": jnp.array(bad),
     }
-    assert jaxamp.first_nonfinite(tree) == "['layers'][1]['w']"
+    assert training.first_nonfinite(tree) == "['layers'][1]['w']"
     mlp = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
     mlp = eqx.tree_at(lambda m: m.layers[1].bias, mlp, jnp.array([1.0, bad]))
-    assert jaxamp.first_nonfinite(mlp) == ".layers[1].bias"
-    assert jaxamp.first_nonfinite(jnp.array(bad)) == ""
+    assert training.first_nonfinite(mlp) == ".layers[1].bias"
+    assert training.first_nonfinite(jnp.array(bad)) == ""
 
 
 def test_first_nonfinite_of_finite_trees():
     """No name where there is nothing to name."""
-    assert jaxamp.first_nonfinite({"w": jnp.ones(3)}) is None
-    assert jaxamp.first_nonfinite({}) is None
+    assert training.first_nonfinite({"w": jnp.ones(3)}) is None
+    assert training.first_nonfinite({}) is None
 
 
 def test_the_index_from_a_compiled_step_finds_the_name():
     """Inside jit an index is computed; outside it becomes a name. Asking inside is refused."""
     grads = {"a": jnp.ones(2), "b": {"c": jnp.array(jnp.nan), "d": jnp.array(jnp.inf)}}
-    index = jax.jit(jaxamp.nonfinite_index)(grads)
-    assert jaxamp.first_nonfinite(grads, index) == "['b']['c']"
+    index = jax.jit(training.nonfinite_index)(grads)
+    assert training.first_nonfinite(grads, index) == "['b']['c']"
     with pytest.raises(TrainingError, match="nonfinite_index"):
-        jax.jit(jaxamp.first_nonfinite)(grads)
+        jax.jit(training.first_nonfinite)(grads)
 
 
 @pytest.mark.parametrize("flag", [True, False])
@@ -103,7 +103,7 @@ def test_select_tree_selects_bit_by_bit(flag):
     """Every leaf comes from one of the two trees, NaN and minus zero included."""
     a = {"x": jnp.array([1.0, -0.0]), "n": jnp.int32(1), "k": jax.random.key(1)}
     b = {"x": jnp.array([jnp.nan, 0.0]), "n": jnp.int32(2), "k": jax.random.key(2)}
-    chosen, other = jaxamp.select_tree(jnp.bool_(flag), a, b), a if flag else b
+    chosen, other = training.select_tree(jnp.bool_(flag), a, b), a if flag else b
     np.testing.assert_array_equal(
         np.asarray(chosen["x"]).view(np.uint32), np.asarray(other["x"]).view(np.uint32)
     )
@@ -115,16 +115,16 @@ def test_select_tree_selects_bit_by_bit(flag):
 def test_select_tree_of_modules_and_of_nothing():
     """Leaves that are no arrays, such as activations, do not hinder."""
     a, b = (eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(seed)) for seed in (0, 1))
-    chosen = jaxamp.select_tree(jnp.bool_(False), a, b)
+    chosen = training.select_tree(jnp.bool_(False), a, b)
     assert eqx.tree_equal(eqx.filter(chosen, eqx.is_array), eqx.filter(b, eqx.is_array))
     assert chosen.activation is a.activation
-    assert jaxamp.select_tree(jnp.bool_(True), None, None) is None
+    assert training.select_tree(jnp.bool_(True), None, None) is None
 
 
 def test_select_tree_wants_a_boolean_scalar():
     """jmp asserts this; here it is an error with advice."""
     with pytest.raises(TrainingError, match="boolean scalar"):
-        jaxamp.select_tree(jnp.ones([1]), None, None)
+        training.select_tree(jnp.ones([1]), None, None)
 
 
 def test_global_norm_is_computed_in_float32():

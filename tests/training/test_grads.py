@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import jaxamp
-from jaxamp import DynamicLossScale, NoOpLossScale, StaticLossScale
+from jaxamp import training
 from jaxamp.errors import TrainingError
+from jaxamp.training import DynamicLossScale, NoOpLossScale, StaticLossScale
 
 POLICIES = ("always_f32", "auto_mixed_bf16", "auto_mixed", None)
 SCALES = (None, NoOpLossScale(), StaticLossScale(2.0**8), DynamicLossScale(2.0**8))
@@ -50,7 +51,7 @@ def close(a: Any, b: Any, rtol: float) -> None:
 @pytest.mark.parametrize("scale", SCALES, ids=["none", "noop", "static", "dynamic"])
 def test_agrees_with_jax(problem, policy, scale):
     """Value and gradients are JAX's up to the policy's rounding; gradients are float32."""
-    (loss, grads), finite, adjusted = jaxamp.value_and_grad(
+    (loss, grads), finite, adjusted = training.scaled_value_and_grad(
         loss_fn, policy=policy, loss_scale=scale
     )(*problem)
     expected_loss, expected = jax.value_and_grad(loss_fn)(*problem)
@@ -64,7 +65,9 @@ def test_agrees_with_jax(problem, policy, scale):
 def test_argnums_and_keywords(problem, argnums):
     """The differentiated arguments are named as JAX names them; keywords pass."""
     params, x, y = problem
-    ours = jaxamp.grad(loss_fn, argnums, policy="always_f32", loss_scale=DynamicLossScale())
+    ours = training.scaled_grad(
+        loss_fn, argnums, policy="always_f32", loss_scale=DynamicLossScale()
+    )
     result = ours(params, x, y=y).result if argnums == 0 else ours(params, x, y).result
     close(result, jax.grad(loss_fn, argnums)(params, x, y), 1e-6)
 
@@ -76,8 +79,8 @@ def test_aux_comes_back_untouched(problem):
         return loss_fn(params, x, y), {"mean": x.mean(), "count": len(x)}
 
     kwargs: dict[str, Any] = {"has_aux": True, "loss_scale": StaticLossScale(1024)}
-    ((loss, aux), grads), _, _ = jaxamp.value_and_grad(with_aux, **kwargs)(*problem)
-    (grads_again, aux_again), _, _ = jaxamp.grad(with_aux, **kwargs)(*problem)
+    ((loss, aux), grads), _, _ = training.scaled_value_and_grad(with_aux, **kwargs)(*problem)
+    (grads_again, aux_again), _, _ = training.scaled_grad(with_aux, **kwargs)(*problem)
     assert aux["mean"] == aux_again["mean"] == problem[1].mean()
     assert aux["count"] == 12
     close(loss, loss_fn(*problem), 3e-2)
@@ -90,7 +93,7 @@ def test_the_scale_that_was_used_unscales():
     scale = DynamicLossScale(period=1)
     for _ in range(4):
         before = scale
-        grads, finite, scale = jaxamp.grad(lambda w: w**2, loss_scale=scale)(w)
+        grads, finite, scale = training.scaled_grad(lambda w: w**2, loss_scale=scale)(w)
         assert grads == 6
         assert finite
         assert scale.loss_scale == 2 * before.loss_scale
@@ -100,7 +103,9 @@ def test_gradients_are_the_same_for_every_power_of_two(problem):
     """In float32 a scale changes no bit of value or gradient, nor does it under bf16."""
     for policy in ("always_f32", "auto_mixed_bf16"):
         runs = [
-            jax.jit(jaxamp.value_and_grad(loss_fn, policy=policy, loss_scale=scale))(*problem)
+            jax.jit(training.scaled_value_and_grad(loss_fn, policy=policy, loss_scale=scale))(
+                *problem
+            )
             for scale in (None, StaticLossScale(2.0**30))
         ]
         jax.tree.map(np.testing.assert_array_equal, runs[0].result, runs[1].result)
@@ -115,8 +120,10 @@ def test_underflow_is_what_the_scale_saves():
 
     w = jnp.full((4, 4), 0.1)
     expected = jax.grad(loss_fn)(w)
-    lost = jaxamp.grad(loss_fn, policy="auto_mixed")(w).result
-    saved = jaxamp.grad(loss_fn, policy="auto_mixed", loss_scale=DynamicLossScale(2.0**20))(w)
+    lost = training.scaled_grad(loss_fn, policy="auto_mixed")(w).result
+    saved = training.scaled_grad(
+        loss_fn, policy="auto_mixed", loss_scale=DynamicLossScale(2.0**20)
+    )(w)
     assert (lost == 0).all()
     close(saved.result, expected, 2e-3)
 
@@ -125,14 +132,14 @@ def test_overflow_in_scaling_is_seen_and_the_loss_is_right():
     """Too large a scale: the flag falls, the scale halves, and the loss that is told is finite."""
     scale = DynamicLossScale(2.0**30)
     x, w = jnp.full((4, 4), 2.0), jnp.full((4, 4), 0.5)
-    step = jaxamp.value_and_grad(
+    step = training.scaled_value_and_grad(
         lambda w: jnp.sum(jnp.tanh(x @ w) @ w), policy="auto_mixed", loss_scale=scale
     )
     (loss, grads), finite, adjusted = step(w)
     assert not finite
     assert adjusted.loss_scale == 2.0**29
     assert jnp.isfinite(loss)
-    assert jaxamp.first_nonfinite(grads) == ""
+    assert training.first_nonfinite(grads) == ""
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -140,14 +147,14 @@ def test_narrow_parameters_get_float32_gradients(problem, dtype):
     """Whatever the parameters are stored in, their gradients are float32."""
     params, x, y = problem
     narrow = jax.tree.map(lambda w: w.astype(dtype), params)
-    grads = jaxamp.grad(loss_fn, loss_scale=DynamicLossScale(256.0))(narrow, x, y).result
+    grads = training.scaled_grad(loss_fn, loss_scale=DynamicLossScale(256.0))(narrow, x, y).result
     assert {leaf.dtype for leaf in jax.tree.leaves(grads)} == {jnp.dtype("float32")}
 
 
 @pytest.mark.parametrize("loss", [jnp.inf, -jnp.inf, jnp.nan])
 def test_a_loss_that_is_not_finite_is_told(loss):
     """An inf or NaN loss comes back as it is, and its gradients lower the flag."""
-    step = jaxamp.value_and_grad(lambda w: w * loss, loss_scale=DynamicLossScale(8.0))
+    step = training.scaled_value_and_grad(lambda w: w * loss, loss_scale=DynamicLossScale(8.0))
     (value, _), finite, adjusted = step(jnp.float32(2))
     np.testing.assert_array_equal(value, loss)
     assert not finite
@@ -156,7 +163,9 @@ def test_a_loss_that_is_not_finite_is_told(loss):
 
 def test_zero_gradients_are_finite():
     """Nothing to learn is no overflow: the scale counts on."""
-    grads, finite, adjusted = jaxamp.grad(lambda w: 0 * w, loss_scale=DynamicLossScale())(2.0)
+    grads, finite, adjusted = training.scaled_grad(lambda w: 0 * w, loss_scale=DynamicLossScale())(
+        2.0
+    )
     assert grads == 0
     assert finite
     assert adjusted.counter == 1
@@ -166,10 +175,10 @@ def test_nan_in_one_parameter_is_named(problem):
     """The flag falls, and the parameter that is at fault has a name."""
     params, x, y = problem
     params = {**params, "w2": params["w2"].at[3, 1].set(jnp.nan)}
-    (_, grads), finite, _ = jax.jit(jaxamp.value_and_grad(loss_fn))(params, x, y)
+    (_, grads), finite, _ = jax.jit(training.scaled_value_and_grad(loss_fn))(params, x, y)
     assert not finite
-    assert jaxamp.first_nonfinite(grads) == "['b1']"
-    found = jaxamp.explain_nonfinite(jaxamp.value_and_grad(loss_fn))(params, x, y)
+    assert training.first_nonfinite(grads) == "['b1']"
+    found = training.explain_nonfinite(training.scaled_value_and_grad(loss_fn))(params, x, y)
     assert found is not None
     assert found.primitive == "input"
     assert found.source == "[0][0]['w2']"
@@ -186,7 +195,7 @@ def test_several_losses_share_a_scale(problem, has_aux):
         losses = {"fit": loss_fn(params, x, y), "size": jnp.sum(params["w1"] ** 2)}
         return (losses, x) if has_aux else losses
 
-    step = jaxamp.value_and_grad(
+    step = training.scaled_value_and_grad(
         losses_fn, has_aux=has_aux, several=True, policy="always_f32", loss_scale=DynamicLossScale()
     )
     (value, grads), finite, adjusted = step(*problem)
@@ -204,7 +213,7 @@ def test_several_losses_share_a_scale(problem, has_aux):
 
 def test_several_losses_fall_together():
     """One bad loss makes the step bad for all, as they share the scale."""
-    step = jaxamp.grad(
+    step = training.scaled_grad(
         lambda w: (w * 2, w * jnp.inf), several=True, loss_scale=DynamicLossScale(8.0)
     )
     _, finite, adjusted = step(jnp.float32(1))
@@ -215,8 +224,8 @@ def test_several_losses_fall_together():
 def test_losses_of_separate_models_adjust_once():
     """Two gradients under one scale: both flags decide about the one adjustment."""
     scale = DynamicLossScale(8.0)
-    of_a = jaxamp.grad(lambda w: w**2, loss_scale=scale)(jnp.float32(1))
-    of_b = jaxamp.grad(lambda w: w * jnp.nan, loss_scale=scale)(jnp.float32(1))
+    of_a = training.scaled_grad(lambda w: w**2, loss_scale=scale)(jnp.float32(1))
+    of_b = training.scaled_grad(lambda w: w * jnp.nan, loss_scale=scale)(jnp.float32(1))
     scale = scale.adjust(of_a.grads_finite & of_b.grads_finite)
     assert scale.loss_scale == 4
 
@@ -228,7 +237,7 @@ def test_losses_of_separate_models_adjust_once():
 @pytest.mark.parametrize("parts", [1, 2, 3, 12])
 def test_microbatches_average_to_the_batch(problem, policy, parts):
     """Mean loss and mean gradients of the parts are those of the whole batch."""
-    step = jaxamp.value_and_grad(
+    step = training.scaled_value_and_grad(
         loss_fn,
         policy=policy,
         loss_scale=StaticLossScale(256.0),
@@ -248,7 +257,7 @@ def test_the_last_argument_is_split_by_its_number_from_the_end(problem):
         seen.append((x.shape, y.shape))
         return loss_fn(params, x, y)
 
-    step = jaxamp.value_and_grad(loss, policy=None, microbatches=3, batch_argnums=(-2, -1))
+    step = training.scaled_value_and_grad(loss, policy=None, microbatches=3, batch_argnums=(-2, -1))
     close(step(*problem).result, jax.value_and_grad(loss_fn)(*problem), 1e-6)
     assert set(seen) == {((4, 4), (4, 2))}
 
@@ -258,12 +267,12 @@ def test_an_argument_that_was_not_split_is_named(problem):
     params, x, y = problem
     message = r"incompatible shapes.*Only argument 1 was split.*argument 2.*=\(1, 2\)\?"
     with pytest.raises(TrainingError, match=message) as info:
-        jaxamp.grad(loss_fn, microbatches=2)(params, x, y)
+        training.scaled_grad(loss_fn, microbatches=2)(params, x, y)
     assert isinstance(info.value.__cause__, TypeError)
     with pytest.raises(TypeError, match="incompatible shapes"):
-        jaxamp.grad(loss_fn, microbatches=2)(params, x, y[:5])
+        training.scaled_grad(loss_fn, microbatches=2)(params, x, y[:5])
     weight = jnp.ones(12)
-    assert jaxamp.grad(lambda w, x, y: w.sum() + x.sum(), microbatches=2)(weight, x, y)
+    assert training.scaled_grad(lambda w, x, y: w.sum() + x.sum(), microbatches=2)(weight, x, y)
 
 
 def test_microbatches_stack_aux(problem):
@@ -273,7 +282,7 @@ def test_microbatches_stack_aux(problem):
     def with_aux(params, batch):
         return jnp.mean(batch["x"] @ params["w1"]), batch["x"][:, 0]
 
-    (_, aux), _, _ = jaxamp.grad(with_aux, has_aux=True, microbatches=3)(params, {"x": x})
+    (_, aux), _, _ = training.scaled_grad(with_aux, has_aux=True, microbatches=3)(params, {"x": x})
     np.testing.assert_array_equal(aux, x[:, 0].reshape(4, 3).T)
 
 
@@ -281,7 +290,7 @@ def test_microbatches_add_up_in_float32():
     """A thousand small gradients of bf16 parameters after a large one are not lost."""
     x = jnp.full(1024, 2.0**-10).at[0].set(1.0)
     w = jnp.bfloat16(1)
-    step = jaxamp.grad(lambda w, x: jnp.sum(w * x) * 1024, policy=None, microbatches=1024)
+    step = training.scaled_grad(lambda w, x: jnp.sum(w * x) * 1024, policy=None, microbatches=1024)
     assert float(step(w, x).result) == 1.0 + 1023 * 2.0**-10
 
 
@@ -290,7 +299,7 @@ def test_nan_in_one_microbatch_is_seen(problem, part):
     """Whichever part is bad, the whole step is."""
     params, x, y = problem
     kwargs: dict[str, Any] = {"microbatches": 3, "batch_argnums": (1, 2)}
-    step = jax.jit(jaxamp.grad(loss_fn, loss_scale=StaticLossScale(2.0), **kwargs))
+    step = jax.jit(training.scaled_grad(loss_fn, loss_scale=StaticLossScale(2.0), **kwargs))
     assert step(params, x, y).grads_finite
     assert not step(params, x.at[part].set(jnp.nan), y).grads_finite
 
@@ -302,10 +311,10 @@ def test_microbatches_with_several_losses(problem):
         return loss_fn(params, x, y), jnp.mean(x @ params["w1"])
 
     kwargs: dict[str, Any] = {"several": True, "policy": "always_f32"}
-    whole = jaxamp.value_and_grad(losses_fn, **kwargs)(*problem)
-    parts = jaxamp.value_and_grad(losses_fn, microbatches=4, batch_argnums=(1, 2), **kwargs)(
-        *problem
-    )
+    whole = training.scaled_value_and_grad(losses_fn, **kwargs)(*problem)
+    parts = training.scaled_value_and_grad(
+        losses_fn, microbatches=4, batch_argnums=(1, 2), **kwargs
+    )(*problem)
     close(parts.result, whole.result, 1e-5)
 
 
@@ -317,7 +326,7 @@ def test_microbatches_trace_the_loss_once(problem):
         traces.append(args)
         return loss_fn(*args)
 
-    step = jaxamp.grad(counted, microbatches=6, batch_argnums=(1, 2))
+    step = training.scaled_grad(counted, microbatches=6, batch_argnums=(1, 2))
     jax.make_jaxpr(step)(*problem)
     assert len(traces) == 1
 
@@ -340,7 +349,7 @@ def test_wrong_options_teach(problem, kwargs, message):
     params, x, y = problem
     params = {**params, "b1": jnp.float32(0)}
     with pytest.raises(TrainingError, match=message):
-        jaxamp.grad(loss_fn, **kwargs)(params, x, y)
+        training.scaled_grad(loss_fn, **kwargs)(params, x, y)
 
 
 # --- Clipping ----------------------------------------------------------------------------------
@@ -350,7 +359,7 @@ def test_wrong_options_teach(problem, kwargs, message):
 @pytest.mark.parametrize("limit", [1e-3, 1e3])
 def test_clipping_comes_after_unscaling(problem, scale, limit):
     """The norm is that of the true gradients, whatever the scale; small ones stay bit by bit."""
-    step = functools.partial(jaxamp.grad, loss_fn, policy="always_f32", loss_scale=scale)
+    step = functools.partial(training.scaled_grad, loss_fn, policy="always_f32", loss_scale=scale)
     free = step()(*problem).result
     clipped = step(clip_norm=limit)(*problem).result
     norm = np.sqrt(
@@ -364,13 +373,13 @@ def test_clipping_comes_after_unscaling(problem, scale, limit):
 
 def test_clipping_hides_no_infinity():
     """An infinite gradient that clipping makes a number of is still told."""
-    step = jaxamp.grad(lambda w: jnp.sum(w * jnp.array([1.0, jnp.inf])), clip_norm=1.0)
+    step = training.scaled_grad(lambda w: jnp.sum(w * jnp.array([1.0, jnp.inf])), clip_norm=1.0)
     assert not step(jnp.ones(2)).grads_finite
 
 
 def test_each_loss_is_clipped_by_itself():
     """With several losses a large one does not shrink the others."""
-    step = jaxamp.grad(lambda w: (w * 0.5, w * 1e6), several=True, clip_norm=1.0)
+    step = training.scaled_grad(lambda w: (w * 0.5, w * 1e6), several=True, clip_norm=1.0)
     small, large = step(jnp.float32(1)).result
     assert (float(small), float(large)) == (0.5, 1.0)
 
@@ -380,7 +389,10 @@ def test_each_loss_is_clipped_by_itself():
 
 def test_signatures_are_those_of_jax():
     """The leading parameters have JAX's names and order, so that calls can be taken over."""
-    for ours, theirs in ((jaxamp.grad, jax.grad), (jaxamp.value_and_grad, jax.value_and_grad)):
+    for ours, theirs in (
+        (training.scaled_grad, jax.grad),
+        (training.scaled_value_and_grad, jax.value_and_grad),
+    ):
         assert (
             list(inspect.signature(ours).parameters)[:3]
             == list(inspect.signature(theirs).parameters)[:3]
@@ -397,7 +409,9 @@ JMP_SCALES = {
 @pytest.mark.parametrize("scale", JMP_SCALES.values(), ids=JMP_SCALES)
 def test_jmp_scales_work_and_come_back(problem, scale):
     """A jmp object goes in, a jmp object comes out, with the numbers that jmp would give."""
-    grads, finite, adjusted = jaxamp.grad(loss_fn, policy="always_f32", loss_scale=scale)(*problem)
+    grads, finite, adjusted = training.scaled_grad(loss_fn, policy="always_f32", loss_scale=scale)(
+        *problem
+    )
     close(grads, jax.grad(loss_fn)(*problem), 1e-6)
     assert type(adjusted) is type(scale)
     expected = scale.adjust(finite)
@@ -438,11 +452,11 @@ def test_a_whole_run_in_scan_and_vmap(problem):
     def run(lr: jax.Array) -> jax.Array:
         def step(carry, _):
             params, scale = carry
-            (loss, grads), finite, scale = jaxamp.value_and_grad(
+            (loss, grads), finite, scale = training.scaled_value_and_grad(
                 loss_fn, policy="auto_mixed", loss_scale=scale
             )(params, x, y)
             moved = jax.tree.map(lambda p, g: p - lr * g, params, grads)
-            return (jaxamp.select_tree(finite, moved, params), scale), loss
+            return (training.select_tree(finite, moved, params), scale), loss
 
         return jax.lax.scan(step, (params, DynamicLossScale(2.0**24, period=5)), length=40)[1]
 
@@ -455,13 +469,13 @@ def test_a_whole_run_in_scan_and_vmap(problem):
 
 
 def test_inside_amp(problem):
-    """A whole train step under amp, gradients by jaxamp.grad inside, still unscales exactly."""
+    """A whole train step under amp, with scaled_grad inside, still unscales exactly."""
     params, x, y = problem
     scale = DynamicLossScale(2.0**12)
 
     @functools.partial(jaxamp.amp, policy="auto_mixed_bf16")
     def step(params, scale):
-        return jaxamp.value_and_grad(loss_fn, loss_scale=scale)(params, x, y)
+        return training.scaled_value_and_grad(loss_fn, loss_scale=scale)(params, x, y)
 
     result, finite, adjusted = step(params, scale)
     close(result, jax.value_and_grad(loss_fn)(params, x, y), RTOL["auto_mixed_bf16"])
@@ -471,7 +485,7 @@ def test_inside_amp(problem):
 
 def test_no_callback_and_no_wait(problem):
     """The program holds no callback, and a trace, in which nothing has a value, gets through."""
-    step = jaxamp.value_and_grad(
+    step = training.scaled_value_and_grad(
         loss_fn,
         policy="auto_mixed",
         loss_scale=DynamicLossScale(),

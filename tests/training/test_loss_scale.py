@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxamp import DynamicLossScale, NoOpLossScale, StaticLossScale
 from jaxamp.errors import TrainingError
+from jaxamp.training import DynamicLossScale, NoOpLossScale, StaticLossScale
 
 
 def test_no_op_returns_the_tree_itself():

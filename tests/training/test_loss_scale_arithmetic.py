@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import jaxamp
-from jaxamp import DynamicLossScale, StaticLossScale
+from jaxamp import training
+from jaxamp.training import DynamicLossScale, StaticLossScale
 
 
 @pytest.mark.parametrize("exponent", [-20, 0, 15, 16, 40, 100, 126])
@@ -68,7 +69,7 @@ def test_amp_leaves_the_arithmetic_alone():
             return scale.scale(jnp.mean(jnp.tanh(x @ w)))
 
         grads = scale.unscale(jax.grad(loss_fn)(w))
-        return grads, scale.adjust(jaxamp.all_finite(grads))
+        return grads, scale.adjust(training.all_finite(grads))
 
     w, x = jnp.full((3, 2), 0.1), jnp.full((64, 3), 1e-3)
     grads, adjusted = step(w, x, scale)

@@ -6,8 +6,8 @@ import jmp
 import numpy as np
 import pytest
 
-from jaxamp import DynamicLossScale, StaticLossScale
 from jaxamp.errors import TrainingError
+from jaxamp.training import DynamicLossScale, StaticLossScale
 from jaxamp.training.loss_scale import as_loss_scale
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import pytest
 
-from jaxamp import DynamicLossScale, NoOpLossScale, StaticLossScale
+from jaxamp.training import DynamicLossScale, NoOpLossScale, StaticLossScale
 from tests.training.trajectory import our_trajectory
 
 CUSTOM = DynamicLossScale(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxamp import DynamicLossScale
+from jaxamp.training import DynamicLossScale
 from tests.training.trajectory import our_trajectory
 
 # PyTorch's published rule as a table. A state is (scale, finite steps in a row).

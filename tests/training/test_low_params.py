@@ -13,12 +13,13 @@ import orbax.checkpoint as ocp
 import pytest
 
 import jaxamp
+from jaxamp import training
 from jaxamp.errors import TrainingError
 
 WRAPPERS: dict[str, Any] = {
-    "master weights": jaxamp.with_master_weights,
-    "stochastic rounding": jaxamp.with_stochastic_rounding,
-    "kahan": jaxamp.with_kahan,
+    "master weights": training.with_master_weights,
+    "stochastic rounding": training.with_stochastic_rounding,
+    "kahan": training.with_kahan,
 }
 wrappers = pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 
@@ -74,7 +75,7 @@ def test_parameters_are_their_masters_rounded():
     """After every step each parameter is the nearest number to its master, bit by bit."""
     rng = np.random.default_rng(0)
     params = jnp.asarray(rng.normal(size=1000), jnp.bfloat16)
-    optimizer = jaxamp.with_master_weights(optax.adam(0.1))
+    optimizer = training.with_master_weights(optax.adam(0.1))
     state = optimizer.init(params)
     for _ in range(20):
         grads = jnp.asarray(rng.normal(size=1000), jnp.float32)
@@ -87,7 +88,7 @@ def test_masters_are_what_float32_training_gives():
     """With the same gradients the masters are, bit by bit, the parameters of a float32 run."""
     params = jnp.linspace(-1, 1, 64).astype(jnp.bfloat16)
     grads = jnp.linspace(1, 2, 64)
-    _, state = run(jaxamp.with_master_weights(optax.adam(1e-3)), params, grads, 10)
+    _, state = run(training.with_master_weights(optax.adam(1e-3)), params, grads, 10)
     expected, _ = run(optax.adam(1e-3), params.astype(jnp.float32), grads, 10)
     np.testing.assert_array_equal(state.master, expected)
 
@@ -95,18 +96,18 @@ def test_masters_are_what_float32_training_gives():
 def test_float16_masters():
     """Masters and Kahan take float16 too; stochastic rounding says that it does not."""
     params, grads = jnp.ones(4, jnp.float16), jnp.ones(4)
-    for wrap in (jaxamp.with_master_weights, jaxamp.with_kahan):
+    for wrap in (training.with_master_weights, training.with_kahan):
         moved, _ = run(wrap(optax.sgd(2.0**-13)), params, grads, 256)
         assert moved.dtype == jnp.float16
         assert float(moved[0]) == pytest.approx(1 - 2.0**-5, abs=5e-4)
     with pytest.raises(TrainingError, match="float16 cannot be rounded stochastically"):
-        run(jaxamp.with_stochastic_rounding(optax.sgd(1.0)), params, grads, 1)
+        run(training.with_stochastic_rounding(optax.sgd(1.0)), params, grads, 1)
 
 
 def test_compensation_is_the_part_that_rounding_took():
     """Parameter plus compensation follows the float32 run, to 2⁻¹⁸ a step."""
     params, grads = jnp.linspace(0.5, 2, 50).astype(jnp.bfloat16), jnp.linspace(1, 3, 50)
-    moved, state = run(jaxamp.with_kahan(optax.adam(1e-3)), params, grads, 100)
+    moved, state = run(training.with_kahan(optax.adam(1e-3)), params, grads, 100)
     expected, _ = run(optax.adam(1e-3), params.astype(jnp.float32), grads, 100)
     total = moved.astype(jnp.float32) + state.compensation.astype(jnp.float32)
     assert state.compensation.dtype == jnp.bfloat16
@@ -132,14 +133,15 @@ def test_needs_parameters(wrap):
 
 @wrappers
 def test_modules(wrap):
-    """Modules of equinox, filtered as for optax, keep their dtypes through apply_updates."""
+    """Modules of equinox, partitioned as for optax, keep their dtypes."""
     model = eqx.nn.MLP(3, 2, 8, 1, key=jax.random.key(0))
     model = jax.tree.map(lambda w: w.astype(jnp.bfloat16) if eqx.is_array(w) else w, model)
     optimizer = wrap(optax.adam(1e-3))
-    state = optimizer.init(eqx.filter(model, eqx.is_inexact_array))
-    grads = jaxamp.filter_grad(lambda m, x: jnp.sum(m(x) ** 2))(model, jnp.ones(3)).result
-    updates, _ = optimizer.update(grads, state, eqx.filter(model, eqx.is_inexact_array))
-    moved = jaxamp.apply_updates(model, updates)
+    floats, rest = eqx.partition(model, eqx.is_inexact_array)
+    state = optimizer.init(floats)
+    grads = training.scaled_filter_grad(lambda m, x: jnp.sum(m(x) ** 2))(model, jnp.ones(3)).result
+    updates, _ = optimizer.update(grads, state, floats)
+    moved = eqx.combine(optax.apply_updates(floats, updates), rest)
     assert jax.tree.structure(moved) == jax.tree.structure(model)
     changed = jax.tree.map(
         lambda a, b: a.dtype == b.dtype == jnp.bfloat16 and bool((a != b).any()),
@@ -151,7 +153,7 @@ def test_modules(wrap):
 @wrappers
 def test_a_skipped_step_leaves_no_trace(wrap):
     """Under a loss scale a bad step changes no parameter, master, compensation or random number."""
-    optimizer = jaxamp.with_loss_scale(wrap(optax.adam(1e-2)), jaxamp.StaticLossScale(1.0))
+    optimizer = training.with_loss_scale(wrap(optax.adam(1e-2)), training.StaticLossScale(1.0))
     params = jnp.linspace(-1, 1, 64).astype(jnp.bfloat16)
     grads = jnp.linspace(1, 2, 64)
 
@@ -169,7 +171,7 @@ def test_a_skipped_step_leaves_no_trace(wrap):
 @wrappers
 def test_a_run_restored_from_a_checkpoint_goes_on_bit_by_bit(wrap, tmp_path):
     """Preempted, saved by orbax and restored: masters, compensation and random numbers go on."""
-    optimizer = jaxamp.with_loss_scale(wrap(optax.adam(1e-2)), jaxamp.DynamicLossScale(8.0))
+    optimizer = training.with_loss_scale(wrap(optax.adam(1e-2)), training.DynamicLossScale(8.0))
     params = jnp.linspace(-1, 1, 64).astype(jnp.bfloat16)
 
     def steps(carry: Any, first: int, last: int) -> Any:
@@ -198,7 +200,7 @@ def test_stochastic_runs_repeat_and_differ_by_seed():
     grads = jax.tree.map(lambda p: jnp.full(p.shape, 1.0), params)
 
     def ends(seed: int) -> Any:
-        optimizer = jaxamp.with_stochastic_rounding(optax.sgd(2.0**-10), seed)
+        optimizer = training.with_stochastic_rounding(optax.sgd(2.0**-10), seed)
         return run(optimizer, params, grads, 3)[0]
 
     first, again, other = ends(0), ends(0), ends(1)

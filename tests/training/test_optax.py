@@ -13,8 +13,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 import jaxamp
-from jaxamp import DynamicLossScale, StaticLossScale
+from jaxamp import training
 from jaxamp.errors import TrainingError
+from jaxamp.training import DynamicLossScale, StaticLossScale
 
 PARAMS = {"w": jnp.array([1.0, -2.0, -0.0]), "b": jnp.array(0.5)}
 X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32))
@@ -79,7 +80,7 @@ def make_step(optimizer: Any, size: float = 1.0) -> Any:
 @pytest.mark.parametrize("make", OVER)
 def test_bad_steps_never_happened(make):
     """Good, bad, good gives bit by bit what good, good gives, but for the scale and its count."""
-    optimizer = jaxamp.with_loss_scale(make(), DynamicLossScale(8.0, period=100))
+    optimizer = training.with_loss_scale(make(), DynamicLossScale(8.0, period=100))
     step = make_step(optimizer)
     runs = []
     for script in ((0.0, np.nan, 0.0, np.inf, 0.0), (0.0, 0.0, 0.0)):
@@ -102,7 +103,7 @@ def test_bad_steps_never_happened(make):
 )
 def test_good_steps_are_the_optimizers_own(make):
     """A scale that is a power of two changes no bit of what the optimizer does alone."""
-    scaled, plain = jaxamp.with_loss_scale(make(), StaticLossScale(1024)), make()
+    scaled, plain = training.with_loss_scale(make(), StaticLossScale(1024)), make()
     params = expected = PARAMS
     state, expected_state = scaled.init(params), plain.init(params)
     if isinstance(plain, optax.MultiSteps):
@@ -124,7 +125,7 @@ def test_good_steps_are_the_optimizers_own(make):
 
 def test_the_flag_of_value_and_grad_is_enough():
     """Gradients that are unscaled already, and clipped to numbers, are skipped by their flag."""
-    optimizer = jaxamp.skip_nonfinite(optax.adam(0.1))
+    optimizer = training.skip_nonfinite(optax.adam(0.1))
     state = optimizer.init(PARAMS)
     grads = jax.tree.map(jnp.ones_like, PARAMS)
     updates, skipped = optimizer.update(grads, state, PARAMS, grads_finite=jnp.bool_(False))
@@ -137,7 +138,7 @@ def test_the_flag_of_value_and_grad_is_enough():
 
 def test_narrow_gradients_reach_the_optimizer_in_float32():
     """Float16 gradients that are tiny once unscaled are not rounded to zero before Adam."""
-    optimizer = jaxamp.with_loss_scale(optax.adam(0.1, eps=1e-20), StaticLossScale(2.0**24))
+    optimizer = training.with_loss_scale(optax.adam(0.1, eps=1e-20), StaticLossScale(2.0**24))
     params = jnp.ones(3, jnp.float16)
     state = optimizer.init(params)
     updates, _ = optimizer.update(jnp.full(3, 2.0**-10, jnp.float16), state, params)
@@ -146,7 +147,7 @@ def test_narrow_gradients_reach_the_optimizer_in_float32():
 
 def test_members_of_a_vmap_skip_by_themselves():
     """An ensemble: the member that overflowed waits, the others move."""
-    optimizer = jaxamp.with_loss_scale(optax.adam(0.1), DynamicLossScale(8.0))
+    optimizer = training.with_loss_scale(optax.adam(0.1), DynamicLossScale(8.0))
     params = jnp.ones((3, 2))
     state = jax.vmap(optimizer.init)(params)
     grads = jnp.ones((3, 2)).at[1, 0].set(jnp.nan)
@@ -159,7 +160,7 @@ def test_members_of_a_vmap_skip_by_themselves():
 
 def test_nothing_waits_for_the_device():
     """The update is one program without branches, so not even the device waits for a flag."""
-    optimizer = jaxamp.with_loss_scale(optax.adamw(0.1))
+    optimizer = training.with_loss_scale(optax.adamw(0.1))
     jaxpr = jax.make_jaxpr(optimizer.update)(PARAMS, optimizer.init(PARAMS), PARAMS)
     names = {eqn.primitive.name for eqn in jaxpr.eqns}
     assert not names & {"cond", "while", "pure_callback", "io_callback", "debug_callback"}
@@ -168,7 +169,7 @@ def test_nothing_waits_for_the_device():
 def test_state_and_parameters_can_be_donated():
     """Every buffer of the state has one owner, also in the first step, twice over."""
     first = DynamicLossScale(jnp.float32(8.0))
-    optimizer = jaxamp.with_loss_scale(jaxamp.with_master_weights(optax.adam(0.1)), first)
+    optimizer = training.with_loss_scale(training.with_master_weights(optax.adam(0.1)), first)
 
     def step(params, state):
         grads = jax.tree.map(jnp.ones_like, params)
@@ -186,7 +187,7 @@ def test_state_and_parameters_can_be_donated():
 def test_jmp_scales_in_the_state():
     """A jmp scale is adjusted as jmp would, and stays jmp's."""
     scale = jmp.DynamicLossScale(jnp.float32(8.0), period=2)
-    optimizer = jaxamp.with_loss_scale(optax.sgd(0.1), scale)
+    optimizer = training.with_loss_scale(optax.sgd(0.1), scale)
     step = make_step(optimizer)
     params, state = PARAMS, optimizer.init(PARAMS)
     for spoil, expected in ((0.0, 8.0), (0.0, 16.0), (jnp.nan, 8.0)):
@@ -200,7 +201,7 @@ def test_jmp_scales_in_the_state():
 )
 def test_a_run_restored_from_a_checkpoint_goes_on_bit_by_bit(make, tmp_path):
     """Interrupted after a bad step, saved by orbax, restored: the same trajectory."""
-    optimizer = jaxamp.with_loss_scale(make(), DynamicLossScale(8.0, period=2))
+    optimizer = training.with_loss_scale(make(), DynamicLossScale(8.0, period=2))
     step = make_step(optimizer)
     script = [0.0, jnp.nan, 0.0, 0.0, jnp.inf, 0.0, 0.0, 0.0]
 
@@ -234,7 +235,7 @@ def as_was(leaf: Any, like: Any) -> Any:
 
 def test_inside_amp():
     """A whole step under amp skips and adjusts as one outside does."""
-    optimizer = jaxamp.with_loss_scale(optax.adam(0.1), DynamicLossScale(2.0**17, period=1))
+    optimizer = training.with_loss_scale(optax.adam(0.1), DynamicLossScale(2.0**17, period=1))
     step = jaxamp.amp(make_step(optimizer, size=1e-3), "auto_mixed")
     params, state = step(PARAMS, optimizer.init(PARAMS), 0.0)
     assert state.grads_finite
@@ -247,9 +248,9 @@ def test_inside_amp():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: jaxamp.with_loss_scale(0.1), "is not an optimizer"),
-        (lambda: jaxamp.with_loss_scale(optax.sgd(0.1), 8.0), "is not a loss scale"),
-        (lambda: jaxamp.skip_nonfinite(optax.adam), "is not an optimizer"),
+        (lambda: training.with_loss_scale(0.1), "is not an optimizer"),
+        (lambda: training.with_loss_scale(optax.sgd(0.1), 8.0), "is not a loss scale"),
+        (lambda: training.skip_nonfinite(optax.adam), "is not an optimizer"),
     ],
 )
 def test_wrong_arguments_teach(make, message):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxamp import DynamicLossScale
+from jaxamp.training import DynamicLossScale
 
 
 def our_trajectory(script: Any, scale: DynamicLossScale) -> list[tuple[np.float32, int]]:

@@ -9,5 +9,6 @@ what rounds them. A narrow value that some operation does need wide is widened t
 
 from jaxamp.tools.serving.narrow_inputs import narrow_dtypes
 from jaxamp.tools.serving.run_narrow import run_narrow
+from jaxamp.tools.serving.served_model import Loaded, Served, load_served, serve
 
-__all__ = ["narrow_dtypes", "run_narrow"]
+__all__ = ["Loaded", "Served", "load_served", "narrow_dtypes", "run_narrow", "serve"]

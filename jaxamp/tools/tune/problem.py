@@ -79,7 +79,7 @@ class Problem:
         if not all(np.isfinite(np.asarray(r, np.float64)).all() for r in floats):
             raise TuningError(
                 "The result is not finite in its original precision, so no error can be measured. "
-                "jaxamp.explain_nonfinite says which operation is to blame."
+                "jaxamp.training.explain_nonfinite says which operation is to blame."
             )
         if not floats and self.metric is None:
             raise TuningError("The function returns no floating-point array to compare.")

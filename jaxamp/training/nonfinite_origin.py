@@ -25,7 +25,7 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
     Runs `fun` once more, with a mark beside each value: ask when a flag was `False`.
 
     Args:
-      fun: any function of arrays: what ``jaxamp.value_and_grad`` returned, a loss, a train step.
+      fun: any function of arrays: what ``scaled_value_and_grad`` returned, a loss, a train step.
 
     Returns:
       A function of `fun`'s arguments, which returns ``None`` if all results are finite.
@@ -36,7 +36,7 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
     >>> import jaxamp
     >>> def loss_fn(w, x):
     ...     return jnp.sum((x @ w) * 3.0)
-    >>> step = jaxamp.value_and_grad(loss_fn, policy="auto_mixed", loss_scale=None)
+    >>> step = jaxamp.training.scaled_value_and_grad(loss_fn, policy="auto_mixed", loss_scale=None)
     >>> found = explain_nonfinite(step)(jnp.full((2, 2), 300.0), jnp.full((2, 2), jnp.inf))
     >>> found.kind, found.primitive
     ('infinity', 'input')
