@@ -45,7 +45,7 @@ def words(text: str) -> str:
     return POSITION.sub("LINE", " ".join(text.split()))
 
 
-@pytest.mark.parametrize("page", map(page_of, PAGES))
+@pytest.mark.parametrize("page", [page_of(page) for page in PAGES])
 def test_code_of_a_page_runs(page, capsys):
     """All blocks of a page are one program, and print what is shown; a failure names the line."""
     names = {"__name__": page.stem}
