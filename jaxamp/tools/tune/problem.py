@@ -52,11 +52,11 @@ class Problem:
         policy: Any,
         args: Sequence[Any],
         metric: Metric | None,
-        statics: Statics,
+        statics: Statics = Statics(),
     ) -> Problem:
         """Return the problem of a function and its arguments."""
         amped = inspected(fn, policy, statics=statics)
-        with amped.prepared(args, {}, abstract=False) as call:
+        with amped.prepared(tuple(args), {}, abstract=False) as call:
             plan, outputs = plan_call(call.signature(), call.arrays, amped.settings)
             return cls(plan, call.arrays, outputs, metric)
 
