@@ -209,7 +209,7 @@ MUTATIONS = (
         "tests/run/test_delayed.py",
     ),
     Mutation(
-        "run/fast_path.py",
+        "run/runner.py",
         'return getattr(aval, "weak_type", False) or aval.dtype == bool',
         "return False",
         "tests/run",

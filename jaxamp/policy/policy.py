@@ -419,6 +419,8 @@ def _parse_text(text: str) -> PrecisionPolicy:
 
 def _format_of(dtype: Any) -> Precision | None:
     """Return the format of a dtype object or ``Precision``; ``None`` for anything else."""
+    if not isinstance(dtype, Precision | np.dtype | type):
+        return None
     try:
         return Precision.parse(dtype)
     except PolicyError:

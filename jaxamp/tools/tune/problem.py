@@ -29,6 +29,9 @@ from jaxamp.xla.steered_plan import make_plan
 Metric = Callable[[Any, Any], Any]
 
 
+_NONE = Statics()
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
     """A program to tune.
@@ -52,7 +55,7 @@ class Problem:
         policy: Any,
         args: Sequence[Any],
         metric: Metric | None,
-        statics: Statics = Statics(),
+        statics: Statics = _NONE,
     ) -> Problem:
         """Return the problem of a function and its arguments."""
         amped = inspected(fn, policy, statics=statics)
