@@ -34,7 +34,7 @@ def lower_checkpoints(
     """
 
     def lower(context: Any, *args: Any, jaxpr: Jaxpr, prevent_cse: Any, **params: Any) -> Any:
-        chosen = tuple(barriers(context, jaxpr))
+        chosen: Any = tuple(barriers(context, jaxpr))
         if is_for_gpu(context) and not _is_partitioned(context):
             jaxpr = whole(ClosedJaxpr(jaxpr, ())).jaxpr
         return _ad_checkpoint._remat_lowering(
