@@ -100,7 +100,7 @@ def main() -> None:
     check(before, "after the import of every module")
     _use(jaxamp.amp)
     jaxamp.probe(jax.grad(_loss))(jnp.eye(4), jnp.eye(4))
-    jaxamp.explain_nonfinite(jax.grad(_loss))(jnp.eye(4), jnp.eye(4))
+    jaxamp.training.explain_nonfinite(jax.grad(_loss))(jnp.eye(4), jnp.eye(4))
     check(before, "after use")
 
 
