@@ -14,6 +14,7 @@ _BODIES = {
     "while": "body_jaxpr",
     "cond": "branches",
     "remat2": "jaxpr",
+    "fused_group": "jaxpr",
 }
 
 

@@ -90,7 +90,7 @@ class Interpreter(abc.ABC):
             if position in block.test:
                 return self._while(eqn, block.test[position], inner[0], values, state, loops)
             return self._scan(eqn, inner[0], values, state, loops)
-        if eqn.primitive.name == "remat2" and _is_recomputation(eqn):
+        if eqn.primitive.name in ("fused_group", "remat2") and _is_recomputation(eqn):
             # As JAX lowers it: what was computed before is not to be used again.
             values = lax.optimization_barrier(list(values))
         return self.run(inner[0], values, state, loops)

@@ -93,7 +93,7 @@ class _Prober(Runner):
         policy, strict, programs = self.settings.policy, self.settings.strict, self._programs
 
         def measure(*arrays: Any) -> _Measurement:
-            with amp_scope(policy), jax_compat.lines_of_backward_rules():
+            with amp_scope(policy):
                 jaxpr, outputs = trace(signature, arrays)
                 plan = make_plan(jaxpr, policy, strict=strict)
                 results = [path or "the result" for path in outputs.paths()]

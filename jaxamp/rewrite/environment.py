@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Literal, Var
 from jax.extend.core.primitives import convert_element_type_p
 
@@ -16,10 +15,9 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.plan import Forms
 from jaxamp.rewrite.recorder import Log
+from jaxamp.xla.fused_group import keep as mark_kept
 from jaxamp.xla.rounding_barrier import hold
 from jaxamp.xla.unbarriered_sums import unheld
-
-KEPT = "jaxamp_kept"  # what the backward pass of a fused group reads rather than computes again
 
 
 class Environment:
@@ -52,7 +50,7 @@ class Environment:
                 if self.log is not None and stored is not value:
                     self.log.made()
                 stored = hold(stored) if is_held else stored
-                self._values[var] = checkpoint_name(stored, KEPT) if keep else stored
+                self._values[var] = mark_kept(stored) if keep else stored
 
     def take(self, forms: Forms, values: Iterable[Any]) -> None:
         """Stores values that come in the forms in which they are read."""

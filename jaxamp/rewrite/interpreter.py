@@ -16,7 +16,8 @@ from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.invariant_cotangents import same_each_turn
 from jaxamp.rewrite.recorder import Log
 from jaxamp.rewrite.registry import Context, rule_for
-from jaxamp.xla.checkpoint_barriers import KEEP, apart
+from jaxamp.xla.checkpoint_barriers import apart
+from jaxamp.xla.fused_group import call_fused
 from jaxamp.xla.rounded_cotangent import echo
 
 # What a primitive raises when it does not accept the dtypes that it is given.
@@ -116,7 +117,7 @@ def _fused(context: Context, fusion: Fusion, log: Log | None) -> Callable[..., l
     """A group under a checkpoint; JAX differentiates a jit of one once for all its calls."""
     again = _read_again(fusion)
 
-    def fused(*args: Any) -> list[Any]:
+    def emitted(*args: Any) -> list[Any]:
         env = Environment(log)
         env.take(fusion.takes, apart(args, again) if again else args)
         pairs = zip(fusion.equations, fusion.decisions, strict=True)
@@ -124,8 +125,10 @@ def _fused(context: Context, fusion: Fusion, log: Log | None) -> Callable[..., l
             _interpret_one(context, index, eqn, decision, env)
         return env.give(fusion.gives)
 
-    group = jax.checkpoint(fused, policy=KEEP)
-    return jax.jit(group) if fusion in context.repeated else group
+    def fused(*args: Any) -> list[Any]:
+        return call_fused(emitted, *args)
+
+    return jax.jit(fused) if fusion in context.repeated else fused
 
 
 def _read_again(fusion: Fusion) -> list[bool]:

@@ -11,7 +11,6 @@ from typing import Any
 
 from jax.experimental import jet
 
-from jaxamp.core import jax_compat
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, parted
 from jaxamp.rewrite.primitives.quantized_dot import quantized_dot_p
 from jaxamp.xla.label_gather import pick_p
@@ -65,4 +64,3 @@ jet.jet_rules[quantized_dot_p] = _quantized
 jet.jet_rules[echo_p] = _added
 jet.jet_rules[pick_p] = _picked
 jet.jet_rules[held_p] = _held
-jax_compat.complete_jet()

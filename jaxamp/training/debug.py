@@ -15,7 +15,7 @@ from jaxamp.policy.rules import Rule
 from jaxamp.run.amp import without_jit
 from jaxamp.run.settings import overriding
 from jaxamp.training.loss_scale import scales_at_one
-from jaxamp.training.nonfinite_origin import explain_nonfinite, nonfinite_as_it_runs
+from jaxamp.training.nonfinite_origin import explain_nonfinite
 
 _MOST_RULES = 8
 _ANSWERS = ("finite_in_f32", "finite_in_bf16", "finite_unscaled", "runs")
@@ -140,9 +140,7 @@ class _Search:
         self.step, self.args, self.kwargs = step, args, kwargs
         self.runs, self.used_f16 = 0, False
 
-    def run(
-        self, change: Callable[[PrecisionPolicy], PrecisionPolicy], explain: Any = explain_nonfinite
-    ) -> Nonfinite | None:
+    def run(self, change: Callable[[PrecisionPolicy], PrecisionPolicy]) -> Nonfinite | None:
         """Run the step under changed policies and return its first non-finite operation."""
 
         def noted(policy: PrecisionPolicy) -> PrecisionPolicy:
@@ -151,7 +149,7 @@ class _Search:
 
         self.runs += 1
         with overriding(noted):
-            return explain(self.step)(*self.args, **self.kwargs)
+            return explain_nonfinite(self.step)(*self.args, **self.kwargs)
 
     def is_finite_unscaled(self) -> bool:
         """Return whether the step is finite when losses and gradients are not scaled."""
@@ -180,8 +178,8 @@ class _Search:
         return tuple(kept)
 
     def _with(self, rules: Sequence[Rule]) -> Nonfinite | None:
-        """Return the first non-finite operation with these rules, matched to a run's functions."""
-        return self.run(lambda policy: policy.with_rules(*rules), nonfinite_as_it_runs)
+        """Return the first non-finite operation with these rules."""
+        return self.run(lambda policy: policy.with_rules(*rules))
 
 
 def _candidates(failing: Nonfinite) -> list[Rule]:

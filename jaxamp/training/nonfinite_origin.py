@@ -44,26 +44,9 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
     >>> found.output, found.kind, found.primitive, found.largest
     ("['y']", 'infinity', 'log', 0.0)
     """
-
-    @functools.wraps(fun, updated=())
-    def explain(*args: Any, **kwargs: Any) -> Nonfinite | None:
-        with jax_compat.lines_of_backward_rules():
-            return as_it_runs(*args, **kwargs)
-
-    as_it_runs = nonfinite_as_it_runs(fun)
-    return explain
-
-
-def nonfinite_as_it_runs(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None]:
-    """Return the same, with the lines and functions that rules see when `fun` runs.
-
-    JAX gives to all that the backward rule of a ``custom_vjp`` does the line of the call.
-
-    Args:
-      fun: as for ``explain_nonfinite``.
-    """
     settings = parts_of(fun)[1]
 
+    @functools.wraps(fun, updated=())
     def explain(*args: Any, **kwargs: Any) -> Nonfinite | None:
         if jax_compat.is_tracing():
             raise InspectionError(

@@ -17,19 +17,14 @@ from collections.abc import Sequence
 from itertools import compress
 from typing import Any
 
-import jax
 from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
-from jaxamp.jaxprs.nested import REGION_PREFIX
-from jaxamp.rewrite.environment import KEPT
+from jaxamp.xla.fused_group import fused_group_p
 from jaxamp.xla.row_broadcasts import by_rows
-
-KEEP = jax.checkpoint_policies.save_only_these_names(KEPT)
-"""The policy of every group's checkpoint."""
 
 apart_p = Primitive("apart")
 apart_p.multiple_results = True
@@ -73,7 +68,12 @@ _SMALL = 16  # how many times smaller the parameters and statistics of rows are,
 _CACHED = 2**18  # so many numbers stay in the GPU's second-level cache: a kernel costs more
 
 
-def _behind(jaxpr: Jaxpr) -> list[bool]:
+def _behind(context: Any, jaxpr: Jaxpr) -> list[bool]:
+    """Whether each operand of a group's backward pass stands behind a barrier."""
+    if jax_compat.is_for_tpu(context):
+        return [False] * len(jaxpr.invars)
+    if not jax_compat.is_for_gpu(context):
+        return [True] * len(jaxpr.invars)  # as JAX has it
     # Forward passes in a loop are checkpoints too, to JAX, but compute nothing again.
     again = jax_compat.read_again(jaxpr)
     return behind([v.aval for v in jaxpr.invars], again, others=not _folds_rows(jaxpr))
@@ -89,13 +89,7 @@ def _rank(eqn: JaxprEqn) -> int:
     return operand.ndim
 
 
-def _none(jaxpr: Jaxpr) -> list[bool]:
-    return [False] * len(jaxpr.invars)
-
-
-jax_compat.lower_checkpoints(KEEP, "gpu", _behind, by_rows)
-jax_compat.lower_checkpoints(KEEP, "tpu", _none)
-jax_compat.lower_calls(REGION_PREFIX, by_rows)
+jax_compat.lower_checkpoints(fused_group_p, _behind, by_rows)
 
 
 def _same(*values: Any, again: Sequence[bool]) -> list[Any]:

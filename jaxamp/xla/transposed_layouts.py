@@ -19,7 +19,7 @@ from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.jaxprs.bodies import bodies
 
 # What these give is in memory as their operands are.
-_THROUGH = ("add_any", "convert_element_type", "held", "name")
+_THROUGH = ("add_any", "convert_element_type", "held", "kept", "name")
 
 
 def turned(jaxpr: Jaxpr) -> Set[Var]:

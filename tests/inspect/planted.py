@@ -293,7 +293,7 @@ def _clipped_forward(x):
 
 def _clipped_backward(x, cotangent):
     scale = jnp.sum(x) * 0
-    return (cotangent / scale,)  # planted
+    return (cotangent / scale,)
 
 
 _clipped.defvjp(_clipped_forward, _clipped_backward)
@@ -301,8 +301,8 @@ _clipped.defvjp(_clipped_forward, _clipped_backward)
 
 @fault(ONES * 0.5, backward=True)
 def custom_vjp_backward(x):
-    """The user's own backward rule divides by zero."""
-    return jax.grad(lambda x: jnp.sum(_clipped(x) + x))(x)
+    """The user's own backward rule divides by zero: JAX gives that the line of the call."""
+    return jax.grad(lambda x: jnp.sum(_clipped(x) + x))(x)  # planted
 
 
 @jax.custom_vjp
@@ -313,7 +313,7 @@ def _product(x, w, large):
 def _product_backward(saved, cotangent):
     x, w, large = saved
     grown = cotangent * large
-    return grown @ w.T, x.T @ cotangent, jnp.zeros_like(large)  # planted
+    return grown @ w.T, x.T @ cotangent, jnp.zeros_like(large)
 
 
 _product.defvjp(lambda x, w, large: (_product(x, w, large), (x, w, large)), _product_backward)
@@ -321,8 +321,8 @@ _product.defvjp(lambda x, w, large: (_product(x, w, large), (x, w, large)), _pro
 
 @fault(ONES, ONES, 1e5, backward=True)
 def custom_vjp_backward_overflow(x, w, large):
-    """The user's own backward rule overflows f16 in a product."""
-    return jax.grad(lambda x: jnp.sum(_product(x, w, large)))(x)
+    """The user's own backward rule overflows f16 in a product: its line is that of the call."""
+    return jax.grad(lambda x: jnp.sum(_product(x, w, large)))(x)  # planted
 
 
 @jax.custom_jvp

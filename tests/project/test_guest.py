@@ -29,3 +29,16 @@ def test_packages_are_loaded_where_they_are_used(loaded: set[str], name: str) ->
     """Importing jaxamp does not import what only parts of it use."""
     assert "jaxamp" in loaded
     assert name not in loaded
+
+
+def test_rules_of_jax_stay() -> None:
+    """Every entry of JAX's tables is the object that was there before jaxamp was imported."""
+    _run("from tests.project import tables_of_jax as tables; tables.main()")
+
+
+def test_a_rule_that_changes_is_seen() -> None:
+    """The comparison above finds a lowering that was replaced on purpose."""
+    command = [sys.executable, "-m", "tests.project.tables_of_jax", "plant"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "('lowerings', sin, '')" in done.stderr

@@ -15,11 +15,11 @@ from jaxamp.core.jax_compat.avals import zero_cotangent as zero_cotangent
 from jaxamp.core.jax_compat.avals import zero_tangent as zero_tangent
 from jaxamp.core.jax_compat.binding import bind as bind
 from jaxamp.core.jax_compat.binding import emitting as emitting
+from jaxamp.core.jax_compat.checkpoints import define_checkpoint as define_checkpoint
 from jaxamp.core.jax_compat.checkpoints import is_saved as is_saved
 from jaxamp.core.jax_compat.checkpoints import read_again as read_again
 from jaxamp.core.jax_compat.checks import check_like as check_like
 from jaxamp.core.jax_compat.checks import check_nans as check_nans
-from jaxamp.core.jax_compat.checks import complete_jet as complete_jet
 from jaxamp.core.jax_compat.derivative_rules import backward_results as backward_results
 from jaxamp.core.jax_compat.derivative_rules import bind_custom_jvp as bind_custom_jvp
 from jaxamp.core.jax_compat.derivative_rules import bind_custom_vjp as bind_custom_vjp
@@ -29,7 +29,7 @@ from jaxamp.core.jax_compat.loops import scan_layout as scan_layout
 from jaxamp.core.jax_compat.loops import scan_with_invariants as scan_with_invariants
 from jaxamp.core.jax_compat.lowering import before_barrier as before_barrier
 from jaxamp.core.jax_compat.lowering import is_for_gpu as is_for_gpu
-from jaxamp.core.jax_compat.lowering import lower_calls as lower_calls
+from jaxamp.core.jax_compat.lowering import is_for_tpu as is_for_tpu
 from jaxamp.core.jax_compat.lowering import lower_checkpoints as lower_checkpoints
 from jaxamp.core.jax_compat.name_stacks import Around as Around
 from jaxamp.core.jax_compat.name_stacks import names_around as names_around
@@ -45,7 +45,6 @@ from jaxamp.core.jax_compat.release import is_gpu_interpreter as is_gpu_interpre
 from jaxamp.core.jax_compat.source_info import boundary as boundary
 from jaxamp.core.jax_compat.source_info import hide_frames as hide_frames
 from jaxamp.core.jax_compat.source_info import leave_out_frames as leave_out_frames
-from jaxamp.core.jax_compat.source_info import lines_of_backward_rules as lines_of_backward_rules
 from jaxamp.core.jax_compat.source_info import user_frames as user_frames
 from jaxamp.core.jax_compat.source_info import user_functions as user_functions
 from jaxamp.core.jax_compat.source_info import user_line as user_line

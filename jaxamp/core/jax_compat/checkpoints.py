@@ -1,12 +1,36 @@
-"""What ``jax.checkpoint`` saves, and what it computes again."""
+"""What ``jax.checkpoint`` saves and computes again, and primitives that do as it does."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
+from jax._src import ad_checkpoint as _ad_checkpoint
+from jax._src import api_util as _api_util
+from jax._src import checkify as _checkify
+from jax._src import core as _core
+from jax._src.interpreters import ad as _ad
+from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax._src.state import discharge as _discharge
+from jax.experimental import jet as _jet
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive
+
+from jaxamp.core.jax_compat.tracing import trace_to_jaxpr, without_consts
+
+_REMAT = _ad_checkpoint.remat_p
+_TABLES: tuple[dict[Any, Any], ...] = (
+    _ad.primitive_jvps,
+    _ad.fancy_transposes,
+    _batching.fancy_primitive_batchers,
+    _checkify.error_checks,
+    _discharge._discharge_rules,
+    _pe.custom_partial_eval_rules,
+    _pe.dce_rules,
+    _pe.partial_eval_jaxpr_custom_rules,
+)
 
 
 def is_saved(policy: Callable[..., Any], eqn: JaxprEqn) -> bool:
@@ -34,3 +58,66 @@ def read_again(jaxpr: Jaxpr) -> list[bool]:
 
 
 _AGAIN = "rematted_computation"  # the scope of what a backward pass computes again
+
+
+def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """Define a primitive that is differentiated and batched as ``jax.checkpoint`` is.
+
+    JAX's rules for checkpoints bind its own primitive, by a global name. The new primitive gets
+    copies of them that bind it instead, and JAX's tables keep what they hold. It differs in one
+    thing: the forward pass of a derivative stays an equation of the primitive, where JAX leaves
+    what a checkpoint computes.
+
+    Args:
+      primitive: new, with no rules so far; its lowering is left to the caller.
+      policy: chooses what the forward pass saves for the backward pass.
+
+    Returns:
+      What calls a flat function, from arrays to a list of arrays, as one equation.
+    """
+    primitive.multiple_results = True
+    primitive.def_impl(_REMAT.impl)
+    primitive.def_effectful_abstract_eval(_REMAT.abstract_eval)
+    fixed = {"prevent_cse": True, "policy": policy}
+
+    def evaluate(jaxpr: Jaxpr, consts: Any, *args: Any) -> list[Any]:
+        return primitive.bind(*consts, *args, jaxpr=jaxpr, differentiated=False, **fixed)
+
+    names = {
+        "remat_p": primitive,
+        "ad_checkpoint": SimpleNamespace(remat_p=primitive),
+        "core": SimpleNamespace(**{**vars(_core), "eval_jaxpr": evaluate}),
+    }
+    for table in _TABLES:
+        table[primitive] = _with_globals(table[_REMAT], names)
+    _jet.jet_rules[primitive] = _jet_rule
+
+    def call(function: Callable[..., list[Any]], *args: Any) -> list[Any]:
+        info = _api_util.debug_info(primitive.name, function, args, {})
+        avals = [_core.typeof(x) for x in args]
+        jaxpr, consts = without_consts(trace_to_jaxpr(function, avals, info))
+        return evaluate(jaxpr, consts, *args)
+
+    return call
+
+
+def _with_globals(rule: Any, names: dict[str, Any]) -> Any:
+    """A copy of a function that finds other objects under some global names."""
+    if not isinstance(rule, FunctionType) or not names.keys() & set(rule.__code__.co_names):
+        return rule  # binds the primitive of the equation that it is given
+    copy = FunctionType(
+        rule.__code__,
+        {**rule.__globals__, **names},
+        rule.__name__,
+        rule.__defaults__,
+        rule.__closure__,
+    )
+    copy.__kwdefaults__ = rule.__kwdefaults__
+    return functools.update_wrapper(copy, rule)
+
+
+def _jet_rule(primals: Any, series: Any, *, jaxpr: Jaxpr, **_: Any) -> Any:
+    def run(*args: Any) -> list[Any]:
+        return _core.eval_jaxpr(jaxpr, (), *args)
+
+    return _jet.jet(run, primals, series, factorial_scaled=False)

@@ -8,61 +8,40 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
-from jax._src import pjit as _pjit
 from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 
 from jaxamp.core.jax_compat.avals import has_typed_sharding
 
 
 def lower_checkpoints(
-    policy: Callable[..., Any],
-    platform: str,
-    choose: Callable[[Jaxpr], Sequence[bool]],
-    whole: Callable[[ClosedJaxpr], ClosedJaxpr] | None = None,
+    primitive: Primitive,
+    barriers: Callable[[Any, Jaxpr], Sequence[bool]],
+    whole: Callable[[ClosedJaxpr], ClosedJaxpr],
 ) -> None:
-    """Chooses how the checkpoints of a policy are lowered; others are lowered there as ever.
+    """Choose how a primitive that `define_checkpoint` has defined is lowered.
+
+    There is one rule for all platforms: only then may JAX lower the equation where it stands, so
+    that what it holds finds what made its operands (see `before_barrier`).
 
     Args:
-      policy: of the checkpoints, by identity.
-      platform: where they are lowered so.
-      choose: from the jaxpr of a checkpoint, whether its backward pass reads each operand behind a
-        barrier; that of others reads all behind one.
-      whole: gives what is lowered instead where no array is divided among devices.
+      primitive: of the checkpoints.
+      barriers: from the context and the jaxpr of a checkpoint, whether its backward pass reads each
+        operand behind a barrier.
+      whole: gives what is lowered for GPUs where no array is divided among devices.
     """
 
     def lower(context: Any, *args: Any, jaxpr: Jaxpr, prevent_cse: Any, **params: Any) -> Any:
-        if params["policy"] is policy:
-            prevent_cse = tuple(choose(jaxpr))
-            if whole is not None and not _is_partitioned(context):
-                jaxpr = whole(ClosedJaxpr(jaxpr, ())).jaxpr
+        chosen: Any = tuple(barriers(context, jaxpr))
+        if is_for_gpu(context) and not _is_partitioned(context):
+            jaxpr = whole(ClosedJaxpr(jaxpr, ())).jaxpr
         return _ad_checkpoint._remat_lowering(
-            context, *args, jaxpr=jaxpr, prevent_cse=prevent_cse, **params
+            context, *args, jaxpr=jaxpr, prevent_cse=chosen, **params
         )
 
-    _mlir.register_lowering(_ad_checkpoint.remat_p, lower, platform=platform)
-
-
-def lower_calls(prefix: str, whole: Callable[[ClosedJaxpr], ClosedJaxpr]) -> None:
-    """Chooses what is lowered for GPUs of ``jax.jit`` inside of another, by name.
-
-    The rule is for all platforms, as JAX's own is: it does not part calls by platform.
-
-    Args:
-      prefix: of the names; others are lowered as ever.
-      whole: gives what is lowered instead where no array is divided among devices.
-    """
-    as_ever = _mlir._lowerings[_pjit.jit_p].rule
-
-    def lower(context: Any, *args: Any, jaxpr: ClosedJaxpr, name: str, **params: Any) -> Any:
-        is_ours = name.startswith(prefix) and is_for_gpu(context)
-        if is_ours and not _is_partitioned(context):
-            jaxpr = whole(jaxpr)
-        return as_ever(context, *args, jaxpr=jaxpr, name=name, **params)
-
-    _mlir.register_lowering(_pjit.jit_p, lower, cacheable=False)
+    _mlir.register_lowering(primitive, lower, cacheable=False)
 
 
 def _is_partitioned(context: Any) -> bool:
@@ -78,6 +57,11 @@ def _is_partitioned(context: Any) -> bool:
 def is_for_gpu(context: Any) -> bool:
     """Whether a module is lowered for GPUs alone."""
     return set(context.module_context.platforms) <= {"cuda", "rocm"}
+
+
+def is_for_tpu(context: Any) -> bool:
+    """Whether a module is lowered for TPUs alone."""
+    return set(context.module_context.platforms) == {"tpu"}
 
 
 def before_barrier(value: Any) -> tuple[Any, np.dtype] | None:

@@ -2,53 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
-from jax._src.lib import _jax as _xla  # pyright: ignore[reportPrivateImportUsage]
 
 boundary = _traceback_util.api_boundary  # errors that leave a function so marked lose hidden frames
-_Traceback = _xla.Traceback
-_current = _source_info_util.current
-_wanting_rules: list[int] = []  # threads inside of `lines_of_backward_rules`
-_changing = threading.Lock()
-
-
-@contextmanager
-def lines_of_backward_rules() -> Iterator[None]:
-    """Gives operations of ``custom_vjp`` backward rules the lines where those were written.
-
-    JAX gives to all that a backward pass emits the line of the forward operation. Only what this
-    thread traces is affected.
-    """
-    thread = threading.get_ident()
-    with _changing:
-        _wanting_rules.append(thread)
-        _source_info_util.current = _current_of_rules
-    try:
-        yield
-    finally:
-        with _changing:
-            _wanting_rules.remove(thread)
-            if not _wanting_rules:
-                _source_info_util.current = _current
-
-
-def _current_of_rules() -> Any:
-    info = _current()
-    if threading.get_ident() not in _wanting_rules:
-        return info
-    fresh = _Traceback.get_traceback()
-    for code in fresh.raw_frames()[0]:
-        if code.co_name.startswith(("backward_pass", "eval_jaxpr")):
-            break
-        if _source_info_util.is_user_filename(code.co_filename):
-            return info.replace(traceback=fresh)
-    return info
 
 
 def user_line(source_info: Any) -> str:

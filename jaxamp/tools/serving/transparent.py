@@ -6,7 +6,8 @@ from jax.extend.core import JaxprEqn
 
 from jaxamp.core.taxonomy import Trait, lookup
 
-INLINED = ("closed_call", "custom_jvp_call", "custom_vjp_call", "remat2")  # nobody differentiates
+# Nobody differentiates.
+INLINED = ("closed_call", "custom_jvp_call", "custom_vjp_call", "fused_group", "remat2")
 
 
 def only_moves(eqn: JaxprEqn) -> bool:
