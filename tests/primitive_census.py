@@ -3,12 +3,17 @@
 Run it in a process of its own: it imports all of JAX, experimental parts and kernels included.
 """
 
+import contextlib
 import gc
 import importlib
+import inspect
 import json
 import pkgutil
+import re
 import sys
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 from jax.extend.core import Primitive
@@ -52,6 +57,46 @@ def census() -> dict[str, list[str]]:
     return {name: sorted(names[name]) for name in sorted(names)}
 
 
+_JAXPR = re.compile(r"(?!num_)(\w*jaxprs?(_\w+)?|branches|callee|call)")
+
+
+def carriers() -> dict[str, list[str]]:
+    """Parameters that hold jaxprs, by primitive name, read off the signatures of JAX's rules."""
+    names: dict[str, set[str]] = {}
+    for value in gc.get_objects():
+        if isinstance(value, Primitive):
+            found = {name for rule in _rules(value) for name in _arguments(rule)}
+            names.setdefault(value.name, set()).update(filter(_JAXPR.fullmatch, found))
+    return {name: sorted(names[name]) for name in sorted(names) if names[name]}
+
+
+def _rules(primitive: Primitive) -> Iterator[Any]:
+    """What implements a primitive, as far as the signature names its parameters."""
+    from jax._src.interpreters import ad, mlir, partial_eval
+
+    yield from (primitive.impl, primitive.abstract_eval)
+    lowerings = (mlir._lowerings, *mlir._platform_specific_lowerings.values())
+    tables = (ad.primitive_jvps, ad.primitive_transposes, partial_eval.dce_rules)
+    for table in (*lowerings, *tables):
+        if primitive in table:
+            yield getattr(table[primitive], "rule", table[primitive])
+
+
+def _arguments(rule: Any, deeper: int = 4) -> set[str]:
+    """Names of a function's arguments, and of those of the functions that it wraps."""
+    try:
+        names = set(inspect.signature(rule).parameters)
+    except (TypeError, ValueError):
+        names = set()
+    for cell in getattr(rule, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # nothing is in the cell yet
+            if deeper and callable(cell.cell_contents):
+                names |= _arguments(cell.cell_contents, deeper - 1)
+    return names
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    json.dump({"refused": import_everything(), "primitives": census()}, sys.stdout)
+    refused = import_everything()
+    found = {"refused": refused, "primitives": census(), "carriers": carriers()}
+    json.dump(found, sys.stdout)

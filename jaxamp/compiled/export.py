@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import Trait, lookup
 from jaxamp.errors import InspectionError
+from jaxamp.jaxprs.nested import nested
 from jaxamp.trace.arguments import split
 
 
@@ -74,5 +75,5 @@ def _callbacks(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
         op = lookup(eqn.primitive)
         if op is not None and op.trait is Trait.CALLBACK:
             yield eqn
-        for inner in jaxprs_in_params(eqn.params):
-            yield from _callbacks(inner)
+        for inner in nested(eqn):
+            yield from _callbacks(inner.jaxpr)

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxamp.core.taxonomy import OpKind, Trait, lookup
 from jaxamp.inspect.operation import Place, frames_of, innermost
+from jaxamp.jaxprs.dce import live_equations
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
-from jaxamp.jaxprs.nested import Body, branches, call_body, is_region, loop
+from jaxamp.jaxprs.nested import Wiring, is_region, nested, wiring
 from jaxamp.plan import Decision, JaxprPlan
 
 
@@ -74,7 +75,7 @@ class Block:
     live: Sequence[bool]
     sites: list[Site | None]
     inner: list[tuple[Block, ...]]
-    test: dict[int, tuple[Body, JaxprPlan | None]]
+    test: dict[int, tuple[ClosedJaxpr, JaxprPlan | None]]
 
     @property
     def is_low(self) -> bool:
@@ -107,7 +108,7 @@ def blocks_of(jaxpr: Jaxpr, consts: Sequence[Any], plan: JaxprPlan | None) -> Bl
       consts: its constants.
       plan: what was decided for it; ``None`` to take it as it is written.
     """
-    return _Numbering().block(Body(jaxpr, tuple(consts)), plan, "", 0)
+    return _Numbering().block(ClosedJaxpr(jaxpr, tuple(consts)), plan, "", 0)
 
 
 def place_of(site: Site) -> Place:
@@ -122,8 +123,8 @@ class _Numbering:
     def __init__(self) -> None:
         self.next = 0
 
-    def block(self, body: Body, plan: JaxprPlan | None, scope: str, depth: int) -> Block:
-        live = _live(body.jaxpr)
+    def block(self, body: ClosedJaxpr, plan: JaxprPlan | None, scope: str, depth: int) -> Block:
+        live = live_equations(body.jaxpr)
         block = Block(body.jaxpr, body.consts, plan, live, [], [], {})
         scopes = [joined_scope(scope, eqn) for eqn in body.jaxpr.eqns]
         held = [_held(eqn, block.decision(i)) for i, eqn in enumerate(body.jaxpr.eqns)]
@@ -132,12 +133,12 @@ class _Numbering:
             site = self._site(eqn, block.decision(i), scopes[i], depth) if computes else None
             block.sites.append(site)
         for i, eqn in enumerate(body.jaxpr.eqns):
+            entered = held[i]
+            if wiring(eqn) is Wiring.WHILE:
+                block.test[i], *entered = entered
             deeper = depth + (_trait(eqn) is Trait.LOOP)
-            inner = (self.block(b, p, scopes[i], deeper) for b, p in held[i] if live[i])
+            inner = (self.block(b, p, scopes[i], deeper) for b, p in entered if live[i])
             block.inner.append(tuple(inner))
-            if _trait(eqn) is Trait.LOOP and (test := loop(eqn).test):
-                decision = block.decision(i)
-                block.test[i] = test, decision.inner[0] if decision else None
         return block
 
     def _site(self, eqn: JaxprEqn, decision: Decision | None, scope: str, depth: int) -> Site:
@@ -145,28 +146,13 @@ class _Numbering:
         return Site(self.next - 1, eqn, decision, scope, depth)
 
 
-def _live(jaxpr: Jaxpr) -> list[bool]:
-    """Which equations are needed for a result or for their effect."""
-    wanted, live = {v for v in jaxpr.outvars if not isinstance(v, Literal)}, []
-    for eqn in reversed(jaxpr.eqns):
-        live.append(bool(eqn.effects) or any(v in wanted for v in eqn.outvars))
-        if live[-1]:
-            wanted.update(v for v in eqn.invars if not isinstance(v, Literal))
-    return live[::-1]
-
-
-def _held(eqn: JaxprEqn, decision: Decision | None) -> list[tuple[Body, JaxprPlan | None]]:
+def _held(eqn: JaxprEqn, decision: Decision | None) -> list[tuple[ClosedJaxpr, JaxprPlan | None]]:
     """The programs that an interpreter can enter, each with its plan."""
-    trait = _trait(eqn)
+    if _trait(eqn) not in (Trait.CALL, Trait.BRANCH, Trait.LOOP):
+        return []
+    bodies = nested(eqn)
     plans = decision.inner if decision and not is_region(eqn) else ()
-    if trait is Trait.CALL:
-        return [(call_body(eqn), plans[0] if plans else None)]
-    if trait is Trait.BRANCH:
-        bodies = branches(eqn)
-        return list(zip(bodies, plans or [None] * len(bodies), strict=True))
-    if trait is Trait.LOOP:
-        return [(loop(eqn).body, plans[-1] if plans else None)]
-    return []
+    return list(zip(bodies, plans or [None] * len(bodies), strict=True))
 
 
 def _trait(eqn: JaxprEqn) -> Trait:

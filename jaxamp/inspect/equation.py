@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import taxonomy
 from jaxamp.core.formats import Precision
@@ -15,8 +15,8 @@ from jaxamp.inspect import count
 from jaxamp.inspect.operation import Frame, Operation, Place, frames_of, innermost, type_word
 from jaxamp.inspect.stored import Stored
 from jaxamp.inspect.tally import Tally
-from jaxamp.jaxprs import nested as wiring
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
+from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.plan import Decision, Ground, JaxprPlan
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, original
 from jaxamp.rewrite.recorder import Casts
@@ -24,7 +24,7 @@ from jaxamp.rewrite.recorder import Casts
 _REWRITTEN = "rewritten already, by an amp inside"
 _UNKNOWN = Op(OpKind.BOUNDARY, Trait.OPAQUE)
 Precisions = Sequence[Precision | None]
-Body = tuple[wiring.Body, JaxprPlan | None]
+Body = tuple[ClosedJaxpr, JaxprPlan | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ class Equation:
     def bodies(self) -> list[Body]:
         """The jaxprs that it holds, with their plans."""
         if self.decision and self.decision.inner:
-            return list(zip(_bodies(self.eqn, self.trait), self.decision.inner, strict=True))
-        if self.decision is None or wiring.is_region(self.eqn):
-            return [(body, None) for body in _bodies(self.eqn, self.trait)]
+            return list(zip(nested(self.eqn), self.decision.inner, strict=True))
+        if self.decision is None or is_region(self.eqn):
+            return [(body, None) for body in nested(self.eqn)]
         return []
 
     def operation(self, runs: int, carries: bool = False) -> Operation:
@@ -161,19 +161,6 @@ class Equation:
             bytes=sum(int(n * _width(aval, p)) for n, p, aval in moved),
             bytes_f32=sum(int(n * _width(aval, None)) for n, _, aval in moved),
         )
-
-
-def _bodies(eqn: JaxprEqn, trait: Trait) -> Iterator[wiring.Body]:
-    """The jaxprs of an equation, in the order of their plans."""
-    if trait in (Trait.CALL, Trait.MANUAL):
-        yield wiring.call_body(eqn)
-    elif trait is Trait.BRANCH:
-        yield from wiring.branches(eqn)
-    elif trait is Trait.LOOP:
-        loop = wiring.loop(eqn)
-        yield from filter(None, (loop.test, loop.body))
-    elif trait is Trait.NESTED:
-        yield from (wiring.body_of(eqn.params[name]) for name in wiring.nested_params(eqn))
 
 
 def _width(aval: Any, precision: Precision | None) -> float:

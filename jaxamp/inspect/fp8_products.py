@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxprs_in_params
+from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxamp.compiled.deviceless import compile_all
 from jaxamp.compiled.export import exported, flattened
 from jaxamp.compiled.hlo import Module, parse
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.compiled.traffic import kernels
-from jaxamp.core import jax_compat
 from jaxamp.errors import InspectionError, accepted
 from jaxamp.inspect.shown import Shown
+from jaxamp.jaxprs.dce import Live
+from jaxamp.jaxprs.nested import Wiring, nested, wiring
 from jaxamp.rewrite.primitives.quantized_dot import SCOPE, quantized_dot_p
 from jaxamp.rewrite.primitives.quantized_product import PRODUCT
 from jaxamp.run.amp import amp, under
@@ -134,20 +135,27 @@ def verify_lowering(
 
 def claims(closed: ClosedJaxpr) -> int:
     """Return the products of quantized operands that a program runs."""
-    return _count(jax_compat.live(closed), "")
+    return _count(Live(), closed.jaxpr, [True] * len(closed.jaxpr.outvars), "")
 
 
-def _count(jaxpr: Jaxpr, around: str) -> int:
+def _count(live: Live, jaxpr: Jaxpr, needed: Sequence[bool], around: str) -> int:
     total = 0
-    for eqn in jaxpr.eqns:
+    wanted = live.wanted(jaxpr, needed)
+    for eqn, is_live in zip(jaxpr.eqns, live.equations(jaxpr, needed), strict=True):
         names = f"{around}/{eqn.source_info.name_stack}"
         is_dot = eqn.primitive.name in _DOTS
+        if not is_live:
+            continue
         if eqn.primitive is quantized_dot_p or (is_dot and PRODUCT in names):
             total += 1
-        else:
-            inner = [_count(body, names) for body in jaxprs_in_params(eqn.params)]
-            runs = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-            total += runs * (max(inner) if eqn.primitive.name == "cond" else sum(inner))
+            continue
+        results = live.results(eqn, [v in wanted for v in eqn.outvars])
+        inner = [
+            _count(live, body.jaxpr, results or [True] * len(body.jaxpr.outvars), names)
+            for body in nested(eqn)
+        ]
+        runs = eqn.params["length"] if wiring(eqn) is Wiring.SCAN else 1
+        total += runs * (max(inner) if wiring(eqn) is Wiring.BRANCHES else sum(inner))
     return total
 
 

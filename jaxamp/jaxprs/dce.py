@@ -1,96 +1,110 @@
-"""Which equations of a program have results that somebody needs; the compiler drops the others."""
+"""Liveness: which equations of a program are needed; compilers drop the others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from jaxamp.core import jax_compat, taxonomy
-from jaxamp.core.taxonomy import Trait
-from jaxamp.jaxprs import nested as wiring
+from jaxamp.jaxprs.nested import Wiring, called, loop, nested, wiring
 
 Needs = tuple[bool, ...]
+Reads = Callable[[JaxprEqn, Sequence[bool]], Sequence[bool]]
+
+
+def live_equations(jaxpr: Jaxpr) -> list[bool]:
+    """Return which equations lead to a result of the jaxpr or have an effect.
+
+    Calls, loops and branches are taken to need all of their operands.
+
+    >>> import jax
+    >>> live_equations(jax.make_jaxpr(lambda x: (x + 1.0, 2.0 * x)[0])(1.0).jaxpr)
+    [True, False]
+    """
+    return _sweep(jaxpr, [True] * len(jaxpr.outvars), _reads_all)[0]
 
 
 class Live:
-    """Looks backward through jaxprs, nested ones included; each is looked at once."""
+    """Liveness through nested jaxprs; each jaxpr is swept once for each set of needed results."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[int, Needs], tuple[Needs, Needs]] = {}
-        self._wanted: dict[tuple[int, Needs], set[Any]] = {}
+        self._found: dict[tuple[int, Needs], tuple[list[bool], set[Any]]] = {}
 
-    def equations(self, jaxpr: Jaxpr, needed: Sequence[bool]) -> Needs:
-        """Whether each equation is needed, given which results of the jaxpr are."""
-        return self._look(jaxpr, tuple(needed))[0]
+    def equations(self, jaxpr: Jaxpr, needed: Sequence[bool]) -> list[bool]:
+        """Return which equations are needed, given which results of the jaxpr are."""
+        return self._look(jaxpr, needed)[0]
 
     def wanted(self, jaxpr: Jaxpr, needed: Sequence[bool]) -> set[Any]:
-        """The variables that somebody needs."""
-        self._look(jaxpr, tuple(needed))
-        return self._wanted[id(jaxpr), tuple(needed)]
+        """Return the variables that are needed."""
+        return self._look(jaxpr, needed)[1]
 
     def results(self, eqn: JaxprEqn, needed: Sequence[bool]) -> list[bool]:
-        """Which results of the jaxprs inside an equation are needed, given which of its own are."""
-        trait = _trait(eqn)
-        if "length" in eqn.params:
-            return self._scan(eqn, needed)[0]
-        transparent = trait in (Trait.CALL, Trait.MANUAL, Trait.BRANCH)
-        return list(needed) if transparent else []
+        """Return which results of the jaxprs inside an equation are needed; nothing means all.
 
-    def _look(self, jaxpr: Jaxpr, needed: Needs) -> tuple[Needs, Needs]:
-        key = id(jaxpr), needed
+        Args:
+          eqn: the equation.
+          needed: which of its results are.
+        """
+        match wiring(eqn):
+            case Wiring.SCAN:
+                return self._scan(eqn, needed)[0]
+            case Wiring.CALL | Wiring.BRANCHES:
+                return list(needed)
+        return []
+
+    def _look(self, jaxpr: Jaxpr, needed: Sequence[bool]) -> tuple[list[bool], set[Any]]:
+        key = id(jaxpr), tuple(needed)
         if key not in self._found:
-            wanted = {v for v, n in zip(jaxpr.outvars, needed, strict=True) if n and _is_var(v)}
-            live = [self._visit(eqn, wanted) for eqn in reversed(jaxpr.eqns)]
-            ins = tuple(v in wanted for v in jaxpr.invars)
-            self._found[key] = tuple(reversed(live)), ins
-            self._wanted[key] = wanted
+            self._found[key] = _sweep(jaxpr, needed, self._reads)
         return self._found[key]
 
-    def _visit(self, eqn: JaxprEqn, wanted: set[Any]) -> bool:
-        needed = [v in wanted for v in eqn.outvars]
-        if not (any(needed) or eqn.effects):
-            return False
-        reads = self._operands(eqn, needed)
-        pairs = zip(eqn.invars, reads, strict=True)
-        wanted.update(v for v, is_read in pairs if is_read and _is_var(v))
-        return True
+    def _inputs(self, jaxpr: Jaxpr, needed: Sequence[bool]) -> list[bool]:
+        wanted = self.wanted(jaxpr, needed)
+        return [var in wanted for var in jaxpr.invars]
 
-    def _operands(self, eqn: JaxprEqn, needed: Sequence[bool]) -> Sequence[bool]:
-        everything = [True] * len(eqn.invars)
-        trait = _trait(eqn)
-        if eqn.effects:
-            return everything
-        if "length" in eqn.params:
-            return self._scan(eqn, needed)[1]
-        if trait is Trait.BRANCH:
-            each = [self._look(b.jaxpr, tuple(needed))[1] for b in wiring.branches(eqn)]
-            return [True, *map(any, zip(*each, strict=True))]
-        if trait in (Trait.CALL, Trait.MANUAL):
-            reads = self._look(wiring.call_body(eqn).jaxpr, tuple(needed))[1]
-            return reads if len(reads) == len(everything) else everything
-        return everything
+    def _reads(self, eqn: JaxprEqn, needed: Sequence[bool]) -> Sequence[bool]:
+        """Return which operands are needed, given which results are."""
+        if not eqn.effects:
+            match wiring(eqn):
+                case Wiring.SCAN:
+                    return self._scan(eqn, needed)[1]
+                case Wiring.BRANCHES:
+                    each = [self._inputs(branch.jaxpr, needed) for branch in nested(eqn)]
+                    return [True, *map(any, zip(*each, strict=True))]
+                case Wiring.CALL:
+                    return self._inputs(called(eqn).jaxpr, needed)
+        return _reads_all(eqn, needed)
 
     def _scan(self, eqn: JaxprEqn, needed: Sequence[bool]) -> tuple[list[bool], Sequence[bool]]:
-        """A carry that the next iteration needs is needed."""
-        consts, carries = jax_compat.scan_layout(eqn)
-        results = list(needed)
+        """Return needed results and operands: a carry that the next iteration needs is needed."""
+        wired, results = loop(eqn), list(needed)
         while True:
-            reads = self._look(wiring.loop(eqn).body.jaxpr, tuple(results))[1]
-            again = [
-                a or b for a, b in zip(results, reads[consts : consts + carries], strict=False)
-            ]
-            again += results[carries:]
+            reads = self._inputs(wired.body.jaxpr, results)
+            _, _, carries, _ = wired.parts(reads)
+            again = [*map(any, zip(results, carries, strict=False)), *results[wired.carries :]]
             if again == results:
                 return results, reads
             results = again
 
 
-def _trait(eqn: JaxprEqn) -> Trait | None:
-    op = taxonomy.lookup(eqn.primitive)
-    return op.trait if op else None
+def _sweep(jaxpr: Jaxpr, needed: Sequence[bool], reads: Reads) -> tuple[list[bool], set[Any]]:
+    """Go backward through a jaxpr: which equations, and which variables, are needed."""
+    wanted: set[Any] = set()
+
+    def want(atoms: Sequence[Any], flags: Sequence[bool]) -> None:
+        pairs = zip(atoms, flags, strict=True)
+        wanted.update(a for a, flag in pairs if flag and not isinstance(a, Literal))
+
+    want(jaxpr.outvars, needed)
+    live = []
+    for eqn in reversed(jaxpr.eqns):
+        results = [var in wanted for var in eqn.outvars]
+        live.append(bool(eqn.effects) or any(results))
+        if live[-1]:
+            want(eqn.invars, reads(eqn, results))
+    return live[::-1], wanted
 
 
-def _is_var(atom: Any) -> bool:
-    return not isinstance(atom, Literal)
+def _reads_all(eqn: JaxprEqn, needed: Sequence[bool]) -> list[bool]:
+    return [True] * len(eqn.invars)

@@ -1,75 +1,244 @@
-"""How a primitive that carries jaxprs is wired to them: which value goes where.
+"""Jaxprs inside equations: which parameter of which primitive holds them, and how they are wired.
 
-The one place of the planner that reads the parameters of higher-order primitives.
+``TABLE`` is the one place in the project that knows. Everything that descends into a program goes
+through ``nested``, and everything that changes one goes back through ``with_nested``.
 """
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from jaxamp.core import jax_compat
+from jaxamp.core import jax_compat, taxonomy
+from jaxamp.core.taxonomy import Trait
 
 REGION_PREFIX = "jaxamp_region"  # name of the jit that holds what `amp` has already rewritten
 RULED = frozenset({"custom_jvp_call", "custom_vjp_call"})  # have derivatives of their own
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
-    """A jaxpr inside an equation, with its constants."""
+class Wiring(enum.Enum):
+    """Where the inputs of a nested jaxpr come from and where its outputs go."""
 
-    jaxpr: Jaxpr
-    consts: tuple[Any, ...]
+    CALL = "call"  # inputs are the operands, outputs the results
+    UNIT = (
+        "unit"  # as CALL, but a compiler may replace the whole: the types at its border are fixed
+    )
+    BRANCHES = "branches"  # operand 0 chooses one jaxpr, which takes the other operands
+    SCAN = "scan"  # operands: invariants, initial carries, sliced arrays; results: carries, stacks
+    WHILE = "while"  # operands: invariants of the test, those of the body, initial carries
+    SCALAR = "scalar"  # a function of numbers, such as the one a reduction folds by: not entered
+    OPAQUE = "opaque"  # a kernel, or a program for somebody else to run: not entered
+
+    __hash__ = object.__hash__  # Enum's own goes through the name, in Python
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a primitive holds.
+
+    Attributes:
+      wiring: how its jaxprs are wired.
+      params: the parameters that hold jaxprs, open or closed, or tuples of them; some have another
+        name in another release of JAX, and are then not there.
+      rules: parameters that make jaxprs of derivatives once JAX asks for them; left alone.
+    """
+
+    wiring: Wiring
+    params: tuple[str, ...]
+    rules: tuple[str, ...] = ()
+
+
+_UPDATE = Held(Wiring.SCALAR, ("update_jaxpr",))
+
+# Instructions of Pallas kernels, which are inside of opaque jaxprs, are not listed.
+TABLE: dict[str, Held] = {
+    "jit": Held(Wiring.CALL, ("jaxpr",)),
+    "call": Held(Wiring.CALL, ("call_jaxpr",)),
+    "closed_call": Held(Wiring.CALL, ("call_jaxpr",)),
+    "eval_jaxpr": Held(Wiring.CALL, ("jaxpr", "call_jaxpr")),
+    "remat2": Held(Wiring.CALL, ("jaxpr",)),
+    "custom_jvp_call": Held(Wiring.CALL, ("call_jaxpr",), ("jvp_jaxpr_fun",)),
+    "custom_vjp_call": Held(Wiring.CALL, ("call_jaxpr",), ("fwd_jaxpr_thunk", "bwd")),
+    "remat_opt": Held(Wiring.CALL, ("fwd_jaxpr",), ("fun_jaxpr_thunk",)),
+    "shard_map": Held(Wiring.CALL, ("jaxpr",)),  # whose types are those of one device
+    "composite": Held(Wiring.UNIT, ("jaxpr", "call_jaxpr")),
+    "compute_on": Held(Wiring.UNIT, ("jaxpr",)),
+    "custom_vmap_call": Held(Wiring.UNIT, ("call",), ("rule",)),
+    "fused_group": Held(Wiring.CALL, ("jaxpr",)),
+    "fused_call": Held(Wiring.UNIT, ("jaxpr",)),
+    "program_order": Held(Wiring.UNIT, ("call_jaxpr",)),
+    "xla_metadata_call": Held(Wiring.UNIT, ("jaxpr",)),
+    "cond": Held(Wiring.BRANCHES, ("branches",)),
+    "scan": Held(Wiring.SCAN, ("jaxpr",)),
+    "while": Held(Wiring.WHILE, ("cond_jaxpr", "body_jaxpr")),
+    "reduce": Held(Wiring.SCALAR, ("jaxpr",), ("computation",)),
+    "reduce_window": Held(Wiring.SCALAR, ("jaxpr",)),
+    "scatter": _UPDATE,
+    "scatter-add": _UPDATE,
+    "scatter-sub": _UPDATE,
+    "scatter-mul": _UPDATE,
+    "scatter-max": _UPDATE,
+    "scatter-min": _UPDATE,
+    "select_and_scatter": Held(Wiring.SCALAR, ("select_jaxpr", "scatter_jaxpr")),
+    "custom_linear_solve": Held(Wiring.OPAQUE, ("jaxprs",)),
+    "custom_partitioning": Held(Wiring.OPAQUE, ("call",)),
+    "linear_call": Held(Wiring.OPAQUE, ("callee",)),
+    "run_state": Held(Wiring.OPAQUE, ("jaxpr",)),
+    "pallas_call": Held(Wiring.OPAQUE, ("jaxpr",)),
+    "core_map": Held(Wiring.OPAQUE, ("jaxpr",)),
+    "mpmd_map": Held(Wiring.OPAQUE, ("jaxprs",)),
+    "custom_fusion": Held(Wiring.OPAQUE, ("jaxpr", "pallas_jaxpr")),
+    "fusible": Held(Wiring.OPAQUE, ("jaxpr",)),
+    "cudnn_fusion": Held(Wiring.OPAQUE, ("jaxpr",)),
+    "thunky.call_thunky_nested": Held(Wiring.OPAQUE, ("jaxpr",)),
+}
+
+# Primitives of others, once `register_op_kind` has described them: all parameters with jaxprs.
+_DESCRIBED = {
+    Trait.CALL: Wiring.CALL,
+    Trait.MANUAL: Wiring.CALL,
+    Trait.NESTED: Wiring.UNIT,
+    Trait.BRANCH: Wiring.BRANCHES,
+}
+
+
+def wiring(eqn: JaxprEqn) -> Wiring | None:
+    """Return how the jaxprs of an equation are wired; ``None`` for one that holds none.
+
+    >>> import jax
+    >>> [wiring(eqn) for eqn in jax.make_jaxpr(jax.jit(jax.numpy.sin))(1.0).eqns]
+    [<Wiring.CALL: 'call'>]
+    """
+    held = _held(eqn)
+    return held.wiring if held else None
+
+
+def nested(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+    """Return the jaxprs that an equation runs, in the order of their plans.
+
+    Open ones are closed over no constants. Those that nobody enters, such as kernels and the
+    functions of reductions, are left out.
+
+    >>> import jax
+    >>> double_or_not = lambda x: jax.lax.cond(x > 0, lambda x: x, lambda x: 2 * x, x)
+    >>> [len(nested(eqn)) for eqn in jax.make_jaxpr(double_or_not)(1.0).eqns]
+    [0, 0, 2]
+    """
+    held = _held(eqn)
+    if held is None or held.wiring in _NOT_ENTERED:
+        return []
+    return [
+        part if isinstance(part, ClosedJaxpr) else ClosedJaxpr(part, ())
+        for name in held.params
+        for part in _parts(eqn.params.get(name))
+    ]
+
+
+def called(eqn: JaxprEqn) -> ClosedJaxpr:
+    """Return the one jaxpr of a call, checkpoint, mapped function or scan."""
+    (body,) = nested(eqn)
+    return body
+
+
+def with_nested(eqn: JaxprEqn, bodies: Iterable[ClosedJaxpr]) -> dict[str, Any]:
+    """Return the parameters that hold the jaxprs of an equation, with others in their place.
+
+    Args:
+      eqn: the equation.
+      bodies: as many as ``nested`` returns. Each is put back closed or open, as the one before it;
+        where that is open and the new one has constants, the one before stays.
+
+    >>> import jax
+    >>> (eqn,) = jax.make_jaxpr(jax.jit(jax.numpy.sin))(1.0).eqns
+    >>> with_nested(eqn, [jax.make_jaxpr(jax.numpy.cos)(1.0)])["jaxpr"].eqns[0].primitive
+    cos
+    """
+    held = _held(eqn)
+    if held is None or held.wiring in _NOT_ENTERED:
+        return {}
+    remaining = iter(bodies)
+    return {n: _put(eqn.params[n], remaining) for n in held.params if n in eqn.params}
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A scan or while loop; operands are (test invariants, invariants, inits, sliced inputs)."""
+    """A scan or while loop.
 
-    test: Body | None
-    body: Body
+    Attributes:
+      test: whether there is another iteration; ``None`` for a scan.
+      body: one iteration.
+      test_invariants: how many operands the test reads in every iteration.
+      invariants: how many operands the body reads in every iteration.
+      carries: how many values one iteration hands to the next.
+    """
+
+    test: ClosedJaxpr | None
+    body: ClosedJaxpr
     test_invariants: int
     invariants: int
     carries: int
-    always_kept: bool  # a while loop runs until its carry says so: its dtype is part of the test
 
+    @property
+    def keeps_carries(self) -> bool:
+        """Whether carries keep their dtype: that of a while loop decides when the loop ends."""
+        return self.test is not None
 
-def body_of(param: Any) -> Body:
-    """The jaxpr in a parameter, open or closed."""
-    if isinstance(param, ClosedJaxpr):
-        return Body(param.jaxpr, tuple(param.consts))
-    return Body(param, ())
-
-
-def call_body(eqn: JaxprEqn) -> Body:
-    """The body of a transparent call, which takes and gives what the equation does."""
-    name = next(n for n in ("call_jaxpr", "jaxpr", "fwd_jaxpr") if n in eqn.params)
-    return body_of(eqn.params[name])
-
-
-def branches(eqn: JaxprEqn) -> tuple[Body, ...]:
-    """The bodies of a cond or switch; operand 0 chooses, the others go to each."""
-    return tuple(body_of(b) for b in eqn.params["branches"])
+    def parts(self, values: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+        """Cut one value per operand into test invariants, invariants, carries and sliced."""
+        first, second = self.test_invariants, self.test_invariants + self.invariants
+        third = second + self.carries
+        return values[:first], values[first:second], values[second:third], values[third:]
 
 
 def loop(eqn: JaxprEqn) -> Loop:
-    """The wiring of a scan or while equation."""
-    params = eqn.params
-    if "cond_jaxpr" in params:
-        test, body = body_of(params["cond_jaxpr"]), body_of(params["body_jaxpr"])
-        carries = len(body.jaxpr.outvars)
-        return Loop(test, body, params["cond_nconsts"], params["body_nconsts"], carries, True)
-    invariants, carries = jax_compat.scan_layout(eqn)
-    return Loop(None, body_of(params["jaxpr"]), 0, invariants, carries, False)
+    """Return the wiring of a scan or while equation."""
+    if wiring(eqn) is Wiring.WHILE:
+        test, body = nested(eqn)
+        tests, invariants = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        return Loop(test, body, tests, invariants, len(body.jaxpr.outvars))
+    return Loop(None, called(eqn), 0, *jax_compat.scan_layout(eqn))
 
 
-def nested_params(eqn: JaxprEqn) -> tuple[str, ...]:
-    """Names of the parameters of some other primitive that hold one jaxpr each."""
-    return tuple(k for k, v in eqn.params.items() if isinstance(v, Jaxpr | ClosedJaxpr))
+def is_open(eqn: JaxprEqn) -> bool:
+    """Return whether an equation holds open jaxprs, which have no constants."""
+    held = _held(eqn)
+    return held is not None and any(isinstance(eqn.params.get(n), Jaxpr) for n in held.params)
 
 
 def is_region(eqn: JaxprEqn) -> bool:
     """Whether an inner ``amp`` has already rewritten what this call holds."""
     return str(eqn.params.get("name", "")).startswith(REGION_PREFIX)
+
+
+_NOT_ENTERED = (Wiring.SCALAR, Wiring.OPAQUE)
+
+
+def _held(eqn: JaxprEqn) -> Held | None:
+    name = eqn.primitive.name
+    if name in TABLE or name in taxonomy.TABLE:
+        return TABLE.get(name)
+    op = taxonomy.lookup(name)
+    described = _DESCRIBED.get(op.trait) if op else None
+    if described is None:
+        return None
+    return Held(described, tuple(k for k, v in eqn.params.items() if next(_parts(v), None)))
+
+
+def _parts(param: Any) -> Iterator[Jaxpr | ClosedJaxpr]:
+    """Yield the jaxprs of a parameter."""
+    for part in param if isinstance(param, tuple) else (param,):
+        if isinstance(part, Jaxpr | ClosedJaxpr):
+            yield part
+
+
+def _put(param: Any, bodies: Iterator[ClosedJaxpr]) -> Any:
+    if isinstance(param, tuple):
+        return tuple(_put(part, bodies) for part in param)
+    body = next(bodies)
+    if isinstance(param, ClosedJaxpr):
+        return body
+    return param if body.consts else body.jaxpr

@@ -9,9 +9,10 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxamp.core import jax_compat
+from jaxamp.jaxprs.nested import called, nested, with_nested
 
 SIGNS = ("gt", "le")  # comparisons with zero that say the same of `x` and of `max(x, 0)`
 
@@ -44,10 +45,9 @@ class _Comparisons:
 
     def __init__(self) -> None:
         self._changed: dict[int, Jaxpr] = {}
-        self._closed: dict[int, ClosedJaxpr] = {}
+        self._closed: dict[tuple[int, ...], ClosedJaxpr] = {}
         self._cuts_off: dict[int, bool] = {}
         self._returned: dict[int, dict[int, tuple[int, JaxprEqn]]] = {}
-        self._plain: set[Primitive] = set()  # which hold no jaxprs
 
     def of(self, jaxpr: Jaxpr) -> Jaxpr:
         changed = self._changed.get(id(jaxpr))
@@ -64,38 +64,30 @@ class _Comparisons:
                 cut[operand] = eqn.outvars[0]
             elif cut and eqn.primitive.name in SIGNS:
                 eqn = _compared(eqn, cut)
-            if eqn.primitive not in self._plain:
-                eqns += self._outside(self._inside(eqn))
-            else:
-                eqns.append(eqn)
+            eqns += self._outside(self._inside(eqn))
         is_same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
         return jaxpr if is_same else jaxpr.replace(eqns=eqns)
 
     def _inside(self, eqn: JaxprEqn) -> JaxprEqn:
         """An equation with its jaxprs changed."""
-        held = {name: param for name, param in eqn.params.items() if _holds_jaxprs(param)}
-        if not held:
-            self._plain.add(eqn.primitive)
-        changed = {name: self._param(param) for name, param in held.items()}
-        is_same = all(changed[name] is param for name, param in held.items())
-        return eqn if is_same else eqn.replace(params={**eqn.params, **changed})
+        bodies = nested(eqn)
+        changed = list(map(self._body, bodies))
+        if all(map(operator.is_, changed, bodies)):
+            return eqn
+        return eqn.replace(params={**eqn.params, **with_nested(eqn, changed)})
 
-    def _param(self, param: Any) -> Any:
-        if isinstance(param, Jaxpr):
-            return self.of(param)
-        if isinstance(param, ClosedJaxpr):
-            jaxpr = self.of(param.jaxpr)
-            if jaxpr is param.jaxpr:
-                return param
-            return self._closed.setdefault(id(param), param.replace(jaxpr=jaxpr))
-        parts = tuple(map(self._param, param))
-        return param if all(map(operator.is_, parts, param)) else parts
+    def _body(self, body: ClosedJaxpr) -> ClosedJaxpr:
+        jaxpr = self.of(body.jaxpr)
+        if jaxpr is body.jaxpr:
+            return body
+        key = id(jaxpr), *map(id, body.consts)
+        return self._closed.setdefault(key, body.replace(jaxpr=jaxpr))
 
     def _outside(self, eqn: JaxprEqn) -> list[JaxprEqn]:
         """A call, and after it the comparisons of its results."""
         if eqn.primitive.name != "jit":
             return [eqn]
-        body = eqn.params["jaxpr"].jaxpr
+        body = called(eqn).jaxpr
         if id(body) not in self._returned:
             self._returned[id(body)] = _comparisons(body)
         outvars, after = list(eqn.outvars), []
@@ -116,7 +108,7 @@ class _Comparisons:
             return operand if isinstance(operand, Var) else None
         if name not in ("jit", "custom_jvp_call") or len(eqn.invars) != 1:
             return None
-        body = eqn.params["jaxpr" if name == "jit" else "call_jaxpr"].jaxpr
+        body = called(eqn).jaxpr
         if id(body) not in self._cuts_off:
             self._cuts_off[id(body)] = self._only_cuts_off(body)
         operand = eqn.invars[0]
@@ -127,12 +119,6 @@ class _Comparisons:
             return False
         (eqn,) = body.eqns
         return eqn.outvars == body.outvars and self._cut_off(eqn) is body.invars[0]
-
-
-def _holds_jaxprs(param: Any) -> bool:
-    if isinstance(param, tuple):
-        return bool(param) and all(isinstance(part, ClosedJaxpr) for part in param)
-    return isinstance(param, Jaxpr | ClosedJaxpr)
 
 
 def _comparisons(body: Jaxpr) -> dict[int, tuple[int, JaxprEqn]]:

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import Trait, lookup
 from jaxamp.inspect.blocks import Block
-from jaxamp.jaxprs.nested import Body, loop
+from jaxamp.jaxprs.nested import loop
 
 
 class Value(NamedTuple):
@@ -43,7 +43,7 @@ class Interpreter(abc.ABC):
         """Runs a block on its inputs."""
 
     @abc.abstractmethod
-    def test(self, body: Body, plan: Any, values: Sequence[Value]) -> Any:
+    def test(self, body: ClosedJaxpr, plan: Any, values: Sequence[Value]) -> Any:
         """Whether a while loop goes on."""
 
     def settled(self, value: Value, aval: Any, twin: bool) -> Value:
@@ -128,9 +128,8 @@ class Interpreter(abc.ABC):
         loops: tuple[Any, ...],
     ) -> tuple[list[Value], Any]:
         wired, twin = loop(eqn), _is_twin([block], values)
-        first, second = wired.invariants, wired.invariants + wired.carries
-        inputs, outputs = block.jaxpr.invars, block.jaxpr.outvars
-        fixed, whole = values[:first], values[second:]
+        _, invariants, carries, whole = wired.parts(values)
+        inputs, outputs = wired.parts(block.jaxpr.invars)[2], block.jaxpr.outvars
 
         def step(carried: Any, slices: Any) -> Any:
             carry, marks, state, done = carried
@@ -138,13 +137,13 @@ class Interpreter(abc.ABC):
                 self.sliced(Value(*pair, mark=value.mark))
                 for pair, value in zip(slices, whole, strict=True)
             ]
-            outs, state = self.run(block, [*fixed, *carry, *given], state, (*loops, done))
-            carry = self._settle(outs[: wired.carries], inputs[first:second], twin)
+            outs, state = self.run(block, [*invariants, *carry, *given], state, (*loops, done))
+            carry = self._settle(outs[: wired.carries], inputs, twin)
             made = outs[wired.carries :]
             marks = [self.stacked(m, v.mark) for m, v in zip(marks, made, strict=True)]
             return (carry, marks, state, done + 1), [(v.low, v.shadow) for v in made]
 
-        carry = self._settle(values[first:second], inputs[first:second], twin)
+        carry = self._settle(carries, inputs, twin)
         marks = [self.blank(var.aval) for var in outputs[wired.carries :]]
         (carry, marks, state, _), made = lax.scan(
             step,
@@ -160,26 +159,26 @@ class Interpreter(abc.ABC):
     def _while(
         self,
         eqn: JaxprEqn,
-        test: tuple[Body, Any],
+        test: tuple[ClosedJaxpr, Any],
         block: Block,
         values: Sequence[Value],
         state: Any,
         loops: tuple[Any, ...],
     ) -> tuple[list[Value], Any]:
         wired, twin = loop(eqn), _is_twin([block], values)
-        first, second = wired.test_invariants, wired.test_invariants + wired.invariants
+        tested, invariants, carries, _ = wired.parts(values)
         inputs = block.jaxpr.invars[wired.invariants :]
 
         def goes_on(carried: Any) -> Any:
-            return self.test(*test, [*values[:first], *carried[0]])
+            return self.test(*test, [*tested, *carried[0]])
 
         def body(carried: Any) -> Any:
             carry, state, done = carried
-            operands = [*values[first:second], *carry]
+            operands = [*invariants, *carry]
             outs, state = self.run(block, operands, state, (*loops, done))
             return self._settle(outs, inputs, twin), state, done + 1
 
-        carry = self._settle(values[second:], inputs, twin)
+        carry = self._settle(carries, inputs, twin)
         carry, state, _ = lax.while_loop(goes_on, body, (carry, state, jnp.int32(0)))
         return list(carry), state
 

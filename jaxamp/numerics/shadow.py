@@ -11,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.core import eval_jaxpr
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Trait, lookup
 from jaxamp.inspect.blocks import Block, Site
-from jaxamp.jaxprs.nested import Body
 from jaxamp.numerics.finite_marks import GIVEN, Slot, Tape, finite, part, worse
 from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_narrow, literal
 from jaxamp.numerics.statistics import Ledger, Row, joined, measured, no_row
@@ -116,7 +115,7 @@ class Shadowing(Interpreter):
             return _handed_out(tape, outs), _State(ledger, tape.time)
         return outs, _State(ledger, tape=tape)
 
-    def test(self, body: Body, plan: Any, values: Sequence[Value]) -> Any:
+    def test(self, body: ClosedJaxpr, plan: Any, values: Sequence[Value]) -> Any:
         """What the program itself says."""
         lows = [value.low for value in values]
         if plan is None or self.context is None:

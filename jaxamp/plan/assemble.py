@@ -10,7 +10,7 @@ from jax.extend.core import Var
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, Trait
-from jaxamp.jaxprs import nested as wiring
+from jaxamp.jaxprs.nested import RULED, Loop, loop
 from jaxamp.plan.decision import Decision, How, JaxprPlan, Remake, is_wide
 from jaxamp.plan.explanations import Grounds
 from jaxamp.plan.findings import Findings
@@ -141,8 +141,8 @@ class _Assembler:
         )
 
     def _how_of_nest(self, nest: Nest, *, fused: bool) -> How:
-        loop = wiring.loop(nest.eqn) if nest.op.trait is Trait.LOOP else None
-        inner = self._plans_inside(nest, loop, fused=fused)
+        wired = loop(nest.eqn) if nest.op.trait is Trait.LOOP else None
+        inner = self._plans_inside(nest, wired, fused=fused)
         storage = self.inside if fused else self.stored
         return self._one(
             operands=_of(nest.entries, self.original if nest.keeps_signature else storage),
@@ -152,11 +152,11 @@ class _Assembler:
             held=tuple([self._is_held_by_rule(nest, v) for v in nest.outs]),
             kept=(False,) * len(nest.outs),
             inner=inner,
-            also=read_beside(loop, inner[-1]) if loop else (),
+            also=read_beside(wired, inner[-1]) if wired else (),
         )
 
     def _plans_inside(
-        self, nest: Nest, loop: wiring.Loop | None, *, fused: bool
+        self, nest: Nest, wired: Loop | None, *, fused: bool
     ) -> tuple[JaxprPlan, ...]:
         return tuple(
             self.plan(
@@ -164,14 +164,14 @@ class _Assembler:
                 _of(frame.exits, self.original) if nest.keeps_signature else None,
                 self.steering.constants.get(frame, ()),
                 fused=fused,
-                invariants=loop.invariants if loop and frame is nest.frames[-1] else 0,
+                invariants=wired.invariants if wired and frame is nest.frames[-1] else 0,
             )
             for frame in nest.frames
         )
 
     def _is_held_by_rule(self, nest: Nest, value: int) -> bool:
         """Return whether a call holds a result itself, as JAX drops the body of one with a rule."""
-        return nest.eqn.primitive.name in wiring.RULED and value in self.steering.held_by_calls
+        return nest.eqn.primitive.name in RULED and value in self.steering.held_by_calls
 
     def _keeping(self, site: Node | Nest, how: How, kept: Collection[int]) -> How:
         """Return how an equation runs that holds and saves some of its results."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from jax.extend.core import Jaxpr, Var
 
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.jaxprs import nested as wiring
+from jaxamp.jaxprs.nested import Loop
 from jaxamp.plan.decision import Also, Form, Forms, How, JaxprPlan
 
 
@@ -48,7 +48,7 @@ def narrow_each_turn(
     return tuple(var for var, precision in pairs if is_narrow(precision))
 
 
-def read_beside(loop: wiring.Loop, body: JaxprPlan) -> Also:
+def read_beside(loop: Loop, body: JaxprPlan) -> Also:
     """Return the operands of a loop that it reads twice, once in another form for its body."""
     first = loop.test_invariants
     place = {var: first + i for i, var in enumerate(loop.body.jaxpr.invars)}

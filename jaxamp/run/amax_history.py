@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +18,8 @@ from jax.lax import optimization_barrier_p
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import CastConfig
 from jaxamp.errors import RewriteError, TrainingError
-from jaxamp.jaxprs.nested import call_body
+from jaxamp.jaxprs.interpret import evaluate
+from jaxamp.jaxprs.nested import Wiring, called, loop, nested, wiring
 from jaxamp.lowp import ScaledArray
 from jaxamp.lowp.arithmetic import scale_factor
 from jaxamp.lowp.quantize import stored_scale, with_scale
@@ -53,7 +55,7 @@ def run_with_history(
     Raises:
       TrainingError: the history is of another program.
     """
-    run = functools.partial(_Threader(length).run, closed.jaxpr, closed.consts)
+    run = functools.partial(_Threader(length).run, closed)
     if history is None:
         return run(arrays, None)
     try:
@@ -65,7 +67,7 @@ def run_with_history(
             raise
     raise TrainingError(
         "The history is not this step's: of another function, policy or constant argument, or of "
-        "loops with another number of turns. Make a new one with step.init(*args)."
+        "loops with another number of iterations. Make a new one with step.init(*args)."
     )
 
 
@@ -82,23 +84,22 @@ class _Threader:
         self.length = length
 
     def run(
-        self, jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any], history: History | None
+        self, closed: ClosedJaxpr, args: Sequence[Any], history: History | None
     ) -> tuple[list[Any], History]:
-        env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
-        env.update(zip(jaxpr.constvars, consts, strict=True))
         made: History = {}
-        for index, eqn in enumerate(jaxpr.eqns):
-            operands = [jax_compat.read_atom(env, atom) for atom in eqn.invars]
-            with jax_compat.emitting(eqn):
-                if _is_threaded(eqn):
-                    key = f"{index}:{eqn.primitive.name}"
-                    rule = _RULES[eqn.primitive.name]
-                    part = None if history is None else history[key]
-                    outs, made[key] = rule(self, eqn, operands, part)
-                else:
-                    outs = jax_compat.bind(eqn, operands)
-            env.update(zip(eqn.outvars, outs, strict=True))
-        return [jax_compat.read_atom(env, atom) for atom in jaxpr.outvars], made
+        numbers = itertools.count()
+
+        def emit(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+            number = next(numbers)
+            if not _is_threaded(eqn):
+                return jax_compat.bind(eqn, operands)
+            key = f"{number}:{eqn.primitive.name}"
+            part = None if history is None else history[key]
+            rule = _RULES[wiring(eqn)]
+            results, made[key] = rule(self, eqn, operands, part)
+            return results
+
+        return evaluate(closed, args, emit), made
 
     def dot(
         self, eqn: JaxprEqn, operands: Sequence[Any], history: History | None
@@ -121,31 +122,25 @@ class _Threader:
         self, eqn: JaxprEqn, operands: Sequence[Any], history: History | None
     ) -> tuple[list[Any], History]:
         """A call, emitted in place; what is computed again stays apart from the first time."""
-        body = call_body(eqn)
         if eqn.params.get("prevent_cse"):
             operands = optimization_barrier_p.bind(*operands)
-        return self.run(body.jaxpr, body.consts, operands, history)
+        return self.run(called(eqn), operands, history)
 
     def scan(
         self, eqn: JaxprEqn, operands: Sequence[Any], history: History | None
     ) -> tuple[list[Any], History]:
-        """A loop, whose histories have a row for each turn."""
-        body, params = call_body(eqn), eqn.params
-        consts, carries = jax_compat.scan_layout(eqn)
-        fixed, init = operands[:consts], operands[consts : consts + carries]
+        """A loop, whose histories have a row for each iteration."""
+        wired = loop(eqn)
+        _, invariants, carries, sliced = wired.parts(operands)
 
-        def turn(carry: Any, slices: Any) -> Any:
+        def iteration(carry: Any, slices: Any) -> Any:
             xs, rows = slices
-            outs, made = self.run(body.jaxpr, body.consts, [*fixed, *carry, *xs], rows)
-            return outs[:carries], (outs[carries:], made)
+            outs, made = self.run(wired.body, [*invariants, *carry, *xs], rows)
+            return outs[: wired.carries], (outs[wired.carries :], made)
 
+        params = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
         carry, (stacks, made) = lax.scan(
-            turn,
-            list(init),
-            (list(operands[consts + carries :]), history),
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
+            iteration, list(carries), (list(sliced), history), **params
         )
         return [*carry, *stacks], made
 
@@ -174,19 +169,17 @@ def _rounded(x: Any, amax: Any, cast: CastConfig) -> ScaledArray:
 
 
 _RULES = {
-    "quantized_dot": _Threader.dot,
-    "scan": _Threader.scan,
-    **dict.fromkeys(
-        ("jit", "pjit", "checkpoint", "closed_call", "custom_jvp_call", "custom_vjp_call"),
-        _Threader.call,
-    ),
+    None: _Threader.dot,  # a quantized dot, which holds no jaxpr
+    Wiring.SCAN: _Threader.scan,
+    Wiring.CALL: _Threader.call,
 }
 
 
 def _is_threaded(eqn: JaxprEqn) -> bool:
     if eqn.primitive is quantized_dot_p:
         return all(cast.sf_block is None for cast in eqn.params["how"].casts)
-    return eqn.primitive.name in _RULES and _has_dots(call_body(eqn).jaxpr)
+    is_entered = eqn.primitive.name != "shard_map" and wiring(eqn) in _RULES
+    return is_entered and any(_has_dots(body.jaxpr) for body in nested(eqn))
 
 
 def _has_dots(jaxpr: Jaxpr) -> bool:

@@ -26,8 +26,8 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jaxamp.core import jax_compat
-from jaxamp.jaxprs.bodies import bodies, holding
-from jaxamp.jaxprs.replay import replay
+from jaxamp.jaxprs.interpret import bind_nested, evaluate
+from jaxamp.jaxprs.nested import nested
 from jaxamp.xla.transposed_layouts import is_elementwise, shape_of, turned
 
 
@@ -47,7 +47,7 @@ def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
 def _reads_rows(closed: ClosedJaxpr) -> bool:
     columns = turned(closed.jaxpr)
     return any(
-        _read_by_rows(eqn, columns) or any(map(_reads_rows, bodies(eqn))) for eqn in closed.eqns
+        _read_by_rows(eqn, columns) or any(map(_reads_rows, _entered(eqn))) for eqn in closed.eqns
     )
 
 
@@ -56,23 +56,30 @@ def _changed(closed: ClosedJaxpr) -> ClosedJaxpr:
     emit = partial(_emit, turned(closed.jaxpr))
 
     def run(*args: Any) -> list[Any]:
-        return replay(closed, args, emit)
+        return evaluate(closed, args, emit)
 
     avals = [var.aval for var in closed.jaxpr.invars]
     return jax_compat.trace_to_jaxpr(run, avals, closed.jaxpr.debug_info)
 
 
 def _emit(columns: Set[Var], eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    with jax_compat.emitting(eqn):
-        if held := bodies(eqn):
-            return jax_compat.bind(eqn, operands, **holding(eqn, map(by_rows, held)))
-        read = _read_by_rows(eqn, columns)
-        if not read:
-            return jax_compat.bind(eqn, operands)
-        shape = shape_of(eqn.outvars[0])
-        spread = [_spread(x, shape) if i in read else x for i, x in enumerate(operands)]
-        is_spread = eqn.primitive is lax.broadcast_in_dim_p
-        return spread if is_spread else jax_compat.bind(eqn, spread)
+    if bodies := _entered(eqn):
+        return bind_nested(eqn, operands, map(by_rows, bodies))
+    read = _read_by_rows(eqn, columns)
+    if not read:
+        return jax_compat.bind(eqn, operands)
+    shape = shape_of(eqn.outvars[0])
+    spread = [_spread(x, shape) if i in read else x for i, x in enumerate(operands)]
+    is_spread = eqn.primitive is lax.broadcast_in_dim_p
+    return spread if is_spread else jax_compat.bind(eqn, spread)
+
+
+# Others are bound with rules of their own, or hold types of one device.
+_ENTERED = frozenset({"jit", "scan", "while", "cond", "remat2"})
+
+
+def _entered(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+    return nested(eqn) if eqn.primitive.name in _ENTERED else []
 
 
 def _spread(rows: Any, shape: tuple[int, ...]) -> Any:

@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.core import Jaxpr, JaxprEqn, Var
 
 from jaxamp.core.taxonomy import OpKind, lookup
-from jaxamp.jaxprs.bodies import bodies
+from jaxamp.jaxprs.nested import nested
 
 # What these give is in memory as their operands are.
 _THROUGH = ("add_any", "convert_element_type", "held", "kept", "name")
@@ -36,7 +36,7 @@ def turned(jaxpr: Jaxpr) -> Set[Var]:
     for eqn in jaxpr.eqns:
         if eqn.primitive is lax.transpose_p:
             pending += eqn.outvars if _moves_columns(eqn) else ()
-        elif is_elementwise(eqn) or eqn.primitive.name in _THROUGH or bodies(eqn):
+        elif is_elementwise(eqn) or eqn.primitive.name in _THROUGH or nested(eqn):
             for one, other in _alike(eqn):
                 beside[one].append(other)
                 beside[other].append(one)

@@ -52,10 +52,8 @@ from jaxamp.core.jax_compat.tracing import DropVar as DropVar
 from jaxamp.core.jax_compat.tracing import is_staging as is_staging
 from jaxamp.core.jax_compat.tracing import is_tracing as is_tracing
 from jaxamp.core.jax_compat.tracing import literal_value as literal_value
-from jaxamp.core.jax_compat.tracing import live as live
-from jaxamp.core.jax_compat.tracing import read_atom as read_atom
 from jaxamp.core.jax_compat.tracing import remembered as remembered
 from jaxamp.core.jax_compat.tracing import result_avals as result_avals
 from jaxamp.core.jax_compat.tracing import static_parameters as static_parameters
 from jaxamp.core.jax_compat.tracing import trace_to_jaxpr as trace_to_jaxpr
-from jaxamp.core.jax_compat.tracing import without_consts as without_consts
+from jaxamp.core.jax_compat.tracing import without_constvars as without_constvars

@@ -54,21 +54,11 @@ def result_avals(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tup
     return tuple(trace_to_jaxpr(fun, avals, info).out_avals)
 
 
-def live(closed: ClosedJaxpr) -> Jaxpr:
-    """A jaxpr without the equations that its results do not need."""
-    return _pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))[0]
-
-
-def without_consts(closed: ClosedJaxpr) -> tuple[Jaxpr, list[Any]]:
-    """An open jaxpr that takes its former constants as leading inputs, and those constants."""
-    return _pe.convert_constvars_jaxpr(closed.jaxpr), list(closed.consts)
+def without_constvars(jaxpr: Jaxpr) -> Jaxpr:
+    """Make the variables of constants the first inputs."""
+    return _pe.convert_constvars_jaxpr(jaxpr)
 
 
 def literal_value(literal: Literal) -> Any:
     """The value of a literal as numpy or Python scalar."""
     return literal.val
-
-
-def read_atom(env: dict[Any, Any], atom: Any) -> Any:
-    """The value of a variable or literal."""
-    return atom.val if isinstance(atom, Literal) else env[atom]

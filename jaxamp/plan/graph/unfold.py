@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
 
 from jaxamp.core import jax_compat, taxonomy
 from jaxamp.core.taxonomy import Op, Trait
-from jaxamp.jaxprs import nested as wiring
 from jaxamp.jaxprs.name_stack import without_repeats
+from jaxamp.jaxprs.nested import RULED, called, is_region, loop, nested
 from jaxamp.plan.graph.graph import Carry, Frame, Graph, Link, Nest, Node, Role
 
 
@@ -31,7 +31,7 @@ def unfold(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Graph, Frame]:
     graph = Graph()
     entries = tuple(graph.value(v.aval) for v in jaxpr.invars)
     graph.sources.update(entries)
-    frame = _Unfolder(graph).frame(wiring.Body(jaxpr, tuple(consts)), entries, "")
+    frame = _Unfolder(graph).frame(ClosedJaxpr(jaxpr, tuple(consts)), entries, "")
     graph.outputs.update(frame.exits)
     return graph, frame
 
@@ -47,7 +47,7 @@ class _Unfolder:
         ] = {}  # by identity: comparing name stacks is slow
         self._ops: dict[Primitive, Op | None] = {}
 
-    def frame(self, body: wiring.Body, entries: Sequence[int], scope: str) -> Frame:
+    def frame(self, body: ClosedJaxpr, entries: Sequence[int], scope: str) -> Frame:
         jaxpr = body.jaxpr
         env: dict[Any, int] = dict(zip(jaxpr.invars, entries, strict=True))
         for var, const in zip(jaxpr.constvars, body.consts, strict=True):
@@ -75,7 +75,7 @@ class _Unfolder:
             op = taxonomy.TABLE["reduce_sum"]
         if op is None:
             self.graph.unknown.setdefault(primitive.name, eqn)
-        elif (unfolder := _UNFOLDERS.get(op.trait)) and not wiring.is_region(eqn):
+        elif (unfolder := _UNFOLDERS.get(op.trait)) and not is_region(eqn):
             return unfolder(self, eqn, op, ins, scope)
         outs = tuple([self.graph.value(v.aval) for v in eqn.outvars])
         role = self._role(op, ins, outs)
@@ -97,14 +97,14 @@ class _Unfolder:
 
     def _call(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
         scope = without_repeats(scope, eqn)
-        frame = self.frame(wiring.call_body(eqn), ins, scope)
-        if eqn.primitive.name in wiring.RULED:
+        frame = self.frame(called(eqn), ins, scope)
+        if eqn.primitive.name in RULED:
             self.graph.ruled.update(ins)
             self.graph.ruled_results.update(frame.exits)
         return Nest(eqn, op, scope, ins, frame.exits, (frame,))
 
     def _branch(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
-        frames = tuple(self.frame(b, ins[1:], scope) for b in wiring.branches(eqn))
+        frames = tuple(self.frame(b, ins[1:], scope) for b in nested(eqn))
         joined = zip(*(f.exits for f in frames), strict=True)
         outs = tuple(self._link(Link.JOIN, *exits) for exits in joined)
         for frame in frames:
@@ -114,29 +114,26 @@ class _Unfolder:
         return Nest(eqn, op, scope, ins, outs, frames)
 
     def _loop(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
-        loop = wiring.loop(eqn)
-        first, second = loop.test_invariants, loop.test_invariants + loop.invariants
-        invariants = [self._link(Link.INVARIANT, v) for v in ins[:second]]
-        inits, sliced = ins[second : second + loop.carries], ins[second + loop.carries :]
+        wired = loop(eqn)
+        tested, fixed, inits, sliced = wired.parts(ins)
+        invariants = [self._link(Link.INVARIANT, v) for v in (*tested, *fixed)]
         inner = [self._link(Link.INIT, v) for v in inits]
         slices = [
             self._link(Link.SLICE, v, aval=var.aval)
             for v, var in zip(
-                sliced, loop.body.jaxpr.invars[loop.invariants + loop.carries :], strict=True
+                sliced, wired.body.jaxpr.invars[wired.invariants + wired.carries :], strict=True
             )
         ]
         frames = []
-        if loop.test:
-            test = self.frame(loop.test, [*invariants[:first], *inner], scope)
+        if wired.test:
+            test = self.frame(wired.test, [*invariants[: len(tested)], *inner], scope)
             self.graph.predicates.add(test.exits[0])
             frames.append(test)
-        body = self.frame(loop.body, [*invariants[first:], *inner, *slices], scope)
+        body = self.frame(wired.body, [*invariants[len(tested) :], *inner, *slices], scope)
         frames.append(body)
-        results = self._close_carries(inits, inner, body.exits, loop.always_kept)
-        stacks = [
-            self._link(Link.STACK, y, aval=var.aval)
-            for y, var in zip(body.exits[loop.carries :], eqn.outvars[loop.carries :], strict=True)
-        ]
+        results = self._close_carries(inits, inner, body.exits, wired.keeps_carries)
+        made = zip(body.exits, eqn.outvars, strict=True)
+        stacks = [self._link(Link.STACK, y, aval=v.aval) for y, v in [*made][wired.carries :]]
         body.returns = (*inner, *stacks)
         entries = (*invariants, *inner, *slices)
         return Nest(eqn, op, scope, entries, (*results, *stacks), tuple(frames))
@@ -154,8 +151,7 @@ class _Unfolder:
 
     def _nested(self, eqn: JaxprEqn, op: Op, ins: tuple[int, ...], scope: str) -> Nest:
         frames = []
-        for name in wiring.nested_params(eqn):
-            body = wiring.body_of(eqn.params[name])
+        for body in nested(eqn):
             entries = tuple(self.graph.value(v.aval) for v in body.jaxpr.invars)
             self.graph.sources.update(entries)
             frames.append(self.frame(body, entries, scope))

@@ -30,7 +30,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
-from jaxamp.jaxprs.replay import instead_of, replay
+from jaxamp.jaxprs.interpret import evaluate, instead_of
 
 F32 = np.dtype(np.float32)
 Params = tuple[tuple[str, Any], ...]
@@ -160,7 +160,7 @@ def _transpose(
     def instead(operands: Sequence[Any], others: dict[str, Any]) -> Any:
         return accumulate(contraction, operands, others, narrow, aval.dtype)
 
-    (back,) = replay(closed, known, instead_of(contraction, instead))
+    (back,) = evaluate(closed, known, instead_of(contraction, instead))
     return [back if i == index else None for i in range(len(values))]
 
 
@@ -216,7 +216,7 @@ def _batch(
 
     avals = _alike([jax.typeof(x) for x in operands], narrow)
     closed = jax.make_jaxpr(jax.vmap(contract, in_axes=tuple(dims)))(*avals)
-    return replay(closed, operands, instead_of(contraction, instead))[0], 0
+    return evaluate(closed, operands, instead_of(contraction, instead))[0], 0
 
 
 accumulate_p.def_impl(_on_cpu)

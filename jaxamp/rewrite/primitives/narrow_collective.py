@@ -20,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
-from jaxamp.jaxprs.replay import instead_of, replay
+from jaxamp.jaxprs.interpret import evaluate, instead_of
 
 Params = tuple[tuple[str, Any], ...]
 
@@ -126,7 +126,7 @@ def _batch(
         return travel(collective, values[0], params, forth, back, widened=widened)[0]
 
     closed = jax.make_jaxpr(batched)(operand)
-    (result,) = replay(closed, operands, instead_of(collective, instead))
+    (result,) = evaluate(closed, operands, instead_of(collective, instead))
     # Over the axis of the vmap itself nothing is sent.
     dtypes = [operand.dtype, forth] if widened else [forth]
     return [lax.convert_element_type(result, d) for d in dtypes], out_dims * len(dtypes)

@@ -8,6 +8,8 @@ from typing import Any
 from jax.extend.core import JaxprEqn
 
 from jaxamp.core import jax_compat
+from jaxamp.jaxprs.interpret import bind_nested
+from jaxamp.jaxprs.nested import called, loop, nested
 from jaxamp.plan import Decision
 from jaxamp.rewrite.interpreter import rewritten
 from jaxamp.rewrite.registry import Context, parted, rewrites
@@ -18,9 +20,8 @@ def cond(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:
     """All branches give the same dtypes: their plans agree on the results."""
-    pairs = zip(eqn.params["branches"], decision.inner, strict=True)
-    branches = tuple(rewritten(context, branch, plan) for branch, plan in pairs)
-    return jax_compat.bind(eqn, operands, branches=branches)
+    pairs = zip(nested(eqn), decision.inner, strict=True)
+    return bind_nested(eqn, operands, [rewritten(context, *pair) for pair in pairs])
 
 
 @rewrites("scan")
@@ -31,10 +32,10 @@ def scan(
 
     Casts of what is the same in every turn become invariants too.
     """
-    jaxpr = rewritten(context, eqn.params["jaxpr"], decision.inner[0])
+    body = rewritten(context, called(eqn), decision.inner[0])
     operands, casts = parted(eqn, operands)
     layout = jax_compat.scan_with_invariants(eqn, len(casts))
-    return jax_compat.bind(eqn, [*casts, *operands], jaxpr=jaxpr, **layout)
+    return bind_nested(eqn, [*casts, *operands], [body], **layout)
 
 
 @rewrites("while")
@@ -42,13 +43,9 @@ def while_loop(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:
     """The carry keeps its dtype, and the test is left in f32."""
-    test, body = decision.inner
+    bodies = [rewritten(context, *p) for p in zip(nested(eqn), decision.inner, strict=True)]
     operands, casts = parted(eqn, operands)
-    ahead = eqn.params["cond_nconsts"]
-    return jax_compat.bind(
-        eqn,
-        [*operands[:ahead], *casts, *operands[ahead:]],
-        cond_jaxpr=rewritten(context, eqn.params["cond_jaxpr"], test),
-        body_jaxpr=rewritten(context, eqn.params["body_jaxpr"], body),
-        body_nconsts=eqn.params["body_nconsts"] + len(casts),
-    )
+    wired = loop(eqn)
+    tested, fixed, carries, _ = wired.parts(operands)
+    given, count = [*tested, *casts, *fixed, *carries], wired.invariants + len(casts)
+    return bind_nested(eqn, given, bodies, body_nconsts=count)

@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.jaxprs.nested import called
 from jaxamp.jaxprs.relu_masks import compare_results
 from jaxamp.plan import Decision, JaxprPlan, make_plan
 from jaxamp.rewrite.interpreter import interpret, interpret_whole
@@ -29,7 +30,7 @@ def custom_jvp(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:
     """Binds a new function and a new rule; symbolic zeros stay what they are."""
-    call, plan = eqn.params["call_jaxpr"], decision.inner[0]
+    call, plan = called(eqn), decision.inner[0]
     if plan.unchanged:
         return jax_compat.bind(eqn, operands)
     consts = eqn.params["num_consts"]
@@ -74,7 +75,7 @@ def custom_vjp(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:
     """Binds a new function, forward rule and backward rule; residuals may be narrow."""
-    call, plan = eqn.params["call_jaxpr"], decision.inner[0]
+    call, plan = called(eqn), decision.inner[0]
     consts = eqn.params["num_consts"]
     primal_avals = [jax.typeof(x) for x in operands]
     saved_avals: list[Any] = []  # of the residuals that the forward rule gives, as it was written
@@ -111,7 +112,7 @@ def optimized_forward(
 
     JAX's optimisation, which drops residuals that a checkpoint does not need, is given up.
     """
-    body = eqn.params["fwd_jaxpr"]
+    body = called(eqn)
     return interpret(context, body.jaxpr, decision.inner[0], body.consts, operands)
 
 
@@ -149,7 +150,7 @@ def _run_backward(
         leaves, logged = jax.tree.flatten(logs)
         return [*(r for r in results if not jax_compat.is_symbolic_zero(r)), *leaves]
 
-    debug_info = eqn.params["call_jaxpr"].jaxpr.debug_info
+    debug_info = called(eqn).jaxpr.debug_info
     closed = jax_compat.trace_to_jaxpr(traced, [avals[i] for i in arrays], debug_info)
     nonzero_wanted = [p for p, z in zip(wanted, zeros, strict=True) if z is None]
     as_written = [_stored(np.float32, v.aval) for v in closed.jaxpr.outvars[len(nonzero_wanted) :]]

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from jax.extend.core import JaxprEqn
 
+from jaxamp.jaxprs.nested import called
 from jaxamp.plan import Decision
 from jaxamp.rewrite.interpreter import interpret
 from jaxamp.rewrite.registry import Context, rewrites
@@ -18,12 +19,12 @@ def shard_map(
     context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
 ) -> Sequence[Any]:
     """Maps the rewritten body over the same mesh with the same specs."""
-    params, plan = eqn.params, decision.inner[0]
+    params, plan, mapped = eqn.params, decision.inner[0], called(eqn)
 
     def body(*args: Any) -> list[Any]:
-        return interpret(context, params["jaxpr"], plan, (), args)
+        return interpret(context, mapped.jaxpr, plan, (), args)
 
-    mapped = jax.shard_map(
+    run = jax.shard_map(
         body,
         mesh=params["mesh"],
         in_specs=tuple(params["in_specs"]),
@@ -31,4 +32,4 @@ def shard_map(
         axis_names=set(params["newly_manual_axes"]),
         check_vma=params["check_vma"],
     )
-    return mapped(*operands)
+    return run(*operands)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
-from jaxamp.jaxprs.nested import branches, call_body, loop
+from jaxamp.jaxprs.nested import called, loop, nested
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, parted
 from jaxamp.tools.serving.transparent import INLINED, only_moves
 
@@ -67,9 +67,9 @@ def _operand_needs(eqn: JaxprEqn, results: Sequence[Needs]) -> list[Needs]:
     if only_moves(eqn):
         return [*results, *own[len(results) :]]
     if name == "jit" or name in INLINED:
-        return _input_needs(call_body(eqn).jaxpr, results)
+        return _input_needs(called(eqn).jaxpr, results)
     if name == "cond":
-        inner = [_input_needs(b.jaxpr, _own_needs(b.jaxpr.outvars)) for b in branches(eqn)]
+        inner = [_input_needs(b.jaxpr, _own_needs(b.jaxpr.outvars)) for b in nested(eqn)]
         return [own[0], *(set().union(*uses) for uses in zip(*inner, strict=True))]
     if name in ("scan", "while"):
         return _loop_needs(eqn, own)
@@ -78,16 +78,11 @@ def _operand_needs(eqn: JaxprEqn, results: Sequence[Needs]) -> list[Needs]:
 
 def _loop_needs(eqn: JaxprEqn, own: list[Needs]) -> list[Needs]:
     """Return the invariants and slices as the body uses them; carries as they are."""
-    wiring = loop(eqn)
-    tests, invariants, carries = wiring.test_invariants, wiring.invariants, wiring.carries
-    inner = _input_needs(wiring.body.jaxpr, _own_needs(wiring.body.jaxpr.outvars))
-    split = tests + invariants, tests + invariants + carries
-    return [
-        *own[:tests],
-        *inner[:invariants],
-        *own[split[0] : split[1]],
-        *inner[split[1] - tests :],
-    ]
+    wired, body = loop(eqn), nested(eqn)[-1].jaxpr
+    tests, _, carries, _ = wired.parts(own)
+    inner = _input_needs(body, _own_needs(body.outvars))
+    _, invariants, _, sliced = wired.parts([*tests, *inner])
+    return [*tests, *invariants, *carries, *sliced]
 
 
 def _own_needs(atoms: Sequence[Any]) -> list[Needs]:

@@ -8,7 +8,8 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
-from jaxamp.jaxprs.nested import Body, body_of, branches, call_body, loop
+from jaxamp.jaxprs.interpret import bind_nested, evaluate
+from jaxamp.jaxprs.nested import called, loop, nested
 from jaxamp.rewrite.primitives.accumulate import parted
 from jaxamp.tools.serving.transparent import INLINED, only_moves
 
@@ -23,18 +24,7 @@ def run_narrow(closed: ClosedJaxpr, *args: Any) -> list[Any]:
     Returns:
       Its flat results, in the dtypes that it declares.
     """
-    return list(map(_widened, _run(body_of(closed), args), closed.jaxpr.outvars))
-
-
-def _run(body: Body, args: Sequence[Any]) -> list[Any]:
-    """Emit a program on inputs that may be narrow; its results may be narrow too."""
-    jaxpr = body.jaxpr
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*body.consts, *args], strict=True))
-    for eqn in jaxpr.eqns:
-        operands = [jax_compat.read_atom(env, atom) for atom in eqn.invars]
-        with jax_compat.emitting(eqn):
-            env.update(zip(eqn.outvars, _emit(eqn, operands), strict=True))
-    return [jax_compat.read_atom(env, atom) for atom in jaxpr.outvars]
+    return list(map(_widened, evaluate(closed, args, _emit), closed.jaxpr.outvars))
 
 
 def _emit(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
@@ -62,30 +52,25 @@ def _accumulate(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def _jit(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    return jax_compat.bind(eqn, operands, jaxpr=_retyped(call_body(eqn), operands, wide=False))
+    return bind_nested(eqn, operands, [_retyped(called(eqn), operands, wide=False)])
 
 
 def _inline(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    return _run(call_body(eqn), operands)
+    return evaluate(called(eqn), operands, _emit)
 
 
 def _cond(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    retyped = tuple(_retyped(branch, operands[1:]) for branch in branches(eqn))
-    return jax_compat.bind(eqn, operands, branches=retyped)
+    return bind_nested(eqn, operands, [_retyped(b, operands[1:]) for b in nested(eqn)])
 
 
 def _loop(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """Emit a loop with its carries and its test widened; invariants and slices as they come."""
-    wiring = loop(eqn)
-    tests, invariants = wiring.test_invariants, wiring.test_invariants + wiring.invariants
-    operands = [
-        operand
-        if tests <= i < invariants or i >= invariants + wiring.carries
-        else _widened(operand, atom)
-        for i, (operand, atom) in enumerate(zip(operands, eqn.invars, strict=True))
-    ]
-    name = "jaxpr" if wiring.test is None else "body_jaxpr"
-    return jax_compat.bind(eqn, operands, **{name: _retyped(wiring.body, operands[tests:])})
+    wired = loop(eqn)
+    tested, invariants, carries, sliced = wired.parts(operands)
+    tests, _, inits, _ = wired.parts(eqn.invars)
+    given = [*invariants, *map(_widened, carries, inits), *sliced]
+    *test, body = nested(eqn)
+    return bind_nested(eqn, [*map(_widened, tested, tests), *given], [*test, _retyped(body, given)])
 
 
 _RULES: dict[str, Callable[[JaxprEqn, Sequence[Any]], Sequence[Any]]] = {
@@ -99,11 +84,11 @@ _RULES: dict[str, Callable[[JaxprEqn, Sequence[Any]], Sequence[Any]]] = {
 }
 
 
-def _retyped(body: Body, operands: Sequence[Any], *, wide: bool = True) -> ClosedJaxpr:
+def _retyped(body: ClosedJaxpr, operands: Sequence[Any], *, wide: bool = True) -> ClosedJaxpr:
     """Retrace a body for inputs of other dtypes; wide results have those that it declares."""
 
     def run(*args: Any) -> list[Any]:
-        results = _run(body, args)
+        results = evaluate(body, args, _emit)
         return list(map(_widened, results, body.jaxpr.outvars)) if wide else results
 
     dtypes = [getattr(operand, "dtype", None) for operand in operands]

@@ -14,11 +14,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import eval_jaxpr
+from jax.extend.core import ClosedJaxpr
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.inspect.blocks import Block
-from jaxamp.jaxprs.nested import Body
 from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_narrow, literal
 from jaxamp.tools.tune.groups import Group
 
@@ -48,7 +48,7 @@ class Perturbing(Interpreter):
                     run.equation(position)
         return run.results(), state
 
-    def test(self, body: Body, plan: Any, values: Sequence[Value]) -> Any:
+    def test(self, body: ClosedJaxpr, plan: Any, values: Sequence[Value]) -> Any:
         """Evaluate the condition of a loop on the program's own values."""
         return eval_jaxpr(body.jaxpr, body.consts, *(value.low for value in values))[0]
 

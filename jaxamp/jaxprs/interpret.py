@@ -1,0 +1,78 @@
+"""The walk through a jaxpr with an environment: values by variable, equations one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive
+
+from jaxamp.core import jax_compat
+from jaxamp.jaxprs.nested import Wiring, is_open, wiring, with_nested
+
+Emit = Callable[[JaxprEqn, Sequence[Any]], Sequence[Any]]
+
+
+def evaluate(closed: ClosedJaxpr, args: Sequence[Any], emit: Emit) -> list[Any]:
+    """Run a jaxpr, each equation as the caller says, with its own source line and scope.
+
+    Args:
+      closed: the program.
+      args: its arguments.
+      emit: gets an equation and its operands, and returns its results.
+
+    >>> import jax
+    >>> closed = jax.make_jaxpr(lambda x: 2.0 * x + 1.0)(0.0)
+    >>> evaluate(closed, [3.0], jax_compat.bind)
+    [Array(7., dtype=float32, weak_type=True)]
+    """
+    jaxpr = closed.jaxpr
+    env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
+    env.update(zip(jaxpr.constvars, closed.consts, strict=True))
+
+    def read(atoms: Sequence[Any]) -> list[Any]:
+        return [jax_compat.literal_value(a) if isinstance(a, Literal) else env[a] for a in atoms]
+
+    for eqn in jaxpr.eqns:
+        with jax_compat.emitting(eqn):
+            results = emit(eqn, read(eqn.invars))
+        env.update(zip(eqn.outvars, results, strict=True))
+    return read(jaxpr.outvars)
+
+
+def bind_nested(
+    eqn: JaxprEqn, operands: Sequence[Any], bodies: Iterable[ClosedJaxpr], **changes: Any
+) -> list[Any]:
+    """Bind the primitive of an equation to other operands, with other jaxprs inside.
+
+    Args:
+      eqn: the equation.
+      operands: those of the new one.
+      bodies: the jaxprs that it holds, as many as `eqn`. Constants of one that replaces the open
+        jaxpr of a call become its first operands.
+      **changes: other parameters that change.
+    """
+    bodies = list(bodies)
+    if wiring(eqn) is Wiring.CALL and bodies[0].consts and is_open(eqn):
+        (body,) = bodies
+        operands = [*body.consts, *operands]
+        bodies = [ClosedJaxpr(jax_compat.without_constvars(body.jaxpr), ())]
+    return jax_compat.bind(eqn, operands, **with_nested(eqn, bodies), **changes)
+
+
+def instead_of(
+    primitive: Primitive, instead: Callable[[Sequence[Any], dict[str, Any]], Any]
+) -> Emit:
+    """Return an `emit` that replaces the equations of one primitive and binds all others.
+
+    Args:
+      primitive: of one result.
+      instead: gets operands and parameters of its equations, and returns the result.
+    """
+
+    def emit(eqn: JaxprEqn, values: Sequence[Any]) -> Sequence[Any]:
+        if eqn.primitive is primitive:
+            return [instead(values, eqn.params)]
+        return jax_compat.bind(eqn, values)
+
+    return emit

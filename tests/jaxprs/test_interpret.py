@@ -1,0 +1,93 @@
+"""Programs that are walked compute what they did, and changes within them arrive."""
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import ClosedJaxpr
+
+from jaxamp.core import jax_compat
+from jaxamp.jaxprs.interpret import bind_nested, evaluate, instead_of
+from jaxamp.jaxprs.nested import nested
+from tests import table_programs
+
+X = np.float32(0.3)
+
+
+def cosines(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The program with cosines for sines, however deep they are."""
+
+    def emit(eqn, operands):
+        if eqn.primitive is lax.sin_p:
+            return [lax.cos(*operands)]
+        return bind_nested(eqn, operands, map(cosines, nested(eqn)))
+
+    return jax.make_jaxpr(lambda *args: evaluate(closed, args, emit))(*closed.in_avals)
+
+
+def looped(x):
+    """A sine in a scan and in the test and body of a while loop."""
+    x, _ = lax.scan(lambda c, y: (lax.sin(c * y), c), x, np.arange(3.0, dtype=np.float32))
+    return lax.while_loop(lambda c: lax.sin(c) < 0.9, lambda c: c + lax.sin(c * c), x + 0.5)
+
+
+PROGRAMS = {
+    "jit": lambda f: jax.jit(f),
+    "checkpoint": lambda f: jax.checkpoint(f),
+    "branch": lambda f: lambda x: lax.cond(x > 0, f, lambda x: x, x),
+    "nested": lambda f: jax.jit(jax.checkpoint(lambda x: 2 * jax.jit(f)(x))),
+}
+
+
+@pytest.mark.parametrize("wrap", PROGRAMS.values(), ids=PROGRAMS)
+def test_what_is_nested_can_be_changed(wrap):
+    changed = cosines(jax.make_jaxpr(wrap(lambda x: lax.sin(x) * X))(X))
+    (result,) = evaluate(changed, [X], jax_compat.bind)
+    np.testing.assert_array_equal(result, jax.jit(wrap(lambda x: lax.cos(x) * X))(X))
+
+
+def test_loops_can_be_changed():
+    """In both jaxprs of a while loop."""
+    text = str(cosines(jax.make_jaxpr(looped)(X)))
+    assert text.count("= cos") == str(jax.make_jaxpr(looped)(X)).count("= sin") == 3
+    assert "= sin" not in text
+
+
+def test_constants_of_an_open_jaxpr_become_operands():
+    """A checkpoint holds no constants."""
+    (eqn,) = jax.make_jaxpr(jax.checkpoint(lambda x: lax.sin(x)))(X).eqns
+    table = jax.numpy.arange(3.0)
+    body = jax.make_jaxpr(lambda x: x + table[0] * table.sum())(X)
+    assert body.consts
+    (result,) = jax.jit(lambda x: bind_nested(eqn, [x], [body]))(X)
+    np.testing.assert_array_equal(result, X)
+
+
+@pytest.mark.parametrize("name", ["calls", "control_flow", "nested"])
+def test_a_walk_computes_what_the_program_does(name):
+    fn, args = table_programs.PROGRAMS[name]
+    closed = jax.make_jaxpr(fn)(*args)
+    walked = jax.jit(lambda *given: evaluate(closed, given, jax_compat.bind))
+    wanted = jax.tree.leaves(jax.jit(fn)(*args))
+    for result, right in zip(walked(*jax.tree.leaves(args)), wanted, strict=True):
+        np.testing.assert_array_equal(result, right)
+
+
+def test_equations_keep_their_scope_and_line():
+    @jax.jit
+    def scoped(x):
+        with jax.named_scope("layer"):
+            return lax.sin(x)
+
+    closed = jax.make_jaxpr(scoped)(X).eqns[0].params["jaxpr"]
+    again = jax.make_jaxpr(lambda x: evaluate(closed, [x], jax_compat.bind))(X)
+    (one,), (other,) = closed.eqns, again.eqns
+    assert str(other.source_info.name_stack) == "layer"
+    assert jax_compat.user_line(one.source_info) == jax_compat.user_line(other.source_info)
+
+
+def test_one_primitive_can_be_replaced():
+    closed = jax.make_jaxpr(lambda x: lax.sin(x) + lax.tanh(x))(X)
+    emit = instead_of(lax.sin_p, lambda operands, params: lax.cos(*operands))
+    (result,) = evaluate(closed, [X], emit)
+    np.testing.assert_array_equal(result, lax.cos(X) + lax.tanh(X))
