@@ -68,7 +68,6 @@ TABLE: dict[str, Held] = {
     "composite": Held(Wiring.UNIT, ("jaxpr", "call_jaxpr")),
     "compute_on": Held(Wiring.UNIT, ("jaxpr",)),
     "custom_vmap_call": Held(Wiring.UNIT, ("call",), ("rule",)),
-    "fused_group": Held(Wiring.CALL, ("jaxpr",)),
     "fused_call": Held(Wiring.UNIT, ("jaxpr",)),
     "program_order": Held(Wiring.UNIT, ("call_jaxpr",)),
     "xla_metadata_call": Held(Wiring.UNIT, ("jaxpr",)),
@@ -219,7 +218,7 @@ _NOT_ENTERED = (Wiring.SCALAR, Wiring.OPAQUE)
 
 def _held(eqn: JaxprEqn) -> Held | None:
     name = eqn.primitive.name
-    if name in TABLE or name in taxonomy.TABLE:
+    if name in taxonomy.TABLE:
         return TABLE.get(name)
     op = taxonomy.lookup(name)
     described = _DESCRIBED.get(op.trait) if op else None

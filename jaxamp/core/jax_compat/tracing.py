@@ -62,3 +62,8 @@ def without_constvars(jaxpr: Jaxpr) -> Jaxpr:
 def literal_value(literal: Literal) -> Any:
     """The value of a literal as numpy or Python scalar."""
     return literal.val
+
+
+def without_consts(closed: ClosedJaxpr) -> tuple[Jaxpr, list[Any]]:
+    """An open jaxpr that takes its former constants as leading inputs, and those constants."""
+    return _pe.convert_constvars_jaxpr(closed.jaxpr), list(closed.consts)
