@@ -75,7 +75,7 @@ def _emit(columns: Set[Var], eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any
 
 
 # Others are bound with rules of their own, or hold types of one device.
-_ENTERED = frozenset({"jit", "scan", "while", "cond", "remat2"})
+_ENTERED = frozenset({"jit", "scan", "while", "cond", "fused_group", "remat2"})
 
 
 def _entered(eqn: JaxprEqn) -> list[ClosedJaxpr]:
