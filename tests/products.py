@@ -170,8 +170,12 @@ def _check_products(case: Case, found: list[audit.Product]) -> None:
         assert len(lows) == program.low_dots - already, f"{len(lows)} low: {found}"
 
 
-def check_values(case: Case) -> None:
+def check_values(case: Case, policy: Any = None) -> None:
     """Runs a case and holds it to the table of tolerances.
+
+    Args:
+        case: what to run.
+        policy: the policy to run it under, by default the preset itself.
 
     Raises:
         AssertionError: if a value, a dtype or the structure is wrong.
@@ -180,7 +184,7 @@ def check_values(case: Case) -> None:
     low, is_literal = PRESETS[case.preset], case.preset == "always_f16"
     if is_literal and (order or case.program in UNGUARDED):
         return  # gradients underflow without a loss scale
-    fn, args = _build(case, lambda f: amp(f, case.preset, _force=True))
+    fn, args = _build(case, lambda f: amp(f, policy or case.preset, _force=True))
     plain = jax.jit(_build(case, _identity)[0])
     reference = plain(*args)
     result = fn(*args) if case.transform == "plain" else jax.jit(fn)(*args)

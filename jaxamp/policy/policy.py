@@ -26,6 +26,7 @@ from jaxamp.policy.jmp_string import ThreeDtypes, looks_like_grammar, parse_gram
 from jaxamp.policy.rules import Rule
 from jaxamp.policy.scaling import DEFAULT as _SCALING
 from jaxamp.policy.scaling import VALUES, Scaling
+from jaxamp.policy.techniques import ALL_TECHNIQUES, Technique, parse_techniques
 
 _KEPT = frozenset({Precision.F64, Precision.F32})
 _COMPUTABLE = _KEPT | {Precision.F16, Precision.BF16}
@@ -48,6 +49,7 @@ class PrecisionPolicy:
       output_dtype: format of the float outputs; ``None`` for that of the original function.
       allreduce: format in which gradients and activations are added up over devices.
       scaling: which dots are quantized, where the cast of Compute is scaled, and how.
+      xla: what XLA is told beside the precisions; ``()`` for the casts alone.
 
     Raises:
       PolicyError: a word is not understood, or a kind is missing.
@@ -68,6 +70,7 @@ class PrecisionPolicy:
     output_dtype: Precision | None = None
     allreduce: Precision = Precision.F32
     scaling: Scaling = _SCALING
+    xla: frozenset[Technique] = ALL_TECHNIQUES
 
     ALWAYS_F32: ClassVar[PrecisionPolicy]
     ALWAYS_F16: ClassVar[PrecisionPolicy]
@@ -94,6 +97,7 @@ class PrecisionPolicy:
             "output_dtype": _optional_precision(self.output_dtype),
             "allreduce": Precision.parse(self.allreduce),
             "scaling": _checked_scaling(self.scaling),
+            "xla": parse_techniques(self.xla),
         }
         for field, value in normal.items():
             object.__setattr__(self, field, value)

@@ -17,7 +17,7 @@ _P = TypeVar("_P")
 
 _VERSION = 1
 _PLAIN_KEYS = ("accumulation", "guards", "param_dtype", "output_dtype", "allreduce")
-_KEYS = ("version", "name", "kinds", "rules", "scaling", *_PLAIN_KEYS)
+_KEYS = ("version", "name", "kinds", "rules", "scaling", "xla", *_PLAIN_KEYS)
 
 
 def to_json(policy: Any) -> str:
@@ -33,6 +33,7 @@ def to_json(policy: Any) -> str:
         "output_dtype": _word(policy.output_dtype),
         "allreduce": policy.allreduce.short,
         "scaling": _scaling_to_data(policy.scaling),
+        "xla": sorted(technique.value for technique in policy.xla),
     }
     return json.dumps(data, indent=2)
 
@@ -49,6 +50,7 @@ def from_json(make: Callable[..., _P], text: str) -> _P:
             kinds=tuple((OpKind.parse(k), _cast_from(cast)) for k, cast in data["kinds"].items()),
             rules=tuple(Rule(**rule) for rule in data["rules"]),
             scaling=_scaling_from(data.get("scaling", {})),
+            xla=data.get("xla", "all"),
             **{key: data[key] for key in _PLAIN_KEYS},
         )
     except (KeyError, TypeError, AttributeError) as error:

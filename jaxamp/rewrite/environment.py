@@ -27,8 +27,8 @@ class Environment:
       log: what is told of every cast; ``None`` for a program that is to run.
     """
 
-    def __init__(self, log: Log | None = None) -> None:
-        self.log = log
+    def __init__(self, log: Log | None = None, *, holds: bool = True) -> None:
+        self.log, self._holds = log, holds
         self._values: dict[Var, Any] = {}
         self._casts: dict[tuple[Var, Precision | None], Any] = {}
         self._copies: dict[tuple[Var, Precision], Any] = {}
@@ -131,7 +131,8 @@ class Environment:
     def _copy(self, var: Var, precision: Precision) -> Any:
         key = var, precision
         if key not in self._copies:
-            self._copies[key] = hold(self.read(var, precision))
+            copy = self.read(var, precision)
+            self._copies[key] = hold(copy) if self._holds else copy
         elif self.log is not None:
             self.log.found(key)
         return self._copies[key]

@@ -12,6 +12,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.errors import JaxAmpError, RewriteError
 from jaxamp.plan import Decision, Fusion, JaxprPlan, Remake, Step
+from jaxamp.policy.techniques import Technique
 from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.invariant_cotangents import same_each_turn
 from jaxamp.rewrite.recorder import Log
@@ -53,7 +54,8 @@ def interpret(
     Raises:
       RewriteError: a primitive does not accept what was decided for it.
     """
-    env = Environment(None if context.recorder is None else context.recorder.log(plan))
+    log = None if context.recorder is None else context.recorder.log(plan)
+    env = Environment(log, holds=context.steers(Technique.HELD_ROUNDINGS))
     env.enter(jaxpr.constvars, consts)
     casts, wides = len(plan.rounded), len(plan.turned)
     env.take(plan.rounded, args[:casts])
@@ -118,7 +120,7 @@ def _fused(context: Context, fusion: Fusion, log: Log | None) -> Callable[..., l
     again = _read_again(fusion)
 
     def emitted(*args: Any) -> list[Any]:
-        env = Environment(log)
+        env = Environment(log, holds=context.steers(Technique.HELD_ROUNDINGS))
         env.take(fusion.takes, apart(args, again) if again else args)
         pairs = zip(fusion.equations, fusion.decisions, strict=True)
         for index, (eqn, decision) in enumerate(pairs):

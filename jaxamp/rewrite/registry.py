@@ -11,6 +11,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 from jaxamp.core import jax_compat
 from jaxamp.plan import Decision, Fusion, JaxprPlan
 from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.policy.techniques import Technique
 from jaxamp.rewrite.recorder import Recorder
 
 
@@ -33,6 +34,10 @@ class Context:
     recorder: Recorder | None = None
     rewritten: dict[JaxprPlan, ClosedJaxpr] = field(default_factory=dict)
     fused: dict[tuple[Fusion, tuple[Any, ...]], Callable[..., Any]] = field(default_factory=dict)
+
+    def steers(self, technique: Technique) -> bool:
+        """Return whether a technique of steering XLA is on."""
+        return technique in self.policy.xla
 
     def forget(self) -> None:
         """Lets go of what was made, which refers back to this: a cycle for the collector."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from jaxamp.plan.dataflow.label_gathers import is_label_scatter
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.plan.steering import Steering
+from jaxamp.policy.techniques import Technique
 from jaxamp.xla.constant_rematerialization import find_constants
 from jaxamp.xla.cotangent_roundings import find_cotangent_roundings
 from jaxamp.xla.held_roundings import find_held_roundings, find_unbarriered_sums
@@ -15,31 +17,41 @@ from jaxamp.xla.recomputation import Recomputation
 
 
 def steer(findings: Findings) -> Steering:
-    """Choose the steering of a program."""
-    held = find_held_roundings(findings)
-    unbarriered = find_unbarriered_sums(findings, held)
-    if findings.groups is None:
-        return Steering(
-            holds=True,
-            held=held,
-            held_by_calls=held,
-            unbarriered=unbarriered,
-            signs=findings.relu_signs,
-        )
-    recomputation = Recomputation(findings)
-    return Steering(
-        holds=True,
+    """Choose the steering of a program, by the techniques that its policy has on."""
+    techniques = findings.policy.xla
+    holds = Technique.HELD_ROUNDINGS in techniques
+    held = find_held_roundings(findings) if holds else frozenset[int]()
+    unbarriers = Technique.UNBARRIERED_SUMS in techniques
+    steering = Steering(
+        holds=holds,
         held=held,
-        held_by_calls=held - recomputation.saved_by_rules,
-        unbarriered=unbarriered,
-        cotangents=find_cotangent_roundings(findings),
-        label_gathers=findings.groups.label_gathers | set(_spreading(findings.graph)),
-        outlines=True,
-        saved=recomputation.saved,
-        recomputed=recomputation.recomputed,
-        signs=findings.relu_signs,
-        constants=find_constants(findings.graph, findings.frame),
+        held_by_calls=held,
+        unbarriered=find_unbarriered_sums(findings, held) if unbarriers else frozenset(),
+        signs=findings.relu_signs if Technique.FUSED_GROUPS in techniques else frozenset(),
     )
+    if findings.groups is None:
+        return steering
+    if Technique.FUSED_GROUPS in techniques:
+        recomputation = Recomputation(findings)
+        steering = replace(
+            steering,
+            held_by_calls=held - recomputation.saved_by_rules,
+            outlines=True,
+            saved=recomputation.saved,
+            recomputed=recomputation.recomputed,
+        )
+    if Technique.COTANGENT_ROUNDINGS in techniques:
+        roundings = find_cotangent_roundings(findings)
+        if not unbarriers:  # then no sum reads a rounding before its barrier
+            roundings = {v: r._replace(is_multiplied=True) for v, r in roundings.items()}
+        steering = replace(steering, cotangents=roundings)
+    if Technique.LABEL_COMPARISONS in techniques:
+        labels = findings.groups.label_gathers | set(_spreading(findings.graph))
+        steering = replace(steering, label_gathers=labels)
+    if Technique.CONSTANT_REMATERIALIZATION in techniques:
+        constants = find_constants(findings.graph, findings.frame)
+        steering = replace(steering, constants=constants)
+    return steering
 
 
 def _spreading(graph: Graph) -> Iterator[Node]:

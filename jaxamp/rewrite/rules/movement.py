@@ -9,6 +9,7 @@ from jax.extend.core import JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.plan import Decision
+from jaxamp.policy.techniques import Technique
 from jaxamp.rewrite.registry import Context, parted, rewrites
 from jaxamp.xla.label_gather import is_pick, pick
 
@@ -29,6 +30,6 @@ def look_up(
 ) -> Sequence[Any]:
     """Looks up; of one number of each row the cotangent needs no scattering."""
     table, indices = operands
-    if is_pick(table, indices, eqn.params):
+    if context.steers(Technique.LABEL_COMPARISONS) and is_pick(table, indices, eqn.params):
         return [pick(table, indices, eqn.params)]
     return jax_compat.bind(eqn, operands)
