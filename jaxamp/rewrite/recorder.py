@@ -103,4 +103,3 @@ class Recorder:
         self.equations[plan] = [Casts() for _ in plan.decisions]
         self.results[plan] = Casts()
         return Log(self.equations[plan], self.results[plan])
-

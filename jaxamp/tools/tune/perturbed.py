@@ -16,10 +16,10 @@ from jax import lax
 from jax.core import eval_jaxpr
 
 from jaxamp.core import jax_compat
-from jaxamp.core.formats import Precision
+from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.inspect.blocks import Block
 from jaxamp.jaxprs.nested import Body
-from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_narrow, literal
+from jaxamp.numerics.nested_interpreter import Interpreter, Value, literal
 from jaxamp.tools.tune.groups import Group
 
 
