@@ -41,7 +41,7 @@ class Chart(NamedTuple):
 
 
 def charts(report: Report) -> list[Chart]:
-    """Shares of everything, bytes by kind, FLOPs by scope and by line, and what guards did."""
+    """Return the charts: shares, bytes by kind, FLOPs by scope and by line, and guards."""
     operations = report.operations
     return [
         _shares(operations),
@@ -53,7 +53,7 @@ def charts(report: Report) -> list[Chart]:
 
 
 def family(word: str) -> str:
-    """The colour of a precision: its own, that of all 8-bit formats, or that of no float.
+    """Return the colour of a precision: its own, that of all 8-bit formats, or that of no float.
 
     >>> family("bf16"), family("f8_e4m3"), family("int32")
     ('bf16', 'f8', 'other')
@@ -64,7 +64,7 @@ def family(word: str) -> str:
 
 
 class _Measure(NamedTuple):
-    """What a bar is long by, how the number is written, and which precision colours it."""
+    """The length of a bar, how the number is written, and which precision colours it."""
 
     value: Callable[[Tally], int]
     words: Callable[[float], str]

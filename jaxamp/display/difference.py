@@ -17,7 +17,7 @@ _MANY = 40
 
 
 def show_difference(difference: Difference) -> Group:
-    """Totals side by side, then the lines that change."""
+    """Show totals side by side, then the lines that change."""
     return Group(*_parts(difference))
 
 
@@ -56,7 +56,7 @@ def _totals(difference: Difference) -> Table:
 
 
 def _reasons(changes: list[Change]) -> tuple[str, str]:
-    """Why the dearest is as it is on either side."""
+    """Return the reasons of the most expensive operation on either side."""
     dearest = max(changes, key=lambda c: c.either.tally.flops)
     before, after = dearest.before, dearest.after
     return before.reason if before else "", after.reason if after else ""

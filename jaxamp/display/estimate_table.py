@@ -19,7 +19,7 @@ _MODEL = (
 
 
 def show_estimate(estimate: Estimate) -> Group:
-    """A column for each policy."""
+    """Show a column for each policy."""
     return Group(*_parts(estimate))
 
 

@@ -12,11 +12,11 @@ from rich.text import Text
 from jaxamp.display.numbers import near
 from jaxamp.display.terminal import precision_text
 from jaxamp.inspect.explain import Explanation, Note
-from jaxamp.inspect.source import Block, blocks
+from jaxamp.inspect.source import Excerpt, excerpts
 
 
 def show_explanation(explanation: Explanation) -> Group:
-    """Every function that has notes, line by line."""
+    """Show every function that has notes, line by line."""
     return Group(*_parts(explanation))
 
 
@@ -27,14 +27,14 @@ def _parts(explanation: Explanation) -> Iterator[Any]:
     for note in explanation.notes:
         by_file[note.place.file][note.place.line].append(note)
     for file, by_line in by_file.items():
-        found = blocks(file, by_line) if file else []
+        found = excerpts(file, by_line) if file else []
         for block in found:
             yield from _block(block, by_line)
         if not found:
             yield from _sourceless(file, by_line) if file else _homeless(by_line)
 
 
-def _block(block: Block, by_line: dict[int, list[Note]]) -> Iterator[Text]:
+def _block(block: Excerpt, by_line: dict[int, list[Note]]) -> Iterator[Text]:
     name = f" ({block.name})" if block.name else ""
     yield Text(f"\n{near(block.file)}{name}", style="bold")
     for number, line in zip(block.numbers(), block.lines, strict=True):
@@ -46,7 +46,7 @@ def _block(block: Block, by_line: dict[int, list[Note]]) -> Iterator[Text]:
 
 
 def _sourceless(file: str, by_line: dict[int, list[Note]]) -> Iterator[Text]:
-    """The notes of code that was typed in, or is made by ``exec``."""
+    """Show the notes of code that was typed in, or is made by ``exec``."""
     yield Text(f"\n{near(file)} (source not available)", style="bold")
     for number, notes in by_line.items():
         for note in notes:
@@ -62,7 +62,7 @@ def _words(note: Note) -> Iterator[Text]:
 
 
 def _homeless(by_line: dict[int, list[Note]]) -> Iterator[Text]:
-    """What JAX made without a line of the user's."""
+    """Show operations that JAX made without a line of the user's."""
     for notes in by_line.values():
         for note in notes:
             yield Text(f"no line: {note.arithmetic} {note.what}: {note.reason}", style="dim")

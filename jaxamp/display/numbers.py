@@ -6,7 +6,7 @@ import os
 
 
 def amount(number: float, unit: str = "") -> str:
-    """A number with three digits and a letter for its thousands.
+    """Write a number with three digits and a letter for its thousands.
 
     >>> amount(52428800, "FLOP"), amount(0)
     ('52.4 MFLOP', '0')
@@ -20,7 +20,7 @@ def amount(number: float, unit: str = "") -> str:
 
 
 def storage(number: float) -> str:
-    """A number of bytes.
+    """Write a number of bytes.
 
     >>> storage(3 * 2**20), storage(100)
     ('3.0 MiB', '100 B')
@@ -32,7 +32,7 @@ def storage(number: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A part of a whole in per cent; nothing of nothing is a dash.
+    """Write a part of a whole in per cent; nothing of nothing is a dash.
 
     >>> share(1, 8), share(0, 0)
     ('12.5 %', '–')
@@ -41,7 +41,7 @@ def share(part: float, whole: float) -> str:
 
 
 def near(path: str) -> str:
-    """A path as seen from the current directory, where that is shorter."""
+    """Write a path as seen from the current directory, where that is shorter."""
     if not os.path.isabs(path):
         return path
     relative = os.path.relpath(path)

@@ -20,7 +20,7 @@ _FRAME = (
 
 
 def report_page(report: Report) -> str:
-    """The page of a report."""
+    """Return the page of a report."""
     import jinja2  # text needs none
 
     environment = jinja2.Environment(
@@ -40,12 +40,12 @@ def report_page(report: Report) -> str:
 
 
 def in_frame(page: str) -> str:
-    """The page inside of another one, as a notebook is: neither's style reaches the other."""
+    """Return the page inside of another, as a notebook is: neither's style reaches the other."""
     return _FRAME.format(page=html.escape(page, quote=True))
 
 
 def _tiles(report: Report) -> list[tuple[str, str, str]]:
-    """Number, what it is, and more about it."""
+    """Return number, name and detail of each tile."""
     total = report.total
     low = sum(o.tally.flops for o in report.operations if family(o.arithmetic) in _LOW)
     dots = ", ".join(f"{n} in {word}" for word, n in report.dots().items())
@@ -60,7 +60,7 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
 
 
 def _row(operation: Operation) -> dict[str, Any]:
-    """What the table shows of an operation; numbers stay numbers, to be sorted."""
+    """Return an operation's row of the table; numbers stay numbers, to be sorted."""
     tally, place = operation.tally, operation.place
     return {
         "primitive": operation.primitive,

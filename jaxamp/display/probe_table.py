@@ -1,4 +1,4 @@
-"""What a probe measured, at a terminal."""
+"""The measurements of a probe at a terminal."""
 
 from __future__ import annotations
 

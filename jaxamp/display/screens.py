@@ -1,4 +1,4 @@
-"""Which screen each value has."""
+"""The screen of each value."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def text(value: Any) -> str:
 
 
 def _html(value: Any, fragment: str) -> str:
-    """What a terminal shows, as HTML; its text has no colour of its own, so any theme will do."""
+    """Return what a terminal shows as HTML; text has no colour of its own, so any theme will do."""
     console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_terminal=True)
     console.print(value)
     return console.export_html(inline_styles=True, code_format=fragment)

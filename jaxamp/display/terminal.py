@@ -24,12 +24,12 @@ _COLORS = {
 
 
 def precision_text(word: str) -> Text:
-    """A precision in its colour."""
+    """Write a precision in its colour."""
     return Text(word, style=_COLORS.get(word.strip(), "dim"))
 
 
 def show_report(report: Report) -> Group:
-    """Totals, casts, guards and every dot."""
+    """Show totals, casts, guards and every dot."""
     return Group(*_parts(report))
 
 

@@ -1,4 +1,4 @@
-"""What ``tune`` found, at a terminal."""
+"""The result of ``tune`` at a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program as blocks: each jaxpr in its place, with a number for every equation that computes.
+"""Blocks of a program: each jaxpr where it is called, with a number for every computing equation.
 
 A jaxpr that is called from two places is two blocks, and one inside a loop is one block however
 often it runs. What an interpreter finds out about an equation goes by the equation's number.
@@ -22,7 +22,7 @@ from jaxamp.plan import Decision, JaxprPlan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """An equation that computes, in its place.
+    """An equation that computes, where it is called.
 
     Attributes:
       number: its number in the program.
@@ -57,7 +57,7 @@ class Site:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A jaxpr in its place.
+    """A jaxpr where it is called.
 
     Attributes:
       jaxpr: the program.
@@ -83,16 +83,16 @@ class Block:
         return self.plan is not None and not self.plan.unchanged
 
     def decision(self, position: int) -> Decision | None:
-        """How an equation runs."""
+        """Return the decision for an equation; ``None`` where nothing was decided."""
         return self.plan.decisions[position] if self.plan else None
 
     def numbers(self) -> range:
-        """The numbers of its own sites, which follow one another."""
+        """Return the numbers of its own sites, which are consecutive."""
         own = [site.number for site in self.sites if site]
         return range(own[0], own[-1] + 1) if own else range(0)
 
     def walk(self) -> Iterator[Site]:
-        """Every site, in program order."""
+        """Yield every site, in program order."""
         for site, blocks in zip(self.sites, self.inner, strict=True):
             if site:
                 yield site
@@ -101,7 +101,7 @@ class Block:
 
 
 def blocks_of(jaxpr: Jaxpr, consts: Sequence[Any], plan: JaxprPlan | None) -> Block:
-    """The outermost block of a program.
+    """Return the outermost block of a program.
 
     Args:
       jaxpr: the program.
@@ -112,13 +112,13 @@ def blocks_of(jaxpr: Jaxpr, consts: Sequence[Any], plan: JaxprPlan | None) -> Bl
 
 
 def place_of(site: Site) -> Place:
-    """The innermost line that is the user's own, or else that of a library."""
+    """Return the innermost line that is the user's own, or else that of a library."""
     info = site.eqn.source_info
     return innermost(info, frames_of(info))
 
 
 class _Numbering:
-    """Gives numbers, those of one block in a row."""
+    """Numbers the sites of a program; those of one block are consecutive."""
 
     def __init__(self) -> None:
         self.next = 0

@@ -1,4 +1,4 @@
-"""Counting: the floating-point operations of an equation, and the elements that it touches."""
+"""Floating-point operations of an equation, and the elements that it reads and writes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SLICES = ("slice", "dynamic_slice", "gather")
 
 
 def flops(name: str, kind: OpKind, params: dict[str, Any], ins: Sequence[Any], out: Any) -> int:
-    """Floating-point operations of one run.
+    """Count the floating-point operations of one run.
 
     A multiplication and the addition after it are two. An elementwise operation counts one for each
     element of its result, whatever the function; a reduction one for each element that it folds.
@@ -34,7 +34,7 @@ def flops(name: str, kind: OpKind, params: dict[str, Any], ins: Sequence[Any], o
 
 
 def touched(eqn: JaxprEqn) -> tuple[list[int], list[int]]:
-    """Elements that one run reads of each operand, and writes of each result.
+    """Count the elements that one run reads of each operand, and writes of each result.
 
     A slice reads only what it gives, and an update in place touches only what changes.
     """
@@ -50,7 +50,7 @@ def touched(eqn: JaxprEqn) -> tuple[list[int], list[int]]:
 
 
 def size(aval: Any) -> int:
-    """Number of elements; an unknown dimension counts as one, what is not an array as none."""
+    """Count the elements of a type: an unknown dimension as one, what is not an array as none."""
     shape = getattr(aval, "shape", None)
     if shape is None:
         return 0
@@ -63,7 +63,7 @@ def _dot(params: dict[str, Any], ins: Sequence[Any]) -> int:
 
 
 def _convolution(params: dict[str, Any], ins: Sequence[Any]) -> int:
-    """Multiplications for one element of the result: a kernel without its output features.
+    """Count the multiplications for one element of the result: a kernel less its output features.
 
     The zeros that the transpose of a strided convolution puts between its inputs do not count.
     """
@@ -72,7 +72,7 @@ def _convolution(params: dict[str, Any], ins: Sequence[Any]) -> int:
 
 
 def _ragged_dot(params: dict[str, Any], ins: Sequence[Any]) -> int:
-    """As for a dot; where the groups part the contracted axis, each has its share of it."""
+    """Count as for a dot; groups that split the contracted axis have a share of it each."""
     numbers = params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
     groups = ins[2].shape[-1] if set(numbers.lhs_ragged_dimensions) <= set(contracted) else 1

@@ -34,7 +34,7 @@ class Change:
 
     @property
     def words(self) -> str:
-        """What it was and what it is, such as ``"f32 → bf16"``."""
+        """Precision before and after, such as ``"f32 → bf16"``."""
         return f"{_precisions(self.before)} → {_precisions(self.after)}"
 
 
@@ -53,7 +53,7 @@ class Difference(Shown):
     changes: tuple[Change, ...]
 
     def lines(self) -> list[tuple[Place, str, list[Change]]]:
-        """The changes by line and by what they change, those with most FLOPs first."""
+        """Group the changes by line and by what they change, most FLOPs first."""
         groups: dict[tuple[Place, str], list[Change]] = defaultdict(list)
         for change in self.changes:
             groups[change.either.place, change.words].append(change)
@@ -61,7 +61,7 @@ class Difference(Shown):
         return [(place, words, changes) for (place, words), changes in ordered]
 
     def to_json(self) -> str:
-        """Everything as JSON."""
+        """Return everything as JSON."""
         sides = {
             name: {"policy": side.policy, "total": asdict(side.total), "dots": side.dots()}
             for name, side in (("before", self.before), ("after", self.after))
@@ -84,7 +84,7 @@ class Difference(Shown):
 
 
 def diff(policy: Any, other: Any) -> Callable[[Any], Callable[..., Difference]]:
-    """How two policies differ on a program: ``diff(policy, other)(fn)(*args)``.
+    """Compare two policies on a program: ``diff(policy, other)(fn)(*args)``.
 
     Args:
       policy: what to start from; whatever ``amp`` takes as a policy.
@@ -119,7 +119,7 @@ def diff(policy: Any, other: Any) -> Callable[[Any], Callable[..., Difference]]:
 
 
 def describe(changes: list[Change]) -> str:
-    """The primitives of some changes, in a few words."""
+    """Describe the primitives of some changes in a few words."""
     names = [change.either.primitive for change in changes]
     counted = {name: names.count(name) for name in dict.fromkeys(names)}
     words = [f"{name} ×{n}" if n > 1 else name for name, n in counted.items()]
@@ -136,7 +136,7 @@ def _changes(before: Report, after: Report) -> Iterator[Change]:
 def _pairs(
     before: list[Operation], after: list[Operation]
 ) -> Iterator[tuple[Operation | None, Operation | None]]:
-    """The same operation on both sides; a program may depend on the policy that it runs under."""
+    """Pair each operation with itself on the other side; a program may depend on its policy."""
     keys = [[_identity(o) for o in side] for side in (before, after)]
     matcher = difflib.SequenceMatcher(None, *keys, autojunk=False)
     same = keys[0] == keys[1]

@@ -1,4 +1,4 @@
-"""One equation, as a report reads it: what it is given, in which precision, and what it costs."""
+"""One equation as a report reads it: its operands, their precisions, and what it costs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Body = tuple[ClosedJaxpr, JaxprPlan | None]
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Around a jaxpr: its scope, how often it runs, and the frames of the call.
+    """The surroundings of a jaxpr: scope, number of runs, and frames of the call.
 
     ``own`` tells whether the function that the jaxpr was traced from is the user's own, ``needed``
     which of its results somebody needs; none named are all.
@@ -42,7 +42,7 @@ class Where:
     needed: Sequence[bool] = ()
 
     def frames_of(self, eqn: JaxprEqn) -> tuple[Frame, ...]:
-        """The user's frames of an equation inside.
+        """Return the user's frames of an equation inside.
 
         A jitted function is traced once: where a library's is called again, its equations still
         name the first caller.
@@ -93,7 +93,7 @@ class Equation:
         return innermost(self.eqn.source_info, self.frames)
 
     def bodies(self) -> list[Body]:
-        """The jaxprs that it holds, with their plans."""
+        """Return the jaxprs that it holds, with their plans."""
         if self.decision and self.decision.inner:
             return list(zip(nested(self.eqn), self.decision.inner, strict=True))
         if self.decision is None or is_region(self.eqn):
@@ -101,7 +101,7 @@ class Equation:
         return []
 
     def operation(self, runs: int, carries: bool = False) -> Operation:
-        """The equation as a report shows it; one that only carries others costs its casts."""
+        """Return the row of the report; one that only holds jaxprs costs its casts alone."""
         eqn, ground = self.eqn, self.ground
         return Operation(
             primitive=self.name,
@@ -164,7 +164,7 @@ class Equation:
 
 
 def _width(aval: Any, precision: Precision | None) -> float:
-    """Bytes of one element."""
+    """Return the bytes of one element."""
     if precision is not None:
         return precision.bits / 8
     dtype = getattr(aval, "dtype", None)
@@ -172,7 +172,7 @@ def _width(aval: Any, precision: Precision | None) -> float:
 
 
 def _words(precisions: Precisions, atoms: Sequence[Any]) -> list[str]:
-    """What each value is made of, in one word."""
+    """Return the dtype of each value, in one word."""
     pairs = zip(precisions, atoms, strict=False)
     return [p.short if p else str(getattr(a.aval, "dtype", a.aval)) for p, a in pairs]
 

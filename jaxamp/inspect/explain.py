@@ -21,7 +21,7 @@ _SEVERAL = 3  # primitives that a note names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What one line does in one precision.
+    """The operations of one line that run in one precision.
 
     Attributes:
       place: the line.
@@ -68,7 +68,7 @@ class Explanation(Shown):
     notes: tuple[Note, ...]
 
     def to_json(self) -> str:
-        """Everything as JSON."""
+        """Return everything as JSON."""
         notes = [{**asdict(n), "text": n.place.text} for n in self.notes]
         head = {"program": self.program, "policy": self.policy, "where": self.where}
         return json.dumps({**head, "notes": notes}, indent=1)
@@ -81,7 +81,7 @@ class Explanation(Shown):
 def explain(
     fn: Any, policy: Any = None, *, where: str = "", strict: bool = False
 ) -> Callable[..., Explanation]:
-    """Annotates the source of a program with what runs in which precision, and why.
+    """Annotate the source of a program with what runs in which precision, and why.
 
     Args:
       fn: whatever ``amp`` takes, or what it returned.

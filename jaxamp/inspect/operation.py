@@ -77,11 +77,11 @@ class Operation:
 
     @property
     def tally(self) -> Tally:
-        """What all its runs cost."""
+        """The cost of all its runs."""
         return self.runs * self.each
 
     def to_data(self) -> dict[str, Any]:
-        """The operation as plain words and numbers."""
+        """Return the operation as plain words and numbers."""
         data = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -92,7 +92,7 @@ class Operation:
 
 
 def total(operations: Iterable[Operation]) -> Tally:
-    """What some operations cost together."""
+    """Add up what some operations cost."""
     return sum((o.tally for o in operations), Tally())
 
 
@@ -100,23 +100,23 @@ Frame = tuple[str, int, str]
 
 
 def frames_of(source_info: Any) -> tuple[Frame, ...]:
-    """The user's own frames, innermost first: none of installed libraries."""
+    """Return the user's own frames, innermost first: none of installed libraries."""
     return tuple(f for f in jax_compat.user_frames(source_info) if not is_library(f[0]))
 
 
 def innermost(source_info: Any, frames: Sequence[Frame]) -> Place:
-    """The innermost of the user's own lines, or else that of a library."""
+    """Return the innermost of the user's own lines, or else that of a library."""
     found = [*frames[:1], *jax_compat.user_frames(source_info)[:1]]
     return Place(*found[0]) if found else Place()
 
 
 def is_library(file: str) -> bool:
-    """Whether a file is an installed one, rather than the user's own."""
+    """Return whether a file is an installed one, rather than the user's own."""
     return any(name in file for name in _LIBRARIES)
 
 
 def type_word(word: str, shape: Sequence[Any]) -> str:
-    """An array's type in one word.
+    """Write an array's type in one word.
 
     >>> type_word("bf16", (8, 128))
     'bf16[8,128]'

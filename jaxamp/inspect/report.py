@@ -1,4 +1,4 @@
-"""The report: what a policy does to a program, as a value."""
+"""The report of a policy on a program, as a value."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _JOINED = "operations", "unmatched_rules", "unknown", "unknown_loops", "lowering
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Shown):
-    """What a policy does to a program. Reports of several programs add up: ``a + b``.
+    """The effect of a policy on a program. Reports of several programs add up: ``a + b``.
 
     Attributes:
       program: the function's name.
@@ -56,7 +56,7 @@ class Report(Shown):
 
     @classmethod
     def of(cls, plan: Plan, program: str = "") -> Report:
-        """The report of a plan."""
+        """Return the report of a plan."""
         walk = Walk(plan, record(plan))
         return cls(
             program=program,
@@ -76,7 +76,7 @@ class Report(Shown):
         return Report(program=" + ".join(names), policy=", ".join(policies), **both)
 
     def __radd__(self, start: int) -> Report:
-        """What ``sum`` starts from is not a report."""
+        """Accept the 0 that ``sum`` starts from."""
         return self if start == 0 else NotImplemented
 
     @property
@@ -85,7 +85,7 @@ class Report(Shown):
         return total(self.operations)
 
     def by(self, *keys: str) -> dict[tuple[str, ...], Tally]:
-        """Totals by attributes of the operations, largest first.
+        """Return totals by attributes of the operations, largest first.
 
         Args:
           *keys: names of attributes of ``Operation``, e.g. ``"kind", "arithmetic"``.
@@ -104,7 +104,7 @@ class Report(Shown):
         return {key: found[key] for key in order}
 
     def dots(self) -> dict[str, int]:
-        """Dots and convolutions that run, by the precision of their operands.
+        """Count the dots and convolutions that run, by the precision of their operands.
 
         FP8 ones are what the policy claims; ``lowerings`` say what the compiler made.
         """
@@ -114,7 +114,7 @@ class Report(Shown):
         return {word: n for word, n in found.items() if n}
 
     def compare_compiled(self, text: str) -> dict[str, tuple[int, int]]:
-        """Dots and convolutions claimed here, and found in the compiled program.
+        """Count the dots and convolutions claimed here, and those found in the compiled program.
 
         Args:
           text: the optimized program, as ``compiled.as_text()`` gives it.
@@ -133,7 +133,7 @@ class Report(Shown):
 
     @property
     def notes(self) -> list[str]:
-        """What one has to know to read the totals."""
+        """Remarks that the totals are to be read with."""
         notes = [f"rule matched nothing: {rule}" for rule in self.unmatched_rules]
         notes += [f"unknown primitive, left as it is: {name}" for name in self.unknown]
         notes += [f"counted once, for its trips are not known: {p}" for p in self.unknown_loops]
@@ -144,16 +144,16 @@ class Report(Shown):
 
     @property
     def guards(self) -> dict[str, int]:
-        """How many operations each guard decided, most first."""
+        """Number of operations that each guard decided, most first."""
         return _counted(o.guard for o in self.operations)
 
     @property
     def reasons(self) -> dict[str, int]:
-        """How often each reason was given, most first."""
+        """Number of operations with each reason, most first."""
         return _counted(o.reason for o in self.operations)
 
     def to_data(self) -> dict[str, Any]:
-        """Everything as plain words and numbers."""
+        """Return everything as plain words and numbers."""
         groups = [
             {"kind": kind, "arithmetic": word, **dataclasses.asdict(tally)}
             for (kind, word), tally in self.by("kind", "arithmetic").items()
@@ -173,7 +173,7 @@ class Report(Shown):
         }
 
     def to_json(self) -> str:
-        """Everything as JSON."""
+        """Return everything as JSON."""
         return json.dumps(self.to_data(), indent=1)
 
     def __repr__(self) -> str:
@@ -183,7 +183,7 @@ class Report(Shown):
 def report(
     fn: Any, policy: Any = None, *, target: str | None = None, strict: bool = False
 ) -> Callable[..., Report]:
-    """What a policy does to a program: how much runs in which precision, where and why.
+    """Report how much of a program runs in which precision, where and why.
 
     Nothing is run. FLOPs and bytes follow from the shapes: bytes are what the operations would
     move were each a kernel of its own, and the compiler fuses many of them; ``jaxamp.estimate``
@@ -223,7 +223,7 @@ def report(
 
 
 def _verifier(fn: Any, policy: Any, target: str | None) -> Callable[..., tuple[Lowering, ...]]:
-    """What compiles a call and looks for its FP8 products, if that is asked for."""
+    """Return what compiles a call and looks for its FP8 products, if that is asked for."""
     if target is None:
         return lambda *args, **kwargs: ()
     verify = verify_lowering(fn, policy, None if target == HERE else target)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 _AROUND = 1  # lines shown before and after one that is in no function
 
 
-class Block(NamedTuple):
+class Excerpt(NamedTuple):
     """Lines of a file that are shown together.
 
     Attributes:
@@ -26,12 +26,12 @@ class Block(NamedTuple):
     lines: tuple[str, ...]
 
     def numbers(self) -> range:
-        """The numbers of its lines."""
+        """Return the numbers of its lines."""
         return range(self.first, self.first + len(self.lines))
 
 
-def blocks(file: str, wanted: Iterable[int]) -> list[Block]:
-    """The functions of a file that hold the wanted lines, and what else is around them.
+def excerpts(file: str, wanted: Iterable[int]) -> list[Excerpt]:
+    """Return the functions of a file that hold the wanted lines, and lines around the others.
 
     Args:
       file: path of the file.
@@ -52,7 +52,7 @@ def blocks(file: str, wanted: Iterable[int]) -> list[Block]:
         if not any(a <= number <= b for a, b in shown):
             shown[first, last] = name
     ordered = sorted(shown.items())
-    return [Block(file, name, a, tuple(text[a - 1 : b])) for (a, b), name in ordered]
+    return [Excerpt(file, name, a, tuple(text[a - 1 : b])) for (a, b), name in ordered]
 
 
 def _alone(number: int, length: int) -> tuple[int, int, str]:
@@ -60,7 +60,7 @@ def _alone(number: int, length: int) -> tuple[int, int, str]:
 
 
 def _functions(text: Sequence[str]) -> list[tuple[int, int, str]]:
-    """First line, last line and name of every function."""
+    """Return the first line, last line and name of every function."""
     try:
         tree = ast.parse("\n".join(text))
     except SyntaxError:  # a notebook cell may hold what Python alone does not read

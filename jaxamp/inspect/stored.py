@@ -22,7 +22,7 @@ class Stored:
             self._precisions |= {var: p for var, p in arriving if p is not None}
 
     def write(self, eqn: JaxprEqn, decision: Decision | None) -> None:
-        """Adds the results of an equation."""
+        """Add the results of an equation."""
         self._precisions |= {var: of(var.aval) for var in eqn.outvars}
         if decision is None:
             return
@@ -34,16 +34,16 @@ class Stored:
         self._roundings |= {(eqn.outvars[0], p) for p in (*roundings, decision.sent) if p}
 
     def precision(self, atom: Any) -> Precision | None:
-        """The precision in which memory holds a value."""
+        """Return the precision in which memory holds a value."""
         return of(atom.aval) if isinstance(atom, Literal) else self._precisions[atom]
 
     def source(self, atom: Any, precision: Precision | None) -> Precision | None:
-        """The precision in which memory holds what a reader is given, who takes it in another."""
+        """Return the precision in which memory holds what a reader casts to `precision`."""
         if not isinstance(atom, Literal) and (atom, precision) in self._roundings:
             return precision
         return self.precision(atom)
 
 
 def of(aval: Any) -> Precision | None:
-    """The float format of a type; ``None`` where it has none of jaxamp's."""
+    """Return the float format of a type; ``None`` where it has none of jaxamp's."""
     return Precision.of_dtype(getattr(aval, "dtype", None))

@@ -1,4 +1,4 @@
-"""What operations cost, as a value that adds up over loops and calls."""
+"""The cost of operations, as a value that adds up over loops and calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Walks a program beside its plan and writes down every operation."""
+"""Walk a program beside its plan and list every operation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Walk:
         self._jaxpr(plan.jaxpr.jaxpr, plan.body, Where())
 
     def _jaxpr(self, jaxpr: Jaxpr, plan: JaxprPlan | None, where: Where) -> None:
-        """Adds the operations of a jaxpr."""
+        """Add the operations of a jaxpr."""
         stored = Stored(jaxpr, plan)
         casts, of_results = [Casts()] * len(jaxpr.eqns), Casts()
         if plan in self._recorder.equations:  # one that is as it was written is not emitted
@@ -72,7 +72,7 @@ class Walk:
         self._jaxpr(jaxpr, plan, where)
 
     def _branches(self, equation: Equation, bodies: Sequence[Body], runs: int) -> None:
-        """Only the branch that costs most counts."""
+        """Add the operations of all branches; only the branch that costs most counts."""
         before, taken = self.operations, []
         for body in bodies:
             self.operations = []
@@ -90,7 +90,7 @@ class Walk:
         return loop.params.get("length", 1)
 
     def _add_results(self, casts: Casts, where: Where) -> None:
-        """The casts of what leaves a jaxpr."""
+        """Add the casts of what leaves a jaxpr."""
         if casts.inserted or casts.shared:
             self.operations.append(_results(casts, where))
 

@@ -1,1 +1,1 @@
-"""What low precision does to numbers: shadow runs, error statistics, the origin of a NaN."""
+"""Effects of low precision on numbers: shadow runs, error statistics, the origin of a NaN."""

@@ -4,7 +4,7 @@ An operation whose result holds an infinity or a NaN hands on the mark of an ope
 kind; where it has none, it is itself to blame. A NaN made of an infinity is blamed on what made the
 infinity. Of several to blame, the earliest counts.
 
-Marks of a straight stretch of a program, with no loop or branch in it, are the rows of one table.
+Marks of a straight-line segment, with no loop or branch in it, are the rows of one table.
 The program itself computes one number for each value, its largest magnitude; the table is made of
 all of these at once, so that it takes no longer to compile for many operations than for few.
 """
@@ -30,7 +30,7 @@ _KIND, _TIME, _SITE, _FACTS = 0, 1, 2, 4  # columns; those from _FACTS on are th
 
 
 class Mark(NamedTuple):
-    """What is known of one value, read from its row.
+    """The state of one value, read from its row.
 
     Attributes:
       kind: ``FINITE``, or the worst that it holds.
@@ -48,7 +48,7 @@ class Mark(NamedTuple):
 
     @classmethod
     def of(cls, row: Any) -> Mark:
-        """The mark in a row."""
+        """Return the mark in a row."""
         facts = [int(fact) for fact in row]
         return cls(*facts[:_FACTS], loops=tuple(facts[_FACTS:]))
 
@@ -69,7 +69,7 @@ class _Entry(NamedTuple):
 
 
 class Tape:
-    """The marks of a straight stretch of a program, and its clock.
+    """The marks of a straight-line segment of a program, and its clock.
 
     Args:
       time: when it starts, an int32[].
@@ -86,20 +86,20 @@ class Tape:
 
     @property
     def time(self) -> Any:
-        """What time it is."""
+        """The current tick, i32[]."""
         return self._start + np.int32(self._ticks)
 
     def tick(self) -> None:
-        """Time goes on."""
+        """Advance the clock."""
         self._ticks += 1
 
     def resume(self, time: Any) -> None:
-        """Goes on after a loop or branch, which took its own time."""
-        self._settle()
+        """Resume after a loop or branch, which has a clock of its own."""
+        self._resolve()
         self._start, self._ticks = time, 0
 
     def add(self, array: Any, operands: Sequence[Slot], site: int) -> Slot:
-        """The mark of a result, or of what comes in from outside.
+        """Add the mark of a result, or of an input, and return its slot.
 
         Args:
           array: what it is.
@@ -112,21 +112,21 @@ class Tape:
         return Slot(self._length - 1)
 
     def adopt(self, rows: Sequence[Any]) -> list[Slot]:
-        """Takes the rows of another stretch."""
+        """Append the rows of another tape, and return their slots."""
         if not rows:
             return []
-        self._settle()
+        self._resolve()
         self._known = jnp.concatenate([self._known, jnp.stack(rows)])
         self._length += len(rows)
         return [Slot(number) for number in range(self._length - len(rows), self._length)]
 
     def rows(self, slots: Sequence[Slot]) -> list[Any]:
-        """Rows for another stretch."""
-        self._settle()
+        """Return rows for another tape."""
+        self._resolve()
         return [lax.index_in_dim(self._known, slot.number, keepdims=False) for slot in slots]
 
-    def _settle(self) -> None:
-        """Finds out who is to blame for what was added; quickly, if all of it is finite."""
+    def _resolve(self) -> None:
+        """Find the operation to blame for what was added; quickly, if all of it is finite."""
         if not self._entries:
             return
         own = self._own(self._entries)
@@ -134,14 +134,14 @@ class Tape:
         operands = _padded([entry.operands for entry in self._entries])
         self._known = lax.cond(
             jnp.any(own[:, _KIND] != FINITE),
-            lambda table: _passed_on(table, operands, first),
+            lambda table: _blame_operands(table, operands, first),
             lambda table: table,
             table,
         )
         self._entries = []
 
     def _own(self, entries: Sequence[_Entry]) -> Any:
-        """Rows that blame each operation itself."""
+        """Return rows that blame each operation itself."""
         kinds = _kinds(_stacked([entry.sample for entry in entries]))
         sites = np.array([entry.site for entry in entries], np.int32)
         ticks = np.array([entry.tick for entry in entries], np.int32)
@@ -152,29 +152,29 @@ class Tape:
 
 
 def finite(depth: int) -> np.ndarray:
-    """The row of a finite value, in a program whose loops are nested `depth` deep."""
+    """Return the row i32[4 + depth] of a finite value, in a program with `depth` nested loops."""
     return np.array([FINITE, _NEVER, GIVEN, FINITE, *[0] * depth], np.int32)
 
 
 def part(row: Any, array: Any) -> Any:
-    """The row of a part of an array, which may be finite where the whole is not."""
+    """Return the row of a part of an array, which may be finite where the whole is not."""
     return jnp.concatenate([_kinds(_sample(array))[None], row[_KIND + 1 :]])
 
 
 def worse(one: Any, other: Any) -> Any:
-    """Of the rows of two parts of one array that of the whole: the worse, or else the earlier."""
+    """Merge the status rows of two slices: the worse kind; on a tie, the earlier tick."""
     ties = (one[_KIND] == other[_KIND]) & (one[_TIME] <= other[_TIME])
     return jnp.where((one[_KIND] > other[_KIND]) | ties, one, other)
 
 
 def _sample(array: Any) -> jax.Array:
-    """A number that is as bad as the worst of an array, an f32[]; of a scalar that itself."""
+    """Return an f32[] that is NaN or infinite if any element is; a scalar as it is."""
     is_real = jnp.issubdtype(array.dtype, jnp.floating)
     return array.astype(jnp.float32) if array.shape == () and is_real else peak_of(array)
 
 
 def _stacked(samples: Sequence[Any]) -> Any:
-    """All samples, some perhaps negated.
+    """Stack all samples into f32[n]; the sign is arbitrary.
 
     XLA would fuse a sum with each of its partial sums, and so compute these again for each. What a
     branch takes it computes once; the branches differ because it would otherwise choose one.
@@ -183,12 +183,12 @@ def _stacked(samples: Sequence[Any]) -> Any:
 
 
 def _kinds(samples: Any) -> jax.Array:
-    """The worst that arrays hold, by a number of each."""
+    """Return the kind i32[...] of each sample: finite, infinite or NaN."""
     return jnp.where(jnp.isnan(samples), NAN, jnp.isinf(samples).astype(jnp.int32))
 
 
-def _passed_on(table: Any, operands: np.ndarray, first: int) -> Any:
-    """The table with the blame passed on to operands, row by row from `first`."""
+def _blame_operands(table: Any, operands: np.ndarray, first: int) -> Any:
+    """Pass the blame on to operands, row by row from `first`."""
 
     def judge(number: Any, table: Any) -> Any:
         own = lax.dynamic_index_in_dim(table, first + number, keepdims=False)
@@ -207,6 +207,6 @@ def _passed_on(table: Any, operands: np.ndarray, first: int) -> Any:
 
 
 def _padded(operands: Sequence[tuple[int, ...]]) -> np.ndarray:
-    """Numbers of rows as a table; missing ones are of the row that is finite."""
+    """Return row numbers as a table i32[n, width], padded with the row that is finite."""
     width = max(map(len, operands), default=0) or 1
     return np.array([[*row, *[0] * (width - len(row))] for row in operands], np.int32)

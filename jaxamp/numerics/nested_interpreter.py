@@ -1,4 +1,4 @@
-"""Interpreters that enter what equations hold: calls are inlined, loops and branches rebuilt."""
+"""Interpreters that enter nested jaxprs: calls are inlined, loops and branches rebuilt."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxamp.jaxprs.nested import loop
 
 
 class Value(NamedTuple):
-    """What an interpreter carries for one value of the program.
+    """One value of the program with what an interpreter knows of it.
 
     Attributes:
       low: the value.
@@ -31,7 +31,7 @@ class Value(NamedTuple):
 
 
 class Interpreter(abc.ABC):
-    """Runs blocks, with a state that is handed from one equation to the next.
+    """An interpreter of blocks, with a state that passes from one equation to the next.
 
     ``loops`` has, for each loop around, how many iterations were done before this one.
     """
@@ -40,26 +40,26 @@ class Interpreter(abc.ABC):
     def run(
         self, block: Block, values: Sequence[Value], state: Any, loops: tuple[Any, ...]
     ) -> tuple[list[Value], Any]:
-        """Runs a block on its inputs."""
+        """Run a block on its inputs."""
 
     @abc.abstractmethod
     def test(self, body: ClosedJaxpr, plan: Any, values: Sequence[Value]) -> Any:
         """Whether a while loop goes on."""
 
-    def settled(self, value: Value, aval: Any, twin: bool) -> Value:
-        """The value with a shadow where `twin` and none elsewhere: loops need one form."""
+    def match_shadow(self, value: Value, aval: Any, shadowed: bool) -> Value:
+        """Give the value a shadow if `shadowed`, else none: carries need one structure."""
         return value
 
     def sliced(self, value: Value) -> Value:
-        """A slice, which came with the mark of the whole."""
+        """Return a slice, which comes with the mark of the whole."""
         return value
 
     def stacked(self, mark: Any, slice_mark: Any) -> Any:
-        """The mark of what slices so far make up, with one more."""
+        """Merge the mark of one more slice into that of the slices so far."""
         return mark
 
     def blank(self, aval: Any) -> Any:
-        """The mark of no slices at all."""
+        """Return the mark of an empty stack."""
         return None
 
     def enter(
@@ -70,7 +70,7 @@ class Interpreter(abc.ABC):
         state: Any,
         loops: tuple[Any, ...],
     ) -> tuple[list[Value], Any]:
-        """Runs an equation that holds blocks.
+        """Run an equation that holds blocks.
 
         Args:
           block: the block that the equation is in.
@@ -95,9 +95,11 @@ class Interpreter(abc.ABC):
             values = lax.optimization_barrier(list(values))
         return self.run(inner[0], values, state, loops)
 
-    def _settle(self, values: Sequence[Value], variables: Any, twin: bool) -> list[Value]:
+    def _match_shadows(
+        self, values: Sequence[Value], variables: Any, shadowed: bool
+    ) -> list[Value]:
         pairs = zip(values, variables, strict=True)
-        return [self.settled(value, var.aval, twin) for value, var in pairs]
+        return [self.match_shadow(value, var.aval, shadowed) for value, var in pairs]
 
     def _branch(
         self,
@@ -107,12 +109,12 @@ class Interpreter(abc.ABC):
         state: Any,
         loops: tuple[Any, ...],
     ) -> tuple[list[Value], Any]:
-        twin = _is_twin(inner, values)
+        shadowed = _any_shadowed(inner, values)
 
         def branch(block: Block) -> Any:
             def run(values: Sequence[Value], state: Any) -> Any:
                 outs, state = self.run(block, values, state, loops)
-                return self._settle(outs, eqn.outvars, twin), state
+                return self._match_shadows(outs, eqn.outvars, shadowed), state
 
             return run
 
@@ -176,7 +178,7 @@ class Interpreter(abc.ABC):
             carry, state, done = carried
             operands = [*invariants, *carry]
             outs, state = self.run(block, operands, state, (*loops, done))
-            return self._settle(outs, inputs, twin), state, done + 1
+            return self._match_shadows(outs, inputs, shadowed), state, done + 1
 
         carry = self._settle(carries, inputs, twin)
         carry, state, _ = lax.while_loop(goes_on, body, (carry, state, jnp.int32(0)))
@@ -187,16 +189,11 @@ def _is_recomputation(eqn: JaxprEqn) -> bool:
     return bool(eqn.params["differentiated"] and eqn.params["prevent_cse"])
 
 
-def _is_twin(blocks: Sequence[Block], values: Sequence[Value]) -> bool:
-    """Whether values in such a block can differ from what they would be."""
+def _any_shadowed(blocks: Sequence[Block], values: Sequence[Value]) -> bool:
+    """Return whether values in such blocks can differ from those of the original program."""
     return any(b.is_low for b in blocks) or any(v.shadow is not None for v in values)
 
 
-def is_narrow(precision: Any) -> bool:
-    """Whether a precision is below f32; ``None`` is not."""
-    return precision is not None and precision.bits < 32
-
-
 def literal(atom: Any) -> Any:
-    """The value of a literal; ``None`` for a variable."""
+    """Return the value of a literal; ``None`` for a variable."""
     return jax_compat.literal_value(atom) if hasattr(atom, "val") else None

@@ -1,4 +1,4 @@
-"""Where the first infinity or NaN of a program came from."""
+"""The origin of the first infinity or NaN of a program."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KINDS = {marks.INFINITY: INFINITY, marks.NAN: NAN}
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Nonfinite:
-    """Where the first infinity or NaN of a program came from.
+    """The origin of the first infinity or NaN of a program.
 
     Attributes:
       output: the first result that is not finite, by its path in what the function returned.
@@ -55,7 +55,7 @@ class Nonfinite:
     site: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def to_data(self) -> dict[str, Any]:
-        """All but the operands, as plain words and numbers."""
+        """Return all but the operands, as plain words and numbers."""
         left_out = ("operands", "site", "place")
         names = [f.name for f in dataclasses.fields(self) if f.name not in left_out]
         place = dataclasses.asdict(self.place)
@@ -74,7 +74,7 @@ class Nonfinite:
 
     @property
     def _taken(self) -> str:
-        """What the operation took, in a few words."""
+        """The operands, in a few words."""
         infinite = any(_kind(operand) == INFINITY for operand in self.operands)
         return "with infinities" if infinite else f"of at most {self.largest:.4g}"
 
@@ -105,7 +105,7 @@ class Program:
         inputs: Sequence[str],
         outputs: Sequence[str],
     ) -> Program:
-        """The program of a jaxpr; without a plan, as it is written."""
+        """Return the program of a jaxpr; without a plan, as it is written."""
         block = blocks_of(jaxpr.jaxpr, jaxpr.consts, plan.body if plan else None)
         context = Context(plan.policy, plan.steer, plan.repeated) if plan else None
         sites = sorted(block.walk(), key=lambda site: site.number)
@@ -113,35 +113,35 @@ class Program:
 
     @property
     def depth(self) -> int:
-        """How deep loops are nested."""
+        """Largest number of nested loops."""
         return max((site.depth for site in self.sites), default=0)
 
     @property
     def results(self) -> list[Any]:
-        """Per result its variable; ``None`` for one that was only handed on."""
+        """Per result its variable; ``None`` for one that is an input or a literal."""
         made = {var for eqn in self.block.jaxpr.eqns for var in eqn.outvars}
         outvars = self.block.jaxpr.outvars
         return [v if not isinstance(v, Literal) and v in made else None for v in outvars]
 
     def measured(self, *args: Any) -> tuple[list[Any], Any]:
-        """Runs it beside its shadow: its results, and the table of statistics."""
+        """Run it beside its shadow; return its results and the table of statistics."""
         interpreter = Shadowing(self.context, self.depth, shadows=True)
         outs, ledger = interpreter.start(self.block, args, len(self.sites))
         return [value.low for value in outs], ledger
 
     def marks(self, *args: Any) -> list[Any]:
-        """Runs it for the marks of its results, a row each."""
+        """Run it for the marks of its results, a row i32[4 + depth] each."""
         outs, _ = Shadowing(self.context, self.depth, marks=True).start(self.block, args, 0)
         return [value.mark for value in outs]
 
     def watched(self, watch: Watch, *args: Any) -> list[Any]:
-        """Runs it with an eye on one operation."""
+        """Run it and report the operands of one operation."""
         outs, _ = Shadowing(self.context, self.depth, watch=watch).start(self.block, args, 0)
         return [value.low for value in outs]
 
 
 def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
-    """Runs a program, and finds out which operation made the first number that is not finite.
+    """Run a program, and find the operation that made the first number that is not finite.
 
     Args:
       program: what to run.
@@ -203,14 +203,14 @@ def _an_input(program: Program, output: str, args: Sequence[Any]) -> Nonfinite:
 
 
 def _primitive(site: Site) -> str:
-    """Name of an operation; of a product in low precision that of the product."""
+    """Return the name of an operation; of a product in low precision that of the product."""
     eqn = site.eqn
     primitive = original(eqn.params)[0] if eqn.primitive is accumulate_p else eqn.primitive
     return primitive.name
 
 
 def _dtype(site: Site) -> str:
-    """The narrowest float dtype of an operation that was planned; else that of its result."""
+    """Return the narrowest float dtype of a planned operation; else that of its result."""
     decided = (site.decision.operand, site.decision.output) if site.decision else ()
     known = [precision for precision in decided if precision is not None]
     if known:

@@ -1,4 +1,4 @@
-"""`probe`: what a policy does to the numbers of a program, operation by operation."""
+"""`probe`: the effect of a policy on the numbers of a program, operation by operation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from jaxamp.xla.steered_plan import make_plan
 def probe(
     fn: Any, policy: Any = None, *, grad: bool = False, strict: bool = False
 ) -> Callable[..., ProbeReport]:
-    """What `policy` does to the numbers of `fn`.
+    """Measure the effect of `policy` on the numbers of `fn`.
 
     One compiled pass runs the mixed-precision program and, beside each value that differs, what the
     original program would have computed. It goes through calls, loops, branches, remat and custom
@@ -75,7 +75,7 @@ def probe(
 
 
 def differentiated(fn: Any, by: Callable[..., Any] = jax.value_and_grad) -> Any:
-    """A derivative of `fn` under its own name and policy."""
+    """Return a derivative of `fn` under its own name and policy."""
     plain, settings = parts_of(fn)
     if settings is None:
         return by(fn)
@@ -111,7 +111,7 @@ class _Prober(Runner):
 
 
 class _Weak:
-    """A program in what JAX's caches hold, which outlive it. Compared by identity."""
+    """A weak reference to a program, for JAX's caches, which outlive it. Compared by identity."""
 
     __slots__ = ("program",)
 
@@ -127,7 +127,7 @@ class _Measurement:
         self.peaks, self.ledger, self.measured = peaks, ledger, measured
 
     def report(self, policy: str, args: Sequence[Any]) -> ProbeReport:
-        """What was measured; where a result is not finite, the program is run again for why."""
+        """Report what was measured; where a result is not finite, run the program again for why."""
         program = self.measured.program()
         assert program is not None  # its Runner holds it
         is_finite = np.isfinite(jax.device_get(self.peaks)).all()

@@ -1,4 +1,4 @@
-"""What ``probe`` measured, operation by operation."""
+"""The measurements of ``probe``, operation by operation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxamp.numerics.statistics import PEAKS, SUMS
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What one operation did, over all its runs.
+    """The measurements of one operation, over all its runs.
 
     Errors are differences to the program in its original precision, with all that came before.
 
@@ -63,14 +63,14 @@ class Measured:
     headroom: float
 
     def to_data(self) -> dict[str, Any]:
-        """The measurements as plain words and numbers."""
+        """Return the measurements as plain words and numbers."""
         data = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return {**{k: v for k, v in data.items() if k != "place"}, **dataclasses.asdict(self.place)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport(Shown):
-    """What a program's operations did in low precision.
+    """The measurements of a program's operations in low precision.
 
     Attributes:
       policy: name of the policy.
@@ -89,20 +89,20 @@ class ProbeReport(Shown):
     first: Nonfinite | None
 
     def worst(self, count: int = 10) -> tuple[Measured, ...]:
-        """The operations of the lowest SQNR among those that differ at all."""
+        """Return the operations of the lowest SQNR among those that differ at all."""
         differing = (op for op in self.operations if op.overflow or op.max_error > 0)
         return tuple(sorted(differing, key=lambda op: (-op.overflow, op.sqnr))[:count])
 
     def overflowing(self) -> Iterator[Measured]:
-        """The operations that made numbers too large for their format."""
+        """Yield the operations that made numbers too large for their format."""
         return (op for op in self.operations if op.overflow)
 
     def underflowing(self) -> Iterator[Measured]:
-        """The operations that made zeros of numbers too small for their format."""
+        """Yield the operations that made zeros of numbers too small for their format."""
         return (op for op in self.operations if op.underflow)
 
     def to_json(self) -> str:
-        """Everything but operands as JSON; what is infinite or NaN is a word there."""
+        """Return everything but operands as JSON; what is infinite or NaN is a word there."""
         first = self.first and {k: _plain(v) for k, v in self.first.to_data().items()}
         operations = [op.to_data() for op in self.operations]
         return json.dumps({"policy": self.policy, "first": first, "operations": operations})
@@ -111,7 +111,7 @@ class ProbeReport(Shown):
 def report_of(
     policy: str, sites: Iterable[Site], sums: Any, peaks: Any, first: Nonfinite | None
 ) -> ProbeReport:
-    """The report of a table that was filled; rows go by the number of the site."""
+    """Return the report of a filled table, whose rows are numbered like the sites."""
     totals, largest = np.asarray(sums).tolist(), np.asarray(peaks).tolist()
     rows = ((site, totals[site.number], largest[site.number]) for site in sites)
     operations = (_measured(*row) for row in rows if row[1][0] > 0)

@@ -1,4 +1,4 @@
-"""The interpreter of ``probe``: runs a program as planned, with what it would be beside it."""
+"""The interpreter of ``probe``: runs a program as planned beside the original one."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
-from jaxamp.core.formats import Precision
+from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import Trait, lookup
 from jaxamp.inspect.blocks import Block, Site
 from jaxamp.numerics.finite_marks import GIVEN, Slot, Tape, finite, part, worse
-from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_narrow, literal
+from jaxamp.numerics.nested_interpreter import Interpreter, Value, literal
 from jaxamp.numerics.statistics import Ledger, Row, joined, measured, no_row
 from jaxamp.plan import Decision
 from jaxamp.rewrite.environment import Environment
@@ -27,7 +27,7 @@ from jaxamp.rewrite.registry import Context
 from jaxamp.xla.rounding_barrier import hold
 
 # Hand their operand on number by number, so that what is known of it stays true.
-_PASSING = frozenset(
+_ELEMENT_PRESERVING = frozenset(
     ("broadcast_in_dim", "copy", "name", "neg", "reshape", "rev", "squeeze", "stop_gradient")
 ) | {"transpose", "held", "optimization_barrier", "sharding_constraint"}
 _FOREIGN = frozenset({Trait.CALLBACK, Trait.STATE, Trait.TOKEN})
@@ -48,12 +48,12 @@ class Watch(NamedTuple):
 
 
 class _State(NamedTuple):
-    """What is handed from block to block.
+    """The state that passes from block to block.
 
     Attributes:
       ledger: the table of statistics.
-      time: when a loop or branch starts; ``None`` in a call, which belongs to its caller's stretch.
-      tape: the marks of that stretch; ``None`` in loops and branches, which have their own.
+      time: when a loop or branch starts; ``None`` in a call, which belongs to its caller's segment.
+      tape: the marks of that segment; ``None`` in loops and branches, which have their own.
     """
 
     ledger: Ledger
@@ -62,7 +62,7 @@ class _State(NamedTuple):
 
 
 class Shadowing(Interpreter):
-    """Runs blocks in their own precision and, where that is lower, in the original one too.
+    """An interpreter of blocks in the planned precision and, where that is lower, the original.
 
     Args:
       context: as for the rewrite; ``None`` where nothing is planned.
@@ -85,7 +85,7 @@ class Shadowing(Interpreter):
         self.shadows, self.marks, self.watch = shadows, marks, watch
 
     def start(self, block: Block, args: Sequence[Any], sites: int) -> tuple[list[Value], Ledger]:
-        """Runs a whole program."""
+        """Run a whole program."""
         ledger = Ledger.empty(sites if self.shadows else 0)
         tape = Tape(jnp.int32(0), (), self.depth)
         values = [Value(arg, mark=self.given(arg, tape)) for arg in args]
@@ -98,10 +98,10 @@ class Shadowing(Interpreter):
     def run(
         self, block: Block, values: Sequence[Value], state: Any, loops: tuple[Any, ...]
     ) -> tuple[list[Value], Any]:
-        """Runs a block on its inputs."""
+        """Run a block on its inputs."""
         tape = state.tape or Tape(state.time, loops, self.depth)
         if state.tape is None:
-            values = _taken_in(tape, values)
+            values = _import_marks(tape, values)
         run = _Run(self, block, state.ledger, tape)
         consts = [Value(const, mark=self.given(const, tape)) for const in block.consts]
         run.enter(block.jaxpr.constvars, consts)
@@ -112,7 +112,7 @@ class Shadowing(Interpreter):
                     run.equation(position)
         outs, ledger = run.results()
         if state.tape is None:
-            return _handed_out(tape, outs), _State(ledger, tape.time)
+            return _export_marks(tape, outs), _State(ledger, tape.time)
         return outs, _State(ledger, tape=tape)
 
     def test(self, body: ClosedJaxpr, plan: Any, values: Sequence[Value]) -> Any:
@@ -122,29 +122,29 @@ class Shadowing(Interpreter):
             return eval_jaxpr(body.jaxpr, body.consts, *lows)[0]
         return interpret(self.context, body.jaxpr, plan, body.consts, lows)[0]
 
-    def settled(self, value: Value, aval: Any, twin: bool) -> Value:
-        """Floats alone have shadows: integers and decisions are the program's own."""
-        if not (twin and self.shadows and _is_float(aval)):
+    def match_shadow(self, value: Value, aval: Any, shadowed: bool) -> Value:
+        """Give floats alone a shadow: integers and booleans are the program's own."""
+        if not (shadowed and self.shadows and _is_float(aval)):
             return value._replace(shadow=None)
         shadow = value.low if value.shadow is None else value.shadow
         return value._replace(shadow=lax.convert_element_type(shadow, aval.dtype))
 
     def sliced(self, value: Value) -> Value:
-        """A slice may be finite where the whole is not."""
+        """Mark a slice anew: it may be finite where the whole is not."""
         if value.mark is None:
             return value
         return value._replace(mark=part(value.mark, value.low))
 
     def stacked(self, mark: Any, slice_mark: Any) -> Any:
-        """The worst of the slices."""
+        """Return the worst mark of the slices."""
         return None if mark is None else worse(mark, slice_mark)
 
     def blank(self, aval: Any) -> Any:
-        """Finite as yet."""
+        """Return the mark of what is finite."""
         return finite(self.depth) if self.marks and _is_inexact(aval) else None
 
     def given(self, array: Any, tape: Tape) -> Slot | None:
-        """The mark of what comes in from outside."""
+        """Return the mark of an input or constant."""
         if not (self.marks and _is_inexact(jax.typeof(array))):
             return None
         if isinstance(array, np.ndarray) and np.isfinite(array).all():
@@ -153,7 +153,7 @@ class Shadowing(Interpreter):
 
 
 class _Run:
-    """One block, while it runs."""
+    """The run of one block."""
 
     def __init__(self, owner: Shadowing, block: Block, ledger: Ledger, tape: Tape) -> None:
         self.owner, self.block, self.ledger, self.tape = owner, block, ledger, tape
@@ -164,13 +164,13 @@ class _Run:
         self.rows: list[Row] = []
 
     def enter(self, variables: Sequence[Any], values: Sequence[Value]) -> None:
-        """Takes inputs as they come."""
+        """Bind inputs as they arrive."""
         self.env.enter(variables, [value.low for value in values])
         for var, value in zip(variables, values, strict=True):
             self._know(var, value)
 
     def equation(self, position: int) -> None:
-        """Runs one equation."""
+        """Run one equation."""
         eqn, decision = self.block.jaxpr.eqns[position], self.block.decision(position)
         site = self.block.sites[position]
         if decision is None:
@@ -185,7 +185,7 @@ class _Run:
         self.tape.tick()
 
     def results(self) -> tuple[list[Value], Ledger]:
-        """What the block gives."""
+        """Return the results of the block, and the table."""
         atoms, plan = self.block.jaxpr.outvars, self.block.plan
         wanted = plan.outputs if plan else [None] * len(atoms)
         lows = self.env.read_results(atoms, wanted)
@@ -198,7 +198,7 @@ class _Run:
     def _operand(
         self, atom: Any, precision: Precision | None, fresh: bool, copy: Precision | None
     ) -> Any:
-        """An operand; one that is rounded to be read is held, as narrow results are."""
+        """Read an operand; its rounding is kept by a barrier, as that of narrow results is."""
         value = self.env.read(atom, precision, fresh, copy)
         if literal(atom) is not None or not is_narrow(precision):
             return value
@@ -221,16 +221,16 @@ class _Run:
             self._know(var, value)
 
     def _entered(self, position: int, values: Sequence[Value]) -> Sequence[Value]:
-        """The results of an equation that holds blocks."""
+        """Return the results of an equation that holds blocks."""
         tape, loops = self.tape, self.tape.around
         enter = functools.partial(self.owner.enter, self.block, position)
         if _is_call(self.block.jaxpr.eqns[position]):
             outs, state = enter(values, _State(self.ledger, tape=tape), loops)
         else:
-            values = _handed_out(tape, values)
+            values = _export_marks(tape, values)
             outs, state = enter(values, _State(self.ledger, tape.time), loops)
             tape.resume(state.time)
-            outs = _taken_in(tape, outs)
+            outs = _import_marks(tape, outs)
         self.ledger = state.ledger
         return outs
 
@@ -260,10 +260,10 @@ class _Run:
     def _judge(
         self, site: Site, eqn: JaxprEqn, operands: Sequence[Any], var: Any, shadow: Any
     ) -> Row:
-        """Marks a float result, and measures it."""
+        """Mark a float result, and measure it."""
         low = self.env.read(var, None)
         place = eqn.outvars.index(var)  # a barrier hands on each operand as a result of its own
-        if eqn.primitive.name in _PASSING and low.dtype == operands[place].dtype:
+        if eqn.primitive.name in _ELEMENT_PRESERVING and low.dtype == operands[place].dtype:
             self._know(var, Value(low, shadow, self._mark(eqn.invars[place])))
             return no_row()
         if self.owner.shadows:
@@ -282,7 +282,7 @@ class _Run:
         return no_row()
 
     def _mark_cells(self, site: Site, eqn: JaxprEqn) -> None:
-        """Marks each mutable array that an operation makes or writes to by what it then holds."""
+        """Mark each mutable array that an operation makes or writes by what it then holds."""
         written = eqn.invars if jax_compat.writes_to_ref(eqn) else ()
         variables = [atom for atom in (*written, *eqn.outvars) if _is_cell(atom)]
         if variables:
@@ -292,14 +292,14 @@ class _Run:
                 self.marks[var] = self.tape.add(cell[...], taken, site.number)
 
     def _taken(self, site: Site, atom: Any, operand: Any) -> Slot | None:
-        """The mark of an operand; a cast that is made for an operation may overflow."""
+        """Return the mark of an operand; a cast that is made for an operation may overflow."""
         mark = self._mark(atom)
         if mark is None or self.env.read(atom, None).dtype == operand.dtype:
             return mark
         return self.tape.add(operand, [mark], site.number)
 
     def _write(self, eqn: JaxprEqn, decision: Decision | None, results: Sequence[Any]) -> None:
-        """Stores results. Narrow ones are held: XLA must not widen what is to be measured."""
+        """Store results, narrow ones behind a barrier: XLA must not widen what is measured."""
         if decision is None:
             none = [None] * len(results)
             self.env.write(eqn.outvars, results, none, [False] * len(results))
@@ -311,7 +311,7 @@ class _Run:
             self.env.write(eqn.outvars, results, decision.outputs, held)
 
     def _shadows(self, eqn: JaxprEqn, decision: Decision | None) -> list[Any]:
-        """What the results would be; ``None`` where it is what they are."""
+        """Compute the results in the original precision; ``None`` where they are the same."""
         narrows = decision is not None and any(
             map(is_narrow, (*decision.operands, *decision.outputs, *decision.copies, decision.sent))
         )
@@ -325,7 +325,7 @@ class _Run:
         )
 
     def _value(self, atom: Any, low: Any, precision: Precision | None) -> Value:
-        """A value as it leaves for another block."""
+        """Return a value as it leaves for another block."""
         if literal(atom) is not None:
             return Value(low, mark=self._mark(atom))
         shadow = self.shadows.get(atom)
@@ -346,14 +346,14 @@ class _Run:
             self.marks[var] = value.mark
 
 
-def _taken_in(tape: Tape, values: Sequence[Value]) -> list[Value]:
-    """Values of another stretch, with their marks on this one's tape."""
+def _import_marks(tape: Tape, values: Sequence[Value]) -> list[Value]:
+    """Move the marks of values to this block's tape."""
     slots = iter(tape.adopt([value.mark for value in values if value.mark is not None]))
     return [v if v.mark is None else v._replace(mark=next(slots)) for v in values]
 
 
-def _handed_out(tape: Tape, values: Sequence[Value]) -> list[Value]:
-    """Values for another stretch, with the rows of their marks."""
+def _export_marks(tape: Tape, values: Sequence[Value]) -> list[Value]:
+    """Replace the slots of values by the rows of their marks, for another tape."""
     rows = iter(tape.rows([value.mark for value in values if value.mark is not None]))
     return [v if v.mark is None else v._replace(mark=next(rows)) for v in values]
 
@@ -364,7 +364,7 @@ def _is_call(eqn: JaxprEqn) -> bool:
 
 
 def _report(watch: Watch, loops: tuple[Any, ...], operands: Sequence[Any]) -> None:
-    """Hands the operands of the wanted run to the host."""
+    """Send the operands of the wanted run to the host."""
     wanted = jnp.array(True)
     for done, iteration in zip(loops, watch.loops, strict=False):
         wanted &= done == iteration
@@ -376,7 +376,7 @@ def _report(watch: Watch, loops: tuple[Any, ...], operands: Sequence[Any]) -> No
 
 
 def _is_foreign(eqn: JaxprEqn) -> bool:
-    """Whether an equation must not run twice."""
+    """Return whether an equation must not run twice."""
     op = lookup(eqn.primitive)
     return bool(eqn.effects) or (op is not None and op.trait in _FOREIGN)
 
@@ -386,7 +386,7 @@ def _is_float(aval: Any) -> bool:
 
 
 def _is_cell(atom: Any) -> bool:
-    """Whether a variable is a mutable array of inexact numbers."""
+    """Return whether a variable is a mutable array of inexact numbers."""
     return jax_compat.is_ref(atom.aval) and jnp.issubdtype(atom.aval.dtype, jnp.inexact)
 
 

@@ -1,4 +1,4 @@
-"""Statistics of operations: what one run of one adds, and the table in which they add up.
+"""Statistics of operations: the row that one run adds, and the table of all rows.
 
 Each operation has a row of sums and a row of maxima, so that loops need no more memory than calls.
 """
@@ -23,7 +23,7 @@ _LARGE = 1 << 14  # numbers from which on one loop for each statistic is faster 
 
 
 class Row(NamedTuple):
-    """What one run of one operation adds; see ``SUMS`` and ``PEAKS``."""
+    """The statistics of one run: sums f32[6] and maxima f32[3]; see ``SUMS`` and ``PEAKS``."""
 
     sums: jax.Array
     peaks: jax.Array
@@ -37,14 +37,14 @@ class Ledger(NamedTuple):
 
     @classmethod
     def empty(cls, operations: int) -> Ledger:
-        """The table before anything has run."""
+        """Return the table before anything has run."""
         return cls(
             jnp.zeros((operations, len(SUMS)), jnp.float32),
             jnp.zeros((operations, len(PEAKS)), jnp.float32),
         )
 
     def enter(self, numbers: range, rows: Sequence[Row]) -> Ledger:
-        """The table with the rows of operations of consecutive numbers."""
+        """Add the rows of operations of consecutive numbers."""
         if not rows:
             return self
         part = slice(numbers.start, numbers.stop)
@@ -53,12 +53,12 @@ class Ledger(NamedTuple):
 
 
 def no_row() -> Row:
-    """The row of an operation that is not measured."""
+    """Return the row of an operation that is not measured."""
     return Row(jnp.zeros(len(SUMS), jnp.float32), jnp.zeros(len(PEAKS), jnp.float32))
 
 
 def joined(rows: Sequence[Row]) -> Row:
-    """The row of an operation with several results."""
+    """Merge the rows of an operation with several results."""
     if len(rows) == 1:
         return rows[0]
     sums, peaks = zip(*rows, strict=True)
@@ -66,14 +66,14 @@ def joined(rows: Sequence[Row]) -> Row:
 
 
 def peak_of(array: Any) -> jax.Array:
-    """Largest magnitude in an array, a NaN if there is one; zero if it is empty."""
+    """Return the largest magnitude f32[] of an array: NaN if there is one, zero if it is empty."""
     if jnp.size(array) == 0:
         return jnp.float32(0)
     return _largest(jnp.abs(_wide(array)))
 
 
 def measured(low: Any, shadow: Any, precision: Precision | None) -> Row:
-    """What a result adds.
+    """Return the row of a result.
 
     Args:
       low: the result.
@@ -96,7 +96,7 @@ def measured(low: Any, shadow: Any, precision: Precision | None) -> Row:
 
 
 def _flags(wide: jax.Array, reference: jax.Array, precision: Precision | None) -> list[jax.Array]:
-    """Which numbers of a result overflowed, became zero, or are stored as subnormals.
+    """Return masks of the numbers that overflowed, became zero, or are stored as subnormals.
 
     Formats with the range of f32 lose no small number that f32 would keep.
     """
@@ -114,7 +114,7 @@ def _flags(wide: jax.Array, reference: jax.Array, precision: Precision | None) -
 def _reduced(
     addends: Sequence[jax.Array], candidates: Sequence[jax.Array]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Sums of some arrays and maxima of others, all of one shape."""
+    """Sum some arrays and take the maxima of others, all of one shape."""
     arrays = [*addends, *candidates]
     if arrays[0].size >= _LARGE:
         sums = [_total(a) for a in addends[:_SQUARES]]
@@ -125,7 +125,7 @@ def _reduced(
 
 
 def _folded(addends: Sequence[jax.Array], candidates: Sequence[jax.Array]) -> list[jax.Array]:
-    """Sums and maxima in one loop, which stores no flags in between."""
+    """Compute sums and maxima in one reduction, which stores no masks in between."""
 
     def fold(left: Any, right: Any) -> Any:
         pairs = list(zip(left, right, strict=True))
@@ -138,7 +138,7 @@ def _folded(addends: Sequence[jax.Array], candidates: Sequence[jax.Array]) -> li
 
 
 def _visible(peak: jax.Array) -> jax.Array:
-    """A peak that a maximum does not lose: a NaN counts as infinite."""
+    """Turn NaN into infinity, which a maximum does not lose."""
     return jnp.where(jnp.isnan(peak), jnp.inf, peak)
 
 

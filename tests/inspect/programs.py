@@ -34,6 +34,12 @@ def attention(x: jax.Array, w: jax.Array) -> jax.Array:
         return jnp.sum(jax.nn.softmax(q @ k.T / 4.0) @ v)
 
 
+def gated(x: jax.Array, w: jax.Array) -> jax.Array:
+    """A gated layer: its fused group is computed again in the backward pass."""
+    gate, value = jnp.split(x @ w, 2, axis=-1)
+    return jnp.sum(jnp.square((jax.nn.silu(gate) * value) @ w[:, :16].T))
+
+
 def scanned(x: jax.Array, weights: jax.Array) -> jax.Array:
     """A loss over layers that share their code."""
     return jnp.sum(jax.lax.scan(lambda h, w: (layer(h, w), None), x, weights)[0] ** 2)
@@ -63,6 +69,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "layer": (layer, (spec(4, 8), spec(8, 16))),
     "mlp": (mlp_loss, MLP),
     "attention": (attention, (spec(16, 8), spec(8, 48))),
+    "gated": (gated, (spec(4, 8), spec(8, 32))),
     "scanned": (scanned, (spec(4, 8), spec(5, 8, 8))),
     "calls": (calls, (spec(4, 8), spec(8, 8))),
     "convolution": (convolution, (spec(2, 8, 8, 3), spec(3, 3, 3, 4))),

@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Iterable
 
 from jaxamp.core import jax_compat
-from jaxamp.core.formats import Precision
+from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.inspect.blocks import Block, Site
-from jaxamp.numerics.nested_interpreter import is_narrow
 from jaxamp.policy.rules import Rule
 
 

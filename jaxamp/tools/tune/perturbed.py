@@ -17,7 +17,7 @@ from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr
 
 from jaxamp.core import jax_compat
-from jaxamp.core.formats import Precision
+from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.inspect.blocks import Block
 from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_narrow, literal
 from jaxamp.tools.tune.groups import Group
