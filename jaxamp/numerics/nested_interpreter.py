@@ -129,7 +129,7 @@ class Interpreter(abc.ABC):
         state: Any,
         loops: tuple[Any, ...],
     ) -> tuple[list[Value], Any]:
-        wired, twin = loop(eqn), _is_twin([block], values)
+        wired, shadowed = loop(eqn), _any_shadowed([block], values)
         _, invariants, carries, whole = wired.parts(values)
         inputs, outputs = wired.parts(block.jaxpr.invars)[2], block.jaxpr.outvars
 
@@ -140,12 +140,12 @@ class Interpreter(abc.ABC):
                 for pair, value in zip(slices, whole, strict=True)
             ]
             outs, state = self.run(block, [*invariants, *carry, *given], state, (*loops, done))
-            carry = self._settle(outs[: wired.carries], inputs, twin)
+            carry = self._match_shadows(outs[: wired.carries], inputs, shadowed)
             made = outs[wired.carries :]
             marks = [self.stacked(m, v.mark) for m, v in zip(marks, made, strict=True)]
             return (carry, marks, state, done + 1), [(v.low, v.shadow) for v in made]
 
-        carry = self._settle(carries, inputs, twin)
+        carry = self._match_shadows(carries, inputs, shadowed)
         marks = [self.blank(var.aval) for var in outputs[wired.carries :]]
         (carry, marks, state, _), made = lax.scan(
             step,
@@ -167,7 +167,7 @@ class Interpreter(abc.ABC):
         state: Any,
         loops: tuple[Any, ...],
     ) -> tuple[list[Value], Any]:
-        wired, twin = loop(eqn), _is_twin([block], values)
+        wired, shadowed = loop(eqn), _any_shadowed([block], values)
         tested, invariants, carries, _ = wired.parts(values)
         inputs = block.jaxpr.invars[wired.invariants :]
 
@@ -180,7 +180,7 @@ class Interpreter(abc.ABC):
             outs, state = self.run(block, operands, state, (*loops, done))
             return self._match_shadows(outs, inputs, shadowed), state, done + 1
 
-        carry = self._settle(carries, inputs, twin)
+        carry = self._match_shadows(carries, inputs, shadowed)
         carry, state, _ = lax.while_loop(goes_on, body, (carry, state, jnp.int32(0)))
         return list(carry), state
 

@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.inspect.blocks import Block
-from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_narrow, literal
+from jaxamp.numerics.nested_interpreter import Interpreter, Value, literal
 from jaxamp.tools.tune.groups import Group
 
 
