@@ -78,9 +78,9 @@ MUTATIONS = (
     ),
     Mutation(
         "jaxprs/dce.py",
-        "a or b for a, b in zip(results",
-        "a for a, b in zip(results",
-        "tests/inspect/test_report.py",
+        "*map(any, zip(results, carries, strict=False)), *",
+        "*results[: wired.carries], *",
+        "tests/jaxprs/test_dce.py",
     ),
     Mutation(
         "jaxprs/name_stack.py",
@@ -168,8 +168,8 @@ MUTATIONS = (
     ),
     Mutation(
         "rewrite/rules/control_flow.py",
-        "[*operands[:ahead], *casts, *operands[ahead:]]",
-        "[*casts, *operands[:ahead], *operands[ahead:]]",
+        "[*casts, *operands]",
+        "[*operands, *casts]",
         "tests/rewrite/test_loop_invariants.py tests/rewrite/test_products.py -k 'while or loop'",
     ),
     Mutation(

@@ -81,7 +81,14 @@ def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Calla
     fixed = {"prevent_cse": True, "policy": policy}
 
     def evaluate(jaxpr: Jaxpr, consts: Any, *args: Any) -> list[Any]:
-        return primitive.bind(*consts, *args, jaxpr=jaxpr, differentiated=False, **fixed)
+        outputs = {id(atom): atom for atom in jaxpr.outvars}
+        if len(outputs) == len(jaxpr.outvars):
+            return primitive.bind(*consts, *args, jaxpr=jaxpr, differentiated=False, **fixed)
+        # What is both a result and a residual is returned once, so that it is stored once.
+        debug_info = jaxpr.debug_info.with_unknown_names()
+        once = jaxpr.replace(outvars=[*outputs.values()], debug_info=debug_info)
+        found = dict(zip(outputs, evaluate(once, consts, *args), strict=True))
+        return [found[id(atom)] for atom in jaxpr.outvars]
 
     names = {
         "remat_p": primitive,
