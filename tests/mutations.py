@@ -156,8 +156,8 @@ MUTATIONS = (
     ),
     Mutation(
         "rewrite/rules/equality.py",
-        "operands = [lax.reduce_precision(x, info.nexp, info.nmant) for x in operands]",
-        "operands = list(operands)",
+        "operands = tuple(lax.reduce_precision(x, info.nexp, info.nmant) for x in operands)",
+        "operands = tuple(operands)",
         "tests/rewrite/test_gradients.py",
     ),
     Mutation(
@@ -168,8 +168,8 @@ MUTATIONS = (
     ),
     Mutation(
         "rewrite/rules/control_flow.py",
-        "[*casts, *operands]",
-        "[*operands, *casts]",
+        "[*forms, *operands]",
+        "[*operands, *forms]",
         "tests/rewrite/test_loop_invariants.py tests/rewrite/test_products.py -k 'while or loop'",
     ),
     Mutation(

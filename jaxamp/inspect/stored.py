@@ -7,7 +7,6 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from jaxamp.core.formats import Precision
-from jaxamp.core.taxonomy import Trait, lookup
 from jaxamp.plan import Decision, JaxprPlan
 
 
@@ -28,10 +27,8 @@ class Stored:
             return
         pairs = zip(eqn.outvars, decision.outputs, strict=True)
         self._precisions |= {var: p for var, p in pairs if p is not None}
-        op = lookup(eqn.primitive)
-        is_moved = op is not None and op.trait is Trait.SHAPE  # together with its rounding
-        roundings = [precision for _, precision in decision.also] if is_moved else []
-        self._roundings |= {(eqn.outvars[0], p) for p in (*roundings, decision.sent) if p}
+        roundings = decision.moved_rounding, decision.sent
+        self._roundings |= {(eqn.outvars[0], p) for p in roundings if p}
 
     def precision(self, atom: Any) -> Precision | None:
         """Return the precision in which memory holds a value."""

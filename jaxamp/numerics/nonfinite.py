@@ -17,7 +17,7 @@ from jaxamp.numerics import finite_marks as marks
 from jaxamp.numerics.shadow import Shadowing, Watch
 from jaxamp.plan import Plan
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, original
-from jaxamp.rewrite.registry import Context
+from jaxamp.rewrite.registry import RewriteContext
 
 INFINITY, NAN = "infinity", "NaN"
 _KINDS = {marks.INFINITY: INFINITY, marks.NAN: NAN}
@@ -93,7 +93,7 @@ class Program:
 
     block: Block
     sites: Sequence[Site]
-    context: Context | None
+    context: RewriteContext | None
     inputs: Sequence[str]
     outputs: Sequence[str]
 
@@ -107,7 +107,7 @@ class Program:
     ) -> Program:
         """Return the program of a jaxpr; without a plan, as it is written."""
         block = blocks_of(jaxpr.jaxpr, jaxpr.consts, plan.body if plan else None)
-        context = Context(plan.policy, plan.steer, plan.repeated) if plan else None
+        context = RewriteContext(plan.policy, plan.steer, plan.repeated) if plan else None
         sites = sorted(block.walk(), key=lambda site: site.number)
         return cls(block, sites, context, inputs, outputs)
 

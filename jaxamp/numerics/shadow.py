@@ -23,7 +23,7 @@ from jaxamp.numerics.statistics import Ledger, Row, joined, measured, no_row
 from jaxamp.plan import Decision
 from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.interpreter import emit, interpret
-from jaxamp.rewrite.registry import Context
+from jaxamp.rewrite.registry import RewriteContext, RuleContext
 from jaxamp.xla.rounding_barrier import hold
 
 # Hand their operand on number by number, so that what is known of it stays true.
@@ -74,7 +74,7 @@ class Shadowing(Interpreter):
 
     def __init__(
         self,
-        context: Context | None,
+        context: RewriteContext | None,
         depth: int,
         *,
         shadows: bool = False,
@@ -243,7 +243,8 @@ class _Run:
         if decision is None or self.owner.context is None:
             results = jax_compat.bind(eqn, operands)
         else:
-            results = emit(self.owner.context, eqn, decision, operands)
+            context = RuleContext(rewrite=self.owner.context, eqn=eqn, decision=decision)
+            results = emit(context, operands).results
         self._write(eqn, decision, results)
         if self.owner.marks:
             self._mark_cells(site, eqn)

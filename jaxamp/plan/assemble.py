@@ -11,11 +11,11 @@ from jax.extend.core import Var
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.jaxprs.nested import RULED, Loop, loop
-from jaxamp.plan.decision import Decision, How, JaxprPlan, Remake, is_wide
+from jaxamp.plan.decision import Decision, How, InputCast, JaxprPlan, Remake, is_wide
 from jaxamp.plan.explanations import Grounds
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Frame, Nest, Node
-from jaxamp.plan.loop_invariants import narrow_each_turn, read_beside, rounded_outside
+from jaxamp.plan.loop_invariants import find_invariant_casts, find_wide_invariants
 from jaxamp.plan.outline import Outliner
 from jaxamp.plan.steering import Steering
 
@@ -82,14 +82,14 @@ class _Assembler:
             ]
         groups = groups if self.steering.outlines else []
         made = tuple((r.var, *map(id, (m.eqn for m in r.makings))) for r in remakes)
-        rounded = rounded_outside(frame.jaxpr, hows, invariants)
-        turned = narrow_each_turn(frame.jaxpr, inputs, invariants)
-        arriving = inputs, made, rounded, turned
+        casts = find_invariant_casts(frame.jaxpr, hows, invariants)
+        wide = find_wide_invariants(inputs, invariants)
+        arriving = inputs, made, casts, wide
         key = id(frame.jaxpr), arriving, tuple(returned), tuple(hows), tuple(map(tuple, groups))
         if key not in self._shared:
             plan = self._make(frame, inputs, returned, hows, groups)
             self._shared[key] = replace(
-                plan, remakes=tuple(remakes), rounded=rounded, turned=turned
+                plan, remakes=tuple(remakes), invariant_casts=casts, wide_invariants=wide
             )
         return self._shared[key]
 
@@ -121,10 +121,11 @@ class _Assembler:
         steering = self.steering
         if self.groups is not None and node in self.groups.widened:
             storage, operand = original, Precision.F32
-        also = self.readings.dual_reads(node, choice, self.stored)
+        originals = self.readings.originals(node, choice, self.stored)
+        moved_rounding = self.readings.moved_rounding(node, self.stored)
         fresh = [self.fresh[v] for v in ins]
-        for index, _ in also:  # the cotangent goes to what is read beside the cast
-            fresh[index] = False
+        for index in originals if moved_rounding is None else (0,):
+            fresh[index] = False  # the cotangent goes to the value that is read beside the cast
         return self._one(
             operands=tuple([original[v] and operand for v in ins]),
             fresh=tuple(fresh),
@@ -137,13 +138,20 @@ class _Assembler:
             echo=steering.cotangents.get(outs[0]) if outs else None,
             picks=node in steering.label_gathers,
             scaled=choice.scaled,
-            also=also,
+            originals=originals,
+            moved_rounding=moved_rounding,
         )
 
     def _how_of_nest(self, nest: Nest, *, fused: bool) -> How:
         wired = loop(nest.eqn) if nest.op.trait is Trait.LOOP else None
         inner = self._plans_inside(nest, wired, fused=fused)
         storage = self.inside if fused else self.stored
+        casts: tuple[InputCast, ...] = ()
+        wide: tuple[int, ...] = ()
+        if wired:  # the body's inputs are the operands from its first invariant on
+            body, first = inner[-1], wired.test_invariants
+            casts = tuple(InputCast(first + i, p) for i, p in body.invariant_casts)
+            wide = tuple(first + i for i in body.wide_invariants)
         return self._one(
             operands=_of(nest.entries, self.original if nest.keeps_signature else storage),
             fresh=tuple([self.fresh[v] for v in nest.entries]),
@@ -152,7 +160,8 @@ class _Assembler:
             held=tuple([self._is_held_by_rule(nest, v) for v in nest.outs]),
             kept=(False,) * len(nest.outs),
             inner=inner,
-            also=read_beside(wired, inner[-1]) if wired else (),
+            invariant_casts=casts,
+            wide_invariants=wide,
         )
 
     def _plans_inside(

@@ -15,7 +15,6 @@ from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.jaxprs.name_stack import clean_scope
-from jaxamp.plan.precision.operand_reads import Also
 from jaxamp.plan.precision.scaled import Scaled
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import Rule, unmatched
@@ -34,6 +33,18 @@ class Echo(NamedTuple):
     operand: int
     precision: Precision
     is_multiplied: bool = False
+
+
+class InputCast(NamedTuple):
+    """A cast of one operand of an equation, or of one input of a jaxpr.
+
+    Attributes:
+      index: index of the operand or input.
+      precision: the precision that it is cast to.
+    """
+
+    index: int
+    precision: Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,9 +69,14 @@ class How:
         emitted anew even where nothing is narrow.
       inner: plans of the jaxprs in its parameters that are rewritten, in order.
       scaled: how the operands of a dot are quantized, once they have been cast.
-      also: operands that are read a second time, by index and precision. A dot reads boundary
-        values as they are stored beside their roundings: its cotangents go there, in f32. A loop
-        reads casts of what is the same in every turn. A reversal reverses a rounding too.
+      originals: operands of a contraction, by index, that are read uncast as well: the contraction
+        is differentiated with respect to the uncast value, in f32.
+      moved_rounding: precision of a rounding of the operand that a reversal reverses as well;
+        ``None`` where it does not.
+      invariant_casts: casts of a loop's invariants that the loop gets for its body; indices are
+        those of its operands.
+      wide_invariants: narrow invariants of a loop, as indices of its operands, that it gets in f32
+        as well: their cotangents are summed over iterations in f32.
     """
 
     operands: tuple[Precision | None, ...]
@@ -75,7 +91,10 @@ class How:
     picks: bool = False
     inner: tuple[JaxprPlan, ...] = ()
     scaled: Scaled | None = None
-    also: Also = ()
+    originals: tuple[int, ...] = ()
+    moved_rounding: Precision | None = None
+    invariant_casts: tuple[InputCast, ...] = ()
+    wide_invariants: tuple[int, ...] = ()
 
     @property
     def unchanged(self) -> bool:
@@ -84,6 +103,17 @@ class How:
         if self.picks or any(self.kept) or not is_wide(precisions):
             return False
         return all(plan.unchanged for plan in self.inner)
+
+    @property
+    def second_reads(self) -> tuple[tuple[int, Precision | None], ...]:
+        """Return the operands that are read twice, by index, and the precision of the other read.
+
+        ``None`` stands for the value as it is stored.
+        """
+        stored: tuple[tuple[int, None], ...] = tuple((i, None) for i in self.originals)
+        moved = ((0, self.moved_rounding),) if self.moved_rounding else ()
+        wide = tuple((i, Precision.F32) for i in self.wide_invariants)
+        return (*stored, *moved, *self.invariant_casts, *wide)
 
 
 class Ground(NamedTuple):
@@ -130,7 +160,10 @@ class Decision(NamedTuple):
     picks = property(attrgetter("how.picks"))
     inner = property(attrgetter("how.inner"))
     scaled = property(attrgetter("how.scaled"))
-    also = property(attrgetter("how.also"))
+    originals = property(attrgetter("how.originals"))
+    moved_rounding = property(attrgetter("how.moved_rounding"))
+    invariant_casts = property(attrgetter("how.invariant_casts"))
+    wide_invariants = property(attrgetter("how.wide_invariants"))
 
     @property
     def primitive(self) -> str:
@@ -207,9 +240,10 @@ class JaxprPlan:
       unchanged: whether nothing in it is narrow, so that the jaxpr can stay as it is.
       steps: what to emit, in order: single equations by their index, and fused groups.
       remakes: inputs that are not read, because it costs less to make them.
-      rounded: inputs of which a cast arrives too, in these forms; they come before all others.
-      turned: narrow inputs that are the same in every turn of a loop; they arrive in f32 too, next,
-        so that their cotangents are added up in it.
+      invariant_casts: of a loop's body: casts of invariants that it gets beside them; indices are
+        those of its inputs.
+      wide_invariants: of a loop's body: narrow invariants, as indices of its inputs, that it gets
+        in f32 as well: their cotangents are summed over iterations in f32.
     """
 
     inputs: tuple[Precision | None, ...]
@@ -218,8 +252,8 @@ class JaxprPlan:
     unchanged: bool
     steps: tuple[int | Step, ...]
     remakes: tuple[Remake, ...] = ()
-    rounded: Forms = ()
-    turned: tuple[Var, ...] = ()
+    invariant_casts: tuple[InputCast, ...] = ()
+    wide_invariants: tuple[int, ...] = ()
 
     def walk(self) -> Iterator[Decision]:
         """Yield every decision, nested ones after the equation that holds them."""

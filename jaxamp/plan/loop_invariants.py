@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from jax.extend.core import Jaxpr, Var
+from jax.extend.core import Jaxpr
 
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.jaxprs.nested import Loop
-from jaxamp.plan.decision import Also, Form, Forms, How, JaxprPlan
+from jaxamp.plan.decision import How, InputCast
 
 
-def rounded_outside(jaxpr: Jaxpr, hows: Sequence[How], invariants: int) -> Forms:
+def find_invariant_casts(
+    jaxpr: Jaxpr, hows: Sequence[How], invariants: int
+) -> tuple[InputCast, ...]:
     """Return the casts of a loop's invariants that its body reads.
 
     Args:
@@ -29,28 +30,17 @@ def rounded_outside(jaxpr: Jaxpr, hows: Sequence[How], invariants: int) -> Forms
     read = {
         eqn.invars[index]: precision or how.operands[index]
         for eqn, how in zip(jaxpr.eqns, hows, strict=True)
-        for index, precision in how.also
+        for index, precision in how.second_reads
     }
-    return tuple((v, Form(read[v])) for v in jaxpr.invars[:invariants] if v in read)
+    casts = ((i, read.get(var)) for i, var in enumerate(jaxpr.invars[:invariants]))
+    return tuple(InputCast(i, precision) for i, precision in casts if precision)
 
 
-def narrow_each_turn(
-    jaxpr: Jaxpr, inputs: Sequence[Precision | None], invariants: int
-) -> tuple[Var, ...]:
-    """Return the invariants of a loop that are narrow in its body.
+def find_wide_invariants(inputs: Sequence[Precision | None], invariants: int) -> tuple[int, ...]:
+    """Return the invariants of a loop that are narrow in its body, by index.
 
     Args:
-      jaxpr: the body.
-      inputs: precision in which each of its inputs arrives.
+      inputs: precision in which each input of the body arrives.
       invariants: number of the first inputs that are the same in every iteration.
     """
-    pairs = zip(jaxpr.invars[:invariants], inputs, strict=False)
-    return tuple(var for var, precision in pairs if is_narrow(precision))
-
-
-def read_beside(loop: Loop, body: JaxprPlan) -> Also:
-    """Return the operands of a loop that it reads twice, once in another form for its body."""
-    first = loop.test_invariants
-    place = {var: first + i for i, var in enumerate(loop.body.jaxpr.invars)}
-    casts = [(place[var], form.precision) for var, form in body.rounded]
-    return (*casts, *((place[var], Precision.F32) for var in body.turned))
+    return tuple(i for i, precision in enumerate(inputs[:invariants]) if is_narrow(precision))

@@ -153,8 +153,7 @@ class _Reader:
             eqn, how, *_ = self.decisions[i]
             atoms = eqn.invars
             columns = [*zip(atoms, how.operands, how.fresh, how.copies, strict=True)]
-            if how.also:
-                columns += [(atoms[index], precision, False, None) for index, precision in how.also]
+            columns += [(atoms[i], precision, False, None) for i, precision in how.second_reads]
             for var, precision, fresh, copy in columns:
                 if isinstance(var, Var) and var not in made:
                     found[var, self._form(var, precision, fresh, copy)] = None

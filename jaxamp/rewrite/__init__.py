@@ -1,4 +1,4 @@
-"""Doing: emit the program that a Plan describes."""
+"""Emit the program that a plan describes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxamp.rewrite import rules
 from jaxamp.rewrite.environment import cast
 from jaxamp.rewrite.interpreter import interpret_whole
 from jaxamp.rewrite.recorder import Recorder
-from jaxamp.rewrite.registry import Context, rewrites
+from jaxamp.rewrite.registry import RewriteContext, rewrites
 
 __all__ = ["record", "rewrites", "rules", "run_plan", "taylor"]
 
@@ -21,29 +21,29 @@ __all__ = ["record", "rewrites", "rules", "run_plan", "taylor"]
 def run_plan(
     closed_jaxpr: ClosedJaxpr, plan: Plan, *args: Any, recorder: Recorder | None = None
 ) -> list[Any]:
-    """Emits a program under the current trace, or runs it where there is none.
+    """Emit a program under the current trace, or run it where there is none.
 
     Args:
       closed_jaxpr: the program.
-      plan: what was decided for it.
+      plan: its plan.
       *args: its flat arguments, of the types of ``closed_jaxpr.in_avals``.
-      recorder: what counts the casts, if they are to be counted.
+      recorder: counter of the casts, if they are to be counted.
 
     Returns:
       Its flat results, of the types of ``closed_jaxpr.out_avals``; floats in the policy's output
       dtype where it has one.
 
     Raises:
-      RewriteError: a primitive does not accept what was decided for it.
+      RewriteError: a primitive does not accept the dtypes decided for it.
     """
-    context = Context(plan.policy, plan.steer, plan.repeated, recorder)
+    context = RewriteContext(plan.policy, plan.steer, plan.repeated, recorder)
     results = interpret_whole(context, closed_jaxpr, plan.body, args)
     wanted = plan.policy.output_dtype
     return [cast(r, wanted if p else None) for r, p in zip(results, plan.body.outputs, strict=True)]
 
 
 def record(plan: Plan) -> Recorder:
-    """Emits the program of a plan, which nobody runs, and counts its casts."""
+    """Emit the program of a plan, which nobody runs, and count its casts."""
     recorder, closed = Recorder(), plan.jaxpr
 
     def program(*args: Any) -> list[Any]:

@@ -77,9 +77,9 @@ class Environment:
         """Stores the inputs of a jaxpr as they arrive."""
         self._values.update(zip(variables, values, strict=True))
 
-    def enter_rounded(self, variables: Iterable[Var], roundings: Iterable[Any]) -> None:
-        """Stores roundings of values, which were made with them."""
-        for var, value in zip(variables, roundings, strict=False):
+    def enter_casts(self, variables: Iterable[Var], casts: Iterable[Any]) -> None:
+        """Store casts of values, which come with them."""
+        for var, value in zip(variables, casts, strict=False):
             self._casts[var, Precision.parse(value.dtype)] = value
 
     def read(

@@ -1,4 +1,4 @@
-"""The interpreter: walks a jaxpr beside its plan and emits what the plan says."""
+"""Walk a jaxpr beside its plan, and emit each equation as the plan says."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.errors import JaxAmpError, RewriteError
+from jaxamp.jaxprs.nested import nested
 from jaxamp.plan import Decision, Fusion, JaxprPlan, Remake, Step
 from jaxamp.policy.techniques import Technique
 from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.invariant_cotangents import same_each_turn
 from jaxamp.rewrite.recorder import Log
-from jaxamp.rewrite.registry import Context, rule_for
+from jaxamp.rewrite.registry import RewriteContext, RoundedResults, RuleContext, rule_for
 from jaxamp.xla.checkpoint_barriers import apart
 from jaxamp.xla.fused_group import call_fused
-from jaxamp.xla.rounded_cotangent import echo
 
 # What a primitive raises when it does not accept the dtypes that it is given.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, LookupError, AttributeError)
 
 
 def interpret_whole(
-    context: Context, closed: ClosedJaxpr, plan: JaxprPlan, args: Sequence[Any]
+    context: RewriteContext, closed: ClosedJaxpr, plan: JaxprPlan, args: Sequence[Any]
 ) -> list[Any]:
-    """Emits a program in a context of its own, which holds nothing once that is done."""
+    """Emit a program in a context of its own, which holds nothing once that is done."""
     try:
         return interpret(context, closed.jaxpr, plan, closed.consts, args)
     finally:
@@ -36,32 +36,39 @@ def interpret_whole(
 
 
 def interpret(
-    context: Context, jaxpr: Jaxpr, plan: JaxprPlan, consts: Sequence[Any], args: Sequence[Any]
+    context: RewriteContext,
+    jaxpr: Jaxpr,
+    plan: JaxprPlan,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    *,
+    casts: Sequence[Any] = (),
+    wides: Sequence[Any] = (),
 ) -> list[Any]:
-    """Emits a jaxpr, equation by equation, in the precisions of its plan.
+    """Emit a jaxpr, equation by equation, in the precisions of its plan.
 
     Args:
       context: shared by the whole rewrite.
       jaxpr: the program.
-      plan: what was decided for it.
+      plan: its plan.
       consts: values of its constants.
-      args: those of ``plan.rounded`` and of ``plan.turned``, then its arguments, in the precisions
-        of ``plan.inputs``.
+      args: its arguments, in the precisions of ``plan.inputs``.
+      casts: the casts of arguments that are ``plan.invariant_casts``.
+      wides: f32[...] forms of the arguments that are ``plan.wide_invariants``.
 
     Returns:
       Its results, in the precisions of ``plan.outputs``.
 
     Raises:
-      RewriteError: a primitive does not accept what was decided for it.
+      RewriteError: a primitive does not accept the dtypes decided for it.
     """
     log = None if context.recorder is None else context.recorder.log(plan)
     env = Environment(log, holds=context.steers(Technique.HELD_ROUNDINGS))
     env.enter(jaxpr.constvars, consts)
-    casts, wides = len(plan.rounded), len(plan.turned)
-    env.take(plan.rounded, args[:casts])
-    env.enter(jaxpr.invars, args[casts + wides :])
-    narrow = [env.read(var, None) for var in plan.turned]
-    env.enter(plan.turned, map(same_each_turn, narrow, args[casts : casts + wides]))
+    env.enter(jaxpr.invars, args)
+    env.enter_casts([jaxpr.invars[i] for i, _ in plan.invariant_casts], casts)
+    narrow = [jaxpr.invars[i] for i in plan.wide_invariants]
+    env.enter(narrow, map(same_each_turn, [env.read(var, None) for var in narrow], wides))
     env.enter([r.var for r in plan.remakes], map(_remake, plan.remakes))
     for step in plan.steps:
         if isinstance(step, Step):
@@ -81,29 +88,44 @@ def _remake(remake: Remake) -> Any:
 
 
 def _interpret_one(
-    context: Context, index: int, eqn: JaxprEqn, decision: Decision, env: Environment
+    context: RewriteContext, index: int, eqn: JaxprEqn, decision: Decision, env: Environment
 ) -> None:
     if env.log is not None:
         env.log.equation(index)
     with jax_compat.emitting(eqn):
-        operands = _operands(eqn, decision, env)
-        results = emit(context, eqn, decision, operands)
-        if len(results) > len(eqn.outvars):
-            env.enter_rounded(eqn.outvars, results[len(eqn.outvars) :])
-        env.write(eqn.outvars, results, decision.outputs, decision.held, decision.kept)
+        operands = _read_operands(eqn, decision, env)
+        emitted = emit(_rule_context(context, eqn, decision, env), operands)
+        env.enter_casts(eqn.outvars, emitted.roundings)
+        env.write(eqn.outvars, emitted.results, decision.outputs, decision.held, decision.kept)
 
 
-def _operands(eqn: JaxprEqn, decision: Decision, env: Environment) -> list[Any]:
-    """What an equation reads, as decided."""
+def _read_operands(eqn: JaxprEqn, decision: Decision, env: Environment) -> list[Any]:
+    """Read the operands of an equation, as decided."""
     if decision.unheld:
         return list(map(env.read_unheld, eqn.invars, decision.operands))
     readings = decision.operands, decision.fresh, decision.copies
-    operands = list(map(env.read, eqn.invars, *readings))
-    return operands + [env.read(eqn.invars[index], p) for index, p in decision.also]
+    return list(map(env.read, eqn.invars, *readings))
 
 
-def _fuse(context: Context, step: Step, env: Environment) -> None:
-    """Emits a fused group as one call; equal groups call the same one."""
+def _rule_context(
+    context: RewriteContext, eqn: JaxprEqn, decision: Decision, env: Environment
+) -> RuleContext:
+    """Return what a rule is given, with the other forms of operands that were decided."""
+    how, operands = decision.how, eqn.invars
+    moved = how.moved_rounding
+    return RuleContext(
+        rewrite=context,
+        eqn=eqn,
+        decision=decision,
+        originals={i: env.read(operands[i], None) for i in how.originals},
+        rounding=None if moved is None else env.read(operands[0], moved),
+        invariant_casts=[env.read(operands[i], p) for i, p in how.invariant_casts],
+        wide_invariants=[env.read(operands[i], Precision.F32) for i in how.wide_invariants],
+    )
+
+
+def _fuse(context: RewriteContext, step: Step, env: Environment) -> None:
+    """Emit a fused group as one call; equal groups call the same one."""
     operands = env.give(step.takes)
     log = None if env.log is None else env.log.enter_group(step)
     key = step.fusion, tuple(map(jax.typeof, operands))
@@ -115,8 +137,8 @@ def _fuse(context: Context, step: Step, env: Environment) -> None:
         env.log.leave_group(step, log)
 
 
-def _fused(context: Context, fusion: Fusion, log: Log | None) -> Callable[..., list[Any]]:
-    """A group under a checkpoint; JAX differentiates a jit of one once for all its calls."""
+def _fused(context: RewriteContext, fusion: Fusion, log: Log | None) -> Callable[..., list[Any]]:
+    """Return a group under a checkpoint; JAX differentiates a jit once for all its calls."""
     again = _read_again(fusion)
 
     def emitted(*args: Any) -> list[Any]:
@@ -134,47 +156,56 @@ def _fused(context: Context, fusion: Fusion, log: Log | None) -> Callable[..., l
 
 
 def _read_again(fusion: Fusion) -> list[bool]:
-    """Whether what a group computes again reads each of its operands; empty if it does not."""
+    """Return whether recomputed equations read each input of a group; empty if there are none."""
     read = {id(v) for eqn in fusion.equations[: fusion.makers] for v in eqn.invars}
     return [id(var) in read for var, _ in fusion.takes] if fusion.makers else []
 
 
-def rewritten(context: Context, closed: ClosedJaxpr, plan: JaxprPlan) -> ClosedJaxpr:
-    """A jaxpr that computes what the plan says; made once for each plan."""
+def rewritten_bodies(context: RuleContext) -> list[ClosedJaxpr]:
+    """Rewrite the jaxprs that an equation holds, each by its plan."""
+    pairs = zip(nested(context.eqn), context.decision.inner, strict=True)
+    return [_rewrite(context.rewrite, *pair) for pair in pairs]
+
+
+def _rewrite(context: RewriteContext, closed: ClosedJaxpr, plan: JaxprPlan) -> ClosedJaxpr:
+    """Rewrite a jaxpr, once for each plan; its first inputs are other forms of invariants."""
     if plan.unchanged:
         return closed
     if plan not in context.rewritten:
-        jaxpr = closed.jaxpr
+        jaxpr, first = closed.jaxpr, len(plan.invariant_casts)
+        own = first + len(plan.wide_invariants)
 
         def body(*args: Any) -> list[Any]:
-            return interpret(context, jaxpr, plan, closed.consts, args)
+            casts, wides = args[:first], args[first:own]
+            return interpret(
+                context, jaxpr, plan, closed.consts, args[own:], casts=casts, wides=wides
+            )
 
-        arriving = [(var, form.precision) for var, form in plan.rounded]
-        arriving += [(var, Precision.F32) for var in plan.turned]
+        arriving = [(jaxpr.invars[i], precision) for i, precision in plan.invariant_casts]
+        arriving += [(jaxpr.invars[i], Precision.F32) for i in plan.wide_invariants]
         arriving += zip(jaxpr.invars, plan.inputs, strict=True)
-        avals = [_arriving(var.aval, precision) for var, precision in arriving]
+        avals = [_stored_aval(var.aval, precision) for var, precision in arriving]
         context.rewritten[plan] = jax_compat.trace_to_jaxpr(body, avals, jaxpr.debug_info)
     return context.rewritten[plan]
 
 
-def _arriving(aval: Any, precision: Any) -> Any:
+def _stored_aval(aval: Any, precision: Precision | None) -> Any:
+    """Return the type of a value that is stored in a precision."""
     if precision is None or aval.dtype == precision.dtype:
         return aval
     return aval.update(dtype=precision.dtype, weak_type=False)
 
 
-def emit(
-    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
-) -> Sequence[Any]:
-    """Emits one equation; operands come cast as decided, results are stored by the caller.
+def emit(context: RuleContext, operands: Sequence[Any]) -> RoundedResults:
+    """Emit one equation; operands come cast as decided, results are stored by the caller.
 
     Raises:
-      RewriteError: the primitive does not accept what was decided for it.
+      RewriteError: the primitive does not accept the dtypes decided for it.
     """
+    eqn, decision = context.eqn, context.decision
     try:
-        if decision.echo:
-            return [echo(eqn, operands, decision.echo)]
-        return rule_for(eqn.primitive)(context, eqn, decision, operands)
+        emitted = rule_for(eqn.primitive)(context, *operands)
+        return emitted if isinstance(emitted, RoundedResults) else RoundedResults(emitted)
     except JaxAmpError:
         raise
     except _REFUSALS as error:

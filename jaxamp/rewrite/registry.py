@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Concatenate, TypeAlias
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
 
@@ -16,16 +16,16 @@ from jaxamp.rewrite.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """What rules share during one rewrite.
+class RewriteContext:
+    """State that rules share during one rewrite.
 
     Attributes:
-      policy: for the jaxprs that only differentiation brings to light.
-      steer: for these, too: what tells how XLA is steered.
-      repeated: the groups of equations that are emitted more than once.
-      recorder: what counts the casts, for a report; ``None`` for a program that is to run.
+      policy: policy for jaxprs that only differentiation brings to light.
+      steer: function that chooses compiler hints for these, too.
+      repeated: groups of equations that are emitted more than once.
+      recorder: counter of casts, for a report; ``None`` for a program that is to run.
       rewritten: jaxprs already rewritten, by the plan that they follow (kept alive by the key).
-      fused: what emits a group of equations, by the group and the types of its operands.
+      fused: functions that emit a group of equations, by the group and the types of its inputs.
     """
 
     policy: PrecisionPolicy
@@ -40,36 +40,61 @@ class Context:
         return technique in self.policy.xla
 
     def forget(self) -> None:
-        """Lets go of what was made, which refers back to this: a cycle for the collector."""
+        """Drop what was made, which refers back to this: a cycle for the collector."""
         self.rewritten.clear()
         self.fused.clear()
 
 
-class RewriteRule(Protocol):
-    """Emits one equation.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleContext:
+    """One equation to emit, and all that its rule knows of it beside the operands.
 
-    Operands come cast as the decision says, and after them those that it has read a second time;
-    results are cast by the caller, so that a rule looks only after parameters that carry a dtype or
-    a jaxpr. After the results may come roundings of them, in order, which are then at hand.
+    Attributes:
+      rewrite: state shared by the whole rewrite.
+      eqn: the equation.
+      decision: the decision about it.
+      originals: for a contraction, per index of an operand that is the rounding of a boundary
+        value: that value, f32[...]. The contraction is differentiated with respect to it.
+      rounding: for an equation that moves a value and its rounding alike: the rounding.
+      invariant_casts: for a loop, casts that its body reads, as `Decision.invariant_casts` says.
+      wide_invariants: for a loop, f32[...] forms of narrow invariants, as
+        `Decision.wide_invariants` says.
     """
 
-    def __call__(
-        self, context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
-    ) -> Sequence[Any]:
-        """Emits the equation and gives its results."""
-        ...
+    rewrite: RewriteContext
+    eqn: JaxprEqn
+    decision: Decision
+    originals: Mapping[int, Any] = field(default_factory=dict)
+    rounding: Any = None
+    invariant_casts: Sequence[Any] = ()
+    wide_invariants: Sequence[Any] = ()
 
 
-def parted(eqn: JaxprEqn, operands: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The operands of an equation, and those that it has read a second time."""
-    return operands[: len(eqn.invars)], operands[len(eqn.invars) :]
+@dataclass(frozen=True, slots=True)
+class RoundedResults:
+    """Results of an equation that come with their roundings.
 
+    Attributes:
+      results: the results.
+      roundings: per result, the same in a narrow format; readers of that format share it.
+    """
+
+    results: Sequence[Any]
+    roundings: Sequence[Any] = ()
+
+
+RewriteRule: TypeAlias = Callable[Concatenate[RuleContext, ...], Sequence[Any] | RoundedResults]
+"""A function that emits one equation: ``rule(context, *operands)`` returns its results.
+
+Operands are those of the equation, cast as the decision says. Results are cast by the caller, so
+that a rule looks only after parameters that carry a dtype or a jaxpr.
+"""
 
 _RULES: dict[str, RewriteRule] = {}
 
 
 def rewrites(*primitives: str) -> Callable[[RewriteRule], RewriteRule]:
-    """Registers a rule for primitives, given by name; a second rule for one is refused."""
+    """Register a rule for primitives, given by name; refuse a second rule for one."""
 
     def register(rule: RewriteRule) -> RewriteRule:
         for name in primitives:
@@ -82,11 +107,9 @@ def rewrites(*primitives: str) -> Callable[[RewriteRule], RewriteRule]:
 
 
 def rule_for(primitive: Primitive) -> RewriteRule:
-    """The rule of a primitive; most have no dtype in their parameters and need none."""
-    return _RULES.get(primitive.name, _unchanged_parameters)
+    """Return the rule of a primitive; most have no dtype in their parameters and need none."""
+    return _RULES.get(primitive.name, _bind)
 
 
-def _unchanged_parameters(
-    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
-) -> Sequence[Any]:
-    return jax_compat.bind(eqn, operands)
+def _bind(context: RuleContext, *operands: Any) -> Sequence[Any]:
+    return jax_compat.bind(context.eqn, operands)

@@ -13,8 +13,6 @@ from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.policy.policy import PrecisionPolicy
 
-Also = tuple[tuple[int, Precision | None], ...]
-
 
 @dataclass(slots=True, eq=False)
 class OperandReads:
@@ -38,15 +36,14 @@ class OperandReads:
     sums_wide: bool
     low: Precision | None
 
-    def dual_reads(self, node: Node, choice: Choice, stored: Sequence[Precision | None]) -> Also:
-        """Return the operands that a node reads in two precisions: as stored and cast.
+    def originals(
+        self, node: Node, choice: Choice, stored: Sequence[Precision | None]
+    ) -> tuple[int, ...]:
+        """Return the operands of a contraction, by index, that it reads both cast and as stored.
 
         A contraction computes with rounded boundary values, and is differentiated with respect to
-        the wide ones. A reversal is rounded before as well: XLA recognizes a convolution's gradient
-        by its reversed weights.
+        the wide ones.
         """
-        if node.name == "rev" and self.low and self._is_reversed_weight(node, stored):
-            return ((0, self.low),)
         if node.role is not Role.CONTRACT or not self.sums_wide:
             return ()
         if choice.scaled or not is_narrow(choice.operand):
@@ -54,7 +51,14 @@ class OperandReads:
         if not all(self.graph.is_float32[v] for v in node.ins[:2]):  # integers, say
             return ()
         pairs = enumerate(node.ins)
-        return tuple((i, None) for i, v in pairs if self.own_cast[v] and stored[v] is Precision.F32)
+        return tuple(i for i, v in pairs if self.own_cast[v] and stored[v] is Precision.F32)
+
+    def moved_rounding(self, node: Node, stored: Sequence[Precision | None]) -> Precision | None:
+        """Return the precision of the rounding that a reversal of weights is applied to as well.
+
+        XLA recognizes a convolution's gradient by its reversed weights.
+        """
+        return self.low if node.name == "rev" and self._is_reversed_weight(node, stored) else None
 
     def _is_reversed_weight(self, node: Node, stored: Sequence[Precision | None]) -> bool:
         (out,) = node.outs

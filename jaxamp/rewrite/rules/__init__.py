@@ -9,6 +9,7 @@ from jaxamp.rewrite.rules import (
     custom_derivatives,
     equality,
     movement,
+    sums,
 )
 from jaxamp.rewrite.rules import scatter as typed_updates
 from jaxamp.rewrite.rules import shard_map as manual
@@ -23,5 +24,6 @@ __all__ = [
     "equality",
     "manual",
     "movement",
+    "sums",
     "typed_updates",
 ]

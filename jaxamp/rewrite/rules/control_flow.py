@@ -5,47 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jax.extend.core import JaxprEqn
-
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.interpret import bind_nested
-from jaxamp.jaxprs.nested import called, loop, nested
-from jaxamp.plan import Decision
-from jaxamp.rewrite.interpreter import rewritten
-from jaxamp.rewrite.registry import Context, parted, rewrites
+from jaxamp.jaxprs.nested import loop
+from jaxamp.rewrite.interpreter import rewritten_bodies
+from jaxamp.rewrite.registry import RuleContext, rewrites
 
 
 @rewrites("cond")
-def cond(
-    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
-) -> Sequence[Any]:
-    """All branches give the same dtypes: their plans agree on the results."""
-    pairs = zip(nested(eqn), decision.inner, strict=True)
-    return bind_nested(eqn, operands, [rewritten(context, *pair) for pair in pairs])
+def cond(context: RuleContext, *operands: Any) -> Sequence[Any]:
+    """Rewrite all branches; their plans agree on the dtypes of the results."""
+    return bind_nested(context.eqn, operands, rewritten_bodies(context))
 
 
 @rewrites("scan")
-def scan(
-    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
-) -> Sequence[Any]:
-    """The carry has one dtype on its way in, round and out; slices and stacks have their own.
+def scan(context: RuleContext, *operands: Any) -> Sequence[Any]:
+    """Rewrite the body; a carry has one dtype throughout, slices and stacks have their own.
 
-    Casts of what is the same in every turn become invariants too.
+    Other forms of invariants become invariants of the new loop.
     """
-    body = rewritten(context, called(eqn), decision.inner[0])
-    operands, casts = parted(eqn, operands)
-    layout = jax_compat.scan_with_invariants(eqn, len(casts))
-    return bind_nested(eqn, [*casts, *operands], [body], **layout)
+    forms = [*context.invariant_casts, *context.wide_invariants]
+    layout = jax_compat.scan_with_invariants(context.eqn, len(forms))
+    return bind_nested(context.eqn, [*forms, *operands], rewritten_bodies(context), **layout)
 
 
 @rewrites("while")
-def while_loop(
-    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
-) -> Sequence[Any]:
-    """The carry keeps its dtype, and the test is left in f32."""
-    bodies = [rewritten(context, *p) for p in zip(nested(eqn), decision.inner, strict=True)]
-    operands, casts = parted(eqn, operands)
-    wired = loop(eqn)
+def while_loop(context: RuleContext, *operands: Any) -> Sequence[Any]:
+    """Rewrite the body; the carry keeps its dtype, and the test is left in f32."""
+    forms = [*context.invariant_casts, *context.wide_invariants]
+    wired = loop(context.eqn)
     tested, fixed, carries, _ = wired.parts(operands)
-    given, count = [*tested, *casts, *fixed, *carries], wired.invariants + len(casts)
-    return bind_nested(eqn, given, bodies, body_nconsts=count)
+    given, count = [*tested, *forms, *fixed, *carries], wired.invariants + len(forms)
+    return bind_nested(context.eqn, given, rewritten_bodies(context), body_nconsts=count)

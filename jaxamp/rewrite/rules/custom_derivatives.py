@@ -1,4 +1,4 @@
-"""custom_jvp and custom_vjp: the function is rewritten, and so are its derivative rules.
+"""Rewrite the functions of custom_jvp and custom_vjp, and their derivative rules.
 
 The rules are programs that JAX traces only when it differentiates, at the original dtypes. They
 are planned then, with the precisions in which their inputs really arrive and their results must
@@ -18,43 +18,42 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.jaxprs.nested import called
 from jaxamp.jaxprs.relu_masks import compare_results
-from jaxamp.plan import Decision, JaxprPlan, make_plan
+from jaxamp.plan import JaxprPlan, make_plan
 from jaxamp.rewrite.interpreter import interpret, interpret_whole
-from jaxamp.rewrite.registry import Context, rewrites
+from jaxamp.rewrite.registry import RewriteContext, RuleContext, rewrites
 
 Precisions = Sequence[Precision | None]
 
 
 @rewrites("custom_jvp_call")
-def custom_jvp(
-    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
-) -> Sequence[Any]:
-    """Binds a new function and a new rule; symbolic zeros stay what they are."""
-    call, plan = called(eqn), decision.inner[0]
+def custom_jvp(context: RuleContext, *operands: Any) -> Sequence[Any]:
+    """Bind a new function and a new rule; symbolic zeros stay what they are."""
+    eqn, plan, rewrite = context.eqn, context.decision.inner[0], context.rewrite
+    call = called(eqn)
     if plan.unchanged:
         return jax_compat.bind(eqn, operands)
     consts = eqn.params["num_consts"]
 
     def function(*args: Any) -> list[Any]:
-        return interpret(context, call.jaxpr, plan, call.consts, args)
+        return interpret(rewrite, call.jaxpr, plan, call.consts, args)
 
     def rule(*primals_and_tangents: Any) -> list[Any]:
         half = len(primals_and_tangents) // 2
         primals = primals_and_tangents[consts:half]
         tangents = primals_and_tangents[half + consts :]
-        return _run_jvp(context, eqn, plan, primals, tangents)
+        return _run_jvp(rewrite, eqn, plan, primals, tangents)
 
     return jax_compat.bind_custom_jvp(eqn, operands, function, rule)
 
 
 def _run_jvp(
-    context: Context,
+    rewrite: RewriteContext,
     eqn: JaxprEqn,
     plan: JaxprPlan,
     primals: Sequence[Any],
     tangents: Sequence[Any],
 ) -> list[Any]:
-    """Traces the rule for the tangents that are no symbolic zeros, then runs it."""
+    """Trace the rule for the tangents that are no symbolic zeros, then run it."""
     zeros = [jax_compat.is_symbolic_zero(t) for t in tangents]
     jaxpr, captured, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
     closed = ClosedJaxpr(jaxpr, captured)
@@ -66,22 +65,21 @@ def _run_jvp(
     # Tangents go on: transposed, what made them must have been narrow.
     onward = [*map(is_narrow, plan.outputs), *[True] * len(made)]
     later = [*[False] * len(primals), *[True] * len(given)]
-    results = _run_rule(context, closed, [*primals, *given], wanted, onward, later)
+    results = _run_rule(rewrite, closed, [*primals, *given], wanted, onward, later)
     return _with_zeros(results, out_zeros)
 
 
 @rewrites("custom_vjp_call")
-def custom_vjp(
-    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
-) -> Sequence[Any]:
-    """Binds a new function, forward rule and backward rule; residuals may be narrow."""
-    call, plan = called(eqn), decision.inner[0]
+def custom_vjp(context: RuleContext, *operands: Any) -> Sequence[Any]:
+    """Bind a new function, forward rule and backward rule; residuals may be narrow."""
+    eqn, plan, rewrite = context.eqn, context.decision.inner[0], context.rewrite
+    call = called(eqn)
     consts = eqn.params["num_consts"]
     primal_avals = [jax.typeof(x) for x in operands]
     saved_avals: list[Any] = []  # of the residuals that the forward rule gives, as it was written
 
     def function(*args: Any) -> list[Any]:
-        return interpret(context, call.jaxpr, plan, call.consts, args)
+        return interpret(rewrite, call.jaxpr, plan, call.consts, args)
 
     def forward(*pairs: Any) -> list[Any]:
         values, differentiated = pairs[::2], pairs[1::2]
@@ -91,13 +89,13 @@ def custom_vjp(
         count = len(jaxpr.outvars) - len(plan.outputs)
         saved_avals[:] = [v.aval for v in jaxpr.outvars[:count]]
         wanted = [*[None] * count, *plan.outputs]
-        return _run_rule(context, ClosedJaxpr(jaxpr, captured), values[consts:], wanted)
+        return _run_rule(rewrite, ClosedJaxpr(jaxpr, captured), values[consts:], wanted)
 
     def backward(*residuals_and_cotangents: Any) -> tuple[list[Any], Any]:
         avals = _backward_avals(eqn, saved_avals)
         pairs = zip(primal_avals, call.jaxpr.invars, strict=True)
         wanted = [_stored(arriving.dtype, var.aval) for arriving, var in pairs]
-        given, logs = _run_backward(context, eqn, residuals_and_cotangents, avals, wanted[consts:])
+        given, logs = _run_backward(rewrite, eqn, residuals_and_cotangents, avals, wanted[consts:])
         none = [jax_compat.zero_cotangent(aval) for aval in primal_avals[:consts]]
         return [*none, *given], logs
 
@@ -105,19 +103,17 @@ def custom_vjp(
 
 
 @rewrites("remat_opt")
-def optimized_forward(
-    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
-) -> Sequence[Any]:
-    """The forward rule of a ``custom_vjp`` with ``optimize_remat``: emitted in place.
+def optimized_forward(context: RuleContext, *operands: Any) -> Sequence[Any]:
+    """Emit the forward rule of a ``custom_vjp`` with ``optimize_remat`` in place.
 
     JAX's optimisation, which drops residuals that a checkpoint does not need, is given up.
     """
-    body = called(eqn)
-    return interpret(context, body.jaxpr, decision.inner[0], body.consts, operands)
+    body, plan = called(context.eqn), context.decision.inner[0]
+    return interpret(context.rewrite, body.jaxpr, plan, body.consts, operands)
 
 
 def _backward_avals(eqn: JaxprEqn, saved_avals: Sequence[Any]) -> list[Any]:
-    """Types of the backward rule's arguments as it was written.
+    """Return the types of the backward rule's arguments as it was written.
 
     Residuals that are inputs of the function are not saved but named by their index.
     """
@@ -128,11 +124,16 @@ def _backward_avals(eqn: JaxprEqn, saved_avals: Sequence[Any]) -> list[Any]:
 
 
 def _run_backward(
-    context: Context, eqn: JaxprEqn, args: Sequence[Any], avals: Sequence[Any], wanted: Precisions
+    rewrite: RewriteContext,
+    eqn: JaxprEqn,
+    args: Sequence[Any],
+    avals: Sequence[Any],
+    wanted: Precisions,
 ) -> tuple[list[Any], Any]:
-    """Traces the backward rule at its own dtypes, then runs it in those of its arguments.
+    """Trace the backward rule at its own dtypes, then run it in those of its arguments.
 
-    Returns its cotangents, and what it logs.
+    Returns:
+      Its cotangents, and what it logs.
     """
     # Symbolic zeros stay what they are, and so do residuals that are plain Python or numpy values:
     # the rule may branch on them.
@@ -155,7 +156,7 @@ def _run_backward(
     nonzero_wanted = [p for p, z in zip(wanted, zeros, strict=True) if z is None]
     as_written = [_stored(np.float32, v.aval) for v in closed.jaxpr.outvars[len(nonzero_wanted) :]]
     given = [args[i] for i in arrays]
-    results = iter(_run_rule(context, closed, given, [*nonzero_wanted, *as_written]))
+    results = iter(_run_rule(rewrite, closed, given, [*nonzero_wanted, *as_written]))
     cotangents = [
         next(results) if zero is None else _retyped(zero, precision)
         for zero, precision in zip(zeros, wanted, strict=True)
@@ -164,32 +165,33 @@ def _run_backward(
 
 
 def _run_rule(
-    context: Context,
+    rewrite: RewriteContext,
     closed: ClosedJaxpr,
     args: Sequence[Any],
     wanted: Precisions,
     onward: Sequence[bool] | None = None,
     later: Sequence[bool] = (),
 ) -> list[Any]:
-    """Plans and runs a derivative rule in the precisions in which its arguments arrive."""
+    """Plan and run a derivative rule in the precisions in which its arguments arrive."""
     arriving = [
         _stored(jax.typeof(arg).dtype, var.aval)
         for arg, var in zip(args, closed.jaxpr.invars, strict=True)
     ]
     plan = make_plan(
         closed,
-        context.policy,
+        rewrite.policy,
         inputs=arriving,
         outputs=wanted,
         onward=onward,
         later=later,
-        steer=context.steer,
+        steer=rewrite.steer,
     )
-    return interpret_whole(Context(context.policy, context.steer), closed, plan.body, args)
+    fresh = RewriteContext(rewrite.policy, rewrite.steer)
+    return interpret_whole(fresh, closed, plan.body, args)
 
 
 def _stored(dtype: Any, declared: Any) -> Precision | None:
-    """The precision of what is declared float32 and stored as ``dtype``."""
+    """Return the precision of a value declared float32 and stored as ``dtype``."""
     ours = jax_compat.is_plain_array(declared) and declared.dtype == np.float32
     return Precision.parse(dtype) if ours else None
 
@@ -199,7 +201,7 @@ def _retyped(zero: Any, precision: Precision | None) -> Any:
 
 
 def _with_zeros(results: Sequence[Any], out_zeros: Sequence[bool]) -> list[Any]:
-    """Results of a jvp jaxpr, with the tangents that it leaves out put back."""
+    """Return the results of a jvp jaxpr, with the tangents that it leaves out put back."""
     primals, tangents = results[: len(out_zeros)], iter(results[len(out_zeros) :])
     return [
         *primals,

@@ -6,24 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax.core import eval_jaxpr
-from jax.extend.core import JaxprEqn
 
 from jaxamp.core import jax_compat
-from jaxamp.plan import Decision
-from jaxamp.rewrite.registry import Context, rewrites
+from jaxamp.rewrite.registry import RuleContext, rewrites
 from jaxamp.xla.label_gather import is_spread, spread
 
 
 @rewrites("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min")
-def scatter(
-    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
-) -> Sequence[Any]:
-    """Retypes the update function; with none at all, a scatter would be another operation.
+def scatter(context: RuleContext, target: Any, indices: Any, numbers: Any) -> Sequence[Any]:
+    """Retype the update function; with none at all, a scatter would be another operation.
 
-    What puts one number in each row of zeros need not scatter.
+    One that puts a number in each row of zeros is emitted as a comparison.
     """
-    target, indices, numbers = operands
-    if decision.picks and is_spread(target, indices, eqn.params):
+    eqn, operands = context.eqn, [target, indices, numbers]
+    if context.decision.picks and is_spread(target, indices, eqn.params):
         (axis,) = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
         return [spread(numbers, indices, target.shape, axis)]
     update = eqn.params["update_jaxpr"]

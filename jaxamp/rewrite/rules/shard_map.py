@@ -6,23 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import JaxprEqn
 
 from jaxamp.jaxprs.nested import called
-from jaxamp.plan import Decision
 from jaxamp.rewrite.interpreter import interpret
-from jaxamp.rewrite.registry import Context, rewrites
+from jaxamp.rewrite.registry import RuleContext, rewrites
 
 
 @rewrites("shard_map")
-def shard_map(
-    context: Context, eqn: JaxprEqn, decision: Decision, operands: Sequence[Any]
-) -> Sequence[Any]:
-    """Maps the rewritten body over the same mesh with the same specs."""
-    params, plan, mapped = eqn.params, decision.inner[0], called(eqn)
+def shard_map(context: RuleContext, *operands: Any) -> Sequence[Any]:
+    """Map the rewritten body over the same mesh with the same specs."""
+    eqn, plan = context.eqn, context.decision.inner[0]
+    params, mapped = eqn.params, called(eqn)
 
     def body(*args: Any) -> list[Any]:
-        return interpret(context, mapped.jaxpr, plan, (), args)
+        return interpret(context.rewrite, mapped.jaxpr, plan, (), args)
 
     run = jax.shard_map(
         body,

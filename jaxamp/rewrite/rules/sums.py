@@ -1,0 +1,19 @@
+"""Sums of two arrays, whose cotangent may be rounded once for both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxamp.core import jax_compat
+from jaxamp.rewrite.registry import RuleContext, rewrites
+from jaxamp.xla.rounded_cotangent import echo
+
+
+@rewrites("add", "sub")
+def add(context: RuleContext, *operands: Any) -> Sequence[Any]:
+    """Add or subtract; round the cotangent where that is decided."""
+    rounding = context.decision.echo
+    if rounding is None:
+        return jax_compat.bind(context.eqn, operands)
+    return [echo(context.eqn, operands, rounding)]
