@@ -330,7 +330,7 @@ MUTATIONS = (
     ),
     Mutation(
         "plan/loop_invariants.py",
-        "return tuple((v, Form(read[v])) for v in jaxpr.invars[:invariants] if v in read)",
+        "return tuple(InputCast(i, precision) for i, precision in casts if precision)",
         "return ()",
         "tests/rewrite/test_loop_invariants.py",
     ),

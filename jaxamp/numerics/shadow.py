@@ -176,7 +176,7 @@ class _Run:
         if decision is None:
             operands = [self.env.read(atom, None) for atom in eqn.invars]
         else:
-            readings = decision.operands, decision.fresh, decision.copies
+            readings = decision.operands, decision.own_casts, decision.copies
             operands = list(map(self._operand, eqn.invars, *readings))
         if site is None:
             self._nest(position, eqn, decision, operands)
@@ -196,10 +196,10 @@ class _Run:
         return values, self.ledger.enter(self.block.numbers(), self.rows)
 
     def _operand(
-        self, atom: Any, precision: Precision | None, fresh: bool, copy: Precision | None
+        self, atom: Any, precision: Precision | None, own_cast: bool, copy: Precision | None
     ) -> Any:
         """Read an operand; its rounding is kept by a barrier, as that of narrow results is."""
-        value = self.env.read(atom, precision, fresh, copy)
+        value = self.env.read(atom, precision, own_cast, copy)
         if literal(atom) is not None or not is_narrow(precision):
             return value
         if self.env.read(atom, None).dtype == value.dtype:
@@ -307,7 +307,7 @@ class _Run:
         else:
             held = [
                 is_narrow(p) or hold
-                for p, hold in zip(decision.outputs, decision.held, strict=True)
+                for p, hold in zip(decision.outputs, decision.barriers, strict=True)
             ]
             self.env.write(eqn.outvars, results, decision.outputs, held)
 

@@ -1,29 +1,31 @@
-"""Deciding: pure analysis from a jaxpr and a policy to a Plan."""
+"""Decide, from a jaxpr and a policy alone, how each equation runs."""
 
 from jaxamp.plan.decision import (
+    CotangentRounding,
     Decision,
-    Echo,
-    Forms,
+    EquationPlan,
     Fusion,
+    FusionCall,
     Ground,
     JaxprPlan,
     Plan,
-    Remake,
+    Reading,
+    RematerializedInput,
     Scaled,
-    Step,
 )
 from jaxamp.plan.planner import make_plan
 
 __all__ = [
+    "CotangentRounding",
     "Decision",
-    "Echo",
-    "Forms",
+    "EquationPlan",
     "Fusion",
+    "FusionCall",
     "Ground",
     "JaxprPlan",
     "Plan",
-    "Remake",
+    "Reading",
+    "RematerializedInput",
     "Scaled",
-    "Step",
     "make_plan",
 ]

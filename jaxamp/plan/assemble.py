@@ -11,7 +11,14 @@ from jax.extend.core import Var
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.jaxprs.nested import RULED, Loop, loop
-from jaxamp.plan.decision import Decision, How, InputCast, JaxprPlan, Remake, is_wide
+from jaxamp.plan.decision import (
+    Decision,
+    EquationPlan,
+    InputCast,
+    JaxprPlan,
+    RematerializedInput,
+    is_wide,
+)
 from jaxamp.plan.explanations import Grounds
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Frame, Nest, Node
@@ -40,7 +47,7 @@ class _Assembler:
         readings = findings.readings
         self.readings, self.groups, self.steering = readings, findings.groups, steering
         self.stored, self.choices = findings.stored, findings.choices
-        self.fresh, self.copied = list(map(bool, readings.own_cast)), readings.copies.keys()
+        self.own_casts, self.copied = list(map(bool, readings.own_cast)), readings.copies.keys()
         self.original = [Precision.F32 if ours else None for ours in findings.graph.is_float32]
         # What a group reads is widened once, so that its cotangents are summed in f32.
         self.inside = list(self.original)
@@ -48,13 +55,13 @@ class _Assembler:
             self.inside[value] = self.stored[value]
         self.outliner, self.grounds = Outliner(), Grounds(findings.choices)
         self._shared: dict[Hashable, JaxprPlan] = {}
-        self._hows: dict[Hashable, How] = {}
+        self._equation_plans: dict[Hashable, EquationPlan] = {}
 
     def plan(
         self,
         frame: Frame,
         returned: Sequence[Precision | None] | None = None,
-        remakes: Sequence[Remake] = (),
+        rematerialized: Sequence[RematerializedInput] = (),
         *,
         fused: bool = False,
         invariants: int = 0,
@@ -70,26 +77,30 @@ class _Assembler:
         if returned is None:
             returned = [self.stored[v] for v in frame.returns]
         inputs = _of(frame.entries, self.inside if fused else self.stored)
-        hows = [
-            self._how(site)
+        plans = [
+            self._plan_node(site)
             if isinstance(site, Node)
-            else self._how_of_nest(site, fused=fused or index in grouped)
+            else self._plan_nest(site, fused=fused or index in grouped)
             for index, site in enumerate(frame.sites)
         ]
         if signs:
-            hows = [
-                self._keeping(site, how, signs) for site, how in zip(frame.sites, hows, strict=True)
+            plans = [
+                self._with_residuals(site, plan, signs)
+                for site, plan in zip(frame.sites, plans, strict=True)
             ]
         groups = groups if self.steering.outlines else []
-        made = tuple((r.var, *map(id, (m.eqn for m in r.makings))) for r in remakes)
-        casts = find_invariant_casts(frame.jaxpr, hows, invariants)
+        made = tuple((r.var, *map(id, (m.eqn for m in r.equations))) for r in rematerialized)
+        casts = find_invariant_casts(frame.jaxpr, plans, invariants)
         wide = find_wide_invariants(inputs, invariants)
         arriving = inputs, made, casts, wide
-        key = id(frame.jaxpr), arriving, tuple(returned), tuple(hows), tuple(map(tuple, groups))
+        key = id(frame.jaxpr), arriving, tuple(returned), tuple(plans), tuple(map(tuple, groups))
         if key not in self._shared:
-            plan = self._make(frame, inputs, returned, hows, groups)
+            plan = self._make(frame, inputs, returned, plans, groups)
             self._shared[key] = replace(
-                plan, remakes=tuple(remakes), invariant_casts=casts, wide_invariants=wide
+                plan,
+                rematerialized=tuple(rematerialized),
+                invariant_casts=casts,
+                wide_invariants=wide,
             )
         return self._shared[key]
 
@@ -98,14 +109,14 @@ class _Assembler:
         frame: Frame,
         inputs: tuple[Precision | None, ...],
         returned: Sequence[Precision | None],
-        hows: Sequence[How],
+        plans: Sequence[EquationPlan],
         groups: Sequence[Sequence[int]],
     ) -> JaxprPlan:
-        decisions = tuple(map(self._decide, frame.sites, hows))
-        unchanged = is_wide((*inputs, *returned)) and all(how.unchanged for how in set(hows))
+        decisions = tuple(map(self._decide, frame.sites, plans))
+        unchanged = is_wide((*inputs, *returned)) and all(plan.unchanged for plan in set(plans))
         groups = () if unchanged else groups
         steps = self.outliner.steps(
-            frame.jaxpr, decisions, inputs, returned, groups, self._again(frame, groups)
+            frame.jaxpr, decisions, inputs, returned, groups, self._recomputed(frame, groups)
         )
         return JaxprPlan(
             inputs=inputs,
@@ -115,7 +126,7 @@ class _Assembler:
             steps=steps,
         )
 
-    def _how(self, node: Node) -> How:
+    def _plan_node(self, node: Node) -> EquationPlan:
         choice, ins, outs = self.choices[node], node.ins, node.outs
         original, storage, operand = self.original, self.stored, choice.operand
         steering = self.steering
@@ -123,26 +134,26 @@ class _Assembler:
             storage, operand = original, Precision.F32
         originals = self.readings.originals(node, choice, self.stored)
         moved_rounding = self.readings.moved_rounding(node, self.stored)
-        fresh = [self.fresh[v] for v in ins]
+        own_casts = [self.own_casts[v] for v in ins]
         for index in originals if moved_rounding is None else (0,):
-            fresh[index] = False  # the cotangent goes to the value that is read beside the cast
-        return self._one(
+            own_casts[index] = False  # the cotangent goes to the value that is read beside the cast
+        return self._shared_plan(
             operands=tuple([original[v] and operand for v in ins]),
-            fresh=tuple(fresh),
+            own_casts=tuple(own_casts),
             copies=self._copies_for(node),
             outputs=tuple([storage[v] for v in outs]),
-            held=tuple([v in steering.held for v in outs]),
-            kept=tuple([v in steering.saved for v in outs]),
+            barriers=tuple([v in steering.held for v in outs]),
+            residuals=tuple([v in steering.saved for v in outs]),
             accumulation=choice.accumulation,
-            unheld=node in steering.unbarriered,
-            echo=steering.cotangents.get(outs[0]) if outs else None,
-            picks=node in steering.label_gathers,
+            unbarriered=node in steering.unbarriered,
+            cotangent_rounding=steering.cotangents.get(outs[0]) if outs else None,
+            label_gather=node in steering.label_gathers,
             scaled=choice.scaled,
             originals=originals,
             moved_rounding=moved_rounding,
         )
 
-    def _how_of_nest(self, nest: Nest, *, fused: bool) -> How:
+    def _plan_nest(self, nest: Nest, *, fused: bool) -> EquationPlan:
         wired = loop(nest.eqn) if nest.op.trait is Trait.LOOP else None
         inner = self._plans_inside(nest, wired, fused=fused)
         storage = self.inside if fused else self.stored
@@ -152,13 +163,13 @@ class _Assembler:
             body, first = inner[-1], wired.test_invariants
             casts = tuple(InputCast(first + i, p) for i, p in body.invariant_casts)
             wide = tuple(first + i for i in body.wide_invariants)
-        return self._one(
+        return self._shared_plan(
             operands=_of(nest.entries, self.original if nest.keeps_signature else storage),
-            fresh=tuple([self.fresh[v] for v in nest.entries]),
+            own_casts=tuple([self.own_casts[v] for v in nest.entries]),
             copies=(None,) * len(nest.entries),
             outputs=_of(nest.outs, self.stored),
-            held=tuple([self._is_held_by_rule(nest, v) for v in nest.outs]),
-            kept=(False,) * len(nest.outs),
+            barriers=tuple([self._is_held_by_rule(nest, v) for v in nest.outs]),
+            residuals=(False,) * len(nest.outs),
             inner=inner,
             invariant_casts=casts,
             wide_invariants=wide,
@@ -182,35 +193,37 @@ class _Assembler:
         """Return whether a call holds a result itself, as JAX drops the body of one with a rule."""
         return nest.eqn.primitive.name in RULED and value in self.steering.held_by_calls
 
-    def _keeping(self, site: Node | Nest, how: How, kept: Collection[int]) -> How:
-        """Return how an equation runs that holds and saves some of its results."""
-        is_kept = tuple([v in kept for v in site.outs])
-        if not any(is_kept):
-            return how
-        held = is_kept if self.steering.holds else how.held
-        return replace(how, held=held, kept=is_kept)
+    def _with_residuals(
+        self, site: Node | Nest, plan: EquationPlan, saved: Collection[int]
+    ) -> EquationPlan:
+        """Return the plan of an equation some of whose results are residuals."""
+        residuals = tuple([v in saved for v in site.outs])
+        if not any(residuals):
+            return plan
+        barriers = residuals if self.steering.holds else plan.barriers
+        return replace(plan, barriers=barriers, residuals=residuals)
 
-    def _one(self, **parts: Any) -> How:
-        """Return the one object of these parts; nodes name more of them than nests do."""
-        key = tuple(parts.values())
-        how = self._hows.get(key)
-        if how is None:
-            how = self._hows[key] = How(**parts)
-        return how
+    def _shared_plan(self, **fields: Any) -> EquationPlan:
+        """Return the one plan of these fields, of which nodes name more than nests do."""
+        key = tuple(fields.values())
+        plan = self._equation_plans.get(key)
+        if plan is None:
+            plan = self._equation_plans[key] = EquationPlan(**fields)
+        return plan
 
-    def _decide(self, site: Node | Nest, how: How) -> Decision:
+    def _decide(self, site: Node | Nest, plan: EquationPlan) -> Decision:
         kind = OpKind.BOUNDARY if isinstance(site, Nest) else site.kind
-        return Decision(site.eqn, how, kind, self.grounds.of(site))
+        return Decision(site.eqn, plan, kind, self.grounds.of(site))
 
-    def _again(self, frame: Frame, groups: Sequence[Sequence[int]]) -> dict[Var, int]:
+    def _recomputed(self, frame: Frame, groups: Sequence[Sequence[int]]) -> dict[Var, int]:
         """Return, per value that a later group recomputes, the equation that computes it."""
-        eqns, again = frame.jaxpr.eqns, self.steering.recomputed
+        eqns, recomputed = frame.jaxpr.eqns, self.steering.recomputed
         return {
             var: index
             for group in groups
             for index in group
             for var, out in zip(eqns[index].outvars, frame.sites[index].outs, strict=True)
-            if out in again
+            if out in recomputed
         }
 
     def _copies_for(self, node: Node) -> tuple[Precision | None, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jaxamp.core import jax_compat
@@ -20,17 +21,18 @@ from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import Rule, unmatched
 
 
-class Echo(NamedTuple):
-    """How the cotangent of a sum is rounded: to a precision, as its activation is stored.
+class CotangentRounding(NamedTuple):
+    """A rounding of the cotangent of a sum, for the activation and the parameter alike.
 
     Attributes:
-      operand: index of the activation.
-      precision: what the cotangent is rounded to.
+      activation: index of the operand that is an activation; its stored precision is that of the
+        cotangent.
+      precision: the precision that the cotangent is rounded to.
       is_multiplied: whether products with the cotangent are summed over rows, too: one kernel then
-        makes all sums of what is in memory.
+        computes all of these sums from memory.
     """
 
-    operand: int
+    activation: int
     precision: Precision
     is_multiplied: bool = False
 
@@ -48,27 +50,27 @@ class InputCast(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class How:
-    """How an equation runs, wherever it is; within a plan equal ones are one object.
+class EquationPlan:
+    """The plan of an equation, wherever it is; within a plan equal ones are one object.
 
     Attributes:
-      operands: per operand, the precision it is cast to; ``None`` leaves it as it is.
-      fresh: per operand, whether its cast is made anew here rather than shared. A boundary value's
-        is: the cotangents of its casts are then summed in f32.
+      operands: per operand, the precision that it is cast to; ``None`` leaves it as it is.
+      own_casts: per operand, whether the equation makes a cast of its own rather than shares one.
+        It does of a boundary value: the cotangents of the casts are then summed in f32.
       copies: per operand, the precision of the stored copy that is read, where the value itself is
         fused away; ``None`` reads the value.
-      outputs: per result, the precision it is stored in; ``None`` where it is not ours to choose.
-      held: per result, whether the stored form itself must be what readers get: XLA may otherwise
-        undo a rounding that is followed by a widening, and store the wide form.
-      kept: per result, whether a backward pass reads it rather than computes it again, where the
-        equation is one of a fused group.
-      accumulation: precision of the arithmetic inside, ``None`` where there is none.
-      unheld: whether it sums what is held, which it may read before the barrier.
-      echo: how the cotangent of its result is rounded, if it is.
-      picks: whether it looks up single numbers of an activation, or puts such into zeros: it is
-        emitted anew even where nothing is narrow.
+      outputs: per result, the precision that it is stored in; ``None`` leaves it as it is.
+      barriers: per result, whether its rounding stands behind an optimization barrier: XLA may
+        otherwise undo a rounding that a widening follows, and store the wide value.
+      residuals: per result, whether it is a residual of its fused group: the backward pass reads
+        it rather than recomputes it.
+      accumulation: precision of the arithmetic inside; ``None`` where there is none.
+      unbarriered: whether it is a sum that reads its operand from before the operand's barrier.
+      cotangent_rounding: the rounding of its result's cotangent; ``None`` where there is none.
+      label_gather: whether it gathers one number per row, or scatters such into zeros, and is
+        emitted as a comparison; even where nothing is narrow.
       inner: plans of the jaxprs in its parameters that are rewritten, in order.
-      scaled: how the operands of a dot are quantized, once they have been cast.
+      scaled: quantization of a dot's operands, once they have been cast; ``None`` for none.
       originals: operands of a contraction, by index, that are read uncast as well: the contraction
         is differentiated with respect to the uncast value, in f32.
       moved_rounding: precision of a rounding of the operand that a reversal reverses as well;
@@ -80,15 +82,15 @@ class How:
     """
 
     operands: tuple[Precision | None, ...]
-    fresh: tuple[bool, ...]
+    own_casts: tuple[bool, ...]
     copies: tuple[Precision | None, ...]
     outputs: tuple[Precision | None, ...]
-    held: tuple[bool, ...]
-    kept: tuple[bool, ...]
+    barriers: tuple[bool, ...]
+    residuals: tuple[bool, ...]
     accumulation: Precision | None = None
-    unheld: bool = False
-    echo: Echo | None = None
-    picks: bool = False
+    unbarriered: bool = False
+    cotangent_rounding: CotangentRounding | None = None
+    label_gather: bool = False
     inner: tuple[JaxprPlan, ...] = ()
     scaled: Scaled | None = None
     originals: tuple[int, ...] = ()
@@ -98,15 +100,15 @@ class How:
 
     @property
     def unchanged(self) -> bool:
-        """Return whether nothing in the equation is narrow, nor saved."""
+        """Return whether the equation is emitted as it is."""
         precisions = *self.operands, *self.outputs, self.accumulation
-        if self.picks or any(self.kept) or not is_wide(precisions):
+        if self.label_gather or any(self.residuals) or not is_wide(precisions):
             return False
         return all(plan.unchanged for plan in self.inner)
 
     @property
     def second_reads(self) -> tuple[tuple[int, Precision | None], ...]:
-        """Return the operands that are read twice, by index, and the precision of the other read.
+        """Return the operands that are read twice, by index, and the precision of the second read.
 
         ``None`` stands for the value as it is stored.
         """
@@ -120,9 +122,9 @@ class Ground(NamedTuple):
     """Explanation of a decision, in one of the places where the equation runs.
 
     Attributes:
-      reason: in one phrase.
-      guard: the guard that applied, if one did.
-      scope: its name stack, enclosing equations first.
+      reason: the reason in one phrase.
+      guard: the guard that applied; ``None`` if none did.
+      scope: name stack of the equation, enclosing equations first.
     """
 
     reason: str
@@ -131,39 +133,39 @@ class Ground(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """Decision about one equation; the fields of `How` and `Ground` are properties of it.
+    """A decision about one equation; the fields of its plan and ground are properties of it.
 
     Attributes:
       eqn: the equation.
-      how: how it runs.
+      plan: its plan: precisions and compiler hints.
       kind: kind of its primitive.
-      ground: why.
+      ground: explanation of the plan.
     """
 
     eqn: JaxprEqn
-    how: How
+    plan: EquationPlan
     kind: OpKind
     ground: Ground
 
     reason = property(attrgetter("ground.reason"))
     guard = property(attrgetter("ground.guard"))
     raw_scope = property(attrgetter("ground.scope"))
-    operands = property(attrgetter("how.operands"))
-    fresh = property(attrgetter("how.fresh"))
-    copies = property(attrgetter("how.copies"))
-    accumulation = property(attrgetter("how.accumulation"))
-    outputs = property(attrgetter("how.outputs"))
-    held = property(attrgetter("how.held"))
-    kept = property(attrgetter("how.kept"))
-    unheld = property(attrgetter("how.unheld"))
-    echo = property(attrgetter("how.echo"))
-    picks = property(attrgetter("how.picks"))
-    inner = property(attrgetter("how.inner"))
-    scaled = property(attrgetter("how.scaled"))
-    originals = property(attrgetter("how.originals"))
-    moved_rounding = property(attrgetter("how.moved_rounding"))
-    invariant_casts = property(attrgetter("how.invariant_casts"))
-    wide_invariants = property(attrgetter("how.wide_invariants"))
+    operands = property(attrgetter("plan.operands"))
+    own_casts = property(attrgetter("plan.own_casts"))
+    copies = property(attrgetter("plan.copies"))
+    accumulation = property(attrgetter("plan.accumulation"))
+    outputs = property(attrgetter("plan.outputs"))
+    barriers = property(attrgetter("plan.barriers"))
+    residuals = property(attrgetter("plan.residuals"))
+    unbarriered = property(attrgetter("plan.unbarriered"))
+    cotangent_rounding = property(attrgetter("plan.cotangent_rounding"))
+    label_gather = property(attrgetter("plan.label_gather"))
+    inner = property(attrgetter("plan.inner"))
+    scaled = property(attrgetter("plan.scaled"))
+    originals = property(attrgetter("plan.originals"))
+    moved_rounding = property(attrgetter("plan.moved_rounding"))
+    invariant_casts = property(attrgetter("plan.invariant_casts"))
+    wide_invariants = property(attrgetter("plan.wide_invariants"))
 
     @property
     def primitive(self) -> str:
@@ -202,44 +204,59 @@ def is_wide(precisions: Iterable[Precision | None]) -> bool:
     return all(p is None or p is Precision.F32 for p in precisions)
 
 
-class Form(NamedTuple):
-    """How a value is read: as it is stored, or cast; held as for a ``How``."""
+class Reading(NamedTuple):
+    """A value in the form in which it is read.
 
-    precision: Precision | None
-    held: bool = False
-
-
-Forms = tuple[tuple[Var, Form], ...]
-
-
-class Making(NamedTuple):
-    """An equation that is emitted as it is; values are numbered, literals are given."""
-
-    eqn: JaxprEqn
-    numbers: tuple[Any, ...]
-    ins: tuple[int, ...]
-    outs: tuple[int, ...]
-
-
-class Remake(NamedTuple):
-    """An input that a jaxpr makes itself, by equations of the program around."""
+    Attributes:
+      var: the value.
+      precision: the precision that it is read in; ``None`` as it is stored.
+      is_copy: whether the stored copy in that precision is read, rather than a cast.
+    """
 
     var: Var
+    precision: Precision | None
+    is_copy: bool = False
+
+
+class RematerializedEquation(NamedTuple):
+    """An equation around a jaxpr that is emitted once more inside, as it is.
+
+    Attributes:
+      eqn: the equation.
+      operands: per operand, the number of the value, or the array of a literal.
+      results: per result, the number of the value.
+    """
+
+    eqn: JaxprEqn
+    operands: tuple[int | np.ndarray, ...]
+    results: tuple[int, ...]
+
+
+class RematerializedInput(NamedTuple):
+    """An input that a jaxpr computes itself rather than reads.
+
+    Attributes:
+      var: the input.
+      equations: equations that compute it from literals, in order.
+      value: number of the value among their results.
+    """
+
+    var: Var
+    equations: tuple[RematerializedEquation, ...]
     value: int
-    makings: tuple[Making, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JaxprPlan:
-    """How one jaxpr runs in one context; equal contexts of one jaxpr share one object.
+    """The plan of one jaxpr in one context; equal contexts of one jaxpr share one object.
 
     Attributes:
-      inputs: precision in which each input arrives; ``None`` where it is not ours.
+      inputs: per input, the precision that it arrives in; ``None`` where policies choose none.
       decisions: one per equation, in order.
-      outputs: precision in which each result leaves; ``None`` leaves it as it is.
-      unchanged: whether nothing in it is narrow, so that the jaxpr can stay as it is.
-      steps: what to emit, in order: single equations by their index, and fused groups.
-      remakes: inputs that are not read, because it costs less to make them.
+      outputs: per result, the precision that it leaves in; ``None`` leaves it as it is.
+      unchanged: whether nothing in it is narrow, so that the jaxpr is emitted as it is.
+      steps: units to emit, in order: single equations by their index, and calls of fused groups.
+      rematerialized: inputs that are computed rather than read, as that costs less.
       invariant_casts: of a loop's body: casts of invariants that it gets beside them; indices are
         those of its inputs.
       wide_invariants: of a loop's body: narrow invariants, as indices of its inputs, that it gets
@@ -250,8 +267,8 @@ class JaxprPlan:
     decisions: tuple[Decision, ...]
     outputs: tuple[Precision | None, ...]
     unchanged: bool
-    steps: tuple[int | Step, ...]
-    remakes: tuple[Remake, ...] = ()
+    steps: tuple[int | FusionCall, ...]
+    rematerialized: tuple[RematerializedInput, ...] = ()
     invariant_casts: tuple[InputCast, ...] = ()
     wide_invariants: tuple[int, ...] = ()
 
@@ -268,37 +285,37 @@ class Fusion:
     """A group of equations that is emitted as one unit; equal groups share one object.
 
     Attributes:
-      equations: the equations, without the names that are around all of them.
+      equations: the equations, without the scopes that are around all of them.
       decisions: one per equation.
-      makers: how many of the first equations belong to other groups, and are computed again here.
-      takes: what they read of others.
-      gives: what others read of them.
+      recomputed: number of the first equations, which belong to earlier groups and are recomputed.
+      inputs: values of other equations, as these equations read them.
+      outputs: values of these equations, as others read them.
     """
 
     equations: tuple[JaxprEqn, ...]
     decisions: tuple[Decision, ...]
-    makers: int
-    takes: Forms
-    gives: Forms
+    recomputed: int
+    inputs: tuple[Reading, ...]
+    outputs: tuple[Reading, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Step:
-    """A fused group in its place.
+class FusionCall:
+    """A fused group in one of its places.
 
     Attributes:
       fusion: the group.
-      members: indices of its equations, those first that it computes again.
-      around: its first equation, with the names that are around the whole group.
-      takes: what it reads.
-      gives: what is read of it.
+      members: indices of its equations in the jaxpr here, those first that it recomputes.
+      around: its first equation, with the scopes that are around the whole group.
+      inputs: as those of the group, with the variables of the jaxpr here.
+      outputs: as those of the group, with the variables of the jaxpr here.
     """
 
     fusion: Fusion
     members: tuple[int, ...]
     around: JaxprEqn
-    takes: Forms
-    gives: Forms
+    inputs: tuple[Reading, ...]
+    outputs: tuple[Reading, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -307,14 +324,14 @@ class Plan:
 
     Attributes:
       body: the plan of the outermost jaxpr.
-      grounds: why, for each of ``body.walk()``: calls that run alike share a plan, which has the
-        reasons and scopes of the first.
+      grounds: explanations of ``body.walk()``, one each: calls that run alike share a plan, which
+        has the reasons and scopes of the first.
       policy: the policy that was applied.
-      rule_counts: how many equations each of the policy's rules decided.
+      rule_counts: per rule of the policy, the number of equations that it decided.
       unknown: names of primitives that nobody has described.
       jaxpr: the program itself, which reports read beside the decisions.
       repeated: the fused groups that have more than one place.
-      steer: what has told how XLA is steered, for the derivative rules that are planned later.
+      steer: function that chose the compiler hints, for derivative rules that are planned later.
     """
 
     body: JaxprPlan

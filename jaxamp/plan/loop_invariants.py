@@ -12,25 +12,25 @@ from collections.abc import Sequence
 from jax.extend.core import Jaxpr
 
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.plan.decision import How, InputCast
+from jaxamp.plan.decision import EquationPlan, InputCast
 
 
 def find_invariant_casts(
-    jaxpr: Jaxpr, hows: Sequence[How], invariants: int
+    jaxpr: Jaxpr, plans: Sequence[EquationPlan], invariants: int
 ) -> tuple[InputCast, ...]:
     """Return the casts of a loop's invariants that its body reads.
 
     Args:
       jaxpr: the body.
-      hows: how each of its equations runs.
+      plans: those of its equations.
       invariants: number of its first inputs that are the same in every iteration.
     """
     if not invariants:
         return ()
     read = {
-        eqn.invars[index]: precision or how.operands[index]
-        for eqn, how in zip(jaxpr.eqns, hows, strict=True)
-        for index, precision in how.second_reads
+        eqn.invars[index]: precision or plan.operands[index]
+        for eqn, plan in zip(jaxpr.eqns, plans, strict=True)
+        for index, precision in plan.second_reads
     }
     casts = ((i, read.get(var)) for i, var in enumerate(jaxpr.invars[:invariants]))
     return tuple(InputCast(i, precision) for i, precision in casts if precision)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -11,7 +11,14 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.jaxprs.hashing import literal_key, params_key
-from jaxamp.plan.decision import Decision, Form, Forms, Fusion, How, JaxprPlan, Step
+from jaxamp.plan.decision import (
+    Decision,
+    EquationPlan,
+    Fusion,
+    FusionCall,
+    JaxprPlan,
+    Reading,
+)
 
 Precisions = Sequence[Precision | None]
 
@@ -30,8 +37,8 @@ class Outliner:
         inputs: Precisions,
         outputs: Precisions,
         groups: Sequence[Sequence[int]],
-        again: Mapping[Var, int],
-    ) -> tuple[int | Step, ...]:
+        recomputed: Mapping[Var, int],
+    ) -> tuple[int | FusionCall, ...]:
         """Return what to emit, in order: single equations by their index, and groups.
 
         Args:
@@ -40,7 +47,7 @@ class Outliner:
           inputs: precisions in which its inputs arrive.
           outputs: precisions in which its results leave.
           groups: indices of equations that are emitted as one unit.
-          again: per value that a later group recomputes, the equation that computes it.
+          recomputed: per value that a later group recomputes, the equation that computes it.
         """
         if not groups:
             return tuple(range(len(decisions)))
@@ -48,72 +55,78 @@ class Outliner:
         order = _order(jaxpr.eqns, members)
         reader = _Reader(jaxpr, decisions, inputs)
         units = {
-            u: _with_makers(decisions, members[u], again) if u in members else [u] for u in order
+            u: _with_recomputed(decisions, members[u], again) if u in members else [u]
+            for u in order
         }
-        taken = {u: reader.taken(unit) for u, unit in units.items()}
-        wanted: dict[Var, tuple[Form, ...]] = {}
-        for forms in (*taken.values(), reader.returned(outputs)):
-            for var, form in forms:
-                known = wanted.get(var, ())
-                if form not in known:
-                    wanted[var] = (*known, form)
+        read = {u: reader.inputs(unit) for u, unit in units.items()}
+        wanted: dict[Var, dict[Reading, None]] = {}
+        for readings in (*read.values(), reader.results(outputs)):
+            for reading in readings:
+                wanted.setdefault(reading.var, {})[reading] = None
         return tuple(
-            self._step(decisions, units[u], len(members[u]), taken[u], wanted)
-            if u in members
-            else u
+            self._call(decisions, units[u], len(members[u]), read[u], wanted) if u in members else u
             for u in order
         )
 
-    def _step(
+    def _call(
         self,
         every: Sequence[Decision],
         unit: Sequence[int],
         own: int,
-        takes: Forms,
-        wanted: Mapping[Var, Sequence[Form]],
-    ) -> Step:
+        inputs: tuple[Reading, ...],
+        wanted: Mapping[Var, Iterable[Reading]],
+    ) -> FusionCall:
         """Return a group: equations that it recomputes, then as many that are its own."""
         decisions = [every[index] for index in unit]
-        makers = len(decisions) - own
-        made = [v for d in decisions[makers:] for v in d.eqn.outvars]
-        gives = tuple([(var, form) for var in made for form in wanted.get(var, ())])
+        recomputed = len(decisions) - own
+        made = [v for d in decisions[recomputed:] for v in d.eqn.outvars]
+        outputs = tuple([reading for var in made for reading in wanted.get(var, ())])
         eqns = [d.eqn for d in decisions]
         names = jax_compat.names_around(eqns)
-        key = makers, self._key(decisions, takes, gives, names)
+        key = recomputed, self._key(decisions, inputs, outputs, names)
         fusion = self._fusions.get(key)
         if fusion is None:
             bare = tuple(jax_compat.without_scope(eqn, names) for eqn in eqns)
             fusion = self._fusions[key] = Fusion(
                 equations=bare,
                 decisions=tuple(decisions),
-                makers=makers,
-                takes=takes,
-                gives=gives,
+                recomputed=recomputed,
+                inputs=inputs,
+                outputs=outputs,
             )
         around = jax_compat.within_scope(eqns[0], names)
-        return Step(fusion=fusion, members=tuple(unit), around=around, takes=takes, gives=gives)
+        return FusionCall(
+            fusion=fusion, members=tuple(unit), around=around, inputs=inputs, outputs=outputs
+        )
 
     def _key(
-        self, decisions: Sequence[Decision], takes: Forms, gives: Forms, names: jax_compat.Around
+        self,
+        decisions: Sequence[Decision],
+        inputs: Sequence[Reading],
+        outputs: Sequence[Reading],
+        names: jax_compat.Around,
     ) -> Hashable:
         """Return a key that is equal for groups that are emitted alike."""
         number: dict[Var, int] = {}
-        for var, _ in takes:
-            number.setdefault(var, len(number))
+        for reading in inputs:
+            number.setdefault(reading.var, len(number))
         parts: list[Hashable] = []
         for decision in decisions:
             eqn = decision.eqn
-            parts.append(self._line(eqn, decision.how, names))
+            parts.append(self._line(eqn, decision.plan, names))
             for v in eqn.invars:
                 parts.append(literal_key(v) if isinstance(v, Literal) else number[v])
             for var in eqn.outvars:
                 number[var] = len(number)
-        taken, given = ([(number[var], form) for var, form in forms] for forms in (takes, gives))
-        return tuple(parts), tuple(taken), tuple(given)
+        read, given = (
+            tuple([(number[r.var], r.precision, r.is_copy) for r in readings])
+            for readings in (inputs, outputs)
+        )
+        return tuple(parts), read, given
 
-    def _line(self, eqn: JaxprEqn, how: How, names: jax_compat.Around) -> int:
+    def _line(self, eqn: JaxprEqn, plan: EquationPlan, names: jax_compat.Around) -> int:
         """Return a number that is equal for equations that differ in their operands only."""
-        line = eqn.primitive, params_key(eqn.params), jax_compat.origin(eqn, names), how
+        line = eqn.primitive, params_key(eqn.params), jax_compat.origin(eqn, names), plan
         return self._lines.setdefault(line, len(self._lines))
 
 
@@ -124,70 +137,67 @@ def find_repeated(body: JaxprPlan) -> frozenset[Fusion]:
     plans, known = [body], {body}
     for plan in plans:
         for step in plan.steps:
-            if isinstance(step, Step):
+            if isinstance(step, FusionCall):
                 (repeated if step.fusion in found else found).add(step.fusion)
-        inner = {p: None for d in plan.decisions for p in d.how.inner if p not in known}
+        inner = {p: None for d in plan.decisions for p in d.plan.inner if p not in known}
         known.update(inner)
         plans.extend(inner)
     return frozenset(repeated)
 
 
-_AS_STORED = Form(None)
-
-
 class _Reader:
-    """Operands of a jaxpr's equations, and the form in which each is read."""
+    """Finder of the form in which each value of a jaxpr is read."""
 
     def __init__(self, jaxpr: Jaxpr, decisions: Sequence[Decision], inputs: Precisions) -> None:
-        self.results = jaxpr.outvars
+        self.outvars = jaxpr.outvars
         self.decisions = decisions
         self.stored: dict[Any, Precision | None] = dict(zip(jaxpr.invars, inputs, strict=True))
         for decision in decisions:
-            self.stored.update(zip(decision.eqn.outvars, decision.how.outputs, strict=True))
+            self.stored.update(zip(decision.eqn.outvars, decision.plan.outputs, strict=True))
 
-    def taken(self, unit: Sequence[int]) -> Forms:
-        """Return what equations read that they do not compute."""
+    def inputs(self, unit: Sequence[int]) -> tuple[Reading, ...]:
+        """Return the values that equations read and do not compute."""
         made = {var for i in unit for var in self.decisions[i].eqn.outvars}
-        found: dict[tuple[Var, Form], None] = {}
+        found: dict[Reading, None] = {}
         for i in unit:
-            eqn, how, *_ = self.decisions[i]
+            eqn, plan, *_ = self.decisions[i]
             atoms = eqn.invars
-            columns = [*zip(atoms, how.operands, how.fresh, how.copies, strict=True)]
-            columns += [(atoms[i], precision, False, None) for i, precision in how.second_reads]
-            for var, precision, fresh, copy in columns:
+            columns = [*zip(atoms, plan.operands, plan.own_casts, plan.copies, strict=True)]
+            columns += [(atoms[i], precision, False, None) for i, precision in plan.second_reads]
+            for var, precision, own_cast, copy in columns:
                 if isinstance(var, Var) and var not in made:
-                    found[var, self._form(var, precision, fresh, copy)] = None
+                    found[self._reading(var, precision, own_cast, copy)] = None
         return tuple(found)
 
-    def returned(self, outputs: Precisions) -> Forms:
-        """Return what the results of the jaxpr read."""
-        results = zip(self.results, outputs, strict=True)
-        return tuple((v, self._form(v, p, False, None)) for v, p in results if isinstance(v, Var))
+    def results(self, outputs: Precisions) -> tuple[Reading, ...]:
+        """Return the values that the jaxpr returns."""
+        results = zip(self.outvars, outputs, strict=True)
+        return tuple(self._reading(v, p, False, None) for v, p in results if isinstance(v, Var))
 
-    def _form(
-        self, var: Var, precision: Precision | None, fresh: bool, copy: Precision | None
-    ) -> Form:
+    def _reading(
+        self, var: Var, precision: Precision | None, own_cast: bool, copy: Precision | None
+    ) -> Reading:
         if copy is not None:
-            return Form(copy, held=True)
-        if fresh or not is_narrow(precision) or precision is self.stored.get(var):
-            return _AS_STORED
-        return Form(precision)
+            return Reading(var, copy, is_copy=True)
+        if own_cast or not is_narrow(precision) or precision is self.stored.get(var):
+            return Reading(var, None)
+        return Reading(var, precision)
 
 
-def _with_makers(
+def _with_recomputed(
     decisions: Sequence[Decision], group: Sequence[int], again: Mapping[Var, int]
 ) -> list[int]:
     """Return the equations of a group, after those of earlier groups that it recomputes."""
     own, pending = set(group), list(group)
-    makers: set[int] = set()
+    recomputed: set[int] = set()
     while pending:
         for var in decisions[pending.pop()].eqn.invars:
             if isinstance(var, Var):
                 index = again.get(var)
-                if index is not None and index not in own and index not in makers:
-                    makers.add(index)
+                if index is not None and index not in own and index not in recomputed:
+                    recomputed.add(index)
                     pending.append(index)
-    return [*sorted(makers), *group]
+    return [*sorted(recomputed), *group]
 
 
 def _order(eqns: Sequence[JaxprEqn], members: dict[int, Sequence[int]]) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from jaxamp.plan.decision import Echo, Remake
+from jaxamp.plan.decision import CotangentRounding, RematerializedInput
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Frame, Node
 
@@ -39,13 +39,13 @@ class Steering:
     held: Set[int] = frozenset()
     held_by_calls: Set[int] = frozenset()
     unbarriered: Set[Node] = frozenset()
-    cotangents: Mapping[int, Echo] = field(default_factory=dict)
+    cotangents: Mapping[int, CotangentRounding] = field(default_factory=dict)
     label_gathers: Set[Node] = frozenset()
     outlines: bool = False
     saved: Set[int] = frozenset()
     recomputed: Set[int] = frozenset()
     signs: Set[int] = frozenset()
-    constants: Mapping[Frame, tuple[Remake, ...]] = field(default_factory=dict)
+    constants: Mapping[Frame, tuple[RematerializedInput, ...]] = field(default_factory=dict)
 
 
 def unsteered(findings: Findings) -> Steering:

@@ -13,7 +13,7 @@ from jax.extend.core.primitives import convert_element_type_p
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
-from jaxamp.plan import Forms
+from jaxamp.plan import Reading
 from jaxamp.rewrite.recorder import Log
 from jaxamp.xla.fused_group import keep as mark_kept
 from jaxamp.xla.rounding_barrier import hold
@@ -24,7 +24,7 @@ class Environment:
     """The values of a jaxpr's variables, each with the casts made of it so far.
 
     Attributes:
-      log: what is told of every cast; ``None`` for a program that is to run.
+      log: counter of the casts; ``None`` for a program that is to run.
     """
 
     def __init__(self, log: Log | None = None, *, holds: bool = True) -> None:
@@ -38,43 +38,48 @@ class Environment:
         variables: Iterable[Var],
         values: Iterable[Any],
         precisions: Iterable[Precision | None],
-        held: Iterable[bool],
-        kept: Iterable[bool] | None = None,
+        barriers: Iterable[bool],
+        residuals: Iterable[bool] = repeat(False),
     ) -> None:
-        """Stores values, each in its precision; held there, or kept, where that is asked for."""
-        kept = repeat(False) if kept is None else kept
-        columns = zip(variables, values, precisions, held, kept, strict=False)
-        for var, value, precision, is_held, keep in columns:
+        """Store values.
+
+        Args:
+          variables: their variables.
+          values: the values.
+          precisions: per value, the precision that it is stored in.
+          barriers: per value, whether an optimization barrier keeps its rounding.
+          residuals: per value, whether it is marked as a residual of a fused group.
+        """
+        columns = zip(variables, values, precisions, barriers, residuals, strict=False)
+        for var, value, precision, has_barrier, is_residual in columns:
             if not isinstance(var, jax_compat.DropVar):
                 stored = cast(value, precision)
                 if self.log is not None and stored is not value:
                     self.log.made()
-                stored = hold(stored) if is_held else stored
-                self._values[var] = mark_kept(stored) if keep else stored
+                stored = hold(stored) if has_barrier else stored
+                self._values[var] = mark_kept(stored) if is_residual else stored
 
-    def take(self, forms: Forms, values: Iterable[Any]) -> None:
-        """Stores values that come in the forms in which they are read."""
-        for (var, form), value in zip(forms, values, strict=True):
-            if form.precision is None:
+    def enter_read(self, readings: Iterable[Reading], values: Iterable[Any]) -> None:
+        """Store values that come in the forms in which they are read."""
+        for (var, precision, is_copy), value in zip(readings, values, strict=True):
+            if precision is None:
                 self._values[var] = value
-            elif form.held:
-                self._copies[var, form.precision] = value
+            elif is_copy:
+                self._copies[var, precision] = value
             else:
-                self._casts[var, form.precision] = value
+                self._casts[var, precision] = value
 
-    def give(self, forms: Forms) -> list[Any]:
-        """Values in the forms in which they are read."""
+    def read_all(self, readings: Iterable[Reading]) -> list[Any]:
+        """Return values in the forms in which they are read."""
         if self.log is not None:
             self.log.pass_on()
         return [
-            self._copy(var, form.precision)
-            if form.held and form.precision
-            else self.read(var, form.precision)
-            for var, form in forms
+            self._copy(var, precision) if is_copy and precision else self.read(var, precision)
+            for var, precision, is_copy in readings
         ]
 
     def enter(self, variables: Iterable[Var], values: Iterable[Any]) -> None:
-        """Stores the inputs of a jaxpr as they arrive."""
+        """Store the inputs of a jaxpr as they arrive."""
         self._values.update(zip(variables, values, strict=True))
 
     def enter_casts(self, variables: Iterable[Var], casts: Iterable[Any]) -> None:
@@ -86,16 +91,16 @@ class Environment:
         self,
         atom: Any,
         precision: Precision | None,
-        fresh: bool = False,
+        own_cast: bool = False,
         copy: Precision | None = None,
     ) -> Any:
-        """A value in a precision.
+        """Return a value in a precision.
 
         Args:
-          atom: what to read.
-          precision: what to read it in; ``None`` as it is.
-          fresh: whether the cast must not be shared with other readers.
-          copy: precision of the stored copy to read, if it is not the value itself.
+          atom: the variable or literal.
+          precision: the precision to read it in; ``None`` as it is stored.
+          own_cast: whether the cast must not be shared with other readers.
+          copy: precision of the stored copy to read; ``None`` reads the value itself.
         """
         if isinstance(atom, Literal):
             return _cast_literal(atom, precision)
@@ -106,7 +111,7 @@ class Environment:
                 log.made()
             return cast(value, precision)
         key = atom, precision
-        if not fresh and key in self._casts:
+        if not own_cast and key in self._casts:
             if log is not None:
                 log.found(key)
             return self._casts[key]
@@ -116,17 +121,17 @@ class Environment:
                 log.spared(precision)
             return value
         if log is not None:
-            log.made(None if fresh else key)
-        if fresh:
+            log.made(None if own_cast else key)
+        if own_cast:
             return cast(value, precision)
         self._casts[key] = cast(value, precision)
         return self._casts[key]
 
-    def read_unheld(self, atom: Any, precision: Precision) -> Any:
-        """A value in a precision, to be summed."""
-        is_held = not isinstance(atom, Literal) and not _has(self._values[atom], precision)
+    def read_unbarriered(self, atom: Any, precision: Precision) -> Any:
+        """Return a value in a precision, to be summed, from before its barrier."""
+        has_barrier = not isinstance(atom, Literal) and not _has(self._values[atom], precision)
         value = self.read(atom, precision)
-        return unheld(value) if is_held else value
+        return unheld(value) if has_barrier else value
 
     def _copy(self, var: Var, precision: Precision) -> Any:
         key = var, precision
@@ -140,7 +145,7 @@ class Environment:
     def read_results(
         self, atoms: Sequence[Any], precisions: Sequence[Precision | None]
     ) -> list[Any]:
-        """The results of a jaxpr, with the weak types that it declares."""
+        """Return the results of a jaxpr, with the weak types that it declares."""
         if self.log is not None:
             self.log.leave()
         return [
@@ -149,7 +154,7 @@ class Environment:
 
 
 def cast(value: Any, precision: Precision | None) -> Any:
-    """The value in a precision; ``None`` and the precision that it has leave it as it is."""
+    """Cast a value; ``None`` and the precision that it has leave it as it is."""
     if precision is None or _has(value, precision):
         return value
     return _convert(value, precision.dtype, weak_type=False)
@@ -172,7 +177,7 @@ def _cast_literal(literal: Any, precision: Precision | None) -> Any:
 
 
 def _as_declared(value: Any, aval: Any, precision: Precision | None) -> Any:
-    """Restores a weak type that a cast has lost."""
+    """Restore a weak type that a cast has lost."""
     declared = getattr(aval, "weak_type", False)
     if precision is None or precision.dtype != aval.dtype:
         return value

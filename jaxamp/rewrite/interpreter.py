@@ -12,10 +12,10 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.errors import JaxAmpError, RewriteError
 from jaxamp.jaxprs.nested import nested
-from jaxamp.plan import Decision, Fusion, JaxprPlan, Remake, Step
+from jaxamp.plan import Decision, EquationPlan, Fusion, FusionCall, JaxprPlan, RematerializedInput
 from jaxamp.policy.techniques import Technique
 from jaxamp.rewrite.environment import Environment
-from jaxamp.rewrite.invariant_cotangents import same_each_turn
+from jaxamp.rewrite.invariant_cotangents import loop_invariant
 from jaxamp.rewrite.recorder import Log
 from jaxamp.rewrite.registry import RewriteContext, RoundedResults, RuleContext, rule_for
 from jaxamp.xla.checkpoint_barriers import apart
@@ -68,23 +68,24 @@ def interpret(
     env.enter(jaxpr.invars, args)
     env.enter_casts([jaxpr.invars[i] for i, _ in plan.invariant_casts], casts)
     narrow = [jaxpr.invars[i] for i in plan.wide_invariants]
-    env.enter(narrow, map(same_each_turn, [env.read(var, None) for var in narrow], wides))
-    env.enter([r.var for r in plan.remakes], map(_remake, plan.remakes))
+    env.enter(narrow, map(loop_invariant, [env.read(var, None) for var in narrow], wides))
+    rematerialized = plan.rematerialized
+    env.enter([r.var for r in rematerialized], map(_rematerialize, rematerialized))
     for step in plan.steps:
-        if isinstance(step, Step):
+        if isinstance(step, FusionCall):
             _fuse(context, step, env)
         else:
             _interpret_one(context, step, jaxpr.eqns[step], plan.decisions[step], env)
     return env.read_results(jaxpr.outvars, plan.outputs)
 
 
-def _remake(remake: Remake) -> Any:
+def _rematerialize(wanted: RematerializedInput) -> Any:
     values: dict[int, Any] = {}
-    for eqn, numbers, ins, outs in remake.makings:
-        operands = [values[v] if n is None else n for n, v in zip(numbers, ins, strict=True)]
+    for eqn, atoms, results in wanted.equations:
+        operands = [values[atom] if isinstance(atom, int) else atom for atom in atoms]
         with jax_compat.emitting(eqn):
-            values.update(zip(outs, jax_compat.bind(eqn, operands), strict=True))
-    return values[remake.value]
+            values.update(zip(results, jax_compat.bind(eqn, operands), strict=True))
+    return values[wanted.value]
 
 
 def _interpret_one(
@@ -93,48 +94,48 @@ def _interpret_one(
     if env.log is not None:
         env.log.equation(index)
     with jax_compat.emitting(eqn):
-        operands = _read_operands(eqn, decision, env)
+        operands = _read_operands(eqn, decision.plan, env)
         emitted = emit(_rule_context(context, eqn, decision, env), operands)
         env.enter_casts(eqn.outvars, emitted.roundings)
-        env.write(eqn.outvars, emitted.results, decision.outputs, decision.held, decision.kept)
+        plan = decision.plan
+        env.write(eqn.outvars, emitted.results, plan.outputs, plan.barriers, plan.residuals)
 
 
-def _read_operands(eqn: JaxprEqn, decision: Decision, env: Environment) -> list[Any]:
+def _read_operands(eqn: JaxprEqn, plan: EquationPlan, env: Environment) -> list[Any]:
     """Read the operands of an equation, as decided."""
-    if decision.unheld:
-        return list(map(env.read_unheld, eqn.invars, decision.operands))
-    readings = decision.operands, decision.fresh, decision.copies
-    return list(map(env.read, eqn.invars, *readings))
+    if plan.unbarriered:
+        return list(map(env.read_unbarriered, eqn.invars, plan.operands))
+    return list(map(env.read, eqn.invars, plan.operands, plan.own_casts, plan.copies))
 
 
 def _rule_context(
     context: RewriteContext, eqn: JaxprEqn, decision: Decision, env: Environment
 ) -> RuleContext:
     """Return what a rule is given, with the other forms of operands that were decided."""
-    how, operands = decision.how, eqn.invars
-    moved = how.moved_rounding
+    plan, operands = decision.plan, eqn.invars
+    moved = plan.moved_rounding
     return RuleContext(
         rewrite=context,
         eqn=eqn,
         decision=decision,
-        originals={i: env.read(operands[i], None) for i in how.originals},
+        originals={i: env.read(operands[i], None) for i in plan.originals},
         rounding=None if moved is None else env.read(operands[0], moved),
-        invariant_casts=[env.read(operands[i], p) for i, p in how.invariant_casts],
-        wide_invariants=[env.read(operands[i], Precision.F32) for i in how.wide_invariants],
+        invariant_casts=[env.read(operands[i], p) for i, p in plan.invariant_casts],
+        wide_invariants=[env.read(operands[i], Precision.F32) for i in plan.wide_invariants],
     )
 
 
-def _fuse(context: RewriteContext, step: Step, env: Environment) -> None:
+def _fuse(context: RewriteContext, call: FusionCall, env: Environment) -> None:
     """Emit a fused group as one call; equal groups call the same one."""
-    operands = env.give(step.takes)
-    log = None if env.log is None else env.log.enter_group(step)
-    key = step.fusion, tuple(map(jax.typeof, operands))
+    operands = env.read_all(call.inputs)
+    log = None if env.log is None else env.log.enter_group(call)
+    key = call.fusion, tuple(map(jax.typeof, operands))
     if key not in context.fused or log is not None:  # what it reads was cast here or elsewhere
-        context.fused[key] = _fused(context, step.fusion, log)
-    with jax_compat.emitting(step.around):
-        env.take(step.gives, context.fused[key](*operands))
+        context.fused[key] = _fused(context, call.fusion, log)
+    with jax_compat.emitting(call.around):
+        env.enter_read(call.outputs, context.fused[key](*operands))
     if log is not None and env.log is not None:
-        env.log.leave_group(step, log)
+        env.log.leave_group(call, log)
 
 
 def _fused(context: RewriteContext, fusion: Fusion, log: Log | None) -> Callable[..., list[Any]]:
@@ -143,11 +144,11 @@ def _fused(context: RewriteContext, fusion: Fusion, log: Log | None) -> Callable
 
     def emitted(*args: Any) -> list[Any]:
         env = Environment(log, holds=context.steers(Technique.HELD_ROUNDINGS))
-        env.take(fusion.takes, apart(args, again) if again else args)
+        env.enter_read(fusion.inputs, apart(args, again) if again else args)
         pairs = zip(fusion.equations, fusion.decisions, strict=True)
         for index, (eqn, decision) in enumerate(pairs):
             _interpret_one(context, index, eqn, decision, env)
-        return env.give(fusion.gives)
+        return env.read_all(fusion.outputs)
 
     def fused(*args: Any) -> list[Any]:
         return call_fused(emitted, *args)
@@ -157,8 +158,8 @@ def _fused(context: RewriteContext, fusion: Fusion, log: Log | None) -> Callable
 
 def _read_again(fusion: Fusion) -> list[bool]:
     """Return whether recomputed equations read each input of a group; empty if there are none."""
-    read = {id(v) for eqn in fusion.equations[: fusion.makers] for v in eqn.invars}
-    return [id(var) in read for var, _ in fusion.takes] if fusion.makers else []
+    read = {id(v) for eqn in fusion.equations[: fusion.recomputed] for v in eqn.invars}
+    return [id(reading.var) in read for reading in fusion.inputs] if fusion.recomputed else []
 
 
 def rewritten_bodies(context: RuleContext) -> list[ClosedJaxpr]:

@@ -1,4 +1,4 @@
-"""Taylor mode: what ``jax.experimental.jet`` asks of the primitives in rewritten programs.
+"""Define Taylor rules of the primitives in rewritten programs, for ``jax.experimental.jet``.
 
 A series is a list of terms, the first of which belongs to order one. What is linear is applied to
 each; of a product, the terms of order n are sums of products whose orders add up to n.
@@ -23,7 +23,7 @@ Series = Sequence[Any]
 def _product(
     multiply: Callable[[Any, Any], Any], primals: Series, series: Sequence[Series]
 ) -> tuple[Any, list[Any]]:
-    """The product of the first two, and its terms."""
+    """Return the product of the first two, and its terms."""
     lhs, rhs = ([value, *terms] for value, terms in zip(primals[:2], series[:2], strict=True))
     orders = range(len(lhs))
     sums = ([multiply(lhs[k], rhs[n - k]) for k in range(n + 1)] for n in orders)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.plan import Forms, JaxprPlan, Step
+from jaxamp.plan import FusionCall, JaxprPlan, Reading
 
-Cast = tuple[Any, Precision | None]  # of a variable to a precision
+Cast = tuple[Any, Precision | None]  # a variable, and the precision that it is cast to
 
 
 @dataclass(slots=True)
@@ -35,26 +35,26 @@ class Log:
         self._unread: set[Cast] = set()
 
     def equation(self, index: int) -> None:
-        """Counts what follows as that of one equation."""
+        """Count what follows as that of one equation."""
         self._current = self._casts[index]
 
     def leave(self) -> None:
-        """Counts what follows as that of the results."""
+        """Count what follows as that of the results."""
         self._current = self.results
 
     def pass_on(self) -> None:
-        """Counts what follows as that of equations that are still to come."""
+        """Count what follows as that of equations that are still to come."""
         self._current = None
 
     def made(self, cast: Cast | None = None) -> None:
-        """A cast is made; it can be found again if it is named."""
+        """Count a cast that is made; it can be found again if it is named."""
         if self._current is not None:
             self._current.inserted += 1
         elif cast is not None:
             self._unread.add(cast)
 
     def found(self, cast: Cast) -> None:
-        """A reader gets a cast that was made before."""
+        """Count a reader that gets a cast that was made before."""
         if self._current is None:
             return
         if cast in self._unread:
@@ -64,25 +64,25 @@ class Log:
             self._current.shared += 1
 
     def spared(self, precision: Precision | None) -> None:
-        """A reader gets a value as it is stored, in the precision that it wants."""
+        """Count a reader that gets a value as it is stored, in the precision that it wants."""
         if self._current is not None:
             self._current.cancelled += is_narrow(precision)
 
-    def enter_group(self, step: Step) -> Log:
-        """The log of a fused group, which is the first to read some of what it takes."""
-        log = Log([self._casts[index] for index in step.members], self.results)
-        self._hand_over(step.takes, log, step.fusion.takes)
+    def enter_group(self, call: FusionCall) -> Log:
+        """Return the log of a fused group, which is the first to read some of its inputs."""
+        log = Log([self._casts[index] for index in call.members], self.results)
+        self._hand_over(call.inputs, log, call.fusion.inputs)
         return log
 
-    def leave_group(self, step: Step, log: Log) -> None:
-        """Takes over what the group gives and has not read itself."""
-        log._hand_over(step.fusion.gives, self, step.gives)
+    def leave_group(self, call: FusionCall, log: Log) -> None:
+        """Take over the casts of a group's outputs that it has not read itself."""
+        log._hand_over(call.fusion.outputs, self, call.outputs)
 
-    def _hand_over(self, given: Forms, other: Log, taken: Forms) -> None:
-        for (mine, form), (theirs, _) in zip(given, taken, strict=True):
-            if (mine, form.precision) in self._unread:
-                self._unread.remove((mine, form.precision))
-                other._unread.add((theirs, form.precision))
+    def _hand_over(self, mine: Sequence[Reading], other: Log, theirs: Sequence[Reading]) -> None:
+        for here, there in zip(mine, theirs, strict=True):
+            if (here.var, here.precision) in self._unread:
+                self._unread.remove((here.var, here.precision))
+                other._unread.add((there.var, here.precision))
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class Recorder:
     results: dict[JaxprPlan, Casts] = field(default_factory=dict)
 
     def log(self, plan: JaxprPlan) -> Log:
-        """Starts the record of a jaxpr."""
+        """Start the record of a jaxpr."""
         self.equations[plan] = [Casts() for _ in plan.decisions]
         self.results[plan] = Casts()
         return Log(self.equations[plan], self.results[plan])

@@ -13,14 +13,14 @@ import numpy as np
 from jax.extend.core import Var
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.decision import Making, Remake
+from jaxamp.plan.decision import RematerializedEquation, RematerializedInput
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, sites_of
 
 _MOST = 16  # equations; recomputing more costs time
 _MAKERS = (Role.ELEMENTWISE, Role.MOVE, Role.CONVERT)
 
 
-def find_constants(graph: Graph, frame: Frame) -> dict[Frame, tuple[Remake, ...]]:
+def find_constants(graph: Graph, frame: Frame) -> dict[Frame, tuple[RematerializedInput, ...]]:
     """Return, per loop body or checkpoint in a loop, the inputs that it recomputes."""
     if Link.INVARIANT not in graph.links:
         return {}
@@ -46,7 +46,7 @@ class _Rematerialization:
         for node in graph.nodes:
             self._follow(node)
 
-    def of(self, frame: Frame) -> tuple[Remake, ...]:
+    def of(self, frame: Frame) -> tuple[RematerializedInput, ...]:
         """Return the inputs that a loop body, or a checkpoint in a loop, recomputes."""
         pairs = zip(frame.jaxpr.invars, frame.entries, strict=True)
         return tuple(
@@ -87,14 +87,15 @@ class _Rematerialization:
         readers = self.graph.readers[value]
         return self.graph.sizes[value] != 1 and all(r.role is Role.ELEMENTWISE for r in readers)
 
-    def _rematerialize(self, var: Var, value: int) -> Remake:
-        makings = []
-        for node in self._recipes[value]:
-            ins = tuple(self._outside.get(v, v) for v in node.ins)
-            makings.append(Making(node.eqn, tuple(map(self._number, node.ins)), ins, node.outs))
-        return Remake(var, self._outside[value], tuple(makings))
+    def _rematerialize(self, var: Var, value: int) -> RematerializedInput:
+        equations = tuple(
+            RematerializedEquation(node.eqn, tuple(map(self._operand, node.ins)), node.outs)
+            for node in self._recipes[value]
+        )
+        return RematerializedInput(var, equations, self._outside[value])
 
-    def _number(self, value: int) -> np.ndarray | None:
+    def _operand(self, value: int) -> int | np.ndarray:
+        """Return the number of a value outside the loop, or the array of a literal."""
         if not self._is_literal(value):
-            return None
+            return self._outside.get(value, value)
         return np.asarray(self.graph.constants[value], self.graph.avals[value].dtype)

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
-from jaxamp.plan.decision import Echo
+from jaxamp.plan.decision import CotangentRounding
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
 
-def find_cotangent_roundings(findings: Findings) -> dict[int, Echo]:
+def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]:
     """Return how the cotangent of each such sum is rounded."""
     graph, provenance, stored = findings.graph, findings.provenance, findings.stored
     own_cast, bias_sums = findings.readings.own_cast, findings.regions.bias_sums
@@ -50,7 +50,9 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, Echo]:
                 is_normalized = node.outs[0] in normalized
                 low = findings.narrow if is_normalized else stored[others[0]]
                 if is_narrow(low):
-                    roundings[node.outs[0]] = Echo(node.ins.index(others[0]), low, is_normalized)
+                    roundings[node.outs[0]] = CotangentRounding(
+                        node.ins.index(others[0]), low, is_normalized
+                    )
     return roundings
 
 

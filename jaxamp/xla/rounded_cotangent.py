@@ -17,7 +17,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
-from jaxamp.plan.decision import Echo
+from jaxamp.plan.decision import CotangentRounding
 from jaxamp.xla.rounding_barrier import hold
 from jaxamp.xla.unbarriered_sums import unheld
 
@@ -25,7 +25,7 @@ echo_p = Primitive("echo")
 register_op_kind(echo_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
-def echo(eqn: JaxprEqn, operands: Any, of: Echo) -> Any:
+def echo(eqn: JaxprEqn, operands: Any, of: CotangentRounding) -> Any:
     """The sum or difference of two arrays, whose cotangent is rounded.
 
     Args:
@@ -38,16 +38,16 @@ def echo(eqn: JaxprEqn, operands: Any, of: Echo) -> Any:
     return echo_p.bind(*aligned, op=eqn.primitive, of=of)
 
 
-def _sum(x: Any, y: Any, *, op: Primitive, of: Echo) -> Any:
+def _sum(x: Any, y: Any, *, op: Primitive, of: CotangentRounding) -> Any:
     return op.bind(x, y)
 
 
-def _aval(x: Any, y: Any, *, op: Primitive, of: Echo) -> Any:
+def _aval(x: Any, y: Any, *, op: Primitive, of: CotangentRounding) -> Any:
     aval, _ = op.abstract_eval(x, y)
     return aval
 
 
-def _transpose(cotangent: Any, *operands: Any, op: Primitive, of: Echo) -> Any:
+def _transpose(cotangent: Any, *operands: Any, op: Primitive, of: CotangentRounding) -> Any:
     if type(cotangent) is ad.Zero:
         return [None, None]
     given = _rounded(cotangent, of)
@@ -55,14 +55,14 @@ def _transpose(cotangent: Any, *operands: Any, op: Primitive, of: Echo) -> Any:
     return [found[0], lax.neg(found[1])] if op.name == "sub" else found
 
 
-def _rounded(cotangent: Any, of: Echo) -> list[Any]:
+def _rounded(cotangent: Any, of: CotangentRounding) -> list[Any]:
     """What both operands' cotangents are made of."""
     if cotangent.dtype == of.precision.dtype:
         return [cotangent, cotangent]  # a bias that a convolution's kernel adds
     narrow = hold(lax.convert_element_type(cotangent, of.precision.dtype))
     held = lax.convert_element_type(narrow, cotangent.dtype)
     alone = held if of.is_multiplied else unheld(held)
-    return [held if place == of.operand else alone for place in (0, 1)]
+    return [held if place == of.activation else alone for place in (0, 1)]
 
 
 def _summed(cotangent: Any, shape: tuple[int, ...]) -> Any:
@@ -74,7 +74,7 @@ def _summed(cotangent: Any, shape: tuple[int, ...]) -> Any:
     return lax.convert_element_type(lax.reshape(total, shape), cotangent.dtype)
 
 
-def _batch(operands: Any, dims: Any, *, op: Primitive, of: Echo) -> Any:
+def _batch(operands: Any, dims: Any, *, op: Primitive, of: CotangentRounding) -> Any:
     in_front = [
         lax.expand_dims(x, (0,)) if dim is None else jnp.moveaxis(x, dim, 0)
         for x, dim in zip(operands, dims, strict=True)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan import Decision, JaxprPlan, Plan, Step
+from jaxamp.plan import Decision, FusionCall, JaxprPlan, Plan
 from jaxamp.plan.dataflow.repeated_gathers import is_repeated_gather
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, sites_of
 from jaxamp.plan.graph.unfold import unfold
@@ -158,7 +158,8 @@ def _through(graph: Graph) -> list[int]:
 
 def _recomputed(frame: Frame, plan: JaxprPlan) -> Iterator[int]:
     """Values of fused groups that the groups do not give to anybody."""
-    given = {var for step in plan.steps if isinstance(step, Step) for var, _ in step.gives}
+    calls = [step for step in plan.steps if isinstance(step, FusionCall)]
+    given = {reading.var for call in calls for reading in call.outputs}
     alone = {step for step in plan.steps if isinstance(step, int)}
     for index, (site, decision) in enumerate(zip(frame.sites, plan.decisions, strict=True)):
         if index not in alone:

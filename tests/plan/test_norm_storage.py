@@ -76,7 +76,7 @@ def test_the_cotangent_of_a_batch_norm_is_rounded_where_it_is_dear(
 ) -> None:
     """It is folded over rows, and read once more; a rectifier's is made again for nothing."""
     decisions = [*plan_of(block(activation), POLICY)(W, X).decisions()]
-    assert len([d for d in decisions if d.echo]) == echoes
+    assert len([d for d in decisions if d.cotangent_rounding]) == echoes
 
 
 @pytest.mark.parametrize("activation", [jax.nn.silu, jax.nn.relu])
@@ -119,7 +119,7 @@ def test_the_largest_of_a_column_is_found_once() -> None:
 
     steps = plan_of(jax.grad(pooled), POLICY)(w, points).body.steps
     fusions = [step.fusion for step in steps if not isinstance(step, int)]
-    again = {e.primitive.name for f in fusions for e in f.equations[: f.makers]}
+    again = {e.primitive.name for f in fusions for e in f.equations[: f.recomputed]}
     assert "custom_jvp_call" in again
     assert "eq" not in again
     exact, got = jax.grad(pooled)(w, points), amp(jax.grad(pooled), POLICY)(w, points)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxamp import PrecisionPolicy, amp, plan_of
 from jaxamp.errors import PolicyError
-from jaxamp.plan import Plan, Step
+from jaxamp.plan import FusionCall, Plan
 from jaxamp.policy.techniques import ALL_TECHNIQUES, Technique
 from tests import products
 from tests.audit import equations
@@ -60,7 +60,7 @@ def test_no_precision_depends_on_steering(case: Case) -> None:
     fn, args = TRANSFORMS[case.transform].build(lambda f: f, program.fn, program.args)
     off = plan_of(fn, OFF)(*args)
     assert precisions(off) == precisions(plan_of(fn, POLICY)(*args))
-    assert not any(isinstance(step, Step) for step in off.body.steps)
+    assert not any(isinstance(step, FusionCall) for step in off.body.steps)
 
 
 @pytest.mark.parametrize("case", SAMPLE)

@@ -78,4 +78,4 @@ def test_what_is_added_to_a_carry_is_narrow() -> None:
     reasons = [d.reason for d in decisions if d.output is Precision.F32]
     assert reasons.count("multiplies a carry in every iteration") == 1
     (loop, *_) = [d for d in decisions if d.primitive == "scan"]
-    assert sum(is_narrow(p) for p in loop.how.operands) == 1
+    assert sum(is_narrow(p) for p in loop.operands) == 1
