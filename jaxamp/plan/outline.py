@@ -55,7 +55,7 @@ class Outliner:
         order = _order(jaxpr.eqns, members)
         reader = _Reader(jaxpr, decisions, inputs)
         units = {
-            u: _with_recomputed(decisions, members[u], again) if u in members else [u]
+            u: _with_recomputed(decisions, members[u], recomputed) if u in members else [u]
             for u in order
         }
         read = {u: reader.inputs(unit) for u, unit in units.items()}
