@@ -133,7 +133,7 @@ class _Assembler:
         if self.groups is not None and node in self.groups.widened:
             storage, operand = original, Precision.F32
         originals = self.readings.originals(node, choice, self.stored)
-        moved_rounding = self.readings.moved_rounding(node, self.stored)
+        moved_rounding = steering.reversed_weights.get(node)
         own_casts = [self.own_casts[v] for v in ins]
         for index in originals if moved_rounding is None else (0,):
             own_casts[index] = False  # the cotangent goes to the value that is read beside the cast

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
+from jaxamp.core.formats import Precision
 from jaxamp.plan.decision import CotangentRounding, RematerializedInput
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Frame, Node
@@ -26,6 +27,7 @@ class Steering:
       unbarriered: nodes that sum held values, and read them before the barrier.
       cotangents: per sum of an activation and a parameter, how its cotangent is rounded.
       label_gathers: gathers of single numbers, and their transposes, to emit as comparisons.
+      reversed_weights: reversals that read a rounding of their operand besides, and to what.
       outlines: whether equations that share a kernel are emitted as one unit, which is recomputed
         in the backward pass.
       saved: values inside a group that are residuals, rather than recomputed.
@@ -41,6 +43,7 @@ class Steering:
     unbarriered: Set[Node] = frozenset()
     cotangents: Mapping[int, CotangentRounding] = field(default_factory=dict)
     label_gathers: Set[Node] = frozenset()
+    reversed_weights: Mapping[Node, Precision] = field(default_factory=dict)
     outlines: bool = False
     saved: Set[int] = frozenset()
     recomputed: Set[int] = frozenset()

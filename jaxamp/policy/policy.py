@@ -49,7 +49,8 @@ class PrecisionPolicy:
       output_dtype: format of the float outputs; ``None`` for that of the original function.
       allreduce: format in which gradients and activations are added up over devices.
       scaling: which dots are quantized, where the cast of Compute is scaled, and how.
-      xla: what XLA is told beside the precisions; ``()`` for the casts alone.
+      xla: techniques of steering XLA that are on, ``Technique`` or their words; ``()`` for the
+        casts alone. See `docs/explanation/fusion.md`.
 
     Raises:
       PolicyError: a word is not understood, or a kind is missing.
@@ -115,6 +116,7 @@ class PrecisionPolicy:
         output_dtype: PrecisionLike | None = None,
         allreduce: PrecisionLike = Precision.F32,
         scaling: Scaling = _SCALING,
+        xla: Technique | str | Iterable[Technique | str] = ALL_TECHNIQUES,
     ) -> PrecisionPolicy:
         """Return a policy of your own; kinds that are not named stay F32.
 
@@ -128,6 +130,7 @@ class PrecisionPolicy:
           output_dtype: format of the float outputs.
           allreduce: format in which gradients and activations are added up over devices.
           scaling: which dots are quantized, where the cast of Compute is scaled, and how.
+          xla: techniques of steering XLA that are on; ``()`` for the casts alone.
 
         Raises:
           PolicyError: a word is not understood.
@@ -146,6 +149,7 @@ class PrecisionPolicy:
             output_dtype=_optional_precision(output_dtype),
             allreduce=Precision.parse(allreduce),
             scaling=scaling,
+            xla=parse_techniques(xla),
         )
 
     @classmethod

@@ -19,7 +19,7 @@ from jaxamp.rewrite.invariant_cotangents import loop_invariant
 from jaxamp.rewrite.recorder import Log
 from jaxamp.rewrite.registry import RewriteContext, RoundedResults, RuleContext, rule_for
 from jaxamp.xla.checkpoint_barriers import apart
-from jaxamp.xla.fused_group import call_fused
+from jaxamp.xla.fused_group import GroupPolicy, call_fused
 
 # What a primitive raises when it does not accept the dtypes that it is given.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, LookupError, AttributeError)
@@ -140,7 +140,10 @@ def _fuse(context: RewriteContext, call: FusionCall, env: Environment) -> None:
 
 def _fused(context: RewriteContext, fusion: Fusion, log: Log | None) -> Callable[..., list[Any]]:
     """Return a group under a checkpoint; JAX differentiates a jit once for all its calls."""
-    again = _read_again(fusion)
+    barriers = context.steers(Technique.RECOMPUTATION_BARRIERS)
+    rows = context.steers(Technique.ROW_BROADCASTS)
+    policy = GroupPolicy(barriers=barriers, row_broadcasts=rows)
+    again = _read_again(fusion) if barriers else []
 
     def emitted(*args: Any) -> list[Any]:
         env = Environment(log, holds=context.steers(Technique.HELD_ROUNDINGS))
@@ -151,7 +154,7 @@ def _fused(context: RewriteContext, fusion: Fusion, log: Log | None) -> Callable
         return env.read_all(fusion.outputs)
 
     def fused(*args: Any) -> list[Any]:
-        return call_fused(emitted, *args)
+        return call_fused(emitted, policy, *args)
 
     return jax.jit(fused) if fusion in context.repeated else fused
 

@@ -18,12 +18,12 @@ from itertools import compress
 from typing import Any
 
 from jax import lax
-from jax.extend.core import Jaxpr, JaxprEqn, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
-from jaxamp.xla.fused_group import fused_group_p
+from jaxamp.xla.fused_group import GROUPS
 from jaxamp.xla.row_broadcasts import by_rows
 
 apart_p = Primitive("apart")
@@ -64,8 +64,17 @@ def behind(avals: Sequence[Any], again: Sequence[bool], *, others: bool = False)
     return large if others else list(map(operator.and_, large, again))
 
 
+# Both judged by programs that JAX 0.10.2 compiled for an H200; see docs/performance.md.
 _SMALL = 16  # how many times smaller the parameters and statistics of rows are, at the least
 _CACHED = 2**18  # so many numbers stay in the GPU's second-level cache: a kernel costs more
+
+
+def _nowhere(context: Any, jaxpr: Jaxpr) -> list[bool]:
+    return [False] * len(jaxpr.invars)
+
+
+def _as_it_is(closed: ClosedJaxpr) -> ClosedJaxpr:
+    return closed
 
 
 def _behind(context: Any, jaxpr: Jaxpr) -> list[bool]:
@@ -89,7 +98,12 @@ def _rank(eqn: JaxprEqn) -> int:
     return operand.ndim
 
 
-jax_compat.lower_checkpoints(fused_group_p, _behind, by_rows)
+for policy, group_p in GROUPS.items():
+    jax_compat.lower_checkpoints(
+        group_p,
+        _behind if policy.barriers else _nowhere,
+        by_rows if policy.row_broadcasts else _as_it_is,
+    )
 
 
 def _same(*values: Any, again: Sequence[bool]) -> list[Any]:

@@ -2,12 +2,13 @@
 
 The backward pass of a group keeps what `keep` marks and computes the rest of it again. The equation
 is of a primitive of jaxamp's own, so that how it is lowered is too: checkpoints that users write
-are lowered by JAX.
+are lowered by JAX. There is a primitive for each way to lower a group; all have one name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jax.experimental import jet
@@ -26,14 +27,36 @@ def keep(value: Any) -> Any:
     return kept_p.bind(value)
 
 
-def _saves(primitive: Any, *_: Any, **__: Any) -> bool:
-    return primitive is kept_p
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class GroupPolicy:
+    """Policy of a group's checkpoint: save what `keep` marks.
+
+    Attributes:
+      barriers: whether what is recomputed is lowered with a barrier before its operands.
+      row_broadcasts: whether numbers of rows are lowered as flat arrays.
+    """
+
+    barriers: bool
+    row_broadcasts: bool
+
+    def __call__(self, primitive: Any, *_: Any, **__: Any) -> bool:
+        """Return whether the forward pass saves what an equation computes."""
+        return primitive is kept_p
 
 
-fused_group_p = Primitive("fused_group")
-register_op_kind(fused_group_p, OpKind.BOUNDARY, trait=Trait.CALL, dtype_params=("jaxpr",))
-call_fused = jax_compat.define_checkpoint(fused_group_p, _saves)
-"""Call a flat function as one fused group."""
+register_op_kind("fused_group", OpKind.BOUNDARY, trait=Trait.CALL, dtype_params=("jaxpr",))
+GROUPS = {
+    GroupPolicy(barriers=barriers, row_broadcasts=rows): Primitive("fused_group")
+    for barriers in (True, False)
+    for rows in (True, False)
+}
+"""The primitive of each policy."""
+_CALLS = {policy: jax_compat.define_checkpoint(p, policy) for policy, p in GROUPS.items()}
+
+
+def call_fused(function: Callable[..., list[Any]], policy: GroupPolicy, *args: Any) -> list[Any]:
+    """Call a flat function as one fused group."""
+    return _CALLS[policy](function, *args)
 
 
 def _jet_of_kept(primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> Any:

@@ -6,11 +6,14 @@ plan stores, and recomputes the float32 insides from them, in the kernel that ne
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from jaxamp.core.formats import is_narrow
 from jaxamp.plan.dataflow.regions import EQUALITIES
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Nest, Node, nodes_of
+from jaxamp.policy.techniques import Technique
 from jaxamp.xla.row_statistics import find_statistics
 
 
@@ -24,7 +27,7 @@ class Recomputation:
         are read: what is computed twice may differ in its last bit.
     """
 
-    def __init__(self, findings: Findings) -> None:
+    def __init__(self, findings: Findings, techniques: Set[Technique]) -> None:
         groups = findings.groups
         assert groups is not None
         self.graph, self.provenance = findings.graph, findings.provenance
@@ -33,14 +36,20 @@ class Recomputation:
         self.saved: set[int] = set()
         self.saved_by_rules: set[int] = set()
         self.recomputed: set[int] = set()
-        self._side_by_side = self._find_side_by_side()
-        self._statistics = find_statistics(
-            self.graph, self.provenance, groups.fusible, groups.levels
+        self._saves_relus = Technique.RELU_RESIDUALS in techniques
+        joins = Technique.CONCATENATION_PARTS in techniques
+        self._side_by_side = self._find_side_by_side() if joins else {}
+        self._statistics = (
+            find_statistics(self.graph, self.provenance, groups.fusible, groups.levels)
+            if Technique.SAVED_STATISTICS in techniques
+            else bytearray(len(self.graph.nodes))
         )
         for frame, found in groups.by_frame.items():
             for group in found:
                 for index in group:
                     self._enter_site(frame.sites[index])
+        if Technique.SHARED_RECOMPUTATION not in techniques:
+            self.recomputed.clear()
 
     def _enter_site(self, site: Node | Nest) -> None:
         nodes = nodes_of(site)
@@ -103,6 +112,8 @@ class Recomputation:
         A ReLU of one array need not be stored on a TPU, which fuses it with the convolution that
         reads it.
         """
+        if not self._saves_relus:
+            return False
         is_cut_off = value in self.regions.relu_outputs and value in self.graph.ruled_results
         return is_cut_off and bool(self.regions.joined[value]) and is_narrow(self.stored[value])
 
@@ -116,4 +127,9 @@ class Recomputation:
         return here in readers and any(level != here for level in readers)
 
 
-_MOST_PARTS = 32  # XLA fuses no more than 96 operands and results
+_MOST_PARTS = 32
+"""Parts of a concatenation that is recomputed.
+
+XLA:GPU fuses no more than 96 operands and results: `MaxOperandsAndOutputsPerFusion` in
+`xla/service/gpu/gpu_fusible.h`.
+"""

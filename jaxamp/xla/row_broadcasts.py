@@ -11,8 +11,7 @@ what it had kept within a kernel: such a group stays as it is.
 A softmax of transposed scores (`xla/transposed_layouts.py`) is no such kernel. A flat array would
 have the scores transposed once more, in float32.
 
-A group is changed when its checkpoint is lowered. Of the forward pass of `grad(amp(f))` JAX leaves
-no checkpoint: so what `amp` has compiled is changed as a whole where it is lowered as a call.
+A group is changed when its equation is lowered, in forward and backward passes alike.
 """
 
 from __future__ import annotations

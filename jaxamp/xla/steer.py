@@ -9,30 +9,34 @@ from jaxamp.plan.dataflow.label_gathers import is_label_scatter
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.plan.steering import Steering
-from jaxamp.policy.techniques import Technique
+from jaxamp.policy.techniques import WORKS_ON, Technique
 from jaxamp.xla.constant_rematerialization import find_constants
 from jaxamp.xla.cotangent_roundings import find_cotangent_roundings
 from jaxamp.xla.held_roundings import find_held_roundings, find_unbarriered_sums
 from jaxamp.xla.recomputation import Recomputation
+from jaxamp.xla.reversed_weights import find_reversed_weights
 
 
 def steer(findings: Findings) -> Steering:
     """Choose the steering of a program, by the techniques that its policy has on."""
-    techniques = findings.policy.xla
+    chosen = findings.policy.xla
+    techniques = {t for t in chosen if t not in WORKS_ON or WORKS_ON[t] in chosen}
     holds = Technique.HELD_ROUNDINGS in techniques
     held = find_held_roundings(findings) if holds else frozenset[int]()
     unbarriers = Technique.UNBARRIERED_SUMS in techniques
+    reverses = Technique.REVERSED_WEIGHTS in techniques
     steering = Steering(
         holds=holds,
         held=held,
         held_by_calls=held,
         unbarriered=find_unbarriered_sums(findings, held) if unbarriers else frozenset(),
-        signs=findings.relu_signs if Technique.FUSED_GROUPS in techniques else frozenset(),
+        reversed_weights=find_reversed_weights(findings) if reverses else {},
+        signs=findings.relu_signs if Technique.RELU_RESIDUALS in techniques else frozenset(),
     )
     if findings.groups is None:
         return steering
     if Technique.FUSED_GROUPS in techniques:
-        recomputation = Recomputation(findings)
+        recomputation = Recomputation(findings, techniques)
         steering = replace(
             steering,
             held_by_calls=held - recomputation.saved_by_rules,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from jaxamp import PrecisionPolicy, amp, plan_of
 from jaxamp.errors import PolicyError
 from jaxamp.plan import FusionCall, Plan
-from jaxamp.policy.techniques import ALL_TECHNIQUES, Technique
+from jaxamp.policy.techniques import ALL_TECHNIQUES, WORKS_ON, Technique
 from tests import products
 from tests.audit import equations
 from tests.products import Case
@@ -82,29 +85,95 @@ def test_off_values_agree_with_float32(case: Case) -> None:
     products.check_values(case, OFF)
 
 
+def joined(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """Normalize a concatenation of stored arrays twice, the second time with one part more."""
+    for w in weights:
+        hidden = x - x.mean(0)
+        normed = hidden * jax.lax.rsqrt((hidden * hidden).mean(0) + 1e-5)
+        new = jax.nn.relu(normed) @ w[: x.shape[1]]
+        x = jnp.concatenate([x, new], 1) if x.shape[1] > 8 else new
+    return (x**2).mean()
+
+
+def attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    scores = jnp.where(jnp.tril(jnp.ones((64, 64), bool)), q @ k.swapaxes(2, 3), -jnp.inf)
+    return ((jax.nn.softmax(scores) @ v) ** 2).sum()
+
+
+def large_softmax(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Take a softmax of more numbers than XLA:GPU keeps in its cache."""
+    return (jax.nn.softmax(x @ w) @ w).sum()
+
+
+HEADS = jnp.ones((2, 4, 64, 8))
+OWN = {
+    "joined": (joined, (jnp.ones((32, 8)), jnp.ones((4, 64, 16)))),
+    "attention": (attention, (HEADS, HEADS, HEADS)),
+    "large_softmax": (large_softmax, (jnp.ones((512, 512)), jnp.ones((512, 512)))),
+}
 SHOWN = {
     Technique.HELD_ROUNDINGS: ("held", "custom_jvp", "grad_of_amp"),
+    Technique.UNBARRIERED_SUMS: ("unheld", "conv_net", "amp_of_grad"),
     Technique.COTANGENT_ROUNDINGS: ("echo", "sgd_step", "plain"),
     Technique.LABEL_COMPARISONS: ("pick", "cross_entropy", "plain"),
+    Technique.REVERSED_WEIGHTS: ("rev", "conv_depthwise_dilated", "amp_of_grad"),
+    Technique.CONSTANT_REMATERIALIZATION: ("iota", "linear_solve_in_scan", "amp_of_grad"),
     Technique.FUSED_GROUPS: ("fused_group", "layer_norm", "plain"),
+    Technique.SHARED_RECOMPUTATION: ("reduce_sum", "contrastive", "grad_of_amp"),
+    Technique.CONCATENATION_PARTS: ("concatenate", "joined", "grad_of_amp"),
+    Technique.SAVED_STATISTICS: ("kept", "matmul", "amp_of_grad"),
+    Technique.RELU_RESIDUALS: ("kept", "sgd_step", "grad_of_amp"),
 }
-"""What a technique emits, and a program in which it does."""
+"""A primitive of which a technique emits more, and a program and an order in which it does."""
+
+LOWERED = {
+    Technique.RECOMPUTATION_BARRIERS: ("optimization_barrier", "large_softmax", "grad_of_amp"),
+    Technique.ROW_BROADCASTS: ("tensor<512x64xf32>", "attention", "grad_of_amp"),
+}
+"""The same for text that is lowered for a GPU."""
 
 
-@pytest.mark.parametrize("technique", SHOWN)
+def amped(program: str, order: str, xla: frozenset[Technique]) -> tuple[Any, Any]:
+    """Return a function and its arguments, under the techniques that are on."""
+    policy = POLICY.replace(xla=xla)
+    fn, args = OWN[program] if program in OWN else (PROGRAMS[program].fn, PROGRAMS[program].args)
+    return TRANSFORMS[order].build(lambda f: amp(f, policy), fn, args)
+
+
+@pytest.mark.parametrize("technique", Technique)
 def test_each_technique_has_a_switch(technique: Technique) -> None:
-    """What a technique emits is there with all on and with it alone, and not with it alone off."""
-    name, program, order = SHOWN[technique]
-    fn, args = PROGRAMS[program].fn, PROGRAMS[program].args
+    """A technique emits more with all the others on, and beside that alone on which it works."""
+    name, program, order = (SHOWN | LOWERED)[technique]
 
-    def count(*xla: Technique) -> int:
-        policy = POLICY.replace(xla=xla)
-        built, given = TRANSFORMS[order].build(lambda f: amp(f, policy), fn, args)
-        return primitives(built, *given)[name]
+    def count(xla: frozenset[Technique]) -> int:
+        fn, args = amped(program, order, xla)
+        if technique in SHOWN:
+            return primitives(fn, *args)[name]
+        lowered = jax.jit(fn).trace(*args).lower(lowering_platforms=("cuda",))
+        return lowered.as_text().count(name)
 
-    assert count(*ALL_TECHNIQUES)
-    assert count(technique)
-    assert not count(*ALL_TECHNIQUES - {technique})
+    base = frozenset({WORKS_ON[technique]} if technique in WORKS_ON else ())
+    assert count(ALL_TECHNIQUES) > count(ALL_TECHNIQUES - {technique})
+    assert count(base | {technique}) > count(base)
+
+
+@pytest.mark.parametrize("technique", WORKS_ON)
+def test_a_technique_without_the_one_it_works_on_does_nothing(technique: Technique) -> None:
+    """What is emitted is what no technique at all emits."""
+    _, program, order = (SHOWN | LOWERED)[technique]
+    alone, none = (
+        primitives(fn, *args)
+        for fn, args in (amped(program, order, frozenset(xla)) for xla in ({technique}, ()))
+    )
+    assert alone == none
+
+
+def test_each_technique_is_described() -> None:
+    """The table of the documentation has a row for each, with the one that it works on."""
+    text = (Path(__file__).parents[2] / "docs/explanation/fusion.md").read_text()
+    rows = re.findall(r"^\| `([a-z-]+)` \| [A-Z].*?\. \|(?: `([a-z-]+)`)? \| `", text, re.M)
+    works_on = {t.value: WORKS_ON[t].value if t in WORKS_ON else "" for t in Technique}
+    assert dict(rows) == works_on
 
 
 def test_techniques_are_part_of_a_policy() -> None:
@@ -112,6 +181,7 @@ def test_techniques_are_part_of_a_policy() -> None:
     policy = POLICY.replace(xla=["held-roundings", Technique.FUSED_GROUPS])
     assert policy.xla == {Technique.HELD_ROUNDINGS, Technique.FUSED_GROUPS}
     assert PrecisionPolicy.from_json(policy.to_json()) == policy
+    assert PrecisionPolicy.custom({"compute": "bf16"}, xla=policy.xla).xla == policy.xla
     assert len({policy, POLICY, OFF}) == 3
     with pytest.raises(PolicyError, match="held-roundings"):
         POLICY.replace(xla="held-rounding")

@@ -26,7 +26,6 @@ class OperandReads:
       regions: which values are fused.
       sums_wide: whether the cotangents of boundary values are float32 before they are summed over
         uses and devices.
-      low: precision of contraction operands, if it is narrow.
     """
 
     graph: Graph
@@ -34,7 +33,6 @@ class OperandReads:
     copies: Mapping[int, Precision]
     regions: FusionRegions
     sums_wide: bool
-    low: Precision | None
 
     def originals(
         self, node: Node, choice: Choice, stored: Sequence[Precision | None]
@@ -52,18 +50,6 @@ class OperandReads:
             return ()
         pairs = enumerate(node.ins)
         return tuple(i for i, v in pairs if self.own_cast[v] and stored[v] is Precision.F32)
-
-    def moved_rounding(self, node: Node, stored: Sequence[Precision | None]) -> Precision | None:
-        """Return the precision of the rounding that a reversal of weights is applied to as well.
-
-        XLA recognizes a convolution's gradient by its reversed weights.
-        """
-        return self.low if node.name == "rev" and self._is_reversed_weight(node, stored) else None
-
-    def _is_reversed_weight(self, node: Node, stored: Sequence[Precision | None]) -> bool:
-        (out,) = node.outs
-        is_wide = self.own_cast[out] and stored[out] is Precision.F32
-        return bool(is_wide) and any(r.role is Role.CONTRACT for r in self.graph.readers[out])
 
     def copy_for(self, value: int, reader: Node) -> Precision | None:
         """Return the precision of the copy that a reader gets, `None` for the value itself."""
@@ -103,5 +89,4 @@ def find_operand_reads(
         elif is_state_update(provenance, uses, node):
             for out in node.outs:
                 own_cast[out] = 1
-    low = policy.base if is_narrow(policy.base) else None
-    return OperandReads(graph, own_cast, copies, regions, not is_narrow(policy.allreduce), low)
+    return OperandReads(graph, own_cast, copies, regions, not is_narrow(policy.allreduce))
