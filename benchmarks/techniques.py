@@ -7,8 +7,8 @@
     python -m benchmarks.techniques --target h200 --small --page out/table.md
 
 The value and gradient of each model are compiled in both orders with all techniques, with none, and
-with all but one. Programs are known by their text: one that has been compiled before, in this run
-or in one that was cut off, is not compiled again. The figures of all are kept in a JSON file.
+with all but one. Programs are known by what they are lowered to: one that has been compiled before,
+in this run or in one that was cut off, is not compiled again. A JSON file keeps all figures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import date
@@ -100,9 +99,10 @@ def shapes(size: Size) -> tuple[Any, Any]:
     return jax.eval_shape(size.init, key), jax.eval_shape(size.sample, key)
 
 
-def digest(fn: Callable[..., Any], args: Any) -> str:
-    """Return what tells a program from others: a hash of its text, without addresses."""
-    text = re.sub(r"0x[0-9a-f]+", "", str(jax.make_jaxpr(fn)(*args)))
+def digest(target: Target, fn: Callable[..., Any], args: Any) -> str:
+    """Return what tells a program from others: a hash of what a compiler is given."""
+    lowered = jax.jit(fn).trace(*args).lower(lowering_platforms=(target.platform,))
+    text = lowered.as_text()
     return hashlib.sha256(f"jax {jax.__version__}\n{text}".encode()).hexdigest()[:16]
 
 
@@ -117,7 +117,7 @@ def measure(
         task = progress.add_task("", total=2 * len(models) * len(variants))
         for model, order, variant, fn, args in _jobs(models, variants, small=small):
             progress.update(task, description=f"{model}, {order}, without {variant}")
-            program = digest(fn, args)
+            program = digest(target, fn, args)
             if program not in found["programs"]:
                 found["programs"][program] = figures(target, fn, args)
             rows[model, order, variant] = program

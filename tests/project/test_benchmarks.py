@@ -7,9 +7,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import overhead, trace_cost
+from benchmarks import overhead, techniques, trace_cost
 from benchmarks.peers import table
 from benchmarks.peers.peers import PEERS
+from jaxamp.compiled.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,3 +78,63 @@ def test_the_readmes_peers_are_the_figures_kept():
     readme = (ROOT / "README.md").read_text()
     shown = readme.partition(table.BEGIN)[2].partition(table.END)[0]
     assert shown.strip() == table.markdown(figures)
+
+
+def test_programs_of_techniques_are_compiled_once(tmp_path, monkeypatch):
+    """A technique that a program has no use for changes nothing; a second run compiles nothing."""
+    compiled = []
+
+    def figures(target, fn, args):
+        compiled.append(target.name)
+        return dict.fromkeys(techniques.FIGURES, len(compiled))
+
+    monkeypatch.setattr(techniques, "figures", figures)
+    path, variants = tmp_path / "figures.json", ["all", techniques.NONE, "reversed-weights"]
+    for _ in range(2):
+        techniques.measure(TARGETS["h200"], ["lstm"], variants, path, small=True)
+        assert compiled == ["h200"] * 4  # two orders, with all techniques and with none
+    found = techniques.ratios(json.loads(path.read_text()))
+    assert {*found["reversed-weights"].values()} == {None}
+    assert [ratio["bytes"] for ratio in found[techniques.NONE].values()] == [3 / 1, 4 / 2]
+
+
+def test_the_table_of_techniques_is_written_between_its_markers(tmp_path):
+    """What was there is replaced; what was not measured is a dash, what is the same a dot."""
+    figures = {"a": (100, 10, 4), "b": (150, 5, 5), "c": (200, 20, 8)}
+    rows = [
+        ["lstm", "f", "all", "a"],
+        ["lstm", "f", "fused-groups", "b"],
+        ["lstm", "f", "row-broadcasts", "a"],
+        ["vit", "f", "all", "c"],
+        ["vit", "f", "fused-groups", "c"],
+    ]
+    found = {
+        "programs": {p: dict(zip(techniques.FIGURES, f, strict=True)) for p, f in figures.items()},
+        "rows": rows,
+        "jax": "0.10.2",
+        "date": "2026-11-05",
+    }
+    page = tmp_path / "page.md"
+    page.write_text(
+        "before\n<!-- techniques h200 -->\nold\n<!-- end of techniques h200 -->\nafter\n"
+    )
+    for _ in range(2):
+        techniques.write(page, "h200", techniques.described(TARGETS["h200"], found))
+    text = page.read_text()
+    assert text.startswith("before\n<!-- techniques h200 -->\n")
+    assert text.endswith("<!-- end of techniques h200 -->\nafter\n")
+    assert "old" not in text
+    assert text.count("5 November 2026") == text.count("| Kernels") == 1
+    cells = [
+        [cell.strip() for cell in line.split("|")[2:-1]]
+        for line in text.splitlines()
+        if line.startswith(("| fused-groups", "| row-broadcasts"))
+    ]
+    assert cells == [
+        ["1.500", "·"],
+        ["·", "–"],
+        ["0.500", "·"],
+        ["·", "–"],
+        ["1.250", "·"],
+        ["·", "–"],
+    ]
