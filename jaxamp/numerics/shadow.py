@@ -176,7 +176,7 @@ class _Run:
         if decision is None:
             operands = [self.env.read(atom, None) for atom in eqn.invars]
         else:
-            readings = decision.operands, decision.own_casts, decision.copies
+            readings = decision.operands, decision.plan.own_casts, decision.copies
             operands = list(map(self._operand, eqn.invars, *readings))
         if site is None:
             self._nest(position, eqn, decision, operands)
@@ -307,7 +307,7 @@ class _Run:
         else:
             held = [
                 is_narrow(p) or hold
-                for p, hold in zip(decision.outputs, decision.barriers, strict=True)
+                for p, hold in zip(decision.outputs, decision.plan.hints.barriers, strict=True)
             ]
             self.env.write(eqn.outvars, results, decision.outputs, held)
 

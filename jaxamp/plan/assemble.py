@@ -14,6 +14,7 @@ from jaxamp.jaxprs.nested import RULED, Loop, loop
 from jaxamp.plan.decision import (
     Decision,
     EquationPlan,
+    Hints,
     InputCast,
     JaxprPlan,
     RematerializedInput,
@@ -39,7 +40,7 @@ def assemble(findings: Findings, steering: Steering, outputs: Storage | None) ->
     """
     assembler, frame = _Assembler(findings, steering), findings.frame
     returned = _of(frame.exits, assembler.original) if outputs is None else outputs
-    return assembler.plan(frame, returned, signs=steering.signs)
+    return assembler.plan(frame, returned, signs=steering.relu_signs)
 
 
 class _Assembler:
@@ -142,12 +143,14 @@ class _Assembler:
             own_casts=tuple(own_casts),
             copies=self._copies_for(node),
             outputs=tuple([storage[v] for v in outs]),
-            barriers=tuple([v in steering.held for v in outs]),
-            residuals=tuple([v in steering.saved for v in outs]),
+            hints=Hints(
+                barriers=tuple([v in steering.barriers for v in outs]),
+                residuals=tuple([v in steering.residuals for v in outs]),
+                unbarriered=node in steering.unbarriered,
+                cotangent_rounding=steering.cotangent_roundings.get(outs[0]) if outs else None,
+                label_gather=node in steering.label_gathers,
+            ),
             accumulation=choice.accumulation,
-            unbarriered=node in steering.unbarriered,
-            cotangent_rounding=steering.cotangents.get(outs[0]) if outs else None,
-            label_gather=node in steering.label_gathers,
             scaled=choice.scaled,
             originals=originals,
             moved_rounding=moved_rounding,
@@ -168,8 +171,10 @@ class _Assembler:
             own_casts=tuple([self.own_casts[v] for v in nest.entries]),
             copies=(None,) * len(nest.entries),
             outputs=_of(nest.outs, self.stored),
-            barriers=tuple([self._is_held_by_rule(nest, v) for v in nest.outs]),
-            residuals=(False,) * len(nest.outs),
+            hints=Hints(
+                barriers=tuple([self._has_outer_barrier(nest, v) for v in nest.outs]),
+                residuals=(False,) * len(nest.outs),
+            ),
             inner=inner,
             invariant_casts=casts,
             wide_invariants=wide,
@@ -182,16 +187,16 @@ class _Assembler:
             self.plan(
                 frame,
                 _of(frame.exits, self.original) if nest.keeps_signature else None,
-                self.steering.constants.get(frame, ()),
+                self.steering.rematerialized.get(frame, ()),
                 fused=fused,
                 invariants=wired.invariants if wired and frame is nest.frames[-1] else 0,
             )
             for frame in nest.frames
         )
 
-    def _is_held_by_rule(self, nest: Nest, value: int) -> bool:
-        """Return whether a call holds a result itself, as JAX drops the body of one with a rule."""
-        return nest.eqn.primitive.name in RULED and value in self.steering.held_by_calls
+    def _has_outer_barrier(self, nest: Nest, value: int) -> bool:
+        """Return whether the barrier of a call's result is outside: JAX drops the body inside."""
+        return nest.eqn.primitive.name in RULED and value in self.steering.call_barriers
 
     def _with_residuals(
         self, site: Node | Nest, plan: EquationPlan, saved: Collection[int]
@@ -200,8 +205,9 @@ class _Assembler:
         residuals = tuple([v in saved for v in site.outs])
         if not any(residuals):
             return plan
-        barriers = residuals if self.steering.holds else plan.barriers
-        return replace(plan, barriers=barriers, residuals=residuals)
+        barriers = residuals if self.steering.uses_barriers else plan.hints.barriers
+        hints = plan.hints._replace(barriers=barriers, residuals=residuals)
+        return replace(plan, hints=hints)
 
     def _shared_plan(self, **fields: Any) -> EquationPlan:
         """Return the one plan of these fields, of which nodes name more than nests do."""

@@ -49,6 +49,27 @@ class InputCast(NamedTuple):
     precision: Precision
 
 
+class Hints(NamedTuple):
+    """Compiler hints for one equation; none changes the precision of anything.
+
+    Attributes:
+      barriers: per result, whether its rounding stands behind an optimization barrier: XLA may
+        otherwise undo a rounding that a widening follows, and store the wide value.
+      residuals: per result, whether it is a residual of its fused group: the backward pass reads
+        it rather than recomputes it.
+      unbarriered: whether it is a sum that reads its operand from before the operand's barrier.
+      cotangent_rounding: the rounding of its result's cotangent; ``None`` where there is none.
+      label_gather: whether it gathers one number per row, or scatters such into zeros, and is
+        emitted as a comparison; even where nothing is narrow.
+    """
+
+    barriers: tuple[bool, ...]
+    residuals: tuple[bool, ...]
+    unbarriered: bool = False
+    cotangent_rounding: CotangentRounding | None = None
+    label_gather: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EquationPlan:
     """The plan of an equation, wherever it is; within a plan equal ones are one object.
@@ -60,15 +81,8 @@ class EquationPlan:
       copies: per operand, the precision of the stored copy that is read, where the value itself is
         fused away; ``None`` reads the value.
       outputs: per result, the precision that it is stored in; ``None`` leaves it as it is.
-      barriers: per result, whether its rounding stands behind an optimization barrier: XLA may
-        otherwise undo a rounding that a widening follows, and store the wide value.
-      residuals: per result, whether it is a residual of its fused group: the backward pass reads
-        it rather than recomputes it.
+      hints: compiler hints.
       accumulation: precision of the arithmetic inside; ``None`` where there is none.
-      unbarriered: whether it is a sum that reads its operand from before the operand's barrier.
-      cotangent_rounding: the rounding of its result's cotangent; ``None`` where there is none.
-      label_gather: whether it gathers one number per row, or scatters such into zeros, and is
-        emitted as a comparison; even where nothing is narrow.
       inner: plans of the jaxprs in its parameters that are rewritten, in order.
       scaled: quantization of a dot's operands, once they have been cast; ``None`` for none.
       originals: operands of a contraction, by index, that are read uncast as well: the contraction
@@ -85,12 +99,8 @@ class EquationPlan:
     own_casts: tuple[bool, ...]
     copies: tuple[Precision | None, ...]
     outputs: tuple[Precision | None, ...]
-    barriers: tuple[bool, ...]
-    residuals: tuple[bool, ...]
+    hints: Hints
     accumulation: Precision | None = None
-    unbarriered: bool = False
-    cotangent_rounding: CotangentRounding | None = None
-    label_gather: bool = False
     inner: tuple[JaxprPlan, ...] = ()
     scaled: Scaled | None = None
     originals: tuple[int, ...] = ()
@@ -102,7 +112,7 @@ class EquationPlan:
     def unchanged(self) -> bool:
         """Return whether the equation is emitted as it is."""
         precisions = *self.operands, *self.outputs, self.accumulation
-        if self.label_gather or any(self.residuals) or not is_wide(precisions):
+        if self.hints.label_gather or any(self.hints.residuals) or not is_wide(precisions):
             return False
         return all(plan.unchanged for plan in self.inner)
 
@@ -133,11 +143,11 @@ class Ground(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A decision about one equation; the fields of its plan and ground are properties of it.
+    """A decision about one equation; what most readers want of its plan is a property of it.
 
     Attributes:
       eqn: the equation.
-      plan: its plan: precisions and compiler hints.
+      plan: all that is needed to emit it.
       kind: kind of its primitive.
       ground: explanation of the plan.
     """
@@ -151,21 +161,11 @@ class Decision(NamedTuple):
     guard = property(attrgetter("ground.guard"))
     raw_scope = property(attrgetter("ground.scope"))
     operands = property(attrgetter("plan.operands"))
-    own_casts = property(attrgetter("plan.own_casts"))
     copies = property(attrgetter("plan.copies"))
     accumulation = property(attrgetter("plan.accumulation"))
     outputs = property(attrgetter("plan.outputs"))
-    barriers = property(attrgetter("plan.barriers"))
-    residuals = property(attrgetter("plan.residuals"))
-    unbarriered = property(attrgetter("plan.unbarriered"))
-    cotangent_rounding = property(attrgetter("plan.cotangent_rounding"))
-    label_gather = property(attrgetter("plan.label_gather"))
     inner = property(attrgetter("plan.inner"))
     scaled = property(attrgetter("plan.scaled"))
-    originals = property(attrgetter("plan.originals"))
-    moved_rounding = property(attrgetter("plan.moved_rounding"))
-    invariant_casts = property(attrgetter("plan.invariant_casts"))
-    wide_invariants = property(attrgetter("plan.wide_invariants"))
 
     @property
     def primitive(self) -> str:
@@ -184,7 +184,7 @@ class Decision(NamedTuple):
 
     @property
     def sent(self) -> Precision | None:
-        """The narrow precision in which an operation sends what is wide before and after."""
+        """Narrow precision in which an operation sends a value that is wide before and after."""
         is_sent = self.operand is self.output is Precision.F32 and is_narrow(self.accumulation)
         return self.accumulation if is_sent else None
 
@@ -297,6 +297,12 @@ class Fusion:
     recomputed: int
     inputs: tuple[Reading, ...]
     outputs: tuple[Reading, ...]
+
+    @property
+    def read_by_recomputed(self) -> tuple[bool, ...]:
+        """Return, per input, whether an equation that is recomputed reads it."""
+        read = {id(v) for eqn in self.equations[: self.recomputed] for v in eqn.invars}
+        return tuple(id(reading.var) in read for reading in self.inputs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

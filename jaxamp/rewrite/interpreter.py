@@ -98,12 +98,13 @@ def _interpret_one(
         emitted = emit(_rule_context(context, eqn, decision, env), operands)
         env.enter_casts(eqn.outvars, emitted.roundings)
         plan = decision.plan
-        env.write(eqn.outvars, emitted.results, plan.outputs, plan.barriers, plan.residuals)
+        hints = plan.hints
+        env.write(eqn.outvars, emitted.results, plan.outputs, hints.barriers, hints.residuals)
 
 
 def _read_operands(eqn: JaxprEqn, plan: EquationPlan, env: Environment) -> list[Any]:
     """Read the operands of an equation, as decided."""
-    if plan.unbarriered:
+    if plan.hints.unbarriered:
         return list(map(env.read_unbarriered, eqn.invars, plan.operands))
     return list(map(env.read, eqn.invars, plan.operands, plan.own_casts, plan.copies))
 
@@ -143,11 +144,12 @@ def _fused(context: RewriteContext, fusion: Fusion, log: Log | None) -> Callable
     barriers = context.steers(Technique.RECOMPUTATION_BARRIERS)
     rows = context.steers(Technique.ROW_BROADCASTS)
     policy = GroupPolicy(barriers=barriers, row_broadcasts=rows)
-    again = _read_again(fusion) if barriers else []
+    keeps_apart = barriers and fusion.recomputed > 0
 
     def emitted(*args: Any) -> list[Any]:
         env = Environment(log, holds=context.steers(Technique.HELD_ROUNDINGS))
-        env.enter_read(fusion.inputs, apart(args, again) if again else args)
+        inputs = apart(args, fusion.read_by_recomputed) if keeps_apart else args
+        env.enter_read(fusion.inputs, inputs)
         pairs = zip(fusion.equations, fusion.decisions, strict=True)
         for index, (eqn, decision) in enumerate(pairs):
             _interpret_one(context, index, eqn, decision, env)
@@ -157,12 +159,6 @@ def _fused(context: RewriteContext, fusion: Fusion, log: Log | None) -> Callable
         return call_fused(emitted, policy, *args)
 
     return jax.jit(fused) if fusion in context.repeated else fused
-
-
-def _read_again(fusion: Fusion) -> list[bool]:
-    """Return whether recomputed equations read each input of a group; empty if there are none."""
-    read = {id(v) for eqn in fusion.equations[: fusion.recomputed] for v in eqn.invars}
-    return [id(reading.var) in read for reading in fusion.inputs] if fusion.recomputed else []
 
 
 def rewritten_bodies(context: RuleContext) -> list[ClosedJaxpr]:

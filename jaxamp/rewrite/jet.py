@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.experimental import jet
 
-from jaxamp.rewrite.primitives.accumulate import accumulate_p, parted
+from jaxamp.rewrite.primitives.accumulate import accumulate_p, split_originals
 from jaxamp.rewrite.primitives.quantized_dot import quantized_dot_p
 from jaxamp.xla.label_gather import pick_p
 from jaxamp.xla.rounded_cotangent import echo_p
@@ -32,7 +32,7 @@ def _product(
 
 
 def _accumulated(primals: Series, series: Sequence[Series], *, rounded: Any, **params: Any) -> Any:
-    (_, _, *others), _ = parted(primals, rounded)
+    (_, _, *others), _ = split_originals(primals, rounded)
 
     def multiply(x: Any, y: Any) -> Any:
         return accumulate_p.bind(x, y, *others, rounded=(), **params)

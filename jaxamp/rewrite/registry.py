@@ -56,9 +56,8 @@ class RuleContext:
       originals: for a contraction, per index of an operand that is the rounding of a boundary
         value: that value, f32[...]. The contraction is differentiated with respect to it.
       rounding: for an equation that moves a value and its rounding alike: the rounding.
-      invariant_casts: for a loop, casts that its body reads, as `Decision.invariant_casts` says.
-      wide_invariants: for a loop, f32[...] forms of narrow invariants, as
-        `Decision.wide_invariants` says.
+      invariant_casts: for a loop, one array for each of `EquationPlan.invariant_casts`.
+      wide_invariants: for a loop, f32[...] for each of `EquationPlan.wide_invariants`.
     """
 
     rewrite: RewriteContext

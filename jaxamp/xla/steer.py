@@ -26,12 +26,12 @@ def steer(findings: Findings) -> Steering:
     unbarriers = Technique.UNBARRIERED_SUMS in techniques
     reverses = Technique.REVERSED_WEIGHTS in techniques
     steering = Steering(
-        holds=holds,
-        held=held,
-        held_by_calls=held,
+        uses_barriers=holds,
+        barriers=held,
+        call_barriers=held,
         unbarriered=find_unbarriered_sums(findings, held) if unbarriers else frozenset(),
         reversed_weights=find_reversed_weights(findings) if reverses else {},
-        signs=findings.relu_signs if Technique.RELU_RESIDUALS in techniques else frozenset(),
+        relu_signs=findings.relu_signs if Technique.RELU_RESIDUALS in techniques else frozenset(),
     )
     if findings.groups is None:
         return steering
@@ -39,22 +39,22 @@ def steer(findings: Findings) -> Steering:
         recomputation = Recomputation(findings, techniques)
         steering = replace(
             steering,
-            held_by_calls=held - recomputation.saved_by_rules,
+            call_barriers=held - recomputation.saved_by_rules,
             outlines=True,
-            saved=recomputation.saved,
+            residuals=recomputation.saved,
             recomputed=recomputation.recomputed,
         )
     if Technique.COTANGENT_ROUNDINGS in techniques:
         roundings = find_cotangent_roundings(findings)
         if not unbarriers:  # then no sum reads a rounding before its barrier
             roundings = {v: r._replace(is_multiplied=True) for v, r in roundings.items()}
-        steering = replace(steering, cotangents=roundings)
+        steering = replace(steering, cotangent_roundings=roundings)
     if Technique.LABEL_COMPARISONS in techniques:
         labels = findings.groups.label_gathers | set(_spreading(findings.graph))
         steering = replace(steering, label_gathers=labels)
     if Technique.CONSTANT_REMATERIALIZATION in techniques:
-        constants = find_constants(findings.graph, findings.frame)
-        steering = replace(steering, constants=constants)
+        rematerialized = find_constants(findings.graph, findings.frame)
+        steering = replace(steering, rematerialized=rematerialized)
     return steering
 
 

@@ -76,7 +76,7 @@ def test_the_cotangent_of_a_batch_norm_is_rounded_where_it_is_dear(
 ) -> None:
     """It is folded over rows, and read once more; a rectifier's is made again for nothing."""
     decisions = [*plan_of(block(activation), POLICY)(W, X).decisions()]
-    assert len([d for d in decisions if d.cotangent_rounding]) == echoes
+    assert len([d for d in decisions if d.plan.hints.cotangent_rounding]) == echoes
 
 
 @pytest.mark.parametrize("activation", [jax.nn.silu, jax.nn.relu])

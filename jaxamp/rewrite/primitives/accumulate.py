@@ -81,7 +81,9 @@ def original(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
     return params["contraction"], {**dict(params["params"]), **preferred}
 
 
-def parted(values: Sequence[Any], rounded: Sequence[int]) -> tuple[list[Any], dict[int, Any]]:
+def split_originals(
+    values: Sequence[Any], rounded: Sequence[int]
+) -> tuple[list[Any], dict[int, Any]]:
     """Split values into operands and, by index, the f32 originals that come after them."""
     count = len(values) - len(rounded)
     return list(values[:count]), dict(zip(rounded, values[count:], strict=True))
@@ -97,20 +99,20 @@ def _alike(avals: Sequence[Any], narrow: np.dtype) -> list[Any]:
 def _type(
     *avals: Any, contraction: Primitive, params: Params, narrow: Any, dtype: Any, rounded: Any
 ) -> Any:
-    operands = _alike(parted(avals, rounded)[0], narrow)
+    operands = _alike(split_originals(avals, rounded)[0], narrow)
     return contraction.abstract_eval(*operands, **dict(params), preferred_element_type=dtype)[0]
 
 
 def _direct(
     *values: Any, contraction: Primitive, params: Params, narrow: Any, dtype: Any, rounded: Any
 ) -> Any:
-    (lhs, rhs, *others), _ = parted(values, rounded)
+    (lhs, rhs, *others), _ = split_originals(values, rounded)
     operands = [lax.convert_element_type(x, narrow) for x in (lhs, rhs)]
     return contraction.bind(*operands, *others, **dict(params), preferred_element_type=dtype)
 
 
 def _on_cpu(*values: Any, narrow: Any, dtype: Any, rounded: Any, **params: Any) -> Any:
-    (lhs, rhs, *others), _ = parted(values, rounded)
+    (lhs, rhs, *others), _ = split_originals(values, rounded)
     if dtype == F32:
         lhs, rhs = (lax.convert_element_type(x, narrow) for x in (lhs, rhs))
         narrow = F32
@@ -128,8 +130,8 @@ def _jvp(
 ) -> tuple[Any, Any]:
     """Apply bilinearity: a term for each of the two operands that has a tangent."""
     out = accumulate_p.bind(*primals, rounded=rounded, **params)
-    operands, _ = parted(primals, rounded)
-    direct, origins = parted(tangents, rounded)
+    operands, _ = split_originals(primals, rounded)
+    direct, origins = split_originals(tangents, rounded)
     terms = []
     for index in range(2):
         tangent = origins.get(index, direct[index])
@@ -149,7 +151,7 @@ def _transpose(
     rounded: Any,
 ) -> list[Any]:
     """Transpose the contraction by JAX's own rule, with the primitive put back."""
-    operands, _ = parted(values, rounded)
+    operands, _ = split_originals(values, rounded)
     index = 0 if ad.is_undefined_primal(operands[0]) else 1
     aval = operands[index].aval
     known = [x for i, x in enumerate(operands) if i != index]
@@ -199,8 +201,8 @@ def _batch(
 
     An origin stays beside its rounding where neither is batched, and takes its place elsewhere.
     """
-    operands, origins = parted(values, rounded)
-    dims, origin_dims = parted(axes, rounded)
+    operands, origins = split_originals(values, rounded)
+    dims, origin_dims = split_originals(axes, rounded)
     for index, origin in list(origins.items()):
         if dims[index] is not None or origin_dims[index] is not None:
             operands[index], dims[index] = origin, origin_dims[index]

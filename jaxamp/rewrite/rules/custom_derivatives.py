@@ -57,7 +57,7 @@ def _run_jvp(
     zeros = [jax_compat.is_symbolic_zero(t) for t in tangents]
     jaxpr, captured, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
     closed = ClosedJaxpr(jaxpr, captured)
-    if any(any(inner.residuals) for inner in plan.walk()):
+    if any(any(inner.plan.hints.residuals) for inner in plan.walk()):
         closed = compare_results(closed)
     given = [t for t, is_zero in zip(tangents, zeros, strict=True) if not is_zero]
     made = [p for p, is_zero in zip(plan.outputs, out_zeros, strict=True) if not is_zero]

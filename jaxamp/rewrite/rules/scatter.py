@@ -19,7 +19,7 @@ def scatter(context: RuleContext, target: Any, indices: Any, numbers: Any) -> Se
     One that puts a number in each row of zeros is emitted as a comparison.
     """
     eqn, operands = context.eqn, [target, indices, numbers]
-    if context.decision.label_gather and is_spread(target, indices, eqn.params):
+    if context.decision.plan.hints.label_gather and is_spread(target, indices, eqn.params):
         (axis,) = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
         return [spread(numbers, indices, target.shape, axis)]
     update = eqn.params["update_jaxpr"]

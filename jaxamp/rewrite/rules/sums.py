@@ -13,7 +13,7 @@ from jaxamp.xla.rounded_cotangent import echo
 @rewrites("add", "sub")
 def add(context: RuleContext, *operands: Any) -> Sequence[Any]:
     """Add or subtract; round the cotangent where that is decided."""
-    rounding = context.decision.cotangent_rounding
+    rounding = context.decision.plan.hints.cotangent_rounding
     if rounding is None:
         return jax_compat.bind(context.eqn, operands)
     return [echo(context.eqn, operands, rounding)]

@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxamp.jaxprs.nested import called, loop, nested
-from jaxamp.rewrite.primitives.accumulate import accumulate_p, parted
+from jaxamp.rewrite.primitives.accumulate import accumulate_p, split_originals
 from jaxamp.tools.serving.transparent import INLINED, only_moves
 
 Needs: TypeAlias = set[np.dtype]
@@ -62,7 +62,7 @@ def _operand_needs(eqn: JaxprEqn, results: Sequence[Needs]) -> list[Needs]:
         return [{eqn.params["new_dtype"]}]
     own = _own_needs(eqn.invars)
     if eqn.primitive is accumulate_p:  # what its operands are roundings of is not computed with
-        operands, origins = parted(own, eqn.params["rounded"])
+        operands, origins = split_originals(own, eqn.params["rounded"])
         return [*operands, *(set() for _ in origins)]
     if only_moves(eqn):
         return [*results, *own[len(results) :]]

@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.interpret import bind_nested, evaluate
 from jaxamp.jaxprs.nested import called, loop, nested
-from jaxamp.rewrite.primitives.accumulate import parted
+from jaxamp.rewrite.primitives.accumulate import split_originals
 from jaxamp.tools.serving.transparent import INLINED, only_moves
 
 
@@ -47,7 +47,7 @@ def _convert(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
 
 def _accumulate(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """Emit a contraction without the f32 originals of its operands: nobody differentiates."""
-    kept, _ = parted(operands, eqn.params["rounded"])
+    kept, _ = split_originals(operands, eqn.params["rounded"])
     return jax_compat.bind(eqn, list(map(_widened, kept, eqn.invars)), rounded=())
 
 
