@@ -27,7 +27,7 @@ class Stored:
             return
         pairs = zip(eqn.outvars, decision.outputs, strict=True)
         self._precisions |= {var: p for var, p in pairs if p is not None}
-        roundings = decision.plan.moved_rounding, decision.sent
+        roundings = decision.plan.hints.moved_rounding, decision.sent
         self._roundings |= {(eqn.outvars[0], p) for p in roundings if p}
 
     def precision(self, atom: Any) -> Precision | None:

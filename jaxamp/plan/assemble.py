@@ -149,11 +149,11 @@ class _Assembler:
                 unbarriered=node in steering.unbarriered,
                 cotangent_rounding=steering.cotangent_roundings.get(outs[0]) if outs else None,
                 label_gather=node in steering.label_gathers,
+                moved_rounding=moved_rounding,
             ),
             accumulation=choice.accumulation,
             scaled=choice.scaled,
             originals=originals,
-            moved_rounding=moved_rounding,
         )
 
     def _plan_nest(self, nest: Nest, *, fused: bool) -> EquationPlan:

@@ -61,6 +61,8 @@ class Hints(NamedTuple):
       cotangent_rounding: the rounding of its result's cotangent; ``None`` where there is none.
       label_gather: whether it gathers one number per row, or scatters such into zeros, and is
         emitted as a comparison; even where nothing is narrow.
+      moved_rounding: precision of a rounding of the operand that a reversal reverses as well;
+        ``None`` where it does not.
     """
 
     barriers: tuple[bool, ...]
@@ -68,6 +70,7 @@ class Hints(NamedTuple):
     unbarriered: bool = False
     cotangent_rounding: CotangentRounding | None = None
     label_gather: bool = False
+    moved_rounding: Precision | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,8 +90,6 @@ class EquationPlan:
       scaled: quantization of a dot's operands, once they have been cast; ``None`` for none.
       originals: operands of a contraction, by index, that are read uncast as well: the contraction
         is differentiated with respect to the uncast value, in f32.
-      moved_rounding: precision of a rounding of the operand that a reversal reverses as well;
-        ``None`` where it does not.
       invariant_casts: casts of a loop's invariants that the loop gets for its body; indices are
         those of its operands.
       wide_invariants: narrow invariants of a loop, as indices of its operands, that it gets in f32
@@ -104,7 +105,6 @@ class EquationPlan:
     inner: tuple[JaxprPlan, ...] = ()
     scaled: Scaled | None = None
     originals: tuple[int, ...] = ()
-    moved_rounding: Precision | None = None
     invariant_casts: tuple[InputCast, ...] = ()
     wide_invariants: tuple[int, ...] = ()
 
@@ -123,7 +123,7 @@ class EquationPlan:
         ``None`` stands for the value as it is stored.
         """
         stored: tuple[tuple[int, None], ...] = tuple((i, None) for i in self.originals)
-        moved = ((0, self.moved_rounding),) if self.moved_rounding else ()
+        moved = ((0, self.hints.moved_rounding),) if self.hints.moved_rounding else ()
         wide = tuple((i, Precision.F32) for i in self.wide_invariants)
         return (*stored, *moved, *self.invariant_casts, *wide)
 

@@ -114,7 +114,7 @@ def _rule_context(
 ) -> RuleContext:
     """Return what a rule is given, with the other forms of operands that were decided."""
     plan, operands = decision.plan, eqn.invars
-    moved = plan.moved_rounding
+    moved = plan.hints.moved_rounding
     return RuleContext(
         rewrite=context,
         eqn=eqn,

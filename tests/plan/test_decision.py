@@ -84,5 +84,5 @@ def test_a_movement_of_weights_rounds_what_it_moves() -> None:
         )
 
     moved = decision(fn, "rev", jnp.ones((3, 3, 4, 4)), jnp.ones((1, 8, 8, 4)))
-    assert moved.plan.moved_rounding is BF16
+    assert moved.plan.hints.moved_rounding is BF16
     assert moved.output is Precision.F32
