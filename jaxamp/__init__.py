@@ -13,26 +13,42 @@ Errors are in ``jaxamp.errors``, loss scales, gradients and optimizers in ``jaxa
 
 __version__ = "0.1.0"  # the build reads it
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 import jaxamp.display
 import jaxamp.interop  # noqa: F401  both register what they know; neither imports a library
-from jaxamp import errors, training
+from jaxamp import errors
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.keep_precision import keep_precision
 from jaxamp.core.taxonomy import OpKind, register_op_kind
-from jaxamp.inspect.diff import diff
 from jaxamp.inspect.explain import explain
 from jaxamp.inspect.report import report
-from jaxamp.numerics.probe import probe
 from jaxamp.policy.context import policy_scope
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import Rule
 from jaxamp.policy.scaling import Scaling
 from jaxamp.run.amp import amp, plan_of
-from jaxamp.tools.estimate import estimate
-from jaxamp.tools.serving import serve
-from jaxamp.tools.tune import tune
-from jaxamp.training.auto_policy import auto_policy
+
+if TYPE_CHECKING:
+    from jaxamp import training
+    from jaxamp.inspect.diff import diff
+    from jaxamp.numerics.probe import probe
+    from jaxamp.tools.estimate import estimate
+    from jaxamp.tools.serving import serve
+    from jaxamp.tools.tune import tune
+    from jaxamp.training.auto_policy import auto_policy
+
+# Imported when they are first used: a program that only calls `amp` needs none of them.
+_LAZY = {
+    "auto_policy": "jaxamp.training.auto_policy",
+    "diff": "jaxamp.inspect.diff",
+    "estimate": "jaxamp.tools.estimate",
+    "probe": "jaxamp.numerics.probe",
+    "serve": "jaxamp.tools.serving",
+    "tune": "jaxamp.tools.tune",
+}
 
 __all__ = [
     "CastConfig",
@@ -58,6 +74,17 @@ __all__ = [
     "training",
     "tune",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of `_LAZY`, or the training pieces, when first used."""
+    if name == "training":
+        return importlib.import_module("jaxamp.training")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'jaxamp' has no attribute {name!r}", name=name)
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
