@@ -15,7 +15,6 @@ from jaxamp.plan.decision import (
     Decision,
     EquationPlan,
     Hints,
-    InputCast,
     JaxprPlan,
     RematerializedInput,
     is_wide,
@@ -23,7 +22,11 @@ from jaxamp.plan.decision import (
 from jaxamp.plan.explanations import Grounds
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Frame, Nest, Node
-from jaxamp.plan.loop_invariants import find_invariant_casts, find_wide_invariants
+from jaxamp.plan.loop_invariants import (
+    find_invariant_casts,
+    find_wide_invariants,
+    other_operands,
+)
 from jaxamp.plan.outline import Outliner
 from jaxamp.plan.steering import Steering
 
@@ -160,12 +163,7 @@ class _Assembler:
         wired = loop(nest.eqn) if nest.op.trait is Trait.LOOP else None
         inner = self._plans_inside(nest, wired, fused=fused)
         storage = self.inside if fused else self.stored
-        casts: tuple[InputCast, ...] = ()
-        wide: tuple[int, ...] = ()
-        if wired:  # the body's inputs are the operands from its first invariant on
-            body, first = inner[-1], wired.test_invariants
-            casts = tuple(InputCast(first + i, p) for i, p in body.invariant_casts)
-            wide = tuple(first + i for i in body.wide_invariants)
+        casts, wide = other_operands(wired, inner[-1]) if wired else ((), ())
         return self._shared_plan(
             operands=_of(nest.entries, self.original if nest.keeps_signature else storage),
             own_casts=tuple([self.own_casts[v] for v in nest.entries]),
@@ -210,8 +208,8 @@ class _Assembler:
         return replace(plan, hints=hints)
 
     def _shared_plan(self, **fields: Any) -> EquationPlan:
-        """Return the one plan of these fields, of which nodes name more than nests do."""
-        key = tuple(fields.values())
+        """Return the one plan of these fields."""
+        key = tuple(fields.items())
         plan = self._equation_plans.get(key)
         if plan is None:
             plan = self._equation_plans[key] = EquationPlan(**fields)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from jax.extend.core import Jaxpr
 
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.plan.decision import EquationPlan, InputCast
+from jaxamp.jaxprs.nested import Loop
+from jaxamp.plan.decision import EquationPlan, InputCast, JaxprPlan
 
 
 def find_invariant_casts(
@@ -44,3 +45,13 @@ def find_wide_invariants(inputs: Sequence[Precision | None], invariants: int) ->
       invariants: number of the first inputs that are the same in every iteration.
     """
     return tuple(i for i, precision in enumerate(inputs[:invariants]) if is_narrow(precision))
+
+
+def other_operands(loop: Loop, body: JaxprPlan) -> tuple[tuple[InputCast, ...], tuple[int, ...]]:
+    """Return the casts and the wide invariants of a body, by index of the loop's operands.
+
+    The inputs of a body are the operands that follow the invariants of the loop's test.
+    """
+    first = loop.test_invariants
+    casts = tuple(InputCast(first + i, precision) for i, precision in body.invariant_casts)
+    return casts, tuple(first + i for i in body.wide_invariants)

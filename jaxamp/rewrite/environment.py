@@ -1,4 +1,4 @@
-"""Values while a jaxpr is rewritten, and the casts between their precisions."""
+"""Keep the values of a jaxpr that is rewritten, and cast between their precisions."""
 
 from __future__ import annotations
 

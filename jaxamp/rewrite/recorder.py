@@ -1,4 +1,4 @@
-"""A record of the casts of a rewrite, for reports; a rewrite that is to run keeps none."""
+"""Record the casts of a rewrite, for reports; a rewrite that is to run records none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The one registry of rewrite rules, and what every rule is given."""
+"""Register rewrite rules, one for each primitive that needs one, and define their context.
+
+A rule looks like a lowering rule of JAX: a context, then plain operands, and it returns results.
+
+See: https://docs.jax.dev/en/latest/jax-primitives.html
+"""
 
 from __future__ import annotations
 

@@ -84,7 +84,12 @@ def original(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
 def split_originals(
     values: Sequence[Any], rounded: Sequence[int]
 ) -> tuple[list[Any], dict[int, Any]]:
-    """Split values into operands and, by index, the f32 originals that come after them."""
+    """Split values into operands and, by index, the f32 originals that come after them.
+
+    Args:
+      values: all operands of an ``accumulate`` equation, or one value for each.
+      rounded: per original, the index of the operand that is its rounding.
+    """
     count = len(values) - len(rounded)
     return list(values[:count]), dict(zip(rounded, values[count:], strict=True))
 

@@ -1,4 +1,4 @@
-"""What JAX asks of a primitive, said at once."""
+"""Define what JAX asks of a primitive in one call."""
 
 from __future__ import annotations
 

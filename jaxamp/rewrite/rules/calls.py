@@ -1,4 +1,4 @@
-"""Calls: equations that hold a jaxpr and run it at most once."""
+"""Emit calls: equations that hold a jaxpr and run it at most once."""
 
 from __future__ import annotations
 

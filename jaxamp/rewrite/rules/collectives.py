@@ -1,4 +1,4 @@
-"""Collectives that move arrays between devices."""
+"""Emit collectives that move arrays between devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dots and convolutions: narrow operands, f32 accumulation, one rounding."""
+"""Emit dots and convolutions: narrow operands, f32 accumulation, one rounding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Branches and loops: bodies rewritten, the rest of the equation as it was."""
+"""Emit branches and loops: bodies rewritten, the rest of the equation as it was."""
 
 from __future__ import annotations
 

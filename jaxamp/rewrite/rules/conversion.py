@@ -1,4 +1,4 @@
-"""Explicit casts of the user's program."""
+"""Emit explicit casts of the user's program."""
 
 from __future__ import annotations
 

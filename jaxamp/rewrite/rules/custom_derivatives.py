@@ -107,6 +107,8 @@ def optimized_forward(context: RuleContext, *operands: Any) -> Sequence[Any]:
     """Emit the forward rule of a ``custom_vjp`` with ``optimize_remat`` in place.
 
     JAX's optimisation, which drops residuals that a checkpoint does not need, is given up.
+
+    See: https://docs.jax.dev/en/latest/_autosummary/jax.custom_vjp.defvjp.html
     """
     body, plan = called(context.eqn), context.decision.inner[0]
     return interpret(context.rewrite, body.jaxpr, plan, body.consts, operands)

@@ -1,4 +1,7 @@
-"""Equality of values of which one was rounded."""
+"""Emit comparisons of values of which one was rounded.
+
+See: https://openxla.org/xla/operation_semantics#reduceprecision
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Movement that is done to a value and its rounding alike, or whose cotangent is not JAX's."""
+"""Emit movement that is done to a value and its rounding alike, or whose cotangent is not JAX's."""
 
 from __future__ import annotations
 

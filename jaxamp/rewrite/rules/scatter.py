@@ -1,4 +1,4 @@
-"""Scatters, whose update function is a jaxpr typed like their operands."""
+"""Emit scatters, whose update function is a jaxpr typed like their operands."""
 
 from __future__ import annotations
 

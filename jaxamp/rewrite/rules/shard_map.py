@@ -1,4 +1,4 @@
-"""shard_map: its body is typed per device, so it is traced again where those types hold."""
+"""Emit shard_map: its body is typed per device, so it is traced again where those types hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of two arrays, whose cotangent may be rounded once for both."""
+"""Emit sums of two arrays, whose cotangent may be rounded once for both."""
 
 from __future__ import annotations
 
