@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from types import FunctionType, MethodType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
+import jax
+
 from jaxamp.core import jax_compat
 from jaxamp.core.adapters import adapter
 from jaxamp.errors import NotCallableError, article, shown
@@ -17,7 +19,7 @@ from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.run.emit import plan_call, unchanged
 from jaxamp.run.runner import NNX, Runner, Runners
 from jaxamp.run.settings import Settings, in_force
-from jaxamp.trace.arguments import Call
+from jaxamp.trace.arguments import Call, is_constant
 from jaxamp.trace.target import Statics, Target, is_found
 
 _P = ParamSpec("_P")
@@ -68,6 +70,41 @@ class AmpFunction(Generic[_P, _R]):
         except Exception as error:
             jax_compat.leave_out_frames(error, 2)  # this one and that of the Runner
             raise
+
+    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+        """Lower a call ahead of time, as ``jax.jit(fn).lower`` does.
+
+        Args:
+          *args: positional arguments, in which ``jax.ShapeDtypeStruct`` may stand for an array.
+          **kwargs: keyword arguments, likewise.
+
+        Returns:
+          What compiles; what is compiled is called without the static arguments.
+        """
+        return self._jitted(args, kwargs).lower(*args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
+        """Trace a call ahead of time, as ``jax.jit(fn).trace`` does; arguments as for `lower`."""
+        return self._jitted(args, kwargs).trace(*args, **kwargs)
+
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Return shapes and dtypes of a call's results; arguments as for `lower`."""
+        return self._jitted(args, kwargs).eval_shape(*args, **kwargs)
+
+    def clear_cache(self) -> None:
+        """Drop what is compiled for the function under this policy."""
+        self._runner.clear()
+
+    def _jitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return a ``jax.jit`` whose static arguments are those that a call of this one has."""
+        declared = self._settings.statics | static_parameters(self.__wrapped__)
+        positions = {n for n, arg in enumerate(args) if is_constant(arg)} | declared.positions
+        names = {name for name, arg in kwargs.items() if is_constant(arg)} | declared.names
+        return jax.jit(
+            self,
+            static_argnums=sorted(n for n in positions if n < len(args)),
+            static_argnames=sorted(name for name in names if name in kwargs),
+        )
 
     def prepared(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, abstract: bool = True
@@ -170,7 +207,7 @@ def amp(
     and so the attributes of an object that is not a pytree, ``self`` for example. Pass arrays that
     change as arguments, or register the object's class with JAX.
     Buffers are donated by a ``jax.jit`` around it: that of one inside is ignored, as JAX does. It
-    is lowered ahead of time as ``jax.jit(amp(fn)).lower(...)``.
+    has the members of a jitted function: `lower`, `trace`, `eval_shape`, `clear_cache`.
 
     Args:
       fn: a function, method, ``functools.partial``, callable object, equinox or flax module.
@@ -299,9 +336,14 @@ def without_jit(fn: Any) -> Any:
     """What ``jax.jit`` was put around: compiled functions would hide what is inside."""
     if isinstance(fn, MethodType):
         return MethodType(without_jit(fn.__func__), fn.__self__)
-    while hasattr(fn, "lower") and hasattr(fn, "__wrapped__"):
+    while _is_jitted(fn):
         fn = fn.__wrapped__
     return fn
+
+
+def _is_jitted(fn: Any) -> bool:
+    has = functools.partial(hasattr, fn)
+    return has("lower") and has("__wrapped__") and not hasattr(type(fn), "amp_parts")
 
 
 def _settings(policy: Any, strict: bool, force: bool) -> Settings:

@@ -88,11 +88,15 @@ class Runner:
         """
         call = self.split(target, args, kwargs, abstract=abstract)
         nnx = _nnx_adapter(call)
-        if nnx is None:
-            yield call
-        else:
-            with nnx.purified(self, target, args, kwargs, abstract=abstract) as pure:
-                yield pure
+        try:
+            if nnx is None:
+                yield call
+            else:
+                with nnx.purified(self, target, args, kwargs, abstract=abstract) as pure:
+                    yield pure
+        except (jax.errors.JAXTypeError, ValueError) as error:
+            _name_traced_numbers(error, call)
+            raise
 
     def split(self, target: Target, args: Any, kwargs: Any, *, abstract: bool = False) -> Call:
         """Split a call that holds no objects whose state JAX cannot see. See `prepared`."""
@@ -103,6 +107,12 @@ class Runner:
             layout = self._layouts.setdefault(key, Layout.of(treedef, staged=key[1]))
         arrays, keys = layout.split(leaves, abstract=abstract)
         return Call(target.function, target.name, layout, leaves, arrays, keys)
+
+    def clear(self) -> None:
+        """Drop everything that is compiled."""
+        self._forms.clear()
+        self._traces.clear()
+        self._fast = _NEVER, None
 
     def form(self, call: Call) -> Callable[..., Any]:
         """Return the compiled form for a call, to be called with its arrays."""
@@ -174,6 +184,23 @@ class Runner:
                 runner._forms.pop(key, None)
 
         return dropped
+
+
+def _name_traced_numbers(error: Exception, call: Call) -> None:
+    """Note on an error that may come from a Python number's trace which argument to declare."""
+    if isinstance(error, ValueError) and "Non-hashable static arguments" not in str(error):
+        return
+    names = call.traced_numbers()
+    named = [name for name in names if f"argument {name}" in str(error)] or names
+    if named:
+        several = len(named) > 1
+        declared = repr(tuple(named) if several else named[0])
+        error.add_note(
+            f"amp traces the Python numbers in {', '.join(named)}, as jax.jit does. If they "
+            f"configure {call.name}, declare {'these arguments' if several else 'the argument'} "
+            f"static: amp({call.name}, static_argnames={declared}), or bind "
+            f"{'them' if several else 'it'} by functools.partial before amp."
+        )
 
 
 def _may_be_number(leaf: Any) -> bool:

@@ -135,7 +135,7 @@ def estimate(
             for p in policies
         ]
         found = compile_all(chip, programs)
-        plans = [report(plain, p)(*args, **kwargs).dots() for p in policies]
+        plans = [report(fn, p)(*args, **kwargs).dots() for p in policies]
         rows = zip(policies, plans, found, strict=True)
         return Estimate(
             program=name,

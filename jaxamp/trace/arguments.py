@@ -7,7 +7,8 @@
   use them as switches, sizes and axes;
 * inside a container class the container's own convention holds: every number that is no array is
   static in an equinox module, and is traced in any other registered class;
-* what is bound beforehand (``functools.partial``, ``self``) keeps its Python numbers static;
+* what is bound beforehand (``functools.partial``, ``self``) keeps its Python numbers static,
+  whatever container holds them;
 * while JAX stages a program around the call, as in ``jax.jit``, all Python numbers are static: what
   was to be traced is a tracer already;
 * an argument that is declared static is one value, whatever containers it is made of.
@@ -16,6 +17,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +54,13 @@ def is_array(leaf: Any) -> bool:
 def jit_traces(leaf: Any) -> bool:
     """Whether ``jax.jit`` traces `leaf`, as an array and not as a Python number."""
     return not isinstance(leaf, _AS_JIT) and valid_jaxtype(leaf) if not is_array(leaf) else True
+
+
+def is_constant(argument: Any) -> bool:
+    """Whether a whole argument is a constant of the call, such as a bool, an int or a word."""
+    if argument is None or isinstance(argument, (*AS_ARGUMENT, jax.ShapeDtypeStruct)):
+        return False
+    return jax.tree_util.all_leaves([argument]) and not is_array(argument)
 
 
 class Static:
@@ -140,6 +149,7 @@ class Layout:
         nodes: set[type] = set()
         for part in (owner, bound_args, bound_kwargs):
             _conventions(part, _STATIC, numbers, nodes)
+        numbers = [_STATIC] * len(numbers)
         for part in (args, kwargs):
             _conventions(part, AS_ARGUMENT, numbers, nodes)
         if staged:
@@ -239,6 +249,13 @@ class Call:
     arrays: list[Any]
     keys: tuple[Hashable, ...]
     finish: Callable[[Any], Any] = lambda result: result
+
+    def traced_numbers(self) -> list[str]:
+        """The arguments that hold Python numbers which are traced, as the function knows them."""
+        names = self.layout.names(self.function)
+        triples = zip(names, self.leaves, self.keys, strict=True)
+        traced = [n for n, leaf, key in triples if key is None and isinstance(leaf, _AS_JIT)]
+        return list(dict.fromkeys(re.split(r"[.\[]", name)[0] for name in traced))
 
     @property
     def key(self) -> tuple[Layout, tuple[Hashable, ...]]:

@@ -204,6 +204,11 @@ def configured(x, config):
     return -x * config.scale if config.flip else x
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def _jitted_apart(config, x):
+    return configured(x, config)
+
+
 CONFIG = Config(2, True, 0.5)
 STATIC_CONFIG = {
     "amp": amp(configured, static_argnums=1),
@@ -212,6 +217,10 @@ STATIC_CONFIG = {
     "jit of amp": jax.jit(amp(configured), static_argnums=(1,)),
     "jit of a partial": lambda x, c: jax.jit(functools.partial(amp(configured), config=c))(x),
     "jit of a closure": lambda x, c: jax.jit(lambda x: amp(configured)(x, c))(x),
+    "amp of a partial": lambda x, c: amp(functools.partial(configured, config=c))(x),
+    "amp of a jitted partial": lambda x, c: amp(jax.jit(functools.partial(configured, config=c)))(
+        x
+    ),
     "closure": lambda x, c: amp(lambda x: configured(x, c))(x),
 }
 
@@ -231,6 +240,75 @@ def test_static_configurations(placement):
 def test_static_configurations_are_looked_at(placement, look):
     """What looks at a program takes its static arguments as its calls do."""
     look(STATIC_CONFIG[placement])(_x(), CONFIG)
+
+
+@pytest.mark.parametrize("look", [plan_of, jaxamp.report, jaxamp.explain, jaxamp.probe])
+def test_bound_configurations_are_looked_at(look):
+    """What looks at a program takes a configuration that is bound, under amp and plain."""
+    look(functools.partial(configured, config=CONFIG))(_x())
+    look(amp(functools.partial(configured, config=CONFIG)))(_x())
+
+
+@pytest.mark.parametrize("inner", [configured, lambda x, config: _jitted_apart(config, x)])
+def test_undeclared_configuration_is_named(inner):
+    """The error of a traced configuration names the argument, and the cure works."""
+    with pytest.raises((jax.errors.JAXTypeError, ValueError)) as found:
+        amp(inner)(_x(), CONFIG)
+    assert "static_argnames='config'" in "".join(found.value.__notes__)
+    assert amp(inner, static_argnames="config")(_x(), CONFIG).shape == _x().shape
+
+
+def test_errors_of_other_kinds_get_no_advice():
+    """A branch on an array, or a value error of the function, is nothing that a static cures."""
+
+    def fails(x, rate):
+        if rate is None:
+            raise ValueError("no rate")
+        return x if x.sum() > 0 else -x
+
+    for rate in (jnp.ones(()), None):
+        with pytest.raises((jax.errors.JAXTypeError, ValueError)) as found:
+            amp(fails)(_x(), rate)
+        assert "static_argnames" not in "".join(getattr(found.value, "__notes__", ()))
+
+
+def test_members_of_a_jitted_function():
+    """An amped function is lowered, traced and looked at ahead of time as a jitted one is."""
+    f = amp(configured, static_argnames="config")
+    x, spec = _x(), jax.ShapeDtypeStruct(_x().shape, jnp.float32)
+    for args, kwargs in (((spec, CONFIG), {}), ((spec,), {"config": CONFIG})):
+        compiled = f.lower(*args, **kwargs).compile()
+        np.testing.assert_array_equal(compiled(x), f(x, CONFIG))
+        assert "bf16" in str(f.trace(*args, **kwargs).jaxpr)
+        assert f.eval_shape(*args, **kwargs) == spec
+    of_jit = amp(jax.jit(configured, static_argnums=1))
+    np.testing.assert_array_equal(of_jit.lower(spec, CONFIG).compile()(x), f(x, CONFIG))
+    f.clear_cache()
+    np.testing.assert_array_equal(f(x, CONFIG), compiled(x))
+
+
+def test_constants_of_a_call_that_is_lowered():
+    """Words, ints and functions are static when lowered as they are when called."""
+    f = amp(lambda x, axis, name, act: act(getattr(jnp, name)(x @ x, axis)))
+    compiled = f.lower(_x(), 0, "max", jnp.tanh).compile()
+    np.testing.assert_array_equal(compiled(_x()), f(_x(), 0, "max", jnp.tanh))
+
+
+def test_clear_cache_traces_again():
+    """What is compiled is dropped, and the next call makes it anew."""
+    traces = []
+
+    def f(x, n=1):
+        traces.append(n)
+        return x @ x
+
+    amped = amp(f)
+    for call in (lambda: amped(_x()), lambda: amped(_x(), 2)):
+        call(), call()
+        before = len(traces)
+        amped.clear_cache()
+        call(), call()
+        assert len(traces) == before + 1
 
 
 def test_static_arguments_that_cannot_be():

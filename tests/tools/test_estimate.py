@@ -1,5 +1,6 @@
 """Estimates: what is read from a compiled program, and the model on top of it."""
 
+import dataclasses
 import json
 
 import jax
@@ -116,6 +117,37 @@ def test_one_other_policy_needs_no_list(one, monkeypatch, tmp_path):
         jaxamp.estimate(mlp_loss, others=one)(*MLP)
     with pytest.raises(PolicyError, match="Unknown policy 'auto_mixd'"):
         jaxamp.estimate(mlp_loss, others="auto_mixd")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Powers:
+    """A configuration that JAX would take apart."""
+
+    count: int
+    flip: bool
+
+
+def _power(x, config):
+    for _ in range(config.count):
+        x = x @ x
+    return -x if config.flip else x
+
+
+def test_static_arguments_are_those_of_the_call(monkeypatch):
+    """A configuration that amp or jit declares static reaches the program as it is."""
+    square = spec(8, 8)
+    text = jax.jit(lambda x: x @ x).lower(square).compile().as_text()
+    facts = {"temporary": 0, "arguments": 0, "outputs": 0}
+    made = [(hlo.parse(text), facts)] * 2
+    monkeypatch.setattr("jaxamp.tools.estimate.compile_all", lambda chip, programs: made)
+    for fn in (
+        jaxamp.amp(_power, static_argnums=1),
+        jax.jit(jaxamp.amp(_power), static_argnums=1),
+        jaxamp.amp(jax.jit(_power, static_argnums=1)),
+    ):
+        found = jaxamp.estimate(fn)(square, Powers(2, True))
+        assert sum(found.compiled[1].planned.values()) == 2
 
 
 def test_a_missing_compiler_is_an_error_that_says_what_to_install(monkeypatch, tmp_path):
