@@ -80,7 +80,7 @@ class EquationPlan:
     Attributes:
       operands: per operand, the precision that it is cast to; ``None`` leaves it as it is.
       own_casts: per operand, whether the equation makes a cast of its own rather than shares one.
-        It does of a boundary value: the cotangents of the casts are then summed in f32.
+        It does for a boundary value, so that the cotangents of the casts are summed in f32.
       copies: per operand, the precision of the stored copy that is read, where the value itself is
         fused away; ``None`` reads the value.
       outputs: per result, the precision that it is stored in; ``None`` leaves it as it is.
