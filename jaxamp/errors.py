@@ -100,6 +100,10 @@ class KernelError(JaxAmpError, ValueError):
     """A kernel cannot run as it was asked to; nothing was lowered."""
 
 
+class IdlePolicyWarning(UserWarning):
+    """A rule matched nothing, an FP8 policy scaled nothing, or a policy lowered nothing."""
+
+
 def accepted(word: object, words: Iterable[str]) -> str:
     """A sentence that lists the accepted words, and the likely one where there is one.
 

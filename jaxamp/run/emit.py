@@ -14,6 +14,7 @@ from jaxamp.plan import Plan
 from jaxamp.policy.context import amp_scope
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.rewrite import run_plan
+from jaxamp.run.idle import warn_of_idle_parts
 from jaxamp.run.settings import Settings, in_force
 from jaxamp.trace.arguments import Signature, Static
 from jaxamp.trace.garbage import paused
@@ -56,13 +57,14 @@ def emit(signature: Signature, arrays: Sequence[Any], settings: Settings) -> Any
         with amp_scope(settings.policy):
             jaxpr, outputs = trace(signature, arrays)
         with paused():
-            results = _rewrite(jaxpr, arrays, settings)
+            results = _rewrite(jaxpr, arrays, settings, signature.name)
     return outputs.join(results) if outputs.is_all_arrays else Result(results, outputs)
 
 
-def _rewrite(jaxpr: ClosedJaxpr, arrays: Sequence[Any], settings: Settings) -> list[Any]:
+def _rewrite(jaxpr: ClosedJaxpr, arrays: Sequence[Any], settings: Settings, name: str) -> list[Any]:
     """Rewrite a program in place; its plan is gone before the collector could walk it."""
     plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
+    warn_of_idle_parts(plan, name)
     return run_plan(jaxpr, plan, *arrays)
 
 
