@@ -190,6 +190,8 @@ def described(target: Target, found: dict[str, Any]) -> str:
                 cells = [_cell(by_variant[variant], row, figure) for row in rows]
                 lines.append(f"| {variant} | " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))
+    if missing := [model for model in MODELS if model not in {model for model, _ in rows}]:
+        parts.append(f"Not measured: {', '.join(missing)}.")
     return "\n\n".join(parts) + "\n"
 
 

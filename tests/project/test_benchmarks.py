@@ -124,6 +124,7 @@ def test_the_table_of_techniques_is_written_between_its_markers(tmp_path):
     assert text.startswith("before\n<!-- techniques h200 -->\n")
     assert text.endswith("<!-- end of techniques h200 -->\nafter\n")
     assert "old" not in text
+    assert "Not measured: transformer, scanned, resnet50." in text
     assert text.count("5 November 2026") == text.count("| Kernels") == 1
     cells = [
         [cell.strip() for cell in line.split("|")[2:-1]]
