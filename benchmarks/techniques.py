@@ -25,7 +25,7 @@ from typing import Any
 import jax
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.deviceless.models import MODELS
+from benchmarks.deviceless.models import EVERY, MODELS
 from benchmarks.deviceless.models.model import Size
 from benchmarks.deviceless.variants import ORDERS, POLICY
 from jaxamp import PrecisionPolicy, amp
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--target", choices=TARGETS, required=True)
-    parser.add_argument("--model", nargs="+", default=[*MODELS], choices=MODELS)
+    parser.add_argument("--model", nargs="+", default=[*MODELS], choices=EVERY)
     parser.add_argument("--only", nargs="+", default=[*VARIANTS], choices=VARIANTS)
     parser.add_argument("--small", action="store_true", help="toy sizes, to try the command")
     parser.add_argument("--json", type=Path, help="where the figures are kept (default: out/)")
@@ -131,7 +131,7 @@ def _jobs(
     models: Sequence[str], variants: Sequence[str], *, small: bool
 ) -> Iterator[tuple[str, str, str, Callable[..., Any], Any]]:
     for model in models:
-        size = MODELS[model].small if small else MODELS[model].full
+        size = EVERY[model].small if small else EVERY[model].full
         args = shapes(size)
         for variant in variants:
             for order, fn in programs(size, VARIANTS[variant]).items():
