@@ -13,6 +13,8 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from jaxamp.core import taxonomy
 from jaxamp.core.formats import Precision, PrecisionLike
 from jaxamp.core.taxonomy import OpKind
@@ -32,8 +34,9 @@ class EquationView:
       dtypes: dtype of every output.
       in_shapes: shape of every operand.
       in_dtypes: dtype of every operand.
-      functions: gives the names of the user's functions on the call stack, innermost first;
-        a function, because walking a stack is slow and few rules ask.
+      functions: gives the names of the user's functions on the call stack, innermost first, then
+        those of JAX's own, such as ``softmax``; a function, because walking a stack is slow and
+        few rules ask.
     """
 
     primitive: str
@@ -70,8 +73,9 @@ class Rule:
       scope: glob over the cleaned scope path.
       primitive: glob over the primitive's name.
       kind: kind of the primitive.
-      function: glob over the names of the user's functions on the call stack; a method also
-        matches without its class. A leading ``/`` ties it to the innermost function.
+      function: glob over the names of the functions on the call stack, the user's, those of
+        libraries and JAX's own (``softmax``). A method also matches without its class, and by its
+        class alone (``LayerNorm``). A leading ``/`` ties it to the user's innermost function.
       dtype: format of the first float output in the original program.
       min_size: smallest number of elements of the largest output.
       when: predicate that sees the ``EquationView``; has no JSON form.
@@ -233,8 +237,10 @@ def _function_matches(pattern: str, names: Sequence[str]) -> bool:
     if pattern.startswith("/"):
         pattern, names = pattern[1:], names[:1]
     return any(
-        _name_matches(pattern, name) or _name_matches(pattern, name.rpartition(".")[2])
+        _name_matches(pattern, part)
         for name in names
+        for owner, _, own in (name.rpartition("."),)
+        for part in (name, owner, own)
     )
 
 
@@ -291,8 +297,8 @@ def _check_primitive(name: str | None, kind: OpKind | None) -> None:
     if op is None:
         raise RuleError(
             f"primitive={name!r} can never match: no primitive of this name is known. "
-            f"{_similar(name)}jax.make_jaxpr(fn)(*args) shows the names in a program, and "
-            "kind='compute' means all products and convolutions. Teach a primitive of your own "
+            f"{_function_of_jax(name)}{_similar(name)}"
+            "jax.make_jaxpr(fn)(*args) shows the names in a program, and kind='compute' means all products and convolutions. Teach a primitive of your own "
             "with register_op_kind first."
         )
     if kind not in (None, op.kind):
@@ -300,6 +306,12 @@ def _check_primitive(name: str | None, kind: OpKind | None) -> None:
             f"primitive={name!r} with kind={kind.value} can never match: its kind is "
             f"{op.kind.value}. Leave the kind out."
         )
+
+
+def _function_of_jax(name: str) -> str:
+    if not any(callable(getattr(module, name, None)) for module in (jax.nn, jax.numpy)):
+        return ""
+    return f"{name} is a function, not a primitive: write function={name!r}. "
 
 
 def _similar(name: str) -> str:

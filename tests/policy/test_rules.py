@@ -84,7 +84,7 @@ def test_brackets_of_names_match_themselves():
         ({"function": "loss_fn"}, True),
         ({"function": "Attention.*"}, True),
         ({"function": "__call__"}, True),
-        ({"function": "Attention"}, False),
+        ({"function": "Attention"}, True),
         ({"dtype": "f32"}, True),
         ({"dtype": jnp.bfloat16}, False),
         ({"min_size": 128}, True),

@@ -45,6 +45,7 @@ from jaxamp.core.jax_compat.release import is_gpu_interpreter as is_gpu_interpre
 from jaxamp.core.jax_compat.source_info import boundary as boundary
 from jaxamp.core.jax_compat.source_info import hide_frames as hide_frames
 from jaxamp.core.jax_compat.source_info import leave_out_frames as leave_out_frames
+from jaxamp.core.jax_compat.source_info import library_functions as library_functions
 from jaxamp.core.jax_compat.source_info import user_frames as user_frames
 from jaxamp.core.jax_compat.source_info import user_functions as user_functions
 from jaxamp.core.jax_compat.source_info import user_line as user_line

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
+
+# Functions that users call, as opposed to lax and to what traces and transforms.
+_LIBRARY = re.compile(r"[/\\]jax[/\\]_src[/\\](nn|numpy|ops|scipy|image)[/\\]")
 
 boundary = _traceback_util.api_boundary  # errors that leave a function so marked lose hidden frames
 
@@ -18,6 +22,12 @@ def user_line(source_info: Any) -> str:
 def user_functions(source_info: Any) -> tuple[str, ...]:
     """Names of the user's functions on the call stack of an equation, innermost first."""
     return tuple(f.function_name for f in _source_info_util.user_frames(source_info.traceback))
+
+
+def library_functions(source_info: Any) -> tuple[str, ...]:
+    """Names of JAX's own functions, such as ``softmax``, around an equation, innermost first."""
+    frames = () if source_info.traceback is None else source_info.traceback.frames
+    return tuple(f.function_name for f in frames if _LIBRARY.search(f.file_name))
 
 
 def user_frames(source_info: Any) -> tuple[tuple[str, int, str], ...]:

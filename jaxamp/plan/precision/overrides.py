@@ -53,5 +53,8 @@ def _view(graph: Graph, node: Node) -> EquationView:
         dtypes=tuple(getattr(a, "dtype", None) for a in outs),
         in_shapes=tuple(getattr(a, "shape", ()) for a in ins),
         in_dtypes=tuple(getattr(a, "dtype", None) for a in ins),
-        functions=lambda: jax_compat.user_functions(eqn.source_info),
+        functions=lambda: (
+            *jax_compat.user_functions(eqn.source_info),
+            *jax_compat.library_functions(eqn.source_info),
+        ),
     )
