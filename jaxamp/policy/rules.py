@@ -298,8 +298,8 @@ def _check_primitive(name: str | None, kind: OpKind | None) -> None:
         raise RuleError(
             f"primitive={name!r} can never match: no primitive of this name is known. "
             f"{_function_of_jax(name)}{_similar(name)}"
-            "jax.make_jaxpr(fn)(*args) shows the names in a program, and kind='compute' means all products and convolutions. Teach a primitive of your own "
-            "with register_op_kind first."
+            "jax.make_jaxpr(fn)(*args) shows the names in a program, and kind='compute' means all "
+            "products and convolutions. Teach a primitive of your own with register_op_kind first."
         )
     if kind not in (None, op.kind):
         raise RuleError(
