@@ -26,7 +26,7 @@ from jaxamp.core.taxonomy import OpKind, register_op_kind
 from jaxamp.inspect.explain import explain
 from jaxamp.inspect.report import report
 from jaxamp.policy.context import policy_scope
-from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.policy.policy import RESOLVED, PrecisionPolicy
 from jaxamp.policy.rules import Rule
 from jaxamp.policy.scaling import Scaling
 from jaxamp.run.amp import amp, plan_of
@@ -74,6 +74,9 @@ __all__ = [
     "training",
     "tune",
 ]
+
+# The word "auto", which times a product on a CPU, is imported when a policy is first called so.
+RESOLVED["auto"] = lambda: importlib.import_module("jaxamp.training.auto_policy").resolve()
 
 
 def __getattr__(name: str) -> Any:

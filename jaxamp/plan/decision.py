@@ -41,11 +41,11 @@ class InputCast(NamedTuple):
     """A cast of one operand of an equation, or of one input of a jaxpr.
 
     Attributes:
-      index: index of the operand or input.
+      position: index of the operand or input.
       precision: the precision that it is cast to.
     """
 
-    index: int
+    position: int
     precision: Precision
 
 

@@ -127,11 +127,12 @@ class Environment:
         self._casts[key] = cast(value, precision)
         return self._casts[key]
 
-    def read_unbarriered(self, atom: Any, precision: Precision) -> Any:
+    def read_unbarriered(self, atom: Any, precision: Precision | None) -> Any:
         """Return a value in a precision, to be summed, from before its barrier."""
-        has_barrier = not isinstance(atom, Literal) and not _has(self._values[atom], precision)
         value = self.read(atom, precision)
-        return unheld(value) if has_barrier else value
+        if precision is None or isinstance(atom, Literal) or _has(self._values[atom], precision):
+            return value
+        return unheld(value)
 
     def _copy(self, var: Var, precision: Precision) -> Any:
         key = var, precision

@@ -181,6 +181,7 @@ def _rewrite(context: RewriteContext, closed: ClosedJaxpr, plan: JaxprPlan) -> C
                 context, jaxpr, plan, closed.consts, args[own:], casts=casts, wides=wides
             )
 
+        arriving: list[tuple[Any, Precision | None]]
         arriving = [(jaxpr.invars[i], precision) for i, precision in plan.invariant_casts]
         arriving += [(jaxpr.invars[i], Precision.F32) for i in plan.wide_invariants]
         arriving += zip(jaxpr.invars, plan.inputs, strict=True)

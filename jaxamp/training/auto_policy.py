@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from jaxamp.core.formats import Precision
-from jaxamp.policy.policy import RESOLVED, PrecisionPolicy
+from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.presets import ALWAYS_F32 as _F32
 from jaxamp.policy.presets import AUTO_MIXED as _F16
 from jaxamp.policy.presets import AUTO_MIXED_BF16 as _BF16
@@ -189,7 +189,8 @@ def _default_device() -> Device:
     return jax.local_devices()[0] if chosen is None else chosen
 
 
-def _resolve() -> PrecisionPolicy:
+def resolve() -> PrecisionPolicy:
+    """Return the policy that ``"auto"`` stands for here, and log the reason once."""
     choice = auto_policy()
     _say(str(choice))
     return choice.policy
@@ -199,6 +200,3 @@ def _resolve() -> PrecisionPolicy:
 def _say(sentence: str) -> None:
     # At this level it is seen in a program that never set up logging; and once is enough.
     _LOGGER.warning("jaxamp: %s", sentence)
-
-
-RESOLVED["auto"] = _resolve
