@@ -502,4 +502,4 @@ SYNONYMS = {"mixed_bf16": "auto_mixed_bf16", "mixed_f16": "auto_mixed"}
 """Plain names of presets."""
 
 RESOLVED: dict[str, Callable[[], PrecisionPolicy]] = {}
-"""Words for policies that depend on the machine, and what finds them; ``jaxamp`` enters ``auto``."""
+"""Words for policies that depend on the machine, and what finds them; `jaxamp` enters `auto`."""
