@@ -17,8 +17,8 @@ def _classes():
 
 @pytest.mark.parametrize("cls", _classes())
 def test_family_and_documentation(cls):
-    """Every error is a JaxAmpError and says when it is raised."""
-    assert issubclass(cls, errors.JaxAmpError)
+    """Every error is a JaxAmpError, every warning a UserWarning, and both say when."""
+    assert issubclass(cls, UserWarning if issubclass(cls, Warning) else errors.JaxAmpError)
     assert inspect.getdoc(cls)
 
 
