@@ -1,5 +1,5 @@
 # Every target makes `.venv` and installs what it needs; later calls reuse it.
-.PHONY: demo test test-all test-newest lint conformance bench docs clean
+.PHONY: demo test test-long test-newest lint conformance bench docs clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -18,10 +18,12 @@ demo: $(VENV)/.installed-demo
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -n $(WORKERS)
 
-# Every test, then samples of the conformance runs. Tests for chips that are not here run where their
-# compilers are: `python -m jaxamp estimate --install gpu`, and the same with `tpu`.
-test-all: $(VENV)/.installed-test
-	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) -m ""
+# What `make test` leaves out, then samples of the conformance runs; `EVERY=12` runs one test in
+# twelve. Tests for chips that are not here run where their compilers are: `python -m jaxamp estimate
+# --install gpu`, and the same with `tpu`.
+EVERY ?= 1
+test-long: $(VENV)/.installed-test
+	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) -m "long or deviceless" --every $(EVERY)
 	$(BIN)/python -m tests.conformance --sample 600 --random 200
 
 # `make test` compiles quickly (tests/conftest.py), the others as users do.

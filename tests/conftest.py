@@ -15,6 +15,20 @@ if os.environ["JAX_PLATFORMS"] == "cpu":
     flags.add(QUICK)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """One test in so many, for a machine that has no hours."""
+    parser.addoption("--every", type=int, default=1, help="run one of so many selected tests")
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` has chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `--every` leaves out."""
+    kept = selection.one_in(items, config.getoption("every"))
+    if len(kept) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Hooks of this folder that concern the package's doctests too."""
     for hooks in (libraries, selection):

@@ -5,12 +5,13 @@
     @pytest.mark.parametrize("name", PROGRAMS)
 
 runs each program once, with the policies in turn: the first program with the first policy, the next
-with the second. All other cases get the mark `long`, and run in `make test-all`.
+with the second. All other cases get the mark `long`, and run in `make test-long`.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -30,6 +31,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             del of_one_value[turn % len(of_one_value)]
             for item in of_one_value:
                 item.add_marker("long")
+
+
+def one_in(cases: Sequence[Any], every: int) -> list[Any]:
+    """Choose one case in so many: of a large product as of tests that stand alone.
+
+    Raises:
+        ValueError: `every` is not positive.
+    """
+    if every < 1:
+        raise ValueError(f"--every is the distance between tests that run, at least 1, not {every}")
+    return list(cases[::every])
 
 
 def _key(item: Any, names: tuple[str, ...]) -> tuple[str, ...]:

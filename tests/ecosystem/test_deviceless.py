@@ -1,4 +1,4 @@
-"""What four TPUs that are not here would send to each other; run by `make test-all`."""
+"""What four TPUs that are not here would send to each other; run by `make test-long`."""
 
 import json
 from collections import defaultdict

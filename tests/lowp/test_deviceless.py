@@ -1,4 +1,4 @@
-"""What the compilers for absent chips make of scaled dots; run by `make test-all`."""
+"""What the compilers for absent chips make of scaled dots; run by `make test-long`."""
 
 from functools import partial
 

@@ -45,6 +45,13 @@ def test_each_value_keeps_one_case_and_the_others_take_turns() -> None:
     assert set(Counter((case["policy"], case["order"]) for case in kept).values()) == {1, 2}
 
 
+def test_one_test_in_so_many() -> None:
+    assert selection.one_in("abcdefg", 3) == ["a", "d", "g"]
+    assert selection.one_in("abc", 1) == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        selection.one_in("abc", 0)
+
+
 def test_attributes_tell_values_apart() -> None:
     """`case.program` is an attribute of a parameter."""
     mark = pytest.mark.product("case.program").mark

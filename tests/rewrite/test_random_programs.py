@@ -12,7 +12,7 @@ from tests import audit, random_programs
 from tests.random_programs import BINARY, DRAWN, NESTED, UNARY, Steps
 
 
-@settings(DRAWN, max_examples=6, derandomize=True)  # `make test-all` draws 200
+@settings(DRAWN, max_examples=6, derandomize=True)  # `make test-long` draws 200
 @given(random_programs.programs())
 def test_random_program_keeps_the_invariants(steps: Steps) -> None:
     """Types, finiteness, a valid jaxpr, determinism, the forced identity bit for bit."""
