@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,6 +24,11 @@ def is_plain_array(aval: Any) -> bool:
 def is_ref(aval: Any) -> bool:
     """Whether an aval is a mutable array's."""
     return isinstance(aval, _state.AbstractRef)
+
+
+def vary_alike(values: Sequence[Any]) -> list[Any]:
+    """Values that vary along the same manual mesh axes: those of all, inside of ``shard_map``."""
+    return list(_core.auto_insert_reshard(*values))
 
 
 def writes_to_ref(eqn: JaxprEqn) -> bool:

@@ -1,0 +1,183 @@
+"""Attention written with JAX's own operations: what the kernels compute, and runs without one.
+
+Products are accumulated in float32 and the softmax is float32; weights and cotangents of scores are
+rounded to the operands' dtype before they are contracted, as by every kernel. With ``widen`` the
+contractions read float32: the same numbers, where a backend lacks a product of 16-bit operands, or
+where JAX derives further products of float32 cotangents.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxamp.kernels.attention.spec import AttentionSpec
+
+Array = Any
+
+
+def forward(
+    q: Array, k: Array, v: Array, bias: Array | None, *, spec: AttentionSpec, widen: bool = False
+) -> tuple[Array, Array]:
+    """Return the output and the logarithm of the sum of exponentials of each row of scores."""
+    queries = _grouped(q, k)
+    scores = _scores(queries, k, bias, spec, widen)
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    exponentials = jnp.exp(scores - top)
+    total = jnp.sum(exponentials, axis=-1, keepdims=True)
+    out = _sum_values(exponentials / total, v, q.dtype, widen)
+    return out.astype(q.dtype), _flat_heads((top + jnp.log(total))[..., 0], -2)
+
+
+def backward(
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None,
+    out: Array,
+    lse: Array,
+    dout: Array,
+    *,
+    spec: AttentionSpec,
+    bias_grad: bool,
+    widen: bool = False,
+    dlse: Array | None = None,
+) -> tuple[Array, ...]:
+    """Return the cotangents of q, k, v, and with `bias_grad` that of the bias.
+
+    Args:
+      q: queries; with k, v and bias the operands of `forward`.
+      k: keys.
+      v: values.
+      bias: added to the scores.
+      out: what `forward` returned; kernels read it, this form does not.
+      lse: what `forward` returned.
+      dout: cotangent of out.
+      spec: static parameters.
+      bias_grad: whether the bias is differentiated too.
+      widen: whether contractions read float32.
+      dlse: cotangent of lse; ``None`` for zero.
+    """
+    queries, cotangent = _grouped(q, k), _grouped(dout, k)
+    weights = _weights(queries, k, bias, lse, spec, widen)
+    dv = _contract("...kgts,...tkgh->...skh", weights.astype(q.dtype), cotangent, widen)
+    dweights = _contract("...tkgh,...skh->...kgts", cotangent, v, widen)
+    row = jnp.sum(weights * dweights, axis=-1, keepdims=True)
+    if dlse is not None:
+        row = row - _grouped_rows(dlse, k)
+    dscores = weights * (dweights - row)
+    scaled = (dscores * spec.scale).astype(q.dtype)
+    dq = _flat_heads(_contract("...kgts,...skh->...tkgh", scaled, k, widen), -2)
+    dk = _contract("...kgts,...tkgh->...skh", scaled, queries, widen)
+    found = (dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype))
+    return (*found, _sum_to(_flat_heads(dscores, -3), bias)) if bias_grad else found
+
+
+def tangent(
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None,
+    out: Array,
+    lse: Array,
+    tangents: tuple[Array | None, ...],
+    *,
+    spec: AttentionSpec,
+    widen: bool = False,
+) -> tuple[Array, Array]:
+    """Return the tangents of `forward`'s results, linear in those of q, k, v and bias.
+
+    A tangent that is ``None`` is zero; at least one is not.
+    """
+    queries = _grouped(q, k)
+    weights = _weights(queries, k, bias, lse, spec, widen)
+    tq, tk, tv, tbias = tangents
+    terms, values = [], []
+    if tq is not None:
+        products = _contract("...tkgh,...skh->...kgts", _grouped(tq, k), k, widen)
+        terms.append(products * spec.scale)
+    if tk is not None:
+        products = _contract("...tkgh,...skh->...kgts", queries, tk, widen)
+        terms.append(products * spec.scale)
+    if tbias is not None:
+        terms.append(_grouped_bias(tbias, k).astype(weights.dtype))
+    tlse = jnp.zeros_like(weights[..., :1])
+    if terms:
+        tscores = sum(terms[1:], terms[0])
+        tlse = jnp.sum(weights * tscores, axis=-1, keepdims=True)
+        values.append(_sum_values(weights * (tscores - tlse), v, q.dtype, widen))
+    if tv is not None:
+        values.append(_sum_values(weights, tv, q.dtype, widen))
+    tout = sum(values[1:], values[0])
+    return tout.astype(q.dtype), _flat_heads(tlse[..., 0], -2).astype(lse.dtype)
+
+
+def _scores(
+    queries: Array, k: Array, bias: Array | None, spec: AttentionSpec, widen: bool
+) -> Array:
+    """Return [*b, K, N // K, T, S], scaled, biased and masked, in float32."""
+    scores = _contract("...tkgh,...skh->...kgts", queries, k, widen) * spec.scale
+    if bias is not None:
+        scores = scores + _grouped_bias(bias, k).astype(scores.dtype)
+    seen = spec.seen(*scores.shape[-2:])
+    return scores if seen is None else jnp.where(seen, scores, -np.inf)
+
+
+def _weights(
+    queries: Array, k: Array, bias: Array | None, lse: Array, spec: AttentionSpec, widen: bool
+) -> Array:
+    scores = _scores(queries, k, bias, spec, widen)
+    return jnp.exp(scores - _grouped_rows(lse, k))
+
+
+def _sum_values(weights: Array, v: Array, dtype: Any, widen: bool) -> Array:
+    products = _contract("...kgts,...skh->...tkgh", weights.astype(dtype), v, widen)
+    return _flat_heads(products, -2)
+
+
+def _contract(how: str, lhs: Array, rhs: Array, widen: bool) -> Array:
+    wide = jnp.promote_types(lhs.dtype, jnp.float32)
+    if widen:
+        lhs, rhs = lhs.astype(wide), rhs.astype(wide)
+    return jnp.einsum(how, lhs, rhs, preferred_element_type=wide)
+
+
+def _grouped(x: Array, k: Array) -> Array:
+    """Return [..., K, N // K, H] of [..., N, H]: the queries that read one key head together."""
+    return _split_heads(x, k, -2)
+
+
+def _grouped_rows(x: Array, k: Array) -> Array:
+    """Return [..., K, N // K, T, 1] of a number of each row [..., N, T]."""
+    return _split_heads(x, k, -2)[..., None]
+
+
+def _grouped_bias(bias: Array, k: Array) -> Array:
+    if bias.shape[-3] == 1:
+        return jnp.expand_dims(bias, -3)
+    return _split_heads(bias, k, -3)
+
+
+def _split_heads(x: Array, k: Array, axis: int) -> Array:
+    groups = k.shape[-2]
+    if x.shape[axis] == groups:
+        return jnp.expand_dims(x, axis + x.ndim + 1)
+    at = axis + x.ndim
+    return x.reshape(*x.shape[:at], groups, x.shape[at] // groups, *x.shape[at + 1 :])
+
+
+def _flat_heads(x: Array, axis: int) -> Array:
+    """Merge the two axes of heads, the second of which is at `axis`."""
+    at = axis + x.ndim
+    if x.shape[at] == 1:
+        return jnp.squeeze(x, at)
+    return x.reshape(*x.shape[: at - 1], -1, *x.shape[at + 1 :])
+
+
+def _sum_to(x: Array, like: Array) -> Array:
+    """Sum over the axes along which `like` was broadcast."""
+    axes = tuple(i for i, n in enumerate(like.shape) if n != x.shape[i])
+    return jnp.sum(x, axis=axes, keepdims=True).astype(like.dtype)

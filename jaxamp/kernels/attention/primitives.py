@@ -1,0 +1,296 @@
+"""The primitives of attention: forward, its tangent, and the backward pass.
+
+The tangent is an equation of its own, linear in the tangents of q, k, v and bias, whose transpose
+is the backward primitive. So forward and reverse mode both work, and reverse mode finds the kernel
+that a platform has; a ``custom_vjp`` would forbid forward mode. Where derivatives of derivatives
+need what no kernel has, the composed form is differentiated.
+
+See: Dao 2023, arXiv:2307.08691, for the residuals: the output, and ``lse``, the logarithm of the
+sum of exponentials of each row of scores.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import jet
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxamp.core import jax_compat
+from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.kernels.attention import composed
+from jaxamp.kernels.attention.spec import AttentionSpec, check_operands
+
+Form = Callable[..., tuple[Any, ...]]
+
+attention_forward_p = Primitive("attention_forward")
+attention_backward_p = Primitive("attention_backward")
+attention_tangent_p = Primitive("attention_tangent")
+
+
+def attention(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> jax.Array:
+    """Compute softmax attention, ``softmax(scale · q kᵀ + bias) v``, in one equation.
+
+    Args:
+      q: queries [*b, T, N, H] in a 16-bit dtype.
+      k: keys [*b, S, K, H], with N a multiple of K: query head n reads key head n // (N // K).
+      v: values [*b, S, K, V].
+      bias: floats that broadcast to [*b, N, T, S], with as many axes; or ``None``.
+      spec: the scale, and which keys a query sees.
+
+    Returns:
+      [*b, T, N, V] in the dtype of q.
+
+    Raises:
+      KernelError: for shapes or dtypes that do not fit.
+
+    >>> x = jnp.ones((2, 3, 4, 8), jnp.bfloat16)
+    >>> attention(x, x, x, None, AttentionSpec(scale=8**-0.5)).shape
+    (2, 3, 4, 8)
+    """
+    return attention_forward(q, k, v, bias, spec)[0]
+
+
+def attention_forward(
+    q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec
+) -> tuple[jax.Array, jax.Array]:
+    """Compute attention and ``lse``, f32[*b, N, T]: of what `attention` takes."""
+    check_operands(q, k, v, bias, spec)
+    return tuple(_bind(attention_forward_p, [q, k, v, *_given(bias)], spec=spec))
+
+
+def attention_backward(
+    q: Any, k: Any, v: Any, bias: Any, out: Any, lse: Any, dout: Any, spec: AttentionSpec
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """Compute the cotangents of q, k, v and bias, from that of the output.
+
+    Args:
+      q: queries; with k, v and bias what `attention` takes.
+      k: keys.
+      v: values.
+      bias: added to the scores, or ``None``.
+      out: what `attention_forward` returned, and lse.
+      lse: logarithm of the sum of exponentials.
+      dout: cotangent of the output.
+      spec: the static parameters.
+
+    Returns:
+      dq, dk, dv and dbias, each of the dtype of its operand; the last is ``None`` without a bias.
+    """
+    check_operands(q, k, v, bias, spec)
+    operands = [q, k, v, *_given(bias), out, lse, dout]
+    found = _bind(attention_backward_p, operands, spec=spec, bias_grad=bias is not None)
+    return (*found, None)[:4]  # type: ignore[return-value]
+
+
+def _given(bias: Any) -> list[Any]:
+    return [] if bias is None else [bias]
+
+
+def _bind(primitive: Primitive, operands: Sequence[Any], **params: Any) -> list[Any]:
+    return primitive.bind(*jax_compat.vary_alike(operands), **params)
+
+
+# The composed form of each primitive, of its operands as they stand in the equation.
+
+
+def _forward(*operands: Any, spec: AttentionSpec, widen: bool = False) -> tuple[Any, ...]:
+    q, k, v, *bias = operands
+    return composed.forward(q, k, v, bias[0] if bias else None, spec=spec, widen=widen)
+
+
+def _backward(
+    *operands: Any, spec: AttentionSpec, bias_grad: bool, widen: bool = False, dlse: Any = None
+) -> tuple[Any, ...]:
+    (q, k, v, *bias), (out, lse, dout) = operands[:-3], operands[-3:]
+    added = bias[0] if bias else None
+    extra = {"bias_grad": bias_grad, "widen": widen, "dlse": dlse}
+    return composed.backward(q, k, v, added, out, lse, dout, spec=spec, **extra)
+
+
+def _tangent(
+    *operands: Any, spec: AttentionSpec, given: tuple[bool, ...], widen: bool = False
+) -> tuple[Any, ...]:
+    residuals, moving = _split_tangents(operands, given)
+    (q, k, v, *bias), (out, lse) = residuals[:-2], residuals[-2:]
+    moved = iter(moving)
+    tangents = tuple(next(moved) if is_given else None for is_given in given)
+    added = bias[0] if bias else None
+    return composed.tangent(q, k, v, added, out, lse, tangents, spec=spec, widen=widen)
+
+
+def _split_tangents(values: Sequence[Any], given: tuple[bool, ...]) -> tuple[Any, Any]:
+    """Split the operands of a tangent equation, or one value for each: residuals and tangents."""
+    count = len(values) - sum(given)
+    return values[:count], values[count:]
+
+
+_FORMS: dict[Primitive, Form] = {
+    attention_forward_p: _forward,
+    attention_backward_p: _backward,
+    attention_tangent_p: _tangent,
+}
+
+
+# Derivatives.
+
+
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, jax_compat.Zero)
+
+
+def _jvp_of_forward(primals: Any, tangents: Any, *, spec: AttentionSpec) -> tuple[Any, Any]:
+    results = _bind(attention_forward_p, primals, spec=spec)
+    moving = [t for t in tangents if not _is_zero(t)]
+    given = tuple(not _is_zero(t) for t in tangents) + (False,) * (4 - len(tangents))
+    if not moving:
+        return results, [jax_compat.symbolic_zero_like(x) for x in results]
+    operands = [*primals, *results, *moving]
+    return results, _bind(attention_tangent_p, operands, spec=spec, given=given)
+
+
+def _jvp_of_backward(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    results = _bind(attention_backward_p, primals, **params)
+    if all(_is_zero(t) for t in tangents[:-1]):  # linear in the output's cotangent
+        return results, _bind(attention_backward_p, [*primals[:-1], tangents[-1]], **params)
+    return results, _composed_tangents(_backward, primals, tangents, params)
+
+
+def _jvp_of_tangent(
+    primals: Any, tangents: Any, *, given: tuple[bool, ...], **params: Any
+) -> tuple[Any, Any]:
+    results = _bind(attention_tangent_p, primals, given=given, **params)
+    residuals, _ = _split_tangents(primals, given)
+    fixed, linear = _split_tangents(tangents, given)
+    if not all(map(_is_zero, fixed)):
+        every = params | {"given": given}
+        return results, _composed_tangents(_tangent, primals, tangents, every)
+    of_linear = iter(linear)
+    still = tuple(is_given and not _is_zero(next(of_linear)) for is_given in given)
+    operands = [*residuals, *(t for t in linear if not _is_zero(t))]
+    return results, _bind(attention_tangent_p, operands, given=still, **params)
+
+
+def _composed_tangents(form: Form, primals: Any, tangents: Any, params: Any) -> tuple[Any, ...]:
+    """Differentiate the composed form along the tangents that are not zero."""
+    moving = [i for i, t in enumerate(tangents) if not _is_zero(t)]
+
+    def along(*moved: Any) -> tuple[Any, ...]:
+        operands = dict(enumerate(primals)) | dict(zip(moving, moved, strict=True))
+        return form(*operands.values(), **params, widen=True)
+
+    points, directions = ([values[i] for i in moving] for values in (primals, tangents))
+    return jax.jvp(along, points, directions)[1]
+
+
+def _transpose_of_tangent(
+    cotangents: Any, *operands: Any, spec: AttentionSpec, given: tuple[bool, ...]
+) -> list[Any]:
+    dout, dlse = cotangents
+    residuals, moving = _split_tangents(operands, given)
+    if _is_zero(dout):
+        dout = jnp.zeros_like(residuals[-2])
+    arguments = [*residuals, dout]
+    params: dict[str, Any] = {"spec": spec, "bias_grad": given[3]}
+    if _is_zero(dlse):
+        found = _bind(attention_backward_p, arguments, **params)
+    else:  # kernels have no cotangent of lse
+        found = _backward(*arguments, **params, dlse=dlse, widen=True)
+    wanted = [x for x, is_given in zip((*found, None)[:4], given, strict=True) if is_given]
+    assert len(wanted) == len(moving)
+    return [None] * len(residuals) + wanted
+
+
+def _transpose_of_backward(
+    cotangents: Any, *operands: Any, spec: AttentionSpec, bias_grad: bool
+) -> list[Any]:
+    """Transpose in the output's cotangent: to the tangent along the cotangents of dq, dk, dv."""
+    residuals, dout = operands[:-1], operands[-1]
+    assert ad.is_undefined_primal(dout), "the backward pass is linear in dout alone"
+    given = tuple(not _is_zero(ct) for ct in cotangents) + (False,) * (4 - len(cotangents))
+    along = [ct for ct in cotangents if not _is_zero(ct)]
+    tout, _ = _bind(attention_tangent_p, [*residuals, *along], spec=spec, given=given)
+    return [None] * len(residuals) + [tout]
+
+
+# Batching: into a new leading axis.
+
+
+def _batch(primitive: Primitive, values: Any, axes: Any, **params: Any) -> tuple[Any, Any]:
+    size = next(x.shape[d] for x, d in zip(values, axes, strict=True) if d is not None)
+    biases = _biases(primitive, len(values), params)
+    alone = {i for i in biases if all(axes[j] is None for j in biases)}
+    if params.get("bias_grad") or params.get("given", (False,))[-1]:
+        alone = set()  # each example has its own cotangent
+    operands = [
+        jnp.expand_dims(x, 0) if i in alone else _at_front(x, axis, size)
+        for i, (x, axis) in enumerate(zip(values, axes, strict=True))
+    ]
+    results = _bind(primitive, operands, **params)
+    return results, [0] * len(results)
+
+
+def _biases(primitive: Primitive, count: int, params: dict[str, Any]) -> set[int]:
+    """Return the indices of a bias and its tangent among so many operands."""
+    given = params.get("given", ())
+    after = {attention_forward_p: 0, attention_backward_p: 3, attention_tangent_p: 2}[primitive]
+    has_bias = count - after - sum(given) == 4
+    return ({3} if has_bias else set()) | ({count - 1} if given and given[3] else set())
+
+
+def _at_front(x: Any, axis: int | None, size: int) -> Any:
+    if axis is None:
+        return jnp.broadcast_to(x, (size, *x.shape))
+    return jnp.moveaxis(x, axis, 0)
+
+
+# What JAX asks of a primitive.
+
+
+@functools.lru_cache(maxsize=1024)  # JAX asks again and again when it linearizes
+def _types(primitive: Primitive, avals: tuple[Any, ...], params: tuple[Any, ...]) -> Any:
+    form = functools.partial(_FORMS[primitive], **dict(params))
+    return jax_compat.result_avals(form, avals)
+
+
+@functools.lru_cache(maxsize=256)
+def _jitted(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    return jax.jit(functools.partial(primitive.bind, **dict(params)))
+
+
+def _define(primitive: Primitive, jvp: Any) -> None:
+    def run(*operands: Any, **params: Any) -> list[Any]:
+        return _jitted(primitive, tuple(sorted(params.items())))(*operands)
+
+    def type_(*avals: Any, **params: Any) -> Any:
+        return _types(primitive, avals, tuple(sorted(params.items())))
+
+    def taylor(primals: Any, series: Any, **params: Any) -> Any:
+        form = functools.partial(_FORMS[primitive], **params, widen=True)
+        return jet.jet(form, primals, series, factorial_scaled=False)
+
+    primitive.multiple_results = True
+    primitive.def_impl(run)
+    primitive.def_abstract_eval(type_)
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
+    jet.jet_rules[primitive] = taylor
+    jax_compat.check_nans(primitive, lambda params: primitive.name)
+    register_op_kind(primitive, OpKind.BOUNDARY, trait=Trait.OPAQUE)
+    form = _FORMS[primitive]
+    mlir.register_lowering(primitive, mlir.lower_fun(form, multiple_results=True))
+    # XLA's CPU backend computes products of 16-bit operands as products of float32.
+    widened = mlir.lower_fun(functools.partial(form, widen=True), multiple_results=True)
+    mlir.register_lowering(primitive, widened, platform="cpu")
+
+
+_define(attention_forward_p, _jvp_of_forward)
+_define(attention_backward_p, _jvp_of_backward)
+_define(attention_tangent_p, _jvp_of_tangent)
+ad.primitive_transposes[attention_tangent_p] = _transpose_of_tangent
+ad.primitive_transposes[attention_backward_p] = _transpose_of_backward

@@ -1,0 +1,86 @@
+"""What one attention computes, apart from its arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from jaxamp.errors import KernelError
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Static parameters of an attention.
+
+    Attributes:
+      scale: multiplies the products of queries and keys.
+      causal: whether query ``i`` sees the keys ``j <= i`` alone.
+      window: with ``causal``: it sees those with ``i - j < window`` alone.
+    """
+
+    scale: float
+    causal: bool = False
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.window is not None and (not self.causal or self.window < 1):
+            raise KernelError(
+                f"attention: window={self.window} counts the keys up to a query's own: it is at "
+                "least 1, and goes with causal=True."
+            )
+
+    def seen(self, queries: int, keys: int) -> Any:
+        """Return bool[queries, keys], which keys a query sees; ``None`` if it sees all."""
+        if not self.causal:
+            return None
+        query = lax.broadcasted_iota(jnp.int32, (queries, keys), 0)
+        key = lax.broadcasted_iota(jnp.int32, (queries, keys), 1)
+        seen = key <= query
+        return seen if self.window is None else seen & (query - key < self.window)
+
+
+def check_operands(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> None:
+    """Raise ``KernelError`` unless the operands are those of one attention.
+
+    Args:
+      q: floats [*b, T, N, H], an array or its aval, as all others.
+      k: of the same dtype, [*b, S, K, H], where N is a multiple of K.
+      v: of the same dtype, [*b, S, K, V].
+      bias: floats that broadcast to [*b, N, T, S], with as many axes; or ``None``.
+      spec: the static parameters.
+    """
+    ranks = {x.ndim for x in (q, k, v)}
+    fit = len(ranks) == 1 and q.ndim >= 3 and k.shape[:-1] == v.shape[:-1]
+    fit = fit and q.shape[:-3] == k.shape[:-3] and q.shape[-1] == k.shape[-1]
+    fit = fit and k.shape[-2] > 0 and q.shape[-2] % k.shape[-2] == 0
+    if not fit:
+        raise KernelError(
+            "attention takes q [*b, T, N, H], k [*b, S, K, H] and v [*b, S, K, V] with N a "
+            f"multiple of K; got {q.shape}, {k.shape} and {v.shape}."
+        )
+    if len({x.dtype for x in (q, k, v)}) > 1 or not jnp.issubdtype(q.dtype, jnp.floating):
+        raise KernelError(
+            f"attention: q, k and v are floats of one dtype, not {q.dtype}, {k.dtype}, {v.dtype}."
+        )
+    if spec.causal and q.shape[-3] != k.shape[-3]:
+        raise KernelError(
+            f"attention: a causal one has as many queries as keys, not {q.shape[-3]} and "
+            f"{k.shape[-3]}."
+        )
+    scores = scores_shape(q, k)
+    if bias is not None and (
+        bias.ndim != len(scores)
+        or any(n not in (1, full) for n, full in zip(bias.shape, scores, strict=True))
+    ):
+        raise KernelError(
+            f"attention: the bias broadcasts to {scores} and has as many axes; got {bias.shape}."
+        )
+
+
+def scores_shape(q: Any, k: Any) -> tuple[int, ...]:
+    """Return [*b, N, T, S], the shape of an attention's scores."""
+    *batch, queries, heads, _ = q.shape
+    return (*batch, heads, queries, k.shape[-3])
