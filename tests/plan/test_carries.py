@@ -135,3 +135,23 @@ def test_what_is_made_of_earlier_turns_is_narrow() -> None:
 
     decisions = plan_of(run)(jnp.ones((5, 4, 8))).decisions()
     assert [d.output for d in decisions if d.primitive == "sin"] == [Precision.BF16]
+
+
+@pytest.mark.parametrize("policy", LOW)
+def test_an_integrator_keeps_its_small_increments(policy: str) -> None:
+    """The same step adds to a computed value: a rounded carry would swallow what is added."""
+    random = np.random.default_rng(0)
+    x, w = (jnp.asarray(random.normal(size=(16, 16)), jnp.float32) for _ in range(2))
+    rate = jnp.float32(1e-4)
+
+    def integrate(x: jax.Array, w: jax.Array) -> jax.Array:
+        def step(state: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return state + rate * jnp.cos(state @ w / 16), None
+
+        start = x @ w
+        end, _ = lax.scan(step, start, None, length=200)
+        return (end - start) @ w
+
+    exact, moved = integrate(x, w), amp(integrate, policy)(x, w)
+    eps = float(jnp.finfo(jnp.bfloat16 if policy == LOW[0] else jnp.float16).eps)
+    assert np.max(np.abs(moved - exact)) <= 8 * eps * np.max(np.abs(exact))
