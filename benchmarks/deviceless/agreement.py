@@ -58,9 +58,11 @@ def agreement(target: str, name: str) -> list[tuple[str, ...]]:
     )
     policies = ("always_f32", POLICY)
     chip = TARGETS[target]
-    programs = [
-        exported(step, lambda f, p=p: jaxamp.amp(f, p), args, {}, chip.platform) for p in policies
-    ]
+    with chip.described():
+        programs = [
+            exported(step, lambda f, p=p: jaxamp.amp(f, p), args, {}, chip.platform)
+            for p in policies
+        ]
     rows = []
     compiled = compile_all(chip, programs, UNMERGED)
     for policy, (module, _) in zip(policies, compiled, strict=True):

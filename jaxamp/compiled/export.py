@@ -9,6 +9,7 @@ import jax
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
+from jaxamp.core.target_gpu import described_gpu
 from jaxamp.core.taxonomy import Trait, lookup
 from jaxamp.errors import InspectionError
 from jaxamp.jaxprs.nested import nested
@@ -50,9 +51,10 @@ def exported(
     """
     flat, specs = flattened(fn, wrap, args, kwargs)
     compiled = jax.jit(flat)
+    checks = jax_compat.cudnn_checks() if described_gpu() else ()
     jaxpr = compiled.trace(*specs).jaxpr.jaxpr
     try:
-        made = jax.export.export(compiled, platforms=[platform])(*specs)
+        made = jax.export.export(compiled, platforms=[platform], disabled_checks=checks)(*specs)
         return bytes(made.serialize())
     except ModuleNotFoundError as error:
         raise InspectionError(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 from jaxamp.compiled.compiler import compile_on, one_device
+from jaxamp.core.target_gpu import TargetGpu, lowering_for
 
 _TERA = 1e12
 
@@ -29,7 +31,9 @@ class Gpu:
     @property
     def description(self) -> str:
         """The facts in the form in which the compiler reads them."""
-        return _DESCRIPTION.format(gpu=self, major=self.capability[0], minor=self.capability[1])
+        major, minor = self.capability
+        words = {"gpu": self, "major": major, "minor": minor, "cudnn": _CUDNN}
+        return _DESCRIPTION.format(**words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,18 @@ class Target:
         """Description that the compiler needs of it, if any."""
         return self.gpu.description if self.gpu else ""
 
+    def described(self) -> AbstractContextManager[None]:
+        """Lower programs for this chip: with the kernels that a GPU takes."""
+        if self.gpu is None:
+            return nullcontext()
+        major, minor, patch = _CUDNN
+        version = 10_000 * major + 100 * minor + patch
+        return lowering_for(TargetGpu(self.gpu.capability, version))
+
+
+# What is told of every GPU; cuDNN in its own numbering.
+_CUDNN = (9, 12, 0)
+
 
 def compile_for(target: Target, fn: Any, args: Any, options: dict[str, Any] | None = None) -> Any:
     """Return the compiled program of a function; only where the target's compiler is.
@@ -77,7 +93,8 @@ def compile_for(target: Target, fn: Any, args: Any, options: dict[str, Any] | No
       options: the compiler's own flags.
     """
     place = one_device(target.platform, target.topology, target.description)
-    return compile_on(place, fn, args, options)
+    with target.described():
+        return compile_on(place, fn, args, options)
 
 
 _DESCRIPTION = """\
@@ -105,9 +122,9 @@ gpu_device_info {{
   driver_version: "13.0.0"
   runtime_version: "13.0.0"
   compile_time_toolkit_version: "13.0.0"
-  dnn_version: "9.12.0"
+  dnn_version: "{cudnn[0]}.{cudnn[1]}.{cudnn[2]}"
 }}
-dnn_version_info {{ major: 9 minor: 12 patch: 0 }}
+dnn_version_info {{ major: {cudnn[0]} minor: {cudnn[1]} patch: {cudnn[2]} }}
 """
 
 _HOPPER = {

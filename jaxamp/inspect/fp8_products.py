@@ -118,7 +118,8 @@ def verify_lowering(
             module = parse(traced.lower().compile().as_text() or "")
         else:
             chip = TARGETS[target]
-            program = exported(fn, wrap, args, kwargs, chip.platform)
+            with chip.described():
+                program = exported(fn, wrap, args, kwargs, chip.platform)
             ((module, _),) = compile_all(chip, [program], _OPTIONS.get(chip.platform))
         found, missing = _made(module)
         claimed = claims(traced.jaxpr)

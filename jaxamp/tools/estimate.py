@@ -130,10 +130,9 @@ def estimate(
     @functools.wraps(fn, updated=())
     def made(*args: Any, **kwargs: Any) -> Estimate:
         chip = TARGETS[target]
-        programs = [
-            exported(plain, functools.partial(amp, policy=p.stateless), args, kwargs, chip.platform)
-            for p in policies
-        ]
+        wraps = [functools.partial(amp, policy=p.stateless) for p in policies]
+        with chip.described():
+            programs = [exported(plain, wrap, args, kwargs, chip.platform) for wrap in wraps]
         found = compile_all(chip, programs)
         plans = [report(fn, p)(*args, **kwargs).dots() for p in policies]
         rows = zip(policies, plans, found, strict=True)

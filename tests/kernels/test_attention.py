@@ -403,10 +403,16 @@ def test_window_goes_with_causal():
     [
         (None, "bfloat16", 64, 16, True),
         (None, "float16", 256, 17, False),
-        ("head size 300", "bfloat16", 300, 16, False),
-        ("head size 20", "bfloat16", 20, 16, False),
-        ("float32 operands", "float32", 64, 16, False),
-        ("17 queries", "bfloat16", 64, 17, True),
+        (
+            "cuDNN: The head dim must be <= 256 and a multiple of 8, but got 300",
+            "bfloat16",
+            300,
+            16,
+            False,
+        ),
+        ("but got 20", "bfloat16", 20, 16, False),
+        ("operands are float32", "float32", 64, 16, False),
+        (None, "bfloat16", 64, 17, True),
     ],
 )
 def test_refusals_are_words(words, dtype, head, length, bias):

@@ -11,7 +11,8 @@ from jaxamp.compiled.targets import TARGETS
 ROOT = Path(__file__).parents[2]
 
 
-def _compiled(target: str, folder: Path) -> dict:
+def compiled(target: str, folder: Path, programs: str = "tests.kernels.deviceless") -> dict:
+    """What a module finds that compiles programs in the environment of a target."""
     environment = environments.ENVIRONMENTS[TARGETS[target].environment]
     if not environment.ready:
         pytest.skip(
@@ -20,7 +21,7 @@ def _compiled(target: str, folder: Path) -> dict:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.delenv("XLA_FLAGS")  # those of the tests' own process, with eight devices
-        environment.run("-m", "tests.kernels.deviceless", target, str(folder))
+        environment.run("-m", programs, target, str(folder))
     return json.loads((folder / "found.json").read_text())
 
 
@@ -28,7 +29,7 @@ def _compiled(target: str, folder: Path) -> dict:
 @pytest.mark.parametrize("target", ["v5e", "v6e", "7x"])
 def test_kernels_compile_for_tpu(target, tmp_path):
     """libtpu takes every form, where lowering alone would not show that it refuses."""
-    found = _compiled(target, tmp_path)
+    found = compiled(target, tmp_path)
     assert len(found) == 17
     for title, facts in found.items():
         assert "tpu_custom_call" in facts["calls"], title
@@ -37,7 +38,7 @@ def test_kernels_compile_for_tpu(target, tmp_path):
 @pytest.mark.deviceless
 def test_kernels_compile_for_hopper(tmp_path):
     """FP8 tensor-core instructions, the saturating conversion, and nothing spilled."""
-    found = _compiled("h200", tmp_path)
+    found = compiled("h200", tmp_path)
     assert len(found) == 15
     for title, facts in found.items():
         assert "mosaic_gpu_v2" in facts["calls"], title

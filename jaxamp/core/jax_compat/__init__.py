@@ -21,6 +21,12 @@ from jaxamp.core.jax_compat.checkpoints import is_saved as is_saved
 from jaxamp.core.jax_compat.checkpoints import read_again as read_again
 from jaxamp.core.jax_compat.checks import check_like as check_like
 from jaxamp.core.jax_compat.checks import check_nans as check_nans
+from jaxamp.core.jax_compat.cudnn import cudnn_backward as cudnn_backward
+from jaxamp.core.jax_compat.cudnn import cudnn_checks as cudnn_checks
+from jaxamp.core.jax_compat.cudnn import cudnn_forward as cudnn_forward
+from jaxamp.core.jax_compat.cudnn import cudnn_lowest as cudnn_lowest
+from jaxamp.core.jax_compat.cudnn import cudnn_refusal as cudnn_refusal
+from jaxamp.core.jax_compat.cudnn import gpu_at_hand as gpu_at_hand
 from jaxamp.core.jax_compat.derivative_rules import backward_results as backward_results
 from jaxamp.core.jax_compat.derivative_rules import bind_custom_jvp as bind_custom_jvp
 from jaxamp.core.jax_compat.derivative_rules import bind_custom_vjp as bind_custom_vjp
@@ -29,9 +35,12 @@ from jaxamp.core.jax_compat.derivative_rules import refuse_captured as refuse_ca
 from jaxamp.core.jax_compat.loops import scan_layout as scan_layout
 from jaxamp.core.jax_compat.loops import scan_with_invariants as scan_with_invariants
 from jaxamp.core.jax_compat.lowering import before_barrier as before_barrier
+from jaxamp.core.jax_compat.lowering import is_exported as is_exported
 from jaxamp.core.jax_compat.lowering import is_for_gpu as is_for_gpu
 from jaxamp.core.jax_compat.lowering import is_for_tpu as is_for_tpu
+from jaxamp.core.jax_compat.lowering import is_partitioned as is_partitioned
 from jaxamp.core.jax_compat.lowering import lower_checkpoints as lower_checkpoints
+from jaxamp.core.jax_compat.lowering import lower_local as lower_local
 from jaxamp.core.jax_compat.name_stacks import Around as Around
 from jaxamp.core.jax_compat.name_stacks import names_around as names_around
 from jaxamp.core.jax_compat.name_stacks import origin as origin
@@ -50,6 +59,9 @@ from jaxamp.core.jax_compat.source_info import library_functions as library_func
 from jaxamp.core.jax_compat.source_info import user_frames as user_frames
 from jaxamp.core.jax_compat.source_info import user_functions as user_functions
 from jaxamp.core.jax_compat.source_info import user_line as user_line
+from jaxamp.core.jax_compat.tpu_attention import flash_backward as flash_backward
+from jaxamp.core.jax_compat.tpu_attention import flash_forward as flash_forward
+from jaxamp.core.jax_compat.tpu_attention import splash_backward as splash_backward
 from jaxamp.core.jax_compat.tracing import DropVar as DropVar
 from jaxamp.core.jax_compat.tracing import is_staging as is_staging
 from jaxamp.core.jax_compat.tracing import is_tracing as is_tracing

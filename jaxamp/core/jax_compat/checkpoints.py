@@ -96,7 +96,7 @@ def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Calla
         "core": SimpleNamespace(**{**vars(_core), "eval_jaxpr": evaluate}),
     }
     for table in _TABLES:
-        table[primitive] = _with_globals(table[_REMAT], names)
+        table[primitive] = with_globals(table[_REMAT], names)
     _jet.jet_rules[primitive] = _jet_rule
 
     def call(function: Callable[..., list[Any]], *args: Any) -> list[Any]:
@@ -108,7 +108,7 @@ def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Calla
     return call
 
 
-def _with_globals(rule: Any, names: dict[str, Any]) -> Any:
+def with_globals(rule: Any, names: dict[str, Any]) -> Any:
     """A copy of a function that finds other objects under some global names."""
     if not isinstance(rule, FunctionType) or not names.keys() & set(rule.__code__.co_names):
         return rule  # binds the primitive of the equation that it is given

@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
+from jax._src import config as _config
+from jax._src import core as _core
 from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
@@ -35,7 +37,7 @@ def lower_checkpoints(
 
     def lower(context: Any, *args: Any, jaxpr: Jaxpr, prevent_cse: Any, **params: Any) -> Any:
         chosen: Any = tuple(barriers(context, jaxpr))
-        if is_for_gpu(context) and not _is_partitioned(context):
+        if is_for_gpu(context) and not is_partitioned(context):
             jaxpr = whole(ClosedJaxpr(jaxpr, ())).jaxpr
         return _ad_checkpoint._remat_lowering(
             context, *args, jaxpr=jaxpr, prevent_cse=chosen, **params
@@ -44,7 +46,7 @@ def lower_checkpoints(
     _mlir.register_lowering(primitive, lower, cacheable=False)
 
 
-def _is_partitioned(context: Any) -> bool:
+def is_partitioned(context: Any) -> bool:
     """Whether a compiler may divide arrays among devices, other than as ``shard_map`` says."""
     if any(map(has_typed_sharding, context.avals_in)):
         return True  # on a mesh of one device too
@@ -52,6 +54,23 @@ def _is_partitioned(context: Any) -> bool:
     if isinstance(axes, _sharding_impls.SPMDAxisContext):
         return bool(set(axes.mesh.axis_names) - axes.manual_axes)
     return getattr(axes, "num_devices", 1) > 1
+
+
+def is_exported(context: Any) -> bool:
+    """Whether what is lowered is for ``jax.export``, to be compiled elsewhere."""
+    return context.module_context.lowering_parameters.for_export
+
+
+def lower_local(function: Callable[..., Any], context: Any, *operands: Any) -> Any:
+    """Lower a function of arrays that lie on one device, or on each device of ``shard_map``.
+
+    Kernels do not say along which manual axes their results vary, and need not: how a primitive's
+    results do is told by its own types.
+    """
+    avals = [_core.ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
+    with _config._check_vma(False):
+        rule = _mlir.lower_fun(function, multiple_results=True)
+        return rule(context.replace(avals_in=avals), *operands)
 
 
 def is_for_gpu(context: Any) -> bool:

@@ -24,6 +24,8 @@ from jax.interpreters import ad, batching, mlir
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.kernels.attention import composed
+from jaxamp.kernels.attention.fused import backward_form, forward_form
+from jaxamp.kernels.attention.platforms import PLATFORMS, chosen
 from jaxamp.kernels.attention.spec import AttentionSpec, check_operands
 
 Form = Callable[..., tuple[Any, ...]]
@@ -289,8 +291,27 @@ def _define(primitive: Primitive, jvp: Any) -> None:
     mlir.register_lowering(primitive, widened, platform="cpu")
 
 
+def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **params: Any) -> Any:
+    """Lower to the kernel that a platform has, or else the composed form."""
+    spec, backward = params["spec"], primitive is attention_backward_p
+    q, k, v, *bias = context.avals_in[:-3] if backward else context.avals_in
+    types = (q, k, v, bias[0] if bias else None)
+    kernel = chosen(platform, context, types, spec, backward)
+    if kernel is None:
+        composed_form = mlir.lower_fun(_FORMS[primitive], multiple_results=True)
+        return composed_form(context, *operands, **params)
+    form = (
+        backward_form(kernel, spec, params["bias_grad"]) if backward else forward_form(kernel, spec)
+    )
+    return jax_compat.lower_local(form, context, *operands)
+
+
 _define(attention_forward_p, _jvp_of_forward)
 _define(attention_backward_p, _jvp_of_backward)
 _define(attention_tangent_p, _jvp_of_tangent)
 ad.primitive_transposes[attention_tangent_p] = _transpose_of_tangent
 ad.primitive_transposes[attention_backward_p] = _transpose_of_backward
+for _platform in PLATFORMS:
+    for _primitive in (attention_forward_p, attention_backward_p):
+        _rule = functools.partial(_lower, _platform, _primitive)
+        mlir.register_lowering(_primitive, _rule, platform=_platform)

@@ -1,0 +1,132 @@
+"""JAX's own calls of cuDNN's attention: its checks, its forward and its backward primitive."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxamp.core.jax_compat.checkpoints import with_globals
+
+
+def cudnn_version() -> int | None:
+    """Version of the cuDNN that JAX has loaded; ``None`` where there is none."""
+    from jax._src.cudnn import fused_attention_stablehlo as calls
+
+    try:
+        return calls.check_cudnn_version()
+    except RuntimeError:
+        return None
+
+
+def cudnn_refusal(
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    training: bool,
+    capability: tuple[int, int],
+    version: int,
+) -> str | None:
+    """What JAX's checks say against an attention in the layout BTNH; ``None`` for nothing.
+
+    The checks ask the GPU at hand; here they are told of one.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as calls
+
+    def parsed(text: str) -> tuple[int, ...]:
+        return tuple(map(int, text.split(".")))
+
+    answers = {
+        "check_compute_capability": lambda least: capability >= parsed(least),
+        "is_cuda_compute_capability_equal": lambda exact: capability == parsed(exact),
+    }
+    supported = with_globals(calls.check_is_flash_attention, answers)
+    layout = calls.AttentionLayout.BTNH
+    try:
+        calls.check_layout(q, k, v, bias, None, None, None, None, None, None, layout)
+        supported(q, k, v, layout.value, version, bias is not None, training)
+    except (ValueError, NotImplementedError) as error:
+        return str(error)
+    return None
+
+
+def cudnn_forward(
+    q: Any, k: Any, v: Any, bias: Any, *, scale: float, causal: bool, window: int | None
+) -> tuple[Any, Any]:
+    """Output and logarithm of the sums of exponentials f32[B, N, T], in the layout BTNH."""
+    from jax._src.cudnn import fused_attention_stablehlo as calls
+
+    params = _params(calls, scale, causal, window) | {"is_training": True}
+    operands = _operands(q, k, v, bias)
+    has_bias = (bias is not None, False)
+    return tuple(
+        calls._dot_product_attention_fwd_p.bind(*operands, variadic_args=has_bias, **params)
+    )
+
+
+def cudnn_backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    *,
+    bias_grad: bool,
+    scale: float,
+    causal: bool,
+    window: int | None,
+) -> tuple[Any, ...]:
+    """The cotangents of q, k, v, and with `bias_grad` that of the bias."""
+    from jax._src.cudnn import fused_attention_stablehlo as calls
+
+    params = _params(calls, scale, causal, window)
+    operands = (*_operands(q, k, v, bias), lse, out, dout)
+    which = (bias is not None, bias_grad)
+    return tuple(calls._dot_product_attention_bwd_p.bind(*operands, variadic_args=which, **params))
+
+
+def _operands(q: Any, k: Any, v: Any, bias: Any) -> tuple[Any, ...]:
+    unused = jnp.zeros(0, q.dtype)  # for lengths, offsets and page tables
+    return (q, k, v, unused if bias is None else bias, *(unused,) * 6)
+
+
+def _params(calls: Any, scale: float, causal: bool, window: int | None) -> dict[str, Any]:
+    return {
+        "scale": scale,
+        "seed": 42,
+        "dropout_rate": 0.0,
+        "mask_type": calls.MaskType.CAUSAL if causal else calls.MaskType.NO_MASK,
+        "layout": calls.AttentionLayout.BTNH.value,
+        "sliding_window_length": window,
+    }
+
+
+def cudnn_checks() -> list[jax.export.DisabledSafetyCheck]:
+    """What ``jax.export`` is told to let pass: the calls above, for which JAX promises nothing."""
+    from jax._src.cudnn import fused_attention_stablehlo as calls
+
+    names = calls._custom_name_maps.values()
+    return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
+
+
+def cudnn_lowest(dtype: Any) -> Any:
+    """The least number that JAX adds to scores for cuDNN, in place of minus infinity."""
+    from jax._src.cudnn import fused_attention_stablehlo as calls
+
+    return calls.get_large_negative_number(np.dtype(dtype))
+
+
+def gpu_at_hand() -> SimpleNamespace | None:
+    """Compute capability and cuDNN's version of the first GPU; ``None`` without one."""
+    try:
+        device = jax.devices("cuda")[0]
+    except RuntimeError:
+        return None
+    major, _, minor = str(device.compute_capability).partition(".")
+    return SimpleNamespace(capability=(int(major), int(minor or 0)), cudnn=cudnn_version())

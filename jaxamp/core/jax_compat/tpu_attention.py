@@ -1,0 +1,45 @@
+"""The forward and backward passes of JAX's two attention kernels for TPU, each by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def splash_backward(kernel: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any) -> Any:
+    """The cotangents of q, k and v of one ``SplashAttentionKernel`` call, without a batch."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+
+    words = kernel.kwargs
+    residuals = (q, k, v, None, None, out, lse, kernel.dq_mask_info, kernel.dkv_mask_info)
+    return splash._splash_attention_bwd(
+        words["save_residuals"],
+        words["mask_value"],
+        words["is_mqa"],
+        words["block_sizes"],
+        words["residual_checkpoint_name"],
+        words["mask_function"],
+        words["attn_logits_soft_cap"],
+        words["interpret"],
+        residuals,
+        dout,
+    )[3:6]
+
+
+def flash_forward(
+    q: Any, k: Any, v: Any, bias: Any, causal: bool, scale: float, blocks: Any
+) -> tuple[Any, Any, Any]:
+    """Output, sums and maxima of each row, in the layout BNTH."""
+    from jax.experimental.pallas.ops.tpu import flash_attention as flash
+
+    return flash._flash_attention(q, k, v, bias, None, True, causal, scale, blocks, False)
+
+
+def flash_backward(
+    residuals: tuple[Any, ...], dout: Any, causal: bool, scale: float, blocks: Any
+) -> Any:
+    """The cotangents of q, k, v and the bias, from (q, k, v, bias, output, sums, maxima)."""
+    from jax.experimental.pallas.ops.tpu import flash_attention as flash
+
+    q, k, v, bias, out, total, top = residuals
+    every = (q, k, v, bias, None, out, total, top)
+    return flash._flash_attention_bwd(False, causal, scale, blocks, False, every, dout)[:4]

@@ -1,0 +1,79 @@
+"""cuDNN's attention for NVIDIA GPUs, through JAX's own call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxamp.core import jax_compat
+from jaxamp.core.target_gpu import TargetGpu
+from jaxamp.kernels.attention.fused import Fused, with_all_keys
+from jaxamp.kernels.attention.spec import AttentionSpec
+
+NEWEST = TargetGpu(capability=(9, 0), cudnn=91200)
+"""A GPU that takes every shape that any takes."""
+
+
+def obstacle(
+    gpu: TargetGpu, q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec, backward: bool
+) -> str | None:
+    """Return why cuDNN does not take these operands on a GPU, by JAX's own checks."""
+    if gpu.capability < (8, 0):
+        return f"compute capability {gpu.capability[0]}.{gpu.capability[1]} is below 8.0"
+    if gpu.cudnn is None:
+        return "there is no cuDNN"
+    if 0 in q.shape + k.shape:
+        return "there is nothing to attend to"
+    if bias is not None:
+        bias = jax.ShapeDtypeStruct((*bias.shape[:2], q.shape[1], k.shape[1]), q.dtype)
+    if q.dtype.itemsize != 2:
+        return f"operands are {q.dtype}, not of 16 bits"
+    return jax_compat.cudnn_refusal(q, k, v, bias, backward, gpu.capability, gpu.cudnn)
+
+
+def on(gpu: TargetGpu) -> Fused:
+    """Return cuDNN's attention on a GPU."""
+
+    def asked(*question: Any) -> str | None:
+        return obstacle(gpu, *question)
+
+    return Fused(name="cuDNN", obstacle=asked, forward=forward, backward=backward)
+
+
+def forward(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> tuple[Any, Any]:
+    """Compute output and lse."""
+    return jax_compat.cudnn_forward(q, k, v, _narrow(bias, q, k), **_words(spec))
+
+
+def backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    spec: AttentionSpec,
+    bias_grad: bool,
+) -> tuple[Any, ...]:
+    """Compute the cotangents; that of a bias over all queries and keys."""
+    operands = (q, k, v, _narrow(bias, q, k), out, lse, dout)
+    found = jax_compat.cudnn_backward(*operands, bias_grad=bias_grad, **_words(spec))
+    return (*found, None)[:4]
+
+
+def _words(spec: AttentionSpec) -> dict[str, Any]:
+    return {"scale": spec.scale, "causal": spec.causal, "window": spec.window}
+
+
+def _narrow(bias: Any, q: Any, k: Any) -> Any:
+    """Return a bias as cuDNN reads it: in the operands' dtype, and finite.
+
+    See: ``get_large_negative_number`` in jax/_src/cudnn/fused_attention_stablehlo.py, JAX 0.10.2.
+    """
+    if bias is None:
+        return None
+    least = jax_compat.cudnn_lowest(q.dtype)
+    return with_all_keys(jnp.clip(bias, least, -least).astype(q.dtype), q, k)

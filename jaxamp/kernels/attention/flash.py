@@ -1,0 +1,88 @@
+"""``flash_attention``, JAX's other Pallas kernel for TPU: it adds biases and takes any scale."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxamp.core import jax_compat
+from jaxamp.kernels.attention.fused import Fused
+from jaxamp.kernels.attention.spec import AttentionSpec, scores_shape
+from jaxamp.kernels.attention.splash import block, tpu_obstacle
+
+
+def obstacle(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec, backward: bool) -> str | None:
+    """Return why it does not take these operands."""
+    if spec.window is not None:
+        return "flash_attention has no windows"
+    if q.shape[2] != k.shape[2]:
+        return "flash_attention has a key head for each query head"
+    if q.shape[-1] != v.shape[-1]:
+        return "flash_attention has values of the size of keys"
+    if bias is not None and not spec.scale:
+        return "flash_attention multiplies the bias too, here by zero"
+    if bias is not None and bias.shape != scores_shape(q, k):
+        return "flash_attention reads a bias for each score, and this one is smaller"
+    return tpu_obstacle(q, k, v)
+
+
+def forward(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> tuple[Any, Any]:
+    """Compute output and lse."""
+    queries, keys, values = map(_by_heads, (q, k, v))
+    out, total, top = jax_compat.flash_forward(
+        queries, keys, values, _unscaled(bias, spec), spec.causal, spec.scale, _blocks(q, k)
+    )
+    return _by_heads(out), top + jnp.log(total)
+
+
+def backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    spec: AttentionSpec,
+    bias_grad: bool,
+) -> tuple[Any, ...]:
+    """Compute the cotangents."""
+    known = [*map(_by_heads, (q, k, v)), _unscaled(bias, spec), _by_heads(out)]
+    residuals = (*known, jnp.ones_like(lse), lse)  # exponentials of s - lse sum up to one
+    found = jax_compat.flash_backward(
+        residuals, _by_heads(dout), spec.causal, spec.scale, _blocks(q, k)
+    )
+    dbias = found[3] / spec.scale if bias_grad else None
+    return (*map(_by_heads, found[:3]), dbias)
+
+
+def _by_heads(x: Any) -> Any:
+    return jnp.swapaxes(x, 1, 2)
+
+
+def _unscaled(bias: Any, spec: AttentionSpec) -> Any:
+    """Return what the kernel adds before it multiplies by the scale."""
+    return None if bias is None else bias.astype(jnp.float32) / spec.scale
+
+
+def _blocks(q: Any, k: Any) -> Any:
+    from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes
+
+    rows, columns = block(q.shape[1]), block(k.shape[1])
+    return BlockSizes(
+        block_b=1,
+        block_q=rows,
+        block_k_major=columns,
+        block_k=columns,
+        block_q_major_dkv=rows,
+        block_q_dkv=rows,
+        block_k_major_dkv=columns,
+        block_k_dkv=columns,
+        block_q_dq=rows,
+        block_k_major_dq=columns,
+        block_k_dq=columns,
+    )
+
+
+FLASH = Fused(name="flash_attention", obstacle=obstacle, forward=forward, backward=backward)

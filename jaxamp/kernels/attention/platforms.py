@@ -1,0 +1,60 @@
+"""Which kernel a platform has for an attention, chosen when it is lowered for that platform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from jaxamp.core import jax_compat
+from jaxamp.core.target_gpu import TargetGpu, described_gpu
+from jaxamp.kernels.attention import cudnn
+from jaxamp.kernels.attention.flash import FLASH
+from jaxamp.kernels.attention.fused import Fused, flattened
+from jaxamp.kernels.attention.spec import AttentionSpec
+from jaxamp.kernels.attention.splash import SPLASH, exact_scale
+
+
+def chosen(
+    platform: str, context: Any, operands: tuple[Any, ...], spec: AttentionSpec, backward: bool
+) -> Fused | None:
+    """Return the kernel that a platform runs; ``None`` where the composed form is lowered.
+
+    Args:
+      platform: JAX's word for it.
+      context: of the lowering.
+      operands: types of q, k, v and the bias or ``None``.
+      spec: the static parameters.
+      backward: whether it is asked for the backward pass.
+    """
+    if jax_compat.is_partitioned(context):
+        return None
+    flat = flattened(*operands)
+    for kernel in _KERNELS[platform](context, spec):
+        if kernel.obstacle(*flat, spec, backward) is None:
+            return kernel
+    return None
+
+
+def everywhere() -> list[Fused]:
+    """Return the kernels of all platforms, on devices that take the most."""
+    return [cudnn.on(cudnn.NEWEST), SPLASH, FLASH]
+
+
+def _on_cuda(context: Any, spec: AttentionSpec) -> Iterator[Fused]:
+    gpu = described_gpu()
+    if gpu is None and not jax_compat.is_exported(context):  # JAX exports no call of cuDNN
+        here = jax_compat.gpu_at_hand()
+        gpu = here and TargetGpu(here.capability, here.cudnn)
+    if gpu is not None:
+        yield cudnn.on(gpu)
+
+
+def _on_tpu(context: Any, spec: AttentionSpec) -> Iterator[Fused]:
+    yield from (SPLASH, FLASH) if exact_scale(spec) else (FLASH, SPLASH)
+
+
+_KERNELS: dict[str, Callable[[Any, AttentionSpec], Iterator[Fused]]] = {
+    "cuda": _on_cuda,
+    "tpu": _on_tpu,
+}
+PLATFORMS = tuple(_KERNELS)

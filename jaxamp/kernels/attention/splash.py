@@ -1,0 +1,116 @@
+"""``splash_attention``, JAX's Pallas kernel for TPU whose masks are known when it is lowered."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxamp.core import jax_compat
+from jaxamp.kernels.attention.fused import Fused
+from jaxamp.kernels.attention.spec import AttentionSpec
+
+LANES = 128
+_LARGEST_BLOCK = 512
+_LARGEST_HEAD = 256
+
+
+def tpu_obstacle(q: Any, k: Any, v: Any) -> str | None:
+    """Return why no TPU kernel takes such operands."""
+    if q.dtype != jnp.bfloat16:
+        return f"operands are {q.dtype}, not bfloat16"
+    queries, keys = q.shape[1], k.shape[1]
+    if queries % LANES or keys % LANES or 0 in q.shape + k.shape:
+        return f"{queries} queries and {keys} keys are no multiples of {LANES}"
+    for size in (q.shape[-1], v.shape[-1]):
+        if size % 8 or size > _LARGEST_HEAD:
+            return f"head size {size} is no multiple of 8 up to {_LARGEST_HEAD}"
+    return None
+
+
+def obstacle(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec, backward: bool) -> str | None:
+    """Return why it does not take these operands."""
+    if bias is not None:
+        return "splash_attention adds no bias"
+    return tpu_obstacle(q, k, v)
+
+
+def forward(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> tuple[Any, Any]:
+    """Compute output and lse."""
+    kernel = _kernel(spec, q, k)
+    out, (lse,) = jax.vmap(kernel)(_scaled(q, spec), _by_heads(k), _by_heads(v))
+    return _by_heads(out), lse
+
+
+def backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    spec: AttentionSpec,
+    bias_grad: bool,
+) -> tuple[Any, ...]:
+    """Compute the cotangents of q, k and v."""
+    kernel = _kernel(spec, q, k)
+    operands = (_scaled(q, spec), *map(_by_heads, (k, v, out)), lse, _by_heads(dout))
+
+    def one(*xs: Any) -> Any:
+        return jax_compat.splash_backward(kernel, *xs)
+
+    dq, dk, dv = map(_by_heads, jax.vmap(one)(*operands))
+    return (dq.astype(jnp.float32) * spec.scale).astype(q.dtype), dk, dv, None
+
+
+def exact_scale(spec: AttentionSpec) -> bool:
+    """Return whether queries can be multiplied by the scale without rounding."""
+    return math.frexp(abs(spec.scale))[0] == 0.5
+
+
+def block(length: int, largest: int = _LARGEST_BLOCK) -> int:
+    """Return the largest multiple of 128 that divides a length, up to a limit."""
+    return max(n for n in range(LANES, largest + 1, LANES) if length % n == 0)
+
+
+def _by_heads(x: Any) -> Any:
+    return jnp.swapaxes(x, 1, 2)
+
+
+def _scaled(q: Any, spec: AttentionSpec) -> Any:
+    """Return the queries times the scale, for which the kernel has no place."""
+    return _by_heads((q.astype(jnp.float32) * spec.scale).astype(q.dtype))
+
+
+def _kernel(spec: AttentionSpec, q: Any, k: Any) -> Any:
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    _, queries, heads, _ = q.shape
+    keys = k.shape[1]
+    shape = (queries, keys)
+    if spec.window is not None:
+        mask: Any = splash.LocalMask(shape, (spec.window - 1, 0), 0)
+    else:
+        mask = splash.CausalMask(shape) if spec.causal else splash.FullMask(shape)
+    rows, columns = block(queries), block(keys)
+    sizes = splash.BlockSizes(
+        block_q=rows,
+        block_kv=columns,
+        block_q_dkv=rows,
+        block_kv_dkv=columns,
+        block_q_dq=rows,
+        block_kv_dq=columns,
+    )
+    return splash.make_splash_mha(
+        splash.MultiHeadMask([mask] * heads),
+        block_sizes=sizes,
+        save_residuals=True,
+        head_shards=1,
+        q_seq_shards=1,
+    )
+
+
+SPLASH = Fused(name="splash_attention", obstacle=obstacle, forward=forward, backward=backward)

@@ -1,0 +1,206 @@
+"""Which kernel each platform runs for an attention, and what the Pallas kernels compute."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+from jaxamp.compiled.targets import TARGETS
+from jaxamp.core import jax_compat
+from jaxamp.core.target_gpu import TargetGpu, described_gpu, lowering_for
+from jaxamp.kernels.attention import AttentionSpec, attention, attention_forward, cudnn
+from jaxamp.kernels.attention.flash import FLASH
+from jaxamp.kernels.attention.splash import SPLASH, block
+from tests.kernels import attention_programs
+from tests.kernels.test_deviceless import compiled
+
+HOPPER = TargetGpu((9, 0), 91200)
+CUDNN = ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
+BIASED = ["__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"]
+PALLAS = ["tpu_custom_call"] * 3  # forward, dq, dk and dv
+
+
+def _calls(text):
+    return re.findall(r"custom_call @([\w$]+)", text)
+
+
+def _lowered(platform, gpu=HOPPER, **words):
+    fn, avals = attention_programs.program({"length": 256, **words})
+    with lowering_for(gpu):
+        return _calls(jax.jit(fn).trace(*avals).lower(lowering_platforms=(platform,)).as_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "on_cuda", "on_tpu"),
+    [
+        ({"causal": True}, CUDNN, PALLAS),
+        ({"causal": True, "window": 64, "key_heads": 2}, CUDNN, PALLAS),
+        ({"keys": 512, "scale": 0.1}, CUDNN, PALLAS),
+        ({"vmap": True}, CUDNN, PALLAS),
+        ({"bias": (2, 8, 256, 256)}, BIASED, PALLAS),
+        ({"bias": (1, 8, 256, 256), "key_heads": 2}, BIASED, []),
+        ({"bias": (2, 1, 1, 256)}, BIASED, []),
+        ({"dtype": "float16"}, CUDNN, []),
+        ({"dtype": "float32"}, [], []),
+        ({"length": 250}, CUDNN, []),
+        ({"length": 251, "bias": (1, 1, 251, 251)}, BIASED[:1], []),
+        ({"head": 300}, [], []),
+        ({"head": 12}, [], []),
+    ],
+)
+def test_kernels_by_platform(words, on_cuda, on_tpu):
+    """A kernel in both passes, in one of them, or the composed form, which calls nothing."""
+    assert _lowered("cuda", **words) == on_cuda
+    assert _lowered("tpu", **words) == on_tpu
+    assert _lowered("cpu", **words) == []
+
+
+@pytest.mark.parametrize(
+    ("gpu", "head", "calls"),
+    [
+        (TargetGpu((8, 0), 91200), 128, CUDNN),
+        (TargetGpu((8, 0), 91200), 256, []),
+        (TargetGpu((10, 0), 91200), 256, CUDNN),
+        (TargetGpu((10, 3), 90000), 64, []),
+        (TargetGpu((7, 5), 91200), 64, []),
+        (TargetGpu((9, 0), None), 64, []),
+    ],
+)
+def test_what_a_gpu_takes(gpu, head, calls):
+    """By its compute capability and its cuDNN, as JAX's own checks have it."""
+    assert _lowered("cuda", gpu, head=head) == calls
+
+
+def test_without_a_gpu_nothing_is_assumed():
+    """A program lowered for CUDA where there is none runs anywhere, and is composed."""
+    assert jax_compat.gpu_at_hand() is None
+    assert _lowered("cuda", None) == []
+    assert TARGETS["v5e"].described().__enter__() is None
+    with TARGETS["a100"].described():
+        assert described_gpu() == TargetGpu((8, 0), 91200)
+
+
+def test_an_exported_program_holds_a_form_for_each_platform():
+    """JAX exports Pallas' call for TPU and, if told to, that of cuDNN; here neither is run."""
+    fn, _ = attention_programs.program({"causal": True})
+    draw = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(draw.standard_normal((1, 128, 2, 64)), jnp.bfloat16) for _ in range(3))
+    platforms = ["cpu", "cuda", "tpu"]
+    plain = jax.export.export(jax.jit(fn), platforms=platforms)(q, k, v)
+    assert sorted(set(_calls(plain.mlir_module()))) == ["tpu_custom_call"]
+    with lowering_for(HOPPER):
+        checks = jax_compat.cudnn_checks()
+        with pytest.raises(ValueError, match="no compatibility guarantees"):
+            jax.export.export(jax.jit(fn), platforms=platforms)(q, k, v)
+        whole = jax.export.export(jax.jit(fn), platforms=platforms, disabled_checks=checks)(q, k, v)
+    assert sorted(set(_calls(whole.mlir_module()))) == [*CUDNN, "tpu_custom_call"]
+    again = jax.export.deserialize(whole.serialize(vjp_order=0))
+    for got, want in zip(
+        jax.tree.leaves(again.call(q, k, v)), jax.tree.leaves(jax.jit(fn)(q, k, v)), strict=True
+    ):
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("check", [True, False])
+def test_each_device_of_a_shard_map_calls_the_kernel(platform, check):
+    """Inside of manual axes an array is local, whether or not JAX follows what varies."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",), axis_types=(AxisType.Auto,))
+    fn, avals = attention_programs.program({"length": 256, "causal": True})
+    specs = (P("data"), P("data"), P("data"))
+
+    def summed(*operands):
+        value, grads = fn(*operands)
+        return jax.lax.psum(value, "data"), grads
+
+    divided = jax.shard_map(
+        summed, mesh=mesh, in_specs=specs, out_specs=(P(), specs), check_vma=check
+    )
+    with lowering_for(HOPPER):
+        lowered = jax.jit(divided).trace(*avals).lower(lowering_platforms=(platform,))
+    assert set(_calls(lowered.as_text())) >= set(CUDNN if platform == "cuda" else PALLAS)
+
+
+def _operands(shape, keys, dtype=jnp.bfloat16):
+    draw = np.random.default_rng(0)
+    shapes = (shape, keys, keys, shape)
+    return [jnp.asarray(draw.standard_normal(s), dtype) for s in shapes]
+
+
+CASES = {
+    "causal": (SPLASH, (1, 256, 2, 64), (1, 256, 2, 64), None, {"causal": True}),
+    "window, grouped": (
+        SPLASH,
+        (1, 256, 4, 64),
+        (1, 256, 2, 64),
+        None,
+        {"causal": True, "window": 100},
+    ),
+    "cross": (SPLASH, (1, 128, 2, 32), (1, 256, 2, 32), None, {}),
+    "flash, causal": (FLASH, (1, 256, 2, 64), (1, 256, 2, 64), None, {"causal": True}),
+    "flash, bias": (FLASH, (1, 256, 2, 64), (1, 256, 2, 64), (1, 2, 256, 256), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pallas_kernels_are_attention(case):
+    """Output, lse and cotangents of the kernels for TPU, interpreted, are the composed form's."""
+    kernel, shape, keys, bias_shape, words = CASES[case]
+    q, k, v, dout = _operands(shape, keys)
+    bias = None
+    if bias_shape:
+        bias = jnp.asarray(np.random.default_rng(1).standard_normal(bias_shape), jnp.float32)
+    spec = AttentionSpec(scale=0.125, **words)
+    assert kernel.obstacle(q, k, v, bias, spec, True) is None
+    operands = (q, k, v) if bias is None else (q, k, v, bias)
+
+    def run(*xs):
+        return attention(*xs[:3], None if bias is None else xs[3], spec)
+
+    _, lse = attention_forward(q, k, v, bias, spec)
+    out, vjp = jax.vjp(run, *operands)
+    with pltpu.force_tpu_interpret_mode():
+        found, sums = jax.jit(functools.partial(kernel.forward, spec=spec))(q, k, v, bias)
+        backward = functools.partial(kernel.backward, spec=spec, bias_grad=bias is not None)
+        grads = jax.jit(backward)(q, k, v, bias, found, sums, dout)
+    np.testing.assert_allclose(sums, lse, atol=1e-4)
+    for got, want in zip((found, *grads), (out, *vjp(dout), None), strict=False):
+        if want is not None:
+            size = np.abs(np.asarray(want, np.float32)).max()
+            assert np.abs((got - want).astype(jnp.float32)).max() <= 2**-6 * size
+
+
+def test_blocks_divide():
+    """The largest multiple of 128 up to 512 that divides a length."""
+    assert [block(n) for n in (128, 384, 640, 1024, 1536, 1920)] == [128, 384, 128, 512, 512, 384]
+
+
+def test_biases_for_cudnn_are_finite():
+    """Minus infinity is a number that cuDNN can subtract, also in float16."""
+    q = jax.ShapeDtypeStruct((1, 4, 1, 8), "float16")
+    bias = jnp.array([-jnp.inf, -1e30, 2.0, jnp.inf]).reshape(1, 1, 1, 4)
+    found = cudnn._narrow(bias, q, q)
+    assert found.shape == (1, 1, 4, 4)
+    assert found.dtype == jnp.float16
+    np.testing.assert_array_equal(found[0, 0, 0], [-32768, -32768, 2, 32768])
+
+
+@pytest.mark.deviceless
+@pytest.mark.parametrize("target", ["h200", "a100", "b200", "v5e", "v6e"])
+def test_vendors_compile_attention(target, tmp_path):
+    """The compilers take each kernel, and less memory than the scores need."""
+    found = compiled(target, tmp_path, "tests.kernels.attention_programs")
+    composed = {"head 300"} | ({"head 256"} if target == "a100" else set())
+    if TARGETS[target].gpu is None:
+        composed |= {"bias of heads", "bias of keys", "float16", "odd length"}
+    for title, facts in found.items():
+        assert bool(facts["calls"]) == (title not in composed), title
+    scores = attention_programs.B * attention_programs.N * attention_programs.T**2
+    assert found["causal"]["temporary"] < scores
+    assert found["head 300"]["temporary"] > 2 * scores
