@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from benchmarks.deviceless import diagnosis
-from benchmarks.deviceless.models import EVERY
+from benchmarks.deviceless.models import EVERY, fused
 from benchmarks.deviceless.models.model import HAND, Model
 from benchmarks.deviceless.variants import variants
 from jaxamp.compiled import hlo, traffic
@@ -31,7 +31,8 @@ def measure(
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True} if dump else None
-        compiled = compile_for(target, variants(size)[variant], (params, batch), options)
+        with fused.on(target.platform):
+            compiled = compile_for(target, variants(size)[variant], (params, batch), options)
         live_ranges = diagnosis.live_ranges_in(Path(folder))
     seconds = time.perf_counter() - start
     text = compiled.as_text()

@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.deviceless.models import fused
+from benchmarks.deviceless.models.fused import FUSED
 from benchmarks.deviceless.models.model import HAND, Model, Size, chain_of_tokens, cross_entropy
 
 LOW = jnp.bfloat16
@@ -109,7 +111,10 @@ def loss(
 # and loss in float32. The softmax comes in three versions: as flax has it, in bfloat16; in float32,
 # which is more accurate and leaves float32 residuals; in float32 but recomputed going backward.
 
+# And once all of attention is one kernel.
+
 Softmax = Callable[[jax.Array], jax.Array]
+Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 def softmax_in_f32(scores: jax.Array) -> jax.Array:
@@ -124,27 +129,31 @@ def hand_dense(p: dict[str, jax.Array], x: jax.Array) -> jax.Array:
     return x @ p["w"].astype(LOW) + p["b"].astype(LOW)
 
 
-def hand_attention(config: Config, softmax: Softmax, p: dict[str, Any], x: jax.Array) -> jax.Array:
+def attend(softmax: Softmax, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q * jnp.asarray(q.shape[-1] ** -0.5, LOW), k)
+    causal = jnp.tril(jnp.ones((q.shape[1], q.shape[1]), bool))
+    weights = softmax(jnp.where(causal, scores, -jnp.inf))
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+def hand_attention(config: Config, attend: Attend, p: dict[str, Any], x: jax.Array) -> jax.Array:
     split = (*x.shape[:2], config.heads, config.width // config.heads)
     q, k, v = (part.reshape(split) for part in jnp.split(hand_dense(p["qkv"], x), 3, axis=-1))
-    scores = jnp.einsum("bqhd,bkhd->bhqk", q * jnp.asarray(split[-1] ** -0.5, LOW), k)
-    causal = jnp.tril(jnp.ones((x.shape[1], x.shape[1]), bool))
-    weights = softmax(jnp.where(causal, scores, -jnp.inf))
-    return hand_dense(p["out"], jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(x.shape))
+    return hand_dense(p["out"], attend(q, k, v).reshape(x.shape))
 
 
-def hand_block(config: Config, softmax: Softmax, x: jax.Array, p: dict[str, Any]) -> jax.Array:
-    x = x + hand_attention(config, softmax, p, hand_layer_norm(p["norm1"], x))
+def hand_block(config: Config, attend: Attend, x: jax.Array, p: dict[str, Any]) -> jax.Array:
+    x = x + hand_attention(config, attend, p, hand_layer_norm(p["norm1"], x))
     hidden = jax.nn.gelu(hand_dense(p["grow"], hand_layer_norm(p["norm2"], x)))
     return x + hand_dense(p["shrink"], hidden)
 
 
 def hand_loss(
-    config: Config, scanned: bool, softmax: Softmax, params: dict[str, Any], tokens: jax.Array
+    config: Config, scanned: bool, attend: Attend, params: dict[str, Any], tokens: jax.Array
 ) -> tuple[jax.Array, None]:
     inputs, labels = tokens[:, :-1], tokens[:, 1:]
     x = params["tokens"][inputs].astype(LOW) + params["positions"].astype(LOW)
-    step = partial(hand_block, config, softmax)
+    step = partial(hand_block, config, attend)
     if scanned:
         kept = jax.checkpoint(step)
         x, _ = jax.lax.scan(lambda x, p: (kept(x, p), None), x, params["layers"])
@@ -155,10 +164,11 @@ def hand_loss(
     return cross_entropy(logits, labels), None
 
 
-SOFTMAXES: dict[str, Softmax] = {
-    HAND: jax.nn.softmax,
-    "hand, f32 softmax": softmax_in_f32,
-    "hand, f32 softmax recomputed": jax.checkpoint(softmax_in_f32),
+ATTENTIONS: dict[str, Attend] = {
+    HAND: partial(attend, jax.nn.softmax),
+    FUSED: partial(fused.attention, causal=True),
+    "hand, f32 softmax": partial(attend, softmax_in_f32),
+    "hand, f32 softmax recomputed": partial(attend, jax.checkpoint(softmax_in_f32)),
 }
 
 
@@ -168,8 +178,7 @@ def _size(config: Config, scanned: bool) -> Size:
         sample=lambda key: chain_of_tokens(key, config.batch, config.length + 1, config.vocabulary),
         plain=partial(loss, config, scanned),
         hands={
-            name: partial(hand_loss, config, scanned, softmax)
-            for name, softmax in SOFTMAXES.items()
+            name: partial(hand_loss, config, scanned, attend) for name, attend in ATTENTIONS.items()
         },
     )
 

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from benchmarks.deviceless.models import fused
+from benchmarks.deviceless.models.fused import FUSED
 from benchmarks.deviceless.models.model import (
     HAND,
     Model,
@@ -18,17 +20,24 @@ from benchmarks.deviceless.models.model import (
 )
 
 
+def fused_attention(query: jax.Array, key: jax.Array, value: jax.Array, **_: Any) -> jax.Array:
+    return fused.attention(query, key, value, causal=False)
+
+
 class Encoder(nn.Module):
     """One layer: attention and a perceptron, each after a norm."""
 
     heads: int
     dtype: Any
+    fused: bool
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         width = x.shape[-1]
         y = nn.LayerNorm(dtype=self.dtype)(x)
-        x = x + nn.MultiHeadDotProductAttention(self.heads, dtype=self.dtype)(y)
+        how = fused_attention if self.fused else nn.dot_product_attention
+        attend = nn.MultiHeadDotProductAttention(self.heads, dtype=self.dtype, attention_fn=how)
+        x = x + attend(y)
         y = nn.LayerNorm(dtype=self.dtype)(x)
         y = nn.gelu(nn.Dense(4 * width, dtype=self.dtype)(y))
         return x + nn.Dense(width, dtype=self.dtype)(y)
@@ -43,6 +52,7 @@ class ViT(nn.Module):
     patch: int
     classes: int
     dtype: Any = None
+    fused: bool = False
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -52,7 +62,7 @@ class ViT(nn.Module):
         positions = self.param("positions", nn.initializers.normal(0.02), x.shape[1:])
         x = x + jnp.asarray(positions, x.dtype)
         for _ in range(self.layers):
-            x = Encoder(self.heads, self.dtype)(x)
+            x = Encoder(self.heads, self.dtype, self.fused)(x)
         x = nn.LayerNorm(dtype=self.dtype)(x)
         return nn.Dense(self.classes, dtype=self.dtype)(x.mean(axis=1))
 
@@ -75,7 +85,10 @@ def _size(
         init=init,
         sample=lambda key: labelled_images(key, batch, side, classes),
         plain=partial(loss, network()),
-        hands={HAND: partial(loss, network(dtype=jnp.bfloat16))},
+        hands={
+            HAND: partial(loss, network(dtype=jnp.bfloat16)),
+            FUSED: partial(loss, network(dtype=jnp.bfloat16, fused=True)),
+        },
     )
 
 
