@@ -203,9 +203,13 @@ def loop(eqn: JaxprEqn) -> Loop:
 
 
 def is_open(eqn: JaxprEqn) -> bool:
-    """Return whether an equation holds open jaxprs, which have no constants."""
+    """Return whether an equation holds open jaxprs, which have no constants.
+
+    From JAX 0.12 on none does: the two types are one, which has constants.
+    """
     held = _held(eqn)
-    return held is not None and any(isinstance(eqn.params.get(n), Jaxpr) for n in held.params)
+    inside = [eqn.params.get(name) for name in held.params] if held else []
+    return any(isinstance(j, Jaxpr) and not isinstance(j, ClosedJaxpr) for j in inside)
 
 
 def is_region(eqn: JaxprEqn) -> bool:

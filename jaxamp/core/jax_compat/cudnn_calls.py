@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,7 +98,10 @@ def _operands(q: Any, k: Any, v: Any, bias: Any) -> tuple[Any, ...]:
 
 
 def _params(calls: Any, scale: float, causal: bool, window: int | None) -> dict[str, Any]:
+    taken = inspect.signature(calls._dot_product_attention_fwd_cuda_lowering).parameters
     return {
+        # JAX 0.12 takes a function of the scores besides.
+        **{name: None for name in ("score_mod_name", "score_mod_jaxpr") if name in taken},
         "scale": scale,
         "seed": 42,
         "dropout_rate": 0.0,
