@@ -174,8 +174,8 @@ MUTATIONS = (
     ),
     Mutation(
         "rewrite/primitives/accumulate.py",
-        "known = [lax.convert_element_type(cotangent, narrow), *known]",
-        "known = [lax.convert_element_type(cotangent, F32), *known]",
+        "return accumulate(contraction, operands, others, narrow, aval.dtype)",
+        "return accumulate(contraction, operands, others, narrow, narrow)",
         "tests/rewrite/test_weight_gradients.py",
     ),
     Mutation(
@@ -224,7 +224,7 @@ MUTATIONS = (
         "inspect/tally.py",
         "return self.bytes_f32 - self.bytes",
         "return self.bytes_f32",
-        "tests/inspect",
+        "tests/inspect jaxamp/inspect/tally.py",
     ),
     Mutation(
         "display/numbers.py",
@@ -273,6 +273,12 @@ MUTATIONS = (
         "return step(carry, count * chunk, rest) if rest else carry",
         "return carry",
         "tests/kernels/test_linear_cross_entropy.py",
+    ),
+    Mutation(
+        "kernels/attention/composed.py",
+        "dscores = weights * (dweights - row)",
+        "dscores = weights * dweights",
+        "tests/kernels/test_attention.py",
     ),
     Mutation(
         "kernels/block_quantize.py",

@@ -8,8 +8,8 @@ import os
 def amount(number: float, unit: str = "") -> str:
     """Write a number with three digits and a letter for its thousands.
 
-    >>> amount(52428800, "FLOP"), amount(0)
-    ('52.4 MFLOP', '0')
+    >>> amount(52428800, "FLOP"), amount(1500), amount(0)
+    ('52.4 MFLOP', '1.5 k', '0')
     """
     letters = ["", "k", "M", "G", "T", "P"]
     size = float(number)

@@ -44,7 +44,11 @@ class Tally:
 
     @property
     def saved(self) -> int:
-        """Bytes that the original program moves and this one does not."""
+        """Bytes that the original program moves and this one does not.
+
+        >>> Tally(bytes=6, bytes_f32=10).saved
+        4
+        """
         return self.bytes_f32 - self.bytes
 
 

@@ -20,6 +20,9 @@ def jaxpr_key(jaxpr: Jaxpr) -> Hashable:
     >>> one, two = (jax.make_jaxpr(lambda x: x + 1.0)(2.0).jaxpr for _ in range(2))
     >>> jaxpr_key(one) == jaxpr_key(two)
     True
+    >>> one, two = (jax.make_jaxpr(lambda x: x + term)(2.0).jaxpr for term in (1.0, 3.0))
+    >>> jaxpr_key(one) == jaxpr_key(two)
+    False
     """
     number: dict[Any, int] = {}
     for var in (*jaxpr.constvars, *jaxpr.invars):

@@ -52,6 +52,17 @@ def test_a_loop_counts_as_often_as_it_runs_and_reads_one_row_each_time():
     assert counted.unknown_loops == 0
 
 
+def test_products_in_a_loop_count_as_often_as_it_runs():
+    """A vector and a matrix of eight by eight: 128 FLOPs in each of four runs."""
+    product = "dot(%sum.2, %square.1), lhs_contracting_dims={0}, rhs_contracting_dims={0}"
+    text = LOOP.replace("add(%sum.2, %row.2)", product)
+    text = text.replace(
+        "  ROOT %add.2",
+        "  %square.1 = f32[8,8]{1,0} broadcast(%row.2), dimensions={1}\n  ROOT %add.2",
+    )
+    assert traffic.measure(hlo.parse(text)).flops == 4 * 2 * 8 * 8
+
+
 def test_a_loop_without_a_bound_counts_once_and_is_reported():
     """A condition that compares two values that change says nothing about the trip count."""
     unknown = LOOP.replace("compare(%i.2, %bound.1)", "compare(%bound.1, %i.2)")
