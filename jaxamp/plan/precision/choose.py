@@ -24,6 +24,7 @@ from jaxamp.plan.dataflow.provenance import DENSE, Provenance
 from jaxamp.plan.dataflow.regions import COSTLY, EQUALITIES, FusionRegions, is_pooling_gradient
 from jaxamp.plan.dataflow.relu_signs import find_relu_signs, find_relu_tangents
 from jaxamp.plan.dataflow.repeated_gathers import sums_many_cotangents
+from jaxamp.plan.dataflow.returned import find_returned
 from jaxamp.plan.dataflow.shift_invariant_logits import is_shift_invariant, outweighs_operands
 from jaxamp.plan.dataflow.uses import REACHES, Uses, is_state_update
 from jaxamp.plan.graph.consumers import descendants, is_movement
@@ -77,7 +78,8 @@ class Chooser:
             int, Precision
         ] = {}  # per fused value, the precision of far readers' copy
         self.gainless: set[int] = set()  # f32 for lack of gain, not for accuracy
-        self.for_wide_carry: set[int] = set()  # of these, values that enter an f32 carry
+        self.wide_in_memory: set[int] = set()  # of these, what is in memory in f32 anyway
+        self.returned = find_returned(graph) if Guard.NO_GAIN in policy.guards else frozenset()
         self.exact = Exact(graph, regions)
         self.relu_signs = find_relu_signs(graph, regions)
         self.relu_tangents = find_relu_tangents(graph, self.relu_signs)
@@ -208,11 +210,19 @@ class Chooser:
             reason = f"operands in {low.short}; result feeds a sensitive operation"
             return Choice(low, F32, reason, Guard.SENSITIVE, F32)
         if Guard.LOOP_CARRY in self.guards and self._is_carried_wide(out):
-            self.gainless.add(out)
-            self.for_wide_carry.add(out)
+            self._keep_wide(node.outs)
             reason = f"operands in {low.short}; result goes into an f32 carry"
             return Choice(low, F32, reason, Guard.LOOP_CARRY, F32)
+        if out in self.returned:
+            self._keep_wide(node.outs)
+            reason = f"operands in {low.short}; result is returned in f32"
+            return Choice(low, F32, reason, Guard.NO_GAIN, F32)
         return Choice(low, low, f"Compute is {low.short} in the policy", None, F32)
+
+    def _keep_wide(self, values: Sequence[int]) -> None:
+        """Record values that are in memory in float32 for others than their narrow readers."""
+        self.gainless.update(values)
+        self.wide_in_memory.update(values)
 
     def _saves_memory(self, node: Node, low: Precision) -> bool:
         """Return whether a contraction that no Compute reads is large, and rounding it harmless."""
@@ -308,8 +318,8 @@ class Chooser:
                 self.stored[out] = self.stored[source]
                 if source in self.copies:
                     self._follow_fused(source, out)
-                elif source in self.for_wide_carry:
-                    self._follow_carried(out)
+                elif source in self.wide_in_memory:
+                    self._follow_wide(out)
 
     def _follow_fused(self, source: int, out: int) -> None:
         """Record a value moved from a fused one: it is fused too, or is the moved copy."""
@@ -319,11 +329,11 @@ class Chooser:
         else:
             self.stored[out] = low
 
-    def _follow_carried(self, out: int) -> None:
-        """Record a value moved from one that is in memory in float32 for a wide carry."""
+    def _follow_wide(self, out: int) -> None:
+        """Record a value moved from one that is in memory in float32 anyway."""
         low = self.narrow[OpKind.ELEMENTWISE]
         if low is None or not self._is_taken_stored(out):
-            self.for_wide_carry.add(out)
+            self.wide_in_memory.add(out)
         elif not self._is_carried_wide(out):
             self.stored[out] = low
 
@@ -386,9 +396,11 @@ class Chooser:
         if hazard:
             return hazard
         if Guard.LOOP_CARRY in self.guards and any(self._is_carried_wide(v) for v in outs):
-            self.gainless.update(outs)
-            self.for_wide_carry.update(outs)
+            self._keep_wide(outs)
             return Constraint("goes into an f32 carry", Guard.LOOP_CARRY)
+        if outs and self.returned.issuperset(outs):
+            self._keep_wide(outs)
+            return Constraint("returned in f32", Guard.NO_GAIN)
         if Guard.REDUCTION_ISLAND in self.guards and all(self.regions.fused[v] for v in outs):
             if narrow := self.exact.narrow_values(node, self.stored, low):
                 self.exact_narrow.update(narrow)
