@@ -19,6 +19,7 @@ from jaxamp.plan.conditioning.prefix_folds import find_self_combined
 from jaxamp.plan.conditioning.second_moments import find_second_moments
 from jaxamp.plan.conditioning.singularities import AT_NUMBER, AT_ZERO, find_singularities
 from jaxamp.plan.conditioning.squared_distances import find_squared_distances
+from jaxamp.plan.conditioning.state_increments import find_state_increments
 from jaxamp.plan.conditioning.topk_stability import find_topk_operands
 from jaxamp.plan.conditioning.unrolled_recurrences import find_unrolled_recurrences
 from jaxamp.plan.dataflow.constraints import Constraint, is_inexact
@@ -36,6 +37,9 @@ PERIODIC = Constraint("argument of a periodic function", Guard.SENSITIVE)
 TOPK_OPERAND = Constraint("its order selects indices", Guard.SENSITIVE)
 EXPONENT = Constraint("read by exp(x - y)", Guard.SENSITIVE)
 LARGE_OFFSET = Constraint("small variation around a large constant", Guard.SENSITIVE)
+STATE_INCREMENT = Constraint(
+    "a boundary value plus increments, read as a difference", Guard.SENSITIVE
+)
 SQUARED_DISTANCE = Constraint("gradients of its squares and products cancel", Guard.SENSITIVE)
 
 
@@ -139,6 +143,7 @@ def find_hazards(
         (TOPK_OPERAND, find_topk_operands(graph, uses)),
         (EXPONENT, find_exponents(graph, provenance, regions)),
         (LARGE_OFFSET, find_large_offsets(graph, provenance)),
+        (STATE_INCREMENT, find_state_increments(graph)),
         (SQUARED_DISTANCE, squared_distances),
     )
     return Hazards(

@@ -1,0 +1,112 @@
+"""Boundary values to which a network adds little, read as differences."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxamp import amp, plan_of
+from jaxamp.core.formats import Precision
+from tests.tolerances import EPS
+
+LOW = {"mixed_bf16": "bfloat16", "mixed_f16": "float16"}
+KEYS = jax.random.split(jax.random.key(0), 4)
+ROWS, WIDTH, LAYERS = 64, 32, 10
+W = jax.random.normal(KEYS[0], (LAYERS, WIDTH, WIDTH)) / WIDTH**0.5
+C, M = (1e5 + 10 * jax.random.normal(key, (ROWS, WIDTH)) for key in KEYS[1:3])
+
+Rollout = Callable[..., jax.Array]
+
+
+def turns(count: int, *, own: bool) -> Rollout:
+    def run(c: jax.Array, m: jax.Array, w: jax.Array) -> jax.Array:
+        for i in range(count):
+            c = c + jnp.tanh((c - m) / 10 @ w[i * own])
+        return (c - m) @ w[0]
+
+    return run
+
+
+def scanned(c: jax.Array, m: jax.Array, w: jax.Array) -> jax.Array:
+    c, _ = lax.scan(lambda c, w: (c + jnp.tanh((c - m) / 10 @ w), None), c, w)
+    return (c - m) @ w[0]
+
+
+def looped(c: jax.Array, m: jax.Array, w: jax.Array) -> jax.Array:
+    c = lax.fori_loop(0, 5, lambda _, c: c + jnp.tanh((c - m) / 10 @ w[0]), c)
+    return (c - m) @ w[0]
+
+
+def refined(c: jax.Array, m: jax.Array, w: jax.Array) -> jax.Array:
+    """Coordinates that are read as differences of neighbours."""
+    for i in range(3):
+        c = c + jnp.tanh((c - jnp.roll(c, 1, axis=0)) / 10 @ w[i])
+    return (c - jnp.roll(c, 1, axis=0)) @ w[0]
+
+
+def normalized(c: jax.Array, m: jax.Array, w: jax.Array) -> jax.Array:
+    """A forecast that is scaled back, and compared with the last observation."""
+    mean, scale = c.mean(axis=0), c.std(axis=0)
+    forecast = mean + scale * jnp.tanh((c - mean) / scale @ w[0])
+    return ((forecast - c) / scale) @ w[1]
+
+
+def noisy(c: jax.Array, m: jax.Array, w: jax.Array) -> jax.Array:
+    noise = jax.random.normal(KEYS[3], (4, *c.shape))
+    for i in range(4):
+        c = c + 0.1 * jnp.tanh((c - m) / 10 @ w[i]) + 0.3 * noise[i]
+    return (c - m) @ w[0]
+
+
+PROGRAMS: dict[str, Rollout] = {
+    **{f"{n} turns": turns(n, own=False) for n in (1, 2, 5, 10)},
+    **{f"{n} layers": turns(n, own=True) for n in (2, 5, 10)},
+    "scan": scanned,
+    "loop": looped,
+    "neighbours": refined,
+    "normalized": normalized,
+    "noise": noisy,
+}
+
+
+def _far(found: jax.Array, exact: jax.Array) -> float:
+    exact = np.asarray(exact, np.float64)
+    return float(np.linalg.norm(np.float64(found) - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_increments_survive(name: str, policy: str) -> None:
+    program = PROGRAMS[name]
+    assert _far(amp(program, policy)(C, M, W), program(C, M, W)) <= 4 * EPS[LOW[policy]]
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "loop"])
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+def test_gradients_of_rollouts(name: str, order: str, policy: str) -> None:
+    """Of the mean over all, whose cotangents are in the range of float16."""
+    program = PROGRAMS[name]
+
+    def loss(w: jax.Array) -> jax.Array:
+        return jnp.mean(program(C, M, w) ** 2)
+
+    inside = order == "grad(amp(f))"
+    mixed = jax.grad(amp(loss, policy)) if inside else amp(jax.grad(loss), policy)
+    assert _far(mixed(W), jax.grad(loss)(W)) <= 16 * EPS[LOW[policy]]
+
+
+def test_a_residual_stream_is_narrow() -> None:
+    """A norm reads it as a difference from its own mean, which is rounded with it."""
+
+    def stream(x: jax.Array, w: jax.Array) -> jax.Array:
+        for i in range(3):
+            x = x + jnp.tanh((x - x.mean(axis=-1, keepdims=True)) @ w[i])
+        return x @ w[0]
+
+    decisions = plan_of(stream)(C, W).decisions()
+    sums = [d.output for d in decisions if d.primitive == "add"]
+    assert Precision.BF16 in sums
