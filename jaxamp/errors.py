@@ -105,7 +105,7 @@ class IdlePolicyWarning(UserWarning):
 
 
 def accepted(word: object, words: Iterable[str]) -> str:
-    """A sentence that lists the accepted words, and the likely one where there is one.
+    """Return a sentence that lists the accepted words, and the likely one where there is one.
 
     Args:
       word: what was given.
@@ -121,13 +121,13 @@ def accepted(word: object, words: Iterable[str]) -> str:
 
 
 def _likely(word: str, words: list[str]) -> str | None:
-    """The word that was meant: one that begins with what was given, or is spelt alike."""
+    """Return the word that was meant: one that begins with what was given, or is spelt alike."""
     longer = [w for w in words if w.startswith(f"{word}_")]
     return next(iter(longer or difflib.get_close_matches(word, words, n=1)), None)
 
 
 def article(name: str) -> str:
-    """A name with its indefinite article.
+    """Return a name with its indefinite article.
 
     >>> article("OpKind"), article("Trait")
     ('an OpKind', 'a Trait')
@@ -136,7 +136,7 @@ def article(name: str) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things, whose plural has an s.
+    """Return a number with its noun, in the plural where it is not one.
 
     >>> counted(1, "rule"), counted(0, "run")
     ('1 rule', '0 runs')
@@ -161,7 +161,7 @@ _SHORT = _Short()
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: an array by its shape, nothing at length.
+    """Return a value as errors show it: an array by its shape, nothing at length.
 
     >>> import numpy as np
     >>> shown({"w": np.zeros((1000, 10), "float32")})

@@ -41,7 +41,7 @@ exit status: 0 all is well, 1 the program or the question failed, 2 the command 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a command is about.
+    """Arguments of a command: a program, a policy, and the call to look at.
 
     Attributes:
       fn: the program.

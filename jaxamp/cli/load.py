@@ -1,4 +1,4 @@
-"""What a command names: functions of modules or files, and policies."""
+"""Loading of functions, from modules or files, and of policies that a command line names."""
 
 from __future__ import annotations
 

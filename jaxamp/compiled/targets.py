@@ -15,7 +15,7 @@ _TERA = 1e12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """What the compiler asks about a GPU: the facts that a driver would report."""
+    """Properties of a GPU that XLA reads from a driver."""
 
     name: str
     capability: tuple[int, int]

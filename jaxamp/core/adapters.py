@@ -10,7 +10,7 @@ _LOADERS: dict[str, Callable[[], ModuleType]] = {}
 
 
 def register_adapter(library: str, load: Callable[[], ModuleType]) -> None:
-    """Name what imports the adapter of a library.
+    """Register the function that imports the adapter of a library.
 
     Args:
       library: the library's module, as ``import`` spells it.

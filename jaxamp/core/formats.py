@@ -149,7 +149,7 @@ _BY_DTYPE: dict[Any, Precision] = {precision.dtype: precision for precision in P
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CastConfig:
-    """How a value is cast: to a plain dtype, or scaled, which 8 bits and fewer always are.
+    """Format of a cast: a plain dtype, or a scaled one, which 8 bits and fewer always are.
 
     Attributes:
       out_dtype: the format of the result; anything that ``Precision.parse`` reads.

@@ -9,7 +9,7 @@ from jaxamp.errors import PolicyError, accepted
 
 
 class Guard(enum.Enum):
-    """What protects a program where the table of a policy, taken literally, would break it.
+    """Exception to a policy's table, which taken literally would break a program.
 
     >>> Guard("range") in ALL_GUARDS
     True

@@ -12,7 +12,7 @@ import jax
 
 @dataclass(frozen=True)
 class TargetGpu:
-    """What libraries of kernels ask about a GPU.
+    """Properties of a GPU that libraries of kernels ask for.
 
     Attributes:
       capability: compute capability, (9, 0) for Hopper.

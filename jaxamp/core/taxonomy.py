@@ -1,4 +1,4 @@
-"""What each primitive is: its kind, which a policy speaks about, and what its arithmetic does.
+"""The kind of each primitive, which policies name, and the traits of its arithmetic.
 
 ``TABLE`` is the one list of primitives in the project: every primitive that JAX registers, one a
 line. The planner reads it and ``register_op_kind`` adds to it; nothing else classifies by name.
@@ -45,7 +45,7 @@ class OpKind(enum.Enum):
 
 
 class Trait(enum.Enum):
-    """What a primitive does to its numbers; it decides how the kind's precision may be applied.
+    """Arithmetic of a primitive, which decides how its kind's precision may be applied.
 
     The arithmetic traits are promises that the tests measure: the result of an ``EXACT`` one on
     16-bit inputs fits 16 bits, and that of a ``ROUNDED`` one is the float32 result rounded once.

@@ -45,7 +45,7 @@ class Site:
 
     @property
     def backward(self) -> bool:
-        """Whether it is in a backward pass."""
+        """True in a backward pass."""
         return "transpose(" in self.raw_scope
 
     @property
@@ -79,7 +79,7 @@ class Block:
 
     @property
     def is_low(self) -> bool:
-        """Whether anything in it is lowered."""
+        """True if anything in it is lowered."""
         return self.plan is not None and not self.plan.unchanged
 
     def decision(self, position: int) -> Decision | None:
@@ -147,7 +147,7 @@ class _Numbering:
 
 
 def _held(eqn: JaxprEqn, decision: Decision | None) -> list[tuple[ClosedJaxpr, JaxprPlan | None]]:
-    """The programs that an interpreter can enter, each with its plan."""
+    """Return the jaxprs of an equation that an interpreter can enter, each with its plan."""
     if _trait(eqn) not in (Trait.CALL, Trait.BRANCH, Trait.LOOP):
         return []
     bodies = nested(eqn)

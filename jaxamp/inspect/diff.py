@@ -40,7 +40,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference(Shown):
-    """How two policies differ on a program; ``print`` shows it.
+    """Differences between two policies on a program; ``print`` shows them.
 
     Attributes:
       before: the report under the first policy.
@@ -136,7 +136,7 @@ def _changes(before: Report, after: Report) -> Iterator[Change]:
 def _pairs(
     before: list[Operation], after: list[Operation]
 ) -> Iterator[tuple[Operation | None, Operation | None]]:
-    """Pair each operation with itself on the other side; a program may depend on its policy."""
+    """Match each operation with its counterpart; a program may depend on its policy."""
     keys = [[_identity(o) for o in side] for side in (before, after)]
     matcher = difflib.SequenceMatcher(None, *keys, autojunk=False)
     same = keys[0] == keys[1]

@@ -1,4 +1,4 @@
-"""Whether the quantized dots of a program became FP8 products of the compiled one."""
+"""Comparison of a program's quantized dots with the FP8 products of its compiled form."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KERNELS = ("mosaic_gpu", "tpu_custom_call")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowering(Shown):
-    """What became of the dots that a policy quantizes; ``print`` shows it.
+    """Quantized dots of a program, claimed and found after compilation; ``print`` shows it.
 
     Attributes:
       program: the function's name.

@@ -135,7 +135,7 @@ def _refusal(name: str, classes: Sequence[str]) -> TraceContextError:
 
 
 def _seen_as(cls: type, module: Any) -> Any:
-    """View `module` as an object of another class: the attributes are shared, not copied."""
+    """Return `module` as an object of another class: the attributes are shared, not copied."""
     view = object.__new__(cls)
     object.__setattr__(view, "__dict__", module.__dict__)
     return view

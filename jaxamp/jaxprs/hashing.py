@@ -14,7 +14,7 @@ from jaxamp.core import jax_compat
 
 
 def jaxpr_key(jaxpr: Jaxpr) -> Hashable:
-    """What two jaxprs have in common that compute the same, written on the same lines.
+    """Return a key that jaxprs share which compute the same and come from the same lines.
 
     >>> import jax
     >>> one, two = (jax.make_jaxpr(lambda x: x + 1.0)(2.0).jaxpr for _ in range(2))
@@ -43,13 +43,13 @@ def jaxpr_key(jaxpr: Jaxpr) -> Hashable:
 
 
 def literal_key(literal: Literal) -> Hashable:
-    """The type and the bits of a literal."""
+    """Return a key of the type and the bits of a literal."""
     value = jax_compat.literal_value(literal)
     return literal.aval, value.tobytes() if hasattr(value, "tobytes") else value
 
 
 def params_key(params: Mapping[str, Any]) -> Hashable:
-    """The parameters of an equation."""
+    """Return a key of an equation's parameters."""
     values = tuple(params.values())
     try:
         hash(values)

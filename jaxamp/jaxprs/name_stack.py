@@ -23,7 +23,7 @@ _REPEATED = re.compile(r"repeated\[(\d+)\]")  # how many names before it are the
 
 @functools.lru_cache(maxsize=4096)
 def clean_scope(name_stack: str) -> str:
-    """The scope path as the user wrote it: without transforms, markers and JAX's own names.
+    """Return the scope path as the user wrote it: no transforms, markers or names of JAX's.
 
     Args:
       name_stack: ``str(eqn.source_info.name_stack)``, with that of the enclosing equations before
@@ -42,13 +42,13 @@ def clean_scope(name_stack: str) -> str:
 
 
 def joined_scope(outer: str, eqn: JaxprEqn) -> str:
-    """The name stack of an equation with those of the enclosing ones, `outer`, before it."""
+    """Return the name stack of an equation, after that of the enclosing equations, `outer`."""
     names = "/".join(filter(None, (outer, str(eqn.source_info.name_stack))))
     return without_repeats(names, eqn)
 
 
 def without_repeats(name_stack: str, eqn: JaxprEqn) -> str:
-    """The name stack of an equation that holds others, with a mark where names are repeated.
+    """Return the name stack of a higher-order equation, with a mark where names are repeated.
 
     Each time that JAX differentiates a ``jax.checkpoint``, it writes the names around it twice.
 
@@ -69,7 +69,7 @@ def without_repeats(name_stack: str, eqn: JaxprEqn) -> str:
 
 
 def _without_transforms(text: str) -> str:
-    """Takes away ``jvp(`` and the like with their closing bracket; the user's brackets stay."""
+    """Remove ``jvp(`` and the like with their closing bracket; the user's brackets stay."""
     kept: list[str] = []
     wrappers: list[bool] = []  # one entry per open bracket: does it belong to a transform?
     at, starts_name = 0, True

@@ -21,7 +21,7 @@ RULED = frozenset({"custom_jvp_call", "custom_vjp_call"})  # have derivatives of
 
 
 class Wiring(enum.Enum):
-    """Where the inputs of a nested jaxpr come from and where its outputs go."""
+    """Correspondence of a nested jaxpr's inputs and outputs with operands and results."""
 
     CALL = "call"  # inputs are the operands, outputs the results
     UNIT = (
@@ -38,7 +38,7 @@ class Wiring(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a primitive holds.
+    """Parameters of a higher-order primitive that hold jaxprs, and how those are wired.
 
     Attributes:
       wiring: how its jaxprs are wired.
@@ -183,11 +183,11 @@ class Loop:
 
     @property
     def keeps_carries(self) -> bool:
-        """Whether carries keep their dtype: that of a while loop decides when the loop ends."""
+        """True if carries keep their dtype: that of a while loop decides when the loop ends."""
         return self.test is not None
 
     def parts(self, values: Sequence[Any]) -> tuple[Sequence[Any], ...]:
-        """Cut one value per operand into test invariants, invariants, carries and sliced."""
+        """Split one value per operand into test invariants, invariants, carries and sliced."""
         first, second = self.test_invariants, self.test_invariants + self.invariants
         third = second + self.carries
         return values[:first], values[first:second], values[second:third], values[third:]
@@ -213,7 +213,7 @@ def is_open(eqn: JaxprEqn) -> bool:
 
 
 def is_region(eqn: JaxprEqn) -> bool:
-    """Whether an inner ``amp`` has already rewritten what this call holds."""
+    """Return whether an inner ``amp`` has already rewritten what this call holds."""
     return str(eqn.params.get("name", "")).startswith(REGION_PREFIX)
 
 

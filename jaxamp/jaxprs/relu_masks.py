@@ -18,7 +18,7 @@ SIGNS = ("gt", "le")  # comparisons with zero that say the same of `x` and of `m
 
 
 def compare_results(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same program, in which comparisons with zero read results of ``max(x, 0)``.
+    """Return a program whose comparisons with zero read results of ``max(x, 0)``.
 
     A call that returns such a result and its comparison returns the result, and is followed by the
     comparison: so this can be computed again without the call.
@@ -69,7 +69,7 @@ class _Comparisons:
         return jaxpr if is_same else jaxpr.replace(eqns=eqns)
 
     def _inside(self, eqn: JaxprEqn) -> JaxprEqn:
-        """An equation with its jaxprs changed."""
+        """Return an equation with its jaxprs changed."""
         bodies = nested(eqn)
         changed = list(map(self._body, bodies))
         if all(map(operator.is_, changed, bodies)):
@@ -84,7 +84,7 @@ class _Comparisons:
         return self._closed.setdefault(key, body.replace(jaxpr=jaxpr))
 
     def _outside(self, eqn: JaxprEqn) -> list[JaxprEqn]:
-        """A call, and after it the comparisons of its results."""
+        """Return a call, followed by the comparisons of its results."""
         if eqn.primitive.name != "jit":
             return [eqn]
         body = called(eqn).jaxpr
@@ -100,7 +100,7 @@ class _Comparisons:
         return [eqn.replace(outvars=outvars), *after] if after else [eqn]
 
     def _cut_off(self, eqn: JaxprEqn) -> Var | None:
-        """The operand that an equation, or all that it holds, cuts off at zero."""
+        """Return the operand whose ``max(x, 0)`` an equation, or the jaxpr that it holds, is."""
         name = eqn.primitive.name
         if name == "max":
             first, second = eqn.invars
@@ -122,7 +122,7 @@ class _Comparisons:
 
 
 def _comparisons(body: Jaxpr) -> dict[int, tuple[int, JaxprEqn]]:
-    """Per result that compares another result with zero: which one, and the equation."""
+    """Return, per result that compares another result with zero, which one and the equation."""
     places = {var: i for i, var in enumerate(body.outvars) if not isinstance(var, Literal)}
     return {
         places[eqn.outvars[0]]: (places[eqn.invars[0]], eqn)
@@ -134,7 +134,7 @@ def _comparisons(body: Jaxpr) -> dict[int, tuple[int, JaxprEqn]]:
 
 
 def _compared(eqn: JaxprEqn, cut: dict[Var, Var]) -> JaxprEqn:
-    """A comparison that reads what its operand was cut off to."""
+    """Return a comparison that reads ``max(x, 0)`` in place of its operand."""
     operand, zero = eqn.invars
     if isinstance(operand, Literal) or operand not in cut or not _is_zero(zero):
         return eqn

@@ -15,7 +15,7 @@ from jaxamp.jaxprs.hashing import jaxpr_key
 
 
 def share_rules(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """The same program, with equal parameters of ``custom_jvp_call`` equations as one object.
+    """Return a program in which equal ``custom_jvp_call`` parameters are one object.
 
     Args:
       closed: the program; only its outermost equations are looked at.

@@ -1,4 +1,4 @@
-"""How a kernel is to be compiled, and which configuration is in force."""
+"""Compiler configuration of kernels, and which one is in force."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KERNELS = ("block_quantize", "block_scaled_matmul", "norm_quantize", "linear_cro
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KernelConfig:
-    """How the kernels of jaxamp are compiled. Plain data, hashable, with a JSON form.
+    """Compiler configuration of the kernels of jaxamp: plain data, hashable, with a JSON form.
 
     Attributes:
       gpu: ``pallas.mosaic_gpu.CompilerParams``, or a map of its fields; ``None`` for what suits

@@ -27,11 +27,11 @@ class KernelFallbackWarning(UserWarning):
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """What one kernel is. Every form takes the operands and the primitive's parameters.
+    """Definition of one kernel. Every form takes the operands and the primitive's parameters.
 
     Attributes:
-      name: of the public function.
-      reference: what it means, in the words of XLA.
+      name: name of the public function.
+      reference: the same function in XLA operations.
       pallas: the Pallas kernel for a platform, which comes first; also takes ``config`` and
         ``interpret``.
       check: raises ``KernelError`` where a configuration cannot work for these operands on a

@@ -1,4 +1,4 @@
-"""What can be said of a configuration before anything is lowered."""
+"""Checks of a kernel's configuration, made before anything is lowered."""
 
 from __future__ import annotations
 

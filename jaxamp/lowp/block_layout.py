@@ -1,4 +1,4 @@
-"""How an array is divided into blocks that share a scale factor."""
+"""Layout of the blocks of an array that share a scale factor."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def _kinds(samples: Any) -> jax.Array:
 
 
 def _blame_operands(table: Any, operands: np.ndarray, first: int) -> Any:
-    """Pass the blame on to operands, row by row from `first`."""
+    """Propagate the blame to operands, row by row from `first`."""
 
     def judge(number: Any, table: Any) -> Any:
         own = lax.dynamic_index_in_dim(table, first + number, keepdims=False)

@@ -44,10 +44,10 @@ class Interpreter(abc.ABC):
 
     @abc.abstractmethod
     def test(self, body: ClosedJaxpr, plan: Any, values: Sequence[Value]) -> Any:
-        """Whether a while loop goes on."""
+        """Evaluate the test of a while loop."""
 
     def match_shadow(self, value: Value, aval: Any, shadowed: bool) -> Value:
-        """Give the value a shadow if `shadowed`, else none: carries need one structure."""
+        """Add a shadow to the value if `shadowed`, or drop it: carries need one structure."""
         return value
 
     def sliced(self, value: Value) -> Value:

@@ -116,14 +116,14 @@ class Shadowing(Interpreter):
         return outs, _State(ledger, tape=tape)
 
     def test(self, body: ClosedJaxpr, plan: Any, values: Sequence[Value]) -> Any:
-        """What the program itself says."""
+        """Return what the program itself computes."""
         lows = [value.low for value in values]
         if plan is None or self.context is None:
             return eval_jaxpr(body.jaxpr, body.consts, *lows)[0]
         return interpret(self.context, body.jaxpr, plan, body.consts, lows)[0]
 
     def match_shadow(self, value: Value, aval: Any, shadowed: bool) -> Value:
-        """Give floats alone a shadow: integers and booleans are the program's own."""
+        """Add a shadow to floats alone: integers and booleans are the program's own."""
         if not (shadowed and self.shadows and _is_float(aval)):
             return value._replace(shadow=None)
         shadow = value.low if value.shadow is None else value.shadow

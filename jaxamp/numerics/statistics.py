@@ -138,7 +138,7 @@ def _folded(addends: Sequence[jax.Array], candidates: Sequence[jax.Array]) -> li
 
 
 def _visible(peak: jax.Array) -> jax.Array:
-    """Turn NaN into infinity, which a maximum does not lose."""
+    """Replace NaN by infinity, which a maximum does not lose."""
     return jnp.where(jnp.isnan(peak), jnp.inf, peak)
 
 

@@ -153,7 +153,7 @@ class _Entry(NamedTuple):
 
 
 class _Held(threading.local):
-    """How many scopes of this thread may be left and entered again by asyncio."""
+    """Number of this thread's scopes that asyncio may leave and enter again."""
 
     count = 0
     seen_by_jit: AbstractContextManager[None] = nullcontext()

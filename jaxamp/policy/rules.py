@@ -24,7 +24,7 @@ from jaxamp.jaxprs.name_stack import clean_scope
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EquationView:
-    """What a rule can see of an equation; dtypes are those of the original program.
+    """Facts of an equation that a rule can match; dtypes are those of the original program.
 
     Attributes:
       primitive: name of the primitive.

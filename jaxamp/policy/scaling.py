@@ -25,7 +25,7 @@ class Casts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """How a policy whose Compute is scaled treats its dots.
+    """Settings of the scaled dots of a policy.
 
     Attributes:
       weight: cast of parameters; ``None`` for that of Compute.

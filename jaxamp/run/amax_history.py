@@ -32,7 +32,7 @@ _PLACE = re.compile(r"\d+:\w+")  # a key of a history: the number of an equation
 
 
 def is_history(value: Any) -> bool:
-    """Whether a value has the keys of a history."""
+    """Return whether a value has the keys of a history."""
     return isinstance(value, Mapping) and all(
         isinstance(key, str) and _PLACE.fullmatch(key) for key in value
     )
@@ -41,7 +41,7 @@ def is_history(value: Any) -> bool:
 def run_with_history(
     closed: ClosedJaxpr, arrays: Sequence[Any], history: History | None, length: int
 ) -> tuple[list[Any], History]:
-    """Runs a program whose quantized dots take their scales from a history.
+    """Run a program whose quantized dots take their scales from a history.
 
     Args:
       closed: the program.
@@ -72,13 +72,13 @@ def run_with_history(
 
 
 def _kinds(history: History) -> dict[str, Any]:
-    """Shape and dtype of each window, by its place; whatever the containers are."""
+    """Return the shape and dtype of each window, by its place; whatever the containers are."""
     leaves = jax.tree_util.tree_leaves_with_path(history)
     return {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
 
 
 class _Threader:
-    """Runs a program whose quantized dots take their scales from a history."""
+    """Run a program whose quantized dots take their scales from a history."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -104,7 +104,7 @@ class _Threader:
     def dot(
         self, eqn: JaxprEqn, operands: Sequence[Any], history: History | None
     ) -> tuple[list[Any], History]:
-        """A quantized dot, and the histories of its operands with this step in them."""
+        """Emit a quantized dot; return its operands' histories, too, with this step in them."""
         how: Scaled = eqn.params["how"]
         made, narrow, finite = {}, [], True
         for side, x, cast in zip(("lhs", "rhs"), map(_sealed, operands), how.casts, strict=True):
@@ -121,7 +121,7 @@ class _Threader:
     def call(
         self, eqn: JaxprEqn, operands: Sequence[Any], history: History | None
     ) -> tuple[list[Any], History]:
-        """A call, emitted in place; what is computed again stays apart from the first time."""
+        """Emit a call in place; recomputation stays behind a barrier, as in a checkpoint."""
         if eqn.params.get("prevent_cse"):
             operands = optimization_barrier_p.bind(*operands)
         return self.run(called(eqn), operands, history)
@@ -129,7 +129,7 @@ class _Threader:
     def scan(
         self, eqn: JaxprEqn, operands: Sequence[Any], history: History | None
     ) -> tuple[list[Any], History]:
-        """A loop, whose histories have a row for each iteration."""
+        """Emit a scan, whose histories have a row for each iteration."""
         wired = loop(eqn)
         _, invariants, carries, sliced = wired.parts(operands)
 
@@ -147,7 +147,7 @@ class _Threader:
 
 @jax.custom_jvp
 def _sealed(x: Any) -> Any:
-    """The array itself, which cannot be differentiated any more."""
+    """Return the array itself, and refuse to be differentiated."""
     return x
 
 
@@ -162,7 +162,7 @@ def _refuse(*_: Any) -> Any:
 
 
 def _rounded(x: Any, amax: Any, cast: CastConfig) -> ScaledArray:
-    """An array with the scale that belongs to a magnitude; what is larger is clipped."""
+    """Quantize an array with the scale that belongs to a magnitude; larger values are clipped."""
     scale = scale_factor(amax, cast.out_dtype, round_up=cast.round_sf)
     scale = jnp.where(amax == 0, np.float32(1), scale)  # nothing is known of it yet
     return with_scale(x, stored_scale(scale, cast), cast)

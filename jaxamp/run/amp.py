@@ -120,7 +120,7 @@ class AmpFunction(Generic[_P, _R]):
 
     @property
     def settings(self) -> Settings:
-        """How the function is rewritten."""
+        """Settings under which the function is rewritten."""
         return self._settings
 
     @property
@@ -129,7 +129,7 @@ class AmpFunction(Generic[_P, _R]):
         return self._runner
 
     def amp_parts(self) -> tuple[Callable[_P, _R], Settings]:
-        """The function as it was given, and how it is rewritten."""
+        """Return the function as it was given, and the settings under which it is rewritten."""
         return self.__wrapped__, self._settings
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -191,7 +191,7 @@ def amp(
     static_argnames: str | Iterable[str] | None = None,
     _force: bool = False,
 ) -> Any:
-    """Give `fn` its mixed-precision form.
+    """Wrap `fn`, so that it runs in mixed precision.
 
     The result is called as `fn` is, and returns what `fn` returns: the same structure, shapes and
     dtypes. Inside, each operation runs in the precision that the policy chooses for it. It can be
@@ -244,7 +244,7 @@ def amp(
 
 
 def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..., Plan]:
-    """What `amp` decides for `fn`, without running it.
+    """Return what `amp` decides for `fn`, without running it.
 
     Args:
       fn: whatever `amp` takes, or what it returned.
@@ -294,7 +294,7 @@ def inspected(
 
 
 def parts_of(fn: Any) -> tuple[Any, Settings | None]:
-    """What `amp` was given and how it rewrites that; `fn` and ``None`` where it had no part.
+    """Return the function that `amp` was given and its settings; `fn` and ``None`` without `amp`.
 
     What is bound to an amped function, and a ``jax.jit`` around it, are seen through.
     """
@@ -318,14 +318,14 @@ def parts_of(fn: Any) -> tuple[Any, Settings | None]:
 
 
 def static_parameters(fn: Any) -> Statics:
-    """Static parameters that ``jax.jit`` around a function declares."""
+    """Return the static parameters that a ``jax.jit`` around a function declares."""
     if isinstance(fn, MethodType):
         return static_parameters(fn.__func__).behind(-1)
     return Statics(*jax_compat.static_parameters(fn))
 
 
 def under(fn: Any, policy: Any) -> tuple[Any, PrecisionPolicy]:
-    """What `amp` was given, and what to see it under: `policy`, that of `fn`, or the default."""
+    """Return the function that `amp` was given, and `policy`, that of `fn`, or the default."""
     plain, settings = parts_of(fn)
     if policy is None and settings is not None:
         return plain, settings.policy
@@ -333,7 +333,7 @@ def under(fn: Any, policy: Any) -> tuple[Any, PrecisionPolicy]:
 
 
 def without_jit(fn: Any) -> Any:
-    """What ``jax.jit`` was put around: compiled functions would hide what is inside."""
+    """Return the function inside of ``jax.jit``, which would hide what is inside."""
     if isinstance(fn, MethodType):
         return MethodType(without_jit(fn.__func__), fn.__self__)
     while _is_jitted(fn):
@@ -370,7 +370,7 @@ def _amp(fn: Any, settings: Settings) -> Any:
 
 
 def _delayed(fn: Any, settings: Settings) -> Any:
-    """A function that takes and returns the magnitudes of earlier steps."""
+    """Wrap a function to take and return the magnitudes of earlier steps."""
     from jaxamp.run.delayed import DelayedFunction
 
     return DelayedFunction(fn, settings)

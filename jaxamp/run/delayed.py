@@ -46,7 +46,7 @@ class DelayedFunction:
         return self._settings.policy
 
     def init(self, *args: Any, **kwargs: Any) -> History:
-        """The history before the first step: what a run on these arguments would find.
+        """Return the history before the first step, of the structure that a step returns.
 
         Args:
           *args: arguments of a step.
@@ -54,12 +54,12 @@ class DelayedFunction:
 
         Returns:
           For each quantized dot the largest magnitudes of both operands in earlier steps, the last
-          one first; zeros where there was none. A dot in a scan has a row for each turn.
+          one first; zeros where there was none. A dot in a scan has a row for each iteration.
         """
         return self._run(None, args, kwargs)[1]
 
     def __call__(self, history: History, *args: Any, **kwargs: Any) -> tuple[Any, History]:
-        """One step.
+        """Run one step.
 
         Args:
           history: what ``init`` or the step before returned.
@@ -80,7 +80,7 @@ class DelayedFunction:
         return self._run(history, args, kwargs)
 
     def amp_parts(self) -> tuple[Callable[..., Any], Settings]:
-        """The function as it was given, and how it is rewritten."""
+        """Return the function as it was given, and the settings under which it is rewritten."""
         return self.__wrapped__, self._settings
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""What a compiled form of a function does when JAX traces it: trace, plan, rewrite."""
+"""The body of a compiled form of a function, run when JAX traces it: trace, plan, rewrite."""
 
 from __future__ import annotations
 
@@ -94,19 +94,19 @@ def unchanged(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @jax.tree_util.register_pytree_node_class
 class Result:
-    """What a compiled form gives: arrays, and what the function returned beside them."""
+    """Result of a compiled form: arrays, and what the function returned beside them."""
 
     def __init__(self, arrays: Sequence[Any], outputs: Static) -> None:
         self.arrays = arrays
         self.outputs = outputs
 
     def tree_flatten(self) -> tuple[Sequence[Any], Static]:
-        """The arrays, and the rest as what is the same for every call of the form."""
+        """Return the arrays as children, and the rest, equal for all calls of the form."""
         return self.arrays, self.outputs
 
     @classmethod
     def tree_unflatten(cls, outputs: Static, arrays: Sequence[Any]) -> Result:
-        """Put together what JAX has taken apart."""
+        """Build the result from its children."""
         return cls(arrays, outputs)
 
 

@@ -152,7 +152,7 @@ class Runner:
         return form
 
     def _is_declined(self, error: Exception, args: Any, kwargs: Any) -> bool:
-        """Whether a call holds more than arrays, so that the function has not been run."""
+        """Return whether a call holds more than arrays, so that the function has not been run."""
         leaves = jax.tree.leaves((args, kwargs))
         if all(map(jit_traces, leaves)) and not isinstance(error, _Declined):
             return False
@@ -175,7 +175,7 @@ class Runner:
             )
 
     def _dropping(self, key: Hashable) -> Callable[[Any], None]:
-        """What drops a form when the first of its weakly held constants dies."""
+        """Return a callback that drops a form when the first of its weakly held constants dies."""
         self_ref = ref(self)
 
         def dropped(_: Any) -> None:
@@ -187,7 +187,7 @@ class Runner:
 
 
 def _name_traced_numbers(error: Exception, call: Call) -> None:
-    """Note on an error that may come from a Python number's trace which argument to declare."""
+    """Add a note to an error that may come from a traced Python number: what to declare static."""
     if isinstance(error, ValueError) and "Non-hashable static arguments" not in str(error):
         return
     names = call.traced_numbers()
@@ -204,7 +204,7 @@ def _name_traced_numbers(error: Exception, call: Call) -> None:
 
 
 def _may_be_number(leaf: Any) -> bool:
-    """Whether ``jax.jit`` makes the same of a Python number."""
+    """Return whether ``jax.jit`` would give a Python number the same aval."""
     aval = jax.typeof(leaf)
     if getattr(aval, "shape", None) != ():
         return False
@@ -212,7 +212,7 @@ def _may_be_number(leaf: Any) -> bool:
 
 
 def _nnx_adapter(call: Call) -> Any:
-    """What makes a call that holds flax nnx objects; ``None`` for one that holds none."""
+    """Return the adapter for a call that holds flax nnx objects; ``None`` if it holds none."""
     found = adapter(NNX)
     return found if found is not None and found.is_needed(call) else None
 
@@ -224,7 +224,7 @@ class Runners:
         self._entries: dict[int, tuple[Any, dict[Settings, Runner]]] = {}
 
     def get(self, function: Callable[..., Any], settings: Settings) -> Runner:
-        """The Runner of `function`, the same one for as long as `function` lives."""
+        """Return the Runner of `function`, the same one for as long as `function` lives."""
         entry = self._entries.get(id(function))
         if entry is None:
             entry = self._enter(function)

@@ -1,4 +1,4 @@
-"""How a function is to be rewritten: as it was asked for, and as somebody around it wants it."""
+"""Settings under which a function is rewritten: its own, and those of scopes around it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxamp.trace.target import Statics
 
 
 class Settings(NamedTuple):
-    """How a function is to be rewritten, and which of its parameters are static."""
+    """Settings under which a function is rewritten, and its static parameters."""
 
     policy: PrecisionPolicy
     strict: bool
@@ -27,7 +27,7 @@ class Settings(NamedTuple):
         return self.policy.is_identity and not self.force
 
     def bound(self, count: int) -> Settings:
-        """Rewrite alike a function whose first `count` arguments are bound."""
+        """Return the settings of a function whose first `count` arguments are bound."""
         return self._replace(statics=self.statics.behind(-count))
 
 

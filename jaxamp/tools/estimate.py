@@ -1,4 +1,4 @@
-"""What a policy would give on a chip that is not there: compiled facts, and a modelled time."""
+"""Estimates of what policies save on a chip that is not there: compiled facts, modelled times."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Compiled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(Shown):
-    """What policies would give on a target; ``print`` shows it.
+    """Estimates of several policies on one target; ``print`` shows them.
 
     Attributes:
       program: the function's name.

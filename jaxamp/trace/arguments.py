@@ -40,7 +40,7 @@ _ARRAY_TYPES: set[type] = set()  # classes met so far: asking jax.Array is slow
 
 
 def is_array(leaf: Any) -> bool:
-    """Whether `leaf` is something that JAX traces whatever the convention.
+    """Return whether `leaf` is an array, which JAX traces whatever the convention.
 
     >>> is_array(np.float32(1)), is_array(1.0), is_array("relu")
     (True, False, False)
@@ -52,12 +52,12 @@ def is_array(leaf: Any) -> bool:
 
 
 def jit_traces(leaf: Any) -> bool:
-    """Whether ``jax.jit`` traces `leaf`, as an array and not as a Python number."""
+    """Return whether ``jax.jit`` traces `leaf`, as an array and not as a Python number."""
     return not isinstance(leaf, _AS_JIT) and valid_jaxtype(leaf) if not is_array(leaf) else True
 
 
 def is_constant(argument: Any) -> bool:
-    """Whether a whole argument is a constant of the call, such as a bool, an int or a word."""
+    """Return whether a whole argument is a constant of the call: a bool, an int, a word."""
     if argument is None or isinstance(argument, (*AS_ARGUMENT, jax.ShapeDtypeStruct)):
         return False
     return jax.tree_util.all_leaves([argument]) and not is_array(argument)
@@ -82,7 +82,7 @@ class Static:
         self.is_all_arrays = all(constant is None for constant in constants)
 
     def join(self, arrays: Sequence[Any]) -> Any:
-        """Put the tree together again."""
+        """Build the tree again."""
         if self.is_all_arrays:
             return jax.tree.unflatten(self.treedef, arrays)
         values = iter(arrays)
@@ -90,7 +90,7 @@ class Static:
         return jax.tree.unflatten(self.treedef, leaves)
 
     def paths(self) -> list[str]:
-        """The path of each array, e.g. ``['w'][0]``; that of a lone one is empty."""
+        """Return the path of each array, e.g. ``['w'][0]``; that of a lone one is empty."""
         leaves = [object() if constant is None else None for constant in self.constants]
         tree = jax.tree.unflatten(self.treedef, leaves)
         paths = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda leaf: leaf is None)[0]
@@ -100,7 +100,7 @@ class Static:
 def split(
     tree: Any, *, abstract: bool = False, numbers: Numbers = _STATIC
 ) -> tuple[list[Any], Static]:
-    """Part any tree into its arrays and the static rest.
+    """Split any tree into its arrays and the static rest.
 
     Args:
       tree: any tree.
@@ -122,7 +122,7 @@ def split(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """How a call's leaves are treated, for one tree structure. Compared by identity.
+    """Treatment of a call's leaves, for one tree structure. Compared by identity.
 
     Attributes:
       treedef: structure of ``(owner, bound args, bound kwargs, args, kwargs)``.
@@ -138,7 +138,7 @@ class Layout:
 
     @classmethod
     def of(cls, treedef: Any, *, staged: bool = False) -> Layout:
-        """The layout of `treedef`.
+        """Return the layout of `treedef`.
 
         Args:
           treedef: structure of a call.
@@ -159,7 +159,7 @@ class Layout:
     def split(
         self, leaves: Sequence[Any], *, abstract: bool = False
     ) -> tuple[list[Any], tuple[Hashable, ...]]:
-        """Part `leaves` into those that are traced and the keys of the others.
+        """Split `leaves` into those that are traced and the keys of the others.
 
         Args:
           leaves: the call's leaves.
@@ -186,7 +186,7 @@ class Layout:
         return traced, tuple(keys)
 
     def names(self, function: Callable[..., Any]) -> list[str]:
-        """Every leaf as `function` knows it, e.g. ``params['w']``."""
+        """Return the name of each leaf in the words of `function`, e.g. ``params['w']``."""
         try:
             parameters = list(inspect.signature(function).parameters)
         except (TypeError, ValueError):
@@ -223,7 +223,7 @@ class Signature(NamedTuple):
         return self.resolve()(*selves, *bound_args, *args, **{**bound_kwargs, **kwargs})
 
     def names(self) -> list[str]:
-        """The arrays as the function knows them."""
+        """Return the names of the arrays in the words of the function."""
         named = zip(self.layout.names(self.resolve()), self.rest.constants, strict=True)
         return [name for name, constant in named if constant is None]
 
@@ -251,7 +251,7 @@ class Call:
     finish: Callable[[Any], Any] = lambda result: result
 
     def traced_numbers(self) -> list[str]:
-        """The arguments that hold Python numbers which are traced, as the function knows them."""
+        """Return the names of arguments with Python numbers that are traced."""
         names = self.layout.names(self.function)
         triples = zip(names, self.leaves, self.keys, strict=True)
         traced = [n for n, leaf, key in triples if key is None and isinstance(leaf, _AS_JIT)]
@@ -263,7 +263,7 @@ class Call:
         return self.layout, self.keys
 
     def signature(self, dropped: Callable[[Any], None] | None = None) -> Signature:
-        """The call without its arrays.
+        """Return the call without its arrays.
 
         Args:
           dropped: called when a constant that is known by identity dies; if given, function and

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def paused() -> Iterator[None]:
-    """Keeps the collector from walking all of JAX's objects while many of our own are made.
+    """Pause the garbage collector, which would walk all of JAX's objects while many are made.
 
     Planning makes hundreds of thousands of objects that live until it ends. The collector takes
     their number for a sign of garbage, again and again; that costs a third of the time.

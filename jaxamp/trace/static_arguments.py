@@ -15,7 +15,7 @@ _BY_VALUE = (str, int, bool, type(None), bytes)
 
 
 def constant_key(leaf: Any) -> Hashable:
-    """A hashable stand-in for a constant: by value where it has one, by identity otherwise.
+    """Return a hashable key of a constant: by value where it has one, by identity otherwise.
 
     >>> constant_key(1) == constant_key(True), constant_key("a") == constant_key("a")
     (False, True)
@@ -74,7 +74,7 @@ class _Identity(int):
 
 
 def identity_key(leaf: Any) -> Hashable:
-    """A stand-in for a constant that is only equal to itself; valid while the constant lives."""
+    """Return a key of a constant that equals only its own; valid while the constant lives."""
     return _Identity(id(leaf))
 
 

@@ -85,7 +85,7 @@ class Statics(NamedTuple):
         return cls(frozenset(positions), frozenset(names))
 
     def behind(self, count: int) -> Statics:
-        """Shift positions behind `count` more arguments; bound ones have negative positions."""
+        """Move positions behind `count` more arguments; bound ones have negative positions."""
         return Statics(frozenset(n + count for n in self.positions), self.names)
 
     def __or__(self, other: Any) -> Statics:
@@ -145,7 +145,7 @@ class Target:
 
     @classmethod
     def of(cls, fn: Callable[..., Any], statics: Statics | None = None) -> Target:
-        """Take `fn` apart.
+        """Split `fn` into the function, the object it is bound to, and its bound arguments.
 
         Args:
           fn: any callable.
@@ -170,7 +170,7 @@ class Target:
         return cls(fn, owner, args, kwargs, name, static, fn is given and not static)
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
-        """Leaves and structure of ``(owner, bound args, bound kwargs, args, kwargs)``."""
+        """Flatten ``(owner, bound args, bound kwargs, args, kwargs)``."""
         bound_args, bound_kwargs = self.args, self.kwargs
         if self.statics:
             start = int(self.owner is not None)
@@ -180,7 +180,7 @@ class Target:
 
 
 def is_found(function: Any) -> bool:
-    """Whether the name of `function` leads to it, from its module: what pickle needs to know."""
+    """Return whether the qualified name of `function` leads to it, as pickle requires."""
     found: Any = sys.modules.get(getattr(function, "__module__", ""))
     for name in getattr(function, "__qualname__", "").split("."):
         found = vars(found).get(name) if hasattr(found, "__dict__") else None

@@ -106,7 +106,7 @@ def _is_iterator(value: Any) -> bool:
 
 
 def _holds_tracer(value: Any) -> bool:
-    """Whether a tracer is near in what `value` holds, where JAX does not look for arrays."""
+    """Return whether `value` holds a tracer nearby, where JAX does not look for arrays."""
     layer, seen = [value], {id(value)}
     for _ in range(_NEAR):
         layer = [part for held in layer for part in _held(held) if id(part) not in seen]
@@ -117,7 +117,7 @@ def _holds_tracer(value: Any) -> bool:
 
 
 def _held(value: Any) -> Iterator[Any]:
-    """What an object holds; nothing for arrays, and modules and classes outlive every trace."""
+    """Yield what an object refers to; nothing for arrays, or for modules and classes."""
     if is_array(value) or isinstance(value, type | ModuleType):
         return
     if isinstance(value, dict):

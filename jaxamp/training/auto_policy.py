@@ -30,7 +30,7 @@ _ROUNDS = 5
 
 
 class Device(Protocol):
-    """What a ``jax.Device`` tells about itself."""
+    """The attributes of a ``jax.Device`` that are read here."""
 
     @property
     def platform(self) -> str:
@@ -45,7 +45,7 @@ class Device(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AutoChoice:
-    """What ``"auto"`` stands for on a device.
+    """Policy that ``"auto"`` stands for on a device.
 
     Attributes:
       policy: the policy.

@@ -23,7 +23,7 @@ _ANSWERS = ("finite_in_f32", "finite_in_bf16", "finite_unscaled", "runs")
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Why a step is not finite.
+    """Diagnosis of a step that is not finite.
 
     Attributes:
       first: the operation that made the first infinity or NaN; ``None`` if all is finite.

@@ -21,7 +21,7 @@ from jaxamp.training.trees import global_norm, map_floats, varies_over, widen_fl
 
 
 class Gradient(NamedTuple):
-    """What ``scaled_grad`` and ``scaled_value_and_grad`` return.
+    """Result of ``scaled_grad`` and ``scaled_value_and_grad``.
 
     Attributes:
       result: what ``jax.grad`` or ``jax.value_and_grad`` returns, gradients in float32.
@@ -35,7 +35,7 @@ class Gradient(NamedTuple):
 
 
 class Options(NamedTuple):
-    """How gradients are taken: the arguments of ``scaled_value_and_grad`` after the function."""
+    """Arguments of ``scaled_value_and_grad`` after the function."""
 
     argnums: int | Sequence[int] = 0
     has_aux: bool = False

@@ -31,7 +31,7 @@ DEFAULT_CEILING = LARGEST
 
 
 class LossScale(Protocol):
-    """What a loss scale can do; jmp's objects can, and so may your own.
+    """Protocol of loss scales, which jmp's objects follow and your own may.
 
     Attributes:
       loss_scale: the factor.

@@ -1,4 +1,4 @@
-"""Which operation made the first number that is not finite, told for any function."""
+"""Search for the operation that made the first number that is not finite."""
 
 from __future__ import annotations
 

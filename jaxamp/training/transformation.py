@@ -1,4 +1,4 @@
-"""What the optimizers made here share: optax's protocol, and parameters narrower than float32."""
+"""Parts that the optimizers here share: optax's protocol, parameters narrower than float32."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Barriers between the forward pass of a fused group and what is computed of it again.
+"""Barriers between the forward pass of a fused group and its recomputation.
 
 Without one, XLA sees that the same was computed before, and keeps its float32 values in memory.
 What is large among the values computed again is made of large operands: only these are put behind a
@@ -32,7 +32,7 @@ register_op_kind(apart_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
 def apart(values: Sequence[Any], again: Sequence[bool]) -> list[Any]:
-    """Arrays as they are, the large ones behind a barrier; their tangents pass by.
+    """Return `values`, the large ones behind a barrier; tangents are left without one.
 
     Args:
       values: what a group reads.
@@ -42,7 +42,7 @@ def apart(values: Sequence[Any], again: Sequence[bool]) -> list[Any]:
 
 
 def behind(avals: Sequence[Any], again: Sequence[bool], *, others: bool = False) -> list[bool]:
-    """Whether each operand is to stand behind a barrier.
+    """Return whether each operand needs a barrier.
 
     Args:
       avals: of the operands.
@@ -78,7 +78,7 @@ def _as_it_is(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _behind(context: Any, jaxpr: Jaxpr) -> list[bool]:
-    """Whether each operand of a group's backward pass stands behind a barrier."""
+    """Return whether each operand of a group's backward pass needs a barrier."""
     if jax_compat.is_for_tpu(context):
         return [False] * len(jaxpr.invars)
     if not jax_compat.is_for_gpu(context):

@@ -1,4 +1,4 @@
-"""One number of each row, as a primitive whose cotangent is compared into place.
+"""Gather of one number of each row, as a primitive whose transpose compares with an iota.
 
 JAX scatters the cotangents of a lookup into zeros: one kernel writes a whole array, another a
 number in each row, a third reads it all. Which place a number came from can be asked of an iota
@@ -28,7 +28,7 @@ _MODES = (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_B
 
 
 def is_pick(table: Any, indices: Any, params: dict[str, Any]) -> bool:
-    """Whether a `gather` takes one number of each row of floats.
+    """Return whether a `gather` takes one number of each row of floats.
 
     Args:
       table: the array that is looked up in.
@@ -44,7 +44,7 @@ def is_pick(table: Any, indices: Any, params: dict[str, Any]) -> bool:
 
 
 def is_spread(zeros: Any, indices: Any, params: dict[str, Any]) -> bool:
-    """Whether a `scatter-add` to zeros puts one number in each row: the reverse of a pick."""
+    """Return whether a `scatter-add` to zeros puts one number in each row: the transpose."""
     numbers = params["dimension_numbers"]
     rows = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
     axes = numbers.scatter_dims_to_operand_dims
@@ -55,7 +55,7 @@ def is_spread(zeros: Any, indices: Any, params: dict[str, Any]) -> bool:
 def _is_one_each(
     table: Any, indices: Any, axes: Sequence[int], rows: tuple[Sequence[int], Sequence[int]]
 ) -> bool:
-    """Whether indices are of one axis, one for each row, and in the order of the rows."""
+    """Return whether indices are of one axis, one for each row, and in the order of the rows."""
     shape, (of_table, of_indices) = table.shape, rows
     if len(axes) != 1 or not all(isinstance(size, int) for size in (*shape, *indices.shape)):
         return False
@@ -65,12 +65,12 @@ def _is_one_each(
 
 
 def pick(table: Any, indices: Any, params: dict[str, Any]) -> Any:
-    """The numbers, as `gather` gives them."""
+    """Gather one number of each row."""
     return pick_p.bind(table, indices, **params)
 
 
 def spread(numbers: Any, indices: Any, shape: Sequence[int], axis: int) -> Any:
-    """Zeros with a number in each row.
+    """Return zeros with one number in each row.
 
     Args:
       numbers: one for each row.
@@ -83,7 +83,7 @@ def spread(numbers: Any, indices: Any, shape: Sequence[int], axis: int) -> Any:
 
 
 def folded(table: Any, indices: Any, **params: Any) -> Any:
-    """The numbers as sums of rows in which all else is zero: a TPU fuses these, but no lookup."""
+    """Gather by sums of rows in which all else is zero: a TPU fuses those, but no gather."""
     (axis,) = params["dimension_numbers"].start_index_map
     place, is_there = _places(indices, table.shape, axis)
     found = jnp.sum(jnp.where(is_there, table, 0), axis, keepdims=True)
@@ -94,7 +94,7 @@ def folded(table: Any, indices: Any, **params: Any) -> Any:
 
 
 def _places(indices: Any, shape: Sequence[int], axis: int) -> tuple[jax.Array, jax.Array]:
-    """The place in each row, and whether each number is at it."""
+    """Return the index in each row, and the mask of it."""
     row = [1 if i == axis else size for i, size in enumerate(shape)]
     place = lax.reshape(indices, row).astype(jnp.int32)
     return place, lax.broadcasted_iota(jnp.int32, shape, axis) == place

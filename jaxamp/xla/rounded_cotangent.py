@@ -1,4 +1,4 @@
-"""A sum whose cotangent is rounded once for both operands, as a primitive of its own.
+"""``add``/``sub`` primitive whose transpose rounds the cotangent once, for both operands.
 
 A sum of an activation that is stored narrow and a broadcast parameter has one cotangent for both.
 The activation's is rounded, the parameter's is summed over rows. Rounded before they part, both
@@ -26,7 +26,7 @@ register_op_kind(echo_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
 def echo(eqn: JaxprEqn, operands: Any, of: CotangentRounding) -> Any:
-    """The sum or difference of two arrays, whose cotangent is rounded.
+    """Add or subtract two arrays; the cotangent of the result is rounded.
 
     Args:
       eqn: adds or subtracts.
@@ -56,7 +56,7 @@ def _transpose(cotangent: Any, *operands: Any, op: Primitive, of: CotangentRound
 
 
 def _rounded(cotangent: Any, of: CotangentRounding) -> list[Any]:
-    """What both operands' cotangents are made of."""
+    """Return the rounded cotangent for each operand."""
     if cotangent.dtype == of.precision.dtype:
         return [cotangent, cotangent]  # a bias that a convolution's kernel adds
     narrow = hold(lax.convert_element_type(cotangent, of.precision.dtype))
@@ -66,7 +66,7 @@ def _rounded(cotangent: Any, of: CotangentRounding) -> list[Any]:
 
 
 def _summed(cotangent: Any, shape: tuple[int, ...]) -> Any:
-    """The cotangent of an operand that was broadcast to a sum; added up in f32."""
+    """Sum a cotangent over the axes that its operand was broadcast along, in f32."""
     axes = [i for i, (n, size) in enumerate(zip(cotangent.shape, shape, strict=True)) if n != size]
     if not axes:
         return cotangent

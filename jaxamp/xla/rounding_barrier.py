@@ -1,4 +1,4 @@
-"""A rounding that lasts: what keeps XLA from reading a narrow value as wide as it was before.
+"""Barriers behind roundings, which XLA would otherwise remove with the widening after them.
 
 XLA takes a narrowing and the widening after it for nothing, and reads the float32 value. A barrier
 between the two keeps it from that, and from computing both in one kernel. On a GPU that is what is
@@ -23,7 +23,7 @@ register_op_kind(held_p, OpKind.DATA_MOVEMENT, trait=Trait.SHAPE)
 
 
 def hold(value: Any) -> Any:
-    """The value, of a narrow dtype, such that a later widening does not undo its rounding."""
+    """Return a value of a narrow dtype whose rounding a later widening does not undo."""
     return held_p.bind(value)
 
 

@@ -31,7 +31,7 @@ from jaxamp.xla.transposed_layouts import is_elementwise, shape_of, turned
 
 
 def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """A program in which numbers of rows come from arrays of one axis.
+    """Return a program that broadcasts numbers of rows from arrays of one axis.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -88,7 +88,7 @@ def _spread(rows: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _read_by_rows(eqn: JaxprEqn, columns: Set[Var]) -> list[int]:
-    """Which operands of a broadcast or of elementwise arithmetic are repeated in each column."""
+    """Return which operands of an equation are repeated in each column."""
     if len(eqn.outvars) != 1 or not _has_rows(eqn.outvars[0]) or eqn.outvars[0] in columns:
         return []
     rows = shape_of(eqn.outvars[0])[:-1]
@@ -101,7 +101,7 @@ def _read_by_rows(eqn: JaxprEqn, columns: Set[Var]) -> list[int]:
 
 
 def _has_rows(atom: Any) -> bool:
-    """Whether an array has columns, and rows of several axes, of which tiles take one.
+    """Return whether an array has columns, and rows of several axes, of which tiles take one.
 
     Of rows of two axes, such as the words of a batch, tiles take the last.
     """
@@ -115,5 +115,5 @@ _TILE = 2048  # numbers in XLA:GPU's tile of a softmax, as JAX 0.10 and 0.11 wer
 
 
 def _rows_of_a_tile(columns: int) -> int:
-    """How many rows XLA may want to take at a time: columns are padded to a power of two."""
+    """Return how many rows XLA may tile together: columns are padded to a power of two."""
     return max(2, _TILE >> (columns - 1).bit_length())

@@ -1,4 +1,4 @@
-"""Arrays whose rows were columns: transposed ones, and those that arithmetic joins to them.
+"""Arrays that XLA:GPU leaves in a transposed layout: transposes, and arithmetic on them.
 
 XLA:GPU does not transpose what it can read in another order, the scores of grouped queries say. It
 leaves them, and all that arithmetic makes of them, as they are in memory: the numbers of a row are
@@ -23,7 +23,7 @@ _THROUGH = ("add_any", "convert_element_type", "held", "kept", "name")
 
 
 def turned(jaxpr: Jaxpr) -> Set[Var]:
-    """Such arrays of more than three axes.
+    """Find the arrays of more than three axes that XLA:GPU leaves in a transposed layout.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -54,7 +54,7 @@ def _moves_columns(eqn: JaxprEqn) -> bool:
 
 
 def _alike(eqn: JaxprEqn) -> list[tuple[Var, Var]]:
-    """Operands and results of one shape, each with the next."""
+    """Return pairs of operands and results of one shape, each with the next."""
     by_shape: defaultdict[tuple[int, ...], list[Var]] = defaultdict(list)
     for atom in (*eqn.invars, *eqn.outvars):
         if isinstance(atom, Var) and len(shape_of(atom)) > 3:
@@ -63,11 +63,11 @@ def _alike(eqn: JaxprEqn) -> list[tuple[Var, Var]]:
 
 
 def is_elementwise(eqn: JaxprEqn) -> bool:
-    """Whether an equation computes each number of its results from one of each operand."""
+    """Return whether an equation computes each number of its results from one of each operand."""
     described = lookup(eqn.primitive)
     return described is not None and described.kind is OpKind.ELEMENTWISE
 
 
 def shape_of(atom: Any) -> tuple[int, ...]:
-    """The shape of an array; that of a scalar for what is none."""
+    """Return the shape of an array; that of a scalar for what is none."""
     return getattr(atom.aval, "shape", ())

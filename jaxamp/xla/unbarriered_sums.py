@@ -1,4 +1,4 @@
-"""What a sum reads of a rounded value: the rounding, before the barrier that holds it.
+"""Reduction inputs taken before a rounding barrier, so that XLA:GPU fuses the reduction.
 
 XLA:GPU sums in the kernel that makes what is summed, and reads it from memory if a barrier is
 between the two. The rounding is still what counts. A choice between NaN and number, in which XLA
@@ -29,7 +29,7 @@ _ONE_PASS = 4096
 
 
 def unheld(wide: Any) -> Any:
-    """A value that is summed, from before the barrier where that is cheaper.
+    """Return a summand, read from before its barrier where that is cheaper.
 
     Args:
       wide: the value, widened from behind the barrier. What is computed again, behind no barrier of
@@ -39,7 +39,7 @@ def unheld(wide: Any) -> Any:
 
 
 def summand(rounded: Any, dtype: Any) -> Any:
-    """A widening in which XLA does not see that a rounding comes before it."""
+    """Widen a rounded value in a form that XLA does not take for the reverse of the rounding."""
     number = lax.select(lax.eq(rounded, rounded), rounded, lax.full_like(rounded, np.nan))
     return lax.convert_element_type(number, dtype)
 

@@ -12,7 +12,7 @@ from jax.extend.core import JaxprEqn
 
 @contextmanager
 def emitting(eqn: JaxprEqn) -> Iterator[None]:
-    """Emits equations that carry the source line, scope and context of ``eqn``."""
+    """Emit equations that carry the source line, scope and context of ``eqn``."""
     info = eqn.source_info
     scope = _source_info_util.current_name_stack() + info.name_stack
     with _source_info_util.user_context(info.traceback, name_stack=scope), eqn.ctx.manager:
@@ -20,7 +20,7 @@ def emitting(eqn: JaxprEqn) -> Iterator[None]:
 
 
 def bind(eqn: JaxprEqn, operands: Sequence[Any], **changes: Any) -> list[Any]:
-    """Binds the primitive of ``eqn`` to other operands, with some of its parameters changed."""
+    """Bind the primitive of ``eqn`` to other operands, with some of its parameters changed."""
     params = eqn.primitive.get_bind_params({**eqn.params, **changes})
     results = eqn.primitive.bind(*operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]

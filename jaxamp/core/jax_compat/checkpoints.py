@@ -1,4 +1,4 @@
-"""What ``jax.checkpoint`` saves and computes again, and primitives that do as it does."""
+"""Saved and recomputed residuals of ``jax.checkpoint``, and primitives that behave as it does."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _TABLES: tuple[dict[Any, Any], ...] = (
 
 
 def is_saved(policy: Callable[..., Any], eqn: JaxprEqn) -> bool:
-    """Whether a checkpoint policy keeps what an equation makes, on the device or elsewhere."""
+    """Return whether a checkpoint policy saves an equation's results, on the device or off it."""
     case = policy(eqn.primitive, *(atom.aval for atom in eqn.invars), **eqn.params)
     return _pe.ensure_enum(case) is not _pe.Recompute
 
 
 def read_again(jaxpr: Jaxpr) -> list[bool]:
-    """Which operands of a checkpoint's backward pass its forward pass reads, once more.
+    """Return which operands of a checkpoint's backward pass its recomputed forward pass reads.
 
     >>> import jax
     >>> square = jax.checkpoint(lambda x: jax.numpy.sin(x) ** 2)
@@ -109,7 +109,7 @@ def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Calla
 
 
 def with_globals(rule: Any, names: dict[str, Any]) -> Any:
-    """A copy of a function that finds other objects under some global names."""
+    """Return a copy of a function with other objects under some of its global names."""
     if not isinstance(rule, FunctionType) or not names.keys() & set(rule.__code__.co_names):
         return rule  # binds the primitive of the equation that it is given
     copy = FunctionType(

@@ -11,7 +11,7 @@ from jax.extend.core import Primitive
 
 
 def check_nans(primitive: Primitive, named: Callable[[dict[str, Any]], str]) -> None:
-    """Has ``checkify`` look for NaNs in what a primitive of ours gives.
+    """Register a ``checkify`` rule that checks a primitive's result for NaNs.
 
     Args:
       primitive: of one result.
@@ -28,7 +28,7 @@ def check_nans(primitive: Primitive, named: Callable[[dict[str, Any]], str]) -> 
 
 
 def check_like(primitive: Primitive, original: Primitive) -> None:
-    """Has ``checkify`` look at a primitive of ours, of two operands, as at one of JAX's.
+    """Register the ``checkify`` rule of one of JAX's primitives, of two operands, for another.
 
     Args:
       primitive: gives what `original` gives.

@@ -14,7 +14,7 @@ from jaxamp.core.jax_compat.checkpoints import with_globals
 
 
 def cudnn_version() -> int | None:
-    """Version of the cuDNN that JAX has loaded; ``None`` where there is none."""
+    """Return the version of the cuDNN that JAX has loaded; ``None`` where there is none."""
     from jax._src.cudnn import fused_attention_stablehlo as calls
 
     try:
@@ -32,7 +32,7 @@ def cudnn_refusal(
     capability: tuple[int, int],
     version: int,
 ) -> str | None:
-    """What JAX's checks say against an attention in the layout BTNH; ``None`` for nothing.
+    """Return why JAX's checks refuse an attention in the layout BTNH; ``None`` if they accept it.
 
     The checks ask the GPU at hand; here they are told of one.
     """
@@ -58,7 +58,7 @@ def cudnn_refusal(
 def cudnn_forward(
     q: Any, k: Any, v: Any, bias: Any, *, scale: float, causal: bool, window: int | None
 ) -> tuple[Any, Any]:
-    """Output and logarithm of the sums of exponentials f32[B, N, T], in the layout BTNH."""
+    """Return the output in the layout BTNH, and the log-sum-exp of the scores as f32[B, N, T]."""
     from jax._src.cudnn import fused_attention_stablehlo as calls
 
     params = _params(calls, scale, causal, window) | {"is_training": True}
@@ -83,7 +83,7 @@ def cudnn_backward(
     causal: bool,
     window: int | None,
 ) -> tuple[Any, ...]:
-    """The cotangents of q, k, v, and with `bias_grad` that of the bias."""
+    """Return the cotangents of q, k, v, and with `bias_grad` that of the bias."""
     from jax._src.cudnn import fused_attention_stablehlo as calls
 
     params = _params(calls, scale, causal, window)
@@ -112,7 +112,7 @@ def _params(calls: Any, scale: float, causal: bool, window: int | None) -> dict[
 
 
 def cudnn_checks() -> list[jax.export.DisabledSafetyCheck]:
-    """What ``jax.export`` is told to let pass: the calls above, for which JAX promises nothing."""
+    """Return the ``jax.export`` checks to disable: JAX guarantees none of the calls above."""
     from jax._src.cudnn import fused_attention_stablehlo as calls
 
     names = calls._custom_name_maps.values()
@@ -120,7 +120,7 @@ def cudnn_checks() -> list[jax.export.DisabledSafetyCheck]:
 
 
 def cudnn_lowest(dtype: Any) -> Any:
-    """The least number that JAX adds to scores for cuDNN, in place of minus infinity."""
+    """Return the finite number that JAX adds to masked scores for cuDNN, instead of -inf."""
     from jax._src.cudnn import fused_attention_stablehlo as calls
 
     return calls.get_large_negative_number(np.dtype(dtype))

@@ -18,7 +18,7 @@ def bind_custom_jvp(
     fun: Callable[..., Sequence[Any]],
     rule: Callable[..., Sequence[Any]],
 ) -> list[Any]:
-    """Binds ``custom_jvp_call`` with a new function and a new flat rule (primals then tangents)."""
+    """Bind ``custom_jvp_call`` with a new function and a new flat rule (primals then tangents)."""
     debug_info = eqn.params["call_jaxpr"].jaxpr.debug_info.with_unknown_names()
     subfuns = (
         _lu.wrap_init(fun, debug_info=debug_info),
@@ -36,7 +36,7 @@ def bind_custom_vjp(
     forward: Callable[..., Sequence[Any]],
     backward: Callable[..., tuple[Sequence[Any], Any]],
 ) -> list[Any]:
-    """Binds ``custom_vjp_call`` with a new function and new flat rules.
+    """Bind ``custom_vjp_call`` with a new function and new flat rules.
 
     ``forward`` takes (value, is-differentiated) pairs, ``backward`` residuals then cotangents and
     returns what `backward_results` does.
@@ -58,13 +58,13 @@ def bind_custom_vjp(
 
 
 def backward_results(eqn: JaxprEqn, args: Sequence[Any]) -> tuple[Sequence[Any], Any]:
-    """What the backward rule of a ``custom_vjp_call`` gives: cotangents, and what it logs."""
+    """Return the cotangents of a ``custom_vjp_call``'s backward rule, and what the rule logs."""
     results = eqn.params["bwd"].call_wrapped(*args)
     return results if JAX >= (0, 11) else (results, None)  # 0.11 introduced logs
 
 
 def jvp_rule(eqn: JaxprEqn) -> Any:
-    """The user's rule of a ``custom_jvp_call``, with how it takes its arguments.
+    """Return the user's rule of a ``custom_jvp_call``, and its calling convention.
 
     ``None`` where the rule also depends on arguments that are not differentiated, and for all other
     primitives.
@@ -83,13 +83,13 @@ def jvp_rule(eqn: JaxprEqn) -> Any:
 
 
 def _closure(function: Any) -> dict[str, Any]:
-    """What a function has captured, by name."""
+    """Return the variables that a function captures, by name."""
     names = getattr(getattr(function, "__code__", None), "co_freevars", ())
     cells = getattr(function, "__closure__", None) or ()
     return {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
 
 
 def refuse_captured(differentiated: Sequence[bool]) -> None:
-    """Raises JAX's own error if a ``custom_vjp`` is differentiated by what it has captured."""
+    """Raise JAX's own error if a ``custom_vjp`` is differentiated by a captured value."""
     if any(differentiated):
         raise _ad.CustomVJPException()

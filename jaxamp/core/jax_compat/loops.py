@@ -1,4 +1,4 @@
-"""How the operands of a ``scan`` equation are laid out."""
+"""Layout of the operands of a ``scan`` equation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxamp.core.jax_compat.release import JAX
 
 
 def scan_layout(eqn: JaxprEqn) -> tuple[int, int]:
-    """How many loop invariants and how many carries a scan equation has."""
+    """Return the number of loop invariants and of carries of a scan equation."""
     if JAX >= (0, 11):  # 0.11 put trees of the operands in the place of the two counts
         invariants, carries, _ = eqn.params["ft_in"].unpack()
         return len(invariants), len(carries)
@@ -18,7 +18,7 @@ def scan_layout(eqn: JaxprEqn) -> tuple[int, int]:
 
 
 def scan_with_invariants(eqn: JaxprEqn, count: int) -> dict[str, Any]:
-    """The parameters of a scan equation that change if it gets more invariants, ahead of others."""
+    """Return the parameters of a scan equation that change with `count` more leading invariants."""
     if not count:
         return {}
     if JAX >= (0, 11):  # trees of the operands since 0.11, as in `scan_layout`

@@ -47,7 +47,7 @@ def lower_checkpoints(
 
 
 def is_partitioned(context: Any) -> bool:
-    """Whether a compiler may divide arrays among devices, other than as ``shard_map`` says."""
+    """Return whether a compiler may partition arrays, other than as ``shard_map`` says."""
     if any(map(has_typed_sharding, context.avals_in)):
         return True  # on a mesh of one device too
     axes = context.module_context.axis_context
@@ -57,7 +57,7 @@ def is_partitioned(context: Any) -> bool:
 
 
 def is_exported(context: Any) -> bool:
-    """Whether what is lowered is for ``jax.export``, to be compiled elsewhere."""
+    """Return whether a module is lowered for ``jax.export``, to be compiled elsewhere."""
     return context.module_context.lowering_parameters.for_export
 
 
@@ -74,17 +74,17 @@ def lower_local(function: Callable[..., Any], context: Any, *operands: Any) -> A
 
 
 def is_for_gpu(context: Any) -> bool:
-    """Whether a module is lowered for GPUs alone."""
+    """Return whether a module is lowered for GPUs alone."""
     return set(context.module_context.platforms) <= {"cuda", "rocm"}
 
 
 def is_for_tpu(context: Any) -> bool:
-    """Whether a module is lowered for TPUs alone."""
+    """Return whether a module is lowered for TPUs alone."""
     return set(context.module_context.platforms) == {"tpu"}
 
 
 def before_barrier(value: Any) -> tuple[Any, np.dtype] | None:
-    """What a lowered value is a widening of, before the barrier there; ``None`` without one.
+    """Return the operand of the barrier that `value` is widened from; ``None`` without a barrier.
 
     Args:
       value: of the module that is being made.
@@ -100,7 +100,7 @@ def before_barrier(value: Any) -> tuple[Any, np.dtype] | None:
 
 
 def _maker(value: Any, name: str, operand: int | None) -> Any:
-    """An operand of the operation of a name that makes a value; ``None``: the one it hands on."""
+    """Return an operand of the operation `name` that makes `value`; ``None``: the matching one."""
     owner: Any = getattr(value, "owner", None)
     if getattr(owner, "name", None) != name:
         return None

@@ -26,7 +26,7 @@ class Around(NamedTuple):
 
 
 def names_around(eqns: Sequence[JaxprEqn]) -> Around:
-    """The names that are around all of some equations."""
+    """Return the name stack entries that all of `eqns` have in common."""
     stacks = [
         *{id(e.source_info.name_stack): e.source_info.name_stack.stack for e in eqns}.values()
     ]
@@ -35,20 +35,20 @@ def names_around(eqns: Sequence[JaxprEqn]) -> Around:
 
 
 def _common(stacks: Sequence[tuple[Any, ...]]) -> int:
-    """How many of their first entries are the same."""
+    """Return the length of the common prefix of `stacks`."""
     return sum(
         1 for _ in takewhile(lambda column: len(set(column)) == 1, zip(*stacks, strict=False))
     )
 
 
 def _parted(stack: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The transformations that a name stack begins with, and what they are around."""
+    """Split a name stack into its leading transformations and the rest."""
     first = next((n for n, entry in enumerate(stack) if isinstance(entry, _Scope)), len(stack))
     return stack[:first], stack[first:]
 
 
 def _within(stack: tuple[Any, ...], around: Around) -> tuple[Any, ...]:
-    """A name stack without the names around it."""
+    """Return a name stack without the entries of `around`."""
     stack = stack[around.entries :]
     if not around.scopes:
         return stack
@@ -57,14 +57,14 @@ def _within(stack: tuple[Any, ...], around: Around) -> tuple[Any, ...]:
 
 
 def within_scope(eqn: JaxprEqn, around: Around) -> JaxprEqn:
-    """An equation with only those names around it."""
+    """Return an equation whose name stack has the entries of `around` only."""
     stack = eqn.source_info.name_stack.stack
     _, names = _parted(stack[around.entries :])
     return _named(eqn, stack[: around.entries] + names[: around.scopes])
 
 
 def without_scope(eqn: JaxprEqn, around: Around) -> JaxprEqn:
-    """An equation without those names around it."""
+    """Return an equation whose name stack lacks the entries of `around`."""
     return _named(eqn, _within(eqn.source_info.name_stack.stack, around))
 
 
@@ -76,6 +76,6 @@ def _named(eqn: JaxprEqn, stack: tuple[Any, ...]) -> JaxprEqn:
 
 
 def origin(eqn: JaxprEqn, around: Around) -> tuple[Any, ...]:
-    """Where an equation comes from, apart from names around it, and the context it runs in."""
+    """Return an equation's traceback, its name stack without `around`, and its context."""
     info = eqn.source_info
     return info.traceback, _within(info.name_stack.stack, around), eqn.ctx

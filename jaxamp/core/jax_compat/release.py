@@ -1,4 +1,4 @@
-"""Which JAX this is, and what its releases and the machine offer."""
+"""The release of JAX, and what depends on it and on the packages that are installed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ WGMMA_MIXES_FP8 = JAX >= (0, 11)
 
 
 def has_module(name: str) -> bool:
-    """Whether a package that JAX wants without declaring it is installed."""
+    """Return whether a package is installed that JAX needs without declaring it."""
     return find_spec(name) is not None
 
 
 def is_gpu_interpreter(params: Any) -> bool:
-    """Whether interpreter parameters are those of Mosaic GPU, public since JAX 0.11 only."""
+    """Return whether `params` are Mosaic GPU's interpreter parameters, public since JAX 0.11."""
     return type(params).__name__ == "InterpretGPUParams"
 
 
@@ -33,5 +33,5 @@ def cuda_capability() -> float | None:
 
 
 def indexed_for_load(ref: Any, index: Any) -> tuple[Any, ...]:
-    """What ``plgpu.load`` takes for a part of a Ref."""
+    """Return the arguments that ``plgpu.load`` takes for a part of a Ref."""
     return (ref.at[index],) if JAX >= (0, 11) else (ref, index)  # 0.11 put the index first

@@ -15,35 +15,35 @@ boundary = _traceback_util.api_boundary  # errors that leave a function so marke
 
 
 def user_line(source_info: Any) -> str:
-    """``file:line (function)`` of the user's frame that made an equation, as JAX prints it."""
+    """Return ``file:line (function)`` of the user's frame of an equation, as JAX prints it."""
     return _source_info_util.summarize(source_info)
 
 
 def user_functions(source_info: Any) -> tuple[str, ...]:
-    """Names of the user's functions on the call stack of an equation, innermost first."""
+    """Return the names of the user's functions on an equation's call stack, innermost first."""
     return tuple(f.function_name for f in _source_info_util.user_frames(source_info.traceback))
 
 
 def library_functions(source_info: Any) -> tuple[str, ...]:
-    """Names of JAX's own functions, such as ``softmax``, around an equation, innermost first."""
+    """Return the names of JAX's own functions on an equation's call stack, innermost first."""
     frames = () if source_info.traceback is None else source_info.traceback.frames
     return tuple(f.function_name for f in frames if _LIBRARY.search(f.file_name))
 
 
 def user_frames(source_info: Any) -> tuple[tuple[str, int, str], ...]:
-    """File, line and function of the user's frames that made an equation, innermost first."""
+    """Return file, line and function of the user's frames of an equation, innermost first."""
     frames = _source_info_util.user_frames(source_info.traceback)
     return tuple((f.file_name, f.start_line, f.function_name) for f in frames)
 
 
 def hide_frames(directory: str) -> None:
-    """Leaves the files of ``directory`` out of tracebacks and of equations' source lines."""
+    """Exclude the files of ``directory`` from tracebacks and from equations' source lines."""
     _traceback_util.register_exclusion(directory)
     _source_info_util.register_exclusion(directory)
 
 
 def leave_out_frames(error: Exception, count: int) -> None:
-    """Take the outermost frames, from the one that handles an error on, out of its traceback."""
+    """Drop the outermost frames, from the one that handles an error on, from its traceback."""
     for _ in range(count):
         if error.__traceback__ is not None:
             error.__traceback__ = error.__traceback__.tb_next

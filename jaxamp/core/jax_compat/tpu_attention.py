@@ -6,7 +6,7 @@ from typing import Any
 
 
 def splash_backward(kernel: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any) -> Any:
-    """The cotangents of q, k and v of one ``SplashAttentionKernel`` call, without a batch."""
+    """Return the cotangents of q, k, v of one ``SplashAttentionKernel`` call, without a batch."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     words = kernel.kwargs
@@ -28,7 +28,7 @@ def splash_backward(kernel: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dou
 def flash_forward(
     q: Any, k: Any, v: Any, bias: Any, causal: bool, scale: float, blocks: Any
 ) -> tuple[Any, Any, Any]:
-    """Output, sums and maxima of each row, in the layout BNTH."""
+    """Return the output in the layout BNTH, and the sums and maxima of each row."""
     from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
     return flash._flash_attention(q, k, v, bias, None, True, causal, scale, blocks, False)
@@ -37,7 +37,7 @@ def flash_forward(
 def flash_backward(
     residuals: tuple[Any, ...], dout: Any, causal: bool, scale: float, blocks: Any
 ) -> Any:
-    """The cotangents of q, k, v and the bias, from (q, k, v, bias, output, sums, maxima)."""
+    """Return the cotangents of q, k, v and bias, from (q, k, v, bias, output, sums, maxima)."""
     from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
     q, k, v, bias, out, total, top = residuals

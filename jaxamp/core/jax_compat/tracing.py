@@ -16,7 +16,7 @@ DropVar = _core.DropVar
 
 
 def is_tracing() -> bool:
-    """Whether a transformation is at work: what runs now is recorded rather than just computed."""
+    """Return whether a JAX transformation is tracing the code that runs now."""
     return not _core.trace_state_clean()
 
 
@@ -29,7 +29,7 @@ def is_staging() -> bool:
 
 
 def static_parameters(fn: Any) -> tuple[frozenset[int], frozenset[str]]:
-    """Positions and names of the arguments that ``jax.jit`` was told to be static."""
+    """Return the positions and names of the static arguments of a ``jax.jit``."""
     info = getattr(fn, "_jit_info", None)
     numbers, names = getattr(info, "static_argnums", ()), getattr(info, "static_argnames", ())
     return frozenset(numbers), frozenset(names)
@@ -42,14 +42,14 @@ remembered = _util.weakref_lru_cache
 def trace_to_jaxpr(
     fun: Callable[..., Sequence[Any]], avals: Sequence[Any], debug_info: Any
 ) -> ClosedJaxpr:
-    """Traces a flat function at exact avals: weak types, shardings and Refs are kept."""
+    """Trace a flat function at exact avals: weak types, shardings and Refs are kept."""
     wrapped = _lu.wrap_init(fun, debug_info=debug_info.with_unknown_names())
     jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(wrapped, list(avals))
     return ClosedJaxpr(jaxpr, consts)
 
 
 def result_avals(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tuple[Any, ...]:
-    """The avals that a flat function gives for those of its arguments."""
+    """Return the result avals of a flat function for the avals of its arguments."""
     info = _api_util.debug_info("result_avals", fun, tuple(avals), {})
     return tuple(trace_to_jaxpr(fun, avals, info).out_avals)
 
@@ -60,10 +60,10 @@ def without_constvars(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def literal_value(literal: Literal) -> Any:
-    """The value of a literal as numpy or Python scalar."""
+    """Return the value of a literal as a numpy or Python scalar."""
     return literal.val
 
 
 def without_consts(closed: ClosedJaxpr) -> tuple[Jaxpr, list[Any]]:
-    """An open jaxpr that takes its former constants as leading inputs, and those constants."""
+    """Return an open jaxpr that takes its constants as leading inputs, and those constants."""
     return _pe.convert_constvars_jaxpr(closed.jaxpr), list(closed.consts)

@@ -1,4 +1,4 @@
-"""What a platform's fused kernel is, and how operands with any batch come to one batch axis."""
+"""Interface of a platform's fused kernel, and merging of batch axes into the one it takes."""
 
 from __future__ import annotations
 

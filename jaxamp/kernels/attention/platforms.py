@@ -1,4 +1,4 @@
-"""Which kernel a platform has for an attention, chosen when it is lowered for that platform."""
+"""Choice of a platform's attention kernel, made when the primitive is lowered for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why no platform's fused kernel takes an attention, known before anything is lowered."""
+"""Reasons for which no platform's fused kernel takes an attention, known before lowering."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one attention computes, apart from its arrays."""
+"""Parameters of an attention, apart from its arrays."""
 
 from __future__ import annotations
 

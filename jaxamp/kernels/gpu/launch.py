@@ -1,4 +1,4 @@
-"""How a kernel goes over its axes: grids and pipelines, of which ``plgpu.kernel`` makes none."""
+"""Grids and pipelines over a kernel's axes, which ``plgpu.kernel`` does not make."""
 
 from __future__ import annotations
 

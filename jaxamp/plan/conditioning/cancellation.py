@@ -21,7 +21,7 @@ from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
 
 
 class Dependence(NamedTuple):
-    """How a value changes with another one, its origin.
+    """Dependence of a value on another one, its origin.
 
     Attributes:
       origin: the other value.

@@ -16,7 +16,7 @@ from jaxamp.policy.policy import PrecisionPolicy
 
 @dataclass(slots=True, eq=False)
 class OperandReads:
-    """How values are read.
+    """Precisions and forms in which values are read.
 
     Attributes:
       graph: the program.

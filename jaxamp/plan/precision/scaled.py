@@ -1,4 +1,4 @@
-"""How a dot is quantized, as plain data."""
+"""Quantization of a dot, as plain data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxamp.core.formats import CastConfig
 
 
 class Scaled(NamedTuple):
-    """How a dot is quantized.
+    """Quantization of a dot.
 
     Attributes:
       casts: of both operands.

@@ -22,7 +22,7 @@ def reverse(context: RuleContext, operand: Any) -> Sequence[Any] | RoundedResult
 
 @rewrites("gather")
 def look_up(context: RuleContext, table: Any, indices: Any) -> Sequence[Any]:
-    """Look up; of one number of each row the cotangent needs no scattering."""
+    """Emit a gather; where it takes one number of each row, its cotangent is not a scatter."""
     eqn = context.eqn
     if context.rewrite.steers(Technique.LABEL_COMPARISONS) and is_pick(table, indices, eqn.params):
         return [pick(table, indices, eqn.params)]

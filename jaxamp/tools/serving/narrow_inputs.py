@@ -1,4 +1,4 @@
-"""Which inputs of a program can be narrow: backward through it, from what its results are."""
+"""Analysis of which inputs of a program can be narrow, backward from its results."""
 
 from __future__ import annotations
 

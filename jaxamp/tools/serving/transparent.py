@@ -1,4 +1,4 @@
-"""What a program on narrow inputs goes through without looking at the numbers."""
+"""Equations that hand a narrow input on without computing with its numbers."""
 
 from __future__ import annotations
 

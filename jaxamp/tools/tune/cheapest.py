@@ -1,4 +1,4 @@
-"""Which groups to lower: the cheapest choice whose predicted error is allowed."""
+"""Search for the cheapest set of groups to lower whose predicted error is allowed."""
 
 from __future__ import annotations
 

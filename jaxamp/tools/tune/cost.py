@@ -1,4 +1,4 @@
-"""What a plan costs: modelled time of its operations, from their FLOPs and bytes."""
+"""Cost of a plan: modelled time of its operations, from their FLOPs and bytes."""
 
 from __future__ import annotations
 

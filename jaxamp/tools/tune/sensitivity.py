@@ -1,4 +1,4 @@
-"""What the roundings of each group do to the result, from one forward and one backward pass.
+"""Effect of each group's roundings on the result, from one forward and one backward pass.
 
 The result is seen through a few random projections, so that its size does not matter: entry (k, g)
 of the matrix is the change of projection k by group g. Sums of columns predict what several groups

@@ -1,4 +1,4 @@
-"""What a search has found out, in a file: an interrupted search goes on from there."""
+"""Findings of a search, in a file from which an interrupted search goes on."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of one group.
+    """Outcome of the search for one group.
 
     Attributes:
       group: which operations.
