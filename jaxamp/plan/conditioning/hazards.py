@@ -14,6 +14,7 @@ from jaxamp.plan.conditioning.exponents import find_exponents
 from jaxamp.plan.conditioning.forget_gates import find_forget_gates
 from jaxamp.plan.conditioning.large_offsets import find_large_offsets
 from jaxamp.plan.conditioning.log_space_weights import find_log_space_weights
+from jaxamp.plan.conditioning.lookup_places import find_lookup_places
 from jaxamp.plan.conditioning.periodic_arguments import find_periodic_arguments
 from jaxamp.plan.conditioning.prefix_folds import find_self_combined
 from jaxamp.plan.conditioning.second_moments import find_second_moments
@@ -37,6 +38,7 @@ PERIODIC = Constraint("argument of a periodic function", Guard.SENSITIVE)
 TOPK_OPERAND = Constraint("its order selects indices", Guard.SENSITIVE)
 EXPONENT = Constraint("read by exp(x - y)", Guard.SENSITIVE)
 LARGE_OFFSET = Constraint("small variation around a large constant", Guard.SENSITIVE)
+LOOKUP_PLACE = Constraint("says where to look something up", Guard.SENSITIVE)
 STATE_INCREMENT = Constraint(
     "a boundary value plus increments, read as a difference", Guard.SENSITIVE
 )
@@ -58,6 +60,7 @@ class Hazards:
       forget_gates: factors of a carry in every iteration of a loop; see `forget_gates.py`.
       squared_distances: values whose squares and products nearly cancel; see
         `squared_distances.py`.
+      lookup_places: values from which indices are computed; see `lookup_places.py`.
       constraints: values with one of the other hazards; only under guards that are on.
       guards: guards of the policy.
     """
@@ -69,6 +72,7 @@ class Hazards:
     magnitudes: bytearray
     forget_gates: Set[int]
     squared_distances: Set[int]
+    lookup_places: Set[int]
     constraints: Mapping[int, Constraint]
     guards: Set[Guard]
 
@@ -130,10 +134,8 @@ def find_hazards(
         find_second_moments(graph, provenance),
     )
     combined = list(chain.from_iterable(cancelling))
-    forget_gates, squared_distances = (
-        find_forget_gates(graph, recurrences),
-        find_squared_distances(graph),
-    )
+    forget_gates = find_forget_gates(graph, recurrences)
+    squared_distances, lookup_places = find_squared_distances(graph), find_lookup_places(graph)
     simple: Sequence[
         tuple[Constraint, Iterable[int]]
     ] = (  # reports give the first that holds for a value
@@ -144,6 +146,7 @@ def find_hazards(
         (EXPONENT, find_exponents(graph, provenance, regions)),
         (LARGE_OFFSET, find_large_offsets(graph, provenance)),
         (STATE_INCREMENT, find_state_increments(graph)),
+        (LOOKUP_PLACE, lookup_places),
         (SQUARED_DISTANCE, squared_distances),
     )
     return Hazards(
@@ -154,6 +157,7 @@ def find_hazards(
         magnitudes=magnitudes,
         forget_gates=forget_gates,
         squared_distances=squared_distances,
+        lookup_places=lookup_places,
         constraints={
             v: constraint
             for constraint, found in reversed(simple)

@@ -15,7 +15,7 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.plan.conditioning.compressed_products import is_compressed
-from jaxamp.plan.conditioning.hazards import SQUARED_DISTANCE, Hazards
+from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, SQUARED_DISTANCE, Hazards
 from jaxamp.plan.conditioning.quotients import is_in_quotient
 from jaxamp.plan.dataflow.constraints import Constraint, asks_precision, constrain_contraction
 from jaxamp.plan.dataflow.exact import Exact, factor, fits
@@ -203,12 +203,8 @@ class Chooser:
                 )
             reason = f"operands in {low.short}; no later Compute reads the result"
             return Choice(low, F32, reason, Guard.NO_GAIN, F32)
-        if Guard.SENSITIVE in self.guards and out in self.hazards.squared_distances:
-            reason = f"operands in {low.short}; {SQUARED_DISTANCE.reason}"
-            return Choice(low, F32, reason, Guard.SENSITIVE, F32)
-        if Guard.SENSITIVE in self.guards and self._feeds_only_sensitive(out):
-            reason = f"operands in {low.short}; result feeds a sensitive operation"
-            return Choice(low, F32, reason, Guard.SENSITIVE, F32)
+        if Guard.SENSITIVE in self.guards and (why := self._sensitivity(out)):
+            return Choice(low, F32, f"operands in {low.short}; {why}", Guard.SENSITIVE, F32)
         if Guard.LOOP_CARRY in self.guards and self._is_carried_wide(out):
             self._keep_wide(node.outs)
             reason = f"operands in {low.short}; result goes into an f32 carry"
@@ -223,6 +219,14 @@ class Chooser:
         """Record values that are in memory in float32 for others than their narrow readers."""
         self.gainless.update(values)
         self.wide_in_memory.update(values)
+
+    def _sensitivity(self, out: int) -> str:
+        """Return why a contraction's result must not be rounded, empty if it may."""
+        if out in self.hazards.squared_distances:
+            return SQUARED_DISTANCE.reason
+        if out in self.hazards.lookup_places:
+            return LOOKUP_PLACE.reason
+        return "result feeds a sensitive operation" * self._feeds_only_sensitive(out)
 
     def _saves_memory(self, node: Node, low: Precision) -> bool:
         """Return whether a contraction that no Compute reads is large, and rounding it harmless."""

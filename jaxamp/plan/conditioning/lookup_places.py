@@ -1,0 +1,34 @@
+"""Find activations that say where to look something up: `table[floor(c)]`, `jnp.interp`, warps.
+
+A rounded coordinate is another place, and what is made of it beside the place, to weigh neighbours
+by, no longer belongs to the place.
+"""
+
+from __future__ import annotations
+
+from jaxamp.plan.graph.graph import Graph, Node, Role
+from jaxamp.plan.graph.sweeps import backward
+
+_STOPPING = (Role.CONTRACT, Role.FIXED)
+
+
+def find_lookup_places(graph: Graph) -> frozenset[int]:
+    """Return float values from which indices of gathers, scatters and slices are computed.
+
+    The search ends at products: what they read is rounded as the policy says.
+    """
+    bits = bytearray(len(graph.avals))
+    if not any(map(_is_lookup, graph.nodes)):
+        return frozenset()
+    for node in backward(graph, bits):
+        if _is_lookup(node):
+            for value in node.ins[1:]:
+                bits[value] |= graph.kinds[value] in "iu" and value not in graph.constants
+        if node.role not in _STOPPING and any(bits[v] for v in node.outs):
+            for value in node.ins:
+                bits[value] = 1
+    return frozenset(v for v, bit in enumerate(bits) if bit and graph.is_float32[v])
+
+
+def _is_lookup(node: Node) -> bool:
+    return node.role is Role.MOVE and len(node.ins) > 1

@@ -1,0 +1,127 @@
+"""Lookups at computed places: coordinates stay float32, and what is made of them to weigh by."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy.ndimage import map_coordinates
+
+from jaxamp import amp
+from tests.numerics.oracle import products_rounded
+
+KEYS = jax.random.split(jax.random.key(0), 4)
+ROWS, WIDTH, ENTRIES = 64, 32, 512
+X = jax.random.normal(KEYS[0], (ROWS, WIDTH))
+W, V = (jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in KEYS[1:3])
+TABLE = jnp.sin(jnp.linspace(0, 12, ENTRIES))
+IMAGE = jnp.sin(jnp.arange(64) / 5)[:, None] * jnp.cos(jnp.arange(64) / 7)
+FEATURES = jax.random.normal(KEYS[3], (ENTRIES, WIDTH))
+GRID = jnp.linspace(0.0, 100.0, ENTRIES)
+
+Program = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def interpolated(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    return jnp.interp(50 + 40 * jnp.tanh(x @ w), GRID, TABLE) @ v
+
+
+def learnt_curve(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    curve = jnp.cumsum(jax.nn.softplus(TABLE))
+    return jnp.interp(50 + 40 * jnp.tanh(x @ w), GRID, curve) @ v
+
+
+def bilinear(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    places = jnp.split(31.5 + 31 * jnp.tanh(x @ w), 2, axis=1)
+    return map_coordinates(IMAGE, places, order=1) @ v[: WIDTH // 2]
+
+
+def by_hand(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    place = jax.nn.sigmoid(x @ w) * (ENTRIES - 1)
+    low = jnp.floor(place)
+    part, index = place - low, low.astype(int)
+    above = TABLE[jnp.minimum(index + 1, ENTRIES - 1)]
+    return ((1 - part) * TABLE[index] + part * above) @ v
+
+
+def durations(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    """Frames of a text to speech model, each in the token during which it is heard."""
+    ends = jnp.cumsum(jax.nn.softplus(x @ w), axis=1)
+    times = jnp.linspace(0, 20, WIDTH)
+    tokens = jax.vmap(lambda row: jnp.searchsorted(row, times))(ends)
+    starts = jnp.take_along_axis(jnp.pad(ends, ((0, 0), (1, 0))), tokens, axis=1)
+    return (times - starts) @ v
+
+
+def hash_grid(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    points = jax.nn.sigmoid(x @ w)[:, :2]
+    levels = []
+    for size in (16, 32, 64, 128):
+        corner = jnp.floor(points * size)
+        part, corner = points * size - corner, corner.astype(jnp.uint32)
+        total = jnp.zeros((ROWS, WIDTH))
+        for right in (0, 1):
+            for up in (0, 1):
+                key = (corner[:, 0] + right) ^ ((corner[:, 1] + up) * jnp.uint32(2654435761))
+                across = part[:, 0] if right else 1 - part[:, 0]
+                along = part[:, 1] if up else 1 - part[:, 1]
+                total += (across * along)[:, None] * FEATURES[key % ENTRIES]
+        levels.append(total)
+    return jnp.concatenate(levels, axis=1) @ jnp.tile(v, (4, 1))
+
+
+def quantiles(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    rows = jnp.sort(x @ w, axis=1)
+    place = jnp.linspace(0.1, 30.0, WIDTH)
+    index = jnp.floor(place).astype(int)
+    part = place - index
+    return (rows[:, index] * (1 - part) + rows[:, index + 1] * part) @ v
+
+
+def spline_bins(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    knots = jnp.cumsum(jax.nn.softmax(x @ w), axis=-1) * 10 - 5
+    y = jnp.clip(x[:, :1], -4, 4)
+    index = jnp.clip(jnp.sum(y >= knots, axis=-1, keepdims=True), 1, WIDTH - 1)
+    low, high = (jnp.take_along_axis(knots, index - i, axis=1) for i in (1, 0))
+    return ((y - low) / (high - low) * jnp.ones((1, WIDTH))) @ v
+
+
+def warped(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+    flow = 4 * jnp.tanh(x @ w).reshape(2, 32, 32)
+    rows, columns = jnp.meshgrid(jnp.arange(32.0), jnp.arange(32.0), indexing="ij")
+    places = [rows + flow[0], columns + flow[1]]
+    return map_coordinates(IMAGE[:32, :32], places, order=1, mode="nearest") @ v
+
+
+PROGRAMS = (
+    *(interpolated, learnt_curve, bilinear, by_hand, durations),
+    *(hash_grid, quantiles, spline_bins, warped),
+)
+LOW = {"mixed_bf16": jnp.bfloat16, "mixed_f16": jnp.float16}
+
+
+def _far(found: jax.Array, exact: jax.Array) -> float:
+    exact = np.asarray(exact, np.float64)
+    return float(np.linalg.norm(np.float64(found) - exact) / np.linalg.norm(exact))
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_places_are_as_exact_as_with_products_alone_rounded(program: Program, policy: str) -> None:
+    exact, hand = program(X, W, V), products_rounded(program, LOW[policy])(X, W, V)
+    assert _far(amp(program, policy)(X, W, V), exact) <= 1.25 * _far(hand, exact)
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+@pytest.mark.parametrize("program", [p for p in PROGRAMS if p is not hash_grid])  # it has jumps
+def test_so_are_gradients(program: Program, order: str, policy: str) -> None:
+    def loss(fn: Program) -> Callable[[jax.Array], jax.Array]:
+        return lambda w: jnp.mean(fn(X, w, V) ** 2)
+
+    inside = order == "grad(amp(f))"
+    mixed = jax.grad(loss(amp(program, policy))) if inside else amp(jax.grad(loss(program)), policy)
+    exact = jax.grad(loss(program))(W)
+    hand = jax.grad(loss(products_rounded(program, LOW[policy])))(W)
+    assert _far(mixed(W), exact) <= 1.5 * _far(hand, exact)
