@@ -112,7 +112,7 @@ OWN = {
     "large_softmax": (large_softmax, (jnp.ones((512, 512)), jnp.ones((512, 512)))),
 }
 SHOWN = {
-    Technique.HELD_ROUNDINGS: ("held", "custom_jvp", "grad_of_amp"),
+    Technique.HELD_ROUNDINGS: ("held", "sgd_step", "grad_of_amp"),
     Technique.UNBARRIERED_SUMS: ("unheld", "conv_net", "amp_of_grad"),
     Technique.COTANGENT_ROUNDINGS: ("echo", "sgd_step", "plain"),
     Technique.LABEL_COMPARISONS: ("pick", "cross_entropy", "plain"),
