@@ -22,6 +22,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 BY_HAND = "hand-bf16"
+FUSED = "hand-fused"
 LABEL = "throughput relative to hand-written bf16 (label: peak memory)"
 LOSSES = "vit-b"  # the model whose losses are drawn
 
@@ -32,14 +33,19 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     Args:
       rows: of the file that the benchmark writes.
     """
-    base = _by_hand(rows)
+    hands = [_of_way(rows, way) for way in (FUSED, BY_HAND)]
     return "\n".join(
         f"| {row['model']} | {row['way']} | {row['items_per_second']:,.0f} "
-        f"| {row['items_per_second'] / base[row['model']]:.2f} | {row['peak_bytes'] / 2**30:.1f} "
+        f"| {' | '.join(_ratio(row, base) for base in hands)} | {row['peak_bytes'] / 2**30:.1f} "
         f"| {row['tracing_seconds'] + row['compiling_seconds']:.1f} | {row['steps']} "
         f"| {row['last_loss']:.3f} |"
         for row in rows
     )
+
+
+def _ratio(row: dict[str, Any], base: dict[str, float]) -> str:
+    hand = base.get(row["model"])
+    return f"{row['items_per_second'] / hand:.2f}" if hand else "–"
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
@@ -63,7 +69,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def _throughputs(rows: Sequence[dict[str, Any]], axes: Axes) -> None:
-    base = _by_hand(rows)
+    base = _of_way(rows, BY_HAND)
     for place, row in enumerate(rows):
         ratio = row["items_per_second"] / base[row["model"]]
         axes.barh(place, ratio, color="#3b6fb6" if row["way"].startswith("amp") else "#b9c4d4")
@@ -75,8 +81,8 @@ def _throughputs(rows: Sequence[dict[str, Any]], axes: Axes) -> None:
     axes.set(xlim=(0, 1.35), xlabel=LABEL)
 
 
-def _by_hand(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    return {row["model"]: row["items_per_second"] for row in rows if row["way"] == BY_HAND}
+def _of_way(rows: Sequence[dict[str, Any]], way: str) -> dict[str, float]:
+    return {row["model"]: row["items_per_second"] for row in rows if row["way"] == way}
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
     python -m benchmarks.gpu_train --toy --steps 3         sizes for a CPU, to try the script
 
 Each run has a process of its own, so that its peak memory is its own; while one is on the device
-the next is traced. Prints a table; figures go to out/gpu_train.json with versions and device.
+the next is traced. Prints a table; figures go to out/gpu_train.json with versions and device. What
+that file holds already is not run again: a run that was cut goes on where it stopped.
 Neither compiling nor the first steps are timed with the others.
 """
 
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,11 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxamp
-from benchmarks.deviceless.models import resnet, transformer, vit
+from benchmarks.deviceless.models import fused
+from benchmarks.deviceless.models.fused import FUSED
 from benchmarks.deviceless.models.model import HAND, Loss, Size
-from jaxamp import training
+from benchmarks.gpu_models import MODELS, TOYS
+from jaxamp import PrecisionPolicy, training
 
 WARM = 3
 TURN = "your turn\n"  # what a process waits for before it uses the device
@@ -40,27 +44,43 @@ PART = 10  # steps between two looks at the clock; the median part's throughput 
 LAST = 10  # steps whose losses are averaged
 
 
-def _transformer(layers: int, width: int, heads: int, batch: int) -> Size:
-    config = transformer.Config(layers, width, heads, 1024, batch, 50304)
-    return transformer._size(config, scanned=True)
+@dataclass(frozen=True)
+class Way:
+    """How a model is trained.
+
+    Attributes:
+      policy: of `amp`; ``None`` without it.
+      hand: the version by hand; ``None`` for the plain program.
+      fused: whether `amp` may replace attention by a fused kernel.
+      whole_step: whether `amp` is around the whole step, else around the loss alone.
+      matmul: JAX's own precision of float32 products.
+    """
+
+    policy: str | None = None
+    hand: str | None = None
+    fused: bool = True
+    whole_step: bool = True
+    matmul: str = "default"
 
 
-MODELS: dict[str, Callable[[], Size]] = {
-    "350m": lambda: _transformer(24, 1024, 16, 16),
-    "1.3b": lambda: _transformer(24, 2048, 16, 8),
-    "resnet50": lambda: resnet._size(width=64, classes=1000, batch=128, side=224),
-    "vit-b": lambda: vit._size(12, 768, 12, 16, 1000, 128, 224),
+WAYS = {
+    "f32": Way(matmul="highest"),
+    "tf32": Way(matmul="tensorfloat32"),
+    "hand-bf16": Way(hand=HAND),
+    "hand-fused": Way(hand=FUSED),
+    "amp-bf16": Way("auto_mixed_bf16"),
+    "amp-bf16-composed": Way("auto_mixed_bf16", fused=False),
+    "amp-loss-bf16": Way("auto_mixed_bf16", whole_step=False),
+    "amp-f16": Way("auto_mixed"),
+    "amp-fp8": Way("fp8_current"),
 }
-TOYS: dict[str, Callable[[], Size]] = {
-    "350m": lambda: transformer.SCANNED.small,
-    "1.3b": lambda: transformer.UNROLLED.small,
-    "resnet50": lambda: resnet.RESNET50.small,
-    "vit-b": lambda: vit.VIT.small,
-}
-WAYS = ("f32", "tf32", "hand-bf16", "amp-bf16", "amp-loss-bf16", "amp-f16", "amp-fp8")
-"""`amp` is around the whole step, in `amp-loss-bf16` around the loss alone."""
-MATMULS = {"f32": "highest", "tf32": "tensorfloat32"}
-POLICIES = {"amp-bf16": "auto_mixed_bf16", "amp-f16": "auto_mixed", "amp-fp8": "fp8_current"}
+"""`hand-bf16` attends as XLA has it, `hand-fused` by the kernel of cuDNN."""
+
+
+def policy_of(way: Way) -> PrecisionPolicy:
+    """The policy of a way that has one."""
+    policy = PrecisionPolicy.parse(way.policy)
+    return policy if way.fused else policy.replace(fused_attention=False)
 
 
 def make_step(size: Size, way: str) -> tuple[Any, Callable[..., Any]]:
@@ -68,22 +88,24 @@ def make_step(size: Size, way: str) -> tuple[Any, Callable[..., Any]]:
 
     Args:
       size: the model.
-      way: a row of `WAYS`.
+      way: a key of `WAYS`.
 
     Returns:
       A step from (params, state, batch) to the same and the loss, which donates what it replaces;
       a function from a key to the parameters and the optimizer's state.
     """
+    chosen = WAYS[way]
     adam = optax.adamw(3e-4)
-    optimizer = training.with_loss_scale(adam) if way == "amp-f16" else adam
-    loss: Loss = size.hands[HAND] if way == "hand-bf16" else size.plain
-    if way == "amp-loss-bf16":
-        loss = jaxamp.amp(loss, "auto_mixed_bf16")
+    scaling = chosen.policy == "auto_mixed"
+    optimizer = training.with_loss_scale(adam) if scaling else adam
+    loss: Loss = size.hands[chosen.hand] if chosen.hand else size.plain
+    if chosen.policy and not chosen.whole_step:
+        loss = jaxamp.amp(loss, policy_of(chosen))
 
     def step(params: Any, state: Any, batch: Any) -> Any:
         def scaled(params: Any) -> tuple[Any, Any]:
             value = loss(params, batch)[0]
-            return (state.loss_scale.scale(value) if way == "amp-f16" else value), value
+            return (state.loss_scale.scale(value) if scaling else value), value
 
         (_, value), grads = jax.value_and_grad(scaled, has_aux=True)(params)
         updates, state = optimizer.update(grads, state, params)
@@ -93,16 +115,17 @@ def make_step(size: Size, way: str) -> tuple[Any, Callable[..., Any]]:
         params = size.init(key)
         return params, optimizer.init(params)
 
-    if way in POLICIES:
-        step = jaxamp.amp(step, POLICIES[way])
+    if chosen.policy and chosen.whole_step:
+        step = jaxamp.amp(step, policy_of(chosen))
     return jax.jit(step, donate_argnums=(0, 1)), begin
 
 
 def items(size: Size) -> int:
     """Tokens, or images, of a batch."""
     batch = jax.eval_shape(size.sample, jax.random.key(0))
-    leaf = jax.tree.leaves(batch)[0]
-    return math.prod((leaf.shape[0], leaf.shape[1] - 1)) if leaf.ndim == 2 else leaf.shape[0]
+    if not isinstance(batch, tuple):  # a language model's words, and one more to be foretold
+        return batch.shape[0] * (batch.shape[1] - 1)
+    return math.prod(batch[1].shape)
 
 
 def measure(
@@ -122,7 +145,8 @@ def measure(
       What was measured: a row of the table and of the file.
     """
     size = (TOYS if toy else MODELS)[model]()
-    with jax.default_matmul_precision(MATMULS.get(way, "default")):
+    platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
+    with jax.default_matmul_precision(WAYS[way].matmul), fused.tracing_for(platform):
         step, begin = make_step(size, way)
         key = jax.random.key(0)
         batch = jax.eval_shape(size.sample, key)
@@ -220,20 +244,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         wanted = options.model[0], options.way[0], options.steps, options.seconds, options.toy
         print(json.dumps(measure(*wanted, turn=sys.stdin.readline)))
         return 0
-    rows = []
-    runs = list(itertools.product(options.model, options.way))
-    for row in _in_turn(runs, options):
+    runs = [
+        run for run in itertools.product(options.model, options.way) if _exists(*run, options.toy)
+    ]
+    rows = _kept(options.json, options.toy)
+    known = {(row["model"], row["way"]) for row in rows}
+    for row in _in_turn([run for run in runs if run not in known], options):
         rows.append(row)
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
+    rows = [row for row in rows if (row["model"], row["way"]) in runs]
     show(rows, Console())
     return int(any("error" in row for row in rows))
+
+
+def _exists(model: str, way: str, toy: bool) -> bool:
+    """Whether a model has such a version: those that do not attend have no fused hand."""
+    size = (TOYS if toy else MODELS)[model]()
+    return (WAYS[way].hand or HAND) in size.hands and (WAYS[way].fused or FUSED in size.hands)
+
+
+def _kept(path: Path, toy: bool) -> list[dict[str, Any]]:
+    """Rows of an earlier call by this JAX, without those that failed."""
+    rows = json.loads(path.read_text()) if path.exists() else []
+    return [
+        row
+        for row in rows
+        if "error" not in row and row["toy"] == toy and row["jax"] == jax.__version__
+    ]
 
 
 def _in_turn(
     runs: Sequence[tuple[str, str]], options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Each run's row; a run's process starts, and traces, while the one before has the device."""
+    if not runs:
+        return
     following = _start(*runs[0], options)
     try:
         for index, (model, way) in enumerate(runs):

@@ -17,19 +17,27 @@ _platform: ContextVar[str] = ContextVar("platform", default="cpu")
 
 
 @contextmanager
+def tracing_for(platform: str) -> Iterator[None]:
+    """Trace hands for a platform whose device is here."""
+    token = _platform.set(platform)
+    try:
+        yield
+    finally:
+        _platform.reset(token)
+
+
+@contextmanager
 def on(platform: str) -> Iterator[None]:
     """Trace hands for a platform whose device is not here: JAX asks for a GPU, and is answered."""
-    token = _platform.set(platform)
     answers = {
         "check_cudnn_version": 91200,
         "check_compute_capability": True,
         "is_cuda_compute_capability_equal": False,
     }
-    with ExitStack() as stack:
+    with tracing_for(platform), ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(mock.patch.object(cudnn, name, return_value=answer))
         yield
-    _platform.reset(token)
 
 
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool) -> jax.Array:
