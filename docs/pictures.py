@@ -98,12 +98,12 @@ def losses(path: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2))
     runs = {
         policy: run(jax.jit(jaxamp.amp(step, policy)))[1]
-        for policy in ("always_f32", "auto_mixed_bf16", "auto_mixed")
+        for policy in ("always_f32", "mixed_bf16", "mixed_f16")
     }
     widths = (7, 3.5, 1.2)  # the curves lie on each other: the widest is drawn first
     for (policy, values), width in zip(runs.items(), widths, strict=True):
-        short = policy.replace("always_", "").replace("auto_mixed_bf16", "bf16")
-        style = {"label": policy, "color": COLOURS[short.replace("auto_mixed", "f16")]}
+        short = policy.replace("always_", "").replace("mixed_bf16", "bf16")
+        style = {"label": policy, "color": COLOURS[short.replace("mixed_f16", "f16")]}
         left.plot(values, **style, lw=width)
         if policy != "always_f32":
             pairs = zip(values, runs["always_f32"], strict=True)

@@ -26,7 +26,7 @@ from rich.text import Text
 
 from jaxamp import PrecisionPolicy, amp
 
-POLICIES = ("always_f32", "auto_mixed_bf16")
+POLICIES = ("always_f32", "mixed_bf16")
 SEED = 0
 
 # --- The text ----------------------------------------------------------------------------------

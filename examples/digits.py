@@ -32,7 +32,7 @@ from jaxamp.plan import Plan
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-POLICIES = ("always_f32", "auto_mixed_bf16", "auto_mixed")
+POLICIES = ("always_f32", "mixed_bf16", "mixed_f16")
 BATCH_SIZE = 64
 
 # --- The model: a small vision transformer in float32 ------------------------------------------

@@ -38,10 +38,10 @@ import matplotlib.pyplot as plt
 
 RUNS: dict[str, tuple[str, Any]] = {
     "f32": ("always_f32", training.NoOpLossScale()),
-    "bf16": ("auto_mixed_bf16", training.NoOpLossScale()),
-    "f16": ("auto_mixed", training.NoOpLossScale()),
+    "bf16": ("mixed_bf16", training.NoOpLossScale()),
+    "f16": ("mixed_f16", training.NoOpLossScale()),
     # The usual period is 2000 steps; a run of a few hundred is to see the scale grow.
-    "f16, loss scaling": ("auto_mixed", training.DynamicLossScale(period=100)),
+    "f16, loss scaling": ("mixed_f16", training.DynamicLossScale(period=100)),
 }
 
 WIDTHS = (3.5, 2.0, 0.8, 0.8)  # of the curves of each

@@ -31,7 +31,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 
 SMALL_TOO = {"small": ()}
-NAMES = ("auto_mixed_bf16", "fp8_current", "fp8_block", "mxfp8")
+NAMES = ("mixed_bf16", "fp8_current", "fp8_block", "mxfp8")
 POLICIES = {n: PrecisionPolicy.parse(n).replace(scaling=SMALL_TOO) for n in NAMES}
 
 

@@ -1,6 +1,6 @@
 """Flax nnx: a convolutional network with batch norm and dropout, float32 or mixed precision.
 
-    .venv/bin/python examples/nnx_cnn.py --policy auto_mixed_bf16
+    .venv/bin/python examples/nnx_cnn.py --policy mixed_bf16
 
 Everything below is a float32 program but for one line, ``@amp(policy=policy)`` on the train step.
 Parameters, batch statistics and optimizer state are float32 whatever the policy, so a checkpoint
@@ -118,7 +118,7 @@ def train(policy, epochs, seed=0, checkpoint=None):
 
 def main(argv: Sequence[str] | None = None):
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--policy", default="auto_mixed_bf16", help="always_f32 for plain float32")
+    parser.add_argument("--policy", default="mixed_bf16", help="always_f32 for plain float32")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", type=Path, help="a checkpoint of either precision")

@@ -84,10 +84,41 @@ def __getattr__(name: str) -> Any:
     if name == "training":
         return importlib.import_module("jaxamp.training")
     if name not in _LAZY:
-        raise AttributeError(f"module 'jaxamp' has no attribute {name!r}", name=name)
+        raise AttributeError(_without(name), name=name)
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
+
+
+def _without(name: str) -> str:
+    """Return what to write instead of a name that is not here."""
+    message = f"module 'jaxamp' has no attribute {name!r}."
+    if name.startswith("_"):  # who asks whether a module has it
+        return message
+    if name in _OF_JAX:
+        return (
+            f"{message} Keep that of JAX and put amp around: amp(jax.{name}(fn)), or "
+            f"jax.{name}(amp(fn)). With a loss scale it is jaxamp.training.scaled_{name}."
+            if "grad" in name
+            else f"{message} Keep that of JAX: jax.{name}(amp(fn))."
+        )
+    if name in _ELSEWHERE:
+        return f"{message} {_ELSEWHERE[name]}"
+    if hasattr(importlib.import_module("jaxamp.training"), name):
+        return f"{message} It is jaxamp.training.{name}."
+    return f"{message} {errors.likely(name, [*__all__, *_ELSEWHERE])}".rstrip()
+
+
+_OF_JAX = "value_and_grad", "grad", "jit", "vmap", "pmap", "checkpoint", "remat", "scan"
+_ELSEWHERE = {
+    "filter_value_and_grad": "It is jaxamp.training.scaled_filter_value_and_grad.",
+    "filter_grad": "It is jaxamp.training.scaled_filter_grad.",
+    "autocast": "Wrap the function that is to be in mixed precision: amp(train_step, 'bf16').",
+    "GradScaler": "In float16: jaxamp.training.DynamicLossScale; bfloat16 needs none.",
+    "Policy": "It is jaxamp.PrecisionPolicy, and a word will do: amp(fn, 'bf16').",
+    "get_policy": "It is jaxamp.PrecisionPolicy.parse, and a word will do: amp(fn, 'bf16').",
+    "LossScale": "It is jaxamp.training.LossScale.",
+}
 
 
 def __dir__() -> list[str]:

@@ -114,16 +114,25 @@ def accepted(word: object, words: Iterable[str]) -> str:
     >>> accepted("reducton", ["compute", "reduction"])
     "Did you mean 'reduction'? Accepted: compute, reduction."
     """
-    by_lower = {w.lower(): w for w in words}
-    likely = _likely(str(word).lower(), list(by_lower))
-    hint = f"Did you mean {by_lower[likely]!r}? " if likely else ""
-    return f"{hint}Accepted: {', '.join(by_lower.values())}."
+    words = list(words)
+    return f"{likely(word, words)}Accepted: {', '.join(words)}."
 
 
-def _likely(word: str, words: list[str]) -> str | None:
-    """Return the word that was meant: one that begins with what was given, or is spelt alike."""
-    longer = [w for w in words if w.startswith(f"{word}_")]
-    return next(iter(longer or difflib.get_close_matches(word, words, n=1)), None)
+def likely(word: object, words: Iterable[str]) -> str:
+    """Return a question for the word that was meant; empty where none is near.
+
+    Args:
+      word: what was given.
+      words: what is accepted; one that begins with what was given is nearer than one spelt alike.
+
+    >>> likely("fp8", ["mixed_bf16", "fp8_current"])
+    "Did you mean 'fp8_current'? "
+    """
+    given, by_lower = str(word).lower(), {w.lower(): w for w in words}
+    longer = [w for w in by_lower if w.startswith(f"{given}_")]
+    longer += [w for w in by_lower if len(given) > 1 and w.startswith(given)]
+    found = longer or difflib.get_close_matches(given, by_lower, n=1)
+    return f"Did you mean {by_lower[found[0]]!r}? " if found else ""
 
 
 def article(name: str) -> str:
@@ -152,7 +161,7 @@ class _Short(reprlib.Repr):
         self.maxother = self.maxstring = 120
 
     def repr_instance(self, x: Any, level: int) -> str:
-        if hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, type):
+        if isinstance(getattr(x, "shape", None), tuple) and hasattr(x, "dtype"):
             return f"{x.dtype}[{','.join(map(str, x.shape))}]"
         return super().repr_instance(x, level)
 

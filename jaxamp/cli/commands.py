@@ -153,7 +153,7 @@ def _explain(request: Request, options: argparse.Namespace) -> Any:
 
 def _add_diff(commands: Any) -> None:
     about = "How two policies differ on a program"
-    example = "train.py:loss --args 'f32[8,16]' --policy auto_mixed_bf16 --with auto_mixed"
+    example = "train.py:loss --args 'f32[8,16]' --policy mixed_bf16 --with mixed_f16"
     command = _add(commands, "diff", _diff, about, example)
     command.add_argument(
         "--with", dest="others", nargs=1, required=True, metavar="POLICY", help="the other"
@@ -166,7 +166,7 @@ def _diff(request: Request, options: argparse.Namespace) -> Any:
 
 def _add_probe(commands: Any) -> None:
     about = "What a policy does to the numbers: errors, overflow, the first that is not finite"
-    example = "train.py:loss --grad --args train.py:inputs --policy auto_mixed"
+    example = "train.py:loss --grad --args train.py:inputs --policy mixed_f16"
     _add(commands, "probe", _probe, about, example)
 
 

@@ -27,7 +27,7 @@ Look at what a precision policy does to a JAX program, without changing the prog
 examples:
   python -m jaxamp report models.vit:loss --args models.vit:inputs
   python -m jaxamp report train.py:loss --grad --args "{{'w': f32[8,16]}}" "f32[4,8]" --html out.html
-  python -m jaxamp explain train.py:loss --policy auto_mixed --where attention --args f32[8,16]
+  python -m jaxamp explain train.py:loss --policy mixed_f16 --where attention --args f32[8,16]
 
 {PROGRAM}"""  # noqa: E501
 

@@ -119,7 +119,22 @@ def is_narrow(precision: Precision | None) -> TypeGuard[Precision]:
 
 def is_format_name(text: str) -> bool:
     """Return whether ``Precision.parse`` reads the text."""
-    return text.strip().lower() in {*_NAMES, "half"}
+    return text.strip().lower() in format_names()
+
+
+def is_format(dtype: Any) -> TypeGuard[PrecisionLike]:
+    """Return whether something is a dtype of a float format, or a ``Precision``; no text is.
+
+    >>> is_format(jnp.bfloat16), is_format("bf16"), is_format(int)
+    (True, False, False)
+    """
+    named = isinstance(dtype, Precision | np.dtype | type)
+    return named and (isinstance(dtype, Precision) or _dtype_name(dtype) in _NAMES)
+
+
+def format_names() -> tuple[str, ...]:
+    """Return the texts that ``Precision.parse`` reads."""
+    return *_NAMES, "half"
 
 
 def _parse_name(word: str) -> Precision:
@@ -127,7 +142,7 @@ def _parse_name(word: str) -> Precision:
     if name == "half":
         return Precision.BF16 if jax.default_backend() == "tpu" else Precision.F16
     if name not in _NAMES:
-        raise PolicyError(f"Unknown precision {word!r}. {accepted(name, [*_NAMES, 'half'])}")
+        raise PolicyError(f"Unknown precision {word!r}. {accepted(name, format_names())}")
     return _NAMES[name]
 
 
@@ -140,7 +155,7 @@ def _dtype_name(word: Any) -> str:
         return ""
     try:
         return np.dtype(word).name
-    except TypeError:
+    except (TypeError, ValueError):
         return ""
 
 

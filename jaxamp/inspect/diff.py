@@ -99,7 +99,7 @@ def diff(policy: Any, other: Any) -> Callable[[Any], Callable[..., Difference]]:
       PolicyError: a policy is not understood.
 
     >>> import jax.numpy as jnp
-    >>> found = diff("always_f32", "auto_mixed")(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4)))
+    >>> found = diff("always_f32", "mixed_f16")(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4)))
     >>> [change.words for change in found.changes]
     ['f32 → f16, stored f32']
     """

@@ -205,7 +205,7 @@ def report(
 
     >>> import jax, jax.numpy as jnp
     >>> spec = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-    >>> found = report(lambda x, w: jnp.sum(x @ w), "auto_mixed_bf16")(spec, spec)
+    >>> found = report(lambda x, w: jnp.sum(x @ w), "mixed_bf16")(spec, spec)
     >>> [(o.primitive, o.arithmetic, o.each.flops) for o in found.operations]
     [('dot_general', 'bf16', 524288), ('reduce_sum', 'f32', 4096)]
     """

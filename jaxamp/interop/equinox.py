@@ -26,7 +26,7 @@ class AmpModule(eqx.Module):
 
     >>> import jax, jaxamp
     >>> linear = eqx.nn.Linear(3, 2, key=jax.random.key(0))
-    >>> amped = jaxamp.amp(linear, "auto_mixed")
+    >>> amped = jaxamp.amp(linear, "mixed_f16")
     >>> amped.weight is linear.weight, amped.in_features
     (True, 3)
     """

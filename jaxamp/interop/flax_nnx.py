@@ -40,7 +40,7 @@ def wrap(fn: Any, settings: Settings) -> Any:
 
     >>> import jax.numpy as jnp, jaxamp
     >>> linear = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-    >>> amped = jaxamp.amp(linear, "auto_mixed")
+    >>> amped = jaxamp.amp(linear, "mixed_f16")
     >>> amped.kernel is linear.kernel, amped(jnp.ones((1, 3))).shape
     (True, (1, 2))
     """

@@ -43,7 +43,7 @@ def resource_env(
     >>> import jax, jaxamp
     >>> In, Out = haliax.make_axes(inputs=3, outputs=2)
     >>> linear = haliax.nn.Linear.init(In, Out, key=jax.random.key(0))
-    >>> with resource_env(policy="auto_mixed_bf16") as policy:
+    >>> with resource_env(policy="mixed_bf16") as policy:
     ...     amped = jaxamp.amp(linear, policy)(haliax.ones(In))
     ...     by_role = jaxamp.policy.dtype_roles.cast_floating((linear, haliax.ones(In)), "compute")
     >>> amped.dtype, by_role[0](by_role[1]).dtype

@@ -17,7 +17,7 @@ def from_jmp(policy: jmp.Policy | str) -> PrecisionPolicy:
     A string means what it means to jmp: ``"bf16"`` is bfloat16 parameters and results, too, where
     ``PrecisionPolicy.parse("bf16")`` leaves those alone.
 
-    The compute dtype becomes the ``AUTO_MIXED`` preset of that dtype, guards and f32 accumulation
+    The compute dtype becomes the ``MIXED_F16`` preset of that dtype, guards and f32 accumulation
     included; the parameter and output dtypes are carried along.
 
     Raises:
@@ -36,7 +36,7 @@ def to_jmp(policy: PrecisionPolicy | str) -> jmp.Policy:
 
     Unnamed parameter and output dtypes are f32, the dtype that such a program had.
 
-    >>> str(to_jmp("auto_mixed_bf16"))
+    >>> str(to_jmp("mixed_bf16"))
     'p=full,c=bf16,o=full'
     """
     # Scalar types, as jmp has them itself: they are its dictionary's keys.
@@ -47,7 +47,7 @@ def to_jmp(policy: PrecisionPolicy | str) -> jmp.Policy:
 def to_grammar(policy: PrecisionPolicy | jmp.Policy | str) -> str:
     """Return the policy in jmp's string grammar; as lossy as ``to_jmp``.
 
-    >>> to_grammar("auto_mixed")
+    >>> to_grammar("mixed_f16")
     'p=f32,c=f16,o=f32'
     """
     return str(_three_dtypes(policy))

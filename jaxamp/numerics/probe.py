@@ -51,7 +51,7 @@ def probe(
       InspectionError: called inside of ``jax.jit`` or another transformation.
 
     >>> import jax.numpy as jnp
-    >>> found = probe(lambda x: jnp.exp(x) @ x, "auto_mixed")(jnp.full((2, 2), 12.0))
+    >>> found = probe(lambda x: jnp.exp(x) @ x, "mixed_f16")(jnp.full((2, 2), 12.0))
     >>> found.first.primitive, found.first.dtype, found.first.largest
     ('dot_general', 'float16', 162754.796875)
     """

@@ -79,7 +79,7 @@ class ProbeReport(Shown):
       first: where the first infinity or NaN in a result came from; ``None`` if there is none.
 
     >>> import jax.numpy as jnp, jaxamp
-    >>> found = jaxamp.probe(jnp.dot, "auto_mixed")(jnp.full((2, 300), 16.0), jnp.ones((300, 2)))
+    >>> found = jaxamp.probe(jnp.dot, "mixed_f16")(jnp.full((2, 300), 16.0), jnp.ones((300, 2)))
     >>> [op.primitive for op in found.operations], found.operations[0].largest
     (['dot_general'], 4800.0)
     """

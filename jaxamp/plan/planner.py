@@ -72,8 +72,8 @@ def make_plan(
     >>> from jaxamp.core.guards import Guard
     >>> from jaxamp.policy.policy import PrecisionPolicy
     >>> jaxpr = jax.make_jaxpr(lambda x, w: x @ w)(jax.numpy.ones((2, 3)), jax.numpy.ones((3, 4)))
-    >>> print(make_plan(jaxpr, PrecisionPolicy.AUTO_MIXED_BF16))
-    plan under auto_mixed_bf16
+    >>> print(make_plan(jaxpr, PrecisionPolicy.MIXED_BF16))
+    plan under mixed_bf16
     dot_general            Compute        bf16 -> f32   operands in bf16; no later Compute reads ...
     """
     graph, frame = unfold(closed_jaxpr.jaxpr, closed_jaxpr.consts)

@@ -45,9 +45,9 @@ def policy_scope(policy: Any) -> PolicyScope:
     Raises:
       PolicyError: the policy is not understood.
 
-    >>> with policy_scope("auto_mixed"):
+    >>> with policy_scope("mixed_f16"):
     ...     print(current_policy())
-    auto_mixed
+    mixed_f16
     """
     return PolicyScope(PrecisionPolicy.parse(policy))
 

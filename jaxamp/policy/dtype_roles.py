@@ -48,7 +48,7 @@ class SemanticDType(enum.StrEnum):
         Args:
           policy: whatever is accepted as a policy; left out, the one in force.
 
-        >>> SemanticDType.COMPUTE.precision("auto_mixed"), SemanticDType.PARAM.precision()
+        >>> SemanticDType.COMPUTE.precision("mixed_f16"), SemanticDType.PARAM.precision()
         (<Precision.F16: 'float16'>, <Precision.F32: 'float32'>)
         """
         parsed = current_policy() if policy is None else PrecisionPolicy.parse(policy)
@@ -80,7 +80,7 @@ def resolve_dtype(dtypeish: DTypeish, policy: Any = None) -> np.dtype:
     Raises:
       PolicyError: it names neither a role nor a float format.
 
-    >>> resolve_dtype("compute", "p=f32,c=bf16,o=f32"), resolve_dtype("half", "auto_mixed")
+    >>> resolve_dtype("compute", "p=f32,c=bf16,o=f32"), resolve_dtype("half", "mixed_f16")
     (dtype(bfloat16), dtype('float16'))
     """
     return _precision(dtypeish, policy).dtype
@@ -102,7 +102,7 @@ def cast_floating(tree: _T, dtypeish: DTypeish | None, policy: Any = None) -> _T
       PolicyError: `dtypeish` names neither a role nor a float format.
 
     >>> tree = {"w": jnp.ones(2), "steps": jnp.arange(3)}
-    >>> with policy_scope("auto_mixed_bf16"):
+    >>> with policy_scope("mixed_bf16"):
     ...     low = cast_floating(tree, "compute")
     >>> low["w"].dtype, low["steps"].dtype
     (dtype(bfloat16), dtype('int32'))

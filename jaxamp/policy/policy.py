@@ -10,7 +10,14 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
-from jaxamp.core.formats import CastConfig, Precision, PrecisionLike, is_format_name
+from jaxamp.core.formats import (
+    CastConfig,
+    Precision,
+    PrecisionLike,
+    format_names,
+    is_format,
+    is_format_name,
+)
 from jaxamp.core.guards import ALL_GUARDS, Guard, parse_guards
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import (
@@ -19,6 +26,7 @@ from jaxamp.errors import (
     UnsupportedPrecisionError,
     accepted,
     counted,
+    likely,
     shown,
 )
 from jaxamp.policy import serialization as policy_json
@@ -37,7 +45,7 @@ _JMP_FIELDS = ("param_dtype", "compute_dtype", "output_dtype")
 class PrecisionPolicy:
     """An immutable, hashable map from operation kinds to casts, with guards and override rules.
 
-    Most programs need a preset (``PrecisionPolicy.AUTO_MIXED_BF16``), ``custom`` or ``replace``.
+    Most programs need a preset (``PrecisionPolicy.MIXED_BF16``), ``custom`` or ``replace``.
 
     Attributes:
       name: what reports call it.
@@ -55,9 +63,9 @@ class PrecisionPolicy:
     Raises:
       PolicyError: a word is not understood, or a kind is missing.
 
-    >>> policy = PrecisionPolicy.AUTO_MIXED.replace(guards=["range", "bits"])
+    >>> policy = PrecisionPolicy.MIXED_F16.replace(guards=["range", "bits"])
     >>> print(policy)
-    auto_mixed*
+    mixed_f16*
     >>> policy.precision_for("compute")
     <Precision.F16: 'float16'>
     """
@@ -75,11 +83,12 @@ class PrecisionPolicy:
 
     ALWAYS_F32: ClassVar[PrecisionPolicy]
     ALWAYS_F16: ClassVar[PrecisionPolicy]
-    AUTO_MIXED_CONSERVATIVE: ClassVar[PrecisionPolicy]
-    AUTO_MIXED: ClassVar[PrecisionPolicy]
-    AUTO_MIXED_BF16: ClassVar[PrecisionPolicy]
     MIXED_BF16: ClassVar[PrecisionPolicy]
     MIXED_F16: ClassVar[PrecisionPolicy]
+    MIXED_F16_CONSERVATIVE: ClassVar[PrecisionPolicy]
+    AUTO_MIXED_BF16: ClassVar[PrecisionPolicy]
+    AUTO_MIXED: ClassVar[PrecisionPolicy]
+    AUTO_MIXED_CONSERVATIVE: ClassVar[PrecisionPolicy]
     FP8_CURRENT: ClassVar[PrecisionPolicy]
     FP8_DELAYED: ClassVar[PrecisionPolicy]
     FP8_BLOCK: ClassVar[PrecisionPolicy]
@@ -158,11 +167,11 @@ class PrecisionPolicy:
     ) -> PrecisionPolicy:
         """Return the policy that jmp's three dtypes describe.
 
-        The compute dtype stands for the ``AUTO_MIXED`` preset of that dtype; f32 and f64 lower
+        The compute dtype stands for the mixed preset of that dtype; f32 and f64 lower
         nothing.
 
         >>> PrecisionPolicy.of_dtypes("f32", "bf16", "f32").kinds == (
-        ...     PrecisionPolicy.AUTO_MIXED_BF16.kinds)
+        ...     PrecisionPolicy.MIXED_BF16.kinds)
         True
         """
         dtypes = ThreeDtypes(*map(Precision.parse, (params, compute, output)))
@@ -197,7 +206,7 @@ class PrecisionPolicy:
         >>> PrecisionPolicy.parse("bf16") is PrecisionPolicy.parse(jnp.bfloat16)
         True
 
-        >>> PrecisionPolicy.parse("Auto-Mixed-BF16") is PrecisionPolicy.AUTO_MIXED_BF16
+        >>> PrecisionPolicy.parse("Mixed-BF16") is PrecisionPolicy.MIXED_BF16
         True
         >>> print(PrecisionPolicy.parse("c=bf16,o=f32"))
         p=f32,c=bf16,o=f32
@@ -206,20 +215,21 @@ class PrecisionPolicy:
             return policy
         if isinstance(policy, str):
             return _parse_text(policy)
-        if (precision := _format_of(policy)) is not None:
-            return _mixed(precision)
+        if is_format(policy):
+            return _mixed(Precision.parse(policy))
         if all(hasattr(policy, field) for field in _JMP_FIELDS):
             # A jmp.Policy, known by its attributes: jmp itself is not imported here.
             return cls.of_dtypes(*(getattr(policy, field) for field in _JMP_FIELDS))
         raise PolicyError(
-            f"{shown(policy)} is not a policy. Give a PrecisionPolicy, a 16-bit dtype, a "
-            f"jmp.Policy, jmp's grammar ('p=f32,c=bf16,o=f32') or a preset. {accepted('', PRESETS)}"
+            f"{shown(policy)} is not a policy{_where(policy)}. Give a PrecisionPolicy, a 16-bit "
+            "dtype, a jmp.Policy, jmp's grammar ('p=f32,c=bf16,o=f32') or a preset. "
+            f"{accepted('', PRESETS)}"
         )
 
     def cast_for(self, kind: OpKind | str) -> CastConfig:
         """Return the cast for operations of a kind.
 
-        >>> str(PrecisionPolicy.AUTO_MIXED.cast_for("reduction"))
+        >>> str(PrecisionPolicy.MIXED_F16.cast_for("reduction"))
         'f16'
         """
         return dict(self.kinds)[OpKind.parse(kind)]
@@ -236,7 +246,7 @@ class PrecisionPolicy:
     def is_scaled(self) -> bool:
         """Return whether Compute is quantized, its operands having scale factors.
 
-        >>> PrecisionPolicy.FP8_CURRENT.is_scaled, PrecisionPolicy.AUTO_MIXED_BF16.is_scaled
+        >>> PrecisionPolicy.FP8_CURRENT.is_scaled, PrecisionPolicy.MIXED_BF16.is_scaled
         (True, False)
         """
         return self.cast_for(OpKind.COMPUTE).is_scaled
@@ -245,7 +255,7 @@ class PrecisionPolicy:
     def base(self) -> Precision:
         """The precision of Compute without scale factors: of what is not quantized, and between.
 
-        >>> PrecisionPolicy.FP8_CURRENT.base, PrecisionPolicy.AUTO_MIXED.base
+        >>> PrecisionPolicy.FP8_CURRENT.base, PrecisionPolicy.MIXED_F16.base
         (<Precision.BF16: 'bfloat16'>, <Precision.F16: 'float16'>)
         """
         compute = self.precision_for(OpKind.COMPUTE)
@@ -267,7 +277,7 @@ class PrecisionPolicy:
     def low(self) -> frozenset[Precision]:
         """The precisions below f32 that values can be stored in, rules and outputs included.
 
-        >>> PrecisionPolicy.AUTO_MIXED_BF16.low
+        >>> PrecisionPolicy.MIXED_BF16.low
         frozenset({<Precision.BF16: 'bfloat16'>})
         """
         return frozenset(self.base if p in VALUES else p for p in self._produced()) - _KEPT
@@ -276,7 +286,7 @@ class PrecisionPolicy:
     def is_identity(self) -> bool:
         """Return whether the policy leaves every program as it is.
 
-        >>> PrecisionPolicy.ALWAYS_F32.is_identity, PrecisionPolicy.AUTO_MIXED.is_identity
+        >>> PrecisionPolicy.ALWAYS_F32.is_identity, PrecisionPolicy.MIXED_F16.is_identity
         (True, False)
         """
         return not self.low and self.output_dtype is None
@@ -290,7 +300,7 @@ class PrecisionPolicy:
         >>> PrecisionPolicy.FP8_CURRENT.replace(scaling={"backward": False}).scaling.backward
         False
 
-        >>> policy = PrecisionPolicy.AUTO_MIXED_BF16.replace(kinds={"reduction": "f32"}, guards=())
+        >>> policy = PrecisionPolicy.MIXED_BF16.replace(kinds={"reduction": "f32"}, guards=())
         >>> policy.precision_for("reduction"), policy.guards
         (<Precision.F32: 'float32'>, frozenset())
         """
@@ -307,7 +317,7 @@ class PrecisionPolicy:
     def with_rules(self, *rules: Rule) -> PrecisionPolicy:
         """Return the policy with more override rules, asked before those that it has.
 
-        >>> policy = PrecisionPolicy.AUTO_MIXED.with_rules(Rule(precision="f32", scope="head"))
+        >>> policy = PrecisionPolicy.MIXED_F16.with_rules(Rule(precision="f32", scope="head"))
         >>> [str(rule) for rule in policy.rules]
         ['scope=head -> f32']
         """
@@ -320,7 +330,7 @@ class PrecisionPolicy:
           UnsupportedPrecisionError: scaling of another kind than Compute or of a format that has
             none, by the table or by a rule, or an f64 output while JAX has no f64.
 
-        >>> PrecisionPolicy.AUTO_MIXED.validate_for_use()
+        >>> PrecisionPolicy.MIXED_F16.validate_for_use()
         """
         for kind, cast in self.kinds:
             if cast.is_scaled and not (kind is OpKind.COMPUTE and cast.out_dtype in VALUES):
@@ -356,7 +366,7 @@ class PrecisionPolicy:
         Raises:
           PolicyError: a rule has a predicate: a function has no JSON form.
 
-        >>> policy = PrecisionPolicy.AUTO_MIXED_BF16
+        >>> policy = PrecisionPolicy.MIXED_BF16
         >>> PrecisionPolicy.from_json(policy.to_json()) == policy
         True
         """
@@ -372,7 +382,8 @@ class PrecisionPolicy:
         Raises:
           PolicyError: not JSON, another version, or a key or word is not understood.
         """
-        return policy_json.from_json(cls, text)
+        policy = policy_json.from_json(cls, text)
+        return policy.replace(name=SYNONYMS.get(policy.name, policy.name))
 
     def _produced(self) -> Iterable[Precision]:
         """Return every precision that the policy can produce, most important first."""
@@ -409,8 +420,9 @@ def _parse_text(text: str) -> PrecisionPolicy:
         return PRESETS[SYNONYMS.get(name, name)]
     if name in RESOLVED:
         return RESOLVED[name]()
-    if is_format_name(text):
-        return _mixed(Precision.parse(text))
+    word = name.removeprefix("mixed_").removesuffix("_mixed")  # as Keras and Lightning write it
+    if is_format_name(word):
+        return _mixed(Precision.parse(word))
     if looks_like_grammar(text):
         dtypes = parse_grammar(text)
         return PrecisionPolicy.of_dtypes(dtypes.params, dtypes.compute, dtypes.output)
@@ -419,20 +431,20 @@ def _parse_text(text: str) -> PrecisionPolicy:
             f"{text!r} is the name of a file. Read it first: "
             f"PrecisionPolicy.from_json(pathlib.Path({text!r}).read_text())."
         )
+    words = [*PRESETS, *SYNONYMS, *RESOLVED, *format_names()]
     raise PolicyError(
-        f"Unknown policy {text!r}. {accepted(name, [*PRESETS, *RESOLVED])} "
+        f"Unknown policy {text!r}. {likely(name, words)}{accepted('', [*PRESETS, *RESOLVED])} "
         "A 16-bit dtype is read too, 'bf16' or 'f16', and jmp's grammar: 'p=f32,c=bf16,o=f32'."
     )
 
 
-def _format_of(dtype: Any) -> Precision | None:
-    """Return the format of a dtype object or ``Precision``; ``None`` for anything else."""
-    if not isinstance(dtype, Precision | np.dtype | type):
-        return None
-    try:
-        return Precision.parse(dtype)
-    except PolicyError:
-        return None
+def _where(misplaced: Any) -> str:
+    """Return where a function or an argument of it goes, where a policy should be."""
+    if callable(misplaced):
+        return "; the function comes first, amp(fn, policy), and last in diff(one, other)(fn)"
+    if isinstance(misplaced, tuple) or hasattr(misplaced, "shape"):
+        return "; arguments of the function go into a second call: report(fn)(*args)"
+    return ""
 
 
 def _mixed(precision: Precision) -> PrecisionPolicy:
@@ -448,8 +460,8 @@ def _mixed(precision: Precision) -> PrecisionPolicy:
 
 
 _MIXED = {
-    Precision.BF16: "auto_mixed_bf16",
-    Precision.F16: "auto_mixed",
+    Precision.BF16: "mixed_bf16",
+    Precision.F16: "mixed_f16",
     Precision.F32: "always_f32",
 }
 
@@ -480,8 +492,12 @@ def _checked_kinds(kinds: Any) -> tuple[tuple[OpKind, CastConfig], ...]:
 def _checked_rules(rules: Any) -> tuple[Rule, ...]:
     rules = tuple(rules) if isinstance(rules, Iterable) else (rules,)
     for rule in rules:
+        if isinstance(rule, list | tuple):
+            raise PolicyError(f"{shown(rule)} is not a Rule: unpack it, with_rules(*rules).")
         if not isinstance(rule, Rule):
-            raise PolicyError(f"{rule!r} is not a Rule: write Rule(precision='f32', scope='head').")
+            raise PolicyError(
+                f"{shown(rule)} is not a Rule: write Rule(precision='f32', scope='head')."
+            )
     return rules
 
 
@@ -498,8 +514,12 @@ def _checked_scaling(scaling: Any) -> Scaling:
 PRESETS: dict[str, PrecisionPolicy] = {}
 """Policies by their names; ``presets`` enters them."""
 
-SYNONYMS = {"mixed_bf16": "auto_mixed_bf16", "mixed_f16": "auto_mixed"}
-"""Plain names of presets."""
+SYNONYMS = {
+    "auto_mixed_bf16": "mixed_bf16",
+    "auto_mixed": "mixed_f16",
+    "auto_mixed_conservative": "mixed_f16_conservative",
+}
+"""Other names of presets."""
 
 RESOLVED: dict[str, Callable[[], PrecisionPolicy]] = {}
 """Words for policies that depend on the machine, and what finds them; `jaxamp` enters `auto`."""

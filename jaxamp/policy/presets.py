@@ -34,7 +34,7 @@ def _preset(
 
 
 def _recipe(name: str, compute: CastConfig, **scaling: Any) -> PrecisionPolicy:
-    return AUTO_MIXED_BF16.replace(
+    return MIXED_BF16.replace(
         name=name, kinds={OpKind.COMPUTE: compute}, scaling=Scaling(**scaling)
     )
 
@@ -45,9 +45,9 @@ def _blocks(precision: Precision, rows: int, cols: int) -> CastConfig:
 
 ALWAYS_F32 = _preset("always_f32", Precision.F32, accumulation=None)
 ALWAYS_F16 = _preset("always_f16", Precision.F16, accumulation=None, guards=())
-AUTO_MIXED_CONSERVATIVE = _preset("auto_mixed_conservative", Precision.F16, reduction=Precision.F32)
-AUTO_MIXED = _preset("auto_mixed", Precision.F16)
-AUTO_MIXED_BF16 = _preset("auto_mixed_bf16", Precision.BF16)
+MIXED_BF16 = _preset("mixed_bf16", Precision.BF16)
+MIXED_F16 = _preset("mixed_f16", Precision.F16)
+MIXED_F16_CONSERVATIVE = _preset("mixed_f16_conservative", Precision.F16, reduction=Precision.F32)
 
 FP8_CURRENT = _recipe("fp8_current", CastConfig(Precision.F8_E4M3, None, round_sf=True))
 FP8_DELAYED = FP8_CURRENT.replace(name="fp8_delayed", scaling={"history": 1024})
@@ -69,9 +69,9 @@ NVFP4 = _recipe(
 for _policy in (
     ALWAYS_F32,
     ALWAYS_F16,
-    AUTO_MIXED_CONSERVATIVE,
-    AUTO_MIXED,
-    AUTO_MIXED_BF16,
+    MIXED_BF16,
+    MIXED_F16,
+    MIXED_F16_CONSERVATIVE,
     FP8_CURRENT,
     FP8_DELAYED,
     FP8_BLOCK,

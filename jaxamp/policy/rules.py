@@ -10,15 +10,17 @@ import dataclasses
 import fnmatch
 import functools
 import math
+import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.extend.core import Primitive
 
 from jaxamp.core import taxonomy
 from jaxamp.core.formats import Precision, PrecisionLike
 from jaxamp.core.taxonomy import OpKind
-from jaxamp.errors import JaxAmpError, PolicyError, RuleError, accepted
+from jaxamp.errors import JaxAmpError, PolicyError, RuleError, accepted, likely, shown
 from jaxamp.jaxprs.name_stack import clean_scope
 
 
@@ -74,15 +76,16 @@ class Rule:
       primitive: glob over the primitive's name.
       kind: kind of the primitive.
       function: glob over the names of the functions on the call stack, the user's, those of
-        libraries and JAX's own (``softmax``). A method also matches without its class, and by its
-        class alone (``LayerNorm``). A leading ``/`` ties it to the user's innermost function.
+        libraries and JAX's own: ``softmax``, or ``jax.nn.softmax``. A method also matches without
+        its class, and by its class alone (``LayerNorm``). A leading ``/`` ties it to the user's
+        innermost function.
       dtype: format of the first float output in the original program.
       min_size: smallest number of elements of the largest output.
       when: predicate that sees the ``EquationView``; has no JSON form.
       label: name of the rule in reports.
 
     Raises:
-      RuleError: the rule can never match.
+      RuleError: there is no such key, or the rule can never match.
 
     >>> rule = Rule(precision="f32", scope="head", kind="reduction")
     >>> rule.matches(EquationView(primitive="reduce_sum", kind=OpKind.REDUCTION, scope="net/head"))
@@ -190,6 +193,34 @@ class Rule:
         return self.label or f"{keys} -> {self.precision.short}"
 
 
+_fill = Rule.__init__
+
+
+@functools.wraps(_fill)
+def _checked_init(self: Rule, *values: Any, **keys: Any) -> None:
+    """Build a rule; unknown keys, and values without a key, are our errors."""
+    words = [field.name for field in dataclasses.fields(Rule)]
+    if values:
+        raise RuleError(
+            f"The keys of a rule have names, and {shown(values[0])} has none: write "
+            "Rule(precision='f32', scope='head')."
+        )
+    for key in keys:
+        if key not in words:
+            raise RuleError(
+                f"A rule has no key {key!r}. {accepted(key, words)} A module or a layer is named "
+                "by its scope=, a function by function=, an operation by primitive=."
+            )
+    if "precision" not in keys:
+        raise RuleError(
+            "A rule needs the precision that it gives: Rule(precision='f32', scope='head')."
+        )
+    _fill(self, **keys)
+
+
+Rule.__init__ = _checked_init
+
+
 def first_match(rules: Sequence[Rule], view: EquationView) -> int | None:
     """Return the index of the first rule that matches, ``None`` if none does.
 
@@ -236,12 +267,26 @@ def _name_matches(pattern: str, name: str) -> bool:
 def _function_matches(pattern: str, names: Sequence[str]) -> bool:
     if pattern.startswith("/"):
         pattern, names = pattern[1:], names[:1]
+    pattern = pattern.removeprefix(_modules(pattern))
     return any(
         _name_matches(pattern, part)
         for name in names
         for owner, _, own in (name.rpartition("."),)
         for part in (name, owner, own)
     )
+
+
+@functools.cache
+def _modules(pattern: str) -> str:
+    """Return the modules before a function's name: ``jax.nn.`` of ``jax.nn.softmax``.
+
+    Names on a call stack have none. A class begins with a capital letter.
+    """
+    name = _LOWER_NAMES.match(pattern)
+    return name[0] if name and not _is_glob(pattern) else ""
+
+
+_LOWER_NAMES = re.compile(r"(?:[a-z_][a-z0-9_]*\.)+(?=\w)")
 
 
 def _is_glob(pattern: str) -> bool:
@@ -270,8 +315,8 @@ def _check_keys(rule: Rule) -> None:
         glob = getattr(rule, key)
         if glob is None or (key == "scope" and glob == "/"):
             continue
-        if callable(glob):
-            name = getattr(glob, "__name__", type(glob).__name__)
+        if callable(glob) or isinstance(glob, Primitive):
+            name = getattr(glob, "__name__", getattr(glob, "name", type(glob).__name__))
             raise RuleError(f"{key} is a name, not what has it: write {key}={name!r}.")
         if not (isinstance(glob, str) and glob.strip("/ ")):
             raise RuleError(f"{key}={glob!r} can never match: it has to be a non-empty glob.")
@@ -297,7 +342,7 @@ def _check_primitive(name: str | None, kind: OpKind | None) -> None:
     if op is None:
         raise RuleError(
             f"primitive={name!r} can never match: no primitive of this name is known. "
-            f"{_function_of_jax(name)}{_similar(name)}"
+            f"{_as_function(name) or likely(name, taxonomy.TABLE)}"
             "jax.make_jaxpr(fn)(*args) shows the names in a program, and kind='compute' means all "
             "products and convolutions. Teach a primitive of your own with register_op_kind first."
         )
@@ -308,14 +353,19 @@ def _check_primitive(name: str | None, kind: OpKind | None) -> None:
         )
 
 
-def _function_of_jax(name: str) -> str:
-    if not any(callable(getattr(module, name, None)) for module in (jax.nn, jax.numpy)):
+def _as_function(name: str) -> str:
+    """Return what to write for the name of a function or a class; empty for any other name."""
+    own = name.rpartition(".")[2]
+    is_class = own[:1].isupper()
+    if not is_class and not any(callable(getattr(m, own, None)) for m in _JAX_MODULES):
         return ""
-    return f"{name} is a function, not a primitive: write function={name!r}. "
+    return (
+        f"{own} is a {'class' if is_class else 'function'}, not a primitive: write "
+        f"function={own!r}, which means all that it computes. "
+    )
 
 
-def _similar(name: str) -> str:
-    return accepted(name, taxonomy.TABLE).partition("Accepted")[0]
+_JAX_MODULES = jax.nn, jax.numpy, jax.lax, jax.numpy.linalg, jax.image, jax.random
 
 
 def _keys(rule: Rule) -> dict[str, Any]:

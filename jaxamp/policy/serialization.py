@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.core.taxonomy import OpKind
-from jaxamp.errors import PolicyError, accepted
+from jaxamp.errors import PolicyError, accepted, shown
 from jaxamp.policy.rules import Rule
 from jaxamp.policy.scaling import Scaling
 
@@ -18,6 +18,9 @@ _P = TypeVar("_P")
 _VERSION = 1
 _PLAIN_KEYS = ("accumulation", "guards", "param_dtype", "output_dtype", "allreduce")
 _KEYS = ("version", "name", "kinds", "rules", "scaling", "xla", *_PLAIN_KEYS)
+_OPTIONAL = ("scaling", "xla")
+_TYPES = {"name": str, "kinds": dict, "rules": list, "guards": list, "scaling": dict}
+_ADVICE = "PrecisionPolicy.to_json() writes one; a preset needs none: amp(fn, 'mixed_bf16')."
 
 
 def to_json(policy: Any) -> str:
@@ -44,6 +47,9 @@ def from_json(make: Callable[..., _P], text: str) -> _P:
     for key in data:
         if key not in _KEYS:
             raise PolicyError(f"A policy's JSON has no {key!r}. {accepted(key, _KEYS)}")
+    missing = [key for key in _KEYS if key not in data and key not in _OPTIONAL]
+    if missing:
+        raise PolicyError(f"This JSON is not a policy: it has no {', '.join(missing)}. {_ADVICE}")
     try:
         return make(
             name=data["name"],
@@ -54,10 +60,9 @@ def from_json(make: Callable[..., _P], text: str) -> _P:
             **{key: data[key] for key in _PLAIN_KEYS},
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise PolicyError(
-            f"This JSON is not a policy of jaxamp: {type(error).__name__}: {error}. "
-            "Write it with PrecisionPolicy.to_json()."
-        ) from None
+        wrong = [key for key, kind in _TYPES.items() if not isinstance(data.get(key, kind()), kind)]
+        where = f"its {wrong[0]} is {shown(data[wrong[0]])}" if wrong else f"{error}"
+        raise PolicyError(f"This JSON is not a policy of jaxamp: {where}. {_ADVICE}") from None
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -65,13 +70,14 @@ def _json_object(text: str) -> dict[str, Any]:
         data = json.loads(text)
     except (TypeError, ValueError) as error:
         raise PolicyError(
-            f"This is not JSON text ({error}). To read a file: "
+            f"{shown(text)} is not JSON text ({error}). To read a file: "
             "PrecisionPolicy.from_json(Path(...).read_text())."
         ) from None
-    version = data.get("version") if isinstance(data, dict) else None
-    if version != _VERSION:
+    if not isinstance(data, dict) or "version" not in data:
+        raise PolicyError(f"This JSON is not a policy: it has no version. {_ADVICE}")
+    if data["version"] != _VERSION:
         raise PolicyError(
-            f"JSON of version {version!r} is not understood; this jaxamp reads {_VERSION}."
+            f"JSON of version {data['version']!r} is not understood; this jaxamp reads {_VERSION}."
         )
     return data
 
@@ -88,7 +94,9 @@ def _cast_to_data(cast: CastConfig) -> dict[str, Any]:
     }
 
 
-def _cast_from(data: dict[str, Any]) -> CastConfig:
+def _cast_from(data: str | dict[str, Any]) -> CastConfig:
+    if isinstance(data, str):
+        return CastConfig.plain(data)
     block = data["sf_block"]
     return CastConfig(data["out_dtype"], block and tuple(block), data["round_sf"])
 

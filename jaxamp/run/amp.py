@@ -6,13 +6,14 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
 from jaxamp.core import jax_compat
 from jaxamp.core.adapters import adapter
+from jaxamp.core.formats import Precision, is_format
 from jaxamp.errors import NotCallableError, article, shown
 from jaxamp.plan import Plan
 from jaxamp.policy.policy import PrecisionPolicy
@@ -25,10 +26,11 @@ from jaxamp.trace.target import Statics, Target, is_found
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _F = TypeVar("_F", bound=Callable[..., Any])
-DEFAULT_POLICY = "auto_mixed_bf16"
+DEFAULT_POLICY = "mixed_bf16"
 
 # Libraries whose modules need more than a function does.
 _LIBRARIES = "equinox", NNX
+_UNBOUND = "CallCompactUnboundModuleError", "ScopeParamNotFoundError"
 _RUNNERS = Runners()
 jax_compat.hide_frames(os.path.dirname(os.path.dirname(__file__)))
 
@@ -69,6 +71,7 @@ class AmpFunction(Generic[_P, _R]):
             return self._runner(self._target, args, kwargs)
         except Exception as error:
             jax_compat.leave_out_frames(error, 2)  # this one and that of the Runner
+            _refuse_unbound(self._target.owner, error)
             raise
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
@@ -211,7 +214,7 @@ def amp(
 
     Args:
       fn: a function, method, ``functools.partial``, callable object, equinox or flax module.
-        Left out, a decorator is returned: ``@amp(policy="auto_mixed")``.
+        Left out, a decorator is returned: ``@amp(policy="mixed_f16")``.
       policy: a ``PrecisionPolicy``, a preset's name, a ``jmp.Policy`` or jmp's grammar.
       strict: raise on an operation that jaxamp does not know, instead of leaving it as it is.
       static_argnums: positions of static arguments, as for ``jax.jit``; they are hashable.
@@ -256,14 +259,18 @@ def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..
       array. It returns the ``Plan``; ``str(plan)`` is a table.
 
     >>> import jax.numpy as jnp
-    >>> plan = plan_of(jnp.dot, "auto_mixed")(jnp.ones((2, 3)), jnp.ones((3, 4)))
+    >>> plan = plan_of(jnp.dot, "mixed_f16")(jnp.ones((2, 3)), jnp.ones((3, 4)))
     """
     amped = inspected(fn, policy, strict=strict)
 
     @functools.wraps(fn, updated=())
     def plan(*args: Any, **kwargs: Any) -> Plan:
-        with amped.prepared(args, kwargs) as call:
-            return plan_call(call.signature(), call.arrays, amped.settings)[0]
+        try:
+            with amped.prepared(args, kwargs) as call:
+                return plan_call(call.signature(), call.arrays, amped.settings)[0]
+        except Exception as error:
+            _refuse_unbound(fn, error)
+            raise
 
     return plan
 
@@ -377,8 +384,9 @@ def _delayed(fn: Any, settings: Settings) -> Any:
 
 
 def _refuse_policy(fn: Any) -> None:
-    if isinstance(fn, str | PrecisionPolicy):
+    if isinstance(fn, str | PrecisionPolicy) or is_format(fn):
         what, word = ("text", repr(fn)) if isinstance(fn, str) else ("policy", str(fn))
+        word = word if not is_format(fn) else repr(Precision.parse(fn).short)
         raise NotCallableError(
             f"amp was given the {what} {word} where a function is needed. The function comes "
             f"first, amp(fn, policy); to decorate with a policy, name it: @amp(policy={word})."
@@ -401,6 +409,28 @@ def _checked(fn: Any) -> Any:
     if not callable(fn):
         raise NotCallableError(
             f"amp needs something to call, and got {shown(fn)} of type {type(fn).__qualname__}. "
-            "Give it a function, a method, or a module with __call__."
+            f"{_instead_of(fn)}"
         )
     return fn
+
+
+def _refuse_unbound(owner: Any, error: Exception) -> None:
+    """Raise what says how to call a linen module that has no parameters."""
+    if type(error).__name__ in _UNBOUND and type(error).__module__ == "flax.errors":
+        name = type(owner).__name__
+        raise NotCallableError(
+            f"The {name} that amp was given is a flax.linen module, which has no parameters of its "
+            f"own and cannot be called here. Wrap the function that takes them: "
+            f"amp(net.apply)(variables, x), with variables = net.init(key, x)."
+        ) from error
+
+
+def _instead_of(fn: Any) -> str:
+    """Return what to give `amp` instead of something that cannot be called."""
+    if isinstance(fn, ModuleType):
+        return f"Give it a function of that file: amp({fn.__name__}.loss)."
+    if isinstance(fn, tuple):  # haiku's and optax's functions come in named tuples
+        if hasattr(fn, "apply"):
+            return "Give it the function that computes: amp(net.apply)."
+        return "Put amp around the function that uses it: amp(train_step)."
+    return "Give it a function, a method, or a module with __call__."

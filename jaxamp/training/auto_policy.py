@@ -17,8 +17,8 @@ from jax.sharding import SingleDeviceSharding
 from jaxamp.core.formats import Precision
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.presets import ALWAYS_F32 as _F32
-from jaxamp.policy.presets import AUTO_MIXED as _F16
-from jaxamp.policy.presets import AUTO_MIXED_BF16 as _BF16
+from jaxamp.policy.presets import MIXED_BF16 as _BF16
+from jaxamp.policy.presets import MIXED_F16 as _F16
 from jaxamp.training.loss_scale import DynamicLossScale, LossScale, NoOpLossScale
 
 _LOGGER = logging.getLogger("jaxamp")
@@ -61,7 +61,7 @@ class AutoChoice:
     def needs_loss_scale(self) -> bool:
         """Return whether gradients can underflow, so that training needs a loss scale.
 
-        >>> AutoChoice(PrecisionPolicy.AUTO_MIXED, "Tesla V100", "").needs_loss_scale
+        >>> AutoChoice(PrecisionPolicy.MIXED_F16, "Tesla V100", "").needs_loss_scale
         True
         """
         return Precision.F16 in self.policy.low
@@ -69,7 +69,7 @@ class AutoChoice:
     def loss_scale(self) -> LossScale:
         """Return a loss scale for training under the policy: dynamic, or one that does nothing.
 
-        >>> AutoChoice(PrecisionPolicy.AUTO_MIXED_BF16, "TPU v4", "").loss_scale()
+        >>> AutoChoice(PrecisionPolicy.MIXED_BF16, "TPU v4", "").loss_scale()
         NoOpLossScale()
         """
         return DynamicLossScale() if self.needs_loss_scale else NoOpLossScale()
@@ -81,9 +81,9 @@ class AutoChoice:
 def auto_policy(device: Device | None = None) -> AutoChoice:
     """Pick the policy that suits a device, and say why.
 
-    TPUs and NVIDIA GPUs from compute capability 8.0 on get ``auto_mixed_bf16``; older NVIDIA GPUs
-    ``auto_mixed``, whose training needs a loss scale; AMD GPUs with bf16 matrix units
-    ``auto_mixed_bf16``. A CPU stays f32 unless a bf16 product, measured once in a process, is
+    TPUs and NVIDIA GPUs from compute capability 8.0 on get ``mixed_bf16``; older NVIDIA GPUs
+    ``mixed_f16``, whose training needs a loss scale; AMD GPUs with bf16 matrix units
+    ``mixed_bf16``. A CPU stays f32 unless a bf16 product, measured once in a process, is
     faster here. What is not known stays f32.
 
     ``amp(f, "auto")`` asks this when it is made, which starts JAX's backend: in a run of several
@@ -96,7 +96,7 @@ def auto_policy(device: Device | None = None) -> AutoChoice:
       The policy and the reason for it; ``loss_scale()`` gives the loss scale that it needs.
 
     >>> choice = auto_policy()
-    >>> choice.policy in (PrecisionPolicy.ALWAYS_F32, PrecisionPolicy.AUTO_MIXED_BF16)
+    >>> choice.policy in (PrecisionPolicy.ALWAYS_F32, PrecisionPolicy.MIXED_BF16)
     True
     """
     device = _default_device() if device is None else device

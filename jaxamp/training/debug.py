@@ -104,7 +104,7 @@ def debug_step(step: Callable[..., Any]) -> Callable[..., Diagnosis]:
       InspectionError: called inside of ``jax.jit`` or another transformation.
 
     >>> import jax.numpy as jnp, jaxamp
-    >>> step = jaxamp.amp(lambda w, x: x @ w @ w @ w, "auto_mixed")
+    >>> step = jaxamp.amp(lambda w, x: x @ w @ w @ w, "mixed_f16")
     >>> found = debug_step(step)(jnp.full((4, 4), 1e3), jnp.ones((4, 4)))
     >>> found.first.primitive, found.finite_in_f32, len(found.rules) > 0
     ('dot_general', True, True)

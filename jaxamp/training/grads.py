@@ -101,7 +101,7 @@ def scaled_value_and_grad(
     >>> def loss_fn(w, x):
     ...     return jnp.mean((x @ w) ** 2)
     >>> scale = jaxamp.training.DynamicLossScale()
-    >>> step = scaled_value_and_grad(loss_fn, policy="auto_mixed", loss_scale=scale)
+    >>> step = scaled_value_and_grad(loss_fn, policy="mixed_f16", loss_scale=scale)
     >>> (loss, grads), finite, scale = step(jnp.ones((4, 2)), jnp.full((4, 4), 0.25))
     >>> float(loss), grads.dtype, bool(finite), int(scale.counter)
     (1.0, dtype('float32'), True, 1)

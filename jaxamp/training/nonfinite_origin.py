@@ -36,7 +36,7 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
     >>> import jaxamp
     >>> def loss_fn(w, x):
     ...     return jnp.sum((x @ w) * 3.0)
-    >>> step = jaxamp.training.scaled_value_and_grad(loss_fn, policy="auto_mixed", loss_scale=None)
+    >>> step = jaxamp.training.scaled_value_and_grad(loss_fn, policy="mixed_f16", loss_scale=None)
     >>> found = explain_nonfinite(step)(jnp.full((2, 2), 300.0), jnp.full((2, 2), jnp.inf))
     >>> found.kind, found.primitive
     ('infinity', 'input')

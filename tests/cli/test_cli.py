@@ -43,7 +43,7 @@ def broken(x):
 
 
 @jax.jit
-@jaxamp.amp(policy="auto_mixed")
+@jaxamp.amp(policy="mixed_f16")
 def amped(x):
     return x @ x.T
 
@@ -99,7 +99,7 @@ def test_report_with_shapes(folder):
     line = f"python -m jaxamp report model:loss --args {PARAMS} f32[4,8] f32[4,1]"
     done = in_a_shell(folder, line)
     assert done.returncode == 0, done.stderr
-    assert "loss under auto_mixed_bf16" in done.stdout
+    assert "loss under mixed_bf16" in done.stdout
     assert "bf16[4,8] × bf16[8,16]" in done.stdout
     assert "model.py:10" in done.stdout
     assert done.stderr == ""
@@ -107,13 +107,11 @@ def test_report_with_shapes(folder):
 
 def test_report_of_the_gradient_as_json(typed):
     """Inputs from a function, the gradient, another policy, JSON that a program reads."""
-    line = (
-        "python -m jaxamp report model:loss --grad --policy auto_mixed --args model:inputs --json"
-    )
+    line = "python -m jaxamp report model:loss --grad --policy mixed_f16 --args model:inputs --json"
     done = typed(line)
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
-    assert data["policy"] == "auto_mixed"
+    assert data["policy"] == "mixed_f16"
     assert data["dots"] == {"f16": 5}
 
 
@@ -143,7 +141,7 @@ def test_report_as_a_page(folder, typed):
 def test_a_program_that_has_a_policy_is_seen_under_it(typed):
     """What was amped in the file, unless another policy is asked for."""
     line = "python -m jaxamp report model:amped --args f32[4,8]"
-    assert "amped under auto_mixed:" in typed(line).stdout
+    assert "amped under mixed_f16:" in typed(line).stdout
     assert "amped under always_f32:" in typed(f"{line} --policy always_f32").stdout
 
 
@@ -160,7 +158,7 @@ def test_report_of_what_a_compiler_makes_of_fp8(typed):
 
 @pytest.mark.parametrize(
     "line",
-    ["explain --where hidden", "diff --with auto_mixed", "probe", "tune --budget 1"],
+    ["explain --where hidden", "diff --with mixed_f16", "probe", "tune --budget 1"],
     ids=lambda line: line.split()[0],
 )
 def test_every_answer_is_a_page_too(folder, typed, line: str):
@@ -171,7 +169,7 @@ def test_every_answer_is_a_page_too(folder, typed, line: str):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     page = (folder / "page.html").read_text()
     assert page.startswith("<!doctype html>")
-    assert "auto_mixed_bf16" in page or command == "tune"
+    assert "mixed_bf16" in page or command == "tune"
     assert "://" not in page
 
 
@@ -181,13 +179,13 @@ def test_estimate(typed, monkeypatch, target: str):
     """Facts and the model at the terminal, and both as JSON."""
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # those of the tests' own process
     line = f"python -m jaxamp estimate model:loss --grad --args model:inputs --target {target}"
-    done = typed(f"{line} --with auto_mixed")
+    done = typed(f"{line} --with mixed_f16")
     assert done.returncode == 0, done.stderr
     assert done.stdout.index("compiled: facts") < done.stdout.index("roofline: a model")
-    more = ["auto_mixed", "always_f16"]
+    more = ["mixed_f16", "always_f16"]
     line += "".join(f" --with {policy}" for policy in more)
     compiled = json.loads(typed(f"{line} --json").stdout)["compiled"]
-    assert [row["policy"] for row in compiled] == ["always_f32", "auto_mixed_bf16", *more]
+    assert [row["policy"] for row in compiled] == ["always_f32", "mixed_bf16", *more]
     assert all(row["kernels"] > 0 and row["time"]["seconds"] > 0 for row in compiled)
 
 
@@ -204,17 +202,17 @@ def test_explain_one_scope(typed):
 def test_diff(typed):
     """Two policies side by side."""
     line = (
-        "python -m jaxamp diff model:loss --args model:inputs --policy always_f32 --with auto_mixed"
+        "python -m jaxamp diff model:loss --args model:inputs --policy always_f32 --with mixed_f16"
     )
     done = typed(line)
     assert done.returncode == 0, done.stderr
-    assert "loss: always_f32 → auto_mixed" in done.stdout
+    assert "loss: always_f32 → mixed_f16" in done.stdout
     assert "f32 → f16" in done.stdout
 
 
 def test_probe(typed):
     """Shapes get numbers; the table names the operations that lose most."""
-    line = "python -m jaxamp probe model:scale --args f32[4,8] rate=0.5 --policy auto_mixed"
+    line = "python -m jaxamp probe model:scale --args f32[4,8] rate=0.5 --policy mixed_f16"
     done = typed(line)
     assert done.returncode == 0, done.stderr
     assert "dot_general" in done.stdout
@@ -235,7 +233,7 @@ def test_tune(folder, typed):
 
 def test_a_policy_from_a_file(folder, typed):
     """What `to_json` wrote is a policy."""
-    (folder / "mine.json").write_text(PrecisionPolicy.AUTO_MIXED.to_json())
+    (folder / "mine.json").write_text(PrecisionPolicy.MIXED_F16.to_json())
     line = "python -m jaxamp report model:loss --policy mine.json --args model:inputs --json"
     assert json.loads(typed(line).stdout)["dots"] == {"f16": 2}
 
@@ -256,7 +254,7 @@ def test_a_policy_from_a_file(folder, typed):
         ("report model:loss --args f32[-4]", "is not a list of sizes"),
         ("report model:loss --args 'f32[4'", "is not an argument"),
         ("report model:scale --args rate=1.0 f32[4,4]", "comes after a named argument"),
-        ("report model:loss --policy auto_mixd --args model:inputs", "Did you mean 'auto_mixed'?"),
+        ("report model:loss --policy mixd_f16 --args model:inputs", "Did you mean 'mixed_f16'?"),
         ("report model:loss --policy mine.jsn.json", "There is no file mine.jsn.json"),
         ("diff model:loss --args model:inputs", "required: --with"),
         ("diff model:loss --args model:inputs --with f17", "Unknown policy 'f17'"),

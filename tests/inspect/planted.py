@@ -35,7 +35,7 @@ class Fault:
     fn: Callable[..., Any]
     args: tuple[Any, ...]
     kind: str = "infinity"
-    policy: str = "auto_mixed"
+    policy: str = "mixed_f16"
     scope: str = ""
     backward: bool = False
     iterations: tuple[int, ...] = ()
@@ -428,14 +428,14 @@ def underflow_in_a_scan(x, w):
     return lax.scan(body, x, length=9)[0] * 1e9
 
 
-@fault(ONES * 1e20, EYE, policy="auto_mixed_bf16")
+@fault(ONES * 1e20, EYE, policy="mixed_bf16")
 def overflow_of_float32_itself(x, w):
     """Not for want of precision: f32 overflows as well."""
     y = x @ (w * 1e20)  # planted
     return y @ w
 
 
-@fault(ONES * 3.3995e38, EYE, policy="auto_mixed_bf16")
+@fault(ONES * 3.3995e38, EYE, policy="mixed_bf16")
 def overflow_of_bf16(x, w):
     """Between the largest number of bf16 and that of f32."""
     return jnp.sum(jnp.sin(x @ w))  # planted

@@ -59,7 +59,7 @@ def test_a_program_without_scopes_says_so():
 
 def test_a_rule_is_the_reason():
     """What the user decided is given as the reason, in the rule's own words."""
-    policy = PrecisionPolicy.AUTO_MIXED_BF16.with_rules(Rule(precision="f32", scope="attention"))
+    policy = PrecisionPolicy.MIXED_BF16.with_rules(Rule(precision="f32", scope="attention"))
     found = explain(attention, policy, where="attention")(*PROGRAMS["attention"][1])
     assert {n.arithmetic for n in found.notes} == {"f32"}
     assert any(n.reason == "rule: scope=attention -> f32" for n in found.notes)

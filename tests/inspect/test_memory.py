@@ -17,11 +17,11 @@ ASKED = {
     "plan_of": lambda fn, x: jaxamp.plan_of(fn)(x),
     "report": lambda fn, x: jaxamp.report(fn)(x),
     "explain": lambda fn, x: jaxamp.explain(fn)(x),
-    "diff": lambda fn, x: jaxamp.diff("auto_mixed", "always_f32")(fn)(x),
+    "diff": lambda fn, x: jaxamp.diff("mixed_f16", "always_f32")(fn)(x),
     "probe": lambda fn, x: jaxamp.probe(fn)(x),
-    "probe of what is infinite": lambda fn, x: jaxamp.probe(fn, "auto_mixed")(x * LARGE),
-    "explain_nonfinite": lambda fn, x: training.explain_nonfinite(amp(fn, "auto_mixed"))(x * LARGE),
-    "debug_step": lambda fn, x: training.debug_step(amp(fn, "auto_mixed"))(x * LARGE),
+    "probe of what is infinite": lambda fn, x: jaxamp.probe(fn, "mixed_f16")(x * LARGE),
+    "explain_nonfinite": lambda fn, x: training.explain_nonfinite(amp(fn, "mixed_f16"))(x * LARGE),
+    "debug_step": lambda fn, x: training.debug_step(amp(fn, "mixed_f16"))(x * LARGE),
     "tune": lambda fn, x: jaxamp.tune(fn, (x,)),
     "verify_lowering": lambda fn, x: jaxamp.inspect.fp8_products.verify_lowering(fn, "fp8_current")(
         x

@@ -18,7 +18,7 @@ from jaxamp.tools.tune import tune
 from tests.inspect import independent
 from tests.inspect.programs import MLP, PROGRAMS, branching, layer, mlp_loss, spec
 
-POLICIES = ("auto_mixed_bf16", "auto_mixed", "always_f16")
+POLICIES = ("mixed_bf16", "mixed_f16", "always_f16")
 SINGLE = [name for name in PROGRAMS if name not in ("scanned", "calls")]
 
 
@@ -259,7 +259,7 @@ def test_calls_that_run_alike_keep_their_own_reasons(call, direction):
         return jnp.sum(x @ w)
 
     rule = Rule(precision="bf16", scope="two", kind="compute", label="as I say")
-    policy = PrecisionPolicy.AUTO_MIXED_BF16.with_rules(rule)
+    policy = PrecisionPolicy.MIXED_BF16.with_rules(rule)
     args = spec(8, 8), spec(8, 8)
     found = report(direction(program), policy)(*args)
     ruled = {o.scope for o in found.contractions if o.reason == "rule: as I say"}
@@ -275,7 +275,7 @@ def test_calls_that_run_alike_keep_their_own_reasons(call, direction):
 
 def test_a_rule_that_matched_nothing_is_named():
     """The rule's words are in the value, the text and the JSON."""
-    policy = PrecisionPolicy.AUTO_MIXED_BF16.with_rules(Rule(precision="f32", scope="nowhere"))
+    policy = PrecisionPolicy.MIXED_BF16.with_rules(Rule(precision="f32", scope="nowhere"))
     found = report(layer, policy)(*PROGRAMS["layer"][1])
     assert found.unmatched_rules == ("scope=nowhere -> f32",)
     assert "rule matched nothing: scope=nowhere -> f32" in str(found)
@@ -299,7 +299,7 @@ def test_a_print_of_no_arrays_is_shown():
     (said,) = [o for o in report(speaking)(*args).operations if o.primitive == "debug_print"]
     assert (said.arithmetic, said.operands, said.results) == ("", (), ())
     assert "debug_print" in str(explain(speaking)(*args))
-    assert str(diff("auto_mixed_bf16", "auto_mixed")(speaking)(*args))
+    assert str(diff("mixed_bf16", "mixed_f16")(speaking)(*args))
 
 
 def test_json_has_every_operation():
@@ -337,7 +337,7 @@ def test_notebooks_show_what_the_terminal_shows():
     numbers = jnp.linspace(0, 1, 32).reshape(4, 8), jnp.linspace(0, 1, 128).reshape(8, 16)
     answers = (
         explain(fn)(*args),
-        diff("always_f32", "auto_mixed")(fn)(*args),
+        diff("always_f32", "mixed_f16")(fn)(*args),
         probe(fn)(*numbers),
         tune(fn, numbers),
         verify_lowering(fn, "fp8_current")(*args),

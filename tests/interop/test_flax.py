@@ -18,7 +18,7 @@ from flax.errors import TraceContextError
 
 import jaxamp
 from jaxamp import amp, plan_of, training
-from jaxamp.errors import TrainingError
+from jaxamp.errors import NotCallableError, TrainingError
 
 LOW = {"rtol": 3e-2, "atol": 3e-2}
 
@@ -425,6 +425,24 @@ def test_a_linen_module_is_wrapped_by_its_method(method):
     with pytest.raises(AttributeError, match=rf"call of a Linen.*amp\(net\.{method}\)"):
         getattr(amp(Linen()), method)
     assert not hasattr(amp(Linen().apply), "init")
+
+
+@pytest.mark.parametrize("call", [amp, jaxamp.report, plan_of])
+@pytest.mark.parametrize("module", [Linen(), nn.Dense(3), nn.Sequential([nn.Dense(3)])])
+def test_a_linen_module_without_parameters_says_what_to_wrap(call, module):
+    """Calling it is an error of flax's about compact methods; ours names the function to give."""
+    with pytest.raises(NotCallableError, match=r"amp\(net\.apply\)\(variables, x\)"):
+        call(module)(_x())
+
+
+def test_a_linen_module_without_parameters_may_not_need_them():
+    """A module that only calls functions runs as it is."""
+
+    class Sine(nn.Module):
+        def __call__(self, x):
+            return jnp.sin(x)
+
+    np.testing.assert_array_equal(amp(Sine())(_x()), jnp.sin(_x()))
 
 
 def test_linen_traces_once_and_dies():

@@ -87,29 +87,29 @@ def test_cast_floating_agrees_with_jmp():
 def test_scopes_nest_and_end_also_by_an_error():
     """The innermost scope counts, and what was before comes back."""
     assert current_policy() is PrecisionPolicy.ALWAYS_F32
-    scope = policy_scope("auto_mixed")
-    with scope as outer, policy_scope("auto_mixed_bf16"):
-        assert str(current_policy()) == "auto_mixed_bf16"
+    scope = policy_scope("mixed_f16")
+    with scope as outer, policy_scope("mixed_bf16"):
+        assert str(current_policy()) == "mixed_bf16"
         with scope:  # the same object again
             assert current_policy() is outer
         with pytest.raises(ZeroDivisionError), scope:
             _ = 1 / 0
-        assert str(current_policy()) == "auto_mixed_bf16"
+        assert str(current_policy()) == "mixed_bf16"
     assert current_policy() is PrecisionPolicy.ALWAYS_F32
 
 
 def test_a_scope_belongs_to_its_thread():
     """A new thread starts with no scope, also one that gets a copy of the context."""
     seen = []
-    with policy_scope("auto_mixed"):
+    with policy_scope("mixed_f16"):
         thread = threading.Thread(target=lambda: seen.append(current_policy()))
         thread.start()
         thread.join()
         seen.append(current_policy())
-    assert list(map(str, seen)) == ["always_f32", "auto_mixed"]
+    assert list(map(str, seen)) == ["always_f32", "mixed_f16"]
 
     async def in_other_thread():
-        with policy_scope("auto_mixed"):
+        with policy_scope("mixed_f16"):
             return await asyncio.to_thread(current_policy)
 
     assert str(asyncio.run(in_other_thread())) == "always_f32"
@@ -127,9 +127,9 @@ def test_asyncio_tasks_have_scopes_of_their_own():
         return {*seen, str(current_policy())}
 
     async def main():
-        return await asyncio.gather(task("auto_mixed"), task("auto_mixed_bf16"))
+        return await asyncio.gather(task("mixed_f16"), task("mixed_bf16"))
 
-    assert asyncio.run(main()) == [{"auto_mixed", "always_f32"}, {"auto_mixed_bf16", "always_f32"}]
+    assert asyncio.run(main()) == [{"mixed_f16", "always_f32"}, {"mixed_bf16", "always_f32"}]
 
 
 TRACED = []
@@ -147,7 +147,7 @@ def test_jit_compiles_once_for_each_policy():
     x = jnp.ones(3)
     TRACED.clear()
     for _ in range(2):
-        for policy, dtype in (("auto_mixed", "float16"), ("auto_mixed_bf16", "bfloat16")):
+        for policy, dtype in (("mixed_f16", "float16"), ("mixed_bf16", "bfloat16")):
             with policy_scope(policy):
                 assert by_role(x).dtype == dtype
         assert by_role(x).dtype == "float32"
@@ -172,7 +172,7 @@ def test_jit_in_asyncio_answers_rightly_or_not_at_all():
                 await asyncio.sleep(0)
 
     async def main():
-        await asyncio.gather(task("auto_mixed", "float16"), task("auto_mixed_bf16", "bfloat16"))
+        await asyncio.gather(task("mixed_f16", "float16"), task("mixed_bf16", "bfloat16"))
 
     asyncio.run(main())
     assert by_role(x).dtype == "float32"
@@ -181,12 +181,12 @@ def test_jit_in_asyncio_answers_rightly_or_not_at_all():
 def test_a_coroutine_can_be_decorated():
     """The policy is in force while the coroutine runs, not while it is made."""
 
-    @policy_scope("auto_mixed")
+    @policy_scope("mixed_f16")
     async def main():
         await asyncio.sleep(0)
         return str(current_policy())
 
-    assert asyncio.run(main()) == "auto_mixed"
+    assert asyncio.run(main()) == "mixed_f16"
 
 
 def test_a_generator_cannot_be_decorated():
@@ -196,7 +196,7 @@ def test_a_generator_cannot_be_decorated():
         yield current_policy()
 
     with pytest.raises(PolicyError, match="inside the generator"):
-        policy_scope("auto_mixed")(generator)
+        policy_scope("mixed_f16")(generator)
 
 
 def test_inside_of_amp_its_policy_is_in_force():
@@ -212,10 +212,10 @@ def test_inside_of_amp_its_policy_is_in_force():
         seen.append(str(current_policy()))
         return amp(inner, "always_f32")(inner(x))
 
-    with policy_scope("auto_mixed_bf16"):
-        amp(f, "auto_mixed")(jnp.ones(2))
-        assert str(current_policy()) == "auto_mixed_bf16"
-    assert seen == ["auto_mixed", "auto_mixed", "always_f32"]
+    with policy_scope("mixed_bf16"):
+        amp(f, "mixed_f16")(jnp.ones(2))
+        assert str(current_policy()) == "mixed_bf16"
+    assert seen == ["mixed_f16", "mixed_f16", "always_f32"]
 
 
 class Head(eqx.Module):
@@ -240,10 +240,10 @@ def test_a_module_overrides_its_compute_dtype_under_amp(override, dots):
     def f(head, x):
         return head(jnp.tanh(head.weight @ x))
 
-    plan = jaxamp.plan_of(f, "auto_mixed_bf16")(head, jnp.ones(8))
+    plan = jaxamp.plan_of(f, "mixed_bf16")(head, jnp.ones(8))
     products = [d.operand for d in plan.decisions() if d.primitive == "dot_general"]
     assert products == [Precision.BF16, Precision.parse(dots)]
-    assert amp(f, "auto_mixed_bf16")(head, jnp.ones(8)).dtype == "float32"
+    assert amp(f, "mixed_bf16")(head, jnp.ones(8)).dtype == "float32"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_a_module_overrides_its_compute_dtype_under_amp(override, dots):
 )
 def test_a_module_overrides_its_compute_dtype_without_amp(override, dots):
     """Where nothing rewrites the program, module and arguments are cast; results as before."""
-    with policy_scope("auto_mixed"):
+    with policy_scope("mixed_f16"):
         jaxpr, shape = jax.make_jaxpr(Head.__call__, return_shape=True)(
             Head(jnp.ones((2, 2)), override), jnp.ones(2)
         )

@@ -59,7 +59,7 @@ def test_policies_survive_both_ways(dtypes):
 
 @pytest.mark.parametrize(
     ("compute", "preset"),
-    [("bf16", PrecisionPolicy.AUTO_MIXED_BF16), ("f16", PrecisionPolicy.AUTO_MIXED)],
+    [("bf16", PrecisionPolicy.MIXED_BF16), ("f16", PrecisionPolicy.MIXED_F16)],
 )
 def test_low_compute_is_the_auto_mixed_preset(compute, preset):
     """A low compute dtype gives kinds, guards and accumulation of the preset of that dtype."""
@@ -89,7 +89,7 @@ def test_name_is_the_canonical_text():
 @pytest.mark.parametrize(
     ("preset", "text"),
     [
-        ("auto_mixed_bf16", "p=f32,c=bf16,o=f32"),
+        ("mixed_bf16", "p=f32,c=bf16,o=f32"),
         ("always_f16", "p=f32,c=f16,o=f32"),
         ("always_f32", "p=f32,c=f32,o=f32"),
     ],

@@ -12,7 +12,7 @@ from jaxamp import PrecisionPolicy, Rule, amp, keep_precision, plan_of
 from jaxamp.policy.rules import EquationView
 from tests import audit
 
-BF16 = PrecisionPolicy.AUTO_MIXED_BF16
+BF16 = PrecisionPolicy.MIXED_BF16
 X, W = jnp.linspace(-1, 1, 16).reshape(4, 4), jnp.linspace(1, 2, 16).reshape(4, 4)
 
 

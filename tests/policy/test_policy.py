@@ -21,7 +21,7 @@ from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.core.guards import ALL_GUARDS, Guard, parse_guards
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import PolicyError, UnsupportedPrecisionError
-from jaxamp.policy.policy import PRESETS, PrecisionPolicy
+from jaxamp.policy.policy import PRESETS, SYNONYMS, PrecisionPolicy
 from jaxamp.policy.rules import Rule
 
 F32, F16, BF16 = Precision.F32, Precision.F16, Precision.BF16
@@ -31,9 +31,9 @@ E4M3, E2M1 = Precision.F8_E4M3, Precision.F4_E2M1
 TABLE = {
     "always_f32": ((F32, F32, F32, F32, F32), None, True),
     "always_f16": ((F16, F16, F16, F16, F32), None, False),
-    "auto_mixed_conservative": ((F16, F32, F16, F16, F32), F32, True),
-    "auto_mixed": ((F16, F16, F16, F16, F32), F32, True),
-    "auto_mixed_bf16": ((BF16, BF16, BF16, BF16, F32), F32, True),
+    "mixed_f16_conservative": ((F16, F32, F16, F16, F32), F32, True),
+    "mixed_f16": ((F16, F16, F16, F16, F32), F32, True),
+    "mixed_bf16": ((BF16, BF16, BF16, BF16, F32), F32, True),
     "fp8_current": ((E4M3, BF16, BF16, BF16, F32), F32, True),
     "fp8_delayed": ((E4M3, BF16, BF16, BF16, F32), F32, True),
     "fp8_block": ((E4M3, BF16, BF16, BF16, F32), F32, True),
@@ -52,6 +52,10 @@ TABLE = {
         (Precision.BF16, jnp.bfloat16),
         ("mixed_bf16", jnp.bfloat16),
         ("Mixed-F16", jnp.float16),
+        ("mixed_bfloat16", jnp.bfloat16),  # Keras
+        ("bf16-mixed", jnp.bfloat16),  # Lightning
+        ("auto_mixed_bf16", jnp.bfloat16),
+        ("AUTO_MIXED", jnp.float16),
         ("f16", jnp.float16),
         ("float16", jnp.float16),
         (np.float16, jnp.float16),
@@ -116,16 +120,33 @@ def test_preset_words(name):
         assert PrecisionPolicy.parse(word) is PRESETS[name]
 
 
+def test_older_names_are_the_same_presets():
+    """Programs and JSON that have an older name of a preset mean the preset."""
+    for old, new in SYNONYMS.items():
+        assert PrecisionPolicy.parse(old) is PRESETS[new] is getattr(PrecisionPolicy, old.upper())
+        text = PRESETS[new].to_json().replace(f'"{new}"', f'"{old}"')
+        assert PrecisionPolicy.from_json(text) == PRESETS[new]
+
+
+@pytest.mark.parametrize("policy", [*PRESETS, "bf16", "half"])
+def test_no_preset_changes_what_is_returned(policy):
+    """Results have the dtypes of the original, but where jmp's words name another."""
+    if PrecisionPolicy.parse(policy).scaling.history:
+        policy = PrecisionPolicy.parse(policy).stateless
+    x = jnp.ones((4, 4))
+    assert jax.eval_shape(amp(jnp.dot, policy), x, x).dtype == jnp.float32
+
+
 @pytest.mark.parametrize("name", ["name", "compute", "compute_dtype"])
 def test_a_policy_is_not_changed_in_place(name):
     """Whether it has such an attribute or not, the error says how another policy is made."""
-    policy = PrecisionPolicy.AUTO_MIXED
+    policy = PrecisionPolicy.MIXED_F16
     with pytest.raises(PolicyError, match=rf"'{name}'.*policy\.replace\(\.\.\.\) or") as info:
         setattr(policy, name, "f32")
     assert isinstance(info.value, FrozenInstanceError)
     with pytest.raises(FrozenInstanceError, match=r"policy\.replace"):
         delattr(policy, name)
-    assert policy.name == "auto_mixed"
+    assert policy.name == "mixed_f16"
 
 
 def test_guard_words():
@@ -151,7 +172,7 @@ def test_identity_and_low():
     base = PrecisionPolicy.ALWAYS_F32
     assert base.is_identity
     assert base.low == frozenset()
-    assert PrecisionPolicy.AUTO_MIXED_CONSERVATIVE.low == {F16}
+    assert PrecisionPolicy.MIXED_F16_CONSERVATIVE.low == {F16}
     ruled = base.with_rules(Rule(precision="bf16", scope="mlp"))
     assert not ruled.is_identity
     assert ruled.low == {BF16}
@@ -186,7 +207,7 @@ def test_order_of_kinds_does_not_matter():
 
 def test_replace_reads_words():
     """``replace`` parses what it is given and leaves the original alone."""
-    policy = PrecisionPolicy.AUTO_MIXED_BF16
+    policy = PrecisionPolicy.MIXED_BF16
     changed = policy.replace(
         kinds={"reduction": "f32"}, guards=["range"], output_dtype="full", accumulation=None
     )
@@ -195,21 +216,21 @@ def test_replace_reads_words():
     assert changed.guards == {Guard.RANGE}
     assert changed.output_dtype is F32
     assert changed.accumulation is None
-    assert policy == PRESETS["auto_mixed_bf16"]
+    assert policy == PRESETS["mixed_bf16"]
     assert policy.guards == ALL_GUARDS
 
 
 def test_new_rules_are_asked_first():
     """``with_rules`` puts its rules before those that are there, in the order given."""
     a, b, c = (Rule(precision="f32", scope=s) for s in "abc")
-    assert PrecisionPolicy.AUTO_MIXED.with_rules(c).with_rules(a, b).rules == (a, b, c)
+    assert PrecisionPolicy.MIXED_F16.with_rules(c).with_rules(a, b).rules == (a, b, c)
 
 
 def test_text_forms_are_short_and_honest():
     """A changed preset does not pass for the preset."""
-    policy = PrecisionPolicy.AUTO_MIXED
-    assert str(policy) == "auto_mixed"
-    assert str(policy.replace(guards=())) == "auto_mixed*"
+    policy = PrecisionPolicy.MIXED_F16
+    assert str(policy) == "mixed_f16"
+    assert str(policy.replace(guards=())) == "mixed_f16*"
     assert str(policy.replace(guards=(), name="mine")) == "mine"
     assert "compute=f16" in repr(policy)
     assert len(repr(policy)) < 160
@@ -282,7 +303,7 @@ def test_json_pickle_and_copies_round_trip(policy):
 
 def test_json_refuses_predicates():
     """A rule with a function cannot be written down, and the message names the rule."""
-    policy = PrecisionPolicy.AUTO_MIXED.with_rules(
+    policy = PrecisionPolicy.MIXED_F16.with_rules(
         Rule(precision="f32", when=lambda view: True, label="my rule")
     )
     with pytest.raises(PolicyError, match=r"my rule.*no JSON form.*with_rules"):
@@ -290,7 +311,7 @@ def test_json_refuses_predicates():
 
 
 def _edited(**changes):
-    data = {**json.loads(PrecisionPolicy.AUTO_MIXED.to_json()), **changes}
+    data = {**json.loads(PrecisionPolicy.MIXED_F16.to_json()), **changes}
     return json.dumps({key: value for key, value in data.items() if value != "DROP"})
 
 
@@ -299,15 +320,19 @@ def _edited(**changes):
     [
         ("{", "not JSON text"),
         ("mine.json", r"not JSON text.*from_json\(Path\(\.\.\.\)\.read_text\(\)\)"),
-        ("[]", "version None"),
+        ("[]", "no version.*to_json"),
+        ('"mixed_bf16"', r"amp\(fn, 'mixed_bf16'\)"),
+        ("null", "no version"),
         (_edited(version=99), "version 99"),
-        (_edited(kinds="DROP"), "KeyError: 'kinds'"),
-        (_edited(kinds={"Compute": "bf16"}), "not a policy of jaxamp"),
+        (_edited(kinds="DROP"), "has no kinds"),
+        (_edited(kinds={"Compute": "bf16"}), "all five kinds"),
+        (_edited(kinds=[]), r"its kinds is \[\]"),
         (_edited(kinds={}), "all five kinds"),
         (_edited(rules=[{"precision": "f32", "scpe": "a"}]), "scpe"),
         (_edited(guards=["rnge"]), "Did you mean 'range'"),
         (_edited(output_dtype="f23"), "Did you mean"),
-        (_edited(rules=3), "not a policy of jaxamp"),
+        (_edited(rules=3), "its rules is 3"),
+        (_edited(scaling={"hstory": 3}), "not a policy of jaxamp"),
         (_edited(rule=[]), "no 'rule'. Did you mean 'rules'"),
     ],
 )
@@ -320,8 +345,16 @@ def test_json_that_is_no_policy(text, message):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PrecisionPolicy.parse("auto_mixd_bf16"), "Did you mean 'auto_mixed_bf16'"),
+        (lambda: PrecisionPolicy.parse("mixd_bf16"), "Did you mean 'mixed_bf16'"),
         (lambda: PrecisionPolicy.parse(""), "Accepted: always_f32"),
+        (lambda: PrecisionPolicy.parse("fp16"), "Did you mean 'f16'"),
+        (lambda: PrecisionPolicy.parse("bfloat"), "Did you mean 'bfloat16'"),
+        (lambda: PrecisionPolicy.parse("fp8"), "Did you mean 'fp8_current'"),
+        (lambda: PrecisionPolicy.parse("auto_mixd"), "Did you mean 'auto_mixed'"),
+        (lambda: PrecisionPolicy.parse((jnp.ones(2),)), r"report\(fn\)\(\*args\)"),
+        (lambda: PrecisionPolicy.parse(jnp.ones(2)), r"report\(fn\)\(\*args\)"),
+        (lambda: PrecisionPolicy.parse(jnp.dot), r"amp\(fn, policy\)"),
+        (lambda: PrecisionPolicy.MIXED_BF16.with_rules([]), r"with_rules\(\*rules\)"),  # pyright: ignore
         (lambda: PrecisionPolicy.parse(3), "not a policy"),
         (lambda: PrecisionPolicy.parse(None), "not a policy"),
         (lambda: PrecisionPolicy.custom({"compte": "bf16"}), "Did you mean 'compute'"),
@@ -332,8 +365,8 @@ def test_json_that_is_no_policy(text, message):
         (lambda: PrecisionPolicy.custom({}, rules=["f32"]), "not a Rule"),  # pyright: ignore
         (lambda: PrecisionPolicy.custom({}, rules=Rule), "not a Rule"),  # pyright: ignore
         (lambda: PrecisionPolicy("x", ()), "compute, reduction, elementwise"),
-        (lambda: PrecisionPolicy.AUTO_MIXED.replace(guard=()), "Did you mean 'guards'"),
-        (lambda: PrecisionPolicy.AUTO_MIXED.precision_for("dots"), "'dots' is not an OpKind"),
+        (lambda: PrecisionPolicy.MIXED_F16.replace(guard=()), "Did you mean 'guards'"),
+        (lambda: PrecisionPolicy.MIXED_F16.precision_for("dots"), "'dots' is not an OpKind"),
         (lambda: PrecisionPolicy.custom({}, name=3), "name"),  # pyright: ignore
     ],
 )
@@ -381,7 +414,7 @@ def test_computable_policies_pass():
 def test_policy_is_frozen():
     """A policy cannot be changed in place."""
     with pytest.raises(AttributeError):
-        PrecisionPolicy.AUTO_MIXED.guards = frozenset()  # pyright: ignore
+        PrecisionPolicy.MIXED_F16.guards = frozenset()  # pyright: ignore
 
 
 def test_parse_keeps_policies_and_reads_jmp():
@@ -389,4 +422,4 @@ def test_parse_keeps_policies_and_reads_jmp():
     policy = PrecisionPolicy.custom({"compute": "bf16"})
     assert PrecisionPolicy.parse(policy) is policy
     read = PrecisionPolicy.parse(jmp.get_policy("p=f32,c=bf16,o=f32"))
-    assert read.kinds == PrecisionPolicy.AUTO_MIXED_BF16.kinds
+    assert read.kinds == PrecisionPolicy.MIXED_BF16.kinds

@@ -136,8 +136,14 @@ def test_lazy_keys_come_last():
         ({"function": " "}, "non-empty glob"),
         ({"primitive": 3}, "non-empty glob"),
         ({"function": test_keys}, "write function='test_keys'"),
+        ({"primitive": jax.lax.exp_p}, "write primitive='exp'"),
+        ({"primitive": "softmax"}, "is a function, not a primitive: write function='softmax'"),
+        ({"primitive": "jax.nn.logsumexp"}, "write function='logsumexp'"),
+        ({"primitive": "LayerNorm"}, "is a class, not a primitive: write function='LayerNorm'"),
+        ({"module": "attention"}, "no key 'module'.*scope="),
+        ({"scpe": "attention"}, "no key 'scpe'. Did you mean 'scope'"),
         ({"primitive": "dot_genral"}, "Did you mean 'dot_general'.*register_op_kind"),
-        ({"primitive": "dot"}, "Did you mean 'dot_general'.*kind='compute'"),
+        ({"primitive": "dot"}, "function='dot'.*kind='compute'"),
         ({"primitive": "dot_general", "kind": "reduction"}, "its kind is Compute"),
         ({"kind": "computing"}, "Did you mean 'compute'"),
         ({"dtype": "int32"}, "Unknown precision 'int32'"),
@@ -155,6 +161,14 @@ def test_rules_that_can_never_match(keys, message):
     """A rule that cannot match anything is refused where it is written."""
     with pytest.raises(RuleError, match=message):
         Rule(precision="f32", **keys)
+
+
+def test_rules_without_what_they_need():
+    """Values without a key, and a rule that gives nothing, are our errors."""
+    with pytest.raises(RuleError, match=r"have names.*'f32' has none"):
+        Rule("f32", scope="head")  # pyright: ignore
+    with pytest.raises(RuleError, match="needs the precision"):
+        Rule(scope="head")  # pyright: ignore
 
 
 def test_unknown_precision_is_a_rule_error():
@@ -290,6 +304,6 @@ def test_policy_rules_are_hashable_with_predicates():
     def wide(view):
         return view.size > 10
 
-    make = lambda: PrecisionPolicy.AUTO_MIXED.with_rules(Rule(precision="f32", when=wide))  # noqa: E731
+    make = lambda: PrecisionPolicy.MIXED_F16.with_rules(Rule(precision="f32", when=wide))  # noqa: E731
     assert make() == make()
     assert hash(make()) == hash(make())

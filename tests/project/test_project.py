@@ -44,7 +44,7 @@ def test_both_ends_of_jax_have_a_target():
 def test_readme_presets_are_the_presets():
     """The README's table of presets says what the code says."""
     policies = README.partition("## Policies")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| `((?:always|auto)\w+)`[^|]*\|(.*)\|$", policies, re.MULTILINE)
+    rows = re.findall(r"^\| `((?:always|mixed)\w+)`[^|]*\|(.*)\|$", policies, re.MULTILINE)
     assert {name for name, _ in rows} == set(PRESETS)
     for name, cells in rows:
         policy = jaxamp.PrecisionPolicy.parse(name)
@@ -91,9 +91,9 @@ def test_every_public_name_is_in_the_reference(package):
 PRESETS = (
     "always_f32",
     "always_f16",
-    "auto_mixed_conservative",
-    "auto_mixed",
-    "auto_mixed_bf16",
+    "mixed_f16_conservative",
+    "mixed_f16",
+    "mixed_bf16",
 )
 
 

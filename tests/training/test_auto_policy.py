@@ -24,16 +24,16 @@ class Device:
 @pytest.mark.parametrize(
     ("device", "policy", "reason"),
     [
-        (Device("tpu", "TPU v2"), "auto_mixed_bf16", "every TPU"),
-        (Device("tpu", "TPU v6 lite"), "auto_mixed_bf16", "every TPU"),
-        (Device("gpu", "Tesla P100", "6.0"), "auto_mixed", "f16 storage"),
-        (Device("gpu", "Tesla V100", "7.0"), "auto_mixed", "loss scale"),
-        (Device("gpu", "Tesla T4", "7.5"), "auto_mixed", "starts at 8.0"),
-        (Device("gpu", "NVIDIA A100", "8.0"), "auto_mixed_bf16", "capability 8.0"),
-        (Device("gpu", "NVIDIA GeForce RTX 4090", "8.9"), "auto_mixed_bf16", "8.9"),
-        (Device("gpu", "NVIDIA H200", "9.0"), "auto_mixed_bf16", "9.0"),
-        (Device("cuda", "NVIDIA GB200", "10.0"), "auto_mixed_bf16", "10.0"),
-        (Device("rocm", "AMD Instinct MI250", "gfx90a"), "auto_mixed_bf16", "gfx90a"),
+        (Device("tpu", "TPU v2"), "mixed_bf16", "every TPU"),
+        (Device("tpu", "TPU v6 lite"), "mixed_bf16", "every TPU"),
+        (Device("gpu", "Tesla P100", "6.0"), "mixed_f16", "f16 storage"),
+        (Device("gpu", "Tesla V100", "7.0"), "mixed_f16", "loss scale"),
+        (Device("gpu", "Tesla T4", "7.5"), "mixed_f16", "starts at 8.0"),
+        (Device("gpu", "NVIDIA A100", "8.0"), "mixed_bf16", "capability 8.0"),
+        (Device("gpu", "NVIDIA GeForce RTX 4090", "8.9"), "mixed_bf16", "8.9"),
+        (Device("gpu", "NVIDIA H200", "9.0"), "mixed_bf16", "9.0"),
+        (Device("cuda", "NVIDIA GB200", "10.0"), "mixed_bf16", "10.0"),
+        (Device("rocm", "AMD Instinct MI250", "gfx90a"), "mixed_bf16", "gfx90a"),
         (Device("rocm", "Radeon VII", "gfx906"), "always_f32", "not known"),
         (Device("gpu", "mystery"), "always_f32", "not understood"),
         (Device("METAL", "Apple M2"), "always_f32", "METAL"),
@@ -48,7 +48,7 @@ def test_choice_by_device(device, policy, reason):
 
 
 @pytest.mark.parametrize(
-    ("speedup", "policy"), [(0.4, "always_f32"), (1.1, "always_f32"), (2.0, "auto_mixed_bf16")]
+    ("speedup", "policy"), [(0.4, "always_f32"), (1.1, "always_f32"), (2.0, "mixed_bf16")]
 )
 def test_a_cpu_is_measured(monkeypatch, speedup, policy):
     """The CPU stays f32 unless bf16 is clearly faster on this machine."""
@@ -80,7 +80,7 @@ def test_auto_is_a_policy_wherever_one_is_taken(monkeypatch, caplog):
     x = jnp.ones((4, 4))
     with caplog.at_level(logging.WARNING, logger="jaxamp"):
         assert amp(jnp.dot, "Auto")(x, x).dtype == jnp.float32
-        assert plan_of(jnp.dot, "auto")(x, x).policy is PrecisionPolicy.AUTO_MIXED_BF16
+        assert plan_of(jnp.dot, "auto")(x, x).policy is PrecisionPolicy.MIXED_BF16
     assert [record.getMessage() for record in caplog.records] == [f"jaxamp: {auto_policy()}"]
 
 
