@@ -1,0 +1,1 @@
+"""Attention found in float32 programs, and replaced by fused kernels."""

@@ -1,0 +1,58 @@
+"""How many spellings of attention are found, in both orders.
+
+python -m tests.attention            the counts, and what is not found, with the reasons given
+python -m tests.attention --all      a line for each program
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+
+import tests.flags  # noqa: F401 - sets the XLA flags, before JAX starts
+from tests.attention import near_misses, of_packages, spellings  # noqa: F401
+from tests.attention.corpus import EXTRA_TERMS, NEAR_MISSES, SPELLINGS
+from tests.attention.finding import FORWARD, JOINT, ORDERS, Found, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.attention", description=__doc__)
+    parser.add_argument("--all", action="store_true", help="a line for each program")
+    options = parser.parse_args()
+    shown = Table("program", "attentions", *ORDERS, "refused")
+    counts = dict.fromkeys(ORDERS, 0)
+    present = [p for p in SPELLINGS.values() if not p.missing]
+    for program in present:
+        results = {order: found(program, order) for order in ORDERS}
+        right = {order: r.count >= program.count for order, r in results.items()}
+        for order in ORDERS:
+            counts[order] += right[order]
+        if options.all or not all(right.values()):
+            shown.add_row(program.name, str(program.count), *_cells(results))
+    for table in (NEAR_MISSES, EXTRA_TERMS):
+        for program in table.values():
+            results = {order: found(program, order) for order in ORDERS}
+            if options.all or any(r.any for r in results.values()):
+                shown.add_row(
+                    program.name,
+                    "near miss" if program.count == 0 else "and more",
+                    *_cells(results),
+                )
+    console = Console(width=140)
+    console.print(shown)
+    for program in SPELLINGS.values():
+        if program.missing:
+            console.print(f"{program.name}: {program.missing}")
+    share = ", ".join(f"{counts[o]} found {o} ({counts[o] / len(present):.0%})" for o in ORDERS)
+    console.print(f"{len(present)} spellings: {share}")
+
+
+def _cells(results: dict[str, Found]) -> list[str]:
+    reasons = dict.fromkeys(results[FORWARD].refused + results[JOINT].refused)
+    return [*(str(results[order].count) for order in ORDERS), "; ".join(reasons)]
+
+
+if __name__ == "__main__":
+    main()
