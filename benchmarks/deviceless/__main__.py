@@ -23,7 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.deviceless.models import EVERY, MODELS
+from benchmarks.deviceless.models import EVERY, MODELS, PACKAGES
 from benchmarks.deviceless.table import table
 from jaxamp.compiled.environments import ENVIRONMENTS
 from jaxamp.compiled.targets import TARGETS
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.install:
         for name in ENVIRONMENTS if options.install == "all" else [options.install]:
             ENVIRONMENTS[name].install()
-    models = [*MODELS] if "all" in options.model else options.model
+    models = [*MODELS, *PACKAGES] if "all" in options.model else options.model
     if options.target:
         path = options.json or Path("out") / f"deviceless-{options.target}.json"
         compare(options.target, models, options.variant, path, options.dump)

@@ -10,8 +10,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from jaxamp.errors import InspectionError
@@ -21,7 +20,7 @@ ROOT = Path(
 ).expanduser()
 
 # What the benchmarks' models need too, where it is installed here.
-_SHARED = ("equinox", "flax", "flatbuffers", "jmp", "numpy", "optax", "rich")
+_SHARED = ("dm-haiku", "equinox", "flax", "flatbuffers", "jmp", "numpy", "optax", "rich")
 _CUDA_LIBRARIES = (
     "nvidia-cublas",
     "nvidia-cuda-cupti",
@@ -37,6 +36,14 @@ _CUDA_LIBRARIES = (
     "nvidia-nvshmem-cu13",
     "nvidia-nvvm",
 )
+
+
+def _is_here(package: str) -> bool:
+    try:
+        version(package)
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,7 @@ class Environment:
     def packages(self) -> list[str]:
         """Packages to install, pinned to the versions that the calling environment has."""
         jax = version("jax")
-        shared = [f"{package}=={version(package)}" for package in _SHARED if find_spec(package)]
+        shared = [f"{package}=={version(package)}" for package in _SHARED if _is_here(package)]
         if self.name == "tpu":
             return [f"jax[tpu]=={jax}", *shared]
         plugin = [f"jax-cuda13-{part}=={jax}" for part in ("plugin", "pjrt")]

@@ -4,6 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.deviceless.models import PACKAGES
+from benchmarks.deviceless.models.fused import FUSED
+from benchmarks.deviceless.models.model import HAND
 from jaxamp.compiled import hlo, traffic
 
 LOOP = """HloModule loop
@@ -144,3 +147,33 @@ def test_a_compiled_scan_counts_every_step(steps: int):
     assert text is not None
     counted = traffic.measure(hlo.parse(text))
     assert sum(counted.dots.values()) == steps
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", PACKAGES)
+def test_models_of_packages_by_hand_are_those_models(name: str):
+    """Each version has the loss and the gradient of the plain one, up to bfloat16."""
+    model = PACKAGES[name].small
+    params, batch = model.init(jax.random.key(0)), model.sample(jax.random.key(1))
+    loss, grads = jax.jit(jax.value_and_grad(model.plain, has_aux=True))(params, batch)
+    size = sum(jnp.sum(g**2) for g in jax.tree.leaves(grads))
+    assert {HAND, FUSED} == model.hands.keys()
+    for hand in model.hands.values():
+        value, found = jax.jit(jax.value_and_grad(hand, has_aux=True))(params, batch)
+        difference = jax.tree.map(lambda x, y: jnp.sum((x - y) ** 2), found, grads)
+        assert value[0] == pytest.approx(loss[0], rel=2**-7)
+        assert sum(jax.tree.leaves(difference)) < 0.05**2 * size
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_hands_of_models_have_their_gradients(name: str):
+    """One number, and float32 cotangents of all parameters."""
+    model = PACKAGES[name].small
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    batch = jax.eval_shape(model.sample, jax.random.key(0))
+    for fn in (model.plain, *model.hands.values()):
+        (value, _), grads = jax.eval_shape(jax.value_and_grad(fn, has_aux=True), params, batch)
+        assert value.shape == ()
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), grads) == jax.tree.map(
+            lambda x: (x.shape, x.dtype), params
+        )

@@ -3,7 +3,9 @@
 from benchmarks.deviceless.models import (
     decoder,
     encoder,
+    equinox_stack,
     experts,
+    haiku_decoder,
     lstm,
     resnet,
     transformer,
@@ -17,9 +19,13 @@ MODELS: dict[str, Model] = {
     for model in (transformer.UNROLLED, transformer.SCANNED, resnet.RESNET50, vit.VIT, lstm.LSTM)
 }
 OTHERS: dict[str, Model] = {
-    model.name: model
-    for model in (vit.PATCHES_196, decoder.DECODER, experts.EXPERTS, unet.UNET, encoder.ENCODER)
+    model.name: model for model in (vit.PATCHES_196, decoder.DECODER, experts.EXPERTS, unet.UNET)
 }
 """Models that came later than most of the planner; "all" does not stand for them."""
 
-EVERY = MODELS | OTHERS
+PACKAGES: dict[str, Model] = {
+    model.name: model for model in (encoder.ENCODER, equinox_stack.EQUINOX, haiku_decoder.HAIKU)
+}
+"""Models that attend by modules of packages that jaxamp has nothing to do with."""
+
+EVERY = MODELS | PACKAGES | OTHERS
