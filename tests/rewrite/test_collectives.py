@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.collectives.count import collectives
@@ -306,6 +306,79 @@ def test_gradients_leave_their_products_in_the_precision_of_their_sum(dtype):
     assert product.output.short == dtype
     sums = [d for d in plan.decisions() if d.primitive == "reduce_sum"]
     assert {d.output.short for d in sums} == {"f32"}
+
+
+def lookup_loss(params, words):
+    """A loss behind a lookup and layers under a scan, as a language model has them."""
+    x = params["table"][words]
+    x, _ = lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["layers"])
+    return jnp.mean(jnp.square(x @ params["table"].T))
+
+
+LOOKUP = {"table": jnp.linspace(-1, 1, 16 * 8).reshape(16, 8), "layers": jnp.ones((2, 8, 8)) / 8}
+WORDS = jnp.tile(jnp.arange(16), (4, 8))  # i32[4, 128]
+
+
+@orders
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_table_is_rounded_before_it_is_looked_up(order, dtype):
+    """XLA may add up what each device finds of it; the gradient adds up in f32 in any case."""
+    step = order(lambda fn: fn, lookup_loss, BF16.replace(allreduce=dtype))
+    jaxpr = jax.make_jaxpr(step)(LOOKUP, WORDS).jaxpr
+    (added,) = [eqn for eqn in equations(jaxpr) if eqn.primitive.name == "scatter-add"]
+    assert added.outvars[0].aval.dtype == jnp.float32
+    lowered = jax.jit(step).lower(LOOKUP, WORDS).as_text()
+    (found,) = re.findall(r"stablehlo.gather.*-> tensor<4x128x8x(\w+)>", lowered)
+    assert found == "bf16"
+
+
+@orders
+def test_a_rounded_lookup_gives_what_one_rounded_after_it_gives(order):
+    """Bit for bit, loss and gradients, also of several tables and of several rows of words."""
+    after = BF16.with_rules(Rule(primitive="gather", precision="f32"))
+    early, late = (order(lambda fn: fn, lookup_loss, policy) for policy in (BF16, after))
+    tables = jax.tree.map(lambda a: jnp.stack([a, a / 3]), LOOKUP)
+    rows = jnp.stack([WORDS, 15 - WORDS])
+    for axes, args in {
+        (None, None): (LOOKUP, WORDS),
+        (0, None): (tables, WORDS),
+        (None, 0): (LOOKUP, rows),
+        (0, 0): (tables, rows),
+    }.items():
+        mapped = [f if axes == (None, None) else jax.vmap(f, axes) for f in (early, late)]
+        ours, expected = (jax.jit(f)(*args) for f in mapped)
+        jax.tree.map(np.testing.assert_array_equal, ours, expected)
+
+
+def test_a_lookup_of_few_rows_leaves_the_table_alone():
+    """To round a large table for the sake of some words would cost more than it saves."""
+    lowered = jax.jit(amp(lookup_loss)).lower(LOOKUP, WORDS[:1, :4]).as_text()
+    (found,) = re.findall(r"stablehlo.gather.*-> tensor<1x4x8x(\w+)>", lowered)
+    assert found == "f32"
+
+
+@orders
+@pytest.mark.parametrize(
+    ("axis_type", "primitive"),
+    [(AxisType.Auto, "sharding_constraint"), (AxisType.Explicit, "reshard")],
+)
+def test_a_parameter_is_moved_low(order, axis_type, primitive):
+    """By a sharding constraint, or by reshard where shardings are types."""
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(axis_type,))
+    place = jax.lax.with_sharding_constraint if axis_type is AxisType.Auto else jax.reshard
+    w = jax.device_put(W, NamedSharding(mesh, P("d")))
+    x = jax.device_put(X, NamedSharding(mesh, P("d")))
+
+    def loss(w, x):
+        return jnp.mean(jnp.square(x @ place(w, NamedSharding(mesh, P()))))
+
+    step = jax.jit(order(lambda fn: fn, loss, BF16), out_shardings=w.sharding)
+    lowered = step.lower(w, x)
+    moved = re.findall(r"sdy.sharding_constraint .*tensor<64x32x(\w+)>", lowered.as_text())
+    assert moved[0] == "bf16"
+    after = BF16.with_rules(Rule(primitive=primitive, precision="f32"))
+    late = jax.jit(order(lambda fn: fn, loss, after), out_shardings=w.sharding)
+    np.testing.assert_array_equal(step(w, x), late(w, x))
 
 
 def test_a_gather_spread_over_fusions_counts_once():

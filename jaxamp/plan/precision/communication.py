@@ -7,6 +7,10 @@ On arrival the payload is nominally widened: each contraction rounds it again, w
 nothing, and is differentiated by the wide value. So a device's part of the gradient is a float32
 accumulator when it is sent back. A payload that is stored as it arrives, sliced by a loop or saved
 by a checkpoint, stays narrow, and so does its part of the gradient.
+
+Under automatic partitioning no equation says that it communicates. A sharding constraint may, and a
+lookup in a parameter does where the table is split by rows: each device finds its own rows, and all
+of them are added up. One that finds more than the table holds is cheaper narrow on one device too.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import Any
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.dataflow.repeated_gathers import is_repeated_gather
 from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.consumers import descendants
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Node
@@ -26,6 +31,7 @@ from jaxamp.policy.policy import PrecisionPolicy
 
 F32 = Precision.F32
 _FORWARDING = (Link.INVARIANT, Link.SLICE, Link.STACK)
+_PLACEMENTS = ("sharding_constraint", "reshard")
 _BUFFERED = (Link.SLICE, Link.STACK)  # links of values that are in memory as a whole
 _SAVING_OPERANDS = ("remat2", "custom_vjp_call")  # their operands are residuals
 
@@ -46,15 +52,11 @@ def find_communication(
       graph: the program.
       frame: its outermost jaxpr.
       uses: what each value is used for.
-      policy: the policy, whose all-reduce may be narrow too; a cast of a variable's varying manual
-        axes sends nothing, but its transpose is an all-reduce.
+      policy: the policy, whose all-reduce may be narrow too.
       stored: precision in which each value is stored; entries of stored payloads are updated.
       choices: what was chosen for each node; left as it is.
     """
-    traits = {Trait.COLLECTIVE}
-    if policy.allreduce.bits < F32.bits:
-        traits.add(Trait.VARY)
-    senders = {n for n in graph.nodes if n.trait in traits and len(n.ins) == len(n.outs) == 1}
+    senders = {node for node in graph.nodes if _sends(graph, policy, node)}
     if not senders:
         return {}
     wanted = ReaderPrecisions(graph, uses, stored, choices, _FORWARDING)
@@ -73,6 +75,19 @@ def find_communication(
             if is_buffered and _is_read_once(graph, choices, out):
                 stored[out] = wanted[out]
     return found
+
+
+def _sends(graph: Graph, policy: PrecisionPolicy, node: Node) -> bool:
+    """Return whether a node moves an array between devices, or may be partitioned so that it does.
+
+    A cast of a variable's varying manual axes sends nothing, but its transpose is an all-reduce.
+    """
+    if is_repeated_gather(graph, node):
+        return node.ins[0] in graph.sources
+    moves = node.trait is Trait.COLLECTIVE or node.name in _PLACEMENTS
+    if policy.allreduce.bits < F32.bits:
+        moves |= node.trait is Trait.VARY
+    return moves and len(node.ins) == len(node.outs) == 1
 
 
 def _saved(frame: Frame, policy: Any = None) -> Iterator[int]:

@@ -1,5 +1,7 @@
 """A collective whose array travels in a narrow format, as a primitive of its own.
 
+So does what XLA makes a collective of: a sharding constraint, a lookup in a table that is split.
+
 A float32 parameter is rounded before it is sent. A cast before the collective alone will not do:
 the cotangent would travel narrow as well, and what goes back over an ``all_gather`` is a sum over
 devices, whose precision is another choice.
@@ -12,6 +14,7 @@ drops the widening where nothing else reads it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -30,7 +33,7 @@ register_op_kind(travel_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 def travel(
     collective: Primitive,
-    operand: Any,
+    operands: Sequence[Any],
     params: dict[str, Any],
     forth: Any,
     back: Any,
@@ -40,19 +43,19 @@ def travel(
     """Send an array in one dtype, and its cotangent in another.
 
     Args:
-      collective: a linear primitive that moves one array between devices.
-      operand: the array.
+      collective: a primitive that moves one array between devices, linear in it.
+      operands: the array, and what says which part of it goes where, as indices do.
       params: parameters of the collective.
       forth: dtype in which the array travels.
       back: dtype in which the cotangent travels, and is added up where the transpose adds.
-      widened: whether what arrives is wanted in the dtype of `operand` too.
+      widened: whether what arrives is wanted in the dtype of the array too.
 
     Returns:
       What the collective gives, in the dtype in which it has travelled; before it, if `widened`,
-      the same in the dtype of `operand`.
+      the same in the dtype of the array.
     """
     return travel_p.bind(
-        operand,
+        *operands,
         collective=collective,
         params=tuple(params.items()),
         forth=forth,
@@ -67,38 +70,64 @@ def sent(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
 
 
 def _type(
-    aval: Any, *, collective: Primitive, params: Params, forth: Any, back: Any, widened: bool
+    aval: Any,
+    *others: Any,
+    collective: Primitive,
+    params: Params,
+    forth: Any,
+    back: Any,
+    widened: bool,
 ) -> Any:
     sent_as = aval.update(dtype=forth, weak_type=False)
-    arrived, effects = collective.abstract_eval(sent_as, **dict(params))
+    arrived, effects = collective.abstract_eval(sent_as, *others, **dict(params))
     wide = [arrived.update(dtype=aval.dtype)] if widened else []
     return [*wide, arrived], effects
 
 
 def _send(
-    operand: Any, *, collective: Primitive, params: Params, forth: Any, back: Any, widened: bool
-) -> list[Any]:
-    arrived = collective.bind(lax.convert_element_type(operand, forth), **dict(params))
-    wide = [lax.convert_element_type(arrived, operand.dtype)] if widened else []
-    return [*wide, arrived]
-
-
-def _transpose(
-    cotangents: Sequence[Any],
     operand: Any,
-    *,
+    *others: Any,
     collective: Primitive,
     params: Params,
     forth: Any,
     back: Any,
     widened: bool,
 ) -> list[Any]:
-    rule = ad.primitive_transposes[collective]
+    arrived = collective.bind(lax.convert_element_type(operand, forth), *others, **dict(params))
+    wide = [lax.convert_element_type(arrived, operand.dtype)] if widened else []
+    return [*wide, arrived]
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    """Send the tangent of the array as the array; what says where it goes has none."""
+    arrived = travel_p.bind(*primals, **params)
+    if isinstance(tangents[0], ad.Zero):
+        return arrived, [ad.Zero.from_primal_value(x) for x in arrived]
+    return arrived, travel_p.bind(tangents[0], *primals[1:], **params)
+
+
+def _transpose(
+    cotangents: Sequence[Any],
+    operand: Any,
+    *others: Any,
+    collective: Primitive,
+    params: Params,
+    forth: Any,
+    back: Any,
+    widened: bool,
+) -> list[Any]:
     given = [ct for ct in cotangents if not isinstance(ct, ad.Zero)]
+    if not given:
+        return [ad.Zero(operand.aval), *(None for _ in others)]
     total = sum((ct.astype(operand.aval.dtype) for ct in given[1:]), given[0])
-    source = ad.UndefinedPrimal(operand.aval.update(dtype=back))
-    (returned,) = rule(lax.convert_element_type(total, back), source, **dict(params))
-    return [lax.convert_element_type(returned, operand.aval.dtype)]
+    narrow, aval = lax.convert_element_type(total, back), operand.aval.update(dtype=back)
+    rule = ad.primitive_transposes.get(collective)
+    if rule is None:  # a reshard has another kind of rule
+        placed = jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding)
+        returned = jax.linear_transpose(partial(collective.bind, **dict(params)), placed)(narrow)
+    else:
+        returned = rule(narrow, ad.UndefinedPrimal(aval), *others, **dict(params))
+    return [lax.convert_element_type(returned[0], operand.aval.dtype), *(None for _ in others)]
 
 
 def _batch(
@@ -113,19 +142,19 @@ def _batch(
     widened: bool,
 ) -> tuple[list[Any], list[Any]]:
     """Batch the collective by JAX's own rule, with the primitive put back."""
-    (operand,) = operands
-    out_dims: list[Any] = []
+    operand, out_dims = operands[0], []
+    fancy = batching.fancy_primitive_batchers.get(collective)
+    rule = partial(fancy, axis) if fancy else batching.primitive_batchers[collective]
 
-    def batched(x: Any) -> Any:
-        rule = batching.fancy_primitive_batchers[collective]
-        result, dim = rule(axis, (x,), dims, **dict(params))
+    def batched(*operands: Any) -> Any:
+        result, dim = rule(operands, dims, **dict(params))
         out_dims.append(dim)
         return result
 
     def instead(values: Sequence[Any], params: dict[str, Any]) -> Any:
-        return travel(collective, values[0], params, forth, back, widened=widened)[0]
+        return travel(collective, values, params, forth, back, widened=widened)[0]
 
-    closed = jax.make_jaxpr(batched)(operand)
+    closed = jax.make_jaxpr(batched)(*operands)
     (result,) = evaluate(closed, operands, instead_of(collective, instead))
     # Over the axis of the vmap itself nothing is sent.
     dtypes = [operand.dtype, forth] if widened else [forth]
@@ -135,6 +164,7 @@ def _batch(
 travel_p.multiple_results = True
 travel_p.def_impl(_send)
 travel_p.def_effectful_abstract_eval(_type)
-ad.deflinear2(travel_p, _transpose)
+ad.primitive_jvps[travel_p] = _jvp
+ad.primitive_transposes[travel_p] = _transpose
 batching.fancy_primitive_batchers[travel_p] = _batch
 mlir.register_lowering(travel_p, mlir.lower_fun(_send, multiple_results=True))

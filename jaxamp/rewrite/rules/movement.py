@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxamp.core import jax_compat
+from jaxamp.core.formats import Precision
 from jaxamp.policy.techniques import Technique
 from jaxamp.rewrite.registry import RoundedResults, RuleContext, rewrites
+from jaxamp.rewrite.rules.collectives import send
 from jaxamp.xla.label_gather import is_pick, pick
 
 
@@ -21,9 +23,12 @@ def reverse(context: RuleContext, operand: Any) -> Sequence[Any] | RoundedResult
 
 
 @rewrites("gather")
-def look_up(context: RuleContext, table: Any, indices: Any) -> Sequence[Any]:
-    """Emit a gather; where it takes one number of each row, its cotangent is not a scatter."""
+def look_up(context: RuleContext, table: Any, indices: Any) -> Sequence[Any] | RoundedResults:
+    """Emit a gather; where it takes one number of each row, its cotangent is not a scatter.
+
+    However the table travels, what is added to one row of its gradient adds up in float32.
+    """
     eqn = context.eqn
     if context.rewrite.steers(Technique.LABEL_COMPARISONS) and is_pick(table, indices, eqn.params):
         return [pick(table, indices, eqn.params)]
-    return jax_compat.bind(eqn, [table, indices])
+    return send(context, [table, indices], Precision.F32)
