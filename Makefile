@@ -59,7 +59,8 @@ lint: $(VENV)/.installed-test $(VENV)/.installed-dev
 
 # The conformance runs whole: hours.
 conformance: $(VENV)/.installed-test $(VENV)/.installed-models
-	$(BIN)/python -m tests.conformance --all --products --random 2000 --soak --models --placement
+	$(BIN)/python -m tests.conformance --all --products --random 2000 --offsets 2000 --soak --models --placement
+	$(BIN)/python -m tests.fields
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks

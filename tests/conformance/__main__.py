@@ -4,6 +4,7 @@
     python -m tests.conformance --all             all of them
     python -m tests.conformance --products        programs × transforms × presets
     python -m tests.conformance --random 2000     random programs
+    python -m tests.conformance --offsets 2000    random programs with large offsets
     python -m tests.conformance --soak            10,000 calls with changing shapes, and the like
     python -m tests.conformance --models          models of other packages
     python -m tests.conformance --placement       bytes of plans against a minimum cut
@@ -40,6 +41,7 @@ def _arguments() -> argparse.Namespace:
     what.add_argument("--all", action="store_true", help="every harness")
     what.add_argument("--products", action="store_true", help="the whole product")
     what.add_argument("--random", type=int, metavar="N", help="N random programs")
+    what.add_argument("--offsets", type=int, metavar="N", help="N of them with large offsets")
     what.add_argument("--soak", action="store_true", help="long runs that must not grow")
     what.add_argument("--models", action="store_true", help="models of other packages")
     what.add_argument("--placement", action="store_true", help="what plans store")
@@ -54,7 +56,7 @@ def _arguments() -> argparse.Namespace:
         help="append outcomes to FILE; what has passed there is not run again",
     )
     options = parser.parse_args()
-    named = ("sample", "all", "products", "random", "soak", "models", "placement")
+    named = ("sample", "all", "products", "random", "offsets", "soak", "models", "placement")
     if not any(getattr(options, name) for name in named):
         parser.error(f"say what to run: {', '.join(f'--{name}' for name in named)}")
     return options
@@ -67,8 +69,9 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
         jobs += harnesses.all_jobs() if options.all else harnesses.sample(options.sample)
     if options.products:
         jobs += importlib.import_module("tests.conformance.combinations").all_jobs()
-    if options.random:
-        jobs += importlib.import_module("tests.conformance.random").all_jobs(options.random)
+    for name in ("random", "offsets"):
+        if count := getattr(options, name):
+            jobs += importlib.import_module(f"tests.conformance.{name}").all_jobs(count)
     for name in ("soak", "models", "placement"):
         if getattr(options, name):
             jobs += importlib.import_module(f"tests.conformance.{name}").all_jobs()

@@ -15,6 +15,7 @@ from jaxamp import amp
 from tests.fields import programs  # noqa: F401 - enters them
 from tests.fields.oracle import Oracle, evaluated
 from tests.fields.registry import FIELD_PROGRAMS, FieldProgram
+from tests.fields.report import Row
 from tests.numerics.ulps import LOW, POLICIES
 
 TIMES = 3.0
@@ -93,15 +94,40 @@ def measured(name: str, low: str, order: str) -> Outcome:
     """Run a program in one format and order."""
     program = FIELD_PROGRAMS[name]
     reference, rounded = expected(name)
-    fn = jax.jit(
-        _ordered(program, order, functools.partial(amp, policy=POLICIES[low])),
-        compiler_options={"xla_backend_optimization_level": 0},
+    got = run(ordered(program, order, low), program.args)
+    return Outcome(name, low, order, compared(got, reference, rounded[low]))
+
+
+def run(fn: Callable[..., Any], args: Any) -> Any:
+    """Run a function compiled fast rather than well."""
+    jitted = jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0})
+    return jax.tree.map(np.asarray, jitted(*args))
+
+
+def compared(got: Any, reference: Any, rounded: Any) -> tuple[Leaf, ...]:
+    """Compare a result with that of float64, and with that of rounded products."""
+    errors, allowed = _errors(got, reference), _errors(rounded, reference)
+    return tuple(Leaf(place, error, allowed[place]) for place, error in errors.items())
+
+
+def rows(name: str) -> list[Row]:
+    """Run a program in all of its ways."""
+    return [_row(measured(name, low, order)) for low, order in cases(name)]
+
+
+def _row(outcome: Outcome) -> Row:
+    worst = outcome.worst
+    return Row(
+        name=outcome.name,
+        low=outcome.low,
+        order=outcome.order,
+        wrong=outcome.wrong,
+        place=worst.place,
+        error=worst.error,
+        rounding=worst.rounding,
+        arrays=len(outcome.leaves),
+        undecided=outcome.undecided,
     )
-    got = jax.tree.map(np.asarray, fn(*program.args))
-    errors = _errors(got, reference)
-    allowed = _errors(rounded[low], reference)
-    leaves = [Leaf(place, error, allowed[place]) for place, error in errors.items()]
-    return Outcome(name, low, order, tuple(leaves))
 
 
 @functools.cache
@@ -109,11 +135,16 @@ def expected(name: str) -> tuple[Any, dict[str, Any]]:
     """Compute a program in float64, and in float32 with rounded products in each format."""
     program = FIELD_PROGRAMS[name]
     oracles = [Oracle(np.float64), *(Oracle(np.float32, low) for low in LOW.values())]
-    reference, *rounded = evaluated(_ordered(program, ORDERS[1]), program.args, oracles)
+    reference, *rounded = evaluated(ordered(program, ORDERS[1]), program.args, oracles)
     return reference, dict(zip(LOW, rounded, strict=True))
 
 
-def _ordered(program: FieldProgram, order: str, wrap: Callable[..., Any] = lambda fn: fn) -> Any:
+def ordered(program: FieldProgram, order: str, low: str | None = None) -> Callable[..., Any]:
+    """Build what is run of a program: itself or its value and gradient, under `amp` or not."""
+
+    def wrap(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return amp(fn, policy=POLICIES[low]) if low else fn
+
     if program.forward:
         return wrap(program.fn)
     grad = functools.partial(jax.value_and_grad, has_aux=program.aux)

@@ -59,7 +59,7 @@ class Oracle:
         return jnp.asarray(x, self._dtype(jnp.result_type(x)))
 
     def _plain(self, eqn: core.JaxprEqn, args: Values) -> Values:
-        if any(core.jaxprs_in_params(eqn.params)) and "update_jaxpr" not in eqn.params:
+        if any(core.jaxprs_in_params(eqn.params)):
             raise NotImplementedError(f"the oracle has no rule for {eqn.primitive.name}")
         params = dict(eqn.params)
         for name in ("new_dtype", "preferred_element_type", "dtype"):
@@ -81,6 +81,12 @@ class Oracle:
         (x,), new = args, eqn.params["new_dtype"]
         x = x.astype(eqn.invars[0].aval.dtype)
         return [self._widened(lax.bitcast_convert_type(x, new))]
+
+    def _scatter(self, eqn: core.JaxprEqn, args: Values) -> Values:
+        """Anew, as the jaxpr by which two numbers are joined is typed."""
+        names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+        fn = getattr(lax, eqn.primitive.name.replace("-", "_"))
+        return [fn(*args, **{name: eqn.params[name] for name in names})]
 
     def _call(self, eqn: core.JaxprEqn, args: Values) -> Values:
         name = next(n for n in ("call_jaxpr", "jaxpr") if n in eqn.params)
@@ -148,9 +154,12 @@ def _closed(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> core.ClosedJaxpr:
 
 _CALLS = ("jit", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint", "closed_call")
 
+_SCATTERS = ("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max")
+
 _RULES: dict[str, Callable[[Oracle, core.JaxprEqn, Values], Values]] = {
     **dict.fromkeys(PRODUCTS, Oracle._product),
     **dict.fromkeys(_CALLS, Oracle._call),
+    **dict.fromkeys(_SCATTERS, Oracle._scatter),
     "bitcast_convert_type": Oracle._bits,
     "cond": Oracle._cond,
     "while": Oracle._while,

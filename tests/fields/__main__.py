@@ -1,0 +1,84 @@
+"""The command line of the fields.
+
+    python -m tests.fields                      every program, in both formats and orders
+    python -m tests.fields --only flow          those with `flow` in field or name
+    python -m tests.fields --results FILE       go on where an earlier run has stopped
+
+Prints what is wrong by cause; ends unsuccessfully if the list of known failures says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import dataclasses
+import importlib
+import json
+import multiprocessing
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+
+import tests.flags  # noqa: F401 - sets the XLA flags, before JAX starts
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fields",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", metavar="TEXT", default="", help="TEXT in field or name")
+    parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
+    parser.add_argument("--results", type=pathlib.Path, metavar="FILE", help="kept between runs")
+    return parser.parse_args()
+
+
+def _names(text: str) -> list[str]:
+    programs = importlib.import_module("tests.fields.measure").FIELD_PROGRAMS
+    return [name for name, program in programs.items() if text in str(program)]
+
+
+def rows_of(name: str) -> list[dict[str, Any]]:
+    """Run a program in all of its ways."""
+    measure = importlib.import_module("tests.fields.measure")
+    return [dataclasses.asdict(row) for row in measure.rows(name)]
+
+
+def _run(names: Sequence[str], workers: int) -> Iterator[list[dict[str, Any]]]:
+    """Run programs in processes that are renewed now and then, as JAX keeps what it compiles."""
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, spawn, max_tasks_per_child=20) as pool:
+        for job in concurrent.futures.as_completed(pool.submit(rows_of, name) for name in names):
+            yield job.result()
+
+
+def main() -> int:
+    """Run what the command line asks for; 1 if the list of known failures is wrong."""
+    options, console = _arguments(), Console(soft_wrap=True)
+    report = importlib.import_module("tests.fields.report")
+    kept = options.results
+    lines = kept.read_text().splitlines() if kept and kept.exists() else []
+    names = _names(options.only)
+    rows = [row for row in map(json.loads, lines) if row["name"] in names]
+    rest = [name for name in names if name not in {row["name"] for row in rows}]
+    shown = track(_run(rest, options.workers), "running", len(rest), console=Console(stderr=True))
+    for new in shown:
+        rows += new
+        if kept:
+            with kept.open("a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in new)
+    rows = [report.Row(**row) for row in rows]
+    console.print(report.table(rows))
+    surprises = report.surprises(rows)
+    for line in surprises:
+        console.print(line, markup=False, highlight=False)
+    return int(bool(surprises))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
