@@ -1,6 +1,6 @@
-"""Bytes between devices of one train step, compiled for four absent TPUs.
+"""Bytes between devices of one train step, compiled for four or eight absent TPUs or GPUs.
 
-python -m benchmarks.deviceless --install tpu     the compiler, once
+python -m benchmarks.deviceless --install tpu     the compiler, once; gpu for --target h200
 python -m benchmarks.collectives                  the table, and JSON under out/
 """
 
@@ -29,8 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    targets = [name for name, target in TARGETS.items() if target.environment == "tpu"]
-    parser.add_argument("--target", choices=targets, default="v5e")
+    parser.add_argument("--target", choices=("v5e", "h200"), default="v5e")
     parser.add_argument("--only", default="", help="words of the program's name")
     parser.add_argument("--dump", type=Path, help="folder for the compiled programs")
     parser.add_argument("--json", type=Path, default=Path("out/collectives.json"))
@@ -40,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         found.touch()
         dump = ("--dump", str(options.dump)) if options.dump else ()
         where = ("--target", options.target, "--json", str(found), "--only", options.only)
-        ENVIRONMENTS["tpu"].run("-m", "benchmarks.collectives.inside", *where, *dump)
+        environment = ENVIRONMENTS[TARGETS[options.target].environment]
+        environment.run("-m", "benchmarks.collectives.inside", *where, *dump)
         rows = [json.loads(line) for line in found.read_text().splitlines()]
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -1,21 +1,23 @@
-"""Compile and count where the TPU's compiler is; ``python -m benchmarks.collectives`` starts it."""
+"""Compile and count where a vendor's compiler is; ``python -m benchmarks.collectives`` starts it."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from benchmarks.collectives import programs
 from benchmarks.collectives.count import collectives
 from jaxamp import PrecisionPolicy, amp
 from jaxamp.compiled import hlo
+from jaxamp.compiled.compiler import absent_devices
 from jaxamp.compiled.targets import TARGETS
 
 
@@ -24,8 +26,14 @@ def same(fn):
     return fn
 
 
+def by_hand(loss):
+    """Computes in bfloat16: what the parameters are cast to before anything else."""
+    return lambda params, words: loss(jax.tree.map(lambda p: p.astype(jnp.bfloat16), params), words)
+
+
 SUMS_LOW = PrecisionPolicy.AUTO_MIXED_BF16.replace(allreduce="bf16")
 VARIANTS = {
+    "by hand": (by_hand, same, None),
     "f32": (same, same, "highest"),
     "f32, TPU default": (same, same, None),
     "grad(amp)": (amp, same, None),
@@ -36,10 +44,17 @@ VARIANTS = {
 precision of matrix products, without which a TPU computes those of float32 in bfloat16."""
 
 
-def mesh_of(target: str) -> Mesh:
-    """Four absent devices, two by two."""
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=TARGETS[target].topology)
-    return Mesh(np.array(topology.devices).reshape(2, 2), ("x", "y"))
+TOPOLOGIES = {"v5e": {4: "v5e:2x2", 8: "v5e:2x4"}, "h200": {4: "1x1x4", 8: "1x1x8"}}
+"""What compilers call so many devices: chips of a slice, or GPUs of one host."""
+
+
+def mesh_of(target: str, style: str, strategy: str) -> Mesh:
+    """Absent devices with the axes x and y."""
+    found, shape = TARGETS[target], programs.MESHES[strategy]
+    name = TOPOLOGIES[target][prod(shape)]
+    devices = absent_devices(found.platform, name, found.description)
+    types = (programs.AXIS_TYPES[style],) * 2
+    return Mesh(np.array(devices).reshape(shape), ("x", "y"), axis_types=types)
 
 
 def main() -> None:
@@ -49,11 +64,12 @@ def main() -> None:
     parser.add_argument("--dump", type=Path)
     parser.add_argument("--only", default="")
     options = parser.parse_args()
-    mesh, size = mesh_of(options.target), programs.Size()
+    size = programs.Size()
     params = jax.eval_shape(partial(programs.init, size), jax.random.key(0))
     words = jax.eval_shape(partial(programs.sample, size), jax.random.key(0))
     for style, make in programs.STYLES.items():
         for strategy in programs.SPLITS:
+            mesh = mesh_of(options.target, style, strategy)
             split, rows = programs.shardings(strategy, mesh)
             placed = jax.tree.map(
                 lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
@@ -64,7 +80,8 @@ def main() -> None:
                 name = f"{style} {strategy} {variant}"
                 if options.only not in name:
                     continue
-                with jax.default_matmul_precision(products):
+                described = TARGETS[options.target].described()
+                with described, jax.default_matmul_precision(products):
                     lowered = make(size, strategy, mesh, loss_in, step_in).lower(*placed)
                 compiled = lowered.compile()
                 text = compiled.as_text()

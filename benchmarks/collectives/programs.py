@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 Params = dict[str, Any]
@@ -67,43 +67,58 @@ def norm(x: Any, scale: Any) -> Any:
     return wide.astype(x.dtype) * scale
 
 
-def loss_fn(
-    size: Size,
-    params: Params,
-    words: Any,
-    gather: Callable[[Any, int], Any] = lambda w, axis: w,
-    total: Callable[[Any], Any] = lambda x: x,
-    ways: int = 1,
-    place: Callable[[Any], Any] = lambda x: x,
-) -> Any:
+def nll(logits: Any, labels: Any) -> Any:
+    """The negative logarithm of each label's probability, in float32."""
+    logits = logits.astype(jnp.float32)
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - chosen
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What a program says itself of how arrays move; by default nothing.
+
+    Attributes:
+      gather: makes a parameter whole that is split along an axis (FSDP).
+      look_up: finds words in the table.
+      join: multiplies where each device has a part of what is summed over (tensor parallel).
+      nll: the loss of each word; its logits may be split (tensor parallel).
+      place: tells the compiler where the activations between two layers lie.
+      ways: over how many devices the heads are split in a program of one device.
+    """
+
+    gather: Callable[[Any, int], Any] = lambda w, axis: w
+    look_up: Callable[[Any, Any], Any] = lambda table, words: table[words]
+    join: Callable[[Any, Any], Any] = lambda x, w: x @ w
+    nll: Callable[[Any, Any], Any] = nll
+    place: Callable[[Any], Any] = lambda x: x
+    ways: int = 1
+
+
+def loss_fn(size: Size, moves: Moves, params: Params, words: Any) -> Any:
     """The mean cross-entropy of the next word.
 
     Args:
       size: of the network.
+      moves: how arrays move.
       params: the parameters, or this device's part of them.
       words: the batch, or this device's part of it.
-      gather: makes a parameter whole that is split along an axis (FSDP by hand).
-      total: adds up what devices with a part of the heads have computed (tensor parallel by hand).
-      ways: over how many devices the heads are split by hand.
-      place: tells the compiler where the activations between two layers lie.
     """
-    heads = size.heads // ways
+    heads, gather, join = size.heads // moves.ways, moves.gather, moves.join
 
     def layer(x: Any, weights: Params) -> tuple[Any, None]:
         normed = norm(x, weights["scale"][0])
         qkv = normed @ gather(weights["qkv"], 0)
         query, key, value = jnp.moveaxis(qkv.reshape(*x.shape[:2], heads, 3, -1), 3, 0)
         mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
-        x = place(x + total(mixed.reshape(*x.shape[:2], -1) @ gather(weights["out"], 1)))
+        x = moves.place(x + join(mixed.reshape(*x.shape[:2], -1), gather(weights["out"], 1)))
         normed = norm(x, weights["scale"][1])
         hidden = jax.nn.gelu(normed @ gather(weights["grow"], 0))
-        return place(x + total(hidden @ gather(weights["shrink"], 1))), None
+        return moves.place(x + join(hidden, gather(weights["shrink"], 1))), None
 
-    x = place(gather(params["embed"], 1)[words[:, :-1]])
+    x = moves.place(moves.look_up(gather(params["embed"], 1), words[:, :-1]))
     x, _ = jax.lax.scan(layer, x, params["layers"])
-    logits = x @ gather(params["head"], 0)
-    chosen = jnp.take_along_axis(logits, words[:, 1:, None], axis=-1)[..., 0]
-    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
+    return jnp.mean(moves.nll(x @ gather(params["head"], 0), words[:, 1:]))
 
 
 def update(params: Params, grads: Params) -> Params:
@@ -138,11 +153,30 @@ SPLITS: dict[str, Params] = {
             "scale": P(),
         },
     },
+    "fsdp and tensor parallel": {
+        "embed": P("y", "x"),
+        "head": P("x", "y"),
+        "layers": {
+            "qkv": P(None, "x", "y"),
+            "out": P(None, "y", "x"),
+            "grow": P(None, "x", "y"),
+            "shrink": P(None, "y", "x"),
+            "scale": P(),
+        },
+    },
 }
 """How the parameters are split over a mesh with the axes x and y, for each strategy."""
 
-BATCHES = {"data parallel": P(("x", "y")), "fsdp": P(("x", "y")), "tensor parallel": P("x")}
+BATCHES = {
+    "data parallel": P(("x", "y")),
+    "fsdp": P(("x", "y")),
+    "tensor parallel": P("x"),
+    "fsdp and tensor parallel": P("x"),
+}
 """How the batch is split over the mesh."""
+
+MESHES = dict.fromkeys(SPLITS, (2, 2)) | {"fsdp and tensor parallel": (2, 4)}
+"""How many devices there are along x and y."""
 
 
 def shardings(strategy: str, mesh: Mesh) -> tuple[Params, NamedSharding]:
@@ -161,19 +195,59 @@ def jit_step(size: Size, strategy: str, mesh: Mesh, loss_in: Precision, step_in:
       loss_in: what is done to the loss before it is differentiated, such as ``amp``.
       step_in: what is done to the whole step.
     """
-
-    split, rows = shardings(strategy, mesh)
+    _, rows = shardings(strategy, mesh)
     # Without this the compiler sends activations, which are larger here, to where weights lie.
-    place = partial(jax.lax.with_sharding_constraint, shardings=rows)
+    moves = Moves(place=partial(jax.lax.with_sharding_constraint, shardings=rows))
+    return _partitioned(size, strategy, mesh, moves, loss_in, step_in)
+
+
+def _partitioned(
+    size: Size, strategy: str, mesh: Mesh, moves: Moves, loss_in: Precision, step_in: Precision
+) -> Any:
+    """A step over whole arrays, whose parameters are donated."""
+    split, rows = shardings(strategy, mesh)
 
     def step(params: Params, words: Any) -> tuple[Params, Any]:
-        loss, grads = jax.value_and_grad(loss_in(partial(loss_fn, size, place=place)))(
-            params, words
-        )
+        loss, grads = jax.value_and_grad(loss_in(partial(loss_fn, size, moves)))(params, words)
         return update(params, grads), loss
 
     whole = NamedSharding(mesh, P())
-    return jax.jit(step_in(step), in_shardings=(split, rows), out_shardings=(split, whole))
+    return jax.jit(
+        step_in(step), in_shardings=(split, rows), out_shardings=(split, whole), donate_argnums=0
+    )
+
+
+# --- With Explicit axes: shardings are types -----------------------------------------------------
+
+
+def explicit_step(
+    size: Size, strategy: str, mesh: Mesh, loss_in: Precision, step_in: Precision
+) -> Any:
+    """The compiled-to-be train step; types say where arrays lie. Arguments as for `jit_step`."""
+    rows = NamedSharding(mesh, P(*BATCHES[strategy], None, None))
+
+    def gather(w: Any, axis: int) -> Any:
+        """Leave only the split of tensor parallelism, along the other axis."""
+        kept = jax.typeof(w).sharding.spec[1 - axis] if "tensor" in strategy else None
+        split = P(None, kept) if axis == 0 else P(kept, None)
+        return jax.reshard(w, NamedSharding(mesh, split))
+
+    def look_up(table: Any, words: Any) -> Any:
+        return table.at[words].get(out_sharding=rows)
+
+    def join(x: Any, w: Any) -> Any:
+        return jnp.dot(x, w, out_sharding=rows)
+
+    def of_words(logits: Any, labels: Any) -> Any:
+        """With a mask, as no device has all logits of a word."""
+        logits = logits.astype(jnp.float32)
+        spec = P(jax.typeof(logits).sharding.spec[-1])
+        numbers = jax.reshard(jnp.arange(size.words), NamedSharding(mesh, spec))
+        chosen = jnp.where(labels[..., None] == numbers, logits, 0)
+        return jax.nn.logsumexp(logits, axis=-1) - jnp.sum(chosen, axis=-1)
+
+    moves = Moves(gather, look_up, join, of_words)
+    return _partitioned(size, strategy, mesh, moves, loss_in, step_in)
 
 
 # --- With shard_map: each device's program -------------------------------------------------------
@@ -184,17 +258,38 @@ def shard_map_step(
 ) -> Any:
     """The compiled-to-be train step; the program moves arrays. Arguments as for `jit_step`."""
     axes = BATCHES[strategy][0]
-    ways = mesh.shape["y"] if strategy == "tensor parallel" else 1
+    ways = mesh.shape["y"] if "tensor" in strategy else 1
+    splits_words = SPLITS[strategy]["embed"][:1] == ("y",)
 
     def gather(w: Any, axis: int) -> Any:
-        return jax.lax.all_gather(w, axes, axis=axis, tiled=True) if strategy == "fsdp" else w
+        return jax.lax.all_gather(w, axes, axis=axis, tiled=True) if "fsdp" in strategy else w
 
-    def total(x: Any) -> Any:
-        return jax.lax.psum(x, "y") if ways > 1 else x
+    def join(x: Any, w: Any) -> Any:
+        return jax.lax.psum(x @ w, "y") if ways > 1 else x @ w
+
+    def own(words: Any, count: int) -> tuple[Any, Any]:
+        """Places of words in this device's part of them, and which of them are there."""
+        places = words - jax.lax.axis_index("y") * count
+        is_own = (places >= 0) & (places < count)
+        return jnp.where(is_own, places, 0), is_own
+
+    def look_up(table: Any, words: Any) -> Any:
+        places, is_own = own(words, len(table))
+        return jax.lax.psum(jnp.where(is_own[..., None], table[places], 0), "y")
+
+    def of_words(logits: Any, labels: Any) -> Any:
+        logits = logits.astype(jnp.float32)
+        top = jax.lax.pmax(jax.lax.stop_gradient(logits.max(-1)), "y")
+        total = jax.lax.psum(jnp.exp(logits - top[..., None]).sum(-1), "y")
+        places, is_own = own(labels, logits.shape[-1])
+        chosen = jnp.take_along_axis(logits, places[..., None], axis=-1)[..., 0]
+        return jnp.log(total) + top - jax.lax.psum(jnp.where(is_own, chosen, 0), "y")
+
+    words_apart = {"look_up": look_up, "nll": of_words} if splits_words else {}
+    moves = Moves(gather=gather, join=join, ways=ways, **words_apart)
 
     def mean_loss(params: Params, words: Any) -> Any:
-        local = loss_in(partial(loss_fn, size, gather=gather, total=total, ways=ways))
-        return jax.lax.pmean(local(params, words), axes)
+        return jax.lax.pmean(loss_in(partial(loss_fn, size, moves))(params, words), axes)
 
     def step(params: Params, words: Any) -> tuple[Params, Any]:
         loss, grads = jax.value_and_grad(mean_loss)(params, words)
@@ -204,7 +299,11 @@ def shard_map_step(
     mapped = jax.shard_map(step, mesh=mesh, in_specs=(split, rows), out_specs=(split, P()))
     split, rows = shardings(strategy, mesh)
     whole = NamedSharding(mesh, P())
-    return jax.jit(step_in(mapped), in_shardings=(split, rows), out_shardings=(split, whole))
+    return jax.jit(
+        step_in(mapped), in_shardings=(split, rows), out_shardings=(split, whole), donate_argnums=0
+    )
 
 
-STYLES = {"jit": jit_step, "shard_map": shard_map_step}
+STYLES = {"jit": jit_step, "explicit": explicit_step, "shard_map": shard_map_step}
+AXIS_TYPES = dict.fromkeys(STYLES, AxisType.Auto) | {"explicit": AxisType.Explicit}
+"""The type of a mesh's axes, for each style."""

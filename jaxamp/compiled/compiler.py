@@ -18,8 +18,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 
-def one_device(platform: str, topology: str, description: str) -> NamedSharding:
-    """Return the sharding that puts an array on one absent device.
+def absent_devices(platform: str, topology: str, description: str) -> list[Any]:
+    """Return devices that are not there.
 
     Args:
       platform: ``"cuda"`` or ``"tpu"``.
@@ -30,8 +30,13 @@ def one_device(platform: str, topology: str, description: str) -> NamedSharding:
     name = "" if platform == "cuda" else topology
     if platform == "cuda":
         options["topology"] = topology
-    described = topologies.get_topology_desc(platform=platform, topology_name=name, **options)
-    return NamedSharding(Mesh(np.array(described.devices[:1]), ("x",)), PartitionSpec())
+    return topologies.get_topology_desc(platform=platform, topology_name=name, **options).devices
+
+
+def one_device(platform: str, topology: str, description: str) -> NamedSharding:
+    """Return the sharding that puts an array on one absent device; arguments as those above."""
+    device = absent_devices(platform, topology, description)[:1]
+    return NamedSharding(Mesh(np.array(device), ("x",)), PartitionSpec())
 
 
 def compile_on(

@@ -381,6 +381,38 @@ def test_a_parameter_is_moved_low(order, axis_type, primitive):
     np.testing.assert_array_equal(step(w, x), late(w, x))
 
 
+@orders
+def test_a_lookup_says_where_its_rows_lie(order):
+    """It leads from Explicit axes to Auto ones and back, and the table is rounded on the way."""
+    mesh = jax.make_mesh((2, 4), ("d", "e"), axis_types=(AxisType.Explicit,) * 2)
+    rows = NamedSharding(mesh, P("d", None, None))
+
+    def loss(params, words):
+        x = params["table"].at[words].get(out_sharding=rows)
+        x, _ = lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["layers"])
+        return jnp.mean(jnp.square(x @ params["head"]))
+
+    params = {**LOOKUP, "head": LOOKUP["table"].T}
+    specs = {"table": P("e"), "layers": P(), "head": P()}
+    placed = jax.tree.map(lambda p, s: jax.device_put(p, NamedSharding(mesh, s)), params, specs)
+    step = jax.jit(order(lambda fn: fn, loss, BF16))
+    with jax.set_mesh(mesh):
+        ours = step(placed, jax.device_put(WORDS, NamedSharding(mesh, P("d"))))
+        lowered = step.lower(placed, WORDS).as_text()
+    (found,) = re.findall(r"stablehlo.gather.*-> tensor<4x128x8x(\w+)>", lowered)
+    assert found == "bf16"
+
+    def whole(params, words):
+        x, _ = lax.scan(
+            lambda x, w: (jnp.tanh(x @ w), None), params["table"][words], params["layers"]
+        )
+        return jnp.mean(jnp.square(x @ params["head"]))
+
+    expected = jax.jit(order(lambda fn: fn, whole, BF16))(params, WORDS)
+    for name, exact in expected.items():
+        np.testing.assert_allclose(ours[name], exact, atol=0.02 * np.abs(exact).max())
+
+
 def test_a_gather_spread_over_fusions_counts_once():
     """A TPU overlaps one gather with several fusions and names it in each, by one channel."""
     gather = "bf16[64,32]{1,0} all-gather(%p), channel_id=4, dimensions={0}"

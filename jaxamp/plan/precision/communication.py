@@ -9,8 +9,8 @@ accumulator when it is sent back. A payload that is stored as it arrives, sliced
 by a checkpoint, stays narrow, and so does its part of the gradient.
 
 Under automatic partitioning no equation says that it communicates. A sharding constraint may, and a
-lookup in a parameter does where the table is split by rows: each device finds its own rows, and all
-of them are added up. One that finds more than the table holds is cheaper narrow on one device too.
+lookup does where its table is split by rows: each device finds its own rows, and all of them are
+added up. One that finds more than the table holds is cheaper narrow on one device too.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _sends(graph: Graph, policy: PrecisionPolicy, node: Node) -> bool:
     A cast of a variable's varying manual axes sends nothing, but its transpose is an all-reduce.
     """
     if is_repeated_gather(graph, node):
-        return node.ins[0] in graph.sources
+        return True
     moves = node.trait is Trait.COLLECTIVE or node.name in _PLACEMENTS
     if policy.allreduce.bits < F32.bits:
         moves |= node.trait is Trait.VARY

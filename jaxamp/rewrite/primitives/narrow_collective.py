@@ -14,6 +14,7 @@ drops the widening where nothing else reads it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -93,16 +94,23 @@ def _send(
     back: Any,
     widened: bool,
 ) -> list[Any]:
-    arrived = collective.bind(lax.convert_element_type(operand, forth), *others, **dict(params))
-    wide = [lax.convert_element_type(arrived, operand.dtype)] if widened else []
+    arrived = collective.bind(_cast(operand, forth), *others, **dict(params))
+    wide = [_cast(arrived, operand.dtype)] if widened else []
     return [*wide, arrived]
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    """Cast an array under the mesh of its own type: a reshard leads from one mesh to another."""
+    mesh = jax.typeof(x).sharding.mesh
+    with nullcontext() if mesh.empty else jax.sharding.use_abstract_mesh(mesh):
+        return lax.convert_element_type(x, dtype)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     """Send the tangent of the array as the array; what says where it goes has none."""
     arrived = travel_p.bind(*primals, **params)
     if isinstance(tangents[0], ad.Zero):
-        return arrived, [ad.Zero.from_primal_value(x) for x in arrived]
+        return arrived, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in arrived]
     return arrived, travel_p.bind(tangents[0], *primals[1:], **params)
 
 
@@ -120,14 +128,14 @@ def _transpose(
     if not given:
         return [ad.Zero(operand.aval), *(None for _ in others)]
     total = sum((ct.astype(operand.aval.dtype) for ct in given[1:]), given[0])
-    narrow, aval = lax.convert_element_type(total, back), operand.aval.update(dtype=back)
+    narrow, aval = _cast(total, back), operand.aval.update(dtype=back)
     rule = ad.primitive_transposes.get(collective)
     if rule is None:  # a reshard has another kind of rule
         placed = jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding)
         returned = jax.linear_transpose(partial(collective.bind, **dict(params)), placed)(narrow)
     else:
         returned = rule(narrow, ad.UndefinedPrimal(aval), *others, **dict(params))
-    return [lax.convert_element_type(returned[0], operand.aval.dtype), *(None for _ in others)]
+    return [_cast(returned[0], operand.aval.dtype), *(None for _ in others)]
 
 
 def _batch(
@@ -143,11 +151,10 @@ def _batch(
 ) -> tuple[list[Any], list[Any]]:
     """Batch the collective by JAX's own rule, with the primitive put back."""
     operand, out_dims = operands[0], []
-    fancy = batching.fancy_primitive_batchers.get(collective)
-    rule = partial(fancy, axis) if fancy else batching.primitive_batchers[collective]
 
     def batched(*operands: Any) -> Any:
-        result, dim = rule(operands, dims, **dict(params))
+        rule = batching.fancy_primitive_batchers[collective]
+        result, dim = rule(axis, operands, dims, **dict(params))
         out_dims.append(dim)
         return result
 
@@ -158,7 +165,7 @@ def _batch(
     (result,) = evaluate(closed, operands, instead_of(collective, instead))
     # Over the axis of the vmap itself nothing is sent.
     dtypes = [operand.dtype, forth] if widened else [forth]
-    return [lax.convert_element_type(result, d) for d in dtypes], out_dims * len(dtypes)
+    return [_cast(result, d) for d in dtypes], out_dims * len(dtypes)
 
 
 travel_p.multiple_results = True
