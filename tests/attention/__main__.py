@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 
+from hypothesis import Phase, given, settings
 from rich.console import Console
 from rich.table import Table
 
@@ -15,12 +16,16 @@ import tests.flags  # noqa: F401 - sets the XLA flags, before JAX starts
 from tests.attention import near_misses, of_packages, spellings  # noqa: F401
 from tests.attention.corpus import EXTRA_TERMS, NEAR_MISSES, SPELLINGS
 from tests.attention.finding import FORWARD, JOINT, ORDERS, Found, found
+from tests.attention.recipes import Recipe, check, recipes
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.attention", description=__doc__)
     parser.add_argument("--all", action="store_true", help="a line for each program")
+    parser.add_argument("--random", type=int, metavar="N", help="random spellings instead")
     options = parser.parse_args()
+    if options.random:
+        return random(options.random)
     shown = Table("program", "attentions", *ORDERS, "refused")
     counts = dict.fromkeys(ORDERS, 0)
     present = [p for p in SPELLINGS.values() if not p.missing]
@@ -47,6 +52,19 @@ def main() -> None:
             console.print(f"{program.name}: {program.missing}")
     share = ", ".join(f"{counts[o]} found {o} ({counts[o] / len(present):.0%})" for o in ORDERS)
     console.print(f"{len(present)} spellings: {share}")
+
+
+def random(count: int) -> None:
+    """Check so many random spellings; ends at the first that is wrong."""
+    outcomes: list[bool] = []
+
+    @settings(max_examples=count, deadline=None, database=None, phases=[Phase.generate])
+    @given(recipes())
+    def run(recipe: Recipe) -> None:
+        outcomes.append(check(recipe))
+
+    run()
+    print(f"{len(outcomes)} random spellings: {sum(outcomes)} found in both orders")
 
 
 def _cells(results: dict[str, Found]) -> list[str]:

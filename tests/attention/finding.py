@@ -12,6 +12,10 @@ FORWARD, JOINT = ORDERS = ("forward", "joint")
 """The program as it is, for `grad(amp(f))`; the program with its gradient, for `amp(grad(f))`."""
 
 
+CAN_BE_FUSED = hasattr(jaxamp.PrecisionPolicy, "fused_attention")
+"""Whether jaxamp looks for attention at all."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Found:
     """What a plan says of a program.

@@ -19,7 +19,7 @@ def attention(
     bias: Any = None,
     mask: np.ndarray | None = None,
 ) -> tuple[np.ndarray, ...]:
-    """The output, and the cotangents of q, k and v.
+    """The output, and the cotangents of q, k, v and of what is added to the scores.
 
     Args:
         q: [*b, T, N, H]; with k and v [*b, S, K, H], as `jaxamp.kernels.attention` has them.
@@ -41,11 +41,11 @@ def attention(
     p /= p.sum(-1, keepdims=True)
     out = np.einsum("...nts,...snh->...tnh", p, values, optimize=True)
     dp = np.einsum("...tnh,...snh->...nts", dout, values, optimize=True)
-    ds = p * (dp - np.sum(p * dp, -1, keepdims=True)) * spec.scale
-    dq = np.einsum("...nts,...snh->...tnh", ds, keys, optimize=True)
-    dk = np.einsum("...nts,...tnh->...snh", ds, q, optimize=True)
+    ds = p * (dp - np.sum(p * dp, -1, keepdims=True))
+    dq = np.einsum("...nts,...snh->...tnh", ds, keys, optimize=True) * spec.scale
+    dk = np.einsum("...nts,...tnh->...snh", ds, q, optimize=True) * spec.scale
     dv = np.einsum("...nts,...tnh->...snh", p, dout, optimize=True)
-    return out, dq, _of_key_heads(dk, group), _of_key_heads(dv, group)
+    return out, dq, _of_key_heads(dk, group), _of_key_heads(dv, group), ds
 
 
 def _of_key_heads(x: np.ndarray, group: int) -> np.ndarray:

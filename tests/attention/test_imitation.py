@@ -40,7 +40,7 @@ def test_it_is_what_pallas_kernels_compute(case):
     found = imitation.backward(q, k, v, None, want, sums, dout, spec=spec, bias_grad=False)
     np.testing.assert_allclose(lse, sums, atol=1e-5)
     exact = oracle.attention(*(np.asarray(x, np.float64) for x in (q, k, v, dout)), spec=spec)
-    for got, other, right in zip((out, *found), (want, *grads), exact, strict=True):
+    for got, other, right in zip((out, *found), (want, *grads), exact[:4], strict=True):
         assert oracle.error(got, other) < 0.05 * oracle.error(other, right)
 
 
@@ -72,7 +72,7 @@ def test_it_is_as_accurate_as_the_form_written_out(spread, length, dtype):
 
     def errors(form):
         out, vjp = jax.jit(lambda *x: jax.vjp(form, *x))(q, k, v)
-        return [oracle.error(x, y) for x, y in zip((out, *vjp(dout)), exact, strict=True)]
+        return [oracle.error(x, y) for x, y in zip((out, *vjp(dout)), exact[:4], strict=True)]
 
     hand = errors(by_hand)
     with imitation.kernels():

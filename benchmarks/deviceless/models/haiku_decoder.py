@@ -34,17 +34,16 @@ SMALL = Config(layers=2, width=64, heads=4, length=32, batch=16, vocabulary=128)
 
 @cache  # haiku is imported where its model is asked for: not everybody has it
 def _modules() -> Any:
-    import haiku
+    import haiku as hk
 
-    hk: Any = haiku
-
-    class Fused(haiku.MultiHeadAttention):
+    class Fused(hk.MultiHeadAttention):
         """The same parameters, with the kernel of the chip."""
 
         def __call__(self, query: Any, key: Any, value: Any, mask: Any = None) -> jax.Array:
-            q = self._linear_projection(query, self.key_size, "query")
-            k = self._linear_projection(key, self.key_size, "key")
-            v = self._linear_projection(value, self.value_size, "value")
+            project: Any = self._linear_projection
+            q = project(query, self.key_size, "query")
+            k = project(key, self.key_size, "key")
+            v = project(value, self.value_size, "value")
             out = fused.attention(q, k, v, causal=True)
             return hk.Linear(self.model_size, w_init=self.w_init, name="linear")(
                 out.reshape(query.shape)

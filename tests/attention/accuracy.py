@@ -1,0 +1,85 @@
+"""Errors of a program's results and gradients, fused and written out, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxamp
+from tests.attention import imitation
+from tests.attention.corpus import Fn, Program, gradient
+from tests.programs.registry import Args
+
+POLICIES = {"bfloat16": "auto_mixed_bf16", "float16": "auto_mixed"}
+LIMIT = 1.5
+"""How much larger the error of a fused form may be than that of the form written out."""
+
+FLOOR = {"bfloat16": 2**-9, "float16": 2**-12}
+"""Relative errors that rounding the results alone makes."""
+
+
+def check(program: Program, dtype: str, order: str, spread: float = 1.0) -> None:
+    """Hold a program to `LIMIT`, with kernels as they round.
+
+    Args:
+        program: of the corpus.
+        dtype: a key of `POLICIES`.
+        order: as `tests.attention.finding` has them; results are those of the program too.
+        spread: deviation of the logits, where the program begins with its queries.
+
+    Raises:
+        AssertionError: a result or gradient is less accurate, or not finite where it should be.
+    """
+    fn, args = program.built
+    if program.operands:
+        args = (np.float32(spread) * args[0], *args[1:])
+    policy = jaxamp.PrecisionPolicy.parse(POLICIES[dtype])
+    composed = policy.replace(fused_attention=False)
+    exact = _in_float64(fn, args)
+    others = _run(fn, args, composed, order)
+    with imitation.kernels():
+        mine = _run(fn, args, policy, order)
+    for got, other, want in zip(mine, others, exact, strict=True):
+        assert (np.isfinite(got) == np.isfinite(want)).all()
+        here = np.isfinite(want)
+        if here.any():
+            got, other, want = (np.where(here, x, 0.0) for x in (got, other, want))
+            _compare(got, other, want, dtype)
+
+
+def _compare(got: np.ndarray, other: np.ndarray, want: np.ndarray, dtype: str) -> None:
+    size = np.linalg.norm(want)
+    allowed = LIMIT * max(np.linalg.norm(other - want), FLOOR[dtype] * size) + 1e-6
+    assert np.linalg.norm(got - want) <= allowed, (got.shape, got, want)
+
+
+def _run(fn: Fn, args: Args, policy: Any, order: str) -> list[np.ndarray]:
+    amped = jaxamp.amp(fn, policy)
+    if order == "forward":
+        whole, floats = gradient(amped, args)
+    else:
+        whole, floats = gradient(fn, args)
+        whole = jaxamp.amp(whole, policy)
+    return _leaves(jax.jit(lambda args, floats: (amped(*args), whole(*floats)))(args, floats))
+
+
+def _in_float64(fn: Fn, args: Args) -> list[np.ndarray]:
+    with jax.enable_x64(True):
+        wide = jax.tree.map(_widened, args)
+        whole, floats = gradient(fn, wide)
+        return _leaves(jax.jit(lambda args, floats: (fn(*args), whole(*floats)))(wide, floats))
+
+
+def _widened(x: Any) -> Any:
+    x = np.asarray(x)
+    return x.astype(np.float64) if x.dtype == np.float32 else x
+
+
+def _leaves(tree: Any) -> list[np.ndarray]:
+    """All real results but the loss, which is a sum of few large numbers."""
+    out, (_, grads) = tree
+    leaves = jax.tree.leaves((out, grads))
+    return [np.asarray(x, np.float64) for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]

@@ -1,0 +1,77 @@
+"""Every program of the corpus, its attention replaced and computed as kernels round it."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from tests.attention import near_misses, of_packages, spellings  # noqa: F401
+from tests.attention.accuracy import POLICIES, check
+from tests.attention.corpus import EXTRA_TERMS, NEAR_MISSES, SPELLINGS
+from tests.attention.finding import CAN_BE_FUSED, FORWARD, JOINT, ORDERS
+from tests.attention.less_accurate import LESS_ACCURATE
+
+pytestmark = pytest.mark.skipif(
+    not CAN_BE_FUSED, reason="no policy has a field `fused_attention` yet: nothing is fused"
+)
+
+PROGRAMS = SPELLINGS | NEAR_MISSES | EXTRA_TERMS
+QUICK = {
+    ("jax_nn_causal", "bfloat16", FORWARD),
+    ("tril_and_minus_inf", "float16", JOINT),
+    ("keys_repeated", "bfloat16", JOINT),
+    ("learnt_temperature", "bfloat16", FORWARD),
+    ("nothing_seen_finite", "bfloat16", JOINT),
+}
+
+
+def _cases():
+    for name in PROGRAMS:
+        for dtype in POLICIES:
+            for order in ORDERS:
+                case = (name, dtype, order)
+                yield pytest.param(*case, marks=() if case in QUICK else pytest.mark.long)
+
+
+@pytest.mark.parametrize(("name", "dtype", "order"), list(_cases()))
+def test_it_is_as_accurate_as_written_out(name, dtype, order):
+    """Results and gradients within 1.5 times the error of the form that is not replaced."""
+    program = PROGRAMS[name]
+    if program.missing:
+        pytest.skip(program.missing)
+    if (name, dtype, order) in LESS_ACCURATE:
+        with pytest.raises(AssertionError):
+            check(program, dtype, order)
+    else:
+        check(program, dtype, order)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", POLICIES)
+@pytest.mark.parametrize("spread", [5.0, 30.0])
+@pytest.mark.parametrize(
+    "name", ["jax_nn_causal", "by_hand", "relative_positions", "keys_repeated"]
+)
+def test_large_logits(name, spread, dtype):
+    """Of standard deviation 5 and 30."""
+    for order in ORDERS:
+        check(SPELLINGS[name], dtype, order, spread)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", POLICIES)
+@pytest.mark.parametrize(
+    ("length", "spread"), [(512, 30.0), (2048, 5.0), (4096, 1.0), (4096, 30.0)]
+)
+def test_long_sequences(length, spread, dtype):
+    """Up to 4,096 words, causal."""
+
+    def build():
+        draw = np.random.default_rng(0)
+        q, k, v = (draw.standard_normal((1, length, 1, 64)).astype(np.float32) for _ in range(3))
+        return lambda q, k, v: jax.nn.dot_product_attention(q, k, v, is_causal=True), (q, k, v)
+
+    program = dataclasses.replace(SPELLINGS["jax_nn_causal"], build=build)
+    for order in ORDERS:
+        check(program, dtype, order, spread)
