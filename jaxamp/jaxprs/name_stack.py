@@ -3,7 +3,7 @@
 An equation carries a name stack. JAX writes the names of transformations around the user's names,
 adds names of its own, and repeats names where it differentiates a ``jax.checkpoint``. An equation
 of an inner jaxpr carries only the names entered inside that jaxpr: those of the equations around it
-are put before them.
+are put before them. Modules that name no scope are read from its call stack.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ import re
 from jax.extend.core import JaxprEqn
 
 from jaxamp.core.keep_precision import MARKER
+from jaxamp.jaxprs.module_paths import module_path
 
 # What JAX itself writes around or between the names that the user entered.
 _TRANSFORM = re.compile(r"(?:jvp|transpose|vmap)\(")
 _OWN_NAMES = ("rematted_computation",)
+_MODULES = re.compile(r"module\[([^\]/]*)\]")
+_OF_LAYERS = "eqx.nn."  # equinox names the class of a layer, inside of the modules around it
 _REPEATED = re.compile(r"repeated\[(\d+)\]")  # how many names before it are there a second time
 
 
@@ -33,18 +36,38 @@ def clean_scope(name_stack: str) -> str:
     'transformer/layer3/attention'
     """
     kept: list[str] = []
+    modules: list[str] = []
     for name in _without_transforms(name_stack).split("/"):
         if marker := _REPEATED.fullmatch(name):
             del kept[len(kept) - int(marker[1]) :]
+        elif marker := _MODULES.fullmatch(name):
+            modules = marker[1].split(".")
         elif name and name not in _OWN_NAMES and not MARKER.fullmatch(name):
             kept.append(name)
-    return "/".join(kept)
+    inside = next((n for n, name in enumerate(kept) if name.startswith(_OF_LAYERS)), len(kept))
+    return "/".join([*kept[:inside], *modules, *kept[inside:]])
 
 
 def joined_scope(outer: str, eqn: JaxprEqn) -> str:
     """Return the name stack of an equation, after that of the enclosing equations, `outer`."""
-    names = "/".join(filter(None, (outer, str(eqn.source_info.name_stack))))
-    return without_repeats(names, eqn)
+    return without_repeats(joined_names(outer, eqn, module_path(eqn.source_info)), eqn)
+
+
+def joined_names(outer: str, eqn: JaxprEqn, modules: str) -> str:
+    """Return the name stack of an equation after `outer`, and a mark with its module path.
+
+    A function that is jitted is traced once: where it is called again, its equations still have the
+    modules of the first call. They do not go on from those of the equation around, which counts.
+
+    Args:
+      outer: name stack of the enclosing equations.
+      eqn: the equation.
+      modules: the modules that are called around it, as ``module_path`` has them.
+    """
+    around = _MODULES.findall(outer)[-1:]
+    goes_on = not around or f"{modules}.".startswith(f"{around[0]}.")
+    mark = f"module[{modules}]" if modules and goes_on else ""
+    return "/".join(filter(None, (outer, str(eqn.source_info.name_stack), mark)))
 
 
 def without_repeats(name_stack: str, eqn: JaxprEqn) -> str:

@@ -53,6 +53,7 @@ from jaxamp.core.jax_compat.release import has_module as has_module
 from jaxamp.core.jax_compat.release import indexed_for_load as indexed_for_load
 from jaxamp.core.jax_compat.release import is_gpu_interpreter as is_gpu_interpreter
 from jaxamp.core.jax_compat.source_info import boundary as boundary
+from jaxamp.core.jax_compat.source_info import calls as calls
 from jaxamp.core.jax_compat.source_info import hide_frames as hide_frames
 from jaxamp.core.jax_compat.source_info import leave_out_frames as leave_out_frames
 from jaxamp.core.jax_compat.source_info import library_functions as library_functions

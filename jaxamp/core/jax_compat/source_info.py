@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import CodeType
 from typing import Any
 
 from jax._src import source_info_util as _source_info_util
@@ -28,6 +29,14 @@ def library_functions(source_info: Any) -> tuple[str, ...]:
     """Return the names of JAX's own functions on an equation's call stack, innermost first."""
     frames = () if source_info.traceback is None else source_info.traceback.frames
     return tuple(f.function_name for f in frames if _LIBRARY.search(f.file_name))
+
+
+def calls(source_info: Any) -> tuple[tuple[CodeType, int], ...]:
+    """Return code and instruction of every frame of an equation's call stack, outermost first."""
+    if source_info.traceback is None:
+        return ()
+    codes, instructions = source_info.traceback.raw_frames()
+    return tuple(zip(reversed(codes), reversed(instructions), strict=True))
 
 
 def user_frames(source_info: Any) -> tuple[tuple[str, int, str], ...]:

@@ -16,7 +16,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
 
 from jaxamp.core import jax_compat, taxonomy
 from jaxamp.core.taxonomy import Op, Trait
-from jaxamp.jaxprs.name_stack import without_repeats
+from jaxamp.jaxprs.module_paths import module_path
+from jaxamp.jaxprs.name_stack import joined_names, without_repeats
 from jaxamp.jaxprs.nested import RULED, called, is_region, loop, nested
 from jaxamp.plan.graph.graph import Carry, Frame, Graph, Link, Nest, Node, Role
 
@@ -198,13 +199,14 @@ class _Unfolder:
         return value
 
     def _scope(self, outer: str, eqn: JaxprEqn) -> str:
-        stack = eqn.source_info.name_stack
-        place = outer, id(stack)
+        stack, modules = eqn.source_info.name_stack, module_path(eqn.source_info)
+        place = outer, id(stack), modules
         scope = self._scopes_by_id.get(place)
         if scope is None:
-            scope = self._scopes.get((outer, stack))
+            scope = self._scopes.get((outer, stack, modules))
             if scope is None:
-                scope = self._scopes[outer, stack] = "/".join(filter(None, (outer, str(stack))))
+                scope = joined_names(outer, eqn, modules)
+                self._scopes[outer, stack, modules] = scope
             self._scopes_by_id[place] = scope
         return scope
 
