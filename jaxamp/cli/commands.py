@@ -144,10 +144,13 @@ def _add_explain(commands: Any) -> None:
     example = "train.py:loss --args 'f32[8,16]' 'f32[4,8]' --where decoder/attention"
     command = _add(commands, "explain", _explain, about, example)
     command.add_argument("--where", default="", metavar="SCOPE", help="only what is inside")
+    command.add_argument(
+        "--all", action="store_true", help="whole functions, and what computes no floats too"
+    )
 
 
 def _explain(request: Request, options: argparse.Namespace) -> Any:
-    asked = explain(request.fn, request.policy, where=options.where)
+    asked = explain(request.fn, request.policy, where=options.where, everything=options.all)
     return asked(*request.args, **request.kwargs)
 
 

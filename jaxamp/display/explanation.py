@@ -11,8 +11,16 @@ from rich.text import Text
 
 from jaxamp.display.numbers import near
 from jaxamp.display.terminal import precision_text
+from jaxamp.errors import counted
 from jaxamp.inspect.explain import Explanation, Note
 from jaxamp.inspect.source import Excerpt, excerpts
+
+# Words that are jaxamp's own, or XLA's.
+_JARGON = ("Compute", "fused region", "carry", "cotangent", "singularity", "quantiz")
+_GLOSSARY = (
+    "\nCompute is matrix products and convolutions; a fused region is what XLA computes in one "
+    "kernel.\nThese and other words, and the [guards]: docs/explanation/glossary.md, guards.md."
+)
 
 
 def show_explanation(explanation: Explanation) -> Group:
@@ -23,41 +31,53 @@ def show_explanation(explanation: Explanation) -> Group:
 def _parts(explanation: Explanation) -> Iterator[Any]:
     inside = f", inside {explanation.where}" if explanation.where else ""
     yield Text.assemble((explanation.program, "bold"), f" under {explanation.policy}{inside}")
+    whole = explanation.everything
+    notes = [n for n in explanation.notes if whole or (n.computes and n.place.file)]
     by_file: dict[str, dict[int, list[Note]]] = defaultdict(lambda: defaultdict(list))
-    for note in explanation.notes:
+    for note in notes:
         by_file[note.place.file][note.place.line].append(note)
     for file, by_line in by_file.items():
         found = excerpts(file, by_line) if file else []
         for block in found:
-            yield from _block(block, by_line)
+            yield from _block(block, by_line, whole)
         if not found:
-            yield from _sourceless(file, by_line) if file else _homeless(by_line)
+            yield from _sourceless(file, by_line, whole) if file else _homeless(by_line)
+    if any(word in note.reason for note in notes for word in _JARGON):
+        yield Text(_GLOSSARY, style="dim")
+    if hidden := len(explanation.notes) - len(notes):
+        yield Text(
+            f"Not shown: {counted(hidden, 'note')} on what moves data or computes no floats, and "
+            "all other lines (--all, or everything=True).",
+            style="dim",
+        )
 
 
-def _block(block: Excerpt, by_line: dict[int, list[Note]]) -> Iterator[Text]:
+def _block(block: Excerpt, by_line: dict[int, list[Note]], whole: bool) -> Iterator[Text]:
     name = f" ({block.name})" if block.name else ""
     yield Text(f"\n{near(block.file)}{name}", style="bold")
     for number, line in zip(block.numbers(), block.lines, strict=True):
         notes = by_line.get(number, [])
+        if not (notes or whole):
+            continue
         yield Text.assemble((f"{number:5} │ ", "dim"), (line, "" if notes else "dim"))
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         for note in notes:
-            yield Text.assemble(("      │ ", "dim"), indent, *_words(note))
+            yield Text.assemble(("      │ ", "dim"), indent, *_words(note, whole))
 
 
-def _sourceless(file: str, by_line: dict[int, list[Note]]) -> Iterator[Text]:
+def _sourceless(file: str, by_line: dict[int, list[Note]], whole: bool) -> Iterator[Text]:
     """Show the notes of code that was typed in, or is made by ``exec``."""
     yield Text(f"\n{near(file)} (source not available)", style="bold")
     for number, notes in by_line.items():
         for note in notes:
-            yield Text.assemble((f"{number:5} │ ", "dim"), *_words(note))
+            yield Text.assemble((f"{number:5} │ ", "dim"), *_words(note, whole))
 
 
-def _words(note: Note) -> Iterator[Text]:
+def _words(note: Note, whole: bool) -> Iterator[Text]:
     direction = " (fwd, bwd)" if note.backward else ""
     guard = f" [{note.guard}]" if note.guard else ""
     yield precision_text(f"{note.arithmetic:<4}")
-    yield Text(f" {note.what}{direction}")
+    yield Text(f" {note.what if whole else note.computes}{direction}")
     yield Text(f" — {note.reason}{guard}", style="italic")
 
 

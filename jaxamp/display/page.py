@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from jaxamp.display.charts import charts, family
 from jaxamp.display.numbers import amount, near, share, storage
-from jaxamp.inspect.operation import Operation
+from jaxamp.inspect.operation import Place, Row, common_scope, numberless, rows_of
 from jaxamp.inspect.report import Report
 
 _PAGES = Path(__file__).parent / "pages"
@@ -23,6 +25,8 @@ def report_page(report: Report) -> str:
     """Return the page of a report."""
     import jinja2  # text needs none
 
+    rows = rows_of(report.operations)
+    modules = _modules(rows)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PAGES),
         autoescape=True,
@@ -35,7 +39,10 @@ def report_page(report: Report) -> str:
         tiles=_tiles(report),
         charts=charts(report),
         notes=report.notes,
-        rows=[_row(operation) for operation in report.operations],
+        rows=[_row(row, modules[_module_key(row)]) for row in rows],
+        waits=[(scope, word, storage(n)) for (scope, word), n in report.waits().items()],
+        family=family,
+        waiting=storage(sum(report.waits().values())),
     )
 
 
@@ -53,16 +60,29 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     return [
         (share(low, total.flops), "of FLOPs in 16 bits or fewer", amount(total.flops, "FLOP")),
         (storage(total.bytes), "moved, before fusion", f"{storage(total.saved)} saved"),
-        (str(total.operations), "operations", f"{len(report.operations)} lines below"),
+        (str(total.operations), "operations", f"{len(rows_of(report.operations))} rows below"),
         (str(sum(report.dots().values())), "dots and convolutions", dots),
         (str(total.inserted), "casts inserted", found),
     ]
 
 
-def _row(operation: Operation) -> dict[str, Any]:
-    """Return an operation's row of the table; numbers stay numbers, to be sorted."""
-    tally, place = operation.tally, operation.place
+def _module_key(row: Row) -> tuple[str, Place]:
+    return numberless(row.scope), row.operation.place
+
+
+def _modules(rows: Iterable[Row]) -> dict[tuple[str, Place], str]:
+    """Return what the scopes of equal layers have in common, on each line."""
+    groups: dict[tuple[str, Place], list[str]] = defaultdict(list)
+    for row in rows:
+        groups[_module_key(row)].append(row.scope)
+    return {key: common_scope(scopes) for key, scopes in groups.items()}
+
+
+def _row(row: Row, module: str) -> dict[str, Any]:
+    """Return the row of operations that are alike; numbers stay numbers, to be sorted."""
+    operation, tally, place = row.operation, row.tally, row.operation.place
     return {
+        "count": row.count,
         "primitive": operation.primitive,
         "kind": operation.kind,
         "arithmetic": operation.arithmetic,
@@ -76,7 +96,8 @@ def _row(operation: Operation) -> dict[str, Any]:
         "casts": tally.inserted,
         "runs": operation.runs,
         "way": "bwd" if operation.backward else "fwd",
-        "scope": operation.scope,
+        "scope": row.scope,
+        "module": module,
         "file": near(place.file),
         "line": place.line,
         "text": place.text,

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from jaxamp.display.numbers import amount, share, storage
 from jaxamp.inspect.fp8_products import Lowering
-from jaxamp.inspect.operation import Operation
+from jaxamp.inspect.operation import Row, rows_of
 from jaxamp.inspect.report import Report
 
+_FEW = 12  # scopes whose memory is listed
 _MANY = 40  # dots that are listed; the page and the JSON have all
 _COLORS = {
     "f32": "cyan", "f64": "blue", "bf16": "green", "f16": "yellow",
@@ -41,7 +42,9 @@ def show_lowering(lowering: Lowering) -> Group:
 def _parts(report: Report) -> Iterator[Any]:
     total = report.total
     yield Text.assemble(
-        (report.program or "program", "bold"), f" under {report.policy}: ",
+        (report.program or "program", "bold"), f" under {report.policy}: {report.headline}"
+    )
+    yield Text.assemble(
         f"{total.operations} operations, {amount(total.flops, 'FLOP')}, ",
         f"{storage(total.bytes)} before fusion",
         f" ({storage(total.saved)} less than as written)" if total.saved else "",
@@ -55,6 +58,8 @@ def _parts(report: Report) -> Iterator[Any]:
         named = ", ".join(f"{name} {n}" for name, n in report.guards.items())
         yield Text(f"guards: {named}")
     yield from (Text(note, style="yellow") for note in report.notes)
+    if report.waiting:
+        yield from _waiting(report)
     if report.contractions:
         yield _dots(report)
 
@@ -79,34 +84,52 @@ def _shares(report: Report) -> Table:
     return table
 
 
+def _waiting(report: Report) -> Iterator[Any]:
+    waits = report.waits()
+    rest = f", the first {_FEW} of {len(waits)}" if len(waits) > _FEW else ""
+    yield Text(
+        f"waiting in memory for the backward pass: {storage(sum(waits.values()))}{rest}",
+        style="italic",
+    )
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("scope", overflow="fold")
+    table.add_column("dtype", no_wrap=True)
+    table.add_column("bytes", justify="right", no_wrap=True)
+    for (scope, word), size in list(waits.items())[:_FEW]:
+        table.add_row(scope or "(none)", precision_text(word), storage(size))
+    yield table
+
+
 def _dots(report: Report) -> Table:
-    found = sorted(report.contractions, key=lambda o: -o.tally.flops)
+    found = sorted(rows_of(report.contractions), key=lambda row: -row.tally.flops)
     rest = f", the first {_MANY} of {len(found)}" if len(found) > _MANY else ""
     title = f"dots and convolutions, largest first{rest}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("operands", "result"):
         table.add_column(heading, overflow="fold")
     table.add_column("inside", no_wrap=True)
-    for heading in ("FLOPs", "runs"):
+    for heading in ("", "FLOPs"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("line", no_wrap=True)
     table.add_column("scope", overflow="fold")
-    for operation in found[:_MANY]:
-        table.add_row(*_dot(operation))
+    for row in found[:_MANY]:
+        table.add_row(*_dot(row))
     return table
 
 
-def _dot(operation: Operation) -> list[Any]:
+def _dot(row: Row) -> list[Any]:
+    operation = row.operation
+    times = row.count * operation.runs
     operands = Text(" × ".join(operation.operands[:2]), style=_COLORS.get(operation.arithmetic, ""))
     place = operation.place
     return [
         operands,
         operation.results[0],
         operation.accumulation,
-        amount(operation.tally.flops),
-        str(operation.runs),
+        f"× {times}" if times != 1 else "",
+        amount(row.tally.flops),
         "bwd" if operation.backward else "fwd",
         f"{os.path.basename(place.file)}:{place.line}" if place.file else "",
-        operation.scope,
+        row.scope,
     ]

@@ -12,12 +12,14 @@ from jaxamp.core import taxonomy
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Op, OpKind, Trait
 from jaxamp.inspect import count
+from jaxamp.inspect.asked import who_asked
 from jaxamp.inspect.operation import Frame, Operation, Place, frames_of, innermost, type_word
 from jaxamp.inspect.stored import Stored
 from jaxamp.inspect.tally import Tally
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
 from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.plan import Decision, Ground, JaxprPlan
+from jaxamp.plan.dataflow.constraints import ASKED
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, original
 from jaxamp.rewrite.recorder import Casts
 
@@ -113,13 +115,18 @@ class Equation:
             results=_types(self.stored, eqn.outvars),
             each=self._cost(free=carries),
             runs=runs,
-            reason=ground.reason if ground else _REWRITTEN,
+            reason=self._reason(),
             guard=ground.guard.value if ground and ground.guard else "",
             scope=clean_scope(self.scope),
             backward="transpose(" in self.scope,
             place=self.place,
             contraction=self.kind is OpKind.COMPUTE,
         )
+
+    def _reason(self) -> str:
+        if self.ground is None:
+            return _REWRITTEN
+        return who_asked(self.eqn) if self.ground.reason == ASKED else self.ground.reason
 
     def _read(self, stored: Stored) -> None:
         atoms, d = self.eqn.invars, self.decision
@@ -158,12 +165,12 @@ class Equation:
         return self.casts + Tally(
             operations=1,
             flops=count.flops(self.name, self.kind, self.params, ins, out),
-            bytes=sum(int(n * _width(aval, p)) for n, p, aval in moved),
-            bytes_f32=sum(int(n * _width(aval, None)) for n, _, aval in moved),
+            bytes=sum(int(n * element_width(aval, p)) for n, p, aval in moved),
+            bytes_f32=sum(int(n * element_width(aval, None)) for n, _, aval in moved),
         )
 
 
-def _width(aval: Any, precision: Precision | None) -> float:
+def element_width(aval: Any, precision: Precision | None) -> float:
     """Return the bytes of one element."""
     if precision is not None:
         return precision.bits / 8

@@ -5,18 +5,28 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jaxamp.core.taxonomy import OpKind
+from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.errors import InspectionError, accepted, counted
-from jaxamp.inspect.operation import Operation, Place, total
+from jaxamp.inspect.operation import Operation, Place, is_float, total
 from jaxamp.inspect.report import report
 from jaxamp.inspect.shown import Shown
 from jaxamp.policy.rules import EquationView, Rule
 
 _SEVERAL = 3  # primitives that a note names
+# Primitives by the names of jax.numpy, and those of which code knows nothing.
+_NAMES = {
+    "add_any": "add",
+    "conv_general_dilated": "convolution",
+    "dot_general": "product",
+    "logistic": "sigmoid",
+    "ragged_dot_general": "product",
+    "select_n": "where",
+}
+_COMPUTING = (OpKind.COMPUTE, OpKind.ELEMENTWISE, OpKind.REDUCTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +56,17 @@ class Note:
     @property
     def what(self) -> str:
         """The primitives in a few words."""
-        named = [f"{name} ×{n}" if n > 1 else name for name, n in self.primitives[:_SEVERAL]]
-        rest = len(self.primitives) - _SEVERAL
-        return ", ".join(named) + (f", {rest} more" if rest > 0 else "")
+        return _few(dict(self.primitives))
+
+    @property
+    def computes(self) -> str:
+        """What computes floats, in a few words of jax.numpy's; empty if nothing does."""
+        found: Counter[str] = Counter()
+        for name, n in self.primitives:
+            op = lookup(name)
+            if is_float(self.arithmetic) and op is not None and op.kind in _COMPUTING:
+                found[_NAMES.get(name, name.removeprefix("reduce_"))] += n
+        return _few(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +78,14 @@ class Explanation(Shown):
       policy: what the policy is called.
       where: the scope that was asked for; empty for the whole program.
       notes: by file and line, the dearest of a line first.
+      everything: whether lines that compute no floats are shown too.
     """
 
     program: str
     policy: str
     where: str
     notes: tuple[Note, ...]
+    everything: bool = False
 
     def to_json(self) -> str:
         """Return everything as JSON."""
@@ -79,7 +99,12 @@ class Explanation(Shown):
 
 
 def explain(
-    fn: Any, policy: Any = None, *, where: str = "", strict: bool = False
+    fn: Any,
+    policy: Any = None,
+    *,
+    where: str = "",
+    everything: bool = False,
+    strict: bool = False,
 ) -> Callable[..., Explanation]:
     """Annotate the source of a program with what runs in which precision, and why.
 
@@ -87,6 +112,8 @@ def explain(
       fn: whatever ``amp`` takes, or what it returned.
       policy: as for ``amp``; left out, that of an amped `fn`, else the default.
       where: a scope, as in a ``Rule``: only what is inside is shown.
+      everything: show whole functions, and what moves data or computes integers too, by the names
+        of JAX's primitives.
       strict: as for ``amp``.
 
     Returns:
@@ -112,9 +139,17 @@ def explain(
             policy=found.policy,
             where=where,
             notes=tuple(_notes(operations)),
+            everything=everything,
         )
 
     return made
+
+
+def _few(counts: Mapping[str, int]) -> str:
+    """Return names with their numbers, the first few."""
+    named = [f"{name} ×{n}" if n > 1 else name for name, n in counts.items()]
+    rest = len(named) - _SEVERAL
+    return ", ".join(named[:_SEVERAL]) + (f", {rest} more" if rest > 0 else "")
 
 
 def _inside(operations: Iterable[Operation], where: str) -> list[Operation]:
@@ -126,7 +161,11 @@ def _inside(operations: Iterable[Operation], where: str) -> list[Operation]:
     inside = [o for o, view in zip(counted, views, strict=True) if rule.matches(view)]
     if not inside:
         scopes = sorted({o.scope for o in counted if o.scope})
-        known = accepted(where, scopes) if scopes else "The program has no jax.named_scope at all."
+        known = (
+            accepted(where, scopes)
+            if scopes
+            else "The program has neither jax.named_scope nor modules."
+        )
         raise InspectionError(f"Nothing of the program is in the scope {where!r}. {known}")
     return inside
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +91,68 @@ class Operation:
         }
         place = {"file": self.place.file, "line": self.place.line, "function": self.place.function}
         return {**data, **place, "text": self.place.text, "each": dataclasses.asdict(self.each)}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Operations that are alike but for the numbers in their scopes, as the layers of a network.
+
+    Attributes:
+      operation: one of them.
+      count: how many there are.
+      scope: their scope, with a star for each number in which they differ.
+      tally: what all of them cost.
+    """
+
+    operation: Operation
+    count: int
+    scope: str
+    tally: Tally
+
+
+def rows_of(operations: Iterable[Operation]) -> list[Row]:
+    """Group operations that are alike, each group where its first is."""
+    groups: dict[Any, list[Operation]] = defaultdict(list)
+    for o in operations:
+        alike = dataclasses.replace(o, scope=numberless(o.scope), each=Tally())
+        groups[alike, o.each.flops].append(o)
+    return [
+        Row(
+            group[0],
+            len(group),
+            common_scope([o.scope for o in group]),
+            total(group),
+        )
+        for group in groups.values()
+    ]
+
+
+def numberless(scope: str) -> str:
+    """Return a scope with a star for each number: equal layers have one.
+
+    >>> numberless("LM/Block_11/Dense_0")
+    'LM/Block_*/Dense_*'
+    """
+    return re.sub(r"\d+", "*", scope)
+
+
+def common_scope(scopes: Sequence[str]) -> str:
+    """Return what scopes have in common that differ in numbers alone, with a star for these.
+
+    >>> common_scope(["LM/Block_0/Dense_1", "LM/Block_11/Dense_1"])
+    'LM/Block_*/Dense_1'
+    """
+    parts = zip(*(re.split(r"(\d+|\*)", scope) for scope in dict.fromkeys(scopes)), strict=True)
+    return "".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
+
+
+def is_float(word: str) -> bool:
+    """Return whether a dtype's short word is that of a float.
+
+    >>> is_float("bf16"), is_float("bool"), is_float("key<fry>")
+    (True, False, False)
+    """
+    return bool(re.fullmatch(r"b?f\d+(_e\dm\d)?", word))
 
 
 def total(operations: Iterable[Operation]) -> Tally:

@@ -12,11 +12,12 @@ from typing import Any
 
 from jaxamp.compiled.hlo import parse
 from jaxamp.compiled.traffic import operand_precisions
-from jaxamp.errors import InspectionError, accepted
+from jaxamp.errors import InspectionError, accepted, counted
 from jaxamp.inspect.fp8_products import Lowering, verify_lowering
-from jaxamp.inspect.operation import Operation, Place, total
+from jaxamp.inspect.operation import Operation, Place, common_scope, is_float, numberless, total
 from jaxamp.inspect.shown import Shown
 from jaxamp.inspect.tally import Tally
+from jaxamp.inspect.waiting import Waiting
 from jaxamp.inspect.walk import Walk
 from jaxamp.plan import Plan
 from jaxamp.rewrite import record
@@ -24,7 +25,8 @@ from jaxamp.run.amp import plan_of, under
 from jaxamp.trace.target import Target
 
 HERE = "here"  # the target that is at hand
-_JOINED = "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings"
+_WIDE = "f32", "f64"
+_JOINED = "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings", "waiting"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class Report(Shown):
       unknown: primitives that nobody has described.
       unknown_loops: lines of the loops whose trips only running them would tell: they count once.
       lowerings: where it was compiled, the FP8 products that it claims and those that were found.
+      waiting: values that wait in memory for the backward pass, where both passes are in it.
+      attentions: number of the regions that are fused attention.
 
     >>> import jax.numpy as jnp
     >>> found = report(lambda x, w: jnp.tanh(x @ w))(jnp.ones((2, 3)), jnp.ones((3, 4)))
@@ -53,6 +57,8 @@ class Report(Shown):
     unknown: tuple[str, ...] = ()
     unknown_loops: tuple[Place, ...] = ()
     lowerings: tuple[Lowering, ...] = ()
+    waiting: tuple[Waiting, ...] = ()
+    attentions: int = 0
 
     @classmethod
     def of(cls, plan: Plan, program: str = "") -> Report:
@@ -65,6 +71,7 @@ class Report(Shown):
             unmatched_rules=tuple(map(str, plan.unmatched_rules)),
             unknown=plan.unknown,
             unknown_loops=tuple(walk.unknown_loops),
+            waiting=tuple(walk.waiting),
         )
 
     def __add__(self, other: Report) -> Report:
@@ -73,6 +80,7 @@ class Report(Shown):
         both = {name: getattr(self, name) + getattr(other, name) for name in _JOINED}
         names = self.program, other.program
         policies = dict.fromkeys((self.policy, other.policy))
+        both["attentions"] = self.attentions + other.attentions
         return Report(program=" + ".join(names), policy=", ".join(policies), **both)
 
     def __radd__(self, start: int) -> Report:
@@ -132,6 +140,35 @@ class Report(Shown):
         return tuple(o for o in self.operations if o.contraction)
 
     @property
+    def headline(self) -> str:
+        """The share of the FLOPs of products that run narrow, and the regions of attention."""
+        flops: Counter[str] = Counter()
+        for operation in self.contractions:
+            flops[operation.arithmetic] += operation.tally.flops
+        whole = sum(flops.values())
+        narrow = {w: n for w, n in flops.items() if n and is_float(w) and w not in _WIDE}
+        if not whole:
+            return "it has no products to run narrow"
+        share = f"{100 * sum(narrow.values()) / whole:.1f}".removesuffix(".0")
+        words = " and ".join(sorted(narrow)) or "fewer than 32 bits"
+        fused = counted(self.attentions, "region")
+        return f"{share} % of the FLOPs of products in {words}, attention fused in {fused}"
+
+    def waits(self) -> dict[tuple[str, str], int]:
+        """Return the bytes that wait for the backward pass, by scope and dtype, largest first.
+
+        Equal layers are together: their scopes have a star for the number.
+        """
+        groups: dict[tuple[str, str], list[Waiting]] = defaultdict(list)
+        for value in self.waiting:
+            groups[numberless(value.scope), value.dtype].append(value)
+        found = {
+            (common_scope([value.scope for value in group]), word): sum(v.bytes for v in group)
+            for (_, word), group in groups.items()
+        }
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    @property
     def notes(self) -> list[str]:
         """Remarks that the totals are to be read with."""
         notes = [f"rule matched nothing: {rule}" for rule in self.unmatched_rules]
@@ -164,6 +201,8 @@ class Report(Shown):
             "total": dataclasses.asdict(self.total),
             "by_kind_and_precision": groups,
             "dots": self.dots(),
+            "attentions": self.attentions,
+            "waiting": [dataclasses.asdict(value) for value in self.waiting],
             "guards": self.guards,
             "unmatched_rules": list(self.unmatched_rules),
             "unknown_primitives": list(self.unknown),

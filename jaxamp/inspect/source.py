@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 _AROUND = 1  # lines shown before and after one that is in no function
@@ -65,8 +65,15 @@ def _functions(text: Sequence[str]) -> list[tuple[int, int, str]]:
         tree = ast.parse("\n".join(text))
     except SyntaxError:  # a notebook cell may hold what Python alone does not read
         return []
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return [(_first(node), node.end_lineno or node.lineno, node.name) for node in found]
+    return list(_named(tree, ""))
+
+
+def _named(tree: ast.AST, around: str) -> Iterator[tuple[int, int, str]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield _first(node), node.end_lineno or node.lineno, around + node.name
+        is_named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        yield from _named(node, f"{around}{node.name}." if is_named else around)
 
 
 def _first(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:

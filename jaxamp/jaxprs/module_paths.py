@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import linecache
 import os
 import re
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from types import CodeType
 from typing import Any
 
 from jaxamp.core import jax_compat
+from jaxamp.jaxprs.call_sites import call_at, tree_of
 
 _NAMED = re.compile(r"[/\\](flax[/\\](linen|core)|haiku[/\\]_src)[/\\]")  # write names themselves
 _PLUMBING = re.compile(r"[/\\](jaxlib|jax|equinox|flax|jaxtyping|optax|numpy)[/\\](?!.*\bnn[/\\])")
@@ -66,7 +66,7 @@ def _attributes(code: CodeType, at: int, method: str) -> tuple[str, ...] | None:
 
     ``None`` where it was no attribute of anything local; empty where it was the caller's own.
     """
-    node = _calls_of(code.co_filename).get(_position(code, at))
+    node = call_at(code, at)
     if node is None:
         return None
     local = frozenset((*code.co_varnames, *code.co_freevars, *code.co_cellvars))
@@ -118,35 +118,13 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.ex
 
 
 @functools.lru_cache(maxsize=256)
-def _tree(file: str) -> ast.AST:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:  # a notebook cell may hold what Python alone does not read
-        return ast.Module([], [])
-
-
-@functools.lru_cache(maxsize=256)
-def _calls_of(file: str) -> dict[tuple[int | None, ...], ast.Call]:
-    nodes = (node for node in ast.walk(_tree(file)) if isinstance(node, ast.Call))
-    return {
-        (n.lineno, n.end_lineno, n.col_offset, n.end_col_offset): n for n in nodes
-    }  # as a code object has its positions
-
-
-@functools.lru_cache(maxsize=256)
 def _bindings(file: str) -> list[tuple[ast.expr, ast.expr]]:
     """Return what every variable of a file is set to or goes through, the last first."""
     found: list[tuple[ast.expr, ast.expr]] = []
-    for node in ast.walk(_tree(file)):
+    for node in ast.walk(tree_of(file)):
         match node:
             case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
                 found.append((target, value))
             case ast.Assign(targets=[target], value=ast.Attribute() | ast.Subscript() as value):
                 found.append((target, value))
     return sorted(found, key=lambda pair: -pair[0].lineno)
-
-
-@functools.lru_cache(maxsize=16384)
-def _position(code: CodeType, at: int) -> tuple[int | None, ...]:
-    """Return first and last line and column of what a code object runs at an instruction."""
-    return [*code.co_positions()][at // 2]

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections import Counter
 
 import equinox as eqx
@@ -14,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxamp import PrecisionPolicy, Rule, amp, diff, explain, plan_of, probe, report
 from jaxamp.errors import InspectionError
 from jaxamp.inspect.fp8_products import verify_lowering
+from jaxamp.inspect.operation import rows_of
 from jaxamp.tools.tune import tune
 from tests.inspect import independent
 from tests.inspect.programs import MLP, PROGRAMS, branching, layer, mlp_loss, spec
@@ -298,7 +300,7 @@ def test_a_print_of_no_arrays_is_shown():
     args = spec(4, 8), spec(8, 2)
     (said,) = [o for o in report(speaking)(*args).operations if o.primitive == "debug_print"]
     assert (said.arithmetic, said.operands, said.results) == ("", (), ())
-    assert "debug_print" in str(explain(speaking)(*args))
+    assert "debug_print" in str(explain(speaking, everything=True)(*args))
     assert str(diff("mixed_bf16", "mixed_f16")(speaking)(*args))
 
 
@@ -312,6 +314,78 @@ def test_json_has_every_operation():
     assert dot["operands"] == ["bf16[4,8]", "bf16[8,16]"]
     assert dot["accumulation"] == "f32"
     assert dot["text"] == 'hidden = jax.nn.relu(x @ params["w1"])'
+
+
+def _deep(weights, x):
+    for index, w in enumerate(weights):
+        with jax.named_scope(f"block{index}"):
+            x = jnp.tanh(x @ w)
+    with jax.named_scope("head"):
+        return jnp.sum(jnp.dot(x, weights[0], precision="highest"))
+
+
+def test_the_first_line_is_the_share_of_narrow_products():
+    """Counted by hand: of five equal products four are narrow."""
+    found = report(_deep)([spec(8, 8)] * 4, spec(2, 8))
+    assert found.headline == "80 % of the FLOPs of products in bf16, attention fused in 0 regions"
+    assert str(found).splitlines()[0] == f"_deep under mixed_bf16: {found.headline}"
+    assert report(jnp.sin)(spec(4)).headline == "it has no products to run narrow"
+
+
+def test_equal_rows_are_one_row():
+    """Four layers are one row with their number, and the sum of their FLOPs."""
+    found = report(_deep)([spec(8, 8)] * 5, spec(2, 8))
+    rows = rows_of(found.contractions)
+    assert [(row.count, row.scope, row.tally.flops) for row in rows] == [
+        (4, "block*", 4 * 2 * 2 * 8 * 8),
+        (1, "block4", 2 * 2 * 8 * 8),  # returns float32, for the head
+        (1, "head", 2 * 2 * 8 * 8),
+    ]
+    assert re.search(r"× 4 .*block\*", str(found))
+
+
+def test_rows_that_differ_stay_apart():
+    """Other types, or names that differ in more than numbers."""
+
+    def two(x, w, v):
+        with jax.named_scope("up1"):
+            h = x @ w
+        with jax.named_scope("up2"):
+            h = h @ v
+        with jax.named_scope("down1"):
+            return h @ v
+
+    rows = rows_of(report(two)(spec(2, 8), spec(8, 4), spec(4, 4)).contractions)
+    assert [(row.count, row.scope) for row in rows] == [(1, "up1"), (1, "up2"), (1, "down1")]
+
+
+def test_what_waits_for_the_backward_pass_is_counted():
+    """By hand: each layer's product, of which tanh is computed again, and three of its results.
+
+    The fourth layer's result is read last, after it has been computed again.
+    """
+
+    def loss(weights, x):
+        for index, w in enumerate(weights):
+            with jax.named_scope(f"block{index}"):
+                x = jnp.tanh(x @ w)
+        with jax.named_scope("end"):
+            return jnp.sum(x @ weights[0])
+
+    step, args = jax.grad(loss), ([spec(8, 8)] * 4, spec(2, 8))
+    assert report(step)(*args).waits() == {("block*", "bf16"): 7 * 2 * 8 * 2}
+    wide = report(step, "always_f32")(*args).waits()
+    assert {word for _, word in wide} == {"f32"}
+    assert wide["block*", "f32"] >= 4 * 2 * 8 * 4
+    assert report(loss)(*args).waits() == {}
+
+
+def test_what_waits_in_a_loop_counts_for_each_iteration():
+    """A scan stacks what its backward pass reads; its scope is that inside."""
+    fn, (x, weights) = PROGRAMS["scanned"][0], PROGRAMS["scanned"][1]
+    few = report(jax.grad(fn, argnums=1))(x, weights).waits()
+    more = report(jax.grad(fn, argnums=1))(x, spec(2 * weights.shape[0], *weights.shape[1:]))
+    assert more.waits()["layer", "bf16"] == 2 * few["layer", "bf16"] > 0
 
 
 def test_text_lists_every_dot():

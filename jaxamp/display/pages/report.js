@@ -3,6 +3,7 @@
 
 const COLUMNS = [
   { key: "primitive", title: "operation" },
+  { key: "count", title: "×", number: String },
   { key: "arithmetic", title: "runs in", chip: true },
   { key: "types", title: "types" },
   { key: "flops", title: "FLOPs", number: thousands },
@@ -15,7 +16,7 @@ const COLUMNS = [
   { key: "at", title: "line" },
   { key: "reason", title: "why" },
 ];
-const LEFT = 3; // columns before the first number
+const LEFT = 4; // columns before the first sum
 const FILTERS = ["kind", "arithmetic", "guard", "way"];
 const SUMS = ["flops", "bytes", "saved", "casts"];
 
@@ -23,6 +24,7 @@ const byId = (id) => document.getElementById(id);
 const rows = JSON.parse(byId("data").textContent);
 for (const row of rows) {
   row.at = row.file ? `${row.file}:${row.line}` : "";
+  row.where = [row.module, row.at.split(/[\\/]/).pop()].filter(Boolean).join(" · ");
   row.words = Object.values(row).join(" ").toLowerCase();
 }
 const shut = new Set(); // groups that are folded away
@@ -77,8 +79,13 @@ function line(row) {
 }
 
 function heading(name, members) {
-  const sums = Object.fromEntries(SUMS.map((k) => [k, members.reduce((a, row) => a + row[k], 0)]));
-  const first = element("td", { colSpan: LEFT }, `${name || "(none)"} – ${members.length} lines`);
+  const sums = Object.fromEntries(SUMS.map((k) => [k, total(members, k)]));
+  const first = element("td", { colSpan: LEFT }, name || "(none)");
+  for (const row of new Map(members.map((row) => [row.arithmetic, row])).values()) {
+    first.append(" ", element("span", { className: `chip back-${row.family}` }, row.arithmetic));
+  }
+  first.append(element("small", {}, `${total(members, "count")} operations`));
+  if (["where", "at"].includes(byId("group").value)) first.append(element("span", { className: "text" }, members[0].text));
   const rest = COLUMNS.slice(LEFT).map((c) =>
     element("td", { className: "number" }, c.key in sums ? c.number(sums[c.key]) : ""));
   const made = element("tr", { className: shut.has(name) ? "group shut" : "group" }, first, ...rest);
@@ -87,6 +94,15 @@ function heading(name, members) {
     draw();
   });
   return made;
+}
+
+function total(members, key) {
+  return members.reduce((sum, row) => sum + row[key], 0);
+}
+
+function compareGroups([, a], [, b]) {
+  if (!SUMS.includes(sorting.key)) return 0;
+  return (total(a, sorting.key) - total(b, sorting.key)) * (sorting.down ? -1 : 1);
 }
 
 function compare(a, b) {
@@ -116,7 +132,7 @@ function draw() {
   const key = byId("group").value;
   const body = [];
   if (key) {
-    for (const [name, members] of Map.groupBy(found, (row) => row[key])) {
+    for (const [name, members] of [...Map.groupBy(found, (row) => row[key])].sort(compareGroups)) {
       body.push(heading(name, members));
       if (!shut.has(name)) body.push(...members.map(line));
     }
@@ -125,11 +141,17 @@ function draw() {
     if (found.length > limit) body.push(rest(found.length - limit));
   }
   document.querySelector("#operations tbody").replaceChildren(...body);
-  byId("count").textContent = `${found.length} of ${rows.length}`;
+  byId("count").textContent = `${total(found, "count")} of ${total(rows, "count")}`;
   document.querySelectorAll("#operations th").forEach((th) => {
     const order = sorting.down ? "descending" : "ascending";
     th.setAttribute("aria-sort", th.dataset.key === sorting.key ? order : "none");
   });
+}
+
+function fold() {
+  const key = byId("group").value;
+  shut.clear();
+  if (key === "where" || rows.length > FEW) for (const row of rows) shut.add(row[key]);
 }
 
 function start() {
@@ -151,8 +173,7 @@ function start() {
   }
   byId("search").addEventListener("input", draw);
   byId("group").addEventListener("change", () => {
-    shut.clear();
-    if (rows.length > FEW) for (const row of rows) shut.add(row[byId("group").value]);
+    fold();
     draw();
   });
   byId("theme").addEventListener("click", () => {
@@ -162,6 +183,7 @@ function start() {
     document.documentElement.dataset.theme = next;
     byId("theme").textContent = `theme: ${next}`;
   });
+  fold();
   draw();
 }
 

@@ -15,6 +15,8 @@ from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.policy.policy import PrecisionPolicy
 
+ASKED = "an explicit precision was requested"
+
 
 class Constraint(NamedTuple):
     """A reason to stay in float32, and the guard that it belongs to."""
@@ -46,7 +48,7 @@ def constrain_contraction(
     if not all(graph.is_float32[v] for v in (*floats, *node.outs)):
         return Constraint("an operand is not float32: left as written", None)
     if asks_precision(node):
-        return Constraint("an explicit precision was requested", None)
+        return Constraint(ASKED, None)
     known = union(provenance.bits, floats)
     if known & WIDENED:
         return Constraint("an operand was cast to f32 explicitly", None)

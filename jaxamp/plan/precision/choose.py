@@ -17,7 +17,12 @@ from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.plan.conditioning.compressed_products import is_compressed
 from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, SQUARED_DISTANCE, Hazards
 from jaxamp.plan.conditioning.quotients import is_in_quotient
-from jaxamp.plan.dataflow.constraints import Constraint, asks_precision, constrain_contraction
+from jaxamp.plan.dataflow.constraints import (
+    ASKED,
+    Constraint,
+    asks_precision,
+    constrain_contraction,
+)
 from jaxamp.plan.dataflow.exact import Exact, factor, fits
 from jaxamp.plan.dataflow.label_gathers import is_label_gather
 from jaxamp.plan.dataflow.provenance import DENSE, Provenance
@@ -156,7 +161,7 @@ class Chooser:
         if forced.bits >= F32.bits:
             return Choice(F32, F32, by, None, F32)
         if node.role is Role.CONTRACT and asks_precision(node):
-            return Choice(F32, F32, "an explicit precision was requested", None, F32)
+            return Choice(F32, F32, ASKED, None, F32)
         if node.trait is Trait.COLLECTIVE:
             return Choice(
                 F32, forced, by, None, forced
@@ -165,7 +170,7 @@ class Chooser:
 
     def _unguarded(self, node: Node, low: Precision) -> Choice:
         if node.role is Role.CONTRACT and asks_precision(node):
-            return Choice(F32, F32, "an explicit precision was requested", None, F32)
+            return Choice(F32, F32, ASKED, None, F32)
         inside = self._accumulation(node, low)
         operand = inside if node.role is Role.REDUCE and inside else low
         return Choice(operand, low, f"{node.kind.value} is {low.short} in the policy", None, inside)

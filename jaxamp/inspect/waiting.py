@@ -1,0 +1,102 @@
+"""Values that wait in memory between the forward and the backward pass, by the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+from jaxamp.core.formats import Precision
+from jaxamp.inspect.count import size
+from jaxamp.inspect.equation import element_width
+from jaxamp.inspect.stored import Stored
+from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
+from jaxamp.jaxprs.nested import nested
+from jaxamp.plan import JaxprPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A value that the forward pass makes and the backward pass reads.
+
+    Attributes:
+      scope: where it is made.
+      dtype: the dtype in which it waits, in one word.
+      bytes: its size.
+    """
+
+    scope: str
+    dtype: str
+    bytes: int
+
+
+def waiting_in(
+    jaxpr: Jaxpr, plan: JaxprPlan | None, stored: Stored, live: Sequence[bool], scope: str
+) -> Iterator[Waiting]:
+    """Yield what waits in one jaxpr, each value once in each precision.
+
+    What a fused group computes and recomputes itself does not wait. Parameters and other inputs do
+    not either: they are in memory anyway.
+
+    Args:
+      jaxpr: the program.
+      plan: what was decided for it; ``None`` where it runs as it is written.
+      stored: the precisions in which memory holds its values.
+      live: per equation, whether anything needs it.
+      scope: name stack around it.
+    """
+    scopes = [joined_scope(scope, eqn) for eqn in jaxpr.eqns]
+    backward = ["transpose(" in name for name in scopes]
+    if not any(backward) or all(backward):
+        return
+    makers = {v: n for n, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars if not backward[n]}
+    known: set[tuple[Var, Precision | None]] = set()  # seen, or made again in the backward pass
+    for n, var, copy, is_made in _accesses(jaxpr, plan):
+        if not (live[n] and backward[n] and var in makers):
+            continue
+        precision = copy or stored.precision(var)
+        if (var, precision) in known:
+            continue
+        known.add((var, precision))
+        if is_made:
+            continue
+        eqn = jaxpr.eqns[makers[var]]
+        name = precision.short if precision else str(getattr(var.aval, "dtype", var.aval))
+        bytes_ = int(size(var.aval) * element_width(var.aval, precision))
+        yield Waiting(_origin(eqn, eqn.outvars.index(var), scope), name, bytes_)
+
+
+def _accesses(
+    jaxpr: Jaxpr, plan: JaxprPlan | None
+) -> Iterator[tuple[int, Var, Precision | None, bool]]:
+    """Yield what units of emission read and fused groups make, in order.
+
+    Each is an equation of the unit, a value, the precision of a narrow copy, and whether the value
+    is made.
+    """
+    for step in plan.steps if plan else range(len(jaxpr.eqns)):
+        if isinstance(step, int):
+            eqn = jaxpr.eqns[step]
+            copies = plan.decisions[step].copies if plan else [None] * len(eqn.invars)
+            for atom, copy in zip(eqn.invars, copies, strict=True):
+                if not isinstance(atom, Literal):
+                    yield step, atom, copy, False
+            continue
+        for readings, is_made in ((step.inputs, False), (step.outputs, True)):
+            for reading in readings:
+                copy = reading.precision if reading.is_copy else None
+                yield step.members[-1], reading.var, copy, is_made
+
+
+def _origin(eqn: JaxprEqn, result: int, outer: str) -> str:
+    """Return the scope in which a result is made, inside of calls and loops."""
+    scope = joined_scope(outer, eqn)
+    for body in nested(eqn)[-1:]:
+        outs = body.jaxpr.outvars
+        made: Any = outs[result] if result < len(outs) else None
+        for inner in body.jaxpr.eqns:
+            if made in inner.outvars:
+                return _origin(inner, inner.outvars.index(made), scope)
+    return clean_scope(scope)
