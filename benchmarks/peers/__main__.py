@@ -5,7 +5,7 @@
     python -m benchmarks.peers --only jmp mpx        some of them
     python -m benchmarks.peers --table               table and picture anew, from the figures kept
 
-Figures go to docs/peers.json, the picture to docs/pictures/peers.png, the table to README.md
+Figures go to docs/peers.json, the picture to docs/pictures/peers.png, the table to docs/peers.md
 between its two marks. Figures of peers and targets that are not asked for are kept.
 """
 

@@ -1,4 +1,4 @@
-"""The peers' figures as README's table and as a picture."""
+"""The peers' figures as the table of docs/peers.md and as a picture."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ SIZES = ("bytes", "temporary", "kernels")
 
 
 def write(figures: Figures, root: Path) -> None:
-    """Writes the table between README's marks, and the picture."""
-    readme = root / "README.md"
-    text = readme.read_text()
+    """Writes the table between the page's marks, and the picture."""
+    page = root / "docs/peers.md"
+    text = page.read_text()
     table = f"{BEGIN}\n{markdown(figures)}\n{END}"
-    readme.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: table, text, flags=re.DOTALL))
+    page.write_text(re.sub(f"{BEGIN}.*{END}", lambda _: table, text, flags=re.DOTALL))
     picture(figures, root / "docs/pictures/peers.png")
 
 

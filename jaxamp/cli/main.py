@@ -8,12 +8,12 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from jaxamp import __version__
 from jaxamp.cli.commands import COMMANDS, PROGRAM, TO_TERMINAL, Parser, Request
 from jaxamp.display.numbers import near
 from jaxamp.errors import InspectionError, JaxAmpError
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the commands and their options."""
     top = Parser(prog="python -m jaxamp", description=_ABOUT)
-    top.add_argument("--version", action="version", version=f"jaxamp {version('jaxamp')}")
+    top.add_argument("--version", action="version", version=f"jaxamp {__version__}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in COMMANDS:
         add(commands)

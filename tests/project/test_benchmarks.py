@@ -71,12 +71,12 @@ def test_the_transformer_by_hand_is_the_transformer():
     assert text.count("preferred_element_type=bfloat16") == 8 * trace_cost.LAYERS + 1
 
 
-def test_the_readmes_peers_are_the_figures_kept():
+def test_the_peers_shown_are_the_figures_kept():
     """The table is made from the JSON, of every peer, and not edited since."""
     figures = json.loads((ROOT / "docs/peers.json").read_text())
     assert [peer.name for peer in PEERS] == list(figures)
-    readme = (ROOT / "README.md").read_text()
-    shown = readme.partition(table.BEGIN)[2].partition(table.END)[0]
+    page = (ROOT / "docs/peers.md").read_text()
+    shown = page.partition(table.BEGIN)[2].partition(table.END)[0]
     assert shown.strip() == table.markdown(figures)
 
 
