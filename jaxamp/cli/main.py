@@ -13,7 +13,6 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxamp import __version__
 from jaxamp.cli.commands import COMMANDS, PROGRAM, TO_TERMINAL, Parser, Request
 from jaxamp.display.numbers import near
 from jaxamp.errors import InspectionError, JaxAmpError
@@ -67,11 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the commands and their options."""
     top = Parser(prog="python -m jaxamp", description=_ABOUT)
-    top.add_argument("--version", action="version", version=f"jaxamp {__version__}")
+    top.add_argument("--version", action="version", version=f"jaxamp {_version()}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in COMMANDS:
         add(commands)
     return top
+
+
+def _version() -> str:
+    return sys.modules["jaxamp"].__version__  # the distribution has another name
 
 
 def show(result: Any, options: argparse.Namespace) -> None:

@@ -60,7 +60,7 @@ class Note:
 
     @property
     def computes(self) -> str:
-        """What computes floats, in a few words of jax.numpy's; empty if nothing does."""
+        """Computations of floats, in a few words of jax.numpy's; empty if there are none."""
         found: Counter[str] = Counter()
         for name, n in self.primitives:
             op = lookup(name)

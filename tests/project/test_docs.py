@@ -65,4 +65,4 @@ def test_what_pages_print_is_found():
 def test_pages_with_code_are_found(page):
     """The pages that show how to use jaxamp are among those that are run, all of their code."""
     assert ROOT / page in PAGES
-    assert len(list(blocks(ROOT / page))) == (ROOT / page).read_text().count("```python") > 3
+    assert len(list(blocks(ROOT / page))) == (ROOT / page).read_text().count("```python") > 2

@@ -1,4 +1,4 @@
-"""The wheel, in a fresh environment with its declared dependencies alone, runs what README shows."""
+"""The wheel runs in a fresh environment with its declared dependencies alone."""
 
 import re
 import subprocess
