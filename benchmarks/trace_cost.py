@@ -220,7 +220,7 @@ def _cells(before: float, after: float, plan: float, memory: float) -> tuple[str
 
 
 def _table(programs: str) -> Table:
-    table = Table(title=f"Tracing {programs} under auto_mixed_bf16, JAX {jax.__version__}")
+    table = Table(title=f"Tracing {programs} under mixed_bf16, JAX {jax.__version__}")
     table.add_column("program")
     added = "added per equation", "jax.jit instead"
     for heading in ("f alone", "with amp", "ratio", "planning", "memory", *added):

@@ -246,7 +246,7 @@ def test_every_target_compiles(target: str):
         assert mixed.time.seconds < plain.time.seconds
     assert "facts" in str(found)
     assert "a model" in str(found)
-    assert json.loads(found.to_json())["compiled"][1]["policy"] == "auto_mixed_bf16"
+    assert json.loads(found.to_json())["compiled"][1]["policy"] == "mixed_bf16"
 
 
 @pytest.mark.deviceless
