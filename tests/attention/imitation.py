@@ -31,10 +31,16 @@ BLOCK = 128
 def kernels(block: int = BLOCK) -> Iterator[None]:
     """Compute attentions as kernels do, in what is traced and lowered inside."""
 
-    def ahead(*operands: Any, spec: AttentionSpec, widen: bool = False) -> Any:
+    plain = composed.forward, composed.backward  # what no kernel takes is computed so
+
+    def ahead(*operands: Any, spec: AttentionSpec, **words: Any) -> Any:
+        if operands[0].dtype.itemsize != 2:
+            return plain[0](*operands, spec=spec, **words)
         return forward(*operands, spec=spec, block=block)
 
-    def back(*operands: Any, spec: AttentionSpec, bias_grad: bool, **_: Any) -> Any:
+    def back(*operands: Any, spec: AttentionSpec, bias_grad: bool, **words: Any) -> Any:
+        if operands[0].dtype.itemsize != 2 or words.get("dlse") is not None:
+            return plain[1](*operands, spec=spec, bias_grad=bias_grad, **words)
         return backward(*operands, spec=spec, bias_grad=bias_grad)
 
     with mock.patch.multiple(composed, forward=ahead, backward=back):
