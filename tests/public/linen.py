@@ -8,7 +8,6 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import jraph
 import numpy as np
 import optax
 from flax.training import train_state
@@ -382,60 +381,45 @@ class GraphNet(nn.Module):
     """Two steps of messages along edges, and a sum over each graph."""
 
     @nn.compact
-    def __call__(self, graph: Any) -> Any:
-        def mlp():
-            return lambda x: nn.Dense(16)(nn.relu(nn.Dense(16)(x)))
-
-        def update(*parts):
-            return mlp()(jnp.concatenate(parts, -1))
-
-        graph = jraph.GraphMapFeatures(nn.Dense(16), nn.Dense(16), nn.Dense(16))(graph)
+    def __call__(self, nodes: Any, edges: Any, ends: Any, graph_of: Any) -> Any:
+        senders, receivers = ends
+        nodes = nn.Dense(16)(nodes)
         for _ in range(2):
-            layer = jraph.GraphNetwork(
-                jraph.concatenated_args(mlp()),
-                jraph.concatenated_args(mlp()),
-                jraph.concatenated_args(mlp()),
-            )
-            graph = layer(graph)
-        return nn.Dense(1)(update(graph.globals))[..., 0]
+            both = jnp.concatenate([nodes[senders], nodes[receivers], edges], -1)
+            messages = nn.relu(nn.Dense(16)(both))
+            arrived = jax.ops.segment_sum(messages, receivers, len(nodes))
+            nodes = nodes + nn.relu(nn.Dense(16)(jnp.concatenate([nodes, arrived], -1)))
+        return nn.Dense(1)(jax.ops.segment_sum(nodes, graph_of, 4))[..., 0]
 
 
 @public()
 def graph_network(at: Places) -> Losses:
-    """Molecules: graphs of several sizes in one batch, padded."""
-    draw = rng(5)
-    graphs = []
-    for count in (3, 4, 5, 6):
-        senders = np.arange(count)
-        graphs.append(
-            jraph.GraphsTuple(
-                nodes=draw.normal(size=(count, 4)).astype(np.float32),
-                edges=draw.normal(size=(count, 2)).astype(np.float32),
-                senders=senders,
-                receivers=(senders + 1) % count,
-                n_node=np.array([count]),
-                n_edge=np.array([count]),
-                globals=np.zeros((1, 1), np.float32),
-            )
-        )
-    batch = jraph.pad_with_graphs(jraph.batch_np(graphs), 24, 24, 5)
-    labels = np.array([1, 0, 1, 0, 0], np.float32)
+    """Rings of several sizes in one batch, with edges both ways."""
+    draw, sizes = rng(5), (3, 4, 5, 6)
+    rings = [(np.arange(n), (np.arange(n) + 1) % n) for n in sizes]
+    starts = np.cumsum((0, *sizes[:-1]))
+    ends = np.concatenate(
+        [np.array(ring) + start for ring, start in zip(rings, starts, strict=True)], 1
+    )
+    ends = np.concatenate([ends, ends[::-1]], 1)
+    graph_of = np.repeat(np.arange(4), sizes)
+    nodes = draw.normal(size=(sum(sizes), 4)).astype(np.float32)
+    edges = draw.normal(size=(ends.shape[1], 2)).astype(np.float32)
+    labels = np.array([1, 0, 1, 0], np.float32)
     net = GraphNet()
-    params = net.init(jax.random.key(0), batch)
+    params = net.init(jax.random.key(0), nodes, edges, ends, graph_of)
     apply, tx = at.model(net.apply), optax.adam(5e-3)
 
     @at.loss
-    def loss_fn(params: Any, graph: Any) -> Any:
-        errors = optax.sigmoid_binary_cross_entropy(apply(params, graph), labels)
-        mask = jraph.get_graph_padding_mask(graph)
-        return jnp.sum(errors * mask) / jnp.sum(mask)
+    def loss_fn(params: Any, *graph: Any) -> Any:
+        return optax.sigmoid_binary_cross_entropy(apply(params, *graph), labels).mean()
 
-    def train_step(params: Any, opt_state: Any, graph: Any, _: Any) -> Any:
-        loss, grads = jax.value_and_grad(loss_fn)(params, graph)
+    def train_step(params: Any, opt_state: Any, *graph: Any) -> Any:
+        loss, grads = jax.value_and_grad(loss_fn)(params, *graph[:-1])
         updates, opt_state = tx.update(grads, opt_state)
         return optax.apply_updates(params, updates), opt_state, loss
 
-    return _loop(at.step(train_step), params, tx.init(params), batch)
+    return _loop(at.step(train_step), params, tx.init(params), nodes, edges, ends, graph_of)
 
 
 class Watched(nn.Module):
