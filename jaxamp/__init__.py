@@ -23,8 +23,6 @@ from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.keep_precision import keep_precision
 from jaxamp.core.taxonomy import OpKind, register_op_kind
-from jaxamp.inspect.explain import explain
-from jaxamp.inspect.report import report
 from jaxamp.policy.context import policy_scope
 from jaxamp.policy.policy import RESOLVED, PrecisionPolicy
 from jaxamp.policy.rules import Rule
@@ -34,6 +32,8 @@ from jaxamp.run.amp import amp, plan_of
 if TYPE_CHECKING:
     from jaxamp import training
     from jaxamp.inspect.diff import diff
+    from jaxamp.inspect.explain import explain
+    from jaxamp.inspect.report import report
     from jaxamp.numerics.probe import probe
     from jaxamp.tools.estimate import estimate
     from jaxamp.tools.serving import serve
@@ -45,7 +45,9 @@ _LAZY = {
     "auto_policy": "jaxamp.training.auto_policy",
     "diff": "jaxamp.inspect.diff",
     "estimate": "jaxamp.tools.estimate",
+    "explain": "jaxamp.inspect.explain",
     "probe": "jaxamp.numerics.probe",
+    "report": "jaxamp.inspect.report",
     "serve": "jaxamp.tools.serving",
     "tune": "jaxamp.tools.tune",
 }

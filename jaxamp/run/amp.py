@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
@@ -15,13 +15,15 @@ from jaxamp.core import jax_compat
 from jaxamp.core.adapters import adapter
 from jaxamp.core.formats import Precision, is_format
 from jaxamp.errors import NotCallableError, article, shown
-from jaxamp.plan import Plan
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.run.emit import plan_call, unchanged
 from jaxamp.run.runner import NNX, Runner, Runners
 from jaxamp.run.settings import Settings, in_force
 from jaxamp.trace.arguments import Call, is_constant
 from jaxamp.trace.target import Statics, Target, is_found
+
+if TYPE_CHECKING:
+    from jaxamp.plan import Plan
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")

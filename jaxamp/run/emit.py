@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import ClosedJaxpr
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.keep_precision import keep_precision
-from jaxamp.plan import Plan
 from jaxamp.policy.context import amp_scope
 from jaxamp.policy.policy import PrecisionPolicy
-from jaxamp.rewrite import run_plan
-from jaxamp.run.idle import warn_of_idle_parts
 from jaxamp.run.settings import Settings, in_force
 from jaxamp.trace.arguments import Signature, Static
 from jaxamp.trace.garbage import paused
 from jaxamp.trace.trace import run, trace
-from jaxamp.xla.steered_plan import make_plan
+
+if TYPE_CHECKING:
+    from jaxamp.plan import Plan
 
 _REGION = "jaxamp_region_"  # a compiled function of this name is rewritten already
 
@@ -56,16 +54,11 @@ def emit(signature: Signature, arrays: Sequence[Any], settings: Settings) -> Any
     else:
         with amp_scope(settings.policy):
             jaxpr, outputs = trace(signature, arrays)
+        from jaxamp.run.rewriting import rewrite  # loaded by the runner
+
         with paused():
-            results = _rewrite(jaxpr, arrays, settings, signature.name)
+            results = rewrite(jaxpr, arrays, settings, signature.name)
     return outputs.join(results) if outputs.is_all_arrays else Result(results, outputs)
-
-
-def _rewrite(jaxpr: ClosedJaxpr, arrays: Sequence[Any], settings: Settings, name: str) -> list[Any]:
-    """Rewrite a program in place; its plan is gone before the collector could walk it."""
-    plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
-    warn_of_idle_parts(plan, name)
-    return run_plan(jaxpr, plan, *arrays)
 
 
 def plan_call(
@@ -83,6 +76,8 @@ def plan_call(
     """
     with amp_scope(settings.policy):
         jaxpr, outputs = trace(signature, arrays)
+    from jaxamp.xla.steered_plan import make_plan
+
     return make_plan(jaxpr, settings.policy, strict=settings.strict), outputs
 
 

@@ -8,6 +8,7 @@ trace: such calls are split in Python, into arrays and a static rest (``jaxamp.t
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,6 +48,8 @@ class Runner:
     """
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
+        # The planner and the rewriter, before any trace: their primitives enter the table of kinds.
+        importlib.import_module("jaxamp.run.rewriting")
         self.resolve = hold(function)
         self.settings = settings
         self.companion: Any = None

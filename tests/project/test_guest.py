@@ -31,6 +31,23 @@ def test_packages_are_loaded_where_they_are_used(loaded: set[str], name: str) ->
     assert name not in loaded
 
 
+def test_the_planner_is_loaded_with_the_first_function(loaded: set[str]) -> None:
+    """Importing jaxamp loads neither planner nor rewriter, nor a kernel."""
+    parts = ("jaxamp.plan", "jaxamp.rewrite", "jaxamp.xla", "jaxamp.kernels", "jaxamp.compiled")
+    assert [name for name in loaded if name.startswith(parts)] == []
+
+
+def test_what_is_loaded_late_costs_no_trace() -> None:
+    """The first function of a process runs once for two equal calls."""
+    code = """
+import jaxamp, numpy as np
+runs = []
+fn = jaxamp.amp(lambda x: runs.append(x) or x @ x)
+fn(np.eye(2)), fn(np.eye(2)), print(len(runs))
+"""
+    assert _run(code) == "1\n"
+
+
 def test_rules_of_jax_stay() -> None:
     """Every entry of JAX's tables is the object that was there before jaxamp was imported."""
     _run("from tests.project import tables_of_jax as tables; tables.main()")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,12 @@ import numpy as np
 from jax import lax
 from jax.extend.core.primitives import dot_general_p
 
-from jaxamp.kernels import KernelConfig, block_scaled_matmul
 from jaxamp.lowp import ScaledArray, dequantize
 from jaxamp.lowp.scaled_array import factors, spread_scale
 from jaxamp.rewrite.primitives.accumulate import accumulate
+
+if TYPE_CHECKING:
+    from jaxamp.kernels.config import KernelConfig
 
 BF16 = np.dtype(jnp.bfloat16)
 F32 = np.dtype(np.float32)
@@ -44,6 +46,8 @@ def product(
     """
     with jax.named_scope(PRODUCT):
         if kernel is not None and _width(lhs) == _width(rhs) is not None:
+            from jaxamp.kernels.block_scaled_matmul import block_scaled_matmul  # Pallas: slow
+
             return block_scaled_matmul(lhs, rhs, out_dtype=dtype, config=kernel)
         return _product(lhs, rhs, dtype)
 
