@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
-from benchmarks.deviceless.models import encoder, resnet, transformer, vit
+import jax
+
+from benchmarks import real_text
+from benchmarks.deviceless.models import encoder, resnet, transformer, unet, vit
 from benchmarks.deviceless.models.model import Size
 
 LENGTHS = (512, 2048, 8192)
@@ -14,7 +18,13 @@ LENGTHS = (512, 2048, 8192)
 
 def _transformer(layers: int, width: int, heads: int, words: int, length: int = 1024) -> Size:
     config = transformer.Config(layers, width, heads, length, words // length, 50304)
-    return transformer._size(config, scanned=True)
+    return _reading(transformer._size(config, scanned=True), config.vocabulary)
+
+
+def _reading(size: Size, vocabulary: int) -> Size:
+    """A language model that learns from real text, in batches of the same shape."""
+    shape = jax.eval_shape(size.sample, jax.random.key(0)).shape
+    return replace(size, sample=lambda key: real_text.sequences(key, *shape, vocabulary))
 
 
 def _bert(words: int, length: int) -> Size:
@@ -28,19 +38,23 @@ _BERT = partial(_bert, 16384)
 MODELS: dict[str, Callable[[], Size]] = {
     "350m": _350M,
     "1.3b": _1300M,
+    "wide": partial(_transformer, 4, 4096, 32, 8192, 2048),
     "resnet50": lambda: resnet._size(width=64, classes=1000, batch=128, side=224),
     "vit-b": lambda: vit._size(12, 768, 12, 16, 1000, 128, 224),
+    "unet": lambda: unet.UNET.full,
     **{f"350m-{length}": partial(_350M, length) for length in LENGTHS},
     **{f"1.3b-{length}": partial(_1300M, length) for length in LENGTHS},
     **{f"bert-{length}": partial(_BERT, length) for length in LENGTHS},
 }
 
 TOYS: dict[str, Callable[[], Size]] = {
-    "350m": lambda: transformer.SCANNED.small,
-    "1.3b": lambda: transformer.UNROLLED.small,
+    "350m": lambda: _reading(transformer.SCANNED.small, 128),
+    "1.3b": lambda: _reading(transformer.UNROLLED.small, 128),
+    "wide": lambda: _reading(transformer.SCANNED.small, 128),
     "resnet50": lambda: resnet.RESNET50.small,
     "vit-b": lambda: vit.VIT.small,
-    **{f"350m-{length}": lambda: transformer.SCANNED.small for length in LENGTHS},
-    **{f"1.3b-{length}": lambda: transformer.UNROLLED.small for length in LENGTHS},
+    "unet": lambda: unet.UNET.small,
+    **{f"350m-{length}": lambda: _reading(transformer.SCANNED.small, 128) for length in LENGTHS},
+    **{f"1.3b-{length}": lambda: _reading(transformer.UNROLLED.small, 128) for length in LENGTHS},
     **{f"bert-{length}": lambda: encoder.ENCODER.small for length in LENGTHS},
 }

@@ -73,6 +73,7 @@ WAYS = {
     "amp-loss-bf16": Way("auto_mixed_bf16", whole_step=False),
     "amp-f16": Way("auto_mixed"),
     "amp-fp8": Way("fp8_current"),
+    "amp-fp8-delayed": Way("fp8_delayed"),
 }
 """`hand-bf16` attends as XLA has it, `hand-fused` by the kernel of cuDNN."""
 
@@ -117,7 +118,26 @@ def make_step(size: Size, way: str) -> tuple[Any, Callable[..., Any]]:
 
     if chosen.policy and chosen.whole_step:
         step = jaxamp.amp(step, policy_of(chosen))
+    if hasattr(step, "init"):
+        step, begin = _with_history(step, begin, size)
     return jax.jit(step, donate_argnums=(0, 1)), begin
+
+
+def _with_history(step: Any, begin: Any, size: Size) -> tuple[Any, Any]:
+    """A step with delayed scaling that keeps its history beside the optimizer's state."""
+
+    def kept(params: Any, state: Any, batch: Any) -> Any:
+        inner, history = state
+        (params, inner, value), history = step(history, params, inner, batch)
+        return params, (inner, history), value
+
+    def begun(key: jax.Array) -> tuple[Any, Any]:
+        params, state = begin(key)
+        shapes = jax.eval_shape(step.init, params, state, jax.eval_shape(size.sample, key))
+        zeros = jax.tree.map(lambda a: jax.numpy.zeros(a.shape, a.dtype), shapes)
+        return params, (state, zeros)
+
+    return kept, begun
 
 
 def items(size: Size) -> int:
@@ -125,6 +145,8 @@ def items(size: Size) -> int:
     batch = jax.eval_shape(size.sample, jax.random.key(0))
     if not isinstance(batch, tuple):  # a language model's words, and one more to be foretold
         return batch.shape[0] * (batch.shape[1] - 1)
+    if batch[0].ndim == 4:  # images
+        return batch[0].shape[0]
     return math.prod(batch[1].shape)
 
 

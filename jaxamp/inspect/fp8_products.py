@@ -26,7 +26,7 @@ from jaxamp.run.amp import amp, under
 from jaxamp.trace.target import Target as Call
 
 # Without a device nothing can be timed, and XLA would take its first choice: a kernel of Triton's.
-_OPTIONS = {"cuda": {"xla_gpu_enable_triton_gemm": False}}
+OPTIONS = {"cuda": {"xla_gpu_enable_triton_gemm": False}}
 
 
 _DOTS = ("dot_general", "accumulate", "jaxamp_block_scaled_matmul")
@@ -120,8 +120,8 @@ def verify_lowering(
             chip = TARGETS[target]
             with chip.described():
                 program = exported(fn, wrap, args, kwargs, chip.platform)
-            ((module, _),) = compile_all(chip, [program], _OPTIONS.get(chip.platform))
-        found, missing = _made(module)
+            ((module, _),) = compile_all(chip, [program], OPTIONS.get(chip.platform))
+        found, missing = made(module)
         claimed = claims(traced.jaxpr)
         return Lowering(
             program=name,
@@ -160,7 +160,7 @@ def _count(live: Live, jaxpr: Jaxpr, needed: Sequence[bool], around: str) -> int
     return total
 
 
-def _made(module: Module) -> tuple[int, tuple[str, ...]]:
+def made(module: Module) -> tuple[int, tuple[str, ...]]:
     """Count the products of 8-bit operands that run, and name those that were to be such."""
     found, missing = 0, []
     for kernel in kernels(module):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -28,13 +28,15 @@ from jaxamp.rewrite.primitives.quantized_dot import quantized_dot_p
 from jaxamp.rewrite.primitives.quantized_product import product
 
 History = dict[str, Any]
-_PLACE = re.compile(r"\d+:\w+")  # a key of a history: the number of an equation, and its name
+MAGNITUDES = "amax"  # a key of a history: a column for each tensor, the last step's row first
+_KEY = re.compile(rf"{MAGNITUDES}|\d+:loop")
+_MOVES = {"transpose", "reshape", "squeeze", "convert_element_type"}
 
 
 def is_history(value: Any) -> bool:
     """Return whether a value has the keys of a history."""
     return isinstance(value, Mapping) and all(
-        isinstance(key, str) and _PLACE.fullmatch(key) for key in value
+        isinstance(key, str) and _KEY.fullmatch(key) for key in value
     )
 
 
@@ -82,53 +84,50 @@ class _Threader:
 
     def __init__(self, length: int) -> None:
         self.length = length
+        self.moves = _Moves()
+        self.level = _Level(None, length)
 
     def run(
         self, closed: ClosedJaxpr, args: Sequence[Any], history: History | None
     ) -> tuple[list[Any], History]:
-        made: History = {}
-        numbers = itertools.count()
+        """Run a program, or the body of a loop, with the history of its own dots and loops."""
+        outside, self.level = self.level, _Level(history, self.length)
+        results = self.inline(closed, args)
+        inside, self.level = self.level, outside
+        return results, inside.after()
 
-        def emit(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-            number = next(numbers)
-            if not _is_threaded(eqn):
-                return jax_compat.bind(eqn, operands)
-            key = f"{number}:{eqn.primitive.name}"
-            part = None if history is None else history[key]
-            rule = _RULES[wiring(eqn)]
-            results, made[key] = rule(self, eqn, operands, part)
-            return results
+    def inline(self, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+        return evaluate(closed, args, self.emit)
 
-        return evaluate(closed, args, emit), made
+    def emit(self, eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+        if _is_threaded(eqn):
+            return _RULES[wiring(eqn)](self, eqn, operands)
+        results = jax_compat.bind(eqn, operands)
+        self.moves.note(eqn, operands, results)
+        return results
 
-    def dot(
-        self, eqn: JaxprEqn, operands: Sequence[Any], history: History | None
-    ) -> tuple[list[Any], History]:
-        """Emit a quantized dot; return its operands' histories, too, with this step in them."""
+    def dot(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+        """Emit a quantized dot of operands that are rounded with the scales of earlier steps."""
         how: Scaled = eqn.params["how"]
-        made, narrow, finite = {}, [], True
-        for side, x, cast in zip(("lhs", "rhs"), map(_sealed, operands), how.casts, strict=True):
-            amax = jnp.max(jnp.abs(x), initial=0).astype(np.float32)
-            window = jnp.zeros(self.length, np.float32) if history is None else history[side]
-            narrow.append(_rounded(x, amax if history is None else jnp.max(window), cast))
-            finite &= amax < np.inf
-            seen = jnp.where(amax < np.inf, amax, 0)
-            made[side] = jnp.concatenate([seen[None], window])[: self.length]
-        out = product(narrow[0], narrow[1], eqn.params["dtype"], how.kernel)
-        # An infinity that was clipped must not pass for a number.
-        return [jnp.where(finite, out, jnp.asarray(np.nan, out.dtype))], made
+        narrow = map(self.rounded, operands, how.casts)
+        return [product(*narrow, eqn.params["dtype"], how.kernel)]
 
-    def call(
-        self, eqn: JaxprEqn, operands: Sequence[Any], history: History | None
-    ) -> tuple[list[Any], History]:
+    def rounded(self, x: Any, cast: CastConfig) -> ScaledArray:
+        """Return an operand quantized: where it was made, and then moved as the operand was."""
+        source, moves = self.moves.behind(x)
+        made = self.level.quantized(source, cast, x.dtype)
+        values = made.values
+        for move in moves:
+            (values,) = jax_compat.bind(move, [values])
+        return replace(made, values=values)
+
+    def call(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         """Emit a call in place; recomputation stays behind a barrier, as in a checkpoint."""
         if eqn.params.get("prevent_cse"):
             operands = optimization_barrier_p.bind(*operands)
-        return self.run(called(eqn), operands, history)
+        return self.inline(called(eqn), operands)
 
-    def scan(
-        self, eqn: JaxprEqn, operands: Sequence[Any], history: History | None
-    ) -> tuple[list[Any], History]:
+    def scan(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         """Emit a scan, whose histories have a row for each iteration."""
         wired = loop(eqn)
         _, invariants, carries, sliced = wired.parts(operands)
@@ -138,11 +137,103 @@ class _Threader:
             outs, made = self.run(wired.body, [*invariants, *carry, *xs], rows)
             return outs[: wired.carries], (outs[wired.carries :], made)
 
-        params = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
-        carry, (stacks, made) = lax.scan(
-            iteration, list(carries), (list(sliced), history), **params
-        )
-        return [*carry, *stacks], made
+        def emit(history: History | None) -> tuple[list[Any], History]:
+            params = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+            carry, (stacks, made) = lax.scan(
+                iteration, list(carries), (list(sliced), history), **params
+            )
+            return [*carry, *stacks], made
+
+        return self.level.loop(emit)
+
+
+class _Level:
+    """Histories of a program or of the body of a loop, and what of this step belongs into them.
+
+    All windows are one array, and so are this step's magnitudes: what is kept of dozens of tensors
+    costs a few kernels. A tensor that several dots read is quantized once.
+    """
+
+    def __init__(self, history: History | None, length: int) -> None:
+        self.before, self.length = history, length
+        self.loops: History = {}
+        self.rows: list[Any] = []  # this step's magnitudes, a maximum for each row of a tensor
+        self.narrow: dict[tuple[Any, ...], tuple[Any, ScaledArray]] = {}
+        self.largest = None
+        if history is not None and MAGNITUDES in history:
+            self.largest = jnp.max(history[MAGNITUDES], axis=0)
+
+    def loop(self, emit: Callable[[History | None], tuple[list[Any], History]]) -> list[Any]:
+        """Emit a loop with its part of the history."""
+        key = f"{len(self.loops)}:loop"
+        results, self.loops[key] = emit(None if self.before is None else self.before[key])
+        return results
+
+    def quantized(self, x: Any, cast: CastConfig, dtype: Any) -> ScaledArray:
+        """Return an array rounded with the scale of earlier steps; note its magnitudes.
+
+        Args:
+          x: floats.
+          cast: how it is rounded.
+          dtype: to which it was rounded before; XLA leaves that out on GPUs.
+        """
+        key = id(x), cast, dtype
+        if key not in self.narrow:
+            rounded = lax.convert_element_type(_sealed(x), dtype)
+            self.narrow[key] = x, self._quantize(rounded, cast)
+        return self.narrow[key][1]
+
+    def _quantize(self, x: Any, cast: CastConfig) -> ScaledArray:
+        wide = lax.convert_element_type(x, np.float32)
+        # Along the last axis alone, the maximum is found in the kernel that makes the array.
+        rows = jnp.max(jnp.abs(wide), axis=-1, initial=0).reshape(-1)
+        index = len(self.rows)
+        amax = jnp.max(_finite(rows), initial=0) if self.largest is None else self.largest[index]
+        made = _rounded(wide, amax, cast)
+        # An infinity that was clipped must not pass for a number.
+        nan = jnp.asarray(np.nan, made.values.dtype)
+        values = jnp.where(jnp.abs(wide) < np.inf, made.values, nan)
+        # With the barrier that kernel writes the 8 bits, too, of which other layouts are then made.
+        values, rows = lax.optimization_barrier((values, rows))
+        self.rows.append(rows)
+        return replace(made, values=values, dtype=x.dtype)
+
+    def after(self) -> History:
+        """Return the history with this step in it."""
+        if not self.rows:
+            return self.loops
+        longest = max(map(len, self.rows))
+        padded = [jnp.pad(row, (0, longest - len(row))) for row in self.rows]
+        seen = jnp.max(_finite(jnp.stack(padded)), axis=1)[None]
+        before = self.before or {}
+        window = before.get(MAGNITUDES, jnp.zeros((self.length, len(padded)), np.float32))
+        return {MAGNITUDES: jnp.concatenate([seen, window])[: self.length], **self.loops}
+
+
+def _finite(magnitudes: Any) -> jax.Array:
+    """Return magnitudes without those that are not to be remembered: infinities and NaN."""
+    return jnp.where(magnitudes < np.inf, magnitudes, 0)
+
+
+class _Moves:
+    """The arrays that operands were moved from, or rounded from to 16 bits."""
+
+    def __init__(self) -> None:
+        self._sources: dict[int, tuple[Any, Any, JaxprEqn]] = {}  # holds arrays, so ids stay theirs
+
+    def note(self, eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> None:
+        """Remember an equation that moves an array or rounds it."""
+        if eqn.primitive.name in _MOVES and _is_float_array(operands[0]):
+            self._sources[id(results[0])] = results[0], operands[0], eqn
+
+    def behind(self, x: Any) -> tuple[Any, list[JaxprEqn]]:
+        """Return the array behind an operand, and the moves between them."""
+        moves: list[JaxprEqn] = []
+        while id(x) in self._sources:
+            _, x, eqn = self._sources[id(x)]
+            if eqn.primitive.name != "convert_element_type":
+                moves.insert(0, eqn)
+        return x, moves
 
 
 @jax.custom_jvp
@@ -168,6 +259,11 @@ def _rounded(x: Any, amax: Any, cast: CastConfig) -> ScaledArray:
     return with_scale(x, stored_scale(scale, cast), cast)
 
 
+def _is_float_array(x: Any) -> bool:
+    aval = jax.typeof(x)
+    return aval.ndim > 0 and jnp.issubdtype(aval.dtype, np.floating)
+
+
 _RULES = {
     None: _Threader.dot,  # a quantized dot, which holds no jaxpr
     Wiring.SCAN: _Threader.scan,
@@ -177,7 +273,8 @@ _RULES = {
 
 def _is_threaded(eqn: JaxprEqn) -> bool:
     if eqn.primitive is quantized_dot_p:
-        return all(cast.sf_block is None for cast in eqn.params["how"].casts)
+        casts = eqn.params["how"].casts
+        return all(cast.sf_block is None and cast.out_dtype.bits == 8 for cast in casts)
     is_entered = eqn.primitive.name != "shard_map" and wiring(eqn) in _RULES
     return is_entered and any(_has_dots(body.jaxpr) for body in nested(eqn))
 

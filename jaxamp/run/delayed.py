@@ -1,8 +1,9 @@
 """Delayed scaling: scales that come from the magnitudes of earlier steps, which the caller keeps.
 
 A scale for a whole tensor needs two passes over it: one to find the largest magnitude, one to
-round. With the magnitudes of the steps before, one pass is enough. They are a pytree that goes into
-every step and comes out of it: nothing is hidden, and a checkpoint holds it like any other array.
+round. With the magnitudes of the steps before, one pass is enough: it rounds, and finds what later
+steps need. They are a pytree that goes into every step and comes out of it: nothing is hidden, and
+a checkpoint holds it like any other array.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ class DelayedFunction:
           **kwargs: keyword arguments of a step.
 
         Returns:
-          For each quantized dot the largest magnitudes of both operands in earlier steps, the last
-          one first; zeros where there was none. A dot in a scan has a row for each iteration.
+          Under ``"amax"`` a row for each earlier step, the last one first, and a column for each
+          tensor that is quantized: its largest magnitude, zero where there was none. Loops have
+          histories of their own, with a leading axis over iterations.
         """
         return self._run(None, args, kwargs)[1]
 

@@ -40,6 +40,26 @@ def test_sizes_are_those_of_their_names():
         assert math.isclose(count / 1e6, millions, rel_tol=0.2), (name, count)
 
 
+def test_language_models_read_real_text():
+    """Passages of a standard library's sources: most bytes are letters, blanks and line ends."""
+    tokens = gpu_train.TOYS["350m"]().sample(jax.random.key(0))
+    words = bytes(tokens.reshape(-1).tolist()).decode("ascii")
+    assert sum(c.isalpha() or c.isspace() for c in words) > 0.5 * len(words)
+    assert len(set(words)) > 20
+
+
+def test_delayed_scaling_keeps_its_history_in_the_state():
+    """A step returns what it takes, the history included."""
+    size = gpu_train.TOYS["wide"]()
+    step, begin = gpu_train.make_step(size, "amp-fp8-delayed")
+    params, state = jax.eval_shape(begin, jax.random.key(0))
+    after = jax.eval_shape(step, params, state, jax.eval_shape(size.sample, jax.random.key(1)))
+    shapes = [
+        [leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (after[:2], (params, state))
+    ]
+    assert shapes[0] == shapes[1]
+
+
 def test_lengths_share_the_words_of_a_batch():
     """Whatever the length, a batch has as many words, and the fused hand is there."""
     for name, words in {"350m": 16384, "1.3b": 8192, "bert": 16384}.items():
