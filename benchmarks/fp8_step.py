@@ -122,7 +122,7 @@ def under(fn: Callable[..., Any], word: str, args: tuple[Any, ...]) -> tuple[Any
         policy = policy.replace(scaling={"ends": True, "small": small})
     # What the kernel returns in bf16 was widened; to the planner that is a wish.
     compute = policy.cast_for(OpKind.COMPUTE).out_dtype
-    step = amp(
+    step: Any = amp(
         fn, policy.with_rules(Rule(precision=compute, scope="projected", primitive="dot_general"))
     )
     if not hasattr(step, "init"):

@@ -23,8 +23,8 @@ def _transformer(layers: int, width: int, heads: int, words: int, length: int = 
 
 def _reading(size: Size, vocabulary: int) -> Size:
     """A language model that learns from real text, in batches of the same shape."""
-    shape = jax.eval_shape(size.sample, jax.random.key(0)).shape
-    return replace(size, sample=lambda key: real_text.sequences(key, *shape, vocabulary))
+    batch, length = jax.eval_shape(size.sample, jax.random.key(0)).shape
+    return replace(size, sample=lambda key: real_text.sequences(key, batch, length, vocabulary))
 
 
 def _bert(words: int, length: int) -> Size:

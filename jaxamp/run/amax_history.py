@@ -109,8 +109,8 @@ class _Threader:
     def dot(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         """Emit a quantized dot of operands that are rounded with the scales of earlier steps."""
         how: Scaled = eqn.params["how"]
-        narrow = map(self.rounded, operands, how.casts)
-        return [product(*narrow, eqn.params["dtype"], how.kernel)]
+        lhs, rhs = map(self.rounded, operands, how.casts)
+        return [product(lhs, rhs, eqn.params["dtype"], how.kernel)]
 
     def rounded(self, x: Any, cast: CastConfig) -> ScaledArray:
         """Return an operand quantized: where it was made, and then moved as the operand was."""
@@ -186,7 +186,7 @@ class _Level:
     def _quantize(self, x: Any, cast: CastConfig) -> ScaledArray:
         wide = lax.convert_element_type(x, np.float32)
         # Along the last axis alone, the maximum is found in the kernel that makes the array.
-        rows = jnp.max(jnp.abs(wide), axis=-1, initial=0).reshape(-1)
+        rows = lax.reduce_max(jnp.abs(wide), (wide.ndim - 1,)).reshape(-1)
         index = len(self.rows)
         amax = jnp.max(_finite(rows), initial=0) if self.largest is None else self.largest[index]
         made = _rounded(wide, amax, cast)
@@ -212,7 +212,7 @@ class _Level:
 
 def _finite(magnitudes: Any) -> jax.Array:
     """Return magnitudes without those that are not to be remembered: infinities and NaN."""
-    return jnp.where(magnitudes < np.inf, magnitudes, 0)
+    return jnp.where(jnp.isfinite(magnitudes), magnitudes, 0)
 
 
 class _Moves:
