@@ -338,6 +338,8 @@ class Plan:
       jaxpr: the program itself, which reports read beside the decisions.
       repeated: the fused groups that have more than one place.
       steer: function that chose the compiler hints, for derivative rules that are planned later.
+      attentions: the attentions that were found in the program, and are equations of `jaxpr`.
+      refused_attentions: what looks like attention and stays as it is, with the reason.
     """
 
     body: JaxprPlan
@@ -348,6 +350,8 @@ class Plan:
     jaxpr: ClosedJaxpr
     repeated: frozenset[Fusion]
     steer: Callable[..., Any]
+    attentions: tuple[Any, ...] = ()
+    refused_attentions: tuple[Any, ...] = ()
 
     def decisions(self) -> Iterator[Decision]:
         """Yield every decision, nested ones after the equation that holds them."""

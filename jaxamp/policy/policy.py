@@ -59,6 +59,8 @@ class PrecisionPolicy:
       scaling: which dots are quantized, where the cast of Compute is scaled, and how.
       xla: techniques of steering XLA that are on, ``Technique`` or their words; ``()`` for the
         casts alone. See `docs/explanation/fusion.md`.
+      fused_attention: whether attention that is found in a program is lowered to fused kernels,
+        where Compute has 16 bits. See `docs/explanation/attention.md`.
 
     Raises:
       PolicyError: a word is not understood, or a kind is missing.
@@ -80,6 +82,7 @@ class PrecisionPolicy:
     allreduce: Precision = Precision.F32
     scaling: Scaling = _SCALING
     xla: frozenset[Technique] = ALL_TECHNIQUES
+    fused_attention: bool = False
 
     ALWAYS_F32: ClassVar[PrecisionPolicy]
     ALWAYS_F16: ClassVar[PrecisionPolicy]
@@ -108,6 +111,7 @@ class PrecisionPolicy:
             "allreduce": Precision.parse(self.allreduce),
             "scaling": _checked_scaling(self.scaling),
             "xla": parse_techniques(self.xla),
+            "fused_attention": _checked_switch("fused_attention", self.fused_attention),
         }
         for field, value in normal.items():
             object.__setattr__(self, field, value)
@@ -126,6 +130,7 @@ class PrecisionPolicy:
         allreduce: PrecisionLike = Precision.F32,
         scaling: Scaling = _SCALING,
         xla: Technique | str | Iterable[Technique | str] = ALL_TECHNIQUES,
+        fused_attention: bool = False,
     ) -> PrecisionPolicy:
         """Return a policy of your own; kinds that are not named stay F32.
 
@@ -140,6 +145,7 @@ class PrecisionPolicy:
           allreduce: format in which gradients and activations are added up over devices.
           scaling: which dots are quantized, where the cast of Compute is scaled, and how.
           xla: techniques of steering XLA that are on; ``()`` for the casts alone.
+          fused_attention: whether attention is lowered to fused kernels.
 
         Raises:
           PolicyError: a word is not understood.
@@ -159,6 +165,7 @@ class PrecisionPolicy:
             allreduce=Precision.parse(allreduce),
             scaling=scaling,
             xla=parse_techniques(xla),
+            fused_attention=fused_attention,
         )
 
     @classmethod
@@ -445,6 +452,12 @@ def _where(misplaced: Any) -> str:
     if isinstance(misplaced, tuple) or hasattr(misplaced, "shape"):
         return "; arguments of the function go into a second call: report(fn)(*args)"
     return ""
+
+
+def _checked_switch(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise PolicyError(f"{name} is True or False, not {shown(value)}.")
+    return value
 
 
 def _mixed(precision: Precision) -> PrecisionPolicy:

@@ -17,8 +17,8 @@ _P = TypeVar("_P")
 
 _VERSION = 1
 _PLAIN_KEYS = ("accumulation", "guards", "param_dtype", "output_dtype", "allreduce")
-_KEYS = ("version", "name", "kinds", "rules", "scaling", "xla", *_PLAIN_KEYS)
-_OPTIONAL = ("scaling", "xla")
+_KEYS = ("version", "name", "kinds", "rules", "scaling", "xla", "fused_attention", *_PLAIN_KEYS)
+_OPTIONAL = ("scaling", "xla", "fused_attention")
 _TYPES = {"name": str, "kinds": dict, "rules": list, "guards": list, "scaling": dict}
 _ADVICE = "PrecisionPolicy.to_json() writes one; a preset needs none: amp(fn, 'mixed_bf16')."
 
@@ -37,6 +37,7 @@ def to_json(policy: Any) -> str:
         "allreduce": policy.allreduce.short,
         "scaling": _scaling_to_data(policy.scaling),
         "xla": sorted(technique.value for technique in policy.xla),
+        "fused_attention": policy.fused_attention,
     }
     return json.dumps(data, indent=2)
 
@@ -57,6 +58,7 @@ def from_json(make: Callable[..., _P], text: str) -> _P:
             rules=tuple(Rule(**rule) for rule in data["rules"]),
             scaling=_scaling_from(data.get("scaling", {})),
             xla=data.get("xla", "all"),
+            fused_attention=data.get("fused_attention", False),
             **{key: data[key] for key in _PLAIN_KEYS},
         )
     except (KeyError, TypeError, AttributeError) as error:

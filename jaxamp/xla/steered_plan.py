@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from functools import partial
+import dataclasses
+from typing import Any
 
-from jaxamp.plan import planner
+from jax.extend.core import ClosedJaxpr
+
+from jaxamp.attention.fuse import fuse_attention
+from jaxamp.plan import Plan, planner
+from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.xla.steer import steer
 
-make_plan = partial(planner.make_plan, steer=steer)
-"""As `plan.make_plan`, with the steering that the policy asks for."""
+
+def make_plan(closed_jaxpr: ClosedJaxpr, policy: PrecisionPolicy, **words: Any) -> Plan:
+    """Plan a program, its attentions as single equations, with the steering that the policy asks.
+
+    Args:
+      closed_jaxpr: the program.
+      policy: the policy.
+      **words: as of `plan.make_plan`.
+
+    Returns:
+      The plan; its `jaxpr` is what is to be emitted.
+    """
+    fused = fuse_attention(closed_jaxpr, policy)
+    plan = planner.make_plan(fused.jaxpr, policy, steer=steer, **words)
+    if not fused.attentions and not fused.refused:
+        return plan
+    return dataclasses.replace(
+        plan, attentions=fused.attentions, refused_attentions=fused.refused
+    )

@@ -45,7 +45,8 @@ def constrain_contraction(
     """
     guards = policy.guards
     floats = [v for v in node.ins if graph.kinds[v] not in "iub"]
-    if not all(graph.is_float32[v] for v in (*floats, *node.outs)):
+    made = [v for v in node.outs if graph.kinds[v] not in "iub"]
+    if not all(graph.is_float32[v] for v in (*floats, *made)):
         return Constraint("an operand is not float32: left as written", None)
     if asks_precision(node):
         return Constraint(ASKED, None)
@@ -86,7 +87,7 @@ def asks_precision(node: Node) -> bool:
 def _free_axes(graph: Graph, node: Node) -> int:
     """Return the number of non-batch axes of a dot's result: zero for an inner product."""
     numbers = node.eqn.params.get("dimension_numbers")
-    (out,) = node.outs
+    out = node.outs[0]
     if isinstance(numbers, tuple) and len(numbers) == 2:
         return graph.avals[out].ndim - len(numbers[1][0])
     return graph.avals[out].ndim

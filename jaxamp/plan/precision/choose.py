@@ -195,7 +195,7 @@ class Chooser:
         )
         if constraint:
             return Choice(F32, F32, constraint.reason, constraint.guard, F32)
-        (out,) = node.outs
+        out = node.outs[0]
         if Guard.RANGE in self.guards and low is Precision.F16 and self._is_scaled_down(out):
             reason = f"operands in {low.short}; result is scaled down before it is rounded"
             return Choice(low, F32, reason, Guard.RANGE, F32)
@@ -237,7 +237,7 @@ class Chooser:
         """Return whether a contraction that no Compute reads is large, and rounding it harmless."""
         if Guard.RANGE in self.guards and low is Precision.F16:
             return False  # logits in f32 may overflow it
-        graph, (out,) = self.graph, node.outs
+        graph, out = self.graph, node.outs[0]
         return outweighs_operands(graph, node) and is_shift_invariant(graph, out)
 
     def _is_scaled_down(self, value: int) -> bool:

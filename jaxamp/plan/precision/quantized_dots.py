@@ -44,6 +44,8 @@ def find_scaled(
 
 def _may_quantize(node: Node, choice: Choice, forced: Forced, policy: PrecisionPolicy) -> bool:
     """Return whether a dot is narrow, and no rule asks for 16 bits."""
+    if len(node.outs) > 1:  # an attention
+        return False
     precision, _ = forced.of(node)
     is_asked = policy.is_scaled if precision is None else precision in VALUES
     return is_asked and is_narrow(choice.operand)

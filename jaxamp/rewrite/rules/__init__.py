@@ -8,6 +8,7 @@ from jaxamp.rewrite.rules import (
     conversion,
     custom_derivatives,
     equality,
+    fused_attention,
     movement,
     sums,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "conversion",
     "custom_derivatives",
     "equality",
+    "fused_attention",
     "manual",
     "movement",
     "sums",

@@ -1,0 +1,1 @@
+"""Attention found in a program, as one equation of it."""

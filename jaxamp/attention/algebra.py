@@ -1,0 +1,608 @@
+"""An algebra of tensors with named axes, in which softmax attention is a normal form.
+
+A value is a sum of monomials; a monomial is a number times powers of tensors, each with the axes
+of the value that it extends along. What no rule describes is a tensor of its own, a leaf. A
+contraction is formal, `sum(factors, axes)`; only sums over scores are brought into one order, so
+that ``Σ_h g·Σ_s e·v`` and ``Σ_s e·Σ_h g·v`` are the same. `exp` of scores is a tensor, and the sum
+of it over keys is another: that weights sum up to one needs no rule.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+MOST_TERMS = 16
+MOST_FACTORS = 8
+DEEPEST = 7
+_NEGLIGIBLE = 1e-6
+
+
+class Axis:
+    """An axis, or part of one, of a value; known by its identity."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __repr__(self) -> str:
+        return f"<{self.size}:{id(self) % 9973}>"
+
+
+Place = tuple[Axis, ...]  # an axis of an array as the product of parts, the outer ones first
+
+
+class Factor(NamedTuple):
+    """A tensor along axes of a value: one place for each axis of its own."""
+
+    base: int
+    places: tuple[Place, ...]
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        """All axes that it extends along."""
+        return frozenset(itertools.chain.from_iterable(self.places))
+
+
+Monomial = frozenset[tuple[Factor, int]]
+ONE: Monomial = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A sum of monomials over the axes of an array."""
+
+    places: tuple[Place, ...]
+    terms: Mapping[Monomial, float]
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """All axes, in order."""
+        return tuple(itertools.chain.from_iterable(self.places))
+
+    @property
+    def number(self) -> float | None:
+        """The number that it is in every place; ``None`` for others."""
+        if not self.terms:
+            return 0.0
+        return self.terms.get(ONE) if len(self.terms) == 1 else None
+
+    @property
+    def single(self) -> tuple[Factor, float] | None:
+        """The one tensor that it is a multiple of; ``None`` for others."""
+        if len(self.terms) != 1:
+            return None
+        (monomial, number), *_ = self.terms.items()
+        if len(monomial) != 1:
+            return None
+        ((factor, power),) = monomial
+        return (factor, number) if power == 1 else None
+
+
+class Mask(NamedTuple):
+    """A boolean tensor outside of which an exponential is zero; axes count those of that."""
+
+    base: int
+    places: tuple[tuple[int, ...], ...]
+
+
+@dataclass(slots=True)
+class Base:
+    """A tensor.
+
+    Attributes:
+      kind: ``leaf``, ``sum``, ``exp``, ``log`` or ``masked``.
+      sizes: sizes of its axes.
+      data: what it is made of, see `Algebra`.
+      depth: how deep the bases in it are nested.
+      exponentials: the exponentials of scores in it.
+      masks: of an exponential.
+      is_boolean: whether it is a mask.
+    """
+
+    kind: str
+    sizes: tuple[int, ...]
+    data: Any
+    depth: int = 0
+    exponentials: frozenset[int] = frozenset()
+    masks: tuple[Mask, ...] = ()
+    is_boolean: bool = False
+
+
+@dataclass(slots=True)
+class Algebra:
+    """All tensors of a program; equal ones have one number."""
+
+    bases: list[Base] = field(default_factory=list)
+    sums: dict[int, list[int]] = field(default_factory=dict)  # per exponential: sums that read it
+    _numbers: dict[Any, int] = field(default_factory=dict)
+
+    def leaf(self, name: Any, shape: Sequence[int], is_boolean: bool = False) -> Value:
+        """Return an array of the program of which nothing is known."""
+        places = fresh_places(shape)
+        sizes = tuple(shape)
+        base = self._base(("leaf", name), lambda: Base("leaf", sizes, name, is_boolean=is_boolean))
+        return Value(places, {frozenset([(Factor(base, places), 1)]): 1.0})
+
+    def constant(self, number: float, shape: Sequence[int]) -> Value:
+        """Return a number in every place."""
+        return Value(fresh_places(shape), {ONE: number} if number else {})
+
+    def exponentials(self, value: Value) -> frozenset[int]:
+        """Return the exponentials of scores in a value."""
+        found = [self.bases[f.base].exponentials for m in value.terms for f, _ in m]
+        return frozenset().union(*found)
+
+    # Arithmetic.
+
+    def add(self, first: Value, second: Value, sign: float = 1.0) -> Value | None:
+        """Return a sum or difference; ``None`` where it is too long."""
+        aligned = align(first, second)
+        if aligned is None:
+            return None
+        first, second = aligned
+        terms = dict(first.terms)
+        for monomial, number in second.terms.items():
+            total = terms.get(monomial, 0.0) + sign * number
+            if abs(total) <= _NEGLIGIBLE * abs(number):
+                terms.pop(monomial, None)
+            else:
+                terms[monomial] = total
+        return Value(first.places, terms) if len(terms) <= MOST_TERMS else None
+
+    def multiply(self, first: Value, second: Value) -> Value | None:
+        """Return a product; ``None`` where it is too long."""
+        aligned = align(first, second)
+        return None if aligned is None else self._product(*aligned)
+
+    def divide(self, first: Value, second: Value) -> Value | None:
+        """Return a quotient by a monomial; ``None`` by anything else."""
+        inverse = self.power(second, -1)
+        return None if inverse is None else self.multiply(first, inverse)
+
+    def power(self, value: Value, exponent: int) -> Value | None:
+        """Return an integer power of a monomial."""
+        if len(value.terms) != 1:
+            return None
+        ((monomial, number),) = value.terms.items()
+        if number == 0 or not math.isfinite(number):
+            return None
+        powers = frozenset((f, p * exponent) for f, p in monomial)
+        return Value(value.places, {powers: float(number) ** exponent})
+
+    def scale(self, value: Value, number: float) -> Value:
+        """Return a value times a number."""
+        if number == 0:
+            return Value(value.places, {})
+        return Value(value.places, {m: n * number for m, n in value.terms.items()})
+
+    def _product(self, first: Value, second: Value) -> Value | None:
+        """Return the product of values over the same axes."""
+        terms: dict[Monomial, float] = {}
+        for (m, a), (n, b) in itertools.product(first.terms.items(), second.terms.items()):
+            monomial = self._unmasked(_times(m, n))
+            if len(monomial) > MOST_FACTORS:
+                return None
+            terms[monomial] = terms.get(monomial, 0.0) + a * b
+        size = max((abs(n) for n in terms.values()), default=0.0)
+        kept = {m: n for m, n in terms.items() if abs(n) > _NEGLIGIBLE * size}
+        return Value(first.places, kept) if len(kept) <= MOST_TERMS else None
+
+    def _unmasked(self, monomial: Monomial) -> Monomial:
+        """Leave out masks outside of which an exponential in the monomial is zero anyway."""
+        powers = dict(monomial)
+        for factor, power in monomial:
+            for mask in self.bases[factor.base].masks if power > 0 else ():
+                places = tuple(
+                    tuple(a for i in place for a in factor.places[i]) for place in mask.places
+                )
+                powers.pop(Factor(mask.base, places), None)
+        return frozenset(powers.items())
+
+    # Functions.
+
+    def exp(self, value: Value, shift: float = 1.0) -> Value | None:
+        """Return the exponential of scores, a tensor of its own.
+
+        What is the logarithm of a row's sum is taken out: ``exp(s - log l)`` is ``exp(s) / l``.
+        """
+        rest: dict[Monomial, float] = {}
+        powers: dict[Factor, int] = {}
+        for monomial, number in value.terms.items():
+            taken = self._logarithm(monomial)
+            if taken is None or number != round(number):
+                rest[monomial] = number
+                continue
+            for factor, power in taken:
+                powers[factor] = powers.get(factor, 0) + power * round(number)
+        order = tuple(a for a in value.axes if any(a in f.axes for m in rest for f, _ in m))
+        if len(order) < 2:
+            return None
+        exponential = Factor(self._exponential(rest, order), tuple((a,) for a in order))
+        powers[exponential] = powers.get(exponential, 0) + 1
+        return Value(value.places, {frozenset((f, p) for f, p in powers.items() if p): 1.0})
+
+    def _exponential(self, terms: Mapping[Monomial, float], order: tuple[Axis, ...]) -> int:
+        """Return the number of ``exp(terms)``, whose axes are `order`."""
+        number = {axis: i for i, axis in enumerate(order)}
+        form = self._numbered(terms, number)
+        masks = tuple(
+            Mask(self.bases[f.base].data[1], _numbered_places(f.places, number, places))
+            for m in terms
+            for f, _ in m
+            if self.bases[f.base].kind == "masked"
+            for places in [self.bases[f.base].data[2]]
+        )
+        known = len(self.bases)
+        sizes = tuple(a.size for a in order)
+        depth = 1 + self._depth(terms)
+        base = Base("exp", sizes, form, depth, frozenset([known]), masks)
+        return self._base(("exp", form), lambda: base)
+
+    def log(self, value: Value) -> Value | None:
+        """Return the logarithm of a monomial of rows' sums, a tensor of its own."""
+        if len(value.terms) != 1:
+            return None
+        ((monomial, number),) = value.terms.items()
+        if number != 1 or not monomial or not self.exponentials(value):
+            return None
+        return self._made(
+            "log", {monomial: 1.0}, value.axes, value.places, self.exponentials(value)
+        )
+
+    def _logarithm(self, monomial: Monomial) -> list[tuple[Factor, int]] | None:
+        """Return what a monomial is the logarithm of, along the axes here."""
+        if len(monomial) != 1:
+            return None
+        ((factor, power),) = monomial
+        base = self.bases[factor.base]
+        if base.kind != "log" or power != 1:
+            return None
+        ((inside, _),) = base.data
+        return [(_placed(f, factor.places), p) for f, p in inside]
+
+    def masked(self, scores: Value, mask: Value, number: float, sign: bool) -> Value | None:
+        """Return scores that are `number` where a mask is not (`sign`), as a tensor of its own."""
+        aligned = align(scores, mask)
+        if aligned is None:
+            return None
+        scores, mask = aligned
+        single = mask.single
+        if single is None or self.bases[single[0].base].kind != "leaf":
+            return None
+        key = self._sided(single[0].base, sign)
+        axes = scores.axes
+        position = {axis: i for i, axis in enumerate(axes)}
+        form = self._numbered(scores.terms, position)
+        inside = tuple(tuple(position[a] for a in place) for place in single[0].places)
+        data = (form, key, inside, number, sign, single[0].base)
+        base = Base("masked", tuple(a.size for a in axes), data, 1 + self._depth(scores.terms))
+        number_of = self._base(("masked", *data[:5]), lambda: base)
+        factor = Factor(number_of, tuple((a,) for a in axes))
+        return Value(scores.places, {frozenset([(factor, 1)]): 1.0})
+
+    def _sided(self, base: int, sign: bool) -> int:
+        """Return a mask, or the tensor that stands for its negation."""
+        if sign:
+            return base
+        sizes = self.bases[base].sizes
+        return self._base(("not", base), lambda: Base("leaf", sizes, ("not", base), is_boolean=True))
+
+    def side(self, mask: Value, sign: bool) -> Value | None:
+        """Return a mask as a tensor that is one where it holds (`sign`), or where it does not."""
+        single = mask.single
+        if single is None or self.bases[single[0].base].kind != "leaf":
+            return None
+        factor = Factor(self._sided(single[0].base, sign), single[0].places)
+        return Value(mask.places, {frozenset([(factor, 1)]): 1.0})
+
+    def sum(self, value: Value, over: Iterable[Axis]) -> Value | None:
+        """Return a sum over axes; ``None`` where it is no formal sum either."""
+        over = frozenset(over)
+        places = tuple(tuple(a for a in p if a not in over) for p in value.places)
+        total = Value(places, {})
+        for monomial, number in value.terms.items():
+            term = self._sum_of(monomial, over, places)
+            added = term and self.add(total, Value(places, {term[0]: term[1] * number}))
+            if added is None:
+                return None
+            total = added
+        return total
+
+    def _sum_of(
+        self, monomial: Monomial, over: frozenset[Axis], places: tuple[Place, ...]
+    ) -> tuple[Monomial, float] | None:
+        """Return the sum of one monomial, as a monomial and a number."""
+        inside = [(f, p) for f, p in monomial if f.axes & over]
+        outside = frozenset(monomial) - frozenset(inside)
+        met = frozenset().union(*(f.axes for f, _ in inside))
+        times = math.prod(a.size for a in over - met)
+        if not inside:
+            return outside, float(times)
+        made = self._contract(inside, over & met)
+        if made is None:
+            return None
+        return self._unmasked(_times(outside, made)), float(times)
+
+    def _contract(
+        self, factors: list[tuple[Factor, int]], over: frozenset[Axis]
+    ) -> Monomial | None:
+        """Return the formal sum of some factors over axes which each of them extends along."""
+        tainted = [(f, p) for f, p in factors if self.bases[f.base].exponentials]
+        if not tainted:
+            if len(factors) != 2 or any(p != 1 for _, p in factors):
+                return None
+            return frozenset([(self._formal(factors, over), 1)])
+        scores = [(f, p) for f, p in tainted if self.bases[f.base].kind == "exp"]
+        if not scores:
+            return self._inwards(factors, over)
+        if len(scores) != 1 or scores[0][1] != 1 or not over <= scores[0][0].axes:
+            return None
+        return frozenset([(self._formal(factors, over), 1)])
+
+    def _inwards(self, factors: list[tuple[Factor, int]], over: frozenset[Axis]) -> Monomial | None:
+        """Return ``Σ_h g·Σ_s e·v`` as ``Σ_s e·Σ_h g·v``, a number for each row."""
+        if len(factors) != 2 or any(p != 1 for _, p in factors):
+            return None
+        sums = [f for f, _ in factors if self.bases[f.base].exponentials]
+        if len(sums) != 1 or self.bases[sums[0].base].kind != "sum":
+            return None
+        (other,) = [f for f, _ in factors if f is not sums[0]]
+        opened, summed = self.open(sums[0])
+        scores = [f for f, p in opened if self.bases[f.base].kind == "exp" and p == 1]
+        values = [f for f, p in opened if not self.bases[f.base].exponentials and p == 1]
+        if len(opened) != 2 or len(scores) != 1 or len(values) != 1 or over & scores[0].axes:
+            return None
+        if not (other.axes | values[0].axes) - over <= scores[0].axes | summed:
+            return None
+        product = self._contract([(other, 1), (values[0], 1)], over & values[0].axes & other.axes)
+        if product is None or not over <= values[0].axes & other.axes:
+            return None
+        return self._contract([(scores[0], 1), *product], summed)
+
+    def open(self, factor: Factor) -> tuple[list[tuple[Factor, int]], frozenset[Axis]]:
+        """Return what a formal sum adds up, along the axes here, and the axes of the sum."""
+        base = self.bases[factor.base]
+        ((terms, _),), inner = base.data
+        summed = tuple(Axis(size) for size in inner)
+        places = (*factor.places, *((a,) for a in summed))
+        return [(_placed(f, places), p) for f, p in terms], frozenset(summed)
+
+    def _formal(self, factors: Sequence[tuple[Factor, int]], over: frozenset[Axis]) -> Factor:
+        """Return a sum as a tensor; its axes are in an order that the factors give."""
+        position: dict[Axis, int] = {}
+        for f, p in sorted(factors, key=lambda fp: (fp[0].base, fp[1])):
+            for axis in itertools.chain.from_iterable(f.places):
+                position.setdefault(axis, len(position))
+        free = [a for a in position if a not in over]
+        bound = [a for a in position if a in over]
+        number = {axis: i for i, axis in enumerate((*free, *bound))}
+        form = self._numbered({frozenset(factors): 1.0}, number)
+        data = (form, tuple(a.size for a in bound))
+        exponentials = frozenset().union(*(self.bases[f.base].exponentials for f, _ in factors))
+        depth = 1 + self._depth({frozenset(factors): 1.0})
+        sizes = tuple(a.size for a in free)
+        before = len(self.bases)
+        base = self._base(("sum", data), lambda: Base("sum", sizes, data, depth, exponentials))
+        if base == before:
+            for exponential in exponentials:
+                self.sums.setdefault(exponential, []).append(base)
+        return Factor(base, tuple((a,) for a in free))
+
+    def _made(
+        self,
+        kind: str,
+        terms: Mapping[Monomial, float],
+        axes: Sequence[Axis],
+        places: tuple[Place, ...],
+        exponentials: frozenset[int],
+    ) -> Value:
+        used = [a for a in axes if any(a in f.axes for m in terms for f, _ in m)]
+        form = self._numbered(terms, {axis: i for i, axis in enumerate(used)})
+        sizes = tuple(a.size for a in used)
+        depth = 1 + self._depth(terms)
+        base = self._base((kind, form), lambda: Base(kind, sizes, form, depth, exponentials))
+        factor = Factor(base, tuple((a,) for a in used))
+        return Value(places, {frozenset([(factor, 1)]): 1.0})
+
+    def _base(self, key: Any, make: Callable[[], Base]) -> int:
+        found = self._numbers.get(key)
+        if found is None:
+            found = self._numbers[key] = len(self.bases)
+            self.bases.append(make())
+        return found
+
+    def _depth(self, terms: Mapping[Monomial, float]) -> int:
+        return max((self.bases[f.base].depth for m in terms for f, _ in m), default=0)
+
+    def is_deep(self, value: Value) -> bool:
+        """Return whether a value is nested more deeply than attention is."""
+        return self._depth(value.terms) > DEEPEST
+
+    def _numbered(
+        self, terms: Mapping[Monomial, float], number: Mapping[Axis, int]
+    ) -> tuple[tuple[tuple[tuple[Factor, int], ...], float], ...]:
+        """Return terms with numbers for axes, in an order of their own."""
+        renamed = []
+        for monomial, coefficient in terms.items():
+            factors = [
+                (Factor(f.base, tuple(tuple(number[a] for a in p) for p in f.places)), power)  # type: ignore[misc]
+                for f, power in monomial
+            ]
+            renamed.append((tuple(sorted(factors)), float(f"{coefficient:.9g}")))
+        return tuple(sorted(renamed))
+
+    # Comparison.
+
+    def normal_form(self, value: Value) -> tuple[Any, list[Axis], float] | None:
+        """Return a key that equal values share whatever their axes are, those axes, and a factor.
+
+        Values of one key are multiples of each other: each is its factor times the same.
+        """
+        if not value.terms:
+            return None
+        position: dict[Axis, int] = {}
+
+        def order(item: tuple[Monomial, float]) -> Any:
+            return sorted((f.base, p) for f, p in item[0]), item[1]
+
+        items = sorted(value.terms.items(), key=order)
+        first = items[0][1]
+        for monomial, _ in items:
+            for f, _p in sorted(monomial, key=lambda fp: (fp[0].base, fp[1])):
+                for axis in itertools.chain.from_iterable(f.places):
+                    position.setdefault(axis, len(position))
+        scaled = {m: n / first for m, n in value.terms.items()}
+        form = tuple((m, float(f"{n:.5g}")) for m, n in self._numbered(scaled, position))
+        return form, list(position), first
+
+
+def fresh_places(shape: Sequence[int]) -> tuple[Place, ...]:
+    """Return new axes for a shape; an axis of size one is none."""
+    return tuple((Axis(n),) if n != 1 else () for n in shape)
+
+
+def _times(first: Monomial, second: Monomial) -> Monomial:
+    powers = dict(first)
+    for factor, power in second:
+        powers[factor] = powers.get(factor, 0) + power
+    return frozenset((f, p) for f, p in powers.items() if p)
+
+
+def _placed(factor: Factor, places: Sequence[Place]) -> Factor:
+    """Return a factor whose axes are numbers of places, along the axes of those."""
+    inside = tuple(tuple(a for i in p for a in places[i]) for p in factor.places)  # type: ignore[call-overload]
+    return Factor(factor.base, inside)
+
+
+def _numbered_places(
+    outer: Sequence[Place], number: Mapping[Axis, int], inner: Sequence[Sequence[int]]
+) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(number[a] for i in place for a in outer[i]) for place in inner)
+
+
+# Axes.
+
+
+def substituted(value: Value, parts: Mapping[Axis, Place]) -> Value:
+    """Return a value with other axes in the place of some."""
+    if not parts:
+        return value
+
+    def place(axes: Place) -> Place:
+        return tuple(itertools.chain.from_iterable(parts.get(a, (a,)) for a in axes))
+
+    def factor(f: Factor) -> Factor:
+        return Factor(f.base, tuple(map(place, f.places)))
+
+    terms = {frozenset((factor(f), p) for f, p in m): n for m, n in value.terms.items()}
+    return Value(tuple(map(place, value.places)), terms)
+
+
+def renamed(value: Value) -> Value:
+    """Return a value over axes of its own."""
+    return substituted(value, {a: (Axis(a.size),) for a in value.axes})
+
+
+def refine(first: Place, second: Place) -> dict[Axis, Place] | None:
+    """Return replacements after which two products of axes are the same; ``None`` if none are."""
+    parts: dict[Axis, Place] = {}
+    left, right = list(reversed(first)), list(reversed(second))
+    made: dict[Axis, list[Axis]] = {}
+    while left and right:
+        a, b = left.pop(), right.pop()
+        if a.size == b.size:
+            made.setdefault(b, []).append(a)
+            made.setdefault(a, []).append(a)
+        elif a.size > b.size and a.size % b.size == 0:
+            outer, inner = Axis(b.size), Axis(a.size // b.size)
+            _split(made, a, outer, inner)
+            made.setdefault(b, []).append(outer)
+            left.append(inner)
+        elif b.size > a.size and b.size % a.size == 0:
+            inner = Axis(b.size // a.size)
+            _split(made, b, a, inner)
+            made.setdefault(a, []).append(a)
+            right.append(inner)
+        else:
+            return None
+    if left or right:
+        return None
+    for axis in (*first, *second):
+        place = tuple(_leaves(axis, made))
+        if place != (axis,):
+            parts[axis] = place
+    return parts
+
+
+def _split(made: dict[Axis, list[Axis]], axis: Axis, outer: Axis, inner: Axis) -> None:
+    made[axis] = [outer, inner]
+
+
+def _leaves(axis: Axis, made: Mapping[Axis, list[Axis]]) -> Iterable[Axis]:
+    inside = made.get(axis, [axis])
+    for part in inside:
+        if part is axis or part not in made or made[part] == [part]:
+            yield part
+        else:
+            yield from _leaves(part, made)
+
+
+def align(first: Value, second: Value) -> tuple[Value, Value] | None:
+    """Return two values over the same axes; a number goes with any shape."""
+    if first.places == second.places:
+        return first, second
+    if not second.places or not first.places:  # of rank zero
+        scalar, other = (second, first) if not second.places else (first, second)
+        spread = Value(other.places, scalar.terms)
+        return (other, spread) if scalar is second else (spread, other)
+    if len(first.places) != len(second.places):
+        return None
+    second = renamed(second)
+    for index in range(len(first.places)):
+        if not (first.places[index] and second.places[index]):  # an axis of size one is repeated
+            continue
+        parts = refine(first.places[index], second.places[index])
+        if parts is None:
+            return None
+        first, second = substituted(first, parts), substituted(second, parts)
+    places = tuple(a or b for a, b in zip(first.places, second.places, strict=True))
+    return Value(places, first.terms), Value(places, second.terms)
+
+
+def reshaped(value: Value, shape: Sequence[int]) -> Value | None:
+    """Return a value in another shape, row by row; ``None`` where axes do not divide."""
+    queue = list(reversed(value.axes))
+    parts: dict[Axis, list[Axis]] = {}
+    places: list[Place] = []
+    for size in shape:
+        place: list[Axis] = []
+        missing = size
+        while missing > 1:
+            if not queue:
+                return None
+            axis = queue.pop()
+            if missing % axis.size == 0:
+                place.append(axis)
+                missing //= axis.size
+            elif axis.size % missing == 0:
+                outer, inner = Axis(missing), Axis(axis.size // missing)
+                parts[axis] = [outer, inner]
+                place.append(outer)
+                queue.append(inner)
+                missing = 1
+            else:
+                return None
+        places.append(tuple(place))
+    if queue or 0 in shape:
+        return None
+    replaced = {a: tuple(_leaves(a, parts)) for a in value.axes if a in parts}
+    inner = substituted(value, replaced)
+    final = tuple(
+        tuple(itertools.chain.from_iterable(_leaves(a, parts) for a in p)) for p in places
+    )
+    return Value(final, inner.terms)

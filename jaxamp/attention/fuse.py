@@ -1,0 +1,448 @@
+"""Replace attentions in a program by single equations, where a kernel takes them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import ClosedJaxpr
+
+from jaxamp.attention.algebra import Axis
+from jaxamp.attention.known_numbers import Given, KnownNumbers
+from jaxamp.attention.levels import Level, Unit, open_level
+from jaxamp.attention.match import Bias, Found, Masking, Matcher, NotAttention, Rescaling, still_read
+from jaxamp.attention.replace import Replacement, arranged, emit_level, home_of, layout_of, thinned
+from jaxamp.attention.scores import LEAST, Scores
+from jaxamp.core import jax_compat
+from jaxamp.core.formats import Precision
+from jaxamp.core.keep_precision import kept_precision
+from jaxamp.core.taxonomy import OpKind
+from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
+from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
+from jaxamp.jaxprs.shared_rules import share_rules
+from jaxamp.kernels.attention.refusal import refusal
+from jaxamp.kernels.attention.spec import AttentionSpec
+from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.policy.rules import EquationView, first_match
+
+_NARROW = (Precision.BF16, Precision.F16)
+
+
+class Attention(NamedTuple):
+    """An attention that a program computes, as one equation of it.
+
+    Attributes:
+      scope: where it is, as the user wrote it.
+      source: ``file:line (function)`` of the user's code.
+      forward: whether its output is computed here.
+      backward: whether its cotangents are computed here.
+      mask: ``"none"``, ``"causal"``, ``"window"`` or ``"bias"``.
+    """
+
+    scope: str
+    source: str
+    forward: bool
+    backward: bool
+    mask: str
+
+
+class RefusedAttention(NamedTuple):
+    """A softmax between two products that stays as it is.
+
+    Attributes:
+      scope: where it is, as the user wrote it.
+      source: ``file:line (function)`` of the user's code.
+      reason: why, in words.
+    """
+
+    scope: str
+    source: str
+    reason: str
+
+
+class Fused(NamedTuple):
+    """A program with attentions as single equations.
+
+    Attributes:
+      jaxpr: the program; the same object where there are none.
+      attentions: those.
+      refused: what looks like attention and stays as it is.
+    """
+
+    jaxpr: ClosedJaxpr
+    attentions: tuple[Attention, ...] = ()
+    refused: tuple[RefusedAttention, ...] = ()
+
+
+def fuse_attention(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Fused:
+    """Return a program with its attentions as single equations.
+
+    Args:
+      closed: the program, in float32.
+      policy: the policy that it will run under.
+
+    >>> import jax.numpy as jnp
+    >>> def attend(q, k, v):
+    ...     return jax.nn.softmax(q @ k.T) @ v
+    >>> x = jnp.ones((64, 64))
+    >>> fused = fuse_attention(jax.make_jaxpr(attend)(x, x, x), PrecisionPolicy.AUTO_MIXED_BF16)
+    >>> [eqn.primitive.name for eqn in fused.jaxpr.eqns if "attention" in eqn.primitive.name]
+    ['found_attention']
+    """
+    if not policy.fused_attention or policy.base not in _NARROW or not _has_softmax(closed):
+        return Fused(closed)
+    fuser = _Fuser(policy)
+    changed = fuser.level(closed, {}, "")
+    if changed is not closed:
+        changed = share_rules(changed)
+    return Fused(changed, tuple(fuser.attentions), tuple(fuser.refused))
+
+
+def _has_softmax(closed: ClosedJaxpr) -> bool:
+    """Return whether there is an exponential, and there are products."""
+    names: set[str] = set()
+    seen: set[int] = set()
+    pending = [closed.jaxpr]
+    while pending:
+        jaxpr = pending.pop()
+        if id(jaxpr) in seen:
+            continue
+        seen.add(id(jaxpr))
+        for eqn in jaxpr.eqns:
+            names.add(eqn.primitive.name)
+            pending += [body.jaxpr for body in nested(eqn)]
+    return "dot_general" in names and bool(names & {"exp", "exp2"})
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where an exponential of scores is."""
+
+    unit: Unit
+    scope: str
+
+    @property
+    def words(self) -> tuple[str, str]:
+        return clean_scope(self.scope), jax_compat.user_line(self.unit.eqn.source_info)
+
+
+class _Fuser:
+    """Replacement of attentions, level by level."""
+
+    def __init__(self, policy: PrecisionPolicy) -> None:
+        self.policy = policy
+        self.attentions: list[Attention] = []
+        self.refused: list[RefusedAttention] = []
+
+    def level(self, closed: ClosedJaxpr, given: Given, scope: str) -> ClosedJaxpr:
+        """Return a jaxpr, and those within, with attentions as single equations."""
+        if not _has_softmax(closed):
+            return closed
+        level = open_level(closed)
+        known = KnownNumbers(level, given)
+        scopes = dict(_scopes(level.units, scope))
+        bodies = self._bodies(level, known, scopes)
+        scores = Scores(level)
+        replacements = self._replacements(level, scores, known, scopes)
+        if not replacements and not bodies:
+            return closed
+        return emit_level(level, scores, known, replacements, bodies)
+
+    def _bodies(
+        self, level: Level, known: KnownNumbers, scopes: Mapping[Unit, str]
+    ) -> dict[Unit, list[ClosedJaxpr]]:
+        """Return the jaxprs of loops, branches and the like that change."""
+        found = {}
+        for unit in level.atomic():
+            if unit.is_whole or wiring(unit.eqn) not in _ENTERED:
+                continue
+            if unit.eqn.primitive.name == "custom_vjp_call":
+                continue
+            inside = nested(unit.eqn)
+            given = _given(unit, known)
+            changed = [self.level(body, given, scopes[unit]) for body in inside]
+            if any(new is not old for new, old in zip(changed, inside, strict=True)):
+                found[unit] = changed
+        return found
+
+    def _replacements(
+        self, level: Level, scores: Scores, known: KnownNumbers, scopes: Mapping[Unit, str]
+    ) -> list[Replacement]:
+        matcher = Matcher(level, scores)
+        makers = {o: u for u in level.equations() for o in u.outs if isinstance(o, int)}
+        chosen: list[Replacement] = []
+        places: list[_Place] = []
+        for exponential in matcher.candidates():
+            unit = makers[scores.exponentials[exponential][0]]
+            place = _Place(unit, scopes[unit])
+            try:
+                found = matcher.find(exponential)
+                chosen.append(self._replacement(found, level, scores, known, makers, place))
+                places.append(place)
+            except NotAttention as obstacle:
+                if str(obstacle):
+                    self.refused.append(RefusedAttention(*place.words, str(obstacle)))
+        return self._possible(level, scores, chosen, places)
+
+    def _possible(
+        self,
+        level: Level,
+        scores: Scores,
+        chosen: list[Replacement],
+        places: list[_Place],
+    ) -> list[Replacement]:
+        """Return the replacements beside which nobody computes weights."""
+        pairs = list(zip(chosen, places, strict=True))
+        while True:
+            cut = frozenset().union(*(r.found.cut for r, _ in pairs))
+            wrong = [(r, p) for r, p in pairs if still_read(level, scores, r.found, cut)]
+            if not wrong:
+                break
+            for replacement, place in wrong:
+                reason = why_read(level, scores, replacement.found, cut)
+                self.refused.append(RefusedAttention(*place.words, reason))
+            pairs = [pair for pair in pairs if pair not in wrong]
+        for replacement, place in pairs:
+            found, spec = replacement.found, replacement.spec
+            mask = "causal" if spec.causal else "none" if replacement.bias_shape is None else "bias"
+            mask = "window" if spec.window is not None else mask
+            self.attentions.append(
+                Attention(*place.words, "out" in found.results, found.backward, mask)
+            )
+        return [r for r, _ in pairs]
+
+    def _replacement(
+        self,
+        found: Found,
+        level: Level,
+        scores: Scores,
+        known: KnownNumbers,
+        makers: Mapping[int, Unit],
+        place: _Place,
+    ) -> Replacement:
+        self._check_policy(place)
+        self._check_arrays(found, level, scores, makers)
+        told = {a for s in found.steps if isinstance(s, Masking) for a in s.factor.axes}
+        layout = layout_of(found, scores, [a for a in found.axes if a in told])
+        seen, rest, is_sure = _masks(found, scores, known, makers, layout)
+        scale = found.scale
+        for step in found.steps:
+            scale *= step.times if isinstance(step, Rescaling) else 1.0
+        causal, window = _kind(seen)
+        if seen is not None and not causal and not seen.all():
+            rest = list(found.steps)
+        spec = AttentionSpec(float(scale), causal, window)
+        steps = [s for s in rest if not isinstance(s, Rescaling)]
+        shape = _bias_shape(steps, layout) if steps else None
+        narrow = self.policy.base.dtype
+        q, k, v = (
+            jax.ShapeDtypeStruct([_product(p) for p in places], narrow)
+            for places in (layout.q, layout.k, layout.v)
+        )
+        bias = shape and jax.ShapeDtypeStruct(shape, np.float32)
+        if (reason := refusal(q, k, v, bias, spec)) is not None:
+            raise NotAttention(reason)
+        return Replacement(found, layout, spec, list(rest), shape, is_sure)
+
+    def _check_policy(self, place: _Place) -> None:
+        if (kept := kept_precision(place.scope)) is not None:
+            raise NotAttention(f"kept in {kept.short} by the program")
+        for name in ("found_attention", "dot_general"):
+            view = EquationView(
+                primitive=name,
+                kind=OpKind.COMPUTE,
+                scope=clean_scope(place.scope),
+                functions=lambda: (
+                    *jax_compat.user_functions(place.unit.eqn.source_info),
+                    *jax_compat.library_functions(place.unit.eqn.source_info),
+                ),
+            )
+            rules = self.policy.rules
+            if rules and (index := first_match(rules, view)) is not None:
+                if rules[index].precision not in _NARROW:
+                    raise NotAttention(f"rule: {rules[index]}")
+
+    def _check_arrays(
+        self, found: Found, level: Level, scores: Scores, makers: Mapping[int, Unit]
+    ) -> None:
+        """Check that the arrays are there, in float32, and no product asks for a precision."""
+        factors = [found.q, found.k, found.v, *([found.dout] if found.dout else [])]
+        for factor in factors:
+            home = home_of(scores, factor)
+            if home is None or getattr(level.avals[home], "dtype", None) != np.float32:
+                raise NotAttention("operands are not float32 arrays")
+        factors += [s.factor for s in found.steps if not isinstance(s, Rescaling)]
+        if any(home_of(scores, f) is None for f in factors):
+            raise NotAttention("scores are not a product of queries and keys times a number")
+        products = [u for u, e, _ in scores.summed if found.exponential in e]
+        products += [u for b, u in scores.products.items() if b in _parts(found, scores)]
+        for unit in products:
+            asked = unit.eqn.params.get("precision")
+            pair = asked if isinstance(asked, tuple) else (asked,)
+            if any(p is not None and p != lax.Precision.DEFAULT for p in pair):
+                raise NotAttention("an explicit precision was requested")
+
+
+_ENTERED = (Wiring.CALL, Wiring.BRANCHES, Wiring.SCAN, Wiring.WHILE)
+
+
+def _parts(found: Found, scores: Scores) -> set[int]:
+    """Return the tensors that the scores are made of."""
+    algebra, parts, pending = scores.algebra, set[int](), [found.exponential]
+    while pending:
+        base = algebra.bases[pending.pop()]
+        forms = base.data[0] if base.kind == "masked" else base.data
+        if base.kind not in ("exp", "masked"):
+            continue
+        for monomial, _ in forms:
+            for factor, _power in monomial:
+                if factor.base not in parts:
+                    parts.add(factor.base)
+                    pending.append(factor.base)
+    return parts
+
+
+def _scopes(units: Sequence[Unit], scope: str) -> Iterator[tuple[Unit, str]]:
+    """Yield all units with their scopes, those of the calls around them first."""
+    for unit in units:
+        own = joined_scope(scope, unit.eqn)
+        yield unit, own
+        yield from _scopes(unit.inside or (), own)
+
+
+def _given(unit: Unit, known: KnownNumbers) -> Given:
+    """Return the inputs of a unit's jaxprs that are known numbers."""
+    match wiring(unit.eqn):
+        case Wiring.CALL:
+            operands = list(enumerate(unit.ins))
+        case Wiring.SCAN:
+            operands = list(enumerate(unit.ins))[: loop(unit.eqn).invariants]
+        case Wiring.BRANCHES:
+            operands = list(enumerate(unit.ins[1:]))
+        case _:
+            operands = []
+    return {i: known.thunk(a) for i, a in operands if known.is_known(a)}
+
+
+def _product(place: Sequence[Axis]) -> int:
+    size = 1
+    for axis in place:
+        size *= axis.size
+    return size
+
+
+def _bias_shape(steps: Sequence[Any], layout: Any) -> tuple[int, ...]:
+    """Return the shape of the sum of biases and masks."""
+    shapes = [
+        [_product(p) for p in thinned(step.factor.places, layout.scores)] for step in steps
+    ]
+    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+
+
+def _masks(
+    found: Found,
+    scores: Scores,
+    known: KnownNumbers,
+    makers: Mapping[int, Unit],
+    layout: Any,
+) -> tuple[np.ndarray | None, list[Any], bool]:
+    """Return which keys a query is known to see, the other steps, and whether no row is empty."""
+    every: np.ndarray | None = None
+    whole: Any = None
+    rest: list[Any] = []
+    is_sure = True
+    for step in found.steps:
+        seen = _known_mask(step, scores, known, layout)
+        if seen is None:
+            rest.append(step)
+            if isinstance(step, Masking):
+                is_sure = False
+                if np.isinf(step.number):
+                    raise NotAttention("a row may be masked whole, where -inf gives NaN")
+            elif isinstance(step, Bias) and _may_be_infinite(step, scores, known, makers):
+                raise NotAttention("a row may be masked whole, where -inf gives NaN")
+            continue
+        whole = seen if whole is None else whole & seen
+        flat = seen.reshape(-1, *seen.shape[-2:])
+        if flat.shape[0] == 1 or (flat == flat[:1]).all():
+            every = flat[0] if every is None else every & flat[0]
+        else:
+            rest.append(step)
+    if whole is not None and not whole.any(-1).all():
+        raise NotAttention("a row is masked whole")
+    if every is not None:
+        every = np.broadcast_to(every, (_product(layout.query), _product(layout.keys)))
+        if not is_sure and not every.all():
+            rest = list(found.steps)  # rows that are empty only by both
+    return every, rest, is_sure
+
+
+def _known_mask(step: Any, scores: Scores, known: KnownNumbers, layout: Any) -> Any:
+    """Return bool[..., T, S] of a step that is a mask of known numbers."""
+    if isinstance(step, Rescaling):
+        return None
+    home = home_of(scores, step.factor)
+    if home is None or not known.is_known(home):
+        return None
+    number, places = known.value(home), step.factor.places
+    if home in {value for value, _ in scores.homes.values()}:
+        return None
+    with jax.ensure_compile_time_eval():
+        array = np.asarray(
+            arranged(jax.numpy.asarray(number), places, thinned(places, layout.scores))
+        )
+    if isinstance(step, Masking):
+        return array.astype(bool) == step.sign
+    array = array * step.times
+    if not np.isin(array, [0.0]).any() or not ((array == 0) | (array <= LEAST)).all():
+        return None
+    return array == 0
+
+
+def _may_be_infinite(
+    step: Bias, scores: Scores, known: KnownNumbers, makers: Mapping[int, Unit]
+) -> bool:
+    """Return whether a bias is chosen between numbers one of which is minus infinity."""
+    pending = [home_of(scores, step.factor)]
+    for _ in range(8):
+        unit = makers.get(pending.pop()) if pending else None  # type: ignore[arg-type]
+        if unit is None:
+            break
+        for atom in unit.ins:
+            number = scores.of(atom).whole.number
+            if number is not None and np.isinf(number):
+                return True
+            if isinstance(atom, int):
+                pending.append(atom)
+    return False
+
+
+def _kind(seen: np.ndarray | None) -> tuple[bool, int | None]:
+    """Return whether a known mask is causal, and its window."""
+    if seen is None or seen.shape[0] != seen.shape[1] or seen.all():
+        return False, None
+    size = seen.shape[0]
+    distance = np.arange(size)[:, None] - np.arange(size)[None, :]
+    window = int(seen[-1].sum())
+    if not np.array_equal(seen, (distance >= 0) & (distance < window)):
+        return False, None
+    return True, None if window == size else window
+
+
+def why_read(level: Level, scores: Scores, found: Found, cut: frozenset[int]) -> str:
+    """Return in words who else reads the weights of an attention."""
+    moved = {
+        value
+        for value, forms in scores.forms.items()
+        if found.exponential in scores.algebra.exponentials(forms.whole)
+        and len(forms.whole.terms) == 1
+        and len(forms.whole.axes) >= len(found.axes)
+    }
+    if any(a in moved for a in level.exits if isinstance(a, int)):
+        return "weights are returned"
+    return "weights are read elsewhere"

@@ -1,0 +1,86 @@
+"""Arrays that a program computes from known numbers alone, such as causal masks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+from jaxamp.attention.levels import Atom, Level, Unit
+from jaxamp.core import jax_compat
+from jaxamp.core.taxonomy import Trait, lookup
+from jaxamp.jaxprs.nested import nested
+
+_LARGEST = 1 << 26
+_OPAQUE = frozenset(
+    {Trait.CALLBACK, Trait.STATE, Trait.OPAQUE, Trait.BITS, Trait.TOKEN, Trait.LINALG}
+)
+_RANDOM = ("random_bits", "random_seed", "random_wrap", "random_unwrap", "threefry2x32")
+
+Given = Mapping[int, Callable[[], Any]]
+
+
+class KnownNumbers:
+    """The known arrays of a level; each is computed once, and only if it is asked for."""
+
+    def __init__(self, level: Level, given: Given) -> None:
+        self._level = level
+        self._values: dict[int, Any] = {}
+        self._thunks: dict[int, Callable[[], Any]] = {}
+        for index, entry in enumerate(level.entries):
+            if index in given:
+                self._thunks[entry] = given[index]
+        for value, const in level.constants.items():
+            if not isinstance(const, jax.core.Tracer) and hasattr(const, "dtype"):
+                self._thunks[value] = lambda const=const: const
+        for unit in level.equations():
+            self._follow(unit)
+
+    def is_known(self, atom: Atom) -> bool:
+        """Return whether a value is computed from known numbers alone."""
+        return isinstance(atom, Literal) or atom in self._thunks
+
+    def thunk(self, atom: Atom) -> Callable[[], Any]:
+        """Return a function that computes a known value."""
+        return lambda: self.value(atom)
+
+    def value(self, atom: Atom) -> np.ndarray:
+        """Return a known value."""
+        if isinstance(atom, Literal):
+            return np.asarray(jax_compat.literal_value(atom))
+        if atom not in self._values:
+            with jax.ensure_compile_time_eval():
+                self._values[atom] = self._thunks[atom]()
+        return self._values[atom]
+
+    def _follow(self, unit: Unit) -> None:
+        eqn = unit.eqn
+        op = lookup(eqn.primitive)
+        if op is None or op.trait in _OPAQUE or eqn.effects or nested(eqn):
+            return
+        if eqn.primitive.name in _RANDOM or not all(map(self.is_known, unit.ins)):
+            return
+        if any(not _is_small(v.aval) for v in eqn.outvars):
+            return
+        for index, out in enumerate(unit.outs):
+            if isinstance(out, int):
+                self._thunks[out] = lambda index=index: self._results(unit)[index]
+
+    def _results(self, unit: Unit) -> list[Any]:
+        operands = [jax.numpy.asarray(self.value(a)) for a in unit.ins]
+        results = [np.asarray(r) for r in jax_compat.bind(unit.eqn, operands)]
+        for out, result in zip(unit.outs, results, strict=True):
+            if isinstance(out, int):
+                self._values[out] = result
+        return results
+
+
+def _is_small(aval: Any) -> bool:
+    shape = getattr(aval, "shape", None)
+    if shape is None or not all(isinstance(n, int) for n in shape):
+        return False
+    return math.prod(shape) <= _LARGEST and not jax_compat.is_ref(aval)

@@ -1,0 +1,148 @@
+"""A jaxpr with its calls opened: a flat list of units over numbered values.
+
+Loops, branches, checkpoints and mapped functions are units, as are functions with derivative rules
+of their own; the equations inside of those are seen, and stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+
+from jaxamp.jaxprs.nested import called, is_region, nested
+
+Atom = int | Literal
+
+_OPENED = frozenset({"jit", "pjit", "closed_call", "call"})
+_RULED = frozenset({"custom_jvp_call"})
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """An equation, or a call with what it holds.
+
+    Attributes:
+      eqn: the equation.
+      ins: what it reads.
+      outs: what it makes; of an opened call the values inside.
+      inside: units of an opened call; ``None`` for an equation.
+      is_whole: whether a call can only be emitted as a whole, because of its derivative rule.
+    """
+
+    eqn: JaxprEqn
+    ins: tuple[Atom, ...]
+    outs: tuple[Atom, ...]
+    inside: list[Unit] | None = None
+    is_whole: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Level:
+    """A jaxpr, opened.
+
+    Attributes:
+      closed: the jaxpr.
+      avals: type of each value.
+      entries: the inputs.
+      constants: captured arrays by value.
+      units: in order.
+      exits: the results.
+    """
+
+    closed: ClosedJaxpr
+    avals: list[Any] = field(default_factory=list)
+    entries: list[int] = field(default_factory=list)
+    constants: dict[int, Any] = field(default_factory=dict)
+    units: list[Unit] = field(default_factory=list)
+    exits: list[Atom] = field(default_factory=list)
+
+    def equations(self) -> Iterator[Unit]:
+        """Yield all equations, those inside of calls too."""
+        yield from _equations(self.units)
+
+    def atomic(self) -> Iterator[Unit]:
+        """Yield what is emitted or left out as one: equations, and calls that stay whole."""
+        yield from _atomic(self.units)
+
+
+def open_level(closed: ClosedJaxpr) -> Level:
+    """Return a jaxpr, opened."""
+    level = Level(closed)
+    level.entries = [_value(level, v.aval) for v in closed.jaxpr.invars]
+    level.units, level.exits = _units(level, closed, level.entries)
+    return level
+
+
+def _value(level: Level, aval: Any) -> int:
+    level.avals.append(aval)
+    return len(level.avals) - 1
+
+
+def _units(
+    level: Level, closed: ClosedJaxpr, entries: Sequence[Atom]
+) -> tuple[list[Unit], list[Atom]]:
+    jaxpr = closed.jaxpr
+    env: dict[Any, Atom] = dict(zip(jaxpr.invars, entries, strict=True))
+    for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
+        env[var] = number = _value(level, var.aval)
+        level.constants[number] = const
+
+    def read(atoms: Sequence[Any]) -> tuple[Atom, ...]:
+        return tuple(a if isinstance(a, Literal) else env[a] for a in atoms)
+
+    units = []
+    for eqn in jaxpr.eqns:
+        ins = read(eqn.invars)
+        if _is_opened(eqn):
+            inside, outs = _units(level, called(eqn), ins)
+            unit = Unit(eqn, ins, tuple(outs), inside, eqn.primitive.name in _RULED)
+        else:
+            unit = Unit(eqn, ins, tuple(_value(level, v.aval) for v in eqn.outvars))
+        env.update(zip(eqn.outvars, unit.outs, strict=True))
+        units.append(unit)
+    return units, list(read(jaxpr.outvars))
+
+
+def _is_opened(eqn: JaxprEqn) -> bool:
+    name = eqn.primitive.name
+    if name not in _OPENED | _RULED or is_region(eqn) or eqn.effects or len(nested(eqn)) != 1:
+        return False
+    shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
+    return all(type(s).__name__ == "UnspecifiedValue" for s in shardings)
+
+
+def _equations(units: Sequence[Unit]) -> Iterator[Unit]:
+    for unit in units:
+        if unit.inside is None:
+            yield unit
+        else:
+            yield from _equations(unit.inside)
+
+
+def _atomic(units: Sequence[Unit]) -> Iterator[Unit]:
+    for unit in units:
+        if unit.inside is None or unit.is_whole:
+            yield unit
+        else:
+            yield from _atomic(unit.inside)
+
+
+def live_units(level: Level, cut: frozenset[int] = frozenset()) -> set[Unit]:
+    """Return the units that lead to a result or have an effect, without what leads to `cut`."""
+    wanted = {a for a in level.exits if isinstance(a, int)}
+    return live_from(level, wanted, cut)
+
+
+def live_from(level: Level, wanted: set[int], cut: frozenset[int]) -> set[Unit]:
+    """Return the units that some values need or that have an effect, but not for those cut."""
+    wanted = set(wanted)
+    live: set[Unit] = set()
+    for unit in reversed(list(level.atomic())):
+        made = {a for a in unit.outs if isinstance(a, int)}
+        if unit.eqn.effects or (made & wanted) - cut:
+            live.add(unit)
+            wanted.update(a for a in unit.ins if isinstance(a, int))
+    return live

@@ -1,0 +1,382 @@
+"""Find attentions among the values of a level: forward, and backward as JAX derives it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from jaxamp.attention.algebra import Axis, Factor, Place, Value
+from jaxamp.attention.levels import Level, Unit, live_from
+from jaxamp.attention.scores import Scores
+
+
+class Bias(NamedTuple):
+    """Numbers added to the scores: a multiple of an array."""
+
+    factor: Factor
+    times: float
+
+
+class Masking(NamedTuple):
+    """Scores replaced by a number where a mask is not as it says."""
+
+    factor: Factor
+    number: float
+    sign: bool
+
+
+class Rescaling(NamedTuple):
+    """A factor of all scores."""
+
+    times: float
+
+
+Step = Bias | Masking | Rescaling
+
+
+class Held(NamedTuple):
+    """A value of the program that is a multiple of a result of attention.
+
+    Attributes:
+      value: its number.
+      places: its axes, as those of the attention.
+      times: the multiple.
+    """
+
+    value: int
+    places: tuple[Place, ...]
+    times: float
+
+
+@dataclass(slots=True, eq=False)
+class Found:
+    """An attention.
+
+    Attributes:
+      exponential: the number of its exponentials of scores.
+      axes: of the scores.
+      keys: axes of the scores that weights sum up to one over.
+      q: queries, along axes of the scores and of the head.
+      k: keys.
+      v: values.
+      scale: multiplies the products of q and k, before the steps.
+      steps: what is done to these, in order.
+      dout: cotangent of the output; ``None`` where there is no backward pass.
+      results: values of the program that hold the results, by their names.
+      out_axes: axes of the output beside those of the scores.
+    """
+
+    exponential: int
+    axes: tuple[Axis, ...]
+    keys: tuple[Axis, ...]
+    q: Factor
+    k: Factor
+    v: Factor
+    scale: float
+    steps: list[Step]
+    dout: Factor | None = None
+    results: dict[str, list[Held]] = field(default_factory=dict)
+
+    @property
+    def backward(self) -> bool:
+        """Whether there is a backward pass."""
+        return any(name != "out" for name in self.results)
+
+    @property
+    def cut(self) -> frozenset[int]:
+        """The values of the program that hold its results."""
+        return frozenset(held.value for all_held in self.results.values() for held in all_held)
+
+    @property
+    def alone(self) -> frozenset[Axis]:
+        """Axes of the scores that queries have and keys have not."""
+        return (self.q.axes - self.k.axes) & frozenset(self.axes)
+
+    @property
+    def shared(self) -> tuple[Axis, ...]:
+        """Axes of the scores that are neither of queries alone nor of keys alone."""
+        return tuple(a for a in self.axes if a not in self.alone and a not in self.keys)
+
+
+class NotAttention(Exception):
+    """What keeps a softmax between two products from being an attention of ours."""
+
+
+@dataclass(slots=True)
+class Matcher:
+    """Search for attentions in one level."""
+
+    level: Level
+    scores: Scores
+    index: dict[Any, list[tuple[int, Value, list[Axis], float]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        algebra = self.scores.algebra
+        for value, forms in self.scores.forms.items():
+            if algebra.exponentials(forms.whole):
+                form = algebra.normal_form(forms.whole)
+                if form is not None:
+                    key, axes, times = form
+                    self.index.setdefault(key, []).append((value, forms.whole, axes, times))
+
+    def candidates(self) -> list[int]:
+        """Return exponentials of scores that are summed by a product, in program order."""
+        found: dict[int, None] = {}
+        for _, exponentials, _ in self.scores.summed:
+            found.update(dict.fromkeys(sorted(exponentials)))
+        return [e for e in found if e in self.scores.exponentials and self._sums(e, 1)]
+
+    def find(self, exponential: int) -> Found:
+        """Return the attention of an exponential of scores.
+
+        Raises:
+          NotAttention: there is none, with the reason in words.
+        """
+        algebra = self.scores.algebra
+        base = algebra.bases[exponential]
+        axes = tuple(Axis(n) for n in base.sizes)
+        keys = self._keys(exponential, axes)
+        product, scale, steps = self._resolve(base.data, axes, frozenset(keys))
+        q, k = self._operands(product, frozenset(keys))
+        found = Found(exponential, axes, keys, q, k, k, scale, steps)
+        for value in self._values(found):
+            found.v = value
+            found.results = self._results(found)
+            if found.results:
+                return found
+        raise NotAttention("weights are changed before they multiply the values")
+
+    def _sums(self, exponential: int, count: int) -> list[int]:
+        """Return formal sums of an exponential times so many less one other tensors."""
+        algebra = self.scores.algebra
+        found = []
+        for base in algebra.sums.get(exponential, ()):
+            ((terms, _),), _bound = algebra.bases[base].data
+            own = [p for f, p in terms if f.base == exponential]
+            if len(terms) == count and own == [1]:
+                found.append(base)
+        return found
+
+    def _keys(self, exponential: int, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        sets = {self._bound(base, exponential) for base in self._sums(exponential, 1)}
+        if len(sets) != 1:
+            raise NotAttention("weights are normalized over several axes")
+        (bound,) = sets
+        return tuple(axes[i] for i in sorted(bound))
+
+    def _bound(self, base: int, exponential: int) -> frozenset[int]:
+        """Return the axes of an exponential that a formal sum adds up."""
+        ((terms, _),), _ = self.scores.algebra.bases[base].data
+        free = len(self.scores.algebra.bases[base].sizes)
+        (factor,) = (f for f, _ in terms if f.base == exponential)
+        return frozenset(i for i, (n,) in enumerate(factor.places) if n >= free)
+
+    def _resolve(
+        self, form: Any, axes: Sequence[Axis], keys: frozenset[Axis]
+    ) -> tuple[Factor, float, list[Step]]:
+        """Return the product of queries and keys that scores are made of, its scale, and steps."""
+        product: tuple[Factor, float] | None = None
+        scale, steps = 1.0, []
+        biases: list[Step] = []
+        algebra = self.scores.algebra
+        for monomial, number in form:
+            factors = [Factor(f.base, _at(f.places, axes)) for f, p in monomial if p == 1]
+            if not monomial:
+                continue  # the same number in every place
+            if len(factors) != 1 or len(monomial) != 1:
+                raise NotAttention("scores are not a product of queries and keys times a number")
+            (factor,) = factors
+            kind = algebra.bases[factor.base].kind
+            if kind == "masked" and product is None:
+                inner, _, places, low, sign, mask = algebra.bases[factor.base].data
+                own = [a for place in factor.places for a in place]
+                found, scale, steps = self._resolve(inner, own, keys)
+                product = found, 1.0
+                steps = [*steps, Masking(Factor(mask, _at(places, own)), low, sign)]
+                steps += [Rescaling(number)] if number != 1 else []
+            elif kind == "sum" and factor.axes & keys and factor.axes - keys:
+                if product is not None:
+                    raise NotAttention("scores are a sum of two products")
+                product, scale = (factor, number), number
+            elif factor.axes & keys:
+                biases.append(Bias(factor, number))
+        if product is None:
+            raise NotAttention("scores are not a product of queries and keys times a number")
+        return product[0], scale, [*steps, *biases]
+
+    def _operands(self, product: Factor, keys: frozenset[Axis]) -> tuple[Factor, Factor]:
+        """Return queries and keys."""
+        opened, summed = self.scores.algebra.open(product)
+        factors = [f for f, _ in opened]
+        with_keys = [f for f in factors if f.axes & keys]
+        without = [f for f in factors if not f.axes & keys]
+        if len(with_keys) != 1 or len(without) != 1 or not keys <= with_keys[0].axes:
+            raise NotAttention("scores are not a product of queries and keys times a number")
+        if not summed <= without[0].axes & with_keys[0].axes:
+            raise NotAttention("scores are not a product of queries and keys times a number")
+        return without[0], with_keys[0]
+
+    def _values(self, found: Found) -> Iterator[Factor]:
+        """Yield what the weights may be multiplied by."""
+        seen: dict[int, None] = {}
+        for base in self._sums(found.exponential, 2):
+            (other, bound) = self._partner(base, found)
+            if bound != frozenset(found.keys):
+                continue
+            if not other.axes & found.alone and other.axes & frozenset(found.keys):
+                if self._lookup_out(found, other):
+                    yield other
+        for base in self._sums(found.exponential, 2):
+            other, bound = self._partner(base, found)
+            if bound == frozenset(found.keys) and other.base not in seen:
+                yield from (v for v, _ in self._split(found, other))
+
+    def _partner(self, base: int, found: Found) -> tuple[Factor, frozenset[Axis]]:
+        """Return the other factor of a formal sum, along the axes of an attention."""
+        algebra = self.scores.algebra
+        ((terms, _),), _ = algebra.bases[base].data
+        (own,) = (f for f, _ in terms if f.base == found.exponential)
+        others = [f for f, p in terms if f.base != found.exponential and p == 1]
+        axes = {n: found.axes[i] for i, (n,) in enumerate(own.places)}
+        if not others:
+            return own, frozenset()
+        numbers = {n for place in others[0].places for n in place}
+        sizes = {n: self._size(base, n) for n in numbers}
+        for n in sorted(numbers):  # type: ignore[type-var]
+            axes.setdefault(n, Axis(sizes[n]))  # type: ignore[arg-type]
+        places = tuple(tuple(axes[n] for n in place) for place in others[0].places)  # type: ignore[index]
+        bound = frozenset(found.axes[i] for i in self._bound(base, found.exponential))
+        return Factor(others[0].base, places), bound
+
+    def _size(self, base: int, number: Any) -> int:
+        found = self.scores.algebra.bases[base]
+        return (*found.sizes, *found.data[1])[number]
+
+    def _split(self, found: Found, product: Factor) -> Iterator[tuple[Factor, Factor]]:
+        """Yield values and cotangents of outputs whose product may be that of weights."""
+        algebra = self.scores.algebra
+        if algebra.bases[product.base].kind != "sum" or algebra.bases[product.base].exponentials:
+            return
+        opened, summed = algebra.open(product)
+        keys = frozenset(found.keys)
+        first, second = (f for f, _ in opened)
+        for value, cotangent in ((first, second), (second, first)):
+            if not keys <= value.axes or value.axes & found.alone or cotangent.axes & keys:
+                continue
+            if summed <= value.axes & cotangent.axes:
+                yield value, cotangent
+
+    def _lookup_out(self, found: Found, value: Factor) -> list[Held]:
+        algebra, keys = self.scores.algebra, found.keys
+        axes = _union(found.axes, value)
+        weights = self._weights(found, axes)
+        out = weights and self._contracted(weights, value, keys, axes)
+        return [] if out is None else self._holders(out)
+
+    def _weights(self, found: Found, axes: Sequence[Axis]) -> Value | None:
+        algebra = self.scores.algebra
+        places = (tuple(axes),)
+        exponential = self._exponential(found, places)
+        total = algebra.sum(exponential, found.keys)
+        return total and algebra.divide(exponential, Value(places, total.terms))
+
+    def _exponential(self, found: Found, places: tuple[Place, ...]) -> Value:
+        factor = Factor(found.exponential, tuple((a,) for a in found.axes))
+        return Value(places, {frozenset([(factor, 1)]): 1.0})
+
+    def _contracted(
+        self, value: Value, other: Factor, over: Iterable[Axis], axes: Sequence[Axis]
+    ) -> Value | None:
+        places = (tuple(axes),)
+        factor = Value(places, {frozenset([(other, 1)]): 1.0})
+        product = self.scores.algebra.multiply(Value(places, value.terms), factor)
+        total = product and self.scores.algebra.sum(product, over)
+        return total and Value(places, total.terms)
+
+    def _results(self, found: Found) -> dict[str, list[Held]]:
+        """Return the values of the program that hold results of an attention."""
+        results = {"out": self._lookup_out(found, found.v)}
+        for base in self._sums(found.exponential, 2):
+            product, bound = self._partner(base, found)
+            if bound != frozenset(found.keys):
+                continue
+            for value, cotangent in self._split(found, product):
+                if value.base == found.v.base:
+                    backward = self._backward(found, product, value, cotangent)
+                    if any(backward.values()):
+                        found.v, found.dout = value, cotangent
+                        results = {"out": self._lookup_out(found, value), **backward}
+        return {name: held for name, held in results.items() if held}
+
+    def _backward(
+        self, found: Found, product: Factor, value: Factor, cotangent: Factor
+    ) -> dict[str, list[Held]]:
+        algebra = self.scores.algebra
+        axes = _union(found.axes, product, value, cotangent, found.q, found.k)
+        places = (tuple(axes),)
+        weights = self._weights(found, axes)
+        moved = Value(places, {frozenset([(product, 1)]): 1.0})
+        along = weights and algebra.multiply(weights, moved)
+        row = along and algebra.sum(along, found.keys)
+        back = row and weights and algebra.multiply(weights, Value(places, row.terms))
+        dscores = back and along and algebra.add(along, back, -1.0)
+        if not dscores or not weights:
+            return {}
+        scores_axes = frozenset(found.axes)
+        dq = self._contracted(dscores, found.k, scores_axes - found.q.axes, axes)
+        dk = self._contracted(dscores, found.q, scores_axes - found.k.axes, axes)
+        dv = self._contracted(weights, cotangent, scores_axes - value.axes, axes)
+        named = {"dq": dq, "dk": dk, "dv": dv}
+        for i, bias in enumerate(_biases(found)):
+            named[f"dbias{i}"] = algebra.sum(dscores, scores_axes - bias.factor.axes)
+        return {name: self._holders(x) if x else [] for name, x in named.items()}
+
+    def _holders(self, wanted: Value) -> list[Held]:
+        """Return the values of the program that are multiples of one."""
+        form = self.scores.algebra.normal_form(wanted)
+        if form is None:
+            return []
+        key, axes, times = form
+        found = []
+        for value, has, own, number in self.index.get(key, ()):
+            named = dict(zip(own, axes, strict=True))
+            if all(a in named for a in has.axes):
+                places = tuple(tuple(named[a] for a in p) for p in has.places)
+                found.append(Held(value, places, number / times))
+        return found
+
+
+def _biases(found: Found) -> list[Bias]:
+    return [step for step in found.steps if isinstance(step, Bias)]
+
+
+def _at(places: Iterable[Iterable[int]], axes: Sequence[Axis]) -> tuple[Place, ...]:
+    return tuple(tuple(axes[n] for n in place) for place in places)
+
+
+def _union(axes: Iterable[Axis], *factors: Factor) -> tuple[Axis, ...]:
+    every = dict.fromkeys(axes)
+    for factor in factors:
+        every.update(dict.fromkeys(a for place in factor.places for a in place))
+    return tuple(every)
+
+
+def still_read(level: Level, scores: Scores, found: Found, cut: frozenset[int]) -> Unit | None:
+    """Return a unit that computes the weights of an attention, and is needed beside it."""
+    wanted = {a for a in level.exits if isinstance(a, int)}
+    live = live_from(level, wanted - cut, cut)
+    forbidden = set(scores.exponentials[found.exponential])
+    for unit in level.atomic():
+        if unit in live and forbidden & _made(unit):
+            return unit
+    returned = forbidden & wanted
+    return next((u for u in level.atomic() if returned & _made(u)), None)
+
+
+def _made(unit: Unit) -> set[int]:
+    """Return all values that a unit makes, those inside of a call too."""
+    found = {a for a in unit.outs if isinstance(a, int)}
+    for inner in unit.inside or ():
+        found |= _made(inner)
+    return found

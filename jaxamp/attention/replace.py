@@ -1,0 +1,408 @@
+"""Emit a level with its attentions as single equations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal
+
+from jaxamp.attention.algebra import Axis, Factor, Place
+from jaxamp.attention.known_numbers import KnownNumbers
+from jaxamp.attention.levels import Atom, Level, Unit, live_from
+from jaxamp.attention.match import Bias, Found, Masking, NotAttention, Rescaling
+from jaxamp.attention.scores import Scores
+from jaxamp.core import jax_compat
+from jaxamp.jaxprs.interpret import bind_nested
+from jaxamp.kernels.attention.found import found_attention, found_attention_backward
+from jaxamp.kernels.attention.spec import AttentionSpec
+
+
+@dataclass(slots=True, eq=False)
+class Layout:
+    """Axes of an attention as those of the kernels' operands.
+
+    Attributes:
+      batch: the leading axes, one each.
+      key_head: the axis that counts heads of keys; empty for one head.
+      group: axes that count the queries of one head of keys.
+      query: the axis of queries.
+      keys: the axes of keys.
+      head: the axes that queries and keys are multiplied along.
+      width: the axes of one value.
+    """
+
+    batch: tuple[Axis, ...]
+    key_head: Place
+    group: Place
+    query: Place
+    keys: Place
+    head: Place
+    width: Place
+
+    @property
+    def q(self) -> tuple[Place, ...]:
+        """The places of queries."""
+        return (*self._batch, self.query, (*self.key_head, *self.group), self.head)
+
+    @property
+    def k(self) -> tuple[Place, ...]:
+        """The places of keys."""
+        return (*self._batch, self.keys, self.key_head, self.head)
+
+    @property
+    def v(self) -> tuple[Place, ...]:
+        """The places of values."""
+        return (*self._batch, self.keys, self.key_head, self.width)
+
+    @property
+    def out(self) -> tuple[Place, ...]:
+        """The places of the output."""
+        return (*self._batch, self.query, (*self.key_head, *self.group), self.width)
+
+    @property
+    def scores(self) -> tuple[Place, ...]:
+        """The places of scores."""
+        return (*self._batch, (*self.key_head, *self.group), self.query, self.keys)
+
+    @property
+    def _batch(self) -> tuple[Place, ...]:
+        return tuple((a,) for a in self.batch)
+
+
+@dataclass(slots=True, eq=False)
+class Replacement:
+    """An attention with all that is needed to emit it.
+
+    Attributes:
+      found: the attention.
+      layout: how its axes are those of the kernels.
+      spec: the parameters of the kernels.
+      steps: what is done to the scores beside those.
+      bias_shape: shape of the sum of the steps; ``None`` where there are none.
+      is_sure: whether no row is masked whole.
+    """
+
+    found: Found
+    layout: Layout
+    spec: AttentionSpec
+    steps: list[Bias | Masking | Rescaling]
+    bias_shape: tuple[int, ...] | None
+    is_sure: bool
+
+
+def layout_of(found: Found, scores: Scores, ordered: Sequence[Axis]) -> Layout:
+    """Choose which axes are batch, heads, queries and keys.
+
+    Args:
+      found: the attention.
+      scores: the values of the level.
+      ordered: axes that masks tell apart, which are no heads.
+    """
+    alone = [a for a in _order(found.q) if a in found.alone]
+    if not alone:
+        raise NotAttention("there is one query for all keys")
+    masked = [a for a in alone if a in ordered]
+    query = masked[0] if len(masked) == 1 else max(alone, key=lambda a: a.size)
+    group = tuple(a for a in alone if a is not query)
+    shared = [a for a in found.shared if a in found.k.axes or a in found.v.axes]
+    inner = [a for a in _order(found.q) if a in shared] or shared
+    key_head = (inner[-1],) if inner and (group or len(shared) > 1) else ()
+    batch = tuple(a for a in found.shared if a not in key_head)
+    keys = tuple(a for a in _order(found.k) if a in found.keys)
+    own = frozenset(found.axes)
+    head = tuple(a for a in _order(found.k) if a not in own)
+    width = tuple(a for a in _order(found.v) if a not in own)
+    return Layout(batch, key_head, group, (query,), keys, head, width)
+
+
+def _order(factor: Factor) -> list[Axis]:
+    return list(itertools.chain.from_iterable(factor.places))
+
+
+def arranged(array: Any, places: Sequence[Place], wanted: Sequence[Place]) -> Any:
+    """Return an array with axes in other places: summed over those not wanted, or repeated."""
+    have = list(itertools.chain.from_iterable(places))
+    want = list(itertools.chain.from_iterable(wanted))
+    array = _reshaped(array, [a.size for a in have])
+    gone = [i for i, a in enumerate(have) if a not in want]
+    if gone:
+        array = jnp.sum(array, axis=tuple(gone))
+        have = [a for a in have if a in want]
+    order = [have.index(a) for a in want if a in have]
+    if order != sorted(order):
+        array = jnp.transpose(array, order)
+    if len(order) < len(want):
+        array = _reshaped(array, [a.size if a in have else 1 for a in want])
+        array = jnp.broadcast_to(array, [a.size for a in want])
+    return _reshaped(array, [_size(p) for p in wanted])
+
+
+def _reshaped(array: Any, shape: Sequence[int]) -> Any:
+    return array if tuple(array.shape) == tuple(shape) else jnp.reshape(array, shape)
+
+
+def _size(place: Iterable[Axis]) -> int:
+    size = 1
+    for axis in place:
+        size *= axis.size
+    return size
+
+
+def thin(array: Any, places: Sequence[Place], wanted: Sequence[Place]) -> Any:
+    """Return an array in the wanted places, of size one where it has no axis of a place."""
+    return arranged(array, places, thinned(places, wanted))
+
+
+def thinned(places: Sequence[Place], wanted: Sequence[Place]) -> list[Place]:
+    """Return the wanted places, empty where an array has no axis of one."""
+    have = set(itertools.chain.from_iterable(places))
+    return [p if have & set(p) else () for p in wanted]
+
+
+@dataclass(slots=True)
+class _Emitter:
+    """Emission of one level."""
+
+    level: Level
+    scores: Scores
+    known: KnownNumbers
+    replacements: Sequence[Replacement]
+    bodies: dict[Unit, list[ClosedJaxpr]]
+    env: dict[int, Any] = field(default_factory=dict)
+    forwards: dict[Replacement, Any] = field(default_factory=dict)
+    backwards: dict[Replacement, Any] = field(default_factory=dict)
+    queries: dict[Replacement, Any] = field(default_factory=dict)
+
+    def read(self, atom: Atom) -> Any:
+        return jax_compat.literal_value(atom) if isinstance(atom, Literal) else self.env[atom]
+
+    def array(self, factor: Factor) -> tuple[Any, tuple[Place, ...]]:
+        """Return the array of a tensor, and its axes."""
+        base = self.scores.algebra.bases[factor.base]
+        if base.kind == "leaf":
+            return self.env[base.data], factor.places
+        value, form = self.scores.homes[factor.base]
+        ((own, number),) = [form.single]  # type: ignore[misc]
+        inside = dict(zip(own.places, factor.places, strict=True))
+        parts = {a: inside[(a,)] for a in form.axes}
+        places = tuple(tuple(b for a in p for b in parts[a]) for p in form.places)
+        array = self.env[value]
+        return (array if number == 1 else array * (1 / number)), places
+
+    def needed(self, replacement: Replacement) -> set[int]:
+        """Return the values that an attention reads."""
+        return {v for f in _factors(replacement) for v in [home_of(self.scores, f)] if v is not None}
+
+    def operands(self, r: Replacement) -> list[Any]:
+        """Return q, k, v and the bias."""
+        if r not in self.queries:
+            layout = r.layout
+            q, k, v = (
+                arranged(*self.array(f), places)
+                for f, places in ((r.found.q, layout.q), (r.found.k, layout.k), (r.found.v, layout.v))
+            )
+            if not r.is_sure:
+                q = jnp.where(self.seen(r, layout.q), q, jnp.zeros((), q.dtype))
+            self.queries[r] = [q, k, v, self.bias(r)]
+        return self.queries[r]
+
+    def seen(self, r: Replacement, places: Sequence[Place]) -> Any:
+        """Return which queries see a key."""
+        keys = set(r.layout.keys)
+        every: Any = None
+        for step in r.steps:
+            if isinstance(step, Masking):
+                mask = self.mask(r, step)
+                every = mask if every is None else every & mask
+        row = jnp.any(every, axis=-1, keepdims=True)
+        wanted = r.layout.scores
+        have = [p if n != 1 else () for p, n in zip(wanted, row.shape, strict=True)]
+        assert not keys & set(itertools.chain.from_iterable(have))
+        full = [tuple(a for a in p if a not in r.layout.head) for p in places]
+        return arranged(row, have, full)
+
+    def mask(self, r: Replacement, step: Masking) -> Any:
+        array, places = self.array(step.factor)
+        mask = thin(array, places, r.layout.scores)
+        return mask if step.sign else ~mask
+
+    def bias(self, r: Replacement) -> Any:
+        """Return what the kernel adds to scores."""
+        if r.bias_shape is None:
+            return None
+        total: Any = jnp.zeros((1,) * len(r.bias_shape), jnp.float32)
+        for step in r.steps:
+            if isinstance(step, Bias):
+                array, places = self.array(step.factor)
+                added = thin(array, places, r.layout.scores)
+                total = total + added.astype(jnp.float32) * step.times
+            elif isinstance(step, Masking):
+                low = jnp.asarray(step.number, jnp.float32)
+                total = jnp.where(self.mask(r, step), total, low)
+            else:
+                total = total * step.times
+        return total
+
+
+    def result(self, r: Replacement, name: str) -> tuple[Any, tuple[Place, ...]]:
+        """Return a result of an attention, and its axes."""
+        layout = r.layout
+        if r not in self.forwards:
+            self.forwards[r] = found_attention(*self.operands(r), r.spec)
+        out, bits = self.forwards[r]
+        if name == "out":
+            return out, layout.out
+        if r not in self.backwards:
+            self.backwards[r] = self._backward(r, out, bits)
+        dq, dk, dv, *dbias = self.backwards[r]
+        if name.startswith("dbias"):
+            return dbias[0], layout.scores
+        places = {"dq": layout.q, "dk": layout.k, "dv": layout.v}[name]
+        return {"dq": dq, "dk": dk, "dv": dv}[name], places
+
+    def _backward(self, r: Replacement, out: Any, bits: Any) -> list[Any]:
+        assert r.found.dout is not None
+        q, k, v, bias = self.operands(r)
+        dout = arranged(*self.array(r.found.dout), r.layout.out)
+        bias_grad = any(name.startswith("dbias") for name in self.wanted(r))
+        results = found_attention_backward(q, k, v, bias, out, bits, dout, r.spec, bias_grad)
+        if not r.is_sure:
+            dq = results[0]
+            dq = jnp.where(self.seen(r, r.layout.q), dq, jnp.zeros((), dq.dtype))
+            results = [dq, *results[1:]]
+        return results
+
+    def wanted(self, r: Replacement) -> list[str]:
+        return [n for n, held in r.found.results.items() if any(h.value in self.live for h in held)]
+
+    live: set[int] = field(default_factory=set)
+
+    def emit(self, args: Sequence[Any]) -> list[Any]:
+        """Emit the level."""
+        level = self.level
+        cut = frozenset().union(*(r.found.cut for r in self.replacements))
+        needed = set().union(*map(self.needed, self.replacements))
+        exits = {a for a in level.exits if isinstance(a, int)}
+        live = live_from(level, (exits | needed) - cut, cut)
+        self.live = exits | {a for u in live for a in u.ins if isinstance(a, int)}
+        self.env.update(zip(level.entries, args, strict=True))
+        self.env.update(level.constants)
+        held = {h.value: (r, n, h) for r in self.replacements for n, hs in r.found.results.items() for h in hs}
+        before = live_from(level, exits, frozenset())
+        self._units(level.units, live, before, held, needed)
+        return [self.read(a) for a in level.exits]
+
+    def _units(
+        self,
+        units: Sequence[Unit],
+        live: set[Unit],
+        before: set[Unit],
+        held: dict[int, Any],
+        needed: set[int],
+    ) -> None:
+        for unit in units:
+            if unit.inside is not None and not unit.is_whole:
+                self._call(unit, live, before, held, needed)
+                continue
+            made = [a for a in unit.outs if isinstance(a, int)]
+            if unit in live:
+                with jax_compat.emitting(unit.eqn):
+                    self._bind(unit)
+            for value in made:
+                if value in held and value in self.live:
+                    with jax_compat.emitting(_origin(unit)):
+                        self.env[value] = self._held(*held[value])
+
+    def _held(self, r: Replacement, name: str, held: Any) -> Any:
+        result, places = self.result(r, name)
+        times = held.times if name in ("out", "dv") or name.startswith("dbias") else held.times / r.spec.scale
+        array = arranged(result, places, held.places)
+        aval = self.level.avals[held.value]
+        array = array if abs(times - 1) < 1e-5 else array * jnp.asarray(times, array.dtype)
+        return array.astype(aval.dtype)
+
+    def _call(
+        self,
+        unit: Unit,
+        live: set[Unit],
+        before: set[Unit],
+        held: dict[int, Any],
+        needed: set[int],
+    ) -> None:
+        inner = list(_leaves(unit))
+        if not any(u in live for u in inner) and not any(
+            a in held and a in self.live for u in inner for a in u.outs if isinstance(a, int)
+        ):
+            return
+        outs = {a for a in unit.outs if isinstance(a, int)}
+        touched = any(
+            (u in live) != (u in before)
+            or u in self.bodies
+            or any(isinstance(a, int) and (a in held or (a in needed and a not in outs)) for a in u.outs)
+            for u in inner
+        )
+        if touched:
+            with jax_compat.emitting(unit.eqn):
+                self._units(unit.inside or (), live, before, held, needed)
+            return
+        with jax_compat.emitting(unit.eqn):
+            self._bind(unit)
+
+    def _bind(self, unit: Unit) -> None:
+        operands = [self.read(a) for a in unit.ins]
+        if unit in self.bodies:
+            results = bind_nested(unit.eqn, operands, self.bodies[unit])
+        else:
+            results = jax_compat.bind(unit.eqn, operands)
+        for atom, result in zip(unit.outs, results, strict=True):
+            if isinstance(atom, int):
+                self.env.setdefault(atom, result)
+
+
+def _origin(unit: Unit) -> Any:
+    return unit.eqn
+
+
+def _leaves(unit: Unit) -> Iterable[Unit]:
+    for inner in unit.inside or ():
+        if inner.inside is None or inner.is_whole:
+            yield inner
+        else:
+            yield from _leaves(inner)
+
+
+def _factors(replacement: Replacement) -> list[Factor]:
+    found = replacement.found
+    factors = [found.q, found.k, found.v]
+    factors += [found.dout] if found.dout is not None else []
+    return factors + [s.factor for s in replacement.steps if not isinstance(s, Rescaling)]
+
+
+def home_of(scores: Scores, factor: Factor) -> int | None:
+    """Return the value of the program that holds a tensor."""
+    base = scores.algebra.bases[factor.base]
+    if base.kind == "leaf":
+        return base.data if isinstance(base.data, int) else None
+    home = scores.homes.get(factor.base)
+    return home[0] if home else None
+
+
+def emit_level(
+    level: Level,
+    scores: Scores,
+    known: KnownNumbers,
+    replacements: Sequence[Replacement],
+    bodies: dict[Unit, list[ClosedJaxpr]],
+) -> ClosedJaxpr:
+    """Return the jaxpr of a level with attentions as single equations, and other jaxprs inside."""
+
+    def emitted(*args: Any) -> list[Any]:
+        return _Emitter(level, scores, known, replacements, bodies).emit(args)
+
+    jaxpr = level.closed.jaxpr
+    return jax_compat.trace_to_jaxpr(emitted, level.closed.in_avals, jaxpr.debug_info)

@@ -1,0 +1,427 @@
+"""What each value of a program is in the algebra of attention: a rule for each primitive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+
+from jaxamp.attention.algebra import Algebra, Place, Value, refine, renamed, reshaped, substituted
+from jaxamp.attention.levels import Atom, Level, Unit
+from jaxamp.core import jax_compat
+
+LEAST = -1e4  # stand-ins for minus infinity are at least as low
+_FEW = 4  # terms of scores: products, biases, a shift
+_SHALLOW = 2
+
+
+class Forms(NamedTuple):
+    """A value as a sum of tensors, and as a single one."""
+
+    whole: Value
+    single: Value
+
+
+class Scores:
+    """The values of a level in the algebra.
+
+    Attributes:
+      algebra: the algebra.
+      forms: per value that is more than a leaf, what it is.
+      homes: per tensor that is a product of arrays, the value that holds it, and its form.
+      products: units whose result is such a product, by tensor.
+      summed: products with exponentials of scores: the unit, those, and other tensors that it reads.
+      exponentials: per exponential of scores the values that hold it.
+    """
+
+    def __init__(self, level: Level, imported: dict[int, Forms] | None = None) -> None:
+        self.level = level
+        self.algebra = Algebra()
+        self.forms: dict[int, Forms] = dict(imported or {})
+        self.homes: dict[int, tuple[int, Value]] = {}
+        self.products: dict[int, Unit] = {}
+        self.summed: list[tuple[Unit, frozenset[int], frozenset[int]]] = []
+        self.exponentials: dict[int, list[int]] = {}
+        for unit in level.equations():
+            rule = _RULES.get(unit.eqn.primitive.name)
+            if rule is not None and len(unit.outs) == 1 and isinstance(unit.outs[0], int):
+                self._record(unit.outs[0], rule(self, unit))
+
+    def of(self, atom: Atom) -> Forms:
+        """Return the forms of a value."""
+        if isinstance(atom, Literal):
+            number = jax_compat.literal_value(atom)
+            shape = np.shape(number)
+            if np.size(number) == 1 and np.asarray(number).dtype.kind in "fiubV":
+                value = self.algebra.constant(float(np.asarray(number).reshape(())), shape)
+                return Forms(value, value)
+            value = self.algebra.leaf(("literal", id(atom)), shape)
+            return Forms(value, value)
+        found = self.forms.get(atom)
+        if found is None:
+            found = self.forms[atom] = self._leaf(atom)
+        return found
+
+    def _leaf(self, value: int) -> Forms:
+        aval = self.level.avals[value]
+        is_boolean = getattr(aval, "dtype", None) == np.bool_
+        leaf = self.algebra.leaf(value, getattr(aval, "shape", ()), is_boolean)
+        return Forms(leaf, leaf)
+
+    def _record(self, out: int, found: Value | Forms | None) -> None:
+        if found is None:
+            return
+        if isinstance(found, Value):
+            is_tainted = bool(self.algebra.exponentials(found))
+            if self.algebra.is_deep(found):
+                return
+            if is_tainted or found.single is not None or found.number is not None:
+                found = Forms(found, found)
+            elif len(found.terms) <= _FEW:
+                found = Forms(found, self._leaf(out).whole)
+            else:
+                return
+        self.forms[out] = found
+
+    # What the rules ask.
+
+    def is_tainted(self, value: Value) -> bool:
+        """Return whether exponentials of scores are in it."""
+        return bool(self.algebra.exponentials(value))
+
+    def has_product(self, value: Value) -> bool:
+        """Return whether it may be scores: a product of arrays is in it."""
+        kinds = ("sum", "masked")
+        return any(self.algebra.bases[f.base].kind in kinds for m in value.terms for f, _ in m)
+
+    def operands(self, unit: Unit) -> list[Value]:
+        """Return operands of arithmetic: as sums where those are scores or weights."""
+        return [self._operand(self.of(a)) for a in unit.ins]
+
+    def _operand(self, forms: Forms) -> Value:
+        whole = forms.whole
+        if whole.number is not None or self.is_tainted(whole) or self.has_product(whole):
+            return whole
+        return forms.single
+
+    def factor(self, atom: Atom) -> Value:
+        """Return an operand of a product: one tensor, unless exponentials of scores are in it."""
+        forms = self.of(atom)
+        return forms.whole if self.is_tainted(forms.whole) else forms.single
+
+
+def _sign(number: float) -> Callable[[Scores, Unit], Value | None]:
+    def rule(scores: Scores, unit: Unit) -> Value | None:
+        first, second = scores.operands(unit)
+        if not any(_is_worth_adding(scores, v) for v in (first, second)):
+            return None
+        return scores.algebra.add(first, second, number)
+
+    return rule
+
+
+def _is_worth_adding(scores: Scores, value: Value) -> bool:
+    return scores.is_tainted(value) or scores.has_product(value)
+
+
+def _neg(scores: Scores, unit: Unit) -> Forms:
+    return _scaled(scores, scores.of(unit.ins[0]), -1.0)
+
+
+def _scaled(scores: Scores, forms: Forms, number: float) -> Forms:
+    return Forms(*(scores.algebra.scale(v, number) for v in forms))
+
+
+def _mul(scores: Scores, unit: Unit) -> Forms | Value | None:
+    pair = [scores.of(a) for a in unit.ins]
+    for number, other in ((pair[0], pair[1]), (pair[1], pair[0])):
+        value = number.whole.number
+        if value is not None and math.isfinite(value):
+            return _spread(scores, unit, _scaled(scores, other, value))
+    factors = [scores.factor(a) for a in unit.ins]
+    if not any(map(scores.is_tainted, factors)):
+        return None
+    return scores.algebra.multiply(*factors)
+
+
+def _spread(scores: Scores, unit: Unit, forms: Forms) -> Forms | None:
+    """Return forms if they have the rank of the result."""
+    rank = len(unit.eqn.outvars[0].aval.shape)  # type: ignore[attr-defined]
+    return forms if len(forms.whole.places) == rank else None
+
+
+def _div(scores: Scores, unit: Unit) -> Forms | Value | None:
+    first, second = (scores.of(a) for a in unit.ins)
+    number = second.whole.number
+    if number is not None:
+        if not number or not math.isfinite(number):
+            return None
+        return _spread(scores, unit, _scaled(scores, first, 1.0 / number))
+    factors = [scores.factor(a) for a in unit.ins]
+    if not any(map(scores.is_tainted, factors)):
+        return None
+    return scores.algebra.divide(*factors)
+
+
+def _integer_pow(scores: Scores, unit: Unit) -> Value | None:
+    return _power(scores, unit, unit.eqn.params["y"])
+
+
+def _square(scores: Scores, unit: Unit) -> Value | None:
+    return _power(scores, unit, 2)
+
+
+def _power(scores: Scores, unit: Unit, exponent: int) -> Value | None:
+    value = scores.of(unit.ins[0]).whole
+    if value.number is not None or scores.is_tainted(value):
+        return scores.algebra.power(value, exponent)
+    return None
+
+
+def _exp(scores: Scores, unit: Unit, scale: float = 1.0) -> Value | None:
+    whole = scores.of(unit.ins[0]).whole
+    if whole.number is not None:
+        return None
+    found = scores.algebra.exp(scores.algebra.scale(whole, scale))
+    single = found and found.single
+    if single and scores.algebra.bases[single[0].base].kind == "exp":
+        scores.exponentials.setdefault(single[0].base, []).append(unit.outs[0])  # type: ignore[arg-type]
+    elif found is not None:
+        for exponential in scores.algebra.exponentials(found):
+            scores.exponentials.setdefault(exponential, []).append(unit.outs[0])  # type: ignore[arg-type]
+    return found
+
+
+def _exp2(scores: Scores, unit: Unit) -> Value | None:
+    return _exp(scores, unit, math.log(2.0))
+
+
+def _log(scores: Scores, unit: Unit) -> Value | None:
+    return scores.algebra.log(scores.of(unit.ins[0]).whole)
+
+
+def _abs(scores: Scores, unit: Unit) -> Value | None:
+    value = scores.of(unit.ins[0]).whole
+    return value if _is_positive(scores, value) else None
+
+
+def _is_positive(scores: Scores, value: Value) -> bool:
+    """Return whether it is a product of exponentials and sums of them alone."""
+    if len(value.terms) != 1:
+        return False
+    ((monomial, number),) = value.terms.items()
+    return number > 0 and bool(monomial) and all(_is_sum(scores, f.base) for f, _ in monomial)
+
+
+def _is_sum(scores: Scores, base: int) -> bool:
+    """Return whether a tensor is an exponential of scores, or a sum of one."""
+    found = scores.algebra.bases[base]
+    if found.kind == "exp":
+        return True
+    return found.kind == "sum" and len(found.data[0][0][0]) == 1 and bool(found.exponentials)
+
+
+def _compare(decided: Callable[[float], bool]) -> Callable[[Scores, Unit], Value | None]:
+    """Return the rule of a comparison, which is decided for a positive number and zero."""
+
+    def rule(scores: Scores, unit: Unit) -> Value | None:
+        first, second = (scores.of(a).whole for a in unit.ins)
+        shape = unit.eqn.outvars[0].aval.shape  # type: ignore[attr-defined]
+        if second.number == 0 and _is_positive(scores, first):
+            return scores.algebra.constant(float(decided(1.0)), shape)
+        return None
+
+    return rule
+
+
+def _same(scores: Scores, unit: Unit) -> Forms:
+    return scores.of(unit.ins[0])
+
+
+def _convert(scores: Scores, unit: Unit) -> Forms | None:
+    dtype = unit.eqn.params.get("new_dtype")
+    source = unit.eqn.invars[0].aval.dtype  # type: ignore[attr-defined]
+    if jnp.issubdtype(dtype, jnp.floating) and (
+        jnp.issubdtype(source, jnp.floating) or source == np.bool_
+    ):
+        return scores.of(unit.ins[0])
+    return None
+
+
+def _on_places(
+    scores: Scores, unit: Unit, move: Callable[[Value], Value | None]
+) -> Forms | None:
+    """Return both forms, moved."""
+    forms = scores.of(unit.ins[0])
+    whole = move(forms.whole)
+    if whole is None:
+        return None
+    if forms.single is forms.whole:
+        return Forms(whole, whole)
+    single = move(forms.single)
+    return None if single is None else Forms(whole, single)
+
+
+def _transpose(scores: Scores, unit: Unit) -> Forms | None:
+    order = unit.eqn.params["permutation"]
+
+    def move(value: Value) -> Value:
+        return Value(tuple(value.places[i] for i in order), value.terms)
+
+    return _on_places(scores, unit, move)
+
+
+def _broadcast(scores: Scores, unit: Unit) -> Forms | None:
+    shape = unit.eqn.params["shape"]
+    where = unit.eqn.params["broadcast_dimensions"]
+    if not all(isinstance(n, int) for n in shape):
+        return None
+
+    def move(value: Value) -> Value:
+        places = list(scores.algebra.constant(0.0, shape).places)
+        for own, place in zip(where, value.places, strict=True):
+            if place or shape[own] == 1:
+                places[own] = place
+        return Value(tuple(places), value.terms)
+
+    return _on_places(scores, unit, move)
+
+
+def _reshape(scores: Scores, unit: Unit) -> Forms | None:
+    shape = unit.eqn.outvars[0].aval.shape  # type: ignore[attr-defined]
+    if unit.eqn.params.get("dimensions") is not None or not all(isinstance(n, int) for n in shape):
+        return None
+    return _on_places(scores, unit, lambda value: reshaped(value, shape))
+
+
+def _reduce_sum(scores: Scores, unit: Unit) -> Value | None:
+    value = scores.of(unit.ins[0]).whole
+    axes = unit.eqn.params["axes"]
+    if not scores.is_tainted(value) and value.terms:
+        return None
+    over = [a for i in axes for a in value.places[i]]
+    found = scores.algebra.sum(value, over)
+    if found is None:
+        return None
+    places = tuple(p for i, p in enumerate(found.places) if i not in axes)
+    return Value(places, found.terms)
+
+
+def _dot_general(scores: Scores, unit: Unit) -> Value | None:
+    (left, right), (batch_left, batch_right) = unit.eqn.params["dimension_numbers"]
+    lhs, rhs = (scores.factor(a) for a in unit.ins[:2])
+    is_tainted = scores.is_tainted(lhs) or scores.is_tainted(rhs)
+    is_shallow = max(_depth(scores, lhs), _depth(scores, rhs)) < _SHALLOW
+    if not is_tainted and not (is_shallow and lhs.single and rhs.single):
+        return None
+    rhs = renamed(rhs)
+    for i, j in zip((*left, *batch_left), (*right, *batch_right), strict=True):
+        parts = refine(lhs.places[i], rhs.places[j])
+        if parts is None:
+            return None
+        lhs, rhs = substituted(lhs, parts), substituted(rhs, parts)
+    over = [a for i in left for a in lhs.places[i]]
+    free_left = [p for i, p in enumerate(lhs.places) if i not in (*left, *batch_left)]
+    free_right = [p for j, p in enumerate(rhs.places) if j not in (*right, *batch_right)]
+    kept: list[Place] = [*(lhs.places[i] for i in batch_left), *free_left, *free_right]
+    places = (*kept, tuple(over))
+    product = scores.algebra.multiply(Value(places, lhs.terms), Value(places, rhs.terms))
+    found = product and scores.algebra.sum(product, over)
+    if found is None or (is_tainted and not _stays(scores, found)):
+        if is_tainted:
+            _note(scores, unit, [lhs, rhs])
+        return None
+    found = Value(found.places[:-1], found.terms)
+    out = unit.outs[0]
+    if not is_tainted and found.single and isinstance(out, int):
+        base = found.single[0].base
+        scores.homes.setdefault(base, (out, found))
+        scores.products.setdefault(base, unit)
+    if is_tainted:
+        _note(scores, unit, [lhs, rhs])
+    return found
+
+
+def _depth(scores: Scores, value: Value) -> int:
+    return max((scores.algebra.bases[f.base].depth for m in value.terms for f, _ in m), default=0)
+
+
+def _stays(scores: Scores, value: Value) -> bool:
+    return not scores.algebra.is_deep(value)
+
+
+def _note(scores: Scores, unit: Unit, values: Sequence[Value]) -> None:
+    """Record that exponentials of scores are summed here."""
+    found = frozenset().union(*map(scores.algebra.exponentials, values))
+    others = frozenset(
+        f.base
+        for v in values
+        for m in v.terms
+        for f, _ in m
+        if not scores.algebra.bases[f.base].exponentials
+    )
+    scores.summed.append((unit, found, others))
+
+
+def _select(scores: Scores, unit: Unit) -> Value | Forms | None:
+    if len(unit.ins) != 3:
+        return None
+    pred = scores.of(unit.ins[0]).whole
+    unchosen, chosen = (scores.of(a) for a in unit.ins[1:])
+    if pred.number is not None:
+        return chosen if pred.number else unchosen
+    algebra = scores.algebra
+    for kept, other, sign in ((chosen, unchosen, True), (unchosen, chosen, False)):
+        number = other.whole.number
+        if number is None:
+            continue
+        value = kept.whole
+        if len(pred.places) != len(value.places):
+            return None
+        if number == 0 and scores.is_tainted(value):
+            side = algebra.side(pred, sign)
+            return side and algebra.multiply(value, side)
+        if number <= LEAST and not scores.is_tainted(value) and scores.has_product(value):
+            return algebra.masked(value, pred, number, sign)
+    return None
+
+
+_RULES: dict[str, Callable[[Scores, Unit], Any]] = {
+    "add": _sign(1.0),
+    "add_any": _sign(1.0),
+    "sub": _sign(-1.0),
+    "neg": _neg,
+    "mul": _mul,
+    "div": _div,
+    "integer_pow": _integer_pow,
+    "square": _square,
+    "exp": _exp,
+    "exp2": _exp2,
+    "log": _log,
+    "abs": _abs,
+    "gt": _compare(lambda x: x > 0),
+    "ge": _compare(lambda x: x >= 0),
+    "lt": _compare(lambda x: x < 0),
+    "le": _compare(lambda x: x <= 0),
+    "eq": _compare(lambda x: x == 0),
+    "ne": _compare(lambda x: x != 0),
+    "stop_gradient": _same,
+    "copy": _same,
+    "copy_p": _same,
+    "name": _same,
+    "pvary": _same,
+    "reduce_precision": _same,
+    "convert_element_type": _convert,
+    "transpose": _transpose,
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "expand_dims": _reshape,
+    "reduce_sum": _reduce_sum,
+    "dot_general": _dot_general,
+    "select_n": _select,
+}

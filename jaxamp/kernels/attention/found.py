@@ -1,0 +1,96 @@
+"""Attention as one equation of a float32 program, before its precision is decided.
+
+These two primitives stand for a forward and a backward pass that were found in a program. Whoever
+rewrites the program emits `attention_forward_p` and `attention_backward_p` in their place, with
+operands in the precision decided. The sums of rows travel as their bits: no policy rounds integers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from jaxamp.core import jax_compat
+from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.kernels.attention.primitives import attention_backward_p, attention_forward
+from jaxamp.kernels.attention.spec import AttentionSpec
+
+found_attention_p = Primitive("found_attention")
+found_attention_backward_p = Primitive("found_attention_backward")
+
+
+def found_attention(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> list[jax.Array]:
+    """Compute attention, and the bits of `lse`, u32[*b, N, T]: of what `attention` takes."""
+    operands = [q, k, v] if bias is None else [q, k, v, bias]
+    return found_attention_p.bind(*jax_compat.vary_alike(operands), spec=spec)
+
+
+def found_attention_backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    out: Any,
+    bits: Any,
+    dout: Any,
+    spec: AttentionSpec,
+    bias_grad: bool,
+) -> list[jax.Array]:
+    """Compute dq, dk, dv and, if wanted, dbias: of what `attention_backward` takes, and bits."""
+    operands = [q, k, v, *([] if bias is None else [bias]), out, bits, dout]
+    return found_attention_backward_p.bind(
+        *jax_compat.vary_alike(operands), spec=spec, bias_grad=bias_grad
+    )
+
+
+def forward(*operands: Any, spec: AttentionSpec) -> list[Any]:
+    """Compute what `found_attention_p` stands for."""
+    q, k, v, *bias = operands
+    out, lse = attention_forward(q, k, v, bias[0] if bias else None, spec)
+    return [out, lax.bitcast_convert_type(lse.astype(jnp.float32), jnp.uint32)]
+
+
+def backward(*operands: Any, spec: AttentionSpec, bias_grad: bool) -> list[Any]:
+    """Compute what `found_attention_backward_p` stands for."""
+    *known, bits, dout = operands
+    lse = lax.bitcast_convert_type(bits, jnp.float32)
+    operands = tuple(jax_compat.vary_alike([*known, lse, dout]))
+    return list(attention_backward_p.bind(*operands, spec=spec, bias_grad=bias_grad))
+
+
+def _define(primitive: Primitive, form: Callable[..., list[Any]]) -> None:
+    @functools.lru_cache(maxsize=256)
+    def types(avals: tuple[Any, ...], params: tuple[Any, ...]) -> Any:
+        return jax_compat.result_avals(functools.partial(form, **dict(params)), avals)
+
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+        moving = [i for i, t in enumerate(tangents) if not isinstance(t, jax_compat.Zero)]
+
+        def along(*moved: Any) -> list[Any]:
+            operands = dict(enumerate(primals)) | dict(zip(moving, moved, strict=True))
+            return form(*operands.values(), **params)
+
+        return jax.jvp(along, [primals[i] for i in moving], [tangents[i] for i in moving])
+
+    def batched(values: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
+        results = jax.vmap(functools.partial(form, **params), in_axes=tuple(axes))(*values)
+        return results, [0] * len(results)
+
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *xs, **params: form(*xs, **params))
+    primitive.def_abstract_eval(lambda *avals, **params: types(avals, tuple(sorted(params.items()))))
+    ad.primitive_jvps[primitive] = jvp
+    batching.primitive_batchers[primitive] = batched
+    mlir.register_lowering(primitive, mlir.lower_fun(form, multiple_results=True))
+    register_op_kind(primitive, OpKind.COMPUTE, trait=Trait.CONTRACTION)
+
+
+_define(found_attention_p, forward)
+_define(found_attention_backward_p, backward)
