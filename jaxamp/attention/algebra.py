@@ -290,7 +290,9 @@ class Algebra:
         if sign:
             return base
         sizes = self.bases[base].sizes
-        return self._base(("not", base), lambda: Base("leaf", sizes, ("not", base), is_boolean=True))
+        return self._base(
+            ("not", base), lambda: Base("leaf", sizes, ("not", base), is_boolean=True)
+        )
 
     def side(self, mask: Value, sign: bool) -> Value | None:
         """Return a mask as a tensor that is one where it holds (`sign`), or where it does not."""
@@ -375,7 +377,7 @@ class Algebra:
     def _formal(self, factors: Sequence[tuple[Factor, int]], over: frozenset[Axis]) -> Factor:
         """Return a sum as a tensor; its axes are in an order that the factors give."""
         position: dict[Axis, int] = {}
-        for f, p in sorted(factors, key=lambda fp: (fp[0].base, fp[1])):
+        for f, _ in sorted(factors, key=lambda fp: (fp[0].base, fp[1])):
             for axis in itertools.chain.from_iterable(f.places):
                 position.setdefault(axis, len(position))
         free = [a for a in position if a not in over]

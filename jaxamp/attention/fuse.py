@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,7 +15,15 @@ from jax.extend.core import ClosedJaxpr
 from jaxamp.attention.algebra import Axis
 from jaxamp.attention.known_numbers import Given, KnownNumbers
 from jaxamp.attention.levels import Level, Unit, open_level
-from jaxamp.attention.match import Bias, Found, Masking, Matcher, NotAttention, Rescaling, still_read
+from jaxamp.attention.match import (
+    Bias,
+    Found,
+    Masking,
+    Matcher,
+    NotAttention,
+    Rescaling,
+    still_read,
+)
 from jaxamp.attention.replace import Replacement, arranged, emit_level, home_of, layout_of, thinned
 from jaxamp.attention.scores import LEAST, Scores
 from jaxamp.core import jax_compat
@@ -200,7 +208,12 @@ class _Fuser:
         pairs = list(zip(chosen, places, strict=True))
         while True:
             cut = frozenset().union(*(r.found.cut for r, _ in pairs))
-            wrong = [(r, p) for r, p in pairs if still_read(level, scores, r.found, cut)]
+            products = Counter(r.found.product for r, _ in pairs)
+            wrong = [
+                (r, p)
+                for r, p in pairs
+                if products[r.found.product] > 1 or still_read(level, scores, r.found, cut)
+            ]
             if not wrong:
                 break
             for replacement, place in wrong:
@@ -227,9 +240,13 @@ class _Fuser:
     ) -> Replacement:
         self._check_policy(place)
         self._check_arrays(found, level, scores, makers)
+        _check_order(found, level, scores)
         told = {a for s in found.steps if isinstance(s, Masking) for a in s.factor.axes}
         layout = layout_of(found, scores, [a for a in found.axes if a in told])
         seen, rest, is_sure = _masks(found, scores, known, makers, layout)
+        if not is_sure:  # where a row is masked whole, a bias has no gradient
+            held = found.results.items()
+            found.results = {name: x for name, x in held if not name.startswith("dbias")}
         scale = found.scale
         for step in found.steps:
             scale *= step.times if isinstance(step, Rescaling) else 1.0
@@ -263,9 +280,9 @@ class _Fuser:
                 ),
             )
             rules = self.policy.rules
-            if rules and (index := first_match(rules, view)) is not None:
-                if rules[index].precision not in _NARROW:
-                    raise NotAttention(f"rule: {rules[index]}")
+            index = first_match(rules, view) if rules else None
+            if index is not None and rules[index].precision not in _NARROW:
+                raise NotAttention(f"rule: {rules[index]}")
 
     def _check_arrays(
         self, found: Found, level: Level, scores: Scores, makers: Mapping[int, Unit]
@@ -286,6 +303,29 @@ class _Fuser:
             pair = asked if isinstance(asked, tuple) else (asked,)
             if any(p is not None and p != lax.Precision.DEFAULT for p in pair):
                 raise NotAttention("an explicit precision was requested")
+
+
+def _check_order(found: Found, level: Level, scores: Scores) -> None:
+    """Check that operands are there before the first result, and that roles are not exchanged.
+
+    The transpose of an attention is one too, with values and cotangents in each other's place.
+    """
+    if found.shared and not found.v.axes & frozenset(found.shared):
+        raise NotAttention("weights are mixed over keys before they multiply the values")
+    made = dict.fromkeys(level.entries, -1) | dict.fromkeys(level.constants, -1)
+    for index, unit in enumerate(level.equations()):
+        made.update((a, index) for a in unit.outs if isinstance(a, int))
+    first = {name: min(made[h.value] for h in held) for name, held in found.results.items()}
+    out = first.pop("out", -1)
+    begin = min([out, *first.values()]) if out >= 0 else min(first.values())
+    steps = [s.factor for s in found.steps if not isinstance(s, Rescaling)]
+    for factor in (found.q, found.k, found.v, *steps):
+        if made[home_of(scores, factor)] >= begin:  # type: ignore[index]
+            raise NotAttention("")
+    if first and (out > min(first.values()) or found.dout is None):
+        raise NotAttention("")
+    if first and made[home_of(scores, found.dout)] >= min(first.values()):  # type: ignore
+        raise NotAttention("")
 
 
 _ENTERED = (Wiring.CALL, Wiring.BRANCHES, Wiring.SCAN, Wiring.WHILE)
@@ -338,9 +378,7 @@ def _product(place: Sequence[Axis]) -> int:
 
 def _bias_shape(steps: Sequence[Any], layout: Any) -> tuple[int, ...]:
     """Return the shape of the sum of biases and masks."""
-    shapes = [
-        [_product(p) for p in thinned(step.factor.places, layout.scores)] for step in steps
-    ]
+    shapes = [[_product(p) for p in thinned(step.factor.places, layout.scores)] for step in steps]
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
 
 

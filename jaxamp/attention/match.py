@@ -55,6 +55,7 @@ class Found:
 
     Attributes:
       exponential: the number of its exponentials of scores.
+      product: the number of the products of queries and keys.
       axes: of the scores.
       keys: axes of the scores that weights sum up to one over.
       q: queries, along axes of the scores and of the head.
@@ -68,6 +69,7 @@ class Found:
     """
 
     exponential: int
+    product: int
     axes: tuple[Axis, ...]
     keys: tuple[Axis, ...]
     q: Factor
@@ -139,7 +141,7 @@ class Matcher:
         keys = self._keys(exponential, axes)
         product, scale, steps = self._resolve(base.data, axes, frozenset(keys))
         q, k = self._operands(product, frozenset(keys))
-        found = Found(exponential, axes, keys, q, k, k, scale, steps)
+        found = Found(exponential, product.base, axes, keys, q, k, k, scale, steps)
         for value in self._values(found):
             found.v = value
             found.results = self._results(found)
@@ -224,9 +226,9 @@ class Matcher:
             (other, bound) = self._partner(base, found)
             if bound != frozenset(found.keys):
                 continue
-            if not other.axes & found.alone and other.axes & frozenset(found.keys):
-                if self._lookup_out(found, other):
-                    yield other
+            is_value = other.axes & frozenset(found.keys) and not other.axes & found.alone
+            if is_value and self._lookup_out(found, other):
+                yield other
         for base in self._sums(found.exponential, 2):
             other, bound = self._partner(base, found)
             if bound == frozenset(found.keys) and other.base not in seen:
@@ -268,7 +270,7 @@ class Matcher:
                 yield value, cotangent
 
     def _lookup_out(self, found: Found, value: Factor) -> list[Held]:
-        algebra, keys = self.scores.algebra, found.keys
+        keys = found.keys
         axes = _union(found.axes, value)
         weights = self._weights(found, axes)
         out = weights and self._contracted(weights, value, keys, axes)
@@ -366,7 +368,7 @@ def still_read(level: Level, scores: Scores, found: Found, cut: frozenset[int]) 
     """Return a unit that computes the weights of an attention, and is needed beside it."""
     wanted = {a for a in level.exits if isinstance(a, int)}
     live = live_from(level, wanted - cut, cut)
-    forbidden = set(scores.exponentials[found.exponential])
+    forbidden = {*scores.exponentials[found.exponential], scores.homes[found.product][0]}
     for unit in level.atomic():
         if unit in live and forbidden & _made(unit):
             return unit

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxamp.attention.algebra import Axis, Factor, Place
@@ -164,6 +163,11 @@ def thinned(places: Sequence[Place], wanted: Sequence[Place]) -> list[Place]:
     return [p if have & set(p) else () for p in wanted]
 
 
+def thinned_to(wanted: Sequence[Place], shape: Sequence[int]) -> tuple[Place, ...]:
+    """Return places, empty where a shape is one."""
+    return tuple(p if n != 1 else () for p, n in zip(wanted, shape, strict=True))
+
+
 @dataclass(slots=True)
 class _Emitter:
     """Emission of one level."""
@@ -196,7 +200,9 @@ class _Emitter:
 
     def needed(self, replacement: Replacement) -> set[int]:
         """Return the values that an attention reads."""
-        return {v for f in _factors(replacement) for v in [home_of(self.scores, f)] if v is not None}
+        return {
+            v for f in _factors(replacement) for v in [home_of(self.scores, f)] if v is not None
+        }
 
     def operands(self, r: Replacement) -> list[Any]:
         """Return q, k, v and the bias."""
@@ -204,7 +210,11 @@ class _Emitter:
             layout = r.layout
             q, k, v = (
                 arranged(*self.array(f), places)
-                for f, places in ((r.found.q, layout.q), (r.found.k, layout.k), (r.found.v, layout.v))
+                for f, places in (
+                    (r.found.q, layout.q),
+                    (r.found.k, layout.k),
+                    (r.found.v, layout.v),
+                )
             )
             if not r.is_sure:
                 q = jnp.where(self.seen(r, layout.q), q, jnp.zeros((), q.dtype))
@@ -248,12 +258,12 @@ class _Emitter:
                 total = total * step.times
         return total
 
-
     def result(self, r: Replacement, name: str) -> tuple[Any, tuple[Place, ...]]:
         """Return a result of an attention, and its axes."""
         layout = r.layout
         if r not in self.forwards:
-            self.forwards[r] = found_attention(*self.operands(r), r.spec)
+            q, k, v, bias = self.operands(r)
+            self.forwards[r] = found_attention(q, k, v, bias, r.spec)
         out, bits = self.forwards[r]
         if name == "out":
             return out, layout.out
@@ -261,7 +271,7 @@ class _Emitter:
             self.backwards[r] = self._backward(r, out, bits)
         dq, dk, dv, *dbias = self.backwards[r]
         if name.startswith("dbias"):
-            return dbias[0], layout.scores
+            return dbias[0], thinned_to(layout.scores, r.bias_shape or ())
         places = {"dq": layout.q, "dk": layout.k, "dv": layout.v}[name]
         return {"dq": dq, "dk": dk, "dv": dv}[name], places
 
@@ -292,7 +302,12 @@ class _Emitter:
         self.live = exits | {a for u in live for a in u.ins if isinstance(a, int)}
         self.env.update(zip(level.entries, args, strict=True))
         self.env.update(level.constants)
-        held = {h.value: (r, n, h) for r in self.replacements for n, hs in r.found.results.items() for h in hs}
+        held = {
+            h.value: (r, n, h)
+            for r in self.replacements
+            for n, hs in r.found.results.items()
+            for h in hs
+        }
         before = live_from(level, exits, frozenset())
         self._units(level.units, live, before, held, needed)
         return [self.read(a) for a in level.exits]
@@ -320,7 +335,11 @@ class _Emitter:
 
     def _held(self, r: Replacement, name: str, held: Any) -> Any:
         result, places = self.result(r, name)
-        times = held.times if name in ("out", "dv") or name.startswith("dbias") else held.times / r.spec.scale
+        times = (
+            held.times
+            if name in ("out", "dv") or name.startswith("dbias")
+            else held.times / r.spec.scale
+        )
         array = arranged(result, places, held.places)
         aval = self.level.avals[held.value]
         array = array if abs(times - 1) < 1e-5 else array * jnp.asarray(times, array.dtype)
@@ -343,7 +362,10 @@ class _Emitter:
         touched = any(
             (u in live) != (u in before)
             or u in self.bodies
-            or any(isinstance(a, int) and (a in held or (a in needed and a not in outs)) for a in u.outs)
+            or any(
+                isinstance(a, int) and (a in held or (a in needed and a not in outs))
+                for a in u.outs
+            )
             for u in inner
         )
         if touched:

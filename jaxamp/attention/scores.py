@@ -34,7 +34,7 @@ class Scores:
       forms: per value that is more than a leaf, what it is.
       homes: per tensor that is a product of arrays, the value that holds it, and its form.
       products: units whose result is such a product, by tensor.
-      summed: products with exponentials of scores: the unit, those, and other tensors that it reads.
+      summed: products with exponentials of scores: the unit, those, and what else it reads.
       exponentials: per exponential of scores the values that hold it.
     """
 
@@ -252,9 +252,7 @@ def _convert(scores: Scores, unit: Unit) -> Forms | None:
     return None
 
 
-def _on_places(
-    scores: Scores, unit: Unit, move: Callable[[Value], Value | None]
-) -> Forms | None:
+def _on_places(scores: Scores, unit: Unit, move: Callable[[Value], Value | None]) -> Forms | None:
     """Return both forms, moved."""
     forms = scores.of(unit.ins[0])
     whole = move(forms.whole)
@@ -409,7 +407,6 @@ _RULES: dict[str, Callable[[Scores, Unit], Any]] = {
     "le": _compare(lambda x: x <= 0),
     "eq": _compare(lambda x: x == 0),
     "ne": _compare(lambda x: x != 0),
-    "stop_gradient": _same,
     "copy": _same,
     "copy_p": _same,
     "name": _same,

@@ -28,6 +28,4 @@ def make_plan(closed_jaxpr: ClosedJaxpr, policy: PrecisionPolicy, **words: Any) 
     plan = planner.make_plan(fused.jaxpr, policy, steer=steer, **words)
     if not fused.attentions and not fused.refused:
         return plan
-    return dataclasses.replace(
-        plan, attentions=fused.attentions, refused_attentions=fused.refused
-    )
+    return dataclasses.replace(plan, attentions=fused.attentions, refused_attentions=fused.refused)

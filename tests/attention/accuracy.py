@@ -36,7 +36,7 @@ def check(program: Program, dtype: str, order: str, spread: float = 1.0) -> None
     fn, args = program.built
     if program.operands:
         args = (np.float32(spread) * args[0], *args[1:])
-    policy = jaxamp.PrecisionPolicy.parse(POLICIES[dtype])
+    policy = jaxamp.PrecisionPolicy.parse(POLICIES[dtype]).replace(fused_attention=True)
     composed = policy.replace(fused_attention=False)
     exact = _in_float64(fn, args)
     others = _run(fn, args, composed, order)

@@ -12,8 +12,8 @@ FORWARD, JOINT = ORDERS = ("forward", "joint")
 """The program as it is, for `grad(amp(f))`; the program with its gradient, for `amp(grad(f))`."""
 
 
-CAN_BE_FUSED = hasattr(jaxamp.PrecisionPolicy, "fused_attention")
-"""Whether jaxamp looks for attention at all."""
+FUSED = jaxamp.PrecisionPolicy.AUTO_MIXED_BF16.replace(fused_attention=True)
+"""The policy under which it is looked for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Found:
     refused: tuple[str, ...]
 
 
-def found(program: Program, order: str, policy: Any = "auto_mixed_bf16") -> Found:
+def found(program: Program, order: str, policy: Any = FUSED) -> Found:
     """Plan a program in one of `ORDERS`, and count its attentions."""
     fn, args = program.built
     if order == JOINT:

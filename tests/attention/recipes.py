@@ -330,7 +330,8 @@ def check(r: Recipe) -> bool:
         AssertionError: the output or a gradient is less accurate than that of the form written
             out, times `LIMIT`.
     """
-    problem, policy = _Problem(r), jaxamp.PrecisionPolicy.parse(POLICIES[r.dtype])
+    problem = _Problem(r)
+    policy = jaxamp.PrecisionPolicy.parse(POLICIES[r.dtype]).replace(fused_attention=True)
 
     def both(policy: Any) -> Any:
         amped = jaxamp.amp(problem.fn, policy)

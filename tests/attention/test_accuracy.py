@@ -9,12 +9,8 @@ import pytest
 from tests.attention import near_misses, of_packages, spellings  # noqa: F401
 from tests.attention.accuracy import POLICIES, check
 from tests.attention.corpus import EXTRA_TERMS, NEAR_MISSES, SPELLINGS
-from tests.attention.finding import CAN_BE_FUSED, FORWARD, JOINT, ORDERS
+from tests.attention.finding import FORWARD, JOINT, ORDERS
 from tests.attention.less_accurate import LESS_ACCURATE
-
-pytestmark = pytest.mark.skipif(
-    not CAN_BE_FUSED, reason="no policy has a field `fused_attention` yet: nothing is fused"
-)
 
 PROGRAMS = SPELLINGS | NEAR_MISSES | EXTRA_TERMS
 QUICK = {

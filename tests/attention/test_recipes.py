@@ -3,15 +3,9 @@
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.attention.finding import CAN_BE_FUSED
 from tests.attention.recipes import check, check_meaning, recipes
 
 _settings = {"deadline": None, "suppress_health_check": list(HealthCheck), "derandomize": True}
-
-
-needs_fusion = pytest.mark.skipif(
-    not CAN_BE_FUSED, reason="no policy has a field `fused_attention` yet: nothing is fused"
-)
 
 
 @settings(max_examples=3, database=None, **_settings)
@@ -21,7 +15,6 @@ def test_recipes_are_attention(recipe):
     check_meaning(recipe)
 
 
-@needs_fusion
 @settings(max_examples=2, database=None, **_settings)
 @given(recipes())
 def test_few_random_spellings(recipe):
@@ -29,7 +22,6 @@ def test_few_random_spellings(recipe):
     check(recipe)
 
 
-@needs_fusion
 @pytest.mark.long
 @settings(max_examples=200, database=None, **_settings)
 @given(recipes())

@@ -7,15 +7,11 @@ import pytest
 import jaxamp
 from tests.attention import near_misses, spellings  # noqa: F401
 from tests.attention.corpus import NEAR_MISSES, SPELLINGS
-from tests.attention.finding import CAN_BE_FUSED, ORDERS, found
-
-pytestmark = pytest.mark.skipif(
-    not CAN_BE_FUSED, reason="no policy has a field `fused_attention` yet: nothing is fused"
-)
+from tests.attention.finding import FUSED, ORDERS, found
 
 
 def _policies():
-    plain = jaxamp.PrecisionPolicy.AUTO_MIXED_BF16
+    plain = FUSED
     yield "off", plain.replace(fused_attention=False)
     yield "a rule", plain.replace(rules=[jaxamp.Rule(scope="attention", precision="f32")])
     yield "float32", jaxamp.PrecisionPolicy.ALWAYS_F32
@@ -28,7 +24,8 @@ def test_words_turn_it_off(order):
     for word, policy in _policies():
         assert not found(program, order, policy).any, word
     for word in ("f16", "auto_mixed"):
-        assert found(program, order, word).any, word
+        policy = jaxamp.PrecisionPolicy.parse(word).replace(fused_attention=True)
+        assert found(program, order, policy).any, word
 
 
 _values_alone = pytest.param(
@@ -41,7 +38,7 @@ def test_a_part_of_the_gradient_is_enough(operand):
     """The gradient of queries alone, of keys alone and of values alone."""
     fn, args = SPELLINGS["einsum_words_first"].built
     gradient = jax.grad(lambda *xs: jnp.sum(jnp.sin(fn(*xs))), operand)
-    plan = jaxamp.plan_of(gradient, "auto_mixed_bf16")(*args)
+    plan = jaxamp.plan_of(gradient, FUSED)(*args)
     assert [(a.forward, a.backward) for a in plan.attentions] == [(True, True)]
 
 

@@ -85,7 +85,9 @@ def _define(primitive: Primitive, form: Callable[..., list[Any]]) -> None:
 
     primitive.multiple_results = True
     primitive.def_impl(lambda *xs, **params: form(*xs, **params))
-    primitive.def_abstract_eval(lambda *avals, **params: types(avals, tuple(sorted(params.items()))))
+    primitive.def_abstract_eval(
+        lambda *avals, **params: types(avals, tuple(sorted(params.items())))
+    )
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batched
     mlir.register_lowering(primitive, mlir.lower_fun(form, multiple_results=True))

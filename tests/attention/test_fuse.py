@@ -1,0 +1,108 @@
+"""A program with its attentions as single equations computes what it did, and is differentiated."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.extend.core import jaxpr_as_fun
+
+import jaxamp
+from jaxamp.attention.fuse import fuse_attention
+from jaxamp.policy.policy import PrecisionPolicy
+
+POLICY = PrecisionPolicy.AUTO_MIXED_BF16.replace(fused_attention=True)
+B, T, N, H = 2, 16, 4, 8
+
+
+def _softmax(q, k, v):
+    scores = jnp.einsum("btnh,bsnh->bnts", q, k) / np.sqrt(H)
+    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores), v)
+
+
+def _causal(q, k, v):
+    scores = jnp.einsum("btnh,bsnh->bnts", q * H**-0.5, k)
+    scores = jnp.where(jnp.tril(jnp.ones((T, T), bool)), scores, -jnp.inf)
+    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores), v)
+
+
+def _operands():
+    keys = jax.random.split(jax.random.key(0), 3)
+    return [jax.random.normal(key, (B, T, N, H)) for key in keys]
+
+
+def _gradient(attend):
+    def loss(q, k, v):
+        return jnp.sum(attend(q, k, v) * jnp.cos(q))
+
+    return jax.value_and_grad(loss, (0, 1, 2))
+
+
+@pytest.mark.parametrize(("attend", "mask"), [(_softmax, "none"), (_causal, "causal")])
+def test_forward_and_backward_are_replaced_together(attend, mask):
+    """The program with its gradient has one equation for each, and the same results in float32."""
+    operands = _operands()
+    closed = jax.make_jaxpr(_gradient(attend))(*operands)
+    fused = fuse_attention(closed, POLICY)
+    names = [eqn.primitive.name for eqn in fused.jaxpr.eqns]
+    assert [n for n in names if n.startswith("found")] == [
+        "found_attention",
+        "found_attention_backward",
+    ]
+    assert "exp" not in names
+    assert [(a.forward, a.backward, a.mask) for a in fused.attentions] == [(True, True, mask)]
+    pairs = zip(jaxpr_as_fun(fused.jaxpr)(*operands), jaxpr_as_fun(closed)(*operands), strict=True)
+    for found, expected in pairs:
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_program_without_attention_stays_the_same_object():
+    """Nothing is emitted anew."""
+    closed = jax.make_jaxpr(lambda x, w: jax.nn.softmax(x @ w))(jnp.ones((4, 8)), jnp.ones((8, 8)))
+    assert fuse_attention(closed, POLICY).jaxpr is closed
+
+
+def test_the_policy_switches_it_off():
+    """By its field, by a rule, and by a region that keeps float32."""
+    operands = _operands()
+    rule = jaxamp.Rule(primitive="found_attention", precision="f32")
+
+    def kept(q, k, v):
+        with jaxamp.keep_precision("f32"):
+            return _softmax(q, k, v)
+
+    assert not jaxamp.plan_of(_softmax, POLICY.replace(fused_attention=False))(*operands).attentions
+    for attend, policy in ((_softmax, POLICY.with_rules(rule)), (kept, POLICY)):
+        plan = jaxamp.plan_of(attend, policy)(*operands)
+        assert not plan.attentions
+        assert len(plan.refused_attentions) == 1
+
+
+def test_derivatives_that_are_stopped_stay_stopped():
+    """Weights without a derivative are not those of an attention that has one."""
+
+    def stopped(q, k, v):
+        scores = jnp.einsum("btnh,bsnh->bnts", q, k)
+        weights = jax.lax.stop_gradient(jax.nn.softmax(scores))
+        return jnp.einsum("bnts,bsnh->btnh", weights, v)
+
+    closed = jax.make_jaxpr(stopped)(*_operands())
+    assert fuse_attention(closed, POLICY).jaxpr is closed
+
+
+@pytest.mark.parametrize("attend", [_softmax, _causal])
+def test_gradients_are_those_of_the_program(attend):
+    """`grad(amp(f))` and `amp(grad(f))` agree with float32 as well as without it."""
+    operands = _operands()
+    exact = jax.jit(_gradient(attend))(*operands)[1]
+
+    def loss(q, k, v):
+        return jnp.sum(attend(q, k, v) * jnp.cos(q))
+
+    ways = (
+        jax.grad(jaxamp.amp(loss, POLICY), (0, 1, 2)),
+        lambda *xs: jaxamp.amp(_gradient(attend), POLICY)(*xs)[1],
+    )
+    for way in ways:
+        for found, expected in zip(jax.jit(way)(*operands), exact, strict=True):
+            error = jnp.max(jnp.abs(found - expected)) / jnp.max(jnp.abs(expected))
+            assert error < 0.03
