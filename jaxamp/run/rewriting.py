@@ -17,4 +17,4 @@ def rewrite(jaxpr: ClosedJaxpr, arrays: Sequence[Any], settings: Settings, name:
     """Rewrite a program in place; its plan is gone before the collector could walk it."""
     plan = make_plan(jaxpr, settings.policy, strict=settings.strict)
     warn_of_idle_parts(plan, name)
-    return run_plan(jaxpr, plan, *arrays)
+    return run_plan(plan.jaxpr, plan, *arrays)
