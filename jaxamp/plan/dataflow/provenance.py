@@ -234,7 +234,7 @@ def _convert(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
 
 def _fixed(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
     for out in node.outs:
-        if node.trait is Trait.LINALG or node.trait is Trait.SOLVER:
+        if node.trait is Trait.LINALG:
             bits[out] |= SOLVED
         bound[out] = _bound_of_dtype(graph, out)
         if node.trait is Trait.GENERATOR and getattr(graph.avals[out], "shape", None) is not None:

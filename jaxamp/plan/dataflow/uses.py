@@ -12,12 +12,13 @@ from jaxamp.plan.graph.sweeps import backward
 
 ESCAPES = 1  # becomes a result by elementwise operations and movement alone
 STOPS_LOOP = 2  # decides when a loop stops
-FEEDS_FACTORIZATION = 4  # feeds a matrix factorization, with no Compute between
+FEEDS_FACTORIZATION = 4  # a factorization, or the operator that a solver iterates on, needs it
 REACHES = 8  # feeds a Compute operation that will be lowered
 TESTED = 16  # it, or a value computed from it without Compute, is compared to stop a loop
 NEEDED = 32  # a result or an effect depends on it
 
 _DECIDING = STOPS_LOOP | TESTED
+_ENTERING = (Link.INVARIANT, Link.INIT, Link.SLICE)
 
 # A value computed before a loop stops it only if the loop's condition compares it: TESTED then
 # makes it STOPS_LOOP, wherever it is computed.
@@ -73,11 +74,12 @@ def find_uses(graph: Graph, provenance: Provenance, may_lower: Lowerable, *, no_
         if not _is_needed(bits, node):
             continue
         if node.role is Role.LINK:
-            _link(bits, node, keeping)
+            _link(provenance, bits, node, keeping)
         elif node.role is Role.MOVE:
             _move(graph, bits, node)
         else:
             _mark(bits, node.ins, _propagated(graph, provenance, bits, node, may_lower) | NEEDED)
+            _mark(bits, _factored(node), FEEDS_FACTORIZATION)
     return Uses(bits.translate(_SETTLED))
 
 
@@ -116,8 +118,6 @@ def _propagated(
             passed &= ~TESTED  # an inner product is a reduction
         return passed | REACHES if may_lower(node, _SETTLED[given]) else passed
     if role is Role.FIXED:
-        if node.trait is Trait.LINALG or node.trait is Trait.SOLVER:
-            passed |= FEEDS_FACTORIZATION
         return passed | ESCAPES if node.trait is Trait.STATE else passed
     passed |= given & (
         FEEDS_FACTORIZATION if role is Role.REDUCE else FEEDS_FACTORIZATION | ESCAPES
@@ -131,13 +131,23 @@ def _propagated(
     return passed
 
 
+def _factored(node: Node) -> tuple[int, ...]:
+    """Return the operands that a node factors or, as a solver does, multiplies in each iteration.
+
+    A right-hand side is none of them: the error of the solution is that of the right-hand side.
+    """
+    if node.trait is Trait.SOLVER:
+        return node.ins[: sum(node.eqn.params["const_lengths"])]
+    return node.ins if node.trait is Trait.LINALG else ()
+
+
 def _move(graph: Graph, bits: bytearray, node: Node) -> None:
     given = union(bits, node.outs)
     if given & _DECIDING and not _selects_index(graph, node):
         _mark(bits, node.ins, given & _DECIDING)
-    _mark(bits, node.ins, given & FEEDS_FACTORIZATION | NEEDED)
+    _mark(bits, node.ins, NEEDED)
     for source, out in movements(node):
-        bits[source] |= bits[out] & (ESCAPES | REACHES)
+        bits[source] |= bits[out] & (ESCAPES | REACHES | FEEDS_FACTORIZATION)
 
 
 def _is_discrete(graph: Graph, node: Node) -> bool:
@@ -149,10 +159,12 @@ def _selects_index(graph: Graph, node: Node) -> bool:
     return node.trait is Trait.EXTREMUM and any(graph.kinds[v] in "iu" for v in node.outs)
 
 
-def _link(bits: bytearray, node: Node, keeping: frozenset[int]) -> None:
+def _link(provenance: Provenance, bits: bytearray, node: Node, keeping: frozenset[int]) -> None:
     (out,) = node.outs
     given, link = bits[out], node.link
-    _mark(bits, node.ins, given & TESTED | NEEDED)
+    # An activation that enters a loop is data of its iterations. A loss that does is compared.
+    is_data = link in _ENTERING and provenance.dense[node.ins[0]]
+    _mark(bits, node.ins, NEEDED if is_data else given & TESTED | NEEDED)
     if out in keeping:
         if link is not Link.INIT:
             # A carry that keeps its dtype is stored in it, like a result.

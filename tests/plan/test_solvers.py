@@ -1,0 +1,95 @@
+"""What is before and after a linear solve or a fixed point is lowered like anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.scipy.sparse.linalg import cg
+
+from jaxamp import amp, plan_of
+from jaxamp.core.formats import Precision
+from tests.tolerances import CLASSES
+
+SIDE, WIDTH = 16, 8
+KEYS = jax.random.split(jax.random.key(0), 5)
+FIELD = jax.random.normal(KEYS[0], (2, SIDE, SIDE, 2))
+IN = 0.2 * jax.random.normal(KEYS[1], (3, 3, 2, WIDTH))
+OUT = 0.2 * jax.random.normal(KEYS[2], (3, 3, WIDTH, 2))
+SQUARE, INNER = (
+    0.3 * jax.random.normal(key, (SIDE, SIDE)) / SIDE**0.5 for key in KEYS[3:]
+)  # contracts: the fixed point is unique
+LOW = {"auto_mixed_bf16": jnp.bfloat16, "auto_mixed": jnp.float16}
+
+Program = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def convolved(x: jax.Array, w: jax.Array) -> jax.Array:
+    return lax.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+def laplacian(p: jax.Array) -> jax.Array:
+    shifts = (jnp.roll(p, by, axis) for axis in (1, 2) for by in (1, -1))
+    return 4.1 * p - sum(shifts)
+
+
+def projected(w: jax.Array, v: jax.Array) -> jax.Array:
+    """A network moves a fluid, whose pressure then makes it free of divergence."""
+    flow = convolved(jnp.tanh(convolved(FIELD, w)), v)
+    divergence = sum(jnp.roll(flow[..., i], -1, i + 1) - flow[..., i] for i in (0, 1))
+    pressure = cg(laplacian, divergence, maxiter=60)[0]
+    slopes = [pressure - jnp.roll(pressure, 1, axis) for axis in (1, 2)]
+    return convolved(jnp.tanh(convolved(flow + jnp.stack(slopes, -1), w)), v)
+
+
+def equilibrium(w: jax.Array, v: jax.Array) -> jax.Array:
+    """A layer iterated to its fixed point, between two others."""
+    x = FIELD[..., 0].reshape(-1, SIDE) @ SQUARE
+
+    State = tuple[jax.Array, jax.Array, int]
+
+    def step(state: State) -> State:
+        z, _, turn = state
+        return jnp.tanh(z @ INNER + x), z, turn + 1
+
+    def goes_on(state: State) -> jax.Array:
+        z, before, turn = state
+        return (jnp.abs(z - before).max() > 1e-5) & (turn < 30)
+
+    start = jnp.zeros_like(x)
+    return lax.while_loop(goes_on, step, (start + 1, start, 0))[0] @ SQUARE + w.sum() + v.sum()
+
+
+def fitted(w: jax.Array, v: jax.Array) -> jax.Array:
+    """A ridge regression on features: their Gram matrix is factored, and stays float32."""
+    features = convolved(FIELD, w).reshape(-1, WIDTH)
+    gram = features.T @ features + jnp.eye(WIDTH)
+    weights = jnp.linalg.solve(gram, features.T @ FIELD.reshape(-1, 2))
+    return features @ weights * v.mean()
+
+
+def _narrow(fn: Program, policy: str) -> list[bool]:
+    decisions = plan_of(fn, policy)(IN, OUT).decisions()
+    products = [d for d in decisions if d.primitive in ("dot_general", "conv_general_dilated")]
+    return [d.operand is not Precision.F32 for d in products]
+
+
+@pytest.mark.parametrize("policy", LOW)
+def test_only_what_is_iterated_on_or_factored_is_kept(policy: str) -> None:
+    assert _narrow(projected, policy) == [True] * 4
+    assert _narrow(equilibrium, policy) == [True, False, True]
+    assert _narrow(fitted, policy) == [True, False, True, True]
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("program", [projected, equilibrium, fitted])
+def test_results_are_off_by_a_few_roundings_in_norm(program: Program, policy: str) -> None:
+    exact = np.asarray(program(IN, OUT), np.float64)
+    off = np.linalg.norm(np.float64(amp(program, policy)(IN, OUT)) - exact)
+    assert 0 < off <= CLASSES["deep"] * jnp.finfo(LOW[policy]).eps * np.linalg.norm(exact)
