@@ -26,6 +26,7 @@ SQUARE, INNER = (
 LOW = {"auto_mixed_bf16": jnp.bfloat16, "auto_mixed": jnp.float16}
 
 Program = Callable[[jax.Array, jax.Array], jax.Array]
+State = tuple[jax.Array, jax.Array, int]
 
 
 def convolved(x: jax.Array, w: jax.Array) -> jax.Array:
@@ -51,8 +52,6 @@ def projected(w: jax.Array, v: jax.Array) -> jax.Array:
 def equilibrium(w: jax.Array, v: jax.Array) -> jax.Array:
     """A layer iterated to its fixed point, between two others."""
     x = FIELD[..., 0].reshape(-1, SIDE) @ SQUARE
-
-    State = tuple[jax.Array, jax.Array, int]
 
     def step(state: State) -> State:
         z, _, turn = state

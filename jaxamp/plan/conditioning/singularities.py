@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from jaxamp.core.semantics import Pole, semantics_of
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.magnitudes import MAY_OVERFLOW, NONNEGATIVE, NONZERO
 from jaxamp.plan.graph.flags import union
@@ -18,10 +19,7 @@ from jaxamp.plan.graph.sweeps import backward
 AT_ZERO, AT_NUMBER = 1, 2  # AT_NUMBER: at a nonzero number or at another value
 AT_BOUND = 4  # undefined beyond the number: not even a sum may be rounded past it
 
-_SINGULAR = {
-    **dict.fromkeys(("log", "log2", "rsqrt", "digamma", "lgamma"), AT_ZERO),
-    **dict.fromkeys(("log1p", "atanh", "acos", "asin", "acosh", "erf_inv"), AT_NUMBER | AT_BOUND),
-}
+_SINGULAR = {Pole.ZERO: AT_ZERO, Pole.NUMBER: AT_NUMBER | AT_BOUND}
 _SUMS = ("add", "sub", "add_any")
 _POWERS = ("integer_pow", "square", "sqrt", "cbrt")
 _REDUCTIONS = (Trait.EXTREMUM, Trait.PREFIX, Trait.PRODUCT)
@@ -45,8 +43,8 @@ class _Singularities:
     def enter(self, node: Node) -> None:
         """Mark operands near a node's own singularity, and propagate the flags of its results."""
         self._mark(self._divisors(node), AT_ZERO)
-        if node.name in _SINGULAR:
-            return self._mark(self._near(node), _SINGULAR[node.name])
+        if flags := _SINGULAR.get(semantics_of(node.name, node.op).pole):
+            return self._mark(self._near(node), flags)
         if not (given := union(self.bits, node.outs)):
             return None
         if node.role is Role.MOVE:

@@ -11,22 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from jaxamp.core.semantics import semantics_of
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
 Interval = tuple[float, float]
 
-_CURVES: Mapping[str, Callable[[float], float]] = {
-    "neg": lambda x: -x,
-    "exp": np.exp,
-    "exp2": np.exp2,
-    "expm1": np.expm1,
-    "sign": np.sign,
-    "sinh": np.sinh,
-    "floor": np.floor,
-    "ceil": np.ceil,
-    "copy": lambda x: x,
-    "tanh": np.tanh,
-}  # monotone
 _PAIRS: Mapping[str, Callable[[float, float], float]] = {
     "add": lambda x, y: x + y,
     "sub": lambda x, y: x - y,
@@ -74,7 +63,7 @@ def _of(node: Node, known: Sequence[Interval]) -> Interval | None:
     if node.name == "abs":
         ends = [abs(x) for x in known[0]]
         return (0.0 if known[0][0] < 0 < known[0][1] else min(ends)), max(ends)
-    if curve := _CURVES.get(node.name):
+    if curve := semantics_of(node.name, node.op).monotone:
         return _around(float(curve(x)) for x in known[0])
     pair = _PAIRS.get(node.name)
     if pair is None or (node.name in ("div", "pow") and not _is_apart(node, known)):

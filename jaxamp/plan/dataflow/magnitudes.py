@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from jaxamp.core.semantics import semantics_of
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.flags import union
@@ -27,14 +28,6 @@ _SURE, _MAYBE = NONNEGATIVE | NONZERO, MAY_UNDERFLOW | MAY_OVERFLOW
 # Least magnitude that counts as nonzero: it and its reciprocal are in float16's range.
 _FAR = 2**-8
 
-_NEVER_NEGATIVE = ("exp", "exp2", "abs", "square", "logistic", "sqrt", "rsqrt", "cosh", "erfc")
-_DECAYING = ("exp", "exp2", "logistic", "erfc", "cumprod", "reduce_prod")
-
-# The certain flags that a result keeps if all operands have them.
-_KEPT = {
-    **dict.fromkeys(("mul", "div", "log1p", "expm1"), NONNEGATIVE),
-    **dict.fromkeys(("sqrt", "min", "clamp", "copy", "stop_gradient"), NONNEGATIVE | NONZERO),
-}
 _ALGEBRAIC = (Trait.EXACT, Trait.ROUNDED, Trait.SUM)
 _ROOTS = ("sqrt", "square", "cbrt")
 _JOINING = (Link.INVARIANT, Link.SLICE, Link.JOIN, Link.STACK)
@@ -87,7 +80,9 @@ def _sure(bits: bytearray, node: Node) -> int:
     if node.name == "integer_pow":
         power = node.eqn.params["y"]
         return known[0] & (_SURE if power > 0 else NONNEGATIVE) | (power % 2 == 0) * NONNEGATIVE
-    return shared & _KEPT.get(node.name, 0) | (node.name in _NEVER_NEGATIVE) * NONNEGATIVE
+    facts = semantics_of(node.name, node.op)
+    kept = facts.keeps_sign * NONNEGATIVE | facts.stays_apart * NONZERO
+    return shared & kept | facts.nonnegative * NONNEGATIVE
 
 
 def _sure_of_reduction(graph: Graph, bits: bytearray, node: Node) -> int:
@@ -100,7 +95,7 @@ def _sure_of_reduction(graph: Graph, bits: bytearray, node: Node) -> int:
 
 
 def _maybe(bits: bytearray, node: Node) -> int:
-    if node.name in _DECAYING:
+    if semantics_of(node.name, node.op).decays:
         return MAY_UNDERFLOW
     if node.name == "div":
         overflow = bits[node.ins[1]] & MAY_UNDERFLOW and MAY_OVERFLOW
