@@ -143,8 +143,8 @@ MUTATIONS = (
         "tests/plan tests/numerics/test_hostile.py",
     ),
     Mutation(
-        "plan/conditioning/topk_stability.py",
-        'return any(graph.kinds[v] in "iu" and uses.needed[v] for v in node.outs[1:])',
+        "plan/conditioning/amplification.py",
+        'return any(self.graph.kinds[v] in "iu" and self.uses.needed[v] for v in node.outs)',
         "return False",
         "tests/plan/conditioning/test_topk_stability.py",
     ),

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import chain
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.conditioning.cancellation import find_cancelling
-from jaxamp.plan.conditioning.exponents import find_exponents
+from jaxamp.plan.conditioning.amplification import find_amplified
 from jaxamp.plan.conditioning.forget_gates import find_forget_gates
-from jaxamp.plan.conditioning.large_offsets import find_large_offsets
-from jaxamp.plan.conditioning.log_space_weights import find_log_space_weights
 from jaxamp.plan.conditioning.lookup_places import find_lookup_places
 from jaxamp.plan.conditioning.periodic_arguments import find_periodic_arguments
 from jaxamp.plan.conditioning.prefix_folds import find_self_combined
@@ -21,7 +17,6 @@ from jaxamp.plan.conditioning.second_moments import find_second_moments
 from jaxamp.plan.conditioning.singularities import AT_NUMBER, AT_ZERO, find_singularities
 from jaxamp.plan.conditioning.squared_distances import find_squared_distances
 from jaxamp.plan.conditioning.state_increments import find_state_increments
-from jaxamp.plan.conditioning.topk_stability import find_topk_operands
 from jaxamp.plan.conditioning.unrolled_recurrences import find_unrolled_recurrences
 from jaxamp.plan.dataflow.constraints import Constraint, is_inexact
 from jaxamp.plan.dataflow.magnitudes import MAY_OVERFLOW, find_magnitudes
@@ -35,9 +30,7 @@ from jaxamp.policy.policy import PrecisionPolicy
 FORGET_GATE = Constraint("multiplies a carry in every iteration", Guard.LOOP_CARRY)
 UNROLLED_CARRY = Constraint("carry of an unrolled recurrence", Guard.LOOP_CARRY)
 PERIODIC = Constraint("argument of a periodic function", Guard.SENSITIVE)
-TOPK_OPERAND = Constraint("its order selects indices", Guard.SENSITIVE)
-EXPONENT = Constraint("read by exp(x - y)", Guard.SENSITIVE)
-LARGE_OFFSET = Constraint("small variation around a large constant", Guard.SENSITIVE)
+AMPLIFIED = Constraint("a later operation amplifies its rounding", Guard.SENSITIVE)
 LOOKUP_PLACE = Constraint("says where to look something up", Guard.SENSITIVE)
 STATE_INCREMENT = Constraint(
     "a boundary value plus increments, read as a difference", Guard.SENSITIVE
@@ -128,12 +121,6 @@ def find_hazards(
     """Run all analyses of this folder."""
     magnitudes = find_magnitudes(graph, provenance)
     recurrences = find_unrolled_recurrences(graph, provenance)
-    cancelling = (
-        find_cancelling(graph, provenance, regions),
-        find_log_space_weights(graph, provenance),
-        find_second_moments(graph, provenance),
-    )
-    combined = list(chain.from_iterable(cancelling))
     forget_gates = find_forget_gates(graph, recurrences)
     squared_distances, lookup_places = find_squared_distances(graph), find_lookup_places(graph)
     simple: Sequence[
@@ -142,17 +129,15 @@ def find_hazards(
         (FORGET_GATE, forget_gates),
         (UNROLLED_CARRY, (v for node, read in recurrences for v in (read, *node.outs))),
         (PERIODIC, find_periodic_arguments(graph, provenance)),
-        (TOPK_OPERAND, find_topk_operands(graph, uses)),
-        (EXPONENT, find_exponents(graph, provenance, regions)),
-        (LARGE_OFFSET, find_large_offsets(graph, provenance)),
         (STATE_INCREMENT, find_state_increments(graph)),
         (LOOKUP_PLACE, lookup_places),
         (SQUARED_DISTANCE, squared_distances),
+        (AMPLIFIED, find_amplified(graph, provenance, uses, regions, magnitudes)),
     )
     return Hazards(
         provenance=provenance,
         uses=uses,
-        self_combined=find_self_combined(graph, provenance, combined),
+        self_combined=find_self_combined(graph, provenance, find_second_moments(graph, provenance)),
         singularities=find_singularities(graph, magnitudes),
         magnitudes=magnitudes,
         forget_gates=forget_gates,

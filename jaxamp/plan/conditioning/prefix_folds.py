@@ -118,7 +118,7 @@ def find_self_combined(graph: Graph, provenance: Provenance, also: Iterable[int]
     Args:
       graph: the program.
       provenance: where each value comes from.
-      also: values that cancel with functions of themselves; see `cancellation.py`.
+      also: values that cancel with functions of themselves; see `second_moments.py`.
     """
     sweep = _SelfCombination(graph, provenance)
     for node in graph.nodes:

@@ -1,0 +1,178 @@
+"""Find values whose rounding is amplified: two sweeps of one bit each.
+
+What Compute makes is rounded, as the policy says, and so is what is linear in its results: sums,
+choices, known multiples. This is a residual stream, which hand-written bfloat16 rounds too. Any
+other value that is in memory may be rounded only if all that reads it from there is well
+conditioned: if no path without Compute leads from the reader to a steep curve, a running fold, an
+index taken from an order, or a difference that may cancel. The facts of single primitives are in
+`core/semantics.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jaxamp.core.semantics import Linear, Rounding, semantics_of
+from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.dataflow.magnitudes import NONNEGATIVE
+from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.dataflow.regions import FusionRegions
+from jaxamp.plan.dataflow.uses import Uses
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.sweeps import backward, forward
+
+AMPLIFIED = 1  # on a path without Compute to an amplifying operation
+IN_MEMORY = 2  # the reader on that path takes the value from memory
+
+_STEEP_POWER = 3  # powers above it amplify
+_AROUND = (Link.INIT, Link.BACK)
+_SQUARES = ("square", "integer_pow", "mul")
+
+
+def find_amplified(
+    graph: Graph,
+    provenance: Provenance,
+    uses: Uses,
+    regions: FusionRegions,
+    magnitudes: bytearray,
+) -> frozenset[int]:
+    """Return values in memory of which a rounding is amplified before Compute reads it."""
+    linear, bounded = find_linear(graph, provenance), _find_bounded(graph, provenance)
+    sweep = _Amplification(graph, provenance, uses, regions, magnitudes, linear, bounded)
+    for node in backward(graph, sweep.bits):
+        sweep.leave(node)
+    return frozenset(v for v, bits in enumerate(sweep.bits) if bits & IN_MEMORY and not linear[v])
+
+
+def find_linear(graph: Graph, provenance: Provenance) -> bytearray:
+    """Return, per value, 1 if it is a result of Compute or linear in such."""
+    linear = bytearray(len(graph.avals))
+    for value in graph.activations:
+        linear[value] = 1
+    for carry in graph.carries:
+        linear[carry.inner] = linear[carry.result] = not carry.keeps_dtype
+    for node in graph.nodes:
+        if node.role is Role.MOVE or node.role is Role.CONVERT:
+            for source, out in movements(node):
+                linear[out] = linear[source]
+        elif node.link not in _AROUND and _is_linear(provenance, linear, node):
+            for out in node.outs:
+                linear[out] = 1
+    return linear
+
+
+def _is_linear(provenance: Provenance, linear: bytearray, node: Node) -> bool:
+    if node.role is Role.CONTRACT:
+        return True
+    dense = _dense(provenance, node)
+    if not dense or not all(linear[v] for v in dense) or node.role is Role.FIXED:
+        return False
+    if node.role is Role.MERGE or node.role is Role.LINK:
+        return True
+    kind = semantics_of(node.name, node.op).linear
+    if kind is Linear.EACH:
+        return len(dense) == 1 and node.ins.count(dense[0]) == 1
+    return kind is Linear.ALL or (kind is Linear.FIRST and dense == [node.ins[0]])
+
+
+def _dense(provenance: Provenance, node: Node) -> list[int]:
+    chosen = node.ins[1:] if node.name == "select_n" else node.ins
+    return [v for v in dict.fromkeys(chosen) if provenance.dense[v]]
+
+
+def _find_bounded(graph: Graph, provenance: Provenance) -> bytearray:
+    """Return, per value, 1 if it is a bounded curve or the square of one.
+
+    Its distance to a known number is the curve's derivative, which is small only where cotangents
+    may be lost.
+    """
+    bounded = bytearray(len(graph.avals))
+    for node in forward(graph, bounded):
+        if node.role is Role.MOVE:
+            for source, out in movements(node):
+                bounded[out] = bounded[source]
+        elif node.link is Link.BACK:
+            bounded[node.outs[0]] = bounded[node.ins[0]]  # whatever the first iteration reads
+        elif node.outs and _is_bounded(provenance, bounded, node):
+            bounded[node.outs[0]] = 1
+    return bounded
+
+
+def _is_bounded(provenance: Provenance, bounded: bytearray, node: Node) -> bool:
+    if node.trait is Trait.SMOOTH:
+        return True
+    dense = _dense(provenance, node)
+    passes = node.role is Role.MERGE or node.link not in (None, *_AROUND)
+    is_square = node.name in _SQUARES and len({*node.ins}) == 1
+    return bool(dense) and (passes or is_square) and all(bounded[v] for v in dense)
+
+
+class _Amplification:
+    """Backward sweep that marks values whose rounding is amplified."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        provenance: Provenance,
+        uses: Uses,
+        regions: FusionRegions,
+        magnitudes: bytearray,
+        linear: bytearray,
+        bounded: bytearray,
+    ) -> None:
+        self.graph, self.provenance, self.uses, self.regions = graph, provenance, uses, regions
+        self.magnitudes, self.linear, self.bounded = magnitudes, linear, bounded
+        self.bits = bytearray(len(graph.avals))
+
+    def leave(self, node: Node) -> None:
+        """Mark the operands of a node that amplifies, or whose results lead to one that does."""
+        if node.role is Role.CONTRACT:
+            return
+        if node.role is Role.MOVE:
+            self._mark(node, (source for source, out in movements(node) if self.bits[out]))
+        elif self._amplifies(node) or self._passes(node):
+            self._mark(node, node.ins)
+
+    def _mark(self, node: Node, values: Iterable[int]) -> None:
+        dense, fused, is_far = self.provenance.dense, self.regions.fused, self.regions.is_far
+        for value in values:
+            if dense[value]:  # statistics are float32
+                in_memory = not fused[value] or is_far(value, node)
+                self.bits[value] |= AMPLIFIED | in_memory * IN_MEMORY
+
+    def _passes(self, node: Node) -> bool:
+        """Return whether a later amplification counts for a node's operands too."""
+        if not any(self.bits[out] for out in node.outs):
+            return False
+        if node.role is not Role.ELEMENTWISE and node.role is not Role.REDUCE:
+            return True
+        return semantics_of(node.name, node.op).rounding is not Rounding.STOPPED
+
+    def _amplifies(self, node: Node) -> bool:
+        if node.role is not Role.ELEMENTWISE and node.role is not Role.REDUCE:
+            return False
+        if node.trait is Trait.EXTREMUM:
+            return self._orders(node)
+        if node.name == "integer_pow":
+            return abs(node.eqn.params["y"]) > _STEEP_POWER
+        rounding = semantics_of(node.name, node.op).rounding
+        return rounding is Rounding.AMPLIFIED or (
+            rounding is Rounding.CANCELLING and self._cancels(node)
+        )
+
+    def _orders(self, node: Node) -> bool:
+        """Return whether a node takes indices from an order, and something needs them."""
+        return any(self.graph.kinds[v] in "iu" and self.uses.needed[v] for v in node.outs)
+
+    def _cancels(self, node: Node) -> bool:
+        """Return whether terms may be nearly equal: two activations, or one and a known number."""
+        dense = _dense(self.provenance, node)
+        if len(dense) == 2:
+            return node.name == "sub" and not all(self.linear[v] for v in dense)
+        if not dense or (node.name == "add" and self._is_nonnegative(node)):
+            return False
+        is_known = any(v in self.graph.constants for v in node.ins)
+        return not self.bounded[dense[0]] if is_known else node.name == "sub"
+
+    def _is_nonnegative(self, node: Node) -> bool:
+        return all(self.magnitudes[v] & NONNEGATIVE for v in node.ins)
