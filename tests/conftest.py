@@ -3,6 +3,7 @@
 import gc
 import os
 
+import psutil
 import pytest
 
 from tests import flags, libraries, selection
@@ -33,6 +34,21 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hooks of this folder that concern the package's doctests too."""
     for hooks in (libraries, selection):
         config.pluginmanager.register(hooks)
+
+
+MOST = 2 * 2**30
+"""Bytes that a worker may hold before it forgets what it has compiled: half of it is code of tests
+that are over."""
+
+
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Forget compiled programs between files, once they have piled up."""
+    leaves = nextitem is None or nextitem.path != item.path
+    if leaves and psutil.Process().memory_info().rss > MOST:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_collection_finish() -> None:

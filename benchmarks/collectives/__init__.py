@@ -1,1 +1,1 @@
-"""What training on several devices sends between them, by dtype: compiled for absent TPUs and GPUs."""
+"""What training on several devices sends between them, by dtype, compiled for absent chips."""

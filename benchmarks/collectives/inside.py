@@ -1,4 +1,4 @@
-"""Compile and count where a vendor's compiler is; ``python -m benchmarks.collectives`` starts it."""
+"""Compile and count where a vendor's compiler is, for ``python -m benchmarks.collectives``."""
 
 from __future__ import annotations
 

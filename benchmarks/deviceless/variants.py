@@ -7,21 +7,38 @@ from typing import Any
 
 import jax
 
+from benchmarks.deviceless.models.fused import FUSED
 from benchmarks.deviceless.models.model import Loss, Size
-from jaxamp import amp
+from jaxamp import PrecisionPolicy, amp
 
-POLICY = "auto_mixed_bf16"
+POLICY = PrecisionPolicy.parse("mixed_bf16")
 PLAIN = "float32"
 ORDERS = ("grad(amp(f))", "amp(grad(f))")
+FUSED_ORDERS = tuple(f"{order}, fused attention" for order in ORDERS)
 
 
 def variants(size: Size) -> dict[str, Callable[..., Any]]:
-    """Loss and gradient in float32, by hand, and by jaxamp in both orders."""
-    return {
+    """Loss and gradient in float32, by hand, and by jaxamp in both orders.
+
+    What attends is there twice: as it is, and with attention that jaxamp finds and fuses.
+    """
+    programs = {
         PLAIN: _gradient(size.plain),
         **{name: _gradient(fn) for name, fn in size.hands.items()},
-        ORDERS[0]: _gradient(amp(size.plain, POLICY)),
-        ORDERS[1]: amp(_gradient(size.plain), POLICY),
+        **_both(size, ORDERS, POLICY),
+    }
+    if FUSED in size.hands:
+        programs |= _both(size, FUSED_ORDERS, POLICY.replace(fused_attention=True))
+    return programs
+
+
+def _both(
+    size: Size, names: tuple[str, ...], policy: PrecisionPolicy
+) -> dict[str, Callable[..., Any]]:
+    inside, around = names
+    return {
+        inside: _gradient(amp(size.plain, policy)),
+        around: amp(_gradient(size.plain), policy),
     }
 
 

@@ -155,7 +155,7 @@ class _Fuser:
         known = KnownNumbers(level, given)
         scopes = dict(_scopes(level.units, scope))
         bodies = self._bodies(level, known, scopes)
-        scores = Scores(level)
+        scores = Scores(level, known)
         replacements = self._replacements(level, scores, known, scopes)
         if not replacements and not bodies:
             return closed

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.extend.core import Literal
 
 from jaxamp.attention.levels import Atom, Level, Unit
@@ -35,7 +36,7 @@ class KnownNumbers:
             if index in given:
                 self._thunks[entry] = given[index]
         for value, const in level.constants.items():
-            if not isinstance(const, jax.core.Tracer) and hasattr(const, "dtype"):
+            if not isinstance(const, Tracer) and hasattr(const, "dtype"):
                 self._thunks[value] = lambda const=const: const
         for unit in level.equations():
             self._follow(unit)

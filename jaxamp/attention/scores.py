@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jaxamp.attention.algebra import Algebra, Place, Value, refine, renamed, reshaped, substituted
+from jaxamp.attention.known_numbers import KnownNumbers
 from jaxamp.attention.levels import Atom, Level, Unit
 from jaxamp.core import jax_compat
 
@@ -38,10 +39,10 @@ class Scores:
       exponentials: per exponential of scores the values that hold it.
     """
 
-    def __init__(self, level: Level, imported: dict[int, Forms] | None = None) -> None:
-        self.level = level
+    def __init__(self, level: Level, known: KnownNumbers) -> None:
+        self.level, self.known = level, known
         self.algebra = Algebra()
-        self.forms: dict[int, Forms] = dict(imported or {})
+        self.forms: dict[int, Forms] = {}
         self.homes: dict[int, tuple[int, Value]] = {}
         self.products: dict[int, Unit] = {}
         self.summed: list[tuple[Unit, frozenset[int], frozenset[int]]] = []
@@ -54,10 +55,10 @@ class Scores:
     def of(self, atom: Atom) -> Forms:
         """Return the forms of a value."""
         if isinstance(atom, Literal):
-            number = jax_compat.literal_value(atom)
-            shape = np.shape(number)
-            if np.size(number) == 1 and np.asarray(number).dtype.kind in "fiubV":
-                value = self.algebra.constant(float(np.asarray(number).reshape(())), shape)
+            literal = jax_compat.literal_value(atom)
+            shape, number = np.shape(literal), _number(literal)
+            if number is not None:
+                value = self.algebra.constant(number, shape)
                 return Forms(value, value)
             value = self.algebra.leaf(("literal", id(atom)), shape)
             return Forms(value, value)
@@ -68,6 +69,11 @@ class Scores:
 
     def _leaf(self, value: int) -> Forms:
         aval = self.level.avals[value]
+        if getattr(aval, "size", 0) == 1 and self.known.is_known(value):
+            number = _number(self.known.value(value))
+            if number is not None:
+                constant = self.algebra.constant(number, aval.shape)
+                return Forms(constant, constant)
         is_boolean = getattr(aval, "dtype", None) == np.bool_
         leaf = self.algebra.leaf(value, getattr(aval, "shape", ()), is_boolean)
         return Forms(leaf, leaf)
@@ -112,6 +118,13 @@ class Scores:
         """Return an operand of a product: one tensor, unless exponentials of scores are in it."""
         forms = self.of(atom)
         return forms.whole if self.is_tainted(forms.whole) else forms.single
+
+
+def _number(array: Any) -> float | None:
+    """Return the one real number of an array; ``None`` for others."""
+    if np.size(array) != 1 or jnp.result_type(array).kind not in "fiubV":
+        return None
+    return float(np.asarray(array).reshape(()))
 
 
 def _sign(number: float) -> Callable[[Scores, Unit], Value | None]:
@@ -243,7 +256,7 @@ def _same(scores: Scores, unit: Unit) -> Forms:
 
 
 def _convert(scores: Scores, unit: Unit) -> Forms | None:
-    dtype = unit.eqn.params.get("new_dtype")
+    dtype = unit.eqn.params["new_dtype"]
     source = unit.eqn.invars[0].aval.dtype  # type: ignore[attr-defined]
     if jnp.issubdtype(dtype, jnp.floating) and (
         jnp.issubdtype(source, jnp.floating) or source == np.bool_

@@ -42,9 +42,9 @@ class _Unfolder:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._scopes: dict[tuple[str, Any], str] = {}
+        self._scopes: dict[tuple[str, Any, str], str] = {}
         self._scopes_by_id: dict[
-            tuple[str, int], str
+            tuple[str, int, str], str
         ] = {}  # by identity: comparing name stacks is slow
         self._ops: dict[Primitive, Op | None] = {}
 
