@@ -1,30 +1,17 @@
 """Spellings that are not found, in which order and why. What is found leaves this list."""
 
 NOT_FOUND: dict[tuple[str, str], str] = {
-    ("matrices", "forward"): "scores are not a product of queries and keys times a number",
-    ("matrices", "joint"): "scores are not a product of queries and keys times a number",
-    (
-        "scale_by_a_root_of_jax",
-        "forward",
-    ): "scores are not a product of queries and keys times a number",
-    (
-        "scale_by_a_root_of_jax",
-        "joint",
-    ): "scores are not a product of queries and keys times a number",
-    ("scale_by_rsqrt", "forward"): "scores are not a product of queries and keys times a number",
-    ("scale_by_rsqrt", "joint"): "scores are not a product of queries and keys times a number",
     ("multiplied_mask", "forward"): "scores are not a product of queries and keys times a number",
     ("multiplied_mask", "joint"): "scores are not a product of queries and keys times a number",
     ("padding_by_lengths", "forward"): "a row may be masked whole, where -inf gives NaN",
     ("causal_then_padding", "joint"): "weights are returned",
     ("segments", "forward"): "a row may be masked whole, where -inf gives NaN",
     ("mask_of_examples", "forward"): "a row may be masked whole, where -inf gives NaN",
-    ("softmax_with_where", "forward"): "no reason is given",
-    ("softmax_with_where", "joint"): "weights are changed before they multiply the values",
+    ("softmax_with_where", "forward"): "a row may be masked whole, where -inf gives NaN",
+    ("softmax_with_where", "joint"): "weights are returned",
     ("weights_masked_again", "joint"): "weights are returned",
     ("by_hand_through_the_maximum", "joint"): "weights are returned",
     ("by_a_reciprocal", "joint"): "weights are returned",
-    ("powers_of_two", "joint"): "weights are returned",
     ("safe_softmax", "forward"): "a row may be masked whole, where -inf gives NaN",
     ("softmax_with_its_own_rule", "forward"): "no reason is given",
     ("keys_repeated", "joint"): "weights are read elsewhere",
@@ -60,6 +47,3 @@ NOT_FOUND: dict[tuple[str, str], str] = {
     ("transformers_llama", "joint"): "weights are read elsewhere",
     ("transformers_mistral", "joint"): "weights are read elsewhere",
 }
-
-FOUND_BESIDE = {("largest_weight", "joint"), ("sown_weights", "forward"), ("sown_weights", "joint")}
-"""Near misses of which a part is attention: a loss that reads no index, and an initialisation."""

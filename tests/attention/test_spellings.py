@@ -5,7 +5,7 @@ import pytest
 from tests.attention import near_misses, of_packages, spellings  # noqa: F401
 from tests.attention.corpus import NEAR_MISSES, SPELLINGS
 from tests.attention.finding import ORDERS, found
-from tests.attention.not_found import FOUND_BESIDE, NOT_FOUND
+from tests.attention.not_found import NOT_FOUND
 
 
 def test_there_are_enough_of_them():
@@ -49,4 +49,4 @@ def test_a_spelling_is_found(name, order):
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_a_near_miss_is_left_alone(name, order):
     """No part of it is replaced."""
-    assert found(NEAR_MISSES[name], order).any is ((name, order) in FOUND_BESIDE)
+    assert not found(NEAR_MISSES[name], order).any

@@ -18,7 +18,6 @@ TESTED = 16  # it, or a value computed from it without Compute, is compared to s
 NEEDED = 32  # a result or an effect depends on it
 
 _DECIDING = STOPS_LOOP | TESTED
-_ENTERING = (Link.INVARIANT, Link.INIT, Link.SLICE)
 
 # A value computed before a loop stops it only if the loop's condition compares it: TESTED then
 # makes it STOPS_LOOP, wherever it is computed.
@@ -74,7 +73,7 @@ def find_uses(graph: Graph, provenance: Provenance, may_lower: Lowerable, *, no_
         if not _is_needed(bits, node):
             continue
         if node.role is Role.LINK:
-            _link(provenance, bits, node, keeping)
+            _link(bits, node, keeping)
         elif node.role is Role.MOVE:
             _move(graph, bits, node)
         else:
@@ -159,12 +158,10 @@ def _selects_index(graph: Graph, node: Node) -> bool:
     return node.trait is Trait.EXTREMUM and any(graph.kinds[v] in "iu" for v in node.outs)
 
 
-def _link(provenance: Provenance, bits: bytearray, node: Node, keeping: frozenset[int]) -> None:
+def _link(bits: bytearray, node: Node, keeping: frozenset[int]) -> None:
     (out,) = node.outs
     given, link = bits[out], node.link
-    # An activation that enters a loop is data of its iterations. A loss that does is compared.
-    is_data = link in _ENTERING and provenance.dense[node.ins[0]]
-    _mark(bits, node.ins, NEEDED if is_data else given & TESTED | NEEDED)
+    _mark(bits, node.ins, given & TESTED | NEEDED)
     if out in keeping:
         if link is not Link.INIT:
             # A carry that keeps its dtype is stored in it, like a result.
