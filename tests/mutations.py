@@ -204,9 +204,15 @@ MUTATIONS = (
     ),
     Mutation(
         "run/amax_history.py",
-        "amax if history is None else jnp.max(window)",
-        "amax",
+        "if self.largest is None else self.largest[index]",
+        "",
         "tests/run/test_delayed.py",
+    ),
+    Mutation(
+        "attention/fuse.py",
+        "AttentionSpec(float(scale), causal, window)",
+        "AttentionSpec(1.0, causal, window)",
+        "tests/attention",
     ),
     Mutation(
         "run/runner.py",

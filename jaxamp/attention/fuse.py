@@ -129,7 +129,7 @@ def _has_softmax(closed: ClosedJaxpr) -> bool:
 
 @dataclass(slots=True)
 class _Place:
-    """Where an exponential of scores is."""
+    """Place of an exponential of scores."""
 
     unit: Unit
     scope: str

@@ -82,7 +82,7 @@ class Found:
 
     @property
     def backward(self) -> bool:
-        """Whether there is a backward pass."""
+        """Return whether there is a backward pass."""
         return any(name != "out" for name in self.results)
 
     @property
@@ -102,7 +102,7 @@ class Found:
 
 
 class NotAttention(Exception):
-    """What keeps a softmax between two products from being an attention of ours."""
+    """Obstacle that keeps a softmax between two products from being an attention of ours."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What each value of a program is in the algebra of attention: a rule for each primitive."""
+"""Values of a program in the algebra of attention: a rule for each primitive."""
 
 from __future__ import annotations
 

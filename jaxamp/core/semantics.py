@@ -29,7 +29,7 @@ class Linear(enum.Enum):
 
 
 class Rounding(enum.Enum):
-    """What becomes of a relative rounding of the operands."""
+    """Fate of a relative rounding of the operands."""
 
     KEPT = "kept"  # it is a relative rounding of the result, at most a few times as large
     STOPPED = "stopped"  # the result is bounded, or discrete: a small error at most
@@ -40,7 +40,7 @@ class Rounding(enum.Enum):
 
 
 class Pole(enum.Enum):
-    """Where a function of one operand is singular."""
+    """Place where a function of one operand is singular."""
 
     NONE = "none"
     ZERO = "zero"

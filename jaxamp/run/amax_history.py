@@ -222,7 +222,7 @@ class _Moves:
         self._sources: dict[int, tuple[Any, Any, JaxprEqn]] = {}  # holds arrays, so ids stay theirs
 
     def note(self, eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]) -> None:
-        """Remember an equation that moves an array or rounds it."""
+        """Record an equation that moves an array or rounds it."""
         if eqn.primitive.name in _MOVES and _is_float_array(operands[0]):
             self._sources[id(results[0])] = results[0], operands[0], eqn
 

@@ -85,7 +85,20 @@ def _manual(x: Any) -> Any:
 
 
 READ: dict[str, tuple[Callable[[Any], Any], dict[str, Callable[[Any], bool]]]] = {
-    "jit": (jax.jit(jnp.sin), {"jaxpr": _closed, "name": lambda v: v == "sin"}),
+    "jit": (
+        jax.jit(jnp.sin),
+        {
+            "jaxpr": _closed,
+            "name": lambda v: v == "sin",
+            "in_shardings": lambda v: len(v) == 1,
+            "out_shardings": lambda v: len(v) == 1,
+        },
+    ),
+    "reshape": (lambda x: x.reshape(2, 8), {"dimensions": lambda v: v is None}),
+    "custom_linear_solve": (
+        lambda x: lax.custom_linear_solve(lambda y: x @ y, x[0], lambda f, b: b / x[0]),
+        {"const_lengths": lambda v: sum(v) == 2},
+    ),
     "cond": (
         lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x),
         {"branches": lambda v: len(v) == 2 and all(map(_closed, v))},
@@ -108,7 +121,10 @@ READ: dict[str, tuple[Callable[[Any], Any], dict[str, Callable[[Any], bool]]]] =
     ),
     "broadcast_in_dim": (
         lambda x: lax.broadcast_in_dim(x, (4, 4, 2), (0, 1)),
-        {"broadcast_dimensions": lambda v: [*map(int, v)] == [0, 1]},
+        {
+            "broadcast_dimensions": lambda v: [*map(int, v)] == [0, 1],
+            "shape": lambda v: v == (4, 4, 2),
+        },
     ),
     "remat2": (
         jax.checkpoint(jnp.sin),
