@@ -98,7 +98,8 @@ def fuse_attention(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Fused:
     >>> def attend(q, k, v):
     ...     return jax.nn.softmax(q @ k.T) @ v
     >>> x = jnp.ones((64, 64))
-    >>> fused = fuse_attention(jax.make_jaxpr(attend)(x, x, x), PrecisionPolicy.AUTO_MIXED_BF16)
+    >>> policy = PrecisionPolicy.MIXED_BF16.replace(fused_attention=True)
+    >>> fused = fuse_attention(jax.make_jaxpr(attend)(x, x, x), policy)
     >>> [eqn.primitive.name for eqn in fused.jaxpr.eqns if "attention" in eqn.primitive.name]
     ['found_attention']
     """
