@@ -18,8 +18,8 @@ demo: $(VENV)/.installed-demo
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -n $(WORKERS)
 
-# What `make test` leaves out, then samples of the conformance runs; `EVERY=12` runs one test in
-# twelve. Tests for chips that are not here run where their compilers are: `python -m jaxamp estimate
+# What `make test` leaves out, then samples of the conformance runs; `EVERY=40` runs one test in
+# forty. Tests for chips that are not here run where their compilers are: `python -m jaxamp estimate
 # --install gpu`, and the same with `tpu`.
 EVERY ?= 1
 test-long: $(VENV)/.installed-test
