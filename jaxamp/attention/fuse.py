@@ -9,14 +9,12 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax import lax
 from jax.extend.core import ClosedJaxpr
 
-from jaxamp.attention.algebra import Axis
 from jaxamp.attention.known_numbers import Given, KnownNumbers
 from jaxamp.attention.levels import Level, Unit, open_level
+from jaxamp.attention.masks import causal_kind, known_masks
 from jaxamp.attention.match import (
-    Bias,
     Found,
     Masking,
     Matcher,
@@ -24,12 +22,15 @@ from jaxamp.attention.match import (
     Rescaling,
     still_read,
 )
-from jaxamp.attention.replace import Replacement, arranged, emit_level, home_of, layout_of, thinned
-from jaxamp.attention.scores import LEAST, Scores
+from jaxamp.attention.outcome import Attention, RefusedAttention
+from jaxamp.attention.replace import Replacement, emit_level, home_of, layout_of, thinned
+from jaxamp.attention.scores import Scores
+from jaxamp.attention.values import size_of
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.keep_precision import kept_precision
 from jaxamp.core.taxonomy import OpKind
+from jaxamp.jaxprs.asked_precision import ASKED, asks_precision
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
 from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
 from jaxamp.jaxprs.shared_rules import share_rules
@@ -39,38 +40,7 @@ from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import EquationView, first_match
 
 _NARROW = (Precision.BF16, Precision.F16)
-
-
-class Attention(NamedTuple):
-    """An attention that a program computes, as one equation of it.
-
-    Attributes:
-      scope: where it is, as the user wrote it.
-      source: ``file:line (function)`` of the user's code.
-      forward: whether its output is computed here.
-      backward: whether its cotangents are computed here.
-      mask: ``"none"``, ``"causal"``, ``"window"`` or ``"bias"``.
-    """
-
-    scope: str
-    source: str
-    forward: bool
-    backward: bool
-    mask: str
-
-
-class RefusedAttention(NamedTuple):
-    """A softmax between two products that stays as it is.
-
-    Attributes:
-      scope: where it is, as the user wrote it.
-      source: ``file:line (function)`` of the user's code.
-      reason: why, in words.
-    """
-
-    scope: str
-    source: str
-    reason: str
+_ENTERED = (Wiring.CALL, Wiring.BRANCHES, Wiring.SCAN, Wiring.WHILE)
 
 
 class Fused(NamedTuple):
@@ -218,7 +188,7 @@ class _Fuser:
             if not wrong:
                 break
             for replacement, place in wrong:
-                reason = why_read(level, scores, replacement.found, cut)
+                reason = _why_read(level, scores, replacement.found, cut)
                 self.refused.append(RefusedAttention(*place.words, reason))
             pairs = [pair for pair in pairs if pair not in wrong]
         for replacement, place in pairs:
@@ -244,14 +214,14 @@ class _Fuser:
         _check_order(found, level, scores)
         told = {a for s in found.steps if isinstance(s, Masking) for a in s.factor.axes}
         layout = layout_of(found, scores, [a for a in found.axes if a in told])
-        seen, rest, is_sure = _masks(found, scores, known, makers, layout)
+        seen, rest, is_sure = known_masks(found, scores, known, makers, layout)
         if not is_sure:  # where a row is masked whole, a bias has no gradient
             held = found.results.items()
             found.results = {name: x for name, x in held if not name.startswith("dbias")}
         scale = found.scale
         for step in found.steps:
             scale *= step.times if isinstance(step, Rescaling) else 1.0
-        causal, window = _kind(seen)
+        causal, window = causal_kind(seen)
         if seen is not None and not causal and not seen.all():
             rest = list(found.steps)
         spec = AttentionSpec(float(scale), causal, window)
@@ -259,7 +229,7 @@ class _Fuser:
         shape = _bias_shape(steps, layout) if steps else None
         narrow = self.policy.base.dtype
         q, k, v = (
-            jax.ShapeDtypeStruct([_product(p) for p in places], narrow)
+            jax.ShapeDtypeStruct([size_of(p) for p in places], narrow)
             for places in (layout.q, layout.k, layout.v)
         )
         bias = shape and jax.ShapeDtypeStruct(shape, np.float32)
@@ -300,10 +270,8 @@ class _Fuser:
         products = [u for u, e, _ in scores.summed if found.exponential in e]
         products += [u for b, u in scores.products.items() if b in _parts(found, scores)]
         for unit in products:
-            asked = unit.eqn.params.get("precision")
-            pair = asked if isinstance(asked, tuple) else (asked,)
-            if any(p is not None and p != lax.Precision.DEFAULT for p in pair):
-                raise NotAttention("an explicit precision was requested")
+            if asks_precision(unit.eqn):
+                raise NotAttention(ASKED)
 
 
 def _check_order(found: Found, level: Level, scores: Scores) -> None:
@@ -327,9 +295,6 @@ def _check_order(found: Found, level: Level, scores: Scores) -> None:
         raise NotAttention("")
     if first and made[home_of(scores, found.dout)] >= min(first.values()):  # type: ignore
         raise NotAttention("")
-
-
-_ENTERED = (Wiring.CALL, Wiring.BRANCHES, Wiring.SCAN, Wiring.WHILE)
 
 
 def _parts(found: Found, scores: Scores) -> set[int]:
@@ -370,110 +335,13 @@ def _given(unit: Unit, known: KnownNumbers) -> Given:
     return {i: known.thunk(a) for i, a in operands if known.is_known(a)}
 
 
-def _product(place: Sequence[Axis]) -> int:
-    size = 1
-    for axis in place:
-        size *= axis.size
-    return size
-
-
 def _bias_shape(steps: Sequence[Any], layout: Any) -> tuple[int, ...]:
     """Return the shape of the sum of biases and masks."""
-    shapes = [[_product(p) for p in thinned(step.factor.places, layout.scores)] for step in steps]
+    shapes = [[size_of(p) for p in thinned(step.factor.places, layout.scores)] for step in steps]
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
 
 
-def _masks(
-    found: Found,
-    scores: Scores,
-    known: KnownNumbers,
-    makers: Mapping[int, Unit],
-    layout: Any,
-) -> tuple[np.ndarray | None, list[Any], bool]:
-    """Return which keys a query is known to see, the other steps, and whether no row is empty."""
-    every: np.ndarray | None = None
-    whole: Any = None
-    rest: list[Any] = []
-    is_sure = True
-    for step in found.steps:
-        seen = _known_mask(step, scores, known, layout)
-        if seen is None:
-            rest.append(step)
-            if isinstance(step, Masking):
-                is_sure = False
-                if np.isinf(step.number):
-                    raise NotAttention("a row may be masked whole, where -inf gives NaN")
-            elif isinstance(step, Bias) and _may_be_infinite(step, scores, known, makers):
-                raise NotAttention("a row may be masked whole, where -inf gives NaN")
-            continue
-        whole = seen if whole is None else whole & seen
-        flat = seen.reshape(-1, *seen.shape[-2:])
-        if flat.shape[0] == 1 or (flat == flat[:1]).all():
-            every = flat[0] if every is None else every & flat[0]
-        else:
-            rest.append(step)
-    if whole is not None and not whole.any(-1).all():
-        raise NotAttention("a row is masked whole")
-    if every is not None:
-        every = np.broadcast_to(every, (_product(layout.query), _product(layout.keys)))
-        if not is_sure and not every.all():
-            rest = list(found.steps)  # rows that are empty only by both
-    return every, rest, is_sure
-
-
-def _known_mask(step: Any, scores: Scores, known: KnownNumbers, layout: Any) -> Any:
-    """Return bool[..., T, S] of a step that is a mask of known numbers."""
-    if isinstance(step, Rescaling):
-        return None
-    home = home_of(scores, step.factor)
-    if home is None or not known.is_known(home):
-        return None
-    number, places = known.value(home), step.factor.places
-    if home in {value for value, _ in scores.homes.values()}:
-        return None
-    with jax.ensure_compile_time_eval():
-        array = np.asarray(
-            arranged(jax.numpy.asarray(number), places, thinned(places, layout.scores))
-        )
-    if isinstance(step, Masking):
-        return array.astype(bool) == step.sign
-    array = array * step.times
-    if not np.isin(array, [0.0]).any() or not ((array == 0) | (array <= LEAST)).all():
-        return None
-    return array == 0
-
-
-def _may_be_infinite(
-    step: Bias, scores: Scores, known: KnownNumbers, makers: Mapping[int, Unit]
-) -> bool:
-    """Return whether a bias is chosen between numbers one of which is minus infinity."""
-    pending = [home_of(scores, step.factor)]
-    for _ in range(8):
-        unit = makers.get(pending.pop()) if pending else None  # type: ignore[arg-type]
-        if unit is None:
-            break
-        for atom in unit.ins:
-            number = scores.of(atom).whole.number
-            if number is not None and np.isinf(number):
-                return True
-            if isinstance(atom, int):
-                pending.append(atom)
-    return False
-
-
-def _kind(seen: np.ndarray | None) -> tuple[bool, int | None]:
-    """Return whether a known mask is causal, and its window."""
-    if seen is None or seen.shape[0] != seen.shape[1] or seen.all():
-        return False, None
-    size = seen.shape[0]
-    distance = np.arange(size)[:, None] - np.arange(size)[None, :]
-    window = int(seen[-1].sum())
-    if not np.array_equal(seen, (distance >= 0) & (distance < window)):
-        return False, None
-    return True, None if window == size else window
-
-
-def why_read(level: Level, scores: Scores, found: Found, cut: frozenset[int]) -> str:
+def _why_read(level: Level, scores: Scores, found: Found, cut: frozenset[int]) -> str:
     """Return in words who else reads the weights of an attention."""
     moved = {
         value

@@ -133,12 +133,6 @@ def _atomic(units: Sequence[Unit]) -> Iterator[Unit]:
             yield from _atomic(unit.inside)
 
 
-def live_units(level: Level, cut: frozenset[int] = frozenset()) -> set[Unit]:
-    """Return the units that lead to a result or have an effect, without what leads to `cut`."""
-    wanted = {a for a in level.exits if isinstance(a, int)}
-    return live_from(level, wanted, cut)
-
-
 def live_from(level: Level, wanted: set[int], cut: frozenset[int]) -> set[Unit]:
     """Return the units that some values need or that have an effect, but not for those cut."""
     wanted = set(wanted)

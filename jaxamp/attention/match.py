@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxamp.attention.algebra import Axis, Factor, Place, Value
 from jaxamp.attention.levels import Level, Unit, live_from
 from jaxamp.attention.scores import Scores
+from jaxamp.attention.values import Axis, Factor, Place, Value
 
 
 class Bias(NamedTuple):

@@ -10,11 +10,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal
 
-from jaxamp.attention.algebra import Axis, Factor, Place
 from jaxamp.attention.known_numbers import KnownNumbers
 from jaxamp.attention.levels import Atom, Level, Unit, live_from
 from jaxamp.attention.match import Bias, Found, Masking, NotAttention, Rescaling
 from jaxamp.attention.scores import Scores
+from jaxamp.attention.values import Axis, Factor, Place, size_of
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.interpret import bind_nested
 from jaxamp.kernels.attention.found import found_attention, found_attention_backward
@@ -138,18 +138,11 @@ def arranged(array: Any, places: Sequence[Place], wanted: Sequence[Place]) -> An
     if len(order) < len(want):
         array = _reshaped(array, [a.size if a in have else 1 for a in want])
         array = jnp.broadcast_to(array, [a.size for a in want])
-    return _reshaped(array, [_size(p) for p in wanted])
+    return _reshaped(array, [size_of(p) for p in wanted])
 
 
 def _reshaped(array: Any, shape: Sequence[int]) -> Any:
     return array if tuple(array.shape) == tuple(shape) else jnp.reshape(array, shape)
-
-
-def _size(place: Iterable[Axis]) -> int:
-    size = 1
-    for axis in place:
-        size *= axis.size
-    return size
 
 
 def thin(array: Any, places: Sequence[Place], wanted: Sequence[Place]) -> Any:
@@ -330,7 +323,7 @@ class _Emitter:
                     self._bind(unit)
             for value in made:
                 if value in held and value in self.live:
-                    with jax_compat.emitting(_origin(unit)):
+                    with jax_compat.emitting(unit.eqn):
                         self.env[value] = self._held(*held[value])
 
     def _held(self, r: Replacement, name: str, held: Any) -> Any:
@@ -384,10 +377,6 @@ class _Emitter:
         for atom, result in zip(unit.outs, results, strict=True):
             if isinstance(atom, int):
                 self.env.setdefault(atom, result)
-
-
-def _origin(unit: Unit) -> Any:
-    return unit.eqn
 
 
 def _leaves(unit: Unit) -> Iterable[Unit]:

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from jaxamp.attention.algebra import Algebra, Place, Value, refine, renamed, reshaped, substituted
+from jaxamp.attention.algebra import Algebra
 from jaxamp.attention.known_numbers import KnownNumbers
 from jaxamp.attention.levels import Atom, Level, Unit
+from jaxamp.attention.values import Place, Value, refine, renamed, reshaped, substituted
 from jaxamp.core import jax_compat
 
 LEAST = -1e4  # stand-ins for minus infinity are at least as low

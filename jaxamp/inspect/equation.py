@@ -16,10 +16,10 @@ from jaxamp.inspect.asked import who_asked
 from jaxamp.inspect.operation import Frame, Operation, Place, frames_of, innermost, type_word
 from jaxamp.inspect.stored import Stored
 from jaxamp.inspect.tally import Tally
+from jaxamp.jaxprs.asked_precision import ASKED
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
 from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.plan import Decision, Ground, JaxprPlan
-from jaxamp.plan.dataflow.constraints import ASKED
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, original
 from jaxamp.rewrite.recorder import Casts
 

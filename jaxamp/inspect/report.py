@@ -72,7 +72,7 @@ class Report(Shown):
             unknown=plan.unknown,
             unknown_loops=tuple(walk.unknown_loops),
             waiting=tuple(walk.waiting),
-            attentions=len(getattr(plan, "attentions", ())),
+            attentions=len(plan.attentions),
         )
 
     def __add__(self, other: Report) -> Report:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
+from jaxamp.attention.outcome import Attention, RefusedAttention
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.guards import Guard
@@ -350,8 +351,8 @@ class Plan:
     jaxpr: ClosedJaxpr
     repeated: frozenset[Fusion]
     steer: Callable[..., Any]
-    attentions: tuple[Any, ...] = ()
-    refused_attentions: tuple[Any, ...] = ()
+    attentions: tuple[Attention, ...] = ()
+    refused_attentions: tuple[RefusedAttention, ...] = ()
 
     def decisions(self) -> Iterator[Decision]:
         """Yield every decision, nested ones after the equation that holds them."""

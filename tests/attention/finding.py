@@ -37,8 +37,6 @@ def found(program: Program, order: str, policy: Any = FUSED) -> Found:
     if order == JOINT:
         fn, args = gradient(fn, args)
     plan = jaxamp.plan_of(fn, policy)(*args)
-    replaced = getattr(plan, "attentions", ())
-    whole = [a for a in replaced if (a.backward if order == JOINT else a.forward)]
-    return Found(
-        len(whole), bool(replaced), tuple(r.reason for r in getattr(plan, "refused_attentions", ()))
-    )
+    whole = [a for a in plan.attentions if (a.backward if order == JOINT else a.forward)]
+    refused = tuple(attention.reason for attention in plan.refused_attentions)
+    return Found(len(whole), bool(plan.attentions), refused)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jax import lax
-
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
+from jaxamp.jaxprs.asked_precision import ASKED, asks_precision
 from jaxamp.plan.dataflow.exact import factor
 from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, WIDENED, Provenance
 from jaxamp.plan.dataflow.uses import FEEDS_FACTORIZATION, STOPS_LOOP
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.policy.policy import PrecisionPolicy
-
-ASKED = "an explicit precision was requested"
 
 
 class Constraint(NamedTuple):
@@ -48,7 +45,7 @@ def constrain_contraction(
     made = [v for v in node.outs if graph.kinds[v] not in "iub"]
     if not all(graph.is_float32[v] for v in (*floats, *made)):
         return Constraint("an operand is not float32: left as written", None)
-    if asks_precision(node):
+    if asks_precision(node.eqn):
         return Constraint(ASKED, None)
     known = union(provenance.bits, floats)
     if known & WIDENED:
@@ -73,15 +70,6 @@ def constrain_contraction(
     if Guard.NO_GAIN in guards and _contracts_nothing(node):
         return Constraint("an outer product is elementwise", Guard.NO_GAIN)
     return None
-
-
-def asks_precision(node: Node) -> bool:
-    """Return whether the equation names a precision above the default, or an algorithm."""
-    asked = node.eqn.params.get("precision")
-    if asked is None:
-        return False
-    pair = asked if isinstance(asked, tuple) else (asked,)
-    return any(p is not None and p != lax.Precision.DEFAULT for p in pair)
 
 
 def _free_axes(graph: Graph, node: Node) -> int:

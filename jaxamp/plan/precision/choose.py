@@ -14,15 +14,11 @@ from jax.extend.core import Literal
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind, Trait
+from jaxamp.jaxprs.asked_precision import ASKED, asks_precision
 from jaxamp.plan.conditioning.compressed_products import is_compressed
 from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, SQUARED_DISTANCE, Hazards
 from jaxamp.plan.conditioning.quotients import is_in_quotient
-from jaxamp.plan.dataflow.constraints import (
-    ASKED,
-    Constraint,
-    asks_precision,
-    constrain_contraction,
-)
+from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction
 from jaxamp.plan.dataflow.exact import Exact, factor, fits
 from jaxamp.plan.dataflow.label_gathers import is_label_gather
 from jaxamp.plan.dataflow.provenance import DENSE, Provenance
@@ -160,7 +156,7 @@ class Chooser:
     def _forced(self, node: Node, forced: Precision, by: str) -> Choice:
         if forced.bits >= F32.bits:
             return Choice(F32, F32, by, None, F32)
-        if node.role is Role.CONTRACT and asks_precision(node):
+        if node.role is Role.CONTRACT and asks_precision(node.eqn):
             return Choice(F32, F32, ASKED, None, F32)
         if node.trait is Trait.COLLECTIVE:
             return Choice(
@@ -169,7 +165,7 @@ class Chooser:
         return Choice(forced, forced, by, None, self._accumulation(node, forced))
 
     def _unguarded(self, node: Node, low: Precision) -> Choice:
-        if node.role is Role.CONTRACT and asks_precision(node):
+        if node.role is Role.CONTRACT and asks_precision(node.eqn):
             return Choice(F32, F32, ASKED, None, F32)
         inside = self._accumulation(node, low)
         operand = inside if node.role is Role.REDUCE and inside else low

@@ -1,0 +1,106 @@
+"""Masks of an attention: which keys a query is known to see, and which rows may see none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxamp.attention.known_numbers import KnownNumbers
+from jaxamp.attention.levels import Unit
+from jaxamp.attention.match import Bias, Found, Masking, NotAttention, Rescaling
+from jaxamp.attention.replace import arranged, home_of, thinned
+from jaxamp.attention.scores import LEAST, Scores
+from jaxamp.attention.values import size_of
+
+
+def known_masks(
+    found: Found,
+    scores: Scores,
+    known: KnownNumbers,
+    makers: Mapping[int, Unit],
+    layout: Any,
+) -> tuple[np.ndarray | None, list[Any], bool]:
+    """Return which keys a query is known to see, the other steps, and whether no row is empty."""
+    every: np.ndarray | None = None
+    whole: Any = None
+    rest: list[Any] = []
+    is_sure = True
+    for step in found.steps:
+        seen = _known_mask(step, scores, known, layout)
+        if seen is None:
+            rest.append(step)
+            if isinstance(step, Masking):
+                is_sure = False
+                if np.isinf(step.number):
+                    raise NotAttention("a row may be masked whole, where -inf gives NaN")
+            elif isinstance(step, Bias) and _may_be_infinite(step, scores, known, makers):
+                raise NotAttention("a row may be masked whole, where -inf gives NaN")
+            continue
+        whole = seen if whole is None else whole & seen
+        flat = seen.reshape(-1, *seen.shape[-2:])
+        if flat.shape[0] == 1 or (flat == flat[:1]).all():
+            every = flat[0] if every is None else every & flat[0]
+        else:
+            rest.append(step)
+    if whole is not None and not whole.any(-1).all():
+        raise NotAttention("a row is masked whole")
+    if every is not None:
+        every = np.broadcast_to(every, (size_of(layout.query), size_of(layout.keys)))
+        if not is_sure and not every.all():
+            rest = list(found.steps)  # rows that are empty only by both
+    return every, rest, is_sure
+
+
+def _known_mask(step: Any, scores: Scores, known: KnownNumbers, layout: Any) -> Any:
+    """Return bool[..., T, S] of a step that is a mask of known numbers."""
+    if isinstance(step, Rescaling):
+        return None
+    home = home_of(scores, step.factor)
+    if home is None or not known.is_known(home):
+        return None
+    number, places = known.value(home), step.factor.places
+    if home in {value for value, _ in scores.homes.values()}:
+        return None
+    with jax.ensure_compile_time_eval():
+        array = np.asarray(
+            arranged(jax.numpy.asarray(number), places, thinned(places, layout.scores))
+        )
+    if isinstance(step, Masking):
+        return array.astype(bool) == step.sign
+    array = array * step.times
+    if not np.isin(array, [0.0]).any() or not ((array == 0) | (array <= LEAST)).all():
+        return None
+    return array == 0
+
+
+def _may_be_infinite(
+    step: Bias, scores: Scores, known: KnownNumbers, makers: Mapping[int, Unit]
+) -> bool:
+    """Return whether a bias is chosen between numbers one of which is minus infinity."""
+    pending = [home_of(scores, step.factor)]
+    for _ in range(8):
+        unit = makers.get(pending.pop()) if pending else None  # type: ignore[arg-type]
+        if unit is None:
+            break
+        for atom in unit.ins:
+            number = scores.of(atom).whole.number
+            if number is not None and np.isinf(number):
+                return True
+            if isinstance(atom, int):
+                pending.append(atom)
+    return False
+
+
+def causal_kind(seen: np.ndarray | None) -> tuple[bool, int | None]:
+    """Return whether a known mask is causal, and its window."""
+    if seen is None or seen.shape[0] != seen.shape[1] or seen.all():
+        return False, None
+    size = seen.shape[0]
+    distance = np.arange(size)[:, None] - np.arange(size)[None, :]
+    window = int(seen[-1].sum())
+    if not np.array_equal(seen, (distance >= 0) & (distance < window)):
+        return False, None
+    return True, None if window == size else window
