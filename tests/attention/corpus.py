@@ -17,6 +17,8 @@ from tests.programs.registry import Args, Draw
 B, T, N, K, H = 2, 32, 4, 2, 8
 """Examples, words, heads, key heads and the size of a head."""
 
+SCALE = H**-0.5
+
 Fn = Callable[..., Any]
 
 
@@ -154,3 +156,18 @@ def present(d: Draw) -> np.ndarray:
     mask = d.mask(B, T)
     mask[:, 0] = True
     return mask
+
+
+def qk(q: jax.Array, k: jax.Array) -> jax.Array:
+    """Scores [B, N, T, S] of queries [B, T, N, H] and keys [B, S, N, H]."""
+    return jnp.einsum("bqhd,bkhd->bhqk", q, k) * SCALE
+
+
+def pv(weights: jax.Array, v: jax.Array) -> jax.Array:
+    """The sum of values [B, S, N, H] under weights [B, N, T, S]."""
+    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
+
+
+def tril() -> jax.Array:
+    """Which keys a query sees that sees none after its own."""
+    return jnp.tril(jnp.ones((T, T), bool))

@@ -19,6 +19,7 @@ import jaxamp
 from tests.attention.corpus import (
     EXTRA_TERMS,
     NEAR_MISSES,
+    SCALE,
     B,
     H,
     N,
@@ -28,29 +29,18 @@ from tests.attention.corpus import (
     made,
     one_head,
     present,
+    pv,
+    qk,
+    tril,
     written,
 )
 
 near_miss = partial(written, NEAR_MISSES, count=0)
 extra = partial(written, EXTRA_TERMS)
 
-SCALE = H**-0.5
-
-
-def _scores(q: Array, k: Array) -> Array:
-    return jnp.einsum("bqhd,bkhd->bhqk", q, k) * SCALE
-
-
-def _values(weights: Array, v: Array) -> Array:
-    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
-
 
 def _weights(q: Array, k: Array) -> Array:
-    return jax.nn.softmax(_scores(q, k))
-
-
-def _causal() -> Array:
-    return jnp.tril(jnp.ones((T, T), bool))
+    return jax.nn.softmax(qk(q, k))
 
 
 # Weights and scores that are read elsewhere.
@@ -60,64 +50,64 @@ def _causal() -> Array:
 def weights_returned(q: Array, k: Array, v: Array) -> Any:
     """To be looked at."""
     weights = _weights(q, k)
-    return _values(weights, v), weights
+    return pv(weights, v), weights
 
 
 @near_miss(btnh)
 def mean_weights_returned(q: Array, k: Array, v: Array) -> Any:
     """Their mean over heads."""
     weights = _weights(q, k)
-    return _values(weights, v), weights.mean(1)
+    return pv(weights, v), weights.mean(1)
 
 
 @near_miss(btnh)
 def entropy_of_weights(q: Array, k: Array, v: Array) -> Any:
     """A regulariser."""
     weights = _weights(q, k)
-    return _values(weights, v), -jnp.sum(weights * jnp.log(weights + 1e-9), -1).mean()
+    return pv(weights, v), -jnp.sum(weights * jnp.log(weights + 1e-9), -1).mean()
 
 
 @near_miss(btnh)
 def squares_of_weights(q: Array, k: Array, v: Array) -> Any:
     """Another regulariser."""
     weights = _weights(q, k)
-    return _values(weights, v), jnp.sum(weights**2)
+    return pv(weights, v), jnp.sum(weights**2)
 
 
 @near_miss(btnh)
 def coverage(q: Array, k: Array, v: Array) -> Any:
     """How much each key was read: weights summed over queries."""
     weights = _weights(q, k)
-    return _values(weights, v), weights.sum(-2)
+    return pv(weights, v), weights.sum(-2)
 
 
 @near_miss(btnh)
 def largest_weight(q: Array, k: Array, v: Array) -> Any:
     """How much the key is read that is read most."""
     weights = _weights(q, k)
-    return _values(weights, v), weights.max(-1)
+    return pv(weights, v), weights.max(-1)
 
 
 @extra(btnh)
 def scores_returned(q: Array, k: Array, v: Array) -> Any:
     """Logits of a second loss."""
-    scores = _scores(q, k)
-    return _values(jax.nn.softmax(scores), v), scores
+    scores = qk(q, k)
+    return pv(jax.nn.softmax(scores), v), scores
 
 
 @extra(btnh)
 def scores_of_the_layer_before(q: Array, k: Array, v: Array) -> Array:
     """Residual attention: the scores of one layer are added to those of the next."""
-    first = _scores(q, k)
-    x = _values(jax.nn.softmax(first), v)
-    return _values(jax.nn.softmax(_scores(x, k) + first), v)
+    first = qk(q, k)
+    x = pv(jax.nn.softmax(first), v)
+    return pv(jax.nn.softmax(qk(x, k) + first), v)
 
 
 @extra(btnh)
 def attention_both_ways(q: Array, k: Array, v: Array) -> Any:
     """One array of scores, a softmax over each of its axes."""
-    scores = _scores(q, k)
-    there = _values(jax.nn.softmax(scores, -1), v)
+    scores = qk(q, k)
+    there = pv(jax.nn.softmax(scores, -1), v)
     back = jnp.einsum("bhqk,bqhd->bkhd", jax.nn.softmax(scores, -2), q)
     return there, back
 
@@ -145,7 +135,7 @@ def dropout(q: Array, k: Array, v: Array) -> Array:
     """From the program's own key."""
     weights = _weights(q, k)
     keep = jax.random.bernoulli(jax.random.key(3), 0.9, weights.shape)
-    return _values(jnp.where(keep, weights / 0.9, 0.0), v)
+    return pv(jnp.where(keep, weights / 0.9, 0.0), v)
 
 
 @near_miss(btnh)
@@ -160,38 +150,38 @@ def dropout_of_flax(q: Array, k: Array, v: Array) -> Array:
 @near_miss(lambda d: (*btnh(d), d.uniform(B, N, T, T)))
 def gated_weights(q: Array, k: Array, v: Array, gate: Array) -> Array:
     """A gate for each pair."""
-    return _values(_weights(q, k) * gate, v)
+    return pv(_weights(q, k) * gate, v)
 
 
 @near_miss(btnh)
 def squared_weights(q: Array, k: Array, v: Array) -> Array:
     """Sharpened, and not normalised again."""
-    return _values(_weights(q, k) ** 2, v)
+    return pv(_weights(q, k) ** 2, v)
 
 
 @near_miss(btnh)
 def root_of_weights(q: Array, k: Array, v: Array) -> Array:
     """Flattened."""
-    return _values(jnp.sqrt(_weights(q, k)), v)
+    return pv(jnp.sqrt(_weights(q, k)), v)
 
 
 @near_miss(btnh)
 def double_softmax(q: Array, k: Array, v: Array) -> Array:
     """The softmax of a softmax."""
-    return _values(jax.nn.softmax(_weights(q, k)), v)
+    return pv(jax.nn.softmax(_weights(q, k)), v)
 
 
 @near_miss(btnh)
 def weights_masked_after(q: Array, k: Array, v: Array) -> Array:
     """Causal after the softmax, not normalised again."""
-    return _values(jnp.where(_causal(), _weights(q, k), 0.0), v)
+    return pv(jnp.where(tril(), _weights(q, k), 0.0), v)
 
 
 @near_miss(btnh)
 def weights_with_a_threshold(q: Array, k: Array, v: Array) -> Array:
     """Small weights are dropped."""
     weights = _weights(q, k)
-    return _values(jnp.where(weights > 0.03, weights, 0.0), v)
+    return pv(jnp.where(weights > 0.03, weights, 0.0), v)
 
 
 @near_miss(btnh)
@@ -199,38 +189,38 @@ def straight_through(q: Array, k: Array, v: Array) -> Array:
     """The largest key alone, the derivative of all."""
     weights = _weights(q, k)
     hard = jax.nn.one_hot(jnp.argmax(weights, -1), T)
-    return _values(weights + lax.stop_gradient(hard - weights), v)
+    return pv(weights + lax.stop_gradient(hard - weights), v)
 
 
 @near_miss(lambda d: (*btnh(d), d.weight(N, N)))
 def heads_that_talk_after(q: Array, k: Array, v: Array, mix: Array) -> Array:
     """Weights are mixed over heads."""
-    return _values(jnp.einsum("bhqk,hn->bnqk", _weights(q, k), mix), v)
+    return pv(jnp.einsum("bhqk,hn->bnqk", _weights(q, k), mix), v)
 
 
 @extra(lambda d: (*btnh(d), d.weight(T, T)))
 def weights_mixed_over_keys(q: Array, k: Array, v: Array, mix: Array) -> Array:
     """A product over keys before the values."""
-    return _values(_weights(q, k) @ mix, v)
+    return pv(_weights(q, k) @ mix, v)
 
 
 @near_miss(btnh)
 def uniform_part(q: Array, k: Array, v: Array) -> Array:
     """Weights and a tenth of a mean, rescaled entry by entry."""
     weights = _weights(q, k)
-    return _values(weights / (weights + 0.1), v)
+    return pv(weights / (weights + 0.1), v)
 
 
 @near_miss(btnh)
 def cumulative_weights(q: Array, k: Array, v: Array) -> Array:
     """Summed up along the keys."""
-    return _values(jnp.cumsum(_weights(q, k), -1), v)
+    return pv(jnp.cumsum(_weights(q, k), -1), v)
 
 
 @near_miss(lambda d: (*btnh(d), d.uniform(1, 1, 1, T)))
 def keys_weighted_after(q: Array, k: Array, v: Array, gate: Array) -> Array:
     """A gate for each key, inside of the powers."""
-    return _values(jnp.tanh(_weights(q, k) * gate), v)
+    return pv(jnp.tanh(_weights(q, k) * gate), v)
 
 
 # No softmax over what is summed.
@@ -239,25 +229,25 @@ def keys_weighted_after(q: Array, k: Array, v: Array, gate: Array) -> Array:
 @near_miss(btnh)
 def softmax_over_queries(q: Array, k: Array, v: Array) -> Array:
     """The wrong axis."""
-    return _values(jax.nn.softmax(_scores(q, k), axis=-2), v)
+    return pv(jax.nn.softmax(qk(q, k), axis=-2), v)
 
 
 @near_miss(btnh)
 def softmax_over_heads(q: Array, k: Array, v: Array) -> Array:
     """Heads compete."""
-    return _values(jax.nn.softmax(_scores(q, k), axis=1), v)
+    return pv(jax.nn.softmax(qk(q, k), axis=1), v)
 
 
 @near_miss(btnh)
 def softmax_over_heads_and_keys(q: Array, k: Array, v: Array) -> Array:
     """Over two axes, one of which is not summed."""
-    return _values(jax.nn.softmax(_scores(q, k), axis=(1, 3)), v)
+    return pv(jax.nn.softmax(qk(q, k), axis=(1, 3)), v)
 
 
 @near_miss(btnh)
 def softmax_over_examples(q: Array, k: Array, v: Array) -> Array:
     """Over the first axis."""
-    return _values(jax.nn.softmax(_scores(q, k), axis=0), v)
+    return pv(jax.nn.softmax(qk(q, k), axis=0), v)
 
 
 @near_miss(btnh)
@@ -269,61 +259,61 @@ def values_of_queries(q: Array, k: Array, v: Array) -> Array:
 @near_miss(btnh)
 def slots(q: Array, k: Array, v: Array) -> Array:
     """Slot attention: over queries, then normalised over keys."""
-    weights = jax.nn.softmax(_scores(q, k), axis=-2) + 1e-8
-    return _values(weights / weights.sum(-1, keepdims=True), v)
+    weights = jax.nn.softmax(qk(q, k), axis=-2) + 1e-8
+    return pv(weights / weights.sum(-1, keepdims=True), v)
 
 
 @near_miss(btnh)
 def sigmoids(q: Array, k: Array, v: Array) -> Array:
     """Each weight for itself."""
-    return _values(jax.nn.sigmoid(_scores(q, k)), v)
+    return pv(jax.nn.sigmoid(qk(q, k)), v)
 
 
 @near_miss(btnh)
 def sigmoids_normalised(q: Array, k: Array, v: Array) -> Array:
     """And divided by their sum."""
-    weights = jax.nn.sigmoid(_scores(q, k))
-    return _values(weights / weights.sum(-1, keepdims=True), v)
+    weights = jax.nn.sigmoid(qk(q, k))
+    return pv(weights / weights.sum(-1, keepdims=True), v)
 
 
 @near_miss(btnh)
 def rectified(q: Array, k: Array, v: Array) -> Array:
     """Positive scores by their sum."""
-    weights = jax.nn.relu(_scores(q, k))
-    return _values(weights / (weights.sum(-1, keepdims=True) + 1e-3), v)
+    weights = jax.nn.relu(qk(q, k))
+    return pv(weights / (weights.sum(-1, keepdims=True) + 1e-3), v)
 
 
 @near_miss(btnh)
 def squared_scores(q: Array, k: Array, v: Array) -> Array:
     """Squares of rectified scores, as in Primer."""
-    return _values(jnp.square(jax.nn.relu(_scores(q, k))) / T, v)
+    return pv(jnp.square(jax.nn.relu(qk(q, k))) / T, v)
 
 
 @near_miss(btnh)
 def exponentials_alone(q: Array, k: Array, v: Array) -> Array:
     """Not normalised."""
-    return _values(jnp.exp(_scores(q, k)), v)
+    return pv(jnp.exp(qk(q, k)), v)
 
 
 @near_miss(btnh)
 def divided_by_the_root(q: Array, k: Array, v: Array) -> Array:
     """Exponentials by their norm, not by their sum."""
-    e = jnp.exp(_scores(q, k))
-    return _values(e / jnp.sqrt(jnp.sum(e * e, -1, keepdims=True)), v)
+    e = jnp.exp(qk(q, k))
+    return pv(e / jnp.sqrt(jnp.sum(e * e, -1, keepdims=True)), v)
 
 
 @near_miss(btnh)
 def divided_by_the_largest(q: Array, k: Array, v: Array) -> Array:
     """Exponentials by their maximum."""
-    e = jnp.exp(_scores(q, k))
-    return _values(e / e.max(-1, keepdims=True), v)
+    e = jnp.exp(qk(q, k))
+    return pv(e / e.max(-1, keepdims=True), v)
 
 
 @near_miss(btnh)
 def sum_of_other_exponentials(q: Array, k: Array, v: Array) -> Array:
     """The sum is that of half the scores."""
-    s = _scores(q, k)
-    return _values(jnp.exp(s) / jnp.exp(0.5 * s).sum(-1, keepdims=True), v)
+    s = qk(q, k)
+    return pv(jnp.exp(s) / jnp.exp(0.5 * s).sum(-1, keepdims=True), v)
 
 
 @near_miss(btnh)
@@ -358,20 +348,20 @@ def mixture_of_experts(x: Array, router: Array, experts: Array) -> Array:
 @near_miss(btnh)
 def stick_breaking(q: Array, k: Array, v: Array) -> Array:
     """Weights by products of sigmoids."""
-    s = jnp.where(_causal(), _scores(q, k), -30.0)
+    s = jnp.where(tril(), qk(q, k), -30.0)
     rest = jnp.cumsum(jax.nn.log_sigmoid(-s), -1)
-    return _values(jnp.exp(jax.nn.log_sigmoid(s) + rest), v)
+    return pv(jnp.exp(jax.nn.log_sigmoid(s) + rest), v)
 
 
 @near_miss(btnh)
 def sparse_weights(q: Array, k: Array, v: Array) -> Array:
     """Sparsemax, by sorting."""
-    s = _scores(q, k)
+    s = qk(q, k)
     ordered = -jnp.sort(-s, -1)
     sums = jnp.cumsum(ordered, -1) - 1
     count = jnp.sum(ordered > sums / jnp.arange(1, T + 1), -1, keepdims=True)
     top = jnp.take_along_axis(sums, count - 1, -1) / count
-    return _values(jax.nn.relu(s - top), v)
+    return pv(jax.nn.relu(s - top), v)
 
 
 # Scores that are more than a product.
@@ -380,23 +370,23 @@ def sparse_weights(q: Array, k: Array, v: Array) -> Array:
 @near_miss(lambda d: (*btnh(d), d.weight(N, N)))
 def heads_that_talk_before(q: Array, k: Array, v: Array, mix: Array) -> Array:
     """Scores are mixed over heads."""
-    scores = jnp.einsum("bhqk,hn->bnqk", _scores(q, k), mix)
-    return _values(jax.nn.softmax(scores), v)
+    scores = jnp.einsum("bhqk,hn->bnqk", qk(q, k), mix)
+    return pv(jax.nn.softmax(scores), v)
 
 
 @near_miss(btnh)
 def top_scores_alone(q: Array, k: Array, v: Array) -> Array:
     """A mask that the scores themselves make."""
-    scores = _scores(q, k)
+    scores = qk(q, k)
     least = lax.top_k(scores, 5)[0][..., -1:]
-    return _values(jax.nn.softmax(jnp.where(scores < least, -jnp.inf, scores)), v)
+    return pv(jax.nn.softmax(jnp.where(scores < least, -jnp.inf, scores)), v)
 
 
 @near_miss(btnh)
 def scores_normalised(q: Array, k: Array, v: Array) -> Array:
     """Of unit variance in each row."""
-    s = _scores(q, k)
-    return _values(jax.nn.softmax(s * lax.rsqrt(s.var(-1, keepdims=True) + 1e-6)), v)
+    s = qk(q, k)
+    return pv(jax.nn.softmax(s * lax.rsqrt(s.var(-1, keepdims=True) + 1e-6)), v)
 
 
 # What the user asked for.
@@ -414,35 +404,35 @@ def highest_precision(q: Array, k: Array, v: Array) -> Array:
 def kept(q: Array, k: Array, v: Array) -> Array:
     """In float32 by jaxamp's word."""
     with jaxamp.keep_precision():
-        return _values(_weights(q, k), v)
+        return pv(_weights(q, k), v)
 
 
 @near_miss(btnh)
 def softmax_kept(q: Array, k: Array, v: Array) -> Array:
     """The softmax alone is float32 by jaxamp's word."""
-    scores = _scores(q, k)
+    scores = qk(q, k)
     with jaxamp.keep_precision():
         weights = jax.nn.softmax(scores)
-    return _values(weights, v)
+    return pv(weights, v)
 
 
 @near_miss(lambda d: (d.integers(5, B, T, N, H), d.integers(5, B, T, N, H), d.normal(B, T, N, H)))
 def integer_operands(q: Array, k: Array, v: Array) -> Array:
     """Products of integers are exact."""
-    return _values(jax.nn.softmax(_scores(q, k)), v)
+    return pv(jax.nn.softmax(qk(q, k)), v)
 
 
 @near_miss(btnh)
 def complex_operands(q: Array, k: Array, v: Array) -> Array:
     """Products of complex numbers."""
     q, k = lax.complex(q, v), lax.complex(k, q)
-    return _values(jax.nn.softmax(_scores(q, k).real), v)
+    return pv(jax.nn.softmax(qk(q, k).real), v)
 
 
 @near_miss(lambda d: tuple(d.normal(B, T, 1, 300, scale=0.3) for _ in range(3)))
 def large_heads(q: Array, k: Array, v: Array) -> Array:
     """Heads of 300 numbers, for which there is no kernel."""
-    return _values(_weights(q, k), v)
+    return pv(_weights(q, k), v)
 
 
 # Attention, and something more.
@@ -451,169 +441,169 @@ def large_heads(q: Array, k: Array, v: Array) -> Array:
 @extra(lambda d: (*btnh(d), np.float32(1.3)), count=1)
 def learnt_temperature(q: Array, k: Array, v: Array, factor: Array) -> Array:
     """A scalar that is learnt."""
-    return _values(jax.nn.softmax(_scores(q, k) * factor), v)
+    return pv(jax.nn.softmax(qk(q, k) * factor), v)
 
 
 @extra(lambda d: (*btnh(d), d.uniform(N, 1, 1, low=0.5, high=2.0)))
 def temperature_of_heads(q: Array, k: Array, v: Array, factor: Array) -> Array:
     """One for each head, of unit queries and keys, as in the second Swin."""
     q, k = (x * lax.rsqrt(jnp.sum(x * x, -1, keepdims=True) + 1e-6) for x in (q, k))
-    return _values(jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) * jnp.exp(factor)), v)
+    return pv(jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k) * jnp.exp(factor)), v)
 
 
 @extra(lambda d: (*btnh(d), d.uniform(B, 1, T, 1, low=0.5, high=2.0)))
 def temperature_of_queries(q: Array, k: Array, v: Array, factor: Array) -> Array:
     """One for each query."""
-    return _values(jax.nn.softmax(_scores(q, k) * factor), v)
+    return pv(jax.nn.softmax(qk(q, k) * factor), v)
 
 
 @extra(lambda d: (*btnh(d), d.uniform(B, 1, 1, T, low=0.5, high=2.0)))
 def temperature_of_keys(q: Array, k: Array, v: Array, factor: Array) -> Array:
     """One for each key."""
-    return _values(jax.nn.softmax(_scores(q, k) * factor), v)
+    return pv(jax.nn.softmax(qk(q, k) * factor), v)
 
 
 @extra(btnh)
 def soft_cap(q: Array, k: Array, v: Array) -> Array:
     """Scores within ±5, as in Gemma."""
-    return _values(jax.nn.softmax(5.0 * jnp.tanh(_scores(q, k) / 5.0)), v)
+    return pv(jax.nn.softmax(5.0 * jnp.tanh(qk(q, k) / 5.0)), v)
 
 
 @extra(btnh)
 def clipped_scores(q: Array, k: Array, v: Array) -> Array:
     """A hard cap."""
-    return _values(jax.nn.softmax(jnp.clip(_scores(q, k), -1.0, 1.0)), v)
+    return pv(jax.nn.softmax(jnp.clip(qk(q, k), -1.0, 1.0)), v)
 
 
 @extra(btnh)
 def rectified_scores(q: Array, k: Array, v: Array) -> Array:
     """Negative scores are zero, before the softmax."""
-    return _values(jax.nn.softmax(jax.nn.relu(_scores(q, k))), v)
+    return pv(jax.nn.softmax(jax.nn.relu(qk(q, k))), v)
 
 
 @extra(lambda d: (*btnh(d), d.normal(N)))
 def sinks(q: Array, k: Array, v: Array, sink: Array) -> Array:
     """A learnt logit of nothing, as in gpt-oss."""
-    scores = _scores(q, k)
+    scores = qk(q, k)
     column = jnp.broadcast_to(sink[:, None, None], (B, N, T, 1))
     weights = jax.nn.softmax(jnp.concatenate([scores, column], -1))
-    return _values(weights[..., :-1], v)
+    return pv(weights[..., :-1], v)
 
 
 @extra(btnh)
 def sum_and_one(q: Array, k: Array, v: Array) -> Array:
     """Weights that may all be small."""
-    e = jnp.exp(_scores(q, k))
-    return _values(e / (1 + e.sum(-1, keepdims=True)), v)
+    e = jnp.exp(qk(q, k))
+    return pv(e / (1 + e.sum(-1, keepdims=True)), v)
 
 
 @extra(btnh)
 def sum_and_epsilon(q: Array, k: Array, v: Array) -> Array:
     """A small number against division by zero."""
-    s = _scores(q, k)
+    s = qk(q, k)
     e = jnp.exp(s - lax.stop_gradient(s.max(-1, keepdims=True)))
-    return _values(e / (e.sum(-1, keepdims=True) + 1e-6), v)
+    return pv(e / (e.sum(-1, keepdims=True) + 1e-6), v)
 
 
 @extra(btnh)
 def logsumexp_returned(q: Array, k: Array, v: Array) -> Any:
     """For a loss of its own."""
-    s = _scores(q, k)
-    return _values(jax.nn.softmax(s), v), jax.nn.logsumexp(s, axis=-1)
+    s = qk(q, k)
+    return pv(jax.nn.softmax(s), v), jax.nn.logsumexp(s, axis=-1)
 
 
 @extra(btnh)
 def maximum_returned(q: Array, k: Array, v: Array) -> Any:
     """The largest score of each row is read elsewhere."""
-    s = _scores(q, k)
+    s = qk(q, k)
     top = s.max(-1, keepdims=True)
     e = jnp.exp(s - top)
-    return _values(e / e.sum(-1, keepdims=True), v), top
+    return pv(e / e.sum(-1, keepdims=True), v), top
 
 
 @extra(btnh)
 def sum_with_its_maximum(q: Array, k: Array, v: Array) -> Any:
     """The sum of exponentials is read elsewhere."""
-    s = _scores(q, k)
+    s = qk(q, k)
     e = jnp.exp(s - s.max(-1, keepdims=True))
     total = e.sum(-1, keepdims=True)
-    return _values(e / total, v), total
+    return pv(e / total, v), total
 
 
 @extra(lambda d: (*btnh(d), d.uniform(B, T, N, 1)))
 def gated_outputs(q: Array, k: Array, v: Array, gate: Array) -> Array:
     """A gate for each query, on the weights."""
-    return _values(_weights(q, k) * gate.transpose(0, 2, 1, 3), v)
+    return pv(_weights(q, k) * gate.transpose(0, 2, 1, 3), v)
 
 
 @extra(lambda d: (*btnh(d), d.normal(B, T, N, 16)))
 def two_values(q: Array, k: Array, v: Array, other: Array) -> Any:
     """The same weights, two sets of values of different size."""
     weights = _weights(q, k)
-    return _values(weights, v), _values(weights, other)
+    return pv(weights, v), pv(weights, other)
 
 
 @extra(lambda d: (*btnh(d), d.normal(B, T, H)))
 def values_with_and_without_heads(q: Array, k: Array, v: Array, shared: Array) -> Any:
     """The same weights, values of each head and values of all."""
     weights = _weights(q, k)
-    return _values(weights, v), jnp.einsum("bhqk,bkd->bqhd", weights, shared)
+    return pv(weights, v), jnp.einsum("bhqk,bkd->bqhd", weights, shared)
 
 
 @extra(lambda d: (*btnh(d), d.normal(B, T, N, H), d.normal(B, T, N, H)))
 def difference_of_weights(q: Array, k: Array, v: Array, q2: Array, k2: Array) -> Array:
     """Differential attention."""
-    return _values(_weights(q, k) - 0.5 * _weights(q2, k2), v)
+    return pv(_weights(q, k) - 0.5 * _weights(q2, k2), v)
 
 
 @extra(btnh)
 def softmax_twice_normalised(q: Array, k: Array, v: Array) -> Array:
     """Masked after the softmax, and normalised again."""
-    weights = jnp.where(_causal(), _weights(q, k), 0.0)
-    return _values(weights / weights.sum(-1, keepdims=True), v)
+    weights = jnp.where(tril(), _weights(q, k), 0.0)
+    return pv(weights / weights.sum(-1, keepdims=True), v)
 
 
 @extra(btnh)
 def weights_stopped(q: Array, k: Array, v: Array) -> Array:
     """No derivative of the weights."""
-    return _values(lax.stop_gradient(_weights(q, k)), v)
+    return pv(lax.stop_gradient(_weights(q, k)), v)
 
 
 @extra(btnh)
 def scores_stopped(q: Array, k: Array, v: Array) -> Array:
     """Nor of the scores."""
-    return _values(jax.nn.softmax(lax.stop_gradient(_scores(q, k))), v)
+    return pv(jax.nn.softmax(lax.stop_gradient(qk(q, k))), v)
 
 
 @extra(btnh)
 def keys_stopped(q: Array, k: Array, v: Array) -> Array:
     """Nor of the keys alone."""
-    return _values(_weights(q, lax.stop_gradient(k)), v)
+    return pv(_weights(q, lax.stop_gradient(k)), v)
 
 
 @extra(btnh)
 def sum_stopped(q: Array, k: Array, v: Array) -> Array:
     """The sum has no derivative, the exponentials have."""
-    s = _scores(q, k)
+    s = qk(q, k)
     e = jnp.exp(s - lax.stop_gradient(s.max(-1, keepdims=True)))
-    return _values(e / lax.stop_gradient(e.sum(-1, keepdims=True)), v)
+    return pv(e / lax.stop_gradient(e.sum(-1, keepdims=True)), v)
 
 
 @extra(btnh)
 def half_of_the_derivative(q: Array, k: Array, v: Array) -> Array:
     """A derivative of half the size, by a difference that is zero."""
     p = _weights(q, k)
-    return _values(0.5 * p + lax.stop_gradient(0.5 * p), v)
+    return pv(0.5 * p + lax.stop_gradient(0.5 * p), v)
 
 
 @extra(btnh)
 def maximum_of_one_side(q: Array, k: Array, v: Array) -> Array:
     """The maximum is stopped in the exponentials, and not where it is added again."""
-    s = _scores(q, k)
+    s = qk(q, k)
     top = s.max(-1, keepdims=True)
     e = jnp.exp(s - lax.stop_gradient(top))
     log = top + jnp.log(e.sum(-1, keepdims=True))
-    return _values(jnp.exp(s - log), v)
+    return pv(jnp.exp(s - log), v)
 
 
 @extra(btnh)
@@ -625,7 +615,7 @@ def own_clipped_derivative(q: Array, k: Array, v: Array) -> Array:
         return s
 
     clipped.defvjp(lambda s: (s, None), lambda _, ct: (jnp.clip(ct, -0.01, 0.01),))
-    return _values(jax.nn.softmax(clipped(_scores(q, k))), v)
+    return pv(jax.nn.softmax(clipped(qk(q, k))), v)
 
 
 def _nothing_seen(d: Any) -> tuple[Any, ...]:
@@ -637,64 +627,64 @@ def _nothing_seen(d: Any) -> tuple[Any, ...]:
 @extra(_nothing_seen)
 def nothing_seen_finite(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """An example that sees nothing, with a finite mask: the mean of all values."""
-    scores = jnp.where(mask[:, None, None], _scores(q, k), -1e9)
-    return _values(jax.nn.softmax(scores), v)
+    scores = jnp.where(mask[:, None, None], qk(q, k), -1e9)
+    return pv(jax.nn.softmax(scores), v)
 
 
 @extra(_nothing_seen)
 def nothing_seen_infinite(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """The same with minus infinity: not a number."""
-    scores = jnp.where(mask[:, None, None], _scores(q, k), -jnp.inf)
-    return _values(jax.nn.softmax(scores), v)
+    scores = jnp.where(mask[:, None, None], qk(q, k), -jnp.inf)
+    return pv(jax.nn.softmax(scores), v)
 
 
 @extra(_nothing_seen)
 def nothing_seen_added(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """The same with -10000 added: the scores themselves decide."""
     bias = jnp.where(mask, 0.0, -10000.0)[:, None, None]
-    return _values(jax.nn.softmax(_scores(q, k) + bias), v)
+    return pv(jax.nn.softmax(qk(q, k) + bias), v)
 
 
 @extra(_nothing_seen)
 def nothing_seen_zero(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """The same, and weights of zero."""
     seen = mask[:, None, None]
-    weights = jax.nn.softmax(jnp.where(seen, _scores(q, k), -1e30))
-    return _values(jnp.where(seen, weights, 0.0), v)
+    weights = jax.nn.softmax(jnp.where(seen, qk(q, k), -1e30))
+    return pv(jnp.where(seen, weights, 0.0), v)
 
 
 @extra(btnh)
 def first_query_sees_nothing(q: Array, k: Array, v: Array) -> Array:
     """Strictly causal, with a finite mask."""
     mask = jnp.tril(jnp.ones((T, T), bool), -1)
-    return _values(jax.nn.softmax(jnp.where(mask, _scores(q, k), -1e9)), v)
+    return pv(jax.nn.softmax(jnp.where(mask, qk(q, k), -1e9)), v)
 
 
 @extra(btnh)
 def weak_mask(q: Array, k: Array, v: Array) -> Array:
     """A mask that is but a small number: masked keys are still read."""
-    return _values(jax.nn.softmax(jnp.where(_causal(), _scores(q, k), -2.0)), v)
+    return pv(jax.nn.softmax(jnp.where(tril(), qk(q, k), -2.0)), v)
 
 
 @extra(btnh)
 def weak_mask_added(q: Array, k: Array, v: Array) -> Array:
     """The same, added."""
-    return _values(jax.nn.softmax(_scores(q, k) + jnp.where(_causal(), 0.0, -3.0)), v)
+    return pv(jax.nn.softmax(qk(q, k) + jnp.where(tril(), 0.0, -3.0)), v)
 
 
 @extra(btnh)
 def noise_on_scores(q: Array, k: Array, v: Array) -> Array:
     """Gumbel noise, from the program's own key."""
-    scores = _scores(q, k)
-    return _values(jax.nn.softmax(scores + jax.random.gumbel(jax.random.key(1), scores.shape)), v)
+    scores = qk(q, k)
+    return pv(jax.nn.softmax(scores + jax.random.gumbel(jax.random.key(1), scores.shape)), v)
 
 
 @extra(btnh)
 def keys_dropped(q: Array, k: Array, v: Array) -> Array:
     """Scores dropped before the softmax, from the program's own key."""
-    scores = _scores(q, k)
+    scores = qk(q, k)
     keep = jax.random.bernoulli(jax.random.key(1), 0.9, scores.shape)
-    return _values(jax.nn.softmax(jnp.where(keep, scores, -1e9)), v)
+    return pv(jax.nn.softmax(jnp.where(keep, scores, -1e9)), v)
 
 
 @extra(btnh)
@@ -702,7 +692,7 @@ def distances(q: Array, k: Array, v: Array) -> Array:
     """Minus half the squared distance: the keys' own squares are a bias."""
     squares = jnp.sum(k * k, -1).transpose(0, 2, 1)[:, :, None]
     own = jnp.sum(q * q, -1).transpose(0, 2, 1)[..., None]
-    return _values(jax.nn.softmax(_scores(q, k) - SCALE * 0.5 * (squares + own)), v)
+    return pv(jax.nn.softmax(qk(q, k) - SCALE * 0.5 * (squares + own)), v)
 
 
 @extra(lambda d: (*btnh(d), d.normal(T, N, H), d.normal(N, H), d.normal(N, H)))
@@ -712,8 +702,8 @@ def transformer_xl(q: Array, k: Array, v: Array, place: Array, u: Array, w: Arra
     moved = jnp.pad(moved, ((0, 0), (0, 0), (0, 0), (1, 0)))
     moved = moved.reshape(B, N, T + 1, T)[:, :, 1:]
     content = jnp.einsum("bqhd,bkhd->bhqk", q + u, k)
-    scores = jnp.where(_causal(), (content + moved) * SCALE, -jnp.inf)
-    return _values(jax.nn.softmax(scores), v)
+    scores = jnp.where(tril(), (content + moved) * SCALE, -jnp.inf)
+    return pv(jax.nn.softmax(scores), v)
 
 
 @extra(one_head)
@@ -734,7 +724,7 @@ def forward_mode(q: Array, k: Array, v: Array) -> Any:
     """The derivative along a direction is part of the program."""
 
     def attend(q: Array) -> Array:
-        return _values(_weights(q, k), v)
+        return pv(_weights(q, k), v)
 
     return jax.jvp(attend, (q,), (jnp.cos(q),))
 
@@ -742,4 +732,4 @@ def forward_mode(q: Array, k: Array, v: Array) -> Any:
 @extra(cross)
 def derivative_of_a_derivative(q: Array, k: Array, v: Array) -> Array:
     """A gradient is part of the program, which is differentiated again."""
-    return jax.grad(lambda q: jnp.sum(jnp.sin(_values(_weights(q, k), v))))(q)
+    return jax.grad(lambda q: jnp.sum(jnp.sin(pv(_weights(q, k), v))))(q)

@@ -17,6 +17,7 @@ from jax import Array, lax
 from jax.ad_checkpoint import checkpoint_name
 
 from tests.attention.corpus import (
+    SCALE,
     SPELLINGS,
     B,
     H,
@@ -30,25 +31,13 @@ from tests.attention.corpus import (
     lengths,
     one_head,
     present,
+    pv,
+    qk,
+    tril,
     written,
 )
 
 spelling = partial(written, SPELLINGS)
-
-SCALE = H**-0.5
-
-
-def _scores(q: Array, k: Array) -> Array:
-    return jnp.einsum("bqhd,bkhd->bhqk", q, k) * SCALE
-
-
-def _values(weights: Array, v: Array) -> Array:
-    return jnp.einsum("bhqk,bkhd->bqhd", weights, v)
-
-
-def _tril() -> Array:
-    return jnp.tril(jnp.ones((T, T), bool))
-
 
 # As JAX writes it.
 
@@ -137,7 +126,7 @@ def jax_nn_cross(q: Array, k: Array, v: Array) -> Array:
 @spelling(btnh)
 def einsum_words_first(q: Array, k: Array, v: Array) -> Array:
     """As in most tutorials."""
-    return _values(jax.nn.softmax(_scores(q, k)), v)
+    return pv(jax.nn.softmax(qk(q, k)), v)
 
 
 @spelling(bnth)
@@ -218,14 +207,14 @@ def batches_merged(q: Array, k: Array, v: Array) -> Array:
 @spelling(lambda d: (*btnh(d), d.normal(N, H, 16, scale=0.2)))
 def projected_in_the_product(q: Array, k: Array, v: Array, out: Array) -> Array:
     """The projection of the output in one einsum with the values."""
-    return jnp.einsum("bhqk,bkhd,hdm->bqm", jax.nn.softmax(_scores(q, k)), v, out)
+    return jnp.einsum("bhqk,bkhd,hdm->bqm", jax.nn.softmax(qk(q, k)), v, out)
 
 
 @spelling(lambda d: (d.normal(B, T, N * H), d.weight(N * H, 3 * N * H), d.weight(N * H, N * H)))
 def from_one_projection(x: Array, qkv: Array, out: Array) -> Array:
     """A whole layer: one projection, split."""
     q, k, v = (y.reshape(B, T, N, H) for y in jnp.split(x @ qkv, 3, axis=-1))
-    return _values(jax.nn.softmax(_scores(q, k)), v).reshape(B, T, N * H) @ out
+    return pv(jax.nn.softmax(qk(q, k)), v).reshape(B, T, N * H) @ out
 
 
 @spelling(lambda d: (d.normal(B, T, N * H), d.weight(N * H, 3 * N * H)))
@@ -239,7 +228,7 @@ def from_a_stacked_projection(x: Array, qkv: Array) -> Array:
 @spelling(lambda d: (d.normal(B, T, N, H), d.normal(B, T, N, H), d.normal(B, T, N, 16)))
 def wider_values(q: Array, k: Array, v: Array) -> Array:
     """Values of another size than keys."""
-    return _values(jax.nn.softmax(_scores(q, k)), v)
+    return pv(jax.nn.softmax(qk(q, k)), v)
 
 
 # The scale.
@@ -248,53 +237,53 @@ def wider_values(q: Array, k: Array, v: Array) -> Array:
 @spelling(btnh)
 def scale_on_queries(q: Array, k: Array, v: Array) -> Array:
     """Before the product."""
-    return _values(jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q * SCALE, k)), v)
+    return pv(jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q * SCALE, k)), v)
 
 
 @spelling(btnh)
 def scale_on_keys(q: Array, k: Array, v: Array) -> Array:
     """On the other operand."""
-    return _values(jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k / np.sqrt(H))), v)
+    return pv(jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k / np.sqrt(H))), v)
 
 
 @spelling(btnh)
 def scale_on_both(q: Array, k: Array, v: Array) -> Array:
     """Half of it on each operand."""
     q, k = q * H**-0.25, k * H**-0.25
-    return _values(jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k)), v)
+    return pv(jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k)), v)
 
 
 @spelling(btnh)
 def scale_by_a_root_of_jax(q: Array, k: Array, v: Array) -> Array:
     """A root that JAX computes."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / jnp.sqrt(jnp.float32(H))
-    return _values(jax.nn.softmax(scores), v)
+    return pv(jax.nn.softmax(scores), v)
 
 
 @spelling(btnh)
 def scale_by_rsqrt(q: Array, k: Array, v: Array) -> Array:
     """A reciprocal root, of an array."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * lax.rsqrt(jnp.asarray(H, jnp.float32))
-    return _values(jax.nn.softmax(scores), v)
+    return pv(jax.nn.softmax(scores), v)
 
 
 @spelling(btnh)
 def scale_after_the_mask(q: Array, k: Array, v: Array) -> Array:
     """Masked, then scaled."""
-    scores = jnp.where(_tril(), jnp.einsum("bqhd,bkhd->bhqk", q, k), -jnp.inf)
-    return _values(jax.nn.softmax(scores * SCALE), v)
+    scores = jnp.where(tril(), jnp.einsum("bqhd,bkhd->bhqk", q, k), -jnp.inf)
+    return pv(jax.nn.softmax(scores * SCALE), v)
 
 
 @spelling(lambda d: (d.normal(B, T, N, H, scale=SCALE), d.normal(B, T, N, H), d.normal(B, T, N, H)))
 def no_scale(q: Array, k: Array, v: Array) -> Array:
     """As in T5."""
-    return _values(jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k)), v)
+    return pv(jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k)), v)
 
 
 @spelling(btnh)
 def scale_and_temperature(q: Array, k: Array, v: Array) -> Array:
     """Two factors, one after the other."""
-    return _values(jax.nn.softmax(_scores(q, k) / 1.5), v)
+    return pv(jax.nn.softmax(qk(q, k) / 1.5), v)
 
 
 # Masks.
@@ -303,63 +292,63 @@ def scale_and_temperature(q: Array, k: Array, v: Array) -> Array:
 @spelling(btnh)
 def tril_and_minus_1e9(q: Array, k: Array, v: Array) -> Array:
     """A large number in the masked places."""
-    return _values(jax.nn.softmax(jnp.where(_tril(), _scores(q, k), -1e9)), v)
+    return pv(jax.nn.softmax(jnp.where(tril(), qk(q, k), -1e9)), v)
 
 
 @spelling(btnh)
 def tril_and_minus_inf(q: Array, k: Array, v: Array) -> Array:
     """Minus infinity."""
-    return _values(jax.nn.softmax(jnp.where(_tril(), _scores(q, k), -jnp.inf)), v)
+    return pv(jax.nn.softmax(jnp.where(tril(), qk(q, k), -jnp.inf)), v)
 
 
 @spelling(btnh)
 def tril_and_finfo_min(q: Array, k: Array, v: Array) -> Array:
     """The smallest float32."""
     least = jnp.finfo(jnp.float32).min
-    return _values(jax.nn.softmax(jnp.where(_tril(), _scores(q, k), least)), v)
+    return pv(jax.nn.softmax(jnp.where(tril(), qk(q, k), least)), v)
 
 
 @spelling(btnh)
 def tril_in_floats(q: Array, k: Array, v: Array) -> Array:
     """A mask of ones and zeros, compared with zero, as in nanoGPT."""
     mask = jnp.tril(jnp.ones((T, T))).reshape(1, 1, T, T)
-    return _values(jax.nn.softmax(jnp.where(mask == 0, -jnp.inf, _scores(q, k)), axis=-1), v)
+    return pv(jax.nn.softmax(jnp.where(mask == 0, -jnp.inf, qk(q, k)), axis=-1), v)
 
 
 @spelling(btnh)
 def added_large_numbers(q: Array, k: Array, v: Array) -> Array:
     """`(1 - mask) * -1e9`."""
     mask = jnp.tril(jnp.ones((T, T)))
-    return _values(jax.nn.softmax(_scores(q, k) + (1.0 - mask) * -1e9), v)
+    return pv(jax.nn.softmax(qk(q, k) + (1.0 - mask) * -1e9), v)
 
 
 @spelling(btnh)
 def added_triu_of_minus_inf(q: Array, k: Array, v: Array) -> Array:
     """An upper triangle of minus infinity, added."""
-    return _values(jax.nn.softmax(_scores(q, k) + jnp.triu(jnp.full((T, T), -jnp.inf), 1)), v)
+    return pv(jax.nn.softmax(qk(q, k) + jnp.triu(jnp.full((T, T), -jnp.inf), 1)), v)
 
 
 @spelling(btnh)
 def iota_compared(q: Array, k: Array, v: Array) -> Array:
     """Two iotas of the shape of scores."""
-    scores = _scores(q, k)
+    scores = qk(q, k)
     row, column = (lax.broadcasted_iota(jnp.int32, scores.shape, i) for i in (2, 3))
-    return _values(jax.nn.softmax(jnp.where(row >= column, scores, -1e30)), v)
+    return pv(jax.nn.softmax(jnp.where(row >= column, scores, -1e30)), v)
 
 
 @spelling(btnh)
 def arange_compared(q: Array, k: Array, v: Array) -> Array:
     """Two ranges, one of them a column."""
     words = jnp.arange(T)
-    scores = jnp.where(words[:, None] < words[None, :], -1e9, _scores(q, k))
-    return _values(jax.nn.softmax(scores), v)
+    scores = jnp.where(words[:, None] < words[None, :], -1e9, qk(q, k))
+    return pv(jax.nn.softmax(scores), v)
 
 
 @spelling(btnh)
 def constant_of_numpy(q: Array, k: Array, v: Array) -> Array:
     """A mask that numpy made."""
     mask = np.tril(np.ones((1, 1, T, T), bool))
-    return _values(jax.nn.softmax(jnp.where(mask, _scores(q, k), np.float32(-1e9))), v)
+    return pv(jax.nn.softmax(jnp.where(mask, qk(q, k), np.float32(-1e9))), v)
 
 
 @spelling(btnh)
@@ -367,114 +356,114 @@ def vmapped_comparison(q: Array, k: Array, v: Array) -> Array:
     """A mask by `jax.vmap` of a predicate, twice."""
     words = jnp.arange(T)
     mask = jax.vmap(lambda i: jax.vmap(lambda j: j <= i)(words))(words)
-    return _values(jax.nn.softmax(jnp.where(mask, _scores(q, k), -jnp.inf)), v)
+    return pv(jax.nn.softmax(jnp.where(mask, qk(q, k), -jnp.inf)), v)
 
 
 @spelling(btnh)
 def select_of_lax(q: Array, k: Array, v: Array) -> Array:
     """JAX's own primitive, of two whole arrays."""
-    scores = _scores(q, k)
-    mask = jnp.broadcast_to(_tril(), scores.shape)
-    return _values(jax.nn.softmax(lax.select(mask, scores, jnp.full_like(scores, -1e9))), v)
+    scores = qk(q, k)
+    mask = jnp.broadcast_to(tril(), scores.shape)
+    return pv(jax.nn.softmax(lax.select(mask, scores, jnp.full_like(scores, -1e9))), v)
 
 
 @spelling(btnh)
 def multiplied_mask(q: Array, k: Array, v: Array) -> Array:
     """`s * m - 1e10 * (1 - m)`, as in the first GPT-2."""
     mask = jnp.tril(jnp.ones((T, T)))
-    return _values(jax.nn.softmax(_scores(q, k) * mask - 1e10 * (1 - mask)), v)
+    return pv(jax.nn.softmax(qk(q, k) * mask - 1e10 * (1 - mask)), v)
 
 
 @spelling(lambda d: (*btnh(d), lengths(d)))
 def padding_by_lengths(q: Array, k: Array, v: Array, length: Array) -> Array:
     """Keys before each example's length."""
     mask = jnp.arange(T)[None] < length[:, None]
-    return _values(jax.nn.softmax(jnp.where(mask[:, None, None], _scores(q, k), -jnp.inf)), v)
+    return pv(jax.nn.softmax(jnp.where(mask[:, None, None], qk(q, k), -jnp.inf)), v)
 
 
 @spelling(lambda d: (*btnh(d), present(d)))
 def padding_mask(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """Which keys are there, as an argument."""
-    scores = jnp.where(mask[:, None, None, :], _scores(q, k), -1e9)
-    return _values(jax.nn.softmax(scores), v)
+    scores = jnp.where(mask[:, None, None, :], qk(q, k), -1e9)
+    return pv(jax.nn.softmax(scores), v)
 
 
 @spelling(lambda d: (*btnh(d), present(d).astype(np.float32)))
 def padding_added(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """As in BERT: ones and zeros become a bias."""
     bias = (1.0 - mask)[:, None, None, :] * -10000.0
-    return _values(jax.nn.softmax(_scores(q, k) + lax.stop_gradient(bias)), v)
+    return pv(jax.nn.softmax(qk(q, k) + lax.stop_gradient(bias)), v)
 
 
 @spelling(lambda d: (*btnh(d), present(d)))
 def causal_and_padding(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """Both, joined by `and`."""
-    seen = _tril()[None, None] & mask[:, None, None, :]
-    return _values(jax.nn.softmax(jnp.where(seen, _scores(q, k), -1e9)), v)
+    seen = tril()[None, None] & mask[:, None, None, :]
+    return pv(jax.nn.softmax(jnp.where(seen, qk(q, k), -1e9)), v)
 
 
 @spelling(lambda d: (*btnh(d), present(d)))
 def causal_then_padding(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """Both, one after the other."""
-    scores = jnp.where(_tril(), _scores(q, k), -1e9)
-    return _values(jax.nn.softmax(jnp.where(mask[:, None, None, :], scores, -1e9)), v)
+    scores = jnp.where(tril(), qk(q, k), -1e9)
+    return pv(jax.nn.softmax(jnp.where(mask[:, None, None, :], scores, -1e9)), v)
 
 
 @spelling(lambda d: (*btnh(d), np.sort(d.integers(4, B, T), axis=1)))
 def segments(q: Array, k: Array, v: Array, segment: Array) -> Array:
     """Packed sequences, causal inside of each."""
     same = segment[:, :, None] == segment[:, None, :]
-    scores = jnp.where((same & _tril())[:, None], _scores(q, k), -jnp.inf)
-    return _values(jax.nn.softmax(scores), v)
+    scores = jnp.where((same & tril())[:, None], qk(q, k), -jnp.inf)
+    return pv(jax.nn.softmax(scores), v)
 
 
 @spelling(btnh)
 def sliding_window(q: Array, k: Array, v: Array) -> Array:
     """The last words alone."""
     past = jnp.arange(T)[:, None] - jnp.arange(T)[None]
-    scores = jnp.where((past >= 0) & (past < 8), _scores(q, k), -jnp.inf)
-    return _values(jax.nn.softmax(scores), v)
+    scores = jnp.where((past >= 0) & (past < 8), qk(q, k), -jnp.inf)
+    return pv(jax.nn.softmax(scores), v)
 
 
 @spelling(btnh)
 def window_of_two_triangles(q: Array, k: Array, v: Array) -> Array:
     """A lower triangle without a lower one."""
     mask = jnp.tril(jnp.ones((T, T), bool)) & ~jnp.tril(jnp.ones((T, T), bool), -8)
-    return _values(jax.nn.softmax(jnp.where(mask, _scores(q, k), -1e9)), v)
+    return pv(jax.nn.softmax(jnp.where(mask, qk(q, k), -1e9)), v)
 
 
 @spelling(btnh)
 def prefix_and_causal(q: Array, k: Array, v: Array) -> Array:
     """A prefix that all see, then causal."""
-    mask = _tril() | (jnp.arange(T) < 5)[None]
-    return _values(jax.nn.softmax(jnp.where(mask, _scores(q, k), -1e9)), v)
+    mask = tril() | (jnp.arange(T) < 5)[None]
+    return pv(jax.nn.softmax(jnp.where(mask, qk(q, k), -1e9)), v)
 
 
 @spelling(lambda d: (d.normal(B, T // 2, N, H), d.normal(B, T, N, H), d.normal(B, T, N, H)))
 def causal_at_the_end(q: Array, k: Array, v: Array) -> Array:
     """Queries are the last words of the keys."""
     mask = jnp.arange(T)[None] <= jnp.arange(T // 2)[:, None] + T // 2
-    return _values(jax.nn.softmax(jnp.where(mask, _scores(q, k), -jnp.inf)), v)
+    return pv(jax.nn.softmax(jnp.where(mask, qk(q, k), -jnp.inf)), v)
 
 
 @spelling(lambda d: (*btnh(d), d.mask(B, T, T) | np.eye(T, dtype=bool)))
 def mask_of_examples(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """Each example has its own."""
-    return _values(jax.nn.softmax(jnp.where(mask[:, None], _scores(q, k), -jnp.inf)), v)
+    return pv(jax.nn.softmax(jnp.where(mask[:, None], qk(q, k), -jnp.inf)), v)
 
 
 @spelling(lambda d: (*btnh(d), present(d)))
 def softmax_with_where(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """The mask is a word of `jax.nn.softmax`."""
-    return _values(jax.nn.softmax(_scores(q, k), where=mask[:, None, None, :]), v)
+    return pv(jax.nn.softmax(qk(q, k), where=mask[:, None, None, :]), v)
 
 
 @spelling(lambda d: (*btnh(d), present(d)))
 def weights_masked_again(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """Zeros where they are already, against whole rows of nothing."""
     seen = mask[:, None, None, :]
-    weights = jax.nn.softmax(jnp.where(seen, _scores(q, k), -1e30))
-    return _values(jnp.where(seen, weights, 0.0), v)
+    weights = jax.nn.softmax(jnp.where(seen, qk(q, k), -1e30))
+    return pv(jnp.where(seen, weights, 0.0), v)
 
 
 # Biases.
@@ -485,8 +474,8 @@ def linear_biases(q: Array, k: Array, v: Array) -> Array:
     """ALiBi, causal."""
     slopes = 2.0 ** -jnp.arange(1.0, N + 1)
     past = jnp.arange(T)[None] - jnp.arange(T)[:, None]
-    scores = _scores(q, k) + slopes[:, None, None] * past
-    return _values(jax.nn.softmax(jnp.where(past <= 0, scores, -jnp.inf)), v)
+    scores = qk(q, k) + slopes[:, None, None] * past
+    return pv(jax.nn.softmax(jnp.where(past <= 0, scores, -jnp.inf)), v)
 
 
 @spelling(lambda d: (*btnh(d), d.normal(2 * T - 1, N)))
@@ -494,20 +483,20 @@ def relative_positions(q: Array, k: Array, v: Array, table: Array) -> Array:
     """A learnt number for each distance and head."""
     distance = jnp.arange(T)[:, None] - jnp.arange(T)[None] + T - 1
     bias = table[distance].transpose(2, 0, 1)
-    return _values(jax.nn.softmax(_scores(q, k) + bias), v)
+    return pv(jax.nn.softmax(qk(q, k) + bias), v)
 
 
 @spelling(lambda d: (*btnh(d), d.normal(B, N, T, T)))
 def pair_bias(q: Array, k: Array, v: Array, bias: Array) -> Array:
     """A bias for each example and head, as of pairs in protein models."""
-    return _values(jax.nn.softmax(_scores(q, k) + bias), v)
+    return pv(jax.nn.softmax(qk(q, k) + bias), v)
 
 
 @spelling(lambda d: (*btnh(d), d.normal(N, T, T), d.mask(B, 1, T, T) | np.eye(T, dtype=bool)))
 def windows_of_images(q: Array, k: Array, v: Array, bias: Array, mask: Array) -> Array:
     """As in Swin: a learnt bias and an added mask."""
     shifted = jnp.where(mask, 0.0, -100.0)
-    return _values(jax.nn.softmax(_scores(q, k) + bias[None] + shifted, axis=-1), v)
+    return pv(jax.nn.softmax(qk(q, k) + bias[None] + shifted, axis=-1), v)
 
 
 # The softmax.
@@ -516,54 +505,54 @@ def windows_of_images(q: Array, k: Array, v: Array, bias: Array, mask: Array) ->
 @spelling(btnh)
 def by_hand(q: Array, k: Array, v: Array) -> Array:
     """Exponentials and their sum; the maximum is no part of the derivative."""
-    s = _scores(q, k)
+    s = qk(q, k)
     e = jnp.exp(s - lax.stop_gradient(s.max(-1, keepdims=True)))
-    return _values(e / e.sum(-1, keepdims=True), v)
+    return pv(e / e.sum(-1, keepdims=True), v)
 
 
 @spelling(btnh)
 def by_hand_through_the_maximum(q: Array, k: Array, v: Array) -> Array:
     """The maximum is not stopped."""
-    s = jnp.where(_tril(), _scores(q, k), -1e9)
+    s = jnp.where(tril(), qk(q, k), -1e9)
     e = jnp.exp(s - jnp.max(s, axis=-1, keepdims=True))
-    return _values(e / jnp.sum(e, axis=-1, keepdims=True), v)
+    return pv(e / jnp.sum(e, axis=-1, keepdims=True), v)
 
 
 @spelling(btnh)
 def without_a_maximum(q: Array, k: Array, v: Array) -> Array:
     """Nothing is subtracted."""
-    e = jnp.exp(_scores(q, k))
-    return _values(e / e.sum(-1, keepdims=True), v)
+    e = jnp.exp(qk(q, k))
+    return pv(e / e.sum(-1, keepdims=True), v)
 
 
 @spelling(btnh)
 def by_logsumexp(q: Array, k: Array, v: Array) -> Array:
     """The exponential of the difference to the logarithm of the sum."""
-    s = _scores(q, k)
-    return _values(jnp.exp(s - jax.nn.logsumexp(s, axis=-1, keepdims=True)), v)
+    s = qk(q, k)
+    return pv(jnp.exp(s - jax.nn.logsumexp(s, axis=-1, keepdims=True)), v)
 
 
 @spelling(btnh)
 def by_log_softmax(q: Array, k: Array, v: Array) -> Array:
     """The exponential of its logarithm."""
-    return _values(jnp.exp(jax.nn.log_softmax(_scores(q, k))), v)
+    return pv(jnp.exp(jax.nn.log_softmax(qk(q, k))), v)
 
 
 @spelling(btnh)
 def normalised_at_the_end(q: Array, k: Array, v: Array) -> Array:
     """Divided by the sum after the product with the values."""
-    s = jnp.where(_tril(), _scores(q, k), -jnp.inf)
+    s = jnp.where(tril(), qk(q, k), -jnp.inf)
     e = jnp.exp(s - lax.stop_gradient(s.max(-1, keepdims=True)))
     total = jnp.einsum("bhqk->bqh", e)[..., None]
-    return _values(e, v) / total
+    return pv(e, v) / total
 
 
 @spelling(btnh)
 def by_a_reciprocal(q: Array, k: Array, v: Array) -> Array:
     """Multiplied by the reciprocal of the sum."""
-    s = _scores(q, k)
+    s = qk(q, k)
     e = jnp.exp(s - s.max(axis=-1)[..., None])
-    return _values(e * (1.0 / e.sum(axis=-1))[..., None], v)
+    return pv(e * (1.0 / e.sum(axis=-1))[..., None], v)
 
 
 @spelling(btnh)
@@ -571,24 +560,24 @@ def powers_of_two(q: Array, k: Array, v: Array) -> Array:
     """`exp2`, the scale times log2(e), as kernels do."""
     s = jnp.einsum("bqhd,bkhd->bhqk", q, k) * (SCALE * math.log2(math.e))
     e = jnp.exp2(s - lax.stop_gradient(s.max(-1, keepdims=True)))
-    return _values(e / e.sum(-1, keepdims=True), v)
+    return pv(e / e.sum(-1, keepdims=True), v)
 
 
 @spelling(lambda d: (*btnh(d), present(d)))
 def safe_softmax(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """A maximum that is never infinite, a sum that is never zero."""
-    s = jnp.where(mask[:, None, None], _scores(q, k), -jnp.inf)
+    s = jnp.where(mask[:, None, None], qk(q, k), -jnp.inf)
     top = lax.stop_gradient(s.max(-1, keepdims=True))
     e = jnp.exp(s - jnp.where(jnp.isfinite(top), top, 0.0))
     total = e.sum(-1, keepdims=True)
-    return _values(e / jnp.where(total > 0, total, 1.0), v)
+    return pv(e / jnp.where(total > 0, total, 1.0), v)
 
 
 @spelling(btnh)
 def softmax_in_float32(q: Array, k: Array, v: Array) -> Array:
     """Casts that a float32 program need not have."""
-    weights = jax.nn.softmax(_scores(q, k).astype(jnp.float32), axis=-1)
-    return _values(weights.astype(q.dtype), v)
+    weights = jax.nn.softmax(qk(q, k).astype(jnp.float32), axis=-1)
+    return pv(weights.astype(q.dtype), v)
 
 
 @spelling(btnh)
@@ -597,7 +586,7 @@ def products_in_bfloat16(q: Array, k: Array, v: Array) -> Array:
     q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) * SCALE
     weights = jax.nn.softmax(scores).astype(jnp.bfloat16)
-    return _values(weights, v).astype(jnp.float32)
+    return pv(weights, v).astype(jnp.float32)
 
 
 @spelling(btnh)
@@ -606,7 +595,7 @@ def accumulated_in_float32(q: Array, k: Array, v: Array) -> Array:
     q, k, v = (x.astype(jnp.bfloat16) for x in (q, k, v))
     words: dict[str, Any] = {"preferred_element_type": jnp.float32}
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, **words) * SCALE
-    weights = jax.nn.softmax(jnp.where(_tril(), scores, -jnp.inf)).astype(jnp.bfloat16)
+    weights = jax.nn.softmax(jnp.where(tril(), scores, -jnp.inf)).astype(jnp.bfloat16)
     return jnp.einsum("bhqk,bkhd->bqhd", weights, v, **words)
 
 
@@ -630,7 +619,7 @@ _own_softmax.defvjp(_own_forward, _own_backward)
 @spelling(btnh)
 def softmax_with_its_own_rule(q: Array, k: Array, v: Array) -> Array:
     """A derivative by hand, the usual one."""
-    return _values(_own_softmax(_scores(q, k)), v)
+    return pv(_own_softmax(qk(q, k)), v)
 
 
 # Grouped queries.
@@ -640,7 +629,7 @@ def softmax_with_its_own_rule(q: Array, k: Array, v: Array) -> Array:
 def keys_repeated(q: Array, k: Array, v: Array) -> Array:
     """`jnp.repeat`."""
     k, v = (jnp.repeat(x, N // K, axis=2) for x in (k, v))
-    return _values(jax.nn.softmax(jnp.where(_tril(), _scores(q, k), -jnp.inf)), v)
+    return pv(jax.nn.softmax(jnp.where(tril(), qk(q, k), -jnp.inf)), v)
 
 
 @spelling(grouped)
@@ -649,7 +638,7 @@ def keys_broadcast(q: Array, k: Array, v: Array) -> Array:
     k, v = (
         jnp.broadcast_to(x[:, :, :, None], (B, T, K, N // K, H)).reshape(B, T, N, H) for x in (k, v)
     )
-    return _values(jax.nn.softmax(_scores(q, k)), v)
+    return pv(jax.nn.softmax(qk(q, k)), v)
 
 
 @spelling(grouped)
@@ -672,7 +661,7 @@ def keys_indexed(q: Array, k: Array, v: Array) -> Array:
     """The key head of each query head is looked up."""
     heads = np.arange(N) // (N // K)
     k, v = k[:, :, heads], v[:, :, heads]
-    return _values(jax.nn.softmax(_scores(q, k)), v)
+    return pv(jax.nn.softmax(qk(q, k)), v)
 
 
 # Cross attention, and more than one.
@@ -681,33 +670,33 @@ def keys_indexed(q: Array, k: Array, v: Array) -> Array:
 @spelling(cross)
 def cross_attention(q: Array, k: Array, v: Array) -> Array:
     """Keys of a shorter sequence."""
-    return _values(jax.nn.softmax(_scores(q, k)), v)
+    return pv(jax.nn.softmax(qk(q, k)), v)
 
 
 @spelling(lambda d: (d.normal(B, T, N, H), d.normal(B, T // 2, N, H)))
 def memory_is_keys_and_values(q: Array, memory: Array) -> Array:
     """Keys and values are one array."""
-    return _values(jax.nn.softmax(_scores(q, memory)), memory)
+    return pv(jax.nn.softmax(qk(q, memory)), memory)
 
 
 @spelling(lambda d: (d.normal(B, T, N, H),))
 def all_three_are_one(x: Array) -> Array:
     """Queries, keys and values are one array."""
-    return _values(jax.nn.softmax(_scores(x, x)), x)
+    return pv(jax.nn.softmax(qk(x, x)), x)
 
 
 @spelling(lambda d: (*btnh(d), d.normal(B, T // 2, N, H)), count=2)
 def self_then_cross(q: Array, k: Array, v: Array, memory: Array) -> Array:
     """As in a decoder's layer."""
-    own = jnp.where(_tril(), _scores(q, k), -1e9)
-    x = q + _values(jax.nn.softmax(own), v)
-    return x + _values(jax.nn.softmax(_scores(x, memory)), memory)
+    own = jnp.where(tril(), qk(q, k), -1e9)
+    x = q + pv(jax.nn.softmax(own), v)
+    return x + pv(jax.nn.softmax(qk(x, memory)), memory)
 
 
 @spelling(btnh, count=2)
 def two_of_the_same_keys(q: Array, k: Array, v: Array) -> Array:
     """Two sequences of queries read one memory."""
-    first, second = (_values(jax.nn.softmax(_scores(x, k)), v) for x in (q, jnp.cos(q)))
+    first, second = (pv(jax.nn.softmax(qk(x, k)), v) for x in (q, jnp.cos(q)))
     return first * second
 
 
@@ -721,8 +710,8 @@ def _rotated(x: Array) -> Array:
 @spelling(btnh)
 def rotary_positions(q: Array, k: Array, v: Array) -> Array:
     """Queries and keys are turned."""
-    scores = jnp.where(_tril(), _scores(_rotated(q), _rotated(k)), -jnp.inf)
-    return _values(jax.nn.softmax(scores), v)
+    scores = jnp.where(tril(), qk(_rotated(q), _rotated(k)), -jnp.inf)
+    return pv(jax.nn.softmax(scores), v)
 
 
 @spelling(lambda d: (*btnh(d), d.uniform(H, low=0.5), d.uniform(H, low=0.5)))
@@ -732,7 +721,7 @@ def normalised_queries(q: Array, k: Array, v: Array, a: Array, b: Array) -> Arra
     def norm(x: Array, scale: Array) -> Array:
         return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * scale
 
-    return _values(jax.nn.softmax(_scores(norm(q, a), norm(k, b))), v)
+    return pv(jax.nn.softmax(qk(norm(q, a), norm(k, b))), v)
 
 
 # Inside of transforms and loops.
@@ -741,8 +730,8 @@ def normalised_queries(q: Array, k: Array, v: Array, a: Array, b: Array) -> Arra
 def _layer(x: Array, weights: tuple[Array, Array]) -> Array:
     qkv, out = weights
     q, k, v = (y.reshape(B, T, N, H) for y in jnp.split(x @ qkv, 3, axis=-1))
-    scores = jnp.where(_tril(), _scores(q, k), jnp.finfo(jnp.float32).min)
-    return x + _values(jax.nn.softmax(scores), v).reshape(B, T, N * H) @ out
+    scores = jnp.where(tril(), qk(q, k), jnp.finfo(jnp.float32).min)
+    return x + pv(jax.nn.softmax(scores), v).reshape(B, T, N * H) @ out
 
 
 def _stack(d: Any) -> tuple[Any, ...]:
@@ -819,13 +808,13 @@ def layers_with_checkpoint(x: Array, weights: Any) -> Array:
 @spelling(btnh)
 def checkpoint_of_attention(q: Array, k: Array, v: Array) -> Array:
     """The attention alone has a checkpoint."""
-    return jax.checkpoint(lambda q, k, v: _values(jax.nn.softmax(_scores(q, k)), v))(q, k, v)
+    return jax.checkpoint(lambda q, k, v: pv(jax.nn.softmax(qk(q, k)), v))(q, k, v)
 
 
 @spelling(btnh)
 def checkpoint_of_weights(q: Array, k: Array, v: Array) -> Array:
     """The weights alone are computed again."""
-    return _values(jax.checkpoint(lambda q, k: jax.nn.softmax(_scores(q, k)))(q, k), v)
+    return pv(jax.checkpoint(lambda q, k: jax.nn.softmax(qk(q, k)))(q, k), v)
 
 
 @spelling(btnh)
@@ -833,7 +822,7 @@ def named_for_checkpoint(q: Array, k: Array, v: Array) -> Array:
     """The output has a name, and a policy keeps it."""
 
     def attend(q: Array, k: Array, v: Array) -> Array:
-        return checkpoint_name(_values(jax.nn.softmax(_scores(q, k)), v), "context")
+        return checkpoint_name(pv(jax.nn.softmax(qk(q, k)), v), "context")
 
     policy = jax.checkpoint_policies.save_only_these_names("context")
     return jnp.sin(jax.checkpoint(attend, policy=policy)(q, k, v))
@@ -842,7 +831,7 @@ def named_for_checkpoint(q: Array, k: Array, v: Array) -> Array:
 @spelling(btnh)
 def functions_jitted(q: Array, k: Array, v: Array) -> Array:
     """Each part is a jitted function of its own."""
-    return jax.jit(_values)(jax.jit(jax.nn.softmax)(jax.jit(_scores)(q, k)), v)
+    return jax.jit(pv)(jax.jit(jax.nn.softmax)(jax.jit(qk)(q, k)), v)
 
 
 @spelling(bnth)
@@ -861,7 +850,7 @@ def vmapped_over_heads(q: Array, k: Array, v: Array) -> Array:
 
     def one(q: Array, k: Array, v: Array) -> Array:
         scores = jnp.einsum("bqd,bkd->bqk", q, k) * SCALE
-        return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(jnp.where(_tril(), scores, -1e9)), v)
+        return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(jnp.where(tril(), scores, -1e9)), v)
 
     return jax.vmap(one, in_axes=2, out_axes=2)(q, k, v)
 
@@ -871,7 +860,7 @@ def vmapped_over_queries_of_a_group(q: Array, k: Array, v: Array) -> Array:
     """Queries of a group under a vmap that does not reach keys."""
 
     def one(q: Array) -> Array:
-        return _values(jax.nn.softmax(_scores(q, k)), v)
+        return pv(jax.nn.softmax(qk(q, k)), v)
 
     return jax.vmap(one, in_axes=3, out_axes=3)(q.reshape(B, T, K, N // K, H))
 
@@ -880,7 +869,7 @@ def vmapped_over_queries_of_a_group(q: Array, k: Array, v: Array) -> Array:
 def queries_in_chunks(q: Array, k: Array, v: Array) -> Array:
     """A loop over parts of the queries, each of which reads all keys."""
     parts = q.reshape(B, 2, T // 2, N, H).swapaxes(0, 1)
-    out = lax.map(lambda part: _values(jax.nn.softmax(_scores(part, k)), v), parts)
+    out = lax.map(lambda part: pv(jax.nn.softmax(qk(part, k)), v), parts)
     return out.swapaxes(0, 1).reshape(B, T, N, H)
 
 
@@ -888,7 +877,7 @@ def queries_in_chunks(q: Array, k: Array, v: Array) -> Array:
 def under_a_name(q: Array, k: Array, v: Array) -> Array:
     """In a named scope."""
     with jax.named_scope("attention"):
-        return _values(jax.nn.softmax(_scores(q, k)), v)
+        return pv(jax.nn.softmax(qk(q, k)), v)
 
 
 @spelling(btnh)
@@ -898,7 +887,7 @@ def shard_mapped(q: Array, k: Array, v: Array) -> Array:
     spec = jax.sharding.PartitionSpec("data")
 
     def attend(q: Array, k: Array, v: Array) -> Array:
-        return _values(jax.nn.softmax(jnp.where(_tril(), _scores(q, k), -jnp.inf)), v)
+        return pv(jax.nn.softmax(jnp.where(tril(), qk(q, k), -jnp.inf)), v)
 
     return jax.shard_map(attend, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec)(q, k, v)
 
@@ -908,6 +897,6 @@ def values_of_one_branch(q: Array, k: Array, v: Array) -> Array:
     """In a branch of a condition."""
 
     def attend(q: Array, k: Array, v: Array) -> Array:
-        return _values(jax.nn.softmax(_scores(q, k)), v)
+        return pv(jax.nn.softmax(qk(q, k)), v)
 
     return lax.cond(q[0, 0, 0, 0] < 1e6, attend, lambda q, k, v: q + k + v, q, k, v)

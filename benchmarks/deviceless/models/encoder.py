@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -13,22 +12,10 @@ from flax import nnx
 
 from benchmarks.deviceless.models import fused
 from benchmarks.deviceless.models.fused import FUSED
-from benchmarks.deviceless.models.model import HAND, Model, Size, chain_of_tokens
+from benchmarks.deviceless.models.model import HAND, Config, Model, Size, chain_of_tokens
 
 MASKED = 0.15  # of all words; word 0 stands in their place
 Attend = Callable[..., jax.Array]
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """The sizes of an encoder."""
-
-    layers: int
-    width: int
-    heads: int
-    length: int
-    batch: int
-    vocabulary: int
 
 
 FULL = Config(layers=4, width=768, heads=12, length=1024, batch=8, vocabulary=8192)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -13,23 +12,18 @@ import jax.numpy as jnp
 
 from benchmarks.deviceless.models import fused
 from benchmarks.deviceless.models.fused import FUSED
-from benchmarks.deviceless.models.model import HAND, Model, Size, chain_of_tokens, cross_entropy
+from benchmarks.deviceless.models.model import (
+    HAND,
+    Config,
+    Model,
+    Size,
+    chain_of_tokens,
+    cross_entropy,
+)
 
 LOW = jnp.bfloat16
 Attend = Callable[[Any, jax.Array], jax.Array]
 """From a layer's attention and [B, T, C] to the same shape."""
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """The sizes of a network."""
-
-    layers: int
-    width: int
-    heads: int
-    length: int
-    batch: int
-    vocabulary: int
 
 
 FULL = Config(layers=4, width=768, heads=12, length=1024, batch=8, vocabulary=8192)

@@ -30,6 +30,18 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
+class Config:
+    """The sizes of a transformer."""
+
+    layers: int
+    width: int
+    heads: int
+    length: int
+    batch: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """A model at the size that is compiled, and small enough to be trained on a CPU."""
 

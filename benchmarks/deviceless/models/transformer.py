@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -12,21 +11,16 @@ import jax.numpy as jnp
 
 from benchmarks.deviceless.models import fused
 from benchmarks.deviceless.models.fused import FUSED
-from benchmarks.deviceless.models.model import HAND, Model, Size, chain_of_tokens, cross_entropy
+from benchmarks.deviceless.models.model import (
+    HAND,
+    Config,
+    Model,
+    Size,
+    chain_of_tokens,
+    cross_entropy,
+)
 
 LOW = jnp.bfloat16
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """The sizes of a transformer."""
-
-    layers: int
-    width: int
-    heads: int
-    length: int
-    batch: int
-    vocabulary: int
 
 
 FULL = Config(layers=4, width=1024, heads=16, length=1024, batch=4, vocabulary=8192)
