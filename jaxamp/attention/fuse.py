@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
-from jaxamp.attention.known_numbers import Given, KnownNumbers
+from jaxamp.attention.known_numbers import Given, KnownNumbers, Outer
 from jaxamp.attention.levels import Level, Unit, open_level
 from jaxamp.attention.masks import causal_kind, known_masks
 from jaxamp.attention.match import (
@@ -332,7 +332,7 @@ def _given(unit: Unit, known: KnownNumbers) -> Given:
             operands = list(enumerate(unit.ins[1:]))
         case _:
             operands = []
-    return {i: known.thunk(a) for i, a in operands if known.is_known(a)}
+    return {i: Outer(known, a) for i, a in operands if known.is_known(a)}
 
 
 def _bias_shape(steps: Sequence[Any], layout: Any) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,7 +22,19 @@ _OPAQUE = frozenset(
 )
 _RANDOM = ("random_bits", "random_seed", "random_wrap", "random_unwrap", "threefry2x32")
 
-Given = Mapping[int, Callable[[], Any]]
+_SPREAD = frozenset(
+    {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "copy"}
+)
+
+
+class Outer(NamedTuple):
+    """A known value of the level around."""
+
+    known: KnownNumbers
+    atom: Atom
+
+
+Given = Mapping[int, Outer]
 
 
 class KnownNumbers:
@@ -32,9 +44,11 @@ class KnownNumbers:
         self._level = level
         self._values: dict[int, Any] = {}
         self._thunks: dict[int, Callable[[], Any]] = {}
+        self._sources: dict[int, Outer] = {}  # of what has the same number in every place
         for index, entry in enumerate(level.entries):
             if index in given:
-                self._thunks[entry] = given[index]
+                outer = self._sources[entry] = given[index]
+                self._thunks[entry] = lambda outer=outer: outer.known.value(outer.atom)
         for value, const in level.constants.items():
             if not isinstance(const, Tracer) and hasattr(const, "dtype"):
                 self._thunks[value] = lambda const=const: const
@@ -45,9 +59,18 @@ class KnownNumbers:
         """Return whether a value is computed from known numbers alone."""
         return isinstance(atom, Literal) or atom in self._thunks
 
-    def thunk(self, atom: Atom) -> Callable[[], Any]:
-        """Return a function that computes a known value."""
-        return lambda: self.value(atom)
+    def number(self, atom: Atom) -> float | None:
+        """Return the one real number that a known value is in every place; ``None`` for others.
+
+        An array is not computed for that: it is what one number was spread to.
+        """
+        if not self.is_known(atom):
+            return None
+        if not isinstance(atom, Literal) and atom in self._sources:
+            outer = self._sources[atom]
+            return outer.known.number(outer.atom)
+        aval = atom.aval if isinstance(atom, Literal) else self._level.avals[atom]
+        return one_number(self.value(atom)) if getattr(aval, "size", 0) == 1 else None
 
     def value(self, atom: Atom) -> np.ndarray:
         """Return a known value."""
@@ -69,6 +92,8 @@ class KnownNumbers:
             return
         for index, out in enumerate(unit.outs):
             if isinstance(out, int):
+                if eqn.primitive.name in _SPREAD:
+                    self._sources[out] = Outer(self, unit.ins[0])
                 self._thunks[out] = lambda index=index: self._results(unit)[index]
 
     def _results(self, unit: Unit) -> list[Any]:
@@ -78,6 +103,13 @@ class KnownNumbers:
             if isinstance(out, int):
                 self._values[out] = result
         return results
+
+
+def one_number(array: Any) -> float | None:
+    """Return the one real number of an array; ``None`` for others."""
+    if np.size(array) != 1 or jax.numpy.result_type(array).kind not in "fiubV":
+        return None
+    return float(np.asarray(array).reshape(()))
 
 
 def _is_small(aval: Any) -> bool:

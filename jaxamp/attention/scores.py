@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jaxamp.attention.algebra import Algebra
-from jaxamp.attention.known_numbers import KnownNumbers
+from jaxamp.attention.known_numbers import KnownNumbers, one_number
 from jaxamp.attention.levels import Atom, Level, Unit
 from jaxamp.attention.values import Place, Value, refine, renamed, reshaped, substituted
 from jaxamp.core import jax_compat
@@ -57,7 +57,7 @@ class Scores:
         """Return the forms of a value."""
         if isinstance(atom, Literal):
             literal = jax_compat.literal_value(atom)
-            shape, number = np.shape(literal), _number(literal)
+            shape, number = np.shape(literal), one_number(literal)
             if number is not None:
                 value = self.algebra.constant(number, shape)
                 return Forms(value, value)
@@ -70,11 +70,9 @@ class Scores:
 
     def _leaf(self, value: int) -> Forms:
         aval = self.level.avals[value]
-        if getattr(aval, "size", 0) == 1 and self.known.is_known(value):
-            number = _number(self.known.value(value))
-            if number is not None:
-                constant = self.algebra.constant(number, aval.shape)
-                return Forms(constant, constant)
+        if (number := self.known.number(value)) is not None:
+            constant = self.algebra.constant(number, aval.shape)
+            return Forms(constant, constant)
         is_boolean = getattr(aval, "dtype", None) == np.bool_
         leaf = self.algebra.leaf(value, getattr(aval, "shape", ()), is_boolean)
         return Forms(leaf, leaf)
@@ -119,13 +117,6 @@ class Scores:
         """Return an operand of a product: one tensor, unless exponentials of scores are in it."""
         forms = self.of(atom)
         return forms.whole if self.is_tainted(forms.whole) else forms.single
-
-
-def _number(array: Any) -> float | None:
-    """Return the one real number of an array; ``None`` for others."""
-    if np.size(array) != 1 or jnp.result_type(array).kind not in "fiubV":
-        return None
-    return float(np.asarray(array).reshape(()))
 
 
 def _sign(number: float) -> Callable[[Scores, Unit], Value | None]:
