@@ -23,7 +23,16 @@ from jaxamp.attention.match import (
     still_read,
 )
 from jaxamp.attention.outcome import Attention, RefusedAttention
-from jaxamp.attention.replace import Replacement, emit_level, home_of, layout_of, thinned
+from jaxamp.attention.pairs import Together, join, pairs_of
+from jaxamp.attention.replace import (
+    Binding,
+    Changes,
+    Replacement,
+    emit_level,
+    home_of,
+    layout_of,
+    thinned,
+)
 from jaxamp.attention.scores import Scores
 from jaxamp.attention.values import size_of
 from jaxamp.core import jax_compat
@@ -110,6 +119,18 @@ class _Place:
         return clean_scope(self.scope), jax_compat.user_line(self.unit.eqn.source_info)
 
 
+class _Words(NamedTuple):
+    """What is said of a part of the program."""
+
+    attentions: tuple[Attention, ...] = ()
+    refused: tuple[RefusedAttention, ...] = ()
+
+    @property
+    def backward(self) -> int:
+        """How many backward passes are found."""
+        return sum(a.backward for a in self.attentions)
+
+
 class _Fuser:
     """Replacement of attentions, level by level."""
 
@@ -123,20 +144,23 @@ class _Fuser:
         if not _has_softmax(closed):
             return closed
         level = open_level(closed)
-        known = KnownNumbers(level, given)
-        scopes = dict(_scopes(level.units, scope))
-        bodies = self._bodies(level, known, scopes)
-        scores = Scores(level, known)
-        replacements = self._replacements(level, scores, known, scopes)
-        if not replacements and not bodies:
-            return closed
-        return emit_level(level, scores, known, replacements, bodies)
+        changes = self.changes(level, given, dict(_scopes(level.units, scope)))
+        return emit_level(level, changes) if changes.any else closed
 
-    def _bodies(
+    def changes(self, level: Level, given: Given, scopes: Mapping[Unit, str]) -> Changes:
+        """Return what changes in a level."""
+        known = KnownNumbers(level, given)
+        bodies, bindings = self._inside(level, known, scopes)
+        scores = Scores(level, known)
+        return Changes(scores, self._replacements(level, scores, known, scopes), bodies, bindings)
+
+    def _inside(
         self, level: Level, known: KnownNumbers, scopes: Mapping[Unit, str]
-    ) -> dict[Unit, list[ClosedJaxpr]]:
-        """Return the jaxprs of loops, branches and the like that change."""
-        found = {}
+    ) -> tuple[dict[Unit, list[ClosedJaxpr]], dict[Unit, Binding]]:
+        """Return the jaxprs of loops, branches and the like that change, and pairs of loops."""
+        bodies: dict[Unit, list[ClosedJaxpr]] = {}
+        bindings: dict[Unit, Binding] = {}
+        words: dict[Unit, _Words] = {}
         for unit in level.atomic():
             if unit.is_whole or wiring(unit.eqn) not in _ENTERED:
                 continue
@@ -145,8 +169,38 @@ class _Fuser:
             inside = nested(unit.eqn)
             given = _given(unit, known)
             changed = [self.level(body, given, scopes[unit]) for body in inside]
+            words[unit] = self._taken()
             if any(new is not old for new, old in zip(changed, inside, strict=True)):
-                found[unit] = changed
+                bodies[unit] = changed
+        for pair in pairs_of(level):
+            both = pair.first, pair.second
+            if not any(words[unit].refused for unit in both):
+                continue
+            joined = join(pair, known)
+            own = {
+                inner: scope
+                for unit, units in zip(both, joined.units, strict=True)
+                for inner, scope in _scopes(units, scopes[unit])
+            }
+            changes = self.changes(joined.level, joined.given, own)
+            found = self._taken()
+            if found.backward > sum(words[unit].backward for unit in both):
+                together = Together(joined, changes)
+                for unit in both:
+                    bodies.pop(unit, None)
+                    bindings[unit] = together
+                    words[unit] = _Words()
+                words[pair.second] = found
+        for unit_words in words.values():
+            self.attentions += unit_words.attentions
+            self.refused += unit_words.refused
+        return bodies, bindings
+
+    def _taken(self) -> _Words:
+        """Return what has been found and refused since, and forget it."""
+        found = _Words(tuple(self.attentions), tuple(self.refused))
+        self.attentions.clear()
+        self.refused.clear()
         return found
 
     def _replacements(

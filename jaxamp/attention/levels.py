@@ -45,7 +45,7 @@ class Level:
     """A jaxpr, opened.
 
     Attributes:
-      closed: the jaxpr.
+      closed: the jaxpr; of two that are joined the first.
       avals: type of each value.
       entries: the inputs.
       constants: captured arrays by value.
@@ -72,23 +72,25 @@ class Level:
 def open_level(closed: ClosedJaxpr) -> Level:
     """Return a jaxpr, opened."""
     level = Level(closed)
-    level.entries = [_value(level, v.aval) for v in closed.jaxpr.invars]
-    level.units, level.exits = _units(level, closed, level.entries)
+    level.entries = [new_value(level, v.aval) for v in closed.jaxpr.invars]
+    level.units, level.exits = open_into(level, closed, level.entries)
     return level
 
 
-def _value(level: Level, aval: Any) -> int:
+def new_value(level: Level, aval: Any) -> int:
+    """Return the number of another value of a level."""
     level.avals.append(aval)
     return len(level.avals) - 1
 
 
-def _units(
+def open_into(
     level: Level, closed: ClosedJaxpr, entries: Sequence[Atom]
 ) -> tuple[list[Unit], list[Atom]]:
+    """Return the units and results of a jaxpr, opened into a level whose values it reads."""
     jaxpr = closed.jaxpr
     env: dict[Any, Atom] = dict(zip(jaxpr.invars, entries, strict=True))
     for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
-        env[var] = number = _value(level, var.aval)
+        env[var] = number = new_value(level, var.aval)
         level.constants[number] = const
 
     def read(atoms: Sequence[Any]) -> tuple[Atom, ...]:
@@ -98,10 +100,10 @@ def _units(
     for eqn in jaxpr.eqns:
         ins = read(eqn.invars)
         if _is_opened(eqn):
-            inside, outs = _units(level, called(eqn), ins)
+            inside, outs = open_into(level, called(eqn), ins)
             unit = Unit(eqn, ins, tuple(outs), inside, eqn.primitive.name in _RULED)
         else:
-            unit = Unit(eqn, ins, tuple(_value(level, v.aval) for v in eqn.outvars))
+            unit = Unit(eqn, ins, tuple(new_value(level, v.aval) for v in eqn.outvars))
         env.update(zip(eqn.outvars, unit.outs, strict=True))
         units.append(unit)
     return units, list(read(jaxpr.outvars))
@@ -131,6 +133,14 @@ def _atomic(units: Sequence[Unit]) -> Iterator[Unit]:
             yield unit
         else:
             yield from _atomic(unit.inside)
+
+
+def made(unit: Unit) -> set[int]:
+    """Return all values that a unit makes, those inside of a call too."""
+    found = {a for a in unit.outs if isinstance(a, int)}
+    for inner in unit.inside or ():
+        found |= made(inner)
+    return found
 
 
 def live_from(level: Level, wanted: set[int], cut: frozenset[int]) -> set[Unit]:

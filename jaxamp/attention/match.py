@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxamp.attention.levels import Level, Unit, live_from
+from jaxamp.attention.levels import Level, Unit, live_from, made
 from jaxamp.attention.scores import Scores
 from jaxamp.attention.values import Axis, Factor, Place, Value
 
@@ -370,15 +370,7 @@ def still_read(level: Level, scores: Scores, found: Found, cut: frozenset[int]) 
     live = live_from(level, wanted - cut, cut)
     forbidden = {*scores.exponentials[found.exponential], scores.homes[found.product][0]}
     for unit in level.atomic():
-        if unit in live and forbidden & _made(unit):
+        if unit in live and forbidden & made(unit):
             return unit
     returned = forbidden & wanted
-    return next((u for u in level.atomic() if returned & _made(u)), None)
-
-
-def _made(unit: Unit) -> set[int]:
-    """Return all values that a unit makes, those inside of a call too."""
-    found = {a for a in unit.outs if isinstance(a, int)}
-    for inner in unit.inside or ():
-        found |= _made(inner)
-    return found
+    return next((u for u in level.atomic() if returned & made(u)), None)

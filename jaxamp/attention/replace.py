@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal
 
-from jaxamp.attention.known_numbers import KnownNumbers
 from jaxamp.attention.levels import Atom, Level, Unit, live_from
 from jaxamp.attention.match import Bias, Found, Masking, NotAttention, Rescaling
 from jaxamp.attention.scores import Scores
@@ -161,21 +160,71 @@ def thinned_to(wanted: Sequence[Place], shape: Sequence[int]) -> tuple[Place, ..
     return tuple(p if n != 1 else () for p, n in zip(wanted, shape, strict=True))
 
 
-@dataclass(slots=True)
-class _Emitter:
-    """Emission of one level."""
+class Binding(Protocol):
+    """Emission of units that change together, one after the other."""
 
-    level: Level
+    def emit(self, emitter: Emitter, unit: Unit) -> Sequence[Any]:
+        """Emit one of the units; of its results those that nobody reads are ``None``."""
+        ...
+
+
+@dataclass(slots=True)
+class Changes:
+    """What changes in a level.
+
+    Attributes:
+      scores: the values of the level.
+      replacements: attentions that become single equations.
+      bodies: other jaxprs of loops, branches and the like.
+      bindings: units that are emitted by something else.
+    """
+
     scores: Scores
-    known: KnownNumbers
     replacements: Sequence[Replacement]
-    bodies: dict[Unit, list[ClosedJaxpr]]
-    env: dict[int, Any] = field(default_factory=dict)
-    forwards: dict[Replacement, Any] = field(default_factory=dict)
-    backwards: dict[Replacement, Any] = field(default_factory=dict)
-    queries: dict[Replacement, Any] = field(default_factory=dict)
+    bodies: Mapping[Unit, list[ClosedJaxpr]]
+    bindings: Mapping[Unit, Binding]
+
+    @property
+    def any(self) -> bool:
+        """Whether anything changes."""
+        return bool(self.replacements or self.bodies or self.bindings)
+
+
+class Emitter:
+    """Emission of one level, or of a part of it.
+
+    Attributes:
+      env: the values that have been emitted.
+      handed: what the first unit of a binding leaves to the next.
+      forwards: output and bits of the attentions that have been emitted.
+      live: values that units which stay read, or the level returns.
+      units: units that stay.
+      held: per value that holds a result of an attention: that, the result, and how it is held.
+    """
+
+    def __init__(self, level: Level, changes: Changes) -> None:
+        self.level, self.changes, self.scores = level, changes, changes.scores
+        self.env: dict[int, Any] = dict(level.constants)
+        self.handed: dict[Binding, Any] = {}
+        self.forwards: dict[Replacement, Any] = {}
+        self._backwards: dict[Replacement, Any] = {}
+        self._operands: dict[Replacement, Any] = {}
+        replacements = changes.replacements
+        cut = frozenset().union(*(r.found.cut for r in replacements))
+        self._needed: set[int] = set().union(*map(self.needed, replacements))
+        exits = {a for a in level.exits if isinstance(a, int)}
+        self.units = live_from(level, (exits | self._needed) - cut, cut)
+        self._before = live_from(level, exits, frozenset())
+        self.live = exits | {a for u in self.units for a in u.ins if isinstance(a, int)}
+        self.held: dict[int, tuple[Replacement, str, Any]] = {
+            h.value: (r, n, h)
+            for r in replacements
+            for n, hs in r.found.results.items()
+            for h in hs
+        }
 
     def read(self, atom: Atom) -> Any:
+        """Return a value that has been emitted."""
         return jax_compat.literal_value(atom) if isinstance(atom, Literal) else self.env[atom]
 
     def array(self, factor: Factor) -> tuple[Any, tuple[Place, ...]]:
@@ -199,7 +248,7 @@ class _Emitter:
 
     def operands(self, r: Replacement) -> list[Any]:
         """Return q, k, v and the bias."""
-        if r not in self.queries:
+        if r not in self._operands:
             layout = r.layout
             q, k, v = (
                 arranged(*self.array(f), places)
@@ -211,8 +260,8 @@ class _Emitter:
             )
             if not r.is_sure:
                 q = jnp.where(self.seen(r, layout.q), q, jnp.zeros((), q.dtype))
-            self.queries[r] = [q, k, v, self.bias(r)]
-        return self.queries[r]
+            self._operands[r] = [q, k, v, self.bias(r)]
+        return self._operands[r]
 
     def seen(self, r: Replacement, places: Sequence[Place]) -> Any:
         """Return which queries see a key."""
@@ -230,6 +279,7 @@ class _Emitter:
         return arranged(row, have, full)
 
     def mask(self, r: Replacement, step: Masking) -> Any:
+        """Return where scores stay as they are."""
         array, places = self.array(step.factor)
         mask = thin(array, places, r.layout.scores)
         return mask if step.sign else ~mask
@@ -260,9 +310,9 @@ class _Emitter:
         out, bits = self.forwards[r]
         if name == "out":
             return out, layout.out
-        if r not in self.backwards:
-            self.backwards[r] = self._backward(r, out, bits)
-        dq, dk, dv, *dbias = self.backwards[r]
+        if r not in self._backwards:
+            self._backwards[r] = self._backward(r, out, bits)
+        dq, dk, dv, *dbias = self._backwards[r]
         if name.startswith("dbias"):
             return dbias[0], thinned_to(layout.scores, r.bias_shape or ())
         places = {"dq": layout.q, "dk": layout.k, "dv": layout.v}[name]
@@ -281,50 +331,32 @@ class _Emitter:
         return results
 
     def wanted(self, r: Replacement) -> list[str]:
+        """Return the names of the results that are needed."""
         return [n for n, held in r.found.results.items() if any(h.value in self.live for h in held)]
-
-    live: set[int] = field(default_factory=set)
 
     def emit(self, args: Sequence[Any]) -> list[Any]:
         """Emit the level."""
-        level = self.level
-        cut = frozenset().union(*(r.found.cut for r in self.replacements))
-        needed = set().union(*map(self.needed, self.replacements))
-        exits = {a for a in level.exits if isinstance(a, int)}
-        live = live_from(level, (exits | needed) - cut, cut)
-        self.live = exits | {a for u in live for a in u.ins if isinstance(a, int)}
-        self.env.update(zip(level.entries, args, strict=True))
-        self.env.update(level.constants)
-        held = {
-            h.value: (r, n, h)
-            for r in self.replacements
-            for n, hs in r.found.results.items()
-            for h in hs
-        }
-        before = live_from(level, exits, frozenset())
-        self._units(level.units, live, before, held, needed)
-        return [self.read(a) for a in level.exits]
+        self.env.update(zip(self.level.entries, args, strict=True))
+        self.run(self.level.units)
+        return [self.read(a) for a in self.level.exits]
 
-    def _units(
-        self,
-        units: Sequence[Unit],
-        live: set[Unit],
-        before: set[Unit],
-        held: dict[int, Any],
-        needed: set[int],
-    ) -> None:
+    def run(self, units: Sequence[Unit]) -> None:
+        """Emit units, and results of attentions where the program has them."""
         for unit in units:
             if unit.inside is not None and not unit.is_whole:
-                self._call(unit, live, before, held, needed)
+                self._call(unit)
                 continue
-            made = [a for a in unit.outs if isinstance(a, int)]
-            if unit in live:
+            if unit in self.units:
                 with jax_compat.emitting(unit.eqn):
-                    self._bind(unit)
-            for value in made:
-                if value in held and value in self.live:
+                    self.bind(unit)
+            for value in unit.outs:
+                if isinstance(value, int) and value in self.held and value in self.live:
                     with jax_compat.emitting(unit.eqn):
-                        self.env[value] = self._held(*held[value])
+                        self.env[value] = self.holding(value)
+
+    def holding(self, value: int) -> Any:
+        """Return a value of the program that holds a result of an attention."""
+        return self._held(*self.held[value])
 
     def _held(self, r: Replacement, name: str, held: Any) -> Any:
         result, places = self.result(r, name)
@@ -338,44 +370,46 @@ class _Emitter:
         array = array if abs(times - 1) < 1e-5 else array * jnp.asarray(times, array.dtype)
         return array.astype(aval.dtype)
 
-    def _call(
-        self,
-        unit: Unit,
-        live: set[Unit],
-        before: set[Unit],
-        held: dict[int, Any],
-        needed: set[int],
-    ) -> None:
+    def _call(self, unit: Unit) -> None:
+        if self.is_opened(unit):
+            with jax_compat.emitting(unit.eqn):
+                self.run(unit.inside or ())
+        elif self.is_bound(unit):
+            with jax_compat.emitting(unit.eqn):
+                self.bind(unit)
+
+    def is_bound(self, unit: Unit) -> bool:
+        """Return whether a call has anything that stays."""
         inner = list(_leaves(unit))
-        if not any(u in live for u in inner) and not any(
-            a in held and a in self.live for u in inner for a in u.outs if isinstance(a, int)
-        ):
-            return
+        return any(u in self.units for u in inner) or any(
+            a in self.held and a in self.live for u in inner for a in u.outs if isinstance(a, int)
+        )
+
+    def is_opened(self, unit: Unit) -> bool:
+        """Return whether anything changes in a call, so that its equations are emitted alone."""
         outs = {a for a in unit.outs if isinstance(a, int)}
-        touched = any(
-            (u in live) != (u in before)
-            or u in self.bodies
+        return self.is_bound(unit) and any(
+            (u in self.units) != (u in self._before)
+            or u in self.changes.bodies
+            or u in self.changes.bindings
             or any(
-                isinstance(a, int) and (a in held or (a in needed and a not in outs))
+                isinstance(a, int) and (a in self.held or (a in self._needed and a not in outs))
                 for a in u.outs
             )
-            for u in inner
+            for u in _leaves(unit)
         )
-        if touched:
-            with jax_compat.emitting(unit.eqn):
-                self._units(unit.inside or (), live, before, held, needed)
-            return
-        with jax_compat.emitting(unit.eqn):
-            self._bind(unit)
 
-    def _bind(self, unit: Unit) -> None:
-        operands = [self.read(a) for a in unit.ins]
-        if unit in self.bodies:
-            results = bind_nested(unit.eqn, operands, self.bodies[unit])
+    def bind(self, unit: Unit) -> None:
+        """Emit an equation, or a call as a whole."""
+        if unit in self.changes.bindings:
+            results = self.changes.bindings[unit].emit(self, unit)
+        elif unit in self.changes.bodies:
+            operands = [self.read(a) for a in unit.ins]
+            results = bind_nested(unit.eqn, operands, self.changes.bodies[unit])
         else:
-            results = jax_compat.bind(unit.eqn, operands)
+            results = jax_compat.bind(unit.eqn, [self.read(a) for a in unit.ins])
         for atom, result in zip(unit.outs, results, strict=True):
-            if isinstance(atom, int):
+            if isinstance(atom, int) and result is not None:
                 self.env.setdefault(atom, result)
 
 
@@ -403,17 +437,11 @@ def home_of(scores: Scores, factor: Factor) -> int | None:
     return home[0] if home else None
 
 
-def emit_level(
-    level: Level,
-    scores: Scores,
-    known: KnownNumbers,
-    replacements: Sequence[Replacement],
-    bodies: dict[Unit, list[ClosedJaxpr]],
-) -> ClosedJaxpr:
-    """Return the jaxpr of a level with attentions as single equations, and other jaxprs inside."""
+def emit_level(level: Level, changes: Changes) -> ClosedJaxpr:
+    """Return the jaxpr of a level with its changes."""
 
     def emitted(*args: Any) -> list[Any]:
-        return _Emitter(level, scores, known, replacements, bodies).emit(args)
+        return Emitter(level, changes).emit(args)
 
     jaxpr = level.closed.jaxpr
     return jax_compat.trace_to_jaxpr(emitted, level.closed.in_avals, jaxpr.debug_info)

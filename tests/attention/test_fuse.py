@@ -106,3 +106,58 @@ def test_gradients_are_those_of_the_program(attend):
         for found, expected in zip(jax.jit(way)(*operands), exact, strict=True):
             error = jnp.max(jnp.abs(found - expected)) / jnp.max(jnp.abs(expected))
             assert error < 0.03
+
+
+def _scanned(q, k, v):
+    """Two turns of a loop; the keys of each are its own."""
+
+    def turn(x, operands):
+        return _causal(x, *operands), x.sum()
+
+    return jax.lax.scan(turn, q, tuple(jnp.stack([x, 2 * x]) for x in (k, v)))[0]
+
+
+def test_a_pair_of_loops_is_replaced_together():
+    """The first leaves outputs to the second, and no weights; results are the same."""
+    operands = _operands()
+    closed = jax.make_jaxpr(_gradient(_scanned))(*operands)
+    fused = fuse_attention(closed, POLICY)
+    assert [(a.forward, a.backward) for a in fused.attentions] == [(True, True)]
+    loops = [eqn for eqn in fused.jaxpr.eqns if eqn.primitive.name == "scan"]
+    assert len(loops) == 2
+    assert not any(v.aval.shape == (2, B, N, T, T) for loop in loops for v in loop.outvars)
+    assert "exp" not in str(fused.jaxpr)
+    pairs = zip(jaxpr_as_fun(fused.jaxpr)(*operands), jaxpr_as_fun(closed)(*operands), strict=True)
+    for found, expected in pairs:
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_a_loop_returns_stay():
+    """Stacked weights are read by the loop backward, and by whoever calls."""
+
+    def attend(q, k, v):
+        def turn(x, operands):
+            key, value = operands
+            weights = jax.nn.softmax(jnp.einsum("btnh,bsnh->bnts", x, key))
+            return jnp.einsum("bnts,bsnh->btnh", weights, value), weights
+
+        return jax.lax.scan(turn, q, tuple(jnp.stack([x, 2 * x]) for x in (k, v)))
+
+    def loss(q, k, v):
+        out, weights = attend(q, k, v)
+        return jnp.sum(out * jnp.cos(q)), weights
+
+    closed = jax.make_jaxpr(jax.grad(loss, (0, 1, 2), has_aux=True))(*_operands())
+    assert fuse_attention(closed, POLICY).jaxpr is closed
+
+
+def test_a_loop_that_computes_again_is_replaced_in_both():
+    """With a checkpoint the second loop has a forward pass of its own, and so has the first."""
+
+    def attend(q, k, v):
+        turn = jax.checkpoint(lambda x, operands: (_causal(x, *operands), None))
+        return jax.lax.scan(turn, q, tuple(jnp.stack([x, 2 * x]) for x in (k, v)))[0]
+
+    fused = fuse_attention(jax.make_jaxpr(_gradient(attend))(*_operands()), POLICY)
+    assert [(a.forward, a.backward) for a in fused.attentions] == [(True, False), (False, True)]
+    assert "exp" not in str(fused.jaxpr)
