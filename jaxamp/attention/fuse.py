@@ -120,14 +120,14 @@ class _Place:
 
 
 class _Words(NamedTuple):
-    """What is said of a part of the program."""
+    """Attentions of a part of the program, found and refused."""
 
     attentions: tuple[Attention, ...] = ()
     refused: tuple[RefusedAttention, ...] = ()
 
     @property
     def backward(self) -> int:
-        """How many backward passes are found."""
+        """Return how many backward passes are found."""
         return sum(a.backward for a in self.attentions)
 
 

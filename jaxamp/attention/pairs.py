@@ -72,7 +72,8 @@ def _links(first: Unit, second: Unit) -> dict[int, int]:
         return {}
     mine, others = _Layout.of(first), _Layout.of(second)
     stacks = {a: i for i, a in enumerate(first.outs) if i >= mine.carries and isinstance(a, int)}
-    return {i: stacks[a] for i, a in enumerate(second.ins) if i >= others.sliced and a in stacks}
+    sliced = [(i, a) for i, a in enumerate(second.ins) if i >= others.sliced]
+    return {i: stacks[a] for i, a in sliced if isinstance(a, int) and a in stacks}
 
 
 class _Layout(NamedTuple):
@@ -89,7 +90,7 @@ class _Layout(NamedTuple):
 
     @property
     def sliced(self) -> int:
-        """The first operand that is sliced."""
+        """Return the first operand that is sliced."""
         return self.invariants + self.carries
 
     def parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
@@ -233,7 +234,7 @@ def _words(unit: Unit) -> dict[str, Any]:
 
 
 class _Crossing(NamedTuple):
-    """What the second body reads of the first.
+    """Values of the first body that the second reads.
 
     Attributes:
       inputs: invariants and slices of the first.

@@ -170,7 +170,7 @@ class Binding(Protocol):
 
 @dataclass(slots=True)
 class Changes:
-    """What changes in a level.
+    """Changes of a level.
 
     Attributes:
       scores: the values of the level.
@@ -186,7 +186,7 @@ class Changes:
 
     @property
     def any(self) -> bool:
-        """Whether anything changes."""
+        """Return whether anything changes."""
         return bool(self.replacements or self.bodies or self.bindings)
 
 
