@@ -43,18 +43,14 @@ def _names(text: str) -> list[str]:
     return [name for name, program in programs.items() if text in str(program)]
 
 
-def rows_of(name: str) -> list[dict[str, Any]]:
-    """Run a program in all of its ways."""
-    measure = importlib.import_module("tests.fields.measure")
-    return [dataclasses.asdict(row) for row in measure.rows(name)]
-
-
 def _run(names: Sequence[str], workers: int) -> Iterator[list[dict[str, Any]]]:
     """Run programs in processes that are renewed now and then, as JAX keeps what it compiles."""
     spawn = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, spawn, max_tasks_per_child=20) as pool:
-        for job in concurrent.futures.as_completed(pool.submit(rows_of, name) for name in names):
-            yield job.result()
+        measure = importlib.import_module("tests.fields.measure")
+        jobs = [pool.submit(measure.rows, name) for name in names]
+        for job in concurrent.futures.as_completed(jobs):
+            yield [dataclasses.asdict(row) for row in job.result()]
 
 
 def main() -> int:
