@@ -9,6 +9,10 @@ sequences of 2,048 words. Its attention is cuDNN's kernel in every version, so t
 with weights differ. It stands for one of many, so its first and last products are scaled too. A
 step is the loss, its gradient and AdamW; `gradient` is the step without AdamW, whose bytes no
 precision of products can change.
+
+The floor is bf16's bytes less half of what its products read. An FP8 step saves no more: cuBLASLt
+takes 8-bit operands only with the axis that is summed over last, each operand is in a forward and a
+backward product, which sum over different axes, and so it is written twice in 8 bits or once in 16.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +37,7 @@ from jaxamp import OpKind, PrecisionPolicy, Rule, amp
 from jaxamp.compiled import traffic
 from jaxamp.compiled.deviceless import compile_all
 from jaxamp.compiled.export import exported
-from jaxamp.compiled.hlo import Module
+from jaxamp.compiled.hlo import Array, Computation, Module
 from jaxamp.compiled.roofline import roofline
 from jaxamp.compiled.targets import TARGETS, Target
 from jaxamp.errors import JaxAmpError
@@ -42,6 +46,7 @@ from jaxamp.inspect.fp8_products import OPTIONS, claims, made
 BF16 = jnp.bfloat16
 POLICIES = ("auto_mixed_bf16", "fp8_current", "fp8_delayed")
 PROGRAMS = ("step", "gradient")
+BACKWARD = "transpose("  # in the name that JAX gives to what it transposes
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,8 @@ class Row:
       kernels: that it starts.
       temporary: bytes of memory besides arguments and results.
       eligible: products with weights, in both passes.
+      operands: bytes that products read of 16-bit operands.
+      kept: bytes that the forward pass writes and the backward pass reads, by dtype.
       claimed: those that jaxamp has quantized.
       found: those that the compiler made of 8-bit operands.
       seconds: by the roofline model.
@@ -152,11 +159,18 @@ class Row:
     bytes: int
     kernels: int
     temporary: int
+    operands: int
+    kept: dict[str, int]
     eligible: int
     claimed: int
     found: int
     seconds: float
     causes: dict[str, int]
+
+    @property
+    def floor(self) -> float:
+        """The bytes that are left if products read 8 bits, and all else is as it is."""
+        return self.bytes - self.operands / 2
 
 
 ELIGIBLE = 15
@@ -178,12 +192,53 @@ def _is_update(kernel: traffic.Kernel) -> bool:
     return len(wide) >= 2
 
 
+def operands(found: Iterable[traffic.Kernel], module: Module) -> int:
+    """Bytes that products read of 16-bit operands."""
+    products = (kernel for kernel in found if kernel.contractions(module))
+    return sum(
+        kernel.runs * size
+        for kernel in products
+        if "cudnn" not in kernel.instruction.target
+        for array, size in kernel.read
+        if array.dtype == "bf16"
+    )
+
+
+def kept(found: Iterable[traffic.Kernel]) -> dict[str, int]:
+    """Bytes of the arrays that the forward pass writes and the backward pass reads, by dtype."""
+    written: dict[tuple[str, int], Array] = {}
+    read: dict[tuple[str, int], Array] = {}
+    for kernel in found:
+        line = kernel.instruction
+        if BACKWARD in line.source:
+            places = (_place(kernel.home, name) for name in line.operands)
+            read |= {place: written[place] for place in places if place in written}
+        else:
+            written |= {(line.name, index): array for index, array in enumerate(line.results)}
+    total: Counter[str] = Counter()
+    for array in read.values():
+        total[array.dtype] += array.bytes
+    return dict(total.most_common())
+
+
+def _place(home: Computation, name: str) -> tuple[str, int]:
+    """The instruction that wrote an array, and which of its results it is."""
+    line, index = home.by_name[name], 0
+    while line.op in ("bitcast", "get-tuple-element", "tuple"):
+        if line.op == "get-tuple-element":
+            index = int(line.attributes.partition("index=")[2].partition(",")[0])
+        line = home.by_name[line.operands[index if line.op == "tuple" else 0]]
+        index = 0 if line.op in ("bitcast", "get-tuple-element") else index
+    return line.name, index
+
+
 def measured(
     program: str, policy: str, claimed: int, module: Module, facts: Any, chip: Target
 ) -> Row:
     counted = traffic.measure(module)
     causes: Counter[str] = Counter()
-    for kernel in traffic.kernels(module):
+    found = list(traffic.kernels(module))
+    for kernel in found:
         causes[cause(kernel, module)] += kernel.moved
     return Row(
         program=program,
@@ -191,6 +246,8 @@ def measured(
         bytes=counted.bytes,
         kernels=counted.kernels,
         temporary=facts["temporary"],
+        operands=operands(found, module),
+        kept=kept(found),
         eligible=ELIGIBLE,
         claimed=claimed,
         found=made(module)[0],
@@ -249,6 +306,12 @@ def show(rows: Sequence[Row], console: Console) -> None:
             *(f"{row.causes.get(cause, 0) / 1e9:.2f}" for cause in causes),
         )
     console.print(table)
+    for row in rows:
+        parts = ", ".join(f"{size / 1e9:.2f} GB of {dtype}" for dtype, size in row.kept.items())
+        console.print(f"{row.program}, {row.policy}: kept for the backward pass {parts}")
+    for row in base.values():
+        share = row.floor / row.bytes
+        console.print(f"{row.program}: the floor of FP8 is {row.floor / 1e9:.2f} GB, {share:.2f}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

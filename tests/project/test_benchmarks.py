@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 import jaxamp
-from benchmarks import overhead, recipes, techniques, trace_cost
+from benchmarks import fp8_step, overhead, recipes, techniques, trace_cost
 from benchmarks.peers import table
 from benchmarks.peers.peers import PEERS
 from benchmarks.recipe_models import RECIPES
+from jaxamp.compiled import traffic
+from jaxamp.compiled.hlo import parse
 from jaxamp.compiled.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -175,3 +177,26 @@ def test_recipes_are_judged_by_the_spread():
     marked = [name for name, cell in zip(recipes.HEADER, line, strict=True) if "✗" in cell]
     assert marked == ["fp8_current"]
     assert len(RECIPES) >= 15
+
+
+PASSES = """
+ENTRY %main (x: bf16[8,4], w: bf16[4,4]) -> bf16[4,8] {
+  %x = bf16[8,4] parameter(0)
+  %w = bf16[4,4] parameter(1)
+  %fused = (f32[8], f8e5m2[8,4]) custom-call(%x), metadata={op_name="jvp()/mul"}
+  %rows = f32[8] get-tuple-element(%fused), index=0
+  %narrow = f8e5m2[8,4] get-tuple-element(%fused), index=1
+  %moved = (f8e5m2[8,4], f32[8]) tuple(%narrow, %rows)
+  %held = f8e5m2[8,4] get-tuple-element(%moved), index=0
+  %dot = bf16[8,4] dot(%x, %w), lhs_contracting_dims={1}, metadata={op_name="jvp()/dot"}
+  ROOT %back = bf16[4,8] custom-call(%held, %w), metadata={op_name="transpose(jvp())/mul"}
+}
+"""
+
+
+def test_what_waits_for_the_backward_pass_is_what_it_reads():
+    """The arrays that one pass writes and the other reads, through tuples; and what FP8 spares."""
+    module = parse(PASSES)
+    found = list(traffic.kernels(module))
+    assert fp8_step.kept(found) == {"f8e5m2": 32}
+    assert fp8_step.operands(found, module) == 2 * (8 * 4 + 4 * 4)
