@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,7 +122,15 @@ class Equation:
             backward="transpose(" in self.scope,
             place=self.place,
             contraction=self.kind is OpKind.COMPUTE,
+            emulated=self._is_emulated(),
         )
+
+    def _is_emulated(self) -> bool:
+        scaled = self.decision.scaled if self.decision else None
+        if scaled is None:
+            return False
+        ((axes, _), _), shape = self.params["dimension_numbers"], self.eqn.invars[0].aval.shape
+        return scaled.is_emulated(math.prod(shape[axis] for axis in axes))
 
     def _reason(self) -> str:
         if self.ground is None:

@@ -63,6 +63,8 @@ class Lowering(Shown):
         where = self.target or "the devices at hand"
         if not self.claimed:
             return [f"{self.program} on {where}: no FP8 products claimed; the plan says why."]
+        lacks = self.target in TARGETS and "f8" not in TARGETS[self.target].rates
+        first = [f"{TARGETS[self.target].title} multiplies no 8-bit floats."] if lacks else []
         verdict = "all" if self.complete else "not all"
         head = (
             f"{self.program} on {where}: {self.claimed} FP8 products claimed, {self.found} found "
@@ -72,7 +74,7 @@ class Lowering(Shown):
         rows = [f"  {times} not in 8 bits: {name}" for name, times in named.items()]
         nameless = self.claimed - self.found - named.total()
         more = [f"  {nameless} more, whose names the compiler has dropped"] if nameless > 0 else []
-        return [head, *rows, *more]
+        return [*first, head, *rows, *more]
 
 
 def verify_lowering(

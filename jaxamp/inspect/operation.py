@@ -59,6 +59,7 @@ class Operation:
       backward: whether it is in a backward pass.
       place: the innermost line that is the user's own, or else that of an installed library.
       contraction: whether it is a dot or a convolution.
+      emulated: whether its operands are quantized, and yet multiplied in bf16.
     """
 
     primitive: str
@@ -76,6 +77,7 @@ class Operation:
     backward: bool
     place: Place
     contraction: bool
+    emulated: bool = False
 
     @property
     def tally(self) -> Tally:

@@ -26,6 +26,7 @@ from jaxamp.trace.target import Target
 
 HERE = "here"  # the target that is at hand
 _WIDE = "f32", "f64"
+_EMULATED = " (multiplied in bf16)"
 _JOINED = "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings", "waiting"
 
 
@@ -145,9 +146,16 @@ class Report(Shown):
         """The share of the FLOPs of products that run narrow, and the regions of attention."""
         flops: Counter[str] = Counter()
         for operation in self.contractions:
-            flops[operation.arithmetic] += operation.tally.flops
+            word = operation.arithmetic
+            if operation.emulated:
+                word += _EMULATED
+            flops[word] += operation.tally.flops
         whole = sum(flops.values())
-        narrow = {w: n for w, n in flops.items() if n and is_float(w) and w not in _WIDE}
+        narrow = {
+            word: n
+            for word, n in flops.items()
+            if n and is_float(word.removesuffix(_EMULATED)) and word not in _WIDE
+        }
         if not whole:
             return "it has no products to run narrow"
         share = f"{100 * sum(narrow.values()) / whole:.1f}".removesuffix(".0")
@@ -172,10 +180,18 @@ class Report(Shown):
     @property
     def notes(self) -> list[str]:
         """Remarks that the totals are to be read with."""
-        notes = [f"rule matched nothing: {rule}" for rule in self.unmatched_rules]
+        notes = []
+        if emulated := sum(o.runs for o in self.contractions if o.emulated):
+            notes.append(
+                f"{counted(emulated, 'dot')} of quantized operands multiply in bf16: XLA has no "
+                "product of such blocks. 8-bit ones have jaxamp's kernel: scaling={'kernel': {}}"
+            )
+        notes += [f"rule matched nothing: {rule}" for rule in self.unmatched_rules]
         notes += [f"unknown primitive, left as it is: {name}" for name in self.unknown]
         notes += [f"counted once, for its trips are not known: {p}" for p in self.unknown_loops]
-        eight = sum(n for word, n in self.dots().items() if word.startswith("f8"))
+        eight = sum(
+            o.runs for o in self.contractions if o.arithmetic.startswith("f8") and not o.emulated
+        )
         if eight and not self.lowerings:
             notes.append(f"{eight} dots in FP8 are claimed; with a target they are looked for")
         return [*notes, *(line for lowering in self.lowerings for line in lowering.lines)]

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxamp import PrecisionPolicy, Rule, amp, diff, explain, plan_of, probe, report
 from jaxamp.errors import InspectionError
-from jaxamp.inspect.fp8_products import verify_lowering
+from jaxamp.inspect.fp8_products import Lowering, verify_lowering
 from jaxamp.inspect.operation import rows_of
 from jaxamp.tools.tune import tune
 from tests.inspect import independent
@@ -427,6 +427,34 @@ def test_fp8_of_an_amped_step_is_looked_for():
     step = amp(jnp.dot, "fp8_delayed")
     (lowering,) = report(step, target="here")(spec(8, 8), spec(8, 8)).lowerings
     assert "no FP8 products claimed" in str(lowering)
+
+
+@pytest.mark.parametrize(
+    ("policy", "emulated"),
+    [
+        ("fp8_current", False),
+        ("fp8_block", True),
+        ("mxfp8", True),
+        ("nvfp4", True),
+        (PrecisionPolicy.FP8_BLOCK.replace(scaling={"kernel": {}}), False),
+    ],
+)
+def test_quantized_products_in_bf16_are_named_first(policy, emulated):
+    """What the compiled program multiplies decides; the headline and the first note say so."""
+    large = spec(4096, 4096)
+    found = report(jnp.dot, policy)(large, large)
+    (product,) = found.contractions
+    assert product.emulated is emulated
+    assert ("multiplied in bf16" in found.headline) is emulated
+    assert ("multiply in bf16" in found.notes[0]) is emulated
+    assert f"{found.policy}: {found.headline}" in str(found).splitlines()[0]
+
+
+def test_a_chip_without_fp8_is_named_first():
+    """Before how many products were found there comes why."""
+    for target, first in {"a100": "multiplies no 8-bit floats", "h200": "3 FP8 products"}.items():
+        lowering = Lowering(program="f", target=target, claimed=3, found=0, missing=())
+        assert first in lowering.lines[0]
 
 
 def test_modules_and_partials_have_names():
