@@ -80,8 +80,7 @@ WAYS = {
 
 def policy_of(way: Way) -> PrecisionPolicy:
     """The policy of a way that has one."""
-    policy = PrecisionPolicy.parse(way.policy)
-    return policy if way.fused else policy.replace(fused_attention=False)
+    return PrecisionPolicy.parse(way.policy).replace(fused_attention=None if way.fused else False)
 
 
 def make_step(size: Size, way: str) -> tuple[Any, Callable[..., Any]]:

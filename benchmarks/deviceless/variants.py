@@ -11,7 +11,7 @@ from benchmarks.deviceless.models.fused import FUSED
 from benchmarks.deviceless.models.model import Loss, Size
 from jaxamp import PrecisionPolicy, amp
 
-POLICY = PrecisionPolicy.parse("mixed_bf16")
+POLICY = PrecisionPolicy.parse("mixed_bf16").replace(fused_attention=False)
 PLAIN = "float32"
 ORDERS = ("grad(amp(f))", "amp(grad(f))")
 FUSED_ORDERS = tuple(f"{order}, fused attention" for order in ORDERS)

@@ -68,6 +68,7 @@ class Algebra:
 
     bases: list[Base] = field(default_factory=list)
     sums: dict[int, list[int]] = field(default_factory=dict)  # per exponential: sums that read it
+    guarded: set[int] = field(default_factory=set)  # exponentials that are masked or compared again
     _numbers: dict[Any, int] = field(default_factory=dict)
 
     def leaf(self, name: Any, shape: Sequence[int], is_boolean: bool = False) -> Value:
@@ -142,15 +143,29 @@ class Algebra:
         return Value(first.places, kept) if len(kept) <= MOST_TERMS else None
 
     def _unmasked(self, monomial: Monomial) -> Monomial:
-        """Leave out masks outside of which an exponential in the monomial is zero anyway."""
+        """Leave out masks outside of which an exponential in the monomial is zero anyway.
+
+        It is not where a row is masked whole: weights that are masked so are noted.
+        """
         powers = dict(monomial)
+        met = set[int]()
         for factor, power in monomial:
             for mask in self.bases[factor.base].masks if power > 0 else ():
                 places = tuple(
                     tuple(a for i in place for a in factor.places[i]) for place in mask.places
                 )
-                powers.pop(Factor(mask.base, places), None)
+                if powers.pop(Factor(mask.base, places), None) is not None:
+                    met.add(factor.base)
+        if met and all(self.is_weight(f.base) for f in powers):
+            self.guarded |= met
         return frozenset(powers.items())
+
+    def is_weight(self, base: int) -> bool:
+        """Return whether a tensor is an exponential of scores, or a sum of one alone."""
+        found = self.bases[base]
+        if found.kind == "exp":
+            return True
+        return found.kind == "sum" and len(found.data[0][0][0]) == 1 and bool(found.exponentials)
 
     # Functions.
 

@@ -16,6 +16,7 @@ from jaxamp.attention.levels import Level, Unit, open_level
 from jaxamp.attention.masks import causal_kind, known_masks
 from jaxamp.attention.match import (
     Found,
+    ItsTranspose,
     Masking,
     Matcher,
     NotAttention,
@@ -31,6 +32,7 @@ from jaxamp.attention.replace import (
     emit_level,
     home_of,
     layout_of,
+    needed,
     thinned,
 )
 from jaxamp.attention.scores import Scores
@@ -43,6 +45,8 @@ from jaxamp.jaxprs.asked_precision import ASKED, asks_precision
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
 from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
 from jaxamp.jaxprs.shared_rules import share_rules
+from jaxamp.kernels.attention.fused import Fused as Kernel
+from jaxamp.kernels.attention.platforms import at_hand, everywhere
 from jaxamp.kernels.attention.refusal import refusal
 from jaxamp.kernels.attention.spec import AttentionSpec
 from jaxamp.policy.policy import PrecisionPolicy
@@ -82,29 +86,42 @@ def fuse_attention(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Fused:
     >>> [eqn.primitive.name for eqn in fused.jaxpr.eqns if "attention" in eqn.primitive.name]
     ['found_attention']
     """
-    if not policy.fused_attention or policy.base not in _NARROW or not _has_softmax(closed):
+    kernels = _kernels(policy)
+    if not kernels or closed.jaxpr not in _Softmaxes():
         return Fused(closed)
-    fuser = _Fuser(policy)
+    fuser = _Fuser(policy, kernels)
     changed = fuser.level(closed, {}, "")
     if changed is not closed:
         changed = share_rules(changed)
     return Fused(changed, tuple(fuser.attentions), tuple(fuser.refused))
 
 
-def _has_softmax(closed: ClosedJaxpr) -> bool:
-    """Return whether there is an exponential, and there are products."""
-    names: set[str] = set()
-    seen: set[int] = set()
-    pending = [closed.jaxpr]
-    while pending:
-        jaxpr = pending.pop()
-        if id(jaxpr) in seen:
-            continue
-        seen.add(id(jaxpr))
-        for eqn in jaxpr.eqns:
-            names.add(eqn.primitive.name)
-            pending += [body.jaxpr for body in nested(eqn)]
-    return "dot_general" in names and bool(names & {"exp", "exp2"})
+def _kernels(policy: PrecisionPolicy) -> list[Kernel]:
+    """Return the kernels that an attention may be replaced for."""
+    if policy.base not in _NARROW or policy.fused_attention is False:
+        return []
+    if policy.fused_attention:
+        return everywhere()
+    return [] if policy.is_scaled else at_hand()
+
+
+class _Softmaxes:
+    """Which jaxprs may hold an attention: there is an exponential, and there are products."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, frozenset[str]] = {}
+
+    def __contains__(self, jaxpr: Any) -> bool:
+        names = self._of(jaxpr)
+        return "dot_general" in names and not names.isdisjoint(("exp", "exp2"))
+
+    def _of(self, jaxpr: Any) -> frozenset[str]:
+        """Return the names of the primitives in a jaxpr, and in those within."""
+        if (names := self._names.get(id(jaxpr))) is None:
+            bodies = [self._of(body.jaxpr) for eqn in jaxpr.eqns for body in nested(eqn)]
+            names = frozenset(eqn.primitive.name for eqn in jaxpr.eqns).union(*bodies)
+            self._names[id(jaxpr)] = names
+        return names
 
 
 @dataclass(slots=True)
@@ -134,14 +151,15 @@ class _Words(NamedTuple):
 class _Fuser:
     """Replacement of attentions, level by level."""
 
-    def __init__(self, policy: PrecisionPolicy) -> None:
-        self.policy = policy
+    def __init__(self, policy: PrecisionPolicy, kernels: list[Kernel]) -> None:
+        self.policy, self.kernels = policy, kernels
+        self.softmaxes = _Softmaxes()
         self.attentions: list[Attention] = []
         self.refused: list[RefusedAttention] = []
 
     def level(self, closed: ClosedJaxpr, given: Given, scope: str) -> ClosedJaxpr:
         """Return a jaxpr, and those within, with attentions as single equations."""
-        if not _has_softmax(closed):
+        if closed.jaxpr not in self.softmaxes:
             return closed
         level = open_level(closed)
         changes = self.changes(level, given, dict(_scopes(level.units, scope)))
@@ -217,9 +235,10 @@ class _Fuser:
                 found = matcher.find(exponential)
                 chosen.append(self._replacement(found, level, scores, known, makers, place))
                 places.append(place)
+            except ItsTranspose:
+                continue
             except NotAttention as obstacle:
-                if str(obstacle):
-                    self.refused.append(RefusedAttention(*place.words, str(obstacle)))
+                self.refused.append(RefusedAttention(*place.words, str(obstacle)))
         return self._possible(level, scores, chosen, places)
 
     def _possible(
@@ -233,11 +252,12 @@ class _Fuser:
         pairs = list(zip(chosen, places, strict=True))
         while True:
             cut = frozenset().union(*(r.found.cut for r, _ in pairs))
+            read = frozenset[int]().union(*(needed(scores, r) for r, _ in pairs))
             products = Counter(r.found.product for r, _ in pairs)
             wrong = [
                 (r, p)
                 for r, p in pairs
-                if products[r.found.product] > 1 or still_read(level, scores, r.found, cut)
+                if products[r.found.product] > 1 or still_read(level, scores, r.found, cut, read)
             ]
             if not wrong:
                 break
@@ -269,9 +289,8 @@ class _Fuser:
         told = {a for s in found.steps if isinstance(s, Masking) for a in s.factor.axes}
         layout = layout_of(found, scores, [a for a in found.axes if a in told])
         seen, rest, is_sure = known_masks(found, scores, known, makers, layout)
-        if not is_sure:  # where a row is masked whole, a bias has no gradient
-            held = found.results.items()
-            found.results = {name: x for name, x in held if not name.startswith("dbias")}
+        if not is_sure:
+            _check_empty_rows(found, scores)
         scale = found.scale
         for step in found.steps:
             scale *= step.times if isinstance(step, Rescaling) else 1.0
@@ -287,7 +306,7 @@ class _Fuser:
             for places in (layout.q, layout.k, layout.v)
         )
         bias = shape and jax.ShapeDtypeStruct(shape, np.float32)
-        if (reason := refusal(q, k, v, bias, spec)) is not None:
+        if (reason := refusal(q, k, v, bias, spec, self.kernels)) is not None:
             raise NotAttention(reason)
         return Replacement(found, layout, spec, list(rest), shape, is_sure)
 
@@ -328,6 +347,17 @@ class _Fuser:
                 raise NotAttention(ASKED)
 
 
+def _check_empty_rows(found: Found, scores: Scores) -> None:
+    """Check that weights are those of a softmax where a row may be masked whole."""
+    if not found.is_shifted:
+        raise NotAttention("a row may be masked whole, and no maximum is subtracted")
+    if found.exponential in scores.algebra.guarded:
+        raise NotAttention("a row may be masked whole, and has weights of its own then")
+    if any(isinstance(step, Masking) for step in found.steps):  # there a bias has no gradient
+        held = found.results.items()
+        found.results = {name: x for name, x in held if not name.startswith("dbias")}
+
+
 def _check_order(found: Found, level: Level, scores: Scores) -> None:
     """Check that operands are there before the first result, and that roles are not exchanged.
 
@@ -344,11 +374,11 @@ def _check_order(found: Found, level: Level, scores: Scores) -> None:
     steps = [s.factor for s in found.steps if not isinstance(s, Rescaling)]
     for factor in (found.q, found.k, found.v, *steps):
         if made[home_of(scores, factor)] >= begin:  # type: ignore[index]
-            raise NotAttention("")
+            raise ItsTranspose
     if first and (out > min(first.values()) or found.dout is None):
-        raise NotAttention("")
+        raise ItsTranspose
     if first and made[home_of(scores, found.dout)] >= min(first.values()):  # type: ignore
-        raise NotAttention("")
+        raise ItsTranspose
 
 
 def _parts(found: Found, scores: Scores) -> set[int]:

@@ -9,11 +9,15 @@ import jax
 import numpy as np
 
 from jaxamp.attention.known_numbers import KnownNumbers
-from jaxamp.attention.levels import Unit
+from jaxamp.attention.levels import Atom, Unit
 from jaxamp.attention.match import Bias, Found, Masking, NotAttention, Rescaling
 from jaxamp.attention.replace import arranged, home_of, thinned
 from jaxamp.attention.scores import LEAST, Scores
 from jaxamp.attention.values import size_of
+from jaxamp.core.taxonomy import OpKind, lookup
+
+_FOLLOWED = (OpKind.ELEMENTWISE, OpKind.DATA_MOVEMENT)
+_LOOKUPS = ("gather", "dynamic_slice")
 
 
 def known_masks(
@@ -23,7 +27,11 @@ def known_masks(
     makers: Mapping[int, Unit],
     layout: Any,
 ) -> tuple[np.ndarray | None, list[Any], bool]:
-    """Return which keys a query is known to see, the other steps, and whether no row is empty."""
+    """Return which keys a query is known to see, the other steps, and whether no row is empty.
+
+    Raises:
+      NotAttention: a row is known to be empty.
+    """
     every: np.ndarray | None = None
     whole: Any = None
     rest: list[Any] = []
@@ -32,12 +40,10 @@ def known_masks(
         seen = _known_mask(step, scores, known, layout)
         if seen is None:
             rest.append(step)
-            if isinstance(step, Masking):
+            if isinstance(step, Masking) or (
+                isinstance(step, Bias) and _may_be_low(step, scores, known, makers)
+            ):
                 is_sure = False
-                if np.isinf(step.number):
-                    raise NotAttention("a row may be masked whole, where -inf gives NaN")
-            elif isinstance(step, Bias) and _may_be_infinite(step, scores, known, makers):
-                raise NotAttention("a row may be masked whole, where -inf gives NaN")
             continue
         whole = seen if whole is None else whole & seen
         flat = seen.reshape(-1, *seen.shape[-2:])
@@ -50,7 +56,7 @@ def known_masks(
     if every is not None:
         every = np.broadcast_to(every, (size_of(layout.query), size_of(layout.keys)))
         if not is_sure and not every.all():
-            rest = list(found.steps)  # rows that are empty only by both
+            return None, list(found.steps), False  # rows that are empty only by both
     return every, rest, is_sure
 
 
@@ -76,22 +82,37 @@ def _known_mask(step: Any, scores: Scores, known: KnownNumbers, layout: Any) -> 
     return array == 0
 
 
-def _may_be_infinite(
+def _may_be_low(
     step: Bias, scores: Scores, known: KnownNumbers, makers: Mapping[int, Unit]
 ) -> bool:
-    """Return whether a bias is chosen between numbers one of which is minus infinity."""
-    pending = [home_of(scores, step.factor)]
-    for _ in range(8):
-        unit = makers.get(pending.pop()) if pending else None  # type: ignore[arg-type]
-        if unit is None:
-            break
-        for atom in unit.ins:
-            number = scores.of(atom).whole.number
-            if number is not None and np.isinf(number):
+    """Return whether a bias may stand for minus infinity: an argument, or made from such a number.
+
+    Followed through arithmetic and moves; what is looked up in a table, or is a product or a sum of
+    activations, is an ordinary number.
+    """
+    pending: list[Atom | None] = [home_of(scores, step.factor)]
+    seen = set[int]()
+    while pending:
+        atom = pending.pop()
+        if atom is None or (isinstance(atom, int) and atom in seen):
+            continue
+        if known.is_known(atom):
+            if np.any(np.abs(known.value(atom)) >= -LEAST):
                 return True
-            if isinstance(atom, int):
-                pending.append(atom)
+            continue
+        assert isinstance(atom, int)
+        seen.add(atom)
+        unit = makers.get(atom)
+        if unit is None:
+            return True
+        op = lookup(unit.eqn.primitive)
+        if op is not None and op.kind in _FOLLOWED and unit.eqn.primitive.name not in _LOOKUPS:
+            pending += [a for a, v in zip(unit.ins, unit.eqn.invars, strict=True) if _is_float(v)]
     return False
+
+
+def _is_float(var: Any) -> bool:
+    return jax.numpy.issubdtype(getattr(var.aval, "dtype", np.bool_), np.floating)
 
 
 def causal_kind(seen: np.ndarray | None) -> tuple[bool, int | None]:

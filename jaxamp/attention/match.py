@@ -63,6 +63,7 @@ class Found:
       v: values.
       scale: multiplies the products of q and k, before the steps.
       steps: what is done to these, in order.
+      is_shifted: whether a number of each row, such as its maximum, is subtracted from the scores.
       dout: cotangent of the output; ``None`` where there is no backward pass.
       results: values of the program that hold the results, by their names.
       out_axes: axes of the output beside those of the scores.
@@ -77,6 +78,7 @@ class Found:
     v: Factor
     scale: float
     steps: list[Step]
+    is_shifted: bool
     dout: Factor | None = None
     results: dict[str, list[Held]] = field(default_factory=dict)
 
@@ -103,6 +105,10 @@ class Found:
 
 class NotAttention(Exception):
     """Obstacle that keeps a softmax between two products from being an attention of ours."""
+
+
+class ItsTranspose(NotAttention):
+    """The transpose of an attention, which is found in its own place or not at all."""
 
 
 @dataclass(slots=True)
@@ -141,7 +147,12 @@ class Matcher:
         keys = self._keys(exponential, axes)
         product, scale, steps = self._resolve(base.data, axes, frozenset(keys))
         q, k = self._operands(product, frozenset(keys))
-        found = Found(exponential, product.base, axes, keys, q, k, k, scale, steps)
+        shifted = any(
+            f.axes and not f.axes & frozenset(keys)
+            for monomial, _ in base.data
+            for f in (Factor(f.base, _at(f.places, axes)) for f, _ in monomial)
+        )
+        found = Found(exponential, product.base, axes, keys, q, k, k, scale, steps, shifted)
         for value in self._values(found):
             found.v = value
             found.results = self._results(found)
@@ -364,9 +375,19 @@ def _union(axes: Iterable[Axis], *factors: Factor) -> tuple[Axis, ...]:
     return tuple(every)
 
 
-def still_read(level: Level, scores: Scores, found: Found, cut: frozenset[int]) -> Unit | None:
-    """Return a unit that computes the weights of an attention, and is needed beside it."""
-    wanted = {a for a in level.exits if isinstance(a, int)}
+def still_read(
+    level: Level, scores: Scores, found: Found, cut: frozenset[int], needed: frozenset[int]
+) -> Unit | None:
+    """Return a unit that computes the weights of an attention, and is needed beside it.
+
+    Args:
+      level: where it is.
+      scores: values of the level.
+      found: the attention.
+      cut: values that hold results of attentions, for which nothing is computed.
+      needed: values that attentions read.
+    """
+    wanted = {a for a in level.exits if isinstance(a, int)} | needed
     live = live_from(level, wanted - cut, cut)
     forbidden = {*scores.exponentials[found.exponential], scores.homes[found.product][0]}
     for unit in level.atomic():

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax.numpy as jnp
+from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxamp.attention.levels import Atom, Level, Unit, live_from
 from jaxamp.attention.match import Bias, Found, Masking, NotAttention, Rescaling
-from jaxamp.attention.scores import Scores
+from jaxamp.attention.scores import LEAST, Scores
 from jaxamp.attention.values import Axis, Factor, Place, size_of
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.interpret import bind_nested
 from jaxamp.kernels.attention.found import found_attention, found_attention_backward
 from jaxamp.kernels.attention.spec import AttentionSpec
+
+_VANISHING = -(2.0**27)  # scores that are added to such a bias vanish in its float32 rounding
 
 
 @dataclass(slots=True, eq=False)
@@ -209,9 +213,10 @@ class Emitter:
         self.forwards: dict[Replacement, Any] = {}
         self._backwards: dict[Replacement, Any] = {}
         self._operands: dict[Replacement, Any] = {}
+        self._empty: dict[Replacement, Any] = {}
         replacements = changes.replacements
         cut = frozenset().union(*(r.found.cut for r in replacements))
-        self._needed: set[int] = set().union(*map(self.needed, replacements))
+        self._needed: set[int] = set().union(*(needed(self.scores, r) for r in replacements))
         exits = {a for a in level.exits if isinstance(a, int)}
         self.units = live_from(level, (exits | self._needed) - cut, cut)
         self._before = live_from(level, exits, frozenset())
@@ -240,12 +245,6 @@ class Emitter:
         array = self.env[value]
         return (array if number == 1 else array * (1 / number)), places
 
-    def needed(self, replacement: Replacement) -> set[int]:
-        """Return the values that an attention reads."""
-        return {
-            v for f in _factors(replacement) for v in [home_of(self.scores, f)] if v is not None
-        }
-
     def operands(self, r: Replacement) -> list[Any]:
         """Return q, k, v and the bias."""
         if r not in self._operands:
@@ -258,25 +257,33 @@ class Emitter:
                     (r.found.v, layout.v),
                 )
             )
+            bias = self.bias(r)
             if not r.is_sure:
-                q = jnp.where(self.seen(r, layout.q), q, jnp.zeros((), q.dtype))
-            self._operands[r] = [q, k, v, self.bias(r)]
+                bias, empty = self._without_empty_rows(r, bias)
+                self._empty[r] = self._rows(r, empty)
+                q = jnp.where(self._empty[r], jnp.zeros((), q.dtype), q)
+            self._operands[r] = [q, k, v, bias]
         return self._operands[r]
 
-    def seen(self, r: Replacement, places: Sequence[Place]) -> Any:
-        """Return which queries see a key."""
-        keys = set(r.layout.keys)
-        every: Any = None
-        for step in r.steps:
-            if isinstance(step, Masking):
-                mask = self.mask(r, step)
-                every = mask if every is None else every & mask
-        row = jnp.any(every, axis=-1, keepdims=True)
-        wanted = r.layout.scores
-        have = [p if n != 1 else () for p, n in zip(wanted, row.shape, strict=True)]
-        assert not keys & set(itertools.chain.from_iterable(have))
-        full = [tuple(a for a in p if a not in r.layout.head) for p in places]
-        return arranged(row, have, full)
+    def _without_empty_rows(self, r: Replacement, bias: Any) -> tuple[Any, Any]:
+        """Return a bias with zeros where it masks a row whole, and which rows these are.
+
+        Weights are equal there, and their sum is no number that a kernel can keep next to the bias:
+        of a bias of minus infinity they are NaN, as in the program.
+        """
+        top = lax.stop_gradient(jnp.max(bias, axis=-1, keepdims=True))
+        empty = top <= _VANISHING
+        masks = [self.mask(r, step) for step in r.steps if isinstance(step, Masking)]
+        if masks:
+            every = functools.reduce(jnp.logical_and, masks)
+            empty = empty | ~jnp.any(every, axis=-1, keepdims=True)
+        return jnp.where(top <= LEAST, bias - top, bias), empty
+
+    def _rows(self, r: Replacement, rows: Any) -> Any:
+        """Return a number of each row of scores beside the queries."""
+        layout = r.layout
+        have = [p if n != 1 else () for p, n in zip(layout.scores, rows.shape, strict=True)]
+        return arranged(rows, have, [tuple(a for a in p if a not in layout.head) for p in layout.q])
 
     def mask(self, r: Replacement, step: Masking) -> Any:
         """Return where scores stay as they are."""
@@ -325,8 +332,7 @@ class Emitter:
         bias_grad = any(name.startswith("dbias") for name in self.wanted(r))
         results = found_attention_backward(q, k, v, bias, out, bits, dout, r.spec, bias_grad)
         if not r.is_sure:
-            dq = results[0]
-            dq = jnp.where(self.seen(r, r.layout.q), dq, jnp.zeros((), dq.dtype))
+            dq = jnp.where(self._empty[r], jnp.zeros((), results[0].dtype), results[0])
             results = [dq, *results[1:]]
         return results
 
@@ -426,6 +432,11 @@ def _factors(replacement: Replacement) -> list[Factor]:
     factors = [found.q, found.k, found.v]
     factors += [found.dout] if found.dout is not None else []
     return factors + [s.factor for s in replacement.steps if not isinstance(s, Rescaling)]
+
+
+def needed(scores: Scores, replacement: Replacement) -> set[int]:
+    """Return the values of the program that an attention reads."""
+    return {v for f in _factors(replacement) for v in [home_of(scores, f)] if v is not None}
 
 
 def home_of(scores: Scores, factor: Factor) -> int | None:

@@ -219,15 +219,8 @@ def _is_positive(scores: Scores, value: Value) -> bool:
     if len(value.terms) != 1:
         return False
     ((monomial, number),) = value.terms.items()
-    return number > 0 and bool(monomial) and all(_is_sum(scores, f.base) for f, _ in monomial)
-
-
-def _is_sum(scores: Scores, base: int) -> bool:
-    """Return whether a tensor is an exponential of scores, or a sum of one."""
-    found = scores.algebra.bases[base]
-    if found.kind == "exp":
-        return True
-    return found.kind == "sum" and len(found.data[0][0][0]) == 1 and bool(found.exponentials)
+    is_weight = scores.algebra.is_weight
+    return number > 0 and bool(monomial) and all(is_weight(f.base) for f, _ in monomial)
 
 
 def _compare(decided: Callable[[float], bool]) -> Callable[[Scores, Unit], Value | None]:
@@ -237,6 +230,7 @@ def _compare(decided: Callable[[float], bool]) -> Callable[[Scores, Unit], Value
         first, second = (scores.of(a).whole for a in unit.ins)
         shape = unit.eqn.outvars[0].aval.shape  # type: ignore[attr-defined]
         if second.number == 0 and _is_positive(scores, first):
+            scores.algebra.guarded |= scores.algebra.exponentials(first)
             return scores.algebra.constant(float(decided(1.0)), shape)
         return None
 

@@ -58,7 +58,9 @@ def _contraction(module: Module, line: Instruction, computation: Computation) ->
     names = line.operands[:2]
     lhs, rhs = (computation.by_name[name].results[0] for name in names)
     labels = _LABELS.search(line.attributes)
-    if labels:
+    if "__cudnn$fmha" in line.target:
+        flops = _attention(line, computation)
+    elif labels:
         flops = _convolution(line, lhs, rhs, labels.groups())
         flops /= _dilation(module, computation.by_name[names[0]])
     else:
@@ -75,6 +77,13 @@ def _dot(line: Instruction, lhs: Array) -> float:
     found = _CONTRACTED.search(line.attributes)
     axes = [int(n) for n in re.findall(r"\d+", found.group(1))] if found else []
     return 2.0 * prod(line.results[0].dims) * prod(lhs.dims[axis] for axis in axes)
+
+
+def _attention(line: Instruction, computation: Computation) -> float:
+    """Read cuDNN's attention, in the layout BTNH: two products forward, and five backward."""
+    q, k, v = (computation.by_name[name].results[0].dims for name in line.operands[:3])
+    heads, values = (3, 2) if "Backward" in line.target else (1, 1)
+    return 2.0 * prod(q[:-1]) * k[1] * (heads * q[-1] + values * v[-1])
 
 
 def _convolution(line: Instruction, lhs: Array, rhs: Array, labels: tuple[str, ...]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,9 +71,9 @@ class Target:
         return self.gpu.description if self.gpu else ""
 
     def described(self) -> AbstractContextManager[None]:
-        """Lower programs for this chip: with the kernels that a GPU takes."""
+        """Lower programs for this chip: with the kernels that it takes."""
         if self.gpu is None:
-            return nullcontext()
+            return lowering_for("tpu")
         major, minor, patch = _CUDNN
         version = 10_000 * major + 100 * minor + patch
         return lowering_for(TargetGpu(self.gpu.capability, version))

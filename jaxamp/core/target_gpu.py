@@ -1,11 +1,11 @@
-"""The GPU that a program is lowered for: one at hand, or one that is described."""
+"""The device that a program is lowered for: one at hand, or one that is described."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -28,12 +28,17 @@ _described: Any = jax.make_user_context(None)  # what was lowered for another GP
 
 def described_gpu() -> TargetGpu | None:
     """Return the GPU that `lowering_for` describes."""
-    return _described.value
+    return _described.value if isinstance(_described.value, TargetGpu) else None
+
+
+def described_platform() -> str | None:
+    """Return JAX's word for the platform that `lowering_for` describes, ``None`` without one."""
+    return "cuda" if isinstance(_described.value, TargetGpu) else _described.value
 
 
 @contextmanager
-def lowering_for(gpu: TargetGpu | None) -> Iterator[None]:
-    """Lower programs for a GPU that is not here, or not the one that is.
+def lowering_for(target: TargetGpu | Literal["tpu"] | None) -> Iterator[None]:
+    """Lower programs for a GPU that is not here, or not the one that is, or for a TPU.
 
     Kernels are then chosen as that GPU takes them, also in programs that are exported: JAX promises
     nothing for their calls, so that its ``disabled_checks`` have to name them.
@@ -42,5 +47,5 @@ def lowering_for(gpu: TargetGpu | None) -> Iterator[None]:
     ...     described_gpu()
     TargetGpu(capability=(9, 0), cudnn=91200)
     """
-    with _described(gpu):
+    with _described(target):
         yield

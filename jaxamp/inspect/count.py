@@ -28,6 +28,8 @@ def flops(name: str, kind: OpKind, params: dict[str, Any], ins: Sequence[Any], o
     """
     if name in _CONTRACTIONS:
         return 2 * size(out) * _CONTRACTIONS[name](params, ins)
+    if name in ATTENTIONS:
+        return _attention(ATTENTIONS[name], ins)
     if kind is OpKind.ELEMENTWISE:
         return size(out)
     return size(ins[0]) if kind is OpKind.REDUCTION and ins else 0
@@ -78,6 +80,21 @@ def _ragged_dot(params: dict[str, Any], ins: Sequence[Any]) -> int:
     groups = ins[2].shape[-1] if set(numbers.lhs_ragged_dimensions) <= set(contracted) else 1
     return math.prod(ins[0].shape[axis] for axis in contracted) // groups
 
+
+def _attention(products: tuple[int, int], ins: Sequence[Any]) -> int:
+    """Count the products over heads of keys and over heads of values; masks skip none of them."""
+    q, k, v = (x.shape for x in ins[:3])
+    heads, keys = math.prod(q[:-1]), k[-3]
+    return 2 * heads * keys * (products[0] * q[-1] + products[1] * v[-1])
+
+
+# Per primitive, how many products it has along the size of a key and along that of a value.
+ATTENTIONS = {
+    "found_attention": (1, 1),
+    "found_attention_backward": (3, 2),  # scores are computed again
+    "attention_forward": (1, 1),
+    "attention_backward": (3, 2),
+}
 
 _CONTRACTIONS = {
     "dot_general": _dot,

@@ -121,7 +121,7 @@ class Equation:
             scope=clean_scope(self.scope),
             backward="transpose(" in self.scope,
             place=self.place,
-            contraction=self.kind is OpKind.COMPUTE,
+            contraction=self.kind is OpKind.COMPUTE or self.name in count.ATTENTIONS,
             emulated=self._is_emulated(),
         )
 

@@ -95,9 +95,9 @@ class _Prober(Runner):
         def measure(*arrays: Any) -> _Measurement:
             with amp_scope(policy):
                 jaxpr, outputs = trace(signature, arrays)
-                plan = make_plan(jaxpr, policy.replace(fused_attention=False), strict=strict)
+                plan = make_plan(jaxpr, policy, strict=strict)
                 results = [path or "the result" for path in outputs.paths()]
-                program = Program.of(jaxpr, plan, signature.names(), results)
+                program = Program.of(plan.jaxpr, plan, signature.names(), results)
                 outs, ledger = program.measured(*arrays)
             peaks = [
                 peak_of(out)

@@ -60,7 +60,8 @@ class PrecisionPolicy:
       xla: techniques of steering XLA that are on, ``Technique`` or their words; ``()`` for the
         casts alone. See `docs/explanation/fusion.md`.
       fused_attention: whether attention that is found in a program is lowered to fused kernels,
-        where Compute has 16 bits. See `docs/explanation/attention.md`.
+        where Compute has 16 bits; ``None`` for where the device at hand has one that takes it. See
+        `docs/explanation/attention.md`.
 
     Raises:
       PolicyError: a word is not understood, or a kind is missing.
@@ -82,7 +83,7 @@ class PrecisionPolicy:
     allreduce: Precision = Precision.F32
     scaling: Scaling = _SCALING
     xla: frozenset[Technique] = ALL_TECHNIQUES
-    fused_attention: bool = False
+    fused_attention: bool | None = None
 
     ALWAYS_F32: ClassVar[PrecisionPolicy]
     ALWAYS_F16: ClassVar[PrecisionPolicy]
@@ -130,7 +131,7 @@ class PrecisionPolicy:
         allreduce: PrecisionLike = Precision.F32,
         scaling: Scaling = _SCALING,
         xla: Technique | str | Iterable[Technique | str] = ALL_TECHNIQUES,
-        fused_attention: bool = False,
+        fused_attention: bool | None = None,
     ) -> PrecisionPolicy:
         """Return a policy of your own; kinds that are not named stay F32.
 
@@ -145,7 +146,8 @@ class PrecisionPolicy:
           allreduce: format in which gradients and activations are added up over devices.
           scaling: which dots are quantized, where the cast of Compute is scaled, and how.
           xla: techniques of steering XLA that are on; ``()`` for the casts alone.
-          fused_attention: whether attention is lowered to fused kernels.
+          fused_attention: whether attention is lowered to fused kernels; ``None`` for where the
+            device at hand has one.
 
         Raises:
           PolicyError: a word is not understood.
@@ -454,9 +456,9 @@ def _where(misplaced: Any) -> str:
     return ""
 
 
-def _checked_switch(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise PolicyError(f"{name} is True or False, not {shown(value)}.")
+def _checked_switch(name: str, value: Any) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise PolicyError(f"{name} is True, False, or None for the default, not {shown(value)}.")
     return value
 
 

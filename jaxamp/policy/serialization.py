@@ -58,7 +58,7 @@ def from_json(make: Callable[..., _P], text: str) -> _P:
             rules=tuple(Rule(**rule) for rule in data["rules"]),
             scaling=_scaling_from(data.get("scaling", {})),
             xla=data.get("xla", "all"),
-            fused_attention=data.get("fused_attention", False),
+            fused_attention=data.get("fused_attention"),
             **{key: data[key] for key in _PLAIN_KEYS},
         )
     except (KeyError, TypeError, AttributeError) as error:

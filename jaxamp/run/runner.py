@@ -20,6 +20,7 @@ import jax
 from jaxamp.core import jax_compat, taxonomy
 from jaxamp.core.adapters import adapter
 from jaxamp.run.emit import compiled, emit, jitted, joined
+from jaxamp.run.late_refusals import name_attentions
 from jaxamp.run.settings import Settings
 from jaxamp.trace.arguments import Call, Layout, Signature, jit_traces
 from jaxamp.trace.static_arguments import hold
@@ -69,6 +70,8 @@ class Runner:
                 return joined(form(*args, **kwargs))
             except Exception as error:
                 if not self._is_declined(error, args, kwargs):
+                    if isinstance(error, jax.errors.JaxRuntimeError):
+                        self._name_attentions(error, self.split(target, args, kwargs))
                     raise
         return self._call(target, args, kwargs)
 
@@ -100,6 +103,12 @@ class Runner:
         except (jax.errors.JAXTypeError, ValueError) as error:
             _name_traced_numbers(error, call)
             raise
+        except jax.errors.JaxRuntimeError as error:
+            self._name_attentions(error, call)
+            raise
+
+    def _name_attentions(self, error: Exception, call: Call) -> None:
+        name_attentions(error, call.signature(), call.arrays, self.settings)
 
     def split(self, target: Target, args: Any, kwargs: Any, *, abstract: bool = False) -> Call:
         """Split a call that holds no objects whose state JAX cannot see. See `prepared`."""

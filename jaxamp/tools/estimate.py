@@ -133,8 +133,8 @@ def estimate(
         wraps = [functools.partial(amp, policy=p.stateless) for p in policies]
         with chip.described():
             programs = [exported(plain, wrap, args, kwargs, chip.platform) for wrap in wraps]
+            plans = [report(fn, p)(*args, **kwargs).dots() for p in policies]
         found = compile_all(chip, programs)
-        plans = [report(fn, p)(*args, **kwargs).dots() for p in policies]
         rows = zip(policies, plans, found, strict=True)
         return Estimate(
             program=name,

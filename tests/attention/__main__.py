@@ -2,22 +2,21 @@
 
 python -m tests.attention            the counts, and what is not found, with the reasons given
 python -m tests.attention --all      a line for each program
-python -m tests.attention --accuracy the accuracy of every program of the corpus, in both formats
+python -m tests.attention --accuracy the accuracy of every program of the corpus, in both formats;
+                                     --once runs each in one format and order, in turn
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 
 from hypothesis import Phase, given, settings
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 import tests.flags  # noqa: F401 - sets the XLA flags, before JAX starts
 from tests.attention import near_misses, of_packages, spellings  # noqa: F401
-from tests.attention.accuracy import POLICIES
+from tests.attention.accuracy import CASES, ONCE, Case
 from tests.attention.accuracy import check as check_accuracy
 from tests.attention.corpus import EXTRA_TERMS, NEAR_MISSES, SPELLINGS
 from tests.attention.finding import FORWARD, JOINT, ORDERS, Found, found
@@ -29,11 +28,14 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="a line for each program")
     parser.add_argument("--accuracy", action="store_true", help="accuracy instead; an hour")
     parser.add_argument("--random", type=int, metavar="N", help="random spellings instead")
+    parser.add_argument("--once", action="store_true", help="with --accuracy: a case a program")
+    parser.add_argument("--start", type=int, default=0, help="with --accuracy: the first case")
+    parser.add_argument("--stop", type=int, help="with --accuracy: the case to end before")
     options = parser.parse_args()
     if options.random:
         return random(options.random)
     if options.accuracy:
-        return accuracy()
+        return accuracy((ONCE if options.once else CASES)[options.start : options.stop])
     shown = Table("program", "attentions", *ORDERS, "refused")
     counts = dict.fromkeys(ORDERS, 0)
     present = [p for p in SPELLINGS.values() if not p.missing]
@@ -75,18 +77,15 @@ def random(count: int) -> None:
     print(f"{len(outcomes)} random spellings: {sum(outcomes)} found in both orders")
 
 
-def accuracy() -> None:
-    """Check the accuracy of every program, with kernels as they round; print what misses."""
-    programs = [*SPELLINGS.values(), *NEAR_MISSES.values(), *EXTRA_TERMS.values()]
-    present = [program for program in programs if not program.missing]
-    cases = list(itertools.product(present, POLICIES, ORDERS))
+def accuracy(cases: list[Case]) -> None:
+    """Check the accuracy of programs, with kernels as they round; print what misses."""
     missed = 0
-    for program, dtype, order in track(cases, "accuracy"):
+    for program, dtype, order in cases:
         try:
             check_accuracy(program, dtype, order)
-        except AssertionError:
+        except AssertionError as error:
             missed += 1
-            print(f"{program.name}, {dtype}, {order}: beyond the bound")
+            print(f"{program.name}, {dtype}, {order}: {error}", flush=True)
     print(f"{len(cases) - missed} passed, {missed} failed")
 
 

@@ -646,6 +646,34 @@ def nothing_seen_added(q: Array, k: Array, v: Array, mask: Array) -> Array:
 
 
 @extra(_nothing_seen)
+def nothing_seen_added_low(q: Array, k: Array, v: Array, mask: Array) -> Array:
+    """The same with so low a number added that scores vanish next to it: the mean of all values."""
+    bias = jnp.where(mask, 0.0, -1e12)[:, None, None]
+    return pv(jax.nn.softmax(qk(q, k) + bias), v)
+
+
+@extra(_nothing_seen)
+def nothing_seen_causal(q: Array, k: Array, v: Array, mask: Array) -> Array:
+    """Causal and masked: the mean of all values, those after a query's own too."""
+    seen = tril() & mask[:, None, None]
+    return pv(jax.nn.softmax(jnp.where(seen, qk(q, k), -1e9)), v)
+
+
+@extra(_nothing_seen)
+def nothing_seen_twice(q: Array, k: Array, v: Array, mask: Array) -> Array:
+    """The same, masked one after the other."""
+    scores = jnp.where(tril(), qk(q, k), -1e9)
+    return pv(jax.nn.softmax(jnp.where(mask[:, None, None], scores, -1e9)), v)
+
+
+@extra(_nothing_seen)
+def nothing_seen_no_maximum(q: Array, k: Array, v: Array, mask: Array) -> Array:
+    """No maximum is subtracted, so that there is nothing to divide by: not a number."""
+    e = jnp.exp(jnp.where(mask[:, None, None], qk(q, k), -1e9))
+    return pv(e / e.sum(-1, keepdims=True), v)
+
+
+@extra(_nothing_seen)
 def nothing_seen_zero(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """The same, and weights of zero."""
     seen = mask[:, None, None]

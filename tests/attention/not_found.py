@@ -1,18 +1,21 @@
 """Spellings that are not found, in which order and why. What is found leaves this list."""
 
+_OWN = "a row may be masked whole, and has weights of its own then"
+
 NOT_FOUND: dict[tuple[str, str], str] = {
     ("multiplied_mask", "forward"): "scores are not a product of queries and keys times a number",
     ("multiplied_mask", "joint"): "scores are not a product of queries and keys times a number",
-    ("padding_by_lengths", "forward"): "a row may be masked whole, where -inf gives NaN",
     ("causal_then_padding", "joint"): "weights are returned",
-    ("segments", "forward"): "a row may be masked whole, where -inf gives NaN",
-    ("mask_of_examples", "forward"): "a row may be masked whole, where -inf gives NaN",
-    ("softmax_with_where", "forward"): "a row may be masked whole, where -inf gives NaN",
+    ("softmax_with_where", "forward"): _OWN,
     ("softmax_with_where", "joint"): "weights are returned",
+    (
+        "weights_masked_again",
+        "forward",
+    ): _OWN,
     ("weights_masked_again", "joint"): "weights are returned",
     ("by_hand_through_the_maximum", "joint"): "weights are returned",
     ("by_a_reciprocal", "joint"): "weights are returned",
-    ("safe_softmax", "forward"): "a row may be masked whole, where -inf gives NaN",
+    ("safe_softmax", "forward"): _OWN,
     ("softmax_with_its_own_rule", "forward"): "no reason is given",
     ("keys_repeated", "joint"): "weights are read elsewhere",
     ("keys_broadcast", "joint"): "weights are read elsewhere",

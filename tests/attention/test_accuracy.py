@@ -17,7 +17,11 @@ CASES = [
     ("tril_and_minus_inf", "float16", JOINT),
     ("keys_repeated", "bfloat16", JOINT),
     ("learnt_temperature", "bfloat16", FORWARD),
-    ("nothing_seen_finite", "bfloat16", JOINT),
+    ("nothing_seen_finite", "bfloat16", FORWARD),
+    ("nothing_seen_zero", "bfloat16", FORWARD),
+    ("nothing_seen_added_low", "float16", FORWARD),
+    ("nothing_seen_causal", "bfloat16", FORWARD),
+    ("nothing_seen_twice", "bfloat16", FORWARD),
 ]
 """All others: `python -m tests.attention --accuracy`, which not all pass yet."""
 

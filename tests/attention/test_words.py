@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import pytest
 
 import jaxamp
+from jaxamp.core.target_gpu import TargetGpu, lowering_for
 from tests.attention import near_misses, spellings  # noqa: F401
 from tests.attention.corpus import NEAR_MISSES, SPELLINGS
 from tests.attention.finding import FUSED, ORDERS, found
 
 
-def _policies():
-    plain = FUSED
+def _policies(plain=FUSED):
     yield "off", plain.replace(fused_attention=False)
     yield "a rule", plain.replace(rules=[jaxamp.Rule(scope="attention", precision="f32")])
     yield "float32", jaxamp.PrecisionPolicy.ALWAYS_F32
@@ -26,6 +26,64 @@ def test_words_turn_it_off(order):
     for word in ("f16", "auto_mixed"):
         policy = jaxamp.PrecisionPolicy.parse(word).replace(fused_attention=True)
         assert found(program, order, policy).any, word
+
+
+DEFAULT = jaxamp.PrecisionPolicy.MIXED_BF16
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_it_is_on_where_the_device_has_a_kernel(order):
+    """By default on a Hopper and on a TPU; on a CPU, and on a Volta, programs are what they are."""
+    hopper, volta = TargetGpu((9, 0), 91200), TargetGpu((7, 0), 91200)
+    program = SPELLINGS["under_a_name"]
+    assert not found(program, order, DEFAULT).any
+    with lowering_for(volta):
+        assert not found(program, order, DEFAULT).any
+    with lowering_for(hopper):
+        for word in ("bf16", "f16", "mixed_f16_conservative", "always_f16"):
+            assert found(program, order, jaxamp.PrecisionPolicy.parse(word)).any, word
+        for _, policy in _policies(DEFAULT):
+            assert not found(program, order, policy).any
+        assert not found(program, order, jaxamp.PrecisionPolicy.FP8_CURRENT).any
+
+
+def test_a_kernel_is_asked_for_its_backward_pass_too():
+    """Shapes that only the forward pass takes stay as they are."""
+
+    def attend(q, k, v):
+        return jax.nn.dot_product_attention(q, k, v)
+
+    x = jax.ShapeDtypeStruct((1, 64, 2, 256), jnp.float32)
+    with lowering_for(TargetGpu((8, 0), 91200)):  # heads of 256 are Hopper's
+        plan = jaxamp.plan_of(attend, DEFAULT)(x, x, x)
+        assert not plan.attentions
+        assert "cuDNN" in plan.refused_attentions[0].reason
+
+
+def test_a_program_on_a_cpu_is_the_same_with_and_without():
+    """The default there is what `fused_attention=False` is."""
+    fn, args = SPELLINGS["jax_nn_causal"].built
+    default, off = (
+        jax.jit(jaxamp.amp(fn, policy)).lower(*args).as_text()
+        for policy in (DEFAULT, DEFAULT.replace(fused_attention=False))
+    )
+    assert default == off
+
+
+@pytest.mark.parametrize("message", ["INTERNAL: cuDNN graph failed", "INTERNAL: out of memory"])
+def test_a_late_refusal_names_the_scope_and_the_word(message, monkeypatch):
+    """What a compiler says of a kernel gets a note; what else it says gets none."""
+    fn, args = SPELLINGS["under_a_name"].built
+
+    def refuse(*_):
+        raise jax.errors.JaxRuntimeError(message)
+
+    amped = jaxamp.amp(fn, DEFAULT.replace(fused_attention=True))
+    monkeypatch.setattr("jaxamp.run.runner.joined", refuse)
+    with pytest.raises(jax.errors.JaxRuntimeError) as caught:
+        amped(*args)
+    notes = "".join(getattr(caught.value, "__notes__", []))
+    assert ("fused_attention=False" in notes and "attention, " in notes) == ("cuDNN" in message)
 
 
 _values_alone = pytest.param(

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxamp import PrecisionPolicy, Rule, amp, diff, explain, plan_of, probe, report
 from jaxamp.errors import InspectionError
 from jaxamp.inspect.fp8_products import Lowering, verify_lowering
-from jaxamp.inspect.operation import rows_of
+from jaxamp.inspect.operation import rows_of, total
 from jaxamp.tools.tune import tune
 from tests.inspect import independent
 from tests.inspect.programs import MLP, PROGRAMS, branching, layer, mlp_loss, spec
@@ -85,6 +85,21 @@ def test_flops_of_a_dot():
     found = report(layer)(*PROGRAMS["layer"][1])
     assert found.total.flops == 2 * 4 * 8 * 16 + 4 * 16
     assert found.by("kind")["Compute",].flops == 1024
+
+
+def test_flops_of_an_attention():
+    """Two products forward and five backward, in both orders."""
+
+    def attend(q, k, v):
+        return jnp.sum(jnp.sin(jax.nn.dot_product_attention(q, k, v)))
+
+    x = jnp.ones((2, 16, 3, 8))
+    fused = PrecisionPolicy.MIXED_BF16.replace(fused_attention=True)
+    product = 2 * 2 * 3 * 16 * 16 * 8
+    for fn, products in ((attend, 2), (jax.grad(attend, (0, 1, 2)), 7)):
+        assert report(fn, fused)(x, x, x).by("kind")["Compute",].flops == products * product
+    inside = report(jax.grad(amp(attend, fused), (0, 1, 2)), "always_f32")(x, x, x)
+    assert total(inside.contractions).flops == 7 * product
 
 
 def test_flops_of_a_convolution_and_of_its_gradient():

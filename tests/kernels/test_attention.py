@@ -412,7 +412,8 @@ def test_window_goes_with_causal():
         ),
         ("but got 20", "bfloat16", 20, 16, False),
         ("operands are float32", "float32", 64, 16, False),
-        (None, "bfloat16", 64, 17, True),
+        (None, "bfloat16", 64, 17, False),
+        ("Unsupported sequence length", "bfloat16", 64, 17, True),  # in its backward pass
     ],
 )
 def test_refusals_are_words(words, dtype, head, length, bias):

@@ -65,6 +65,24 @@ def backward(*operands: Any, spec: AttentionSpec, bias_grad: bool) -> list[Any]:
     return list(attention_backward_p.bind(*operands, spec=spec, bias_grad=bias_grad))
 
 
+def multiplied(name: str, operands: Sequence[Any]) -> Sequence[Any]:
+    """Return the operands of a contraction but for a bias, which is added to its products.
+
+    Args:
+      name: of a primitive.
+      operands: of it, or one thing for each.
+
+    >>> multiplied("found_attention", "qkvb"), multiplied("dot_general", "xw")
+    ('qkv', 'xw')
+    """
+    if len(operands) != _WITH_BIAS.get(name):
+        return operands
+    return operands[:3] + operands[4:]
+
+
+_WITH_BIAS = {"found_attention": 4, "found_attention_backward": 7}
+
+
 def _define(primitive: Primitive, form: Callable[..., list[Any]]) -> None:
     @functools.lru_cache(maxsize=256)
     def types(avals: tuple[Any, ...], params: tuple[Any, ...]) -> Any:

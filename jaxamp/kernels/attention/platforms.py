@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+
 from jaxamp.core import jax_compat
-from jaxamp.core.target_gpu import TargetGpu, described_gpu
+from jaxamp.core.target_gpu import TargetGpu, described_gpu, described_platform
 from jaxamp.kernels.attention import cudnn
 from jaxamp.kernels.attention.flash import FLASH
 from jaxamp.kernels.attention.fused import Fused, flattened
@@ -40,11 +42,31 @@ def everywhere() -> list[Fused]:
     return [cudnn.on(cudnn.NEWEST), SPLASH, FLASH]
 
 
+def at_hand() -> list[Fused]:
+    """Return the kernels of the device at hand, or of the one that is described.
+
+    Where there are several, XLA may partition a program over them, and kernels are none of it.
+    """
+    platform = described_platform()
+    if platform is None:
+        if jax.device_count() > 1:
+            return []
+        platform = {"gpu": "cuda"}.get(backend := jax.default_backend(), backend)
+    if platform == "tpu":
+        return [SPLASH, FLASH]
+    gpu = (described_gpu() or _gpu_at_hand()) if platform == "cuda" else None
+    return [] if gpu is None else [cudnn.on(gpu)]
+
+
+def _gpu_at_hand() -> TargetGpu | None:
+    here = jax_compat.gpu_at_hand()
+    return here and TargetGpu(here.capability, here.cudnn)
+
+
 def _on_cuda(context: Any, spec: AttentionSpec) -> Iterator[Fused]:
     gpu = described_gpu()
     if gpu is None and not jax_compat.is_exported(context):  # JAX exports no call of cuDNN
-        here = jax_compat.gpu_at_hand()
-        gpu = here and TargetGpu(here.capability, here.cudnn)
+        gpu = _gpu_at_hand()
     if gpu is not None:
         yield cudnn.on(gpu)
 

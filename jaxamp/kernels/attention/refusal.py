@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxamp.errors import KernelError
-from jaxamp.kernels.attention.fused import flattened
+from jaxamp.kernels.attention.fused import Fused, flattened
 from jaxamp.kernels.attention.platforms import everywhere
 from jaxamp.kernels.attention.spec import AttentionSpec, check_operands
 
 
-def refusal(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> str | None:
-    """Return in words why no kernel of any platform takes these operands; ``None`` if one does.
+def refusal(
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    spec: AttentionSpec,
+    kernels: Sequence[Fused] | None = None,
+) -> str | None:
+    """Return in words why no kernel takes these operands both ways; ``None`` if one does.
 
     Args:
       q: array or aval of the queries [*b, T, N, H].
@@ -19,6 +27,7 @@ def refusal(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> str | Non
       v: of the values [*b, S, K, V].
       bias: of what is added to the scores, or ``None``.
       spec: the static parameters.
+      kernels: those that are asked; ``None`` for those of all platforms.
 
     >>> import jax
     >>> x = jax.ShapeDtypeStruct((1, 64, 4, 300), "bfloat16")
@@ -30,8 +39,11 @@ def refusal(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> str | Non
     except KernelError as error:
         return str(error)
     flat = flattened(q, k, v, bias)
-    found = [(kernel.name, kernel.obstacle(*flat, spec, False)) for kernel in everywhere()]
-    if any(reason is None for _, reason in found):
-        return None
-    name, reason = found[0]
-    return f"{name}: {reason}"
+    reasons = []
+    for kernel in everywhere() if kernels is None else kernels:
+        passes = (kernel.obstacle(*flat, spec, backward) for backward in (False, True))
+        reason = next(filter(None, passes), None)
+        if reason is None:
+            return None
+        reasons.append(f"{kernel.name}: {reason}")
+    return reasons[0] if reasons else "there is no kernel"
