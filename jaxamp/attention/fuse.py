@@ -21,7 +21,8 @@ from jaxamp.attention.match import (
     Matcher,
     NotAttention,
     Rescaling,
-    still_read,
+    kept_beside,
+    weights_of,
 )
 from jaxamp.attention.outcome import Attention, RefusedAttention
 from jaxamp.attention.pairs import Together, join, pairs_of
@@ -106,7 +107,7 @@ def _kernels(policy: PrecisionPolicy) -> list[Kernel]:
 
 
 class _Softmaxes:
-    """Which jaxprs may hold an attention: there is an exponential, and there are products."""
+    """Jaxprs that may hold an attention: with an exponential, and with products."""
 
     def __init__(self) -> None:
         self._names: dict[int, frozenset[str]] = {}
@@ -226,6 +227,7 @@ class _Fuser:
     ) -> list[Replacement]:
         matcher = Matcher(level, scores)
         makers = {o: u for u in level.equations() for o in u.outs if isinstance(o, int)}
+        order = {value: index for index, value in enumerate(makers)}
         chosen: list[Replacement] = []
         places: list[_Place] = []
         for exponential in matcher.candidates():
@@ -233,6 +235,7 @@ class _Fuser:
             place = _Place(unit, scopes[unit])
             try:
                 found = matcher.find(exponential)
+                _check_order(found, scores, order)
                 chosen.append(self._replacement(found, level, scores, known, makers, place))
                 places.append(place)
             except ItsTranspose:
@@ -253,11 +256,12 @@ class _Fuser:
         while True:
             cut = frozenset().union(*(r.found.cut for r, _ in pairs))
             read = frozenset[int]().union(*(needed(scores, r) for r, _ in pairs))
+            kept = kept_beside(level, cut, read)
             products = Counter(r.found.product for r, _ in pairs)
             wrong = [
                 (r, p)
                 for r, p in pairs
-                if products[r.found.product] > 1 or still_read(level, scores, r.found, cut, read)
+                if products[r.found.product] > 1 or weights_of(scores, r.found) & kept
             ]
             if not wrong:
                 break
@@ -285,7 +289,6 @@ class _Fuser:
     ) -> Replacement:
         self._check_policy(place)
         self._check_arrays(found, level, scores, makers)
-        _check_order(found, level, scores)
         told = {a for s in found.steps if isinstance(s, Masking) for a in s.factor.axes}
         layout = layout_of(found, scores, [a for a in found.axes if a in told])
         seen, rest, is_sure = known_masks(found, scores, known, makers, layout)
@@ -358,26 +361,27 @@ def _check_empty_rows(found: Found, scores: Scores) -> None:
         found.results = {name: x for name, x in held if not name.startswith("dbias")}
 
 
-def _check_order(found: Found, level: Level, scores: Scores) -> None:
+def _check_order(found: Found, scores: Scores, order: Mapping[int, int]) -> None:
     """Check that operands are there before the first result, and that roles are not exchanged.
 
     The transpose of an attention is one too, with values and cotangents in each other's place.
     """
     if found.shared and not found.v.axes & frozenset(found.shared):
         raise NotAttention("weights are mixed over keys before they multiply the values")
-    made = dict.fromkeys(level.entries, -1) | dict.fromkeys(level.constants, -1)
-    for index, unit in enumerate(level.equations()):
-        made.update((a, index) for a in unit.outs if isinstance(a, int))
-    first = {name: min(made[h.value] for h in held) for name, held in found.results.items()}
+
+    def made(value: int) -> int:
+        return order.get(value, -1)
+
+    first = {name: min(made(h.value) for h in held) for name, held in found.results.items()}
     out = first.pop("out", -1)
     begin = min([out, *first.values()]) if out >= 0 else min(first.values())
     steps = [s.factor for s in found.steps if not isinstance(s, Rescaling)]
     for factor in (found.q, found.k, found.v, *steps):
-        if made[home_of(scores, factor)] >= begin:  # type: ignore[index]
+        if made(home_of(scores, factor)) >= begin:  # type: ignore[arg-type]
             raise ItsTranspose
     if first and (out > min(first.values()) or found.dout is None):
         raise ItsTranspose
-    if first and made[home_of(scores, found.dout)] >= min(first.values()):  # type: ignore
+    if first and made(home_of(scores, found.dout)) >= min(first.values()):  # type: ignore
         raise ItsTranspose
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxamp.attention.levels import Level, Unit, live_from, made
+from jaxamp.attention.levels import Level, live_from, made
 from jaxamp.attention.scores import Scores
 from jaxamp.attention.values import Axis, Factor, Place, Value
 
@@ -375,23 +375,18 @@ def _union(axes: Iterable[Axis], *factors: Factor) -> tuple[Axis, ...]:
     return tuple(every)
 
 
-def still_read(
-    level: Level, scores: Scores, found: Found, cut: frozenset[int], needed: frozenset[int]
-) -> Unit | None:
-    """Return a unit that computes the weights of an attention, and is needed beside it.
+def kept_beside(level: Level, cut: frozenset[int], needed: frozenset[int]) -> set[int]:
+    """Return the values that are computed beside attentions.
 
     Args:
-      level: where it is.
-      scores: values of the level.
-      found: the attention.
+      level: where they are.
       cut: values that hold results of attentions, for which nothing is computed.
       needed: values that attentions read.
     """
     wanted = {a for a in level.exits if isinstance(a, int)} | needed
-    live = live_from(level, wanted - cut, cut)
-    forbidden = {*scores.exponentials[found.exponential], scores.homes[found.product][0]}
-    for unit in level.atomic():
-        if unit in live and forbidden & made(unit):
-            return unit
-    returned = forbidden & wanted
-    return next((u for u in level.atomic() if returned & made(u)), None)
+    return wanted.union(*map(made, live_from(level, wanted - cut, cut)))
+
+
+def weights_of(scores: Scores, found: Found) -> set[int]:
+    """Return the values that hold the weights of an attention, or its products."""
+    return {*scores.exponentials[found.exponential], scores.homes[found.product][0]}

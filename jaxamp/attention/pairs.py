@@ -213,7 +213,7 @@ class Together:
         }
 
     def _take(self, inner: Emitter, left: Any) -> None:
-        """Give the second body what the first has left."""
+        """Set the second body up with what the first has left."""
         inner.env |= left["values"]
         inner.forwards |= {self.changes.replacements[i]: x for i, x in left["forwards"].items()}
         inner.handed |= zip(self._crossing.bindings, left["handed"], strict=True)

@@ -1,4 +1,4 @@
-"""What is said where a compiler fails on a fused attention kernel, which no check foresaw."""
+"""Notes on errors of a compiler that fails on a fused attention kernel, which no check foresaw."""
 
 from __future__ import annotations
 

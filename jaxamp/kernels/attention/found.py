@@ -72,12 +72,12 @@ def multiplied(name: str, operands: Sequence[Any]) -> Sequence[Any]:
       name: of a primitive.
       operands: of it, or one thing for each.
 
-    >>> multiplied("found_attention", "qkvb"), multiplied("dot_general", "xw")
-    ('qkv', 'xw')
+    >>> multiplied("found_attention", ["q", "k", "v", "bias"])
+    ['q', 'k', 'v']
     """
     if len(operands) != _WITH_BIAS.get(name):
         return operands
-    return operands[:3] + operands[4:]
+    return [*operands[:3], *operands[4:]]
 
 
 _WITH_BIAS = {"found_attention": 4, "found_attention_backward": 7}
