@@ -1,14 +1,20 @@
-"""The models that `benchmarks.gpu_train` trains, in the sizes of their names and for a CPU."""
+"""The models that `benchmarks.gpu_train` trains, in the sizes of their names and for a CPU.
+
+Language models read the sources of Python's standard library, classifiers look at handwritten
+digits and the U-Net at photographs, both as scikit-learn ships them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from benchmarks import real_text
+from benchmarks import real_images, real_text
 from benchmarks.deviceless.models import encoder, resnet, transformer, unet, vit
 from benchmarks.deviceless.models.model import Size
 
@@ -21,14 +27,51 @@ def _transformer(layers: int, width: int, heads: int, words: int, length: int = 
     return _reading(transformer._size(config, scanned=True), config.vocabulary)
 
 
+def _shapes(size: Size) -> Any:
+    return jax.eval_shape(size.sample, jax.random.key(0))
+
+
 def _reading(size: Size, vocabulary: int) -> Size:
     """A language model that learns from real text, in batches of the same shape."""
-    batch, length = jax.eval_shape(size.sample, jax.random.key(0)).shape
+    batch, length = _shapes(size).shape
     return replace(size, sample=lambda key: real_text.sequences(key, batch, length, vocabulary))
 
 
+def _masking(size: Size, vocabulary: int) -> Size:
+    """An encoder that foretells masked words of real text."""
+    batch, length = _shapes(size)[1].shape
+
+    def sample(key: jax.Array) -> tuple[jax.Array, ...]:
+        draw, mask = jax.random.split(key)
+        words = real_text.sequences(draw, batch, length, vocabulary)
+        masked = jax.random.bernoulli(mask, encoder.MASKED, words.shape)
+        return jnp.where(masked, 0, words), words, masked
+
+    return replace(size, sample=sample)
+
+
+def _seeing(size: Size) -> Size:
+    """A classifier that looks at real images."""
+    batch, side = _shapes(size)[0].shape[:2]
+    return replace(size, sample=lambda key: real_images.labelled(key, batch, side))
+
+
+def _cleaning(size: Size) -> Size:
+    """A U-Net that takes noise out of real images."""
+    batch, side = _shapes(size)[0].shape[:2]
+
+    def sample(key: jax.Array) -> tuple[jax.Array, ...]:
+        image, noise, time = jax.random.split(key, 3)
+        images = real_images.patches(image, batch, side)
+        drawn = jax.random.normal(noise, images.shape)
+        return images, drawn, jax.random.uniform(time, (batch,))
+
+    return replace(size, sample=sample)
+
+
 def _bert(words: int, length: int) -> Size:
-    return encoder._size(encoder.Config(12, 768, 12, length, words // length, 30522))
+    config = encoder.Config(12, 768, 12, length, words // length, 30522)
+    return _masking(encoder._size(config), config.vocabulary)
 
 
 _350M = partial(_transformer, 24, 1024, 16, 16384)
@@ -39,22 +82,27 @@ MODELS: dict[str, Callable[[], Size]] = {
     "350m": _350M,
     "1.3b": _1300M,
     "wide": partial(_transformer, 4, 4096, 32, 8192, 2048),
-    "resnet50": lambda: resnet._size(width=64, classes=1000, batch=128, side=224),
-    "vit-b": lambda: vit._size(12, 768, 12, 16, 1000, 128, 224),
-    "unet": lambda: unet.UNET.full,
+    "resnet50": lambda: _seeing(resnet._size(width=64, classes=1000, batch=128, side=224)),
+    "vit-b": lambda: _seeing(vit._size(12, 768, 12, 16, 1000, 128, 224)),
+    "unet": lambda: _cleaning(unet.UNET.full),
     **{f"350m-{length}": partial(_350M, length) for length in LENGTHS},
     **{f"1.3b-{length}": partial(_1300M, length) for length in LENGTHS},
     **{f"bert-{length}": partial(_BERT, length) for length in LENGTHS},
 }
 
+
+def _toy_words(model: Any) -> Callable[[], Size]:
+    return lambda: _reading(model.small, 128)
+
+
 TOYS: dict[str, Callable[[], Size]] = {
-    "350m": lambda: _reading(transformer.SCANNED.small, 128),
-    "1.3b": lambda: _reading(transformer.UNROLLED.small, 128),
-    "wide": lambda: _reading(transformer.SCANNED.small, 128),
-    "resnet50": lambda: resnet.RESNET50.small,
-    "vit-b": lambda: vit.VIT.small,
-    "unet": lambda: unet.UNET.small,
-    **{f"350m-{length}": lambda: _reading(transformer.SCANNED.small, 128) for length in LENGTHS},
-    **{f"1.3b-{length}": lambda: _reading(transformer.UNROLLED.small, 128) for length in LENGTHS},
-    **{f"bert-{length}": lambda: encoder.ENCODER.small for length in LENGTHS},
+    "350m": _toy_words(transformer.SCANNED),
+    "1.3b": _toy_words(transformer.UNROLLED),
+    "wide": _toy_words(transformer.SCANNED),
+    "resnet50": lambda: _seeing(resnet.RESNET50.small),
+    "vit-b": lambda: _seeing(vit.VIT.small),
+    "unet": lambda: _cleaning(unet.UNET.small),
+    **{f"350m-{length}": _toy_words(transformer.SCANNED) for length in LENGTHS},
+    **{f"1.3b-{length}": _toy_words(transformer.UNROLLED) for length in LENGTHS},
+    **{f"bert-{length}": lambda: _masking(encoder.ENCODER.small, 128) for length in LENGTHS},
 }

@@ -1,13 +1,18 @@
 """Training on one accelerator: throughput, memory and loss of each way to choose a precision.
 
-    python -m benchmarks.gpu_train                       all models and ways, default device
+    python -m benchmarks.gpu_train --plan                the pieces, and what they take
+    python -m benchmarks.gpu_train --piece 350m          one of them, in at most nine minutes
+    python -m benchmarks.gpu_train                       all of them, one after the other
     python -m benchmarks.gpu_train --model 350m --way amp-bf16 hand-bf16
-    python -m benchmarks.gpu_train --toy --steps 3         sizes for a CPU, to try the script
+    python -m benchmarks.gpu_train --toy --model 350m    sizes for a CPU, to try the script
 
-Each run has a process of its own, so that its peak memory is its own; while one is on the device
-the next is traced. Prints a table; figures go to out/gpu_train.json with versions and device. What
-that file holds already is not run again: a run that was cut goes on where it stopped.
-Neither compiling nor the first steps are timed with the others.
+A model has a process of its own, which compiles all its ways first. Then it times them in rounds,
+each way once in a round, so that a slow minute hits all of them; each begins from the same
+parameters. Throughput is the median of the rounds. Neither compiling nor the first steps are timed.
+Memory is what XLA plans for a step: arguments, results and temporary arrays.
+
+Figures go to out/gpu_train.json after every round, with versions, device and date. What that file
+holds is not run again: a run that was cut, by its time or otherwise, goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -16,13 +21,14 @@ import argparse
 import itertools
 import json
 import math
-import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxamp
+from benchmarks import gpu_pieces
 from benchmarks.deviceless.models import fused
 from benchmarks.deviceless.models.fused import FUSED
 from benchmarks.deviceless.models.model import HAND, Loss, Size
@@ -39,9 +46,11 @@ from benchmarks.gpu_models import MODELS, TOYS
 from jaxamp import PrecisionPolicy, training
 
 WARM = 3
-TURN = "your turn\n"  # what a process waits for before it uses the device
-PART = 10  # steps between two looks at the clock; the median part's throughput is reported
+PART = 10  # steps between two looks at the clock
 LAST = 10  # steps whose losses are averaged
+LATE = 75  # exit status of a process that was out of time
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -83,24 +92,23 @@ def policy_of(way: Way) -> PrecisionPolicy:
     return PrecisionPolicy.parse(way.policy).replace(fused_attention=None if way.fused else False)
 
 
-def make_step(size: Size, way: str) -> tuple[Any, Callable[..., Any]]:
+def make_step(size: Size, way: Way) -> tuple[Any, Callable[..., Any]]:
     """A jitted train step, and what makes its first two arguments.
 
     Args:
       size: the model.
-      way: a key of `WAYS`.
+      way: how it is trained.
 
     Returns:
       A step from (params, state, batch) to the same and the loss, which donates what it replaces;
       a function from a key to the parameters and the optimizer's state.
     """
-    chosen = WAYS[way]
     adam = optax.adamw(3e-4)
-    scaling = chosen.policy == "auto_mixed"
+    scaling = way.policy == "auto_mixed"
     optimizer = training.with_loss_scale(adam) if scaling else adam
-    loss: Loss = size.hands[chosen.hand] if chosen.hand else size.plain
-    if chosen.policy and not chosen.whole_step:
-        loss = jaxamp.amp(loss, policy_of(chosen))
+    loss: Loss = size.hands[way.hand] if way.hand else size.plain
+    if way.policy and not way.whole_step:
+        loss = jaxamp.amp(loss, policy_of(way))
 
     def step(params: Any, state: Any, batch: Any) -> Any:
         def scaled(params: Any) -> tuple[Any, Any]:
@@ -115,8 +123,8 @@ def make_step(size: Size, way: str) -> tuple[Any, Callable[..., Any]]:
         params = size.init(key)
         return params, optimizer.init(params)
 
-    if chosen.policy and chosen.whole_step:
-        step = jaxamp.amp(step, policy_of(chosen))
+    if way.policy and way.whole_step:
+        step = jaxamp.amp(step, policy_of(way))
     if hasattr(step, "init"):
         step, begin = _with_history(step, begin, size)
     return jax.jit(step, donate_argnums=(0, 1)), begin
@@ -149,75 +157,161 @@ def items(size: Size) -> int:
     return math.prod(batch[1].shape)
 
 
-def measure(
-    model: str, way: str, steps: int, seconds: float, toy: bool, turn: Callable[[], object]
-) -> dict[str, Any]:
-    """One run, in this process.
+@dataclass
+class Version:
+    """A model's step under one way, compiled, and what makes its first state."""
+
+    size: Size
+    step: Callable[..., Any]
+    begin: Callable[[jax.Array], Any]
+
+    def train(self, steps: int, seconds: float = math.inf) -> tuple[list[float], list[float]]:
+        """Train from the first state.
+
+        Args:
+          steps: how many are timed, after those to warm up.
+          seconds: after which no further part is begun.
+
+        Returns:
+          Seconds of a step in each part, and the losses of all steps, those before them too.
+        """
+        batches, losses, times = _batches(self.size), [], []
+        params, state = self.begin(jax.random.key(0))
+        parts = [WARM, *(min(PART, steps - begun) for begun in range(0, steps, PART))]
+        stop = time.perf_counter() + seconds
+        for part in parts:
+            if len(times) > 1 and time.perf_counter() > stop:
+                break
+            ready = jax.block_until_ready(list(itertools.islice(batches, part)))
+            start = time.perf_counter()
+            for batch in ready:
+                params, state, value = self.step(params, state, batch)
+                losses.append(value)
+            jax.block_until_ready(params)
+            times.append((time.perf_counter() - start) / part)
+        return times[1:], [float(value) for value in losses]
+
+
+def compiled(size: Size, way: Way) -> tuple[Version, Row]:
+    """Compile a way of a model, and tell what that took and what a step needs."""
+    platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
+    with jax.default_matmul_precision(way.matmul), fused.tracing_for(platform):
+        step, begin = make_step(size, way)
+        key = jax.random.key(0)
+        start = time.perf_counter()
+        shapes = jax.eval_shape(begin, key), jax.eval_shape(size.sample, key)
+        traced = step.trace(*shapes[0], shapes[1])
+        tracing = time.perf_counter() - start
+        start = time.perf_counter()
+        made = traced.lower().compile()
+        compiling = time.perf_counter() - start
+    memory = made.memory_analysis()
+    arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    facts = {
+        "peak_bytes": arrays - memory.alias_size_in_bytes + memory.temp_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "tracing_seconds": tracing,
+        "compiling_seconds": compiling,
+        "device": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "jaxamp": jaxamp.__version__,
+        "date": date.today().isoformat(),
+    }
+    return Version(size, made, jax.jit(begin)), facts
+
+
+def one_round(version: Version, row: Row, follow: int, seconds: float) -> None:
+    """Time a way once, and add it to its row.
+
+    Args:
+      version: what is trained.
+      row: of the file; its first round decides how many steps the others have.
+      follow: steps of the first round, whose losses are kept; 0 for as many as the others have.
+      seconds: of each other round.
+    """
+    rounds: list[float] = row.setdefault("rounds", [])
+    steps = row.get("round_steps")
+    if steps is None:
+        times, losses = version.train(follow or PART, 60 if follow else seconds)
+        row["round_steps"] = max(3, min(5 * PART, int(seconds / statistics.median(times))))
+        row |= {"first_loss": losses[0], "losses": losses, "steps": len(losses) - WARM}
+        row["last_loss"] = statistics.mean(losses[-LAST:])
+    else:
+        times, _ = version.train(steps)
+    rounds.append(items(version.size) / statistics.median(times))
+    row["items_per_second"] = statistics.median(rounds)
+    row["spread"] = (max(rounds) - min(rounds)) / row["items_per_second"]
+
+
+class File:
+    """The rows of earlier calls and of this one."""
+
+    def __init__(self, path: Path, toy: bool) -> None:
+        self.path = path
+        rows = json.loads(path.read_text()) if path.exists() else []
+        self.rows: dict[tuple[str, str], Row] = {
+            (row["model"], row["way"]): row
+            for row in rows
+            if "error" not in row and row["toy"] == toy and row["jax"] == jax.__version__
+        }
+
+    def rounds(self, model: str, way: str) -> int:
+        """How often a way has been timed already."""
+        return len(self.rows.get((model, way), {}).get("rounds", ()))
+
+    def keep(self, row: Row) -> None:
+        """Write a row; whoever is cut meanwhile leaves the file as it was."""
+        self.rows[row["model"], row["way"]] = row
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_suffix(".new")
+        beside.write_text(json.dumps([*self.rows.values()], indent=1) + "\n")
+        beside.replace(self.path)
+
+
+def measure(model: str, ways: Sequence[str], options: argparse.Namespace) -> int:
+    """Compile the ways of a model that are not timed yet, and time them in turn, in this process.
 
     Args:
       model: a key of `MODELS`.
-      way: one of `WAYS`.
-      steps: how many are timed.
-      seconds: after which no further part is begun.
-      toy: whether in the size for a CPU.
-      turn: called before anything is put on the device.
+      ways: of `WAYS`.
+      options: of the command.
 
     Returns:
-      What was measured: a row of the table and of the file.
+      `LATE` if its time was over before the end, else 0.
     """
-    size = (TOYS if toy else MODELS)[model]()
-    platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
-    with jax.default_matmul_precision(WAYS[way].matmul), fused.tracing_for(platform):
-        step, begin = make_step(size, way)
-        key = jax.random.key(0)
-        batch = jax.eval_shape(size.sample, key)
-        start = time.perf_counter()
-        traced = step.trace(*jax.eval_shape(begin, key), batch)
-        tracing = time.perf_counter() - start
-        turn()
-        start = time.perf_counter()
-        compiled = traced.lower().compile()
-        compiling = time.perf_counter() - start
-        times, losses = _train(compiled, size, jax.jit(begin)(key), steps, seconds)
-    stats = jax.devices()[0].memory_stats() or {}
-    return {
-        "model": model,
-        "way": way,
-        "items_per_second": items(size) / statistics.median(times),
-        "slowest_part": items(size) / max(times),
-        "peak_bytes": stats.get("peak_bytes_in_use"),
-        "temporary_bytes": compiled.memory_analysis().temp_size_in_bytes,
-        "tracing_seconds": tracing,
-        "compiling_seconds": compiling,
-        "first_loss": losses[0],
-        "last_loss": sum(losses[-LAST:]) / len(losses[-LAST:]),
-        "losses": losses,
-        "steps": len(losses) - WARM,
-        "toy": toy,
-        "device": jax.devices()[0].device_kind,
-        "jax": jax.__version__,
-    }
+    size = (TOYS if options.toy else MODELS)[model]()
+    file, stop = File(options.json, options.toy), time.monotonic() + 60 * options.minutes
+    versions: dict[str, Version] = {}
+    for way in ways:
+        if file.rounds(model, way) >= options.rounds:
+            continue
+        if time.monotonic() > stop:
+            return LATE
+        with _noted(file, model, way, options.toy) as row:
+            versions[way], facts = compiled(size, WAYS[way])
+            row |= facts
+    for number in range(options.rounds):
+        for way, version in versions.items():
+            if file.rounds(model, way) > number or "error" in file.rows[model, way]:
+                continue
+            if time.monotonic() > stop:
+                return LATE
+            follow = options.steps if gpu_pieces.is_followed(model, way) else 0
+            with _noted(file, model, way, options.toy) as row:
+                one_round(version, row, follow, options.seconds)
+    return 0
 
 
-def _train(
-    step: Callable[..., Any], size: Size, began: tuple[Any, Any], steps: int, seconds: float
-) -> tuple[list[float], list[float]]:
-    """Seconds of a step in each part, and the losses of all steps, those before them too."""
-    batches, losses, times = _batches(size), [], []
-    params, state = began
-    parts = [WARM, *(min(PART, steps - begun) for begun in range(0, steps, PART))]
-    stop = time.perf_counter() + seconds
-    for part in parts:
-        if len(times) > 1 and time.perf_counter() > stop:
-            break
-        ready = jax.block_until_ready(list(itertools.islice(batches, part)))
-        start = time.perf_counter()
-        for batch in ready:
-            params, state, value = step(params, state, batch)
-            losses.append(value)
-        jax.block_until_ready(params)
-        times.append((time.perf_counter() - start) / part)
-    return times[1:], [float(value) for value in losses]
+@contextmanager
+def _noted(file: File, model: str, way: str, toy: bool) -> Iterator[Row]:
+    """A row to be filled, kept as it is afterwards or with the error that came."""
+    row = file.rows.get((model, way), {"model": model, "way": way, "toy": toy})
+    try:
+        yield row
+    except Exception as error:  # one that is too large for the device leaves the others be
+        row["error"] = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+        row.setdefault("jax", jax.__version__)
+    file.keep(row)
 
 
 def _batches(size: Size) -> Iterator[Any]:
@@ -228,55 +322,88 @@ def _batches(size: Size) -> Iterator[Any]:
         yield sample(one)
 
 
-def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    """The runs as a table."""
-    table = Table("model", "way", "items/s", "against f32", "peak GiB", "first loss", "last loss")
+def show(rows: Sequence[Row], console: Console) -> None:
+    """The rows as a table."""
+    names = "model", "way", "items/s", "spread", "against f32", "GiB", "first loss", "last loss"
+    table = Table(*names)
     base = {
         r["model"]: r["items_per_second"] for r in rows if r["way"] == "f32" and "error" not in r
     }
     for row in rows:
-        if "error" in row:
-            table.add_row(row["model"], row["way"], row["error"])
+        if "error" in row or "rounds" not in row:
+            table.add_row(row["model"], row["way"], row.get("error", "not timed yet"))
             continue
-        speed, peak = row["items_per_second"], row["peak_bytes"]
-        ratio = f"{speed / base[row['model']]:.2f}" if row["model"] in base else ""
-        memory = f"{peak / 2**30:.2f}" if peak else "not told"
+        speed, model = row["items_per_second"], row["model"]
+        ratio = f"{speed / base[model]:.2f}" if model in base else ""
+        memory, spread = f"{row['peak_bytes'] / 2**30:.2f}", f"{100 * row['spread']:.1f} %"
         first, last = f"{row['first_loss']:.3f}", f"{row['last_loss']:.3f}"
-        table.add_row(row["model"], row["way"], f"{speed:,.0f}", ratio, memory, first, last)
+        table.add_row(model, row["way"], f"{speed:,.0f}", spread, ratio, memory, first, last)
+    console.print(table)
+
+
+def show_plan(console: Console) -> None:
+    """What each piece runs, and the minutes that it is expected to take."""
+    table = Table("piece", "models", "runs", "minutes")
+    for piece, models in gpu_pieces.PIECES.items():
+        runs, minutes = sum(map(len, models.values())), gpu_pieces.seconds(piece) / 60
+        table.add_row(piece, ", ".join(models), str(runs), f"{minutes:.1f}")
+    whole = sum(map(gpu_pieces.seconds, gpu_pieces.PIECES)) / 60
+    table.add_row("all", "", "", f"{whole:.1f}")
     console.print(table)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is asked, each in a process of its own."""
+    """Runs what is asked, each model in a process of its own."""
+    options = _parser().parse_args(argv)
+    if options.plan:
+        show_plan(Console())
+        return 0
+    asked = list(_asked(options))
+    if options.here:
+        ((model, ways),) = asked
+        return measure(model, ways, options)
+    stop, status = time.monotonic() + 60 * options.minutes, 0
+    for model, ways in asked:
+        left = (stop - time.monotonic()) / 60
+        status = max(status, _run(model, ways, options, left) if left > 0 else LATE)
+    file = File(options.json, options.toy)
+    wanted = [(model, way) for model, ways in asked for way in ways]
+    failed = [run for run in wanted if run not in file.rows]
+    show([file.rows[run] for run in wanted if run in file.rows], Console())
+    for model, way in failed:
+        print(f"{model} {way}: not measured; {options.json} has its error, if it had one")
+    return status or int(bool(failed))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_train",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--model", nargs="+", default=[*MODELS], choices=MODELS)
+    parser.add_argument("--plan", action="store_true", help="show the pieces; run nothing")
+    parser.add_argument("--piece", nargs="+", default=[], choices=gpu_pieces.PIECES)
+    parser.add_argument("--model", nargs="+", default=[], choices=MODELS)
     parser.add_argument("--way", nargs="+", default=[*WAYS], choices=WAYS)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="of one run's steps")
+    parser.add_argument("--steps", type=int, default=gpu_pieces.STEPS, help="of a followed loss")
+    parser.add_argument("--rounds", type=int, default=gpu_pieces.ROUNDS)
+    parser.add_argument("--seconds", type=float, default=gpu_pieces.ROUND, help="of a round")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="of this call")
     parser.add_argument("--toy", action="store_true", help="sizes for a CPU")
     parser.add_argument("--json", type=Path, default=Path("out/gpu_train.json"))
-    parser.add_argument("--here", action="store_true", help="one run, in this process, as JSON")
-    options = parser.parse_args(argv)
-    if options.here:
-        wanted = options.model[0], options.way[0], options.steps, options.seconds, options.toy
-        print(json.dumps(measure(*wanted, turn=sys.stdin.readline)))
-        return 0
-    runs = [
-        run for run in itertools.product(options.model, options.way) if _exists(*run, options.toy)
-    ]
-    rows = _kept(options.json, options.toy)
-    known = {(row["model"], row["way"]) for row in rows}
-    for row in _in_turn([run for run in runs if run not in known], options):
-        rows.append(row)
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
-    rows = [row for row in rows if (row["model"], row["way"]) in runs]
-    show(rows, Console())
-    return int(any("error" in row for row in rows))
+    parser.add_argument("--here", action="store_true", help="one model, in this process")
+    return parser
+
+
+def _asked(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
+    """The models that a call names, each with those of the ways that it has."""
+    pieces = options.piece or ([] if options.model else gpu_pieces.PIECES)
+    planned = [entry for piece in pieces for entry in gpu_pieces.PIECES[piece].items()]
+    for model, ways in [*planned, *((model, options.way) for model in options.model)]:
+        yield (
+            model,
+            [way for way in ways if way in options.way and _exists(model, way, options.toy)],
+        )
 
 
 def _exists(model: str, way: str, toy: bool) -> bool:
@@ -285,49 +412,12 @@ def _exists(model: str, way: str, toy: bool) -> bool:
     return (WAYS[way].hand or HAND) in size.hands and (WAYS[way].fused or FUSED in size.hands)
 
 
-def _kept(path: Path, toy: bool) -> list[dict[str, Any]]:
-    """Rows of an earlier call by this JAX, without those that failed."""
-    rows = json.loads(path.read_text()) if path.exists() else []
-    return [
-        row
-        for row in rows
-        if "error" not in row and row["toy"] == toy and row["jax"] == jax.__version__
-    ]
-
-
-def _in_turn(
-    runs: Sequence[tuple[str, str]], options: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
-    """Each run's row; a run's process starts, and traces, while the one before has the device."""
-    if not runs:
-        return
-    following = _start(*runs[0], options)
-    try:
-        for index, (model, way) in enumerate(runs):
-            process = following
-            if index + 1 < len(runs):
-                following = _start(*runs[index + 1], options)
-            said, complained = process.communicate(TURN)
-            if process.returncode:
-                line = (complained.strip().splitlines() or ["killed"])[-1]
-                yield {"model": model, "way": way, "error": line[:120]}
-            else:
-                yield json.loads(said.splitlines()[-1])
-    finally:
-        following.kill()  # it would take the turn of one that was interrupted
-
-
-def _start(model: str, way: str, options: argparse.Namespace) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "benchmarks.gpu_train", "--here"]
-    command += ["--model", model, "--way", way]
-    command += ["--steps", str(options.steps), "--seconds", str(options.seconds)]
-    command += ["--toy"] if options.toy else []
-    # Two processes share the device; all of its memory taken at once would be too much.
-    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True
-    )
+def _run(model: str, ways: Sequence[str], options: argparse.Namespace, minutes: float) -> int:
+    command = [sys.executable, "-m", "benchmarks.gpu_train", "--here", "--model", model, "--way"]
+    command += [*ways, "--steps", str(options.steps), "--rounds", str(options.rounds)]
+    command += ["--seconds", str(options.seconds), "--json", str(options.json)]
+    command += ["--minutes", str(minutes), *(["--toy"] if options.toy else [])]
+    return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":

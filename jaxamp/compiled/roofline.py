@@ -1,9 +1,9 @@
-"""The time of a compiled program, by a model: each kernel at the speed that its maker publishes.
+"""The time of a compiled program, by a model: each kernel at a share of the published speed.
 
-A kernel takes the longer of two times: that of moving its bytes at the memory's full bandwidth, and
-that of its dots at the full rate of the matrix units. Kernels run one after the other. Real kernels
-reach neither, and small ones also wait to be started: the truth is slower, by a factor that is much
-the same for similar programs. Elementwise arithmetic is free here, for it hides behind the bytes.
+A kernel takes the longer of two times: that of moving its bytes at the memory's bandwidth, and that
+of its dots at the rate of the matrix units. Of both numbers a good kernel reaches a share, and each
+kernel also takes a while to start and to end, whatever it does (`Reached`). Kernels run one after
+the other. Elementwise arithmetic is free here, for it hides behind the bytes.
 """
 
 from __future__ import annotations
@@ -24,29 +24,34 @@ class Roofline:
       seconds: of the whole program.
       by_memory: of the kernels that wait for memory.
       by_products: of those that wait for the matrix units.
+      by_starts: of starting and ending kernels.
     """
 
     seconds: float
     by_memory: float
     by_products: float
+    by_starts: float = 0.0
 
 
 def roofline(module: Module, target: Target) -> Roofline:
     """Return the model's time of a program on a target."""
-    by_memory = by_products = 0.0
+    by_memory = by_products = by_starts = 0.0
+    reached = target.reached
     for kernel in kernels(module):
-        moving = kernel.moved / target.bandwidth
+        moving = kernel.moved / (target.bandwidth * reached.bandwidth)
         dots = kernel.contractions(module)
         multiplying = kernel.runs * sum(dot.flops / rate_of(target, dot) for dot in dots)
+        multiplying /= reached.products
         if multiplying > moving:
             by_products += multiplying
         else:
             by_memory += moving
-    return Roofline(by_memory + by_products, by_memory, by_products)
+        by_starts += kernel.runs * reached.start
+    return Roofline(by_memory + by_products + by_starts, by_memory, by_products, by_starts)
 
 
 def rate_of(target: Target, dot: Contraction) -> float:
-    """Return FLOPs per second of a dot, by the next wider format that the matrix units have."""
+    """Return the published FLOPs per second of a dot, by the next wider format that there is."""
     word = WORDS.get(dot.operands[0], dot.operands[0])
     family = "f8" if word.startswith("f8") else word
     for name in (family, "bf16"):

@@ -13,8 +13,9 @@ from jaxamp.display.numbers import amount, share, storage
 from jaxamp.tools.estimate import Compiled, Estimate
 
 _MODEL = (
-    "The model: each kernel takes the longer of moving its bytes at the published bandwidth and of "
-    "its dots at the published rate. Nothing ran; trust ratios rather than seconds."
+    "The model: each kernel takes the longer of moving its bytes and of its dots, both at the "
+    "share of the published speed that kernels reach, and a while to start. Nothing ran; trust "
+    "ratios rather than seconds."
 )
 
 
@@ -42,6 +43,11 @@ def _parts(estimate: Estimate) -> Iterator[Any]:
         "waiting for memory",
         *(share(row.time.by_memory, row.time.seconds) for row in rows),
     )
+    if any(row.time.by_starts for row in rows):
+        model.add_row(
+            "starting kernels",
+            *(share(row.time.by_starts, row.time.seconds) for row in rows),
+        )
     yield model
     yield Text(_MODEL, style="italic")
     if loops := max(row.unknown_loops for row in rows):
