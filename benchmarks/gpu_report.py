@@ -35,12 +35,17 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """
     hands = [_of_way(rows, way) for way in (FUSED, BY_HAND)]
     return "\n".join(
-        f"| {row['model']} | {row['way']} | {row['items_per_second']:,.0f} "
+        f"| {row['model']} | {row['way']} | {row['items_per_second']:,.0f}{_spread(row)} "
         f"| {' | '.join(_ratio(row, base) for base in hands)} | {row['peak_bytes'] / 2**30:.1f} "
         f"| {row['tracing_seconds'] + row['compiling_seconds']:.1f} | {row['steps']} "
         f"| {row['last_loss']:.3f} |"
         for row in rows
     )
+
+
+def _spread(row: dict[str, Any]) -> str:
+    """Half of what lies between the slowest round and the fastest; nothing where there was one."""
+    return f" ± {50 * row['spread']:.1f} %" if len(row.get("rounds", ())) > 1 else ""
 
 
 def _ratio(row: dict[str, Any], base: dict[str, float]) -> str:
