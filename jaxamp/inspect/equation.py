@@ -129,8 +129,9 @@ class Equation:
         scaled = self.decision.scaled if self.decision else None
         if scaled is None:
             return False
-        ((axes, _), _), shape = self.params["dimension_numbers"], self.eqn.invars[0].aval.shape
-        return scaled.is_emulated(math.prod(shape[axis] for axis in axes))
+        (axes, _), _ = self.params["dimension_numbers"]
+        aval: Any = self.eqn.invars[0].aval
+        return scaled.is_emulated(math.prod(aval.shape[axis] for axis in axes))
 
     def _reason(self) -> str:
         if self.ground is None:

@@ -119,7 +119,7 @@ def test_a_toy_piece_is_measured(tmp_path, capfd):
     assert row["peak_bytes"] > row["temporary_bytes"] > 0
     assert len(row["losses"]) == row["steps"] + gpu_train.WARM == 4 + gpu_train.WARM
     assert row["losses"][-1] != row["first_loss"]
-    assert "hand-bf16" in capfd.readouterr().out
+    assert "350m" in capfd.readouterr().out
 
 
 @pytest.mark.long
