@@ -38,7 +38,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """What kernels reach of the published numbers.
+    """Shares of the published numbers that kernels reach, and the time that each costs besides.
 
     Attributes:
       bandwidth: share of the memory's bandwidth.
