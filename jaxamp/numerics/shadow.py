@@ -24,12 +24,12 @@ from jaxamp.plan import Decision
 from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.interpreter import emit, interpret
 from jaxamp.rewrite.registry import RewriteContext, RuleContext
-from jaxamp.xla.rounding_barrier import hold
+from jaxamp.xla.rounding_barrier import rounding_barrier
 
 # Hand their operand on number by number, so that what is known of it stays true.
 _ELEMENT_PRESERVING = frozenset(
     ("broadcast_in_dim", "copy", "name", "neg", "reshape", "rev", "squeeze", "stop_gradient")
-) | {"transpose", "held", "optimization_barrier", "sharding_constraint"}
+) | {"transpose", "rounding_barrier", "optimization_barrier", "sharding_constraint"}
 _FOREIGN = frozenset({Trait.CALLBACK, Trait.STATE, Trait.TOKEN})
 
 
@@ -206,7 +206,7 @@ class _Run:
             return value
         key = atom, precision, copy
         if key not in self.rounded:
-            self.rounded[key] = hold(value)
+            self.rounded[key] = rounding_barrier(value)
         return self.rounded[key]
 
     def _nest(
@@ -305,11 +305,13 @@ class _Run:
             none = [None] * len(results)
             self.env.write(eqn.outvars, results, none, [False] * len(results))
         else:
-            held = [
-                is_narrow(p) or hold
-                for p, hold in zip(decision.outputs, decision.plan.hints.barriers, strict=True)
+            barriers = [
+                is_narrow(p) or has_barrier
+                for p, has_barrier in zip(
+                    decision.outputs, decision.plan.hints.barriers, strict=True
+                )
             ]
-            self.env.write(eqn.outvars, results, decision.outputs, held)
+            self.env.write(eqn.outvars, results, decision.outputs, barriers)
 
     def _shadows(self, eqn: JaxprEqn, decision: Decision | None) -> list[Any]:
         """Compute the results in the original precision; ``None`` where they are the same."""

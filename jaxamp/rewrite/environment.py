@@ -15,9 +15,9 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.plan import Reading
 from jaxamp.rewrite.recorder import Log
-from jaxamp.xla.fused_group import keep as mark_kept
-from jaxamp.xla.rounding_barrier import hold
-from jaxamp.xla.unbarriered_sums import unheld
+from jaxamp.xla.fused_group import mark_residual
+from jaxamp.xla.rounding_barrier import rounding_barrier
+from jaxamp.xla.unbarriered_sums import unbarriered
 
 
 class Environment:
@@ -27,8 +27,8 @@ class Environment:
       log: counter of the casts; ``None`` for a program that is to run.
     """
 
-    def __init__(self, log: Log | None = None, *, holds: bool = True) -> None:
-        self.log, self._holds = log, holds
+    def __init__(self, log: Log | None = None, *, barriers: bool = True) -> None:
+        self.log, self._barriers = log, barriers
         self._values: dict[Var, Any] = {}
         self._casts: dict[tuple[Var, Precision | None], Any] = {}
         self._copies: dict[tuple[Var, Precision], Any] = {}
@@ -56,8 +56,8 @@ class Environment:
                 stored = cast(value, precision)
                 if self.log is not None and stored is not value:
                     self.log.made()
-                stored = hold(stored) if has_barrier else stored
-                self._values[var] = mark_kept(stored) if is_residual else stored
+                stored = rounding_barrier(stored) if has_barrier else stored
+                self._values[var] = mark_residual(stored) if is_residual else stored
 
     def enter_read(self, readings: Iterable[Reading], values: Iterable[Any]) -> None:
         """Store values that come in the forms in which they are read."""
@@ -132,13 +132,13 @@ class Environment:
         value = self.read(atom, precision)
         if precision is None or isinstance(atom, Literal) or _has(self._values[atom], precision):
             return value
-        return unheld(value)
+        return unbarriered(value)
 
     def _copy(self, var: Var, precision: Precision) -> Any:
         key = var, precision
         if key not in self._copies:
             copy = self.read(var, precision)
-            self._copies[key] = hold(copy) if self._holds else copy
+            self._copies[key] = rounding_barrier(copy) if self._barriers else copy
         elif self.log is not None:
             self.log.found(key)
         return self._copies[key]

@@ -18,7 +18,7 @@ from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.invariant_cotangents import loop_invariant
 from jaxamp.rewrite.recorder import Log
 from jaxamp.rewrite.registry import RewriteContext, RoundedResults, RuleContext, rule_for
-from jaxamp.xla.checkpoint_barriers import apart
+from jaxamp.xla.checkpoint_barriers import recomputation_barrier
 from jaxamp.xla.fused_group import GroupPolicy, call_fused
 
 # What a primitive raises when it does not accept the dtypes that it is given.
@@ -63,7 +63,7 @@ def interpret(
       RewriteError: a primitive does not accept the dtypes decided for it.
     """
     log = None if context.recorder is None else context.recorder.log(plan)
-    env = Environment(log, holds=context.steers(Technique.HELD_ROUNDINGS))
+    env = Environment(log, barriers=context.steers(Technique.ROUNDING_BARRIERS))
     env.enter(jaxpr.constvars, consts)
     env.enter(jaxpr.invars, args)
     env.enter_casts([jaxpr.invars[i] for i, _ in plan.invariant_casts], casts)
@@ -144,11 +144,11 @@ def _fused(context: RewriteContext, fusion: Fusion, log: Log | None) -> Callable
     barriers = context.steers(Technique.RECOMPUTATION_BARRIERS)
     rows = context.steers(Technique.ROW_BROADCASTS)
     policy = GroupPolicy(barriers=barriers, row_broadcasts=rows)
-    keeps_apart = barriers and fusion.recomputed > 0
+    has_barrier = barriers and fusion.recomputed > 0
 
     def emitted(*args: Any) -> list[Any]:
-        env = Environment(log, holds=context.steers(Technique.HELD_ROUNDINGS))
-        inputs = apart(args, fusion.read_by_recomputed) if keeps_apart else args
+        env = Environment(log, barriers=context.steers(Technique.ROUNDING_BARRIERS))
+        inputs = recomputation_barrier(args, fusion.read_by_recomputed) if has_barrier else args
         env.enter_read(fusion.inputs, inputs)
         pairs = zip(fusion.equations, fusion.decisions, strict=True)
         for index, (eqn, decision) in enumerate(pairs):

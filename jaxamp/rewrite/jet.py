@@ -13,9 +13,9 @@ from jax.experimental import jet
 
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, split_originals
 from jaxamp.rewrite.primitives.quantized_dot import quantized_dot_p
-from jaxamp.xla.label_gather import pick_p
-from jaxamp.xla.rounded_cotangent import echo_p
-from jaxamp.xla.rounding_barrier import held_p
+from jaxamp.xla.label_gather import label_gather_p
+from jaxamp.xla.rounded_cotangent import rounded_cotangent_p
+from jaxamp.xla.rounding_barrier import rounding_barrier_p
 
 Series = Sequence[Any]
 
@@ -45,22 +45,22 @@ def _quantized(primals: Series, series: Sequence[Series], **params: Any) -> Any:
 
 
 def _added(primals: Series, series: Sequence[Series], **params: Any) -> Any:
-    terms = [echo_p.bind(x, y, **params) for x, y in zip(*series, strict=True)]
-    return echo_p.bind(*primals, **params), terms
+    terms = [rounded_cotangent_p.bind(x, y, **params) for x, y in zip(*series, strict=True)]
+    return rounded_cotangent_p.bind(*primals, **params), terms
 
 
-def _picked(primals: Series, series: Sequence[Series], **params: Any) -> Any:
+def _gathered(primals: Series, series: Sequence[Series], **params: Any) -> Any:
     table, indices = primals
-    terms = [pick_p.bind(term, indices, **params) for term in series[0]]
-    return pick_p.bind(table, indices, **params), terms
+    terms = [label_gather_p.bind(term, indices, **params) for term in series[0]]
+    return label_gather_p.bind(table, indices, **params), terms
 
 
-def _held(primals: Series, series: Sequence[Series]) -> Any:
-    return held_p.bind(*primals), [held_p.bind(term) for term in series[0]]
+def _barriered(primals: Series, series: Sequence[Series]) -> Any:
+    return rounding_barrier_p.bind(*primals), [rounding_barrier_p.bind(term) for term in series[0]]
 
 
 jet.jet_rules[accumulate_p] = _accumulated
 jet.jet_rules[quantized_dot_p] = _quantized
-jet.jet_rules[echo_p] = _added
-jet.jet_rules[pick_p] = _picked
-jet.jet_rules[held_p] = _held
+jet.jet_rules[rounded_cotangent_p] = _added
+jet.jet_rules[label_gather_p] = _gathered
+jet.jet_rules[rounding_barrier_p] = _barriered

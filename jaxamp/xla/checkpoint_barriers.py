@@ -26,19 +26,19 @@ from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.xla.fused_group import GROUPS
 from jaxamp.xla.row_broadcasts import by_rows
 
-apart_p = Primitive("apart")
-apart_p.multiple_results = True
-register_op_kind(apart_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
+recomputation_barrier_p = Primitive("recomputation_barrier")
+recomputation_barrier_p.multiple_results = True
+register_op_kind(recomputation_barrier_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
-def apart(values: Sequence[Any], again: Sequence[bool]) -> list[Any]:
+def recomputation_barrier(values: Sequence[Any], again: Sequence[bool]) -> list[Any]:
     """Return `values`, the large ones behind a barrier; tangents are left without one.
 
     Args:
       values: what a group reads.
       again: whether each is read by what it computes again.
     """
-    return apart_p.bind(*values, again=tuple(again))
+    return recomputation_barrier_p.bind(*values, again=tuple(again))
 
 
 def behind(avals: Sequence[Any], again: Sequence[bool], *, others: bool = False) -> list[bool]:
@@ -114,25 +114,29 @@ def _lowered(*values: Any, again: Sequence[bool]) -> list[Any]:
     chosen = behind(values, again)
     if not any(chosen):
         return list(values)
-    held = iter(lax.optimization_barrier([*compress(values, chosen)]))
-    return [next(held) if is_held else x for x, is_held in zip(values, chosen, strict=True)]
+    barriered = iter(lax.optimization_barrier([*compress(values, chosen)]))
+    return [
+        next(barriered) if has_barrier else x for x, has_barrier in zip(values, chosen, strict=True)
+    ]
 
 
 def _jvp(
     primals: Sequence[Any], tangents: Sequence[Any], *, again: Sequence[bool]
 ) -> tuple[list[Any], list[Any]]:
-    return apart(primals, again), list(tangents)
+    return recomputation_barrier(primals, again), list(tangents)
 
 
 def _batch(
     values: Sequence[Any], dims: Sequence[Any], *, again: Sequence[bool]
 ) -> tuple[list[Any], Sequence[Any]]:
-    return apart(values, again), dims
+    return recomputation_barrier(values, again), dims
 
 
-apart_p.def_impl(_same)
-apart_p.def_abstract_eval(_same)
-ad.primitive_jvps[apart_p] = _jvp
-batching.primitive_batchers[apart_p] = _batch
-mlir.register_lowering(apart_p, mlir.lower_fun(_lowered, multiple_results=True))
-mlir.register_lowering(apart_p, mlir.lower_fun(_same, multiple_results=True), platform="tpu")
+recomputation_barrier_p.def_impl(_same)
+recomputation_barrier_p.def_abstract_eval(_same)
+ad.primitive_jvps[recomputation_barrier_p] = _jvp
+batching.primitive_batchers[recomputation_barrier_p] = _batch
+mlir.register_lowering(recomputation_barrier_p, mlir.lower_fun(_lowered, multiple_results=True))
+mlir.register_lowering(
+    recomputation_barrier_p, mlir.lower_fun(_same, multiple_results=True), platform="tpu"
+)

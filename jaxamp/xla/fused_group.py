@@ -1,6 +1,6 @@
 """A fused group as one equation, differentiated as ``jax.checkpoint`` is.
 
-The backward pass of a group keeps what `keep` marks and computes the rest of it again. The equation
+The backward pass of a group reads what `mark_residual` marks and recomputes the rest. The equation
 is of a primitive of jaxamp's own, so that how it is lowered is too: checkpoints that users write
 are lowered by JAX. There is a primitive for each way to lower a group; all have one name.
 """
@@ -18,18 +18,18 @@ from jax.interpreters import ad, batching, mlir
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 
-kept_p = Primitive("kept")
-register_op_kind(kept_p, OpKind.DATA_MOVEMENT, trait=Trait.SHAPE)
+residual_p = Primitive("residual")
+register_op_kind(residual_p, OpKind.DATA_MOVEMENT, trait=Trait.SHAPE)
 
 
-def keep(value: Any) -> Any:
-    """Mark what the backward pass of a fused group reads rather than computes again."""
-    return kept_p.bind(value)
+def mark_residual(value: Any) -> Any:
+    """Mark a residual: the backward pass of a fused group reads it rather than recompute it."""
+    return residual_p.bind(value)
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class GroupPolicy:
-    """Policy of a group's checkpoint: save what `keep` marks.
+    """Policy of a group's checkpoint: save what `mark_residual` marks.
 
     Attributes:
       barriers: whether what is recomputed is lowered with a barrier before its operands.
@@ -41,7 +41,7 @@ class GroupPolicy:
 
     def __call__(self, primitive: Any, *_: Any, **__: Any) -> bool:
         """Return whether the forward pass saves what an equation computes."""
-        return primitive is kept_p
+        return primitive is residual_p
 
 
 register_op_kind("fused_group", OpKind.BOUNDARY, trait=Trait.CALL, dtype_params=("jaxpr",))
@@ -59,13 +59,13 @@ def call_fused(function: Callable[..., list[Any]], policy: GroupPolicy, *args: A
     return _CALLS[policy](function, *args)
 
 
-def _jet_of_kept(primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> Any:
+def _jet_of_residual(primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> Any:
     return primals[0], series[0]
 
 
-kept_p.def_impl(lambda value: value)
-kept_p.def_abstract_eval(lambda value: value)
-ad.primitive_jvps[kept_p] = lambda primals, tangents: (keep(*primals), *tangents)
-batching.primitive_batchers[kept_p] = lambda args, dims: (keep(*args), *dims)
-jet.jet_rules[kept_p] = _jet_of_kept
-mlir.register_lowering(kept_p, lambda context, value: [value])
+residual_p.def_impl(lambda value: value)
+residual_p.def_abstract_eval(lambda value: value)
+ad.primitive_jvps[residual_p] = lambda primals, tangents: (mark_residual(*primals), *tangents)
+batching.primitive_batchers[residual_p] = lambda args, dims: (mark_residual(*args), *dims)
+jet.jet_rules[residual_p] = _jet_of_residual
+mlir.register_lowering(residual_p, lambda context, value: [value])

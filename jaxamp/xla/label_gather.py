@@ -21,13 +21,13 @@ from jax.interpreters import ad, batching, mlir
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 
-pick_p = Primitive("pick")
-register_op_kind(pick_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
+label_gather_p = Primitive("label_gather")
+register_op_kind(label_gather_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 _MODES = (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
 
-def is_pick(table: Any, indices: Any, params: dict[str, Any]) -> bool:
+def gathers_one_of_each_row(table: Any, indices: Any, params: dict[str, Any]) -> bool:
     """Return whether a `gather` takes one number of each row of floats.
 
     Args:
@@ -43,7 +43,7 @@ def is_pick(table: Any, indices: Any, params: dict[str, Any]) -> bool:
     return is_of_numbers and _is_one_each(table, indices, numbers.start_index_map, rows)
 
 
-def is_spread(zeros: Any, indices: Any, params: dict[str, Any]) -> bool:
+def scatters_one_to_each_row(zeros: Any, indices: Any, params: dict[str, Any]) -> bool:
     """Return whether a `scatter-add` to zeros puts one number in each row: the transpose."""
     numbers = params["dimension_numbers"]
     rows = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
@@ -64,12 +64,12 @@ def _is_one_each(
     return is_of_rows and is_in_order and indices.size == math.prod(shape[i] for i in of_table)
 
 
-def pick(table: Any, indices: Any, params: dict[str, Any]) -> Any:
+def label_gather(table: Any, indices: Any, params: dict[str, Any]) -> Any:
     """Gather one number of each row."""
-    return pick_p.bind(table, indices, **params)
+    return label_gather_p.bind(table, indices, **params)
 
 
-def spread(numbers: Any, indices: Any, shape: Sequence[int], axis: int) -> Any:
+def scatter_by_comparison(numbers: Any, indices: Any, shape: Sequence[int], axis: int) -> Any:
     """Return zeros with one number in each row.
 
     Args:
@@ -82,7 +82,7 @@ def spread(numbers: Any, indices: Any, shape: Sequence[int], axis: int) -> Any:
     return jnp.where(is_there, lax.reshape(numbers, place.shape), 0)
 
 
-def folded(table: Any, indices: Any, **params: Any) -> Any:
+def gather_by_sum(table: Any, indices: Any, **params: Any) -> Any:
     """Gather by sums of rows in which all else is zero: a TPU fuses those, but no gather."""
     (axis,) = params["dimension_numbers"].start_index_map
     place, is_there = _places(indices, table.shape, axis)
@@ -113,18 +113,22 @@ def _transpose(cotangent: Any, table: Any, indices: Any, **params: Any) -> Any:
     if type(cotangent) is ad.Zero:
         return [ad.Zero(table.aval), None]
     (axis,) = params["dimension_numbers"].start_index_map
-    return [spread(cotangent, indices, table.aval.shape, axis), None]
+    return [scatter_by_comparison(cotangent, indices, table.aval.shape, axis), None]
 
 
 def _batch(args: Any, dims: Any, **params: Any) -> Any:
     return jax.vmap(partial(_gather, **params), in_axes=dims)(*args), 0
 
 
-pick_p.def_impl(_gather)
-pick_p.def_abstract_eval(_aval)
-ad.defjvp(pick_p, lambda t, table, indices, **params: pick(t, indices, params), None)
-ad.primitive_transposes[pick_p] = _transpose
-batching.primitive_batchers[pick_p] = _batch
-jax_compat.check_like(pick_p, lax.gather_p)
-mlir.register_lowering(pick_p, mlir.lower_fun(_gather, multiple_results=False))
-mlir.register_lowering(pick_p, mlir.lower_fun(folded, multiple_results=False), platform="tpu")
+label_gather_p.def_impl(_gather)
+label_gather_p.def_abstract_eval(_aval)
+ad.defjvp(
+    label_gather_p, lambda t, table, indices, **params: label_gather(t, indices, params), None
+)
+ad.primitive_transposes[label_gather_p] = _transpose
+batching.primitive_batchers[label_gather_p] = _batch
+jax_compat.check_like(label_gather_p, lax.gather_p)
+mlir.register_lowering(label_gather_p, mlir.lower_fun(_gather, multiple_results=False))
+mlir.register_lowering(
+    label_gather_p, mlir.lower_fun(gather_by_sum, multiple_results=False), platform="tpu"
+)

@@ -18,14 +18,14 @@ from jax.interpreters import ad, batching, mlir
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.plan.decision import CotangentRounding
-from jaxamp.xla.rounding_barrier import hold
-from jaxamp.xla.unbarriered_sums import unheld
+from jaxamp.xla.rounding_barrier import rounding_barrier
+from jaxamp.xla.unbarriered_sums import unbarriered
 
-echo_p = Primitive("echo")
-register_op_kind(echo_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
+rounded_cotangent_p = Primitive("rounded_cotangent")
+register_op_kind(rounded_cotangent_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
-def echo(eqn: JaxprEqn, operands: Any, of: CotangentRounding) -> Any:
+def sum_with_rounded_cotangent(eqn: JaxprEqn, operands: Any, of: CotangentRounding) -> Any:
     """Add or subtract two arrays; the cotangent of the result is rounded.
 
     Args:
@@ -35,7 +35,7 @@ def echo(eqn: JaxprEqn, operands: Any, of: CotangentRounding) -> Any:
     """
     rank = max(map(np.ndim, operands))
     aligned = [lax.expand_dims(x, range(rank - np.ndim(x))) for x in operands]  # scalars, too
-    return echo_p.bind(*aligned, op=eqn.primitive, of=of)
+    return rounded_cotangent_p.bind(*aligned, op=eqn.primitive, of=of)
 
 
 def _sum(x: Any, y: Any, *, op: Primitive, of: CotangentRounding) -> Any:
@@ -59,10 +59,10 @@ def _rounded(cotangent: Any, of: CotangentRounding) -> list[Any]:
     """Return the rounded cotangent for each operand."""
     if cotangent.dtype == of.precision.dtype:
         return [cotangent, cotangent]  # a bias that a convolution's kernel adds
-    narrow = hold(lax.convert_element_type(cotangent, of.precision.dtype))
-    held = lax.convert_element_type(narrow, cotangent.dtype)
-    alone = held if of.is_multiplied else unheld(held)
-    return [held if place == of.activation else alone for place in (0, 1)]
+    narrow = rounding_barrier(lax.convert_element_type(cotangent, of.precision.dtype))
+    rounded = lax.convert_element_type(narrow, cotangent.dtype)
+    summed = rounded if of.is_multiplied else unbarriered(rounded)
+    return [rounded if place == of.activation else summed for place in (0, 1)]
 
 
 def _summed(cotangent: Any, shape: tuple[int, ...]) -> Any:
@@ -79,12 +79,12 @@ def _batch(operands: Any, dims: Any, *, op: Primitive, of: CotangentRounding) ->
         lax.expand_dims(x, (0,)) if dim is None else jnp.moveaxis(x, dim, 0)
         for x, dim in zip(operands, dims, strict=True)
     ]
-    return echo_p.bind(*in_front, op=op, of=of), 0
+    return rounded_cotangent_p.bind(*in_front, op=op, of=of), 0
 
 
-echo_p.def_impl(_sum)
-echo_p.def_abstract_eval(_aval)
-ad.deflinear2(echo_p, _transpose)
-batching.primitive_batchers[echo_p] = _batch
-jax_compat.check_nans(echo_p, lambda params: params["op"].name)
-mlir.register_lowering(echo_p, mlir.lower_fun(_sum, multiple_results=False))
+rounded_cotangent_p.def_impl(_sum)
+rounded_cotangent_p.def_abstract_eval(_aval)
+ad.deflinear2(rounded_cotangent_p, _transpose)
+batching.primitive_batchers[rounded_cotangent_p] = _batch
+jax_compat.check_nans(rounded_cotangent_p, lambda params: params["op"].name)
+mlir.register_lowering(rounded_cotangent_p, mlir.lower_fun(_sum, multiple_results=False))

@@ -18,13 +18,13 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 
-held_p = Primitive("held")
-register_op_kind(held_p, OpKind.DATA_MOVEMENT, trait=Trait.SHAPE)
+rounding_barrier_p = Primitive("rounding_barrier")
+register_op_kind(rounding_barrier_p, OpKind.DATA_MOVEMENT, trait=Trait.SHAPE)
 
 
-def hold(value: Any) -> Any:
+def rounding_barrier(value: Any) -> Any:
     """Return a value of a narrow dtype whose rounding a later widening does not undo."""
-    return held_p.bind(value)
+    return rounding_barrier_p.bind(value)
 
 
 def _rounded(value: Any) -> Any:
@@ -35,9 +35,16 @@ def _rounded(value: Any) -> Any:
     return lax.reduce_precision(value, info.nexp, info.nmant)
 
 
-held_p.def_impl(lambda value: value)
-held_p.def_abstract_eval(lambda value: value)
-ad.deflinear2(held_p, lambda cotangent, value: [hold(cotangent)])
-batching.primitive_batchers[held_p] = lambda args, dims: (hold(*args), *dims)
-mlir.register_lowering(held_p, mlir.lower_fun(lax.optimization_barrier, multiple_results=False))
-mlir.register_lowering(held_p, mlir.lower_fun(_rounded, multiple_results=False), platform="tpu")
+rounding_barrier_p.def_impl(lambda value: value)
+rounding_barrier_p.def_abstract_eval(lambda value: value)
+ad.deflinear2(rounding_barrier_p, lambda cotangent, value: [rounding_barrier(cotangent)])
+batching.primitive_batchers[rounding_barrier_p] = lambda args, dims: (
+    rounding_barrier(*args),
+    *dims,
+)
+mlir.register_lowering(
+    rounding_barrier_p, mlir.lower_fun(lax.optimization_barrier, multiple_results=False)
+)
+mlir.register_lowering(
+    rounding_barrier_p, mlir.lower_fun(_rounded, multiple_results=False), platform="tpu"
+)

@@ -27,7 +27,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.interpret import bind_nested, evaluate
 from jaxamp.jaxprs.nested import nested
-from jaxamp.xla.transposed_layouts import is_elementwise, shape_of, turned
+from jaxamp.xla.transposed_layouts import find_transposed, is_elementwise, shape_of
 
 
 def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -44,7 +44,7 @@ def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 @jax_compat.remembered
 def _reads_rows(closed: ClosedJaxpr) -> bool:
-    columns = turned(closed.jaxpr)
+    columns = find_transposed(closed.jaxpr)
     return any(
         _read_by_rows(eqn, columns) or any(map(_reads_rows, _entered(eqn))) for eqn in closed.eqns
     )
@@ -52,7 +52,7 @@ def _reads_rows(closed: ClosedJaxpr) -> bool:
 
 @jax_compat.remembered
 def _changed(closed: ClosedJaxpr) -> ClosedJaxpr:
-    emit = partial(_emit, turned(closed.jaxpr))
+    emit = partial(_emit, find_transposed(closed.jaxpr))
 
     def run(*args: Any) -> list[Any]:
         return evaluate(closed, args, emit)

@@ -10,9 +10,9 @@ from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.plan.steering import Steering
 from jaxamp.policy.techniques import WORKS_ON, Technique
+from jaxamp.xla.barriered_roundings import find_barriered_roundings, find_unbarriered_sums
 from jaxamp.xla.constant_rematerialization import find_constants
 from jaxamp.xla.cotangent_roundings import find_cotangent_roundings
-from jaxamp.xla.held_roundings import find_held_roundings, find_unbarriered_sums
 from jaxamp.xla.recomputation import Recomputation
 from jaxamp.xla.reversed_weights import find_reversed_weights
 
@@ -21,15 +21,15 @@ def steer(findings: Findings) -> Steering:
     """Choose the steering of a program, by the techniques that its policy has on."""
     chosen = findings.policy.xla
     techniques = {t for t in chosen if t not in WORKS_ON or WORKS_ON[t] in chosen}
-    holds = Technique.HELD_ROUNDINGS in techniques
-    held = find_held_roundings(findings) if holds else frozenset[int]()
+    uses_barriers = Technique.ROUNDING_BARRIERS in techniques
+    barriered = find_barriered_roundings(findings) if uses_barriers else frozenset[int]()
     unbarriers = Technique.UNBARRIERED_SUMS in techniques
     reverses = Technique.REVERSED_WEIGHTS in techniques
     steering = Steering(
-        uses_barriers=holds,
-        barriers=held,
-        call_barriers=held,
-        unbarriered=find_unbarriered_sums(findings, held) if unbarriers else frozenset(),
+        uses_barriers=uses_barriers,
+        barriers=barriered,
+        call_barriers=barriered,
+        unbarriered=find_unbarriered_sums(findings, barriered) if unbarriers else frozenset(),
         reversed_weights=find_reversed_weights(findings) if reverses else {},
         relu_signs=findings.relu_signs if Technique.RELU_RESIDUALS in techniques else frozenset(),
     )
@@ -39,7 +39,7 @@ def steer(findings: Findings) -> Steering:
         recomputation = Recomputation(findings, techniques)
         steering = replace(
             steering,
-            call_barriers=held - recomputation.saved_by_rules,
+            call_barriers=barriered - recomputation.saved_by_rules,
             outlines=True,
             residuals=recomputation.saved,
             recomputed=recomputation.recomputed,

@@ -19,16 +19,16 @@ from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.jaxprs.nested import nested
 
 # What these give is in memory as their operands are.
-_THROUGH = ("add_any", "convert_element_type", "held", "kept", "name")
+_THROUGH = ("add_any", "convert_element_type", "rounding_barrier", "residual", "name")
 
 
-def turned(jaxpr: Jaxpr) -> Set[Var]:
+def find_transposed(jaxpr: Jaxpr) -> Set[Var]:
     """Find the arrays of more than three axes that XLA:GPU leaves in a transposed layout.
 
     >>> import jax
     >>> import jax.numpy as jnp
     >>> scores = jax.make_jaxpr(lambda x: 2 * x.swapaxes(2, 3))(jnp.ones((2, 3, 4, 5)))
-    >>> len(turned(scores.jaxpr))
+    >>> len(find_transposed(scores.jaxpr))
     2
     """
     beside: defaultdict[Var, list[Var]] = defaultdict(list)

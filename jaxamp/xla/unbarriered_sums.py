@@ -18,8 +18,8 @@ from jax.interpreters import ad, batching, mlir
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 
-unheld_p = Primitive("unheld")
-register_op_kind(unheld_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
+unbarriered_p = Primitive("unbarriered")
+register_op_kind(unbarriered_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 _ONE_PASS = 4096
 """XLA:GPU sums up to this many rows in one pass, by a kernel of its own.
@@ -28,14 +28,14 @@ _ONE_PASS = 4096
 """
 
 
-def unheld(wide: Any) -> Any:
+def unbarriered(wide: Any) -> Any:
     """Return a summand, read from before its barrier where that is cheaper.
 
     Args:
       wide: the value, widened from behind the barrier. What is computed again, behind no barrier of
         its own, is read as it is.
     """
-    return unheld_p.bind(wide)
+    return unbarriered_p.bind(wide)
 
 
 def summand(rounded: Any, dtype: Any) -> Any:
@@ -64,8 +64,10 @@ def _lowered(context: Any, wide: Any) -> Any:
     return lower(context.replace(avals_in=[aval.update(dtype=dtype, weak_type=False)]), rounded)
 
 
-unheld_p.def_impl(_same)
-unheld_p.def_abstract_eval(_same)
-ad.deflinear2(unheld_p, lambda cotangent, wide: [cotangent])
-batching.primitive_batchers[unheld_p] = lambda args, dims: (unheld(*args), *dims)
-mlir.register_lowering(unheld_p, _lowered, cacheable=False)  # else it is apart from its operand
+unbarriered_p.def_impl(_same)
+unbarriered_p.def_abstract_eval(_same)
+ad.deflinear2(unbarriered_p, lambda cotangent, wide: [cotangent])
+batching.primitive_batchers[unbarriered_p] = lambda args, dims: (unbarriered(*args), *dims)
+mlir.register_lowering(
+    unbarriered_p, _lowered, cacheable=False
+)  # else it is lowered apart from its operand

@@ -70,13 +70,13 @@ def test_what_is_dear_and_read_again_after_its_mean_is_stored_narrow() -> None:
     assert maker.output is Precision.BF16
 
 
-@pytest.mark.parametrize(("activation", "echoes"), [(jax.nn.silu, 1), (jax.nn.relu, 0)])
+@pytest.mark.parametrize(("activation", "roundings"), [(jax.nn.silu, 1), (jax.nn.relu, 0)])
 def test_the_cotangent_of_a_batch_norm_is_rounded_where_it_is_dear(
-    activation: Function, echoes: int
+    activation: Function, roundings: int
 ) -> None:
     """It is folded over rows, and read once more; a rectifier's is made again for nothing."""
     decisions = [*plan_of(block(activation), POLICY)(W, X).decisions()]
-    assert len([d for d in decisions if d.plan.hints.cotangent_rounding]) == echoes
+    assert len([d for d in decisions if d.plan.hints.cotangent_rounding]) == roundings
 
 
 @pytest.mark.parametrize("activation", [jax.nn.silu, jax.nn.relu])

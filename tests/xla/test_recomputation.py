@@ -133,20 +133,25 @@ def test_what_fits_a_cache_has_no_barriers_on_gpu(args: Any, large: Any) -> None
     assert [barriers(mixed, given, "cuda") > 0 for given in (args, large)] == [False, True]
 
 
-def test_what_is_held_is_a_rounding_on_tpu(large: Any) -> None:
+def test_a_barriered_value_is_a_rounding_on_tpu(large: Any) -> None:
     """What reads it may be computed in the kernel that makes it, and there are no barriers."""
     args = large
     mixed = amp(jax.grad(written_out), POLICY)
     emitted = {id(e): e for e in equations(jax.make_jaxpr(mixed)(*args).jaxpr)}  # shared ones once
     found = Counter(e.primitive.name for e in emitted.values())
-    assert found["apart"]
-    assert barriers(mixed, args, "tpu") == 0 < found["held"] < barriers(mixed, args, "cuda")
+    assert found["recomputation_barrier"]
+    assert (
+        barriers(mixed, args, "tpu")
+        == 0
+        < found["rounding_barrier"]
+        < barriers(mixed, args, "cuda")
+    )
     roundings = re.findall(r"reduce_precision .* format = e8m7 .*", lowered_for("tpu", mixed, args))
-    assert len(roundings) == found["held"]
+    assert len(roundings) == found["rounding_barrier"]
     assert all(line.endswith("bf16>") for line in roundings)
 
 
-def test_what_is_held_in_float16_is_behind_a_barrier_on_tpu(large: Any) -> None:
+def test_a_barriered_value_in_float16_is_behind_a_barrier_on_tpu(large: Any) -> None:
     """To round it once more would make zeros of its smallest numbers."""
     lines = barrier_lines("tpu", amp(jax.grad(written_out), "auto_mixed"), large)
     assert lines
@@ -162,13 +167,13 @@ def test_forward_passes_in_a_loop_have_no_barriers_on_gpu(large: Any) -> None:
     """To JAX they are differentiated checkpoints; nothing is computed again in them."""
     args = large
 
-    def unheld(weights: jax.Array, x: jax.Array) -> jax.Array:
+    def uncast(weights: jax.Array, x: jax.Array) -> jax.Array:
         step = jax.checkpoint(lambda x, w: (layer(x, w), None))
         return jax.lax.scan(step, x, weights)[0].sum()
 
-    forward = forward_of(amp(unheld, POLICY))
+    forward = forward_of(amp(uncast, POLICY))
     assert [barriers(forward, args, p) for p in ("cpu", "cuda")] == [1, 0]
-    backward = jax.grad(amp(unheld, POLICY))
+    backward = jax.grad(amp(uncast, POLICY))
     assert barriers(backward, args, "cuda") == barriers(backward, args, "cpu") - 1
 
 
@@ -240,7 +245,7 @@ def test_the_backward_half_computes_activations_again(args: Any) -> None:
         e
         for group in groups(mixed.jaxpr)
         for e in equations(group.params["jaxpr"])
-        if e.primitive.name == "apart"
+        if e.primitive.name == "recomputation_barrier"
     )
     assert any(len(e.invars) > 1 for e in barriers)  # of all that a group reads
 
@@ -254,7 +259,7 @@ def test_a_bias_sums_the_cotangent_that_the_product_gets(args: Any) -> None:
     jaxpr = jax.make_jaxpr(jax.grad(amp(biased, POLICY)))(jnp.ones(WIDTH), *args).jaxpr
     sums = list(sums_over_rows(jaxpr))
     assert sums
-    assert all(maker == "unheld" for maker in sums), sums
+    assert all(maker == "unbarriered" for maker in sums), sums
 
 
 def sums_over_rows(jaxpr: Jaxpr) -> Iterator[str]:
@@ -401,7 +406,9 @@ def test_what_is_stored_of_a_custom_derivative_is_held(args: Any) -> None:
         return jax.vjp(lambda w: amp(loss, POLICY)(w, x), w)[0]
 
     jaxpr = jax.make_jaxpr(forward)(args[0][0], args[1]).jaxpr
-    held: list[Any] = [e.invars[0].aval for e in equations(jaxpr) if e.primitive.name == "held"]
+    held: list[Any] = [
+        e.invars[0].aval for e in equations(jaxpr) if e.primitive.name == "rounding_barrier"
+    ]
     assert any(a.shape == args[1].shape and a.dtype == jnp.bfloat16 for a in held)
 
 
@@ -532,7 +539,7 @@ def test_cotangents_behind_a_batch_norm_are_rounded_once(dense: Any, curve: Any)
 
     b = jnp.zeros(8)
     jaxpr = jax.make_jaxpr(amp(curved, POLICY))(b, weights, x).jaxpr
-    echoes = [e.params["of"] for e in equations(jaxpr) if e.primitive.name == "echo"]
+    echoes = [e.params["of"] for e in equations(jaxpr) if e.primitive.name == "rounded_cotangent"]
     assert any(of.is_multiplied for of in echoes)
     mixed = jax.grad(amp(curved, POLICY), 1)(b, weights, x)
     for found, plain in zip(mixed, jax.grad(curved, 1)(b, weights, x), strict=True):

@@ -25,7 +25,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 POLICY = PrecisionPolicy.AUTO_MIXED_BF16
 OFF = POLICY.replace(xla=())
-STEERING = {"apart", "held", "unheld", "echo", "pick"}
+STEERING = {
+    "recomputation_barrier",
+    "rounding_barrier",
+    "unbarriered",
+    "rounded_cotangent",
+    "label_gather",
+}
 """Primitives that exist to steer XLA."""
 
 ORDERS = ("plain", "grad_of_amp", "amp_of_grad")
@@ -112,17 +118,17 @@ OWN = {
     "large_softmax": (large_softmax, (jnp.ones((512, 512)), jnp.ones((512, 512)))),
 }
 SHOWN = {
-    Technique.HELD_ROUNDINGS: ("held", "sgd_step", "grad_of_amp"),
-    Technique.UNBARRIERED_SUMS: ("unheld", "conv_net", "amp_of_grad"),
-    Technique.COTANGENT_ROUNDINGS: ("echo", "sgd_step", "plain"),
-    Technique.LABEL_COMPARISONS: ("pick", "cross_entropy", "plain"),
+    Technique.ROUNDING_BARRIERS: ("rounding_barrier", "sgd_step", "grad_of_amp"),
+    Technique.UNBARRIERED_SUMS: ("unbarriered", "conv_net", "amp_of_grad"),
+    Technique.COTANGENT_ROUNDINGS: ("rounded_cotangent", "sgd_step", "plain"),
+    Technique.LABEL_COMPARISONS: ("label_gather", "cross_entropy", "plain"),
     Technique.REVERSED_WEIGHTS: ("rev", "conv_depthwise_dilated", "amp_of_grad"),
     Technique.CONSTANT_REMATERIALIZATION: ("iota", "linear_solve_in_scan", "amp_of_grad"),
     Technique.FUSED_GROUPS: ("fused_group", "layer_norm", "plain"),
     Technique.SHARED_RECOMPUTATION: ("reduce_sum", "contrastive", "grad_of_amp"),
     Technique.CONCATENATION_PARTS: ("concatenate", "joined", "grad_of_amp"),
-    Technique.SAVED_STATISTICS: ("kept", "matmul", "amp_of_grad"),
-    Technique.RELU_RESIDUALS: ("kept", "sgd_step", "grad_of_amp"),
+    Technique.SAVED_STATISTICS: ("residual", "matmul", "amp_of_grad"),
+    Technique.RELU_RESIDUALS: ("residual", "sgd_step", "grad_of_amp"),
 }
 """A primitive of which a technique emits more, and a program and an order in which it does."""
 
@@ -178,10 +184,10 @@ def test_each_technique_is_described() -> None:
 
 def test_techniques_are_part_of_a_policy() -> None:
     """They are read from words, written as JSON, and tell policies apart."""
-    policy = POLICY.replace(xla=["held-roundings", Technique.FUSED_GROUPS])
-    assert policy.xla == {Technique.HELD_ROUNDINGS, Technique.FUSED_GROUPS}
+    policy = POLICY.replace(xla=["rounding-barriers", Technique.FUSED_GROUPS])
+    assert policy.xla == {Technique.ROUNDING_BARRIERS, Technique.FUSED_GROUPS}
     assert PrecisionPolicy.from_json(policy.to_json()) == policy
     assert PrecisionPolicy.custom({"compute": "bf16"}, xla=policy.xla).xla == policy.xla
     assert len({policy, POLICY, OFF}) == 3
-    with pytest.raises(PolicyError, match="held-roundings"):
-        POLICY.replace(xla="held-rounding")
+    with pytest.raises(PolicyError, match="rounding-barriers"):
+        POLICY.replace(xla="rounding-barrier")

@@ -12,7 +12,7 @@ from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Nest, Node, Role
 
 _NEVER_FUSED = frozenset(
-    {"custom_vjp_call", "fused_group", "remat2", "optimization_barrier", "held"}
+    {"custom_vjp_call", "fused_group", "remat2", "optimization_barrier", "rounding_barrier"}
 )
 _FUSED = (Role.ELEMENTWISE, Role.CONVERT, Role.REDUCE, Role.MOVE, Role.MERGE)
 _BETWEEN_DEVICES = (Trait.COLLECTIVE, Trait.ALLREDUCE, Trait.VARY)

@@ -10,7 +10,7 @@ from jaxamp.core.formats import Precision
 from jaxamp.policy.techniques import Technique
 from jaxamp.rewrite.registry import RoundedResults, RuleContext, rewrites
 from jaxamp.rewrite.rules.collectives import send
-from jaxamp.xla.label_gather import is_pick, pick
+from jaxamp.xla.label_gather import gathers_one_of_each_row, label_gather
 
 
 @rewrites("rev")
@@ -29,6 +29,8 @@ def look_up(context: RuleContext, table: Any, indices: Any) -> Sequence[Any] | R
     However the table travels, what is added to one row of its gradient adds up in float32.
     """
     eqn = context.eqn
-    if context.rewrite.steers(Technique.LABEL_COMPARISONS) and is_pick(table, indices, eqn.params):
-        return [pick(table, indices, eqn.params)]
+    if context.rewrite.steers(Technique.LABEL_COMPARISONS) and gathers_one_of_each_row(
+        table, indices, eqn.params
+    ):
+        return [label_gather(table, indices, eqn.params)]
     return send(context, [table, indices], Precision.F32)

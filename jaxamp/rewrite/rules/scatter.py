@@ -9,7 +9,7 @@ from jax.core import eval_jaxpr
 
 from jaxamp.core import jax_compat
 from jaxamp.rewrite.registry import RuleContext, rewrites
-from jaxamp.xla.label_gather import is_spread, spread
+from jaxamp.xla.label_gather import scatter_by_comparison, scatters_one_to_each_row
 
 
 @rewrites("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min")
@@ -19,9 +19,11 @@ def scatter(context: RuleContext, target: Any, indices: Any, numbers: Any) -> Se
     One that puts a number in each row of zeros is emitted as a comparison.
     """
     eqn, operands = context.eqn, [target, indices, numbers]
-    if context.decision.plan.hints.label_gather and is_spread(target, indices, eqn.params):
+    if context.decision.plan.hints.label_gather and scatters_one_to_each_row(
+        target, indices, eqn.params
+    ):
         (axis,) = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
-        return [spread(numbers, indices, target.shape, axis)]
+        return [scatter_by_comparison(numbers, indices, target.shape, axis)]
     update = eqn.params["update_jaxpr"]
     dtype = target.dtype
     if update is None or update.invars[0].aval.dtype == dtype:

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxamp.core import jax_compat
 from jaxamp.rewrite.registry import RuleContext, rewrites
-from jaxamp.xla.rounded_cotangent import echo
+from jaxamp.xla.rounded_cotangent import sum_with_rounded_cotangent
 
 
 @rewrites("add", "sub")
@@ -16,4 +16,4 @@ def add(context: RuleContext, *operands: Any) -> Sequence[Any]:
     rounding = context.decision.plan.hints.cotangent_rounding
     if rounding is None:
         return jax_compat.bind(context.eqn, operands)
-    return [echo(context.eqn, operands, rounding)]
+    return [sum_with_rounded_cotangent(context.eqn, operands, rounding)]

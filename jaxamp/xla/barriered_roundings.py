@@ -15,7 +15,7 @@ from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 
-def find_held_roundings(findings: Findings) -> frozenset[int]:
+def find_barriered_roundings(findings: Findings) -> frozenset[int]:
     """Return values rounded from float32 arithmetic, or stacked, that float32 arithmetic reads."""
     graph, stored, choices = findings.graph, findings.stored, findings.choices
     forget_gates, exponentials = findings.hazards.forget_gates, findings.regions.exponentials
@@ -34,8 +34,8 @@ def _is_stacked(graph: Graph, value: int) -> bool:
     return any(reader.link is Link.STACK for reader in graph.readers[value])
 
 
-def find_unbarriered_sums(findings: Findings, held: Set[int]) -> frozenset[Node]:
-    """Return nodes that sum held values, or square them for a sum.
+def find_unbarriered_sums(findings: Findings, barriered: Set[int]) -> frozenset[Node]:
+    """Return nodes that sum barriered values, or square them for a sum.
 
     A sum computed beside its summands need not wait for them to be in memory. It has to where
     products of the value are summed as well, as in the backward pass of a batch norm: one kernel
@@ -43,7 +43,7 @@ def find_unbarriered_sums(findings: Findings, held: Set[int]) -> frozenset[Node]
     """
     graph, choices = findings.graph, findings.choices
     summed: set[Node] = set()
-    for value in held:
+    for value in barriered:
         readers = [r for r in graph.readers[value] if choices[r].operand is Precision.F32]
         alone = {r for r in readers if _sums(r) or _squares_for_sum(graph, r)}
         others = [r for r in readers if r not in alone]
