@@ -1,7 +1,7 @@
 """Training on one accelerator: throughput, memory and loss of each way to choose a precision.
 
     python -m benchmarks.gpu_train --plan                the pieces, and what they take
-    python -m benchmarks.gpu_train --piece 350m          one of them, in at most nine minutes
+    python -m benchmarks.gpu_train --piece 350m --minutes 9
     python -m benchmarks.gpu_train                       all of them, one after the other
     python -m benchmarks.gpu_train --model 350m --way amp-bf16 hand-bf16
     python -m benchmarks.gpu_train --toy --model 350m    sizes for a CPU, to try the script
@@ -365,7 +365,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     stop, status = time.monotonic() + 60 * options.minutes, 0
     for model, ways in asked:
         left = (stop - time.monotonic()) / 60
-        status = max(status, _run(model, ways, options, left) if left > 0 else LATE)
+        status = max(status, abs(_run(model, ways, options, left)) if left > 0 else LATE)
     file = File(options.json, options.toy)
     wanted = [(model, way) for model, ways in asked for way in ways]
     failed = [run for run in wanted if run not in file.rows]
