@@ -183,8 +183,8 @@ class Report(Shown):
         notes = []
         if emulated := sum(o.runs for o in self.contractions if o.emulated):
             notes.append(
-                f"{counted(emulated, 'dot')} of quantized operands multiply in bf16: XLA has no "
-                "product of such blocks. 8-bit ones have jaxamp's kernel: scaling={'kernel': {}}"
+                f"{counted(emulated, 'dot')} of quantized operands multiply in bf16, as XLA does "
+                "with such blocks. 8-bit ones have jaxamp's kernel: scaling={'kernel': {}}"
             )
         notes += [f"rule matched nothing: {rule}" for rule in self.unmatched_rules]
         notes += [f"unknown primitive, left as it is: {name}" for name in self.unknown]
