@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -137,6 +137,24 @@ class _Place:
         return clean_scope(self.scope), jax_compat.user_line(self.unit.eqn.source_info)
 
 
+class _Scopes:
+    """Scopes of units, of which few are asked for."""
+
+    def __init__(self, units: Sequence[Unit] = (), scope: str = "") -> None:
+        self._around: dict[Unit, Unit | str] = {}
+        self.enter(units, scope)
+
+    def enter(self, units: Sequence[Unit], around: Unit | str) -> None:
+        """Enter units, and those inside of them, within a scope or a call that has one."""
+        for unit in units:
+            self._around[unit] = around
+            self.enter(unit.inside or (), unit)
+
+    def __getitem__(self, unit: Unit) -> str:
+        around = self._around[unit]
+        return joined_scope(around if isinstance(around, str) else self[around], unit.eqn)
+
+
 class _Words(NamedTuple):
     """Attentions of a part of the program, found and refused."""
 
@@ -163,10 +181,10 @@ class _Fuser:
         if closed.jaxpr not in self.softmaxes:
             return closed
         level = open_level(closed)
-        changes = self.changes(level, given, dict(_scopes(level.units, scope)))
+        changes = self.changes(level, given, _Scopes(level.units, scope))
         return emit_level(level, changes) if changes.any else closed
 
-    def changes(self, level: Level, given: Given, scopes: Mapping[Unit, str]) -> Changes:
+    def changes(self, level: Level, given: Given, scopes: _Scopes) -> Changes:
         """Return what changes in a level."""
         known = KnownNumbers(level, given)
         bodies, bindings = self._inside(level, known, scopes)
@@ -174,7 +192,7 @@ class _Fuser:
         return Changes(scores, self._replacements(level, scores, known, scopes), bodies, bindings)
 
     def _inside(
-        self, level: Level, known: KnownNumbers, scopes: Mapping[Unit, str]
+        self, level: Level, known: KnownNumbers, scopes: _Scopes
     ) -> tuple[dict[Unit, list[ClosedJaxpr]], dict[Unit, Binding]]:
         """Return the jaxprs of loops, branches and the like that change, and pairs of loops."""
         bodies: dict[Unit, list[ClosedJaxpr]] = {}
@@ -196,11 +214,9 @@ class _Fuser:
             if not any(words[unit].refused for unit in both):
                 continue
             joined = join(pair, known)
-            own = {
-                inner: scope
-                for unit, units in zip(both, joined.units, strict=True)
-                for inner, scope in _scopes(units, scopes[unit])
-            }
+            own = _Scopes()
+            for unit, units in zip(both, joined.units, strict=True):
+                own.enter(units, scopes[unit])
             changes = self.changes(joined.level, joined.given, own)
             found = self._taken()
             if found.backward > sum(words[unit].backward for unit in both):
@@ -223,7 +239,7 @@ class _Fuser:
         return found
 
     def _replacements(
-        self, level: Level, scores: Scores, known: KnownNumbers, scopes: Mapping[Unit, str]
+        self, level: Level, scores: Scores, known: KnownNumbers, scopes: _Scopes
     ) -> list[Replacement]:
         matcher = Matcher(level, scores)
         makers = {o: u for u in level.equations() for o in u.outs if isinstance(o, int)}
@@ -344,7 +360,8 @@ class _Fuser:
         if any(home_of(scores, f) is None for f in factors):
             raise NotAttention("scores are not a product of queries and keys times a number")
         products = [u for u, e, _ in scores.summed if found.exponential in e]
-        products += [u for b, u in scores.products.items() if b in _parts(found, scores)]
+        parts = _parts(found, scores)
+        products += [u for b, u in scores.products.items() if b in parts]
         for unit in products:
             if asks_precision(unit.eqn):
                 raise NotAttention(ASKED)
@@ -399,14 +416,6 @@ def _parts(found: Found, scores: Scores) -> set[int]:
                     parts.add(factor.base)
                     pending.append(factor.base)
     return parts
-
-
-def _scopes(units: Sequence[Unit], scope: str) -> Iterator[tuple[Unit, str]]:
-    """Yield all units with their scopes, those of the calls around them first."""
-    for unit in units:
-        own = joined_scope(scope, unit.eqn)
-        yield unit, own
-        yield from _scopes(unit.inside or (), own)
 
 
 def _given(unit: Unit, known: KnownNumbers) -> Given:
