@@ -194,7 +194,8 @@ class _Level:
         nan = jnp.asarray(np.nan, made.values.dtype)
         values = jnp.where(jnp.abs(wide) < np.inf, made.values, nan)
         # With the barrier that kernel writes the 8 bits, too, of which other layouts are then made.
-        values, rows = lax.optimization_barrier((values, rows))
+        # Magnitudes stay outside of it: those of a parameter are found where AdamW reads it.
+        values = lax.optimization_barrier(values)
         self.rows.append(rows)
         return replace(made, values=values, dtype=x.dtype)
 
