@@ -3,6 +3,7 @@
     python -m benchmarks.trace_cost
     python -m benchmarks.trace_cost --max-ratio 2.0     unsuccessful above that ratio
     python -m benchmarks.trace_cost --only models
+    python -m benchmarks.trace_cost --only models --fused-attention     as where a kernel is at hand
     python -m benchmarks.trace_cost --no-collector      without Python's garbage collector
 
 Three models are differentiated: a transformer of 24 layers written out, one of 12 scanned over with
@@ -16,6 +17,7 @@ at the peak of planning, beyond the jaxpr, as a ratio to the jaxpr.
 """
 
 import argparse
+import functools
 import gc
 import statistics
 import time
@@ -148,10 +150,10 @@ def fresh(fn: Function) -> Function:
     return lambda *args: fn(*args)
 
 
-def seconds_to_plan(jaxpr: ClosedJaxpr) -> float:
+def seconds_to_plan(jaxpr: ClosedJaxpr, policy: PrecisionPolicy = POLICY) -> float:
     """Time to plan a program that has been traced."""
     start = time.process_time()
-    make_plan(jaxpr, POLICY)
+    make_plan(jaxpr, policy)
     return time.process_time() - start
 
 
@@ -176,9 +178,9 @@ def count_equations(jaxpr: ClosedJaxpr) -> int:
     return len(jaxpr.jaxpr.eqns)
 
 
-def measure_models(table: Table, repeat: int) -> float:
+def measure_models(table: Table, repeat: int, policy: PrecisionPolicy = POLICY) -> float:
     """Adds a row for each model and order of `amp` and `grad`; returns the largest ratio."""
-    grad = jax.value_and_grad
+    grad, mixed = jax.value_and_grad, functools.partial(amp, policy=policy)
     ratios = []
     for name, (loss, args) in models().items():
         orders = {
@@ -190,9 +192,9 @@ def measure_models(table: Table, repeat: int) -> float:
             def alone(loss: Function = loss) -> Function:
                 return grad(fresh(loss))
 
-            before, after = compare(alone, lambda under=under: under(amp), args, repeat)
+            before, after = compare(alone, lambda under=under: under(mixed), args, repeat)
             jitted = compare(alone, lambda under=under: under(jax.jit), args, repeat)
-            plan = seconds_to_plan(jax.make_jaxpr(fresh(planned))(*args))
+            plan = seconds_to_plan(jax.make_jaxpr(fresh(planned))(*args), policy)
             cells = _cells(before, after, plan, memory_ratio(planned, args))
             row = f"{name}, {order.format('amp')}"
             table.add_row(row, *cells, "", f"{jitted[1] / jitted[0]:.2f}")
@@ -235,6 +237,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-ratio", type=float, help="fail if a model's is larger")
     parser.add_argument("--only", choices=("models", "chains"), help="leave the other table out")
     parser.add_argument("--no-collector", action="store_true", help="no garbage collection")
+    parser.add_argument("--fused-attention", action="store_true", help="look for it in models")
     options = parser.parse_args(argv)
     if options.only == "chains" and options.max_ratio is not None:
         parser.error("--max-ratio is about models, which --only chains leaves out")
@@ -243,7 +246,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.disable()
     console, ratio = Console(), 0.0
     if options.only != "chains":
-        ratio = measure_models(models_table := _table("models"), options.repeat)
+        policy = POLICY.replace(fused_attention=options.fused_attention or None)
+        ratio = measure_models(models_table := _table("models"), options.repeat, policy)
         console.print(models_table)
     if options.only != "models":
         measure_chains(chains_table := _table("chains"), options.repeat)

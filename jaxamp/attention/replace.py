@@ -213,7 +213,7 @@ class Emitter:
         self.forwards: dict[Replacement, Any] = {}
         self._backwards: dict[Replacement, Any] = {}
         self._operands: dict[Replacement, Any] = {}
-        self._empty: dict[Replacement, Any] = {}
+        self._seen: dict[Replacement, Any] = {}
         replacements = changes.replacements
         cut = frozenset().union(*(r.found.cut for r in replacements))
         self._needed: set[int] = set().union(*(needed(self.scores, r) for r in replacements))
@@ -259,25 +259,26 @@ class Emitter:
             )
             bias = self.bias(r)
             if not r.is_sure:
-                bias, empty = self._without_empty_rows(r, bias)
-                self._empty[r] = self._rows(r, empty)
-                q = jnp.where(self._empty[r], jnp.zeros((), q.dtype), q)
+                bias, q = self._without_empty_rows(r, bias, q)
             self._operands[r] = [q, k, v, bias]
         return self._operands[r]
 
-    def _without_empty_rows(self, r: Replacement, bias: Any) -> tuple[Any, Any]:
-        """Return a bias with zeros where it masks a row whole, and which rows these are.
+    def _without_empty_rows(self, r: Replacement, bias: Any, q: Any) -> tuple[Any, Any]:
+        """Return a bias and queries that are zero where a row is masked whole.
 
         Weights are equal there, and their sum is no number that a kernel can keep next to the bias:
         of a bias of minus infinity they are NaN, as in the program.
         """
         top = lax.stop_gradient(jnp.max(bias, axis=-1, keepdims=True))
-        empty = top <= _VANISHING
+        zero = jnp.zeros((), q.dtype)
+        if any(isinstance(step, Bias) for step in r.steps):
+            q = jnp.where(self._rows(r, top <= _VANISHING), zero, q)
         masks = [self.mask(r, step) for step in r.steps if isinstance(step, Masking)]
         if masks:
-            every = functools.reduce(jnp.logical_and, masks)
-            empty = empty | ~jnp.any(every, axis=-1, keepdims=True)
-        return jnp.where(top <= LEAST, bias - top, bias), empty
+            seen = jnp.any(functools.reduce(jnp.logical_and, masks), axis=-1, keepdims=True)
+            self._seen[r] = self._rows(r, seen)
+            q = jnp.where(self._seen[r], q, zero)
+        return jnp.where(top <= LEAST, bias - top, bias), q
 
     def _rows(self, r: Replacement, rows: Any) -> Any:
         """Return a number of each row of scores beside the queries."""
@@ -331,8 +332,8 @@ class Emitter:
         dout = arranged(*self.array(r.found.dout), r.layout.out)
         bias_grad = any(name.startswith("dbias") for name in self.wanted(r))
         results = found_attention_backward(q, k, v, bias, out, bits, dout, r.spec, bias_grad)
-        if not r.is_sure:
-            dq = jnp.where(self._empty[r], jnp.zeros((), results[0].dtype), results[0])
+        if r in self._seen:
+            dq = jnp.where(self._seen[r], results[0], jnp.zeros((), results[0].dtype))
             results = [dq, *results[1:]]
         return results
 

@@ -70,11 +70,11 @@ def check(program: Program, dtype: str, order: str, spread: float = 1.0) -> None
         here = np.isfinite(want)
         if here.any():
             got, other, want = (np.where(here, x, 0.0) for x in (got, other, want))
-            _compare(got, other, want, dtype)
+            compare(got, other, want, dtype)
 
 
-def _compare(got: np.ndarray, other: np.ndarray, want: np.ndarray, dtype: str) -> None:
-    """Compare root mean squares and maxima.
+def compare(got: np.ndarray, other: np.ndarray, want: np.ndarray, dtype: str) -> None:
+    """Compare the root mean square and the maximum of errors with those of the form written out.
 
     Where the form written out has no digit right, as in the gradient of a bias of all keys, which
     is zero, both are noise: of a few numbers, whose ratio is no measure.

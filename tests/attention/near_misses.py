@@ -648,7 +648,7 @@ def nothing_seen_added(q: Array, k: Array, v: Array, mask: Array) -> Array:
 @extra(_nothing_seen)
 def nothing_seen_added_low(q: Array, k: Array, v: Array, mask: Array) -> Array:
     """The same with so low a number added that scores vanish next to it: the mean of all values."""
-    bias = jnp.where(mask, 0.0, -1e12)[:, None, None]
+    bias = jnp.where(mask, 0.0, -1e30)[:, None, None]
     return pv(jax.nn.softmax(qk(q, k) + bias), v)
 
 
