@@ -63,7 +63,7 @@ LOST = {
     "nothing_seen_infinite": "the cotangent of the keys is NaN, as that of the values is",
     "products_in_bfloat16": "the form written out rounds as the program itself does",
     "accumulated_in_float32": "the form written out rounds as the program itself does",
-    "all_three_are_one": "the largest error of an element is 3.1 times as large, the mean one is not",
+    "all_three_are_one": "the largest error of an element is 3.1 times as large",
     "nothing_seen_added_low": "a row that sees nothing is missing from the cotangent of the keys",
 }
 """What is not what the program gives, see docs/explanation/attention.md."""
