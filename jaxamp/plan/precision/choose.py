@@ -21,6 +21,7 @@ from jaxamp.plan.conditioning.quotients import is_in_quotient
 from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction
 from jaxamp.plan.dataflow.exact import Exact, factor, fits
 from jaxamp.plan.dataflow.label_gathers import is_label_gather
+from jaxamp.plan.dataflow.product_sizes import find_product_sizes, is_small_beside_products
 from jaxamp.plan.dataflow.provenance import DENSE, Provenance
 from jaxamp.plan.dataflow.regions import COSTLY, EQUALITIES, FusionRegions, is_pooling_gradient
 from jaxamp.plan.dataflow.relu_signs import find_relu_signs, find_relu_tangents
@@ -81,6 +82,7 @@ class Chooser:
         self.gainless: set[int] = set()  # f32 for lack of gain, not for accuracy
         self.wide_in_memory: set[int] = set()  # of these, what is in memory in f32 anyway
         self.returned = find_returned(graph) if Guard.NO_GAIN in policy.guards else frozenset()
+        self.product_sizes = find_product_sizes(graph, provenance)
         self.exact = Exact(graph, regions)
         self.relu_signs = find_relu_signs(graph, regions)
         self.relu_tangents = find_relu_tangents(graph, self.relu_signs)
@@ -418,7 +420,11 @@ class Chooser:
         """Return why a node's results are small, empty if they have an activation's size."""
         if not union(self.provenance.bits, outs) & DENSE:
             return "not an activation"
-        return "a scalar" if all(self.graph.avals[v].ndim == 0 for v in outs) else ""
+        if all(self.graph.avals[v].ndim == 0 for v in outs):
+            return "a scalar"
+        graph, sizes = self.graph, self.product_sizes
+        is_small = all(is_small_beside_products(graph, sizes, v) for v in outs)
+        return "small beside the products that read it" if is_small else ""
 
 
 _BY_ROLE = {

@@ -1,0 +1,64 @@
+"""Find how much the products that read a value move: beside it, a small value is worth nothing.
+
+A network that adds a little to a state of low dimension (coordinates, angles, prices) is wide where
+the state is narrow: 64 hidden units for 3 coordinates. To round such a state, or its cotangent,
+costs digits that later differences and sums over examples need, and saves next to nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
+from jaxamp.plan.graph.sweeps import backward
+
+_SHARE = 8  # below an eighth of what a product moves, half of a value's bytes are under 1/16 of it
+
+
+def find_product_sizes(graph: Graph, provenance: Provenance) -> list[Any]:
+    """Return, per value, the size of the smallest product that reads it or what is made of it.
+
+    The size of a product is that of the largest activation among its results and its other
+    operands, in elements. It is 0 for values that no product reads, and for those that nothing
+    else reads: without a path to a result of the program that leads through no product.
+    """
+    least: list[Any] = [0] * len(graph.avals)
+    escapes = bytearray(len(graph.avals))
+    for value in graph.outputs:
+        escapes[value] = 1
+    for node in backward(graph, escapes):
+        if node.role is Role.CONTRACT:
+            for value in node.ins:
+                _lower(least, value, _size(graph, provenance, node, value))
+            continue
+        moved = movements(node) if node.role is Role.MOVE else _pairs(node)
+        for source, out in moved:
+            _lower(least, source, least[out])
+            escapes[source] |= escapes[out]
+    return [size if escapes[value] else 0 for value, size in enumerate(least)]
+
+
+def _pairs(node: Node) -> Iterable[tuple[int, int]]:
+    return itertools.product(node.ins, node.outs)
+
+
+def is_small_beside_products(graph: Graph, least: Sequence[Any], value: int) -> bool:
+    """Return whether a value is small beside every product that reads it."""
+    return is_smaller(graph.sizes[value] * _SHARE, least[value] + 1)
+
+
+def _size(graph: Graph, provenance: Provenance, node: Node, value: int) -> Any:
+    others = [v for v in node.ins if v != value and provenance.dense[v]]
+    size = 0
+    for other in (*node.outs, *others):
+        if is_smaller(size, graph.sizes[other]):
+            size = graph.sizes[other]
+    return size
+
+
+def _lower(least: list[Any], value: int, size: Any) -> None:
+    if size and (not least[value] or is_smaller(size, least[value])):
+        least[value] = size
