@@ -1,0 +1,58 @@
+"""States of few dimensions beside the networks that move them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxamp import amp, plan_of
+from jaxamp.core.formats import Precision
+
+ROWS, HIDDEN = 32, 64
+REASON = "small beside the products that read it"
+
+
+def rollout(params, state, target):
+    """A state to which a network adds little, six times; the loss does not see a common shift."""
+    w1, b1, w2, b2 = params
+    for _ in range(6):
+        hidden = jnp.tanh((state - state.mean(0)) @ w1 + b1)
+        state = state + 0.05 * (hidden @ w2 + b2)
+    apart = lambda x: jnp.sqrt(((x[:, None] - x[None]) ** 2).sum(-1) + 1e-3)
+    return jnp.mean(jnp.abs(apart(state) - apart(target)))
+
+
+def arguments(dims):
+    keys = jax.random.split(jax.random.key(0), 5)
+    w1, b1 = jax.random.normal(keys[0], (dims, HIDDEN)) * 0.3, jnp.zeros(HIDDEN)
+    w2, b2 = jax.random.normal(keys[1], (HIDDEN, dims)) / 8, jnp.zeros(dims)
+    state, target = (jax.random.normal(key, (ROWS, dims)) * 2 for key in keys[2:4])
+    return (w1, b1, w2, b2), state, target
+
+
+@pytest.mark.parametrize("policy", ["mixed_bf16", "mixed_f16"])
+def test_cotangents_of_a_small_state_reach_a_bias_unrounded(policy):
+    """A shift changes no distance: the gradient of the last bias is a sum that cancels."""
+    args, grad = arguments(3), jax.grad(rollout)
+    got = jax.jit(amp(grad, policy=policy))(*args)
+    shifts = np.abs(np.asarray(got[3], np.float64)).max()
+    size = np.abs(np.asarray(grad(*args)[2], np.float64)).max()
+    assert shifts <= 1e-5 * size
+
+
+@pytest.mark.parametrize(("dims", "is_small"), [(3, True), (HIDDEN, False)])
+def test_only_what_is_small_stays_wide(dims, is_small):
+    plan = plan_of(jax.grad(rollout), "mixed_bf16")(*arguments(dims))
+    reasons = [decision.reason for decision in plan.decisions()]
+    assert any(REASON in reason for reason in reasons) is is_small
+
+
+def test_what_products_alone_read_is_rounded():
+    def scores(q, k, w):
+        return (jnp.tanh(q @ w) * 0.3) @ k.T
+
+    q, k, w = jnp.ones((8, 4)), jnp.ones((256, 4)), jnp.ones((4, 4))
+    plan = plan_of(scores, "mixed_bf16")(q, k, w)
+    scaled = [d for d in plan.decisions() if d.primitive in ("mul", "tanh")]
+    assert scaled and all(REASON not in d.reason for d in scaled)
+    assert Precision.BF16 in {d.output for d in scaled}
