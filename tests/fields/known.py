@@ -13,20 +13,14 @@ KNOWN: dict[str, tuple[str, ...]] = {
     "kinks": (
         "deformed_grid bf16 amp(grad)",
         "deformed_grid bf16 grad(amp)",
-        "real_nvp bf16 amp(grad)",
-        "real_nvp bf16 grad(amp)",
         "recurrent_flow f16 amp(grad)",
         "recurrent_flow f16 grad(amp)",
         "wavenet f16 amp(grad)",
         "wavenet f16 grad(amp)",
     ),
     "increments": (
-        "attitude_filter f16 amp(grad)",
         "backbone_refinement bf16 amp(grad)",
         "backbone_refinement f16 amp(grad)",
-        "deep_hedging bf16 amp(grad)",
-        "double_pendulum bf16 amp(grad)",
-        "load_decoder f16 amp(grad)",
     ),
     "couplings": (
         "glow bf16 grad(amp)",
