@@ -5,7 +5,8 @@
     @pytest.mark.parametrize("name", PROGRAMS)
 
 runs each program once, with the policies in turn: the first program with the first policy, the next
-with the second. All other cases get the mark `long`, and run in `make test-long`.
+with the second. All other cases get the mark `long`, and run in `make test-long`. With `every=3`
+only every third program is run.
 """
 
 from __future__ import annotations
@@ -21,14 +22,18 @@ import pytest
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as `long` what the mark `product` leaves out."""
     groups: dict[str, dict[Any, list[pytest.Item]]] = {}
+    every: dict[str, int] = {}
     for item in items:
         mark = item.get_closest_marker("product")
         if mark is not None and item.get_closest_marker("long") is None:
             function = item.nodeid.partition("[")[0]
             groups.setdefault(function, {}).setdefault(_key(item, mark.args), []).append(item)
-    for cases in groups.values():
+            every[function] = mark.kwargs.get("every", 1)
+    for function, cases in groups.items():
         for turn, of_one_value in enumerate(cases.values()):
-            del of_one_value[turn % len(of_one_value)]
+            number, is_left_out = divmod(turn, every[function])
+            if not is_left_out:
+                del of_one_value[number % len(of_one_value)]
             for item in of_one_value:
                 item.add_marker("long")
 

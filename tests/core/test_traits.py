@@ -161,6 +161,7 @@ def test_every_elementwise_primitive_is_measured(trait):
     assert globals()[trait].keys() == by_trait(Trait[trait])
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("precision", [Precision.BF16, Precision.F16])
 @pytest.mark.parametrize("name", MEASURED)
 def test_low_arithmetic_is_float32_rounded_once(name, precision):

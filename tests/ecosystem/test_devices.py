@@ -66,6 +66,7 @@ def largest_difference(tree, reference):
     return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
 
 
+@pytest.mark.product("strategy")
 @pytest.mark.parametrize(("style", "strategy", "order"), STEPS, ids=map(", ".join, STEPS))
 def test_a_step_on_eight_devices_is_that_of_one(style, strategy, order, mesh, inputs, reference):
     """New parameters are f32, where they were, and near those of one device in f32."""
@@ -113,6 +114,7 @@ def loss_scaled_step(strategy, mesh, by_hand):
     return jax.jit(step)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize(
     ("strategy", "by_hand"),
     [
@@ -144,6 +146,7 @@ def test_all_devices_skip_the_step_that_one_cannot_take(strategy, by_hand, mesh,
     assert {float(part.data) for part in kept.loss_scale.addressable_shards} == {2.0**9}
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("limit", [1e-3, 1e3])
 def test_clipping_by_hand_is_by_the_norm_of_whole_gradients(limit):
     """Split and whole parameters together, after unscaling, as on one device."""

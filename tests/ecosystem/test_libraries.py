@@ -60,6 +60,7 @@ class LinenNet(nn.Module):
         return nn.Dense(3)(x.mean(1))
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("preset", LOW_PRESETS)
 def test_linen(preset: str) -> None:
     """A linen model's apply: logits, new statistics, gradients."""
@@ -133,6 +134,7 @@ class EqxNet(eqx.Module):
         return jax.vmap(self.mlp)(jax.vmap(self.norm)(x))
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("preset", LOW_PRESETS)
 def test_equinox(preset: str) -> None:
     """An equinox model under filter_jit and filter_grad: amp of the loss, amp of the model."""
@@ -213,6 +215,7 @@ def test_optax_training_reaches_the_same_loss() -> None:
     assert got != want  # it did run low
 
 
+@pytest.mark.long
 def test_diffrax_network_field() -> None:
     """A neural ODE solved adaptively inside amp: values and gradients within its tolerance."""
     mlp = eqx.nn.MLP(2, 2, 8, 1, activation=jnp.tanh, key=jax.random.key(0))
@@ -286,6 +289,7 @@ def test_numpyro_log_density() -> None:
     _agrees(jax.jit(jax.grad(amp(density)))(at), jax.jit(jax.grad(density))(at), ulps=16)
 
 
+@pytest.mark.long
 def test_numpyro_sampler_of_an_amped_model() -> None:
     """NUTS on a potential that runs low finds the posterior that float32 finds."""
     x, y, _ = _data()

@@ -14,7 +14,12 @@ POLICIES = ("always_f32", "auto_mixed_bf16", "auto_mixed")
 
 
 @pytest.fixture(
-    scope="module", params=[equinox_cnn, nnx_cnn, linen_cnn], ids=["equinox", "nnx", "linen"]
+    scope="module",
+    params=[
+        pytest.param(equinox_cnn, id="equinox", marks=pytest.mark.long),
+        pytest.param(nnx_cnn, id="nnx"),
+        pytest.param(linen_cnn, id="linen", marks=pytest.mark.long),
+    ],
 )
 def example(request):
     return request.param

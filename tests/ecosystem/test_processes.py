@@ -12,6 +12,8 @@ import pytest
 from tests.conftest import QUICK
 from tests.ecosystem.two_processes import BAD_STEP, SPLITS
 
+pytestmark = pytest.mark.long  # test_devices.py divides steps within one process
+
 SECONDS = 240
 NEAR = 1e-4  # sums of one batch are added in another order
 
@@ -21,7 +23,7 @@ def run(processes):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    flags = f"--xla_force_host_platform_device_count={8 // processes} {QUICK}"
+    flags = f"--xla_force_host_platform_device_count={8 // processes} {' '.join(QUICK)}"
     command = [sys.executable, "-m", "tests.ecosystem.two_processes"]
     running = [
         subprocess.Popen(

@@ -91,6 +91,7 @@ THINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", THINGS)
 @pytest.mark.parametrize("used", [False, True], ids=["unused", "used"])

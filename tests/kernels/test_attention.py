@@ -161,6 +161,7 @@ def _taylor(form, spec):
     return run
 
 
+@pytest.mark.product("case", every=2)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("case", CASES)
 def test_values_and_gradients(case, dtype):
@@ -169,6 +170,7 @@ def test_values_and_gradients(case, dtype):
     _check(lambda *a: jax.jit(_gradients(*a)), case, dtype, 1)
 
 
+@pytest.mark.product("transform")
 @pytest.mark.parametrize("case", ["window", "grouped", "bias of heads", "two batch axes"])
 @pytest.mark.parametrize("transform", [_forward_mode, _linearized, _rematerialised])
 def test_first_derivatives(transform, case):
@@ -177,6 +179,7 @@ def test_first_derivatives(transform, case):
     _check(lambda *a: jax.jit(transform(*a)), case, jnp.bfloat16, 1)
 
 
+@pytest.mark.product("transform", every=2)
 @pytest.mark.parametrize(
     "case",
     [
@@ -250,6 +253,7 @@ AXES = {
 }
 
 
+@pytest.mark.product("axes", every=2)
 @pytest.mark.parametrize("axes", AXES)
 def test_vmap_is_a_loop(axes):
     """Of value and gradients, with every operand batched or not."""

@@ -148,6 +148,7 @@ CASES = {
 }
 
 
+@pytest.mark.product("case", every=2)
 @pytest.mark.parametrize("case", CASES)
 def test_pallas_kernels_are_attention(case):
     """Output, lse and cotangents of the kernels for TPU, interpreted, are the composed form's."""

@@ -67,6 +67,7 @@ CASTS = [
 ]
 
 
+@pytest.mark.product("cast")
 @EVERYWHERE
 @pytest.mark.parametrize("cast", CASTS, ids=str)
 def test_block_quantize_gives_the_bits_of_quantize(cast, config):

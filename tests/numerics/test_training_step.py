@@ -82,6 +82,7 @@ def train(state: State, batches: tuple[Array, Array]) -> tuple[State, Report]:
     return lax.scan(step, state, batches)
 
 
+@pytest.mark.product
 @each
 def test_steps_follow_the_float32_update(low: str) -> None:
     """After 2,000 steps at 1e-6 every bit is that of the float32 update of the same gradients."""

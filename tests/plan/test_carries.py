@@ -17,6 +17,7 @@ LOW = ("auto_mixed_bf16", "auto_mixed")
 STEPS = 12
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_line_search_accepts_the_same_steps(seed: int, policy: str) -> None:

@@ -116,6 +116,7 @@ def error(found: jax.Array, norm: str, argnums: int = 0) -> Any:
     return np.linalg.norm(found - exact) / np.linalg.norm(exact)
 
 
+@pytest.mark.product("order")
 @pytest.mark.parametrize("order", ["grad_of_amp", "amp_of_grad"])
 @pytest.mark.parametrize("norm", ["group", "instance"])
 def test_gradients_are_no_worse_than_by_hand(norm: str, order: str) -> None:

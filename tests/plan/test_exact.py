@@ -101,6 +101,7 @@ def test_what_is_exact_runs_narrow(name: str, args: Any) -> None:
     assert found == expected
 
 
+@pytest.mark.product("name", every=2)
 @pytest.mark.parametrize("name", [name for name, (_, bf16, _) in CASES.items() if bf16])
 def test_no_number_changes(name: str, args: Any) -> None:
     """Values and gradients are those of the same operations in float32, to the last bit."""

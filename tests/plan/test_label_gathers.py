@@ -57,6 +57,7 @@ def closure(of_logits: Loss) -> Callable[[jax.Array, jax.Array], jax.Array]:
     return loss
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("name", LOSSES)
@@ -119,6 +120,7 @@ DERIVATIVES: dict[str, Callable[[Callable[..., jax.Array]], Callable[..., jax.Ar
 }
 
 
+@pytest.mark.product("derivative", every=2)
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 def test_lookups_have_all_derivatives(derivative: str) -> None:
     derive, fn = DERIVATIVES[derivative], closure(along_axis)

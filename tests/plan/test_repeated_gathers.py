@@ -35,6 +35,7 @@ def products(w: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.mean((jax.nn.relu((x @ w[0])[SOURCE]) @ w[1] @ w[2]) ** 2)
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("sent", [messages, products])

@@ -83,6 +83,7 @@ def test_a_loss_alone_reads_rounded_logits(
     assert {d.output for d in decisions if d.kind is OpKind.COMPUTE} == {stored}
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("name", NARROW)
 def test_gradients_are_as_good_as_those_of_the_differentiated_program(
     name: str, args: tuple[jax.Array, jax.Array]

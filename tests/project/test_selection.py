@@ -45,6 +45,15 @@ def test_each_value_keeps_one_case_and_the_others_take_turns() -> None:
     assert set(Counter((case["policy"], case["order"]) for case in kept).values()) == {1, 2}
 
 
+def test_every_leaves_out_values_and_the_others_take_turns() -> None:
+    """Six programs under two policies, of which every third program is run."""
+    mark = pytest.mark.product("name", every=3).mark
+    values = itertools.product("abcdef", ["bf16", "f16"])
+    items = [Item([mark], name=n, policy=p) for n, p in values]
+    kept = [item.callspec.params for item in _kept(items)]
+    assert kept == [{"name": "a", "policy": "bf16"}, {"name": "d", "policy": "f16"}]
+
+
 def test_one_test_in_so_many() -> None:
     assert selection.one_in("abcdefg", 3) == ["a", "d", "g"]
     assert selection.one_in("abc", 1) == ["a", "b", "c"]

@@ -332,6 +332,7 @@ def test_a_table_is_rounded_before_it_is_looked_up(order, dtype):
     assert found == "bf16"
 
 
+@pytest.mark.product
 @orders
 def test_a_rounded_lookup_gives_what_one_rounded_after_it_gives(order):
     """Bit for bit, loss and gradients, also of several tables and of several rows of words."""

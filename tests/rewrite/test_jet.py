@@ -29,6 +29,7 @@ PROGRAMS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
 }
 
 
+@pytest.mark.product("program")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_terms_of_higher_order(program: str, policy: str) -> None:

@@ -40,7 +40,7 @@ def test_refusal_is_of_jax_itself(case: Case) -> None:
     products.check_refused(case)
 
 
-@pytest.mark.product("case.program")
+@pytest.mark.product("case.program", every=3)
 @pytest.mark.parametrize("case", VALUES, ids=str)
 def test_values_agree_with_float32(case: Case) -> None:
     """Values are within the table's tolerance of the float32 ones."""

@@ -41,6 +41,7 @@ def _renamed(found: set[str]) -> set[str]:
     return {"remat2"} if {"checkpoint", "remat"} & found else set()
 
 
+@pytest.mark.product("name", every=3)
 @pytest.mark.parametrize("name", [*UNARY, *BINARY])
 def test_step_on_a_product_keeps_the_invariants(name: str) -> None:
     """Each step alone, with a product before and after it."""

@@ -664,6 +664,7 @@ CHECKED = {
 }
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("policy", ["auto_mixed", "fp8_current"])
 @pytest.mark.parametrize("name", CHECKED)
 def test_checkify_finds_what_it_finds_in_the_original(name, policy):

@@ -69,6 +69,7 @@ def _inner(eqn):
                 yield inner
 
 
+@pytest.mark.product
 @policies
 def test_a_served_transformer_is_amp_bit_for_bit(policy):
     """Weights are stored low and never cast again, the norm's scale stays f32; other shapes too."""

@@ -233,6 +233,7 @@ def test_losses_of_separate_models_adjust_once():
 # --- Micro-batches -----------------------------------------------------------------------------
 
 
+@pytest.mark.product("parts")
 @pytest.mark.parametrize("policy", ["always_f32", "auto_mixed_bf16", "auto_mixed"])
 @pytest.mark.parametrize("parts", [1, 2, 3, 12])
 def test_microbatches_average_to_the_batch(problem, policy, parts):

@@ -85,6 +85,7 @@ def test_off_the_casts_alone_are_emitted(case: Case) -> None:
         assert bool(emitted[name]) <= bool(plain[name])
 
 
+@pytest.mark.product("case", every=3)
 @pytest.mark.parametrize("case", SAMPLE)
 def test_off_values_agree_with_float32(case: Case) -> None:
     """Values and gradients are within the tolerances of the table."""

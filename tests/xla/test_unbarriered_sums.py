@@ -42,6 +42,7 @@ DERIVATIVES: dict[str, Callable[[Loss], Callable[..., jax.Array]]] = {
 }
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize("name", BIASED)
 def test_biases_have_the_gradients_of_rounded_products(name: str, derivative: str) -> None:

@@ -38,6 +38,7 @@ def error(fn: Callable[..., Any], seed: int) -> float:
     return float(jnp.linalg.norm(fn(*arguments(seed)) - want) / jnp.linalg.norm(want))
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("order", ["grad_of_amp", "amp_of_grad"])
 def test_ctc_loses_no_more_than_its_products(order: str) -> None:
     """Values of -80 in bfloat16 would be 0.25 off, and so would be exponents."""

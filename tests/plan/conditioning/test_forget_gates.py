@@ -59,6 +59,7 @@ def masked(w: jax.Array, x: jax.Array) -> jax.Array:
 RECURRENCES: dict[str, Recurrence] = {"gated": gated, "gru": gru, "masked": masked}
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_what_is_forgotten_slowly_is_forgotten(name: str, policy: str) -> None:

@@ -99,6 +99,7 @@ def distances(fn: Callable[[jax.Array], jax.Array], policy: str, order: str) -> 
     return [float(np.linalg.norm(g - exact)) for g in (jax.jit(mixed)(X), rounded)]
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("name", STORED)
@@ -107,6 +108,7 @@ def test_probabilities_that_are_stored_are_not_one(name: str, policy: str, order
     assert mixed <= 4 * rounded + 1e-6
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize("name", SMALL)
 def test_what_is_divided_by_something_small_fits(name: str, order: str) -> None:
@@ -129,6 +131,7 @@ def linearly_attended(x: jax.Array) -> jax.Array:
 SUMS: dict[str, Body] = {"attended": attended, "linearly_attended": linearly_attended}
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_that_are_divided_by_sums_are_finite(name: str, order: str) -> None:

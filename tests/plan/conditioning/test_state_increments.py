@@ -77,6 +77,7 @@ def _far(found: jax.Array, exact: jax.Array) -> float:
     return float(np.linalg.norm(np.float64(found) - exact) / np.linalg.norm(exact))
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_increments_survive(name: str, policy: str) -> None:
@@ -84,6 +85,7 @@ def test_increments_survive(name: str, policy: str) -> None:
     assert _far(amp(program, policy)(C, M, W), program(C, M, W)) <= 4 * EPS[LOW[policy]]
 
 
+@pytest.mark.product("name")
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "loop"])
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
