@@ -8,17 +8,12 @@ import pytest
 
 from tests import flags, libraries, selection
 
-QUICK = (
-    "--xla_backend_optimization_level=0",
-    "--xla_llvm_disable_expensive_passes=true",
-    "--xla_cpu_parallel_codegen_split_count=1",
-)
+QUICK = "--xla_backend_optimization_level=0"
 """Programs are small: to compile them is most of the work, and a third of that is to optimise what
-they run. Other targets of the Makefile compile as users do: they set the first of these flags, and
-then none is added."""
+they run. Other targets of the Makefile compile as users do."""
 
-if os.environ["JAX_PLATFORMS"] == "cpu" and QUICK[0].partition("=")[0] not in flags.given():
-    flags.add(*QUICK)
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    flags.add(QUICK)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -86,7 +86,7 @@ MUTATIONS = (
         "jaxprs/name_stack.py",
         'at, starts_name = at + 1, char == "/"',
         "at, starts_name = at + 1, False",
-        "jaxamp/jaxprs/name_stack.py tests/policy/test_overrides.py",
+        "jaxamp/jaxprs/name_stack.py tests/plan/precision/test_overrides.py",
     ),
     Mutation(
         "jaxprs/hashing.py",
@@ -98,19 +98,19 @@ MUTATIONS = (
         "plan/precision/convolution_biases.py",
         'if reader.name != "add" or len(others) != 1:',
         'if reader.name != "sub" or len(others) != 1:',
-        "tests/plan/test_convolution_biases.py",
+        "tests/plan/precision/test_convolution_biases.py",
     ),
     Mutation(
         "plan/precision/overrides.py",
         "by_node[node] = policy.rules[index].precision",
         "by_node[node] = policy.rules[0].precision",
-        "tests/policy/test_overrides.py",
+        "tests/plan/precision/test_overrides.py",
     ),
     Mutation(
         "plan/precision/carries.py",
         "return _is_activation(provenance, uses, carry) and _bears_rounding(",
         "return _is_activation(provenance, uses, carry) or _bears_rounding(",
-        "tests/plan/test_carries.py",
+        "tests/plan/precision/test_carries.py",
     ),
     Mutation(
         "plan/dataflow/magnitudes.py",
@@ -122,13 +122,13 @@ MUTATIONS = (
         "plan/dataflow/intervals.py",
         '    "max": max,\n    "min": min,',
         '    "max": min,\n    "min": max,',
-        "tests/plan/conditioning/test_intervals.py",
+        "tests/plan/dataflow/test_intervals.py",
     ),
     Mutation(
         "plan/dataflow/exact.py",
         "if len(graph.readers[value]) != 1 or value in self._taken:",
         "if value in self._taken:",
-        "tests/plan/test_exact.py",
+        "tests/plan/dataflow/test_exact.py",
     ),
     Mutation(
         "plan/dataflow/uses.py",
@@ -170,7 +170,7 @@ MUTATIONS = (
         "rewrite/rules/control_flow.py",
         "[*forms, *operands]",
         "[*operands, *forms]",
-        "tests/rewrite/test_loop_invariants.py tests/rewrite/test_products.py -k 'while or loop'",
+        "tests/plan/test_loop_invariants.py tests/rewrite/test_products.py -k 'while or loop'",
     ),
     Mutation(
         "rewrite/primitives/accumulate.py",
@@ -188,7 +188,7 @@ MUTATIONS = (
         "xla/label_gather.py",
         "lax.broadcasted_iota(jnp.int32, shape, axis) == place",
         "lax.broadcasted_iota(jnp.int32, shape, axis) >= place",
-        "tests/plan/test_label_gathers.py",
+        "tests/plan/dataflow/test_label_gathers.py",
     ),
     Mutation(
         "xla/row_broadcasts.py",
@@ -224,7 +224,7 @@ MUTATIONS = (
         "trace/static_arguments.py",
         "return kind, leaf.hex()",
         "return kind, abs(leaf).hex()",
-        "tests/run",
+        "tests/run tests/trace",
     ),
     Mutation(
         "inspect/tally.py",
@@ -338,13 +338,13 @@ MUTATIONS = (
         "core/jax_compat/loops.py",
         'return {"num_consts": eqn.params["num_consts"] + count}',
         'return {"num_consts": eqn.params["num_consts"]}',
-        "tests/rewrite/test_loop_invariants.py",
+        "tests/plan/test_loop_invariants.py",
     ),
     Mutation(
         "plan/loop_invariants.py",
         "return tuple(InputCast(i, precision) for i, precision in casts if precision)",
         "return ()",
-        "tests/rewrite/test_loop_invariants.py",
+        "tests/plan/test_loop_invariants.py",
     ),
     Mutation(
         "rewrite/environment.py",

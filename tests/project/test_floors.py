@@ -90,6 +90,50 @@ def test_a_file_name_means_one_thing() -> None:
     assert {name: paths for name, paths in twice.items() if sorted(kernels[name]) != paths} == {}
 
 
+SUBJECTS = {
+    "conformance", "ecosystem", "faults", "fields", "fields/programs", "models", "numerics/hostile",
+    "placement", "programs", "project", "public",
+}  # fmt: skip
+"""Folders of tests that are about the whole."""
+ANYWHERE = {"test_deviceless.py", "test_errors.py", "test_techniques.py"}
+"""Compilers and errors concern every folder; techniques are words of `policy` and work in `xla`."""
+
+
+def stray_tests(tests: Path, package: Path) -> list[str]:
+    """Folders that the package lacks, and tests named as a module that lie elsewhere."""
+    homes = defaultdict(set)
+    for path in package.rglob("*.py"):
+        homes[f"test_{path.name}"].update(path.parents)
+    strays = []
+    for path in sorted(tests.rglob("*.py")):
+        folder = path.parent.relative_to(tests)
+        if str(folder) in SUBJECTS:
+            continue
+        known = homes.get(path.name)
+        homeless = known is not None and package / folder not in known
+        if not (package / folder).is_dir() or (homeless and path.name not in ANYWHERE):
+            strays.append(str(path.relative_to(tests)))
+    return strays
+
+
+def test_tests_mirror_the_package() -> None:
+    """A test is in the folder of what it tests, or in one above it, or in that of a subject."""
+    assert stray_tests(ROOT / "tests", PACKAGE) == []
+
+
+def test_a_stray_test_is_found(tmp_path: Path) -> None:
+    """One in the folder of another module, and one in a folder that the package has not."""
+    for name in ("package/a/one.py", "package/b/two.py", "tests/a/test_one.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert stray_tests(tmp_path / "tests", tmp_path / "package") == []
+    (tmp_path / "tests/a/test_two.py").touch()
+    (tmp_path / "tests/c").mkdir()
+    (tmp_path / "tests/c/test_three.py").touch()
+    strays = stray_tests(tmp_path / "tests", tmp_path / "package")
+    assert strays == ["a/test_two.py", "c/test_three.py"]
+
+
 def test_private_jax_is_behind_one_door() -> None:
     """`core/jax_compat` alone names `jax._src`."""
     users = {
