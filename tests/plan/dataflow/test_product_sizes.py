@@ -18,7 +18,10 @@ def rollout(params, state, target):
     for _ in range(6):
         hidden = jnp.tanh((state - state.mean(0)) @ w1 + b1)
         state = state + 0.05 * (hidden @ w2 + b2)
-    apart = lambda x: jnp.sqrt(((x[:, None] - x[None]) ** 2).sum(-1) + 1e-3)
+
+    def apart(x):
+        return jnp.sqrt(((x[:, None] - x[None]) ** 2).sum(-1) + 1e-3)
+
     return jnp.mean(jnp.abs(apart(state) - apart(target)))
 
 
@@ -54,5 +57,6 @@ def test_what_products_alone_read_is_rounded():
     q, k, w = jnp.ones((8, 4)), jnp.ones((256, 4)), jnp.ones((4, 4))
     plan = plan_of(scores, "mixed_bf16")(q, k, w)
     scaled = [d for d in plan.decisions() if d.primitive in ("mul", "tanh")]
-    assert scaled and all(REASON not in d.reason for d in scaled)
+    assert scaled
+    assert all(REASON not in d.reason for d in scaled)
     assert Precision.BF16 in {d.output for d in scaled}
