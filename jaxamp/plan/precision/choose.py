@@ -15,11 +15,10 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.jaxprs.asked_precision import ASKED, asks_precision
-from jaxamp.plan.conditioning.compressed_products import is_compressed
 from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, SQUARED_DISTANCE, Hazards
-from jaxamp.plan.conditioning.quotients import is_in_quotient
+from jaxamp.plan.conditioning.rescaled_products import find_rescaled_products
 from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction
-from jaxamp.plan.dataflow.exact import Exact, factor, fits
+from jaxamp.plan.dataflow.exact import Exact, fits
 from jaxamp.plan.dataflow.label_gathers import is_label_gather
 from jaxamp.plan.dataflow.product_sizes import find_product_sizes, is_small_beside_products
 from jaxamp.plan.dataflow.provenance import DENSE, Provenance
@@ -84,11 +83,17 @@ class Chooser:
         self.returned = find_returned(graph) if Guard.NO_GAIN in policy.guards else frozenset()
         self.product_sizes = find_product_sizes(graph, provenance)
         self.exact = Exact(graph, regions)
+        self.rescaled = self._find_rescaled()
         self.relu_signs = find_relu_signs(graph, regions)
         self.relu_tangents = find_relu_tangents(graph, self.relu_signs)
         self.exact_narrow: set[int] = set()  # narrow inside a fused region: see exact.py
         self._made: dict[Choice, Choice] = {}  # equal choices are one object
         self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.is_float32]
+
+    def _find_rescaled(self) -> frozenset[int]:
+        has_little_range = self.narrow[OpKind.COMPUTE] is Precision.F16
+        may_overflow = Guard.RANGE in self.guards and has_little_range
+        return find_rescaled_products(self.graph) if may_overflow else frozenset()
 
     def choose_all(
         self, entries: Sequence[int], inputs: Sequence[Precision | None], forced: Forced
@@ -194,7 +199,7 @@ class Chooser:
         if constraint:
             return Choice(F32, F32, constraint.reason, constraint.guard, F32)
         out = node.outs[0]
-        if Guard.RANGE in self.guards and low is Precision.F16 and self._is_scaled_down(out):
+        if out in self.rescaled:
             reason = f"operands in {low.short}; result is scaled down before it is rounded"
             return Choice(low, F32, reason, Guard.RANGE, F32)
         if not self.uses.reaches[out]:
@@ -237,18 +242,6 @@ class Chooser:
             return False  # logits in f32 may overflow it
         graph, out = self.graph, node.outs[0]
         return outweighs_operands(graph, node) and is_shift_invariant(graph, out)
-
-    def _is_scaled_down(self, value: int) -> bool:
-        """Return whether all readers scale a value down, or a quotient or logarithm is taken of it.
-
-        After that it may be within the narrow format's range.
-        """
-        readers = self.graph.readers[value]
-        if readers and all(_scales_down(self.graph, value, r) for r in readers):
-            return True
-        return is_in_quotient(self.graph, self.provenance, value) or is_compressed(
-            self.graph, value
-        )
 
     def _feeds_only_sensitive(self, value: int) -> bool:
         readers = self.graph.readers[value]
@@ -459,9 +452,3 @@ _FIXED_REASONS = {
     Trait.GENERATOR: ("not computed from floats", Guard.EXACT_INTEGER),
     Trait.INTEGER: ("integers and booleans", None),
 }
-
-
-def _scales_down(graph: Graph, value: int, reader: Node) -> bool:
-    """Return whether a node multiplies by a known number of magnitude below one."""
-    scale = factor(graph, value, reader)
-    return scale is not None and abs(scale) < 1

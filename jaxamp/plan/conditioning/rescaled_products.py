@@ -1,0 +1,88 @@
+"""Find products that fit into float16 only after a later operation: a factor, a root, a quotient.
+
+The product itself may overflow float16 where what is read of it does not. A sigmoid of infinity is
+as good as that of a large number, but a logarithm or root of infinity is infinite, and so is an
+attention that is normalized after its product with V. There dividend and divisor are sums of the
+same terms. The derivative of a norm or softmax divides a cotangent, which is none of them.
+"""
+
+from __future__ import annotations
+
+from jaxamp.plan.conditioning.squared_distances import is_square
+from jaxamp.plan.dataflow.exact import factor
+from jaxamp.plan.graph.consumers import descendants, is_movement
+from jaxamp.plan.graph.graph import Graph, Node, Role, movements
+
+_Terms = dict[int, frozenset[int]]
+_NONE: frozenset[int] = frozenset()
+_SHIFTS = frozenset({"add", "sub", "max", "min", "abs"})
+_SCALES = frozenset({"mul", "div"})
+_KEEPING = _SCALES | {"square", "integer_pow", "sqrt"}
+_COMPRESSING = frozenset({"log", "log1p", "sqrt", "cbrt", "asinh"})
+
+
+def find_rescaled_products(graph: Graph) -> frozenset[int]:
+    """Return results of contractions that are scaled down, compressed or divided by a sum."""
+    terms = _find_terms(graph)
+    return frozenset(
+        out
+        for node in graph.nodes
+        if node.role is Role.CONTRACT
+        for out in node.outs
+        if _is_scaled_down(graph, out)
+        or _is_compressed(graph, out)
+        or _is_in_quotient(graph, terms, out)
+    )
+
+
+def _is_scaled_down(graph: Graph, value: int) -> bool:
+    """Return whether all readers multiply a value by known numbers of magnitude below one."""
+    scales = [factor(graph, value, reader) for reader in graph.readers[value]]
+    return bool(scales) and all(s is not None and abs(s) < 1 for s in scales)
+
+
+def _is_compressed(graph: Graph, value: int) -> bool:
+    """Return whether a logarithm or root is taken of a value, possibly moved or shifted before."""
+    near = descendants(graph, value, lambda node: _shifts(graph, node))
+    return any(reader.name in _COMPRESSING for v in near for reader in graph.readers[v])
+
+
+def _is_in_quotient(graph: Graph, terms: _Terms, value: int) -> bool:
+    """Return whether a value is dividend or divisor beside another sum of the same terms."""
+    readers = (r for v in descendants(graph, value, is_movement) for r in graph.readers[v])
+    return any(
+        not terms.get(r.ins[0], _NONE).isdisjoint(terms.get(r.ins[1], _NONE))
+        for r in readers
+        if r.name == "div"
+    )
+
+
+def _find_terms(graph: Graph) -> _Terms:
+    """Return what each value is a sum of: the values that are summed, unmoved and unscaled."""
+    terms: _Terms = {}
+    if not any(graph.constants.keys().isdisjoint(n.ins) for n in graph.named.get("div", ())):
+        return terms
+    origin: dict[int, int] = {}
+    for node in graph.nodes:
+        if node.role is Role.CONTRACT or node.name == "reduce_sum":
+            summed = frozenset(origin.get(v, v) for v in node.ins)
+            terms.update((out, summed) for out in node.outs)
+        elif node.role is Role.MOVE:
+            for source, out in movements(node):
+                origin[out] = origin.get(source, source)
+                terms[out] = terms.get(source, _NONE)
+        elif _shifts(graph, node) or node.name in _KEEPING:
+            (out,) = node.outs
+            parts = {v for v in node.ins if v not in graph.constants}
+            terms[out] = _NONE.union(*(terms.get(v, _NONE) for v in parts))
+            if (len(parts) == 1 and node.name in _SCALES) or is_square(node):
+                origin[out] = origin.get(*parts, *parts)
+    return terms
+
+
+def _shifts(graph: Graph, node: Node) -> bool:
+    """Return whether a node moves one value, or adds a known number to it."""
+    if node.role is Role.MOVE:
+        return True
+    others = [v for v in node.ins if v in graph.constants]
+    return node.name in _SHIFTS and len(node.ins) - len(others) == 1

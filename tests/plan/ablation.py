@@ -1,0 +1,235 @@
+"""What each analysis of numerical hazards is worth: programs that change or break without it.
+
+    python -m tests.plan.ablation                      every analysis on every program
+    python -m tests.plan.ablation --only singularities second_moments
+    python -m tests.plan.ablation --plans              whose plans change; runs nothing
+    python -m tests.plan.ablation --results FILE       go on where an earlier run has stopped
+
+Each analysis is switched off in turn. Programs whose plan changes are run: the hostile ones and
+those of the fields, in both formats, the latter in both orders as well. The models of
+`benchmarks.deviceless`, at their small size, are planned alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import importlib
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from unittest import mock
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import tests.flags  # noqa: F401 - sets the XLA flags, before JAX starts
+
+HAZARDS = "jaxamp.plan.conditioning.hazards"
+CHOICE = "jaxamp.plan.precision.choose"
+JOINS = "jaxamp.plan.precision.stored_joins"
+
+
+def _nothing(*_: Any) -> frozenset[int]:
+    return frozenset()
+
+
+def _no_flags(graph: Any, *_: Any) -> bytearray:
+    return bytearray(len(graph.avals))
+
+
+def _no(*_: Any) -> bool:
+    return False
+
+
+def _no_list(*_: Any) -> list[Any]:
+    return []
+
+
+ANALYSES: dict[str, tuple[str, Callable[..., Any]]] = {
+    "amplification": (f"{HAZARDS}.find_amplified", _nothing),
+    "forget_gates": (f"{HAZARDS}.find_forget_gates", _nothing),
+    "unrolled_recurrences": (f"{HAZARDS}.find_unrolled_recurrences", _no_list),
+    "state_increments": (f"{HAZARDS}.find_state_increments", _nothing),
+    "lookup_places": (f"{HAZARDS}.find_lookup_places", _nothing),
+    "prefix_folds": (f"{HAZARDS}.find_self_combined", _no_flags),
+    "second_moments": (f"{HAZARDS}.find_second_moments", _no_list),
+    "squared_distances": (f"{HAZARDS}.find_squared_distances", _nothing),
+    "periodic_arguments": (f"{HAZARDS}.find_periodic_arguments", _nothing),
+    "singularities": (f"{HAZARDS}.find_singularities", _no_flags),
+    "magnitudes": (f"{HAZARDS}.find_magnitudes", _no_flags),
+    "rescaled_products": (f"{CHOICE}.find_rescaled_products", _nothing),
+    "saturating_curves": (f"{JOINS}.feeds_later_derivative", _no),
+    "exponents": (f"{JOINS}.exponentials_of_difference", _no_list),
+    "intervals": ("jaxamp.plan.planner.find_intervals", lambda graph: {}),
+}
+"""For each analysis the function that is called, and one in its place that finds nothing."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A program in one format and order.
+
+    Attributes:
+      corpus: where it is from.
+      run: its name, the format, and the order if there are several.
+      low: the format.
+      traced: returns its jaxpr.
+      wrong: runs it, and returns whether the result is beyond the corpus' bound; ``None`` if it is
+        planned alone.
+    """
+
+    corpus: str
+    run: str
+    low: str
+    traced: Callable[[], Any]
+    wrong: Callable[[], bool] | None = None
+
+
+@contextlib.contextmanager
+def without(analysis: str) -> Iterator[None]:
+    """Switch an analysis off."""
+    with mock.patch(*ANALYSES[analysis]):
+        yield
+
+
+def _hostile() -> Iterator[Program]:
+    jax, measure = map(importlib.import_module, ("jax", "tests.numerics.measure"))
+    for name, case in measure.CASES.items():
+        traced = functools.cache(functools.partial(_traced, jax, case.fn, case.args))
+        for low in measure.LOW:
+
+            def wrong(name: str = name, low: str = low) -> bool:
+                measure.result.cache_clear()
+                return not measure.Measured(measure.CASES[name], low).holds
+
+            yield Program("hostile", f"{name} {low}", low, traced, wrong)
+
+
+def _fields() -> Iterator[Program]:
+    jax, measure = map(importlib.import_module, ("jax", "tests.fields.measure"))
+    for name, program in measure.FIELD_PROGRAMS.items():
+        by_order = {}
+        for low, order in measure.cases(name):
+            whole = order == measure.ORDERS[1]
+            fn = measure.ordered(program, order) if whole else program.fn
+            if order not in by_order:
+                by_order[order] = functools.cache(functools.partial(_traced, jax, fn, program.args))
+
+            def wrong(name: str = name, low: str = low, order: str = order) -> bool:
+                return measure.measured(name, low, order).wrong
+
+            yield Program("fields", f"{name} {low} {order}", low, by_order[order], wrong)
+
+
+def _models() -> Iterator[Program]:
+    jax, models = map(importlib.import_module, ("jax", "benchmarks.deviceless.models"))
+    for name, model in models.EVERY.items():
+        loss = model.small.plain
+        orders = {"forward": loss, "amp(grad)": jax.value_and_grad(loss, has_aux=True)}
+        for order, fn in orders.items():
+            traced = functools.cache(functools.partial(_traced_model, jax, fn, model.small))
+            for low in ("bf16", "f16"):
+                yield Program("models", f"{name} {low} {order}", low, traced)
+
+
+CORPORA = {"hostile": _hostile, "fields": _fields, "models": _models}
+
+
+def _traced(jax: Any, fn: Callable[..., Any], args: Any) -> Any:
+    return jax.make_jaxpr(fn)(*args)
+
+
+def _traced_model(jax: Any, fn: Callable[..., Any], size: Any) -> Any:
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    params, batch = jax.eval_shape(size.init, key), jax.eval_shape(size.sample, key)
+    return jax.make_jaxpr(fn)(params, batch)
+
+
+def fingerprint(program: Program) -> int:
+    """Return a hash of everything that a program's plan emits."""
+    ulps, steered = map(importlib.import_module, ("tests.numerics.ulps", "jaxamp.xla.steered_plan"))
+    policy = importlib.import_module("jaxamp").PrecisionPolicy.parse(ulps.POLICIES[program.low])
+    plan = steered.make_plan(program.traced(), policy)
+    return hash(tuple(_emitted(decision) for decision in plan.body.walk()))
+
+
+def _emitted(decision: Any) -> tuple[Any, ...]:
+    plan = decision.plan
+    return plan.operands, plan.copies, plan.outputs, plan.accumulation, plan.originals
+
+
+def effects(program: Program, analyses: Iterable[str], runs: bool) -> Iterator[dict[str, Any]]:
+    """Yield what becomes of a program without each analysis that changes its plan."""
+    base = fingerprint(program)
+    for analysis in analyses:
+        with without(analysis):
+            if fingerprint(program) != base:
+                wrong = program.wrong() if runs and program.wrong else None
+                yield {"analysis": analysis, "run": program.run, "wrong": wrong}
+
+
+def _known() -> set[str]:
+    known = importlib.import_module("tests.fields.known").KNOWN
+    return {run for runs in known.values() for run in runs}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Draw, for each analysis and corpus, how many runs change and how many of them break."""
+    drawn = Table(title="without it: plans that change, and runs that break")
+    for word in ("analysis", *CORPORA):
+        drawn.add_column(word, justify="left" if word == "analysis" else "right")
+    known = _known()
+    for analysis in ANALYSES:
+        cells = []
+        for corpus in CORPORA:
+            of_it = [r for r in rows if r["analysis"] == analysis and r["corpus"] == corpus]
+            broken = [r for r in of_it if r["wrong"] and r["run"] not in known]
+            cells.append(f"{len(of_it)}, {len(broken)} break" if broken else str(len(of_it)))
+        drawn.add_row(analysis, *cells)
+    return drawn
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.plan.ablation",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", nargs="+", choices=ANALYSES, default=list(ANALYSES))
+    parser.add_argument("--corpus", nargs="+", choices=CORPORA, default=list(CORPORA))
+    parser.add_argument("--plans", action="store_true", help="compare plans, run nothing")
+    parser.add_argument("--results", type=pathlib.Path, metavar="FILE", help="kept between runs")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Switch the analyses off and print what changes."""
+    options = _arguments()
+    kept = options.results
+    lines = kept.read_text().splitlines() if kept and kept.exists() else []
+    rows = [json.loads(line) for line in lines]
+    done = {(row["corpus"], row["run"]) for row in rows}
+    programs = [p for corpus in options.corpus for p in CORPORA[corpus]()]
+    rest = [p for p in programs if (p.corpus, p.run) not in done]
+    for program in track(rest, "ablating", console=Console(stderr=True)):
+        new = [
+            {"corpus": program.corpus, **row}
+            for row in effects(program, options.only, not options.plans)
+        ]
+        rows += new
+        if kept:
+            none = {"corpus": program.corpus, "analysis": None, "run": program.run, "wrong": None}
+            with kept.open("a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in (*new, none))
+    Console(soft_wrap=True).print(table(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

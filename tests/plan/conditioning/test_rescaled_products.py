@@ -1,0 +1,73 @@
+"""In float16, products that only a later operation brings into range; others are stored narrow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxamp import amp, plan_of
+from jaxamp.core.formats import Precision
+from tests.tolerances import CLASSES
+
+ROWS, WIDTH = 32, 16
+KEYS = jax.random.split(jax.random.key(0), 5)
+X = jax.random.normal(KEYS[0], (ROWS, WIDTH))
+W = tuple(jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in KEYS[1:])
+
+Program = Callable[[jax.Array, tuple[jax.Array, ...]], jax.Array]
+
+
+def softmax(scores: jax.Array) -> jax.Array:
+    """As it is often written, with the derivative of a quotient."""
+    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def attended(x: jax.Array, w: tuple[jax.Array, ...]) -> jax.Array:
+    queries, keys, values = (x @ m for m in w[:3])
+    return (softmax(queries @ keys.T) @ values) @ w[3]
+
+
+def normalized_late(x: jax.Array, w: tuple[jax.Array, ...]) -> jax.Array:
+    """The sums are up to 32 times 4,000."""
+    weights = jnp.exp(jnp.tanh(x @ w[0] @ w[1].T @ x.T))
+    values = 4000 + 300 * (x @ w[2])
+    return ((weights @ values) / weights.sum(-1, keepdims=True) / 4000) @ w[3]
+
+
+def cosines(x: jax.Array, w: tuple[jax.Array, ...]) -> jax.Array:
+    """The products are up to 300 squared times 16."""
+    queries, keys = 300 * jnp.tanh(x @ w[0]) + 200, 300 * jnp.tanh(x @ w[1]) + 200
+    norms = [jnp.sqrt(jnp.sum(a**2, -1)) for a in (queries, keys)]
+    return (queries @ keys.T / (norms[0][:, None] * norms[1])) @ (x @ w[2])
+
+
+def rooted(x: jax.Array, w: tuple[jax.Array, ...]) -> jax.Array:
+    power = (1000 * (x @ w[0])) ** 2
+    return jnp.sqrt(power @ jnp.abs(w[1]) + 1) @ w[2] / 1000
+
+
+@pytest.mark.parametrize("program", [normalized_late, cosines, rooted])
+def test_what_is_brought_into_range_later_is_finite(program: Program) -> None:
+    exact = np.asarray(program(X, W), np.float64)
+    off = np.linalg.norm(np.float64(amp(program, "auto_mixed")(X, W)) - exact)
+    assert off <= CLASSES["deep"] * jnp.finfo(jnp.float16).eps * np.linalg.norm(exact)
+
+
+def test_cotangents_of_a_softmax_are_stored_narrow() -> None:
+    """A cotangent that is divided by the sum of the weights is no sum of these weights."""
+
+    def loss(w: tuple[jax.Array, ...], x: jax.Array) -> jax.Array:
+        return jnp.mean(attended(x, w) ** 2)
+
+    decisions = plan_of(jax.grad(loss), "auto_mixed")(W, X).decisions()
+    square = [
+        d
+        for d in decisions
+        if d.primitive == "dot_general" and d.eqn.outvars[0].aval.shape == (ROWS, ROWS)
+    ]
+    assert [d.output for d in square] == [Precision.F16] * 2
