@@ -4,7 +4,9 @@ What Compute makes is rounded, as the policy says, and so is what is linear in i
 choices, known multiples. This is a residual stream, which hand-written bfloat16 rounds too. Any
 other value that is in memory may be rounded only if all that reads it from there is well
 conditioned: if no path without Compute leads from the reader to a steep curve, a running fold, an
-index taken from an order, or a difference that may cancel. The facts of single primitives are in
+index taken from an order, or a difference that may cancel. A sum of parts of one value, shifted
+and scaled, as of neighbours in a stencil, may cancel in any case: then it does not help to be
+linear in a result of Compute, only to be one. The facts of single primitives are in
 `core/semantics.py`.
 """
 
@@ -18,15 +20,19 @@ from jaxamp.plan.dataflow.magnitudes import NONNEGATIVE
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.dataflow.uses import Uses
+from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.graph.sweeps import backward, forward
 
 AMPLIFIED = 1  # on a path without Compute to an amplifying operation
 IN_MEMORY = 2  # the reader on that path takes the value from memory
+IN_PARTS = 4  # what amplifies is a sum of parts of one value, and the path to it is linear
 
 _STEEP_POWER = 3  # powers above it amplify
 _AROUND = (Link.INIT, Link.BACK)
 _SQUARES = ("square", "integer_pow", "mul")
+_SUMS = ("add", "sub")
+_OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one array
 
 
 def find_amplified(
@@ -35,13 +41,30 @@ def find_amplified(
     uses: Uses,
     regions: FusionRegions,
     magnitudes: bytearray,
+    also: Iterable[int] = (),
 ) -> frozenset[int]:
-    """Return values in memory of which a rounding is amplified before Compute reads it."""
+    """Return values in memory of which a rounding is amplified before Compute reads it.
+
+    Args:
+      graph: the program.
+      provenance: where each value comes from.
+      uses: what each value is used for.
+      regions: which values are fused.
+      magnitudes: flags of each value; see `magnitudes.py`.
+      also: values that cancel with functions of themselves; see `second_moments.py`.
+    """
     linear, bounded = find_linear(graph, provenance), _find_bounded(graph, provenance)
     sweep = _Amplification(graph, provenance, uses, regions, magnitudes, linear, bounded)
+    for value in also:
+        sweep.bits[value] = AMPLIFIED | IN_MEMORY | IN_PARTS
     for node in backward(graph, sweep.bits):
         sweep.leave(node)
-    return frozenset(v for v, bits in enumerate(sweep.bits) if bits & IN_MEMORY and not linear[v])
+    made = {out for node in graph.nodes if node.role is Role.CONTRACT for out in node.outs}
+    excused = [
+        linear[v] and (not bits & IN_PARTS or sweep.origin[v] in made)
+        for v, bits in enumerate(sweep.bits)
+    ]
+    return frozenset(v for v, bits in enumerate(sweep.bits) if bits & IN_MEMORY and not excused[v])
 
 
 def find_linear(graph: Graph, provenance: Provenance) -> bytearray:
@@ -107,6 +130,26 @@ def _is_bounded(provenance: Provenance, bounded: bytearray, node: Node) -> bool:
     return bool(dense) and (passes or is_square) and all(bounded[v] for v in dense)
 
 
+def _find_origins(graph: Graph) -> list[int]:
+    """Return, per value, the one that it consists of parts of, moved, sorted, scaled and added."""
+    origin = list(range(len(graph.avals)))
+    for node in graph.nodes:
+        if node.role is Role.MOVE or node.name == "neg" or _sorts(graph, node):
+            for source, out in movements(node):
+                origin[out] = origin[source]
+        elif node.role is Role.MERGE or node.name in _SUMS or node.name == "mul":
+            terms = [v for v in node.ins if v not in graph.constants]
+            origins = {origin[v] for v in terms}
+            if len(origins) == 1 and (node.name != "mul" or len(terms) == 1):
+                origin[node.outs[0]] = origins.pop()
+    return origin
+
+
+def _sorts(graph: Graph, node: Node) -> bool:
+    shapes = (graph.avals[v].shape for pair in movements(node) for v in pair)
+    return node.trait is Trait.EXTREMUM and bool(node.outs) and len({*shapes}) == 1
+
+
 class _Amplification:
     """Backward sweep that marks values whose rounding is amplified."""
 
@@ -122,6 +165,7 @@ class _Amplification:
     ) -> None:
         self.graph, self.provenance, self.uses, self.regions = graph, provenance, uses, regions
         self.magnitudes, self.linear, self.bounded = magnitudes, linear, bounded
+        self.origin = _find_origins(graph)
         self.bits = bytearray(len(graph.avals))
 
     def leave(self, node: Node) -> None:
@@ -129,16 +173,36 @@ class _Amplification:
         if node.role is Role.CONTRACT:
             return
         if node.role is Role.MOVE:
-            self._mark(node, (source for source, out in movements(node) if self.bits[out]))
+            for source, out in movements(node):
+                if self.bits[out]:
+                    self._mark(node, (source,), self.bits[out] & IN_PARTS)
+        elif self._adds_parts(node):
+            self._mark(node, node.ins, IN_PARTS)
         elif self._amplifies(node) or self._passes(node):
-            self._mark(node, node.ins)
+            self._mark(node, node.ins, self._parts_before(node))
 
-    def _mark(self, node: Node, values: Iterable[int]) -> None:
+    def _mark(self, node: Node, values: Iterable[int], flags: int) -> None:
         dense, fused, is_far = self.provenance.dense, self.regions.fused, self.regions.is_far
         for value in values:
             if dense[value]:  # statistics are float32
                 in_memory = not fused[value] or is_far(value, node)
-                self.bits[value] |= AMPLIFIED | in_memory * IN_MEMORY
+                self.bits[value] |= AMPLIFIED | in_memory * IN_MEMORY | flags
+
+    def _adds_parts(self, node: Node) -> bool:
+        """Return whether a node adds parts of one value that are not the same."""
+        if node.name not in _SUMS:
+            return False
+        dense = _dense(self.provenance, node)
+        return len(dense) == 2 and len({self.origin[v] for v in dense}) == 1
+
+    def _parts_before(self, node: Node) -> int:
+        """Return whether what is added in parts later is added in parts here already."""
+        if node.role is Role.MERGE:
+            return union(self.bits, node.outs) & IN_PARTS
+        is_of_one = node.role is Role.ELEMENTWISE and node.trait in _OF_ONE
+        if is_of_one and len(_dense(self.provenance, node)) == 1:
+            return union(self.bits, node.outs) & IN_PARTS
+        return 0
 
     def _passes(self, node: Node) -> bool:
         """Return whether a later amplification counts for a node's operands too."""

@@ -12,7 +12,6 @@ from jaxamp.plan.conditioning.amplification import find_amplified
 from jaxamp.plan.conditioning.forget_gates import find_forget_gates
 from jaxamp.plan.conditioning.lookup_places import find_lookup_places
 from jaxamp.plan.conditioning.periodic_arguments import find_periodic_arguments
-from jaxamp.plan.conditioning.prefix_folds import find_self_combined
 from jaxamp.plan.conditioning.second_moments import find_second_moments
 from jaxamp.plan.conditioning.singularities import AT_NUMBER, AT_ZERO, find_singularities
 from jaxamp.plan.conditioning.squared_distances import find_squared_distances
@@ -45,8 +44,6 @@ class Hazards:
     Attributes:
       provenance: where each value comes from.
       uses: what each value is used for.
-      self_combined: per value, 1 if it is combined with shifted parts of itself; see
-        `prefix_folds.py`.
       singularities: per value, flags for singularities of its readers, at zero or elsewhere; see
         `singularities.py`.
       magnitudes: per value, flags for how near to zero or how large it may be; see `magnitudes.py`.
@@ -60,7 +57,6 @@ class Hazards:
 
     provenance: Provenance
     uses: Uses
-    self_combined: bytearray
     singularities: bytearray
     magnitudes: bytearray
     forget_gates: Set[int]
@@ -92,8 +88,6 @@ class Hazards:
             return Constraint(
                 f"integers of more than {low.mantissa_bits} bits", Guard.EXACT_INTEGER
             )
-        if Guard.SENSITIVE in guards and any(self.self_combined[v] for v in outs):
-            return Constraint("combined with shifted parts of itself", Guard.SENSITIVE)
         for value in outs:
             if value in self.constraints:
                 return self.constraints[value]
@@ -123,6 +117,7 @@ def find_hazards(
     recurrences = find_unrolled_recurrences(graph, provenance)
     forget_gates = find_forget_gates(graph, recurrences)
     squared_distances, lookup_places = find_squared_distances(graph), find_lookup_places(graph)
+    second_moments = find_second_moments(graph, provenance)
     simple: Sequence[
         tuple[Constraint, Iterable[int]]
     ] = (  # reports give the first that holds for a value
@@ -132,12 +127,11 @@ def find_hazards(
         (STATE_INCREMENT, find_state_increments(graph)),
         (LOOKUP_PLACE, lookup_places),
         (SQUARED_DISTANCE, squared_distances),
-        (AMPLIFIED, find_amplified(graph, provenance, uses, regions, magnitudes)),
+        (AMPLIFIED, find_amplified(graph, provenance, uses, regions, magnitudes, second_moments)),
     )
     return Hazards(
         provenance=provenance,
         uses=uses,
-        self_combined=find_self_combined(graph, provenance, find_second_moments(graph, provenance)),
         singularities=find_singularities(graph, magnitudes),
         magnitudes=magnitudes,
         forget_gates=forget_gates,

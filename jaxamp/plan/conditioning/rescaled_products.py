@@ -15,6 +15,7 @@ from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
 _Terms = dict[int, frozenset[int]]
 _NONE: frozenset[int] = frozenset()
+_FUSED = (Role.ELEMENTWISE, Role.MOVE, Role.REDUCE, Role.MERGE)
 _SHIFTS = frozenset({"add", "sub", "max", "min", "abs"})
 _SCALES = frozenset({"mul", "div"})
 _KEEPING = _SCALES | {"square", "integer_pow", "sqrt"}
@@ -48,13 +49,21 @@ def _is_compressed(graph: Graph, value: int) -> bool:
 
 
 def _is_in_quotient(graph: Graph, terms: _Terms, value: int) -> bool:
-    """Return whether a value is dividend or divisor beside another sum of the same terms."""
+    """Return whether a value is dividend or divisor beside another sum of the same terms.
+
+    One that is computed from the value itself, as its norm is, is no other sum: the value is stored
+    however large it is.
+    """
     readers = (r for v in descendants(graph, value, is_movement) for r in graph.readers[v])
-    return any(
-        not terms.get(r.ins[0], _NONE).isdisjoint(terms.get(r.ins[1], _NONE))
+    quotients = [
+        r
         for r in readers
-        if r.name == "div"
-    )
+        if r.name == "div" and not terms.get(r.ins[0], _NONE).isdisjoint(terms.get(r.ins[1], _NONE))
+    ]
+    if not quotients:
+        return False
+    made = set(descendants(graph, value, lambda node: node.role in _FUSED))
+    return any(not made.issuperset(r.ins) for r in quotients)
 
 
 def _find_terms(graph: Graph) -> _Terms:

@@ -47,8 +47,9 @@ def cosines(x: jax.Array, w: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def rooted(x: jax.Array, w: tuple[jax.Array, ...]) -> jax.Array:
-    power = (1000 * (x @ w[0])) ** 2
-    return jnp.sqrt(power @ jnp.abs(w[1]) + 1) @ w[2] / 1000
+    """The sums of squares are up to 400,000."""
+    squares = (50 * (x @ w[0])) ** 2
+    return jnp.sqrt(squares @ jnp.abs(40 * w[1]) + 1) @ w[2] / 500
 
 
 @pytest.mark.parametrize("program", [normalized_late, cosines, rooted])

@@ -1,4 +1,4 @@
-"""What sums of few values are: masks that any format holds, and statistics all the same."""
+"""What sums of few values are: counts and masks that any format holds, and statistics."""
 
 import jax
 import jax.numpy as jnp
