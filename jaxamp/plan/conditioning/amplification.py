@@ -146,8 +146,9 @@ def _find_origins(graph: Graph) -> list[int]:
 
 
 def _sorts(graph: Graph, node: Node) -> bool:
-    shapes = (graph.avals[v].shape for pair in movements(node) for v in pair)
-    return node.trait is Trait.EXTREMUM and bool(node.outs) and len({*shapes}) == 1
+    if node.trait is not Trait.EXTREMUM:
+        return False
+    return len({graph.avals[v].shape for v in (*node.ins, *node.outs)}) == 1
 
 
 class _Amplification:
