@@ -84,8 +84,9 @@ def _find_terms(graph: Graph) -> _Terms:
             (out,) = node.outs
             parts = {v for v in node.ins if v not in graph.constants}
             terms[out] = _NONE.union(*(terms.get(v, _NONE) for v in parts))
-            if (len(parts) == 1 and node.name in _SCALES) or is_square(node):
-                origin[out] = origin.get(*parts, *parts)
+            if len(parts) == 1 and (node.name in _SCALES or is_square(node)):
+                (part,) = parts
+                origin[out] = origin.get(part, part)
     return terms
 
 
