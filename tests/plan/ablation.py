@@ -51,6 +51,10 @@ def _no_list(*_: Any) -> list[Any]:
     return []
 
 
+def _no_sizes(graph: Any, *_: Any) -> list[int]:
+    return [0] * len(graph.avals)
+
+
 ANALYSES: dict[str, tuple[str, Callable[..., Any]]] = {
     "amplification": (f"{HAZARDS}.find_amplified", _nothing),
     "forget_gates": (f"{HAZARDS}.find_forget_gates", _nothing),
@@ -63,6 +67,7 @@ ANALYSES: dict[str, tuple[str, Callable[..., Any]]] = {
     "singularities": (f"{HAZARDS}.find_singularities", _no_flags),
     "magnitudes": (f"{HAZARDS}.find_magnitudes", _no_flags),
     "rescaled_products": (f"{CHOICE}.find_rescaled_products", _nothing),
+    "product_sizes": (f"{CHOICE}.find_product_sizes", _no_sizes),
     "saturating_curves": (f"{JOINS}.feeds_later_derivative", _no),
     "exponents": (f"{JOINS}.exponentials_of_difference", _no_list),
     "intervals": ("jaxamp.plan.planner.find_intervals", lambda graph: {}),
