@@ -11,6 +11,7 @@ from types import MethodType, WrapperDescriptorType
 from typing import Any, NamedTuple
 
 import jax
+from jax.core import Tracer
 
 from jaxamp.core import jax_compat
 from jaxamp.errors import StaticArgumentError, accepted, shown
@@ -26,10 +27,17 @@ class StaticValue:
         try:
             hash(value)
         except TypeError:
+            is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
+            cure = (
+                "Its numbers have been traced by what is around amp. Declare it static there too: "
+                f"jax.jit(fn, static_argnums={name}), which all that looks at a program sees."
+                if is_traced
+                else "Give a tuple instead of a list, or freeze its dataclass (frozen=True)."
+            )
             raise StaticArgumentError(
                 f"The static argument {name} has to be hashable, and {shown(value)} of type "
                 f"{type(value).__qualname__} is not: it is part of the key of what is compiled. "
-                "Give a tuple instead of a list, or freeze its dataclass (frozen=True)."
+                f"{cure}"
             ) from None
 
 

@@ -322,6 +322,15 @@ def test_static_arguments_that_cannot_be():
         amp(configured, static_argnums=2)
 
 
+def test_static_arguments_that_something_around_has_traced():
+    """The error says where to declare them static as well, and that is a cure."""
+    gradient = jax.grad(lambda x, config: amp(configured, static_argnums=1)(x, config).sum())
+    with pytest.raises(StaticArgumentError, match="traced by what is around") as found:
+        plan_of(gradient)(_x(), CONFIG)
+    assert "jax.jit(fn, static_argnums=1)" in str(found.value)
+    assert str(plan_of(jax.jit(gradient, static_argnums=1))(_x(), CONFIG))
+
+
 def test_signed_zero_and_nan_constants_are_told_apart():
     """Constants are compared by what they are: -0.0 is not 0.0, True is not 1, nan is nan."""
     counter = Counter(lambda x, box: x)
