@@ -14,6 +14,7 @@ Errors are in ``jaxamp.errors``, loss scales, gradients and optimizers in ``jaxa
 __version__ = "0.1.0"  # the build reads it
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 import jaxamp.display
@@ -86,29 +87,39 @@ def __getattr__(name: str) -> Any:
     if name == "training":
         return importlib.import_module("jaxamp.training")
     if name not in _LAZY:
-        raise AttributeError(_without(name), name=name)
+        raise _lacking(name)
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
 
 
-def _without(name: str) -> str:
-    """Return what to write instead of a name that is not here."""
+def _lacking(name: str) -> Exception:
+    """Return the error that says what to write instead of a name that is not here."""
     message = f"module 'jaxamp' has no attribute {name!r}."
     if name.startswith("_"):  # who asks whether a module has it
-        return message
+        return AttributeError(message, name=name)
+    cure = _cure(name)
+    if cure and sys._getframe(2).f_code.co_name == "_handle_fromlist":
+        # ``from jaxamp import name``: Python's own error, which an AttributeError here becomes,
+        # says no more than that it cannot (CPython 3.11 to 3.14).
+        return ImportError(f"cannot import name {name!r} from 'jaxamp'. {cure}", name="jaxamp")
+    cure = cure or errors.likely(name, [*__all__, *_ELSEWHERE])
+    return AttributeError(f"{message} {cure}".rstrip(), name=name)
+
+
+def _cure(name: str) -> str:
+    """Return what people who look for a name here mean by it."""
     if name in _OF_JAX:
         return (
-            f"{message} Keep that of JAX and put amp around: amp(jax.{name}(fn)), or "
-            f"jax.{name}(amp(fn)). With a loss scale it is jaxamp.training.scaled_{name}."
+            f"Keep that of JAX and put amp around: amp(jax.{name}(fn)), or jax.{name}(amp(fn)). "
+            f"With a loss scale it is jaxamp.training.scaled_{name}."
             if "grad" in name
-            else f"{message} Keep that of JAX: jax.{name}(amp(fn))."
+            else f"Keep that of JAX: jax.{name}(amp(fn))."
         )
     if name in _ELSEWHERE:
-        return f"{message} {_ELSEWHERE[name]}"
-    if hasattr(importlib.import_module("jaxamp.training"), name):
-        return f"{message} It is jaxamp.training.{name}."
-    return f"{message} {errors.likely(name, [*__all__, *_ELSEWHERE])}".rstrip()
+        return _ELSEWHERE[name]
+    training = importlib.import_module("jaxamp.training")
+    return f"It is jaxamp.training.{name}." if hasattr(training, name) else ""
 
 
 _OF_JAX = "value_and_grad", "grad", "jit", "vmap", "pmap", "checkpoint", "remat", "scan"

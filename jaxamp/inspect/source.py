@@ -7,6 +7,7 @@ import linecache
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+Spans = list[tuple[int, int, str]]
 _AROUND = 1  # lines shown before and after one that is in no function
 
 
@@ -48,18 +49,22 @@ def excerpts(file: str, wanted: Iterable[int]) -> list[Excerpt]:
     for number in sorted(set(wanted)):
         around = [s for s in spans if s[0] <= number <= s[1]]
         # The outermost function is shown whole, so that a line never comes twice.
-        first, last, name = min(around, default=_alone(number, len(text)))
-        if not any(a <= number <= b for a, b in shown):
-            shown[first, last] = name
+        first, last, name = min(around, default=_alone(number, len(text), spans))
+        before = max((b for _, b in shown), default=0)
+        if number > before:
+            shown[max(first, before + 1), last] = name
     ordered = sorted(shown.items())
     return [Excerpt(file, name, a, tuple(text[a - 1 : b])) for (a, b), name in ordered]
 
 
-def _alone(number: int, length: int) -> tuple[int, int, str]:
-    return max(1, number - _AROUND), min(length, number + _AROUND), ""
+def _alone(number: int, length: int, spans: Spans) -> tuple[int, int, str]:
+    """Return a line that is in no function, and the lines around that are in none either."""
+    near = range(max(1, number - _AROUND), min(length, number + _AROUND) + 1)
+    alone = [n for n in near if not any(a <= n <= b for a, b, _ in spans)]
+    return alone[0], alone[-1], ""
 
 
-def _functions(text: Sequence[str]) -> list[tuple[int, int, str]]:
+def _functions(text: Sequence[str]) -> Spans:
     """Return the first line, last line and name of every function."""
     try:
         tree = ast.parse("\n".join(text))

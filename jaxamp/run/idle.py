@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from jaxamp.core.formats import Precision
+from jax.extend.core import Jaxpr
+
+from jaxamp.core import jax_compat
+from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import OpKind
-from jaxamp.errors import IdlePolicyWarning, accepted
+from jaxamp.errors import IdlePolicyWarning, likely
+from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.plan import Plan
 from jaxamp.plan.decision import Decision
 from jaxamp.policy.rules import Rule
 
+_FEW = 12  # names that are listed
 _WIDE = Precision.F32, Precision.F64
 
 
@@ -26,7 +31,8 @@ def warn_of_idle_parts(plan: Plan, name: str) -> None:
     idle = [*_rules(plan), *_scaling(plan), *_lowering(plan)]
     if idle:
         text = "\n".join(f"Nothing came of {line}" for line in idle)
-        warnings.warn(text.replace(" in it:", f" in {name}:"), IdlePolicyWarning, stacklevel=3)
+        text = text.replace(" in it:", f" in {name}:")
+        warnings.warn(text, IdlePolicyWarning, stacklevel=jax_compat.user_level())
 
 
 def _rules(plan: Plan) -> Iterator[str]:
@@ -38,12 +44,31 @@ def _rules(plan: Plan) -> Iterator[str]:
 
 def _near(rule: Rule, plan: Plan) -> str:
     """Return what a rule may have meant."""
+    if rule.function is not None and rule.scope is None:
+        names = sorted(set(_functions(plan.jaxpr.jaxpr)))
+        return _some("Functions", rule.function.rpartition(".")[2], names)
     if rule.scope is None:
         return " jaxamp.explain(fn)(*args) shows the operations of a program."
     scopes = {part for d in plan.decisions() for part in d.scope.split("/") if part}
     if not scopes:
         return " The program has no scopes: name functions, function=..., or use jax.named_scope."
-    return f" Scopes of the program: {accepted(rule.scope, sorted(scopes)[:20])}"
+    return _some("Scopes", rule.scope, sorted(scopes))
+
+
+def _some(what: str, word: str, names: Sequence[str]) -> str:
+    """Return a sentence with the likely one of a program's names, and the first few."""
+    rest = ", …" if len(names) > _FEW else ""
+    return f" {likely(word, names)}{what} of the program: {', '.join(names[:_FEW])}{rest}."
+
+
+def _functions(jaxpr: Jaxpr) -> Iterator[str]:
+    """Yield what `function` of a rule may name: functions and classes on the call stacks."""
+    for eqn in jaxpr.eqns:
+        for name in jax_compat.user_functions(eqn.source_info):
+            yield from (part for part in name.split(".") if part.isidentifier())
+        yield from (f for f in jax_compat.library_functions(eqn.source_info) if f[:1] != "_")
+        for inner in nested(eqn):
+            yield from _functions(inner.jaxpr)
 
 
 def _scaling(plan: Plan) -> Iterator[str]:
@@ -62,13 +87,25 @@ def _scaling(plan: Plan) -> Iterator[str]:
 def _lowering(plan: Plan) -> Iterator[str]:
     if plan.policy.cast_for(OpKind.COMPUTE).out_dtype in _WIDE:
         return
-    dots = [d for d in plan.decisions() if d.kind is OpKind.COMPUTE and d.operand is not None]
+    decisions = list(plan.decisions())
+    products = [d for d in decisions if d.kind is OpKind.COMPUTE]
+    dots = [d for d in products if d.operand is not None]  # the others are narrow as written
     if dots and all(d.operand in _WIDE for d in dots):
         yield (
             f"{plan.policy} in it: every product stays wide ({_commonest(dots)}). "
             "jaxamp.explain(fn)(*args) shows what keeps each: an explicit precision, a rule or "
             "keep_precision around it."
         )
+    if not (products or plan.policy.is_scaled or any(_is_lowered(d) for d in decisions)):
+        yield (
+            f"{plan.policy} in it: there is no product, and nothing else runs narrow. Wrap what "
+            "multiplies: the loss, the model or the step."
+        )
+
+
+def _is_lowered(decision: Decision) -> bool:
+    """Return whether an equation is narrow, or has been rewritten by an ``amp`` of its own."""
+    return is_narrow(decision.output) or is_region(decision.eqn)
 
 
 def _commonest(dots: list[Decision]) -> str:

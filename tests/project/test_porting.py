@@ -26,6 +26,27 @@ def test_a_name_that_is_elsewhere_is_told(name, words):
         getattr(jaxamp, name)
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("from jaxamp import value_and_grad", r"jax\.value_and_grad\(amp\(fn\)\)"),
+        ("from jaxamp import amp, filter_grad", "training.scaled_filter_grad"),
+        ("from jaxamp import DynamicLossScale", r"It is jaxamp\.training\.DynamicLossScale"),
+        ("from jaxamp import GradScaler", "bfloat16 needs none"),
+    ],
+)
+def test_an_import_of_a_name_that_is_elsewhere_is_told(line, words):
+    """Python's own error would say no more than that it cannot be imported."""
+    with pytest.raises(ImportError, match=words):
+        exec(line)
+
+
+def test_importing_folders_and_asking_are_what_they_were():
+    """A folder is found that is no attribute yet; what lacks a name has not got it."""
+    exec("from jaxamp import cli, tools")
+    assert not hasattr(jaxamp, "value_and_grad")
+
+
 def test_asking_for_private_names_is_cheap():
     """Tools ask modules for names with underscores: these are simply not there."""
     with pytest.raises(AttributeError, match=r"no attribute '__wrapped__'\.$"):

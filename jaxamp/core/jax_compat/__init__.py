@@ -59,6 +59,7 @@ from jaxamp.core.jax_compat.source_info import leave_out_frames as leave_out_fra
 from jaxamp.core.jax_compat.source_info import library_functions as library_functions
 from jaxamp.core.jax_compat.source_info import user_frames as user_frames
 from jaxamp.core.jax_compat.source_info import user_functions as user_functions
+from jaxamp.core.jax_compat.source_info import user_level as user_level
 from jaxamp.core.jax_compat.source_info import user_line as user_line
 from jaxamp.core.jax_compat.tpu_attention import flash_backward as flash_backward
 from jaxamp.core.jax_compat.tpu_attention import flash_forward as flash_forward

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from types import CodeType
+import sys
+from types import CodeType, FrameType
 from typing import Any
 
 from jax._src import source_info_util as _source_info_util
@@ -49,6 +50,15 @@ def hide_frames(directory: str) -> None:
     """Exclude the files of ``directory`` from tracebacks and from equations' source lines."""
     _traceback_util.register_exclusion(directory)
     _source_info_util.register_exclusion(directory)
+
+
+def user_level() -> int:
+    """Return the ``stacklevel`` with which the caller's warning points at the user's line."""
+    frame: FrameType | None = sys._getframe(1)
+    level = 1
+    while frame is not None and not _source_info_util.is_user_filename(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def leave_out_frames(error: Exception, count: int) -> None:
