@@ -49,7 +49,7 @@ def excerpts(file: str, wanted: Iterable[int]) -> list[Excerpt]:
     for number in sorted(set(wanted)):
         around = [s for s in spans if s[0] <= number <= s[1]]
         # The outermost function is shown whole, so that a line never comes twice.
-        first, last, name = min(around, default=_alone(number, len(text), spans))
+        first, last, name = min(around) if around else _alone(number, len(text), spans)
         before = max((b for _, b in shown), default=0)
         if number > before:
             shown[max(first, before + 1), last] = name

@@ -79,6 +79,25 @@ def test_code_without_a_file_is_explained_too():
     assert "    2 │ bf16 product — operands in bf16" in shown
 
 
+def test_a_line_outside_of_functions_is_shown_once(tmp_path):
+    """A script's lines are neighbours of each other, and each has its notes once."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import jax.numpy as jnp\n"
+        "first = lambda x, w: jnp.tanh(x @ w)\n"
+        "second = lambda x, w: jnp.sin(first(x, w))\n"
+        "third = lambda x, w: jnp.cos(second(x, w))\n"
+        "def last(x, w):\n"
+        "    return third(x, w) * 2.0\n"
+        "net = lambda x, w: last(x, w).sum()\n"
+    )
+    names: dict = {}
+    exec(compile(script.read_text(), script, "exec"), names)
+    shown = str(explain(names["net"])(spec(2, 3), spec(3, 4)))
+    numbers = re.findall(r"^ +(\d+) │", shown, re.MULTILINE)
+    assert numbers == ["2", "3", "4", "6", "7"]
+
+
 def _noisy(params, x, key):
     """A docstring.
 
