@@ -26,6 +26,16 @@ def test_readme_names_targets_that_exist():
     assert named <= _targets()
 
 
+def test_the_readme_is_a_door():
+    """Two minutes of reading to a report of one's own program; one picture, one table."""
+    before, _, _ = README.partition("jaxamp.report(")
+    assert len(before.split()) < 2 * 200
+    measured = README.partition("## Measured")[2].partition("\n## ")[0]
+    assert measured.count("\n|---|") == 1
+    assert README.count("![") == 1
+    assert "docs/peers.md" in README
+
+
 def test_ci_runs_the_readme_test_command():
     """CI runs lint, tests, a sample of the long ones and docs, and stops at a failure."""
     lines = (ROOT / ".ci/run").read_text().splitlines()
