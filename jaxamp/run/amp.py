@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
@@ -86,30 +86,38 @@ class AmpFunction(Generic[_P, _R]):
         Returns:
           What compiles; what is compiled is called without the static arguments.
         """
-        return self._jitted(args, kwargs).lower(*args, **kwargs)
+        with self._jitted(args, kwargs) as jitted:
+            return jitted.lower(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
         """Trace a call ahead of time, as ``jax.jit(fn).trace`` does; arguments as for `lower`."""
-        return self._jitted(args, kwargs).trace(*args, **kwargs)
+        with self._jitted(args, kwargs) as jitted:
+            return jitted.trace(*args, **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Return shapes and dtypes of a call's results; arguments as for `lower`."""
-        return self._jitted(args, kwargs).eval_shape(*args, **kwargs)
+        with self._jitted(args, kwargs) as jitted:
+            return jitted.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
         """Drop what is compiled for the function under this policy."""
         self._runner.clear()
 
-    def _jitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return a ``jax.jit`` whose static arguments are those that a call of this one has."""
+    @contextmanager
+    def _jitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+        """Give a ``jax.jit`` whose static arguments are those that a call of this one has."""
         declared = self._settings.statics | static_parameters(self.__wrapped__)
         positions = {n for n, arg in enumerate(args) if is_constant(arg)} | declared.positions
         names = {name for name, arg in kwargs.items() if is_constant(arg)} | declared.names
-        return jax.jit(
-            self,
-            static_argnums=sorted(n for n in positions if n < len(args)),
-            static_argnames=sorted(name for name in names if name in kwargs),
-        )
+        try:
+            yield jax.jit(
+                self,
+                static_argnums=sorted(n for n in positions if n < len(args)),
+                static_argnames=sorted(name for name in names if name in kwargs),
+            )
+        except (TypeError, ValueError) as error:
+            self._runner.advise(error, self._target, args, kwargs)
+            raise
 
     def prepared(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, abstract: bool = True

@@ -9,6 +9,7 @@ trace: such calls are split in Python, into arrays and a static rest (``jaxamp.t
 from __future__ import annotations
 
 import importlib
+import re
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -101,11 +102,16 @@ class Runner:
                 with nnx.purified(self, target, args, kwargs, abstract=abstract) as pure:
                     yield pure
         except (jax.errors.JAXTypeError, ValueError) as error:
-            _name_traced_numbers(error, call)
+            _name_traced_numbers(error, call, call.traced_numbers())
             raise
         except jax.errors.JaxRuntimeError as error:
             self._name_attentions(error, call)
             raise
+
+    def advise(self, error: Exception, target: Target, args: Any, kwargs: Any) -> None:
+        """Add a note to an error of a call that is looked at ahead of time, as `prepared` does."""
+        call = self.split(target, args, kwargs, abstract=True)
+        _name_traced_numbers(error, call, call.traced_numbers(all_traced=True))
 
     def _name_attentions(self, error: Exception, call: Call) -> None:
         name_attentions(error, call.signature(), call.arrays, self.settings)
@@ -198,11 +204,11 @@ class Runner:
         return dropped
 
 
-def _name_traced_numbers(error: Exception, call: Call) -> None:
+def _name_traced_numbers(error: Exception, call: Call, names: Sequence[str]) -> None:
     """Add a note to an error that may come from a traced Python number: what to declare static."""
-    if isinstance(error, ValueError) and "Non-hashable static arguments" not in str(error):
+    is_of_tracing = isinstance(error, jax.errors.JAXTypeError)
+    if not is_of_tracing and not re.search("Non-hashable static|marked as static", str(error)):
         return
-    names = call.traced_numbers()
     named = [name for name in names if f"argument {name}" in str(error)] or names
     if named:
         several = len(named) > 1

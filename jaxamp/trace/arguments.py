@@ -250,11 +250,19 @@ class Call:
     keys: tuple[Hashable, ...]
     finish: Callable[[Any], Any] = lambda result: result
 
-    def traced_numbers(self) -> list[str]:
-        """Return the names of arguments with Python numbers that are traced."""
+    def traced_numbers(self, *, all_traced: bool = False) -> list[str]:
+        """Return the names of arguments with Python numbers that are traced.
+
+        Args:
+          all_traced: whether a ``jax.jit`` around the call would trace every number and word.
+        """
         names = self.layout.names(self.function)
-        triples = zip(names, self.leaves, self.keys, strict=True)
-        traced = [n for n, leaf, key in triples if key is None and isinstance(leaf, _AS_JIT)]
+        kinds = (*_AS_JIT, str) if all_traced else _AS_JIT
+        traced = [
+            name
+            for name, leaf, key in zip(names, self.leaves, self.keys, strict=True)
+            if (all_traced or key is None) and isinstance(leaf, kinds)
+        ]
         return list(dict.fromkeys(re.split(r"[.\[]", name)[0] for name in traced))
 
     @property

@@ -63,9 +63,15 @@ class Statics(NamedTuple):
         Raises:
           StaticArgumentError: the function has no such parameter.
         """
-        argnums, argnames = _several(argnums, int), _several(argnames, str)
+        argnums, argnames = _several(argnums), _several(argnames)
         if not argnums and not argnames:
             return cls()
+        for wrong, of, other in ((argnums, int, "argnames"), (argnames, str, "argnums")):
+            if found := [given for given in wrong if not isinstance(given, of)]:
+                kind = "position" if of is int else "name"
+                raise StaticArgumentError(
+                    f"{found[0]!r} is no {kind} of an argument: write static_{other}={found[0]!r}."
+                )
         try:
             parameters = inspect.signature(fn).parameters.values()
         except (TypeError, ValueError):  # a builtin, say
@@ -123,10 +129,11 @@ class Statics(NamedTuple):
 _POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
-def _several(given: Any, kind: type) -> tuple[Any, ...]:
+def _several(given: Any) -> tuple[Any, ...]:
     if given is None:
         return ()
-    return (given,) if isinstance(given, kind) or not isinstance(given, Iterable) else tuple(given)
+    is_one = isinstance(given, str) or not isinstance(given, Iterable)
+    return (given,) if is_one else tuple(given)
 
 
 @dataclass(frozen=True, slots=True)

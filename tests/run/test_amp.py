@@ -259,6 +259,15 @@ def test_undeclared_configuration_is_named(inner):
     assert amp(inner, static_argnames="config")(_x(), CONFIG).shape == _x().shape
 
 
+@pytest.mark.parametrize("member", ["lower", "trace", "eval_shape"])
+@pytest.mark.parametrize("config", [CONFIG, (2, "relu")], ids=["numbers", "words"])
+def test_undeclared_configuration_is_named_ahead_of_time(member, config):
+    """So it is where a call is lowered, traced or looked at."""
+    with pytest.raises(TypeError) as found:
+        getattr(amp(configured), member)(_x(), config)
+    assert "static_argnames='config'" in "".join(found.value.__notes__)
+
+
 def test_errors_of_other_kinds_get_no_advice():
     """A branch on an array, or a value error of the function, is nothing that a static cures."""
 
@@ -320,6 +329,10 @@ def test_static_arguments_that_cannot_be():
         amp(configured, static_argnames="confg")
     with pytest.raises(StaticArgumentError, match="takes 2"):
         amp(configured, static_argnums=2)
+    with pytest.raises(StaticArgumentError, match="write static_argnames='config'"):
+        amp(configured, static_argnums="config")
+    with pytest.raises(StaticArgumentError, match="write static_argnums=1"):
+        amp(configured, static_argnames=1)
 
 
 def test_static_arguments_that_something_around_has_traced():
