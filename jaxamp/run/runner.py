@@ -189,7 +189,7 @@ class Runner:
                 f"amp has traced {call.name} {_MANY} times because {changed} keeps changing and is "
                 "a constant of the trace. Pass a number that changes as an array "
                 "(jnp.asarray(step)), and make a function once, outside of the loop.",
-                stacklevel=8,
+                stacklevel=jax_compat.user_level(),
             )
 
     def _dropping(self, key: Hashable) -> Callable[[Any], None]:

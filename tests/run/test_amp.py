@@ -424,7 +424,7 @@ def test_keyword_arguments_and_defaults():
 
 def test_warns_of_needless_traces():
     """An int that changes with each call is reported once, by name."""
-    f = amp(lambda x, step: x * step)
+    f = amp(lambda x, step: x @ x * step)
 
     def loop():
         for step in range(40):
