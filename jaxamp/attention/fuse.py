@@ -205,7 +205,8 @@ class _Fuser:
                 continue
             inside = nested(unit.eqn)
             given = _given(unit, known)
-            changed = [self.level(body, given, scopes[unit]) for body in inside]
+            with jax_compat.body_context(unit.eqn):
+                changed = [self.level(body, given, scopes[unit]) for body in inside]
             words[unit] = self._taken()
             if any(new is not old for new, old in zip(changed, inside, strict=True)):
                 bodies[unit] = changed

@@ -161,3 +161,36 @@ def test_a_loop_that_computes_again_is_replaced_in_both():
     fused = fuse_attention(jax.make_jaxpr(_gradient(attend))(*_operands()), POLICY)
     assert [(a.forward, a.backward) for a in fused.attentions] == [(True, False), (False, True)]
     assert "exp" not in str(fused.jaxpr)
+
+
+def _layers(q, k, v):
+    """Two layers in a loop, whose mask varies over the devices as its operands do."""
+
+    def layer(q, _):
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True), None
+
+    return jax.lax.scan(layer, q, None, length=2)[0]
+
+
+def _mapped(fn):
+    mesh = jax.make_mesh((B,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("data")
+    return jax.shard_map(fn, mesh=mesh, in_specs=spec, out_specs=spec)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda fn: _gradient(_mapped(jaxamp.amp(fn, POLICY))),
+        lambda fn: _gradient(jaxamp.amp(_mapped(fn), POLICY)),
+    ],
+    ids=["inside", "outside"],
+)
+def test_loops_on_several_devices_have_the_types_of_shard_map(place):
+    """Values vary over manual axes, in the body of a loop as around it."""
+    operands = _operands()
+    amped = place(_layers)
+    assert "attention" in str(jax.make_jaxpr(amped)(*operands))
+    found, expected = jax.jit(amped)(*operands), _gradient(_layers)(*operands)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0.05, atol=0.05)

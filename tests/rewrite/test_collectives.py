@@ -297,6 +297,46 @@ def test_activations_are_added_up_in_f32(mesh):
     assert sent(mapped, X, W, W[:32]) == {("all_reduce", "f32"): 1}
 
 
+def _found(table, words):
+    """The rows of words in a table that is split by rows over the devices."""
+    places = words - lax.axis_index("d") * len(table)
+    is_own = (places >= 0) & (places < len(table))
+    rows = jnp.where(is_own[..., None], table[jnp.where(is_own, places, 0)], 0)
+    return lax.psum(rows, "d")
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_rows_of_a_split_table_are_put_together_in_the_policy_s_precision(mesh, dtype):
+    """One device has a row and the others nothing: the sum rounds the row and no more."""
+    table, words = W[:, :8] / 3, jnp.arange(16) % len(W)
+
+    def fn(table, words, w):
+        return jnp.sin(_found(table, words) @ w)
+
+    policy = BF16.replace(allreduce=dtype)
+    specs = {"mesh": mesh, "in_specs": (P("d"), P(), P()), "out_specs": P()}
+    ours = jax.shard_map(amp(fn, policy), **specs)
+    assert sent(ours, table, words, W[:8]) == {("all_reduce", dtype): 1}
+    whole = amp(lambda table, words, w: jnp.sin(table[words] @ w), policy)
+    np.testing.assert_array_equal(ours(table, words, W[:8]), whole(table, words, W[:8]))
+
+
+def test_counts_statistics_and_averaged_parameters_are_added_up_in_f32(mesh):
+    """Whatever ``allreduce`` says: a count is no row, and a parameter that is kept is state."""
+
+    def fn(table, words, w):
+        count = lax.psum(jnp.full(w.shape[:1], len(words), jnp.float32), "d")
+        mean = lax.psum(table.sum(0), "d") / count
+        kept = lax.pmean(w, "d")
+        return jnp.sin((table - mean) @ w), kept * 0.5
+
+    policy = BF16.replace(allreduce="bf16")
+    specs = {"mesh": mesh, "in_specs": (P("d"), P("d"), P("d")), "out_specs": (P("d"), P())}
+    ours = jax.shard_map(amp(fn, policy), **specs)
+    table, words = W[:, :8], jnp.arange(16)
+    assert set(sent(ours, table, words, jnp.ones((64, 8)))) == {("all_reduce", "f32")}
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_gradients_leave_their_products_in_the_precision_of_their_sum(dtype):
     """Under jit XLA adds up over devices what a product gives; the loss stays f32 in any case."""

@@ -65,6 +65,7 @@ from jaxamp.core.jax_compat.tpu_attention import flash_backward as flash_backwar
 from jaxamp.core.jax_compat.tpu_attention import flash_forward as flash_forward
 from jaxamp.core.jax_compat.tpu_attention import splash_backward as splash_backward
 from jaxamp.core.jax_compat.tracing import DropVar as DropVar
+from jaxamp.core.jax_compat.tracing import body_context as body_context
 from jaxamp.core.jax_compat.tracing import is_staging as is_staging
 from jaxamp.core.jax_compat.tracing import is_tracing as is_tracing
 from jaxamp.core.jax_compat.tracing import literal_value as literal_value

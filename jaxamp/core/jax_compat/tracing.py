@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from jax._src import api_util as _api_util
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import linear_util as _lu
 from jax._src import util as _util
 from jax._src.interpreters import partial_eval as _pe
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.sharding import AxisType, use_abstract_mesh
 
 DropVar = _core.DropVar
 
@@ -46,6 +49,24 @@ def trace_to_jaxpr(
     wrapped = _lu.wrap_init(fun, debug_info=debug_info.with_unknown_names())
     jaxpr, _, consts = _pe.trace_to_jaxpr_dynamic(wrapped, list(avals))
     return ClosedJaxpr(jaxpr, consts)
+
+
+@contextmanager
+def body_context(eqn: JaxprEqn) -> Iterator[None]:
+    """Enter the context in which the jaxprs of an equation have been traced.
+
+    The body of a ``shard_map`` has its mesh with manual axes, and types that say along which of
+    them values vary (``jax/_src/shard_map.py``, ``_shard_map_staging``).
+    """
+    if eqn.primitive.name != "shard_map":
+        yield
+        return
+    mesh, manual = eqn.params["mesh"], eqn.params["newly_manual_axes"]
+    inner = mesh.abstract_mesh.update_axis_types(dict.fromkeys(manual, AxisType.Manual))
+    sizes = [(name, size) for name, size in mesh.shape.items() if name in inner.manual_axes]
+    checked = _config._check_vma(eqn.params["check_vma"])
+    with _core.extend_axis_env_nd(sizes), use_abstract_mesh(inner), checked:
+        yield
 
 
 def result_avals(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tuple[Any, ...]:

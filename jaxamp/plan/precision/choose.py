@@ -21,7 +21,7 @@ from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction
 from jaxamp.plan.dataflow.exact import Exact, fits
 from jaxamp.plan.dataflow.label_gathers import is_label_gather
 from jaxamp.plan.dataflow.product_sizes import find_product_sizes, is_small_beside_products
-from jaxamp.plan.dataflow.provenance import DENSE, Provenance
+from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.dataflow.regions import COSTLY, EQUALITIES, FusionRegions, is_pooling_gradient
 from jaxamp.plan.dataflow.relu_signs import find_relu_signs, find_relu_tangents
 from jaxamp.plan.dataflow.repeated_gathers import sums_many_cotangents
@@ -249,11 +249,15 @@ class Chooser:
 
     def _reduce(self, node: Node, low: Precision) -> Choice:
         dense = [v for v in node.outs if self.provenance.dense[v]]
+        wire = self.policy.allreduce
+        is_sent = node.trait is Trait.ALLREDUCE and wire.bits < F32.bits
+        reason = f"summed over devices in {wire.short}, as the policy says"
+        if is_sent and not dense and self._joins_rows(node, low):
+            return Choice(wire, F32, reason, None, wire)
         if node.kind is not OpKind.REDUCTION or not dense:
             return Choice(F32, F32, "a statistic is small: f32", Guard.REDUCTION_ISLAND, F32)
         constraint = self._constraint(node, low)
-        if node.trait is Trait.ALLREDUCE and (wire := self.policy.allreduce).bits < F32.bits:
-            reason = f"summed over devices in {wire.short}, as the policy says"
+        if is_sent:
             return Choice(wire, F32 if constraint else low, reason, None, wire)
         if constraint:
             return Choice(F32, F32, constraint.reason, constraint.guard, F32)
@@ -262,6 +266,19 @@ class Chooser:
         inside = self._accumulation(node, low)
         operand = inside or self._common(node, low)
         return Choice(operand, low, f"f32 inside, stored in {low.short}", None, inside)
+
+    def _joins_rows(self, node: Node, low: Precision) -> bool:
+        """Return whether devices put together what each has found in its part of a table.
+
+        Products read it, it is no statistic, and neither a count nor a parameter that is updated.
+        """
+        return (
+            not union(self.provenance.bits, node.ins) & STATISTIC
+            and all(self.provenance.bound[v] is None for v in node.ins)
+            and bool(union(self.uses.bits, node.outs) & REACHES)
+            and not is_state_update(self.provenance, self.uses, node)
+            and self.hazards.of(node, node.outs, low) is None
+        )
 
     def _elementwise(self, node: Node, low: Precision) -> Choice:
         (out,) = node.outs
