@@ -9,8 +9,8 @@ to hand-written bfloat16, and the losses of one model.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -122,9 +122,21 @@ def _of_way(rows: Sequence[dict[str, Any]], way: str) -> dict[str, float]:
     return {row["model"]: row["items_per_second"] for row in rows if row["way"] == way}
 
 
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print, write and draw."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_report",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("figures", type=Path, help="what benchmarks.gpu_train has written")
+    parser.add_argument("picture", type=Path)
+    options = parser.parse_args(argv)
+    rows = [row for row in json.loads(options.figures.read_text()) if "error" not in row]
+    print(table(rows))
+    README.write_text(with_table(README.read_text(), against_the_strongest_hand(rows)))
+    draw(rows, options.picture)
+
+
 if __name__ == "__main__":
-    source, target = map(Path, sys.argv[1:])
-    measured = [row for row in json.loads(source.read_text()) if "error" not in row]
-    print(table(measured))
-    README.write_text(with_table(README.read_text(), against_the_strongest_hand(measured)))
-    draw(measured, target)
+    main()
