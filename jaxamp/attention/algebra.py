@@ -311,7 +311,10 @@ class Algebra:
         return frozenset([(self._formal(factors, over), 1)])
 
     def _inwards(self, factors: list[tuple[Factor, int]], over: frozenset[Axis]) -> Monomial | None:
-        """Return ``Σ_h g·Σ_s e·v`` as ``Σ_s e·Σ_h g·v``, a number for each row."""
+        """Return ``Σ_h g·Σ_s e·v`` as ``Σ_s e·Σ_h g·v``, and ``Σ_n Σ_s e·v`` as one sum."""
+        if len(factors) == 1 and factors[0][1] == 1 and self.bases[factors[0][0].base].kind == "sum":
+            opened, summed = self.open(factors[0][0])
+            return self._contract(opened, over | summed)
         if len(factors) != 2 or any(p != 1 for _, p in factors):
             return None
         sums = [f for f, _ in factors if self.bases[f.base].exponentials]

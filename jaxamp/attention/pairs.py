@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxamp.attention.known_numbers import Given, KnownNumbers, Outer
 from jaxamp.attention.levels import Atom, Level, Unit, made, new_value, open_into
-from jaxamp.attention.replace import Changes, Emitter, needed
+from jaxamp.attention.replace import Changes, Emitter
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
@@ -174,8 +174,8 @@ class Together:
 
         carries, (stacks, left) = lax.scan(body, start, sliced, **_words(unit))
         values = dict(zip(entries, [*fixed, *start, *sliced], strict=True))
-        inputs = {a: values[a] for a in entries if a in self._crossing.inputs}
-        outer.handed[self] = inputs, left
+        needed = {a: values[a] for a in entries if a in self._crossing.inputs}
+        outer.handed[self] = needed, left
         return [*carries, *stacks]
 
     def _second(self, outer: Emitter) -> list[Any]:
@@ -258,7 +258,7 @@ def _crossing(joined: Joined, changes: Changes) -> _Crossing:
     reads |= set(_reads(emitter, joined.units[1]))
     for r in changes.replacements:
         if any(value in second and value in emitter.live for value in r.found.cut):
-            reads |= needed(emitter.scores, r)
+            reads |= emitter.needed(r)
     layout = _Layout.of(joined.pair.first)
     fixed, carries, sliced = (
         {a for a in part if isinstance(a, int)} for part in layout.parts(joined.entries[0])

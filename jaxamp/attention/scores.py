@@ -100,8 +100,8 @@ class Scores:
 
     def has_product(self, value: Value) -> bool:
         """Return whether it may be scores: a product of arrays is in it."""
-        kinds = ("sum", "masked")
-        return any(self.algebra.bases[f.base].kind in kinds for m in value.terms for f, _ in m)
+        bases = [self.algebra.bases[f.base] for m in value.terms for f, _ in m]
+        return any(b.kind in ("sum", "masked") and not b.exponentials for b in bases)
 
     def operands(self, unit: Unit) -> list[Value]:
         """Return operands of arithmetic: as sums where those are scores or weights."""
@@ -113,16 +113,36 @@ class Scores:
             return whole
         return forms.single
 
-    def factor(self, atom: Atom) -> Value:
-        """Return an operand of a product: one tensor, unless exponentials of scores are in it."""
-        forms = self.of(atom)
-        return forms.whole if self.is_tainted(forms.whole) else forms.single
+    def is_closed(self, value: Value) -> bool:
+        """Return whether exponentials of scores are in it as sums over them alone."""
+        bases = [self.algebra.bases[f.base] for m in value.terms for f, _ in m]
+        return self.is_tainted(value) and all(b.kind not in ("exp", "log") for b in bases)
+
+    def factors(self, unit: Unit) -> list[Value]:
+        """Return the operands of a product: single tensors, unless exponentials are in them.
+
+        What another attention than that of the weights has contributed to is a tensor, too.
+        """
+        found = []
+        for atom in unit.ins[:2]:
+            forms = self.of(atom)
+            found.append(forms.whole if self.is_tainted(forms.whole) else forms.single)
+        seen = [self.algebra.exponentials(v) for v in found]
+        for i, (value, other) in enumerate(zip(found, reversed(found), strict=True)):
+            if self.is_closed(value) and not self.is_closed(other) and seen[1 - i]:
+                found[i] = value if seen[i] <= seen[1 - i] else self.leaf(unit.ins[i])
+        return found
+
+    def leaf(self, atom: Atom) -> Value:
+        """Return a value of which nothing is known."""
+        return self._leaf(atom).whole if isinstance(atom, int) else self.of(atom).whole
 
 
 def _sign(number: float) -> Callable[[Scores, Unit], Value | None]:
     def rule(scores: Scores, unit: Unit) -> Value | None:
         first, second = scores.operands(unit)
-        if not any(_is_worth_adding(scores, v) for v in (first, second)):
+        of_rows = all(scores.is_closed(v) or v.number is not None for v in (first, second))
+        if not of_rows and not any(_is_worth_adding(scores, v) for v in (first, second)):
             return None
         return scores.algebra.add(first, second, number)
 
@@ -130,7 +150,8 @@ def _sign(number: float) -> Callable[[Scores, Unit], Value | None]:
 
 
 def _is_worth_adding(scores: Scores, value: Value) -> bool:
-    return scores.is_tainted(value) or scores.has_product(value)
+    """Return whether a sum with it may be scores, or weights or their cotangents."""
+    return scores.has_product(value) or (scores.is_tainted(value) and not scores.is_closed(value))
 
 
 def _neg(scores: Scores, unit: Unit) -> Forms:
@@ -147,7 +168,7 @@ def _mul(scores: Scores, unit: Unit) -> Forms | Value | None:
         value = number.whole.number
         if value is not None and math.isfinite(value):
             return _spread(scores, unit, _scaled(scores, other, value))
-    factors = [scores.factor(a) for a in unit.ins]
+    factors = scores.factors(unit)
     if not any(map(scores.is_tainted, factors)):
         return None
     return scores.algebra.multiply(*factors)
@@ -166,7 +187,7 @@ def _div(scores: Scores, unit: Unit) -> Forms | Value | None:
         if not number or not math.isfinite(number):
             return None
         return _spread(scores, unit, _scaled(scores, first, 1.0 / number))
-    factors = [scores.factor(a) for a in unit.ins]
+    factors = scores.factors(unit)
     if not any(map(scores.is_tainted, factors)):
         return None
     return scores.algebra.divide(*factors)
@@ -309,8 +330,25 @@ def _reduce_sum(scores: Scores, unit: Unit) -> Value | None:
 
 
 def _dot_general(scores: Scores, unit: Unit) -> Value | None:
+    found = _product(scores, unit, scores.factors(unit))
+    if found is None:
+        operands = [scores.of(a).whole for a in unit.ins[:2]]
+        if any(map(scores.is_closed, operands)):
+            return _product(scores, unit, [_apart(scores, a) for a in unit.ins[:2]])
+    return found
+
+
+def _apart(scores: Scores, atom: Atom) -> Value:
+    """Return a tensor of its own if attentions have contributed to it."""
+    forms = scores.of(atom)
+    if scores.is_closed(forms.whole):
+        return scores.leaf(atom)
+    return forms.whole if scores.is_tainted(forms.whole) else forms.single
+
+
+def _product(scores: Scores, unit: Unit, operands: Sequence[Value]) -> Value | None:
     (left, right), (batch_left, batch_right) = unit.eqn.params["dimension_numbers"]
-    lhs, rhs = (scores.factor(a) for a in unit.ins[:2])
+    lhs, rhs = operands
     is_tainted = scores.is_tainted(lhs) or scores.is_tainted(rhs)
     is_shallow = max(_depth(scores, lhs), _depth(scores, rhs)) < _SHALLOW
     if not is_tainted and not (is_shallow and lhs.single and rhs.single):
