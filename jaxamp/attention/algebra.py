@@ -49,7 +49,7 @@ class Base:
       data: what it is made of, see `Algebra`.
       depth: how deep the bases in it are nested.
       exponentials: the exponentials of scores in it.
-      masks: of an exponential.
+      masks: of an exponential, or of scores.
       is_boolean: whether it is a mask.
     """
 
@@ -150,7 +150,8 @@ class Algebra:
         powers = dict(monomial)
         met = set[int]()
         for factor, power in monomial:
-            for mask in self.bases[factor.base].masks if power > 0 else ():
+            base = self.bases[factor.base]
+            for mask in base.masks if base.kind == "exp" and power > 0 else ():
                 places = tuple(
                     tuple(a for i in place for a in factor.places[i]) for place in mask.places
                 )
@@ -195,11 +196,11 @@ class Algebra:
         number = {axis: i for i, axis in enumerate(order)}
         form = self._numbered(terms, number)
         masks = tuple(
-            Mask(self.bases[f.base].data[1], _numbered_places(f.places, number, places))
+            Mask(mask.base, _numbered_places(f.places, number, mask.places))
             for m in terms
             for f, _ in m
+            for mask in self.bases[f.base].masks
             if self.bases[f.base].kind == "masked"
-            for places in [self.bases[f.base].data[2]]
         )
         known = len(self.bases)
         sizes = tuple(a.size for a in order)
@@ -244,7 +245,15 @@ class Algebra:
         form = self._numbered(scores.terms, position)
         inside = tuple(tuple(position[a] for a in place) for place in single[0].places)
         data = (form, key, inside, number, sign, single[0].base)
-        base = Base("masked", tuple(a.size for a in axes), data, 1 + self._depth(scores.terms))
+        own = Mask(key, inside)
+        masks = [
+            Mask(mask.base, _numbered_places(f.places, position, mask.places))
+            for m in scores.terms
+            for f, _ in m
+            for mask in self.bases[f.base].masks
+        ]
+        sizes = tuple(a.size for a in axes)
+        base = Base("masked", sizes, data, 1 + self._depth(scores.terms), masks=(own, *masks))
         number_of = self._base(("masked", *data[:5]), lambda: base)
         factor = Factor(number_of, tuple((a,) for a in axes))
         return Value(scores.places, {frozenset([(factor, 1)]): 1.0})
@@ -312,7 +321,11 @@ class Algebra:
 
     def _inwards(self, factors: list[tuple[Factor, int]], over: frozenset[Axis]) -> Monomial | None:
         """Return ``Σ_h g·Σ_s e·v`` as ``Σ_s e·Σ_h g·v``, and ``Σ_n Σ_s e·v`` as one sum."""
-        if len(factors) == 1 and factors[0][1] == 1 and self.bases[factors[0][0].base].kind == "sum":
+        if (
+            len(factors) == 1
+            and factors[0][1] == 1
+            and self.bases[factors[0][0].base].kind == "sum"
+        ):
             opened, summed = self.open(factors[0][0])
             return self._contract(opened, over | summed)
         if len(factors) != 2 or any(p != 1 for _, p in factors):

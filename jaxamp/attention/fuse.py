@@ -212,7 +212,7 @@ class _Fuser:
                 bodies[unit] = changed
         for pair in pairs_of(level):
             both = pair.first, pair.second
-            if not any(words[unit].refused for unit in both):
+            if not any(words.get(unit, _Words()).refused for unit in both):
                 continue
             joined = join(pair, known)
             own = _Scopes()
@@ -220,7 +220,9 @@ class _Fuser:
                 own.enter(units, scopes[unit])
             changes = self.changes(joined.level, joined.given, own)
             found = self._taken()
-            if found.backward > sum(words[unit].backward for unit in both):
+            if changes.bindings and pair.first.eqn.primitive.name == "shard_map":
+                continue  # what loops of both hand over would need specs
+            if found.backward > sum(words.get(unit, _Words()).backward for unit in both):
                 together = Together(joined, changes)
                 for unit in both:
                     bodies.pop(unit, None)
@@ -430,6 +432,11 @@ def _given(unit: Unit, known: KnownNumbers) -> Given:
             operands = list(enumerate(unit.ins[1:]))
         case _:
             operands = []
+    if unit.eqn.primitive.name == "shard_map":  # a part of an array is on each device
+        pairs = zip(unit.eqn.invars, nested(unit.eqn)[0].jaxpr.invars, strict=True)
+        shapes: Any = [(whole.aval, part.aval) for whole, part in pairs]
+        whole = {i for i, (a, b) in enumerate(shapes) if a.shape == b.shape}
+        operands = [(i, a) for i, a in operands if i in whole]
     return {i: Outer(known, a) for i, a in operands if known.is_known(a)}
 
 

@@ -26,6 +26,7 @@ _SPREAD = frozenset(
     {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "copy"}
     | {"pvary"}
 )
+_TYPES = frozenset({"pvary", "pcast"})  # of manual axes, which no number depends on
 
 
 class Outer(NamedTuple):
@@ -93,8 +94,11 @@ class KnownNumbers:
             return
         for index, out in enumerate(unit.outs):
             if isinstance(out, int):
-                if eqn.primitive.name in _SPREAD:
+                if eqn.primitive.name in _SPREAD | _TYPES:
                     self._sources[out] = Outer(self, unit.ins[0])
+                if eqn.primitive.name in _TYPES:
+                    self._thunks[out] = lambda: self.value(unit.ins[0])
+                    continue
                 self._thunks[out] = lambda index=index: self._results(unit)[index]
 
     def _results(self, unit: Unit) -> list[Any]:

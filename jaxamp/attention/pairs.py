@@ -1,35 +1,38 @@
-"""Two loops of which the second reads what the first hands over, as JAX differentiates a scan.
+"""Two scans, or two mapped functions, of which the second reads what the first hands over.
 
-The first stacks residuals, the second reads them at the same index, whichever way it goes. So both
-bodies are one program, iteration by iteration: an attention whose forward pass is in one and whose
-backward pass is in the other is found there like any other. What is emitted are two loops again.
+So JAX differentiates a scan: the first stacks residuals, and the second reads them at the same
+index, whichever way it goes. Both bodies are one program, iteration by iteration or device by
+device. An attention whose forward pass is in one and whose backward pass is in the other is found
+there like any other; what is emitted are two equations again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import PartitionSpec
 
 from jaxamp.attention.known_numbers import Given, KnownNumbers, Outer
 from jaxamp.attention.levels import Atom, Level, Unit, made, new_value, open_into
-from jaxamp.attention.replace import Changes, Emitter
+from jaxamp.attention.replace import Changes, Emitter, Replacement, needed
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, lookup
-from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
+from jaxamp.jaxprs.nested import Wiring, called, loop, nested, wiring
 
 
 class Pair(NamedTuple):
-    """Two scans.
+    """Two scans, or two functions mapped over devices.
 
     Attributes:
       first: the one that comes first.
-      second: one that reads arrays which the first has stacked.
-      links: per operand of the second that is only sliced, the result of the first that it is.
+      second: one that reads residuals of the first.
+      links: per operand of the second that is a residual, the result of the first that it is.
       kept: results of the first that others read.
     """
 
@@ -40,7 +43,7 @@ class Pair(NamedTuple):
 
 
 def pairs_of(level: Level) -> list[Pair]:
-    """Return the pairs of scans in a level; each scan is in one at most."""
+    """Return the pairs in a level; each equation is in one at most."""
     units = [u for u in level.atomic() if not u.is_whole]
     readers: dict[int, list[tuple[Unit | None, int]]] = {}
     for unit in units:
@@ -50,11 +53,11 @@ def pairs_of(level: Level) -> list[Pair]:
     for index, atom in enumerate(level.exits):
         if isinstance(atom, int):
             readers.setdefault(atom, []).append((None, index))
-    scans = [u for u in units if wiring(u.eqn) is Wiring.SCAN and not u.eqn.effects]
+    loops = [u for u in units if _is_paired(u)]
     found: list[Pair] = []
     taken: set[Unit] = set()
-    for second in reversed(scans):
-        links = {u: _links(u, second) for u in scans if u not in taken and u is not second}
+    for i, second in reversed([*enumerate(loops)]):
+        links = {u: _links(u, second) for u in loops[:i] if u not in taken}
         first = max(links, key=lambda u: len(links[u]), default=None)
         if first is None or not links[first] or second in taken:
             continue
@@ -66,18 +69,36 @@ def pairs_of(level: Level) -> list[Pair]:
     return found
 
 
+def _is_paired(unit: Unit) -> bool:
+    return (wiring(unit.eqn) is Wiring.SCAN or _is_mapped(unit)) and not unit.eqn.effects
+
+
+def _is_mapped(unit: Unit) -> bool:
+    return unit.eqn.primitive.name == "shard_map"
+
+
 def _links(first: Unit, second: Unit) -> dict[int, int]:
-    """Return which operands that the second scan slices are stacks of the first."""
-    if first.eqn.params["length"] != second.eqn.params["length"]:
+    """Return which operands of the second are residuals of the first."""
+    if first.eqn.primitive is not second.eqn.primitive:
+        return {}
+    names = ("mesh", "newly_manual_axes", "check_vma") if _is_mapped(first) else ("length",)
+    if any(first.eqn.params[name] != second.eqn.params[name] for name in names):
         return {}
     mine, others = _Layout.of(first), _Layout.of(second)
     stacks = {a: i for i, a in enumerate(first.outs) if i >= mine.carries and isinstance(a, int)}
     sliced = [(i, a) for i, a in enumerate(second.ins) if i >= others.sliced]
-    return {i: stacks[a] for i, a in sliced if isinstance(a, int) and a in stacks}
+    links = {i: stacks[a] for i, a in sliced if isinstance(a, int) and a in stacks}
+    if _is_mapped(first):
+        given, read = first.eqn.params["out_specs"], second.eqn.params["in_specs"]
+        return {i: j for i, j in links.items() if given[j] == read[i]}
+    return links
 
 
 class _Layout(NamedTuple):
-    """Operands of a scan: invariants, then carries, then what is sliced."""
+    """Operands of a scan: invariants, then carries, then what is sliced.
+
+    Those of a mapped function are all sliced, each device's part from the whole.
+    """
 
     body: ClosedJaxpr
     invariants: int
@@ -85,6 +106,8 @@ class _Layout(NamedTuple):
 
     @classmethod
     def of(cls, unit: Unit) -> _Layout:
+        if _is_mapped(unit):
+            return cls(called(unit.eqn), 0, 0)
         wired = loop(unit.eqn)
         return cls(wired.body, wired.invariants, wired.carries)
 
@@ -104,12 +127,12 @@ class Joined:
     """The bodies of a pair as one level: an iteration of each, at the same index.
 
     Attributes:
-      pair: the scans.
+      pair: the two equations.
       level: the level.
       given: its inputs that are known numbers.
-      entries: per scan and operand of it, the value of the level that it is.
-      units: per scan its units.
-      exits: per scan its results.
+      entries: for both, per operand the value of the level that it is.
+      units: for both, its units.
+      exits: for both, its results.
     """
 
     pair: Pair
@@ -131,6 +154,8 @@ def join(pair: Pair, known: KnownNumbers) -> Joined:
     for i, (atom, var) in enumerate(zip(pair.second.ins, others.body.jaxpr.invars, strict=True)):
         shared = fixed if i < others.invariants else sliced if i >= others.sliced else []
         same = [entry for of_first, entry in shared if of_first is atom or of_first == atom]
+        if same and _is_mapped(pair.first) and not _is_mapped_alike(pair, same[0], entries, i):
+            same = []
         if i in pair.links:
             more.append(exits[pair.links[i]])
         else:
@@ -147,18 +172,24 @@ def join(pair: Pair, known: KnownNumbers) -> Joined:
     return Joined(pair, level, given, (entries, more), (units, later), (exits, results))
 
 
+def _is_mapped_alike(pair: Pair, entry: Atom, entries: Sequence[Atom], index: int) -> bool:
+    first, second = (unit.eqn.params["in_specs"] for unit in (pair.first, pair.second))
+    return first[entries.index(entry)] == second[index]
+
+
 class Together:
     """Emission of a pair with attentions across it as single equations."""
 
     def __init__(self, joined: Joined, changes: Changes) -> None:
         self.joined, self.changes = joined, changes
+        self.crossing = _crossing(joined, changes)
 
     def emit(self, emitter: Emitter, unit: Unit) -> Sequence[Any]:
-        """Emit one of the two scans."""
+        """Emit one of the two equations."""
         return self._first(emitter) if unit is self.joined.pair.first else self._second(emitter)
 
     def _first(self, outer: Emitter) -> list[Any]:
-        """Emit the first scan: without what nobody reads, and with what the second now reads."""
+        """Emit the first: without what nobody reads, and with what the second now reads."""
         unit, (entries, _) = self.joined.pair.first, self.joined.entries
         layout = _Layout.of(unit)
         fixed, start, sliced = layout.parts([outer.read(a) for a in unit.ins])
@@ -167,65 +198,121 @@ class Together:
             inner = Emitter(self.joined.level, self.changes)
             inner.env.update(zip(entries, [*fixed, *carries, *slices], strict=True))  # type: ignore[arg-type]
             inner.run(self.joined.units[0])
-            exits = enumerate(self.joined.exits[0])
-            kept = range(layout.carries), self.joined.pair.kept
-            results = [inner.read(a) if any(i in k for k in kept) else None for i, a in exits]
-            return results[: layout.carries], (results[layout.carries :], self._left(inner))
+            exits = self.joined.exits[0]
+            stacks = {i: inner.read(exits[i]) for i in self._kept(layout)}
+            return [inner.read(a) for a in exits[: layout.carries]], (stacks, self._left(inner))
 
-        carries, (stacks, left) = lax.scan(body, start, sliced, **_words(unit))
+        specs = self._specs_of_first() if _is_mapped(unit) else None
+        carries, (stacks, left) = _bound(unit, body, start, sliced, specs)
         values = dict(zip(entries, [*fixed, *start, *sliced], strict=True))
-        needed = {a: values[a] for a in entries if a in self._crossing.inputs}
-        outer.handed[self] = needed, left
-        return [*carries, *stacks]
+        outer.handed[self] = {a: values[a] for a in self.crossing.inputs}, left
+        return [*carries, *(stacks.get(i) for i in range(layout.carries, len(unit.outs)))]
 
     def _second(self, outer: Emitter) -> list[Any]:
-        """Emit the second scan."""
+        """Emit the second."""
         unit, (entries, more) = self.joined.pair.second, self.joined.entries
         layout, links = _Layout.of(unit), self.joined.pair.links
         operands = [None if i in links else outer.read(a) for i, a in enumerate(unit.ins)]
         fixed, start, sliced = layout.parts(operands)
+        slices = {i: x for i, x in enumerate(sliced, layout.sliced) if x is not None}
         inputs, left = outer.handed[self]
-        mine = _Layout.of(self.joined.pair.first)
-        steady = {a: x for a, x in inputs.items() if a in entries[: mine.invariants]}
+        steady = {*entries[: _Layout.of(self.joined.pair.first).invariants]}
         stacks = {a: x for a, x in inputs.items() if a not in steady}
 
         def body(carries: list[Any], given: Any) -> tuple[list[Any], list[Any]]:
             slices, stacks, left = given
             inner = Emitter(self.joined.level, self.changes)
-            inner.env |= steady | stacks
-            read = zip(more, [*fixed, *carries, *slices], strict=True)
-            inner.env.update((a, x) for a, x in read if isinstance(a, int) and x is not None)
+            inner.env |= inputs | stacks
+            read = dict(enumerate([*fixed, *carries])) | slices
+            inner.env.update((a, read[i]) for i, a in enumerate(more) if i in read)  # type: ignore[misc]
             self._take(inner, left)
             inner.run(self.joined.units[1])
             results = [inner.read(a) for a in self.joined.exits[1]]
             return results[: layout.carries], results[layout.carries :]
 
-        carries, results = lax.scan(body, start, (sliced, stacks, left), **_words(unit))
+        specs = self._specs_of_second(slices, stacks) if _is_mapped(unit) else None
+        carries, results = _bound(unit, body, start, (slices, stacks, left), specs)
         return [*carries, *results]
+
+    def _kept(self, layout: _Layout) -> list[int]:
+        return [i for i in sorted(self.joined.pair.kept) if i >= layout.carries]
 
     def _left(self, inner: Emitter) -> Any:
         """Return what the first body leaves to the second."""
-        forwards = enumerate(self.changes.replacements)
-        return {
-            "values": {a: inner.env[a] for a in self._crossing.values},
-            "forwards": {i: inner.forwards[r] for i, r in forwards if r in inner.forwards},
-            "handed": [inner.handed[b] for b in self._crossing.bindings],
+        left = {
+            "values": {a: inner.env[a] for a in self.crossing.values},
+            "forwards": {i: inner.forwards[self._attention(i)] for i in self.crossing.forwards},
+            "handed": [inner.handed[b] for b in self.crossing.bindings],
         }
+        if _is_mapped(self.joined.pair.first):  # along an axis for the devices
+            left = jax.tree.map(lambda x: jnp.expand_dims(x, 0), left)
+        return left
 
     def _take(self, inner: Emitter, left: Any) -> None:
         """Set the second body up with what the first has left."""
+        if _is_mapped(self.joined.pair.first):
+            left = jax.tree.map(lambda x: jnp.squeeze(x, 0), left)
         inner.env |= left["values"]
-        inner.forwards |= {self.changes.replacements[i]: x for i, x in left["forwards"].items()}
-        inner.handed |= zip(self._crossing.bindings, left["handed"], strict=True)
-        for unit in self._crossing.again:
+        inner.forwards |= {self._attention(i): x for i, x in left["forwards"].items()}
+        inner.handed |= zip(self.crossing.bindings, left["handed"], strict=True)
+        for unit in self.crossing.again:
             with jax_compat.emitting(unit.eqn):
                 inner.bind(unit)
-        for value in self._crossing.held:
+        for value in self.crossing.held:
             inner.env[value] = inner.holding(value)
 
-    @cached_property
-    def _crossing(self) -> _Crossing:
-        return _crossing(self.joined, self.changes)
+    def _attention(self, index: int) -> Replacement:
+        return self.changes.replacements[index]
+
+    # Which axes of a mesh are those of arrays that enter and leave mapped functions.
+
+    def _specs_of_first(self) -> tuple[Any, Any]:
+        params = self.joined.pair.first.eqn.params
+        kept = {i: params["out_specs"][i] for i in self._kept(_Layout.of(self.joined.pair.first))}
+        return list(params["in_specs"]), (kept, self._specs_of_left())
+
+    def _specs_of_second(self, slices: Any, stacks: Any) -> tuple[Any, Any]:
+        first, second = (u.eqn.params for u in (self.joined.pair.first, self.joined.pair.second))
+        entries = self.joined.entries[0]
+        own = {i: second["in_specs"][i] for i in slices}
+        shared = {a: first["in_specs"][entries.index(a)] for a in stacks}
+        return (own, shared, self._specs_of_left()), list(second["out_specs"])
+
+    def _specs_of_left(self) -> Any:
+        names = self.joined.pair.first.eqn.params["mesh"].axis_names
+        avals = self.joined.level.avals
+
+        def spec(*values: int) -> PartitionSpec:
+            axes = frozenset().union(*(jax_compat.varies_over(avals[a]) for a in values))
+            return PartitionSpec(tuple(n for n in names if n in axes))
+
+        needed = {i: self._needed(i) for i in self.crossing.forwards}
+        return {
+            "values": {a: spec(a) for a in self.crossing.values},
+            "forwards": {i: [spec(*values)] * 2 for i, values in needed.items()},
+            "handed": [],
+        }
+
+    def _needed(self, index: int) -> set[int]:
+        return needed(self.changes.scores, self._attention(index))
+
+
+def _bound(
+    unit: Unit, body: Callable[..., Any], start: list[Any], given: Any, specs: Any
+) -> tuple[list[Any], Any]:
+    """Bind a scan or mapped function with another body, of its carries and of other operands."""
+    params = unit.eqn.params
+    if not _is_mapped(unit):
+        return lax.scan(body, start, given, **_words(unit))
+    mapped = jax.shard_map(
+        lambda given: body(start, given)[1],
+        mesh=params["mesh"],
+        in_specs=(specs[0],),
+        out_specs=specs[1],
+        axis_names=set(params["newly_manual_axes"]),
+        check_vma=params["check_vma"],
+    )
+    return [], mapped(given)
 
 
 def _words(unit: Unit) -> dict[str, Any]:
@@ -241,14 +328,16 @@ class _Crossing(NamedTuple):
       values: what it has computed.
       again: equations that depend on invariants alone, and are cheap.
       held: values that hold results of attentions.
-      bindings: pairs of loops in the bodies.
+      forwards: which attentions have their forward pass in the first, and results in the second.
+      bindings: pairs that are in both bodies.
     """
 
     inputs: list[int]
     values: list[int]
     again: list[Unit]
     held: list[int]
-    bindings: list[Any]
+    forwards: list[int]
+    bindings: list[Together]
 
 
 def _crossing(joined: Joined, changes: Changes) -> _Crossing:
@@ -256,24 +345,34 @@ def _crossing(joined: Joined, changes: Changes) -> _Crossing:
     first, second = (set().union(*map(made, units)) for units in joined.units)
     reads = {a for a in joined.exits[1] if isinstance(a, int)}
     reads |= set(_reads(emitter, joined.units[1]))
-    for r in changes.replacements:
-        if any(value in second and value in emitter.live for value in r.found.cut):
-            reads |= emitter.needed(r)
+    held = [a for a in sorted(reads & first) if a in emitter.held and emitter.held[a][1] == "out"]
+    reads -= {*held}
+    forwards = []
+    for i, r in enumerate(changes.replacements):
+        cut = r.found.cut & emitter.live
+        if cut & second:
+            reads |= needed(changes.scores, r)
+        if cut & first and (cut & second or not r.found.cut.isdisjoint(held)):
+            forwards.append(i)
     layout = _Layout.of(joined.pair.first)
     fixed, carries, sliced = (
         {a for a in part if isinstance(a, int)} for part in layout.parts(joined.entries[0])
     )
     steady = _steady(joined.units[0], fixed | joined.level.constants.keys())
-    held = [a for a in sorted(reads & first) if a in emitter.held and emitter.held[a][1] == "out"]
-    reads -= {*held}
     again = _makers(reads & steady.keys(), steady)
     inputs = reads | {a for u in again for a in u.ins if isinstance(a, int)}
+    bindings = [b for b in changes.bindings.values() if isinstance(b, Together)]
     return _Crossing(
         sorted(inputs & (fixed | sliced)),
         sorted((reads & (first | carries)) - steady.keys()),
         again,
         held,
-        [b for u, b in changes.bindings.items() if u in emitter.units and made(u) <= second],
+        forwards,
+        [
+            b
+            for b in dict.fromkeys(bindings)
+            if made(b.joined.pair.first) <= first and made(b.joined.pair.second) <= second
+        ],
     )
 
 

@@ -437,7 +437,8 @@ def _factors(replacement: Replacement) -> list[Factor]:
 
 def needed(scores: Scores, replacement: Replacement) -> set[int]:
     """Return the values of the program that an attention reads."""
-    return {v for f in _factors(replacement) for v in [home_of(scores, f)] if v is not None}
+    homes = (home_of(scores, f) for f in _factors(replacement))
+    return {home for home in homes if home is not None}
 
 
 def home_of(scores: Scores, factor: Factor) -> int | None:

@@ -187,6 +187,8 @@ def _div(scores: Scores, unit: Unit) -> Forms | Value | None:
         if not number or not math.isfinite(number):
             return None
         return _spread(scores, unit, _scaled(scores, first, 1.0 / number))
+    if first.whole.number == 0:  # as what goes through a maximum, which the row's sum cancels
+        return scores.algebra.constant(0.0, unit.eqn.outvars[0].aval.shape)  # type: ignore
     factors = scores.factors(unit)
     if not any(map(scores.is_tainted, factors)):
         return None

@@ -17,14 +17,6 @@ NOT_FOUND: dict[tuple[str, str], str] = {
     ("by_a_reciprocal", "joint"): "weights are returned",
     ("safe_softmax", "forward"): _OWN,
     ("softmax_with_its_own_rule", "forward"): "no reason is given",
-    ("keys_repeated", "joint"): "weights are read elsewhere",
-    ("keys_broadcast", "joint"): "weights are read elsewhere",
-    ("self_then_cross", "forward"): "scores are not a product of queries and keys times a number",
-    (
-        "self_then_cross",
-        "joint",
-    ): "scores are not a product of queries and keys times a number; weights are read elsewhere",
-    ("two_of_the_same_keys", "joint"): "weights are read elsewhere",
     (
         "layers_scanned_with_saved_products",
         "joint",
@@ -34,12 +26,9 @@ NOT_FOUND: dict[tuple[str, str], str] = {
         "checkpoint_of_weights",
         "joint",
     ): "weights are changed before they multiply the values; weights are returned",
-    ("shard_mapped", "joint"): "weights are returned",
     ("values_of_one_branch", "joint"): "weights are returned",
     ("linen_masks_combined", "forward"): "a row is masked whole",
     ("linen_masks_combined", "joint"): "a row is masked whole",
     ("transformers_bert", "forward"): "weights are changed before they multiply the values",
     ("transformers_bert", "joint"): "weights are changed before they multiply the values",
-    ("transformers_llama", "joint"): "weights are read elsewhere",
-    ("transformers_mistral", "joint"): "weights are read elsewhere",
 }

@@ -10,6 +10,7 @@ from jaxamp.core.jax_compat.avals import retyped_zero as retyped_zero
 from jaxamp.core.jax_compat.avals import symbolic_zero_like as symbolic_zero_like
 from jaxamp.core.jax_compat.avals import to_cotangent_aval as to_cotangent_aval
 from jaxamp.core.jax_compat.avals import to_tangent_aval as to_tangent_aval
+from jaxamp.core.jax_compat.avals import varies_over as varies_over
 from jaxamp.core.jax_compat.avals import vary_alike as vary_alike
 from jaxamp.core.jax_compat.avals import writes_to_ref as writes_to_ref
 from jaxamp.core.jax_compat.avals import zero_cotangent as zero_cotangent

@@ -31,6 +31,11 @@ def vary_alike(values: Sequence[Any]) -> list[Any]:
     return list(_core.auto_insert_reshard(*values))
 
 
+def varies_over(aval: Any) -> frozenset[Any]:
+    """Return the manual mesh axes of a ``shard_map`` along which an array may differ."""
+    return aval.manual_axis_type.varying
+
+
 def writes_to_ref(eqn: JaxprEqn) -> bool:
     """Return whether an equation writes to a mutable array among its operands."""
     return any(isinstance(effect, _WRITES) for effect in eqn.effects)

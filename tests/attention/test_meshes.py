@@ -1,0 +1,70 @@
+"""Attention over the devices of a mesh: found, right, and its results lie where they did."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxamp
+
+POLICY = jaxamp.PrecisionPolicy.AUTO_MIXED_BF16.replace(fused_attention=True)
+B, T, N, H = 8, 16, 4, 8
+SPEC = P("data", None, "heads", None)
+
+
+def _attend(q, k, v):
+    scores = jnp.einsum("btnh,bsnh->bnts", q, k) * H**-0.5
+    scores = jnp.where(jnp.tril(jnp.ones((T, T), bool)), scores, -1e9)
+    return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores), v)
+
+
+def _gradient(fn):
+    return jax.value_and_grad(lambda *xs: jnp.sum(fn(*xs) * jnp.cos(xs[0])), (0, 1, 2))
+
+
+def _mesh(kind):
+    return jax.make_mesh((4, 2), ("data", "heads"), axis_types=(kind, kind))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+def test_examples_and_heads_over_a_mesh(kind, order):
+    """Gradients lie where the operands do, whether the compiler or the types say so."""
+    mesh = _mesh(kind)
+    draws = jax.random.split(jax.random.key(0), 3)
+    operands = [jax.random.normal(draw, (B, T, N, H)) for draw in draws]
+    exact = _gradient(_attend)(*operands)[1]
+    step = _gradient(jaxamp.amp(_attend, POLICY))
+    if order == "amp(grad(f))":
+        step = jaxamp.amp(_gradient(_attend), POLICY)
+    with jax.set_mesh(mesh):
+        placed = [jax.device_put(x, NamedSharding(mesh, SPEC)) for x in operands]
+        plan = jaxamp.plan_of(_gradient(_attend), POLICY)(*placed)
+        found = jax.jit(step)(*placed)[1]
+    assert [(a.forward, a.backward) for a in plan.attentions] == [(True, True)]
+    for got, want in zip(found, exact, strict=True):
+        assert got.sharding.is_equivalent_to(NamedSharding(mesh, SPEC), got.ndim)
+        assert np.max(np.abs(got - want)) <= 0.03 * np.max(np.abs(want))
+
+
+@pytest.mark.parametrize("layers", [0, 2])
+def test_a_mapped_function_and_its_gradient(layers):
+    """The pass backward is in a mapped function of its own; with a loop in both nothing changes."""
+    mesh = _mesh(AxisType.Auto)
+
+    def stack(q, k, v):
+        if not layers:
+            return _attend(q, k, v)
+        return jax.lax.scan(lambda x, scale: (_attend(x, scale * k, v), None), q, jnp.ones(2))[0]
+
+    mapped = jax.shard_map(stack, mesh=mesh, in_specs=(SPEC,) * 3, out_specs=SPEC)
+    draws = jax.random.split(jax.random.key(0), 3)
+    operands = [jax.random.normal(draw, (B, T, N, H)) for draw in draws]
+    exact = _gradient(mapped)(*operands)[1]
+    plan = jaxamp.plan_of(_gradient(mapped), POLICY)(*operands)
+    assert len(plan.attentions) == (0 if layers else 1)  # a loop in both is left alone
+    found = jax.jit(jaxamp.amp(_gradient(mapped), POLICY))(*operands)[1]
+    for got, want in zip(found, exact, strict=True):
+        assert np.max(np.abs(got - want)) <= 0.03 * np.max(np.abs(want))
