@@ -376,9 +376,6 @@ def _check_empty_rows(found: Found, scores: Scores) -> None:
         raise NotAttention("a row may be masked whole, and no maximum is subtracted")
     if found.exponential in scores.algebra.guarded:
         raise NotAttention("a row may be masked whole, and has weights of its own then")
-    if any(isinstance(step, Masking) for step in found.steps):  # there a bias has no gradient
-        held = found.results.items()
-        found.results = {name: x for name, x in held if not name.startswith("dbias")}
 
 
 def _check_order(found: Found, scores: Scores, order: Mapping[int, int]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxamp.attention.known_numbers import KnownNumbers
 from jaxamp.attention.levels import Atom, Unit
-from jaxamp.attention.match import Bias, Found, Masking, NotAttention, Rescaling
+from jaxamp.attention.match import Bias, Found, Masking, Rescaling
 from jaxamp.attention.replace import arranged, home_of, thinned
 from jaxamp.attention.scores import LEAST, Scores
 from jaxamp.attention.values import size_of
@@ -27,11 +27,7 @@ def known_masks(
     makers: Mapping[int, Unit],
     layout: Any,
 ) -> tuple[np.ndarray | None, list[Any], bool]:
-    """Return which keys a query is known to see, the other steps, and whether no row is empty.
-
-    Raises:
-      NotAttention: a row is known to be empty.
-    """
+    """Return which keys a query is known to see, the other steps, and whether no row is empty."""
     every: np.ndarray | None = None
     whole: Any = None
     rest: list[Any] = []
@@ -52,7 +48,7 @@ def known_masks(
         else:
             rest.append(step)
     if whole is not None and not whole.any(-1).all():
-        raise NotAttention("a row is masked whole")
+        return None, list(found.steps), False
     if every is not None:
         every = np.broadcast_to(every, (size_of(layout.query), size_of(layout.keys)))
         if not is_sure and not every.all():

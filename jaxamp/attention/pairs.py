@@ -279,11 +279,15 @@ class Together:
         return (own, shared, self._specs_of_left()), list(second["out_specs"])
 
     def _specs_of_left(self) -> Any:
-        names = self.joined.pair.first.eqn.params["mesh"].axis_names
+        params = self.joined.pair.first.eqn.params
+        names, mapped = params["mesh"].axis_names, params["newly_manual_axes"]
         avals = self.joined.level.avals
 
         def spec(*values: int) -> PartitionSpec:
-            axes = frozenset().union(*(jax_compat.varies_over(avals[a]) for a in values))
+            """Return along which axes of the mesh any of some values may differ."""
+            axes = frozenset(mapped)
+            if params["check_vma"]:  # without it types do not say
+                axes = frozenset().union(*(jax_compat.varies_over(avals[a]) for a in values))
             return PartitionSpec(tuple(n for n in names if n in axes))
 
         needed = {i: self._needed(i) for i in self.crossing.forwards}
@@ -345,7 +349,14 @@ def _crossing(joined: Joined, changes: Changes) -> _Crossing:
     first, second = (set().union(*map(made, units)) for units in joined.units)
     reads = {a for a in joined.exits[1] if isinstance(a, int)}
     reads |= set(_reads(emitter, joined.units[1]))
-    held = [a for a in sorted(reads & first) if a in emitter.held and emitter.held[a][1] == "out"]
+
+    def is_held(value: int) -> bool:
+        replacement, name, _ = emitter.held.get(value, (None, "", None))
+        if replacement is None or name != "out":
+            return False  # of rows that may see nothing the output is made from operands
+        return replacement.is_sure or bool(replacement.found.cut & emitter.live & second)
+
+    held = [a for a in sorted(reads & first) if is_held(a)]
     reads -= {*held}
     forwards = []
     for i, r in enumerate(changes.replacements):

@@ -8,10 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal
 
+from jaxamp.attention.empty_rows import VANISHING, EmptyRows
 from jaxamp.attention.levels import Atom, Level, Unit, live_from
 from jaxamp.attention.match import Bias, Found, Masking, NotAttention, Rescaling
 from jaxamp.attention.scores import LEAST, Scores
@@ -20,8 +23,6 @@ from jaxamp.core import jax_compat
 from jaxamp.jaxprs.interpret import bind_nested
 from jaxamp.kernels.attention.found import found_attention, found_attention_backward
 from jaxamp.kernels.attention.spec import AttentionSpec
-
-_VANISHING = -(2.0**27)  # scores that are added to such a bias vanish in its float32 rounding
 
 
 @dataclass(slots=True, eq=False)
@@ -213,7 +214,9 @@ class Emitter:
         self.forwards: dict[Replacement, Any] = {}
         self._backwards: dict[Replacement, Any] = {}
         self._operands: dict[Replacement, Any] = {}
-        self._seen: dict[Replacement, Any] = {}
+        self._outs: dict[Replacement, Any] = {}
+        self._empty: dict[Replacement, EmptyRows] = {}
+        self._masked: dict[Replacement, Any] = {}
         replacements = changes.replacements
         cut = frozenset().union(*(r.found.cut for r in replacements))
         self._needed: set[int] = set().union(*(needed(self.scores, r) for r in replacements))
@@ -259,26 +262,32 @@ class Emitter:
             )
             bias = self.bias(r)
             if not r.is_sure:
-                bias, q = self._without_empty_rows(r, bias, q)
+                self._empty[r], bias = self._without_empty_rows(r, q, bias)
+                q = self._empty[r].given
             self._operands[r] = [q, k, v, bias]
         return self._operands[r]
 
-    def _without_empty_rows(self, r: Replacement, bias: Any, q: Any) -> tuple[Any, Any]:
-        """Return a bias and queries that are zero where a row is masked whole.
-
-        Weights are equal there, and their sum is no number that a kernel can keep next to the bias:
-        of a bias of minus infinity they are NaN, as in the program.
-        """
+    def _without_empty_rows(self, r: Replacement, q: Any, bias: Any) -> tuple[EmptyRows, Any]:
+        """Return the rows that see nothing, and a bias that is zero there."""
+        has_bias = any(isinstance(step, Bias) for step in r.steps)
+        masks = [step for step in r.steps if isinstance(step, Masking)]
+        seen = [self.mask(r, step) for step in masks]
+        every = functools.reduce(jnp.logical_and, seen) if seen else None
         top = lax.stop_gradient(jnp.max(bias, axis=-1, keepdims=True))
-        zero = jnp.zeros((), q.dtype)
-        if any(isinstance(step, Bias) for step in r.steps):
-            q = jnp.where(self._rows(r, top <= _VANISHING), zero, q)
-        masks = [self.mask(r, step) for step in r.steps if isinstance(step, Masking)]
-        if masks:
-            seen = jnp.any(functools.reduce(jnp.logical_and, masks), axis=-1, keepdims=True)
-            self._seen[r] = self._rows(r, seen)
-            q = jnp.where(self._seen[r], q, zero)
-        return jnp.where(top <= LEAST, bias - top, bias), q
+        masked = infinite = vanished = flat = None
+        if every is not None:
+            masked = ~jnp.any(every, axis=-1, keepdims=True)
+            self._masked[r] = masked
+        if masked is not None and any(step.number == -np.inf for step in masks):
+            infinite = masked & (top == -np.inf)
+            top = jnp.where(infinite, 0.0, top)
+            bias = jnp.where(infinite, 0.0, bias)
+        if has_bias:
+            vanished = top <= VANISHING
+            flat = vanished & (lax.stop_gradient(jnp.min(bias, axis=-1, keepdims=True)) == top)
+            flat = flat if every is None else flat & jnp.all(every, axis=-1, keepdims=True)
+        rows = [None if x is None else self._rows(r, x) for x in (masked, infinite, vanished, flat)]
+        return EmptyRows(q, *rows), jnp.where(top <= LEAST, bias - top, bias)
 
     def _rows(self, r: Replacement, rows: Any) -> Any:
         """Return a number of each row of scores beside the queries."""
@@ -317,7 +326,9 @@ class Emitter:
             self.forwards[r] = found_attention(q, k, v, bias, r.spec)
         out, bits = self.forwards[r]
         if name == "out":
-            return out, layout.out
+            if r not in self._outs:
+                self._outs[r] = self._completed(r, out)
+            return self._outs[r], layout.out
         if r not in self._backwards:
             self._backwards[r] = self._backward(r, out, bits)
         dq, dk, dv, *dbias = self._backwards[r]
@@ -326,16 +337,32 @@ class Emitter:
         places = {"dq": layout.q, "dk": layout.k, "dv": layout.v}[name]
         return {"dq": dq, "dk": dk, "dv": dv}[name], places
 
+    def _completed(self, r: Replacement, out: Any) -> Any:
+        """Return the output of the program from that of a kernel."""
+        if r.is_sure:
+            return out
+        _, k, v, _ = self.operands(r)
+        return self._empty[r].completed(out, k, v, r.spec.scale)
+
     def _backward(self, r: Replacement, out: Any, bits: Any) -> list[Any]:
         assert r.found.dout is not None
         q, k, v, bias = self.operands(r)
         dout = arranged(*self.array(r.found.dout), r.layout.out)
         bias_grad = any(name.startswith("dbias") for name in self.wanted(r))
-        results = found_attention_backward(q, k, v, bias, out, bits, dout, r.spec, bias_grad)
-        if r in self._seen:
-            dq = jnp.where(self._seen[r], results[0], jnp.zeros((), results[0].dtype))
-            results = [dq, *results[1:]]
-        return results
+        rows = self._empty.get(r, EmptyRows(q))
+        more: Any = None
+        if not rows.is_complete:
+            _, pull = jax.vjp(lambda *xs: rows.completed(*xs, r.spec.scale), out, k, v)
+            dout, *more = pull(dout)
+        dq, dk, dv, *dbias = found_attention_backward(
+            q, k, v, bias, out, bits, dout, r.spec, bias_grad
+        )
+        if more:
+            dk, dv = dk + more[0], dv + more[1]
+        if rows.masked is not None:
+            dq = jnp.where(rows.masked, jnp.zeros((), dq.dtype), dq)
+            dbias = [jnp.where(self._masked[r], jnp.zeros((), x.dtype), x) for x in dbias]
+        return [dq, dk, dv, *dbias]
 
     def wanted(self, r: Replacement) -> list[str]:
         """Return the names of the results that are needed."""

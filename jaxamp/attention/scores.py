@@ -13,12 +13,13 @@ from jax.extend.core import Literal
 from jaxamp.attention.algebra import Algebra
 from jaxamp.attention.known_numbers import KnownNumbers, one_number
 from jaxamp.attention.levels import Atom, Level, Unit
-from jaxamp.attention.values import Place, Value, refine, renamed, reshaped, substituted
+from jaxamp.attention.values import Place, Value, fresh_places, refine, renamed, reshaped, size_of, substituted
 from jaxamp.core import jax_compat
 
 LEAST = -1e4  # stand-ins for minus infinity are at least as low
 _FEW = 4  # terms of scores: products, biases, a shift
 _SHALLOW = 2
+_SMALL = 1 << 10
 
 
 class Forms(NamedTuple):
@@ -132,6 +133,14 @@ class Scores:
             if self.is_closed(value) and not self.is_closed(other) and seen[1 - i]:
                 found[i] = value if seen[i] <= seen[1 - i] else self.leaf(unit.ins[i])
         return found
+
+    def number(self, atom: Atom) -> float | None:
+        """Return the number that a small known array is in every place, as masks of heads are."""
+        value = self.of(atom).whole
+        shape = [size_of(place) for place in value.places]
+        if value.number is not None or math.prod(shape) > _SMALL or not self.known.is_known(atom):
+            return value.number
+        return one_number(np.unique(self.known.value(atom)))
 
     def leaf(self, atom: Atom) -> Value:
         """Return a value of which nothing is known."""
@@ -331,13 +340,32 @@ def _reduce_sum(scores: Scores, unit: Unit) -> Value | None:
     return Value(places, found.terms)
 
 
-def _dot_general(scores: Scores, unit: Unit) -> Value | None:
+def _dot_general(scores: Scores, unit: Unit) -> Value | Forms | None:
+    if not unit.eqn.params["dimension_numbers"][0][0]:
+        for index in (0, 1):
+            number = scores.number(unit.ins[1 - index])
+            if number is not None and math.isfinite(number):
+                return _scaled(scores, _beside_number(scores, unit, index), number)
     found = _product(scores, unit, scores.factors(unit))
     if found is None:
         operands = [scores.of(a).whole for a in unit.ins[:2]]
         if any(map(scores.is_closed, operands)):
             return _product(scores, unit, [_apart(scores, a) for a in unit.ins[:2]])
     return found
+
+
+def _beside_number(scores: Scores, unit: Unit, index: int) -> Forms:
+    """Return an operand of a product that contracts nothing, with the axes of that."""
+    own, others = (unit.eqn.params["dimension_numbers"][1][i] for i in (index, 1 - index))
+    shape = unit.eqn.invars[1 - index].aval.shape  # type: ignore[attr-defined]
+    more = [p for i, p in enumerate(fresh_places(shape)) if i not in others]
+
+    def move(value: Value) -> Value:
+        free = [p for i, p in enumerate(value.places) if i not in own]
+        after = (*free, *more) if index == 0 else (*more, *free)
+        return Value((*(value.places[i] for i in own), *after), value.terms)
+
+    return Forms(*map(move, scores.of(unit.ins[index])))
 
 
 def _apart(scores: Scores, atom: Atom) -> Value:

@@ -5,16 +5,10 @@ _OWN = "a row may be masked whole, and has weights of its own then"
 NOT_FOUND: dict[tuple[str, str], str] = {
     ("multiplied_mask", "forward"): "scores are not a product of queries and keys times a number",
     ("multiplied_mask", "joint"): "scores are not a product of queries and keys times a number",
-    ("causal_then_padding", "joint"): "weights are returned",
     ("softmax_with_where", "forward"): _OWN,
     ("softmax_with_where", "joint"): "weights are returned",
-    (
-        "weights_masked_again",
-        "forward",
-    ): _OWN,
+    ("weights_masked_again", "forward"): _OWN,
     ("weights_masked_again", "joint"): "weights are returned",
-    ("by_hand_through_the_maximum", "joint"): "weights are returned",
-    ("by_a_reciprocal", "joint"): "weights are returned",
     ("safe_softmax", "forward"): _OWN,
     ("softmax_with_its_own_rule", "forward"): "no reason is given",
     (
@@ -27,8 +21,4 @@ NOT_FOUND: dict[tuple[str, str], str] = {
         "joint",
     ): "weights are changed before they multiply the values; weights are returned",
     ("values_of_one_branch", "joint"): "weights are returned",
-    ("linen_masks_combined", "forward"): "a row is masked whole",
-    ("linen_masks_combined", "joint"): "a row is masked whole",
-    ("transformers_bert", "forward"): "weights are changed before they multiply the values",
-    ("transformers_bert", "joint"): "weights are changed before they multiply the values",
 }

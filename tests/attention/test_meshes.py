@@ -49,9 +49,13 @@ def test_examples_and_heads_over_a_mesh(kind, order):
         assert np.max(np.abs(got - want)) <= 0.03 * np.max(np.abs(want))
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("layers", [0, 2])
-def test_a_mapped_function_and_its_gradient(layers):
-    """The pass backward is in a mapped function of its own; with a loop in both nothing changes."""
+def test_a_mapped_function_and_its_gradient(layers, check_vma):
+    """The pass backward is in a mapped function of its own; with a loop in both nothing changes.
+
+    Whether types say which values differ between devices, or nothing does.
+    """
     mesh = _mesh(AxisType.Auto)
 
     def stack(q, k, v):
@@ -59,7 +63,9 @@ def test_a_mapped_function_and_its_gradient(layers):
             return _attend(q, k, v)
         return jax.lax.scan(lambda x, scale: (_attend(x, scale * k, v), None), q, jnp.ones(2))[0]
 
-    mapped = jax.shard_map(stack, mesh=mesh, in_specs=(SPEC,) * 3, out_specs=SPEC)
+    mapped = jax.shard_map(
+        stack, mesh=mesh, in_specs=(SPEC,) * 3, out_specs=SPEC, check_vma=check_vma
+    )
     draws = jax.random.split(jax.random.key(0), 3)
     operands = [jax.random.normal(draw, (B, T, N, H)) for draw in draws]
     exact = _gradient(mapped)(*operands)[1]
