@@ -204,6 +204,8 @@ class _Fuser:
             if unit.eqn.primitive.name == "custom_vjp_call":
                 continue
             inside = nested(unit.eqn)
+            if not any(body.jaxpr in self.softmaxes for body in inside):
+                continue
             given = _given(unit, known)
             with jax_compat.body_context(unit.eqn):
                 changed = [self.level(body, given, scopes[unit]) for body in inside]

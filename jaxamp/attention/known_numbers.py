@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -24,9 +25,9 @@ _RANDOM = ("random_bits", "random_seed", "random_wrap", "random_unwrap", "threef
 
 _SPREAD = frozenset(
     {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "convert_element_type", "copy"}
-    | {"pvary"}
 )
-_TYPES = frozenset({"pvary", "pcast"})  # of manual axes, which no number depends on
+_TYPES = frozenset({"pvary", "pcast", "reshard"})  # which no number depends on
+_PLACES = ("sharding", "out_sharding")  # parameters that none depends on either
 
 
 class Outer(NamedTuple):
@@ -43,19 +44,25 @@ class KnownNumbers:
     """The known arrays of a level; each is computed once, and only if it is asked for."""
 
     def __init__(self, level: Level, given: Given) -> None:
-        self._level = level
+        self._level, self._given = level, given
         self._values: dict[int, Any] = {}
-        self._thunks: dict[int, Callable[[], Any]] = {}
+        self._computed: dict[Any, list[Any]] = {}  # per primitive, parameters and operands
         self._sources: dict[int, Outer] = {}  # of what has the same number in every place
+
+    @functools.cached_property
+    def _thunks(self) -> dict[int, Callable[[], Any]]:
+        """How each known value is computed."""
+        level, thunks = self._level, dict[int, Callable[[], Any]]()
         for index, entry in enumerate(level.entries):
-            if index in given:
-                outer = self._sources[entry] = given[index]
-                self._thunks[entry] = lambda outer=outer: outer.known.value(outer.atom)
+            if index in self._given:
+                outer = self._sources[entry] = self._given[index]
+                thunks[entry] = lambda outer=outer: outer.known.value(outer.atom)
         for value, const in level.constants.items():
             if not isinstance(const, Tracer) and hasattr(const, "dtype"):
-                self._thunks[value] = lambda const=const: const
+                thunks[value] = lambda const=const: const
         for unit in level.equations():
-            self._follow(unit)
+            self._follow(unit, thunks)
+        return thunks
 
     def is_known(self, atom: Atom) -> bool:
         """Return whether a value is computed from known numbers alone."""
@@ -83,12 +90,14 @@ class KnownNumbers:
                 self._values[atom] = self._thunks[atom]()
         return self._values[atom]
 
-    def _follow(self, unit: Unit) -> None:
+    def _follow(self, unit: Unit, thunks: dict[int, Callable[[], Any]]) -> None:
         eqn = unit.eqn
+        if not all(isinstance(a, Literal) or a in thunks for a in unit.ins):
+            return
         op = lookup(eqn.primitive)
         if op is None or op.trait in _OPAQUE or eqn.effects or nested(eqn):
             return
-        if eqn.primitive.name in _RANDOM or not all(map(self.is_known, unit.ins)):
+        if eqn.primitive.name in _RANDOM:
             return
         if any(not _is_small(v.aval) for v in eqn.outvars):
             return
@@ -97,19 +106,38 @@ class KnownNumbers:
                 if eqn.primitive.name in _SPREAD | _TYPES:
                     self._sources[out] = Outer(self, unit.ins[0])
                 if eqn.primitive.name in _TYPES:
-                    self._thunks[out] = lambda: self.value(unit.ins[0])
+                    thunks[out] = lambda: self.value(unit.ins[0])
                     continue
-                self._thunks[out] = lambda index=index: self._results(unit)[index]
+                thunks[out] = lambda index=index: self._results(unit)[index]
 
     def _results(self, unit: Unit) -> list[Any]:
-        operands = [jax.numpy.asarray(self.value(a)) for a in unit.ins]
-        is_same = unit.eqn.primitive.name == "pvary"  # a type, which shard_map alone has
-        found = operands if is_same else jax_compat.bind(unit.eqn, operands)
-        results = [np.asarray(r) for r in found]
+        key = self._key(unit)
+        results = self._computed.get(key)
+        if results is None:
+            operands = [jax.numpy.asarray(self.value(a)) for a in unit.ins]
+            nowhere = {name: None for name in _PLACES if unit.eqn.params.get(name) is not None}
+            results = [np.asarray(r) for r in jax_compat.bind(unit.eqn, operands, **nowhere)]
+            if key is not None:
+                self._computed[key] = results
         for out, result in zip(unit.outs, results, strict=True):
             if isinstance(out, int):
                 self._values[out] = result
         return results
+
+    def _key(self, unit: Unit) -> Any:
+        """Return what equal equations of equal operands share, as the masks of all layers do."""
+        operands = [id(self.value(a)) if isinstance(a, int) else _number(a) for a in unit.ins]
+        key = (unit.eqn.primitive, tuple(unit.eqn.params.items()), tuple(operands))
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
+
+def _number(literal: Literal) -> Any:
+    value = np.asarray(jax_compat.literal_value(literal))
+    return value.dtype.str, value.shape, value.tobytes()
 
 
 def one_number(array: Any) -> float | None:

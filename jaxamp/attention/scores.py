@@ -13,7 +13,17 @@ from jax.extend.core import Literal
 from jaxamp.attention.algebra import Algebra
 from jaxamp.attention.known_numbers import KnownNumbers, one_number
 from jaxamp.attention.levels import Atom, Level, Unit
-from jaxamp.attention.values import Place, Value, fresh_places, refine, renamed, reshaped, size_of, substituted
+from jaxamp.attention.nearby import nearby
+from jaxamp.attention.values import (
+    Place,
+    Value,
+    fresh_places,
+    refine,
+    renamed,
+    reshaped,
+    size_of,
+    substituted,
+)
 from jaxamp.core import jax_compat
 
 LEAST = -1e4  # stand-ins for minus infinity are at least as low
@@ -49,9 +59,9 @@ class Scores:
         self.products: dict[int, Unit] = {}
         self.summed: list[tuple[Unit, frozenset[int], frozenset[int]]] = []
         self.exponentials: dict[int, list[int]] = {}
-        for unit in level.equations():
-            rule = _RULES.get(unit.eqn.primitive.name)
-            if rule is not None and len(unit.outs) == 1 and isinstance(unit.outs[0], int):
+        for unit in nearby(level, _RULES):
+            if len(unit.outs) == 1 and isinstance(unit.outs[0], int):
+                rule = _RULES[unit.eqn.primitive.name]
                 self._record(unit.outs[0], rule(self, unit))
 
     def of(self, atom: Atom) -> Forms:

@@ -65,8 +65,6 @@ def test_rows_that_see_nothing_in_a_train_step(name):
 
 
 LOST = {
-    "products_in_bfloat16": "the form written out rounds as the program itself does",
-    "accumulated_in_float32": "the form written out rounds as the program itself does",
     "all_three_are_one": "the largest error of an element is 3.1 times as large",
 }
 """What is not what the program gives, see docs/explanation/attention.md."""

@@ -49,6 +49,14 @@ def test_examples_and_heads_over_a_mesh(kind, order):
         assert np.max(np.abs(got - want)) <= 0.03 * np.max(np.abs(want))
 
 
+def test_types_that_no_context_tells():
+    """Masks that lie on a mesh by their types alone are still known numbers."""
+    place = NamedSharding(_mesh(AxisType.Explicit), SPEC)
+    operands = [jax.ShapeDtypeStruct((B, T, N, H), jnp.float32, sharding=place)] * 3
+    plan = jaxamp.plan_of(_gradient(_attend), POLICY)(*operands)
+    assert [(a.backward, a.mask) for a in plan.attentions] == [(True, "causal")]
+
+
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("layers", [0, 2])
 def test_a_mapped_function_and_its_gradient(layers, check_vma):

@@ -28,6 +28,7 @@ def programs() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "head 128", {"head": 128, "causal": True}
     yield "head 256", {"head": 256, "causal": True}
     yield "head 40", {"head": 40}
+    yield "head 100", {"head": 100, "causal": True}
     yield "head 300", {"head": 300}
     yield "odd length", {"length": 1023, "keys": 1023}
     yield "scale that rounds", {"scale": 0.1, "causal": True}

@@ -2,11 +2,13 @@
 
 import functools
 import re
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
@@ -14,16 +16,18 @@ from jax.sharding import PartitionSpec as P
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.core import jax_compat
 from jaxamp.core.target_gpu import TargetGpu, described_gpu, lowering_for
-from jaxamp.kernels.attention import AttentionSpec, attention, attention_forward, cudnn
+from jaxamp.kernels.attention import AttentionSpec, attention, attention_forward, cudnn, triton
 from jaxamp.kernels.attention.flash import FLASH
 from jaxamp.kernels.attention.splash import SPLASH, block
 from tests.kernels import attention_programs
 from tests.kernels.test_deviceless import compiled
 
 HOPPER = TargetGpu((9, 0), 91200)
+PALLAS_CALL = pl.pallas_call
 CUDNN = ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
 BIASED = ["__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"]
 PALLAS = ["tpu_custom_call"] * 3  # forward, dq, dk and dv
+TRITON = ["__gpu$xla"] * 3  # forward, sums of rows, all cotangents
 
 
 def _calls(text):
@@ -52,6 +56,8 @@ def _lowered(platform, gpu=HOPPER, **words):
         ({"length": 251, "bias": (1, 1, 251, 251)}, BIASED[:1], []),
         ({"head": 300}, [], []),
         ({"head": 12}, [], []),
+        ({"head": 36}, TRITON, []),
+        ({"head": 36, "key_heads": 2}, [], []),
     ],
 )
 def test_kernels_by_platform(words, on_cuda, on_tpu):
@@ -65,11 +71,12 @@ def test_kernels_by_platform(words, on_cuda, on_tpu):
     ("gpu", "head", "calls"),
     [
         (TargetGpu((8, 0), 91200), 128, CUDNN),
-        (TargetGpu((8, 0), 91200), 256, []),
+        (TargetGpu((8, 0), 91200), 256, TRITON),
         (TargetGpu((10, 0), 91200), 256, CUDNN),
-        (TargetGpu((10, 3), 90000), 64, []),
+        (TargetGpu((10, 3), 90000), 64, TRITON),
         (TargetGpu((7, 5), 91200), 64, []),
-        (TargetGpu((9, 0), None), 64, []),
+        (TargetGpu((9, 0), None), 64, TRITON),
+        (TargetGpu((9, 0), None), 300, []),
     ],
 )
 def test_what_a_gpu_takes(gpu, head, calls):
@@ -144,14 +151,31 @@ CASES = {
     ),
     "cross": (SPLASH, (1, 128, 2, 32), (1, 256, 2, 32), None, {}),
     "flash, causal": (FLASH, (1, 256, 2, 64), (1, 256, 2, 64), None, {"causal": True}),
+    "triton": (triton.on(HOPPER), (1, 96, 2, 20), (1, 96, 2, 20), None, {}),
+    "triton, causal": (
+        triton.on(HOPPER),
+        (1, 128, 2, 36),
+        (1, 128, 2, 36),
+        None,
+        {"causal": True},
+    ),
     "flash, bias": (FLASH, (1, 256, 2, 64), (1, 256, 2, 64), (1, 2, 256, 256), {}),
 }
+
+
+def _interpreting(kernel):
+    """JAX interprets calls of kernels for TPUs where it is told to, and others one by one."""
+    if kernel in (SPLASH, FLASH):
+        return pltpu.force_tpu_interpret_mode()
+    return mock.patch.object(
+        pl, "pallas_call", lambda *args, **words: PALLAS_CALL(*args, **words | {"interpret": True})
+    )
 
 
 @pytest.mark.product("case", every=2)
 @pytest.mark.parametrize("case", CASES)
 def test_pallas_kernels_are_attention(case):
-    """Output, lse and cotangents of the kernels for TPU, interpreted, are the composed form's."""
+    """Output, lse and cotangents of the kernels, interpreted, are the composed form's."""
     kernel, shape, keys, bias_shape, words = CASES[case]
     q, k, v, dout = _operands(shape, keys)
     bias = None
@@ -166,7 +190,7 @@ def test_pallas_kernels_are_attention(case):
 
     _, lse = attention_forward(q, k, v, bias, spec)
     out, vjp = jax.vjp(run, *operands)
-    with pltpu.force_tpu_interpret_mode():
+    with _interpreting(kernel):
         found, sums = jax.jit(functools.partial(kernel.forward, spec=spec))(q, k, v, bias)
         backward = functools.partial(kernel.backward, spec=spec, bias_grad=bias is not None)
         grads = jax.jit(backward)(q, k, v, bias, found, sums, dout)
@@ -197,9 +221,9 @@ def test_biases_for_cudnn_are_finite():
 def test_vendors_compile_attention(target, tmp_path):
     """The compilers take each kernel, and less memory than the scores need."""
     found = compiled(target, tmp_path, "tests.kernels.attention_programs")
-    composed = {"head 300"} | ({"head 256"} if target == "a100" else set())
+    composed = {"head 300"}
     if TARGETS[target].gpu is None:
-        composed |= {"bias of heads", "bias of keys", "float16", "odd length"}
+        composed |= {"bias of heads", "bias of keys", "float16", "odd length", "head 100"}
     for title, facts in found.items():
         assert bool(facts["calls"]) == (title not in composed), title
     scores = attention_programs.B * attention_programs.N * attention_programs.T**2

@@ -36,12 +36,14 @@ from jaxamp.core.jax_compat.derivative_rules import refuse_captured as refuse_ca
 from jaxamp.core.jax_compat.loops import scan_layout as scan_layout
 from jaxamp.core.jax_compat.loops import scan_with_invariants as scan_with_invariants
 from jaxamp.core.jax_compat.lowering import before_barrier as before_barrier
+from jaxamp.core.jax_compat.lowering import divides_by_rule as divides_by_rule
 from jaxamp.core.jax_compat.lowering import is_exported as is_exported
 from jaxamp.core.jax_compat.lowering import is_for_gpu as is_for_gpu
 from jaxamp.core.jax_compat.lowering import is_for_tpu as is_for_tpu
 from jaxamp.core.jax_compat.lowering import is_partitioned as is_partitioned
 from jaxamp.core.jax_compat.lowering import lower_checkpoints as lower_checkpoints
 from jaxamp.core.jax_compat.lowering import lower_local as lower_local
+from jaxamp.core.jax_compat.lowering import tell_devices as tell_devices
 from jaxamp.core.jax_compat.name_stacks import Around as Around
 from jaxamp.core.jax_compat.name_stacks import names_around as names_around
 from jaxamp.core.jax_compat.name_stacks import origin as origin
@@ -75,3 +77,5 @@ from jaxamp.core.jax_compat.tracing import result_avals as result_avals
 from jaxamp.core.jax_compat.tracing import static_parameters as static_parameters
 from jaxamp.core.jax_compat.tracing import trace_to_jaxpr as trace_to_jaxpr
 from jaxamp.core.jax_compat.tracing import without_constvars as without_constvars
+from jaxamp.core.jax_compat.triton_attention import triton_backward as triton_backward
+from jaxamp.core.jax_compat.triton_attention import triton_forward as triton_forward

@@ -10,6 +10,7 @@ import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import dispatch as _dispatch
 from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
@@ -54,6 +55,21 @@ def is_partitioned(context: Any) -> bool:
     if isinstance(axes, _sharding_impls.SPMDAxisContext):
         return bool(set(axes.mesh.axis_names) - axes.manual_axes)
     return getattr(axes, "num_devices", 1) > 1
+
+
+def divides_by_rule(context: Any) -> bool:
+    """Return whether a compiler that partitions arrays can be told how, by `custom_partitioning`.
+
+    It asks for the rule while it compiles, for devices that are known and lie on one mesh.
+    """
+    axes = context.module_context.axis_context
+    here = isinstance(axes, _sharding_impls.ShardingContext)
+    return here and axes.device_assignment is not None and axes.abstract_mesh is not None
+
+
+def tell_devices(primitive: Primitive) -> None:
+    """Have the devices that a program is lowered for told to a primitive's lowering rule."""
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
 def is_exported(context: Any) -> bool:

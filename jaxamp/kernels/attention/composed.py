@@ -73,7 +73,7 @@ def backward(
     dq = _flat_heads(_contract("...kgts,...skh->...tkgh", scaled, k, widen), -2)
     dk = _contract("...kgts,...tkgh->...skh", scaled, queries, widen)
     found = (dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype))
-    return (*found, _sum_to(_flat_heads(dscores, -3), bias)) if bias_grad else found
+    return (*found, sum_to(_flat_heads(dscores, -3), bias)) if bias_grad else found
 
 
 def tangent(
@@ -177,7 +177,7 @@ def _flat_heads(x: Array, axis: int) -> Array:
     return x.reshape(*x.shape[: at - 1], -1, *x.shape[at + 1 :])
 
 
-def _sum_to(x: Array, like: Array) -> Array:
+def sum_to(x: Array, like: Array) -> Array:
     """Sum over the axes along which `like` was broadcast."""
     axes = tuple(i for i, n in enumerate(like.shape) if n != x.shape[i])
     return jnp.sum(x, axis=axes, keepdims=True).astype(like.dtype)

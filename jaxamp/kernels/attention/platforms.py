@@ -9,7 +9,7 @@ import jax
 
 from jaxamp.core import jax_compat
 from jaxamp.core.target_gpu import TargetGpu, described_gpu, described_platform
-from jaxamp.kernels.attention import cudnn
+from jaxamp.kernels.attention import cudnn, triton
 from jaxamp.kernels.attention.flash import FLASH
 from jaxamp.kernels.attention.fused import Fused, flattened
 from jaxamp.kernels.attention.spec import AttentionSpec
@@ -28,7 +28,7 @@ def chosen(
       spec: the static parameters.
       backward: whether it is asked for the backward pass.
     """
-    if jax_compat.is_partitioned(context):
+    if jax_compat.is_partitioned(context) and not jax_compat.divides_by_rule(context):
         return None
     flat = flattened(*operands)
     for kernel in _KERNELS[platform](context, spec):
@@ -39,23 +39,18 @@ def chosen(
 
 def everywhere() -> list[Fused]:
     """Return the kernels of all platforms, on devices that take the most."""
-    return [cudnn.on(cudnn.NEWEST), SPLASH, FLASH]
+    return [cudnn.on(cudnn.NEWEST), triton.on(cudnn.NEWEST), SPLASH, FLASH]
 
 
 def at_hand() -> list[Fused]:
-    """Return the kernels of the device at hand, or of the one that is described.
-
-    Where there are several, XLA may partition a program over them, and kernels are none of it.
-    """
+    """Return the kernels of the devices at hand, or of the one that is described."""
     platform = described_platform()
     if platform is None:
-        if jax.device_count() > 1:
-            return []
         platform = {"gpu": "cuda"}.get(backend := jax.default_backend(), backend)
     if platform == "tpu":
         return [SPLASH, FLASH]
     gpu = (described_gpu() or _gpu_at_hand()) if platform == "cuda" else None
-    return [] if gpu is None else [cudnn.on(gpu)]
+    return [] if gpu is None else [cudnn.on(gpu), triton.on(gpu)]
 
 
 def _gpu_at_hand() -> TargetGpu | None:
@@ -69,6 +64,7 @@ def _on_cuda(context: Any, spec: AttentionSpec) -> Iterator[Fused]:
         gpu = _gpu_at_hand()
     if gpu is not None:
         yield cudnn.on(gpu)
+        yield triton.on(gpu)
 
 
 def _on_tpu(context: Any, spec: AttentionSpec) -> Iterator[Fused]:

@@ -25,6 +25,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.kernels.attention import composed
 from jaxamp.kernels.attention.fused import backward_form, forward_form
+from jaxamp.kernels.attention.partitioned import partitioned
 from jaxamp.kernels.attention.platforms import PLATFORMS, chosen
 from jaxamp.kernels.attention.spec import AttentionSpec, check_operands
 
@@ -300,9 +301,10 @@ def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **
     if kernel is None:
         composed_form = mlir.lower_fun(_FORMS[primitive], multiple_results=True)
         return composed_form(context, *operands, **params)
-    form = (
-        backward_form(kernel, spec, params["bias_grad"]) if backward else forward_form(kernel, spec)
-    )
+    bias_grad = params.get("bias_grad")
+    form = backward_form(kernel, spec, bias_grad) if backward else forward_form(kernel, spec)
+    if jax_compat.is_partitioned(context):
+        form = partitioned(form, context.avals_in, spec, bias_grad)
     return jax_compat.lower_local(form, context, *operands)
 
 
@@ -315,3 +317,5 @@ for _platform in PLATFORMS:
     for _primitive in (attention_forward_p, attention_backward_p):
         _rule = functools.partial(_lower, _platform, _primitive)
         mlir.register_lowering(_primitive, _rule, platform=_platform)
+for _primitive in (attention_forward_p, attention_backward_p):
+    jax_compat.tell_devices(_primitive)

@@ -1,0 +1,81 @@
+"""Pallas' attention in Triton, for NVIDIA GPUs where cuDNN does not take the operands."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+
+from jaxamp.core import jax_compat
+from jaxamp.core.target_gpu import TargetGpu
+from jaxamp.kernels.attention.fused import Fused
+from jaxamp.kernels.attention.spec import AttentionSpec
+
+_BLOCK = 32
+_LARGEST_HEAD = 256
+_SHARED = 99 << 10  # bytes of a block that each GPU from Ampere on has
+
+
+def obstacle(
+    gpu: TargetGpu, q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec, backward: bool
+) -> str | None:
+    """Return why it does not take these operands on a GPU."""
+    if gpu.capability < (8, 0):
+        return f"compute capability {gpu.capability[0]}.{gpu.capability[1]} is below 8.0"
+    if q.dtype.itemsize != 2:
+        return f"operands are {q.dtype}, not of 16 bits"
+    if bias is not None or spec.window is not None:
+        return "Triton's attention has neither biases nor windows"
+    if not q.shape[2] == k.shape[2] == v.shape[2] or q.shape[-1] != v.shape[-1]:
+        return "Triton's attention has a key head for each query head, and values of its size"
+    if q.shape[1] != k.shape[1] or q.shape[1] % _BLOCK or 0 in q.shape:
+        return f"Triton's attention has as many queries as keys, a multiple of {_BLOCK}"
+    if not 16 <= q.shape[-1] <= _LARGEST_HEAD:
+        return f"head size {q.shape[-1]} is not between 16 and {_LARGEST_HEAD}"
+    return None
+
+
+def on(gpu: TargetGpu) -> Fused:
+    """Return Triton's attention on a GPU."""
+
+    def asked(*question: Any) -> str | None:
+        return obstacle(gpu, *question)
+
+    return Fused(name="Triton", obstacle=asked, forward=forward, backward=backward)
+
+
+def forward(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> tuple[Any, Any]:
+    """Compute output and lse."""
+    out, lse = jax_compat.triton_forward(q, k, v, spec.scale, spec.causal, _blocks(q))
+    return out, lse * math.log(2.0)
+
+
+def backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    bias: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    spec: AttentionSpec,
+    bias_grad: bool,
+) -> tuple[Any, ...]:
+    """Compute the cotangents."""
+    operands = (q, k, v, out, lse / jnp.float32(math.log(2.0)), dout)
+    found = jax_compat.triton_backward(*operands, spec.scale, spec.causal, _blocks(q))
+    return (*found, None)
+
+
+def _blocks(q: Any) -> dict[str, int]:
+    """Return sizes of blocks: powers of two that divide the length.
+
+    A block of queries, and two of keys and values each while the next ones load, are in shared
+    memory at once, with heads of the next power of two.
+    """
+    head = 1 << (q.shape[-1] - 1).bit_length()
+    fits = [n for n in (64, 128) if q.shape[1] % n == 0 and 5 * n * head * 2 <= _SHARED]
+    names = ("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
+    rows = max(fits, default=_BLOCK)
+    return {"block_q": rows, "block_k": rows, **dict.fromkeys(names, _BLOCK)}
