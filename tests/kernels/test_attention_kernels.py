@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxamp.compiled.targets import TARGETS
@@ -112,6 +112,19 @@ def test_an_exported_program_holds_a_form_for_each_platform():
         jax.tree.leaves(again.call(q, k, v)), jax.tree.leaves(jax.jit(fn)(q, k, v)), strict=True
     ):
         np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+def test_programs_on_several_devices():
+    """A compiler asks how to partition the calls; whoever compiles an exported one cannot ask."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",), axis_types=(AxisType.Auto,))
+    fn, avals = attention_programs.program({"length": 256, "causal": True})
+    place = NamedSharding(mesh, P("data"))
+    whole = jax.jit(fn, in_shardings=place)
+    for platform in ("cuda", "tpu"):
+        with lowering_for(HOPPER):
+            lowered = whole.trace(*avals).lower(lowering_platforms=(platform,)).as_text()
+        assert _calls(lowered) == ["CustomSPMDPartitioning"] * 2
+    assert _calls(jax.export.export(whole, platforms=["tpu"])(*avals).mlir_module()) == []
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])

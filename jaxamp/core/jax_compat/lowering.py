@@ -60,8 +60,10 @@ def is_partitioned(context: Any) -> bool:
 def divides_by_rule(context: Any) -> bool:
     """Return whether a compiler that partitions arrays can be told how, by `custom_partitioning`.
 
-    It asks for the rule while it compiles, for devices that are known and lie on one mesh.
+    It asks for the rule while it compiles, here, for devices that are known and lie on one mesh.
     """
+    if is_exported(context):
+        return False
     axes = context.module_context.axis_context
     here = isinstance(axes, _sharding_impls.ShardingContext)
     return here and axes.device_assignment is not None and axes.abstract_mesh is not None

@@ -75,7 +75,7 @@ def partitioned(
 
         return mesh, local, tuple(sharding(mesh, placed, x) for x in results), tuple(given)
 
-    call = custom_partitioning(lambda *xs: tuple(form(*xs)))
+    call = custom_partitioning(lambda *xs: _written_out(xs, spec, bias_grad))  # it has the types
     groups = sizes["n"] // sizes["k"]
     is_split = groups > 1 < sizes["k"]
     words = {"n": "(k g)" if is_split else "g" if groups > 1 else "k"}
@@ -94,25 +94,34 @@ def partitioned(
     return call
 
 
+def _written_out(xs: Sequence[Any], spec: AttentionSpec, bias_grad: bool | None) -> Any:
+    """Return a pass of attention by JAX's operations."""
+    (q, k, v, *rest), bias = xs, None
+    if len(xs) in _WITH_BIAS:
+        bias, *rest = rest
+    if bias_grad is None:
+        return composed.forward(q, k, v, bias, spec=spec)
+    return composed.backward(q, k, v, bias, *rest, spec=spec, bias_grad=bias_grad)
+
+
 def _of_rows(
     xs: Sequence[Any], names: tuple[str, ...], count: int, spec: AttentionSpec, bias_grad: Any
 ) -> tuple[Any, ...]:
-    """Return a pass of attention, written out, of a part of so many queries."""
-    (q, k, v, *rest), added = xs, None
-    if len(xs) in _WITH_BIAS:
-        added, *rest = rest
+    """Return a pass of attention of a part of so many queries."""
+    q, k, v, *rest = xs
+    added = [rest.pop(0)] if len(xs) in _WITH_BIAS else []
     bias, seen = added, spec.seen(count, k.shape[-3])
     if seen is not None:
         rows = q.shape[-3]
         mine = lax.dynamic_slice_in_dim(seen, lax.axis_index(names) * rows, rows)
         mine = mine.reshape((1,) * (q.ndim - 2) + mine.shape)
-        bias = jnp.where(mine, 0.0 if bias is None else bias, -jnp.inf)
-    words: dict[str, Any] = {"spec": AttentionSpec(spec.scale)}
+        bias = [jnp.where(mine, added[0] if added else 0.0, -jnp.inf)]
+    found = _written_out([q, k, v, *bias, *rest], AttentionSpec(spec.scale), bias_grad)
     if bias_grad is None:
-        return composed.forward(q, k, v, bias, **words)
-    dq, *dkv = composed.backward(q, k, v, bias, *rest, bias_grad=bias_grad, **words)
-    dk, dv = (lax.psum(x, names) for x in dkv[:2])
-    return (dq, dk, dv, *(composed.sum_to(x, added) for x in dkv[2:]))
+        return found
+    dq, dk, dv, *dbias = found
+    more = (composed.sum_to(x, added[0]) for x in dbias)
+    return (dq, lax.psum(dk, names), lax.psum(dv, names), *more)
 
 
 def _letters(avals: Sequence[Any], bias_grad: bool | None) -> tuple[list[Letters], list[Letters]]:
