@@ -6,7 +6,7 @@ from collections.abc import Container
 
 from jaxamp.attention.levels import Level, Unit
 
-_AFTER = 2  # products on the way from exponentials to a cotangent: that with values, and one more
+_AFTER = 5  # products on the way from exponentials to a cotangent, through a second attention
 _BEFORE = 2  # products on the way to scores: that of queries and keys, and their own
 
 
