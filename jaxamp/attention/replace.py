@@ -261,6 +261,8 @@ class Emitter:
                 )
             )
             bias = self.bias(r)
+            if r.is_sure and any(isinstance(step, Bias) for step in r.steps):
+                bias = _near_zero(bias, r.spec.seen(q.shape[-3], k.shape[-3]))
             if not r.is_sure:
                 self._empty[r], bias = self._without_empty_rows(r, q, bias)
                 q = self._empty[r].given
@@ -445,6 +447,22 @@ class Emitter:
         for atom, result in zip(unit.outs, results, strict=True):
             if isinstance(atom, int) and result is not None:
                 self.env.setdefault(atom, result)
+
+
+def _near_zero(bias: Any, seen: Any) -> Any:
+    """Return a bias less the largest of each row, so that 16 bits round it least where it counts.
+
+    Args:
+      bias: what is added to scores.
+      seen: bool[T, S], which of them are.
+    """
+    if seen is None:
+        top = jnp.max(bias, axis=-1, keepdims=True)
+    elif bias.shape[-2] == seen.shape[0]:
+        top = jnp.max(jnp.where(seen, bias, -jnp.inf), axis=-1, keepdims=True)
+    else:
+        return bias  # its rows see different keys
+    return bias - lax.stop_gradient(top)
 
 
 def _leaves(unit: Unit) -> Iterable[Unit]:
