@@ -354,7 +354,7 @@ class Emitter:
         rows = self._empty.get(r, EmptyRows(q))
         more: Any = None
         if not rows.is_complete:
-            _, pull = jax.vjp(lambda *xs: rows.completed(*xs, r.spec.scale), out, k, v)
+            _, pull = jax.vjp(lambda o, k, v: rows.completed(o, k, v, r.spec.scale), out, k, v)
             dout, *more = pull(dout)
         dq, dk, dv, *dbias = found_attention_backward(
             q, k, v, bias, out, bits, dout, r.spec, bias_grad

@@ -83,13 +83,14 @@ def partitioned(
     def side(rows: list[Letters]) -> str:
         return ", ".join(" ".join(words.get(x, x) for x in letters) for letters in rows)
 
+    counts: dict[str, Any] = {"g": groups} if is_split else {}
     whole = ["g" if x == "n" else x for x in sizes if x == "n" or not _is_free(x)]
     call.def_partition(
         partition=partition,
         infer_sharding_from_operands=infer,
         sharding_rule=f"{side(operands)} -> {side(results)}",
         need_replication_factors=tuple(x for x in whole if x != "k" and (x != "g" or groups > 1)),
-        **({"g": groups} if is_split else {}),
+        **counts,
     )
     return call
 
@@ -132,7 +133,7 @@ def _letters(avals: Sequence[Any], bias_grad: bool | None) -> tuple[list[Letters
     batch = tuple(f"b{i}" for i in range(avals[0].ndim - 3))
     queries, keys = (*batch, "t", "n", "h"), (*batch, "s", "k", "h")
     values, out, rows = (*batch, "s", "k", "w"), (*batch, "t", "n", "w"), (*batch, "n", "t")
-    known = [queries, keys, values]
+    known: list[Letters] = [queries, keys, values]
     if len(avals) in _WITH_BIAS:
         axes = zip((*batch, "n", "t", "s"), avals[3].shape, strict=True)
         known.append(tuple(x if n != 1 else f"u{i}" for i, (x, n) in enumerate(axes)))

@@ -301,7 +301,7 @@ def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **
     if kernel is None:
         composed_form = mlir.lower_fun(_FORMS[primitive], multiple_results=True)
         return composed_form(context, *operands, **params)
-    bias_grad = params.get("bias_grad")
+    bias_grad: Any = params.get("bias_grad")
     form = backward_form(kernel, spec, bias_grad) if backward else forward_form(kernel, spec)
     if jax_compat.is_partitioned(context):
         form = partitioned(form, context.avals_in, spec, bias_grad)
