@@ -28,7 +28,8 @@ def chosen(
       spec: the static parameters.
       backward: whether it is asked for the backward pass.
     """
-    if jax_compat.is_partitioned(context) and not jax_compat.divides_by_rule(context):
+    is_told = platform == "cuda" and jax_compat.divides_by_rule(context)
+    if jax_compat.is_partitioned(context) and not is_told:
         return None
     flat = flattened(*operands)
     for kernel in _KERNELS[platform](context, spec):
@@ -43,9 +44,16 @@ def everywhere() -> list[Fused]:
 
 
 def at_hand() -> list[Fused]:
-    """Return the kernels of the devices at hand, or of the one that is described."""
+    """Return the kernels of the devices at hand, or of the one that is described.
+
+    Where there are several TPUs, XLA may partition a program over them, and kernels are none of it.
+    It cannot be told how to: "Custom emitter for CustomSPMDPartitioning not found", libtpu of JAX
+    0.10.2.
+    """
     platform = described_platform()
     if platform is None:
+        if jax.default_backend() == "tpu" and jax.device_count() > 1:
+            return []
         platform = {"gpu": "cuda"}.get(backend := jax.default_backend(), backend)
     if platform == "tpu":
         return [SPLASH, FLASH]
