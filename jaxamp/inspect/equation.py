@@ -69,6 +69,7 @@ class Equation:
         stored: Stored,
         casts: Casts,
         where: Where,
+        needed: Sequence[bool],
     ) -> None:
         self.eqn, self.decision, self.ground = eqn, decision, ground
         self.op = taxonomy.lookup(eqn.primitive) or _UNKNOWN
@@ -79,7 +80,7 @@ class Equation:
         self.trait, self.kind = self.op.trait, self.op.kind
         self.scope = joined_scope(where.scope, eqn)
         self.frames = where.frames_of(eqn)
-        self.needed: Sequence[bool] = ()  # which of its results somebody needs
+        self.needed = needed  # which results of its jaxprs somebody needs; none named are all
         sent = decision.sent if decision else None
         self.casts = Tally(
             inserted=casts.inserted + (sent is not None),  # the primitive rounds what it sends

@@ -138,13 +138,12 @@ def verify_lowering(
 
 def claims(closed: ClosedJaxpr) -> int:
     """Return the products of quantized operands that a program runs."""
-    return _count(Live(), closed.jaxpr, [True] * len(closed.jaxpr.outvars), "")
+    return _count(Live(), closed.jaxpr, (), "")
 
 
 def _count(live: Live, jaxpr: Jaxpr, needed: Sequence[bool], around: str) -> int:
     total = 0
-    wanted = live.wanted(jaxpr, needed)
-    for eqn, is_live in zip(jaxpr.eqns, live.equations(jaxpr, needed), strict=True):
+    for eqn, is_live, results in live.walk(jaxpr, needed):
         names = f"{around}/{eqn.source_info.name_stack}"
         is_dot = eqn.primitive.name in _DOTS
         if not is_live:
@@ -152,11 +151,7 @@ def _count(live: Live, jaxpr: Jaxpr, needed: Sequence[bool], around: str) -> int
         if eqn.primitive is quantized_dot_p or (is_dot and PRODUCT in names):
             total += 1
             continue
-        results = live.results(eqn, [v in wanted for v in eqn.outvars])
-        inner = [
-            _count(live, body.jaxpr, results or [True] * len(body.jaxpr.outvars), names)
-            for body in nested(eqn)
-        ]
+        inner = [_count(live, body.jaxpr, results, names) for body in nested(eqn)]
         runs = eqn.params["length"] if wiring(eqn) is Wiring.SCAN else 1
         total += runs * (max(inner) if wiring(eqn) is Wiring.BRANCHES else sum(inner))
     return total

@@ -44,16 +44,15 @@ class Walk:
         if plan in self._recorder.equations:  # one that is as it was written is not emitted
             casts, of_results = self._recorder.equations[plan], self._recorder.results[plan]
         decisions = plan.decisions if plan else [None] * len(jaxpr.eqns)
-        needed = where.needed or [True] * len(jaxpr.outvars)
-        live = self._live.equations(jaxpr, needed)
-        wanted = self._live.wanted(jaxpr, needed)
-        columns = zip(jaxpr.eqns, decisions, casts, live, strict=True)
-        for eqn, decision, its_casts, is_live in columns:
+        walked = list(self._live.walk(jaxpr, where.needed))
+        for (eqn, is_live, needed), decision, its_casts in zip(
+            walked, decisions, casts, strict=True
+        ):
             ground = next(self._grounds) if decision else None
-            equation = Equation(eqn, decision, ground, stored, its_casts, where)
-            equation.needed = self._live.results(eqn, [v in wanted for v in eqn.outvars])
+            equation = Equation(eqn, decision, ground, stored, its_casts, where, needed)
             self._equation(equation, where.runs * is_live)
         self._add_results(of_results, where)
+        live = [is_live for _, is_live, _ in walked]
         self.waiting += [
             replace(waiting, bytes=waiting.bytes * where.runs)
             for waiting in waiting_in(jaxpr, plan, stored, live, where.scope)

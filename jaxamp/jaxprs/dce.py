@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
@@ -31,15 +31,20 @@ class Live:
     def __init__(self) -> None:
         self._found: dict[tuple[int, Needs], tuple[list[bool], set[Any]]] = {}
 
-    def equations(self, jaxpr: Jaxpr, needed: Sequence[bool]) -> list[bool]:
-        """Return which equations are needed, given which results of the jaxpr are."""
-        return self._look(jaxpr, needed)[0]
+    def walk(
+        self, jaxpr: Jaxpr, needed: Sequence[bool]
+    ) -> Iterator[tuple[JaxprEqn, bool, list[bool]]]:
+        """Yield each equation, whether it is needed, and which results of its own jaxprs are.
 
-    def wanted(self, jaxpr: Jaxpr, needed: Sequence[bool]) -> set[Any]:
-        """Return the variables that are needed."""
-        return self._look(jaxpr, needed)[1]
+        Args:
+          jaxpr: the program.
+          needed: which of its results are; nothing means all.
+        """
+        live, wanted = self._look(jaxpr, needed or [True] * len(jaxpr.outvars))
+        for eqn, is_live in zip(jaxpr.eqns, live, strict=True):
+            yield eqn, is_live, self._results(eqn, [var in wanted for var in eqn.outvars])
 
-    def results(self, eqn: JaxprEqn, needed: Sequence[bool]) -> list[bool]:
+    def _results(self, eqn: JaxprEqn, needed: Sequence[bool]) -> list[bool]:
         """Return which results of the jaxprs inside an equation are needed; nothing means all.
 
         Args:
@@ -60,7 +65,7 @@ class Live:
         return self._found[key]
 
     def _inputs(self, jaxpr: Jaxpr, needed: Sequence[bool]) -> list[bool]:
-        wanted = self.wanted(jaxpr, needed)
+        _, wanted = self._look(jaxpr, needed)
         return [var in wanted for var in jaxpr.invars]
 
     def _reads(self, eqn: JaxprEqn, needed: Sequence[bool]) -> Sequence[bool]:

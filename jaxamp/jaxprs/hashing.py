@@ -5,12 +5,14 @@ What cannot be hashed goes by its identity, so a key is good for as long as its 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, Literal
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from jaxamp.core import jax_compat
+from jaxamp.jaxprs.interpret import walk
 
 
 def jaxpr_key(jaxpr: Jaxpr) -> Hashable:
@@ -24,22 +26,19 @@ def jaxpr_key(jaxpr: Jaxpr) -> Hashable:
     >>> jaxpr_key(one) == jaxpr_key(two)
     False
     """
-    number: dict[Any, int] = {}
-    for var in (*jaxpr.constvars, *jaxpr.invars):
-        number[var] = len(number)
-
-    def operand(atom: Any) -> Hashable:
-        return literal_key(atom) if isinstance(atom, Literal) else number[atom]
-
+    numbers = itertools.count()
     lines: list[Hashable] = []
-    for eqn in jaxpr.eqns:
+
+    def visit(eqn: JaxprEqn, operands: Sequence[Hashable]) -> list[int]:
         origin = jax_compat.origin(eqn, jax_compat.Around())
         line = eqn.primitive, params_key(eqn.params), origin, len(eqn.outvars)
-        lines.append((*line, *map(operand, eqn.invars)))
-        for var in eqn.outvars:
-            number[var] = len(number)
+        lines.append((*line, *operands))
+        return [next(numbers) for _ in eqn.outvars]
+
+    consts, args = ([next(numbers) for _ in vs] for vs in (jaxpr.constvars, jaxpr.invars))
+    results = walk(jaxpr, consts, args, visit, literal_key)
     avals = tuple(v.aval for v in (*jaxpr.constvars, *jaxpr.invars))
-    return avals, tuple(lines), tuple(map(operand, jaxpr.outvars))
+    return avals, tuple(lines), tuple(results)
 
 
 def literal_key(literal: Literal) -> Hashable:

@@ -1,16 +1,51 @@
-"""The walk through a jaxpr with an environment: values by variable, equations one by one."""
+"""The one walk through a jaxpr with an environment: values by variable, equation by equation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
 
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.nested import Wiring, is_open, wiring, with_nested
 
 Emit = Callable[[JaxprEqn, Sequence[Any]], Sequence[Any]]
+
+
+def walk(
+    jaxpr: Jaxpr,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    visit: Emit,
+    literal: Callable[[Literal], Any] = jax_compat.literal_value,
+) -> list[Any]:
+    """Visit the equations of a jaxpr in order, with an environment of values of any kind.
+
+    Args:
+      jaxpr: the program.
+      consts: values of its constants.
+      args: values of its inputs.
+      visit: gets an equation and the values of its operands, and returns those of its results.
+      literal: gives the value of a literal.
+
+    Returns:
+      The values of its results.
+
+    >>> import jax
+    >>> jaxpr = jax.make_jaxpr(lambda x: 2.0 * x + 1.0)(0.0).jaxpr
+    >>> walk(jaxpr, (), ["x"], lambda eqn, operands: [f"{eqn.primitive}{operands}"], str)
+    ["add['mul[2.0:f32[], x]', '1.0:f32[]']"]
+    """
+    env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
+    env.update(zip(jaxpr.constvars, consts, strict=True))
+
+    def read(atoms: Sequence[Any]) -> list[Any]:
+        return [literal(a) if isinstance(a, Literal) else env[a] for a in atoms]
+
+    for eqn in jaxpr.eqns:
+        env.update(zip(eqn.outvars, visit(eqn, read(eqn.invars)), strict=True))
+    return read(jaxpr.outvars)
 
 
 def evaluate(closed: ClosedJaxpr, args: Sequence[Any], emit: Emit) -> list[Any]:
@@ -26,18 +61,12 @@ def evaluate(closed: ClosedJaxpr, args: Sequence[Any], emit: Emit) -> list[Any]:
     >>> evaluate(closed, [3.0], jax_compat.bind)
     [Array(7., dtype=float32, weak_type=True)]
     """
-    jaxpr = closed.jaxpr
-    env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
-    env.update(zip(jaxpr.constvars, closed.consts, strict=True))
 
-    def read(atoms: Sequence[Any]) -> list[Any]:
-        return [jax_compat.literal_value(a) if isinstance(a, Literal) else env[a] for a in atoms]
-
-    for eqn in jaxpr.eqns:
+    def visit(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
         with jax_compat.emitting(eqn):
-            results = emit(eqn, read(eqn.invars))
-        env.update(zip(eqn.outvars, results, strict=True))
-    return read(jaxpr.outvars)
+            return emit(eqn, operands)
+
+    return walk(closed.jaxpr, closed.consts, args, visit)
 
 
 def bind_nested(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -183,6 +183,19 @@ class Interpreter(abc.ABC):
         carry = self._match_shadows(carries, inputs, shadowed)
         carry, state, _ = lax.while_loop(goes_on, body, (carry, state, jnp.int32(0)))
         return list(carry), state
+
+
+def run_live(block: Block, run: Callable[[int], None]) -> None:
+    """Run the equations of a block that are needed, each with its own source line and scope.
+
+    Args:
+      block: the block.
+      run: runs the equation at a position.
+    """
+    for position, eqn in enumerate(block.jaxpr.eqns):
+        if block.live[position]:
+            with jax_compat.emitting(eqn):
+                run(position)
 
 
 def _is_recomputation(eqn: JaxprEqn) -> bool:

@@ -18,7 +18,7 @@ from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import Trait, lookup
 from jaxamp.inspect.blocks import Block, Site
 from jaxamp.numerics.finite_marks import GIVEN, Slot, Tape, finite, part, worse
-from jaxamp.numerics.nested_interpreter import Interpreter, Value, literal
+from jaxamp.numerics.nested_interpreter import Interpreter, Value, literal, run_live
 from jaxamp.numerics.statistics import Ledger, Row, joined, measured, no_row
 from jaxamp.plan import Decision
 from jaxamp.rewrite.environment import Environment
@@ -106,10 +106,7 @@ class Shadowing(Interpreter):
         consts = [Value(const, mark=self.given(const, tape)) for const in block.consts]
         run.enter(block.jaxpr.constvars, consts)
         run.enter(block.jaxpr.invars, values)
-        for position, eqn in enumerate(block.jaxpr.eqns):
-            if block.live[position]:
-                with jax_compat.emitting(eqn):
-                    run.equation(position)
+        run_live(block, run.equation)
         outs, ledger = run.results()
         if state.tape is None:
             return _export_marks(tape, outs), _State(ledger, tape.time)

@@ -7,7 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxamp.run.amp import DEFAULT_POLICY
-from jaxamp.training.grads import Gradient, scaled_grad, scaled_value_and_grad, under_policy
+from jaxamp.training.grads import (
+    Gradient,
+    Options,
+    scaled_grad,
+    scaled_value_and_grad,
+    under_policy,
+)
 
 
 def scaled_filter_value_and_grad(
@@ -56,8 +62,11 @@ def scaled_filter_value_and_grad(
     >>> type(grads).__name__, grads.weight.shape
     ('Linear', (2, 3))
     """
-    options = (has_aux, policy, loss_scale, several, microbatches, batch_argnums)
-    return _filtered(scaled_value_and_grad, fun, *options, clip_norm, axis_name)
+    options = Options(
+        *(0, has_aux, policy, loss_scale, several, microbatches, batch_argnums),
+        *(clip_norm, axis_name),
+    )
+    return _filtered(scaled_value_and_grad, fun, options)
 
 
 def scaled_filter_grad(
@@ -103,25 +112,20 @@ def scaled_filter_grad(
     >>> bool(finite)
     True
     """
-    options = (has_aux, policy, loss_scale, several, microbatches, batch_argnums)
-    return _filtered(scaled_grad, fun, *options, clip_norm, axis_name)
+    options = Options(
+        *(0, has_aux, policy, loss_scale, several, microbatches, batch_argnums),
+        *(clip_norm, axis_name),
+    )
+    return _filtered(scaled_grad, fun, options)
 
 
 def _filtered(
-    transform: Callable[..., Any],
-    fun: Callable[..., Any],
-    has_aux: bool,
-    policy: Any,
-    loss_scale: Any,
-    several: bool,
-    microbatches: int,
-    batch_argnums: int | Sequence[int],
-    clip_norm: float | None,
-    axis_name: Any,
+    transform: Callable[..., Any], fun: Callable[..., Any], options: Options
 ) -> Callable[..., Gradient]:
     import equinox as eqx  # here, so that whoever does not use it need not wait for it
 
-    function = under_policy(fun, policy)
+    function = under_policy(fun, options.policy)
+    words = options._replace(policy=None)._asdict()
 
     @functools.wraps(fun, updated=())
     def gradients(model: Any, *args: Any, **kwargs: Any) -> Gradient:
@@ -130,17 +134,6 @@ def _filtered(
         def of_floats(floats: Any, *args: Any, **kwargs: Any) -> Any:
             return function(eqx.combine(floats, rest), *args, **kwargs)
 
-        differentiated = transform(
-            of_floats,
-            has_aux=has_aux,
-            policy=None,
-            loss_scale=loss_scale,
-            several=several,
-            microbatches=microbatches,
-            batch_argnums=batch_argnums,
-            clip_norm=clip_norm,
-            axis_name=axis_name,
-        )
-        return differentiated(floats, *args, **kwargs)
+        return transform(of_floats, **words)(floats, *args, **kwargs)
 
     return gradients

@@ -12,10 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 
 from jaxamp.core import jax_compat, taxonomy
 from jaxamp.core.taxonomy import Op, Trait
+from jaxamp.jaxprs.interpret import walk
 from jaxamp.jaxprs.module_paths import module_path
 from jaxamp.jaxprs.name_stack import joined_names, without_repeats
 from jaxamp.jaxprs.nested import RULED, called, is_region, loop, nested
@@ -49,22 +50,15 @@ class _Unfolder:
         self._ops: dict[Primitive, Op | None] = {}
 
     def frame(self, body: ClosedJaxpr, entries: Sequence[int], scope: str) -> Frame:
-        jaxpr = body.jaxpr
-        env: dict[Any, int] = dict(zip(jaxpr.invars, entries, strict=True))
-        for var, const in zip(jaxpr.constvars, body.consts, strict=True):
-            env[var] = self._captured(var.aval, const)
+        jaxpr, sites = body.jaxpr, list[Node | Nest]()
+        pairs = zip(jaxpr.constvars, body.consts, strict=True)
+        captured = [self._captured(var.aval, const) for var, const in pairs]
 
-        def read(atoms: Sequence[Any]) -> tuple[int, ...]:
-            return tuple([self._literal(a) if isinstance(a, Literal) else env[a] for a in atoms])
+        def visit(eqn: JaxprEqn, ins: Sequence[int]) -> tuple[int, ...]:
+            sites.append(self._site(eqn, tuple(ins), self._scope(scope, eqn)))
+            return sites[-1].outs
 
-        sites = []
-        for eqn in jaxpr.eqns:
-            ins = read(eqn.invars)
-            site = self._site(eqn, ins, self._scope(scope, eqn))
-            for var, out in zip(eqn.outvars, site.outs, strict=True):
-                env[var] = out
-            sites.append(site)
-        exits = read(jaxpr.outvars)
+        exits = tuple(walk(jaxpr, captured, entries, visit, self._literal))
         return Frame(jaxpr, tuple(entries), sites, exits, exits)
 
     def _site(self, eqn: JaxprEqn, ins: tuple[int, ...], scope: str) -> Node | Nest:

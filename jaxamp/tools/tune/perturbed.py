@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.inspect.blocks import Block
-from jaxamp.numerics.nested_interpreter import Interpreter, Value, literal
+from jaxamp.numerics.nested_interpreter import Interpreter, Value, literal, run_live
 from jaxamp.tools.tune.groups import Group
 
 
@@ -42,10 +42,7 @@ class Perturbing(Interpreter):
         entries = block.plan.inputs if block.plan else [None] * len(values)
         run.write(block.jaxpr.constvars, block.consts, [None] * len(block.consts), None)
         run.write(block.jaxpr.invars, [v.low for v in values], entries, None)
-        for position, eqn in enumerate(block.jaxpr.eqns):
-            if block.live[position]:
-                with jax_compat.emitting(eqn):
-                    run.equation(position)
+        run_live(block, run.equation)
         return run.results(), state
 
     def test(self, body: ClosedJaxpr, plan: Any, values: Sequence[Value]) -> Any:
