@@ -192,7 +192,7 @@ MUTATIONS = (
     ),
     Mutation(
         "xla/row_broadcasts.py",
-        "return _changed(closed) if _reads_rows(closed) else closed",
+        "return _flattened(closed) if _has_row_broadcasts(closed) else closed",
         "return closed",
         "tests/xla/test_row_broadcasts.py",
     ),

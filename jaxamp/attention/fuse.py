@@ -42,7 +42,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.keep_precision import kept_precision
 from jaxamp.core.taxonomy import OpKind
-from jaxamp.jaxprs.asked_precision import ASKED, asks_precision
+from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
 from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
 from jaxamp.jaxprs.shared_rules import share_rules
@@ -368,8 +368,8 @@ class _Fuser:
         parts = _parts(found, scores)
         products += [u for b, u in scores.products.items() if b in parts]
         for unit in products:
-            if asks_precision(unit.eqn):
-                raise NotAttention(ASKED)
+            if has_explicit_precision(unit.eqn):
+                raise NotAttention(EXPLICIT_PRECISION)
 
 
 def _check_empty_rows(found: Found, scores: Scores) -> None:

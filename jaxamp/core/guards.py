@@ -1,4 +1,4 @@
-"""Guards: what protects a program from the table of its policy."""
+"""Guards: exceptions to a policy's table that keep a program correct."""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""The arithmetic of each primitive: what becomes of a rounding, of signs and of ranges.
+"""The arithmetic of each primitive: what it does to roundings, signs and ranges.
 
-``SEMANTICS`` has a line for every primitive that computes elementwise, reduces or orders; of all
-others the trait in ``taxonomy.TABLE`` says enough. It tells facts of single primitives. What
-follows from them for a program is in ``plan/``.
+``SEMANTICS`` has a line for every primitive that is elementwise, reduces or orders; for all others
+the trait in ``taxonomy.TABLE`` is enough. It lists facts of single primitives. What follows from
+them for a program is in ``plan/``.
+
+See: Higham, "Accuracy and Stability of Numerical Algorithms", 2nd edition, SIAM 2002, chapter 1 for
+condition numbers and cancellation.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from jaxamp.core.taxonomy import Op, OpKind, Trait
 
 
 class Linear(enum.Enum):
-    """In which operands a result is linear."""
+    """Linearity of a result in its operands."""
 
     NOT = "not"
     ALL = "all"  # in all of them at once: sums, and choices between them
@@ -29,7 +32,7 @@ class Linear(enum.Enum):
 
 
 class Rounding(enum.Enum):
-    """Fate of a relative rounding of the operands."""
+    """Effect of a primitive on a relative rounding of its operands."""
 
     KEPT = "kept"  # it is a relative rounding of the result, at most a few times as large
     STOPPED = "stopped"  # the result is bounded, or discrete: a small error at most
@@ -40,7 +43,7 @@ class Rounding(enum.Enum):
 
 
 class Pole(enum.Enum):
-    """Place where a function of one operand is singular."""
+    """Singularity of a function of one operand."""
 
     NONE = "none"
     ZERO = "zero"
@@ -55,11 +58,11 @@ class Semantics:
 
     Attributes:
       linear: in which operands the result is linear.
-      rounding: what becomes of a relative rounding of the operands.
+      rounding: effect on a relative rounding of the operands.
       pole: where the function is singular.
       nonnegative: whether the result is never negative.
       keeps_sign: whether the result is not negative if no operand is.
-      stays_apart: whether the result is away from zero if all operands are.
+      keeps_nonzero: whether the result is away from zero if all operands are.
       decays: whether the result may be below the range of float16 though its operands are not.
       monotone: the function itself, if it is a monotone one of one operand.
 
@@ -72,7 +75,7 @@ class Semantics:
     pole: Pole = Pole.NONE
     nonnegative: bool = False
     keeps_sign: bool = False
-    stays_apart: bool = False
+    keeps_nonzero: bool = False
     decays: bool = False
     monotone: Callable[[float], float] | None = None
 
@@ -80,7 +83,7 @@ class Semantics:
 _SUM = Semantics(Linear.ALL, Rounding.CANCELLING)
 _MEAN = Semantics(Linear.ALL, Rounding.KEPT)  # many terms: their roundings average out
 _CHOICE = Semantics(Linear.ALL, Rounding.KEPT)
-_CHOSEN = Semantics(Linear.ALL, Rounding.KEPT, keeps_sign=True, stays_apart=True)
+_CHOSEN = Semantics(Linear.ALL, Rounding.KEPT, keeps_sign=True, keeps_nonzero=True)
 _FOLD = Semantics(Linear.NOT, Rounding.AMPLIFIED)
 _PRODUCT = Semantics(Linear.NOT, Rounding.AMPLIFIED, decays=True)
 _DISCRETE = Semantics(Linear.NOT, Rounding.STOPPED)
@@ -161,7 +164,7 @@ SEMANTICS: dict[str, Semantics] = {
     "sub": _SUM,
     "mul": Semantics(Linear.EACH, Rounding.KEPT, keeps_sign=True),
     "div": Semantics(Linear.FIRST, Rounding.KEPT, keeps_sign=True),
-    "sqrt": Semantics(Linear.NOT, Rounding.KEPT, nonnegative=True, stays_apart=True),
+    "sqrt": Semantics(Linear.NOT, Rounding.KEPT, nonnegative=True, keeps_nonzero=True),
     # Elementwise: integer-valued results.
     "ceil": _steep(monotone=np.ceil),
     "floor": _steep(monotone=np.floor),

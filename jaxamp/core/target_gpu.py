@@ -1,4 +1,4 @@
-"""The device that a program is lowered for: one at hand, or one that is described."""
+"""The device that programs are lowered for: one at hand, or an absent one that is described."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 
 @dataclass(frozen=True)
 class TargetGpu:
-    """Properties of a GPU that libraries of kernels ask for.
+    """Properties of a GPU by which kernels are chosen.
 
     Attributes:
       capability: compute capability, (9, 0) for Hopper.
@@ -23,7 +23,7 @@ class TargetGpu:
     cudnn: int | None
 
 
-_described: Any = jax.make_user_context(None)  # what was lowered for another GPU is of no use
+_described: Any = jax.make_user_context(None)  # part of the key of jax.jit's cache
 
 
 def described_gpu() -> TargetGpu | None:
@@ -38,10 +38,10 @@ def described_platform() -> str | None:
 
 @contextmanager
 def lowering_for(target: TargetGpu | Literal["tpu"] | None) -> Iterator[None]:
-    """Lower programs for a GPU that is not here, or not the one that is, or for a TPU.
+    """Lower programs for another GPU than the one at hand, or for a TPU.
 
-    Kernels are then chosen as that GPU takes them, also in programs that are exported: JAX promises
-    nothing for their calls, so that its ``disabled_checks`` have to name them.
+    Kernels are chosen for that device, also in exported programs: JAX does not guarantee the
+    stability of their custom calls, so ``jax.export`` needs them in ``disabled_checks``.
 
     >>> with lowering_for(TargetGpu((9, 0), 91200)):
     ...     described_gpu()

@@ -73,13 +73,13 @@ class Trait(enum.Enum):
     MERGE = "merge"  # joins operands that must share one dtype
     COLLECTIVE = "collective"  # moves between devices
     VARY = "vary"  # sends nothing, but its transpose adds up over devices
-    # Boundary: primitives that carry other programs.
+    # Boundary: higher-order primitives, with a body or several.
     CALL = "call"  # one body, run once, transparent
     BRANCH = "branch"  # one of several bodies
     LOOP = "loop"  # a body run many times over a carry
     MANUAL = "manual"  # a body typed per device
     SOLVER = "solver"  # bodies of an implicit definition
-    NESTED = "nested"  # some other carrier of one body; its signature is kept
+    NESTED = "nested"  # some other primitive with one body, whose signature is kept
     OPAQUE = "opaque"  # never looked into: operands go back to the dtypes it was written for
     # Boundary: the rest.
     CONVERT = "convert"  # an explicit change of dtype

@@ -2,6 +2,6 @@
 
 import importlib
 
-from jaxamp.inspect.shown import register_screens
+from jaxamp.inspect.displayable import register_screens
 
 register_screens(lambda: importlib.import_module("jaxamp.display.screens"))

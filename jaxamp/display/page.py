@@ -40,9 +40,11 @@ def report_page(report: Report) -> str:
         charts=charts(report),
         notes=report.notes,
         rows=[_row(row, modules[_module_key(row)]) for row in rows],
-        waits=[(scope, word, storage(n)) for (scope, word), n in report.waits().items()],
+        residuals=[
+            (scope, word, storage(n)) for (scope, word), n in report.residual_bytes().items()
+        ],
         family=family,
-        waiting=storage(sum(report.waits().values())),
+        residual_bytes=storage(sum(report.residual_bytes().values())),
     )
 
 

@@ -58,8 +58,8 @@ def _parts(report: Report) -> Iterator[Any]:
         named = ", ".join(f"{name} {n}" for name, n in report.guards.items())
         yield Text(f"guards: {named}")
     yield from (Text(note, style="yellow") for note in report.notes)
-    if report.waiting:
-        yield from _waiting(report)
+    if report.residuals:
+        yield from _residuals(report)
     if report.contractions:
         yield _dots(report)
 
@@ -84,18 +84,18 @@ def _shares(report: Report) -> Table:
     return table
 
 
-def _waiting(report: Report) -> Iterator[Any]:
-    waits = report.waits()
-    rest = f", the first {_FEW} of {len(waits)}" if len(waits) > _FEW else ""
+def _residuals(report: Report) -> Iterator[Any]:
+    residuals = report.residual_bytes()
+    rest = f", the first {_FEW} of {len(residuals)}" if len(residuals) > _FEW else ""
     yield Text(
-        f"waiting in memory for the backward pass: {storage(sum(waits.values()))}{rest}",
+        f"residuals, in memory for the backward pass: {storage(sum(residuals.values()))}{rest}",
         style="italic",
     )
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("scope", overflow="fold")
     table.add_column("dtype", no_wrap=True)
     table.add_column("bytes", justify="right", no_wrap=True)
-    for (scope, word), size in list(waits.items())[:_FEW]:
+    for (scope, word), size in list(residuals.items())[:_FEW]:
         table.add_row(scope or "(none)", precision_text(word), storage(size))
     yield table
 

@@ -127,13 +127,13 @@ class _Numbering:
         live = live_equations(body.jaxpr)
         block = Block(body.jaxpr, body.consts, plan, live, [], [], {})
         scopes = [joined_scope(scope, eqn) for eqn in body.jaxpr.eqns]
-        held = [_held(eqn, block.decision(i)) for i, eqn in enumerate(body.jaxpr.eqns)]
+        bodies = [_bodies(eqn, block.decision(i)) for i, eqn in enumerate(body.jaxpr.eqns)]
         for i, eqn in enumerate(body.jaxpr.eqns):
-            computes = live[i] and not held[i]
+            computes = live[i] and not bodies[i]
             site = self._site(eqn, block.decision(i), scopes[i], depth) if computes else None
             block.sites.append(site)
         for i, eqn in enumerate(body.jaxpr.eqns):
-            entered = held[i]
+            entered = bodies[i]
             if wiring(eqn) is Wiring.WHILE:
                 block.test[i], *entered = entered
             deeper = depth + (_trait(eqn) is Trait.LOOP)
@@ -146,7 +146,7 @@ class _Numbering:
         return Site(self.next - 1, eqn, decision, scope, depth)
 
 
-def _held(eqn: JaxprEqn, decision: Decision | None) -> list[tuple[ClosedJaxpr, JaxprPlan | None]]:
+def _bodies(eqn: JaxprEqn, decision: Decision | None) -> list[tuple[ClosedJaxpr, JaxprPlan | None]]:
     """Return the jaxprs of an equation that an interpreter can enter, each with its plan."""
     if _trait(eqn) not in (Trait.CALL, Trait.BRANCH, Trait.LOOP):
         return []

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.operation import Operation, Place
 from jaxamp.inspect.report import Report, report
-from jaxamp.inspect.shown import Shown
 from jaxamp.policy.policy import PrecisionPolicy
 
 _SEVERAL = 3
@@ -39,7 +39,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference(Shown):
+class Difference(Displayable):
     """Differences between two policies on a program; ``print`` shows them.
 
     Attributes:

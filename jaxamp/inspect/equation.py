@@ -13,15 +13,15 @@ from jaxamp.core import taxonomy
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Op, OpKind, Trait
 from jaxamp.inspect import count
-from jaxamp.inspect.asked import who_asked
-from jaxamp.inspect.operation import Frame, Operation, Place, frames_of, innermost, type_word
+from jaxamp.inspect.operation import Operation, Place, SourceFrame, frames_of, innermost, type_word
+from jaxamp.inspect.precision_source import precision_source
 from jaxamp.inspect.stored import Stored
 from jaxamp.inspect.tally import Tally
-from jaxamp.jaxprs.asked_precision import ASKED
+from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
 from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.plan import Decision, Ground, JaxprPlan
-from jaxamp.rewrite.primitives.accumulate import accumulate_p, original
+from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
 from jaxamp.rewrite.recorder import Casts
 
 _REWRITTEN = "rewritten already, by an amp inside"
@@ -40,11 +40,11 @@ class Where:
 
     scope: str = ""
     runs: int = 1
-    frames: tuple[Frame, ...] = ()
+    frames: tuple[SourceFrame, ...] = ()
     own: bool = True
     needed: Sequence[bool] = ()
 
-    def frames_of(self, eqn: JaxprEqn) -> tuple[Frame, ...]:
+    def frames_of(self, eqn: JaxprEqn) -> tuple[SourceFrame, ...]:
         """Return the user's frames of an equation inside.
 
         A jitted function is traced once: where a library's is called again, its equations still
@@ -75,7 +75,7 @@ class Equation:
         self.op = taxonomy.lookup(eqn.primitive) or _UNKNOWN
         self.name, self.params = eqn.primitive.name, eqn.params
         if eqn.primitive is accumulate_p:
-            primitive, self.params = original(eqn.params)
+            primitive, self.params = contraction_of(eqn.params)
             self.name, self.op = primitive.name, taxonomy.lookup(primitive) or _UNKNOWN
         self.trait, self.kind = self.op.trait, self.op.kind
         self.scope = joined_scope(where.scope, eqn)
@@ -137,7 +137,8 @@ class Equation:
     def _reason(self) -> str:
         if self.ground is None:
             return _REWRITTEN
-        return who_asked(self.eqn) if self.ground.reason == ASKED else self.ground.reason
+        is_explicit = self.ground.reason == EXPLICIT_PRECISION
+        return precision_source(self.eqn) if is_explicit else self.ground.reason
 
     def _read(self, stored: Stored) -> None:
         atoms, d = self.eqn.invars, self.decision

@@ -11,9 +11,9 @@ from typing import Any
 
 from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.errors import InspectionError, accepted, counted
+from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.operation import Operation, Place, is_float, total
 from jaxamp.inspect.report import report
-from jaxamp.inspect.shown import Shown
 from jaxamp.policy.rules import EquationView, Rule
 
 _SEVERAL = 3  # primitives that a note names
@@ -70,7 +70,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation(Shown):
+class Explanation(Displayable):
     """Source with notes; ``print`` shows it.
 
     Attributes:

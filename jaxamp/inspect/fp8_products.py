@@ -17,7 +17,7 @@ from jaxamp.compiled.hlo import Module, parse
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.compiled.traffic import kernels
 from jaxamp.errors import InspectionError, accepted
-from jaxamp.inspect.shown import Shown
+from jaxamp.inspect.displayable import Displayable
 from jaxamp.jaxprs.dce import Live
 from jaxamp.jaxprs.nested import Wiring, nested, wiring
 from jaxamp.rewrite.primitives.quantized_dot import SCOPE, quantized_dot_p
@@ -34,7 +34,7 @@ _KERNELS = ("mosaic_gpu", "tpu_custom_call")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lowering(Shown):
+class Lowering(Displayable):
     """Quantized dots of a program, claimed and found after compilation; ``print`` shows it.
 
     Attributes:

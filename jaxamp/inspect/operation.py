@@ -162,15 +162,15 @@ def total(operations: Iterable[Operation]) -> Tally:
     return sum((o.tally for o in operations), Tally())
 
 
-Frame = tuple[str, int, str]
+SourceFrame = tuple[str, int, str]
 
 
-def frames_of(source_info: Any) -> tuple[Frame, ...]:
+def frames_of(source_info: Any) -> tuple[SourceFrame, ...]:
     """Return the user's own frames, innermost first: none of installed libraries."""
     return tuple(f for f in jax_compat.user_frames(source_info) if not is_library(f[0]))
 
 
-def innermost(source_info: Any, frames: Sequence[Frame]) -> Place:
+def innermost(source_info: Any, frames: Sequence[SourceFrame]) -> Place:
     """Return the innermost of the user's own lines, or else that of a library."""
     found = [*frames[:1], *jax_compat.user_frames(source_info)[:1]]
     return Place(*found[0]) if found else Place()

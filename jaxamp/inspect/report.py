@@ -13,11 +13,11 @@ from typing import Any
 from jaxamp.compiled.hlo import parse
 from jaxamp.compiled.traffic import operand_precisions
 from jaxamp.errors import InspectionError, accepted, counted
+from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.fp8_products import Lowering, verify_lowering
 from jaxamp.inspect.operation import Operation, Place, common_scope, is_float, numberless, total
-from jaxamp.inspect.shown import Shown
+from jaxamp.inspect.residuals import Residual
 from jaxamp.inspect.tally import Tally
-from jaxamp.inspect.waiting import Waiting
 from jaxamp.inspect.walk import Walk
 from jaxamp.plan import Plan
 from jaxamp.rewrite import record
@@ -27,11 +27,11 @@ from jaxamp.trace.target import Target
 HERE = "here"  # the target that is at hand
 _WIDE = "f32", "f64"
 _EMULATED = " (multiplied in bf16)"
-_JOINED = "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings", "waiting"
+_JOINED = "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings", "residuals"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report(Shown):
+class Report(Displayable):
     """The effect of a policy on a program. Reports of several programs add up: ``a + b``.
 
     Attributes:
@@ -42,7 +42,7 @@ class Report(Shown):
       unknown: primitives that nobody has described.
       unknown_loops: lines of the loops whose trips only running them would tell: they count once.
       lowerings: where it was compiled, the FP8 products that it claims and those that were found.
-      waiting: values that wait in memory for the backward pass, where both passes are in it.
+      residuals: values stored for the backward pass, where both passes are in the program.
       attentions: number of the regions that are fused attention.
 
     >>> import jax.numpy as jnp
@@ -58,7 +58,7 @@ class Report(Shown):
     unknown: tuple[str, ...] = ()
     unknown_loops: tuple[Place, ...] = ()
     lowerings: tuple[Lowering, ...] = ()
-    waiting: tuple[Waiting, ...] = ()
+    residuals: tuple[Residual, ...] = ()
     attentions: int = 0
 
     @classmethod
@@ -72,7 +72,7 @@ class Report(Shown):
             unmatched_rules=tuple(map(str, plan.unmatched_rules)),
             unknown=plan.unknown,
             unknown_loops=tuple(walk.unknown_loops),
-            waiting=tuple(walk.waiting),
+            residuals=tuple(walk.residuals),
             attentions=len(plan.attentions),
         )
 
@@ -163,13 +163,13 @@ class Report(Shown):
         fused = counted(self.attentions, "region")
         return f"{share} % of the FLOPs of products in {words}, attention fused in {fused}"
 
-    def waits(self) -> dict[tuple[str, str], int]:
-        """Return the bytes that wait for the backward pass, by scope and dtype, largest first.
+    def residual_bytes(self) -> dict[tuple[str, str], int]:
+        """Return the bytes of residuals by scope and dtype, largest first.
 
         Equal layers are together: their scopes have a star for the number.
         """
-        groups: dict[tuple[str, str], list[Waiting]] = defaultdict(list)
-        for value in self.waiting:
+        groups: dict[tuple[str, str], list[Residual]] = defaultdict(list)
+        for value in self.residuals:
             groups[numberless(value.scope), value.dtype].append(value)
         found = {
             (common_scope([value.scope for value in group]), word): sum(v.bytes for v in group)
@@ -219,7 +219,7 @@ class Report(Shown):
             "by_kind_and_precision": groups,
             "dots": self.dots(),
             "attentions": self.attentions,
-            "waiting": [dataclasses.asdict(value) for value in self.waiting],
+            "residuals": [dataclasses.asdict(value) for value in self.residuals],
             "guards": self.guards,
             "unmatched_rules": list(self.unmatched_rules),
             "unknown_primitives": list(self.unknown),

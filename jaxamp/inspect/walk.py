@@ -1,4 +1,4 @@
-"""Walk a program beside its plan and list every operation."""
+"""List every operation of a program, with its decision, casts and cost."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from jax.extend.core import Jaxpr
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.inspect.equation import Body, Equation, Where
 from jaxamp.inspect.operation import Operation, Place, is_library, total
+from jaxamp.inspect.residuals import Residual, residuals_of
 from jaxamp.inspect.stored import Stored
 from jaxamp.inspect.tally import Tally
-from jaxamp.inspect.waiting import Waiting, waiting_in
 from jaxamp.jaxprs.dce import Live
 from jaxamp.jaxprs.name_stack import clean_scope
 from jaxamp.plan import JaxprPlan, Plan
@@ -25,14 +25,14 @@ class Walk:
     Attributes:
       operations: in program order.
       unknown_loops: lines of the loops whose trips only running them would tell: they count once.
-      waiting: values that the forward pass leaves to the backward pass.
+      residuals: values that the forward pass leaves to the backward pass.
     """
 
     def __init__(self, plan: Plan, recorder: Recorder | None = None) -> None:
         self._recorder = recorder or Recorder()
         self.operations: list[Operation] = []
         self.unknown_loops: list[Place] = []
-        self.waiting: list[Waiting] = []
+        self.residuals: list[Residual] = []
         self._live = Live()
         self._grounds = iter(plan.grounds)  # in the order in which equations are met here
         self._jaxpr(plan.jaxpr.jaxpr, plan.body, Where())
@@ -53,9 +53,9 @@ class Walk:
             self._equation(equation, where.runs * is_live)
         self._add_results(of_results, where)
         live = [is_live for _, is_live, _ in walked]
-        self.waiting += [
-            replace(waiting, bytes=waiting.bytes * where.runs)
-            for waiting in waiting_in(jaxpr, plan, stored, live, where.scope)
+        self.residuals += [
+            replace(residual, bytes=residual.bytes * where.runs)
+            for residual in residuals_of(jaxpr, plan, stored, live, where.scope)
         ]
 
     def _equation(self, equation: Equation, outer: int) -> None:

@@ -1,4 +1,4 @@
-"""The call in the source that a frame of a call stack was at."""
+"""Find the call expression in the source that a frame of a call stack is at."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Liveness: which equations of a program are needed; compilers drop the others."""
+"""Find which equations of a program are needed; compilers drop the others (dead code)."""
 
 from __future__ import annotations
 

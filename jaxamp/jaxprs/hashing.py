@@ -1,6 +1,6 @@
-"""Keys by which equal parts of jaxprs are found.
+"""Keys that are equal for equal parts of jaxprs.
 
-What cannot be hashed goes by its identity, so a key is good for as long as its jaxpr is alive.
+A key is valid for as long as its jaxpr is alive: unhashable parameters are compared by identity.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxamp.jaxprs.interpret import walk
 
 
 def jaxpr_key(jaxpr: Jaxpr) -> Hashable:
-    """Return a key that jaxprs share which compute the same and come from the same lines.
+    """Return a key that is equal for jaxprs of equal equations from the same source lines.
 
     >>> import jax
     >>> one, two = (jax.make_jaxpr(lambda x: x + 1.0)(2.0).jaxpr for _ in range(2))
@@ -30,7 +30,7 @@ def jaxpr_key(jaxpr: Jaxpr) -> Hashable:
     lines: list[Hashable] = []
 
     def visit(eqn: JaxprEqn, operands: Sequence[Hashable]) -> list[int]:
-        origin = jax_compat.origin(eqn, jax_compat.Around())
+        origin = jax_compat.origin(eqn, jax_compat.CommonNames())
         line = eqn.primitive, params_key(eqn.params), origin, len(eqn.outvars)
         lines.append((*line, *operands))
         return [next(numbers) for _ in eqn.outvars]

@@ -1,9 +1,9 @@
-"""Module paths, read from the call stack of an equation: ``Transformer/layers/attention``.
+"""Read module paths from the call stack of an equation: ``Transformer/layers/attention``.
 
 flax linen and haiku write the names of modules into name stacks. equinox, nnx and classes of one's
-own do not, but a stack has their methods, and the source has the attribute that was called:
-``self.attention(x)``. So nothing has to be intercepted while a program is traced. The index of a
-module in a list is known where the source has it: of ``self.layers[0](x)``, not of a loop.
+own do not, but the call stack has their methods, and the source has the attribute that was called:
+``self.attention(x)``. So nothing is intercepted while a program is traced. The index of a module in
+a list is known where the source has it: of ``self.layers[0](x)``, not of a loop.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Scope paths: the names that the user entered around an equation, freed of what JAX adds.
+"""Scope paths: the names that the user entered around an equation, without those that JAX adds.
 
 An equation carries a name stack. JAX writes the names of transformations around the user's names,
 adds names of its own, and repeats names where it differentiates a ``jax.checkpoint``. An equation
-of an inner jaxpr carries only the names entered inside that jaxpr: those of the equations around it
-are put before them. Modules that name no scope are read from its call stack.
+of an inner jaxpr carries only the names entered inside that jaxpr: those of the enclosing equations
+are put before them. Modules that name no scope are read from the call stack.
 """
 
 from __future__ import annotations

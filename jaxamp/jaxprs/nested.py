@@ -24,20 +24,18 @@ class Wiring(enum.Enum):
     """Correspondence of a nested jaxpr's inputs and outputs with operands and results."""
 
     CALL = "call"  # inputs are the operands, outputs the results
-    UNIT = (
-        "unit"  # as CALL, but a compiler may replace the whole: the types at its border are fixed
-    )
+    UNIT = "unit"  # as CALL, but a compiler may replace the whole: its signature is fixed
     BRANCHES = "branches"  # operand 0 chooses one jaxpr, which takes the other operands
     SCAN = "scan"  # operands: invariants, initial carries, sliced arrays; results: carries, stacks
     WHILE = "while"  # operands: invariants of the test, those of the body, initial carries
-    SCALAR = "scalar"  # a function of numbers, such as the one a reduction folds by: not entered
-    OPAQUE = "opaque"  # a kernel, or a program for somebody else to run: not entered
+    SCALAR = "scalar"  # a function of scalars, such as that of a reduction: not entered
+    OPAQUE = "opaque"  # a kernel, or a program that other code runs: not entered
 
     __hash__ = object.__hash__  # Enum's own goes through the name, in Python
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class NestedParams:
     """Parameters of a higher-order primitive that hold jaxprs, and how those are wired.
 
     Attributes:
@@ -52,48 +50,48 @@ class Held:
     rules: tuple[str, ...] = ()
 
 
-_UPDATE = Held(Wiring.SCALAR, ("update_jaxpr",))
+_UPDATE = NestedParams(Wiring.SCALAR, ("update_jaxpr",))
 
 # Instructions of Pallas kernels, which are inside of opaque jaxprs, are not listed.
-TABLE: dict[str, Held] = {
-    "jit": Held(Wiring.CALL, ("jaxpr",)),
-    "call": Held(Wiring.CALL, ("call_jaxpr",)),
-    "closed_call": Held(Wiring.CALL, ("call_jaxpr",)),
-    "eval_jaxpr": Held(Wiring.CALL, ("jaxpr", "call_jaxpr")),
-    "remat2": Held(Wiring.CALL, ("jaxpr",)),
-    "custom_jvp_call": Held(Wiring.CALL, ("call_jaxpr",), ("jvp_jaxpr_fun",)),
-    "custom_vjp_call": Held(Wiring.CALL, ("call_jaxpr",), ("fwd_jaxpr_thunk", "bwd")),
-    "remat_opt": Held(Wiring.CALL, ("fwd_jaxpr",), ("fun_jaxpr_thunk",)),
-    "shard_map": Held(Wiring.CALL, ("jaxpr",)),  # whose types are those of one device
-    "composite": Held(Wiring.UNIT, ("jaxpr", "call_jaxpr")),
-    "compute_on": Held(Wiring.UNIT, ("jaxpr",)),
-    "custom_vmap_call": Held(Wiring.UNIT, ("call",), ("rule",)),
-    "fused_call": Held(Wiring.UNIT, ("jaxpr",)),
-    "program_order": Held(Wiring.UNIT, ("call_jaxpr",)),
-    "xla_metadata_call": Held(Wiring.UNIT, ("jaxpr",)),
-    "cond": Held(Wiring.BRANCHES, ("branches",)),
-    "scan": Held(Wiring.SCAN, ("jaxpr",)),
-    "while": Held(Wiring.WHILE, ("cond_jaxpr", "body_jaxpr")),
-    "reduce": Held(Wiring.SCALAR, ("jaxpr",), ("computation",)),
-    "reduce_window": Held(Wiring.SCALAR, ("jaxpr",)),
+TABLE: dict[str, NestedParams] = {
+    "jit": NestedParams(Wiring.CALL, ("jaxpr",)),
+    "call": NestedParams(Wiring.CALL, ("call_jaxpr",)),
+    "closed_call": NestedParams(Wiring.CALL, ("call_jaxpr",)),
+    "eval_jaxpr": NestedParams(Wiring.CALL, ("jaxpr", "call_jaxpr")),
+    "remat2": NestedParams(Wiring.CALL, ("jaxpr",)),
+    "custom_jvp_call": NestedParams(Wiring.CALL, ("call_jaxpr",), ("jvp_jaxpr_fun",)),
+    "custom_vjp_call": NestedParams(Wiring.CALL, ("call_jaxpr",), ("fwd_jaxpr_thunk", "bwd")),
+    "remat_opt": NestedParams(Wiring.CALL, ("fwd_jaxpr",), ("fun_jaxpr_thunk",)),
+    "shard_map": NestedParams(Wiring.CALL, ("jaxpr",)),  # whose types are those of one device
+    "composite": NestedParams(Wiring.UNIT, ("jaxpr", "call_jaxpr")),
+    "compute_on": NestedParams(Wiring.UNIT, ("jaxpr",)),
+    "custom_vmap_call": NestedParams(Wiring.UNIT, ("call",), ("rule",)),
+    "fused_call": NestedParams(Wiring.UNIT, ("jaxpr",)),
+    "program_order": NestedParams(Wiring.UNIT, ("call_jaxpr",)),
+    "xla_metadata_call": NestedParams(Wiring.UNIT, ("jaxpr",)),
+    "cond": NestedParams(Wiring.BRANCHES, ("branches",)),
+    "scan": NestedParams(Wiring.SCAN, ("jaxpr",)),
+    "while": NestedParams(Wiring.WHILE, ("cond_jaxpr", "body_jaxpr")),
+    "reduce": NestedParams(Wiring.SCALAR, ("jaxpr",), ("computation",)),
+    "reduce_window": NestedParams(Wiring.SCALAR, ("jaxpr",)),
     "scatter": _UPDATE,
     "scatter-add": _UPDATE,
     "scatter-sub": _UPDATE,
     "scatter-mul": _UPDATE,
     "scatter-max": _UPDATE,
     "scatter-min": _UPDATE,
-    "select_and_scatter": Held(Wiring.SCALAR, ("select_jaxpr", "scatter_jaxpr")),
-    "custom_linear_solve": Held(Wiring.OPAQUE, ("jaxprs",)),
-    "custom_partitioning": Held(Wiring.OPAQUE, ("call",)),
-    "linear_call": Held(Wiring.OPAQUE, ("callee",)),
-    "run_state": Held(Wiring.OPAQUE, ("jaxpr",)),
-    "pallas_call": Held(Wiring.OPAQUE, ("jaxpr",)),
-    "core_map": Held(Wiring.OPAQUE, ("jaxpr",)),
-    "mpmd_map": Held(Wiring.OPAQUE, ("jaxprs",)),
-    "custom_fusion": Held(Wiring.OPAQUE, ("jaxpr", "pallas_jaxpr")),
-    "fusible": Held(Wiring.OPAQUE, ("jaxpr",)),
-    "cudnn_fusion": Held(Wiring.OPAQUE, ("jaxpr",)),
-    "thunky.call_thunky_nested": Held(Wiring.OPAQUE, ("jaxpr",)),
+    "select_and_scatter": NestedParams(Wiring.SCALAR, ("select_jaxpr", "scatter_jaxpr")),
+    "custom_linear_solve": NestedParams(Wiring.OPAQUE, ("jaxprs",)),
+    "custom_partitioning": NestedParams(Wiring.OPAQUE, ("call",)),
+    "linear_call": NestedParams(Wiring.OPAQUE, ("callee",)),
+    "run_state": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
+    "pallas_call": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
+    "core_map": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
+    "mpmd_map": NestedParams(Wiring.OPAQUE, ("jaxprs",)),
+    "custom_fusion": NestedParams(Wiring.OPAQUE, ("jaxpr", "pallas_jaxpr")),
+    "fusible": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
+    "cudnn_fusion": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
+    "thunky.call_thunky_nested": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
 }
 
 # Primitives of others, once `register_op_kind` has described them: all parameters with jaxprs.
@@ -112,8 +110,8 @@ def wiring(eqn: JaxprEqn) -> Wiring | None:
     >>> [wiring(eqn) for eqn in jax.make_jaxpr(jax.jit(jax.numpy.sin))(1.0).eqns]
     [<Wiring.CALL: 'call'>]
     """
-    held = _held(eqn)
-    return held.wiring if held else None
+    found = _nested_params(eqn)
+    return found.wiring if found else None
 
 
 def nested(eqn: JaxprEqn) -> list[ClosedJaxpr]:
@@ -127,12 +125,12 @@ def nested(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     >>> [len(nested(eqn)) for eqn in jax.make_jaxpr(double_or_not)(1.0).eqns]
     [0, 0, 2]
     """
-    held = _held(eqn)
-    if held is None or held.wiring in _NOT_ENTERED:
+    found = _nested_params(eqn)
+    if found is None or found.wiring in _NOT_ENTERED:
         return []
     return [
         part if isinstance(part, ClosedJaxpr) else ClosedJaxpr(part, ())
-        for name in held.params
+        for name in found.params
         for part in _parts(eqn.params.get(name))
     ]
 
@@ -156,11 +154,11 @@ def with_nested(eqn: JaxprEqn, bodies: Iterable[ClosedJaxpr]) -> dict[str, Any]:
     >>> with_nested(eqn, [jax.make_jaxpr(jax.numpy.cos)(1.0)])["jaxpr"].eqns[0].primitive
     cos
     """
-    held = _held(eqn)
-    if held is None or held.wiring in _NOT_ENTERED:
+    found = _nested_params(eqn)
+    if found is None or found.wiring in _NOT_ENTERED:
         return {}
     remaining = iter(bodies)
-    return {n: _put(eqn.params[n], remaining) for n in held.params if n in eqn.params}
+    return {n: _put(eqn.params[n], remaining) for n in found.params if n in eqn.params}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +205,8 @@ def is_open(eqn: JaxprEqn) -> bool:
 
     From JAX 0.12 on none does: the two types are one, which has constants.
     """
-    held = _held(eqn)
-    inside = [eqn.params.get(name) for name in held.params] if held else []
+    found = _nested_params(eqn)
+    inside = [eqn.params.get(name) for name in found.params] if found else []
     return any(isinstance(j, Jaxpr) and not isinstance(j, ClosedJaxpr) for j in inside)
 
 
@@ -220,7 +218,7 @@ def is_region(eqn: JaxprEqn) -> bool:
 _NOT_ENTERED = (Wiring.SCALAR, Wiring.OPAQUE)
 
 
-def _held(eqn: JaxprEqn) -> Held | None:
+def _nested_params(eqn: JaxprEqn) -> NestedParams | None:
     name = eqn.primitive.name
     if name in taxonomy.TABLE:
         return TABLE.get(name)
@@ -228,7 +226,7 @@ def _held(eqn: JaxprEqn) -> Held | None:
     described = _DESCRIBED.get(op.trait) if op else None
     if described is None:
         return None
-    return Held(described, tuple(k for k, v in eqn.params.items() if next(_parts(v), None)))
+    return NestedParams(described, tuple(k for k, v in eqn.params.items() if next(_parts(v), None)))
 
 
 def _parts(param: Any) -> Iterator[Jaxpr | ClosedJaxpr]:

@@ -1,7 +1,9 @@
-"""A comparison with zero reads what was cut off at zero.
+"""Rewrite comparisons with zero to read the result of a ReLU.
 
-`x > 0` is `max(x, 0) > 0`, for every number and NaN. Behind a rectifier only its result is in
-memory: to compare `x`, a backward pass would compute all that `x` is made of once more.
+`x > 0` equals `max(x, 0) > 0` for every number and NaN. Of a ReLU only the result is a residual: to
+compare `x`, a backward pass would have to recompute it.
+
+See: https://github.com/jax-ml/jax/issues/5458
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.nested import called, nested, with_nested
 
-SIGNS = ("gt", "le")  # comparisons with zero that say the same of `x` and of `max(x, 0)`
+SIGNS = ("gt", "le")  # comparisons with zero that are equal for `x` and `max(x, 0)`
 
 
-def compare_results(closed: ClosedJaxpr) -> ClosedJaxpr:
+def compare_relu_results(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Return a program whose comparisons with zero read results of ``max(x, 0)``.
 
-    A call that returns such a result and its comparison returns the result, and is followed by the
-    comparison: so this can be computed again without the call.
+    Where a call returns such a result and its comparison, the comparison is moved behind the call,
+    so that it can be recomputed without the call.
 
     Args:
       closed: the program.
@@ -32,7 +34,7 @@ def compare_results(closed: ClosedJaxpr) -> ClosedJaxpr:
     >>> import jax
     >>> def rectified(x):
     ...     return jax.numpy.maximum(x, 0), x > 0
-    >>> largest, comparison = compare_results(jax.make_jaxpr(rectified)(1.0)).jaxpr.eqns
+    >>> largest, comparison = compare_relu_results(jax.make_jaxpr(rectified)(1.0)).jaxpr.eqns
     >>> comparison.invars[0] is largest.outvars[0]
     True
     """
@@ -41,12 +43,12 @@ def compare_results(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 class _Comparisons:
-    """Changes a jaxpr and those within; one that is met twice is changed once."""
+    """Rewriter of comparisons in a jaxpr and its nested ones; each jaxpr is rewritten once."""
 
     def __init__(self) -> None:
         self._changed: dict[int, Jaxpr] = {}
         self._closed: dict[tuple[int, ...], ClosedJaxpr] = {}
-        self._cuts_off: dict[int, bool] = {}
+        self._is_relu: dict[int, bool] = {}
         self._returned: dict[int, dict[int, tuple[int, JaxprEqn]]] = {}
 
     def of(self, jaxpr: Jaxpr) -> Jaxpr:
@@ -56,14 +58,14 @@ class _Comparisons:
         return changed
 
     def _of(self, jaxpr: Jaxpr) -> Jaxpr:
-        cut: dict[Var, Var] = {}
+        relus: dict[Var, Var] = {}
         eqns: list[JaxprEqn] = []
         for eqn in jaxpr.eqns:
-            operand = self._cut_off(eqn)
+            operand = self._relu_operand(eqn)
             if operand is not None and not isinstance(eqn.outvars[0], jax_compat.DropVar):
-                cut[operand] = eqn.outvars[0]
-            elif cut and eqn.primitive.name in SIGNS:
-                eqn = _compared(eqn, cut)
+                relus[operand] = eqn.outvars[0]
+            elif relus and eqn.primitive.name in SIGNS:
+                eqn = _compared(eqn, relus)
             eqns += self._outside(self._inside(eqn))
         is_same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
         return jaxpr if is_same else jaxpr.replace(eqns=eqns)
@@ -99,8 +101,8 @@ class _Comparisons:
                 outvars[index] = jax_compat.DropVar(made.aval)
         return [eqn.replace(outvars=outvars), *after] if after else [eqn]
 
-    def _cut_off(self, eqn: JaxprEqn) -> Var | None:
-        """Return the operand whose ``max(x, 0)`` an equation, or the jaxpr that it holds, is."""
+    def _relu_operand(self, eqn: JaxprEqn) -> Var | None:
+        """Return `x` if an equation, or the jaxpr that it calls, is ``max(x, 0)``; else `None`."""
         name = eqn.primitive.name
         if name == "max":
             first, second = eqn.invars
@@ -109,16 +111,16 @@ class _Comparisons:
         if name not in ("jit", "custom_jvp_call") or len(eqn.invars) != 1:
             return None
         body = called(eqn).jaxpr
-        if id(body) not in self._cuts_off:
-            self._cuts_off[id(body)] = self._only_cuts_off(body)
+        if id(body) not in self._is_relu:
+            self._is_relu[id(body)] = self._is_relu_alone(body)
         operand = eqn.invars[0]
-        return operand if self._cuts_off[id(body)] and isinstance(operand, Var) else None
+        return operand if self._is_relu[id(body)] and isinstance(operand, Var) else None
 
-    def _only_cuts_off(self, body: Jaxpr) -> bool:
+    def _is_relu_alone(self, body: Jaxpr) -> bool:
         if len(body.eqns) != 1 or body.constvars:
             return False
         (eqn,) = body.eqns
-        return eqn.outvars == body.outvars and self._cut_off(eqn) is body.invars[0]
+        return eqn.outvars == body.outvars and self._relu_operand(eqn) is body.invars[0]
 
 
 def _comparisons(body: Jaxpr) -> dict[int, tuple[int, JaxprEqn]]:
@@ -133,12 +135,12 @@ def _comparisons(body: Jaxpr) -> dict[int, tuple[int, JaxprEqn]]:
     }
 
 
-def _compared(eqn: JaxprEqn, cut: dict[Var, Var]) -> JaxprEqn:
+def _compared(eqn: JaxprEqn, relus: dict[Var, Var]) -> JaxprEqn:
     """Return a comparison that reads ``max(x, 0)`` in place of its operand."""
     operand, zero = eqn.invars
-    if isinstance(operand, Literal) or operand not in cut or not _is_zero(zero):
+    if isinstance(operand, Literal) or operand not in relus or not _is_zero(zero):
         return eqn
-    return eqn.replace(invars=[cut[operand], zero])
+    return eqn.replace(invars=[relus[operand], zero])
 
 
 def _is_zero(atom: Any) -> bool:

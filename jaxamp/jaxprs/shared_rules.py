@@ -1,6 +1,8 @@
-"""Calls of one ``custom_jvp`` function share its body and its rule.
+"""Let calls of one ``custom_jvp`` function share one body and one rule.
 
-JAX traces such a function anew for every call, and equal layers of a model look different.
+JAX traces such a function anew for every call, so that equal layers of a model look different.
+
+See: https://github.com/jax-ml/jax/issues/12775
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from jaxamp.inspect.operation import Place
 from jaxamp.numerics import finite_marks as marks
 from jaxamp.numerics.shadow import Shadowing, Watch
 from jaxamp.plan import Plan
-from jaxamp.rewrite.primitives.accumulate import accumulate_p, original
+from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
 from jaxamp.rewrite.registry import RewriteContext
 
 INFINITY, NAN = "infinity", "NaN"
@@ -205,7 +205,7 @@ def _an_input(program: Program, output: str, args: Sequence[Any]) -> Nonfinite:
 def _primitive(site: Site) -> str:
     """Return the name of an operation; of a product in low precision that of the product."""
     eqn = site.eqn
-    primitive = original(eqn.params)[0] if eqn.primitive is accumulate_p else eqn.primitive
+    primitive = contraction_of(eqn.params)[0] if eqn.primitive is accumulate_p else eqn.primitive
     return primitive.name
 
 

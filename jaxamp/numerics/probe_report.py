@@ -12,8 +12,8 @@ import numpy as np
 
 from jaxamp.core.formats import Precision
 from jaxamp.inspect.blocks import Site, place_of
+from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.operation import Place
-from jaxamp.inspect.shown import Shown
 from jaxamp.numerics.nonfinite import Nonfinite
 from jaxamp.numerics.statistics import PEAKS, SUMS
 
@@ -69,7 +69,7 @@ class Measured:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeReport(Shown):
+class ProbeReport(Displayable):
     """The measurements of a program's operations in low precision.
 
     Attributes:

@@ -82,11 +82,11 @@ class Outliner:
         made = [v for d in decisions[recomputed:] for v in d.eqn.outvars]
         outputs = tuple([reading for var in made for reading in wanted.get(var, ())])
         eqns = [d.eqn for d in decisions]
-        names = jax_compat.names_around(eqns)
+        names = jax_compat.common_names(eqns)
         key = recomputed, self._key(decisions, inputs, outputs, names)
         fusion = self._fusions.get(key)
         if fusion is None:
-            bare = tuple(jax_compat.without_scope(eqn, names) for eqn in eqns)
+            bare = tuple(jax_compat.drop_common_names(eqn, names) for eqn in eqns)
             fusion = self._fusions[key] = Fusion(
                 equations=bare,
                 decisions=tuple(decisions),
@@ -94,7 +94,7 @@ class Outliner:
                 inputs=inputs,
                 outputs=outputs,
             )
-        around = jax_compat.within_scope(eqns[0], names)
+        around = jax_compat.keep_common_names(eqns[0], names)
         return FusionCall(
             fusion=fusion, members=tuple(unit), around=around, inputs=inputs, outputs=outputs
         )
@@ -104,7 +104,7 @@ class Outliner:
         decisions: Sequence[Decision],
         inputs: Sequence[Reading],
         outputs: Sequence[Reading],
-        names: jax_compat.Around,
+        names: jax_compat.CommonNames,
     ) -> Hashable:
         """Return a key that is equal for groups that are emitted alike."""
         number: dict[Var, int] = {}
@@ -124,7 +124,7 @@ class Outliner:
         )
         return tuple(parts), read, given
 
-    def _line(self, eqn: JaxprEqn, plan: EquationPlan, names: jax_compat.Around) -> int:
+    def _line(self, eqn: JaxprEqn, plan: EquationPlan, names: jax_compat.CommonNames) -> int:
         """Return a number that is equal for equations that differ in their operands only."""
         line = eqn.primitive, params_key(eqn.params), jax_compat.origin(eqn, names), plan
         return self._lines.setdefault(line, len(self._lines))

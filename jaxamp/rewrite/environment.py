@@ -1,4 +1,4 @@
-"""Keep the values of a jaxpr that is rewritten, and cast between their precisions."""
+"""The values of a jaxpr that is rewritten, and casts between their precisions."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Environment:
             if not isinstance(var, jax_compat.DropVar):
                 stored = cast(value, precision)
                 if self.log is not None and stored is not value:
-                    self.log.made()
+                    self.log.insert()
                 stored = rounding_barrier(stored) if has_barrier else stored
                 self._values[var] = mark_residual(stored) if is_residual else stored
 
     def enter_read(self, readings: Iterable[Reading], values: Iterable[Any]) -> None:
-        """Store values that come in the forms in which they are read."""
+        """Store values that arrive in the forms in which they are read."""
         for (var, precision, is_copy), value in zip(readings, values, strict=True):
             if precision is None:
                 self._values[var] = value
@@ -72,7 +72,7 @@ class Environment:
     def read_all(self, readings: Iterable[Reading]) -> list[Any]:
         """Return values in the forms in which they are read."""
         if self.log is not None:
-            self.log.pass_on()
+            self.log.defer()
         return [
             self._copy(var, precision) if is_copy and precision else self.read(var, precision)
             for var, precision, is_copy in readings
@@ -83,7 +83,7 @@ class Environment:
         self._values.update(zip(variables, values, strict=True))
 
     def enter_casts(self, variables: Iterable[Var], casts: Iterable[Any]) -> None:
-        """Store casts of values, which come with them."""
+        """Store casts of variables that arrive beside their values."""
         for var, value in zip(variables, casts, strict=False):
             self._casts[var, Precision.parse(value.dtype)] = value
 
@@ -108,27 +108,27 @@ class Environment:
         if copy is not None and (copy is not precision or (atom, copy) in self._copies):
             value = self._copy(atom, copy)
             if log is not None and precision not in (None, copy):
-                log.made()
+                log.insert()
             return cast(value, precision)
         key = atom, precision
         if not own_cast and key in self._casts:
             if log is not None:
-                log.found(key)
+                log.share(key)
             return self._casts[key]
         value = self._values[atom]
         if precision is None or _has(value, precision):
             if log is not None:
-                log.spared(precision)
+                log.cancel(precision)
             return value
         if log is not None:
-            log.made(None if own_cast else key)
+            log.insert(None if own_cast else key)
         if own_cast:
             return cast(value, precision)
         self._casts[key] = cast(value, precision)
         return self._casts[key]
 
     def read_unbarriered(self, atom: Any, precision: Precision | None) -> Any:
-        """Return a value in a precision, to be summed, from before its barrier."""
+        """Return a summand in a precision, read from before its rounding barrier."""
         value = self.read(atom, precision)
         if precision is None or isinstance(atom, Literal) or _has(self._values[atom], precision):
             return value
@@ -140,7 +140,7 @@ class Environment:
             copy = self.read(var, precision)
             self._copies[key] = rounding_barrier(copy) if self._barriers else copy
         elif self.log is not None:
-            self.log.found(key)
+            self.log.share(key)
         return self._copies[key]
 
     def read_results(
@@ -148,7 +148,7 @@ class Environment:
     ) -> list[Any]:
         """Return the results of a jaxpr, with the weak types that it declares."""
         if self.log is not None:
-            self.log.leave()
+            self.log.enter_results()
         return [
             _as_declared(self.read(a, p), a.aval, p) for a, p in zip(atoms, precisions, strict=True)
         ]

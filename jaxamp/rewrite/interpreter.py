@@ -92,7 +92,7 @@ def _interpret_one(
     context: RewriteContext, index: int, eqn: JaxprEqn, decision: Decision, env: Environment
 ) -> None:
     if env.log is not None:
-        env.log.equation(index)
+        env.log.enter_equation(index)
     with jax_compat.emitting(eqn):
         operands = _read_operands(eqn, decision.plan, env)
         emitted = emit(_rule_context(context, eqn, decision, env), operands)

@@ -1,7 +1,9 @@
 """Define Taylor rules of the primitives in rewritten programs, for ``jax.experimental.jet``.
 
-A series is a list of terms, the first of which belongs to order one. What is linear is applied to
-each; of a product, the terms of order n are sums of products whose orders add up to n.
+A series is a list of terms, the first of which belongs to order one. A linear primitive is applied
+to each term; the terms of order n of a product are sums of products whose orders add up to n.
+
+See: https://docs.jax.dev/en/latest/jax.experimental.jet.html
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ Series = Sequence[Any]
 def _product(
     multiply: Callable[[Any, Any], Any], primals: Series, series: Sequence[Series]
 ) -> tuple[Any, list[Any]]:
-    """Return the product of the first two, and its terms."""
+    """Return the product of the first two operands, and the terms of its series."""
     lhs, rhs = ([value, *terms] for value, terms in zip(primals[:2], series[:2], strict=True))
     orders = range(len(lhs))
     sums = ([multiply(lhs[k], rhs[n - k]) for k in range(n + 1)] for n in orders)

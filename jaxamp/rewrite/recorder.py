@@ -1,4 +1,4 @@
-"""Record the casts of a rewrite, for reports; a rewrite that is to run records none."""
+"""Record the casts of a rewrite, for reports; programs that run are emitted without a record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Cast = tuple[Any, Precision | None]  # a variable, and the precision that it is 
 
 @dataclass(slots=True)
 class Casts:
-    """Casts of one equation: made, found made already, and not needed."""
+    """Casts of one equation: inserted, shared with an earlier reader, and cancelled."""
 
     inserted: int = 0
     shared: int = 0
@@ -24,8 +24,8 @@ class Casts:
 class Log:
     """The casts of one jaxpr, per equation; an environment reports them as they happen.
 
-    A fused group has an environment of its own. A cast that is made to be passed into a group, or
-    out of it, is that of the equation that reads it first.
+    A fused group has an environment of its own. A cast that is inserted to be passed into a group,
+    or out of it, is that of the equation that reads it first.
     """
 
     def __init__(self, casts: Sequence[Casts], results: Casts) -> None:
@@ -34,27 +34,27 @@ class Log:
         self._current: Casts | None = None
         self._unread: set[Cast] = set()
 
-    def equation(self, index: int) -> None:
-        """Count what follows as that of one equation."""
+    def enter_equation(self, index: int) -> None:
+        """Count what follows as casts of one equation."""
         self._current = self._casts[index]
 
-    def leave(self) -> None:
-        """Count what follows as that of the results."""
+    def enter_results(self) -> None:
+        """Count what follows as casts of the results."""
         self._current = self.results
 
-    def pass_on(self) -> None:
-        """Count what follows as that of equations that are still to come."""
+    def defer(self) -> None:
+        """Count what follows as casts of the equations that read them first."""
         self._current = None
 
-    def made(self, cast: Cast | None = None) -> None:
-        """Count a cast that is made; it can be found again if it is named."""
+    def insert(self, cast: Cast | None = None) -> None:
+        """Count a cast that is inserted; if it is named, other readers may share it."""
         if self._current is not None:
             self._current.inserted += 1
         elif cast is not None:
             self._unread.add(cast)
 
-    def found(self, cast: Cast) -> None:
-        """Count a reader that gets a cast that was made before."""
+    def share(self, cast: Cast) -> None:
+        """Count a reader that gets a cast that was inserted before."""
         if self._current is None:
             return
         if cast in self._unread:
@@ -63,8 +63,8 @@ class Log:
         else:
             self._current.shared += 1
 
-    def spared(self, precision: Precision | None) -> None:
-        """Count a reader that gets a value as it is stored, in the precision that it wants."""
+    def cancel(self, precision: Precision | None) -> None:
+        """Count a reader that takes a value as it is stored, in the precision that it wants."""
         if self._current is not None:
             self._current.cancelled += is_narrow(precision)
 

@@ -1,4 +1,7 @@
-"""Runs a program whose quantized dots take their scales from a history of magnitudes."""
+"""Run a program whose quantized dots take their scales from a history of magnitudes.
+
+See: https://nvidia.github.io/TransformerEngine, "FP8 Delayed Scaling".
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from jaxamp.rewrite.primitives.quantized_dot import quantized_dot_p
 from jaxamp.rewrite.primitives.quantized_product import product
 
 History = dict[str, Any]
-MAGNITUDES = "amax"  # a key of a history: a column for each tensor, the last step's row first
+MAGNITUDES = "amax"  # key of a history: a row per step, the last first, a column per tensor
 _KEY = re.compile(rf"{MAGNITUDES}|\d+:loop")
 _MOVES = {"transpose", "reshape", "squeeze", "convert_element_type"}
 
@@ -49,7 +52,7 @@ def run_with_history(
       closed: the program.
       arrays: its arguments.
       history: one that this program has made; ``None`` for its first step.
-      length: for how many steps a magnitude is kept.
+      length: number of steps for which a magnitude is kept.
 
     Returns:
       The results, and the history with this step in it.
@@ -57,7 +60,7 @@ def run_with_history(
     Raises:
       TrainingError: the history is of another program.
     """
-    run = functools.partial(_Threader(length).run, closed)
+    run = functools.partial(_HistoryInterpreter(length).run, closed)
     if history is None:
         return run(arrays, None)
     try:
@@ -74,48 +77,48 @@ def run_with_history(
 
 
 def _kinds(history: History) -> dict[str, Any]:
-    """Return the shape and dtype of each window, by its place; whatever the containers are."""
+    """Return the shape and dtype of each window, by its path."""
     leaves = jax.tree_util.tree_leaves_with_path(history)
     return {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
 
 
-class _Threader:
-    """Run a program whose quantized dots take their scales from a history."""
+class _HistoryInterpreter:
+    """Interpreter of jaxprs that quantizes with the scales of a history, and records magnitudes."""
 
     def __init__(self, length: int) -> None:
         self.length = length
         self.moves = _Moves()
-        self.level = _Level(None, length)
+        self.body_history = _BodyHistory(None, length)
 
     def run(
         self, closed: ClosedJaxpr, args: Sequence[Any], history: History | None
     ) -> tuple[list[Any], History]:
         """Run a program, or the body of a loop, with the history of its own dots and loops."""
-        outside, self.level = self.level, _Level(history, self.length)
+        outside, self.body_history = self.body_history, _BodyHistory(history, self.length)
         results = self.inline(closed, args)
-        inside, self.level = self.level, outside
+        inside, self.body_history = self.body_history, outside
         return results, inside.after()
 
     def inline(self, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
         return evaluate(closed, args, self.emit)
 
     def emit(self, eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-        if _is_threaded(eqn):
+        if _takes_history(eqn):
             return _RULES[wiring(eqn)](self, eqn, operands)
         results = jax_compat.bind(eqn, operands)
         self.moves.note(eqn, operands, results)
         return results
 
     def dot(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-        """Emit a quantized dot of operands that are rounded with the scales of earlier steps."""
+        """Emit a quantized dot with the scales of earlier steps."""
         how: Scaled = eqn.params["how"]
         lhs, rhs = map(self.rounded, operands, how.casts)
         return [product(lhs, rhs, eqn.params["dtype"], how.kernel)]
 
     def rounded(self, x: Any, cast: CastConfig) -> ScaledArray:
-        """Return an operand quantized: where it was made, and then moved as the operand was."""
-        source, moves = self.moves.behind(x)
-        made = self.level.quantized(source, cast, x.dtype)
+        """Quantize an operand where it was computed, and repeat the moves behind it."""
+        source, moves = self.moves.trace_back(x)
+        made = self.body_history.quantized(source, cast, x.dtype)
         values = made.values
         for move in moves:
             (values,) = jax_compat.bind(move, [values])
@@ -144,14 +147,14 @@ class _Threader:
             )
             return [*carry, *stacks], made
 
-        return self.level.loop(emit)
+        return self.body_history.loop(emit)
 
 
-class _Level:
-    """Histories of a program or of the body of a loop, and what of this step belongs into them.
+class _BodyHistory:
+    """The history of a program or of the body of a loop, and the magnitudes of this step.
 
-    All windows are one array, and so are this step's magnitudes: what is kept of dozens of tensors
-    costs a few kernels. A tensor that several dots read is quantized once.
+    All windows are one array, and so are this step's magnitudes: those of dozens of tensors cost a
+    few kernels. A tensor that several dots read is quantized once.
     """
 
     def __init__(self, history: History | None, length: int) -> None:
@@ -170,16 +173,16 @@ class _Level:
         return results
 
     def quantized(self, x: Any, cast: CastConfig, dtype: Any) -> ScaledArray:
-        """Return an array rounded with the scale of earlier steps; note its magnitudes.
+        """Quantize an array with the scale of earlier steps; record its magnitudes.
 
         Args:
           x: floats.
-          cast: how it is rounded.
-          dtype: to which it was rounded before; XLA leaves that out on GPUs.
+          cast: the quantization.
+          dtype: to which it is rounded first; XLA:GPU removes that rounding.
         """
         key = id(x), cast, dtype
         if key not in self.narrow:
-            rounded = lax.convert_element_type(_sealed(x), dtype)
+            rounded = lax.convert_element_type(_undifferentiable(x), dtype)
             self.narrow[key] = x, self._quantize(rounded, cast)
         return self.narrow[key][1]
 
@@ -190,11 +193,11 @@ class _Level:
         index = len(self.rows)
         amax = jnp.max(_finite(rows), initial=0) if self.largest is None else self.largest[index]
         made = _rounded(wide, amax, cast)
-        # An infinity that was clipped must not pass for a number.
+        # A clipped infinity must not pass for a number.
         nan = jnp.asarray(np.nan, made.values.dtype)
         values = jnp.where(jnp.abs(wide) < np.inf, made.values, nan)
-        # With the barrier that kernel writes the 8 bits, too, of which other layouts are then made.
-        # Magnitudes stay outside of it: those of a parameter are found where AdamW reads it.
+        # With the barrier that kernel writes the 8 bits too, which other layouts are copied from.
+        # Magnitudes stay before it: those of a parameter are found where AdamW reads it.
         values = lax.optimization_barrier(values)
         self.rows.append(rows)
         return replace(made, values=values, dtype=x.dtype)
@@ -212,12 +215,12 @@ class _Level:
 
 
 def _finite(magnitudes: Any) -> jax.Array:
-    """Return magnitudes without those that are not to be remembered: infinities and NaN."""
+    """Return magnitudes with zero for infinities and NaN, which no history keeps."""
     return jnp.where(jnp.isfinite(magnitudes), magnitudes, 0)
 
 
 class _Moves:
-    """The arrays that operands were moved from, or rounded from to 16 bits."""
+    """Moves and 16-bit roundings between arrays and operands of quantized dots."""
 
     def __init__(self) -> None:
         self._sources: dict[int, tuple[Any, Any, JaxprEqn]] = {}  # holds arrays, so ids stay theirs
@@ -227,8 +230,8 @@ class _Moves:
         if eqn.primitive.name in _MOVES and _is_float_array(operands[0]):
             self._sources[id(results[0])] = results[0], operands[0], eqn
 
-    def behind(self, x: Any) -> tuple[Any, list[JaxprEqn]]:
-        """Return the array behind an operand, and the moves between them."""
+    def trace_back(self, x: Any) -> tuple[Any, list[JaxprEqn]]:
+        """Return the array that an operand was moved or rounded from, and the moves."""
         moves: list[JaxprEqn] = []
         while id(x) in self._sources:
             _, x, eqn = self._sources[id(x)]
@@ -238,12 +241,12 @@ class _Moves:
 
 
 @jax.custom_jvp
-def _sealed(x: Any) -> Any:
+def _undifferentiable(x: Any) -> Any:
     """Return the array itself, and refuse to be differentiated."""
     return x
 
 
-@_sealed.defjvp
+@_undifferentiable.defjvp
 def _refuse(*_: Any) -> Any:
     raise RewriteError(
         "A step under delayed scaling is not differentiated: the magnitudes of its gradients are "
@@ -254,9 +257,9 @@ def _refuse(*_: Any) -> Any:
 
 
 def _rounded(x: Any, amax: Any, cast: CastConfig) -> ScaledArray:
-    """Quantize an array with the scale that belongs to a magnitude; larger values are clipped."""
+    """Quantize an array with the scale of a magnitude; larger values are clipped."""
     scale = scale_factor(amax, cast.out_dtype, round_up=cast.round_sf)
-    scale = jnp.where(amax == 0, np.float32(1), scale)  # nothing is known of it yet
+    scale = jnp.where(amax == 0, np.float32(1), scale)  # no magnitude was recorded yet
     return with_scale(x, stored_scale(scale, cast), cast)
 
 
@@ -266,13 +269,13 @@ def _is_float_array(x: Any) -> bool:
 
 
 _RULES = {
-    None: _Threader.dot,  # a quantized dot, which holds no jaxpr
-    Wiring.SCAN: _Threader.scan,
-    Wiring.CALL: _Threader.call,
+    None: _HistoryInterpreter.dot,  # a quantized dot, which holds no jaxpr
+    Wiring.SCAN: _HistoryInterpreter.scan,
+    Wiring.CALL: _HistoryInterpreter.call,
 }
 
 
-def _is_threaded(eqn: JaxprEqn) -> bool:
+def _takes_history(eqn: JaxprEqn) -> bool:
     if eqn.primitive is quantized_dot_p:
         casts = eqn.params["how"].casts
         return all(cast.sf_block is None and cast.out_dtype.bits == 8 for cast in casts)
@@ -281,4 +284,4 @@ def _is_threaded(eqn: JaxprEqn) -> bool:
 
 
 def _has_dots(jaxpr: Jaxpr) -> bool:
-    return any(map(_is_threaded, jaxpr.eqns))
+    return any(map(_takes_history, jaxpr.eqns))

@@ -72,7 +72,7 @@ class AmpFunction(Generic[_P, _R]):
         try:
             return self._runner(self._target, args, kwargs)
         except Exception as error:
-            jax_compat.leave_out_frames(error, 2)  # this one and that of the Runner
+            jax_compat.drop_frames(error, 2)  # this one and that of the Runner
             _refuse_unbound(self._target.owner, error)
             raise
 

@@ -1,9 +1,11 @@
-"""Delayed scaling: scales that come from the magnitudes of earlier steps, which the caller keeps.
+"""Delayed scaling: scales from the magnitudes of earlier steps, which the caller keeps.
 
-A scale for a whole tensor needs two passes over it: one to find the largest magnitude, one to
-round. With the magnitudes of the steps before, one pass is enough: it rounds, and finds what later
-steps need. They are a pytree that goes into every step and comes out of it: nothing is hidden, and
-a checkpoint holds it like any other array.
+A scale for a whole tensor takes two passes over it: one to find the largest magnitude, one to
+round. With the magnitudes of earlier steps one pass does both: it rounds, and finds the magnitude
+for later steps. They are a pytree that each step takes and returns, and that a checkpoint saves
+like any other array.
+
+See: Micikevicius et al. 2022, arXiv:2209.05433.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import jax
 from jaxamp.errors import TrainingError, shown
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.run.amax_history import History, is_history, run_with_history
-from jaxamp.run.emit import compiled, joined
+from jaxamp.run.emit import compiled, function_result
 from jaxamp.run.runner import Runner
 from jaxamp.run.settings import Settings, in_force
 from jaxamp.trace.arguments import Signature
@@ -30,7 +32,7 @@ class DelayedFunction:
 
     The step has to contain its gradient: the magnitudes of gradients are kept as well. Dots in
     ``while`` loops, branches and ``shard_map`` are scaled by the tensor at hand, and so are blocks.
-    What looks at the step without running it, ``plan_of`` for one, takes its arguments alone.
+    ``plan_of``, ``report`` and the like take the arguments of the step alone.
     """
 
     def __init__(self, fn: Callable[..., Any], settings: Settings) -> None:
@@ -38,7 +40,7 @@ class DelayedFunction:
         self.__wrapped__ = fn
         self._settings = settings
         self._target = Target.of(fn, settings.statics)
-        self._runner = _Threaded(self._target.function, settings)
+        self._runner = _HistoryRunner(self._target.function, settings)
         self._owner: tuple[Any, ...] = ()  # the object whose method this is
 
     @property
@@ -108,11 +110,11 @@ class DelayedFunction:
     def _run(self, history: History | None, args: Any, kwargs: Any) -> tuple[Any, History]:
         with self._runner.prepared(self._target, args, kwargs) as call:
             result, made = self._runner.form(call)(history, *call.arrays)
-            return call.finish(joined(result)), made
+            return call.finish(function_result(result)), made
 
 
-class _Threaded(Runner):
-    """A Runner whose forms take and return a history besides."""
+class _HistoryRunner(Runner):
+    """A Runner whose compiled forms also take and return a history."""
 
     def compile(self, signature: Signature) -> Callable[..., Any]:
         settings, policy = self.settings, self.settings.policy
@@ -121,7 +123,7 @@ class _Threaded(Runner):
         @jax.jit
         def step(history: History | None, *arrays: Any) -> tuple[Any, History]:
             closed, shapes = jax.make_jaxpr(rewritten, return_shape=True)(*arrays)
-            # Whoever tries another policy on the step has no history for it.
+            # Under another policy, as while tuning, there is no history.
             tried = in_force(settings).policy != policy
             results, made = run_with_history(
                 closed, arrays, None if tried else history, policy.scaling.history

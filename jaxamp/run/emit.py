@@ -1,4 +1,4 @@
-"""The body of a compiled form of a function, run when JAX traces it: trace, plan, rewrite."""
+"""Trace, plan and rewrite a call, while JAX traces a compiled form of its function."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from jaxamp.trace.trace import run, trace
 if TYPE_CHECKING:
     from jaxamp.plan import Plan
 
-_REGION = "jaxamp_region_"  # a compiled function of this name is rewritten already
+_REGION = "jaxamp_region_"  # prefix of the names of functions that are rewritten already
 
 
 def compiled(signature: Signature, settings: Settings) -> Callable[..., Any]:
-    """Compile a call, rewritten, as a function of its arrays; `joined` takes what that returns."""
+    """Compile a call, rewritten, as a function of its arrays; see `function_result`."""
 
     def region(*arrays: Any) -> Any:
         return emit(signature, arrays, settings)
@@ -32,7 +32,7 @@ def compiled(signature: Signature, settings: Settings) -> Callable[..., Any]:
 
 
 def jitted(region: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Compile what emits the rewritten function of that name."""
+    """Compile a function that emits the rewritten one of that name."""
     region.__name__ = region.__qualname__ = _REGION + name
     return jax.jit(region)
 
@@ -82,21 +82,21 @@ def plan_call(
 
 
 def unchanged(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `fn` itself, marked so that an ``amp`` around this one leaves it alone too."""
+    """Call `fn` itself, marked so that an outer ``amp`` leaves it unchanged too."""
     with amp_scope(PrecisionPolicy.ALWAYS_F32), keep_precision(Precision.F32):
         return fn(*args, **kwargs)
 
 
 @jax.tree_util.register_pytree_node_class
 class Result:
-    """Result of a compiled form: arrays, and what the function returned beside them."""
+    """Result of a compiled form: arrays, and the static rest of what the function returned."""
 
     def __init__(self, arrays: Sequence[Any], outputs: Static) -> None:
         self.arrays = arrays
         self.outputs = outputs
 
     def tree_flatten(self) -> tuple[Sequence[Any], Static]:
-        """Return the arrays as children, and the rest, equal for all calls of the form."""
+        """Return the arrays as children, and the static rest."""
         return self.arrays, self.outputs
 
     @classmethod
@@ -105,6 +105,6 @@ class Result:
         return cls(arrays, outputs)
 
 
-def joined(result: Any) -> Any:
-    """Return the function's result, from what a compiled form gives."""
+def function_result(result: Any) -> Any:
+    """Return the result of a function from that of its compiled form."""
     return result.outputs.join(result.arrays) if type(result) is Result else result

@@ -1,9 +1,9 @@
-"""Running: the compiled forms of a function under a policy, made once and kept as long as it.
+"""The compiled forms of a function under a policy, kept for as long as the function lives.
 
-Most calls hold nothing but arrays. ``jax.jit`` takes these apart itself, in C++, so that the first
-thing that is tried is a form that is compiled as the function is called. Where an argument may be a
-Python number it declines, before the user's function is run, and ``jax.jit`` refuses what it cannot
-trace: such calls are split in Python, into arrays and a static rest (``jaxamp.trace.arguments``).
+Most calls hold only arrays. ``jax.jit`` flattens these itself, in C++, so the first form that is
+tried is compiled as the function is called. It declines, before the user's function is run, if an
+argument may be a Python number, and ``jax.jit`` refuses what it cannot trace. Such calls are split
+in Python, into arrays and a static rest (``jaxamp.trace.arguments``).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import jax
 
 from jaxamp.core import jax_compat, taxonomy
 from jaxamp.core.adapters import adapter
-from jaxamp.run.emit import compiled, emit, jitted, joined
-from jaxamp.run.late_refusals import name_attentions
+from jaxamp.run.compile_errors import note_attentions
+from jaxamp.run.emit import compiled, emit, function_result, jitted
 from jaxamp.run.settings import Settings
 from jaxamp.trace.arguments import Call, Layout, Signature, jit_traces
 from jaxamp.trace.static_arguments import hold
 from jaxamp.trace.target import Target
 
 NNX = "flax.nnx"
-_MANY = 16  # traces of one call, after which it is likely that something changes by mistake
-_NEVER = -1  # a version that the table of kinds never has
+_MANY = 16  # traces of one call that differ in constants, before a warning
+_NEVER = -1  # no version of the table of kinds
 
 
 class _Declined(Exception):
-    """A call may hold more than arrays."""
+    """Raised inside a trace where a call may hold more than arrays."""
 
 
 class Runner:
@@ -46,11 +46,11 @@ class Runner:
     Attributes:
       resolve: returns the function.
       settings: how it is rewritten.
-      companion: what an adapter keeps for as long as this lives.
+      companion: an object that an adapter keeps for as long as this lives.
     """
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
-        # The planner and the rewriter, before any trace: their primitives enter the table of kinds.
+        # Before any trace: primitives of planner and rewriter are entered in the table of kinds.
         importlib.import_module("jaxamp.run.rewriting")
         self.resolve = hold(function)
         self.settings = settings
@@ -68,18 +68,18 @@ class Runner:
             form = self._renew(target)
         if form is not None:
             try:
-                return joined(form(*args, **kwargs))
+                return function_result(form(*args, **kwargs))
             except Exception as error:
                 if not self._is_declined(error, args, kwargs):
                     if isinstance(error, jax.errors.JaxRuntimeError):
-                        self._name_attentions(error, self.split(target, args, kwargs))
+                        self._note_attentions(error, self.split(target, args, kwargs))
                     raise
         return self._call(target, args, kwargs)
 
     @jax_compat.boundary
     def _call(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self.prepared(target, args, kwargs) as call:
-            return call.finish(joined(self.form(call)(*call.arrays)))
+            return call.finish(function_result(self.form(call)(*call.arrays)))
 
     @contextmanager
     def prepared(
@@ -102,19 +102,19 @@ class Runner:
                 with nnx.purified(self, target, args, kwargs, abstract=abstract) as pure:
                     yield pure
         except (jax.errors.JAXTypeError, ValueError) as error:
-            _name_traced_numbers(error, call, call.traced_numbers())
+            _note_traced_numbers(error, call, call.traced_numbers())
             raise
         except jax.errors.JaxRuntimeError as error:
-            self._name_attentions(error, call)
+            self._note_attentions(error, call)
             raise
 
     def advise(self, error: Exception, target: Target, args: Any, kwargs: Any) -> None:
         """Add a note to an error of a call that is looked at ahead of time, as `prepared` does."""
         call = self.split(target, args, kwargs, abstract=True)
-        _name_traced_numbers(error, call, call.traced_numbers(all_traced=True))
+        _note_traced_numbers(error, call, call.traced_numbers(all_traced=True))
 
-    def _name_attentions(self, error: Exception, call: Call) -> None:
-        name_attentions(error, call.signature(), call.arrays, self.settings)
+    def _note_attentions(self, error: Exception, call: Call) -> None:
+        note_attentions(error, call.signature(), call.arrays, self.settings)
 
     def split(self, target: Target, args: Any, kwargs: Any, *, abstract: bool = False) -> Call:
         """Split a call that holds no objects whose state JAX cannot see. See `prepared`."""
@@ -204,7 +204,7 @@ class Runner:
         return dropped
 
 
-def _name_traced_numbers(error: Exception, call: Call, names: Sequence[str]) -> None:
+def _note_traced_numbers(error: Exception, call: Call, names: Sequence[str]) -> None:
     """Add a note to an error that may come from a traced Python number: what to declare static."""
     is_of_tracing = isinstance(error, jax.errors.JAXTypeError)
     if not is_of_tracing and not re.search("Non-hashable static|marked as static", str(error)):

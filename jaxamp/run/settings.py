@@ -23,17 +23,17 @@ class Settings(NamedTuple):
 
     @property
     def is_identity(self) -> bool:
-        """Return whether the function itself is the answer."""
+        """Return whether the function is called as it is."""
         return self.policy.is_identity and not self.force
 
     def bound(self, count: int) -> Settings:
         """Return the settings of a function whose first `count` arguments are bound."""
-        return self._replace(statics=self.statics.behind(-count))
+        return self._replace(statics=self.statics.shifted(-count))
 
 
 _CHANGE: ContextVar[Callable[[PrecisionPolicy], PrecisionPolicy] | None]
 _CHANGE = ContextVar("jaxamp_policy_change", default=None)
-_SEEN_BY_JIT = jax.make_user_context(None)  # what was compiled without the change is of no use
+_SEEN_BY_JIT = jax.make_user_context(None)  # part of the key of jax.jit's cache
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def overriding(change: Callable[[PrecisionPolicy], PrecisionPolicy]) -> Iterator
     """
     token = _CHANGE.set(change)
     try:
-        with _SEEN_BY_JIT(object()):  # not the change: what JAX caches lives on
+        with _SEEN_BY_JIT(object()):  # not the change itself, which the cache would keep alive
             yield
     finally:
         _CHANGE.reset(token)

@@ -15,8 +15,8 @@ from jaxamp.compiled.roofline import Roofline, roofline
 from jaxamp.compiled.targets import TARGETS, Target
 from jaxamp.compiled.traffic import measure, operand_precisions
 from jaxamp.errors import InspectionError, accepted
+from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.report import report
-from jaxamp.inspect.shown import Shown
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.run.amp import amp, under
 from jaxamp.trace.target import Target as Call
@@ -64,7 +64,7 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate(Shown):
+class Estimate(Displayable):
     """Estimates of several policies on one target; ``print`` shows them.
 
     Attributes:

@@ -98,8 +98,8 @@ class Statics(NamedTuple):
         positions |= {ordered.index(name) for name in names if name in ordered}
         return cls(frozenset(positions), frozenset(names))
 
-    def behind(self, count: int) -> Statics:
-        """Move positions behind `count` more arguments; bound ones have negative positions."""
+    def shifted(self, count: int) -> Statics:
+        """Shift positions by `count` arguments; bound ones have negative positions."""
         return Statics(frozenset(n + count for n in self.positions), self.names)
 
     def __or__(self, other: Any) -> Statics:
@@ -181,7 +181,7 @@ class Target:
             fn, owner = type(fn).__call__, fn
         static = Statics(*jax_compat.static_parameters(fn))
         if statics:
-            static |= statics.behind(len(args) + (owner is not None))
+            static |= statics.shifted(len(args) + (owner is not None))
         return cls(fn, owner, args, kwargs, name, static, fn is given and not static)
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:

@@ -3,7 +3,9 @@
 XLA may remove a narrowing that a widening follows. It then stores the wide value for readers that
 compute in float32, beside the narrow one for the others. A value that a loop both stacks in float32
 and reads would be computed once for each. An exponential of a joined value would be recomputed from
-all that was joined.
+all operands of the join.
+
+See: https://github.com/openxla/xla/issues/41605
 """
 
 from __future__ import annotations

@@ -1,13 +1,17 @@
 """Barriers between the forward pass of a fused group and its recomputation.
 
-Without one, XLA sees that the same was computed before, and keeps its float32 values in memory.
-What is large among the values computed again is made of large operands: only these are put behind a
-barrier. What is small stays in the kernels around. Cotangents are in memory before they are folded
-over columns, as they are read once more after that; what is folded over rows, XLA keeps in hand.
+Without one, XLA merges both (common subexpression elimination) and keeps the float32 values in
+memory. Only large operands of the recomputation need a barrier, as only they make large values; a
+barrier before a small one would cost a kernel. Cotangents that are summed over columns are in
+memory before the sum, as they are read again after it, so they get one as well; those summed over
+rows stay in the kernel.
 
-There are none on a TPU. XLA:TPU fuses a softmax or norm with the products around it, and keeps of
-it what it needs again; behind barriers it stored the float32 insides in both passes, twice the
-bytes of an attention.
+There are none on a TPU. XLA:TPU fuses a softmax or norm with the products around it, and chooses
+itself what to keep; with barriers it stored the float32 insides in both passes, twice the bytes of
+an attention.
+
+See: https://docs.jax.dev/en/latest/_autosummary/jax.checkpoint.html for ``prevent_cse``, and
+https://github.com/jax-ml/jax/pull/31278 for barriers before some operands only.
 """
 
 from __future__ import annotations
@@ -24,71 +28,75 @@ from jax.interpreters import ad, batching, mlir
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.xla.fused_group import GROUPS
-from jaxamp.xla.row_broadcasts import by_rows
+from jaxamp.xla.row_broadcasts import flatten_row_broadcasts
 
 recomputation_barrier_p = Primitive("recomputation_barrier")
 recomputation_barrier_p.multiple_results = True
 register_op_kind(recomputation_barrier_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
-def recomputation_barrier(values: Sequence[Any], again: Sequence[bool]) -> list[Any]:
-    """Return `values`, the large ones behind a barrier; tangents are left without one.
+def recomputation_barrier(values: Sequence[Any], recomputed: Sequence[bool]) -> list[Any]:
+    """Put the large ones of a group's operands behind a barrier; tangents get none.
 
     Args:
-      values: what a group reads.
-      again: whether each is read by what it computes again.
+      values: the operands.
+      recomputed: per operand, whether recomputed equations read it.
     """
-    return recomputation_barrier_p.bind(*values, again=tuple(again))
+    return recomputation_barrier_p.bind(*values, recomputed=tuple(recomputed))
 
 
-def behind(avals: Sequence[Any], again: Sequence[bool], *, others: bool = False) -> list[bool]:
+def needs_barrier(
+    avals: Sequence[Any], recomputed: Sequence[bool], *, others: bool = False
+) -> list[bool]:
     """Return whether each operand needs a barrier.
 
     Args:
-      avals: of the operands.
-      again: whether each is read by what is computed again; if none is, there is no barrier.
-      others: whether others that are as large stand behind it, too.
+      avals: types of the operands.
+      recomputed: per operand, whether recomputed equations read it; if none does, none needs one.
+      others: whether other operands that are as large need one, too.
 
     >>> import jax.numpy as jnp
     >>> activation, scale, cotangent = jnp.ones((512, 512)), jnp.ones(512), jnp.ones((512, 512))
-    >>> behind([activation, scale, cotangent], again=[True, True, False])
+    >>> needs_barrier([activation, scale, cotangent], recomputed=[True, True, False])
     [True, False, False]
     """
     sizes = [getattr(aval, "size", 0) for aval in avals]
-    if not any(again) or not all(isinstance(size, int) for size in sizes):
-        return [any(again)] * len(sizes)  # symbolic sizes cannot be compared
-    largest = max(size for size, is_read in zip(sizes, again, strict=True) if is_read)
-    if largest < _CACHED:
+    if not any(recomputed) or not all(isinstance(size, int) for size in sizes):
+        return [any(recomputed)] * len(sizes)  # symbolic sizes cannot be compared
+    largest = max(size for size, is_read in zip(sizes, recomputed, strict=True) if is_read)
+    if largest < _LARGE:
         return [False] * len(sizes)
-    large = [size * _SMALL >= largest for size in sizes]
-    return large if others else list(map(operator.and_, large, again))
+    large = [size * _RATIO >= largest for size in sizes]
+    return large if others else list(map(operator.and_, large, recomputed))
 
 
-# Both judged by programs that JAX 0.10.2 compiled for an H200; see docs/performance.md.
-_SMALL = 16  # how many times smaller the parameters and statistics of rows are, at the least
-_CACHED = 2**18  # so many numbers stay in the GPU's second-level cache: a kernel costs more
+# Both chosen by what JAX 0.10.2 compiles for an H200:
+# `python -m benchmarks.techniques --target h200 --only all recomputation-barriers`.
+_RATIO = 16  # parameters and statistics of rows are at least so many times smaller
+_LARGE = 2**18  # fewer elements stay in the GPU's second-level cache: a kernel would cost more
 
 
-def _nowhere(context: Any, jaxpr: Jaxpr) -> list[bool]:
+def _no_barriers(context: Any, jaxpr: Jaxpr) -> list[bool]:
     return [False] * len(jaxpr.invars)
 
 
-def _as_it_is(closed: ClosedJaxpr) -> ClosedJaxpr:
+def _unchanged(closed: ClosedJaxpr) -> ClosedJaxpr:
     return closed
 
 
-def _behind(context: Any, jaxpr: Jaxpr) -> list[bool]:
-    """Return whether each operand of a group's backward pass needs a barrier."""
+def _needs_barrier(context: Any, jaxpr: Jaxpr) -> list[bool]:
+    """Return whether each operand of a group's backward pass needs a barrier, on its platform."""
     if jax_compat.is_for_tpu(context):
         return [False] * len(jaxpr.invars)
     if not jax_compat.is_for_gpu(context):
-        return [True] * len(jaxpr.invars)  # as JAX has it
-    # Forward passes in a loop are checkpoints too, to JAX, but compute nothing again.
-    again = jax_compat.read_again(jaxpr)
-    return behind([v.aval for v in jaxpr.invars], again, others=not _folds_rows(jaxpr))
+        return [True] * len(jaxpr.invars)  # as `jax.checkpoint` has it
+    # JAX lowers forward passes in a loop as checkpoints too, but they recompute nothing.
+    recomputed = jax_compat.read_by_recomputation(jaxpr)
+    avals = [v.aval for v in jaxpr.invars]
+    return needs_barrier(avals, recomputed, others=not _sums_rows(jaxpr))
 
 
-def _folds_rows(jaxpr: Jaxpr) -> bool:
+def _sums_rows(jaxpr: Jaxpr) -> bool:
     sums = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "reduce_sum")
     return any(_rank(eqn) - 1 in eqn.params["axes"] for eqn in sums)
 
@@ -101,17 +109,17 @@ def _rank(eqn: JaxprEqn) -> int:
 for policy, group_p in GROUPS.items():
     jax_compat.lower_checkpoints(
         group_p,
-        _behind if policy.barriers else _nowhere,
-        by_rows if policy.row_broadcasts else _as_it_is,
+        _needs_barrier if policy.barriers else _no_barriers,
+        flatten_row_broadcasts if policy.row_broadcasts else _unchanged,
     )
 
 
-def _same(*values: Any, again: Sequence[bool]) -> list[Any]:
+def _same(*values: Any, recomputed: Sequence[bool]) -> list[Any]:
     return list(values)
 
 
-def _lowered(*values: Any, again: Sequence[bool]) -> list[Any]:
-    chosen = behind(values, again)
+def _lowered(*values: Any, recomputed: Sequence[bool]) -> list[Any]:
+    chosen = needs_barrier(values, recomputed)
     if not any(chosen):
         return list(values)
     barriered = iter(lax.optimization_barrier([*compress(values, chosen)]))
@@ -121,15 +129,15 @@ def _lowered(*values: Any, again: Sequence[bool]) -> list[Any]:
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, again: Sequence[bool]
+    primals: Sequence[Any], tangents: Sequence[Any], *, recomputed: Sequence[bool]
 ) -> tuple[list[Any], list[Any]]:
-    return recomputation_barrier(primals, again), list(tangents)
+    return recomputation_barrier(primals, recomputed), list(tangents)
 
 
 def _batch(
-    values: Sequence[Any], dims: Sequence[Any], *, again: Sequence[bool]
+    values: Sequence[Any], dims: Sequence[Any], *, recomputed: Sequence[bool]
 ) -> tuple[list[Any], Sequence[Any]]:
-    return recomputation_barrier(values, again), dims
+    return recomputation_barrier(values, recomputed), dims
 
 
 recomputation_barrier_p.def_impl(_same)

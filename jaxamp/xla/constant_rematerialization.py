@@ -3,6 +3,8 @@
 A mask is computed from integers and comparisons, and its fill value is one number. JAX hoists both
 out of a loop that it differentiates, where they become arrays that each iteration reads. Inside the
 loop, the kernel that uses them recomputes them at next to no cost.
+
+See: https://github.com/jax-ml/jax/pull/1664
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""A fused group as one equation, differentiated as ``jax.checkpoint`` is.
+"""``fused_group`` primitive: a fused group, differentiated as ``jax.checkpoint`` is.
 
-The backward pass of a group reads what `mark_residual` marks and recomputes the rest. The equation
-is of a primitive of jaxamp's own, so that how it is lowered is too: checkpoints that users write
-are lowered by JAX. There is a primitive for each way to lower a group; all have one name.
+The backward pass of a group reads what `mark_residual` marks, and recomputes the rest. It is not
+JAX's own primitive so that its lowering can differ, while JAX lowers the checkpoints that users
+write. There is a primitive for each way to lower a group; all have one name.
+
+See: https://docs.jax.dev/en/latest/gradient-checkpointing.html
 """
 
 from __future__ import annotations

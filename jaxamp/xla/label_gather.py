@@ -1,8 +1,11 @@
-"""Gather of one number of each row, as a primitive whose transpose compares with an iota.
+"""``label_gather`` primitive: a gather whose transpose is a comparison with an iota.
 
-JAX scatters the cotangents of a lookup into zeros: one kernel writes a whole array, another a
-number in each row, a third reads it all. Which place a number came from can be asked of an iota
-instead, in the kernel that makes the cotangents of all else that reads the row.
+JAX's transpose of a gather scatters the cotangents into zeros: XLA makes one kernel that writes the
+zeros, one that writes an element in each row, and one that reads it all. Compared with an iota,
+each element of the cotangent is computed in the kernel that computes the cotangents of the other
+readers of the row.
+
+See: ``python -m benchmarks.techniques --target h200 --only all label-comparisons``, JAX 0.10.2.
 """
 
 from __future__ import annotations
@@ -28,12 +31,12 @@ _MODES = (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_B
 
 
 def gathers_one_of_each_row(table: Any, indices: Any, params: dict[str, Any]) -> bool:
-    """Return whether a `gather` takes one number of each row of floats.
+    """Return whether a `gather` takes one element of each row of floats.
 
     Args:
-      table: the array that is looked up in.
-      indices: where.
-      params: of the equation.
+      table: the operand.
+      indices: its indices.
+      params: parameters of the equation.
     """
     numbers = params["dimension_numbers"]
     rows = numbers.operand_batching_dims, numbers.start_indices_batching_dims
@@ -44,7 +47,7 @@ def gathers_one_of_each_row(table: Any, indices: Any, params: dict[str, Any]) ->
 
 
 def scatters_one_to_each_row(zeros: Any, indices: Any, params: dict[str, Any]) -> bool:
-    """Return whether a `scatter-add` to zeros puts one number in each row: the transpose."""
+    """Return whether a `scatter-add` to zeros puts one element in each row: the transpose."""
     numbers = params["dimension_numbers"]
     rows = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
     axes = numbers.scatter_dims_to_operand_dims
@@ -55,7 +58,7 @@ def scatters_one_to_each_row(zeros: Any, indices: Any, params: dict[str, Any]) -
 def _is_one_each(
     table: Any, indices: Any, axes: Sequence[int], rows: tuple[Sequence[int], Sequence[int]]
 ) -> bool:
-    """Return whether indices are of one axis, one for each row, and in the order of the rows."""
+    """Return whether indices select along one axis, one per row, in the order of the rows."""
     shape, (of_table, of_indices) = table.shape, rows
     if len(axes) != 1 or not all(isinstance(size, int) for size in (*shape, *indices.shape)):
         return False
@@ -65,25 +68,25 @@ def _is_one_each(
 
 
 def label_gather(table: Any, indices: Any, params: dict[str, Any]) -> Any:
-    """Gather one number of each row."""
+    """Gather one element of each row."""
     return label_gather_p.bind(table, indices, **params)
 
 
 def scatter_by_comparison(numbers: Any, indices: Any, shape: Sequence[int], axis: int) -> Any:
-    """Return zeros with one number in each row.
+    """Return zeros with one other element in each row.
 
     Args:
-      numbers: one for each row.
-      indices: its place there; beyond the row there is none.
+      numbers: the element of each row.
+      indices: its index in the row; out of bounds, the row stays zero.
       shape: of the result.
-      axis: along which rows are.
+      axis: the axis of a row.
     """
     place, is_there = _places(indices, shape, axis)
     return jnp.where(is_there, lax.reshape(numbers, place.shape), 0)
 
 
 def gather_by_sum(table: Any, indices: Any, **params: Any) -> Any:
-    """Gather by sums of rows in which all else is zero: a TPU fuses those, but no gather."""
+    """Gather by masked sums of rows, which XLA:TPU fuses; it fuses no gather."""
     (axis,) = params["dimension_numbers"].start_index_map
     place, is_there = _places(indices, table.shape, axis)
     found = jnp.sum(jnp.where(is_there, table, 0), axis, keepdims=True)
@@ -94,7 +97,7 @@ def gather_by_sum(table: Any, indices: Any, **params: Any) -> Any:
 
 
 def _places(indices: Any, shape: Sequence[int], axis: int) -> tuple[jax.Array, jax.Array]:
-    """Return the index in each row, and the mask of it."""
+    """Return the index in each row, and a mask that is true there."""
     row = [1 if i == axis else size for i, size in enumerate(shape)]
     place = lax.reshape(indices, row).astype(jnp.int32)
     return place, lax.broadcasted_iota(jnp.int32, shape, axis) == place

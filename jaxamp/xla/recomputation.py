@@ -1,7 +1,7 @@
 """Decide which values of a fused group are residuals, and which are recomputed.
 
-A group is emitted as one unit, under a checkpoint: the backward pass then saves the values that the
-plan stores, and recomputes the float32 insides from them, in the kernel that needs them.
+A group is emitted as one unit, under a checkpoint: the backward pass reads the values that the plan
+stores, and recomputes the float32 insides from them, in the kernel that needs them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""``add``/``sub`` primitive whose transpose rounds the cotangent once, for both operands.
+"""``rounded_cotangent`` primitive: a sum whose transpose rounds the cotangent for both operands.
 
-A sum of an activation that is stored narrow and a broadcast parameter has one cotangent for both.
-The activation's is rounded, the parameter's is summed over rows. Rounded before they part, both
-are made of what is in memory.
+The sum of an activation that is stored narrow and a broadcast parameter has one cotangent for both.
+The activation's is rounded, the parameter's is summed over rows. Rounded before the two part, both
+are computed from what is in memory.
 """
 
 from __future__ import annotations

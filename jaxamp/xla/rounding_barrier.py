@@ -1,10 +1,12 @@
-"""Barriers behind roundings, which XLA would otherwise remove with the widening after them.
+"""``rounding_barrier`` primitive: a barrier behind a rounding, so that XLA does not remove it.
 
-XLA takes a narrowing and the widening after it for nothing, and reads the float32 value. A barrier
-between the two keeps it from that, and from computing both in one kernel. On a GPU that is what is
-wanted, as XLA would store the wide value beside the narrow one. XLA:TPU computes in the kernel of a
-product what it can of what follows, sums among it: there a rounding to bfloat16 is said once more,
-as an operation that XLA keeps and fuses. JAX holds residuals of a checkpoint in this way.
+XLA removes a narrowing that a widening follows, and reads the float32 value. A barrier between the
+two prevents that, and separates their kernels. On a GPU that is what is wanted, as XLA would store
+the wide value beside the narrow one. XLA:TPU fuses what follows a product into its kernel, sums
+among it: there a rounding to bfloat16 is repeated as `reduce_precision`, which XLA keeps and fuses.
+JAX keeps residuals of a checkpoint in this way.
+
+See: https://github.com/openxla/xla/issues/41605 and https://github.com/jax-ml/jax/pull/22244
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def rounding_barrier(value: Any) -> Any:
 
 def _rounded(value: Any) -> Any:
     info = jnp.finfo(value.dtype)
-    # `reduce_precision` has no subnormal numbers; those of formats of a smaller range matter.
+    # `reduce_precision` flushes subnormal numbers, which matter in formats of a smaller range:
+    # https://openxla.org/stablehlo/spec#reduce_precision
     if info.nexp < jnp.finfo(jnp.float32).nexp:
         return lax.optimization_barrier(value)
     return lax.reduce_precision(value, info.nexp, info.nmant)

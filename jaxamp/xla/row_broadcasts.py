@@ -1,17 +1,17 @@
-"""One number for each row of an array, given to every column by way of a flat array.
+"""Broadcast numbers of rows from a flat array, in programs for one GPU.
 
-A softmax subtracts from each row its maximum, and divides by its sum. XLA:GPU computes such a group
-in one kernel of tiles. Where a tile takes its rows from an axis that is not beside the rows' own,
-as it does under a mask that all heads share, Triton moves numbers of rows between threads through
-shared memory, and computes exponentials again rather than keep them, in more than twice the time.
-It does neither where those numbers come from an array of one axis. The numbers are the same. Where
-tiles do not divide an axis of rows, XLA would part the group at the flat array, and store in f32
-what it had kept within a kernel: such a group stays as it is.
-
-A softmax of transposed scores (`xla/transposed_layouts.py`) is no such kernel. A flat array would
-have the scores transposed once more, in float32.
+A softmax subtracts from each row its maximum, and divides by its sum. XLA:GPU computes it in one
+kernel of tiles. Where a tile takes its rows from an axis that is not beside the rows' own, as under
+a mask that all heads share, Triton moves numbers of rows between threads through shared memory, and
+recomputes exponentials, which takes more than twice the time. It does neither where those numbers
+are broadcast from an array of one axis. The results are the same. Where tiles do not divide the
+axis of rows, XLA would split the group at the flat array, and store in float32 what it had kept
+within a kernel: such a group is left as it is. So is a softmax of transposed scores
+(`transposed_layouts.py`): a flat array would have the scores transposed once more, in float32.
 
 A group is changed when its equation is lowered, in forward and backward passes alike.
+
+See: docs/performance.md for the times, JAX 0.10.2 on an H200.
 """
 
 from __future__ import annotations
@@ -30,28 +30,29 @@ from jaxamp.jaxprs.nested import nested
 from jaxamp.xla.transposed_layouts import find_transposed, is_elementwise, shape_of
 
 
-def by_rows(closed: ClosedJaxpr) -> ClosedJaxpr:
+def flatten_row_broadcasts(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Return a program that broadcasts numbers of rows from arrays of one axis.
 
     >>> import jax
     >>> import jax.numpy as jnp
     >>> centred = jax.make_jaxpr(lambda x: x - x.max(-1, keepdims=True))(jnp.ones((2, 3, 8, 256)))
-    >>> [eqn.primitive.name for eqn in by_rows(centred).jaxpr.eqns]
+    >>> [eqn.primitive.name for eqn in flatten_row_broadcasts(centred).jaxpr.eqns]
     ['reduce_max', 'broadcast_in_dim', 'reshape', 'broadcast_in_dim', 'reshape', 'sub']
     """
-    return _changed(closed) if _reads_rows(closed) else closed
+    return _flattened(closed) if _has_row_broadcasts(closed) else closed
 
 
-@jax_compat.remembered
-def _reads_rows(closed: ClosedJaxpr) -> bool:
+@jax_compat.weakref_lru_cache
+def _has_row_broadcasts(closed: ClosedJaxpr) -> bool:
     columns = find_transposed(closed.jaxpr)
     return any(
-        _read_by_rows(eqn, columns) or any(map(_reads_rows, _entered(eqn))) for eqn in closed.eqns
+        _row_operands(eqn, columns) or any(map(_has_row_broadcasts, _nested_bodies(eqn)))
+        for eqn in closed.eqns
     )
 
 
-@jax_compat.remembered
-def _changed(closed: ClosedJaxpr) -> ClosedJaxpr:
+@jax_compat.weakref_lru_cache
+def _flattened(closed: ClosedJaxpr) -> ClosedJaxpr:
     emit = partial(_emit, find_transposed(closed.jaxpr))
 
     def run(*args: Any) -> list[Any]:
@@ -62,33 +63,33 @@ def _changed(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _emit(columns: Set[Var], eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    if bodies := _entered(eqn):
-        return bind_nested(eqn, operands, map(by_rows, bodies))
-    read = _read_by_rows(eqn, columns)
+    if bodies := _nested_bodies(eqn):
+        return bind_nested(eqn, operands, map(flatten_row_broadcasts, bodies))
+    read = _row_operands(eqn, columns)
     if not read:
         return jax_compat.bind(eqn, operands)
     shape = shape_of(eqn.outvars[0])
-    spread = [_spread(x, shape) if i in read else x for i, x in enumerate(operands)]
+    spread = [_broadcast_flat(x, shape) if i in read else x for i, x in enumerate(operands)]
     is_spread = eqn.primitive is lax.broadcast_in_dim_p
     return spread if is_spread else jax_compat.bind(eqn, spread)
 
 
-# Others are bound with rules of their own, or hold types of one device.
-_ENTERED = frozenset({"jit", "scan", "while", "cond", "fused_group", "remat2"})
+# Other higher-order primitives have rules of their own, or types of one device.
+_NESTING = frozenset({"jit", "scan", "while", "cond", "fused_group", "remat2"})
 
 
-def _entered(eqn: JaxprEqn) -> list[ClosedJaxpr]:
-    return nested(eqn) if eqn.primitive.name in _ENTERED else []
+def _nested_bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+    return nested(eqn) if eqn.primitive.name in _NESTING else []
 
 
-def _spread(rows: Any, shape: tuple[int, ...]) -> Any:
+def _broadcast_flat(rows: Any, shape: tuple[int, ...]) -> Any:
     count = math.prod(shape[:-1])
     columns = lax.broadcast_in_dim(lax.reshape(rows, (count,)), (count, shape[-1]), (0,))
     return lax.reshape(columns, shape)
 
 
-def _read_by_rows(eqn: JaxprEqn, columns: Set[Var]) -> list[int]:
-    """Return which operands of an equation are repeated in each column."""
+def _row_operands(eqn: JaxprEqn, columns: Set[Var]) -> list[int]:
+    """Return the operands of an equation that are broadcast along rows, by index."""
     if len(eqn.outvars) != 1 or not _has_rows(eqn.outvars[0]) or eqn.outvars[0] in columns:
         return []
     rows = shape_of(eqn.outvars[0])[:-1]
@@ -101,9 +102,9 @@ def _read_by_rows(eqn: JaxprEqn, columns: Set[Var]) -> list[int]:
 
 
 def _has_rows(atom: Any) -> bool:
-    """Return whether an array has columns, and rows of several axes, of which tiles take one.
+    """Return whether an array has rows along several axes, of which a tile takes one.
 
-    Of rows of two axes, such as the words of a batch, tiles take the last.
+    With two axes of rows, such as the tokens of a batch, it takes the last.
     """
     shape = shape_of(atom)
     if len(shape) < 4 or not all(isinstance(size, int) for size in shape) or shape[-1] < 2:
@@ -111,7 +112,9 @@ def _has_rows(atom: Any) -> bool:
     return shape[-2] % _rows_of_a_tile(shape[-1]) == 0
 
 
-_TILE = 2048  # numbers in XLA:GPU's tile of a softmax, as JAX 0.10 and 0.11 were seen to compile it
+# Elements of XLA:GPU's tile of a softmax, as read from the kernels that JAX 0.10.2 and 0.11 compile
+# for an H200: `python -m benchmarks.deviceless --target h200 --model transformer --dump out`.
+_TILE = 2048
 
 
 def _rows_of_a_tile(columns: int) -> int:

@@ -3,7 +3,9 @@
 XLA fuses a reduction of rows with its readers: a softmax is one kernel, and recomputing its sums
 costs nothing. A reduction of other axes is a kernel by itself. So are two reductions of rows that
 read one array side by side, as those of a variance by the mean of squares: they share a kernel that
-writes nothing but the two.
+writes nothing else.
+
+See: ``python -m benchmarks.techniques --target h200 --only all saved-statistics``, JAX 0.10.2.
 """
 
 from __future__ import annotations

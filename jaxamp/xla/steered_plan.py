@@ -1,4 +1,4 @@
-"""From a jaxpr and a policy to a Plan that XLA compiles as it was meant."""
+"""Plan a program with the compiler hints that its policy asks for."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from jaxamp.xla.steer import steer
 
 
 def make_plan(closed_jaxpr: ClosedJaxpr, policy: PrecisionPolicy, **words: Any) -> Plan:
-    """Plan a program, its attentions as single equations, with the steering that the policy asks.
+    """Plan a program, its attentions as single equations, with the policy's compiler hints.
 
     Args:
       closed_jaxpr: the program.
       policy: the policy.
-      **words: as of `plan.make_plan`.
+      **words: other arguments of `plan.make_plan`.
 
     Returns:
       The plan; its `jaxpr` is what is to be emitted.

@@ -1,8 +1,8 @@
-"""Arrays that XLA:GPU leaves in a transposed layout: transposes, and arithmetic on them.
+"""Find arrays that XLA:GPU leaves in a transposed layout: transposes, and arithmetic on them.
 
-XLA:GPU does not transpose what it can read in another order, the scores of grouped queries say. It
-leaves them, and all that arithmetic makes of them, as they are in memory: the numbers of a row are
-not side by side.
+XLA:GPU makes no copy of a transposed array where a kernel can read it in another order, such as the
+scores of grouped queries. Elementwise results take the layout of their operands. The elements of a
+row are then not adjacent in memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var
 from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.jaxprs.nested import nested
 
-# What these give is in memory as their operands are.
+# Their results take the layout of their operands.
 _THROUGH = ("add_any", "convert_element_type", "rounding_barrier", "residual", "name")
 
 

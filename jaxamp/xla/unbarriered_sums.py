@@ -1,8 +1,8 @@
-"""Reduction inputs taken before a rounding barrier, so that XLA:GPU fuses the reduction.
+"""``unbarriered`` primitive: the operand of a sum, read from before its rounding barrier.
 
-XLA:GPU sums in the kernel that makes what is summed, and reads it from memory if a barrier is
-between the two. The rounding is still what counts. A choice between NaN and number, in which XLA
-does not see a rounding followed by a widening, is between them instead.
+XLA:GPU sums in the kernel that computes the summands, but reads them from memory if a barrier is in
+between. The rounding still counts: instead of the barrier, a select between NaN and number stands
+between it and the widening, so that XLA does not recognize the pair.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def unbarriered(wide: Any) -> Any:
     """Return a summand, read from before its barrier where that is cheaper.
 
     Args:
-      wide: the value, widened from behind the barrier. What is computed again, behind no barrier of
+      wide: the value, widened from behind the barrier. A recomputed value, which has no barrier of
         its own, is read as it is.
     """
     return unbarriered_p.bind(wide)
 
 
 def summand(rounded: Any, dtype: Any) -> Any:
-    """Widen a rounded value in a form that XLA does not take for the reverse of the rounding."""
+    """Widen a rounded value in a form in which XLA does not remove the rounding."""
     number = lax.select(lax.eq(rounded, rounded), rounded, lax.full_like(rounded, np.nan))
     return lax.convert_element_type(number, dtype)
 
@@ -70,4 +70,4 @@ ad.deflinear2(unbarriered_p, lambda cotangent, wide: [cotangent])
 batching.primitive_batchers[unbarriered_p] = lambda args, dims: (unbarriered(*args), *dims)
 mlir.register_lowering(
     unbarriered_p, _lowered, cacheable=False
-)  # else it is lowered apart from its operand
+)  # cached, it would be a function that cannot see what computes its operand

@@ -344,8 +344,8 @@ def test_what_an_equation_knows_of_its_origin() -> None:
 
     (eqn,) = jax.make_jaxpr(named)(X).jaxpr.eqns
     assert str(eqn.source_info.name_stack) == "outer/inner"
-    assert jax_compat.names_around([eqn, eqn]) == (2, 0)
-    without = jax_compat.without_scope(eqn, jax_compat.Around(1))
+    assert jax_compat.common_names([eqn, eqn]) == (2, 0)
+    without = jax_compat.drop_common_names(eqn, jax_compat.CommonNames(1))
     assert str(without.source_info.name_stack) == "inner"
     assert jax_compat.user_functions(eqn.source_info)[0].endswith("named")
     assert jax_compat.user_frames(eqn.source_info)[0][0] == __file__
@@ -363,10 +363,13 @@ def test_names_around_a_forward_and_a_backward_equation() -> None:
     cos, mul = (next(e for e in eqns if e.primitive.name == n) for n in ("cos", "mul"))
     stacks = ([entry.name for entry in e.source_info.name_stack.stack] for e in (cos, mul))
     assert [*stacks] == [["jvp", "outer", "inner"], ["transpose", "jvp", "outer", "inner"]]
-    around = jax_compat.names_around([cos, mul])
+    around = jax_compat.common_names([cos, mul])
     assert around == (0, 2)
-    assert str(jax_compat.within_scope(cos, around).source_info.name_stack) == "outer/inner"
-    assert jax_compat.without_scope(mul, around).source_info.name_stack.stack[0].name == "transpose"
+    assert str(jax_compat.keep_common_names(cos, around).source_info.name_stack) == "outer/inner"
+    assert (
+        jax_compat.drop_common_names(mul, around).source_info.name_stack.stack[0].name
+        == "transpose"
+    )
 
 
 def test_pieces_of_a_jaxpr() -> None:

@@ -388,19 +388,19 @@ def test_what_waits_for_the_backward_pass_is_counted():
             return jnp.sum(x @ weights[0])
 
     step, args = jax.grad(loss), ([spec(8, 8)] * 4, spec(2, 8))
-    assert report(step)(*args).waits() == {("block*", "bf16"): 7 * 2 * 8 * 2}
-    wide = report(step, "always_f32")(*args).waits()
+    assert report(step)(*args).residual_bytes() == {("block*", "bf16"): 7 * 2 * 8 * 2}
+    wide = report(step, "always_f32")(*args).residual_bytes()
     assert {word for _, word in wide} == {"f32"}
     assert wide["block*", "f32"] >= 4 * 2 * 8 * 4
-    assert report(loss)(*args).waits() == {}
+    assert report(loss)(*args).residual_bytes() == {}
 
 
 def test_what_waits_in_a_loop_counts_for_each_iteration():
     """A scan stacks what its backward pass reads; its scope is that inside."""
     fn, (x, weights) = PROGRAMS["scanned"][0], PROGRAMS["scanned"][1]
-    few = report(jax.grad(fn, argnums=1))(x, weights).waits()
+    few = report(jax.grad(fn, argnums=1))(x, weights).residual_bytes()
     more = report(jax.grad(fn, argnums=1))(x, spec(2 * weights.shape[0], *weights.shape[1:]))
-    assert more.waits()["layer", "bf16"] == 2 * few["layer", "bf16"] > 0
+    assert more.residual_bytes()["layer", "bf16"] == 2 * few["layer", "bf16"] > 0
 
 
 def test_text_lists_every_dot():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxamp import PrecisionPolicy, amp
-from jaxamp.jaxprs.relu_masks import compare_results
+from jaxamp.jaxprs.relu_masks import compare_relu_results
 from tests.audit import equations
 
 BF16 = PrecisionPolicy.AUTO_MIXED_BF16
@@ -55,7 +55,7 @@ OTHERS = {
 def test_no_bit_changes(name: str) -> None:
     fn = {**CUT_OFF, **OTHERS}[name]
     before = jax.make_jaxpr(fn)(SPECIAL)
-    after = compare_results(before)
+    after = compare_relu_results(before)
     pairs = zip(
         jax.core.eval_jaxpr(before.jaxpr, before.consts, SPECIAL),
         jax.core.eval_jaxpr(after.jaxpr, after.consts, SPECIAL),
@@ -66,7 +66,7 @@ def test_no_bit_changes(name: str) -> None:
 
 @pytest.mark.parametrize("name", CUT_OFF)
 def test_the_result_is_compared(name: str) -> None:
-    after = compare_results(jax.make_jaxpr(CUT_OFF[name])(SPECIAL))
+    after = compare_relu_results(jax.make_jaxpr(CUT_OFF[name])(SPECIAL))
     eqns = list(equations(after.jaxpr))
     cut_off = {
         id(v) for e in eqns if e.primitive.name in ("max", "custom_jvp_call") for v in e.invars
@@ -83,7 +83,7 @@ def test_calls_of_one_function_stay_calls_of_one() -> None:
     def two_layers(x: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
         return [layer(x), layer(x + 1)]
 
-    after = compare_results(jax.make_jaxpr(two_layers)(SPECIAL))
+    after = compare_relu_results(jax.make_jaxpr(two_layers)(SPECIAL))
     first, second = (e.params["jaxpr"] for e in after.jaxpr.eqns if e.primitive.name == "jit")
     assert first is second
 
@@ -91,7 +91,7 @@ def test_calls_of_one_function_stay_calls_of_one() -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_anything_else_is_left_alone(name: str) -> None:
     before = jax.make_jaxpr(OTHERS[name])(SPECIAL)
-    assert compare_results(before) is before
+    assert compare_relu_results(before) is before
 
 
 def block(x: jax.Array, w: jax.Array) -> jax.Array:

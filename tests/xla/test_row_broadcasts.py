@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxamp import amp
-from jaxamp.xla.row_broadcasts import by_rows
+from jaxamp.xla.row_broadcasts import flatten_row_broadcasts
 from tests.audit import equations
 
 BATCH, HEADS, LENGTH, DEPTH = 2, 4, 64, 8  # 64 rows of 64 are whole tiles
@@ -53,7 +53,7 @@ def test_scores_of_heads_are_rows_on_a_gpu_alone(order: str) -> None:
 def test_rows_that_are_not_whole_tiles_stay(rows: int, columns: int, is_flat: bool) -> None:
     """XLA would part the softmax of a ViT's 196 patches in four, and store its scores in f32."""
     closed = jax.make_jaxpr(jax.nn.softmax)(jnp.ones((2, 3, rows, columns)))
-    assert (by_rows(closed) is not closed) is is_flat
+    assert (flatten_row_broadcasts(closed) is not closed) is is_flat
 
 
 def grouped(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -102,7 +102,7 @@ def test_effects_and_operations_without_results_stay() -> None:
         return total[...]
 
     closed = jax.make_jaxpr(amp(noted))(Q)
-    changed = by_rows(closed)
+    changed = flatten_row_broadcasts(closed)
     assert changed is not closed
     assert changed.effects == closed.effects
     names = [eqn.primitive.name for eqn in equations(changed.jaxpr)]
@@ -146,7 +146,7 @@ def test_a_function_of_the_users_under_jit_is_looked_into() -> None:
 
     assert flat("cuda", amp(scored), Q, Q) > 0
     closed = jax.make_jaxpr(softmax)(jnp.ones((2, 3, 8, 256)))
-    assert [eqn.primitive.name for eqn in by_rows(closed).jaxpr.eqns] == ["jit"]
+    assert [eqn.primitive.name for eqn in flatten_row_broadcasts(closed).jaxpr.eqns] == ["jit"]
 
 
 def test_what_is_not_amped_is_not_touched() -> None:
@@ -203,7 +203,7 @@ def test_the_numbers_are_the_same() -> None:
     to the last bit of float32."""
     x, g = (jax.random.normal(jax.random.key(i), (2, 3, 64, 32)) for i in range(2))
     closed = jax.make_jaxpr(softmax_and_cotangent)(x, g)
-    changed = by_rows(closed)
+    changed = flatten_row_broadcasts(closed)
     names = [eqn.primitive.name for eqn in equations(changed.jaxpr)]
     assert names.count("reshape") > 2 * 5
     wanted = jax.core.eval_jaxpr(closed.jaxpr, closed.consts, x, g)
@@ -217,4 +217,4 @@ def test_symbolic_sizes_are_left_alone() -> None:
     (b,) = jax.export.symbolic_shape("b")
     x = jax.ShapeDtypeStruct((b, 3, 4, 5), jnp.float32)
     closed = jax.make_jaxpr(jax.nn.softmax)(x)
-    assert by_rows(closed) is closed
+    assert flatten_row_broadcasts(closed) is closed

@@ -19,7 +19,7 @@ from jaxamp.core.jax_compat.binding import bind as bind
 from jaxamp.core.jax_compat.binding import emitting as emitting
 from jaxamp.core.jax_compat.checkpoints import define_checkpoint as define_checkpoint
 from jaxamp.core.jax_compat.checkpoints import is_saved as is_saved
-from jaxamp.core.jax_compat.checkpoints import read_again as read_again
+from jaxamp.core.jax_compat.checkpoints import read_by_recomputation as read_by_recomputation
 from jaxamp.core.jax_compat.checks import check_like as check_like
 from jaxamp.core.jax_compat.checks import check_nans as check_nans
 from jaxamp.core.jax_compat.cudnn_calls import cudnn_backward as cudnn_backward
@@ -44,11 +44,11 @@ from jaxamp.core.jax_compat.lowering import is_partitioned as is_partitioned
 from jaxamp.core.jax_compat.lowering import lower_checkpoints as lower_checkpoints
 from jaxamp.core.jax_compat.lowering import lower_local as lower_local
 from jaxamp.core.jax_compat.lowering import tell_devices as tell_devices
-from jaxamp.core.jax_compat.name_stacks import Around as Around
-from jaxamp.core.jax_compat.name_stacks import names_around as names_around
+from jaxamp.core.jax_compat.name_stacks import CommonNames as CommonNames
+from jaxamp.core.jax_compat.name_stacks import common_names as common_names
+from jaxamp.core.jax_compat.name_stacks import drop_common_names as drop_common_names
+from jaxamp.core.jax_compat.name_stacks import keep_common_names as keep_common_names
 from jaxamp.core.jax_compat.name_stacks import origin as origin
-from jaxamp.core.jax_compat.name_stacks import within_scope as within_scope
-from jaxamp.core.jax_compat.name_stacks import without_scope as without_scope
 from jaxamp.core.jax_compat.release import JAX as JAX
 from jaxamp.core.jax_compat.release import WGMMA_MIXES_FP8 as WGMMA_MIXES_FP8
 from jaxamp.core.jax_compat.release import cuda_capability as cuda_capability
@@ -57,8 +57,8 @@ from jaxamp.core.jax_compat.release import indexed_for_load as indexed_for_load
 from jaxamp.core.jax_compat.release import is_gpu_interpreter as is_gpu_interpreter
 from jaxamp.core.jax_compat.source_info import boundary as boundary
 from jaxamp.core.jax_compat.source_info import calls as calls
+from jaxamp.core.jax_compat.source_info import drop_frames as drop_frames
 from jaxamp.core.jax_compat.source_info import hide_frames as hide_frames
-from jaxamp.core.jax_compat.source_info import leave_out_frames as leave_out_frames
 from jaxamp.core.jax_compat.source_info import library_functions as library_functions
 from jaxamp.core.jax_compat.source_info import user_frames as user_frames
 from jaxamp.core.jax_compat.source_info import user_functions as user_functions
@@ -72,10 +72,10 @@ from jaxamp.core.jax_compat.tracing import body_context as body_context
 from jaxamp.core.jax_compat.tracing import is_staging as is_staging
 from jaxamp.core.jax_compat.tracing import is_tracing as is_tracing
 from jaxamp.core.jax_compat.tracing import literal_value as literal_value
-from jaxamp.core.jax_compat.tracing import remembered as remembered
 from jaxamp.core.jax_compat.tracing import result_avals as result_avals
 from jaxamp.core.jax_compat.tracing import static_parameters as static_parameters
 from jaxamp.core.jax_compat.tracing import trace_to_jaxpr as trace_to_jaxpr
+from jaxamp.core.jax_compat.tracing import weakref_lru_cache as weakref_lru_cache
 from jaxamp.core.jax_compat.tracing import without_constvars as without_constvars
 from jaxamp.core.jax_compat.triton_attention import triton_backward as triton_backward
 from jaxamp.core.jax_compat.triton_attention import triton_forward as triton_forward

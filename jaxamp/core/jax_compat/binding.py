@@ -1,4 +1,4 @@
-"""Emitting equations of JAX's anew, with other operands or parameters."""
+"""Bind the primitives of equations again, with other operands or parameters."""
 
 from __future__ import annotations
 

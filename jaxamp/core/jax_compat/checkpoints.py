@@ -39,25 +39,26 @@ def is_saved(policy: Callable[..., Any], eqn: JaxprEqn) -> bool:
     return _pe.ensure_enum(case) is not _pe.Recompute
 
 
-def read_again(jaxpr: Jaxpr) -> list[bool]:
-    """Return which operands of a checkpoint's backward pass its recomputed forward pass reads.
+def read_by_recomputation(jaxpr: Jaxpr) -> list[bool]:
+    """Return which operands of a checkpoint's backward pass the recomputed forward pass reads.
 
     >>> import jax
     >>> square = jax.checkpoint(lambda x: jax.numpy.sin(x) ** 2)
-    >>> [read_again(e.params["jaxpr"]) for e in jax.make_jaxpr(jax.grad(square))(1.0).eqns[-1:]]
-    [[True, False]]
+    >>> *_, backward = jax.make_jaxpr(jax.grad(square))(1.0).eqns
+    >>> read_by_recomputation(backward.params["jaxpr"])
+    [True, False]
     """
-    again = {
+    read = {
         var
         for eqn in jaxpr.eqns
-        if any(getattr(s, "name", None) == _AGAIN for s in eqn.source_info.name_stack.stack)
+        if any(getattr(s, "name", None) == _RECOMPUTED for s in eqn.source_info.name_stack.stack)
         for var in eqn.invars
         if not isinstance(var, Literal)
     }
-    return [var in again for var in jaxpr.invars]
+    return [var in read for var in jaxpr.invars]
 
 
-_AGAIN = "rematted_computation"  # the scope of what a backward pass computes again
+_RECOMPUTED = "rematted_computation"  # the scope in which JAX puts recomputed equations
 
 
 def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Callable[..., list[Any]]:

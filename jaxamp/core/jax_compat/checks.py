@@ -1,4 +1,4 @@
-"""``checkify`` for primitives that JAX does not know."""
+"""Rules of ``checkify`` for jaxamp's primitives."""
 
 from __future__ import annotations
 

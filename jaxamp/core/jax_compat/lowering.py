@@ -80,10 +80,13 @@ def is_exported(context: Any) -> bool:
 
 
 def lower_local(function: Callable[..., Any], context: Any, *operands: Any) -> Any:
-    """Lower a function of arrays that lie on one device, or on each device of ``shard_map``.
+    """Lower a function of arrays on one device, or on each device of a ``shard_map``.
 
-    Kernels do not say along which manual axes their results vary, and need not: how a primitive's
-    results do is told by its own types.
+    The outputs of JAX's Pallas kernels do not declare the manual axes along which they vary, so the
+    check is off here, as it is in Pallas' own lowering. The types of the primitive's results, which
+    are checked, declare them. There is no public way inside of a lowering rule.
+
+    See: https://github.com/jax-ml/jax/pull/36180
     """
     avals = [_core.ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
     with _config._check_vma(False):

@@ -1,4 +1,4 @@
-"""The names around equations: scopes and transformations."""
+"""Name stacks of equations: scopes and transformations."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from jax.extend.core import JaxprEqn
 _Scope = _source_info_util.Scope
 
 
-class Around(NamedTuple):
-    """Names that are around all equations of a group.
+class CommonNames(NamedTuple):
+    """Names that the name stacks of all equations of a group begin with.
 
     Attributes:
       entries: how many entries of their name stacks are the same, from the outermost on.
@@ -25,13 +25,13 @@ class Around(NamedTuple):
     scopes: int = 0
 
 
-def names_around(eqns: Sequence[JaxprEqn]) -> Around:
+def common_names(eqns: Sequence[JaxprEqn]) -> CommonNames:
     """Return the name stack entries that all of `eqns` have in common."""
     stacks = [
         *{id(e.source_info.name_stack): e.source_info.name_stack.stack for e in eqns}.values()
     ]
     entries = _common(stacks)
-    return Around(entries, _common([_parted(stack[entries:])[1] for stack in stacks]))
+    return CommonNames(entries, _common([_parted(stack[entries:])[1] for stack in stacks]))
 
 
 def _common(stacks: Sequence[tuple[Any, ...]]) -> int:
@@ -47,25 +47,25 @@ def _parted(stack: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     return stack[:first], stack[first:]
 
 
-def _within(stack: tuple[Any, ...], around: Around) -> tuple[Any, ...]:
-    """Return a name stack without the entries of `around`."""
-    stack = stack[around.entries :]
-    if not around.scopes:
+def _within(stack: tuple[Any, ...], common: CommonNames) -> tuple[Any, ...]:
+    """Return a name stack without the entries of `common`."""
+    stack = stack[common.entries :]
+    if not common.scopes:
         return stack
     transforms, names = _parted(stack)
-    return transforms + names[around.scopes :]
+    return transforms + names[common.scopes :]
 
 
-def within_scope(eqn: JaxprEqn, around: Around) -> JaxprEqn:
-    """Return an equation whose name stack has the entries of `around` only."""
+def keep_common_names(eqn: JaxprEqn, common: CommonNames) -> JaxprEqn:
+    """Return an equation whose name stack has the entries of `common` only."""
     stack = eqn.source_info.name_stack.stack
-    _, names = _parted(stack[around.entries :])
-    return _named(eqn, stack[: around.entries] + names[: around.scopes])
+    _, names = _parted(stack[common.entries :])
+    return _named(eqn, stack[: common.entries] + names[: common.scopes])
 
 
-def without_scope(eqn: JaxprEqn, around: Around) -> JaxprEqn:
-    """Return an equation whose name stack lacks the entries of `around`."""
-    return _named(eqn, _within(eqn.source_info.name_stack.stack, around))
+def drop_common_names(eqn: JaxprEqn, common: CommonNames) -> JaxprEqn:
+    """Return an equation whose name stack lacks the entries of `common`."""
+    return _named(eqn, _within(eqn.source_info.name_stack.stack, common))
 
 
 def _named(eqn: JaxprEqn, stack: tuple[Any, ...]) -> JaxprEqn:
@@ -75,7 +75,7 @@ def _named(eqn: JaxprEqn, stack: tuple[Any, ...]) -> JaxprEqn:
     return eqn.replace(source_info=info.replace(name_stack=type(info.name_stack)(stack)))
 
 
-def origin(eqn: JaxprEqn, around: Around) -> tuple[Any, ...]:
-    """Return an equation's traceback, its name stack without `around`, and its context."""
+def origin(eqn: JaxprEqn, common: CommonNames) -> tuple[Any, ...]:
+    """Return an equation's traceback, its name stack without `common`, and its context."""
     info = eqn.source_info
-    return info.traceback, _within(info.name_stack.stack, around), eqn.ctx
+    return info.traceback, _within(info.name_stack.stack, common), eqn.ctx

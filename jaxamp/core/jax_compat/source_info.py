@@ -61,7 +61,7 @@ def user_level() -> int:
     return level
 
 
-def leave_out_frames(error: Exception, count: int) -> None:
+def drop_frames(error: Exception, count: int) -> None:
     """Drop the outermost frames, from the one that handles an error on, from its traceback."""
     for _ in range(count):
         if error.__traceback__ is not None:

@@ -38,8 +38,8 @@ def static_parameters(fn: Any) -> tuple[frozenset[int], frozenset[str]]:
     return frozenset(numbers), frozenset(names)
 
 
-remembered = _util.weakref_lru_cache
-"""Remembers what a function gives for a jaxpr, as long as that lives."""
+weakref_lru_cache = _util.weakref_lru_cache
+"""Cache a function of a jaxpr for as long as the jaxpr lives."""
 
 
 def trace_to_jaxpr(

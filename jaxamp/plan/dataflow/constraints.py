@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
-from jaxamp.jaxprs.asked_precision import ASKED, asks_precision
+from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.kernels.attention.found import multiplied
 from jaxamp.plan.dataflow.exact import factor
 from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, WIDENED, Provenance
@@ -46,8 +46,8 @@ def constrain_contraction(
     made = [v for v in node.outs if graph.kinds[v] not in "iub"]
     if not all(graph.is_float32[v] for v in (*floats, *made)):
         return Constraint("an operand is not float32: left as written", None)
-    if asks_precision(node.eqn):
-        return Constraint(ASKED, None)
+    if has_explicit_precision(node.eqn):
+        return Constraint(EXPLICIT_PRECISION, None)
     known = union(provenance.bits, floats)
     if known & WIDENED:
         return Constraint("an operand was cast to f32 explicitly", None)

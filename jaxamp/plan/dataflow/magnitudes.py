@@ -81,7 +81,7 @@ def _sure(bits: bytearray, node: Node) -> int:
         power = node.eqn.params["y"]
         return known[0] & (_SURE if power > 0 else NONNEGATIVE) | (power % 2 == 0) * NONNEGATIVE
     facts = semantics_of(node.name, node.op)
-    kept = facts.keeps_sign * NONNEGATIVE | facts.stays_apart * NONZERO
+    kept = facts.keeps_sign * NONNEGATIVE | facts.keeps_nonzero * NONZERO
     return shared & kept | facts.nonnegative * NONNEGATIVE
 
 

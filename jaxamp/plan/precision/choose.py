@@ -14,7 +14,7 @@ from jax.extend.core import Literal
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind, Trait
-from jaxamp.jaxprs.asked_precision import ASKED, asks_precision
+from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, SQUARED_DISTANCE, Hazards
 from jaxamp.plan.conditioning.rescaled_products import find_rescaled_products
 from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction
@@ -163,8 +163,8 @@ class Chooser:
     def _forced(self, node: Node, forced: Precision, by: str) -> Choice:
         if forced.bits >= F32.bits:
             return Choice(F32, F32, by, None, F32)
-        if node.role is Role.CONTRACT and asks_precision(node.eqn):
-            return Choice(F32, F32, ASKED, None, F32)
+        if node.role is Role.CONTRACT and has_explicit_precision(node.eqn):
+            return Choice(F32, F32, EXPLICIT_PRECISION, None, F32)
         if node.trait is Trait.COLLECTIVE:
             return Choice(
                 F32, forced, by, None, forced
@@ -172,8 +172,8 @@ class Chooser:
         return Choice(forced, forced, by, None, self._accumulation(node, forced))
 
     def _unguarded(self, node: Node, low: Precision) -> Choice:
-        if node.role is Role.CONTRACT and asks_precision(node.eqn):
-            return Choice(F32, F32, ASKED, None, F32)
+        if node.role is Role.CONTRACT and has_explicit_precision(node.eqn):
+            return Choice(F32, F32, EXPLICIT_PRECISION, None, F32)
         inside = self._accumulation(node, low)
         operand = inside if node.role is Role.REDUCE and inside else low
         return Choice(operand, low, f"{node.kind.value} is {low.short} in the policy", None, inside)

@@ -1,17 +1,19 @@
-"""A contraction of narrow operands whose results and cotangents may be f32 accumulators.
+"""``accumulate`` primitive: a contraction of narrow operands with f32 results and cotangents.
 
-A primitive of its own, for three reasons. An operand that is the rounding of a float32 parameter
-may come with that parameter: the cotangent then goes there, and is what the backward contraction
-accumulates, rather than its rounding. So it is f32 before it meets others, be they of other uses or
-of other devices.
+It differs from JAX's contractions in three ways. An operand that is the rounding of a float32
+parameter may come with that parameter: the cotangent belongs to the parameter then, and is the
+unrounded accumulator of the backward contraction. So cotangents are f32 before they are summed over
+uses or devices.
 
-With ``preferred_element_type`` alone, the transpose of a contraction with a float32 result would
-multiply an f32 cotangent with a narrow operand, which no matrix unit does; here the cotangent is
-rounded to the narrow format first, at every order of differentiation.
+The cotangent of a float32 result is rounded to the narrow format first, at every order of
+differentiation. With ``preferred_element_type`` alone, the transpose would multiply an f32
+cotangent with a narrow operand, which no matrix unit does.
 
-And not every backend has every kernel with a float32 result. XLA's CPU backend lacks some dots:
-there the operands are widened first, which gives the same numbers. GPUs have no such convolutions:
-there the result is rounded, and widened after.
+It has a lowering for each backend. XLA's CPU backend lacks some dots with a float32 result: there
+the operands are widened first, which gives the same numbers. GPUs have no such convolutions: there
+the result is rounded, and widened after.
+
+See: https://github.com/jax-ml/jax/issues/10818 and https://github.com/jax-ml/jax/issues/34330
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def accumulate(
     params: dict[str, Any],
     narrow: Any,
     dtype: Any = F32,
-    origins: Mapping[int, Any] = _NONE,
+    originals: Mapping[int, Any] = _NONE,
 ) -> Any:
     """Contract operands in a narrow dtype.
 
@@ -56,26 +58,26 @@ def accumulate(
       params: its parameters, but for ``preferred_element_type``.
       narrow: the dtype in which operands and cotangents are multiplied.
       dtype: of the result: float32, or narrow for one rounding of the accumulator.
-      origins: by index of an operand, the float32 array that it is the rounding of. What is
+      originals: by index of an operand, the float32 array that it is the rounding of. What is
         differentiated is that array.
 
     Returns:
-      The result. Its cotangent is rounded to the narrow dtype; what is contracted of it has the
-      dtype of the array that it is the cotangent of.
+      The result. Its cotangent is rounded to the narrow dtype; each operand's cotangent has the
+      dtype of the array that it belongs to.
     """
     others = {k: v for k, v in params.items() if k != "preferred_element_type"}
     return accumulate_p.bind(
         *operands,
-        *origins.values(),
+        *originals.values(),
         contraction=contraction,
         params=tuple(others.items()),
         narrow=np.dtype(narrow),
         dtype=np.dtype(dtype),
-        rounded=tuple(origins),
+        rounded=tuple(originals),
     )
 
 
-def original(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
+def contraction_of(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
     """Return the contraction that an ``accumulate`` equation stands for, and its parameters."""
     preferred = {"preferred_element_type": params["dtype"]}
     return params["contraction"], {**dict(params["params"]), **preferred}
@@ -136,10 +138,10 @@ def _jvp(
     """Apply bilinearity: a term for each of the two operands that has a tangent."""
     out = accumulate_p.bind(*primals, rounded=rounded, **params)
     operands, _ = split_originals(primals, rounded)
-    direct, origins = split_originals(tangents, rounded)
+    direct, originals = split_originals(tangents, rounded)
     terms = []
     for index in range(2):
-        tangent = origins.get(index, direct[index])
+        tangent = originals.get(index, direct[index])
         if not isinstance(tangent, ad.Zero):
             replaced = [tangent if i == index else x for i, x in enumerate(operands)]
             terms.append(accumulate_p.bind(*replaced, rounded=(), **params))
@@ -204,21 +206,21 @@ def _batch(
 ) -> tuple[Any, int]:
     """Batch the contraction by JAX's own rule, with the primitive put back.
 
-    An origin stays beside its rounding where neither is batched, and takes its place elsewhere.
+    An original stays beside its rounding where neither is batched, and replaces it elsewhere.
     """
-    operands, origins = split_originals(values, rounded)
-    dims, origin_dims = split_originals(axes, rounded)
-    for index, origin in list(origins.items()):
-        if dims[index] is not None or origin_dims[index] is not None:
-            operands[index], dims[index] = origin, origin_dims[index]
-            del origins[index]
+    operands, originals = split_originals(values, rounded)
+    dims, original_dims = split_originals(axes, rounded)
+    for index, value in list(originals.items()):
+        if dims[index] is not None or original_dims[index] is not None:
+            operands[index], dims[index] = value, original_dims[index]
+            del originals[index]
 
     def contract(*xs: Any) -> Any:
         return contraction.bind(*xs, **dict(params), preferred_element_type=narrow)
 
     def instead(inputs: Sequence[Any], others: dict[str, Any]) -> Any:
-        kept = {i: origin for i, origin in origins.items() if inputs[i] is operands[i]}
-        assert kept.keys() == origins.keys(), "vmap has moved an operand that is not batched"
+        kept = {i: value for i, value in originals.items() if inputs[i] is operands[i]}
+        assert kept.keys() == originals.keys(), "vmap has moved an operand that is not batched"
         return accumulate(contraction, inputs, others, narrow, dtype, kept)
 
     avals = _alike([jax.typeof(x) for x in operands], narrow)

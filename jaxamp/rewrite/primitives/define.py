@@ -1,4 +1,4 @@
-"""Define what JAX asks of a primitive in one call."""
+"""Define a primitive of jaxamp: evaluation, types, derivatives, vmap and lowering in one call."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def define(primitive: Primitive, direct: Any, typed: Any, jvp: Any, batch: Any) 
     """Define a primitive by functions on arrays, for every backend.
 
     Args:
-      primitive: what is defined. To the planner it is opaque.
-      direct: computes it, from other primitives.
-      typed: its abstract evaluation.
-      jvp: its rule for tangents.
-      batch: its rule for vmap.
+      primitive: the primitive. To the planner it is opaque.
+      direct: computes its results by other primitives.
+      typed: its abstract evaluation rule.
+      jvp: its JVP rule.
+      batch: its batching rule.
     """
     params = {"multiple_results": primitive.multiple_results}
     primitive.def_impl(direct)

@@ -30,17 +30,17 @@ def swap(x: Any) -> Any:
 
 
 def batch_first(x: Any, axis: Any) -> Any:
-    """Move the mapped axis of each operand to the front; ``None`` is not mapped."""
+    """Move the mapped axis of an operand to the front; with ``None`` it has none."""
     return x if axis is None else jnp.moveaxis(x, axis, 0)
 
 
-def rows_together(x: Any) -> Any:
+def merge_rows(x: Any) -> Any:
     """Reshape ``(V, *batch, rows, K)`` to ``(*batch, V * rows, K)``."""
-    apart = jnp.moveaxis(x, 0, -3)
-    return apart.reshape(*apart.shape[:-3], apart.shape[-3] * apart.shape[-2], apart.shape[-1])
+    stacks = jnp.moveaxis(x, 0, -3)
+    return stacks.reshape(*stacks.shape[:-3], stacks.shape[-3] * stacks.shape[-2], stacks.shape[-1])
 
 
-def rows_apart(x: Any, count: int) -> Any:
+def split_rows(x: Any, count: int) -> Any:
     """Reshape ``(*batch, V * rows, N)`` back to ``(V, *batch, rows, N)``."""
-    apart = x.reshape(*x.shape[:-2], count, x.shape[-2] // count, x.shape[-1])
-    return jnp.moveaxis(apart, -3, 0)
+    stacks = x.reshape(*x.shape[:-2], count, x.shape[-2] // count, x.shape[-1])
+    return jnp.moveaxis(stacks, -3, 0)

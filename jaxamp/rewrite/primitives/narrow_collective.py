@@ -1,13 +1,14 @@
-"""A collective whose array travels in a narrow format, as a primitive of its own.
+"""``narrow_collective`` primitive: a collective whose array is sent in a narrow format.
 
-So does what XLA makes a collective of: a sharding constraint, a lookup in a table that is split.
+A sharding constraint, and a lookup in a table that is split over devices, are sent likewise: XLA
+makes collectives of them.
 
-A float32 parameter is rounded before it is sent. A cast before the collective alone will not do:
-the cotangent would travel narrow as well, and what goes back over an ``all_gather`` is a sum over
-devices, whose precision is another choice.
+A float32 parameter is rounded before it is sent. A cast before the collective would make the
+cotangent narrow as well; but the transpose of an ``all_gather`` is a sum over devices, whose
+precision is another choice.
 
-What arrives may come in float32 too. Products read the narrow array and are differentiated by the
-wide one, so that each device's part of that sum is an accumulator, which nobody has rounded. XLA
+The result may come in float32 too. Products read the narrow array and are differentiated with
+respect to the wide one, so that each device's part of that sum is an unrounded accumulator. XLA
 drops the widening where nothing else reads it.
 """
 
@@ -28,16 +29,16 @@ from jaxamp.jaxprs.interpret import evaluate, instead_of
 
 Params = tuple[tuple[str, Any], ...]
 
-travel_p = Primitive("travel")
-register_op_kind(travel_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
+narrow_collective_p = Primitive("narrow_collective")
+register_op_kind(narrow_collective_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
-def travel(
+def send_narrow(
     collective: Primitive,
     operands: Sequence[Any],
     params: dict[str, Any],
-    forth: Any,
-    back: Any,
+    send_dtype: Any,
+    cotangent_dtype: Any,
     *,
     widened: bool = False,
 ) -> list[Any]:
@@ -47,26 +48,26 @@ def travel(
       collective: a primitive that moves one array between devices, linear in it.
       operands: the array, and what says which part of it goes where, as indices do.
       params: parameters of the collective.
-      forth: dtype in which the array travels.
-      back: dtype in which the cotangent travels, and is added up where the transpose adds.
-      widened: whether what arrives is wanted in the dtype of the array too.
+      send_dtype: dtype in which the array is sent.
+      cotangent_dtype: dtype in which the cotangent is sent, and summed where the transpose sums.
+      widened: whether the result is returned in the dtype of the array too.
 
     Returns:
-      What the collective gives, in the dtype in which it has travelled; before it, if `widened`,
-      the same in the dtype of the array.
+      The result of the collective in `send_dtype`; before it, if `widened`, the same in the dtype
+      of the array.
     """
-    return travel_p.bind(
+    return narrow_collective_p.bind(
         *operands,
         collective=collective,
         params=tuple(params.items()),
-        forth=forth,
-        back=back,
+        send_dtype=send_dtype,
+        cotangent_dtype=cotangent_dtype,
         widened=widened,
     )
 
 
-def sent(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
-    """Return the collective that a ``travel`` equation stands for, and its parameters."""
+def collective_of(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
+    """Return the collective that such an equation stands for, and its parameters."""
     return params["collective"], dict(params["params"])
 
 
@@ -75,11 +76,11 @@ def _type(
     *others: Any,
     collective: Primitive,
     params: Params,
-    forth: Any,
-    back: Any,
+    send_dtype: Any,
+    cotangent_dtype: Any,
     widened: bool,
 ) -> Any:
-    sent_as = aval.update(dtype=forth, weak_type=False)
+    sent_as = aval.update(dtype=send_dtype, weak_type=False)
     arrived, effects = collective.abstract_eval(sent_as, *others, **dict(params))
     wide = [arrived.update(dtype=aval.dtype)] if widened else []
     return [*wide, arrived], effects
@@ -90,11 +91,11 @@ def _send(
     *others: Any,
     collective: Primitive,
     params: Params,
-    forth: Any,
-    back: Any,
+    send_dtype: Any,
+    cotangent_dtype: Any,
     widened: bool,
 ) -> list[Any]:
-    arrived = collective.bind(_cast(operand, forth), *others, **dict(params))
+    arrived = collective.bind(_cast(operand, send_dtype), *others, **dict(params))
     wide = [_cast(arrived, operand.dtype)] if widened else []
     return [*wide, arrived]
 
@@ -108,10 +109,10 @@ def _cast(x: Any, dtype: Any) -> Any:
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     """Send the tangent of the array as the array; what says where it goes has none."""
-    arrived = travel_p.bind(*primals, **params)
+    arrived = narrow_collective_p.bind(*primals, **params)
     if isinstance(tangents[0], ad.Zero):
         return arrived, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in arrived]
-    return arrived, travel_p.bind(tangents[0], *primals[1:], **params)
+    return arrived, narrow_collective_p.bind(tangents[0], *primals[1:], **params)
 
 
 def _transpose(
@@ -120,15 +121,15 @@ def _transpose(
     *others: Any,
     collective: Primitive,
     params: Params,
-    forth: Any,
-    back: Any,
+    send_dtype: Any,
+    cotangent_dtype: Any,
     widened: bool,
 ) -> list[Any]:
     given = [ct for ct in cotangents if not isinstance(ct, ad.Zero)]
     if not given:
         return [ad.Zero(operand.aval), *(None for _ in others)]
     total = sum((ct.astype(operand.aval.dtype) for ct in given[1:]), given[0])
-    narrow, aval = _cast(total, back), operand.aval.update(dtype=back)
+    narrow, aval = _cast(total, cotangent_dtype), operand.aval.update(dtype=cotangent_dtype)
     rule = ad.primitive_transposes.get(collective)
     if rule is None:  # a reshard has another kind of rule
         placed = jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding)
@@ -145,8 +146,8 @@ def _batch(
     *,
     collective: Primitive,
     params: Params,
-    forth: Any,
-    back: Any,
+    send_dtype: Any,
+    cotangent_dtype: Any,
     widened: bool,
 ) -> tuple[list[Any], list[Any]]:
     """Batch the collective by JAX's own rule, with the primitive put back."""
@@ -159,19 +160,21 @@ def _batch(
         return result
 
     def instead(values: Sequence[Any], params: dict[str, Any]) -> Any:
-        return travel(collective, values, params, forth, back, widened=widened)[0]
+        return send_narrow(
+            collective, values, params, send_dtype, cotangent_dtype, widened=widened
+        )[0]
 
     closed = jax.make_jaxpr(batched)(*operands)
     (result,) = evaluate(closed, operands, instead_of(collective, instead))
     # Over the axis of the vmap itself nothing is sent.
-    dtypes = [operand.dtype, forth] if widened else [forth]
+    dtypes = [operand.dtype, send_dtype] if widened else [send_dtype]
     return [_cast(result, d) for d in dtypes], out_dims * len(dtypes)
 
 
-travel_p.multiple_results = True
-travel_p.def_impl(_send)
-travel_p.def_effectful_abstract_eval(_type)
-ad.primitive_jvps[travel_p] = _jvp
-ad.primitive_transposes[travel_p] = _transpose
-batching.fancy_primitive_batchers[travel_p] = _batch
-mlir.register_lowering(travel_p, mlir.lower_fun(_send, multiple_results=True))
+narrow_collective_p.multiple_results = True
+narrow_collective_p.def_impl(_send)
+narrow_collective_p.def_effectful_abstract_eval(_type)
+ad.primitive_jvps[narrow_collective_p] = _jvp
+ad.primitive_transposes[narrow_collective_p] = _transpose
+batching.fancy_primitive_batchers[narrow_collective_p] = _batch
+mlir.register_lowering(narrow_collective_p, mlir.lower_fun(_send, multiple_results=True))

@@ -1,4 +1,4 @@
-"""``lowp.quantize`` as a primitive: one equation, which is not differentiated."""
+"""``quantize`` primitive: ``lowp.quantize`` as one equation, which is not differentiated."""
 
 from __future__ import annotations
 

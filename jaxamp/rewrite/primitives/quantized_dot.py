@@ -1,12 +1,15 @@
-"""A dot of operands that are quantized on their way in, as a primitive with its own derivative.
+"""``quantized_dot`` primitive: a dot that quantizes its operands, with a derivative of its own.
 
-Matrices are in one form throughout: ``lhs`` is ``(*batch, M, K)``, ``rhs`` is ``(*batch, N, K)``,
-the result ``(*batch, M, N)``. What is quantized lies along the axis that is summed over, so that
-blocks do.
+Matrices have one form throughout: ``lhs`` is ``(*batch, M, K)``, ``rhs`` is ``(*batch, N, K)``, the
+result ``(*batch, M, N)``. Blocks lie along the contracted axis ``K``.
 
-The derivative treats rounding as the identity. Each operand's tangent meets the other operand,
-quantized along the axis that the *transposed* product sums over: that is what the backward pass
-keeps. There the cotangent is quantized too. A policy may have backward products in bf16 instead.
+The derivative treats rounding as the identity (straight-through estimator). Each operand's tangent
+is multiplied by the other operand, quantized along the axis that the *transposed* product
+contracts: these are the residuals. In the backward pass the cotangent is quantized too. A policy
+may have backward products in bf16 instead.
+
+See: Bengio, Léonard and Courville 2013, arXiv:1308.3432; Micikevicius et al. 2022,
+arXiv:2209.05433, for FP8 formats in training.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ from jaxamp.rewrite.primitives.define import define
 from jaxamp.rewrite.primitives.matrices import (
     as_matrices,
     batch_first,
-    rows_apart,
-    rows_together,
+    merge_rows,
+    split_rows,
     swap,
 )
 from jaxamp.rewrite.primitives.quantize_primitive import quantize
@@ -39,7 +42,7 @@ from jaxamp.rewrite.primitives.quantized_product import dot, product
 
 quantized_dot_p = Primitive("quantized_dot")
 
-SCOPE = "jaxamp_scaled"  # the name around all that becomes of a quantized dot
+SCOPE = "jaxamp_scaled"  # the scope of all equations that a quantized dot becomes
 
 
 def quantized_dot(lhs: Any, rhs: Any, how: Scaled, dimension_numbers: Any, dtype: Any) -> jax.Array:
@@ -98,10 +101,10 @@ def _jvp(
         linear = partial(quantized_linear, how=how, dtype=dtype)
 
         def left(tangent: Any) -> Any:
-            return linear(tangent, _turned(rhs, narrow_rhs))
+            return linear(tangent, _transposed(rhs, narrow_rhs))
 
         def right(tangent: Any) -> Any:
-            return swap(linear(tangent, _turned(lhs, narrow_lhs)))
+            return swap(linear(tangent, _transposed(lhs, narrow_lhs)))
 
     pairs = zip((left, right), tangents, strict=True)
     terms = [term(tangent) for term, tangent in pairs if not isinstance(tangent, ad.Zero)]
@@ -116,12 +119,12 @@ def _transpose(cotangent: Any, lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -
     if how.gradient is None:
         back = dot(ct.astype(known.dtype), swap(known), aval.dtype)
     else:
-        turned = _turned(known, quantize(known, cast))
-        back = product(quantize(ct, how.gradient), turned, aval.dtype, how.kernel)
+        transposed = _transposed(known, quantize(known, cast))
+        back = product(quantize(ct, how.gradient), transposed, aval.dtype, how.kernel)
     return [back, None] if is_left else [None, back]
 
 
-def _turned(x: Any, narrow: ScaledArray) -> ScaledArray:
+def _transposed(x: Any, narrow: ScaledArray) -> ScaledArray:
     """Return the transposed matrix, quantized along its new last axis."""
     cast = narrow.cast
     if cast.sf_block is None:
@@ -137,9 +140,9 @@ def _batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple
     if axes[0] is not None and axes[1] is not None:
         return quantized_dot_p.bind(lhs, rhs, **params), 0
     if axes[1] is None:
-        return rows_apart(quantized_dot_p.bind(rows_together(lhs), rhs, **params), lhs.shape[0]), 0
-    out = swap(quantized_dot_p.bind(lhs, rows_together(rhs), **params))
-    return swap(rows_apart(out, rhs.shape[0])), 0
+        return split_rows(quantized_dot_p.bind(merge_rows(lhs), rhs, **params), lhs.shape[0]), 0
+    out = swap(quantized_dot_p.bind(lhs, merge_rows(rhs), **params))
+    return swap(split_rows(out, rhs.shape[0])), 0
 
 
 define(quantized_dot_p, _quantized, _type, _jvp, _batch)

@@ -1,7 +1,7 @@
-"""A product of an array with a quantized one, linear in the array, as a primitive.
+"""``quantized_linear`` primitive: a product of an array with a quantized one, linear in the array.
 
 It is the tangent of a ``quantized_dot``, computed in bf16. Its transpose quantizes the cotangent
-and multiplies that with the quantized operand, which is what the backward pass keeps.
+and multiplies it by the quantized operand, which is the residual.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jaxamp.core import jax_compat
 from jaxamp.lowp import ScaledArray, dequantize
 from jaxamp.plan import Scaled
 from jaxamp.rewrite.primitives.define import define
-from jaxamp.rewrite.primitives.matrices import batch_first, rows_apart, rows_together, swap
+from jaxamp.rewrite.primitives.matrices import batch_first, merge_rows, split_rows, swap
 from jaxamp.rewrite.primitives.quantize_primitive import quantize
 from jaxamp.rewrite.primitives.quantized_product import BF16, dot, product
 
@@ -71,8 +71,8 @@ def _transpose(
 def _batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[jax.Array, int]:
     tangent, *leaves = map(batch_first, operands, axes)
     if all(axis is None for axis in axes[1:]):
-        out = quantized_linear_p.bind(rows_together(tangent), *leaves, **params)
-        return rows_apart(out, tangent.shape[0]), 0
+        out = quantized_linear_p.bind(merge_rows(tangent), *leaves, **params)
+        return split_rows(out, tangent.shape[0]), 0
     if axes[0] is None:
         tangent = jnp.broadcast_to(tangent, (leaves[0].shape[0], *tangent.shape))
     return quantized_linear_p.bind(tangent, *leaves, **params), 0

@@ -1,4 +1,7 @@
-"""The product of two quantized matrices: the one place that knows how it is computed."""
+"""The product of two quantized matrices, the one place that knows how it is computed.
+
+See: https://github.com/openxla/xla/issues/17887 for the form that XLA:GPU makes an FP8 product of.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ BF16 = np.dtype(jnp.bfloat16)
 F32 = np.dtype(np.float32)
 
 
-PRODUCT = "jaxamp_product"  # the name around a product of quantized operands
+PRODUCT = "jaxamp_product"  # the scope of a product of quantized operands
 
 
 def product(
@@ -31,8 +34,8 @@ def product(
 
     The operands are widened to bf16 and multiplied by their scales before the dot. That is exact
     where scales are powers of two, and with one scale for each operand it is the form that XLA
-    turns into cuBLASLt's FP8 kernel. One scale that is no power of two is applied after the dot,
-    as bf16 would round it, and so are scales of whole rows: before it XLA finds no FP8 product.
+    turns into cuBLASLt's FP8 kernel. A scale that is no power of two is applied after the dot, as
+    bf16 would round it, and so are scales of whole rows, with which XLA would find no FP8 product.
 
     Args:
       lhs: of shape ``(*batch, M, K)``, its blocks along ``K``.
@@ -60,7 +63,8 @@ def _width(x: ScaledArray) -> int | None:
 
 def _product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
     if lhs.cast.sf_block is not None or rhs.cast.sf_block is not None:
-        # Without a barrier XLA would drop the rounding to 8 bits where it makes both in one kernel.
+        # Without a barrier XLA would remove the rounding to 8 bits where one kernel computes both:
+        # https://github.com/openxla/xla/issues/41605
         lhs, rhs = lax.optimization_barrier((lhs, rhs))
         if _is_scaled_by_row(lhs) and _is_scaled_by_row(rhs):
             out = dot(lhs.values.astype(BF16), rhs.values.astype(BF16), F32)

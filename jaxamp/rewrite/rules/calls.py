@@ -9,8 +9,8 @@ from typing import Any
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.interpret import bind_nested
 from jaxamp.rewrite.interpreter import rewritten_bodies
-from jaxamp.rewrite.primitives.accumulate import accumulate_p, original
-from jaxamp.rewrite.primitives.narrow_collective import sent, travel_p
+from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
+from jaxamp.rewrite.primitives.narrow_collective import collective_of, narrow_collective_p
 from jaxamp.rewrite.registry import RuleContext, rewrites
 
 
@@ -31,16 +31,16 @@ def checkpoint(context: RuleContext, *operands: Any) -> Sequence[Any]:
 
 
 def _show_originals(policy: Callable[..., Any] | None) -> Callable[..., Any] | None:
-    """Return the checkpoint policy, shown the primitive that one of ours stands for."""
+    """Return a checkpoint policy that sees JAX's primitive where one of jaxamp's stands for it."""
     if policy is None:
         return None
 
     @functools.wraps(policy)
     def shown(primitive: Any, *avals: Any, **params: Any) -> Any:
         if primitive is accumulate_p:
-            primitive, params = original(params)
-        elif primitive is travel_p:
-            primitive, params = sent(params)
+            primitive, params = contraction_of(params)
+        elif primitive is narrow_collective_p:
+            primitive, params = collective_of(params)
         return policy(primitive, *avals, **params)
 
     return shown

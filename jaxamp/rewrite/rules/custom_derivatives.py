@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.jaxprs.nested import called
-from jaxamp.jaxprs.relu_masks import compare_results
+from jaxamp.jaxprs.relu_masks import compare_relu_results
 from jaxamp.plan import JaxprPlan, make_plan
 from jaxamp.rewrite.interpreter import interpret, interpret_whole
 from jaxamp.rewrite.registry import RewriteContext, RuleContext, rewrites
@@ -58,7 +58,7 @@ def _run_jvp(
     jaxpr, captured, out_zeros = eqn.params["jvp_jaxpr_fun"].call_wrapped(*zeros)
     closed = ClosedJaxpr(jaxpr, captured)
     if any(any(inner.plan.hints.residuals) for inner in plan.walk()):
-        closed = compare_results(closed)
+        closed = compare_relu_results(closed)
     given = [t for t, is_zero in zip(tangents, zeros, strict=True) if not is_zero]
     made = [p for p, is_zero in zip(plan.outputs, out_zeros, strict=True) if not is_zero]
     wanted = [*plan.outputs, *made]

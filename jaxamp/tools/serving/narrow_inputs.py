@@ -62,8 +62,8 @@ def _operand_needs(eqn: JaxprEqn, results: Sequence[Needs]) -> list[Needs]:
         return [{eqn.params["new_dtype"]}]
     own = _own_needs(eqn.invars)
     if eqn.primitive is accumulate_p:  # what its operands are roundings of is not computed with
-        operands, origins = split_originals(own, eqn.params["rounded"])
-        return [*operands, *(set() for _ in origins)]
+        operands, originals = split_originals(own, eqn.params["rounded"])
+        return [*operands, *(set() for _ in originals)]
     if only_moves(eqn):
         return [*results, *own[len(results) :]]
     if name == "jit" or name in INLINED:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxamp.errors import TuningError
-from jaxamp.inspect.shown import Shown
+from jaxamp.inspect.displayable import Displayable
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.tools.tune.groups import Group
 
@@ -47,7 +47,7 @@ class Verdict:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning(Shown):
+class Tuning(Displayable):
     """The cheapest policy found that keeps the error within the budget.
 
     Attributes:

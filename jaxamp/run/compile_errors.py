@@ -1,4 +1,4 @@
-"""Notes on errors of a compiler that fails on a fused attention kernel, which no check foresaw."""
+"""Add notes to compilers' errors about fused attention kernels that no check foresaw."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from jaxamp.trace.arguments import Signature
 _KERNELS = re.compile(r"cudnn|fmha|attention|mosaic|pallas", re.IGNORECASE)
 
 
-def name_attentions(
+def note_attentions(
     error: Exception, signature: Signature, arrays: Sequence[Any], settings: Settings
 ) -> None:
-    """Add a note to a compiler's error: where attention is fused, and which words turn it off.
+    """Add a note to a compiler's error: where attention is fused, and how to turn that off.
 
     Args:
       error: what a compiled form raised.

@@ -15,7 +15,7 @@ _KEY = "precision"
 _INSIDE_JAX = re.compile(r"[/\\]jax[/\\]_src[/\\]")
 
 
-def who_asked(eqn: JaxprEqn) -> str:
+def precision_source(eqn: JaxprEqn) -> str:
     """Return who asked for the precision of a product, in one phrase.
 
     Args:

@@ -1,4 +1,4 @@
-"""Values that wait in memory between the forward and the backward pass, by the plan."""
+"""Find the residuals of a program: what its forward pass stores for its backward pass."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jaxamp.plan import JaxprPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """A value that the forward pass makes and the backward pass reads.
+class Residual:
+    """A residual: a value that the forward pass computes and the backward pass reads.
 
     Attributes:
-      scope: where it is made.
-      dtype: the dtype in which it waits, in one word.
+      scope: where it is computed.
+      dtype: the dtype in which it is stored, in one word.
       bytes: its size.
     """
 
@@ -32,13 +32,13 @@ class Waiting:
     bytes: int
 
 
-def waiting_in(
+def residuals_of(
     jaxpr: Jaxpr, plan: JaxprPlan | None, stored: Stored, live: Sequence[bool], scope: str
-) -> Iterator[Waiting]:
-    """Yield what waits in one jaxpr, each value once in each precision.
+) -> Iterator[Residual]:
+    """Yield the residuals of one jaxpr, each value once in each precision.
 
-    What a fused group computes and recomputes itself does not wait. Parameters and other inputs do
-    not either: they are in memory anyway.
+    What a fused group recomputes is no residual. Nor are parameters and other inputs: they are in
+    memory anyway.
 
     Args:
       jaxpr: the program.
@@ -65,7 +65,7 @@ def waiting_in(
         eqn = jaxpr.eqns[makers[var]]
         name = precision.short if precision else str(getattr(var.aval, "dtype", var.aval))
         bytes_ = int(size(var.aval) * element_width(var.aval, precision))
-        yield Waiting(_origin(eqn, eqn.outvars.index(var), scope), name, bytes_)
+        yield Residual(_origin(eqn, eqn.outvars.index(var), scope), name, bytes_)
 
 
 def _accesses(

@@ -1,4 +1,4 @@
-"""Warnings about a policy, or a part of one, that came to nothing in a program."""
+"""Warn of a policy, or a part of one, that decides nothing in a program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _WIDE = Precision.F32, Precision.F64
 
 
 def warn_of_idle_parts(plan: Plan, name: str) -> None:
-    """Warn once of all that a policy asks for and that a program has no place for.
+    """Warn once of all rules, scalings and precisions of a policy that a program does not use.
 
     Args:
       plan: the plan of the program under the policy.

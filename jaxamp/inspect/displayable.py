@@ -25,12 +25,12 @@ def _screens() -> Any:
     return load()
 
 
-class Shown:
+class Displayable:
     """Base of values that have a screen: ``print``, notebooks and pages show the same.
 
     A screen is a function of the value in ``jaxamp.display``, or a ``__rich__`` of its own.
 
-    >>> class Greeting(Shown):
+    >>> class Greeting(Displayable):
     ...     def __rich__(self):
     ...         return "[bold]hello"
     >>> print(Greeting())
