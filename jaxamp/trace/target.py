@@ -99,7 +99,7 @@ class Statics(NamedTuple):
         return cls(frozenset(positions), frozenset(names))
 
     def shifted(self, count: int) -> Statics:
-        """Shift positions by `count` arguments; bound ones have negative positions."""
+        """Move positions by `count` arguments; bound ones have negative positions."""
         return Statics(frozenset(n + count for n in self.positions), self.names)
 
     def __or__(self, other: Any) -> Statics:
