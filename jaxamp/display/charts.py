@@ -1,4 +1,4 @@
-"""The charts of a report, as numbers: bars, each made of parts."""
+"""Charts of a report as numbers: bars that consist of parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The difference of two policies at a terminal."""
+"""Show the difference of two policies at a terminal."""
 
 from __future__ import annotations
 

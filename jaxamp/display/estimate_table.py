@@ -1,4 +1,4 @@
-"""The estimate at a terminal: facts above, the model below, and which is which."""
+"""Show an estimate at a terminal: compiled facts above, the model of time below."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _parts(estimate: Estimate) -> Iterator[Any]:
     model = _table("roofline: a model", rows)
     _add(model, rows, "time", lambda r: r.time.seconds, _seconds)
     model.add_row(
-        "waiting for memory",
+        "limited by memory",
         *(share(row.time.by_memory, row.time.seconds) for row in rows),
     )
     if any(row.time.by_starts for row in rows):

@@ -1,4 +1,4 @@
-"""The annotated source at a terminal."""
+"""Show annotated source at a terminal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _block(block: Excerpt, by_line: dict[int, list[Note]], whole: bool) -> Itera
 
 
 def _sourceless(file: str, by_line: dict[int, list[Note]], whole: bool) -> Iterator[Text]:
-    """Show the notes of code that was typed in, or is made by ``exec``."""
+    """Show the notes of code without source, typed in or made by ``exec``."""
     yield Text(f"\n{near(file)} (source not available)", style="bold")
     for number, notes in by_line.items():
         for note in notes:
@@ -82,7 +82,7 @@ def _words(note: Note, whole: bool) -> Iterator[Text]:
 
 
 def _homeless(by_line: dict[int, list[Note]]) -> Iterator[Text]:
-    """Show operations that JAX made without a line of the user's."""
+    """Show operations of JAX's own that have no line of the user's."""
     for notes in by_line.values():
         for note in notes:
             yield Text(f"no line: {note.arithmetic} {note.what}: {note.reason}", style="dim")

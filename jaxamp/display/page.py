@@ -1,4 +1,4 @@
-"""The report as one page that needs nothing else: no network, no other file."""
+"""Render a report as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def report_page(report: Report) -> str:
 
 
 def in_frame(page: str) -> str:
-    """Return the page inside of another, as a notebook is: neither's style reaches the other."""
+    """Return the page in an iframe, so that its style and that of a notebook stay separate."""
     return _FRAME.format(page=html.escape(page, quote=True))
 
 

@@ -1,4 +1,4 @@
-"""The measurements of a probe at a terminal."""
+"""Show the measurements of a probe at a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screen of each value."""
+"""Register the screen of each value: at a terminal, as a page, in a notebook."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def terminal(value: Any) -> Any:
 
 @functools.singledispatch
 def page(value: Any) -> str:
-    """Return one HTML page that needs nothing else."""
+    """Return one self-contained HTML page."""
     return _html(value, _PAGE)
 
 
@@ -79,7 +79,7 @@ def text(value: Any) -> str:
 
 
 def _html(value: Any, fragment: str) -> str:
-    """Return what a terminal shows as HTML; text has no colour of its own, so any theme will do."""
+    """Return what a terminal shows as HTML; text has no colour, to suit any theme."""
     console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_terminal=True)
     console.print(value)
     return console.export_html(inline_styles=True, code_format=fragment)

@@ -1,4 +1,4 @@
-"""The report at a terminal."""
+"""Show a report at a terminal."""
 
 from __future__ import annotations
 

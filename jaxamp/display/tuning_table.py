@@ -1,4 +1,4 @@
-"""The result of ``tune`` at a terminal."""
+"""Show the result of ``tune`` at a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""Seeing: what a policy does to a program, line by line, and how two policies differ.
-
-Everything here reads the ``Plan``; nothing is decided again.
-"""
+"""Inspection of what a policy does to a program; it reads plans and decides nothing."""

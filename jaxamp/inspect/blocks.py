@@ -1,7 +1,7 @@
-"""Blocks of a program: each jaxpr where it is called, with a number for every computing equation.
+"""Number the equations of a program for interpreters: each jaxpr where it is called is a block.
 
 A jaxpr that is called from two places is two blocks, and one inside a loop is one block however
-often it runs. What an interpreter finds out about an equation goes by the equation's number.
+often it runs. What an interpreter finds of an equation is stored under the equation's number.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Block:
       consts: its constants.
       plan: what was decided for it; ``None`` where it runs as it is written.
       live: per equation, whether anything needs it.
-      sites: per equation, its site; ``None`` for one that holds other programs, or is not needed.
-      inner: per equation, the blocks that it holds.
-      test: per while loop, by position, the program that says whether it goes on.
+      sites: per equation, its site; ``None`` for a higher-order one, or one that is not needed.
+      inner: per equation, the blocks of its jaxprs.
+      test: per while loop, by position, its condition.
     """
 
     jaxpr: Jaxpr
@@ -112,7 +112,7 @@ def blocks_of(jaxpr: Jaxpr, consts: Sequence[Any], plan: JaxprPlan | None) -> Bl
 
 
 def place_of(site: Site) -> Place:
-    """Return the innermost line that is the user's own, or else that of a library."""
+    """Return the innermost line of the user's own code, or else of a library."""
     info = site.eqn.source_info
     return innermost(info, frames_of(info))
 

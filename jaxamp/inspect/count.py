@@ -1,4 +1,4 @@
-"""Floating-point operations of an equation, and the elements that it reads and writes."""
+"""Count an equation's floating-point operations, and the elements that it reads and writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two policies on one program: what changes, where, and what it costs."""
+"""Compare two policies on one program: what changes, where, and what it costs."""
 
 from __future__ import annotations
 

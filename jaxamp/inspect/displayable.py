@@ -1,4 +1,4 @@
-"""Values that can be looked at: as text, in a notebook, as a page. Their screens are elsewhere."""
+"""Base of values with a screen: as text, in a notebook, as a page. Screens are in `display/`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LOADERS: list[Callable[[], Any]] = []
 
 
 def register_screens(load: Callable[[], Any]) -> None:
-    """Name what imports the screens, when the first value is drawn.
+    """Register the function that imports the screens, when the first value is shown.
 
     Args:
       load: returns the module, which has four functions of a value: ``terminal`` returns what rich

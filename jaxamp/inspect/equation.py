@@ -1,4 +1,4 @@
-"""One equation as a report reads it: its operands, their precisions, and what it costs."""
+"""An equation with its decision and casts, from which its row in a report is made."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Equation:
         return []
 
     def operation(self, runs: int, carries: bool = False) -> Operation:
-        """Return the row of the report; one that only holds jaxprs costs its casts alone."""
+        """Return the row of the report; with `carries`, its casts alone are counted."""
         eqn, ground = self.eqn, self.ground
         return Operation(
             primitive=self.name,

@@ -1,4 +1,4 @@
-"""The user's own source, annotated: what runs in which precision on each line, and why."""
+"""Annotate the user's own source: what runs in which precision on each line, and why."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxamp.inspect.report import report
 from jaxamp.policy.rules import EquationView, Rule
 
 _SEVERAL = 3  # primitives that a note names
-# Primitives by the names of jax.numpy, and those of which code knows nothing.
+# Names of primitives as jax.numpy, or users, have them.
 _NAMES = {
     "add_any": "add",
     "conv_general_dilated": "convolution",
@@ -36,12 +36,12 @@ class Note:
     Attributes:
       place: the line.
       arithmetic: the precision.
-      primitives: names of the primitives, and how many there are of each; the dearest first.
-      reason: why the dearest runs in this precision, in one phrase.
+      primitives: names and numbers of the primitives; the most expensive first.
+      reason: why the most expensive runs in this precision, in one phrase.
       guard: the guard that decided it; empty if none did.
       scope: its scope.
       backward: whether some of them are in a backward pass.
-      flops: what they cost together.
+      flops: their total cost.
     """
 
     place: Place
@@ -77,7 +77,7 @@ class Explanation(Displayable):
       program: the function's name.
       policy: what the policy is called.
       where: the scope that was asked for; empty for the whole program.
-      notes: by file and line, the dearest of a line first.
+      notes: by file and line, the most expensive of a line first.
       everything: whether lines that compute no floats are shown too.
     """
 
@@ -180,14 +180,14 @@ def _notes(operations: Iterable[Operation]) -> Iterator[Note]:
 
 def _note(place: Place, arithmetic: str, group: list[Operation]) -> Note:
     ordered = sorted(group, key=lambda o: (-o.tally.flops, -o.tally.bytes))
-    dearest = ordered[0]
+    first = ordered[0]
     return Note(
         place=place,
         arithmetic=arithmetic,
         primitives=tuple(Counter(o.primitive for o in ordered).items()),
-        reason=dearest.reason,
-        guard=dearest.guard,
-        scope=dearest.scope,
+        reason=first.reason,
+        guard=first.guard,
+        scope=first.scope,
         backward=any(o.backward for o in group),
         flops=total(group).flops,
     )

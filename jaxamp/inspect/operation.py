@@ -1,4 +1,4 @@
-"""One operation of a program, as a report shows it."""
+"""An operation of a program as reports show it, and rows of equal operations."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One equation, how it runs and what it costs.
+    """An equation with its precisions and costs.
 
     Attributes:
       primitive: name of the primitive.
@@ -97,7 +97,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Operations that are alike but for the numbers in their scopes, as the layers of a network.
+    """Operations that differ in the numbers of their scopes only, such as the layers of a network.
 
     Attributes:
       operation: one of them.
@@ -139,7 +139,7 @@ def numberless(scope: str) -> str:
 
 
 def common_scope(scopes: Sequence[str]) -> str:
-    """Return what scopes have in common that differ in numbers alone, with a star for these.
+    """Return scopes that differ in numbers only as one, with a star for these.
 
     >>> common_scope(["LM/Block_0/Dense_1", "LM/Block_11/Dense_1"])
     'LM/Block_*/Dense_1'

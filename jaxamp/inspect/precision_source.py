@@ -1,4 +1,4 @@
-"""Who asked for the precision of a product: the call that names it, or JAX's configuration."""
+"""Find what sets the precision of a product: a call that names it, or JAX's configuration."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _INSIDE_JAX = re.compile(r"[/\\]jax[/\\]_src[/\\]")
 
 
 def precision_source(eqn: JaxprEqn) -> str:
-    """Return who asked for the precision of a product, in one phrase.
+    """Return what sets the precision of a product, in one phrase.
 
     Args:
-      eqn: a product with a precision of its own.
+      eqn: a product with an explicit precision.
     """
     word = _word(eqn.params.get(_KEY))
     found = [
@@ -36,7 +36,7 @@ def precision_source(eqn: JaxprEqn) -> str:
 
 
 def _value(call: ast.Call) -> ast.expr | None:
-    """Return what a call, or that of its function, gives as precision; ``None`` for nothing."""
+    """Return the `precision` argument of a call, or of the call of its function."""
     calls = [call, *(node for node in ast.walk(call.func) if isinstance(node, ast.Call))]
     return next((k.value for c in calls for k in c.keywords if k.arg == _KEY), None)
 

@@ -1,4 +1,4 @@
-"""The user's own source: which lines belong together."""
+"""Read the user's own source: functions that hold given lines."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Hints(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EquationPlan:
-    """The plan of an equation, wherever it is; within a plan equal ones are one object.
+    """The precisions of an equation, without the place; within a plan equal ones are one object.
 
     Attributes:
       operands: per operand, the precision that it is cast to; ``None`` leaves it as it is.
@@ -88,7 +88,7 @@ class EquationPlan:
       hints: compiler hints.
       accumulation: precision of the arithmetic inside; ``None`` where there is none.
       inner: plans of the jaxprs in its parameters that are rewritten, in order.
-      scaled: quantization of a dot's operands, once they have been cast; ``None`` for none.
+      scaled: quantization of a dot's operands after their casts; ``None`` for none.
       originals: operands of a contraction, by index, that are read uncast as well: the contraction
         is differentiated with respect to the uncast value, in f32.
       invariant_casts: casts of a loop's invariants that the loop gets for its body; indices are
@@ -144,7 +144,7 @@ class Ground(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """A decision about one equation; what most readers want of its plan is a property of it.
+    """A decision about one equation, with the fields of its plan as properties.
 
     Attributes:
       eqn: the equation.

@@ -36,4 +36,4 @@ def grounds_of(frame: Frame, choices: Mapping[Node, Choice]) -> tuple[Ground, ..
     return tuple(map(Grounds(choices).of, sites_of(frame)))
 
 
-_INSIDE = Choice(None, Precision.F32, "decided inside")
+_INSIDE = Choice(None, Precision.F32, "planned equation by equation")

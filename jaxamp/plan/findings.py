@@ -1,4 +1,4 @@
-"""All that the analyses have found of a program, before a plan is assembled."""
+"""The results of all analyses of a program, from which a plan is assembled."""
 
 from __future__ import annotations
 

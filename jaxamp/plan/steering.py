@@ -1,7 +1,7 @@
 """Compiler hints for a program, beside its precisions, to fuse and store as planned.
 
-Plain data, which whoever knows the compiler computes from the findings; the default is no hint.
-None of it changes the precision of an equation or of a stored value.
+They are plain data, computed from the findings by a package that knows the compiler (`xla/`); by
+default there are none. No hint changes the precision of an equation or of a stored value.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ def movements(node: Node) -> Iterable[tuple[int, int]]:
     """Return pairs of an operand and the result that it becomes, for a node that moves values.
 
     With as many operands as results these correspond one to one (an `optimization_barrier`); else
-    the first operand moves, and the others say where to (the indices of a `gather`).
+    the first operand moves, and the others are indices (of a `gather`).
     """
     if len(node.ins) == len(node.outs):
         return zip(node.ins, node.outs, strict=True)

@@ -128,7 +128,7 @@ class Chooser:
         if node.role is Role.FIXED:
             return Choice(F32, F32, *_FIXED_REASONS.get(node.trait, _KEPT))
         if node.role is Role.CONVERT:
-            return Choice(None, F32, "an explicit cast is honoured")
+            return Choice(None, F32, "an explicit cast of the program")
         if forced is not None and forced.bits <= 8:  # a rule for dots
             forced = self.policy.base if node.role is Role.CONTRACT else None
         if forced is not None:
@@ -209,7 +209,7 @@ class Chooser:
                 return Choice(
                     low, low, f"larger than its operands: stored in {low.short}", None, F32
                 )
-            reason = f"operands in {low.short}; no later Compute reads the result"
+            reason = f"operands in {low.short}; no later dot or convolution reads the result"
             return Choice(low, F32, reason, Guard.NO_GAIN, F32)
         if Guard.SENSITIVE in self.guards and (why := self._sensitivity(out)):
             return Choice(low, F32, f"operands in {low.short}; {why}", Guard.SENSITIVE, F32)
@@ -315,7 +315,7 @@ class Chooser:
     def _lowered(self, out: int, operand: Precision, low: Precision) -> Choice:
         if out in self.exact_narrow:
             return Choice(low, low, f"exact in {low.short}: readers widen it")
-        return Choice(operand, low, f"stored in {low.short} on the way to Compute")
+        return Choice(operand, low, f"stored in {low.short} for a later dot or convolution")
 
     def _move(self, node: Node, low: Precision) -> Choice:
         if Guard.REDUCTION_ISLAND in self.guards and is_label_gather(
@@ -404,7 +404,7 @@ class Chooser:
             if is_state_update(self.provenance, self.uses, node):
                 return Constraint("updates the caller's state", Guard.NO_GAIN)
             if not union(self.uses.bits, outs) & REACHES:
-                return Constraint("no later Compute reads it", Guard.NO_GAIN)
+                return Constraint("no later dot or convolution reads it", Guard.NO_GAIN)
         hazard = self.hazards.of(node, outs, low)
         if Guard.NO_GAIN in self.guards and (what := self._what_is_small(outs)):
             if hazard is None:
