@@ -258,4 +258,4 @@ def _estimate(request: Request, options: argparse.Namespace) -> Any:
 
 
 COMMANDS = (_add_report, _add_explain, _add_diff, _add_probe, _add_tune, _add_estimate)
-"""What adds each command to a parser."""
+"""Functions that add each command to a parser."""

@@ -25,7 +25,7 @@ _FREE = {
     "opt-barrier", "parameter", "partition-id", "replica-id", "tuple",
 }  # fmt: skip
 WORDS = {"f8e4m3fn": "f8_e4m3", "f8e5m2": "f8_e5m2", "f4e2m1fn": "f4_e2m1"}
-"""What jaxamp calls the formats that the compiler calls otherwise."""
+"""Names of formats in jaxamp, by those of the compiler where they differ."""
 
 _VIEWS = {"bitcast", "reshape", "get-tuple-element"}
 _SLICES = {"dynamic-slice", "slice", "gather"}

@@ -2,6 +2,7 @@
 
 from benchmarks.deviceless.models import (
     decoder,
+    densenet,
     encoder,
     equinox_stack,
     experts,
@@ -19,7 +20,14 @@ MODELS: dict[str, Model] = {
     for model in (transformer.UNROLLED, transformer.SCANNED, resnet.RESNET50, vit.VIT, lstm.LSTM)
 }
 OTHERS: dict[str, Model] = {
-    model.name: model for model in (vit.PATCHES_196, decoder.DECODER, experts.EXPERTS, unet.UNET)
+    model.name: model
+    for model in (
+        vit.PATCHES_196,
+        decoder.DECODER,
+        experts.EXPERTS,
+        unet.UNET,
+        densenet.DENSENET121,
+    )
 }
 """Models that came later than most of the planner; "all" does not stand for them."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -59,15 +60,15 @@ class ResNet(nn.Module):
         return nn.Dense(self.classes, dtype=self.dtype)(x)
 
 
-def loss(model: ResNet, params: dict[str, Any], batch: tuple[jax.Array, ...]) -> Any:
+def loss(model: nn.Module, params: dict[str, Any], batch: tuple[jax.Array, ...]) -> Any:
     """The loss, and the updated running statistics of every BatchNorm."""
     images, labels = batch
     logits, updated = model.apply({"params": params}, images, mutable=["batch_stats"])
     return cross_entropy(logits, labels), updated["batch_stats"]
 
 
-def _size(width: int, classes: int, batch: int, side: int) -> Size:
-    network = partial(ResNet, (3, 4, 6, 3), width, classes)
+def classifier(network: Callable[..., nn.Module], classes: int, batch: int, side: int) -> Size:
+    """A size of a network of images, which takes the ``dtype`` of its modules."""
 
     def init(key: jax.Array) -> Any:
         return network().init(key, jnp.zeros((1, side, side, 3)))["params"]
@@ -83,6 +84,6 @@ def _size(width: int, classes: int, batch: int, side: int) -> Size:
 RESNET50 = Model(
     "resnet50",
     "ResNet-50 with BatchNorm, training mode",
-    full=_size(width=64, classes=1000, batch=32, side=224),
-    small=_size(width=8, classes=10, batch=32, side=32),
+    full=classifier(partial(ResNet, (3, 4, 6, 3), 64, 1000), 1000, batch=32, side=224),
+    small=classifier(partial(ResNet, (3, 4, 6, 3), 8, 10), 10, batch=32, side=32),
 )
