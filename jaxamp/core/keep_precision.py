@@ -3,7 +3,7 @@
 A marker is a ``jax.named_scope`` with a reserved name. Scope names ride on the equations
 themselves, so a region survives whatever a transformation does to the equations in it. An equation
 of an inner jaxpr carries only the names entered inside that jaxpr: the outer ones are on the
-equation that calls it, so whoever asks joins the two paths first.
+equation that calls it, so the two paths are joined before a marker is looked for.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Op:
       kind: the kind whose precision a policy gives to the primitive.
       trait: what its arithmetic does.
       dtype_params: equation parameters that fix a float dtype (a dtype, an aval, a typed jaxpr or
-        a thunk of one), which whoever emits the equation in another dtype must look at. Those that
+        a thunk of one), which a rewrite rule of the primitive has to change. Those that
         only ever hold integer dtypes (``index_dtype``) are not among them.
 
     >>> lookup("iota")
@@ -293,7 +293,7 @@ TABLE: dict[str, Op] = {
     "pbroadcast": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
     "pbroadcast_dynamic": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),  # since 0.12
     "pvary": Op(OpKind.DATA_MOVEMENT, Trait.VARY),
-    # Boundary: an explicit change of dtype, which is what the user asked for.
+    # Boundary: an explicit cast of the user's program.
     "convert_element_type": Op(OpKind.BOUNDARY, Trait.CONVERT, ("new_dtype",)),
     # Boundary: transparent calls. Thunks hold rules of differentiation, typed like the body.
     "jit": Op(OpKind.BOUNDARY, Trait.CALL, ("jaxpr",)),
@@ -659,7 +659,7 @@ def lookup(primitive: Primitive | str) -> Op | None:
       primitive: a primitive or its name.
 
     Returns:
-      Its entry, or None for a primitive that nobody has described.
+      Its entry, or None for an unknown primitive.
 
     >>> lookup("dot_general").kind
     <OpKind.COMPUTE: 'Compute'>

@@ -57,6 +57,6 @@ def _totals(difference: Difference) -> Table:
 
 def _reasons(changes: list[Change]) -> tuple[str, str]:
     """Return the reasons of the most expensive operation on either side."""
-    dearest = max(changes, key=lambda c: c.either.tally.flops)
-    before, after = dearest.before, dearest.after
+    largest = max(changes, key=lambda c: c.either.tally.flops)
+    before, after = largest.before, largest.after
     return before.reason if before else "", after.reason if after else ""

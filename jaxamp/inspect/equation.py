@@ -35,7 +35,7 @@ class Where:
     """The surroundings of a jaxpr: scope, number of runs, and frames of the call.
 
     ``own`` tells whether the function that the jaxpr was traced from is the user's own, ``needed``
-    which of its results somebody needs; none named are all.
+    which of its results are needed; none named are all.
     """
 
     scope: str = ""
@@ -80,7 +80,7 @@ class Equation:
         self.trait, self.kind = self.op.trait, self.op.kind
         self.scope = joined_scope(where.scope, eqn)
         self.frames = where.frames_of(eqn)
-        self.needed = needed  # which results of its jaxprs somebody needs; none named are all
+        self.needed = needed  # which results of its jaxprs are needed; none named are all
         sent = decision.sent if decision else None
         self.casts = Tally(
             inserted=casts.inserted + (sent is not None),  # the primitive rounds what it sends

@@ -52,7 +52,7 @@ class Operation:
       operands: types of its operands as it reads them, such as ``"bf16[8,128]"``.
       results: types of its results as they are stored.
       each: what one run costs.
-      runs: how often it runs; 0 in a branch that is not counted, and where nobody needs its result.
+      runs: how often it runs; 0 in a branch that is not counted, and for dead code.
       reason: why, in one phrase.
       guard: the guard that fired; empty if none did.
       scope: scope path, as the user wrote it.

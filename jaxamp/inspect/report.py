@@ -39,7 +39,7 @@ class Report(Displayable):
       policy: what the policy is called.
       operations: every operation, in program order.
       unmatched_rules: the policy's rules that decided nothing.
-      unknown: primitives that nobody has described.
+      unknown: unknown primitives.
       unknown_loops: lines of the loops whose trips only running them would tell: they count once.
       lowerings: where it was compiled, the FP8 products that it claims and those that were found.
       residuals: values stored for the backward pass, where both passes are in the program.
@@ -279,7 +279,7 @@ def report(
 
 
 def _verifier(fn: Any, policy: Any, target: str | None) -> Callable[..., tuple[Lowering, ...]]:
-    """Return what compiles a call and looks for its FP8 products, if that is asked for."""
+    """Return a function that compiles a call and finds its FP8 products, if there is a target."""
     if target is None:
         return lambda *args, **kwargs: ()
     verify = verify_lowering(fn, policy, None if target == HERE else target)

@@ -117,8 +117,8 @@ def wiring(eqn: JaxprEqn) -> Wiring | None:
 def nested(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     """Return the jaxprs that an equation runs, in the order of their plans.
 
-    Open ones are closed over no constants. Those that nobody enters, such as kernels and the
-    functions of reductions, are left out.
+    Open ones are closed over no constants. Kernels and functions of reductions, which are not
+    entered, are left out.
 
     >>> import jax
     >>> double_or_not = lambda x: jax.lax.cond(x > 0, lambda x: x, lambda x: 2 * x, x)

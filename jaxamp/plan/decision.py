@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,15 +157,50 @@ class Decision(NamedTuple):
     kind: OpKind
     ground: Ground
 
-    reason = property(attrgetter("ground.reason"))
-    guard = property(attrgetter("ground.guard"))
-    raw_scope = property(attrgetter("ground.scope"))
-    operands = property(attrgetter("plan.operands"))
-    copies = property(attrgetter("plan.copies"))
-    accumulation = property(attrgetter("plan.accumulation"))
-    outputs = property(attrgetter("plan.outputs"))
-    inner = property(attrgetter("plan.inner"))
-    scaled = property(attrgetter("plan.scaled"))
+    @property
+    def reason(self) -> str:
+        """The reason in one phrase."""
+        return self.ground.reason
+
+    @property
+    def guard(self) -> Guard | None:
+        """The guard that applied; ``None`` if none did."""
+        return self.ground.guard
+
+    @property
+    def raw_scope(self) -> str:
+        """Name stack of the equation, enclosing equations first."""
+        return self.ground.scope
+
+    @property
+    def operands(self) -> tuple[Precision | None, ...]:
+        """Per operand, the precision that it is cast to; ``None`` leaves it as it is."""
+        return self.plan.operands
+
+    @property
+    def copies(self) -> tuple[Precision | None, ...]:
+        """Per operand, the precision of the stored copy that is read; ``None`` reads the value."""
+        return self.plan.copies
+
+    @property
+    def accumulation(self) -> Precision | None:
+        """Precision of the arithmetic inside; ``None`` where there is none."""
+        return self.plan.accumulation
+
+    @property
+    def outputs(self) -> tuple[Precision | None, ...]:
+        """Per result, the precision that it is stored in; ``None`` leaves it as it is."""
+        return self.plan.outputs
+
+    @property
+    def inner(self) -> tuple[JaxprPlan, ...]:
+        """Plans of the jaxprs in its parameters that are rewritten, in order."""
+        return self.plan.inner
+
+    @property
+    def scaled(self) -> Scaled | None:
+        """Quantization of a dot's operands after their casts; ``None`` for none."""
+        return self.plan.scaled
 
     @property
     def primitive(self) -> str:
@@ -220,7 +254,7 @@ class Reading(NamedTuple):
 
 
 class RematerializedEquation(NamedTuple):
-    """An equation around a jaxpr that is emitted once more inside, as it is.
+    """An equation of an enclosing jaxpr that is emitted again inside, as it is.
 
     Attributes:
       eqn: the equation.
@@ -335,7 +369,7 @@ class Plan:
         has the reasons and scopes of the first.
       policy: the policy that was applied.
       rule_counts: per rule of the policy, the number of equations that it decided.
-      unknown: names of primitives that nobody has described.
+      unknown: names of unknown primitives.
       jaxpr: the program itself, which reports read beside the decisions.
       repeated: the fused groups that have more than one place.
       steer: function that chose the compiler hints, for derivative rules that are planned later.

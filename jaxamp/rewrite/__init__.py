@@ -43,7 +43,7 @@ def run_plan(
 
 
 def record(plan: Plan) -> Recorder:
-    """Emit the program of a plan, which nobody runs, and count its casts."""
+    """Trace the program of a plan without running it, and count its casts."""
     recorder, closed = Recorder(), plan.jaxpr
 
     def program(*args: Any) -> list[Any]:

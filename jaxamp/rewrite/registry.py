@@ -25,8 +25,8 @@ class RewriteContext:
     """State that rules share during one rewrite.
 
     Attributes:
-      policy: policy for jaxprs that only differentiation brings to light.
-      steer: function that chooses compiler hints for these, too.
+      policy: policy, also for derivative rules, which are planned when JAX traces them.
+      steer: function that chooses compiler hints for these.
       repeated: groups of equations that are emitted more than once.
       recorder: counter of casts, for a report; ``None`` for a program that is to run.
       rewritten: jaxprs already rewritten, by the plan that they follow (kept alive by the key).

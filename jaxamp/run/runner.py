@@ -41,7 +41,7 @@ class Runner:
 
     One form is kept for each tree structure and set of constants; it is a ``jax.jit`` of the
     rewritten function, whose own cache tells shapes, dtypes, weak types and shardings apart.
-    A form goes when one of its weakly held constants dies.
+    A form is dropped when one of its weakly referenced constants dies.
 
     Attributes:
       resolve: returns the function.
@@ -58,7 +58,7 @@ class Runner:
         self._layouts: dict[tuple[Any, bool], Layout] = {}
         self._traces: dict[Layout, tuple[int, Sequence[Hashable]]] = {}
         self._forms: dict[Hashable, Callable[..., Any]] = {}
-        self._takes_arrays = True  # until a call held more: trying costs more than splitting
+        self._takes_arrays = True  # until a call has others: trying costs more than splitting
         self._fast: tuple[int, Callable[..., Any] | None] = (_NEVER, None)
 
     def __call__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -193,7 +193,7 @@ class Runner:
             )
 
     def _dropping(self, key: Hashable) -> Callable[[Any], None]:
-        """Return a callback that drops a form when the first of its weakly held constants dies."""
+        """Return a callback that drops a form when a weakly referenced constant of it dies."""
         self_ref = ref(self)
 
         def dropped(_: Any) -> None:

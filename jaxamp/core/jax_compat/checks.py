@@ -15,7 +15,7 @@ def check_nans(primitive: Primitive, named: Callable[[dict[str, Any]], str]) -> 
 
     Args:
       primitive: of one result.
-      named: gives what errors call an equation of it, by its parameters.
+      named: returns the name of an equation in errors, from its parameters.
     """
 
     def check(*args: Any, **params: Any) -> Any:
@@ -31,8 +31,8 @@ def check_like(primitive: Primitive, original: Primitive) -> None:
     """Register the ``checkify`` rule of one of JAX's primitives, of two operands, for another.
 
     Args:
-      primitive: gives what `original` gives.
-      original: is emitted too; nothing reads its result, and XLA drops it.
+      primitive: a primitive with the results of `original`.
+      original: one of JAX's. It is emitted too; nothing reads its result, and XLA drops it.
     """
 
     def check(*args: Any, **params: Any) -> Any:

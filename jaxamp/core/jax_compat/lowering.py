@@ -33,7 +33,7 @@ def lower_checkpoints(
       primitive: of the checkpoints.
       barriers: from the context and the jaxpr of a checkpoint, whether its backward pass reads each
         operand behind a barrier.
-      whole: gives what is lowered for GPUs where no array is divided among devices.
+      whole: changes the jaxpr for GPUs, where no array is partitioned.
     """
 
     def lower(context: Any, *args: Any, jaxpr: Jaxpr, prevent_cse: Any, **params: Any) -> Any:
@@ -113,9 +113,9 @@ def before_barrier(value: Any) -> tuple[Any, np.dtype] | None:
     Returns:
       The narrow value and its dtype.
     """
-    held = _maker(value, "stablehlo.convert", 0)
-    named = _maker(held, "stablehlo.reduce_precision", 0)  # what JAX makes of a saved residual
-    rounded = _maker(named or held, "stablehlo.optimization_barrier", None)
+    widened = _maker(value, "stablehlo.convert", 0)
+    saved = _maker(widened, "stablehlo.reduce_precision", 0)  # of a residual, by JAX
+    rounded = _maker(saved or widened, "stablehlo.optimization_barrier", None)
     dtype = _NARROW.get(str(rounded.type.element_type)) if rounded is not None else None
     return None if dtype is None else (rounded, dtype)
 

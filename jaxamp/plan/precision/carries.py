@@ -93,9 +93,9 @@ def _is_activation(provenance: Provenance, uses: Uses, carry: Carry) -> bool:
 
 
 def _bears_rounding(graph: Graph, provenance: Provenance, uses: Uses, carry: Carry) -> bool:
-    """Return whether rounding a carry in every iteration is harmless: Compute makes it anew.
+    """Return whether rounding a carry in every iteration is harmless: Compute recomputes it.
 
-    A recurrent state is made anew, and so is a residual stream: increments are added to it, but by
+    A recurrent state is recomputed, and so is a residual stream: increments are added to it, but by
     another layer in each iteration, whose weights are slices of stacked ones. Rounding harms
     accumulators, to which the same step adds repeatedly (a clock, an average, an integrator), as
     the errors add up. It harms results read neither by Compute nor by a sum, as a loss may be the

@@ -88,7 +88,9 @@ class Chooser:
         self.relu_tangents = find_relu_tangents(graph, self.relu_signs)
         self.exact_narrow: set[int] = set()  # narrow inside a fused region: see exact.py
         self._made: dict[Choice, Choice] = {}  # equal choices are one object
-        self.stored: list[Precision | None] = [F32 if ours else None for ours in graph.is_float32]
+        self.stored: list[Precision | None] = [
+            F32 if is_f32 else None for is_f32 in graph.is_float32
+        ]
 
     def _find_rescaled(self) -> frozenset[int]:
         has_little_range = self.narrow[OpKind.COMPUTE] is Precision.F16

@@ -17,7 +17,7 @@ def contract(context: RuleContext, *operands: Any) -> Sequence[Any]:
     """Emit the result in the precision that it is stored in, rounded once by the hardware.
 
     A narrow result makes the cotangent narrow, so the backward dots are narrow as well. Where the
-    result, or the original of an operand, is float32, a primitive of ours sees to that.
+    result, or the original of an operand, is float32, the primitive `accumulate` does so.
     """
     eqn, decision = context.eqn, context.decision
     operand, output = decision.operands[0], decision.outputs[0]

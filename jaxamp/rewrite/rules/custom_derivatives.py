@@ -194,8 +194,8 @@ def _run_rule(
 
 def _stored(dtype: Any, declared: Any) -> Precision | None:
     """Return the precision of a value declared float32 and stored as ``dtype``."""
-    ours = jax_compat.is_plain_array(declared) and declared.dtype == np.float32
-    return Precision.parse(dtype) if ours else None
+    is_float32 = jax_compat.is_plain_array(declared) and declared.dtype == np.float32
+    return Precision.parse(dtype) if is_float32 else None
 
 
 def _retyped(zero: Any, precision: Precision | None) -> Any:
