@@ -1,13 +1,14 @@
 """Programs that are walked compute what they did, and changes within them arrive."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 from jax.extend.core import ClosedJaxpr
 
 from jaxamp.core import jax_compat
-from jaxamp.jaxprs.interpret import bind_nested, evaluate, instead_of
+from jaxamp.jaxprs.interpret import bind_nested, evaluate, instead_of, walk
 from jaxamp.jaxprs.nested import nested
 from tests import table_programs
 
@@ -91,3 +92,25 @@ def test_one_primitive_can_be_replaced():
     emit = instead_of(lax.sin_p, lambda operands, params: lax.cos(*operands))
     (result,) = evaluate(closed, [X], emit)
     np.testing.assert_array_equal(result, lax.cos(X) + lax.tanh(X))
+
+
+def test_a_walk_carries_values_of_any_kind() -> None:
+    """Depths instead of arrays: of inputs, captured arrays and literals, through two results."""
+    captured = jnp.arange(3.0)
+
+    def program(x, y):
+        largest, places = jax.lax.top_k(jnp.sin(x) * captured + 2.0, 2)
+        return largest + y, places, x
+
+    closed = jax.make_jaxpr(program)(captured, 1.0)
+    visited = []
+
+    def deeper(eqn, depths):
+        visited.append(eqn)
+        return [1 + max(depths, default=0)] * len(eqn.outvars)
+
+    depths = walk(closed.jaxpr, [10] * len(closed.consts), [0, 0], deeper, lambda literal: -1)
+    assert visited == list(closed.eqns)
+    assert depths[1] == 13
+    assert depths[0] > depths[1]
+    assert depths[2] == 0
