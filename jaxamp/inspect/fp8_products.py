@@ -22,7 +22,7 @@ from jaxamp.compiled.traffic import kernels
 from jaxamp.errors import InspectionError, accepted
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.jaxprs.dce import Live
-from jaxamp.jaxprs.nested import Wiring, nested, wiring
+from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
 from jaxamp.rewrite.primitives.quantized_dot import SCOPE, quantized_dot_p
 from jaxamp.rewrite.primitives.quantized_product import PRODUCT
 from jaxamp.run.amp import amp, under
@@ -155,8 +155,8 @@ def _count(live: Live, jaxpr: Jaxpr, needed: Sequence[bool], around: str) -> int
             total += 1
             continue
         inner = [_count(live, body.jaxpr, results, names) for body in nested(eqn)]
-        runs = eqn.params["length"] if wiring(eqn) is Wiring.SCAN else 1
-        total += runs * (max(inner) if wiring(eqn) is Wiring.BRANCHES else sum(inner))
+        trips = loop(eqn).trips if wiring(eqn) is Wiring.SCAN else None
+        total += (1 if trips is None else trips) * (max(inner) if wiring(eqn) is Wiring.BRANCHES else sum(inner))
     return total
 
 

@@ -15,6 +15,7 @@ from jaxamp.inspect.stored import Stored
 from jaxamp.inspect.tally import Tally
 from jaxamp.jaxprs.dce import Live
 from jaxamp.jaxprs.name_stack import clean_scope
+from jaxamp.jaxprs.nested import loop
 from jaxamp.plan import JaxprPlan, Plan
 from jaxamp.rewrite.recorder import Casts, Recorder
 
@@ -90,10 +91,11 @@ class Walk:
             before += branch if index == most else [replace(o, runs=0) for o in branch]
         self.operations = before
 
-    def _trips(self, loop: Equation) -> int:
-        if "length" not in loop.params:
-            self.unknown_loops.append(loop.place)
-        return loop.params.get("length", 1)
+    def _trips(self, equation: Equation) -> int:
+        trips = loop(equation.eqn).trips
+        if trips is None:
+            self.unknown_loops.append(equation.place)
+        return 1 if trips is None else trips
 
     def _add_results(self, casts: Casts, where: Where) -> None:
         """Add the casts of what leaves a jaxpr."""

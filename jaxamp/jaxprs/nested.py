@@ -171,6 +171,7 @@ class Loop:
       test_invariants: how many operands the test reads in every iteration.
       invariants: how many operands the body reads in every iteration.
       carries: how many values one iteration hands to the next.
+      trips: how many iterations there are; ``None`` where only running the loop tells.
     """
 
     test: ClosedJaxpr | None
@@ -178,6 +179,7 @@ class Loop:
     test_invariants: int
     invariants: int
     carries: int
+    trips: int | None
 
     @property
     def keeps_carries(self) -> bool:
@@ -196,8 +198,8 @@ def loop(eqn: JaxprEqn) -> Loop:
     if wiring(eqn) is Wiring.WHILE:
         test, body = nested(eqn)
         tests, invariants = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        return Loop(test, body, tests, invariants, len(body.jaxpr.outvars))
-    return Loop(None, called(eqn), 0, *jax_compat.scan_layout(eqn))
+        return Loop(test, body, tests, invariants, len(body.jaxpr.outvars), None)
+    return Loop(None, called(eqn), 0, *jax_compat.scan_layout(eqn), eqn.params["length"])
 
 
 def is_open(eqn: JaxprEqn) -> bool:
