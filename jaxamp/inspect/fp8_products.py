@@ -156,7 +156,9 @@ def _count(live: Live, jaxpr: Jaxpr, needed: Sequence[bool], around: str) -> int
             continue
         inner = [_count(live, body.jaxpr, results, names) for body in nested(eqn)]
         trips = loop(eqn).trips if wiring(eqn) is Wiring.SCAN else None
-        total += (1 if trips is None else trips) * (max(inner) if wiring(eqn) is Wiring.BRANCHES else sum(inner))
+        total += (1 if trips is None else trips) * (
+            max(inner) if wiring(eqn) is Wiring.BRANCHES else sum(inner)
+        )
     return total
 
 
