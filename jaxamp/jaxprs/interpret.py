@@ -33,9 +33,10 @@ def walk(
       The values of its results.
 
     >>> import jax
-    >>> jaxpr = jax.make_jaxpr(lambda x: 2.0 * x + 1.0)(0.0).jaxpr
-    >>> walk(jaxpr, (), ["x"], lambda eqn, operands: [f"{eqn.primitive}{operands}"], str)
-    ["add['mul[2.0:f32[], x]', '1.0:f32[]']"]
+    >>> jaxpr = jax.make_jaxpr(lambda x: 2.0 * jax.numpy.sin(x))(0.0).jaxpr
+    >>> depth = lambda eqn, operands: [1 + max(operands)]
+    >>> walk(jaxpr, (), [0], depth, lambda literal: 0)
+    [2]
     """
     env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
     env.update(zip(jaxpr.constvars, consts, strict=True))

@@ -34,16 +34,16 @@ WRAPS = {
 
 def live_names(jaxpr, needed):
     """The primitives of the equations that are needed."""
-    pairs = zip(jaxpr.eqns, Live().equations(jaxpr, needed), strict=True)
-    return {eqn.primitive.name for eqn, is_live in pairs if is_live}
+    return {eqn.primitive.name for eqn, is_live, _ in Live().walk(jaxpr, needed) if is_live}
 
 
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)
 def test_what_only_an_unneeded_result_needs_is_dead(wrap):
     jaxpr = through(wrap)
     assert {"exp", "log"} & live_names(jaxpr, [True]) == {"exp"}
-    (holder,) = (eqn for eqn in jaxpr.eqns if nested(eqn))
-    needed = Live().results(holder, [True, False])
+    ((holder, needed),) = (
+        (eqn, needed) for eqn, _, needed in Live().walk(jaxpr, [True]) if nested(eqn)
+    )
     inside = live_names(nested(holder)[-1].jaxpr, needed)
     assert {"sin", "cos"} & inside == {"sin"}
 
@@ -56,8 +56,8 @@ def test_a_carry_that_a_needed_one_reads_is_live():
         return (a + b, b + c, jnp.sin(c), jnp.cos(d)), None
 
     program = jax.make_jaxpr(lambda x: lax.scan(step, (x, x, x, x), length=3)[0][0])(X)
-    (eqn,) = program.eqns
-    assert Live().results(eqn, [True, False, False, False]) == [True, True, True, False]
+    ((_, _, needed),) = Live().walk(program.jaxpr, [True])
+    assert needed == [True, True, True, False]
 
 
 def test_loops_of_unknown_length_and_effects_need_all_they_read():
@@ -66,7 +66,7 @@ def test_loops_of_unknown_length_and_effects_need_all_they_read():
         return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (0, x))[0]
 
     jaxpr = jax.make_jaxpr(program)(X).jaxpr
-    assert all(Live().equations(jaxpr, [True]))
+    assert all(is_live for _, is_live, _ in Live().walk(jaxpr, [True]))
 
 
 def test_one_level_takes_a_call_to_need_all_operands():
