@@ -116,7 +116,7 @@ def test_the_first_view_is_by_module_and_line(browser, tmp_path):
     page.locator("tr.group", has_text="block*/dense").first.click()
     rows = page.locator("#operations tbody tr:not(.group)", has_text="dot_general")
     assert "4" in rows.first.locator("td").nth(1).inner_text()
-    assert page.locator("#waiting tbody tr", has_text="block*/dense").count() > 0
+    assert page.locator("#residuals tbody tr", has_text="block*/dense").count() > 0
     page.close()
 
 
