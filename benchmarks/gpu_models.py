@@ -82,7 +82,7 @@ MODELS: dict[str, Callable[[], Size]] = {
     "350m": _350M,
     "1.3b": _1300M,
     "wide": partial(_transformer, 4, 4096, 32, 8192, 2048),
-    "resnet50": lambda: _seeing(resnet._size(width=64, classes=1000, batch=128, side=224)),
+    "resnet50": lambda: _seeing(resnet.size(width=64, classes=1000, batch=128, side=224)),
     "vit-b": lambda: _seeing(vit._size(12, 768, 12, 16, 1000, 128, 224)),
     "unet": lambda: _cleaning(unet.UNET.full),
     **{f"350m-{length}": partial(_350M, length) for length in LENGTHS},

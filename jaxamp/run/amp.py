@@ -337,7 +337,7 @@ def parts_of(fn: Any) -> tuple[Any, Settings | None]:
 def static_parameters(fn: Any) -> Statics:
     """Return the static parameters that a ``jax.jit`` around a function declares."""
     if isinstance(fn, MethodType):
-        return static_parameters(fn.__func__).behind(-1)
+        return static_parameters(fn.__func__).shifted(-1)
     return Statics(*jax_compat.static_parameters(fn))
 
 

@@ -81,9 +81,14 @@ def classifier(network: Callable[..., nn.Module], classes: int, batch: int, side
     )
 
 
+def size(width: int, classes: int, batch: int, side: int) -> Size:
+    """A ResNet-50 of some width."""
+    return classifier(partial(ResNet, (3, 4, 6, 3), width, classes), classes, batch, side)
+
+
 RESNET50 = Model(
     "resnet50",
     "ResNet-50 with BatchNorm, training mode",
-    full=classifier(partial(ResNet, (3, 4, 6, 3), 64, 1000), 1000, batch=32, side=224),
-    small=classifier(partial(ResNet, (3, 4, 6, 3), 8, 10), 10, batch=32, side=32),
+    full=size(width=64, classes=1000, batch=32, side=224),
+    small=size(width=8, classes=10, batch=32, side=32),
 )
