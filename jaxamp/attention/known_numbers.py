@@ -51,7 +51,7 @@ class KnownNumbers:
 
     @functools.cached_property
     def _thunks(self) -> dict[int, Callable[[], Any]]:
-        """How each known value is computed."""
+        """Functions that compute the known values."""
         level, thunks = self._level, dict[int, Callable[[], Any]]()
         for index, entry in enumerate(level.entries):
             if index in self._given:

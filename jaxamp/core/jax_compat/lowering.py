@@ -70,7 +70,7 @@ def divides_by_rule(context: Any) -> bool:
 
 
 def tell_devices(primitive: Primitive) -> None:
-    """Have the devices that a program is lowered for told to a primitive's lowering rule."""
+    """Make JAX tell a primitive's lowering rule the devices that a program is lowered for."""
     _dispatch.prim_requires_devices_during_lowering.add(primitive)
 
 
