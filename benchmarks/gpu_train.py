@@ -27,7 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ class Way:
       fused: whether `amp` may replace attention by a fused kernel.
       whole_step: whether `amp` is around the whole step, else around the loss alone.
       matmul: JAX's own precision of float32 products.
+      any_size: whether FP8 scales products of any size, as those of a toy are.
     """
 
     policy: str | None = None
@@ -70,6 +71,7 @@ class Way:
     fused: bool = True
     whole_step: bool = True
     matmul: str = "default"
+    any_size: bool = False
 
 
 WAYS = {
@@ -89,7 +91,10 @@ WAYS = {
 
 def policy_of(way: Way) -> PrecisionPolicy:
     """The policy of a way that has one."""
-    return PrecisionPolicy.parse(way.policy).replace(fused_attention=None if way.fused else False)
+    policy = PrecisionPolicy.parse(way.policy).replace(fused_attention=None if way.fused else False)
+    if policy.scaling is None or not way.any_size:
+        return policy
+    return policy.replace(scaling=policy.scaling.replace(small=(), ends=True))
 
 
 def make_step(size: Size, way: Way) -> tuple[Any, Callable[..., Any]]:
@@ -288,7 +293,7 @@ def measure(model: str, ways: Sequence[str], options: argparse.Namespace) -> int
         if time.monotonic() > stop:
             return LATE
         with _noted(file, model, way, options.toy) as row:
-            versions[way], facts = compiled(size, WAYS[way])
+            versions[way], facts = compiled(size, replace(WAYS[way], any_size=options.toy))
             row |= facts
     for number in range(options.rounds):
         for way, version in versions.items():
