@@ -12,6 +12,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
 
+from jaxamp.jaxprs.interpret import walk
 from jaxamp.jaxprs.nested import called, is_region, nested
 
 Atom = int | Literal
@@ -87,26 +88,20 @@ def open_into(
     level: Level, closed: ClosedJaxpr, entries: Sequence[Atom]
 ) -> tuple[list[Unit], list[Atom]]:
     """Return the units and results of a jaxpr, opened into a level whose values it reads."""
-    jaxpr = closed.jaxpr
-    env: dict[Any, Atom] = dict(zip(jaxpr.invars, entries, strict=True))
-    for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
-        env[var] = number = new_value(level, var.aval)
-        level.constants[number] = const
+    units: list[Unit] = []
+    consts = [new_value(level, var.aval) for var in closed.jaxpr.constvars]
+    level.constants.update(zip(consts, closed.consts, strict=True))
 
-    def read(atoms: Sequence[Any]) -> tuple[Atom, ...]:
-        return tuple(a if isinstance(a, Literal) else env[a] for a in atoms)
-
-    units = []
-    for eqn in jaxpr.eqns:
-        ins = read(eqn.invars)
+    def visit(eqn: JaxprEqn, operands: Sequence[Atom]) -> tuple[Atom, ...]:
+        ins = tuple(operands)
         if _is_opened(eqn):
             inside, outs = open_into(level, called(eqn), ins)
-            unit = Unit(eqn, ins, tuple(outs), inside, eqn.primitive.name in _RULED)
+            units.append(Unit(eqn, ins, tuple(outs), inside, eqn.primitive.name in _RULED))
         else:
-            unit = Unit(eqn, ins, tuple(new_value(level, v.aval) for v in eqn.outvars))
-        env.update(zip(eqn.outvars, unit.outs, strict=True))
-        units.append(unit)
-    return units, list(read(jaxpr.outvars))
+            units.append(Unit(eqn, ins, tuple(new_value(level, v.aval) for v in eqn.outvars)))
+        return units[-1].outs
+
+    return units, walk(closed.jaxpr, consts, entries, visit, lambda literal: literal)
 
 
 def _is_opened(eqn: JaxprEqn) -> bool:
