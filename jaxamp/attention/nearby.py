@@ -6,7 +6,7 @@ from collections.abc import Container
 
 from jaxamp.attention.levels import Level, Unit
 
-_AFTER = 5  # products on the way from exponentials to a cotangent, through a second attention
+_AFTER = 3  # products on the way from exponentials to a cotangent
 _BEFORE = 2  # products on the way to scores: that of queries and keys, and their own
 
 
@@ -27,7 +27,7 @@ def nearby(level: Level, followed: Container[str]) -> list[Unit]:
 def _weights(units: list[Unit], followed: Container[str]) -> set[Unit]:
     """Return exponentials of what products have made, and what is computed from them."""
     scored = set[int]()
-    passed: dict[int, int] = {}  # per value: products since the exponential
+    passed: dict[int, int] = {}  # per value: products since an exponential
     found = set[Unit]()
     for unit in units:
         name = unit.eqn.primitive.name
@@ -40,7 +40,7 @@ def _weights(units: list[Unit], followed: Container[str]) -> set[Unit]:
             counts.append(0)
         if not counts or name not in followed:
             continue
-        count = max(counts) + (name == "dot_general")
+        count = min(counts) + (name == "dot_general")
         if count <= _AFTER:
             found.add(unit)
             passed.update(dict.fromkeys(made, count))
