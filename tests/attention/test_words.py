@@ -79,7 +79,7 @@ def test_a_late_refusal_names_the_scope_and_the_word(message, monkeypatch):
         raise jax.errors.JaxRuntimeError(message)
 
     amped = jaxamp.amp(fn, DEFAULT.replace(fused_attention=True))
-    monkeypatch.setattr("jaxamp.run.runner.joined", refuse)
+    monkeypatch.setattr("jaxamp.run.runner.function_result", refuse)
     with pytest.raises(jax.errors.JaxRuntimeError) as caught:
         amped(*args)
     notes = "".join(getattr(caught.value, "__notes__", []))
