@@ -104,16 +104,20 @@ def scanned_arguments() -> tuple[dict[str, Any], jax.Array, jax.Array]:
     return {**params, "layers": stacked}, x, y
 
 
-def models() -> dict[str, tuple[Function, tuple[Any, ...]]]:
-    """The loss of each model, and its arguments or their shapes."""
-    small = RESNET50.small  # as many equations as the full one
+def resnet() -> tuple[Function, tuple[Any, ...]]:
+    """ResNet-50 with few channels: as many equations as the full one."""
+    small = RESNET50.small
     keys = jax.random.split(jax.random.key(0))
     shapes = jax.eval_shape(small.init, keys[0]), jax.eval_shape(small.sample, keys[1])
-    return {
-        f"{LAYERS} layers": (transformer_loss, transformer_arguments()),
-        f"{SCANNED} layers, scanned": (scanned_loss, scanned_arguments()),
-        "ResNet-50": (lambda *args: small.plain(*args)[0], shapes),
-    }
+    return lambda *args: small.plain(*args)[0], shapes
+
+
+MODELS: dict[str, Callable[[], tuple[Function, tuple[Any, ...]]]] = {
+    f"{LAYERS} layers": lambda: (transformer_loss, transformer_arguments()),
+    f"{SCANNED} layers, scanned": lambda: (scanned_loss, scanned_arguments()),
+    "ResNet-50": resnet,
+}
+"""What makes the loss of each model, and its arguments or their shapes."""
 
 
 def chain(equations: int) -> Function:
@@ -182,7 +186,8 @@ def measure_models(table: Table, repeat: int, policy: PrecisionPolicy = POLICY) 
     """Adds a row for each model and order of `amp` and `grad`; returns the largest ratio."""
     grad, mixed = jax.value_and_grad, functools.partial(amp, policy=policy)
     ratios = []
-    for name, (loss, args) in models().items():
+    for name, make in MODELS.items():
+        loss, args = make()
         orders = {
             "value_and_grad({}(f))": (loss, lambda by, loss=loss: grad(by(fresh(loss)))),
             "{}(value_and_grad(f))": (grad(loss), lambda by, loss=loss: by(grad(fresh(loss)))),

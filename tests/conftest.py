@@ -36,19 +36,24 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(hooks)
 
 
-MOST = 2 * 2**30
-"""Bytes that a worker may hold before it forgets what it has compiled: half of it is code of tests
-that are over."""
+MOST, MORE = 2 * 2**30, 2**28
+"""Bytes that a worker may hold before it forgets what it has compiled, and how many more until it
+does so again: not all that is forgotten goes back to the system, and forgetting takes a second."""
+
+_limit = MOST
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Forget compiled programs between files, once they have piled up."""
-    leaves = nextitem is None or nextitem.path != item.path
-    if leaves and psutil.Process().memory_info().rss > MOST:
+    global _limit
+    process = psutil.Process()
+    leaves = nextitem is not None and nextitem.path != item.path
+    if leaves and process.memory_info().rss > _limit:
         import jax
 
         jax.clear_caches()
         gc.collect()
+        _limit = max(MOST, process.memory_info().rss + MORE)
 
 
 def pytest_collection_finish() -> None:

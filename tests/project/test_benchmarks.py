@@ -40,10 +40,10 @@ def test_a_fresh_function_is_traced_again():
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("name", trace_cost.models())
+@pytest.mark.parametrize("name", trace_cost.MODELS)
 def test_models_are_differentiable(name):
     """Each loss that is traced is one number, with a gradient for every parameter."""
-    loss, args = trace_cost.models()[name]
+    loss, args = trace_cost.MODELS[name]()
     value, grads = jax.eval_shape(jax.value_and_grad(loss), *args)
     assert value.shape == ()
     assert jax.tree.map(jnp.shape, grads) == jax.tree.map(jnp.shape, args[0])
@@ -51,7 +51,7 @@ def test_models_are_differentiable(name):
 
 def test_the_scanned_transformer_has_its_layers():
     """One scan, over as many layers as its row says."""
-    loss, args = trace_cost.models()[f"{trace_cost.SCANNED} layers, scanned"]
+    loss, args = trace_cost.MODELS[f"{trace_cost.SCANNED} layers, scanned"]()
     eqns = jax.make_jaxpr(loss)(*args).jaxpr.eqns
     assert [e.params["length"] for e in eqns if e.primitive.name == "scan"] == [trace_cost.SCANNED]
 

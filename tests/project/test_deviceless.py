@@ -165,6 +165,7 @@ def test_models_of_packages_by_hand_are_those_models(name: str):
         assert sum(jax.tree.leaves(difference)) < 0.05**2 * size
 
 
+@pytest.mark.product
 @pytest.mark.parametrize("name", PACKAGES)
 def test_hands_of_models_have_their_gradients(name: str):
     """One number, and float32 cotangents of all parameters."""

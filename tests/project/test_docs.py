@@ -18,8 +18,9 @@ PAGES = [
 
 
 LONG = {
-    "docs/ecosystem.md", "docs/explanation/autodiff.md", "docs/how-to/fp8.md", "docs/kernels.md",
-    "docs/probe.md", "docs/training.md",
+    "docs/ecosystem.md", "docs/explanation/autodiff.md", "docs/fp8.md", "docs/how-to/fp8.md",
+    "docs/how-to/nan.md", "docs/kernels.md", "docs/probe.md", "docs/training.md",
+    "docs/tutorial/train.md",
 }  # fmt: skip
 
 

@@ -25,7 +25,7 @@ _PROPERTIES = ("property", "cached_property")
 def faults(source: str) -> Iterator[str]:
     """Yield what is documented by a first line of another form; properties are named by nouns."""
     verbs = _VERBS.split()
-    for node in ast.walk(ast.parse(source)):
+    for node in _statements(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Module):
             continue
         words = (ast.get_docstring(node) or "").split()
@@ -35,6 +35,14 @@ def faults(source: str) -> Iterator[str]:
         is_function = isinstance(node, ast.FunctionDef) and not _is_property(node)
         if first not in verbs if is_function else first in _FRAGMENTS:
             yield f"{getattr(node, 'name', 'module')}: {' '.join(words[:8])}"
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and the statements in it: most of a tree is expressions, which have no words."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.expr):
+            yield from _statements(child)
 
 
 def _is_property(node: ast.FunctionDef) -> bool:

@@ -14,9 +14,14 @@ from benchmarks import gpu_models, gpu_pieces, gpu_report, gpu_train, predicted,
 from tests import audit
 
 ROOT = Path(__file__).parents[2]
+PLAINER_WAYS = ("f32", "hand-bf16")
+MILLIONS = {"350m": 355, "1.3b": 1312, "resnet50": 25.6, "vit-b": 86.4, "bert-512": 109}
 
 
-@pytest.mark.parametrize("way", ["f32", "hand-bf16", "hand-fused", "amp-f16"])
+@pytest.mark.parametrize(
+    "way",
+    ["hand-fused", "amp-f16", *(pytest.param(w, marks=pytest.mark.long) for w in PLAINER_WAYS)],
+)
 def test_a_step_keeps_float32_and_multiplies_as_its_way_says(way):
     """Parameters and moments stay float32; products are float32, bf16 or f16."""
     size = gpu_train.TOYS["350m"]()
@@ -32,13 +37,13 @@ def test_a_step_keeps_float32_and_multiplies_as_its_way_says(way):
     assert len(low) >= 0.8 * len(products) > 0
 
 
-def test_sizes_are_those_of_their_names():
+@pytest.mark.product
+@pytest.mark.parametrize("name", MILLIONS)
+def test_sizes_are_those_of_their_names(name):
     """Parameters of the full models, counted from shapes alone."""
-    sizes = {"350m": 355, "1.3b": 1312, "resnet50": 25.6, "vit-b": 86.4, "bert-512": 109}
-    for name, millions in sizes.items():
-        shapes = jax.eval_shape(gpu_train.MODELS[name]().init, jax.random.key(0))
-        count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
-        assert math.isclose(count / 1e6, millions, rel_tol=0.2), (name, count)
+    shapes = jax.eval_shape(gpu_train.MODELS[name]().init, jax.random.key(0))
+    count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(shapes))
+    assert math.isclose(count / 1e6, MILLIONS[name], rel_tol=0.2)
 
 
 def test_language_models_read_real_text():
@@ -107,6 +112,7 @@ def test_the_plan_fits_a_gpu_that_is_lent():
     assert all({*ways} <= {*runs[model]} for model, ways in gpu_pieces.FOLLOWED.items())
 
 
+@pytest.mark.long
 def test_a_toy_piece_is_measured(tmp_path, capfd):
     """A piece in its own processes, in turn: medians, spreads, memory, and losses that move."""
     path = tmp_path / "rows.json"
@@ -180,8 +186,8 @@ def test_runs_stop_between_parts_once_their_time_is_over():
     assert len(losses) == gpu_train.WARM + gpu_train.PART
 
 
-def test_the_page_shows_the_figures_that_are_kept(tmp_path):
-    """Each row of the page's table is one of the file's, and a picture is made of them."""
+def test_the_page_shows_the_figures_that_are_kept():
+    """Each row of the page's table is one of the file's."""
     docs = ROOT / "docs"
     rows = json.loads((docs / "gpu_train.json").read_text())
     assert gpu_report.table(rows) in (docs / "performance.md").read_text()
@@ -189,6 +195,11 @@ def test_the_page_shows_the_figures_that_are_kept(tmp_path):
     table = gpu_report.against_the_strongest_hand(rows)
     assert readme == gpu_report.with_table(readme, table)
     assert table in readme
+
+
+@pytest.mark.long
+def test_a_picture_is_made_of_the_figures(tmp_path):
+    rows = json.loads((ROOT / "docs/gpu_train.json").read_text())
     gpu_report.draw(rows, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 10_000
 

@@ -27,13 +27,14 @@ LOWERED = products.lowering_sample()
 VALUES = products.value_sample()
 
 
-@pytest.mark.product("case.program")
+@pytest.mark.product("case.program", every=2)
 @pytest.mark.parametrize("case", LOWERED, ids=str)
 def test_composition_traces_and_lowers(case: Case) -> None:
     """Types, weak types and structure stay, the jaxpr is valid, products run low."""
     products.check_lowering(case)
 
 
+@pytest.mark.product("case.transform")
 @pytest.mark.parametrize("case", REFUSED, ids=str)
 def test_refusal_is_of_jax_itself(case: Case) -> None:
     """What the table calls refused is refused by JAX for the plain function too."""
@@ -47,6 +48,7 @@ def test_values_agree_with_float32(case: Case) -> None:
     products.check_values(case)
 
 
+@pytest.mark.product("name", every=3)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_always_f32_is_the_identity(name: str) -> None:
     """The all-float32 policy gives the same jaxpr back."""

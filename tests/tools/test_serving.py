@@ -173,6 +173,7 @@ def nnx_model():
     return lambda state, x: nnx.merge(graph, state)(x), state
 
 
+@pytest.mark.product("make", every=2)
 @pytest.mark.parametrize("make", [equinox_model, linen_model, nnx_model])
 def test_every_library_s_model_is_served_saved_and_loaded(make, tmp_path):
     """Batch size symbolic; the loaded program needs no model code, and agrees bit for bit."""

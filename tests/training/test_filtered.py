@@ -26,6 +26,7 @@ def loss_fn(model, x):
     return jnp.mean(jax.vmap(model)(x) ** 2)
 
 
+@pytest.mark.product("policy")
 @pytest.mark.parametrize(("policy", "rtol"), [("always_f32", 1e-6), ("auto_mixed", 5e-3)])
 @pytest.mark.parametrize("parts", [1, 4])
 def test_agrees_with_equinox(model, policy, rtol, parts):

@@ -47,6 +47,7 @@ def close(a: Any, b: Any, rtol: float) -> None:
     )
 
 
+@pytest.mark.product("scale")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("scale", SCALES, ids=["none", "noop", "static", "dynamic"])
 def test_agrees_with_jax(problem, policy, scale):
@@ -187,7 +188,7 @@ def test_nan_in_one_parameter_is_named(problem):
 # --- Several losses ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("has_aux", [False, True])
+@pytest.mark.parametrize("has_aux", [pytest.param(False, marks=pytest.mark.long), True])
 def test_several_losses_share_a_scale(problem, has_aux):
     """A dict of losses gives a dict of gradients, each as if it were alone, and one flag."""
 

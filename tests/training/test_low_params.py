@@ -131,6 +131,7 @@ def test_needs_parameters(wrap):
         optimizer.update(jnp.ones(2), optimizer.init(jnp.ones(2)))
 
 
+@pytest.mark.product("wrap", every=2)
 @wrappers
 def test_modules(wrap):
     """Modules of equinox, partitioned as for optax, keep their dtypes."""
@@ -168,6 +169,7 @@ def test_a_skipped_step_leaves_no_trace(wrap):
     jax.tree.map(np.testing.assert_array_equal, spoiled, trajectory([grads, grads]))
 
 
+@pytest.mark.product("wrap", every=2)
 @wrappers
 def test_a_run_restored_from_a_checkpoint_goes_on_bit_by_bit(wrap, tmp_path):
     """Preempted, saved by orbax and restored: masters, compensation and random numbers go on."""

@@ -77,7 +77,7 @@ def make_step(optimizer: Any, size: float = 1.0) -> Any:
     return step
 
 
-@pytest.mark.product("make", every=2)
+@pytest.mark.product("make", every=4)
 @pytest.mark.parametrize("make", OVER)
 def test_bad_steps_never_happened(make):
     """Good, bad, good gives bit by bit what good, good gives, but for the scale and its count."""

@@ -72,6 +72,7 @@ def test_no_precision_depends_on_steering(case: Case) -> None:
     assert not any(isinstance(step, FusionCall) for step in off.body.steps)
 
 
+@pytest.mark.product("case", every=2)
 @pytest.mark.parametrize("case", SAMPLE)
 def test_off_the_casts_alone_are_emitted(case: Case) -> None:
     """No primitive that steers XLA is left, and no checkpoint that the program does not have."""
@@ -85,7 +86,7 @@ def test_off_the_casts_alone_are_emitted(case: Case) -> None:
         assert bool(emitted[name]) <= bool(plain[name])
 
 
-@pytest.mark.product("case", every=3)
+@pytest.mark.product("case", every=6)
 @pytest.mark.parametrize("case", SAMPLE)
 def test_off_values_agree_with_float32(case: Case) -> None:
     """Values and gradients are within the tolerances of the table."""

@@ -48,7 +48,7 @@ def written_out(turn: Turn, w: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.mean((h @ OUT) ** 2)
 
 
-@pytest.mark.product("turn")
+@pytest.mark.product("turn", every=2)
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
 @pytest.mark.parametrize("turn", [gated, stepped, midpoint, parted])
 def test_what_is_carried_is_not_rounded(turn: Turn, order: str) -> None:
