@@ -7,15 +7,32 @@
 runs each program once, with the policies in turn: the first program with the first policy, the next
 with the second. All other cases get the mark `long`, and run in `make test-long`. With `every=3`
 only every third program is run.
+
+What has no test to run is not imported either, as each worker would: helpers, and files that say
+`pytestmark = pytest.mark.long`.
 """
 
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+TESTS = Path(__file__).parent
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files of `tests` without a test, and those that the marks leave out as a whole."""
+    if collection_path.suffix != ".py" or TESTS not in collection_path.parents:
+        return None
+    if not collection_path.name.startswith("test_"):
+        return True  # for `--doctest-modules`; examples are in the package
+    mark = re.search(r"^pytestmark = pytest\.mark\.(\w+)", collection_path.read_text(), re.M)
+    return True if mark and f"not {mark[1]}" in config.getoption("markexpr") else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` reads the marks

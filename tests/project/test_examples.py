@@ -1,14 +1,22 @@
 """The examples run, and show what they say they show."""
 
+import importlib
+
 import numpy as np
 import pytest
 
-from examples import char_transformer, digits
+from examples import char_transformer
 from jaxamp import OpKind
 
 
 @pytest.fixture(scope="module")
-def digit_runs(tmp_path_factory):
+def digits():
+    """The program, imported where it is run: scikit-learn takes seconds."""
+    return importlib.import_module("examples.digits")
+
+
+@pytest.fixture(scope="module")
+def digit_runs(digits, tmp_path_factory):
     """One epoch of the digits under every policy, and the picture that it drew."""
     picture = tmp_path_factory.mktemp("digits") / "loss.png"
     return digits.main(["--quick", "--picture", str(picture)]), picture
@@ -48,7 +56,7 @@ def test_digits_draws_the_loss_curves(digit_runs):
     assert len(content) > 10_000
 
 
-def test_digits_batches_are_the_same_for_every_policy():
+def test_digits_batches_are_the_same_for_every_policy(digits):
     """Two calls with one seed give the same pictures in the same order."""
     data = digits.Digits.load(seed=0)
     first, second = (list(data.batches(epochs=2, seed=3)) for _ in range(2))

@@ -145,8 +145,7 @@ def test_private_jax_is_behind_one_door() -> None:
     users = {
         str(path.relative_to(PACKAGE))
         for path in MODULES.values()
-        if "_src" in (text := path.read_text())
-        and any(map(_is_private, ast.walk(ast.parse(text))))
+        if "_src" in (text := path.read_text()) and any(map(_is_private, ast.walk(ast.parse(text))))
     }
     assert users
     assert {user for user in users if not user.startswith("core/jax_compat")} == set()

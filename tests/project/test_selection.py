@@ -76,6 +76,26 @@ def test_long_cases_and_other_tests_are_left_alone() -> None:
     assert _kept([*items, other := Item([])]) == [items[1], other]
 
 
+@pytest.mark.parametrize(
+    ("path", "markexpr", "is_left_out"),
+    [
+        ("training/test_preemption.py", "not long and not deviceless", True),
+        ("training/test_preemption.py", "long or deviceless", False),
+        ("training/test_preemption.py", "", False),
+        ("training/preempted.py", "", True),
+        ("rewrite/test_products.py", "not long", False),
+    ],
+)
+def test_files_without_a_test_to_run_are_not_imported(
+    path: str, markexpr: str, is_left_out: bool
+) -> None:
+    """Helpers never, files that are long as a whole where long tests are left out."""
+    config: Any = SimpleNamespace(getoption={"markexpr": markexpr}.get)
+    left_out = selection.pytest_ignore_collect(selection.TESTS / path, config)
+    assert left_out is (True if is_left_out else None)
+    assert selection.pytest_ignore_collect(PACKAGE / "core/formats.py", config) is None
+
+
 @pytest.mark.parametrize("mutation", mutations.MUTATIONS, ids=lambda m: m.file)
 def test_mutations_change_what_is_there(mutation: mutations.Mutation) -> None:
     """The text to replace occurs once; if it has moved, tests/mutations.py follows it."""

@@ -10,8 +10,9 @@ import pytest
 from examples import f16_loss_scaling
 from examples.char_transformer import Corpus, Transformer
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.long
+
 def test_digits_in_f16_need_loss_scaling(tmp_path):
     """Without a scale nothing is learnt; with one the losses are those of float32."""
     picture = tmp_path / "curves.png"
@@ -37,7 +38,6 @@ def test_digits_in_f16_need_loss_scaling(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.long
 def test_characters_in_f16_need_loss_scaling():
     """Without a scale many gradients are zero and the loss hardly falls; with one it does."""
 

@@ -7,8 +7,9 @@ import pytest
 
 from benchmarks import low_params
 
+pytestmark = pytest.mark.long
 
-@pytest.mark.long
+
 def test_low_parameters_track_float32_on_digits():
     """Digits, five seeds: all three end where float32 ends, bfloat16 parameters alone do not.
 

@@ -12,10 +12,11 @@ import pytest
 
 from tests.training.preempted import BAD_STEP, STEPS, batch, restored, start, train_step
 
+pytestmark = pytest.mark.long
+
 KILLED_IN = 4
 
 
-@pytest.mark.long
 def test_a_killed_run_goes_on_bit_by_bit(tmp_path):
     """Parameters, moments, schedule, dropout, loss scale and its counter, a skipped step before."""
     command = [sys.executable, "-m", "tests.training.preempted", str(tmp_path), str(KILLED_IN)]
