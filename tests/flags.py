@@ -7,10 +7,14 @@ from benchmarks import roundings
 
 def add(*flags: str) -> None:
     """Adds the flags that are not set yet."""
+    missing = [flag for flag in flags if flag.partition("=")[0] not in given()]
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *missing]).strip()
+
+
+def given() -> set[str]:
+    """The names of the flags that are set."""
     words = os.environ.get("XLA_FLAGS", "").split()
-    names = {word.partition("=")[0] for word in words}
-    missing = [flag for flag in flags if flag.partition("=")[0] not in names]
-    os.environ["XLA_FLAGS"] = " ".join([*words, *missing])
+    return {word.partition("=")[0] for word in words}
 
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")

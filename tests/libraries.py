@@ -13,6 +13,7 @@ import tomllib
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -36,6 +37,8 @@ def broken_library(error: BaseException) -> str | None:
     name = next(_imported_by_us(error), None)
     if name is None and isinstance(error, ImportError):  # not found, or a name that it lacks
         name = error.name
+    if name is None and isinstance(error, AttributeError) and isinstance(error.obj, ModuleType):
+        name = error.obj.__name__  # a name again, read as an attribute
     library = (name or "").partition(".")[0]
     is_ours = (ROOT / library).is_dir()  # the root itself for no name
     return None if is_ours or library in FORGIVEN_NEVER else library

@@ -23,7 +23,7 @@ def run(processes):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    flags = f"--xla_force_host_platform_device_count={8 // processes} {QUICK}"
+    flags = f"--xla_force_host_platform_device_count={8 // processes} {' '.join(QUICK)}"
     command = [sys.executable, "-m", "tests.ecosystem.two_processes"]
     running = [
         subprocess.Popen(

@@ -19,8 +19,9 @@ def _plant(folder: Path, name: str, source: str) -> None:
 
 
 def test_collection_goes_on(tmp_path: Path) -> None:
-    """Tests of a library that raises at import are skipped in words; others are collected."""
+    """Tests of libraries that raise, or lack a name, are skipped in words; others are collected."""
     _plant(tmp_path, "haliax", "raise AttributeError('jax.core.gone')")
+    _plant(tmp_path, "equinox", "")
     path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]
     places = ["tests/interop", "jaxamp/interop", "tests/core/test_errors.py"]
@@ -32,6 +33,7 @@ def test_collection_goes_on(tmp_path: Path) -> None:
     assert "tests/core/test_errors.py::" in done.stdout
     assert "tests/interop/test_haliax.py::" not in done.stdout
     assert "haliax cannot be imported here: AttributeError: jax.core.gone" in done.stdout
+    assert "equinox cannot be imported here: AttributeError: module 'equinox' has" in done.stdout
 
 
 def _raised(statement: str) -> BaseException:
@@ -58,6 +60,11 @@ def test_what_a_library_raises_names_it(
 def test_a_library_that_is_not_there_is_named() -> None:
     """Without its dots."""
     assert broken_library(_raised("import no_such_library.part")) == "no_such_library"
+
+
+def test_a_library_that_lacks_an_attribute_is_named() -> None:
+    """As a class that one of our modules derives from."""
+    assert broken_library(_raised("import optax\nclass C(optax.gone): pass")) == "optax"
 
 
 @pytest.mark.parametrize(
