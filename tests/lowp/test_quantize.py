@@ -34,10 +34,7 @@ def unpacked(q):
     return factors(q), dequantize(q, np.float32)
 
 
-# The older emitters of XLA, which `make test` compiles with, round to four bits by way of float16.
-@functools.partial(
-    jax.jit, static_argnums=1, compiler_options={"xla_cpu_use_fusion_emitters": True}
-)
+@functools.partial(jax.jit, static_argnums=1, compiler_options=oracle.ROUNDED_ONCE)
 def quantize_each(x, casts):
     """What several casts make of an array, in one program: compiling is what takes the time."""
     made = [quantize(x, cast) for cast in casts]
