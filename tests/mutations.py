@@ -164,7 +164,7 @@ MUTATIONS = (
         "rewrite/rules/scatter.py",
         "if update is None or update.invars[0].aval.dtype == dtype:",
         "if True:",
-        "tests/rewrite/test_products.py -k 'scatter or segment or indexing'",
+        "tests/rewrite/test_scatter.py",
     ),
     Mutation(
         "rewrite/rules/control_flow.py",
@@ -350,7 +350,7 @@ MUTATIONS = (
         "rewrite/environment.py",
         "if jax.typeof(value).weak_type == declared:",
         "if True:",
-        "tests/rewrite/test_products.py -k weak",
+        "tests/rewrite/test_environment.py",
     ),
     Mutation(
         "tools/estimate.py",

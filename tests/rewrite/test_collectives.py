@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core.primitives import copy_p
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.collectives.count import collectives
 from jaxamp import Precision, PrecisionPolicy, Rule, amp, plan_of
 from jaxamp.compiled import hlo
+from jaxamp.rewrite.primitives.narrow_collective import travel
 from tests.audit import PRODUCTS, equations
 
 BF16 = PrecisionPolicy.AUTO_MIXED_BF16
@@ -515,3 +517,14 @@ def test_gradients_of_convolutions_are_added_up_in_the_policy_s_precision(order,
         results = re.findall(r"stablehlo\.convolution.*-> tensor<3x3x4x4x(\w+)>", text)
         results += re.findall(r"stablehlo\.convolution.*-> tensor<4x4x3x3x(\w+)>", text)
         assert set(results) == {given}
+
+
+def test_cotangents_of_both_dtypes_are_added_up():
+    """What arrives is read in bfloat16 and in float32, as by a product and by a sum."""
+
+    def read_twice(x):
+        dtypes = {"forth": jnp.dtype("bfloat16"), "back": jnp.dtype("float32")}
+        wide, narrow = travel(copy_p, [x], {}, **dtypes, widened=True)
+        return jnp.sum(3 * wide) + jnp.sum(5 * narrow.astype(jnp.float32))
+
+    np.testing.assert_array_equal(jax.grad(read_twice)(jnp.ones(3)), 8)
