@@ -171,11 +171,10 @@ def test_what_is_far_from_poles_is_stored_narrow(name: str, policy: str) -> None
         parts = [HARMLESS[name](x @ W), HARMLESS[name](x @ OUT)]
         return jnp.mean((jnp.concatenate(parts) @ OUT) ** 2)
 
-    decisions = list(plan_of(joined, policy)(X).decisions())
-    (pile,) = [d for d in decisions if d.primitive == "concatenate"]
-    assert pile.output is decisions[0].output
-    around = [*decisions, *plan_of(jax.grad(joined), policy)(X).decisions()]
-    assert not any("singularity" in d.reason or "divisor" in d.reason for d in around)
+    for fn in (joined, jax.grad(joined)):
+        decisions = list(plan_of(fn, policy)(X).decisions())
+        (pile,) = [d for d in decisions if d.primitive == "concatenate"]
+        assert pile.output is decisions[0].output
 
 
 @pytest.mark.parametrize(

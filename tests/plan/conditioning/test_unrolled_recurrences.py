@@ -16,7 +16,6 @@ TURNS, ROWS, WIDTH = 32, 4, 8
 KEYS = jax.random.split(jax.random.key(5), 4)
 X = jax.random.normal(KEYS[0], (TURNS, ROWS, WIDTH))
 W, U, OUT = (jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in KEYS[1:])
-CARRIED = "carry of an unrolled recurrence"
 
 Turn = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
@@ -80,8 +79,8 @@ def test_what_follows_from_no_equal_turn_is_narrow(model: Callable[..., jax.Arra
     ws = jax.random.normal(KEYS[1], (2 * TURNS, WIDTH, WIDTH))[:TURNS]
     for fn in (model, jax.grad(model)):
         decisions = list(plan_of(fn)(ws, X[0]).decisions())
-        assert not any(d.reason == CARRIED for d in decisions)
-        assert any(is_narrow(d.output) for d in decisions if d.primitive != "dot_general")
+        made = [d for d in decisions if d.primitive != "dot_general"]
+        assert sum(is_narrow(d.output) for d in made) >= TURNS
 
 
 def test_what_is_weighed_in_many_levels_is_not_rounded_in_each() -> None:

@@ -9,7 +9,6 @@ from jaxamp import amp, plan_of
 from jaxamp.core.formats import Precision
 
 ROWS, HIDDEN = 32, 64
-REASON = "small beside the products that read it"
 
 
 def rollout(params, state, target):
@@ -43,11 +42,15 @@ def test_cotangents_of_a_small_state_reach_a_bias_unrounded(policy):
     assert shifts <= 1e-5 * size
 
 
-@pytest.mark.parametrize(("dims", "is_small"), [(3, True), (HIDDEN, False)])
-def test_only_what_is_small_stays_wide(dims, is_small):
+def narrow(dims):
+    """How many results besides products' are stored narrow."""
     plan = plan_of(jax.grad(rollout), "mixed_bf16")(*arguments(dims))
-    reasons = [decision.reason for decision in plan.decisions()]
-    assert any(REASON in reason for reason in reasons) is is_small
+    made = [d for d in plan.decisions() if d.primitive != "dot_general"]
+    return sum(d.output is Precision.BF16 for d in made)
+
+
+def test_only_what_is_small_stays_wide():
+    assert narrow(3) < narrow(HIDDEN)
 
 
 def test_what_products_alone_read_is_rounded():
@@ -57,6 +60,4 @@ def test_what_products_alone_read_is_rounded():
     q, k, w = jnp.ones((8, 4)), jnp.ones((256, 4)), jnp.ones((4, 4))
     plan = plan_of(scores, "mixed_bf16")(q, k, w)
     scaled = [d for d in plan.decisions() if d.primitive in ("mul", "tanh")]
-    assert scaled
-    assert all(REASON not in d.reason for d in scaled)
     assert Precision.BF16 in {d.output for d in scaled}
