@@ -2,8 +2,7 @@
 
 XLA may remove a narrowing that a widening follows. It then stores the wide value for readers that
 compute in float32, beside the narrow one for the others. A value that a loop both stacks in float32
-and reads would be computed once for each. An exponential of a joined value would be recomputed from
-all operands of the join.
+and reads would be computed once for each.
 
 See: https://github.com/openxla/xla/issues/41605
 """
@@ -20,15 +19,14 @@ from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 def find_barriered_roundings(findings: Findings) -> frozenset[int]:
     """Return values rounded from float32 arithmetic, or stacked, that float32 arithmetic reads."""
     graph, stored, choices = findings.graph, findings.stored, findings.choices
-    forget_gates, exponentials = findings.hazards.forget_gates, findings.regions.exponentials
+    forget_gates = findings.hazards.forget_gates
     return frozenset(
         value
         for node in graph.nodes
         if node.role is Role.ELEMENTWISE and choices[node].operand is Precision.F32
         for value in node.outs
         if is_narrow(stored[value]) or (value in forget_gates and _is_stacked(graph, value))
-        if value in exponentials
-        or any(choices[r].operand is Precision.F32 for r in graph.readers[value])
+        if any(choices[r].operand is Precision.F32 for r in graph.readers[value])
     )
 
 

@@ -83,8 +83,7 @@ class Recomputation:
         is_activation = self.graph.is_float32[value] and self.provenance.dense[value]
         if value in self.regions.relu_outputs and not self.regions.joined[value]:
             return True  # its operand is read anyway
-        is_read = value in self.regions.copied
-        return not is_activation or bool(self.regions.fused[value] and not is_read)
+        return not is_activation or bool(self.regions.fused[value])
 
     def _find_side_by_side(self) -> dict[int, int]:
         """Return fused concatenations of arrays in memory, with the number of their parts.

@@ -32,7 +32,6 @@ import tests.flags  # noqa: F401 - sets the XLA flags, before JAX starts
 
 HAZARDS = "jaxamp.plan.conditioning.hazards"
 CHOICE = "jaxamp.plan.precision.choose"
-JOINS = "jaxamp.plan.precision.stored_joins"
 
 
 def _nothing(*_: Any) -> frozenset[int]:
@@ -41,10 +40,6 @@ def _nothing(*_: Any) -> frozenset[int]:
 
 def _no_flags(graph: Any, *_: Any) -> bytearray:
     return bytearray(len(graph.avals))
-
-
-def _no(*_: Any) -> bool:
-    return False
 
 
 def _no_list(*_: Any) -> list[Any]:
@@ -63,13 +58,10 @@ ANALYSES: dict[str, tuple[str, Callable[..., Any]]] = {
     "lookup_places": (f"{HAZARDS}.find_lookup_places", _nothing),
     "second_moments": (f"{HAZARDS}.find_second_moments", _no_list),
     "squared_distances": (f"{HAZARDS}.find_squared_distances", _nothing),
-    "periodic_arguments": (f"{HAZARDS}.find_periodic_arguments", _nothing),
     "singularities": (f"{HAZARDS}.find_singularities", _no_flags),
     "magnitudes": (f"{HAZARDS}.find_magnitudes", _no_flags),
     "rescaled_products": (f"{CHOICE}.find_rescaled_products", _nothing),
     "product_sizes": (f"{CHOICE}.find_product_sizes", _no_sizes),
-    "saturating_curves": (f"{JOINS}.feeds_later_derivative", _no),
-    "exponents": (f"{JOINS}.exponentials_of_difference", _no_list),
     "intervals": ("jaxamp.plan.planner.find_intervals", lambda graph: {}),
 }
 """For each analysis the function that is called, and one in its place that finds nothing."""

@@ -176,7 +176,7 @@ class _Amplification:
         if node.role is Role.MOVE:
             for source, out in movements(node):
                 if self.bits[out]:
-                    self._mark(node, (source,), self.bits[out] & IN_PARTS)
+                    self._mark(node, (source,), self.bits[out] & (IN_PARTS | IN_MEMORY))
         elif self._adds_parts(node):
             self._mark(node, node.ins, IN_PARTS)
         elif self._amplifies(node) or self._passes(node):

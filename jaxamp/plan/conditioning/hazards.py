@@ -11,7 +11,6 @@ from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.conditioning.amplification import find_amplified
 from jaxamp.plan.conditioning.forget_gates import find_forget_gates
 from jaxamp.plan.conditioning.lookup_places import find_lookup_places
-from jaxamp.plan.conditioning.periodic_arguments import find_periodic_arguments
 from jaxamp.plan.conditioning.second_moments import find_second_moments
 from jaxamp.plan.conditioning.singularities import AT_NUMBER, AT_ZERO, find_singularities
 from jaxamp.plan.conditioning.squared_distances import find_squared_distances
@@ -28,7 +27,6 @@ from jaxamp.policy.policy import PrecisionPolicy
 
 FORGET_GATE = Constraint("multiplies a carry in every iteration", Guard.LOOP_CARRY)
 UNROLLED_CARRY = Constraint("carry of an unrolled recurrence", Guard.LOOP_CARRY)
-PERIODIC = Constraint("argument of a periodic function", Guard.SENSITIVE)
 AMPLIFIED = Constraint("a later operation amplifies its rounding", Guard.SENSITIVE)
 LOOKUP_PLACE = Constraint("says where to look something up", Guard.SENSITIVE)
 STATE_INCREMENT = Constraint(
@@ -123,7 +121,6 @@ def find_hazards(
     ] = (  # reports give the first that holds for a value
         (FORGET_GATE, forget_gates),
         (UNROLLED_CARRY, (v for node, read in recurrences for v in (read, *node.outs))),
-        (PERIODIC, find_periodic_arguments(graph, provenance)),
         (STATE_INCREMENT, find_state_increments(graph)),
         (LOOKUP_PLACE, lookup_places),
         (SQUARED_DISTANCE, squared_distances),

@@ -39,8 +39,6 @@ class FusionRegions:
       kernels: per node, 1 if it is a kernel of its own, which fuses nothing.
       fused: per value, 1 if it stays in float32 for the readers of its own depth.
       joined: per value, 1 if it is computed from several stored activations.
-      copied: values stored narrow for far readers, while near ones read them in float32.
-      exponentials: exponentials of the difference between a copied value and another.
       relu_outputs: results of `max(x, 0)`.
       bias_sums: sums of a convolution and a bias that are stored; see `convolution_biases.py`.
     """
@@ -50,8 +48,6 @@ class FusionRegions:
     kernels: bytearray
     fused: bytearray
     joined: bytearray
-    copied: set[int] = field(default_factory=set)
-    exponentials: set[int] = field(default_factory=set)
     relu_outputs: set[int] = field(default_factory=set)
     bias_sums: set[int] = field(default_factory=set)
 

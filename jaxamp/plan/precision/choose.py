@@ -384,8 +384,9 @@ class Chooser:
         """Return whether XLA would store a fused value anyway, for later readers."""
         if self._is_carried_wide(value):
             return False
-        is_copied = node.trait in COSTLY or value in self.regions.copied
-        return is_copied or value in self.crossing or self._is_forwarded_to_memory(value)
+        if node.trait in COSTLY or value in self.crossing:
+            return True
+        return self._is_forwarded_to_memory(value)
 
     def _is_forwarded_to_memory(self, value: int) -> bool:
         """Return whether a loop or a selecting kernel reads a value, or what it is moved to."""

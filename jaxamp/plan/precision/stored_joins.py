@@ -10,11 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxamp.plan.conditioning.exponents import exponentials_of_difference
-from jaxamp.plan.conditioning.saturating_curves import feeds_later_derivative
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, FusionRegions, reduces_rows
-from jaxamp.plan.graph.consumers import descendants
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
 
@@ -79,13 +76,7 @@ class _Joins:
         )
         is_joined = joined == _SEVERAL or bool(is_costly and is_mixed)
         if self._is_stored(value, is_joined, bool(is_costly)):
-            is_argument = feeds_later_derivative(self.graph, self.regions, node, value)
-            joined = node.ins[0] if is_argument else value
-            if is_joined and (exponentials := self._exponentials(joined)):
-                self.regions.copied.add(joined)
-                self.regions.exponentials.update(exponentials)
-            else:
-                self.regions.fused[joined] = 0
+            joined, self.regions.fused[value] = value, 0
         self.computed_from[value] = joined
         self.mixed[value] = is_mixed and joined != value
         self.costly[value] = is_costly and joined != value
@@ -95,20 +86,6 @@ class _Joins:
         computed_from = {self.computed_from[v] for v in parts}
         found = {p for p in computed_from if p < 0 or _is_large(self.graph, p, value)} - {_NONE}
         return _NONE if not found else found.pop() if len(found) == 1 else _SEVERAL
-
-    def _exponentials(self, value: int) -> list[int]:
-        """Return exponentials of a value's difference to another, in its own kernel.
-
-        None are returned if a loop stacks the value: they are read from there.
-        """
-        graph = self.graph
-        if any(r.role is Role.LINK for r in graph.readers[value]):
-            return []
-        chosen = descendants(graph, value, lambda r: r.name == "select_n")
-        near = (r for v in chosen for r in graph.readers[v] if not self.regions.is_far(v, r))
-        return [
-            p for reader in near for p in exponentials_of_difference(graph, self.provenance, reader)
-        ]
 
     def _is_stored(self, value: int, is_joined: bool, is_costly: bool) -> bool:
         graph, readers = self.graph, self.graph.readers[value]
