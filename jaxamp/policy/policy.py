@@ -55,7 +55,8 @@ class PrecisionPolicy:
       guards: protections that are on; ``Guard`` or their words.
       param_dtype: format in which parameters are stored, for those who create them.
       output_dtype: format of the float outputs; ``None`` for that of the original function.
-      allreduce: format in which gradients and activations are added up over devices.
+      allreduce: format in which devices add up what each stores in float32, above all gradients;
+        activations in bfloat16 are added up as they are.
       scaling: which dots are quantized, where the cast of Compute is scaled, and how.
       xla: techniques of steering XLA that are on, ``Technique`` or their words; ``()`` for the
         casts alone. See `docs/explanation/fusion.md`.
@@ -143,7 +144,8 @@ class PrecisionPolicy:
           guards: protections that are on.
           param_dtype: format in which parameters are stored.
           output_dtype: format of the float outputs.
-          allreduce: format in which gradients and activations are added up over devices.
+          allreduce: format in which devices add up what each stores in float32, above all
+            gradients; activations in bfloat16 are added up as they are.
           scaling: which dots are quantized, where the cast of Compute is scaled, and how.
           xla: techniques of steering XLA that are on; ``()`` for the casts alone.
           fused_attention: whether attention is lowered to fused kernels; ``None`` for where the

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.collectives.count import collectives
 from jaxamp import Precision, PrecisionPolicy, Rule, amp, plan_of
 from jaxamp.compiled import hlo
-from jaxamp.rewrite.primitives.narrow_collective import travel
+from jaxamp.rewrite.primitives.narrow_collective import send_narrow
 from tests.audit import PRODUCTS, equations
 
 BF16 = PrecisionPolicy.AUTO_MIXED_BF16
@@ -288,15 +288,42 @@ def test_a_mean_of_gradients_by_hand(mesh, dtype):
     assert {leaf.dtype for leaf in jax.tree.leaves(mapped(params, X))} == {jnp.dtype("float32")}
 
 
-def test_activations_are_added_up_in_f32(mesh):
-    """Tensor parallel: parts of a sum over devices meet in f32 and are rounded once."""
+@pytest.mark.parametrize(("policy", "dtype"), [("mixed_bf16", "bf16"), ("mixed_f16", "f32")])
+def test_activations_are_added_up_as_they_are_stored(mesh, policy, dtype):
+    """Tensor parallel, as what XLA partitions is; a sum may overflow f16, and meets in f32."""
 
     def fn(x, w, v):
         return lax.psum(x @ w, "d") @ v
 
     specs = (P(None, "d"), P("d"), P())
-    mapped = jax.shard_map(amp(fn), mesh=mesh, in_specs=specs, out_specs=P())
-    assert sent(mapped, X, W, W[:32]) == {("all_reduce", "f32"): 1}
+    mapped = jax.shard_map(amp(fn, policy), mesh=mesh, in_specs=specs, out_specs=P())
+    assert sent(mapped, X, W, W[:32]) == {("all_reduce", dtype): 1}
+    exact = np.asarray(X, np.float64) @ np.asarray(W, np.float64) @ np.asarray(W[:32], np.float64)
+    error = np.abs(np.asarray(mapped(X, W, W[:32])) - exact).max()
+    assert error < 0.02 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_cotangents_of_activations_are_added_up_as_they_are_stored(mesh, check_vma):
+    """Around a gradient: what goes back to the layers before, as what goes on to those after."""
+
+    def step(x, a, w, v):
+        def loss(a, w, v):
+            before = _both_ways(jnp.sin(x @ a))
+            return jnp.sum(jnp.sin(lax.psum(jnp.sin(before @ w) @ v, "d") @ a))
+
+        return jax.grad(loss, (0, 1, 2))(a, w, v)
+
+    @jax.custom_vjp
+    def _both_ways(x):
+        return lax.pcast(x, "d", to="varying") if check_vma else x
+
+    _both_ways.defvjp(lambda x: (_both_ways(x), None), lambda _, g: (lax.psum(g, "d"),))
+    split = P(None, "d"), P("d")
+    specs = {"in_specs": (P(), P(), *split), "out_specs": (P(), *split), "check_vma": check_vma}
+    mapped = amp(jax.shard_map(step, mesh=mesh, **specs))
+    back = {True: 1, False: 2}[check_vma]  # unchecked, the transpose of a sum is another one
+    assert sent(mapped, X, W @ W.T / 32, W, W.T) == {("all_reduce", "bf16"): 1 + back}
 
 
 def _found(table, words):
@@ -523,8 +550,8 @@ def test_cotangents_of_both_dtypes_are_added_up():
     """What arrives is read in bfloat16 and in float32, as by a product and by a sum."""
 
     def read_twice(x):
-        dtypes = {"forth": jnp.dtype("bfloat16"), "back": jnp.dtype("float32")}
-        wide, narrow = travel(copy_p, [x], {}, **dtypes, widened=True)
+        dtypes = {"send_dtype": jnp.bfloat16, "cotangent_dtype": jnp.float32}
+        wide, narrow = send_narrow(copy_p, [x], {}, **dtypes, widened=True)
         return jnp.sum(3 * wide) + jnp.sum(5 * narrow.astype(jnp.float32))
 
     np.testing.assert_array_equal(jax.grad(read_twice)(jnp.ones(3)), 8)

@@ -248,8 +248,12 @@ def _iota_bound(graph: Graph, value: int) -> float:
 
 def _link(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
     (out,) = node.outs
-    found = bits[out] | union(bits, node.ins) & ~(LAYER | WIDENED)
-    if node.link is Link.SLICE and bits[node.ins[0]] & STATE:
+    given = union(bits, node.ins)
+    found = bits[out] | given & ~(LAYER | WIDENED)
+    # A loop that gathers its layer's weights passes them stacked to that of the backward pass.
+    if node.link is Link.STACK:
+        found |= given & LAYER
+    elif node.link is Link.SLICE and given & (STATE | LAYER):
         found |= LAYER
     bits[out] = found
     if node.link is Link.INIT or node.link is Link.BACK:

@@ -121,9 +121,13 @@ def _has_differences(graph: Graph, carry: Carry) -> bool:
 
 
 def _is_summed(graph: Graph, value: int) -> bool:
-    """Return whether all readers of a value, moved or not, sum over many of its elements."""
-    readers = [r for v in descendants(graph, value, is_movement) for r in graph.readers[v]]
-    return all(is_movement(r) or (r.role is Role.REDUCE and r.trait is Trait.SUM) for r in readers)
+    """Return whether all readers of a value, moved or masked, sum over many of its elements."""
+    readers = [r for v in descendants(graph, value, _is_exact) for r in graph.readers[v]]
+    return all(_is_exact(r) or (r.role is Role.REDUCE and r.trait is Trait.SUM) for r in readers)
+
+
+def _is_exact(node: Node) -> bool:
+    return is_movement(node) or node.trait is Trait.EXACT
 
 
 def _contractions_of(graph: Graph, carry: Carry) -> list[Node]:

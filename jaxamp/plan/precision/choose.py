@@ -259,8 +259,12 @@ class Chooser:
         if node.kind is not OpKind.REDUCTION or not dense:
             return Choice(F32, F32, "a statistic is small: f32", Guard.REDUCTION_ISLAND, F32)
         constraint = self._constraint(node, low)
+        stored = F32 if constraint else low
         if is_sent:
-            return Choice(wire, F32 if constraint else low, reason, None, wire)
+            return Choice(wire, stored, reason, None, wire)
+        if node.trait is Trait.ALLREDUCE and self._adds_up_stored(node, low):
+            reason = f"summed over devices in {low.short}, in which each stores its part"
+            return Choice(low, stored, reason, None, low)
         if constraint:
             return Choice(F32, F32, constraint.reason, constraint.guard, F32)
         if Guard.RANGE in self.guards and low is Precision.F16 and node.trait is not Trait.EXTREMUM:
@@ -268,6 +272,18 @@ class Chooser:
         inside = self._accumulation(node, low)
         operand = inside or self._common(node, low)
         return Choice(operand, low, f"f32 inside, stored in {low.short}", None, inside)
+
+    def _adds_up_stored(self, node: Node, low: Precision) -> bool:
+        """Return whether devices add up an activation in the format in which each stores its part.
+
+        So do those of a program that XLA partitions. A sum in float16 may overflow.
+        """
+        return (
+            not (Guard.RANGE in self.guards and low is Precision.F16)
+            and all(self._as_read(v, node) is low for v in node.ins)
+            and bool(union(self.uses.bits, node.outs) & REACHES)
+            and self.hazards.of(node, node.outs, low) is None
+        )
 
     def _joins_rows(self, node: Node, low: Precision) -> bool:
         """Return whether devices put together what each has found in its part of a table.

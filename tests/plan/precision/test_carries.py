@@ -156,3 +156,32 @@ def test_an_integrator_keeps_its_small_increments(policy: str) -> None:
     exact, moved = integrate(x, w), amp(integrate, policy)(x, w)
     eps = float(jnp.finfo(jnp.bfloat16 if policy == LOW[0] else jnp.float16).eps)
     assert np.max(np.abs(moved - exact)) <= 8 * eps * np.max(np.abs(exact))
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_backward_pass_of_layers_keeps_parts_of_weights_and_a_narrow_carry(
+    is_masked: bool,
+) -> None:
+    """The layer takes its weights apart, and looked-up rows are masked, as where they are split."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    table, weights = jax.random.normal(keys[0], (64, 32)), jax.random.normal(keys[1], (4, 64, 32))
+    words = jax.random.randint(keys[2], (8, 16), 0, 64)
+
+    def loss(table: jax.Array, weights: jax.Array) -> jax.Array:
+        def layer(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
+            return x + jnp.tanh(x @ weight[:32] / 6) @ weight[32:] / 6, None
+
+        rows = table[words]
+        if is_masked:
+            rows = jnp.where(words[..., None] < 32, rows, 0)
+        x, _ = lax.scan(layer, rows, weights)
+        return jnp.mean(jnp.square(x @ table.T))
+
+    made = jax.make_jaxpr(amp(jax.grad(loss), "mixed_bf16"))(table, weights)
+    (backward,) = (
+        eqn
+        for eqn in equations(made.jaxpr)
+        if eqn.primitive.name == "scan" and eqn.params["reverse"]
+    )
+    carried = backward.outvars[: backward.params["num_carry"]]
+    assert {v.aval.dtype.name for v in carried if v.aval.shape == (8, 16, 32)} == {"bfloat16"}
