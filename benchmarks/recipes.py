@@ -34,11 +34,11 @@ from benchmarks.recipe_models import RECIPES, Recipe
 
 POLICIES = (
     "always_f32",
-    "auto_mixed_bf16",
-    "auto_mixed",
+    "mixed_bf16",
+    "mixed_f16",
     "fp8_current",
     "always_f16",
-    "auto_mixed_conservative",
+    "mixed_f16_conservative",
 )
 SEEDS = 3
 KEPT = Path("out/recipes.jsonl")
@@ -54,7 +54,7 @@ def policy(name: str) -> jaxamp.PrecisionPolicy:
 
 def is_float16(name: str) -> bool:
     """Whether a policy needs a loss scale."""
-    return name in ("auto_mixed", "always_f16", "auto_mixed_conservative")
+    return name in ("mixed_f16", "always_f16", "mixed_f16_conservative")
 
 
 def trained(recipe: Recipe, name: str, seed: int, steps: int | None = None) -> Any:
