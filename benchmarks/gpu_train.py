@@ -39,6 +39,7 @@ from rich.table import Table
 
 import jaxamp
 from benchmarks import gpu_pieces
+from benchmarks.any_size import of_any_size
 from benchmarks.deviceless.models import fused
 from benchmarks.deviceless.models.fused import FUSED
 from benchmarks.deviceless.models.model import HAND, Loss, Size
@@ -92,9 +93,7 @@ WAYS = {
 def policy_of(way: Way) -> PrecisionPolicy:
     """The policy of a way that has one."""
     policy = PrecisionPolicy.parse(way.policy).replace(fused_attention=None if way.fused else False)
-    if policy.scaling is None or not way.any_size:
-        return policy
-    return policy.replace(scaling=policy.scaling.replace(small=(), ends=True))
+    return of_any_size(policy) if way.any_size else policy
 
 
 def make_step(size: Size, way: Way) -> tuple[Any, Callable[..., Any]]:

@@ -30,6 +30,7 @@ from rich.progress import track
 from rich.table import Table
 
 import jaxamp
+from benchmarks.any_size import of_any_size
 from benchmarks.recipe_models import RECIPES, Recipe
 
 POLICIES = (
@@ -46,10 +47,7 @@ KEPT = Path("out/recipes.jsonl")
 
 def policy(name: str) -> jaxamp.PrecisionPolicy:
     """Read a preset; that of FP8 scales small dots too."""
-    found = jaxamp.PrecisionPolicy.parse(name)
-    if found.scaling is None:
-        return found
-    return found.replace(scaling=found.scaling.replace(small=(), ends=True))
+    return of_any_size(jaxamp.PrecisionPolicy.parse(name))
 
 
 def is_float16(name: str) -> bool:

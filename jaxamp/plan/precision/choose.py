@@ -281,8 +281,7 @@ class Chooser:
         return (
             not (Guard.RANGE in self.guards and low is Precision.F16)
             and all(self._as_read(v, node) is low for v in node.ins)
-            and bool(union(self.uses.bits, node.outs) & REACHES)
-            and self.hazards.of(node, node.outs, low) is None
+            and self._bears_rounding(node, low)
         )
 
     def _joins_rows(self, node: Node, low: Precision) -> bool:
@@ -293,10 +292,14 @@ class Chooser:
         return (
             not union(self.provenance.bits, node.ins) & STATISTIC
             and all(self.provenance.bound[v] is None for v in node.ins)
-            and bool(union(self.uses.bits, node.outs) & REACHES)
             and not is_state_update(self.provenance, self.uses, node)
-            and self.hazards.of(node, node.outs, low) is None
+            and self._bears_rounding(node, low)
         )
+
+    def _bears_rounding(self, node: Node, low: Precision) -> bool:
+        """Return whether a product reads a node's results, and no reader amplifies a rounding."""
+        reaches = union(self.uses.bits, node.outs) & REACHES
+        return bool(reaches) and self.hazards.of(node, node.outs, low) is None
 
     def _elementwise(self, node: Node, low: Precision) -> Choice:
         (out,) = node.outs

@@ -76,7 +76,8 @@ class _Joins:
         )
         is_joined = joined == _SEVERAL or bool(is_costly and is_mixed)
         if self._is_stored(value, is_joined, bool(is_costly)):
-            joined, self.regions.fused[value] = value, 0
+            self.regions.fused[value] = 0
+            joined = value
         self.computed_from[value] = joined
         self.mixed[value] = is_mixed and joined != value
         self.costly[value] = is_costly and joined != value
