@@ -1,4 +1,4 @@
-"""The arithmetic of each primitive: what it does to roundings, signs and ranges.
+"""The arithmetic of each primitive: what it does to roundings, and where results lie.
 
 ``SEMANTICS`` has a line for every primitive that is elementwise, reduces or orders; for all others
 the trait in ``taxonomy.TABLE`` is enough. It lists facts of single primitives. What follows from
@@ -11,12 +11,37 @@ condition numbers and cancellation.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+import math
+from dataclasses import dataclass
 
 import numpy as np
 
+from jaxamp.core.intervals import (
+    NONNEGATIVE,
+    Interval,
+    Transfer,
+    added,
+    anywhere,
+    clamped,
+    divided,
+    falling,
+    hull,
+    itself,
+    larger,
+    magnitude,
+    multiplied,
+    negated,
+    one_minus_squared,
+    product_of_many,
+    raised,
+    remainder,
+    rising,
+    selected,
+    smaller,
+    squared,
+    subtracted,
+    within,
+)
 from jaxamp.core.taxonomy import Op, OpKind, Trait
 
 
@@ -59,170 +84,191 @@ class Semantics:
     Attributes:
       linear: in which operands the result is linear.
       rounding: effect on a relative rounding of the operands.
+      range: where the result lies, given where the operands do. A reduction gets the number of its
+        terms beside its operand, and `integer_pow` its power.
       pole: where the function is singular.
-      nonnegative: whether the result is never negative.
-      keeps_sign: whether the result is not negative if no operand is.
-      keeps_nonzero: whether the result is away from zero if all operands are.
       decays: whether the result may be below the range of float16 though its operands are not.
-      monotone: the function itself, if it is a monotone one of one operand.
+      whole: whether the result is a whole number if all operands are.
 
-    >>> semantics_of("exp").rounding, semantics_of("exp").nonnegative
-    (<Rounding.AMPLIFIED: 'amplified'>, True)
+    >>> semantics_of("exp").rounding, semantics_of("exp").range(Interval(0, math.inf))
+    (<Rounding.AMPLIFIED: 'amplified'>, Interval(low=1.0, high=inf))
     """
 
     linear: Linear
     rounding: Rounding
+    range: Transfer = anywhere
     pole: Pole = Pole.NONE
-    nonnegative: bool = False
-    keeps_sign: bool = False
-    keeps_nonzero: bool = False
     decays: bool = False
-    monotone: Callable[[float], float] | None = None
+    whole: bool = False
 
 
-_SUM = Semantics(Linear.ALL, Rounding.CANCELLING)
-_MEAN = Semantics(Linear.ALL, Rounding.KEPT)  # many terms: their roundings average out
-_CHOICE = Semantics(Linear.ALL, Rounding.KEPT)
-_CHOSEN = Semantics(Linear.ALL, Rounding.KEPT, keeps_sign=True, keeps_nonzero=True)
-_FOLD = Semantics(Linear.NOT, Rounding.AMPLIFIED)
-_PRODUCT = Semantics(Linear.NOT, Rounding.AMPLIFIED, decays=True)
-_DISCRETE = Semantics(Linear.NOT, Rounding.STOPPED)
-_BOUNDED = Semantics(Linear.NOT, Rounding.STOPPED)
-_MILD = Semantics(Linear.NOT, Rounding.KEPT)
-_STEEP = Semantics(Linear.NOT, Rounding.AMPLIFIED)
-_STEEP_NEAR_ZERO = Semantics(Linear.NOT, Rounding.AMPLIFIED, Pole.ZERO)
-_STEEP_NEAR_ONE = Semantics(Linear.NOT, Rounding.AMPLIFIED, Pole.NUMBER)
+def _sum(range: Transfer) -> Semantics:
+    """Return the line of a sum of many terms: their roundings average out."""
+    return Semantics(Linear.ALL, Rounding.KEPT, range, whole=True)
 
 
-def _steep(**facts: Any) -> Semantics:
-    return replace(_STEEP, **facts)
+def _choice(range: Transfer = itself) -> Semantics:
+    return Semantics(Linear.ALL, Rounding.KEPT, range, whole=True)
+
+
+def _fold(range: Transfer = anywhere, decays: bool = False) -> Semantics:
+    return Semantics(Linear.NOT, Rounding.AMPLIFIED, range, decays=decays, whole=True)
+
+
+def _mild(range: Transfer, pole: Pole = Pole.NONE) -> Semantics:
+    return Semantics(Linear.NOT, Rounding.KEPT, range, pole)
+
+
+def _bounded(range: Transfer, decays: bool = False) -> Semantics:
+    return Semantics(Linear.NOT, Rounding.STOPPED, range, decays=decays)
+
+
+def _steep(range: Transfer = anywhere, pole: Pole = Pole.NONE, decays: bool = False) -> Semantics:
+    return Semantics(Linear.NOT, Rounding.AMPLIFIED, range, pole, decays)
+
+
+def _of_parts(x: Interval, _: Interval, y: Interval) -> Interval:
+    """Return the interval of what a scatter picks: from the array, or from the updates."""
+    return hull(x, y)
+
+
+def _some(x: Interval) -> Interval:
+    """Return the interval of the sum of any number of terms, none perhaps."""
+    return multiplied(x, NONNEGATIVE)
+
+
+_MASK = Semantics(Linear.NOT, Rounding.STOPPED, within(0, 1), whole=True)
+_HALF_TURN, _QUARTER_TURN = math.pi, math.pi / 2
 
 
 SEMANTICS: dict[str, Semantics] = {
     # Reduction: sums.
-    "reduce_sum": _MEAN,
-    "reduce_window_sum": _MEAN,
-    "select_and_scatter_add": _MEAN,
-    "scatter-add": _MEAN,
-    "scatter-sub": _MEAN,
-    "add_any": _MEAN,  # cotangents: no program subtracts them from each other
-    "psum": _MEAN,
-    "psum_invariant": _MEAN,
-    "unreduced_psum": _MEAN,
-    "reduce_scatter": _MEAN,
-    "unreduced_reduce_scatter": _MEAN,
+    "reduce_sum": _sum(multiplied),
+    "reduce_window_sum": _sum(lambda x, terms: _some(x)),
+    "select_and_scatter_add": _sum(lambda source, operand: _some(source)),
+    "scatter-add": _sum(lambda x, at, updates: added(x, _some(updates))),
+    "scatter-sub": _sum(lambda x, at, updates: subtracted(x, _some(updates))),
+    "add_any": _sum(added),  # cotangents: no program subtracts them from each other
+    "psum": _sum(multiplied),
+    "psum_invariant": _sum(multiplied),
+    "unreduced_psum": _sum(multiplied),
+    "reduce_scatter": _sum(multiplied),
+    "unreduced_reduce_scatter": _sum(multiplied),
     # Reduction: folds. What is read of running ones are differences.
-    "cumsum": _FOLD,
-    "cumprod": _PRODUCT,
-    "cumlogsumexp": _FOLD,
-    "reduce_prod": _PRODUCT,
-    "scatter-mul": _FOLD,
-    "reduce": _FOLD,
-    "reduce_window": _FOLD,
-    "select_and_scatter": _FOLD,
+    "cumsum": _fold(lambda x, terms: hull(x, multiplied(x, terms))),
+    "cumprod": _fold(product_of_many, decays=True),
+    "cumlogsumexp": _fold(lambda x, terms: Interval(x.low, math.inf)),
+    "reduce_prod": _fold(product_of_many, decays=True),
+    "scatter-mul": _fold(lambda x, at, updates: product_of_many(hull(x, updates))),
+    "reduce": _fold(),
+    "reduce_window": _fold(),
+    "select_and_scatter": _fold(),
     # Reduction and data movement: picks or orders operands.
-    "reduce_max": _CHOICE,
-    "reduce_min": _CHOICE,
-    "cummax": _CHOICE,
-    "cummin": _CHOICE,
-    "reduce_window_max": _CHOICE,
-    "reduce_window_min": _CHOICE,
-    "scatter-max": _CHOICE,
-    "scatter-min": _CHOICE,
-    "select_and_gather_add": _CHOICE,
-    "pmax": _CHOICE,
-    "pmin": _CHOICE,
-    "unreduced_pmax": _CHOICE,
-    "unreduced_pmin": _CHOICE,
-    "sort": _CHOICE,
-    "top_k": _CHOICE,
-    "approx_top_k": _CHOICE,
-    "argmax": _DISCRETE,
-    "argmin": _DISCRETE,
+    "reduce_max": _choice(),
+    "reduce_min": _choice(),
+    "cummax": _choice(),
+    "cummin": _choice(),
+    "reduce_window_max": _choice(),
+    "reduce_window_min": _choice(),
+    "scatter-max": _choice(_of_parts),
+    "scatter-min": _choice(_of_parts),
+    "select_and_gather_add": _choice(),
+    "pmax": _choice(),
+    "pmin": _choice(),
+    "unreduced_pmax": _choice(),
+    "unreduced_pmin": _choice(),
+    "sort": _choice(),
+    "top_k": _choice(),
+    "approx_top_k": _choice(),
+    "argmax": _bounded(within(0, math.inf)),
+    "argmin": _bounded(within(0, math.inf)),
     # Elementwise: never rounds.
-    "abs": Semantics(Linear.NOT, Rounding.KEPT, nonnegative=True),
-    "neg": Semantics(Linear.ALL, Rounding.KEPT, monotone=lambda x: -x),
-    "sign": Semantics(Linear.NOT, Rounding.STOPPED, monotone=np.sign),
-    "max": _CHOICE,
-    "min": _CHOSEN,
-    "clamp": _CHOSEN,
-    "select_n": _CHOICE,
-    "copy": replace(_CHOSEN, monotone=lambda x: x),
-    "stop_gradient": _CHOSEN,
-    "is_finite": _DISCRETE,
-    "eq": _DISCRETE,
-    "ne": _DISCRETE,
-    "lt": _DISCRETE,
-    "le": _DISCRETE,
-    "gt": _DISCRETE,
-    "ge": _DISCRETE,
-    "eq_to": _DISCRETE,
-    "lt_to": _DISCRETE,
-    "le_to": _DISCRETE,
+    "abs": Semantics(Linear.NOT, Rounding.KEPT, magnitude, whole=True),
+    "neg": _choice(negated),
+    "sign": Semantics(Linear.NOT, Rounding.STOPPED, rising(np.sign, bottom=-1, top=1), whole=True),
+    "max": _choice(larger),
+    "min": _choice(smaller),
+    "clamp": _choice(clamped),
+    "select_n": _choice(selected),
+    "copy": _choice(),
+    "stop_gradient": _choice(),
+    "is_finite": _MASK,
+    "eq": _MASK,
+    "ne": _MASK,
+    "lt": _MASK,
+    "le": _MASK,
+    "gt": _MASK,
+    "ge": _MASK,
+    "eq_to": _MASK,
+    "lt_to": _MASK,
+    "le_to": _MASK,
     # Elementwise: the exact result, rounded once.
-    "add": _SUM,
-    "sub": _SUM,
-    "mul": Semantics(Linear.EACH, Rounding.KEPT, keeps_sign=True),
-    "div": Semantics(Linear.FIRST, Rounding.KEPT, keeps_sign=True),
-    "sqrt": Semantics(Linear.NOT, Rounding.KEPT, nonnegative=True, keeps_nonzero=True),
+    "add": Semantics(Linear.ALL, Rounding.CANCELLING, added, whole=True),
+    "sub": Semantics(Linear.ALL, Rounding.CANCELLING, subtracted, whole=True),
+    "mul": Semantics(Linear.EACH, Rounding.KEPT, multiplied, whole=True),
+    "div": Semantics(Linear.FIRST, Rounding.KEPT, divided),
+    "sqrt": _mild(rising(math.sqrt, 0, 0)),
     # Elementwise: integer-valued results.
-    "ceil": _steep(monotone=np.ceil),
-    "floor": _steep(monotone=np.floor),
-    "round": _STEEP,
+    "ceil": _steep(rising(np.ceil)),
+    "floor": _steep(rising(np.floor)),
+    "round": _steep(lambda x: Interval(np.ceil(x.low - 0.5), np.floor(x.high + 0.5))),
     # Elementwise: well-behaved curves.
-    "tanh": Semantics(Linear.NOT, Rounding.STOPPED, monotone=np.tanh),
-    "logistic": Semantics(Linear.NOT, Rounding.STOPPED, nonnegative=True, decays=True),
-    "erf": _BOUNDED,
-    "atan": _BOUNDED,
-    "asinh": _BOUNDED,
-    "bessel_i0e": _BOUNDED,
-    "bessel_i1e": _BOUNDED,
+    "tanh": _bounded(rising(math.tanh, bottom=-1, top=1)),
+    "logistic": _bounded(rising(lambda x: 1 / (1 + math.exp(-x)), bottom=0, top=1), decays=True),
+    "erf": _bounded(rising(math.erf, bottom=-1, top=1)),
+    "atan": _bounded(rising(math.atan, bottom=-_QUARTER_TURN, top=_QUARTER_TURN)),
+    "asinh": _bounded(rising(math.asinh)),
+    "bessel_i0e": _bounded(within(0, 1)),
+    "bessel_i1e": _bounded(within(-1, 1)),
     # Elementwise: steep, cancelling or fast-growing.
-    "exp": _steep(nonnegative=True, decays=True, monotone=np.exp),
-    "exp2": _steep(nonnegative=True, decays=True, monotone=np.exp2),
-    "expm1": _steep(keeps_sign=True, monotone=np.expm1),
-    "log": _STEEP_NEAR_ZERO,
-    "log2": _STEEP_NEAR_ZERO,
-    "log1p": replace(_STEEP_NEAR_ONE, keeps_sign=True),
-    "pow": _STEEP,
-    "integer_pow": _MILD,  # if the power is small
-    "square": Semantics(Linear.NOT, Rounding.KEPT, nonnegative=True),
-    "rsqrt": Semantics(Linear.NOT, Rounding.KEPT, Pole.ZERO, nonnegative=True),
-    "cbrt": _MILD,
-    "rem": _STEEP,
-    "sin": _STEEP,
-    "cos": _STEEP,
-    "tan": _STEEP,
-    "sinh": _steep(monotone=np.sinh),
-    "cosh": _steep(nonnegative=True),
-    "asin": _STEEP_NEAR_ONE,
-    "acos": _STEEP_NEAR_ONE,
-    "acosh": _STEEP_NEAR_ONE,
-    "atanh": _STEEP_NEAR_ONE,
-    "atan2": _STEEP,
-    "erfc": _steep(nonnegative=True, decays=True),
-    "erf_inv": _STEEP_NEAR_ONE,
-    "one_minus_square": _STEEP,
-    "polynomial": _STEEP,
-    "lgamma": _STEEP_NEAR_ZERO,
-    "digamma": _STEEP_NEAR_ZERO,
-    "polygamma": _STEEP,
-    "zeta": _STEEP,
-    "igamma": _STEEP,
-    "igammac": _STEEP,
-    "igamma_grad_a": _STEEP,
-    "regularized_incomplete_beta": _STEEP,
+    "exp": _steep(rising(math.exp, bottom=0), decays=True),
+    "exp2": _steep(rising(lambda x: 2.0**x, bottom=0), decays=True),
+    "expm1": _steep(rising(math.expm1, bottom=-1)),
+    "log": _steep(rising(math.log, 0), Pole.ZERO),
+    "log2": _steep(rising(math.log2, 0), Pole.ZERO),
+    "log1p": _steep(rising(math.log1p, -1), Pole.NUMBER),
+    "pow": _steep(raised),
+    "integer_pow": _mild(raised),  # if the power is small
+    "square": _mild(squared),
+    "rsqrt": _mild(falling(lambda x: 1 / math.sqrt(x), 0, math.inf, 0), Pole.ZERO),
+    "cbrt": _mild(rising(np.cbrt)),
+    "rem": _steep(remainder),
+    "sin": _steep(within(-1, 1)),
+    "cos": _steep(within(-1, 1)),
+    "tan": _steep(),
+    "sinh": _steep(rising(math.sinh)),
+    "cosh": _steep(within(1, math.inf)),
+    "asin": _steep(
+        rising(lambda x: math.asin(min(x, 1)), -1, -_QUARTER_TURN, _QUARTER_TURN), Pole.NUMBER
+    ),
+    "acos": _steep(falling(lambda x: math.acos(min(x, 1)), -1, _HALF_TURN, 0), Pole.NUMBER),
+    "acosh": _steep(within(0, math.inf), Pole.NUMBER),
+    "atanh": _steep(pole=Pole.NUMBER),
+    "atan2": _steep(within(-_HALF_TURN, _HALF_TURN)),
+    "erfc": _steep(falling(math.erfc, -math.inf, 2, 0), decays=True),
+    "erf_inv": _steep(pole=Pole.NUMBER),
+    "one_minus_square": _steep(one_minus_squared),
+    "polynomial": _steep(),
+    "lgamma": _steep(pole=Pole.ZERO),
+    "digamma": _steep(pole=Pole.ZERO),
+    "polygamma": _steep(),
+    "zeta": _steep(),
+    "igamma": _steep(within(0, 1)),
+    "igammac": _steep(within(0, 1)),
+    "igamma_grad_a": _steep(),
+    "regularized_incomplete_beta": _steep(within(0, 1)),
 }
 
 _UNLISTED = {  # what a user registers, by its trait
-    Trait.SUM: _MEAN,
-    Trait.ALLREDUCE: _MEAN,
-    Trait.EXTREMUM: _CHOICE,
-    Trait.EXACT: _MILD,
-    Trait.ROUNDED: _MILD,
-    Trait.SMOOTH: _BOUNDED,
+    Trait.SUM: _sum(anywhere),
+    Trait.ALLREDUCE: _sum(anywhere),
+    Trait.EXTREMUM: _choice(anywhere),
+    Trait.EXACT: _mild(anywhere),
+    Trait.ROUNDED: _mild(anywhere),
+    Trait.SMOOTH: _bounded(anywhere),
 }
 
+_OTHER = _steep()
 _ARITHMETIC = (OpKind.ELEMENTWISE, OpKind.REDUCTION)
 
 
@@ -236,5 +282,5 @@ def semantics_of(name: str, op: Op | None = None) -> Semantics:
     if found := SEMANTICS.get(name):
         return found
     if op is None or op.kind not in _ARITHMETIC:
-        return _STEEP
-    return _UNLISTED.get(op.trait, _STEEP)
+        return _OTHER
+    return _UNLISTED.get(op.trait, _OTHER)

@@ -14,8 +14,8 @@ from jaxamp.errors import UnknownPrimitiveError
 from jaxamp.plan.assemble import assemble
 from jaxamp.plan.conditioning.hazards import find_hazards
 from jaxamp.plan.dataflow.fused_groups import find_groups
-from jaxamp.plan.dataflow.intervals import find_intervals
 from jaxamp.plan.dataflow.jaxpr_boundaries import find_crossing_values
+from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.dataflow.regions import find_regions
 from jaxamp.plan.decision import Plan
 from jaxamp.plan.explanations import grounds_of
@@ -82,7 +82,7 @@ def make_plan(
     onward = onward or [is_narrow(p) for p in outputs or ()]
     _apply_signature(graph, frame.entries, inputs or (), frame.exits, onward)
     graph.later.update(v for v, is_later in zip(frame.entries, later, strict=False) if is_later)
-    graph.intervals = find_intervals(graph)
+    find_ranges(graph)
     forced = find_forced(graph, policy)
     findings = _find(graph, frame, policy, forced, inputs or ())
     body = assemble(findings, steer(findings), outputs)

@@ -29,6 +29,7 @@ from rich.progress import track
 from rich.table import Table
 
 import tests.flags  # noqa: F401 - sets the XLA flags, before JAX starts
+from jaxamp.core.intervals import ANYWHERE
 
 HAZARDS = "jaxamp.plan.conditioning.hazards"
 CHOICE = "jaxamp.plan.precision.choose"
@@ -50,6 +51,11 @@ def _no_sizes(graph: Any, *_: Any) -> list[int]:
     return [0] * len(graph.avals)
 
 
+def _no_ranges(graph: Any) -> None:
+    graph.ranges = [ANYWHERE] * len(graph.avals)
+    graph.whole = bytearray(len(graph.avals))
+
+
 ANALYSES: dict[str, tuple[str, Callable[..., Any]]] = {
     "amplification": (f"{HAZARDS}.find_amplified", _nothing),
     "forget_gates": (f"{HAZARDS}.find_forget_gates", _nothing),
@@ -59,10 +65,10 @@ ANALYSES: dict[str, tuple[str, Callable[..., Any]]] = {
     "second_moments": (f"{HAZARDS}.find_second_moments", _no_list),
     "squared_distances": (f"{HAZARDS}.find_squared_distances", _nothing),
     "singularities": (f"{HAZARDS}.find_singularities", _no_flags),
-    "magnitudes": (f"{HAZARDS}.find_magnitudes", _no_flags),
+    "small_divisors": (f"{HAZARDS}.find_small_divisors", _no_flags),
     "rescaled_products": (f"{CHOICE}.find_rescaled_products", _nothing),
     "product_sizes": (f"{CHOICE}.find_product_sizes", _no_sizes),
-    "intervals": ("jaxamp.plan.planner.find_intervals", lambda graph: {}),
+    "ranges": ("jaxamp.plan.planner.find_ranges", _no_ranges),
 }
 """For each analysis the function that is called, and one in its place that finds nothing."""
 

@@ -16,12 +16,11 @@ from collections.abc import Iterable
 
 from jaxamp.core.semantics import Linear, Rounding, semantics_of
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.dataflow.magnitudes import NONNEGATIVE
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.flags import union
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_nonnegative, movements
 from jaxamp.plan.graph.sweeps import backward, forward
 
 AMPLIFIED = 1  # on a path without Compute to an amplifying operation
@@ -40,7 +39,6 @@ def find_amplified(
     provenance: Provenance,
     uses: Uses,
     regions: FusionRegions,
-    magnitudes: bytearray,
     also: Iterable[int] = (),
 ) -> frozenset[int]:
     """Return values in memory of which a rounding is amplified before Compute reads it.
@@ -50,11 +48,10 @@ def find_amplified(
       provenance: where each value comes from.
       uses: what each value is used for.
       regions: which values are fused.
-      magnitudes: flags of each value; see `magnitudes.py`.
       also: values that cancel with functions of themselves; see `second_moments.py`.
     """
     linear, bounded = find_linear(graph, provenance), _find_bounded(graph, provenance)
-    sweep = _Amplification(graph, provenance, uses, regions, magnitudes, linear, bounded)
+    sweep = _Amplification(graph, provenance, uses, regions, linear, bounded)
     for value in also:
         sweep.bits[value] = AMPLIFIED | IN_MEMORY | IN_PARTS
     for node in backward(graph, sweep.bits):
@@ -160,12 +157,11 @@ class _Amplification:
         provenance: Provenance,
         uses: Uses,
         regions: FusionRegions,
-        magnitudes: bytearray,
         linear: bytearray,
         bounded: bytearray,
     ) -> None:
         self.graph, self.provenance, self.uses, self.regions = graph, provenance, uses, regions
-        self.magnitudes, self.linear, self.bounded = magnitudes, linear, bounded
+        self.linear, self.bounded = linear, bounded
         self.origin = _find_origins(graph)
         self.bits = bytearray(len(graph.avals))
 
@@ -234,10 +230,9 @@ class _Amplification:
         dense = _dense(self.provenance, node)
         if len(dense) == 2:
             return node.name == "sub" and not all(self.linear[v] for v in dense)
-        if not dense or (node.name == "add" and self._is_nonnegative(node)):
+        if not dense or (
+            node.name == "add" and all(is_nonnegative(self.graph, v) for v in node.ins)
+        ):
             return False
         is_known = any(v in self.graph.constants for v in node.ins)
         return not self.bounded[dense[0]] if is_known else node.name == "sub"
-
-    def _is_nonnegative(self, node: Node) -> bool:
-        return all(self.magnitudes[v] & NONNEGATIVE for v in node.ins)

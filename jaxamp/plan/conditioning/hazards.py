@@ -13,11 +13,11 @@ from jaxamp.plan.conditioning.forget_gates import find_forget_gates
 from jaxamp.plan.conditioning.lookup_places import find_lookup_places
 from jaxamp.plan.conditioning.second_moments import find_second_moments
 from jaxamp.plan.conditioning.singularities import AT_NUMBER, AT_ZERO, find_singularities
+from jaxamp.plan.conditioning.small_divisors import MAY_OVERFLOW, find_small_divisors
 from jaxamp.plan.conditioning.squared_distances import find_squared_distances
 from jaxamp.plan.conditioning.state_increments import find_state_increments
 from jaxamp.plan.conditioning.unrolled_recurrences import find_unrolled_recurrences
 from jaxamp.plan.dataflow.constraints import Constraint, is_inexact
-from jaxamp.plan.dataflow.magnitudes import MAY_OVERFLOW, find_magnitudes
 from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, TINY, Provenance
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.dataflow.uses import FEEDS_FACTORIZATION, STOPS_LOOP, Uses
@@ -40,11 +40,13 @@ class Hazards:
     """Numerical hazards of a program's values.
 
     Attributes:
+      graph: the program.
       provenance: where each value comes from.
       uses: what each value is used for.
       singularities: per value, flags for singularities of its readers, at zero or elsewhere; see
         `singularities.py`.
-      magnitudes: per value, flags for how near to zero or how large it may be; see `magnitudes.py`.
+      small_divisors: per value, whether it may underflow, or is divided by what may; see
+        `small_divisors.py`.
       forget_gates: factors of a carry in every iteration of a loop; see `forget_gates.py`.
       squared_distances: values whose squares and products nearly cancel; see
         `squared_distances.py`.
@@ -53,10 +55,11 @@ class Hazards:
       guards: guards of the policy.
     """
 
+    graph: Graph
     provenance: Provenance
     uses: Uses
     singularities: bytearray
-    magnitudes: bytearray
+    small_divisors: bytearray
     forget_gates: Set[int]
     squared_distances: Set[int]
     lookup_places: Set[int]
@@ -78,11 +81,11 @@ class Hazards:
                 return Constraint(f"depends on a constant beyond {low.short}", Guard.RANGE)
             if low is Precision.F16 and node.trait is Trait.SENSITIVE:
                 return Constraint("may overflow f16", Guard.RANGE)
-            if low is Precision.F16 and union(self.magnitudes, outs) & MAY_OVERFLOW:
+            if low is Precision.F16 and union(self.small_divisors, outs) & MAY_OVERFLOW:
                 return Constraint(
                     "quotient of a possibly small divisor: may overflow f16", Guard.RANGE
                 )
-        if Guard.EXACT_INTEGER in guards and any(is_inexact(provenance, v, low) for v in outs):
+        if Guard.EXACT_INTEGER in guards and any(is_inexact(self.graph, v, low) for v in outs):
             return Constraint(
                 f"integers of more than {low.mantissa_bits} bits", Guard.EXACT_INTEGER
             )
@@ -111,7 +114,7 @@ def find_hazards(
     policy: PrecisionPolicy,
 ) -> Hazards:
     """Run all analyses of this folder."""
-    magnitudes = find_magnitudes(graph, provenance)
+    small_divisors = find_small_divisors(graph, provenance)
     recurrences = find_unrolled_recurrences(graph, provenance)
     forget_gates = find_forget_gates(graph, recurrences)
     squared_distances, lookup_places = find_squared_distances(graph), find_lookup_places(graph)
@@ -124,13 +127,14 @@ def find_hazards(
         (STATE_INCREMENT, find_state_increments(graph)),
         (LOOKUP_PLACE, lookup_places),
         (SQUARED_DISTANCE, squared_distances),
-        (AMPLIFIED, find_amplified(graph, provenance, uses, regions, magnitudes, second_moments)),
+        (AMPLIFIED, find_amplified(graph, provenance, uses, regions, second_moments)),
     )
     return Hazards(
+        graph=graph,
         provenance=provenance,
         uses=uses,
-        singularities=find_singularities(graph, magnitudes),
-        magnitudes=magnitudes,
+        singularities=find_singularities(graph, small_divisors),
+        small_divisors=small_divisors,
         forget_gates=forget_gates,
         squared_distances=squared_distances,
         lookup_places=lookup_places,

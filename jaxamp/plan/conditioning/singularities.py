@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 from jaxamp.core.semantics import Pole, semantics_of
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.dataflow.magnitudes import MAY_OVERFLOW, NONNEGATIVE, NONZERO
+from jaxamp.plan.conditioning.small_divisors import MAY_OVERFLOW
 from jaxamp.plan.graph.flags import union
-from jaxamp.plan.graph.graph import Graph, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Node, Role, is_apart, is_nonnegative, movements
 from jaxamp.plan.graph.sweeps import backward
 
 AT_ZERO, AT_NUMBER = 1, 2  # AT_NUMBER: at a nonzero number or at another value
@@ -25,9 +25,9 @@ _POWERS = ("integer_pow", "square", "sqrt", "cbrt")
 _REDUCTIONS = (Trait.EXTREMUM, Trait.PREFIX, Trait.PRODUCT)
 
 
-def find_singularities(graph: Graph, magnitudes: bytearray) -> bytearray:
+def find_singularities(graph: Graph, small_divisors: bytearray) -> bytearray:
     """Sweep backward until nothing changes; Compute and smooth functions end the paths."""
-    singularities = _Singularities(graph, magnitudes)
+    singularities = _Singularities(graph, small_divisors)
     for node in backward(graph, singularities.bits):
         singularities.enter(node)
     return singularities.bits
@@ -36,8 +36,8 @@ def find_singularities(graph: Graph, magnitudes: bytearray) -> bytearray:
 class _Singularities:
     """Flags per value: `AT_ZERO` where zero is singular, `AT_NUMBER` where another number is."""
 
-    def __init__(self, graph: Graph, magnitudes: bytearray) -> None:
-        self.graph, self.magnitudes = graph, magnitudes
+    def __init__(self, graph: Graph, small_divisors: bytearray) -> None:
+        self.graph, self.small_divisors = graph, small_divisors
         self.bits = bytearray(len(graph.avals))
 
     def enter(self, node: Node) -> None:
@@ -72,16 +72,16 @@ class _Singularities:
         return node.ins if node.name == "integer_pow" and node.eqn.params["y"] < 0 else ()
 
     def _may_overflow(self, value: int) -> bool:
-        return bool(self.magnitudes[value] & MAY_OVERFLOW)
+        return bool(self.small_divisors[value] & MAY_OVERFLOW)
 
     def _near(self, node: Node) -> list[int]:
         """Return the operands that may be at the singularity; that of `log1p` is below zero."""
-        beyond = NONNEGATIVE if node.name == "log1p" else 0
-        return [v for v in node.ins if not self.magnitudes[v] & beyond]
+        is_below = node.name == "log1p"
+        return [v for v in node.ins if not (is_below and is_nonnegative(self.graph, v))]
 
     def _of_sum(self, node: Node, given: int) -> int:
         """Return the flags of a sum's terms: those of either sign may cancel to zero."""
-        if node.name == "sub" or not all(self.magnitudes[v] & NONNEGATIVE for v in node.ins):
+        if node.name == "sub" or not all(is_nonnegative(self.graph, v) for v in node.ins):
             return AT_NUMBER | given & AT_BOUND
         return given
 
@@ -95,4 +95,4 @@ class _Singularities:
     def _mark(self, values: Iterable[int], flags: int) -> None:
         for value in values:
             if self.graph.is_float32[value]:
-                self.bits[value] |= flags & ~AT_ZERO if self.magnitudes[value] & NONZERO else flags
+                self.bits[value] |= flags & ~AT_ZERO if is_apart(self.graph, value) else flags

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
+from jaxamp.core.intervals import magnitude
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.kernels.attention.found import multiplied
 from jaxamp.plan.dataflow.exact import factor
@@ -60,11 +61,13 @@ def constrain_contraction(
             return Constraint("reads the result of a matrix factorization", Guard.NO_KERNEL)
     if Guard.RANGE in guards and known & LARGE:
         return Constraint(f"a constant is beyond {low.short}", Guard.RANGE)
-    if Guard.RANGE in guards and any(_is_beyond(graph, v, low) for v in floats):
+    if Guard.RANGE in guards and any(
+        not provenance.dense[v] and _is_beyond(graph, v, low) for v in floats
+    ):
         return Constraint(f"known numbers are beyond {low.short}", Guard.RANGE)
     if Guard.RANGE in guards and any(_is_scaled_beyond(graph, v, low) for v in node.outs):
         return Constraint(f"scaled beyond {low.short}, as is its cotangent", Guard.RANGE)
-    if Guard.EXACT_INTEGER in guards and any(is_inexact(provenance, v, low) for v in floats):
+    if Guard.EXACT_INTEGER in guards and any(is_inexact(graph, v, low) for v in floats):
         return Constraint(f"integers of more than {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
     if Guard.NO_GAIN in guards and _free_axes(graph, node) == 0:
         return Constraint("an inner product is a reduction", Guard.NO_GAIN)
@@ -95,9 +98,8 @@ def _is_scaled_beyond(graph: Graph, value: int, low: Precision) -> bool:
 
 
 def _is_beyond(graph: Graph, value: int, low: Precision) -> bool:
-    """Return whether a value computed from known numbers is beyond a format's range."""
-    interval = graph.intervals.get(value)
-    return interval is not None and any(_overflows(low, end) for end in interval)
+    """Return whether a value has known bounds, one of them beyond a format's range."""
+    return any(_overflows(low, end) for end in graph.ranges[value])
 
 
 def _overflows(low: Precision, number: float) -> bool:
@@ -105,7 +107,6 @@ def _overflows(low: Precision, number: float) -> bool:
     return low.max < abs(number) < float("inf")
 
 
-def is_inexact(provenance: Provenance, value: int, low: Precision) -> bool:
+def is_inexact(graph: Graph, value: int, low: Precision) -> bool:
     """Return whether a value consists of integers that a format cannot represent."""
-    bound = provenance.bound[value]
-    return bound is not None and bound > 2**low.mantissa_bits
+    return bool(graph.whole[value]) and magnitude(graph.ranges[value]).high > 2**low.mantissa_bits

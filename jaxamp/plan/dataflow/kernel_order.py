@@ -6,8 +6,10 @@ read each other form one kernel.
 
 from __future__ import annotations
 
+import math
+
 from jaxamp.plan.dataflow.fusible import is_fused_call
-from jaxamp.plan.dataflow.provenance import UNBOUNDED, Provenance
+from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Node, nodes_of
 
@@ -36,8 +38,8 @@ def find_levels(
     latest = _latest_in_nests(provenance, frame, levels)
     for node in reversed(graph.nodes):
         if fusible[node.index] and not union(provenance.dense, node.outs):
-            late = min(_earliest_reader(graph, levels, node), latest.get(node, UNBOUNDED))
-            for value in node.outs if late < UNBOUNDED else ():
+            late = min(_earliest_reader(graph, levels, node), latest.get(node, math.inf))
+            for value in node.outs if late < math.inf else ():
                 levels[value] = max(levels[value], int(late))
     return levels
 
@@ -50,7 +52,7 @@ def _earliest_reader(graph: Graph, levels: list[int], node: Node) -> float:
         for reader in graph.readers[value]
         if reader.outs and reader.link is not Link.BACK
     ]
-    return min(found, default=UNBOUNDED)
+    return min(found, default=math.inf)
 
 
 def _latest_in_nests(provenance: Provenance, frame: Frame, levels: list[int]) -> dict[Node, int]:

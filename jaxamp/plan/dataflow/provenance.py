@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-import numpy as np
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.graph.flags import column, union
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.graph.sweeps import forward
-
-UNBOUNDED = math.inf
-Bounds = list[float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +38,7 @@ TINY = 128  # depends on a constant that is zero in the narrow format
 
 
 class Provenance:
-    """Origins of all values, as flags and bounds.
+    """Origins of all values, as flags.
 
     Attributes:
       bits: the flags of each value: `STATE`, `DENSE` and the others above.
@@ -53,11 +47,10 @@ class Provenance:
       solved: `SOLVED`.
       layer: `LAYER`.
       large: `LARGE`.
-      bound: for integers the largest magnitude, `None` for other values.
     """
 
-    def __init__(self, bits: bytearray, bound: Bounds) -> None:
-        self.bits, self.bound = bits, bound
+    def __init__(self, bits: bytearray) -> None:
+        self.bits = bits
         self.state, self.dense = column(bits, STATE), column(bits, DENSE)
         self.solved, self.layer = column(bits, SOLVED), column(bits, LAYER)
         self.large = column(bits, LARGE)
@@ -66,14 +59,10 @@ class Provenance:
 def find_provenance(graph: Graph, limits: Range) -> Provenance:
     """Sweep forward until nothing changes; more than once only where a loop feeds back."""
     bits = bytearray(len(graph.avals))
-    bound: Bounds = [None] * len(graph.avals)
     for value, number in graph.constants.items():
         bits[value] = limits.is_large(number) * LARGE | limits.is_tiny(number) * TINY
-        if math.isfinite(number) and number == int(number):
-            bound[value] = abs(number)
     for value in graph.sources:
         bits[value] |= graph.is_float32[value] * STATE
-        bound[value] = _bound_of_dtype(graph, value)
     for carry in graph.carries:
         if carry.keeps_dtype and graph.is_float32[carry.inner]:
             bits[carry.inner] |= STATE
@@ -81,37 +70,18 @@ def find_provenance(graph: Graph, limits: Range) -> Provenance:
     for value in graph.activations:
         bits[value] |= graph.is_float32[value] * DENSE
     for node in forward(graph, bits):
-        _TRANSFER[node.role](graph, bits, bound, node)
-    return Provenance(bits, bound)
+        _TRANSFER[node.role](graph, bits, node)
+    return Provenance(bits)
 
 
-def _bound_of_dtype(graph: Graph, value: int) -> float | None:
-    kind = graph.kinds[value]
-    if kind == "b":
-        return 1.0
-    if kind not in "iu":
-        return None
-    dtype = graph.avals[value].dtype
-    return float(np.iinfo(dtype).max) if dtype.itemsize == 1 else UNBOUNDED
-
-
-def _join_bounds(bound: Bounds, values: Iterable[int]) -> float | None:
-    bounds = [bound[v] for v in values]
-    return None if None in bounds or not bounds else max(b for b in bounds if b is not None)
-
-
-def _contract(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
-    whole = None not in [bound[i] for i in node.ins]
+def _contract(graph: Graph, bits: bytearray, node: Node) -> None:
     large = union(bits, node.ins) & LARGE
     for out in node.outs:
         bits[out] |= large | graph.is_float32[out] * DENSE
-        bound[out] = UNBOUNDED if whole else None
 
 
-def _reduce(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+def _reduce(graph: Graph, bits: bytearray, node: Node) -> None:
     arriving = union(bits, node.ins)
-    within = _join_bounds(bound, node.ins)
-    selects = node.trait is Trait.EXTREMUM
     paired = len(node.ins) == len(node.outs)
     for source, out in movements(node):
         reduced = bits[source] if paired else arriving
@@ -123,21 +93,9 @@ def _reduce(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
         elif graph.is_float32[out]:
             found |= reduced & DENSE
         bits[out] = found
-        bound[out] = within if selects or within is None else UNBOUNDED
-        if graph.kinds[out] in "iu":
-            bound[out] = UNBOUNDED
-        elif within is not None and node.trait is Trait.SUM and not keeps_axes:
-            bound[out] = within * _reduced_into_one(graph, source, out)
 
 
-def _reduced_into_one(graph: Graph, source: int, out: int) -> float:
-    """Return the number of elements reduced into one; unbounded for symbolic sizes."""
-    whole, part = graph.sizes[source], graph.sizes[out]
-    known = isinstance(whole, int) and isinstance(part, int) and part
-    return whole / part if known else UNBOUNDED
-
-
-def _elementwise(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+def _elementwise(graph: Graph, bits: bytearray, node: Node) -> None:
     (out,) = node.outs
     arriving = union(bits, node.ins)
     found = bits[out] & (STATE | DENSE | SOLVED) | arriving & (DENSE | SOLVED)
@@ -148,7 +106,6 @@ def _elementwise(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> No
     if arriving & (LARGE | TINY):
         found |= _grows_large(graph, bits, node) * LARGE | _rests_on_tiny(bits, node) * TINY
     bits[out] = found
-    bound[out] = _elementwise_bound(graph, bound, node)
 
 
 def _is_state(graph: Graph, bits: bytearray, node: Node) -> bool:
@@ -182,71 +139,35 @@ def _rests_on_tiny(bits: bytearray, node: Node) -> bool:
     return not (scales and any(bits[i] & (DENSE | TINY) == DENSE for i in node.ins))
 
 
-def _elementwise_bound(graph: Graph, bound: Bounds, node: Node) -> float | None:
-    kind = graph.kinds[node.outs[0]]
-    if kind == "b":
-        return 1.0
-    name = node.name
-    if node.trait is Trait.INTEGRAL:
-        return UNBOUNDED
-    if name == "sign":
-        return 1.0
-    bounds = [bound[i] for i in (node.ins[1:] if name == "select_n" else node.ins)]
-    if None in bounds:
-        return UNBOUNDED if kind in "iu" else None
-    known = [b for b in bounds if b is not None]
-    if name in ("add", "sub", "add_any"):
-        return sum(known)
-    if name == "mul":
-        return math.prod(known) if 0 not in known else 0.0
-    if node.trait is Trait.EXACT:
-        return max(known)
-    return UNBOUNDED if kind in "iu" else None
-
-
-def _move(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+def _move(graph: Graph, bits: bytearray, node: Node) -> None:
     indices = node.ins[1:]
     is_gather = any(graph.kinds[i] in "iu" and i not in graph.constants for i in indices)
     for source, out in movements(node):
         # An update passes on whole parameters, neither broadcasts nor slices of them.
         same = not is_gather and graph.sizes[source] == graph.sizes[out]
         bits[out] = bits[source] if same else bits[source] & ~STATE
-        bound[out] = bound[source]
 
 
-def _merge(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
-    floats = [i for i in node.ins if graph.is_float32[i]] or node.ins[:1]
+def _merge(graph: Graph, bits: bytearray, node: Node) -> None:
     (out,) = node.outs
     bits[out] |= union(bits, node.ins) & (STATE | DENSE | SOLVED | LARGE)
-    bound[out] = _join_bounds(bound, floats)
 
 
-def _convert(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+def _convert(graph: Graph, bits: bytearray, node: Node) -> None:
     (source,), (out,) = node.ins, node.outs
-    bound[out] = bound[source]
-    if bound[out] is None and graph.kinds[out] in "iu":
-        bound[out] = _bound_of_dtype(graph, out)
     dtype = graph.avals[source].dtype
     # ml_dtypes' formats have kind "V" to numpy.
     if graph.is_float32[out] and dtype.itemsize < 4 and dtype.kind in "fV":
         bits[out] |= WIDENED
 
 
-def _fixed(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+def _fixed(graph: Graph, bits: bytearray, node: Node) -> None:
     for out in node.outs:
         if node.trait is Trait.LINALG:
             bits[out] |= SOLVED
-        bound[out] = _bound_of_dtype(graph, out)
-        if node.trait is Trait.GENERATOR and getattr(graph.avals[out], "shape", None) is not None:
-            bound[out] = _iota_bound(graph, out)
 
 
-def _iota_bound(graph: Graph, value: int) -> float:
-    sizes = [d for d in graph.avals[value].shape if isinstance(d, int)]
-    return float(max([1, *sizes])) if len(sizes) == len(graph.avals[value].shape) else UNBOUNDED
-
-
-def _link(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
+def _link(graph: Graph, bits: bytearray, node: Node) -> None:
     (out,) = node.outs
     given = union(bits, node.ins)
     found = bits[out] | given & ~(LAYER | WIDENED)
@@ -256,10 +177,6 @@ def _link(graph: Graph, bits: bytearray, bound: Bounds, node: Node) -> None:
     elif node.link is Link.SLICE and given & (STATE | LAYER):
         found |= LAYER
     bits[out] = found
-    if node.link is Link.INIT or node.link is Link.BACK:
-        bound[out] = _bound_of_dtype(graph, out)  # counts may grow in every iteration
-    else:
-        bound[out] = _join_bounds(bound, node.ins)
 
 
 _TRANSFER = {

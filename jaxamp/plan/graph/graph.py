@@ -20,6 +20,7 @@ from jax.errors import InconclusiveDimensionOperation
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
+from jaxamp.core.intervals import Interval
 from jaxamp.core.taxonomy import Op, OpKind, Trait
 
 
@@ -166,7 +167,9 @@ class Graph:
       sizes: number of elements of each value; symbolic where its shape is.
       constants: known numbers by value: literals, simple arithmetic on them, and arrays broadcast
         from them. For a captured array it is the number furthest from 1.
-      intervals: bounds of values computed from known numbers; see `intervals.py`.
+      extents: intervals of captured arrays.
+      ranges: where the numbers of each value lie; see `ranges.py`.
+      whole: per value, 1 if its numbers are known to be whole.
       nodes: in program order; the links of a loop stand where the loop does.
       named: nodes by name of their primitive, in program order; links under "".
       links: the kinds of links in the graph.
@@ -189,7 +192,9 @@ class Graph:
     kinds: list[str] = field(default_factory=list)
     sizes: list[Any] = field(default_factory=list)
     constants: dict[int, float] = field(default_factory=dict)
-    intervals: dict[int, tuple[float, float]] = field(default_factory=dict)
+    extents: dict[int, Interval] = field(default_factory=dict)
+    ranges: list[Interval] = field(default_factory=list)
+    whole: bytearray = field(default_factory=bytearray)
     nodes: list[Node] = field(default_factory=list)
     named: dict[str, list[Node]] = field(default_factory=dict)
     links: set[Link] = field(default_factory=set)
@@ -252,6 +257,20 @@ def is_smaller(size: Any, other: Any) -> bool:
         return bool(size < other)
     except InconclusiveDimensionOperation:
         return False
+
+
+def is_nonnegative(graph: Graph, value: int) -> bool:
+    """Return whether no number of a value is negative."""
+    return graph.ranges[value].low >= 0
+
+
+def is_apart(graph: Graph, value: int) -> bool:
+    """Return whether a value is bounded away from zero: no rounding makes it zero."""
+    low, high = graph.ranges[value]
+    return low >= _FAR or high <= -_FAR
+
+
+_FAR = 2**-8  # it and its reciprocal are in float16's range
 
 
 def movements(node: Node) -> Iterable[tuple[int, int]]:

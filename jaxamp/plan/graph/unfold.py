@@ -15,6 +15,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 
 from jaxamp.core import jax_compat, taxonomy
+from jaxamp.core.intervals import Interval
 from jaxamp.core.taxonomy import Op, Trait
 from jaxamp.jaxprs.interpret import walk
 from jaxamp.jaxprs.module_paths import module_path
@@ -180,7 +181,10 @@ class _Unfolder:
     def _captured(self, aval: Any, const: Any) -> int:
         value = self.graph.value(aval)
         self.graph.sources.add(value)
-        if (number := _extreme(const)) is not None:
+        numbers = _numbers(const)
+        if numbers.size:
+            self.graph.extents[value] = Interval(float(numbers.min()), float(numbers.max()))
+        if (number := _extreme(numbers)) is not None:
             self.graph.constants[value] = number
         return value
 
@@ -251,18 +255,23 @@ def _is_local(eqn: JaxprEqn) -> bool:
     return all(isinstance(axis, int) for axis in eqn.params.get("axes", (None,)))
 
 
-def _extreme(const: Any) -> float | None:
-    """Return the finite, nonzero magnitude of a captured array that is furthest from 1.
-
-    A narrow format represents that number worst. `None` for traced, large or non-float32 arrays.
-    """
+def _numbers(const: Any) -> np.ndarray:
+    """Return the numbers of a captured array, if it is neither traced nor large but float32."""
     if isinstance(const, Tracer | jax.Ref) or getattr(const, "dtype", None) != np.float32:
-        return None
+        return np.empty(0)
     if const.size > _READABLE:
-        return None
+        return np.empty(0)
     const = np.asarray(const)
-    finite = np.abs(const[np.isfinite(const)])
-    nonzero = finite[finite > 0]
+    return const[~np.isnan(const)]
+
+
+def _extreme(numbers: np.ndarray) -> float | None:
+    """Return the finite, nonzero magnitude that is furthest from 1.
+
+    A narrow format represents that number worst.
+    """
+    sizes = np.abs(numbers[np.isfinite(numbers)])
+    nonzero = sizes[sizes > 0]
     if not nonzero.size:
         return None
     largest, smallest = float(nonzero.max()), float(nonzero.min())

@@ -291,7 +291,7 @@ class Chooser:
         """
         return (
             not union(self.provenance.bits, node.ins) & STATISTIC
-            and all(self.provenance.bound[v] is None for v in node.ins)
+            and not union(self.graph.whole, node.ins)
             and not is_state_update(self.provenance, self.uses, node)
             and self._bears_rounding(node, low)
         )
