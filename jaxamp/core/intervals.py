@@ -119,7 +119,8 @@ def selected(which: Interval, *cases: Interval) -> Interval:
     >>> selected(Interval(0, 0), Interval(1, 2), ANYWHERE)
     Interval(low=1, high=2)
     """
-    first, last = max(which.low, 0.0), min(which.high, len(cases) - 1.0)
+    last = len(cases) - 1.0
+    first, last = (min(max(end, 0.0), last) for end in which)
     return hull(*cases[int(first) : int(last) + 1])
 
 

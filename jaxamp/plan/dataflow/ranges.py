@@ -20,6 +20,7 @@ from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 _MASK = Interval(0.0, 1.0)
 _NEVER = Interval(0.0, 0.0)
 _MANY = Interval(1.0, math.inf)
+_REDUCTIONS = (Trait.SUM, Trait.ALLREDUCE, Trait.PREFIX, Trait.PRODUCT, Trait.EXTREMUM)
 _AROUND = (Link.INIT, Link.BACK, Link.RESULT)
 
 
@@ -76,7 +77,9 @@ def _elementwise(graph: Graph, node: Node) -> None:
         power = float(node.eqn.params["y"])
         known.append(Interval(power, power))
     (out,) = node.outs
-    if node.name == "mul" and node.ins[0] == node.ins[1]:
+    if node.trait in _REDUCTIONS and len(node.ins) == 1:
+        interval = known[0]  # a reduction of no axis
+    elif node.name == "mul" and node.ins[0] == node.ins[1]:
         interval = squared(known[0])
     elif node.name == "ne" and node.ins[0] == node.ins[1]:
         interval = _NEVER  # but where a number is NaN
@@ -115,7 +118,8 @@ def _move(graph: Graph, node: Node) -> None:
 
 def _merge(graph: Graph, node: Node) -> None:
     (out,) = node.outs
-    _join(graph, [v for v in node.ins if graph.kinds[v] == graph.kinds[out]], out)
+    alike = [v for v in node.ins if graph.kinds[v] == graph.kinds[out]]
+    _join(graph, alike or node.ins, out)
 
 
 def _link(graph: Graph, node: Node) -> None:
