@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan import Decision, FusionCall, JaxprPlan, Plan
+from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.dataflow.repeated_gathers import is_repeated_gather
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, sites_of
 from jaxamp.plan.graph.unfold import unfold
@@ -58,6 +59,7 @@ class Program:
 def unfolded(plan: Plan) -> Program:
     """The program of a plan."""
     graph, frame = unfold(plan.jaxpr.jaxpr, plan.jaxpr.consts)
+    find_ranges(graph)
     settle_carries(graph, plan.policy, find_forced(graph, plan.policy))
     sites = dict(zip(sites_of(frame), plan.decisions(), strict=True))
     live = _live(graph)
