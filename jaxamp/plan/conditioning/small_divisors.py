@@ -6,6 +6,8 @@ overflows float16 before it is multiplied by something small.
 
 from __future__ import annotations
 
+from jaxamp.core.formats import Precision
+from jaxamp.core.intervals import magnitude
 from jaxamp.core.semantics import semantics_of
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.provenance import Provenance
@@ -31,9 +33,15 @@ def find_small_divisors(graph: Graph, provenance: Provenance) -> bytearray:
             bits[node.outs[0]] |= union(bits, [v for v in node.ins if graph.is_float32[v]])
         elif node.role is Role.ELEMENTWISE or node.role is Role.REDUCE:
             for out in node.outs:
-                if provenance.dense[out] and not is_apart(graph, out):
-                    bits[out] |= _of(bits, node)
+                if provenance.dense[out]:
+                    bits[out] |= _of(bits, node) & _possible(graph, out)
     return bits
+
+
+def _possible(graph: Graph, value: int) -> int:
+    """Return the flags that a value's range leaves possible."""
+    may_overflow = magnitude(graph.ranges[value]).high > Precision.F16.max
+    return (not is_apart(graph, value)) * MAY_UNDERFLOW | may_overflow * MAY_OVERFLOW
 
 
 def _of(bits: bytearray, node: Node) -> int:

@@ -25,7 +25,7 @@ _AROUND = (Link.INIT, Link.BACK, Link.RESULT)
 
 
 def find_ranges(graph: Graph) -> None:
-    """Fill in `graph.ranges` and `graph.whole`."""
+    """Enter the ranges of all values into the graph, and which of them are whole numbers."""
     graph.ranges = [_of_dtype(graph, v) for v in range(len(graph.avals))]
     graph.whole = bytearray(kind in "iub" for kind in graph.kinds)
     for value, number in graph.constants.items():

@@ -150,6 +150,25 @@ def test_what_is_divided_by_its_own_norm_is_narrow() -> None:
     assert first.output is Precision.F16
 
 
+DATUM = -np.linspace(280, 290, WIDTH, dtype=np.float32)
+
+
+def temperatures(x: jax.Array) -> jax.Array:
+    return 288 + jax.nn.softplus(x @ W)
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+@pytest.mark.parametrize("policy", LOW)
+def test_captured_numbers_may_be_negative(policy: str, order: str) -> None:
+    """They nearly cancel with what they are added to."""
+
+    def anomalies(x: jax.Array) -> jax.Array:
+        return jnp.tanh(jnp.concatenate([temperatures(x), temperatures(-x)]) + DATUM)
+
+    mixed, rounded = distances(partial(loss, anomalies), policy, order)
+    assert mixed <= 4 * rounded + 1e-6
+
+
 HARMLESS: dict[str, Body] = {
     "softsign": lambda h: h / (1 + jnp.abs(h)),
     "swish": lambda h: h / (1 + jnp.exp(-h)),
