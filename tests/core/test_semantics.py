@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from jaxamp.core.taxonomy import TABLE, OpKind, Trait
 POINTS = np.array([-90, -3, -1, -0.5, 0, 0.25, 0.5, 1, 2, 6, 90], np.float32)
 PARTS = [Interval(float(a), float(b)) for i, a in enumerate(POINTS) for b in POINTS[i:]]
 
-Curve = Callable[..., np.ndarray]
+Curve = Callable[..., Any]
 _LAX = {
     **dict.fromkeys(("abs", "neg", "sign", "sqrt", "ceil", "floor", "round", "square", "rsqrt")),
     **dict.fromkeys(("tanh", "logistic", "erf", "atan", "asinh", "bessel_i0e", "bessel_i1e")),
@@ -97,7 +98,7 @@ def test_results_of_curves_lie_where_the_table_says(name: str) -> None:
 @pytest.mark.parametrize("name", BINARY)
 def test_results_of_pairs_lie_where_the_table_says(name: str) -> None:
     facts, parts = semantics_of(name), PARTS[::5]
-    grid = [np.float32(g) for g in np.meshgrid(POINTS, POINTS)]
+    grid = np.meshgrid(POINTS, POINTS)
     results = np.asarray(BINARY[name](*grid), np.float64)
     for x in parts:
         for y in parts:
