@@ -20,7 +20,7 @@ from jaxamp.inspect.tally import Tally
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
 from jaxamp.jaxprs.nested import is_region, nested
-from jaxamp.plan import Decision, Ground, JaxprPlan
+from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
 from jaxamp.rewrite.recorder import Casts
 
@@ -142,11 +142,9 @@ class Equation:
 
     def _read(self, stored: Stored) -> None:
         atoms, d = self.eqn.invars, self.decision
-        none: Precisions = [None] * len(atoms)
-        operands, copies = (d.operands, d.copies) if d else (none, none)
-        columns = [*zip(atoms, operands, copies, strict=True)]
-        self.sources = [stored.source(a, p) if c is None else c for a, p, c in columns]
-        self.read = [p or c or stored.precision(a) for a, p, c in columns]
+        reads = [*zip(atoms, d.reads if d else [OperandRead(None)] * len(atoms), strict=True)]
+        self.sources = [r.copy or stored.source(a, r.precision) for a, r in reads]
+        self.read = [r.precision or r.copy or stored.precision(a) for a, r in reads]
         if d is not None and d.scaled:
             self.read[:2] = [cast.out_dtype for cast in d.scaled.casts]
 

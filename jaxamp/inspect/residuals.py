@@ -79,10 +79,10 @@ def _accesses(
     for step in plan.steps if plan else range(len(jaxpr.eqns)):
         if isinstance(step, int):
             eqn = jaxpr.eqns[step]
-            copies = plan.decisions[step].copies if plan else [None] * len(eqn.invars)
-            for atom, copy in zip(eqn.invars, copies, strict=True):
+            reads = plan.decisions[step].reads if plan else [None] * len(eqn.invars)
+            for atom, read in zip(eqn.invars, reads, strict=True):
                 if not isinstance(atom, Literal):
-                    yield step, atom, copy, False
+                    yield step, atom, read and read.copy, False
             continue
         for readings, is_made in ((step.inputs, False), (step.outputs, True)):
             for reading in readings:

@@ -20,7 +20,7 @@ from jaxamp.inspect.blocks import Block, Site
 from jaxamp.numerics.finite_marks import GIVEN, Slot, Tape, finite, part, worse
 from jaxamp.numerics.nested_interpreter import Interpreter, Value, literal, run_live
 from jaxamp.numerics.statistics import Ledger, Row, joined, measured, no_row
-from jaxamp.plan import Decision
+from jaxamp.plan import Decision, OperandRead
 from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.interpreter import emit, interpret
 from jaxamp.rewrite.registry import RewriteContext, RuleContext
@@ -173,8 +173,7 @@ class _Run:
         if decision is None:
             operands = [self.env.read(atom, None) for atom in eqn.invars]
         else:
-            readings = decision.operands, decision.plan.own_casts, decision.copies
-            operands = list(map(self._operand, eqn.invars, *readings))
+            operands = list(map(self._operand, eqn.invars, decision.reads))
         if site is None:
             self._nest(position, eqn, decision, operands)
         else:
@@ -192,16 +191,14 @@ class _Run:
             values.append(value)
         return values, self.ledger.enter(self.block.numbers(), self.rows)
 
-    def _operand(
-        self, atom: Any, precision: Precision | None, own_cast: bool, copy: Precision | None
-    ) -> Any:
+    def _operand(self, atom: Any, read: OperandRead) -> Any:
         """Read an operand; its rounding is kept by a barrier, as that of narrow results is."""
-        value = self.env.read(atom, precision, own_cast, copy)
-        if literal(atom) is not None or not is_narrow(precision):
+        value = self.env.read_operand(atom, read)
+        if literal(atom) is not None or not is_narrow(read.precision):
             return value
         if self.env.read(atom, None).dtype == value.dtype:
             return value
-        key = atom, precision, copy
+        key = atom, read.precision, read.copy
         if key not in self.rounded:
             self.rounded[key] = rounding_barrier(value)
         return self.rounded[key]
@@ -312,9 +309,7 @@ class _Run:
 
     def _shadows(self, eqn: JaxprEqn, decision: Decision | None) -> list[Any]:
         """Compute the results in the original precision; ``None`` where they are the same."""
-        narrows = decision is not None and any(
-            map(is_narrow, (*decision.operands, *decision.outputs, *decision.copies, decision.sent))
-        )
+        narrows = decision is not None and (decision.is_narrow or decision.sent)
         # Not asked of a jaxpr's variables alone: a literal cannot be a key.
         known = [literal(a) is None and a in self.shadows for a in eqn.invars]
         if not self.owner.shadows or _is_foreign(eqn) or not (narrows or any(known)):

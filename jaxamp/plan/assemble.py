@@ -16,6 +16,7 @@ from jaxamp.plan.decision import (
     EquationPlan,
     Hints,
     JaxprPlan,
+    OperandRead,
     RematerializedInput,
     is_wide,
 )
@@ -138,13 +139,20 @@ class _Assembler:
             storage, operand = original, Precision.F32
         originals = self.readings.originals(node, choice, self.stored)
         moved_rounding = steering.reversed_weights.get(node)
-        own_casts = [self.own_casts[v] for v in ins]
-        for index in originals if moved_rounding is None else (0,):
-            own_casts[index] = False  # the cotangent goes to the value that is read beside the cast
+        # Beside a second read, a shared cast: the cotangent goes to what is read beside the cast.
+        shared = originals if moved_rounding is None else (0,)
+        copied = not self.copied.isdisjoint(ins)
+        reads = [
+            OperandRead(
+                precision=original[v] and operand,
+                own_cast=self.own_casts[v] and i not in shared,
+                copy=self._copy_for(v, node) if copied else None,
+                original=i in originals,
+            )
+            for i, v in enumerate(ins)
+        ]
         return self._shared_plan(
-            operands=tuple([original[v] and operand for v in ins]),
-            own_casts=tuple(own_casts),
-            copies=self._copies_for(node),
+            reads=tuple(reads),
             outputs=tuple([storage[v] for v in outs]),
             hints=Hints(
                 barriers=tuple([v in steering.barriers for v in outs]),
@@ -156,7 +164,6 @@ class _Assembler:
             ),
             accumulation=choice.accumulation,
             scaled=choice.scaled,
-            originals=originals,
         )
 
     def _plan_nest(self, nest: Nest, *, fused: bool) -> EquationPlan:
@@ -164,10 +171,9 @@ class _Assembler:
         inner = self._plans_inside(nest, wired, fused=fused)
         storage = self.inside if fused else self.stored
         casts, wide = other_operands(wired, inner[-1]) if wired else ((), ())
+        entering = self.original if nest.keeps_signature else storage
         return self._shared_plan(
-            operands=_of(nest.entries, self.original if nest.keeps_signature else storage),
-            own_casts=tuple([self.own_casts[v] for v in nest.entries]),
-            copies=(None,) * len(nest.entries),
+            reads=tuple([OperandRead(entering[v], self.own_casts[v]) for v in nest.entries]),
             outputs=_of(nest.outs, self.stored),
             hints=Hints(
                 barriers=tuple([self._has_outer_barrier(nest, v) for v in nest.outs]),
@@ -229,12 +235,6 @@ class _Assembler:
             for var, out in zip(eqns[index].outvars, frame.sites[index].outs, strict=True)
             if out in recomputed
         }
-
-    def _copies_for(self, node: Node) -> tuple[Precision | None, ...]:
-        """Return, per operand, the precision of the copy that a node reads."""
-        if self.copied.isdisjoint(node.ins):
-            return (None,) * len(node.ins)
-        return tuple([self._copy_for(v, node) for v in node.ins])
 
     def _copy_for(self, value: int, node: Node) -> Precision | None:
         """Return the precision of the copy read; a group recomputes values that are not stored."""

@@ -49,6 +49,25 @@ class InputCast(NamedTuple):
     precision: Precision
 
 
+class OperandRead(NamedTuple):
+    """How an equation reads one of its operands.
+
+    Attributes:
+      precision: the precision that it is cast to; ``None`` leaves it as it is.
+      own_cast: whether the equation makes a cast of its own rather than shares one. It does for a
+        boundary value, so that the cotangents of the casts are summed in f32.
+      copy: the precision of the stored copy that is read, where the value itself is fused away;
+        ``None`` reads the value.
+      original: whether a contraction reads it uncast as well: it is differentiated with respect to
+        the uncast value, in f32.
+    """
+
+    precision: Precision | None
+    own_cast: bool = False
+    copy: Precision | None = None
+    original: bool = False
+
+
 class Hints(NamedTuple):
     """Compiler hints for one equation; none changes the precision of anything.
 
@@ -78,43 +97,39 @@ class EquationPlan:
     """The precisions of an equation, without the place; within a plan equal ones are one object.
 
     Attributes:
-      operands: per operand, the precision that it is cast to; ``None`` leaves it as it is.
-      own_casts: per operand, whether the equation makes a cast of its own rather than shares one.
-        It does for a boundary value, so that the cotangents of the casts are summed in f32.
-      copies: per operand, the precision of the stored copy that is read, where the value itself is
-        fused away; ``None`` reads the value.
+      reads: per operand, how it is read.
       outputs: per result, the precision that it is stored in; ``None`` leaves it as it is.
       hints: compiler hints.
       accumulation: precision of the arithmetic inside; ``None`` where there is none.
       inner: plans of the jaxprs in its parameters that are rewritten, in order.
       scaled: quantization of a dot's operands after their casts; ``None`` for none.
-      originals: operands of a contraction, by index, that are read uncast as well: the contraction
-        is differentiated with respect to the uncast value, in f32.
       invariant_casts: casts of a loop's invariants that the loop gets for its body; indices are
         those of its operands.
       wide_invariants: narrow invariants of a loop, as indices of its operands, that it gets in f32
         as well: their cotangents are summed over iterations in f32.
     """
 
-    operands: tuple[Precision | None, ...]
-    own_casts: tuple[bool, ...]
-    copies: tuple[Precision | None, ...]
+    reads: tuple[OperandRead, ...]
     outputs: tuple[Precision | None, ...]
     hints: Hints
     accumulation: Precision | None = None
     inner: tuple[JaxprPlan, ...] = ()
     scaled: Scaled | None = None
-    originals: tuple[int, ...] = ()
     invariant_casts: tuple[InputCast, ...] = ()
     wide_invariants: tuple[int, ...] = ()
 
     @property
     def unchanged(self) -> bool:
         """Return whether the equation is emitted as it is."""
-        precisions = *self.operands, *self.outputs, self.accumulation
+        precisions = *(read.precision for read in self.reads), *self.outputs, self.accumulation
         if self.hints.label_gather or any(self.hints.residuals) or not is_wide(precisions):
             return False
         return all(plan.unchanged for plan in self.inner)
+
+    @property
+    def originals(self) -> tuple[int, ...]:
+        """Return the operands, by index, that are read uncast as well."""
+        return tuple([i for i, read in enumerate(self.reads) if read.original])
 
     @property
     def second_reads(self) -> tuple[tuple[int, Precision | None], ...]:
@@ -173,14 +188,14 @@ class Decision(NamedTuple):
         return self.ground.scope
 
     @property
-    def operands(self) -> tuple[Precision | None, ...]:
-        """Per operand, the precision that it is cast to; ``None`` leaves it as it is."""
-        return self.plan.operands
+    def reads(self) -> tuple[OperandRead, ...]:
+        """Per operand, how it is read."""
+        return self.plan.reads
 
     @property
-    def copies(self) -> tuple[Precision | None, ...]:
-        """Per operand, the precision of the stored copy that is read; ``None`` reads the value."""
-        return self.plan.copies
+    def operands(self) -> tuple[Precision | None, ...]:
+        """Per operand, the precision that it is cast to; ``None`` leaves it as it is."""
+        return tuple([read.precision for read in self.plan.reads])
 
     @property
     def accumulation(self) -> Precision | None:
@@ -211,6 +226,12 @@ class Decision(NamedTuple):
     def operand(self) -> Precision | None:
         """Precision of the first float operand."""
         return next((p for p in self.operands if p is not None), None)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether anything is read or stored in low precision."""
+        read = (p for r in self.reads for p in (r.precision, r.copy))
+        return any(map(is_narrow, (*read, *self.outputs)))
 
     @property
     def output(self) -> Precision | None:

@@ -29,7 +29,7 @@ def find_invariant_casts(
     if not invariants:
         return ()
     read = {
-        eqn.invars[index]: precision or plan.operands[index]
+        eqn.invars[index]: precision or plan.reads[index].precision
         for eqn, plan in zip(jaxpr.eqns, plans, strict=True)
         for index, precision in plan.second_reads
     }

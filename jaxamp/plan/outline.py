@@ -17,6 +17,7 @@ from jaxamp.plan.decision import (
     Fusion,
     FusionCall,
     JaxprPlan,
+    OperandRead,
     Reading,
 )
 
@@ -162,26 +163,23 @@ class _Reader:
         for i in unit:
             eqn, plan, *_ = self.decisions[i]
             atoms = eqn.invars
-            columns = [*zip(atoms, plan.operands, plan.own_casts, plan.copies, strict=True)]
-            columns += [(atoms[i], precision, False, None) for i, precision in plan.second_reads]
-            for var, precision, own_cast, copy in columns:
+            reads = [*zip(atoms, plan.reads, strict=True)]
+            reads += [(atoms[i], OperandRead(precision)) for i, precision in plan.second_reads]
+            for var, read in reads:
                 if isinstance(var, Var) and var not in made:
-                    found[self._reading(var, precision, own_cast, copy)] = None
+                    found[self._reading(var, read)] = None
         return tuple(found)
 
     def results(self, outputs: Precisions) -> tuple[Reading, ...]:
         """Return the values that the jaxpr returns."""
         results = zip(self.outvars, outputs, strict=True)
-        return tuple(self._reading(v, p, False, None) for v, p in results if isinstance(v, Var))
+        return tuple(self._reading(v, OperandRead(p)) for v, p in results if isinstance(v, Var))
 
-    def _reading(
-        self, var: Var, precision: Precision | None, own_cast: bool, copy: Precision | None
-    ) -> Reading:
-        if copy is not None:
-            return Reading(var, copy, is_copy=True)
-        if own_cast or not is_narrow(precision) or precision is self.stored.get(var):
-            return Reading(var, None)
-        return Reading(var, precision)
+    def _reading(self, var: Var, read: OperandRead) -> Reading:
+        if read.copy is not None:
+            return Reading(var, read.copy, is_copy=True)
+        is_stored = not is_narrow(read.precision) or read.precision is self.stored.get(var)
+        return Reading(var, None if read.own_cast or is_stored else read.precision)
 
 
 def _with_recomputed(

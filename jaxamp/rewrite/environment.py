@@ -13,7 +13,7 @@ from jax.extend.core.primitives import convert_element_type_p
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
-from jaxamp.plan import Reading
+from jaxamp.plan import OperandRead, Reading
 from jaxamp.rewrite.recorder import Log
 from jaxamp.xla.fused_group import mark_residual
 from jaxamp.xla.rounding_barrier import rounding_barrier
@@ -87,30 +87,29 @@ class Environment:
         for var, value in zip(variables, casts, strict=False):
             self._casts[var, Precision.parse(value.dtype)] = value
 
-    def read(
-        self,
-        atom: Any,
-        precision: Precision | None,
-        own_cast: bool = False,
-        copy: Precision | None = None,
-    ) -> Any:
+    def read_operand(self, atom: Any, read: OperandRead) -> Any:
+        """Return an operand as an equation reads it."""
+        precision, copy = read.precision, read.copy
+        if isinstance(atom, Literal):
+            return _cast_literal(atom, precision)
+        if copy is not None and (copy is not precision or (atom, copy) in self._copies):
+            value = self._copy(atom, copy)
+            if self.log is not None and precision not in (None, copy):
+                self.log.insert()
+            return cast(value, precision)
+        return self.read(atom, precision, own_cast=read.own_cast)
+
+    def read(self, atom: Any, precision: Precision | None, *, own_cast: bool = False) -> Any:
         """Return a value in a precision.
 
         Args:
           atom: the variable or literal.
           precision: the precision to read it in; ``None`` as it is stored.
           own_cast: whether the cast must not be shared with other readers.
-          copy: precision of the stored copy to read; ``None`` reads the value itself.
         """
         if isinstance(atom, Literal):
             return _cast_literal(atom, precision)
-        log = self.log
-        if copy is not None and (copy is not precision or (atom, copy) in self._copies):
-            value = self._copy(atom, copy)
-            if log is not None and precision not in (None, copy):
-                log.insert()
-            return cast(value, precision)
-        key = atom, precision
+        log, key = self.log, (atom, precision)
         if not own_cast and key in self._casts:
             if log is not None:
                 log.share(key)
@@ -122,10 +121,10 @@ class Environment:
             return value
         if log is not None:
             log.insert(None if own_cast else key)
-        if own_cast:
-            return cast(value, precision)
-        self._casts[key] = cast(value, precision)
-        return self._casts[key]
+        result = cast(value, precision)
+        if not own_cast:
+            self._casts[key] = result
+        return result
 
     def read_unbarriered(self, atom: Any, precision: Precision | None) -> Any:
         """Return a summand in a precision, read from before its rounding barrier."""

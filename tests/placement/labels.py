@@ -46,4 +46,4 @@ def _is_copied(program: Program, value: int, reader: Node) -> bool:
             if source == value
             for later in program.graph.readers[out]
         )
-    return is_narrow(program.decisions[reader].copies[reader.ins.index(value)])
+    return is_narrow(program.decisions[reader].reads[reader.ins.index(value)].copy)

@@ -177,7 +177,7 @@ def fingerprint(program: Program) -> int:
 
 def _emitted(decision: Any) -> tuple[Any, ...]:
     plan = decision.plan
-    return plan.operands, plan.copies, plan.outputs, plan.accumulation, plan.originals
+    return plan.reads, plan.outputs, plan.accumulation
 
 
 def effects(program: Program, analyses: Iterable[str], runs: bool) -> Iterator[dict[str, Any]]:

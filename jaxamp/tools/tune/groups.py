@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from jaxamp.core import jax_compat
-from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.inspect.blocks import Block, Site
 from jaxamp.policy.rules import Rule
@@ -57,6 +57,5 @@ def lowered_groups(block: Block) -> tuple[Group, ...]:
 def lowered(sites: Iterable[Site]) -> Iterable[Site]:
     """Return the operations that read or store anything in low precision."""
     for site in sites:
-        decided = site.decision
-        if decided and any(map(is_narrow, (*decided.operands, *decided.outputs, *decided.copies))):
+        if site.decision and site.decision.is_narrow:
             yield site

@@ -89,8 +89,8 @@ class _Run:
             operands = [self.read(atom, None, None, None) for atom in eqn.invars]
             outputs: Sequence[Precision | None] = [None] * len(eqn.outvars)
         else:
-            triples = zip(eqn.invars, decision.operands, decision.copies, strict=True)
-            operands = [self.read(*triple, group) for triple in triples]
+            reads = zip(eqn.invars, decision.reads, strict=True)
+            operands = [self.read(atom, r.precision, r.copy, group) for atom, r in reads]
             outputs = decision.outputs
         if self.block.inner[position]:
             values = [Value(operand) for operand in operands]
