@@ -11,31 +11,24 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from jaxamp.attention.emit_level import Binding, Changes, emit_level
 from jaxamp.attention.known_numbers import Given, KnownNumbers, Outer
+from jaxamp.attention.layout import layout_of, thinned
 from jaxamp.attention.levels import Level, Unit, open_level
 from jaxamp.attention.masks import causal_kind, known_masks
 from jaxamp.attention.match import (
+    NO_PRODUCT,
     Found,
-    ItsTranspose,
     Masking,
     Matcher,
-    NotAttention,
+    Obstacle,
     Rescaling,
     kept_beside,
     weights_of,
 )
 from jaxamp.attention.outcome import Attention, RefusedAttention
 from jaxamp.attention.pairs import Together, join, pairs_of
-from jaxamp.attention.replace import (
-    Binding,
-    Changes,
-    Replacement,
-    emit_level,
-    home_of,
-    layout_of,
-    needed,
-    thinned,
-)
+from jaxamp.attention.replacement import Replacement, home_of, needed
 from jaxamp.attention.scores import Scores
 from jaxamp.attention.values import size_of
 from jaxamp.core import jax_compat
@@ -254,15 +247,16 @@ class _Fuser:
         for exponential in matcher.candidates():
             unit = makers[scores.exponentials[exponential][0]]
             place = _Place(unit, scopes[unit])
-            try:
-                found = matcher.find(exponential)
-                _check_order(found, scores, order)
-                chosen.append(self._replacement(found, level, scores, known, makers, place))
+            found = matcher.find(exponential)
+            if isinstance(found, Found):
+                if _is_transpose(found, scores, order):
+                    continue
+                found = self._replacement(found, level, scores, known, makers, place)
+            if isinstance(found, Obstacle):
+                self.refused.append(RefusedAttention(*place.words, found.reason))
+            else:
+                chosen.append(found)
                 places.append(place)
-            except ItsTranspose:
-                continue
-            except NotAttention as obstacle:
-                self.refused.append(RefusedAttention(*place.words, str(obstacle)))
         return self._possible(level, scores, chosen, places)
 
     def _possible(
@@ -307,14 +301,18 @@ class _Fuser:
         known: KnownNumbers,
         makers: Mapping[int, Unit],
         place: _Place,
-    ) -> Replacement:
-        self._check_policy(place)
-        self._check_arrays(found, level, scores, makers)
+    ) -> Replacement | Obstacle:
+        """Return how an attention is replaced, or why it is not."""
+        obstacle = self._told_otherwise(place) or _unfit_arrays(found, level, scores)
+        if obstacle is not None:
+            return obstacle
         told = {a for s in found.steps if isinstance(s, Masking) for a in s.factor.axes}
-        layout = layout_of(found, scores, [a for a in found.axes if a in told])
+        layout = layout_of(found, [a for a in found.axes if a in told])
+        if layout is None:
+            return Obstacle("there is one query for all keys")
         seen, rest, is_sure = known_masks(found, scores, known, makers, layout)
-        if not is_sure:
-            _check_empty_rows(found, scores)
+        if not is_sure and (obstacle := _unlike_softmax(found, scores)) is not None:
+            return obstacle
         scale = found.scale
         for step in found.steps:
             scale *= step.times if isinstance(step, Rescaling) else 1.0
@@ -331,12 +329,13 @@ class _Fuser:
         )
         bias = shape and jax.ShapeDtypeStruct(shape, np.float32)
         if (reason := refusal(q, k, v, bias, spec, self.kernels)) is not None:
-            raise NotAttention(reason)
+            return Obstacle(reason)
         return Replacement(found, layout, spec, list(rest), shape, is_sure)
 
-    def _check_policy(self, place: _Place) -> None:
+    def _told_otherwise(self, place: _Place) -> Obstacle | None:
+        """Return what the user has said of an attention, if it must stay as it is."""
         if (kept := kept_precision(place.scope)) is not None:
-            raise NotAttention(f"kept in {kept.short} by the program")
+            return Obstacle(f"kept in {kept.short} by the program")
         for name in ("found_attention", "dot_general"):
             view = EquationView(
                 primitive=name,
@@ -350,43 +349,42 @@ class _Fuser:
             rules = self.policy.rules
             index = first_match(rules, view) if rules else None
             if index is not None and rules[index].precision not in _NARROW:
-                raise NotAttention(f"rule: {rules[index]}")
-
-    def _check_arrays(
-        self, found: Found, level: Level, scores: Scores, makers: Mapping[int, Unit]
-    ) -> None:
-        """Check that the arrays are there, in float32, and no product asks for a precision."""
-        factors = [found.q, found.k, found.v, *([found.dout] if found.dout else [])]
-        for factor in factors:
-            home = home_of(scores, factor)
-            if home is None or getattr(level.avals[home], "dtype", None) != np.float32:
-                raise NotAttention("operands are not float32 arrays")
-        factors += [s.factor for s in found.steps if not isinstance(s, Rescaling)]
-        if any(home_of(scores, f) is None for f in factors):
-            raise NotAttention("scores are not a product of queries and keys times a number")
-        products = [u for u, e, _ in scores.summed if found.exponential in e]
-        parts = _parts(found, scores)
-        products += [u for b, u in scores.products.items() if b in parts]
-        for unit in products:
-            if has_explicit_precision(unit.eqn):
-                raise NotAttention(EXPLICIT_PRECISION)
+                return Obstacle(f"rule: {rules[index]}")
+        return None
 
 
-def _check_empty_rows(found: Found, scores: Scores) -> None:
-    """Check that weights are those of a softmax where a row may be masked whole."""
+def _unfit_arrays(found: Found, level: Level, scores: Scores) -> Obstacle | None:
+    """Return what is wrong if arrays are missing or not float32, or a product asks otherwise."""
+    factors = [found.q, found.k, found.v, *([found.dout] if found.dout else [])]
+    for factor in factors:
+        home = home_of(scores, factor)
+        if home is None or getattr(level.avals[home], "dtype", None) != np.float32:
+            return Obstacle("operands are not float32 arrays")
+    factors += [s.factor for s in found.steps if not isinstance(s, Rescaling)]
+    if any(home_of(scores, f) is None for f in factors):
+        return NO_PRODUCT
+    products = [u for u, e, _ in scores.summed if found.exponential in e]
+    parts = _parts(found, scores)
+    products += [u for b, u in scores.products.items() if b in parts]
+    is_explicit = any(has_explicit_precision(unit.eqn) for unit in products)
+    return Obstacle(EXPLICIT_PRECISION) if is_explicit else None
+
+
+def _unlike_softmax(found: Found, scores: Scores) -> Obstacle | None:
+    """Return what is wrong if a row that is masked whole has other weights than in a softmax."""
     if not found.is_shifted:
-        raise NotAttention("a row may be masked whole, and no maximum is subtracted")
+        return Obstacle("a row may be masked whole, and no maximum is subtracted")
     if found.exponential in scores.algebra.guarded:
-        raise NotAttention("a row may be masked whole, and has weights of its own then")
+        return Obstacle("a row may be masked whole, and has weights of its own then")
+    return None
 
 
-def _check_order(found: Found, scores: Scores, order: Mapping[int, int]) -> None:
-    """Check that operands are there before the first result, and that roles are not exchanged.
+def _is_transpose(found: Found, scores: Scores, order: Mapping[int, int]) -> bool:
+    """Return whether it is the transpose of an attention, found in its own place or not at all.
 
-    The transpose of an attention is one too, with values and cotangents in each other's place.
+    That is one too, with values and cotangents in each other's place: so there are operands that
+    come after the first result.
     """
-    if found.shared and not found.v.axes & frozenset(found.shared):
-        raise NotAttention("weights are mixed over keys before they multiply the values")
 
     def made(value: int) -> int:
         return order.get(value, -1)
@@ -397,11 +395,12 @@ def _check_order(found: Found, scores: Scores, order: Mapping[int, int]) -> None
     steps = [s.factor for s in found.steps if not isinstance(s, Rescaling)]
     for factor in (found.q, found.k, found.v, *steps):
         if made(home_of(scores, factor)) >= begin:  # type: ignore[arg-type]
-            raise ItsTranspose
-    if first and (out > min(first.values()) or found.dout is None):
-        raise ItsTranspose
-    if first and made(home_of(scores, found.dout)) >= min(first.values()):  # type: ignore
-        raise ItsTranspose
+            return True
+    if not first:
+        return False
+    if found.dout is None or out > min(first.values()):
+        return True
+    return made(home_of(scores, found.dout)) >= min(first.values())  # type: ignore[arg-type]
 
 
 def _parts(found: Found, scores: Scores) -> set[int]:

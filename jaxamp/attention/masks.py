@@ -9,9 +9,10 @@ import jax
 import numpy as np
 
 from jaxamp.attention.known_numbers import KnownNumbers
+from jaxamp.attention.layout import arranged, thinned
 from jaxamp.attention.levels import Atom, Unit
 from jaxamp.attention.match import Bias, Found, Masking, Rescaling
-from jaxamp.attention.replace import arranged, home_of, thinned
+from jaxamp.attention.replacement import home_of
 from jaxamp.attention.scores import LEAST, Scores
 from jaxamp.attention.values import size_of
 from jaxamp.core.taxonomy import OpKind, lookup

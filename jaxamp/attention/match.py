@@ -103,12 +103,31 @@ class Found:
         return tuple(a for a in self.axes if a not in self.alone and a not in self.keys)
 
 
-class NotAttention(Exception):
-    """Obstacle that keeps a softmax between two products from being an attention of ours."""
+class Obstacle(NamedTuple):
+    """What keeps a softmax between two products from being an attention of ours, in words."""
+
+    reason: str
 
 
-class ItsTranspose(NotAttention):
-    """The transpose of an attention, which is found in its own place or not at all."""
+NO_PRODUCT = Obstacle("scores are not a product of queries and keys times a number")
+_SEVERAL_AXES = Obstacle("weights are normalized over several axes")
+_CHANGED = Obstacle("weights are changed before they multiply the values")
+_MIXED = Obstacle("weights are mixed over keys before they multiply the values")
+_TWO_PRODUCTS = Obstacle("scores are a sum of two products")
+
+
+class Scaled(NamedTuple):
+    """Scores as they are computed.
+
+    Attributes:
+      product: the products of queries and keys.
+      scale: multiplies these, before the steps.
+      steps: what is done then, in order.
+    """
+
+    product: Factor
+    scale: float
+    steps: list[Step]
 
 
 @dataclass(slots=True)
@@ -135,18 +154,22 @@ class Matcher:
             found.update(dict.fromkeys(sorted(exponentials)))
         return [e for e in found if e in self.scores.exponentials and self._sums(e, 1)]
 
-    def find(self, exponential: int) -> Found:
-        """Return the attention of an exponential of scores.
-
-        Raises:
-          NotAttention: there is none, with the reason in words.
-        """
+    def find(self, exponential: int) -> Found | Obstacle:
+        """Return the attention of an exponential of scores, or why there is none."""
         algebra = self.scores.algebra
         base = algebra.bases[exponential]
         axes = tuple(Axis(n) for n in base.sizes)
         keys = self._keys(exponential, axes)
-        product, scale, steps = self._resolve(base.data, axes, frozenset(keys))
-        q, k = self._operands(product, frozenset(keys))
+        if keys is None:
+            return _SEVERAL_AXES
+        resolved = self._resolve(base.data, axes, frozenset(keys))
+        if isinstance(resolved, Obstacle):
+            return resolved
+        product, scale, steps = resolved
+        operands = self._operands(product, frozenset(keys))
+        if operands is None:
+            return NO_PRODUCT
+        q, k = operands
         shifted = any(
             f.axes and not f.axes & frozenset(keys)
             for monomial, _ in base.data
@@ -157,8 +180,9 @@ class Matcher:
             found.v = value
             found.results = self._results(found)
             if found.results:
-                return found
-        raise NotAttention("weights are changed before they multiply the values")
+                is_mixed = found.shared and not found.v.axes & frozenset(found.shared)
+                return _MIXED if is_mixed else found
+        return _CHANGED
 
     def _sums(self, exponential: int, count: int) -> list[int]:
         """Return formal sums of an exponential times so many less one other tensors."""
@@ -171,10 +195,11 @@ class Matcher:
                 found.append(base)
         return found
 
-    def _keys(self, exponential: int, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    def _keys(self, exponential: int, axes: tuple[Axis, ...]) -> tuple[Axis, ...] | None:
+        """Return the axes that exponentials are summed over, if these are always the same."""
         sets = {self._bound(base, exponential) for base in self._sums(exponential, 1)}
         if len(sets) != 1:
-            raise NotAttention("weights are normalized over several axes")
+            return None
         (bound,) = sets
         return tuple(axes[i] for i in sorted(bound))
 
@@ -185,12 +210,10 @@ class Matcher:
         (factor,) = (f for f, _ in terms if f.base == exponential)
         return frozenset(i for i, (n,) in enumerate(factor.places) if n >= free)
 
-    def _resolve(
-        self, form: Any, axes: Sequence[Axis], keys: frozenset[Axis]
-    ) -> tuple[Factor, float, list[Step]]:
-        """Return the product of queries and keys that scores are made of, its scale, and steps."""
-        product: tuple[Factor, float] | None = None
-        scale, steps = 1.0, []
+    def _resolve(self, form: Any, axes: Sequence[Axis], keys: frozenset[Axis]) -> Scaled | Obstacle:
+        """Return how scores are made of a product of queries and keys."""
+        product: Factor | None = None
+        scale, steps = 1.0, list[Step]()
         biases: list[Step] = []
         algebra = self.scores.algebra
         for monomial, number in form:
@@ -198,36 +221,38 @@ class Matcher:
             if not monomial:
                 continue  # the same number in every place
             if len(factors) != 1 or len(monomial) != 1:
-                raise NotAttention("scores are not a product of queries and keys times a number")
+                return NO_PRODUCT
             (factor,) = factors
             kind = algebra.bases[factor.base].kind
             if kind == "masked" and product is None:
                 inner, _, places, low, sign, mask = algebra.bases[factor.base].data
                 own = [a for place in factor.places for a in place]
-                found, scale, steps = self._resolve(inner, own, keys)
-                product = found, 1.0
-                steps = [*steps, Masking(Factor(mask, _at(places, own)), low, sign)]
+                within = self._resolve(inner, own, keys)
+                if isinstance(within, Obstacle):
+                    return within
+                product, scale = within.product, within.scale
+                steps = [*within.steps, Masking(Factor(mask, _at(places, own)), low, sign)]
                 steps += [Rescaling(number)] if number != 1 else []
             elif kind == "sum" and factor.axes & keys and factor.axes - keys:
                 if product is not None:
-                    raise NotAttention("scores are a sum of two products")
-                product, scale = (factor, number), number
+                    return _TWO_PRODUCTS
+                product, scale = factor, number
             elif factor.axes & keys:
                 biases.append(Bias(factor, number))
         if product is None:
-            raise NotAttention("scores are not a product of queries and keys times a number")
-        return product[0], scale, [*steps, *biases]
+            return NO_PRODUCT
+        return Scaled(product, scale, [*steps, *biases])
 
-    def _operands(self, product: Factor, keys: frozenset[Axis]) -> tuple[Factor, Factor]:
-        """Return queries and keys."""
+    def _operands(self, product: Factor, keys: frozenset[Axis]) -> tuple[Factor, Factor] | None:
+        """Return queries and keys, if scores are a product of such."""
         opened, summed = self.scores.algebra.open(product)
         factors = [f for f, _ in opened]
         with_keys = [f for f in factors if f.axes & keys]
         without = [f for f in factors if not f.axes & keys]
         if len(with_keys) != 1 or len(without) != 1 or not keys <= with_keys[0].axes:
-            raise NotAttention("scores are not a product of queries and keys times a number")
+            return None
         if not summed <= without[0].axes & with_keys[0].axes:
-            raise NotAttention("scores are not a product of queries and keys times a number")
+            return None
         return without[0], with_keys[0]
 
     def _values(self, found: Found) -> Iterator[Factor]:

@@ -18,9 +18,10 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
+from jaxamp.attention.emit_level import Changes, Emitter
 from jaxamp.attention.known_numbers import Given, KnownNumbers, Outer
 from jaxamp.attention.levels import Atom, Level, Unit, made, new_value, open_into
-from jaxamp.attention.replace import Changes, Emitter, Replacement, needed
+from jaxamp.attention.replacement import Emission, Replacement, needed
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.jaxprs.nested import Wiring, called, loop, nested, wiring
@@ -241,7 +242,7 @@ class Together:
         """Return what the first body leaves to the second."""
         left = {
             "values": {a: inner.env[a] for a in self.crossing.values},
-            "forwards": {i: inner.forwards[self._attention(i)] for i in self.crossing.forwards},
+            "forwards": {i: self._emission(inner, i).forward for i in self.crossing.forwards},
             "handed": [inner.handed[b] for b in self.crossing.bindings],
         }
         if _is_mapped(self.joined.pair.first):  # along an axis for the devices
@@ -253,13 +254,17 @@ class Together:
         if _is_mapped(self.joined.pair.first):
             left = jax.tree.map(lambda x: jnp.squeeze(x, 0), left)
         inner.env |= left["values"]
-        inner.forwards |= {self._attention(i): x for i, x in left["forwards"].items()}
+        for i, forward in left["forwards"].items():
+            self._emission(inner, i).forward = forward
         inner.handed |= zip(self.crossing.bindings, left["handed"], strict=True)
         for unit in self.crossing.again:
             with jax_compat.emitting(unit.eqn):
                 inner.bind(unit)
         for value in self.crossing.held:
             inner.env[value] = inner.holding(value)
+
+    def _emission(self, inner: Emitter, index: int) -> Emission:
+        return inner.emissions[self._attention(index)]
 
     def _attention(self, index: int) -> Replacement:
         return self.changes.replacements[index]
