@@ -104,7 +104,7 @@ class Found:
 
 
 class Obstacle(NamedTuple):
-    """What keeps a softmax between two products from being an attention of ours, in words."""
+    """Obstacle that keeps a softmax between two products from being an attention of ours."""
 
     reason: str
 

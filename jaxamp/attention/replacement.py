@@ -46,7 +46,7 @@ class Replacement:
 
 
 class _Prepared(NamedTuple):
-    """What a kernel is given, and the rows of scores that see nothing.
+    """Operands of a kernel, and the rows of scores that see nothing.
 
     Attributes:
       operands: q, k, v and the bias.
@@ -96,7 +96,7 @@ class Emission:
         return {"dq": (dq, layout.q), "dk": (dk, layout.k), "dv": (dv, layout.v)}[name]
 
     @functools.cached_property
-    def forward(self) -> tuple[Any, Any]:
+    def forward(self) -> list[Any]:
         """Output and bits of the kernel."""
         q, k, v, bias = self._prepared.operands
         return found_attention(q, k, v, bias, self.replacement.spec)

@@ -50,7 +50,7 @@ class InputCast(NamedTuple):
 
 
 class OperandRead(NamedTuple):
-    """How an equation reads one of its operands.
+    """Read of one operand by an equation.
 
     Attributes:
       precision: the precision that it is cast to; ``None`` leaves it as it is.
@@ -229,7 +229,7 @@ class Decision(NamedTuple):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether anything is read or stored in low precision."""
+        """Return whether anything is read or stored in low precision."""
         read = (p for r in self.reads for p in (r.precision, r.copy))
         return any(map(is_narrow, (*read, *self.outputs)))
 
