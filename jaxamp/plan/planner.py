@@ -32,6 +32,7 @@ from jaxamp.plan.precision.operand_reads import find_operand_reads
 from jaxamp.plan.precision.overrides import Forced, find_forced
 from jaxamp.plan.precision.quantized_dots import find_scaled
 from jaxamp.plan.precision.stored_joins import store_joins
+from jaxamp.plan.precision.varying_activations import narrow_varying
 from jaxamp.plan.steering import Steering, unsteered
 from jaxamp.policy.policy import PrecisionPolicy
 
@@ -116,6 +117,7 @@ def _find(
     choices = chooser.choose_all(frame.entries, inputs, forced)
     stored, exact_narrow = chooser.stored, chooser.exact_narrow
     narrow_buffers(graph, uses, regions, stored, choices)
+    choices.update(narrow_varying(graph, provenance, uses, policy, stored, choices))
     choices.update(find_communication(graph, frame, uses, policy, stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
     readings = find_operand_reads(

@@ -303,6 +303,34 @@ def test_activations_are_added_up_as_they_are_stored(mesh, policy, dtype):
     assert error < 0.02 * np.abs(exact).max()
 
 
+@orders
+@pytest.mark.parametrize(("policy", "dtype"), [("mixed_bf16", "bf16"), ("mixed_f16", "f32")])
+def test_cotangents_of_normed_activations_are_added_up_as_they_are_stored(
+    mesh, order, policy, dtype
+):
+    """A norm is computed in f32 and its results vary; the gradient of its scale is f32's sum."""
+
+    def loss(params, x):
+        before = x @ params["in"]
+        normed = before * lax.rsqrt(jnp.mean(before**2, -1, keepdims=True)) * params["scale"]
+        hidden = jnp.tanh(normed @ params["grow"])
+        return jnp.mean(jnp.sin(lax.psum(hidden @ params["shrink"], "d") @ params["in"]))
+
+    square = jax.random.normal(jax.random.key(0), (3, 64, 64)) / 8
+    params = {"in": square[0], "scale": jnp.ones(64), "grow": square[1], "shrink": square[2]}
+    split = {"in": P(), "scale": P(), "grow": P(None, "d"), "shrink": P("d")}
+
+    def wrap(fn):
+        return jax.shard_map(fn, mesh=mesh, in_specs=(split, P()), out_specs=split)
+
+    step = order(wrap, loss, PrecisionPolicy.parse(policy))
+    assert sent(step, params, X) == {("all_reduce", dtype): 2}
+    exact = jax.jit(wrap(jax.grad(loss)))(params, X)
+    for name, ours in jax.jit(step)(params, X).items():
+        assert ours.dtype == jnp.float32
+        np.testing.assert_allclose(ours, exact[name], atol=0.05 * np.abs(exact[name]).max())
+
+
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_cotangents_of_activations_are_added_up_as_they_are_stored(mesh, check_vma):
     """Around a gradient: what goes back to the layers before, as what goes on to those after."""
@@ -326,28 +354,74 @@ def test_cotangents_of_activations_are_added_up_as_they_are_stored(mesh, check_v
     assert sent(mapped, X, W @ W.T / 32, W, W.T) == {("all_reduce", "bf16"): 1 + back}
 
 
-def _found(table, words):
-    """The rows of words in a table that is split by rows over the devices."""
+def _own(table, words):
+    """Places of words in this device's part of a table that is split by rows, and a mask."""
     places = words - lax.axis_index("d") * len(table)
-    is_own = (places >= 0) & (places < len(table))
-    rows = jnp.where(is_own[..., None], table[jnp.where(is_own, places, 0)], 0)
-    return lax.psum(rows, "d")
+    return places, (places >= 0) & (places < len(table))
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_rows_of_a_split_table_are_put_together_in_the_policy_s_precision(mesh, dtype):
+def _chosen(table, words):
+    places, is_own = _own(table, words)
+    return jnp.where(is_own[..., None], table[jnp.where(is_own, places, 0)], 0)
+
+
+def _multiplied(table, words):
+    places, is_own = _own(table, words)
+    return table[jnp.where(is_own, places, 0)] * is_own[..., None]
+
+
+def _filled(table, words):
+    places, is_own = _own(table, words)
+    places = jnp.where(is_own, places, len(table))
+    return jnp.take(table, places, axis=0, mode="fill", fill_value=0)
+
+
+masks = pytest.mark.parametrize("find", [_chosen, _multiplied, _filled])
+
+
+@masks
+@pytest.mark.parametrize(
+    ("policy", "dtype"),
+    [
+        (BF16, "bf16"),
+        (BF16.replace(allreduce="bf16"), "bf16"),
+        (PrecisionPolicy.MIXED_F16, "f32"),
+        (PrecisionPolicy.MIXED_F16.replace(allreduce="f16"), "f16"),
+    ],
+    ids=["bf16", "sums in bf16", "f16", "sums in f16"],
+)
+def test_rows_of_a_split_table_are_put_together_as_they_are_read(mesh, find, policy, dtype):
     """One device has a row and the others nothing: the sum rounds the row and no more."""
     table, words = W[:, :8] / 3, jnp.arange(16) % len(W)
 
     def fn(table, words, w):
-        return jnp.sin(_found(table, words) @ w)
+        return jnp.sin(lax.psum(find(table, words), "d") @ w)
 
-    policy = BF16.replace(allreduce=dtype)
     specs = {"mesh": mesh, "in_specs": (P("d"), P(), P()), "out_specs": P()}
     ours = jax.shard_map(amp(fn, policy), **specs)
     assert sent(ours, table, words, W[:8]) == {("all_reduce", dtype): 1}
     whole = amp(lambda table, words, w: jnp.sin(table[words] @ w), policy)
     np.testing.assert_array_equal(ours(table, words, W[:8]), whole(table, words, W[:8]))
+
+
+@orders
+@masks
+def test_gradients_of_a_split_table_are_those_of_a_whole_one(mesh, order, find):
+    """A row is found a hundred times; its cotangents are rounded one by one and add up in f32."""
+    table, words = W[:, :8] / 3, jnp.tile(jnp.arange(16), 100)
+
+    def split_loss(table, words, w):
+        return jnp.mean(jnp.sin(lax.psum(find(table, words), "d") @ w))
+
+    def whole_loss(table, words, w):
+        return jnp.mean(jnp.sin(table[words] @ w))
+
+    def wrap(fn):
+        return jax.shard_map(fn, mesh=mesh, in_specs=(P("d"), P(), P()), out_specs=P("d"))
+
+    ours = jax.jit(order(wrap, split_loss, BF16))(table, words, W[:8])
+    whole = jax.jit(order(lambda fn: fn, whole_loss, BF16))(table, words, W[:8])
+    np.testing.assert_allclose(ours, whole, atol=2.0**-8 * np.abs(whole).max())
 
 
 def test_counts_statistics_and_averaged_parameters_are_added_up_in_f32(mesh):

@@ -20,8 +20,9 @@ from jaxamp.plan.conditioning.rescaled_products import find_rescaled_products
 from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction
 from jaxamp.plan.dataflow.exact import Exact, fits
 from jaxamp.plan.dataflow.label_gathers import is_label_gather
+from jaxamp.plan.dataflow.masked_lookups import find_masked_lookups
 from jaxamp.plan.dataflow.product_sizes import find_product_sizes, is_small_beside_products
-from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
+from jaxamp.plan.dataflow.provenance import DENSE, Provenance
 from jaxamp.plan.dataflow.regions import COSTLY, EQUALITIES, FusionRegions, is_pooling_gradient
 from jaxamp.plan.dataflow.relu_signs import find_relu_signs, find_relu_tangents
 from jaxamp.plan.dataflow.repeated_gathers import sums_many_cotangents
@@ -83,6 +84,7 @@ class Chooser:
         self.returned = find_returned(graph) if Guard.NO_GAIN in policy.guards else frozenset()
         self.product_sizes = find_product_sizes(graph, provenance)
         self.exact = Exact(graph, regions)
+        self.masked_rows = find_masked_lookups(graph, provenance)
         self.rescaled = self._find_rescaled()
         self.relu_signs = find_relu_signs(graph, regions)
         self.relu_tangents = find_relu_tangents(graph, self.relu_signs)
@@ -250,22 +252,12 @@ class Chooser:
         return all(r.role is Role.FIXED or r.trait is Trait.SENSITIVE for r in readers)
 
     def _reduce(self, node: Node, low: Precision) -> Choice:
+        if node.trait is Trait.ALLREDUCE and (choice := self._add_up(node, low)):
+            return choice
         dense = [v for v in node.outs if self.provenance.dense[v]]
-        wire = self.policy.allreduce
-        is_sent = node.trait is Trait.ALLREDUCE and wire.bits < F32.bits
-        reason = f"summed over devices in {wire.short}, as the policy says"
-        if is_sent and not dense and self._joins_rows(node, low):
-            return Choice(wire, F32, reason, None, wire)
         if node.kind is not OpKind.REDUCTION or not dense:
             return Choice(F32, F32, "a statistic is small: f32", Guard.REDUCTION_ISLAND, F32)
-        constraint = self._constraint(node, low)
-        stored = F32 if constraint else low
-        if is_sent:
-            return Choice(wire, stored, reason, None, wire)
-        if node.trait is Trait.ALLREDUCE and self._adds_up_stored(node, low):
-            reason = f"summed over devices in {low.short}, in which each stores its part"
-            return Choice(low, stored, reason, None, low)
-        if constraint:
+        if constraint := self._constraint(node, low):
             return Choice(F32, F32, constraint.reason, constraint.guard, F32)
         if Guard.RANGE in self.guards and low is Precision.F16 and node.trait is not Trait.EXTREMUM:
             return Choice(F32, F32, "a sum may overflow f16", Guard.RANGE, F32)
@@ -273,28 +265,29 @@ class Chooser:
         operand = inside or self._common(node, low)
         return Choice(operand, low, f"f32 inside, stored in {low.short}", None, inside)
 
-    def _adds_up_stored(self, node: Node, low: Precision) -> bool:
-        """Return whether devices add up an activation in the format in which each stores its part.
+    def _add_up(self, node: Node, low: Precision) -> Choice | None:
+        """Choose for a sum over devices; `None` where it is a sum like any other."""
+        wire = self.policy.allreduce
+        dense = any(self.provenance.dense[v] for v in node.outs)
+        if wire.bits < F32.bits and (dense or self._adds_up_parts(node, low)):
+            reason = f"summed over devices in {wire.short}, as the policy says"
+        elif self._adds_up_parts(node, low) and not (
+            Guard.RANGE in self.guards and low is Precision.F16  # a sum may overflow
+        ):
+            wire, reason = low, f"summed over devices in {low.short}, in which each has its part"
+        else:
+            return None
+        stored = F32 if not dense or self._constraint(node, low) else low
+        return Choice(wire, stored, reason, None, wire)
 
-        So do those of a program that XLA partitions. A sum in float16 may overflow.
+    def _adds_up_parts(self, node: Node, low: Precision) -> bool:
+        """Return whether devices put together parts that each has in a narrow format.
+
+        These are parts of an activation as it is stored, which devices of a program that XLA
+        partitions add up so, too; or rows that each has found in its part of a table.
         """
-        return (
-            not (Guard.RANGE in self.guards and low is Precision.F16)
-            and all(self._as_read(v, node) is low for v in node.ins)
-            and self._bears_rounding(node, low)
-        )
-
-    def _joins_rows(self, node: Node, low: Precision) -> bool:
-        """Return whether devices put together what each has found in its part of a table.
-
-        Products read it, it is no statistic, and neither a count nor a parameter that is updated.
-        """
-        return (
-            not union(self.provenance.bits, node.ins) & STATISTIC
-            and not union(self.graph.whole, node.ins)
-            and not is_state_update(self.provenance, self.uses, node)
-            and self._bears_rounding(node, low)
-        )
+        parts = (v in self.masked_rows or self._as_read(v, node) is low for v in node.ins)
+        return all(parts) and self._bears_rounding(node, low)
 
     def _bears_rounding(self, node: Node, low: Precision) -> bool:
         """Return whether a product reads a node's results, and no reader amplifies a rounding."""
@@ -307,6 +300,8 @@ class Chooser:
             return self._compare(node, low)
         if out in self.relu_tangents:
             return Choice(low, low, f"tangent of a ReLU: {low.short} before the mask, as after it")
+        if out in self.masked_rows and (wire := self._wire_of(out, low)):
+            return Choice(wire, wire, f"rows of a split table: {wire.short}, as they are added up")
         constraint = self._constraint(node, low)
         if constraint:
             return Choice(F32, F32, constraint.reason, constraint.guard)
@@ -314,6 +309,14 @@ class Chooser:
             return Choice(low, low, f"a bias: {low.short}, added by the convolution's kernel")
         operand = self._common(node, low) if node.trait in _SAFE_NARROW else F32
         return self._lowered(out, operand, low)
+
+    def _wire_of(self, value: int, low: Precision) -> Precision | None:
+        """Return the narrow format in which devices add up a value, if nothing else reads it."""
+        readers = self.graph.readers[value]
+        if value in self.graph.outputs or not all(r.trait is Trait.ALLREDUCE for r in readers):
+            return None
+        found = {choice and choice.operand for choice in (self._add_up(r, low) for r in readers)}
+        return found.pop() if len(found) == 1 else None
 
     def _compare(self, node: Node, low: Precision) -> Choice:
         """Choose for a comparison, such that equal values stay equal.

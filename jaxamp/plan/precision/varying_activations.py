@@ -1,0 +1,68 @@
+"""Cast activations before their manual axes vary, so that their cotangents are added up narrow.
+
+Under `shard_map` such a cast of axes sends nothing, but its transpose adds up cotangents over
+devices. Where every reader rounds an activation, it is rounded before: what comes back is then
+added up as each device stores it, as activations themselves are, and as XLA does in a program that
+it partitions. A cotangent of a parameter is a gradient: it is summed in the policy's `allreduce`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jaxamp.core.formats import Precision
+from jaxamp.core.guards import Guard
+from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.dataflow.uses import Uses
+from jaxamp.plan.graph.graph import Graph, Node
+from jaxamp.plan.precision.choose import Choice
+from jaxamp.plan.precision.reader_precisions import ReaderPrecisions, forwarded
+from jaxamp.policy.policy import PrecisionPolicy
+
+F32 = Precision.F32
+
+
+def narrow_varying(
+    graph: Graph,
+    provenance: Provenance,
+    uses: Uses,
+    policy: PrecisionPolicy,
+    stored: list[Precision | None],
+    choices: Mapping[Node, Choice],
+) -> dict[Node, Choice]:
+    """Return choices for casts of axes of activations that all their readers round.
+
+    Args:
+      graph: the program.
+      provenance: where each value comes from.
+      uses: what each value is used for.
+      policy: the policy.
+      stored: precision in which each value is stored; entries of what is cast are updated.
+      choices: what was chosen for each node; left as it is.
+    """
+    activations = [
+        node
+        for node in graph.nodes
+        if node.trait is Trait.VARY
+        and provenance.dense[node.ins[0]]
+        and stored[node.ins[0]] is F32
+        and choices[node].operand is None
+    ]
+    if not activations:
+        return {}
+    wanted = ReaderPrecisions(graph, uses, stored, choices, ())
+    found: dict[Node, Choice] = {}
+    for node in activations:
+        low = wanted[node.outs[0]]
+        if low is F32 or (Guard.RANGE in policy.guards and low is Precision.F16):
+            continue  # a sum in float16 may overflow
+        reason = f"{low.short} before it varies: cotangents are added up over devices as stored"
+        found[node] = Choice(low, low, reason)
+        pending = [node.outs[0]]
+        for value in pending:
+            stored[value] = low
+            for reader in graph.readers[value]:
+                moved = forwarded(reader, choices, ())
+                pending += [out for source, out in moved if source == value]
+    return found
