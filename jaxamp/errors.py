@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import inspect
 import reprlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class JaxAmpError(Exception):
@@ -133,6 +137,37 @@ def likely(word: object, words: Iterable[str]) -> str:
     longer += [w for w in by_lower if len(given) > 1 and w.startswith(given)]
     found = longer or difflib.get_close_matches(given, by_lower, n=1)
     return f"Did you mean {by_lower[found[0]]!r}? " if found else ""
+
+
+def teaching(advice: str) -> Callable[[_F], _F]:
+    """Make arguments that a function does not have, or misses, our error rather than Python's.
+
+    Args:
+      advice: what to write instead.
+
+    >>> @teaching("Write half(2).")
+    ... def half(number):
+    ...     return number / 2
+    >>> half(dtype=2)
+    Traceback (most recent call last):
+    jaxamp.errors.PolicyError: half: missing a required argument: 'number'. Write half(2).
+    """
+
+    def decorate(fn: _F) -> _F:
+        signature = inspect.signature(fn)
+
+        @functools.wraps(fn)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                name = fn.__qualname__.removesuffix(".__init__")
+                raise PolicyError(f"{name}: {error}. {advice}") from None
+            return fn(*args, **kwargs)
+
+        return cast("_F", checked)
+
+    return decorate
 
 
 def article(name: str) -> str:

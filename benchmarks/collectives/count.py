@@ -21,6 +21,9 @@ def collectives(module: Module) -> Bytes:
     The size of a collective is that of the whole array: what an all-gather gives and what the
     others take. Arrays of less than a kilobyte are left out. A collective that the compiler has
     spread over several fusions, to overlap it with them, is named in each and counts once.
+
+    Raises:
+      ValueError: the program does not say how often a loop runs.
     """
     found: Bytes = Counter()
     spread = set()
@@ -46,11 +49,18 @@ def _collectives(
             yield from ((name, array, runs, channel) for array in _whole(computation, line, op))
         elif line.op == "while":
             body = module.computations[line.attribute("body") or ""]
-            yield from _collectives(module, body, runs * (trips(module, line) or 1))
+            yield from _collectives(module, body, runs * _trips(module, line))
         else:
             for callee in _called(line):
                 inside = fused or line.op == "fusion"
                 yield from _collectives(module, module.computations[callee], runs, inside)
+
+
+def _trips(module: Module, loop: Instruction) -> int:
+    found = trips(module, loop)
+    if found is None:
+        raise ValueError(f"how often {loop.name} runs, of {loop.source}, the program does not say")
+    return found
 
 
 def _whole(computation: Computation, line: Instruction, op: str) -> list[Array]:

@@ -14,6 +14,10 @@ _BYTES = {
 }  # fmt: skip
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](\{[^}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
+# A line that begins with a brace may also end the configuration of a TPU's kernel.
+_COMPUTATION = re.compile(
+    r"^(ENTRY )?%?([\w.\-]+) .*\{\n((?:.*\n)*?)\}(?:, execution_thread=.*)?$", re.M
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,7 @@ def _instruction(line: str) -> Instruction | None:
 def parse(text: str) -> Module:
     """Parse what ``compiled.as_text()`` returns."""
     entry, computations = None, {}
-    for found in re.finditer(r"^(ENTRY )?%?([\w.\-]+) .*\{\n((?:.*\n)*?)\}", text, re.M):
+    for found in _COMPUTATION.finditer(text):
         lines = (_instruction(line) for line in found.group(3).splitlines())
         computation = Computation(found.group(2), tuple(line for line in lines if line))
         computations[computation.name] = computation

@@ -102,6 +102,8 @@ _NAMES: dict[str, Precision] = {
     **{precision.short: precision for precision in Precision},
     **{precision.value: precision for precision in Precision},
     "full": Precision.F32,
+    "fp16": Precision.F16,  # as PyTorch's users write them
+    "fp32": Precision.F32,
 }
 
 

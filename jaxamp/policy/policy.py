@@ -28,6 +28,7 @@ from jaxamp.errors import (
     counted,
     likely,
     shown,
+    teaching,
 )
 from jaxamp.policy import serialization as policy_json
 from jaxamp.policy.jmp_string import ThreeDtypes, looks_like_grammar, parse_grammar
@@ -56,7 +57,7 @@ class PrecisionPolicy:
       param_dtype: format in which parameters are stored, for those who create them.
       output_dtype: format of the float outputs; ``None`` for that of the original function.
       allreduce: format in which devices add up what each stores in float32, above all gradients;
-        activations in bfloat16 are added up as they are.
+        activations in bfloat16, and rows of a table split by words, are added up as they are.
       scaling: which dots are quantized, where the cast of Compute is scaled, and how.
       xla: techniques of steering XLA that are on, ``Technique`` or their words; ``()`` for the
         casts alone. See `docs/explanation/fusion.md`.
@@ -119,6 +120,7 @@ class PrecisionPolicy:
             object.__setattr__(self, field, value)
 
     @classmethod
+    @teaching("Write PrecisionPolicy.custom({'compute': 'bf16', 'reduction': 'f32', ...}).")
     def custom(
         cls,
         kinds: Mapping[Any, CastConfig | PrecisionLike],
@@ -145,7 +147,8 @@ class PrecisionPolicy:
           param_dtype: format in which parameters are stored.
           output_dtype: format of the float outputs.
           allreduce: format in which devices add up what each stores in float32, above all
-            gradients; activations in bfloat16 are added up as they are.
+            gradients; activations in bfloat16, and rows of a table split by words, are added up
+            as they are.
           scaling: which dots are quantized, where the cast of Compute is scaled, and how.
           xla: techniques of steering XLA that are on; ``()`` for the casts alone.
           fused_attention: whether attention is lowered to fused kernels; ``None`` for where the
@@ -527,6 +530,11 @@ def _checked_scaling(scaling: Any) -> Scaling:
         return scaling
     raise PolicyError(f"The scaling of a policy is a Scaling, not {scaling!r}.")
 
+
+PrecisionPolicy.__init__ = teaching(
+    "Change a preset, PrecisionPolicy.MIXED_BF16.replace(allreduce='bf16'); make one of your own "
+    "by PrecisionPolicy.custom; or give amp a word, amp(fn, 'bf16')."
+)(PrecisionPolicy.__init__)
 
 PRESETS: dict[str, PrecisionPolicy] = {}
 """Policies by their names; ``presets`` enters them."""

@@ -14,7 +14,7 @@ import jax
 from jaxamp.core import jax_compat
 from jaxamp.core.adapters import adapter
 from jaxamp.core.formats import Precision, is_format
-from jaxamp.errors import NotCallableError, article, shown
+from jaxamp.errors import NotCallableError, article, shown, teaching
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.run.emit import plan_call, unchanged
 from jaxamp.run.runner import NNX, Runner, Runners
@@ -195,6 +195,7 @@ def amp(
     static_argnames: str | Iterable[str] | None = ...,
     _force: bool = ...,
 ) -> Callable[[_F], _F]: ...
+@teaching("The precision is the second argument: amp(fn, 'bf16'), or amp(fn, policy='bf16').")
 def amp(
     fn: Any = None,
     policy: Any = DEFAULT_POLICY,

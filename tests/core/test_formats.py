@@ -75,7 +75,7 @@ def test_full_and_half_are_those_of_jmp(monkeypatch):
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("fp16", "'f16'"),
+        ("fp_16", "'fp16'"),
         ("bflaot16", "'bfloat16'"),
         ("float8_e4m3", "'float8_e4m3fn'"),
         ("int8", "Accepted: f64, f32"),

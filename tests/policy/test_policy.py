@@ -347,7 +347,7 @@ def test_json_that_is_no_policy(text, message):
     [
         (lambda: PrecisionPolicy.parse("mixd_bf16"), "Did you mean 'mixed_bf16'"),
         (lambda: PrecisionPolicy.parse(""), "Accepted: always_f32"),
-        (lambda: PrecisionPolicy.parse("fp16"), "Did you mean 'f16'"),
+        (lambda: PrecisionPolicy.parse("fp_16"), "Did you mean 'fp16'"),
         (lambda: PrecisionPolicy.parse("bfloat"), "Did you mean 'bfloat16'"),
         (lambda: PrecisionPolicy.parse("fp8"), "Did you mean 'fp8_current'"),
         (lambda: PrecisionPolicy.parse("auto_mixd"), "Did you mean 'auto_mixed'"),
@@ -423,3 +423,26 @@ def test_parse_keeps_policies_and_reads_jmp():
     assert PrecisionPolicy.parse(policy) is policy
     read = PrecisionPolicy.parse(jmp.get_policy("p=f32,c=bf16,o=f32"))
     assert read.kinds == PrecisionPolicy.MIXED_BF16.kinds
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: PrecisionPolicy(), "missing a required argument: 'name'.*MIXED_BF16.replace"),
+        (lambda: PrecisionPolicy("mixed_bf16"), "'kinds'.*MIXED_BF16.replace"),
+        (lambda: PrecisionPolicy.custom(dtype="bf16"), r"'kinds'.*custom\(\{'compute'"),
+        (lambda: amp(jnp.dot, dtype="bf16"), r"argument 'dtype'.*amp\(fn, 'bf16'\)"),
+        (lambda: amp(dtype="bf16"), r"argument 'dtype'.*amp\(fn, policy='bf16'\)"),
+    ],
+)
+def test_arguments_that_do_not_exist_say_what_to_write(call, message):
+    """Ours, rather than Python's bare TypeError."""
+    with pytest.raises(PolicyError, match=message):
+        call()
+
+
+def test_words_of_other_libraries_are_read():
+    """PyTorch's users write fp16."""
+    assert PrecisionPolicy.parse("fp16") is PrecisionPolicy.MIXED_F16
+    assert PrecisionPolicy.parse("mixed-fp16") is PrecisionPolicy.MIXED_F16
+    assert PrecisionPolicy.parse("fp32") is PrecisionPolicy.ALWAYS_F32

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.collectives.count import collectives
 from benchmarks.deviceless.models import PACKAGES
 from benchmarks.deviceless.models.fused import FUSED
 from benchmarks.deviceless.models.model import HAND
@@ -80,6 +81,26 @@ def test_the_trip_count_that_the_compiler_states_is_used():
         "body=%body.1", 'body=%body.1, backend_config={"known_trip_count":{"n":"9"}}'
     )
     assert traffic.measure(hlo.parse(stated)).kernels == 9
+
+
+def test_a_kernel_with_a_configuration_of_several_lines_ends_no_loop():
+    """A TPU's kernel is followed by JSON, of which a line begins with a brace."""
+    kernel = """  %kernel.1 = f32[8]{0} custom-call(%add.1), backend_config={"custom_call_config":{
+"xprof_metadata":"{\\"block_q\\": 256}"
+}}, metadata={op_name="splash"}
+  ROOT %next.1"""
+    text = LOOP.replace("  ROOT %next.1", kernel)
+    assert traffic.measure(hlo.parse(text)).kernels == 4 * 2
+
+
+def test_bytes_between_devices_are_not_guessed_where_a_loop_is_unknown():
+    """Counted once they would be too few."""
+    reduced = LOOP.replace("add(%sum.2, %row.2)", "all-reduce(%row.2), channel_id=1")
+    reduced = reduced.replace("f32[8]", "f32[512]")
+    assert collectives(hlo.parse(reduced)) == {("all-reduce", "f32"): 4 * 512 * 4}
+    unknown = reduced.replace("compare(%i.2, %bound.1)", "compare(%bound.1, %i.2)")
+    with pytest.raises(ValueError, match=r"how often loop\.1 runs"):
+        collectives(hlo.parse(unknown))
 
 
 def test_an_update_in_place_writes_only_the_update():
