@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from jax.extend.core import Jaxpr
 
@@ -52,7 +54,24 @@ def _near(rule: Rule, plan: Plan) -> str:
     scopes = {part for d in plan.decisions() for part in d.scope.split("/") if part}
     if not scopes:
         return " The program has no scopes: name functions, function=..., or use jax.named_scope."
-    return _some("Scopes", rule.scope, sorted(scopes))
+    return _some("Scopes", rule.scope, sorted(scopes)) + _shared(rule.scope, scopes)
+
+
+def _shared(wanted: str, scopes: Set[str]) -> str:
+    """Return the cure, where a rule names one of several modules that have one scope.
+
+    JAX keeps the code of every call around an equation, and the place in it, but no variables: of
+    ``for block in self.blocks``, that is, not which block it was.
+    """
+    parts = re.split(r"[./]", wanted)
+    for owner, index in itertools.pairwise(parts):
+        if index.isdecimal() and owner in scopes:
+            return (
+                f" Modules that a Python loop goes through share one scope, {owner!r}: name them "
+                f"where they are called, `with jax.named_scope(f'{owner}{{i}}'):`, for a rule with "
+                f"scope='{owner}{index}'; or speak of all, scope={owner!r}."
+            )
+    return ""
 
 
 def _some(what: str, word: str, names: Sequence[str]) -> str:

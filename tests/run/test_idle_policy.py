@@ -17,6 +17,13 @@ def _layer(x, w):
         return jax.nn.softmax(x @ w)
 
 
+def _looped(x, w):
+    for _ in range(2):
+        with jax.named_scope("blocks"):
+            x = jnp.tanh(x @ w)
+    return x
+
+
 def _highest(x, w):
     return jnp.dot(x, w, precision="highest")
 
@@ -27,6 +34,7 @@ def _rules(*rules):
 
 IDLE = {
     "scope": (_layer, _rules({"scope": "hed"}), "head"),
+    "one of a list": (_looped, _rules({"scope": "blocks.1"}), "share one scope.*named_scope"),
     "function": (_layer, _rules({"function": "jax.nn.softmx"}), "Did you mean 'softmax'"),
     "own function": (_layer, _rules({"function": "layer"}), "Functions of the program: _layer"),
     "second of two": (_layer, _rules({"scope": "head"}, {"scope": "tail"}), "scope=tail"),
