@@ -80,7 +80,8 @@ def check(program: Program, dtype: str, order: str, spread: float = 1.0) -> None
         ]
     for results in zip(*draws, strict=True):
         if results[0][2].size < FEW:
-            results = [[np.concatenate([x.ravel() for x in xs]) for xs in zip(*results)]]
+            by_form = zip(*results, strict=True)
+            results = [[np.concatenate([x.ravel() for x in xs]) for xs in by_form]]
         compare(*results[0], dtype)
 
 
