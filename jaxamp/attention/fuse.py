@@ -11,6 +11,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr
 
+from jaxamp.attention.apart import softmaxes_apart
 from jaxamp.attention.emit_level import Binding, Changes, emit_level
 from jaxamp.attention.known_numbers import Given, KnownNumbers, Outer
 from jaxamp.attention.layout import layout_of, thinned
@@ -182,7 +183,10 @@ class _Fuser:
         known = KnownNumbers(level, given)
         bodies, bindings = self._inside(level, known, scopes)
         scores = Scores(level, known)
-        return Changes(scores, self._replacements(level, scores, known, scopes), bodies, bindings)
+        replacements = self._replacements(level, scores, known, scopes)
+        for unit, reason in softmaxes_apart(level):
+            self.refused.append(RefusedAttention(*_Place(unit, scopes[unit]).words, reason))
+        return Changes(scores, replacements, bodies, bindings)
 
     def _inside(
         self, level: Level, known: KnownNumbers, scopes: _Scopes

@@ -1,5 +1,6 @@
 """Spellings that are not found, in which order and why. What is found leaves this list."""
 
+_APART = "the softmax is in another function than the product with the values"
 _OWN = "a row may be masked whole, and has weights of its own then"
 
 NOT_FOUND: dict[tuple[str, str], str] = {
@@ -10,12 +11,9 @@ NOT_FOUND: dict[tuple[str, str], str] = {
     ("weights_masked_again", "forward"): _OWN,
     ("weights_masked_again", "joint"): "weights are returned",
     ("safe_softmax", "forward"): _OWN,
-    ("softmax_with_its_own_rule", "forward"): "no reason is given",
-    (
-        "layers_scanned_with_saved_products",
-        "joint",
-    ): "scores are not a product of queries and keys times a number",
-    ("checkpoint_of_weights", "forward"): "no reason is given",
+    ("softmax_with_its_own_rule", "forward"): "the softmax has a derivative rule of its own",
+    ("layers_scanned_with_saved_products", "joint"): "weights are returned",
+    ("checkpoint_of_weights", "forward"): _APART,
     (
         "checkpoint_of_weights",
         "joint",

@@ -40,6 +40,7 @@ def test_a_spelling_is_found(name, order):
     result = found(program, order)
     if (name, order) in NOT_FOUND:
         assert result.count < program.count, "it is found: take it off the list"
+        assert set(result.refused) & {*NOT_FOUND[name, order].split("; ")}, result.refused
     else:
         assert result.count >= program.count, result.refused
 
