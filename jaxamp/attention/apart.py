@@ -11,6 +11,7 @@ from enum import Flag, auto
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.attention.levels import Level, Unit
+from jaxamp.attention.softmaxes import Softmaxes
 from jaxamp.jaxprs.interpret import walk
 from jaxamp.jaxprs.nested import RULED, Wiring, called, wiring
 
@@ -27,12 +28,18 @@ class _Seen(Flag):
 _WEIGHTS = _Seen.EXPONENTIALS | _Seen.SUM
 
 
-def softmaxes_apart(level: Level) -> Iterator[tuple[Unit, str]]:
+def softmaxes_apart(level: Level, softmaxes: Softmaxes) -> Iterator[tuple[Unit, str]]:
     """Yield calls whose softmax is read by a product outside, and what they are in words.
 
     Args:
       level: where the calls are.
+      softmaxes: what is known of their jaxprs.
     """
+    if not any(
+        wiring(unit.eqn) is Wiring.CALL and softmaxes.has_exponential(called(unit.eqn).jaxpr)
+        for unit in level.equations()
+    ):
+        return
     seen: dict[int, _Seen] = {}
     weights: dict[int, Unit] = {}  # per value: the call that its weights are from
     for unit in level.equations():

@@ -31,6 +31,7 @@ from jaxamp.attention.outcome import Attention, RefusedAttention
 from jaxamp.attention.pairs import Together, join, pairs_of
 from jaxamp.attention.replacement import Replacement, home_of, needed
 from jaxamp.attention.scores import Scores
+from jaxamp.attention.softmaxes import Softmaxes
 from jaxamp.attention.values import size_of
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
@@ -82,7 +83,7 @@ def fuse_attention(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Fused:
     ['found_attention']
     """
     kernels = _kernels(policy)
-    if not kernels or closed.jaxpr not in _Softmaxes():
+    if not kernels or closed.jaxpr not in Softmaxes():
         return Fused(closed)
     fuser = _Fuser(policy, kernels)
     changed = fuser.level(closed, {}, "")
@@ -98,25 +99,6 @@ def _kernels(policy: PrecisionPolicy) -> list[Kernel]:
     if policy.fused_attention:
         return everywhere()
     return [] if policy.is_scaled else at_hand()
-
-
-class _Softmaxes:
-    """Jaxprs that may hold an attention: with an exponential, and with products."""
-
-    def __init__(self) -> None:
-        self._names: dict[int, frozenset[str]] = {}
-
-    def __contains__(self, jaxpr: Any) -> bool:
-        names = self._of(jaxpr)
-        return "dot_general" in names and not names.isdisjoint(("exp", "exp2"))
-
-    def _of(self, jaxpr: Any) -> frozenset[str]:
-        """Return the names of the primitives in a jaxpr, and in those within."""
-        if (names := self._names.get(id(jaxpr))) is None:
-            bodies = [self._of(body.jaxpr) for eqn in jaxpr.eqns for body in nested(eqn)]
-            names = frozenset(eqn.primitive.name for eqn in jaxpr.eqns).union(*bodies)
-            self._names[id(jaxpr)] = names
-        return names
 
 
 @dataclass(slots=True)
@@ -166,7 +148,7 @@ class _Fuser:
 
     def __init__(self, policy: PrecisionPolicy, kernels: list[Kernel]) -> None:
         self.policy, self.kernels = policy, kernels
-        self.softmaxes = _Softmaxes()
+        self.softmaxes = Softmaxes()
         self.attentions: list[Attention] = []
         self.refused: list[RefusedAttention] = []
 
@@ -184,7 +166,7 @@ class _Fuser:
         bodies, bindings = self._inside(level, known, scopes)
         scores = Scores(level, known)
         replacements = self._replacements(level, scores, known, scopes)
-        for unit, reason in softmaxes_apart(level):
+        for unit, reason in softmaxes_apart(level, self.softmaxes):
             self.refused.append(RefusedAttention(*_Place(unit, scopes[unit]).words, reason))
         return Changes(scores, replacements, bodies, bindings)
 
@@ -209,7 +191,7 @@ class _Fuser:
             words[unit] = self._taken()
             if any(new is not old for new, old in zip(changed, inside, strict=True)):
                 bodies[unit] = changed
-        for pair in pairs_of(level):
+        for pair in pairs_of(level) if any(w.refused for w in words.values()) else ():
             both = pair.first, pair.second
             if not any(words.get(unit, _Words()).refused for unit in both):
                 continue
@@ -272,7 +254,7 @@ class _Fuser:
     ) -> list[Replacement]:
         """Return the replacements beside which nobody computes weights."""
         pairs = list(zip(chosen, places, strict=True))
-        while True:
+        while pairs:
             cut = frozenset().union(*(r.found.cut for r, _ in pairs))
             read = frozenset[int]().union(*(needed(scores, r) for r, _ in pairs))
             kept = kept_beside(level, cut, read)

@@ -90,6 +90,8 @@ def substituted(value: Value, parts: Mapping[Axis, Place]) -> Value:
         return value
 
     def place(axes: Place) -> Place:
+        if not any(a in parts for a in axes):
+            return axes
         return tuple(itertools.chain.from_iterable(parts.get(a, (a,)) for a in axes))
 
     def factor(f: Factor) -> Factor:

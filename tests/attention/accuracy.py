@@ -82,7 +82,8 @@ def check(program: Program, dtype: str, order: str, spread: float = 1.0) -> None
         if results[0][2].size < FEW:
             by_form = zip(*results, strict=True)
             results = [[np.concatenate([x.ravel() for x in xs]) for xs in by_form]]
-        compare(*results[0], dtype)
+        got, other, want = results[0]
+        compare(got, other, want, dtype)
 
 
 def _compared(
