@@ -10,6 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxamp.kernels.attention import AttentionSpec, attention
 from jaxamp.kernels.attention.flash import FLASH
+from jaxamp.kernels.attention.spec import Operands, Results
 from jaxamp.kernels.attention.splash import SPLASH
 from tests.attention import imitation, oracle
 
@@ -33,9 +34,9 @@ def test_it_is_what_pallas_kernels_compute(case):
     )
     spec = AttentionSpec(scale=0.125, **words)
     with pltpu.force_tpu_interpret_mode():
-        want, sums = jax.jit(functools.partial(kernel.forward, spec=spec))(q, k, v, None)
+        want, sums = jax.jit(functools.partial(kernel.forward, spec=spec))(Operands(q, k, v))
         back = functools.partial(kernel.backward, spec=spec, bias_grad=False)
-        grads = jax.jit(back)(q, k, v, None, want, sums, dout)[:3]
+        grads = jax.jit(back)(Operands(q, k, v), Results(want, sums, dout))[:3]
     out, lse = imitation.forward(q, k, v, None, spec=spec, rounds=kernel is FLASH)
     found = imitation.backward(q, k, v, None, want, sums, dout, spec=spec, bias_grad=False)
     np.testing.assert_allclose(lse, sums, atol=1e-5)

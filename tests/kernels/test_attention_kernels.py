@@ -18,6 +18,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.target_gpu import TargetGpu, described_gpu, lowering_for
 from jaxamp.kernels.attention import AttentionSpec, attention, attention_forward, cudnn, triton
 from jaxamp.kernels.attention.flash import FLASH
+from jaxamp.kernels.attention.spec import Operands, Results
 from jaxamp.kernels.attention.splash import SPLASH, block
 from tests.kernels import attention_programs
 from tests.kernels.test_deviceless import compiled
@@ -196,7 +197,7 @@ def test_pallas_kernels_are_attention(case):
     if bias_shape:
         bias = jnp.asarray(np.random.default_rng(1).standard_normal(bias_shape), jnp.float32)
     spec = AttentionSpec(scale=0.125, **words)
-    assert kernel.obstacle(q, k, v, bias, spec, True) is None
+    assert kernel.obstacle(Operands(q, k, v, bias), spec, True) is None
     operands = (q, k, v) if bias is None else (q, k, v, bias)
 
     def run(*xs):
@@ -205,9 +206,9 @@ def test_pallas_kernels_are_attention(case):
     _, lse = attention_forward(q, k, v, bias, spec)
     out, vjp = jax.vjp(run, *operands)
     with _interpreting(kernel):
-        found, sums = jax.jit(functools.partial(kernel.forward, spec=spec))(q, k, v, bias)
+        found, sums = jax.jit(functools.partial(kernel.forward, spec=spec))(Operands(q, k, v, bias))
         backward = functools.partial(kernel.backward, spec=spec, bias_grad=bias is not None)
-        grads = jax.jit(backward)(q, k, v, bias, found, sums, dout)
+        grads = jax.jit(backward)(Operands(q, k, v, bias), Results(found, sums, dout))
     np.testing.assert_allclose(sums, lse, atol=1e-4)
     for got, want in zip((found, *grads), (out, *vjp(dout), None), strict=False):
         if want is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,16 +11,15 @@ import jax.numpy as jnp
 from jaxamp.core import jax_compat
 from jaxamp.core.target_gpu import TargetGpu
 from jaxamp.kernels.attention.fused import Fused, with_all_keys
-from jaxamp.kernels.attention.spec import AttentionSpec
+from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results
 
 NEWEST = TargetGpu(capability=(9, 0), cudnn=91200)
 """A GPU that takes every shape that any takes."""
 
 
-def obstacle(
-    gpu: TargetGpu, q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec, backward: bool
-) -> str | None:
+def obstacle(gpu: TargetGpu, operands: Operands, spec: AttentionSpec, backward: bool) -> str | None:
     """Return why cuDNN does not take these operands on a GPU, by JAX's own checks."""
+    q, k, v, bias = operands
     if gpu.capability < (8, 0):
         return f"compute capability {gpu.capability[0]}.{gpu.capability[1]} is below 8.0"
     if gpu.cudnn is None:
@@ -35,32 +35,23 @@ def obstacle(
 
 def on(gpu: TargetGpu) -> Fused:
     """Return cuDNN's attention on a GPU."""
-
-    def asked(*question: Any) -> str | None:
-        return obstacle(gpu, *question)
-
+    asked = functools.partial(obstacle, gpu)
     return Fused(name="cuDNN", obstacle=asked, forward=forward, backward=backward)
 
 
-def forward(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> tuple[Any, Any]:
+def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
     """Compute output and lse."""
+    q, k, v, bias = operands
     return jax_compat.cudnn_forward(q, k, v, _narrow(bias, q, k), **_words(spec))
 
 
 def backward(
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any,
-    out: Any,
-    lse: Any,
-    dout: Any,
-    spec: AttentionSpec,
-    bias_grad: bool,
+    operands: Operands, results: Results, spec: AttentionSpec, bias_grad: bool
 ) -> tuple[Any, ...]:
     """Compute the cotangents; that of a bias over all queries and keys."""
-    operands = (q, k, v, _narrow(bias, q, k), out, lse, dout)
-    found = jax_compat.cudnn_backward(*operands, bias_grad=bias_grad, **_words(spec))
+    q, k, v, bias = operands
+    known = (q, k, v, _narrow(bias, q, k), *results)
+    found = jax_compat.cudnn_backward(*known, bias_grad=bias_grad, **_words(spec))
     return (*found, None)[:4]
 
 

@@ -8,12 +8,13 @@ import jax.numpy as jnp
 
 from jaxamp.core import jax_compat
 from jaxamp.kernels.attention.fused import Fused
-from jaxamp.kernels.attention.spec import AttentionSpec, scores_shape
+from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results, scores_shape
 from jaxamp.kernels.attention.splash import block, tpu_obstacle
 
 
-def obstacle(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec, backward: bool) -> str | None:
+def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | None:
     """Return why it does not take these operands."""
+    q, k, v, bias = operands
     if spec.window is not None:
         return "flash_attention has no windows"
     if q.shape[2] != k.shape[2]:
@@ -27,32 +28,23 @@ def obstacle(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec, backward: b
     return tpu_obstacle(q, k, v)
 
 
-def forward(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> tuple[Any, Any]:
+def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
     """Compute output and lse."""
-    queries, keys, values = map(_by_heads, (q, k, v))
     out, total, top = jax_compat.flash_forward(
-        queries, keys, values, _unscaled(bias, spec), spec.causal, spec.scale, _blocks(q, k)
+        *_known(operands, spec), spec.causal, spec.scale, _blocks(operands.q, operands.k)
     )
     return _by_heads(out), top + jnp.log(total)
 
 
 def backward(
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any,
-    out: Any,
-    lse: Any,
-    dout: Any,
-    spec: AttentionSpec,
-    bias_grad: bool,
+    operands: Operands, results: Results, spec: AttentionSpec, bias_grad: bool
 ) -> tuple[Any, ...]:
     """Compute the cotangents."""
-    known = [*map(_by_heads, (q, k, v)), _unscaled(bias, spec), _by_heads(out)]
+    out, lse, dout = results
+    known = [*_known(operands, spec), _by_heads(out)]
     residuals = (*known, jnp.ones_like(lse), lse)  # exponentials of s - lse sum up to one
-    found = jax_compat.flash_backward(
-        residuals, _by_heads(dout), spec.causal, spec.scale, _blocks(q, k)
-    )
+    blocks = _blocks(operands.q, operands.k)
+    found = jax_compat.flash_backward(residuals, _by_heads(dout), spec.causal, spec.scale, blocks)
     dbias = found[3] / spec.scale if bias_grad else None
     return (*map(_by_heads, found[:3]), dbias)
 
@@ -61,9 +53,11 @@ def _by_heads(x: Any) -> Any:
     return jnp.swapaxes(x, 1, 2)
 
 
-def _unscaled(bias: Any, spec: AttentionSpec) -> Any:
-    """Return what the kernel adds before it multiplies by the scale."""
-    return None if bias is None else bias.astype(jnp.float32) / spec.scale
+def _known(operands: Operands, spec: AttentionSpec) -> list[Any]:
+    """Return the operands as the kernel has them: it adds a bias before it multiplies by scale."""
+    bias = operands.bias
+    unscaled = None if bias is None else bias.astype(jnp.float32) / spec.scale
+    return [*map(_by_heads, operands[:3]), unscaled]
 
 
 def _blocks(q: Any, k: Any) -> Any:

@@ -20,7 +20,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.kernels.attention.primitives import attention_backward_p, attention_forward
-from jaxamp.kernels.attention.spec import AttentionSpec
+from jaxamp.kernels.attention.spec import AttentionSpec, Operands
 
 found_attention_p = Primitive("found_attention")
 found_attention_backward_p = Primitive("found_attention_backward")
@@ -28,8 +28,8 @@ found_attention_backward_p = Primitive("found_attention_backward")
 
 def found_attention(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> list[jax.Array]:
     """Compute attention, and the bits of `lse`, u32[*b, N, T]: of what `attention` takes."""
-    operands = [q, k, v] if bias is None else [q, k, v, bias]
-    return found_attention_p.bind(*jax_compat.vary_alike(operands), spec=spec)
+    operands = jax_compat.vary_alike(Operands(q, k, v, bias).given)
+    return found_attention_p.bind(*operands, spec=spec)
 
 
 def found_attention_backward(
@@ -44,7 +44,7 @@ def found_attention_backward(
     bias_grad: bool,
 ) -> list[jax.Array]:
     """Compute dq, dk, dv and, if wanted, dbias: of what `attention_backward` takes, and bits."""
-    operands = [q, k, v, *([] if bias is None else [bias]), out, bits, dout]
+    operands = [*Operands(q, k, v, bias).given, out, bits, dout]
     return found_attention_backward_p.bind(
         *jax_compat.vary_alike(operands), spec=spec, bias_grad=bias_grad
     )
@@ -52,8 +52,7 @@ def found_attention_backward(
 
 def forward(*operands: Any, spec: AttentionSpec) -> list[Any]:
     """Compute what `found_attention_p` stands for."""
-    q, k, v, *bias = operands
-    out, lse = attention_forward(q, k, v, bias[0] if bias else None, spec)
+    out, lse = attention_forward(*Operands(*operands), spec)
     return [out, lax.bitcast_convert_type(lse.astype(jnp.float32), jnp.uint32)]
 
 

@@ -10,7 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxamp.kernels.attention.spec import AttentionSpec, scores_shape
+from jaxamp.kernels.attention.spec import (
+    AttentionSpec,
+    Operands,
+    Results,
+    of_backward,
+    scores_shape,
+)
 
 Form = Callable[..., tuple[Any, ...]]
 
@@ -21,25 +27,25 @@ class Fused:
 
     Attributes:
       name: in messages.
-      obstacle: from q, k, v, bias and the specification, and whether it is asked for the backward
+      obstacle: from the operands and the specification, and whether it is asked for the backward
         pass: why it cannot; ``None`` if it can.
       forward: what `attention_forward` does.
       backward: what `attention_backward` does; ``bias_grad`` says whether a bias has a cotangent.
     """
 
     name: str
-    obstacle: Callable[[Any, Any, Any, Any, AttentionSpec, bool], str | None]
-    forward: Callable[..., tuple[Any, Any]]
-    backward: Callable[..., tuple[Any, ...]]
+    obstacle: Callable[[Operands, AttentionSpec, bool], str | None]
+    forward: Callable[[Operands, AttentionSpec], tuple[Any, Any]]
+    backward: Callable[[Operands, Results, AttentionSpec, bool], tuple[Any, ...]]
 
 
 def forward_form(kernel: Fused, spec: AttentionSpec) -> Form:
     """Return the forward pass by a kernel as a function of the primitive's operands."""
 
-    def run(*operands: Any) -> tuple[Any, Any]:
-        q, k, v, *bias = operands
-        out, lse = kernel.forward(*map(_flat, (q, k, v)), _flat_bias(bias, q), spec)
-        batch = q.shape[:-3]
+    def run(*values: Any) -> tuple[Any, Any]:
+        operands = Operands(*values)
+        out, lse = kernel.forward(_flat_operands(operands), spec)
+        batch = operands.q.shape[:-3]
         return out.reshape(*batch, *out.shape[1:]), lse.reshape(*batch, *lse.shape[1:])
 
     return run
@@ -48,28 +54,28 @@ def forward_form(kernel: Fused, spec: AttentionSpec) -> Form:
 def backward_form(kernel: Fused, spec: AttentionSpec, bias_grad: bool) -> Form:
     """Return the backward pass by a kernel as a function of the primitive's operands."""
 
-    def run(*operands: Any) -> tuple[Any, ...]:
-        (q, k, v, *bias), (out, lse, dout) = operands[:-3], operands[-3:]
-        known = [*map(_flat, (q, k, v)), _flat_bias(bias, q)]
+    def run(*values: Any) -> tuple[Any, ...]:
+        operands, (out, lse, dout) = of_backward(values)
         rows = lse.reshape(-1, *lse.shape[-2:])
-        results = [_flat(out), rows, _flat(dout)]
-        dq, dk, dv, dbias = kernel.backward(*known, *results, spec, bias_grad)
-        found = [d.reshape(x.shape) for d, x in zip((dq, dk, dv), (q, k, v), strict=True)]
+        results = Results(_flat(out), rows, _flat(dout))
+        *found, dbias = kernel.backward(_flat_operands(operands), results, spec, bias_grad)
+        found = [d.reshape(x.shape) for d, x in zip(found, operands[:3], strict=True)]
         if not bias_grad:
             return tuple(found)
-        whole = dbias.reshape(*_batch_of(bias[0], q), *dbias.shape[1:])
-        return (*found, _sum_to(whole, bias[0]))
+        whole = dbias.reshape(*_batch_of(operands), *dbias.shape[1:])
+        return (*found, _sum_to(whole, operands.bias))
 
     return run
 
 
-def flattened(q: Any, k: Any, v: Any, bias: Any) -> tuple[Any, Any, Any, Any]:
+def flattened(operands: Operands) -> Operands:
     """Return the types of operands with one batch axis, from arrays or avals."""
-    queries, keys, values = (jax.ShapeDtypeStruct(_flat_shape(x), x.dtype) for x in (q, k, v))
+    bias = operands.bias
+    flat = Operands(*(jax.ShapeDtypeStruct(_flat_shape(x), x.dtype) for x in operands[:3]))
     if bias is None:
-        return queries, keys, values, None
-    shape = (math.prod(_batch_of(bias, q)), *bias.shape[-3:])
-    return queries, keys, values, jax.ShapeDtypeStruct(shape, bias.dtype)
+        return flat
+    shape = (math.prod(_batch_of(operands)), *bias.shape[-3:])
+    return flat._replace(bias=jax.ShapeDtypeStruct(shape, bias.dtype))
 
 
 def _flat_shape(x: Any) -> tuple[int, ...]:
@@ -80,18 +86,18 @@ def _flat(x: Any) -> Any:
     return x.reshape(_flat_shape(x))
 
 
-def _batch_of(bias: Any, q: Any) -> tuple[int, ...]:
+def _flat_operands(operands: Operands) -> Operands:
+    flat, bias = Operands(*map(_flat, operands[:3])), operands.bias
+    if bias is None:
+        return flat
+    whole = jnp.broadcast_to(bias, (*_batch_of(operands), *bias.shape[-3:]))
+    return flat._replace(bias=_flat(whole))
+
+
+def _batch_of(operands: Operands) -> tuple[int, ...]:
     """Return the batch axes that a kernel reads a bias with: all, or none of them."""
-    batch = bias.shape[:-3]
-    return batch if all(n == 1 for n in batch) else q.shape[:-3]
-
-
-def _flat_bias(bias: list[Any], q: Any) -> Any:
-    if not bias:
-        return None
-    (given,) = bias
-    whole = jnp.broadcast_to(given, (*_batch_of(given, q), *given.shape[-3:]))
-    return _flat(whole)
+    batch = operands.bias.shape[:-3]
+    return batch if all(n == 1 for n in batch) else operands.q.shape[:-3]
 
 
 def _sum_to(x: Any, like: Any) -> Any:

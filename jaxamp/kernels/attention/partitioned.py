@@ -12,7 +12,8 @@ are placed differently.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,11 +22,43 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxamp.kernels.attention import composed
-from jaxamp.kernels.attention.spec import AttentionSpec
+from jaxamp.kernels.attention.spec import AttentionSpec, Operands, of_backward
 
 Letters = tuple[str, ...]
+"""A letter for each axis of an array.
 
-_WITH_BIAS = (4, 7)  # operands of a forward and of a backward pass
+"t" are queries, "s" keys, "n" heads of queries, "k" those of keys, "h" and "w" the size of a key
+and of a value, "b0" … batch axes. An axis of size one of a bias has a letter of its own, "u0" ….
+"""
+
+Axes = str | tuple[str, ...] | None
+"""Axes of a mesh that an axis of an array lies along."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward or a backward pass of attention.
+
+    Attributes:
+      form: the pass, of arrays on one device.
+      spec: the static parameters.
+      bias_grad: whether a backward pass has the cotangent of a bias; ``None`` for a forward pass.
+    """
+
+    form: Callable[..., Any]
+    spec: AttentionSpec
+    bias_grad: bool | None
+
+    def given(self, values: Sequence[Any]) -> Operands:
+        """Return what the pass is of, among all that it reads."""
+        return Operands(*values) if self.bias_grad is None else of_backward(values)[0]
+
+    def written_out(self, *values: Any) -> tuple[Any, ...]:
+        """Compute the pass by JAX's operations."""
+        if self.bias_grad is None:
+            return composed.forward(*Operands(*values), spec=self.spec)
+        known, results = of_backward(values)
+        return composed.backward(*known, *results, spec=self.spec, bias_grad=self.bias_grad)
 
 
 def partitioned(
@@ -39,107 +72,150 @@ def partitioned(
       spec: the static parameters.
       bias_grad: whether a backward pass has the cotangent of a bias; ``None`` for a forward pass.
     """
-    operands, results = _letters(avals, bias_grad)
-    sizes: dict[str, int] = {}
-    for letters, aval in zip(operands, avals, strict=True):
-        sizes.update(zip(letters, aval.shape, strict=True))
-
-    def split(shapes: Any) -> dict[str, Any]:
-        """Return the axes of the mesh that examples and heads lie along, as queries do."""
-        given = shapes[0].sharding
-        names = [*getattr(given, "spec", ()), *(None for _ in operands[0])]
-        placed = {x: axes for x, axes in zip(operands[0], names, strict=False) if _is_free(x)}
-        placed["k"] = placed["n"]
-        return {x: axes for x, axes in placed.items() if sizes[x] % _count(given, axes) == 0}
-
-    def sharding(mesh: Mesh, placed: dict[str, Any], letters: Letters) -> NamedSharding:
-        both = placed if {"n", "k"} <= placed.keys() else {**placed, "n": None, "k": None}
-        return NamedSharding(mesh, PartitionSpec(*map(both.get, letters)))
-
-    def infer(mesh: Mesh, shapes: Any, _: Any) -> Any:
-        placed = split(shapes)
-        return [sharding(mesh, placed, letters) for letters in results]
-
-    def partition(mesh: Mesh, shapes: Any, _: Any) -> Any:
-        placed = split(shapes)
-        given = [sharding(mesh, placed, letters) for letters in operands]
-        spread = {*_names(given[0].spec)}
-
-        def local(*xs: Any) -> Any:
-            rows = tuple(_names(placed.get("t")))
-            found = list(_of_rows(xs, rows, sizes["t"], spec, bias_grad) if rows else form(*xs))
-            if bias_grad:  # a bias is broadcast along what is missing in its own axes
-                axes = tuple(a for a in spread if a not in _names(given[3].spec))
-                found[3] = lax.psum(found[3], axes) if axes else found[3]
-            return tuple(found)
-
-        return mesh, local, tuple(sharding(mesh, placed, x) for x in results), tuple(given)
-
-    call = custom_partitioning(lambda *xs: _written_out(xs, spec, bias_grad))  # it has the types
-    groups = sizes["n"] // sizes["k"]
-    is_split = groups > 1 < sizes["k"]
-    words = {"n": "(k g)" if is_split else "g" if groups > 1 else "k"}
-
-    def side(rows: list[Letters]) -> str:
-        return ", ".join(" ".join(words.get(x, x) for x in letters) for letters in rows)
-
-    counts: dict[str, Any] = {"g": groups} if is_split else {}
-    whole = ["g" if x == "n" else x for x in sizes if x == "n" or not _is_free(x)]
+    one = Pass(form, spec, bias_grad)
+    partition = Partition(one, avals)
+    call = custom_partitioning(one.written_out)  # it has the types
     call.def_partition(
-        partition=partition,
-        infer_sharding_from_operands=infer,
-        sharding_rule=f"{side(operands)} -> {side(results)}",
-        need_replication_factors=tuple(x for x in whole if x != "k" and (x != "g" or groups > 1)),
-        **counts,
+        partition=partition.divide,
+        infer_sharding_from_operands=partition.infer,
+        **_rule(partition),
     )
     return call
 
 
-def _written_out(xs: Sequence[Any], spec: AttentionSpec, bias_grad: bool | None) -> Any:
-    """Return a pass of attention by JAX's operations."""
-    (q, k, v, *rest), bias = xs, None
-    if len(xs) in _WITH_BIAS:
-        bias, *rest = rest
-    if bias_grad is None:
-        return composed.forward(q, k, v, bias, spec=spec)
-    return composed.backward(q, k, v, bias, *rest, spec=spec, bias_grad=bias_grad)
+class Partition:
+    """Division of a pass among devices.
+
+    Attributes:
+      one: the pass.
+      operands: the letters of its operands.
+      results: the letters of its results.
+      sizes: the size of the axes of each letter.
+    """
+
+    def __init__(self, one: Pass, avals: Sequence[Any]) -> None:
+        self.one = one
+        self.operands, self.results = _letters(one, avals)
+        self.sizes: dict[str, int] = {}
+        for letters, aval in zip(self.operands, avals, strict=True):
+            self.sizes.update(zip(letters, aval.shape, strict=True))
+
+    def infer(self, mesh: Mesh, shapes: Any, _: Any) -> list[NamedSharding]:
+        """Return where the results lie."""
+        placed = self._placed(shapes[0].sharding)
+        return [_sharding(mesh, placed, letters) for letters in self.results]
+
+    def divide(self, mesh: Mesh, shapes: Any, _: Any) -> tuple[Any, ...]:
+        """Return the mesh, the pass of one device, and where results and operands lie."""
+        placed = self._placed(shapes[0].sharding)
+        given, made = (
+            tuple(_sharding(mesh, placed, letters) for letters in of)
+            for of in (self.operands, self.results)
+        )
+        specs = [sharding.spec for sharding in given]
+
+        def local(*values: Any) -> tuple[Any, ...]:
+            return self._local(values, placed, specs)
+
+        return mesh, local, made, given
+
+    def _placed(self, queries: Any) -> dict[str, Axes]:
+        """Return the axes of the mesh that examples, heads and queries lie along, by letter."""
+        letters = self.operands[0]
+        axes = [*getattr(queries, "spec", ()), *(None for _ in letters)]
+        placed = {x: a for x, a in zip(letters, axes, strict=False) if _is_free(x)}
+        placed["k"] = placed["n"]
+        return {x: a for x, a in placed.items() if self.sizes[x] % _count(queries, a) == 0}
+
+    def _local(
+        self, values: Sequence[Any], placed: Mapping[str, Axes], specs: Sequence[PartitionSpec]
+    ) -> tuple[Any, ...]:
+        """Compute the part of one device.
+
+        Args:
+          values: its parts of the operands.
+          placed: axes of the mesh, by letter.
+          specs: of the operands.
+        """
+        rows = tuple(_names(placed.get("t")))
+        if rows:
+            found = [*_of_rows(self.one, values, rows, self.sizes["t"])]
+        else:
+            found = [*self.one.form(*values)]
+        if self.one.bias_grad:  # a bias is broadcast along what is missing in its own axes
+            own = {*_names(specs[3])}
+            axes = tuple(a for a in dict.fromkeys(_names(specs[0])) if a not in own)
+            found[3] = lax.psum(found[3], axes) if axes else found[3]
+        return tuple(found)
+
+
+def _sharding(mesh: Mesh, placed: Mapping[str, Axes], letters: Letters) -> NamedSharding:
+    """Return where an array lies; heads of queries and keys are divided together or not at all."""
+    together = placed if {"n", "k"} <= placed.keys() else {**placed, "n": None, "k": None}
+    return NamedSharding(mesh, PartitionSpec(*map(together.get, letters)))
+
+
+def _rule(partition: Partition) -> dict[str, Any]:
+    """Return what Shardy is told: the axes of each array in words, and which must be whole.
+
+    "n" heads of queries are "k" heads of keys times "g" queries that share one.
+    """
+    sizes = partition.sizes
+    groups = sizes["n"] // sizes["k"]
+    is_split = groups > 1 < sizes["k"]
+    heads = "(k g)" if is_split else "g" if groups > 1 else "k"
+
+    def side(arrays: Sequence[Letters]) -> str:
+        words = (" ".join(heads if x == "n" else x for x in letters) for letters in arrays)
+        return ", ".join(words)
+
+    whole = ["g" if x == "n" else x for x in sizes if x == "n" or not _is_free(x)]
+    rule: dict[str, Any] = {"g": groups} if is_split else {}
+    rule["sharding_rule"] = f"{side(partition.operands)} -> {side(partition.results)}"
+    rule["need_replication_factors"] = tuple(
+        x for x in whole if x != "k" and (x != "g" or groups > 1)
+    )
+    return rule
 
 
 def _of_rows(
-    xs: Sequence[Any], names: tuple[str, ...], count: int, spec: AttentionSpec, bias_grad: Any
+    one: Pass, values: Sequence[Any], names: tuple[str, ...], count: int
 ) -> tuple[Any, ...]:
-    """Return a pass of attention of a part of so many queries."""
-    q, k, v, *rest = xs
-    added = [rest.pop(0)] if len(xs) in _WITH_BIAS else []
-    bias, seen = added, spec.seen(count, k.shape[-3])
+    """Return a pass of a part of so many queries, which lie along some axes of a mesh."""
+    operands = one.given(values)
+    q, k, _, bias = operands
+    rows, seen, masked = q.shape[-3], one.spec.seen(count, k.shape[-3]), bias
     if seen is not None:
-        rows = q.shape[-3]
         mine = lax.dynamic_slice_in_dim(seen, lax.axis_index(names) * rows, rows)
         mine = mine.reshape((1,) * (q.ndim - 2) + mine.shape)
-        bias = [jnp.where(mine, added[0] if added else 0.0, -jnp.inf)]
-    found = _written_out([q, k, v, *bias, *rest], AttentionSpec(spec.scale), bias_grad)
-    if bias_grad is None:
+        masked = jnp.where(mine, 0.0 if bias is None else bias, -jnp.inf)
+    part = Pass(one.form, AttentionSpec(one.spec.scale), one.bias_grad)
+    rest = values[len(operands.given) :]
+    found = part.written_out(*operands._replace(bias=masked).given, *rest)
+    if one.bias_grad is None:
         return found
     dq, dk, dv, *dbias = found
-    more = (composed.sum_to(x, added[0]) for x in dbias)
+    more = (composed.sum_to(x, bias) for x in dbias)
     return (dq, lax.psum(dk, names), lax.psum(dv, names), *more)
 
 
-def _letters(avals: Sequence[Any], bias_grad: bool | None) -> tuple[list[Letters], list[Letters]]:
-    """Return a letter for each axis of each operand and result.
-
-    Heads are "n" of queries and "k" of keys; an axis of size one of a bias has its own letter.
-    """
-    batch = tuple(f"b{i}" for i in range(avals[0].ndim - 3))
-    queries, keys = (*batch, "t", "n", "h"), (*batch, "s", "k", "h")
-    values, out, rows = (*batch, "s", "k", "w"), (*batch, "t", "n", "w"), (*batch, "n", "t")
+def _letters(one: Pass, avals: Sequence[Any]) -> tuple[list[Letters], list[Letters]]:
+    """Return the letters of the operands, and those of the results."""
+    q, _, _, bias = one.given(avals)
+    batch = tuple(f"b{i}" for i in range(q.ndim - 3))
+    queries, keys, values = (
+        (*batch, "t", "n", "h"),
+        (*batch, "s", "k", "h"),
+        (*batch, "s", "k", "w"),
+    )
+    out, rows = (*batch, "t", "n", "w"), (*batch, "n", "t")
     known: list[Letters] = [queries, keys, values]
-    if len(avals) in _WITH_BIAS:
-        axes = zip((*batch, "n", "t", "s"), avals[3].shape, strict=True)
-        known.append(tuple(x if n != 1 else f"u{i}" for i, (x, n) in enumerate(axes)))
-    if bias_grad is None:
+    if bias is not None:
+        axes = enumerate(zip((*batch, "n", "t", "s"), bias.shape, strict=True))
+        known.append(tuple(x if n != 1 else f"u{i}" for i, (x, n) in axes))
+    if one.bias_grad is None:
         return known, [out, rows]
-    return [*known, out, rows, out], known[: 4 if bias_grad else 3]
+    return [*known, out, rows, out], known[: 4 if one.bias_grad else 3]
 
 
 def _is_free(letter: str) -> bool:
@@ -147,13 +223,15 @@ def _is_free(letter: str) -> bool:
     return letter in ("n", "t") or letter.startswith("b")
 
 
-def _names(names: Any) -> list[str]:
-    """Return the axes of a mesh in a spec, or in an entry of one."""
-    if names is None or isinstance(names, str):
-        return [names] if names else []
-    return [a for entry in names for a in _names(entry)]
+def _names(axes: Any) -> Iterator[str]:
+    """Yield the axes of a mesh in a spec, or in an entry of one."""
+    if isinstance(axes, str):
+        yield axes
+    elif axes is not None:
+        for entry in axes:
+            yield from _names(entry)
 
 
-def _count(sharding: Any, names: Any) -> int:
+def _count(sharding: Any, axes: Axes) -> int:
     """Return how many parts an axis is divided into."""
-    return math.prod(sharding.mesh.shape[a] for a in _names(names))
+    return math.prod(sharding.mesh.shape[a] for a in _names(axes))

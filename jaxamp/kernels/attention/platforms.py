@@ -12,28 +12,28 @@ from jaxamp.core.target_gpu import TargetGpu, described_gpu, described_platform
 from jaxamp.kernels.attention import cudnn, triton
 from jaxamp.kernels.attention.flash import FLASH
 from jaxamp.kernels.attention.fused import Fused, flattened
-from jaxamp.kernels.attention.spec import AttentionSpec
+from jaxamp.kernels.attention.spec import AttentionSpec, Operands
 from jaxamp.kernels.attention.splash import SPLASH, exact_scale
 
 
 def chosen(
-    platform: str, context: Any, operands: tuple[Any, ...], spec: AttentionSpec, backward: bool
+    platform: str, context: Any, operands: Operands, spec: AttentionSpec, backward: bool
 ) -> Fused | None:
     """Return the kernel that a platform runs; ``None`` where the composed form is lowered.
 
     Args:
       platform: JAX's word for it.
       context: of the lowering.
-      operands: types of q, k, v and the bias or ``None``.
+      operands: their types.
       spec: the static parameters.
       backward: whether it is asked for the backward pass.
     """
     is_told = platform == "cuda" and jax_compat.divides_by_rule(context)
     if jax_compat.is_partitioned(context) and not is_told:
         return None
-    flat = flattened(*operands)
+    flat = flattened(operands)
     for kernel in _KERNELS[platform](context, spec):
-        if kernel.obstacle(*flat, spec, backward) is None:
+        if kernel.obstacle(flat, spec, backward) is None:
             return kernel
     return None
 

@@ -27,7 +27,7 @@ from jaxamp.kernels.attention import composed
 from jaxamp.kernels.attention.fused import backward_form, forward_form
 from jaxamp.kernels.attention.partitioned import partitioned
 from jaxamp.kernels.attention.platforms import PLATFORMS, chosen
-from jaxamp.kernels.attention.spec import AttentionSpec, check_operands
+from jaxamp.kernels.attention.spec import AttentionSpec, Operands, check_operands, of_backward
 
 Form = Callable[..., tuple[Any, ...]]
 
@@ -64,7 +64,7 @@ def attention_forward(
 ) -> tuple[jax.Array, jax.Array]:
     """Compute attention and ``lse``, f32[*b, N, T]: of what `attention` takes."""
     check_operands(q, k, v, bias, spec)
-    return tuple(_bind(attention_forward_p, [q, k, v, *_given(bias)], spec=spec))
+    return tuple(_bind(attention_forward_p, Operands(q, k, v, bias).given, spec=spec))
 
 
 def attention_backward(
@@ -86,13 +86,9 @@ def attention_backward(
       dq, dk, dv and dbias, each of the dtype of its operand; the last is ``None`` without a bias.
     """
     check_operands(q, k, v, bias, spec)
-    operands = [q, k, v, *_given(bias), out, lse, dout]
+    operands = [*Operands(q, k, v, bias).given, out, lse, dout]
     found = _bind(attention_backward_p, operands, spec=spec, bias_grad=bias is not None)
     return (*found, None)[:4]  # type: ignore[return-value]
-
-
-def _given(bias: Any) -> list[Any]:
-    return [] if bias is None else [bias]
 
 
 def _bind(primitive: Primitive, operands: Sequence[Any], **params: Any) -> list[Any]:
@@ -103,28 +99,25 @@ def _bind(primitive: Primitive, operands: Sequence[Any], **params: Any) -> list[
 
 
 def _forward(*operands: Any, spec: AttentionSpec, widen: bool = False) -> tuple[Any, ...]:
-    q, k, v, *bias = operands
-    return composed.forward(q, k, v, bias[0] if bias else None, spec=spec, widen=widen)
+    return composed.forward(*Operands(*operands), spec=spec, widen=widen)
 
 
 def _backward(
     *operands: Any, spec: AttentionSpec, bias_grad: bool, widen: bool = False, dlse: Any = None
 ) -> tuple[Any, ...]:
-    (q, k, v, *bias), (out, lse, dout) = operands[:-3], operands[-3:]
-    added = bias[0] if bias else None
+    known, results = of_backward(operands)
     extra = {"bias_grad": bias_grad, "widen": widen, "dlse": dlse}
-    return composed.backward(q, k, v, added, out, lse, dout, spec=spec, **extra)
+    return composed.backward(*known, *results, spec=spec, **extra)
 
 
 def _tangent(
     *operands: Any, spec: AttentionSpec, given: tuple[bool, ...], widen: bool = False
 ) -> tuple[Any, ...]:
     residuals, moving = _split_tangents(operands, given)
-    (q, k, v, *bias), (out, lse) = residuals[:-2], residuals[-2:]
+    known, (out, lse) = Operands(*residuals[:-2]), residuals[-2:]
     moved = iter(moving)
     tangents = tuple(next(moved) if is_given else None for is_given in given)
-    added = bias[0] if bias else None
-    return composed.tangent(q, k, v, added, out, lse, tangents, spec=spec, widen=widen)
+    return composed.tangent(*known, out, lse, tangents, spec=spec, widen=widen)
 
 
 def _split_tangents(values: Sequence[Any], given: tuple[bool, ...]) -> tuple[Any, Any]:
@@ -295,8 +288,8 @@ def _define(primitive: Primitive, jvp: Any) -> None:
 def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **params: Any) -> Any:
     """Lower to the kernel that a platform has, or else the composed form."""
     spec, backward = params["spec"], primitive is attention_backward_p
-    q, k, v, *bias = context.avals_in[:-3] if backward else context.avals_in
-    types = (q, k, v, bias[0] if bias else None)
+    avals = context.avals_in
+    types = of_backward(avals)[0] if backward else Operands(*avals)
     kernel = chosen(platform, context, types, spec, backward)
     if kernel is None:
         composed_form = mlir.lower_fun(_FORMS[primitive], multiple_results=True)
@@ -304,7 +297,7 @@ def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **
     bias_grad: Any = params.get("bias_grad")
     form = backward_form(kernel, spec, bias_grad) if backward else forward_form(kernel, spec)
     if jax_compat.is_partitioned(context):
-        form = partitioned(form, context.avals_in, spec, bias_grad)
+        form = partitioned(form, avals, spec, bias_grad)
     return jax_compat.lower_local(form, context, *operands)
 
 

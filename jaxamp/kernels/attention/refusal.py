@@ -8,7 +8,7 @@ from typing import Any
 from jaxamp.errors import KernelError
 from jaxamp.kernels.attention.fused import Fused, flattened
 from jaxamp.kernels.attention.platforms import everywhere
-from jaxamp.kernels.attention.spec import AttentionSpec, check_operands
+from jaxamp.kernels.attention.spec import AttentionSpec, Operands, check_operands
 
 
 def refusal(
@@ -38,10 +38,10 @@ def refusal(
         check_operands(q, k, v, bias, spec)
     except KernelError as error:
         return str(error)
-    flat = flattened(q, k, v, bias)
+    flat = flattened(Operands(q, k, v, bias))
     reasons = []
     for kernel in everywhere() if kernels is None else kernels:
-        passes = (kernel.obstacle(*flat, spec, backward) for backward in (False, True))
+        passes = (kernel.obstacle(flat, spec, backward) for backward in (False, True))
         reason = next(filter(None, passes), None)
         if reason is None:
             return None

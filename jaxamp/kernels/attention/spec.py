@@ -2,13 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
 from jaxamp.errors import KernelError
+
+
+class Operands(NamedTuple):
+    """Arrays of an attention, or their types.
+
+    Attributes:
+      q: queries [*b, T, N, H].
+      k: keys [*b, S, K, H].
+      v: values [*b, S, K, V].
+      bias: added to scores; broadcasts to [*b, N, T, S]; ``None`` for none.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    bias: Any = None
+
+    @property
+    def given(self) -> list[Any]:
+        """Return those that an equation has: all, but for a bias that is ``None``."""
+        return [*self[:3]] if self.bias is None else [*self]
+
+
+class Results(NamedTuple):
+    """Results of a forward pass and a cotangent, as a backward pass reads them.
+
+    Attributes:
+      out: the output [*b, T, N, V].
+      lse: logarithm of the sum of exponentials of each row of scores, f32[*b, N, T].
+      dout: cotangent of the output.
+    """
+
+    out: Any
+    lse: Any
+    dout: Any
+
+
+def of_backward(values: Sequence[Any]) -> tuple[Operands, Results]:
+    """Split what an equation of a backward pass has: what it is of, and what it reads beside that.
+
+    >>> of_backward(["q", "k", "v", "out", "lse", "dout"])[1]
+    Results(out='out', lse='lse', dout='dout')
+    """
+    return Operands(*values[:-3]), Results(*values[-3:])
 
 
 @dataclass(frozen=True)

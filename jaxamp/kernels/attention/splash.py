@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxamp.core import jax_compat
 from jaxamp.kernels.attention.fused import Fused
-from jaxamp.kernels.attention.spec import AttentionSpec
+from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results
 
 LANES = 128
 _LARGEST_BLOCK = 512
@@ -30,39 +30,34 @@ def tpu_obstacle(q: Any, k: Any, v: Any) -> str | None:
     return None
 
 
-def obstacle(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec, backward: bool) -> str | None:
+def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | None:
     """Return why it does not take these operands."""
-    if bias is not None:
+    if operands.bias is not None:
         return "splash_attention adds no bias"
-    return tpu_obstacle(q, k, v)
+    return tpu_obstacle(*operands[:3])
 
 
-def forward(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> tuple[Any, Any]:
+def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
     """Compute output and lse."""
+    q, k, v, _ = operands
     kernel = _kernel(spec, q, k)
     out, (lse,) = jax.vmap(kernel)(_scaled(q, spec), _by_heads(k), _by_heads(v))
     return _by_heads(out), lse
 
 
 def backward(
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any,
-    out: Any,
-    lse: Any,
-    dout: Any,
-    spec: AttentionSpec,
-    bias_grad: bool,
+    operands: Operands, results: Results, spec: AttentionSpec, bias_grad: bool
 ) -> tuple[Any, ...]:
     """Compute the cotangents of q, k and v."""
+    q, k, v, _ = operands
+    out, lse, dout = results
     kernel = _kernel(spec, q, k)
-    operands = (_scaled(q, spec), *map(_by_heads, (k, v, out)), lse, _by_heads(dout))
+    known = (_scaled(q, spec), *map(_by_heads, (k, v, out)), lse, _by_heads(dout))
 
     def one(*xs: Any) -> Any:
         return jax_compat.splash_backward(kernel, *xs)
 
-    dq, dk, dv = map(_by_heads, jax.vmap(one)(*operands))
+    dq, dk, dv = map(_by_heads, jax.vmap(one)(*known))
     return (dq.astype(jnp.float32) * spec.scale).astype(q.dtype), dk, dv, None
 
 

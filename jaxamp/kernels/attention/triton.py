@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -10,17 +11,16 @@ import jax.numpy as jnp
 from jaxamp.core import jax_compat
 from jaxamp.core.target_gpu import TargetGpu
 from jaxamp.kernels.attention.fused import Fused
-from jaxamp.kernels.attention.spec import AttentionSpec
+from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results
 
 _BLOCK = 32
 _LARGEST_HEAD = 256
 _SHARED = 99 << 10  # bytes of a block that each GPU from Ampere on has
 
 
-def obstacle(
-    gpu: TargetGpu, q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec, backward: bool
-) -> str | None:
+def obstacle(gpu: TargetGpu, operands: Operands, spec: AttentionSpec, backward: bool) -> str | None:
     """Return why it does not take these operands on a GPU."""
+    q, k, v, bias = operands
     if gpu.capability < (8, 0):
         return f"compute capability {gpu.capability[0]}.{gpu.capability[1]} is below 8.0"
     if q.dtype.itemsize != 2:
@@ -38,33 +38,24 @@ def obstacle(
 
 def on(gpu: TargetGpu) -> Fused:
     """Return Triton's attention on a GPU."""
-
-    def asked(*question: Any) -> str | None:
-        return obstacle(gpu, *question)
-
+    asked = functools.partial(obstacle, gpu)
     return Fused(name="Triton", obstacle=asked, forward=forward, backward=backward)
 
 
-def forward(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> tuple[Any, Any]:
+def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
     """Compute output and lse."""
+    q, k, v, _ = operands
     out, lse = jax_compat.triton_forward(q, k, v, spec.scale, spec.causal, _blocks(q))
     return out, lse * math.log(2.0)
 
 
 def backward(
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any,
-    out: Any,
-    lse: Any,
-    dout: Any,
-    spec: AttentionSpec,
-    bias_grad: bool,
+    operands: Operands, results: Results, spec: AttentionSpec, bias_grad: bool
 ) -> tuple[Any, ...]:
     """Compute the cotangents."""
-    operands = (q, k, v, out, lse / jnp.float32(math.log(2.0)), dout)
-    found = jax_compat.triton_backward(*operands, spec.scale, spec.causal, _blocks(q))
+    lse = results.lse / jnp.float32(math.log(2.0))
+    known = (*operands[:3], results.out, lse, results.dout)
+    found = jax_compat.triton_backward(*known, spec.scale, spec.causal, _blocks(operands.q))
     return (*found, None)
 
 
