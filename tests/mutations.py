@@ -185,19 +185,19 @@ MUTATIONS = (
         "tests/rewrite/test_collectives.py",
     ),
     Mutation(
-        "xla/label_gather.py",
+        "xla/primitives/label_gather.py",
         "lax.broadcasted_iota(jnp.int32, shape, axis) == place",
         "lax.broadcasted_iota(jnp.int32, shape, axis) >= place",
         "tests/plan/dataflow/test_label_gathers.py",
     ),
     Mutation(
-        "xla/row_broadcasts.py",
+        "xla/primitives/row_broadcasts.py",
         "return _flattened(closed) if _has_row_broadcasts(closed) else closed",
         "return closed",
         "tests/xla/test_row_broadcasts.py",
     ),
     Mutation(
-        "xla/unbarriered_sums.py",
+        "xla/primitives/unbarriered_sums.py",
         "_ONE_PASS = 4096",
         "_ONE_PASS = 0",
         "tests/xla/test_unbarriered_sums.py",

@@ -24,7 +24,7 @@ from jaxamp.plan import Decision, OperandRead
 from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.interpreter import emit, interpret
 from jaxamp.rewrite.registry import RewriteContext, RuleContext
-from jaxamp.xla.rounding_barrier import rounding_barrier
+from jaxamp.xla.primitives.rounding_barrier import rounding_barrier
 
 # Hand their operand on number by number, so that what is known of it stays true.
 _ELEMENT_PRESERVING = frozenset(

@@ -15,9 +15,9 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.plan import OperandRead, Reading
 from jaxamp.rewrite.recorder import Log
-from jaxamp.xla.fused_group import mark_residual
-from jaxamp.xla.rounding_barrier import rounding_barrier
-from jaxamp.xla.unbarriered_sums import unbarriered
+from jaxamp.xla.primitives.fused_group import mark_residual
+from jaxamp.xla.primitives.rounding_barrier import rounding_barrier
+from jaxamp.xla.primitives.unbarriered_sums import unbarriered
 
 
 class Environment:

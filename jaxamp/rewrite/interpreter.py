@@ -18,8 +18,8 @@ from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.invariant_cotangents import loop_invariant
 from jaxamp.rewrite.recorder import Log
 from jaxamp.rewrite.registry import RewriteContext, RoundedResults, RuleContext, rule_for
-from jaxamp.xla.checkpoint_barriers import recomputation_barrier
-from jaxamp.xla.fused_group import GroupPolicy, call_fused
+from jaxamp.xla.primitives.checkpoint_barriers import recomputation_barrier
+from jaxamp.xla.primitives.fused_group import GroupPolicy, call_fused
 
 # What a primitive raises when it does not accept the dtypes that it is given.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, LookupError, AttributeError)

@@ -15,9 +15,9 @@ from jax.experimental import jet
 
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, split_originals
 from jaxamp.rewrite.primitives.quantized_dot import quantized_dot_p
-from jaxamp.xla.label_gather import label_gather_p
-from jaxamp.xla.rounded_cotangent import rounded_cotangent_p
-from jaxamp.xla.rounding_barrier import rounding_barrier_p
+from jaxamp.xla.primitives.label_gather import label_gather_p
+from jaxamp.xla.primitives.rounded_cotangent import rounded_cotangent_p
+from jaxamp.xla.primitives.rounding_barrier import rounding_barrier_p
 
 Series = Sequence[Any]
 

@@ -10,7 +10,7 @@ from jax.extend.core import ClosedJaxpr
 from jaxamp.attention.fuse import fuse_attention
 from jaxamp.plan import Plan, planner
 from jaxamp.policy.policy import PrecisionPolicy
-from jaxamp.xla.steer import steer
+from jaxamp.xla.hints.steer import steer
 
 
 def make_plan(closed_jaxpr: ClosedJaxpr, policy: PrecisionPolicy, **words: Any) -> Plan:

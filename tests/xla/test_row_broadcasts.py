@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxamp import amp
-from jaxamp.xla.row_broadcasts import flatten_row_broadcasts
+from jaxamp.xla.primitives.row_broadcasts import flatten_row_broadcasts
 from tests.audit import equations
 
 BATCH, HEADS, LENGTH, DEPTH = 2, 4, 64, 8  # 64 rows of 64 are whole tiles

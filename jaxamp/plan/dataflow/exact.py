@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxamp.core.formats import Precision
-from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.regions import FusionRegions
+from jaxamp.plan.graph.consumers import is_exact
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
 
@@ -101,7 +101,7 @@ def factor(graph: Graph, value: int, reader: Node) -> float | None:
 
 
 def _is_exact(graph: Graph, value: int, node: Node, low: Precision) -> bool:
-    if node.role is Role.MERGE or node.trait is Trait.EXACT:
+    if is_exact(node):
         return True
     # A power of two changes the exponent alone, of which float16 has fewer bits.
     scale = factor(graph, value, node) if low is Precision.BF16 else None

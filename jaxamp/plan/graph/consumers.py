@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
+from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
 
@@ -50,6 +51,11 @@ def between(
 def is_movement(node: Node) -> bool:
     """Return whether a node only moves values; for `descendants` that is to find copies."""
     return node.role is Role.MOVE
+
+
+def is_exact(node: Node) -> bool:
+    """Return whether a node moves or joins values, or is exact in every format."""
+    return node.role in (Role.MOVE, Role.MERGE) or node.trait is Trait.EXACT
 
 
 def _made(node: Node, value: int) -> Sequence[int]:

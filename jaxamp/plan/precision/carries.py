@@ -8,7 +8,7 @@ from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.plan.dataflow.constraints import constrain_contraction
 from jaxamp.plan.dataflow.provenance import Provenance, Range, find_provenance
 from jaxamp.plan.dataflow.uses import Lowerable, Uses, find_uses
-from jaxamp.plan.graph.consumers import descendants, is_movement
+from jaxamp.plan.graph.consumers import descendants, is_exact, is_movement
 from jaxamp.plan.graph.graph import Carry, Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import narrow_kinds
 from jaxamp.plan.precision.overrides import Forced
@@ -122,12 +122,8 @@ def _has_differences(graph: Graph, carry: Carry) -> bool:
 
 def _is_summed(graph: Graph, value: int) -> bool:
     """Return whether all readers of a value, moved or masked, sum over many of its elements."""
-    readers = [r for v in descendants(graph, value, _is_exact) for r in graph.readers[v]]
-    return all(_is_exact(r) or (r.role is Role.REDUCE and r.trait is Trait.SUM) for r in readers)
-
-
-def _is_exact(node: Node) -> bool:
-    return is_movement(node) or node.trait is Trait.EXACT
+    readers = [r for v in descendants(graph, value, is_exact) for r in graph.readers[v]]
+    return all(is_exact(r) or (r.role is Role.REDUCE and r.trait is Trait.SUM) for r in readers)
 
 
 def _contractions_of(graph: Graph, carry: Carry) -> list[Node]:

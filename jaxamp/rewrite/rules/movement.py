@@ -10,7 +10,7 @@ from jaxamp.core.formats import Precision
 from jaxamp.policy.techniques import Technique
 from jaxamp.rewrite.registry import RoundedResults, RuleContext, rewrites
 from jaxamp.rewrite.rules.collectives import send
-from jaxamp.xla.label_gather import gathers_one_of_each_row, label_gather
+from jaxamp.xla.primitives.label_gather import gathers_one_of_each_row, label_gather
 
 
 @rewrites("rev")

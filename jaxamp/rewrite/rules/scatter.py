@@ -9,7 +9,7 @@ from jax.core import eval_jaxpr
 
 from jaxamp.core import jax_compat
 from jaxamp.rewrite.registry import RuleContext, rewrites
-from jaxamp.xla.label_gather import scatter_by_comparison, scatters_one_to_each_row
+from jaxamp.xla.primitives.label_gather import scatter_by_comparison, scatters_one_to_each_row
 
 
 @rewrites("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min")

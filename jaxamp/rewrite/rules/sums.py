@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxamp.core import jax_compat
 from jaxamp.rewrite.registry import RuleContext, rewrites
-from jaxamp.xla.rounded_cotangent import sum_with_rounded_cotangent
+from jaxamp.xla.primitives.rounded_cotangent import sum_with_rounded_cotangent
 
 
 @rewrites("add", "sub")

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from jaxamp import amp
-from jaxamp.xla.label_gather import gather_by_sum
+from jaxamp.xla.primitives.label_gather import gather_by_sum
 from tests.audit import equations
 from tests.numerics.oracle import products_rounded
 

@@ -10,11 +10,11 @@ from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.plan.steering import Steering
 from jaxamp.policy.techniques import WORKS_ON, Technique
-from jaxamp.xla.barriered_roundings import find_barriered_roundings, find_unbarriered_sums
-from jaxamp.xla.constant_rematerialization import find_constants
-from jaxamp.xla.cotangent_roundings import find_cotangent_roundings
-from jaxamp.xla.recomputation import Recomputation
-from jaxamp.xla.reversed_weights import find_reversed_weights
+from jaxamp.xla.hints.barriered_roundings import find_barriered_roundings, find_unbarriered_sums
+from jaxamp.xla.hints.constant_rematerialization import find_constants
+from jaxamp.xla.hints.cotangent_roundings import find_cotangent_roundings
+from jaxamp.xla.hints.recomputation import Recomputation
+from jaxamp.xla.hints.reversed_weights import find_reversed_weights
 
 
 def steer(findings: Findings) -> Steering:

@@ -27,8 +27,8 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
-from jaxamp.xla.fused_group import GROUPS
-from jaxamp.xla.row_broadcasts import flatten_row_broadcasts
+from jaxamp.xla.primitives.fused_group import GROUPS
+from jaxamp.xla.primitives.row_broadcasts import flatten_row_broadcasts
 
 recomputation_barrier_p = Primitive("recomputation_barrier")
 recomputation_barrier_p.multiple_results = True

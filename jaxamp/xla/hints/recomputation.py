@@ -14,7 +14,7 @@ from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Nest, Node, nodes_of
 from jaxamp.policy.techniques import Technique
-from jaxamp.xla.row_statistics import find_statistics
+from jaxamp.xla.hints.row_statistics import find_statistics
 
 
 class Recomputation:

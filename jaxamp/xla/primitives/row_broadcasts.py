@@ -27,7 +27,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.interpret import bind_nested, evaluate
 from jaxamp.jaxprs.nested import nested
-from jaxamp.xla.transposed_layouts import find_transposed, is_elementwise, shape_of
+from jaxamp.xla.primitives.transposed_layouts import find_transposed, is_elementwise, shape_of
 
 
 def flatten_row_broadcasts(closed: ClosedJaxpr) -> ClosedJaxpr:

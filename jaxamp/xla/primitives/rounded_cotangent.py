@@ -18,8 +18,8 @@ from jax.interpreters import ad, batching, mlir
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.plan.decision import CotangentRounding
-from jaxamp.xla.rounding_barrier import rounding_barrier
-from jaxamp.xla.unbarriered_sums import unbarriered
+from jaxamp.xla.primitives.rounding_barrier import rounding_barrier
+from jaxamp.xla.primitives.unbarriered_sums import unbarriered
 
 rounded_cotangent_p = Primitive("rounded_cotangent")
 register_op_kind(rounded_cotangent_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)

@@ -1,0 +1,1 @@
+"""Primitives that tell XLA what was decided, and how they are lowered."""
