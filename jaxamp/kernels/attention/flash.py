@@ -53,11 +53,12 @@ def _by_heads(x: Any) -> Any:
     return jnp.swapaxes(x, 1, 2)
 
 
-def _known(operands: Operands, spec: AttentionSpec) -> list[Any]:
+def _known(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any, Any, Any]:
     """Return the operands as the kernel has them: it adds a bias before it multiplies by scale."""
     bias = operands.bias
     unscaled = None if bias is None else bias.astype(jnp.float32) / spec.scale
-    return [*map(_by_heads, operands[:3]), unscaled]
+    q, k, v = map(_by_heads, operands[:3])
+    return q, k, v, unscaled
 
 
 def _blocks(q: Any, k: Any) -> Any:
