@@ -21,7 +21,8 @@ from unittest import mock
 import jax.numpy as jnp
 from jax import Array
 
-from jaxamp.kernels.attention import composed, cudnn
+from jaxamp.core import jax_compat
+from jaxamp.kernels.attention import composed
 from jaxamp.kernels.attention.spec import AttentionSpec
 
 BLOCK = 128
@@ -113,7 +114,8 @@ def _scores(q: Array, k: Array, bias: Array | None, spec: AttentionSpec) -> Arra
     keys = _of_each_query_head(k, q).astype(jnp.float32)
     scores = jnp.einsum("...tnh,...snh->...nts", q.astype(jnp.float32), keys) * spec.scale
     if bias is not None:
-        scores = scores + cudnn._narrow(bias, q, k).astype(jnp.float32)
+        least = jax_compat.cudnn_lowest(q.dtype)
+        scores = scores + _rounded(jnp.clip(bias, least, -least), q)
     seen = spec.seen(*scores.shape[-2:])
     return scores if seen is None else jnp.where(seen, scores, -jnp.inf)
 
