@@ -17,7 +17,7 @@ from jaxamp.jaxprs.nested import RULED, Wiring, called, wiring
 
 
 class _Seen(Flag):
-    """What a value is computed from."""
+    """Sources that a value is computed from."""
 
     NOTHING = 0
     SCORES = auto()  # a product, and no exponential of it

@@ -8,7 +8,7 @@ from jaxamp.jaxprs.nested import Wiring, nested, wiring
 
 
 class _Order(NamedTuple):
-    """Which of products and exponentials come after which in a part of a program."""
+    """Order of products and exponentials: which come after which in a part of a program."""
 
     product: bool = False
     exponential: bool = False
