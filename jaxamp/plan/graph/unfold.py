@@ -45,9 +45,7 @@ class _Unfolder:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self._scopes: dict[tuple[str, Any, str], str] = {}
-        self._scopes_by_id: dict[
-            tuple[str, int, str], str
-        ] = {}  # by identity: comparing name stacks is slow
+        self._scopes_by_id: dict[tuple[str, int, int], str] = {}  # name stacks compare slowly
         self._ops: dict[Primitive, Op | None] = {}
 
     def frame(self, body: ClosedJaxpr, entries: Sequence[int], scope: str) -> Frame:
@@ -197,10 +195,11 @@ class _Unfolder:
         return value
 
     def _scope(self, outer: str, eqn: JaxprEqn) -> str:
-        stack, modules = eqn.source_info.name_stack, module_path(eqn.source_info)
-        place = outer, id(stack), modules
+        source, stack = eqn.source_info, eqn.source_info.name_stack
+        place = outer, id(stack), id(source.traceback)
         scope = self._scopes_by_id.get(place)
         if scope is None:
+            modules = module_path(source)
             scope = self._scopes.get((outer, stack, modules))
             if scope is None:
                 scope = joined_names(outer, eqn, modules)
