@@ -185,6 +185,18 @@ MUTATIONS = (
         "tests/rewrite/test_collectives.py",
     ),
     Mutation(
+        "xla/steered_plan.py",
+        "planner.make_plan(fused.jaxpr, policy, steer=steer, **words)",
+        "planner.make_plan(closed_jaxpr, policy, steer=steer, **words)",
+        "tests/attention/test_fuse.py",
+    ),
+    Mutation(
+        "xla/hints/constant_rematerialization.py",
+        "return (*parts, node) if len(parts) < _MOST else None",
+        "return None",
+        "tests/xla/test_techniques.py",
+    ),
+    Mutation(
         "xla/primitives/label_gather.py",
         "lax.broadcasted_iota(jnp.int32, shape, axis) == place",
         "lax.broadcasted_iota(jnp.int32, shape, axis) >= place",
