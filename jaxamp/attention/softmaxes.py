@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from jax.extend.core import Jaxpr
 
 from jaxamp.jaxprs.nested import Wiring, nested, wiring
 
@@ -52,17 +54,17 @@ class Softmaxes:
     """
 
     def __init__(self) -> None:
-        self._orders: dict[int, _Order] = {}
+        self._orders: dict[Jaxpr, _Order] = {}  # alive, so that no later one has its identity
 
-    def __contains__(self, jaxpr: Any) -> bool:
+    def __contains__(self, jaxpr: Jaxpr) -> bool:
         return self._of(jaxpr).attention
 
-    def has_exponential(self, jaxpr: Any) -> bool:
+    def has_exponential(self, jaxpr: Jaxpr) -> bool:
         """Return whether there is an exponential in a jaxpr, or in those within."""
         return self._of(jaxpr).exponential
 
-    def _of(self, jaxpr: Any) -> _Order:
-        if (order := self._orders.get(id(jaxpr))) is None:
+    def _of(self, jaxpr: Jaxpr) -> _Order:
+        if (order := self._orders.get(jaxpr)) is None:
             order = _Order()
             for eqn in jaxpr.eqns:
                 if eqn.primitive.name in _ORDERS:
@@ -72,5 +74,5 @@ class Softmaxes:
                     if wiring(eqn) in _LOOPS:
                         inner = inner.then(inner).then(inner)
                     order = order.then(inner)
-            self._orders[id(jaxpr)] = order
+            self._orders[jaxpr] = order
         return order

@@ -269,9 +269,10 @@ class Chooser:
         """Choose for a sum over devices; `None` where it is a sum like any other."""
         wire = self.policy.allreduce
         dense = any(self.provenance.dense[v] for v in node.outs)
-        if wire.bits < F32.bits and (dense or self._adds_up_parts(node, low)):
+        in_parts = self._adds_up_parts(node, low)
+        if wire.bits < F32.bits and (dense or in_parts):
             reason = f"summed over devices in {wire.short}, as the policy says"
-        elif self._adds_up_parts(node, low) and not (
+        elif in_parts and not (
             Guard.RANGE in self.guards and low is Precision.F16  # a sum may overflow
         ):
             wire, reason = low, f"summed over devices in {low.short}, in which each has its part"
