@@ -1,27 +1,24 @@
 """Find recurrences that are unrolled in Python, whose state is no carry of a loop.
 
 `for x in xs: h = z * h + (1 - z) * jnp.tanh(x @ w + h @ u)`: sums, each linear in the one before,
-multiplied by the same array in every iteration. A few iterations round like a few layers; after
-many, the increment may be smaller than a rounding of the sum. A residual stream is no recurrence:
-between two of its sums is a matrix that multiplies nothing else.
+to which products by the same arrays add. A few iterations round like a few layers; after many, the
+increment may be smaller than a rounding of the sum. A residual stream is no recurrence: between two
+of its sums is a matrix that multiplies nothing else.
 """
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 
 LinearPath = list[tuple[Node, int]]
-_Sums = tuple[int, ...]  # indices of sums, latest first
 _Key = tuple[Any, ...]
 
 _ITERATIONS = 8  # fewer round as a network of few layers does
-_MOST = 16  # sums kept per value: a bound on time
 _ADDS = ("add", "sub", "add_any")
 _SCALES = ("mul", "div")
 _LINEAR = (*_SCALES, *_ADDS, "neg", "select_n", "copy")
@@ -45,44 +42,45 @@ def _is_product(node: Node) -> bool:
 def find_unrolled_recurrences(graph: Graph, provenance: Provenance) -> LinearPath:
     """Return the nodes that make a recurrent sum from the previous one, each with that operand."""
     products = _Products(graph, provenance)
-    if not products.is_any_repeated():
+    if not products.repeated:
         return []
-    iterations = _Iterations(graph, provenance, products)
+    states = _States(graph, provenance, products)
     for node in graph.nodes:
-        iterations.enter(node)
-    return iterations.linear_path()
+        states.enter(node)
+    return states.linear_path()
 
 
 class _Products:
     """Contractions grouped by the array that they multiply by, and how.
 
     Attributes:
-      counts: number of contractions with one array in one way.
-      layers: indices of the nodes that multiply an activation by an array of their own.
+      repeated: indices of nodes that multiply by an array as many others do, each with the operand
+        that is multiplied.
+      layers: indices of nodes that multiply an activation by an array of their own.
     """
 
     def __init__(self, graph: Graph, provenance: Provenance) -> None:
-        self.graph = graph
+        self._graph = graph
         self._origin: dict[int, int] = {}
         self._boundary: set[int] = set(graph.sources)
         self._parts: dict[_Key, int] = {}
         for node in graph.nodes:
             if node.role is Role.MOVE:
                 self._follow(node)
-        contractions = [node for node in graph.nodes if _is_product(node)]
-        self.readers = Counter(key for node in contractions for _, key in self.of(node))
-        self.layers = [node.index for node in contractions if self._is_layer(provenance, node)]
+        pairs = [pair for node in graph.nodes if _is_product(node) for pair in self._pairs(node)]
+        readers = Counter(key for _, _, _, key in pairs)
+        self.repeated = {node: data for node, data, _, key in pairs if readers[key] >= _ITERATIONS}
+        self.layers = {
+            node
+            for node, data, by, key in pairs
+            if readers[key] == 1 and by in self._boundary and provenance.dense[data]
+        }
 
-    def of(self, node: Node) -> Iterable[tuple[int, _Key]]:
+    def _pairs(self, node: Node) -> Iterable[tuple[int, int, int, _Key]]:
         """Return each operand of a contraction, and by which array and how it is multiplied."""
         numbers = node.eqn.params.get("dimension_numbers")
-        for data, by in ((0, 1), (1, 0)):
-            origin = self._origin.get(node.ins[by], node.ins[by])
-            yield node.ins[data], (origin, data, numbers)
-
-    def is_any_repeated(self) -> bool:
-        """Return whether any array multiplies in many iterations."""
-        return any(count >= _ITERATIONS for count in self.readers.values())
+        for data, by in (node.ins[:2], node.ins[1::-1]):
+            yield node.index, data, by, (self._origin.get(by, by), by == node.ins[1], numbers)
 
     def _follow(self, node: Node) -> None:
         """Record values moved from a boundary value; equal slices of one array are the same."""
@@ -90,115 +88,71 @@ class _Products:
             if source in self._boundary:
                 self._boundary.add(out)
             origin = self._origin.get(source, source)
-            if self.graph.sizes[source] == self.graph.sizes[out]:
+            if self._graph.sizes[source] == self._graph.sizes[out]:
                 self._origin[out] = origin
             elif node.name == "slice":
                 params = node.eqn.params
                 place = origin, params["start_indices"], params["limit_indices"], params["strides"]
                 self._origin[out] = self._parts.setdefault(place, out)
 
-    def _is_layer(self, provenance: Provenance, node: Node) -> bool:
-        """Return whether a boundary value, or a slice of it, multiplies an activation only here."""
-        pairs = zip(self.of(node), reversed(node.ins[:2]), strict=True)
-        return any(
-            by in self._boundary and provenance.dense[data] and self.readers[key] == 1
-            for (data, key), by in pairs
-        )
+
+class _Sum(NamedTuple):
+    """What a value is linear in: the latest sum, the products before it, and its iteration."""
+
+    iteration: int = 0
+    depth: int = 0
 
 
-class _Iterations:
+class _States:
     """Forward sweep that counts the iterations of recurrent sums.
 
     Attributes:
-      line: per value, the sums that it is linear in.
-      reach: per value, the sums that it depends on without a product between.
-      maker: index of the node that computes each value.
-      read: per product, the iteration of each sum that it has read, and the reading node.
-      before: per sum, the sums of the previous iteration.
+      depth: per value, the repeated products on the longest path to it.
+      layer: per value, the depth at the last layer on a path to it.
+      sum: per value, the sum that it is linear in.
     """
 
     def __init__(self, graph: Graph, provenance: Provenance, products: _Products) -> None:
-        self.graph, self.provenance, self.products = graph, provenance, products
-        self.line: list[_Sums] = [()] * len(graph.avals)
-        self.reach: list[_Sums] = [()] * len(graph.avals)
-        self.maker: dict[int, int] = {}
-        self.read: dict[_Key, dict[int, tuple[int, int]]] = {}
-        self.before: dict[int, set[int]] = {}
+        self.graph, self.dense, self.products = graph, provenance.dense, products
+        self.depth = [0] * len(graph.avals)
+        self.layer = [-1] * len(graph.avals)
+        self.sum = [_Sum()] * len(graph.avals)
 
     def enter(self, node: Node) -> None:
-        """Record the sums that a node's results depend on, and what a product reads again."""
-        if _is_product(node):
-            for data, key in self.products.of(node):
-                if self.products.readers[key] >= _ITERATIONS:
-                    self._read(node, self.reach[data], self.read.setdefault(key, {}))
-        elif node.role is Role.MOVE:
-            for source, out in movements(node):
-                self.line[out], self.reach[out] = self.line[source], self.reach[source]
-        elif node.role in _THROUGH or node.link is Link.JOIN:
-            new = node.outs if self._is_sum(node) else ()
-            linear = [self.line[v] for v in node.ins if is_linear(node, v)]
-            line = _latest([new, *linear])
-            reach = _latest([new, *(self.reach[v] for v in node.ins)])
-            for out in node.outs:
-                self.line[out], self.reach[out], self.maker[out] = line, reach, node.index
+        """Record what a node's results depend on."""
+        depth = max((self.depth[v] for v in node.ins), default=0)
+        layer = max((self.layer[v] for v in node.ins), default=-1)
+        if node.index in self.products.layers:
+            layer = depth
+        found = self._sum(node, depth)
+        for out in node.outs:
+            self.depth[out] = depth + (node.index in self.products.repeated)
+            self.layer[out], self.sum[out] = layer, found
 
-    def _is_sum(self, node: Node) -> bool:
-        dense = {v for v in node.ins if self.provenance.dense[v]}
-        return node.name in _ADDS and len(dense) > 1
-
-    def _read(self, node: Node, reach: _Sums, read: dict[int, tuple[int, int]]) -> None:
-        for root in reach:
-            if root in read:
-                continue
-            before = [
-                r
-                for r in self.line[root]
-                if r in read and self._is_next_iteration(r, read[r], root)
-            ]
-            iterations = max((read[r][0] for r in before), default=0)
-            self.before.setdefault(root, set()).update(
-                r for r in before if read[r][0] == iterations
-            )
-            read[root] = iterations + 1, node.index
-
-    def _is_next_iteration(self, first: int, read: tuple[int, int], then: int) -> bool:
-        """Return whether a sum was read before the next was made, with no layer in between."""
-        layers, made = self.products.layers, self.maker[then]
-        return read[1] < made and bisect(layers, made) == bisect(layers, self.maker[first])
+    def _sum(self, node: Node, depth: int) -> _Sum:
+        found = max((self.sum[v] for v in node.ins if is_linear(node, v)), default=_Sum())
+        if node.name not in _ADDS or sum(self.dense[v] for v in node.ins) < 2:
+            return found
+        if depth == found.depth and found.iteration:
+            return found
+        is_next = all(self.layer[v] < found.depth for v in node.ins)
+        return _Sum(found.iteration + 1 if is_next else 1, depth)
 
     def linear_path(self) -> LinearPath:
         """Return the path from iteration to iteration, in recurrences of many iterations."""
-        carried = self._carried()
-        if not carried:
-            return []
-        found, path = [], set(carried)
+        found, path = [], set[int]()
+        read = set(self.products.repeated.values())  # by products, with none in between
         for node in reversed(self.graph.nodes):
+            if not read.isdisjoint(node.outs) and (
+                node.role in (*_THROUGH, Role.MOVE) or node.link is Link.JOIN
+            ):
+                read.update(node.ins)
+                if node.name in _ADDS and self.sum[node.outs[0]].iteration >= _ITERATIONS:
+                    path.update(node.outs)
             if path.isdisjoint(node.outs):
                 continue
             for value in dict.fromkeys(node.ins):
-                if is_linear(node, value) and not carried.isdisjoint(self.line[value]):
+                if is_linear(node, value) and self.sum[value].iteration:
                     found.append((node, value))
                     path.add(value)
         return found
-
-    def _carried(self) -> set[int]:
-        """Return sums of recurrences of many iterations that later iterations depend on."""
-        carried, pending = set[int](), list[int]()
-        for read in self.read.values():
-            most = max((iterations for iterations, _ in read.values()), default=0)
-            carried.update(
-                r for r, (iterations, _) in read.items() if iterations == most >= _ITERATIONS
-            )
-            pending += [r for r, (iterations, _) in read.items() if iterations >= _ITERATIONS]
-        for root in pending:
-            new = self.before[root] - carried
-            carried |= new
-            pending += new
-        return carried
-
-
-def _latest(parts: Sequence[_Sums]) -> _Sums:
-    parts = [part for part in parts if part]
-    if len(parts) < 2:
-        return parts[0] if parts else ()
-    return tuple(sorted(set().union(*parts), reverse=True)[:_MOST])
