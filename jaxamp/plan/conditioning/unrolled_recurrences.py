@@ -22,7 +22,6 @@ _ITERATIONS = 8  # fewer round as a network of few layers does
 _ADDS = ("add", "sub", "add_any")
 _SCALES = ("mul", "div")
 _LINEAR = (*_SCALES, *_ADDS, "neg", "select_n", "copy")
-_THROUGH = (Role.ELEMENTWISE, Role.REDUCE, Role.MERGE)
 
 
 def is_linear(node: Node, value: int) -> bool:
@@ -54,8 +53,7 @@ class _Products:
     """Contractions grouped by the array that they multiply by, and how.
 
     Attributes:
-      repeated: indices of nodes that multiply by an array as many others do, each with the operand
-        that is multiplied.
+      repeated: indices of nodes that multiply by an array as many others do.
       layers: indices of nodes that multiply an activation by an array of their own.
     """
 
@@ -69,7 +67,7 @@ class _Products:
                 self._follow(node)
         pairs = [pair for node in graph.nodes if _is_product(node) for pair in self._pairs(node)]
         readers = Counter(key for _, _, _, key in pairs)
-        self.repeated = {node: data for node, data, _, key in pairs if readers[key] >= _ITERATIONS}
+        self.repeated = {node for node, _, _, key in pairs if readers[key] >= _ITERATIONS}
         self.layers = {
             node
             for node, data, by, key in pairs
@@ -130,25 +128,18 @@ class _States:
             self.layer[out], self.sum[out] = layer, found
 
     def _sum(self, node: Node, depth: int) -> _Sum:
-        found = max((self.sum[v] for v in node.ins if is_linear(node, v)), default=_Sum())
-        if node.name not in _ADDS or sum(self.dense[v] for v in node.ins) < 2:
-            return found
-        if depth == found.depth and found.iteration:
-            return found
-        is_next = all(self.layer[v] < found.depth for v in node.ins)
-        return _Sum(found.iteration + 1 if is_next else 1, depth)
+        linear = [self.sum[v] for v in node.ins if is_linear(node, v)]
+        if node.name in _ADDS and sum(self.dense[v] for v in node.ins) > 1:
+            layer = max(self.layer[v] for v in node.ins)
+            linear = [_next(before, depth, layer) for before in linear]
+        return max(linear, default=_Sum())
 
     def linear_path(self) -> LinearPath:
         """Return the path from iteration to iteration, in recurrences of many iterations."""
         found, path = [], set[int]()
-        read = set(self.products.repeated.values())  # by products, with none in between
         for node in reversed(self.graph.nodes):
-            if not read.isdisjoint(node.outs) and (
-                node.role in (*_THROUGH, Role.MOVE) or node.link is Link.JOIN
-            ):
-                read.update(node.ins)
-                if node.name in _ADDS and self.sum[node.outs[0]].iteration >= _ITERATIONS:
-                    path.update(node.outs)
+            if node.name in _ADDS and self.sum[node.outs[0]].iteration >= _ITERATIONS:
+                path.update(node.outs)
             if path.isdisjoint(node.outs):
                 continue
             for value in dict.fromkeys(node.ins):
@@ -156,3 +147,10 @@ class _States:
                     found.append((node, value))
                     path.add(value)
         return found
+
+
+def _next(before: _Sum, depth: int, layer: int) -> _Sum:
+    """Return the sum that continues another: a new iteration if a product is in between."""
+    if before.iteration and before.depth == depth:
+        return before
+    return _Sum(before.iteration + 1 if layer < before.depth else 1, depth)
