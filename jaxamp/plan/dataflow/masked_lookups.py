@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from jaxamp.core.intervals import magnitude
 from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.dataflow.lookups import is_lookup
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
@@ -22,7 +23,7 @@ def find_masked_lookups(graph: Graph, provenance: Provenance) -> frozenset[int]:
         return frozenset()
     rows, masked = set[int](), set[int]()
     for node in graph.nodes:
-        if _looks_up(graph, provenance, node):
+        if is_lookup(graph, provenance, node):
             rows.update(node.outs)
             masked.update(node.outs if node.eqn.params["fill_value"] == 0 else ())
         elif node.role is Role.MOVE:
@@ -32,12 +33,6 @@ def find_masked_lookups(graph: Graph, provenance: Provenance) -> frozenset[int]:
             rows.update(node.outs)
             masked.update(node.outs)
     return frozenset(masked)
-
-
-def _looks_up(graph: Graph, provenance: Provenance, node: Node) -> bool:
-    """Return whether a node gathers rows of a boundary value, by computed indices."""
-    is_gather = node.name == "gather" and any(v not in graph.constants for v in node.ins[1:])
-    return is_gather and not provenance.dense[node.ins[0]]
 
 
 def _masked(graph: Graph, node: Node) -> Iterator[int]:

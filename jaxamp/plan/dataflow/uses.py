@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.dataflow.lookups import find_transposed_lookups
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.flags import column, union
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
@@ -68,6 +69,7 @@ def find_uses(graph: Graph, provenance: Provenance, may_lower: Lowerable, *, no_
         bits[value] |= REACHES
     for value in graph.predicates:
         bits[value] |= STOPS_LOOP | TESTED
+    lookups = find_transposed_lookups(graph, provenance)
     keeping = frozenset(v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result))
     for node in backward(graph, bits):
         if not _is_needed(bits, node):
@@ -78,6 +80,8 @@ def find_uses(graph: Graph, provenance: Provenance, may_lower: Lowerable, *, no_
             _move(graph, bits, node)
         else:
             _mark(bits, node.ins, _propagated(graph, provenance, bits, node, may_lower) | NEEDED)
+            if node in lookups:
+                bits[node.ins[2]] |= REACHES
             _mark(bits, _factored(node), FEEDS_FACTORIZATION)
     return Uses(bits.translate(_SETTLED))
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.dataflow.lookups import find_looked_up
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.graph import Graph, Node
@@ -41,16 +42,16 @@ def narrow_varying(
       stored: precision in which each value is stored; entries of what is cast are updated.
       choices: what was chosen for each node; left as it is.
     """
+    varying = [n for n in graph.nodes if n.trait is Trait.VARY and choices[n].operand is None]
+    if not varying:
+        return {}
+    looked_up = find_looked_up(graph, provenance)
+    sources = ((node, node.ins[0]) for node in varying)
     activations = [
         node
-        for node in graph.nodes
-        if node.trait is Trait.VARY
-        and provenance.dense[node.ins[0]]
-        and stored[node.ins[0]] is F32
-        and choices[node].operand is None
+        for node, source in sources
+        if stored[source] is F32 and (provenance.dense[source] or source in looked_up)
     ]
-    if not activations:
-        return {}
     wanted = ReaderPrecisions(graph, uses, stored, choices, ())
     found: dict[Node, Choice] = {}
     for node in activations:
