@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--target", choices=("v5e", "h200"), default="v5e")
     parser.add_argument("--only", default="", help="words of the program's name")
+    parser.add_argument("--unrolled", action="store_true", help="layers written out, not scanned")
     parser.add_argument("--dump", type=Path, help="folder for the compiled programs")
     parser.add_argument("--json", type=Path, default=Path("out/collectives.json"))
     options = parser.parse_args(argv)
@@ -39,8 +40,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         found.touch()
         dump = ("--dump", str(options.dump)) if options.dump else ()
         where = ("--target", options.target, "--json", str(found), "--only", options.only)
+        layers = ("--unrolled",) if options.unrolled else ()
         environment = ENVIRONMENTS[TARGETS[options.target].environment]
-        environment.run("-m", "benchmarks.collectives.inside", *where, *dump)
+        environment.run("-m", "benchmarks.collectives.inside", *where, *layers, *dump)
         rows = [json.loads(line) for line in found.read_text().splitlines()]
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(rows, indent=1) + "\n")

@@ -63,8 +63,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--dump", type=Path)
     parser.add_argument("--only", default="")
+    parser.add_argument("--unrolled", action="store_true")
     options = parser.parse_args()
-    size = programs.Size()
+    size = programs.Size(unrolled=options.unrolled)
     params = jax.eval_shape(partial(programs.init, size), jax.random.key(0))
     words = jax.eval_shape(partial(programs.sample, size), jax.random.key(0))
     for style, make in programs.STYLES.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ LEARNING_RATE = 0.1
 
 @dataclass(frozen=True)
 class Size:
-    """How large the network is."""
+    """How large the network is, and whether its layers are written out instead of scanned."""
 
     layers: int = 4
     width: int = 512
@@ -32,6 +33,7 @@ class Size:
     words: int = 1024
     length: int = 256
     batch: int = 16
+    unrolled: bool = False
 
 
 def init(size: Size, key: Any) -> Params:
@@ -117,7 +119,11 @@ def loss_fn(size: Size, moves: Moves, params: Params, words: Any) -> Any:
         return moves.place(x + join(hidden, gather(weights["shrink"], 1))), None
 
     x = moves.place(moves.look_up(gather(params["embed"], 1), words[:, :-1]))
-    x, _ = jax.lax.scan(layer, x, params["layers"])
+    if size.unrolled:
+        for number in range(size.layers):
+            x, _ = layer(x, jax.tree.map(itemgetter(number), params["layers"]))
+    else:
+        x, _ = jax.lax.scan(layer, x, params["layers"])
     return jnp.mean(moves.nll(x @ gather(params["head"], 0), words[:, 1:]))
 
 

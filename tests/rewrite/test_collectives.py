@@ -424,6 +424,44 @@ def test_gradients_of_a_split_table_are_those_of_a_whole_one(mesh, order, find):
     np.testing.assert_allclose(ours, whole, atol=2.0**-8 * np.abs(whole).max())
 
 
+@orders
+@pytest.mark.parametrize(("policy", "dtype"), [("mixed_bf16", "bf16"), ("mixed_f16", "f32")])
+def test_cotangents_of_looked_up_rows_are_added_up_as_they_are_stored(mesh, order, policy, dtype):
+    """They go to the table alone: no product reads them, and the gradient is what is scattered."""
+    words = jnp.tile(jnp.arange(16), 100)
+
+    def loss(params, words):
+        rows = params["table"][words]
+        normed = rows * lax.rsqrt(jnp.mean(rows**2, -1, keepdims=True) + 1)
+        hidden = jnp.tanh(normed @ params["grow"])
+        return jnp.mean(jnp.sin(lax.psum(hidden @ params["shrink"], "d") @ params["out"]))
+
+    square = jax.random.normal(jax.random.key(0), (3, 64, 64)) / 8
+    params = dict(zip(("grow", "shrink", "out"), square, strict=True)) | {"table": W @ W.T}
+    split = {"grow": P(None, "d"), "shrink": P("d"), "out": P(), "table": P()}
+
+    def wrap(fn):
+        return jax.shard_map(fn, mesh=mesh, in_specs=(split, P()), out_specs=split)
+
+    step = order(wrap, loss, PrecisionPolicy.parse(policy))
+    assert sent(step, params, words) == {("all_reduce", dtype): 2}
+    exact = jax.jit(wrap(jax.grad(loss)))(params, words)["table"]
+    ours = jax.jit(step)(params, words)["table"]
+    assert ours.dtype == jnp.float32
+    np.testing.assert_allclose(ours, exact, atol=0.02 * np.abs(exact).max())
+
+
+def test_rows_that_are_added_to_a_table_are_gradients(mesh):
+    """A sparse update scatters into the table itself: its rows are added up in f32."""
+
+    def step(table, words, x, w):
+        return table.at[words].add(lax.psum(x @ w, "d"))
+
+    specs = {"in_specs": (P(), P(), P(None, "d"), P("d")), "out_specs": P()}
+    mapped = amp(jax.shard_map(step, mesh=mesh, **specs))
+    assert sent(mapped, W, jnp.arange(16), X, W) == {("all_reduce", "f32"): 1}
+
+
 def test_counts_statistics_and_averaged_parameters_are_added_up_in_f32(mesh):
     """Whatever ``allreduce`` says: a count is no row, and a parameter that is kept is state."""
 
