@@ -305,7 +305,7 @@ def _linen(module: nn.Module, shape: tuple[int, ...]) -> None:
         variables = {"params": params, **extras}
         return module.apply(variables, y, mutable=[*extras])[0]
 
-    variables = module.init(jax.random.key(0), jnp.zeros(shape))
+    variables = jax.jit(module.init)(jax.random.key(0), np.zeros(shape, "f"))
     params = variables.pop("params")
     name = f"flax.linen.{type(module).__name__}"
     island(name, shape=shape, params=lambda d: _shaken(d, params), extras=lambda d: variables)(fn)

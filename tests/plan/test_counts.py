@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import pytest
 
 from jaxamp import OpKind, Precision, amp, plan_of
+from tests.programs.registry import Draw
 
 TOKENS, WIDTH, EXPERTS, PLACES = 24, 16, 4, 8
-KEYS = jax.random.split(jax.random.key(0), 3)
-X = jax.random.normal(KEYS[0], (TOKENS, WIDTH))
-ROUTER = jax.random.normal(KEYS[1], (WIDTH, EXPERTS))
-W = jax.random.normal(KEYS[2], (EXPERTS, WIDTH, WIDTH)) / WIDTH**0.5
+DRAW = Draw("counts")
+X = DRAW.normal(TOKENS, WIDTH)
+ROUTER = DRAW.normal(WIDTH, EXPERTS)
+W = DRAW.normal(EXPERTS, WIDTH, WIDTH, scale=WIDTH**-0.5)
 
 
 def experts(x: jax.Array, chosen: int = 2) -> jax.Array:

@@ -10,13 +10,14 @@ import pytest
 from jaxamp import Precision, amp, plan_of
 from jaxamp.plan import Decision
 from tests.audit import equations
+from tests.programs.registry import Draw
 from tests.scopes import equations_of
 
 IMAGES, SIDE, WIDTH = 4, 6, 16
-KEYS = jax.random.split(jax.random.key(0), 3)
-X = jax.random.normal(KEYS[0], (IMAGES, SIDE, SIDE, WIDTH))
-W = jax.random.normal(KEYS[1], (3, WIDTH, WIDTH)) / WIDTH**0.5
-SCALE, SHIFT = 1 + jax.random.normal(KEYS[2], (2, WIDTH)) / 9
+DRAW = Draw("norm storage")
+X = DRAW.normal(IMAGES, SIDE, SIDE, WIDTH)
+W = DRAW.normal(3, WIDTH, WIDTH, scale=WIDTH**-0.5)
+SCALE, SHIFT = 1 + DRAW.normal(2, WIDTH, scale=1 / 9)
 POLICY = "auto_mixed_bf16"
 
 Function = Callable[[jax.Array], jax.Array]

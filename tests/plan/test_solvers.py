@@ -14,16 +14,16 @@ from jax.scipy.sparse.linalg import cg
 
 from jaxamp import amp, plan_of
 from jaxamp.core.formats import Precision
+from tests.programs.registry import Draw
 from tests.tolerances import CLASSES
 
 SIDE, WIDTH = 16, 8
-KEYS = jax.random.split(jax.random.key(0), 5)
-FIELD = jax.random.normal(KEYS[0], (2, SIDE, SIDE, 2))
-IN = 0.2 * jax.random.normal(KEYS[1], (3, 3, 2, WIDTH))
-OUT = 0.2 * jax.random.normal(KEYS[2], (3, 3, WIDTH, 2))
-SQUARE, INNER = (
-    0.3 * jax.random.normal(key, (SIDE, SIDE)) / SIDE**0.5 for key in KEYS[3:]
-)  # contracts: the fixed point is unique
+DRAW = Draw("solvers")
+FIELD = DRAW.normal(2, SIDE, SIDE, 2)
+IN = DRAW.normal(3, 3, 2, WIDTH, scale=0.2)
+OUT = DRAW.normal(3, 3, WIDTH, 2, scale=0.2)
+# These contract: the fixed point is unique.
+SQUARE, INNER = jnp.asarray(DRAW.normal(2, SIDE, SIDE, scale=0.3 / SIDE**0.5))
 LOW = {"auto_mixed_bf16": jnp.bfloat16, "auto_mixed": jnp.float16}
 
 Program = Callable[[jax.Array, jax.Array], jax.Array]

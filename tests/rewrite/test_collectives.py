@@ -25,7 +25,8 @@ SENT = re.compile(
     r".*?-> \(?tensor<([0-9x]*x)?(\w+)>",
     re.DOTALL,
 )
-W, X = jnp.linspace(-1, 1, 64 * 32).reshape(64, 32), jnp.linspace(-2, 1, 16 * 64).reshape(16, 64)
+W = np.linspace(-1, 1, 64 * 32, dtype="f").reshape(64, 32)
+X = np.linspace(-2, 1, 16 * 64, dtype="f").reshape(16, 64)
 
 
 @pytest.fixture(scope="module")
@@ -496,8 +497,9 @@ def lookup_loss(params, words):
     return jnp.mean(jnp.square(x @ params["table"].T))
 
 
-LOOKUP = {"table": jnp.linspace(-1, 1, 16 * 8).reshape(16, 8), "layers": jnp.ones((2, 8, 8)) / 8}
-WORDS = jnp.tile(jnp.arange(16), (4, 8))  # i32[4, 128]
+TABLE = np.linspace(-1, 1, 16 * 8, dtype="f").reshape(16, 8)
+LOOKUP = {"table": TABLE, "layers": np.full((2, 8, 8), 1 / 8, "f")}
+WORDS = np.tile(np.arange(16), (4, 8))  # i32[4, 128]
 
 
 @orders

@@ -11,15 +11,16 @@ from jax import lax
 from jaxamp import amp, plan_of
 from jaxamp.core.formats import Precision
 from tests.numerics.oracle import products_rounded
+from tests.programs.registry import Draw
 
 ROWS, WIDTH, HIDDEN = 16, 8, 12
 LOW = {"auto_mixed_bf16": jnp.bfloat16, "auto_mixed": jnp.float16}
-KEYS = jax.random.split(jax.random.key(1), 5)
-X = jax.random.normal(KEYS[0], (ROWS, WIDTH))
-W, GATE = (jax.random.normal(key, (WIDTH, HIDDEN)) for key in KEYS[1:3])
-BIAS = jax.random.normal(KEYS[3], (HIDDEN,))
-OUT = jax.random.normal(KEYS[4], (HIDDEN, WIDTH)) / HIDDEN**0.5
-SEGMENTS = jnp.arange(ROWS) // 4
+DRAW = Draw("gradients")
+X = DRAW.normal(ROWS, WIDTH)
+W, GATE = DRAW.normal(WIDTH, HIDDEN), DRAW.normal(WIDTH, HIDDEN)
+BIAS = DRAW.normal(HIDDEN)
+OUT = DRAW.weight(HIDDEN, WIDTH)
+SEGMENTS = np.arange(ROWS) // 4
 
 Body = Callable[[jax.Array], jax.Array]
 
@@ -181,11 +182,14 @@ def test_both_orders_keep_what_cancels(name: str) -> None:
 
 
 def test_differences_of_sorted_numbers_stay_finite() -> None:
-    def gaps(x: jax.Array) -> jax.Array:
-        return jnp.log(jnp.diff(jnp.sort(jax.nn.softmax(x @ W)))) @ OUT[1:]
+    """Of probabilities whose logits are different numbers of bfloat16."""
+    logits = (np.arange(ROWS)[:, None] + 5 * np.arange(HIDDEN)) % HIDDEN / np.float32(8)
 
-    assert jnp.isfinite(gaps(X)).all()
-    assert jnp.isfinite(amp(gaps)(X)).all()
+    def gaps(x: jax.Array) -> jax.Array:
+        return jnp.log(jnp.diff(jnp.sort(jax.nn.softmax(x @ jnp.eye(HIDDEN))))) @ OUT[1:]
+
+    assert jnp.isfinite(gaps(logits)).all()
+    assert jnp.isfinite(amp(gaps)(logits)).all()
 
 
 @pytest.mark.parametrize("policy", LOW)

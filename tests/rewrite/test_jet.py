@@ -9,12 +9,13 @@ import pytest
 from jax.experimental.jet import jet
 
 from jaxamp import PrecisionPolicy, amp
+from tests.programs.registry import Draw
 
 WIDTH = 32
-KEYS = jax.random.split(jax.random.key(1), 4)
-X, W = (jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in KEYS[:2])
-BIAS, LABELS = jax.random.normal(KEYS[2], (WIDTH,)), jnp.arange(WIDTH)[:, None]
-SERIES = [jax.random.normal(KEYS[3], (WIDTH, WIDTH)), X]
+DRAW = Draw("jet")
+X, W = DRAW.weight(WIDTH, WIDTH), DRAW.weight(WIDTH, WIDTH)
+BIAS, LABELS = DRAW.normal(WIDTH), np.arange(WIDTH)[:, None]
+SERIES = [DRAW.normal(WIDTH, WIDTH), X]
 
 POLICIES = {
     "auto_mixed_bf16": 0.02,

@@ -11,13 +11,14 @@ from jax import lax
 from jaxamp import amp, plan_of
 from jaxamp.core.formats import Precision, is_narrow
 from tests.numerics.oracle import products_rounded
+from tests.programs.registry import Draw
 
 TURNS, ROWS, WIDTH = 200, 4, 8
 LOW = {"auto_mixed_bf16": jnp.bfloat16, "auto_mixed": jnp.float16}
-KEYS = jax.random.split(jax.random.key(3), 4)
-X = jax.random.normal(KEYS[0], (TURNS, ROWS, WIDTH))
-W, GATE, OUT = (jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in KEYS[1:])
-KEEPS = jnp.linspace(4, 7, WIDTH)  # sigmoids of these are between 0.98 and 0.999
+DRAW = Draw("forget gates")
+X = DRAW.normal(TURNS, ROWS, WIDTH)
+W, GATE, OUT = (DRAW.weight(WIDTH, WIDTH) for _ in range(3))
+KEEPS = np.linspace(4, 7, WIDTH).astype("f")  # sigmoids of these are between 0.98 and 0.999
 
 Recurrence = Callable[[jax.Array, jax.Array], jax.Array]
 

@@ -10,15 +10,16 @@ from jax.scipy.ndimage import map_coordinates
 
 from jaxamp import amp
 from tests.numerics.oracle import products_rounded
+from tests.programs.registry import Draw
 
-KEYS = jax.random.split(jax.random.key(0), 4)
+DRAW = Draw("lookup places")
 ROWS, WIDTH, ENTRIES = 64, 32, 512
-X = jax.random.normal(KEYS[0], (ROWS, WIDTH))
-W, V = (jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in KEYS[1:3])
-TABLE = jnp.sin(jnp.linspace(0, 12, ENTRIES))
-IMAGE = jnp.sin(jnp.arange(64) / 5)[:, None] * jnp.cos(jnp.arange(64) / 7)
-FEATURES = jax.random.normal(KEYS[3], (ENTRIES, WIDTH))
-GRID = jnp.linspace(0.0, 100.0, ENTRIES)
+X = DRAW.normal(ROWS, WIDTH)
+W, V = DRAW.weight(WIDTH, WIDTH), DRAW.weight(WIDTH, WIDTH)
+TABLE = jnp.asarray(np.sin(np.linspace(0, 12, ENTRIES), dtype="f"))
+IMAGE = jnp.asarray(np.sin(np.arange(64) / 5)[:, None] * np.cos(np.arange(64) / 7), "f")
+FEATURES = jnp.asarray(DRAW.normal(ENTRIES, WIDTH))
+GRID = jnp.asarray(np.linspace(0, 100, ENTRIES), "f")
 
 Program = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 

@@ -11,13 +11,14 @@ from jax import lax
 from jaxamp import amp, plan_of
 from jaxamp.core.formats import Precision
 from tests.numerics.oracle import products_rounded
+from tests.programs.registry import Draw
 
 ROWS, WIDTH, BANDS = 128, 3, 6
 LOW = {"auto_mixed_bf16": jnp.bfloat16, "auto_mixed": jnp.float16}
-KEYS = jax.random.split(jax.random.key(7), 3)
-X = jax.random.uniform(KEYS[0], (ROWS, WIDTH), minval=-1)
-W = jax.random.normal(KEYS[1], (WIDTH, WIDTH))
-OUT = jax.random.normal(KEYS[2], (WIDTH * (1 + 2 * BANDS), WIDTH))
+DRAW = Draw("periodic arguments")
+X = DRAW.uniform(ROWS, WIDTH, low=-1)
+W = DRAW.normal(WIDTH, WIDTH)
+OUT = DRAW.normal(WIDTH * (1 + 2 * BANDS), WIDTH)
 
 Encoding = Callable[[jax.Array], jax.Array]
 

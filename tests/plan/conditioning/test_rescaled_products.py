@@ -11,12 +11,13 @@ import pytest
 
 from jaxamp import amp, plan_of
 from jaxamp.core.formats import Precision
+from tests.programs.registry import Draw
 from tests.tolerances import CLASSES
 
 ROWS, WIDTH = 32, 16
-KEYS = jax.random.split(jax.random.key(0), 5)
-X = jax.random.normal(KEYS[0], (ROWS, WIDTH))
-W = tuple(jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in KEYS[1:])
+DRAW = Draw("rescaled products")
+X = DRAW.normal(ROWS, WIDTH)
+W = tuple(DRAW.weight(WIDTH, WIDTH) for _ in range(4))
 
 Program = Callable[[jax.Array, tuple[jax.Array, ...]], jax.Array]
 

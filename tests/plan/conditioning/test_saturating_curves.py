@@ -9,11 +9,12 @@ import pytest
 
 from jaxamp import amp
 from tests.numerics.oracle import products_rounded
+from tests.programs.registry import Draw
 
 ROWS, WIDTH = 8, 16
-KEYS = jax.random.split(jax.random.key(0), 5)
-X, Y = (jax.random.normal(key, (ROWS, WIDTH)) for key in KEYS[:2])
-W, U, OUT = (jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in KEYS[2:])
+DRAW = Draw("saturating curves")
+X, Y = DRAW.normal(2, ROWS, WIDTH)
+W, U, OUT = (DRAW.weight(WIDTH, WIDTH) for _ in range(3))
 
 
 @jax.custom_jvp

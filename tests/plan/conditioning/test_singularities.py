@@ -12,12 +12,13 @@ from jax import lax
 from jaxamp import amp, plan_of
 from jaxamp.core.formats import Precision
 from tests.numerics.oracle import products_rounded
+from tests.programs.registry import Draw
 
 ROWS, WIDTH = 64, 8
 LOW = {"auto_mixed_bf16": jnp.bfloat16, "auto_mixed": jnp.float16}
-KEYS = jax.random.split(jax.random.key(2), 3)
-X = jax.random.normal(KEYS[0], (ROWS, WIDTH))
-W, OUT = (jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in KEYS[1:])
+DRAW = Draw("singularities")
+X = DRAW.normal(ROWS, WIDTH)
+W, OUT = DRAW.weight(WIDTH, WIDTH), DRAW.weight(WIDTH, WIDTH)
 
 Body = Callable[[jax.Array], jax.Array]
 

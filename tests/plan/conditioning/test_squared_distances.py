@@ -7,11 +7,12 @@ import pytest
 
 from jaxamp import amp
 from tests.numerics.oracle import products_rounded
+from tests.programs.registry import Draw
 
 ROWS, WIDTH = 32, 8
-KEYS = jax.random.split(jax.random.key(0))
-X = jax.random.normal(KEYS[0], (ROWS, WIDTH))
-W = jax.random.normal(KEYS[1], (WIDTH, WIDTH)) / WIDTH**0.5
+DRAW = Draw("squared distances")
+X = DRAW.normal(ROWS, WIDTH)
+W = DRAW.weight(WIDTH, WIDTH)
 LOW = {"auto_mixed_bf16": jnp.bfloat16, "auto_mixed": jnp.float16}
 
 

@@ -10,13 +10,14 @@ from jax import lax
 
 from jaxamp import amp, plan_of
 from jaxamp.core.formats import Precision
+from tests.programs.registry import Draw
 from tests.tolerances import EPS
 
 LOW = {"mixed_bf16": "bfloat16", "mixed_f16": "float16"}
-KEYS = jax.random.split(jax.random.key(0), 4)
+DRAW = Draw("state increments")
 ROWS, WIDTH, LAYERS = 64, 32, 10
-W = jax.random.normal(KEYS[0], (LAYERS, WIDTH, WIDTH)) / WIDTH**0.5
-C, M = (1e5 + 10 * jax.random.normal(key, (ROWS, WIDTH)) for key in KEYS[1:3])
+W = DRAW.normal(LAYERS, WIDTH, WIDTH, scale=WIDTH**-0.5)
+C, M = 1e5 + DRAW.normal(2, ROWS, WIDTH, scale=10)
 
 Rollout = Callable[..., jax.Array]
 
@@ -55,7 +56,7 @@ def normalized(c: jax.Array, m: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def noisy(c: jax.Array, m: jax.Array, w: jax.Array) -> jax.Array:
-    noise = jax.random.normal(KEYS[3], (4, *c.shape))
+    noise = Draw("noise").normal(4, *c.shape)
     for i in range(4):
         c = c + 0.1 * jnp.tanh((c - m) / 10 @ w[i]) + 0.3 * noise[i]
     return (c - m) @ w[0]

@@ -9,12 +9,13 @@ from jax import lax
 from jaxamp import amp, plan_of
 from jaxamp.core.formats import is_narrow
 from tests.numerics.oracle import products_rounded
+from tests.programs.registry import Draw
 
 TOKENS, WIDTH, EXPERTS, CHOSEN = 512, 32, 64, 4
-KEYS = jax.random.split(jax.random.key(3), 3)
-X = jax.random.normal(KEYS[0], (TOKENS, WIDTH))
-ROUTER = jax.random.normal(KEYS[1], (WIDTH, EXPERTS)) * 0.05 / WIDTH**0.5  # as it is initialized
-W = jax.random.normal(KEYS[2], (EXPERTS, WIDTH))
+DRAW = Draw("topk stability")
+X = DRAW.normal(TOKENS, WIDTH)
+ROUTER = DRAW.normal(WIDTH, EXPERTS, scale=0.05 / WIDTH**0.5)  # as it is initialized
+W = DRAW.normal(EXPERTS, WIDTH)
 ALLOWED = {"auto_mixed_bf16": 0.05, "auto_mixed": 0.01}  # for the rounding of the logits themselves
 LOW = {"auto_mixed_bf16": jnp.bfloat16, "auto_mixed": jnp.float16}
 

@@ -11,11 +11,12 @@ import pytest
 from jaxamp import amp, plan_of
 from jaxamp.core.formats import is_narrow
 from tests.numerics.oracle import products_rounded
+from tests.programs.registry import Draw
 
 TURNS, ROWS, WIDTH = 32, 4, 8
-KEYS = jax.random.split(jax.random.key(5), 4)
-X = jax.random.normal(KEYS[0], (TURNS, ROWS, WIDTH))
-W, U, OUT = (jax.random.normal(key, (WIDTH, WIDTH)) / WIDTH**0.5 for key in KEYS[1:])
+DRAW = Draw("unrolled recurrences")
+X = DRAW.normal(TURNS, ROWS, WIDTH)
+W, U, OUT = (DRAW.weight(WIDTH, WIDTH) for _ in range(3))
 
 Turn = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
@@ -76,7 +77,7 @@ def views(ws: jax.Array, x: jax.Array) -> jax.Array:
 
 @pytest.mark.parametrize("model", [layers, views])
 def test_what_follows_from_no_equal_turn_is_narrow(model: Callable[..., jax.Array]) -> None:
-    ws = jax.random.normal(KEYS[1], (2 * TURNS, WIDTH, WIDTH))[:TURNS]
+    ws = Draw("turns").normal(TURNS, WIDTH, WIDTH)
     for fn in (model, jax.grad(model)):
         decisions = list(plan_of(fn)(ws, X[0]).decisions())
         made = [d for d in decisions if d.primitive != "dot_general"]

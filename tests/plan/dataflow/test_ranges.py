@@ -9,11 +9,12 @@ import pytest
 
 from jaxamp import amp, plan_of
 from jaxamp.core.formats import Precision
+from tests.programs.registry import Draw
 
 ROWS, WIDTH = 8, 16
-KEYS = jax.random.split(jax.random.key(0), 3)
-X, Y = (jax.random.normal(key, (ROWS, WIDTH)) for key in KEYS[:2])
-W = jax.random.normal(KEYS[2], (WIDTH, WIDTH)) / WIDTH**0.5
+DRAW = Draw("ranges")
+X, Y = DRAW.normal(2, ROWS, WIDTH)
+W = DRAW.weight(WIDTH, WIDTH)
 
 
 def loss(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:

@@ -10,14 +10,15 @@ import pytest
 
 from jaxamp import Precision, amp, plan_of
 from tests.audit import equations
+from tests.programs.registry import Draw
 
 NODES, EDGES, WIDTH = 64, 8192, 32
-KEYS = jax.random.split(jax.random.key(0), 4)
-X = jax.random.normal(KEYS[0], (NODES, WIDTH))
-W = jax.random.normal(KEYS[1], (3, WIDTH, WIDTH)) / WIDTH**0.5
+DRAW = Draw("repeated gathers")
+X = DRAW.normal(NODES, WIDTH)
+W = DRAW.normal(3, WIDTH, WIDTH, scale=WIDTH**-0.5)
 # Half of all edges begin at one node: its cotangent is a sum of four thousand.
-HUB = jax.random.bernoulli(KEYS[2], shape=(EDGES,))
-SOURCE = jnp.where(HUB, 0, jax.random.randint(KEYS[3], (EDGES,), 0, NODES))
+HUB = DRAW.integers(2, EDGES) == 0
+SOURCE = np.where(HUB, 0, DRAW.integers(NODES, EDGES))
 LOW = {"auto_mixed_bf16": Precision.BF16, "auto_mixed": Precision.F16}
 
 

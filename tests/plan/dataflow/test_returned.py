@@ -10,12 +10,13 @@ import pytest
 from jax import lax
 
 from jaxamp import amp
+from tests.programs.registry import Draw
 from tests.tolerances import EPS
 
 LOW = {"mixed_bf16": "bfloat16", "mixed_f16": "float16"}
-KEYS = jax.random.split(jax.random.key(0), 4)
-X, W, V = (jax.random.normal(key, (32, 32)) / 32**0.25 for key in KEYS[:3])
-M = 1500 + jax.random.normal(KEYS[3], (32,))
+DRAW = Draw("returned")
+X, W, V = DRAW.normal(3, 32, 32, scale=32**-0.25)
+M = 1500 + DRAW.normal(32)
 
 
 def beside(x: jax.Array, w: jax.Array, v: jax.Array, m: jax.Array) -> Any:

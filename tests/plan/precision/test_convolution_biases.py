@@ -13,12 +13,13 @@ import pytest
 from jaxamp import amp, plan_of
 from jaxamp.core.formats import Precision
 from tests.audit import equations
+from tests.programs.registry import Draw
 
 CHANNELS, GROUPS = 32, 8
-KEYS = jax.random.split(jax.random.key(0), 4)
-X = jax.random.normal(KEYS[0], (4, 16, 16, CHANNELS))
-W = jax.random.normal(KEYS[1], (2, 3, 3, CHANNELS, CHANNELS)) / 17
-BIAS = jax.random.normal(KEYS[2], (CHANNELS,))
+DRAW = Draw("convolution biases")
+X = DRAW.normal(4, 16, 16, CHANNELS)
+W = DRAW.normal(2, 3, 3, CHANNELS, CHANNELS, scale=1 / 17)
+BIAS = DRAW.normal(CHANNELS)
 
 
 def convolved(x: jax.Array, w: jax.Array) -> jax.Array:
