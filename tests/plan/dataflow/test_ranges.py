@@ -51,3 +51,12 @@ def test_other_products_are_narrow(name: str) -> None:
     decisions = plan_of(lambda x: MADE[name](x) @ W, "auto_mixed")(X).decisions()
     (product,) = [d for d in decisions if d.primitive == "dot_general"]
     assert product.operand is Precision.F16
+
+
+@pytest.mark.parametrize(("places", "precision"), [(2049, Precision.F16), (2050, Precision.F32)])
+def test_places_are_narrow_where_float16_has_them(places: int, precision: Precision) -> None:
+    """It has all integers up to 2048."""
+    w = jax.ShapeDtypeStruct((places, WIDTH), jnp.float32)
+    decisions = plan_of(lambda w: jnp.arange(float(places)) @ w, "auto_mixed")(w).decisions()
+    (product,) = [d for d in decisions if d.primitive == "dot_general"]
+    assert product.operand is precision
