@@ -92,7 +92,7 @@ class _Joins:
         graph, readers = self.graph, self.graph.readers[value]
         if is_joined and value in self.shared:
             return True
-        if is_joined and any(self.regions.is_far(value, r) for r in readers):
+        if is_joined and any(self._takes_later(value, r) for r in readers):
             return True
         if not is_joined and (not is_costly or self._is_normalized(value)):
             return False
@@ -100,6 +100,19 @@ class _Joins:
         # A window's sum is a kernel of its own, which reads costly values in f32.
         reduced = any(is_joined or not self.regions.kernels[r.index] for r in reductions)
         return reduced and any(r.role is Role.ELEMENTWISE for r in readers)
+
+    def _takes_later(self, value: int, reader: Node) -> bool:
+        """Return whether a later kernel reads a value, or what one of several readers moves it to.
+
+        Mapped functions transpose a cotangent for a product, beside its sum. Each would compute it.
+        """
+        graph, is_far = self.graph, self.regions.is_far
+        if is_far(value, reader):
+            return True
+        if reader.role is not Role.MOVE or len(graph.readers[value]) == 1:
+            return False
+        moved = [v for v in reader.outs if graph.sizes[v] == graph.sizes[value]]
+        return any(is_far(v, r) for v in moved for r in graph.readers[v])
 
     def _is_normalized(self, value: int) -> bool:
         """Return whether a value is combined with its own statistic, which magnifies roundings.
