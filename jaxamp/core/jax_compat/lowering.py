@@ -10,7 +10,6 @@ import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
 from jax._src import config as _config
 from jax._src import core as _core
-from jax._src import dispatch as _dispatch
 from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
@@ -60,18 +59,10 @@ def is_partitioned(context: Any) -> bool:
 def divides_by_rule(context: Any) -> bool:
     """Return whether a compiler that partitions arrays can be told how, by `custom_partitioning`.
 
-    It asks for the rule while it compiles, here, for devices that are known and lie on one mesh.
+    It asks for the rule while it compiles, here.
     """
-    if is_exported(context):
-        return False
     axes = context.module_context.axis_context
-    here = isinstance(axes, _sharding_impls.ShardingContext)
-    return here and axes.device_assignment is not None and axes.abstract_mesh is not None
-
-
-def tell_devices(primitive: Primitive) -> None:
-    """Make JAX tell a primitive's lowering rule the devices that a program is lowered for."""
-    _dispatch.prim_requires_devices_during_lowering.add(primitive)
+    return not is_exported(context) and isinstance(axes, _sharding_impls.ShardingContext)
 
 
 def is_exported(context: Any) -> bool:
@@ -92,6 +83,34 @@ def lower_local(function: Callable[..., Any], context: Any, *operands: Any) -> A
     with _config._check_vma(False):
         rule = _mlir.lower_fun(function, multiple_results=True)
         return rule(context.replace(avals_in=avals), *operands)
+
+
+def lower_divided(function: Callable[..., Any], context: Any, *operands: Any) -> Any:
+    """Lower a function made by ``custom_partitioning``, in a program of however many meshes.
+
+    JAX's rule for it asks for the devices of the program, which JAX tells only if all that is
+    placed lies on one mesh ("mesh should be the same across the entire program"). It passes them on
+    to rules that read tiles alone (`tiles`), so any do.
+    """
+    axes: Any = context.module_context.axis_context
+    devices = (jax.local_devices()[0],) * axes.num_devices
+    some = _sharding_impls.ShardingContext(axes.num_devices, devices)
+    module = context.module_context.replace(axis_context=some)
+    return lower_local(function, context.replace(module_context=module), *operands)
+
+
+def tiles(sharding: Any, rank: int) -> np.ndarray | None:
+    """Return which device has each tile of an array, int[*tiles, copies]; ``None`` if all have all.
+
+    Args:
+      sharding: as ``custom_partitioning`` gives it to a rule; ``None`` for none.
+      rank: number of the array's axes.
+    """
+    found = None if sharding is None else sharding._to_xla_hlo_sharding(rank)
+    if found is None or not found.is_tiled() or found.subgroup_types():
+        return None
+    shape = found.tile_assignment_dimensions()
+    return np.asarray(found.tile_assignment_devices()).reshape(*shape[:rank], -1)
 
 
 def is_for_gpu(context: Any) -> bool:

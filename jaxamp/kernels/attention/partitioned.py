@@ -5,6 +5,9 @@ call. So what a program has placed in another way is moved, and nothing fails to
 that lie on several devices stay there: each attends with the form that is written out, as no
 kernel knows which of the queries its own are.
 
+Where arrays lie is read from the partitioner's own words for it, not from a mesh: a program may
+have several, or none.
+
 See: ``custom_partitioning`` of JAX, which cuDNN's own call uses; that raises where queries and keys
 are placed differently.
 """
@@ -17,10 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
+from jaxamp.core import jax_compat
 from jaxamp.kernels.attention import composed
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands, of_backward
 
@@ -78,6 +83,7 @@ def partitioned(
     call.def_partition(
         partition=partition.divide,
         infer_sharding_from_operands=partition.infer,
+        decode_shardings=False,  # which would be with the one mesh of the program
         **_rule(partition),
     )
     return call
@@ -100,14 +106,14 @@ class Partition:
         for letters, aval in zip(self.operands, avals, strict=True):
             self.sizes.update(zip(letters, aval.shape, strict=True))
 
-    def infer(self, mesh: Mesh, shapes: Any, _: Any) -> list[NamedSharding]:
+    def infer(self, _mesh: Any, shapes: Any, _: Any) -> list[NamedSharding]:
         """Return where the results lie."""
-        placed = self._placed(shapes[0].sharding)
+        mesh, placed = self._placed(shapes[0].sharding)
         return [_sharding(mesh, placed, letters) for letters in self.results]
 
-    def divide(self, mesh: Mesh, shapes: Any, _: Any) -> tuple[Any, ...]:
-        """Return the mesh, the pass of one device, and where results and operands lie."""
-        placed = self._placed(shapes[0].sharding)
+    def divide(self, _mesh: Any, shapes: Any, _: Any) -> tuple[Any, ...]:
+        """Return a mesh, the pass of one device, and where results and operands lie on it."""
+        mesh, placed = self._placed(shapes[0].sharding)
         given, made = (
             tuple(_sharding(mesh, placed, letters) for letters in of)
             for of in (self.operands, self.results)
@@ -119,13 +125,13 @@ class Partition:
 
         return mesh, local, made, given
 
-    def _placed(self, queries: Any) -> dict[str, Axes]:
-        """Return the axes of the mesh that examples, heads and queries lie along, by letter."""
+    def _placed(self, queries: Any) -> tuple[AbstractMesh, dict[str, Axes]]:
+        """Return a mesh, and the axes of it that examples, heads and queries lie along."""
         letters = self.operands[0]
-        axes = [*getattr(queries, "spec", ()), *(None for _ in letters)]
+        mesh, axes = mesh_of(jax_compat.tiles(queries, len(letters)))
         placed = {x: a for x, a in zip(letters, axes, strict=False) if _is_free(x)}
-        placed["k"] = placed["n"]
-        return {x: a for x, a in placed.items() if self.sizes[x] % _count(queries, a) == 0}
+        placed["k"] = placed.get("n")
+        return mesh, {x: a for x, a in placed.items() if self.sizes[x] % _count(mesh, a) == 0}
 
     def _local(
         self, values: Sequence[Any], placed: Mapping[str, Axes], specs: Sequence[PartitionSpec]
@@ -149,7 +155,47 @@ class Partition:
         return tuple(found)
 
 
-def _sharding(mesh: Mesh, placed: Mapping[str, Axes], letters: Letters) -> NamedSharding:
+def mesh_of(tiles: np.ndarray | None) -> tuple[AbstractMesh, list[Axes]]:
+    """Return a mesh, and the axes of it that an array lies along, for each of the array's.
+
+    Args:
+      tiles: numbers of the devices that have each tile of the array, int[*tiles, copies]; ``None``
+        for an array that every device has. So is one whose tiles lie along no mesh's axes.
+
+    >>> mesh_of(np.arange(8).reshape(4, 2).T[..., None])  # over the second axis, then the first
+    (AbstractMesh('m0': 4, 'm1': 2, axis_types=(Auto, Auto)), ['m1', 'm0', None])
+    """
+    origin = [] if tiles is None else [0] * tiles.ndim
+    lines = [tiles[(*origin[:i], slice(None), *origin[i + 1 :])] for i in range(len(origin))]
+    steps = [_steps(line) for line in lines]
+    order = sorted({step for line in steps for step in line}, reverse=True)
+    sizes = [size for _, size in order]
+    names = [f"m{i}" for i in range(len(order))]
+    axes = [tuple(names[order.index(step)] for step in line) for line in steps]
+    if tiles is not None and _numbered(sizes, [names.index(a) for line in axes for a in line]) == [
+        *tiles.flat
+    ]:
+        return AbstractMesh(tuple(sizes), tuple(names)), [
+            line[0] if len(line) == 1 else line or None for line in axes
+        ]
+    return AbstractMesh((1,), ("m0",)), []
+
+
+def _steps(line: np.ndarray) -> list[tuple[int, int]]:
+    """Return steps between the numbers along one axis, each with how often it is made."""
+    if len(line) == 1:
+        return []
+    step = int(line[1] - line[0])
+    run = next((i for i in range(len(line)) if line[i] - line[0] != i * step), len(line))
+    return [*_steps(line[::run]), (step, run)]
+
+
+def _numbered(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
+    """Return the numbers of a mesh's devices, with its axes in another order."""
+    return [*np.arange(math.prod(sizes)).reshape(sizes).transpose(order).flat]
+
+
+def _sharding(mesh: AbstractMesh, placed: Mapping[str, Axes], letters: Letters) -> NamedSharding:
     """Return where an array lies; heads of queries and keys are divided together or not at all."""
     together = placed if {"n", "k"} <= placed.keys() else {**placed, "n": None, "k": None}
     return NamedSharding(mesh, PartitionSpec(*map(together.get, letters)))
@@ -232,6 +278,6 @@ def _names(axes: Any) -> Iterator[str]:
             yield from _names(entry)
 
 
-def _count(sharding: Any, axes: Axes) -> int:
+def _count(mesh: AbstractMesh, axes: Axes) -> int:
     """Return how many parts an axis is divided into."""
-    return math.prod(sharding.mesh.shape[a] for a in _names(axes))
+    return math.prod(mesh.shape[a] for a in _names(axes))

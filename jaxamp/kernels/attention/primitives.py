@@ -297,7 +297,8 @@ def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **
     bias_grad: Any = params.get("bias_grad")
     form = backward_form(kernel, spec, bias_grad) if backward else forward_form(kernel, spec)
     if jax_compat.is_partitioned(context):
-        form = partitioned(form, avals, spec, bias_grad)
+        divided = partitioned(form, avals, spec, bias_grad)
+        return jax_compat.lower_divided(divided, context, *operands)
     return jax_compat.lower_local(form, context, *operands)
 
 
@@ -310,5 +311,3 @@ for _platform in PLATFORMS:
     for _primitive in (attention_forward_p, attention_backward_p):
         _rule = functools.partial(_lower, _platform, _primitive)
         mlir.register_lowering(_primitive, _rule, platform=_platform)
-for _primitive in (attention_forward_p, attention_backward_p):
-    jax_compat.tell_devices(_primitive)
