@@ -49,6 +49,22 @@ def test_examples_and_heads_over_a_mesh(kind, order):
         assert np.max(np.abs(got - want)) <= 0.03 * np.max(np.abs(want))
 
 
+def test_several_meshes_in_one_program():
+    """JAX lowers what asks for devices only where all lies on one mesh: a kernel asks for none."""
+    other = jax.make_mesh((2, 4), ("heads", "words"), axis_types=(AxisType.Auto,) * 2)
+    here, there = NamedSharding(_mesh(AxisType.Auto), SPEC), NamedSharding(other, P(None, "words"))
+    draws = jax.random.split(jax.random.key(0), 3)
+    operands = [jax.random.normal(draw, (B, T, N, H)) for draw in draws]
+    exact = _gradient(_attend)(*operands)[1]
+
+    def placed(*xs):
+        return jax.lax.with_sharding_constraint(_attend(*xs), there)
+
+    found = jaxamp.amp(_gradient(placed), POLICY)(*jax.device_put(operands, [here, there, here]))
+    for got, want in zip(found[1], exact, strict=True):
+        assert np.max(np.abs(got - want)) <= 0.03 * np.max(np.abs(want))
+
+
 def test_types_that_no_context_tells():
     """Masks that lie on a mesh by their types alone are still known numbers."""
     place = NamedSharding(_mesh(AxisType.Explicit), SPEC)
