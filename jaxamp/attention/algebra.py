@@ -50,7 +50,6 @@ class Base:
       depth: how deep the bases in it are nested.
       exponentials: the exponentials of scores in it.
       masks: of an exponential, or of scores.
-      is_boolean: whether it is a mask.
     """
 
     kind: str
@@ -59,7 +58,6 @@ class Base:
     depth: int = 0
     exponentials: frozenset[int] = frozenset()
     masks: tuple[Mask, ...] = ()
-    is_boolean: bool = False
 
 
 @dataclass(slots=True)
@@ -71,11 +69,11 @@ class Algebra:
     guarded: set[int] = field(default_factory=set)  # exponentials that are masked or compared again
     _numbers: dict[Any, int] = field(default_factory=dict)
 
-    def leaf(self, name: Any, shape: Sequence[int], is_boolean: bool = False) -> Value:
+    def leaf(self, name: Any, shape: Sequence[int]) -> Value:
         """Return an array of the program of which nothing is known."""
         places = fresh_places(shape)
         sizes = tuple(shape)
-        base = self._base(("leaf", name), lambda: Base("leaf", sizes, name, is_boolean=is_boolean))
+        base = self._base(("leaf", name), lambda: Base("leaf", sizes, name))
         return Value(places, {frozenset([(Factor(base, places), 1)]): 1.0})
 
     def constant(self, number: float, shape: Sequence[int]) -> Value:
@@ -263,9 +261,7 @@ class Algebra:
         if sign:
             return base
         sizes = self.bases[base].sizes
-        return self._base(
-            ("not", base), lambda: Base("leaf", sizes, ("not", base), is_boolean=True)
-        )
+        return self._base(("not", base), lambda: Base("leaf", sizes, ("not", base)))
 
     def side(self, mask: Value, sign: bool) -> Value | None:
         """Return a mask as a tensor that is one where it holds (`sign`), or where it does not."""

@@ -45,6 +45,7 @@ from jaxamp.kernels.attention.fused import Fused as Kernel
 from jaxamp.kernels.attention.platforms import at_hand, everywhere
 from jaxamp.kernels.attention.refusal import refusal
 from jaxamp.kernels.attention.spec import AttentionSpec
+from jaxamp.kernels.attention.traffic import Biased
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import EquationView, first_match
 
@@ -314,7 +315,8 @@ class _Fuser:
             for places in (layout.q, layout.k, layout.v)
         )
         bias = shape and jax.ShapeDtypeStruct(shape, np.float32)
-        if (reason := refusal(q, k, v, bias, spec, self.kernels)) is not None:
+        biased = _biased(found, level, scores, steps)
+        if (reason := refusal(q, k, v, bias, spec, self.kernels, biased)) is not None:
             return Obstacle(reason)
         return Replacement(found, layout, spec, list(rest), shape, is_sure)
 
@@ -428,6 +430,18 @@ def _bias_shape(steps: Sequence[Any], layout: Any) -> tuple[int, ...]:
     """Return the shape of the sum of biases and masks."""
     shapes = [[size_of(p) for p in thinned(step.factor.places, layout.scores)] for step in steps]
     return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
+
+
+def _biased(found: Found, level: Level, scores: Scores, steps: Sequence[Any]) -> Biased:
+    """Return what is computed of an attention, and what its biases and masks are made of."""
+    homes = {home_of(scores, step.factor) for step in steps}
+    avals = [level.avals[home] for home in homes if home is not None]
+    return Biased(
+        given=sum(aval.size * aval.dtype.itemsize for aval in avals),
+        forward="out" in found.results,
+        backward=found.backward,
+        bias_grad=any(name.startswith("dbias") for name in found.results),
+    )
 
 
 def _why_read(level: Level, scores: Scores, found: Found, cut: frozenset[int]) -> str:

@@ -177,7 +177,7 @@ class Emission:
 
     def _mask(self, step: Masking) -> Any:
         """Return where scores stay as they are."""
-        mask = thin(*self._array(step.factor), self.layout.scores)
+        mask = thin(*self._array(step.factor), self.layout.scores).astype(bool)
         return mask if step.sign else ~mask
 
     def _bias(self) -> Any:

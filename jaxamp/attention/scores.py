@@ -15,8 +15,10 @@ from jaxamp.attention.known_numbers import KnownNumbers, one_number
 from jaxamp.attention.levels import Atom, Level, Unit
 from jaxamp.attention.nearby import nearby
 from jaxamp.attention.values import (
+    Factor,
     Place,
     Value,
+    align,
     fresh_places,
     refine,
     renamed,
@@ -84,8 +86,7 @@ class Scores:
         if (number := self.known.number(value)) is not None:
             constant = self.algebra.constant(number, aval.shape)
             return Forms(constant, constant)
-        is_boolean = getattr(aval, "dtype", None) == np.bool_
-        leaf = self.algebra.leaf(value, getattr(aval, "shape", ()), is_boolean)
+        leaf = self.algebra.leaf(value, getattr(aval, "shape", ()))
         return Forms(leaf, leaf)
 
     def _record(self, out: int, found: Value | Forms | None) -> None:
@@ -152,6 +153,17 @@ class Scores:
             return value.number
         return one_number(np.unique(self.known.value(atom)))
 
+    def numbers(self, factor: Factor) -> np.ndarray | None:
+        """Return the numbers of a known array, without axes of size one; ``None`` for others."""
+        base = self.algebra.bases[factor.base]
+        if (
+            base.kind != "leaf"
+            or not isinstance(base.data, int)
+            or not self.known.is_known(base.data)
+        ):
+            return None
+        return np.squeeze(self.known.value(base.data))
+
     def leaf(self, atom: Atom) -> Value:
         """Return a value of which nothing is known."""
         return self._leaf(atom).whole if isinstance(atom, int) else self.of(atom).whole
@@ -160,12 +172,49 @@ class Scores:
 def _sign(number: float) -> Callable[[Scores, Unit], Value | None]:
     def rule(scores: Scores, unit: Unit) -> Value | None:
         first, second = scores.operands(unit)
+        masked = _masked_sum(scores, first, second, number)
+        if masked is None and number == 1:
+            masked = _masked_sum(scores, second, first, 1.0)
+        if masked is not None:
+            return masked
         of_rows = all(scores.is_closed(v) or v.number is not None for v in (first, second))
         if not of_rows and not any(_is_worth_adding(scores, v) for v in (first, second)):
             return None
         return scores.algebra.add(first, second, number)
 
     return rule
+
+
+def _masked_sum(scores: Scores, scored: Value, added: Value, sign: float) -> Value | None:
+    """Return ``s * m + sign * added`` as masked scores, if it is low just where the mask is zero.
+
+    Such is ``s * m - 1e10 * (1 - m)`` for a known mask of zeros and ones.
+    """
+    aligned = align(scored, added) if scores.has_product(scored) else None
+    single = aligned and aligned[1].single
+    if not aligned or not single or (numbers := scores.numbers(single[0])) is None:
+        return None
+    scored, _ = aligned
+    for mask, power in frozenset.intersection(*scored.terms):
+        ones = scores.numbers(mask)
+        if power != 1 or not _is_mask(ones) or _along(mask) != _along(single[0]):
+            continue
+        low = np.unique(numbers[ones == 0]) * single[1] * sign
+        if len(low) == 1 and low[0] <= LEAST and not numbers[ones == 1].any():
+            rest = {m - {(mask, power)}: n for m, n in scored.terms.items()}
+            holds = Value(scored.places, {frozenset([(mask, 1)]): 1.0})
+            return scores.algebra.masked(Value(scored.places, rest), holds, float(low[0]), True)
+    return None
+
+
+def _is_mask(numbers: np.ndarray | None) -> bool:
+    """Return whether numbers are known, and zeros and ones."""
+    return numbers is not None and bool(np.isin(numbers, (0, 1)).all())
+
+
+def _along(factor: Factor) -> list[Place]:
+    """Return the axes that a tensor extends along; one of size one is none."""
+    return [place for place in factor.places if place]
 
 
 def _is_worth_adding(scores: Scores, value: Value) -> bool:
@@ -188,9 +237,13 @@ def _mul(scores: Scores, unit: Unit) -> Forms | Value | None:
         if value is not None and math.isfinite(value):
             return _spread(scores, unit, _scaled(scores, other, value))
     factors = scores.factors(unit)
-    if not any(map(scores.is_tainted, factors)):
-        return None
-    return scores.algebra.multiply(*factors)
+    if any(map(scores.is_tainted, factors)):
+        return scores.algebra.multiply(*factors)
+    for mask, scored in (pair, pair[::-1]):
+        own = mask.single.single
+        if own and scores.has_product(scored.whole) and _is_mask(scores.numbers(own[0])):
+            return scores.algebra.multiply(scored.whole, mask.single)
+    return None
 
 
 def _spread(scores: Scores, unit: Unit, forms: Forms) -> Forms | None:

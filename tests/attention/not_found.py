@@ -4,8 +4,6 @@ _APART = "the softmax is in another function than the product with the values"
 _OWN = "a row may be masked whole, and has weights of its own then"
 
 NOT_FOUND: dict[tuple[str, str], str] = {
-    ("multiplied_mask", "forward"): "scores are not a product of queries and keys times a number",
-    ("multiplied_mask", "joint"): "scores are not a product of queries and keys times a number",
     ("softmax_with_where", "forward"): _OWN,
     ("softmax_with_where", "joint"): "weights are returned",
     ("weights_masked_again", "forward"): _OWN,

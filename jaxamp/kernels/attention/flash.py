@@ -80,4 +80,11 @@ def _blocks(q: Any, k: Any) -> Any:
     )
 
 
-FLASH = Fused(name="flash_attention", obstacle=obstacle, forward=forward, backward=backward)
+FLASH = Fused(
+    name="flash_attention",
+    obstacle=obstacle,
+    forward=forward,
+    backward=backward,
+    bias_bytes=4,
+    bias_times=(1, 3),  # backward two kernels read it, and one writes the scores' cotangent
+)

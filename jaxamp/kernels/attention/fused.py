@@ -31,12 +31,17 @@ class Fused:
         pass: why it cannot; ``None`` if it can.
       forward: what `attention_forward` does.
       backward: what `attention_backward` does; ``bias_grad`` says whether a bias has a cotangent.
+      bias_bytes: bytes of a number of a bias, as it reads that.
+      bias_times: how often a number of a bias, or of its cotangent, is read or written for each
+        score, forward and backward.
     """
 
     name: str
     obstacle: Callable[[Operands, AttentionSpec, bool], str | None]
     forward: Callable[[Operands, AttentionSpec], tuple[Any, Any]]
     backward: Callable[[Operands, Results, AttentionSpec, bool], tuple[Any, ...]]
+    bias_bytes: int = 2
+    bias_times: tuple[int, int] = (1, 1)
 
 
 def forward_form(kernel: Fused, spec: AttentionSpec) -> Form:

@@ -9,6 +9,7 @@ from jaxamp.errors import KernelError
 from jaxamp.kernels.attention.fused import Fused, flattened
 from jaxamp.kernels.attention.platforms import everywhere
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands, check_operands
+from jaxamp.kernels.attention.traffic import Biased, loss
 
 
 def refusal(
@@ -18,8 +19,9 @@ def refusal(
     bias: Any,
     spec: AttentionSpec,
     kernels: Sequence[Fused] | None = None,
+    biased: Biased | None = None,
 ) -> str | None:
-    """Return in words why no kernel takes these operands both ways; ``None`` if one does.
+    """Return in words why no kernel takes these operands both ways, or pays; ``None`` if one does.
 
     Args:
       q: array or aval of the queries [*b, T, N, H].
@@ -28,6 +30,7 @@ def refusal(
       bias: of what is added to the scores, or ``None``.
       spec: the static parameters.
       kernels: those that are asked; ``None`` for those of all platforms.
+      biased: what is computed, for the bytes of the bias to be counted; ``None`` for no count.
 
     >>> import jax
     >>> x = jax.ShapeDtypeStruct((1, 64, 4, 300), "bfloat16")
@@ -43,6 +46,8 @@ def refusal(
     for kernel in everywhere() if kernels is None else kernels:
         passes = (kernel.obstacle(flat, spec, backward) for backward in (False, True))
         reason = next(filter(None, passes), None)
+        if reason is None and biased is not None and bias is not None:
+            reason = loss(kernel, flat, biased)
         if reason is None:
             return None
         reasons.append(f"{kernel.name}: {reason}")

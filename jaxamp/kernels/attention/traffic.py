@@ -1,0 +1,79 @@
+"""Bytes that an attention moves for its scores: by a kernel that reads a bias, and written out.
+
+A kernel has no array of scores, but reads a bias for each; what that is made of is read twice, for
+the largest number of each row and for the bias itself. Queries, keys, values and their cotangents
+are read and written either way.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from jaxamp.kernels.attention.fused import Fused
+from jaxamp.kernels.attention.spec import Operands, scores_shape
+
+_FORWARD, _BACKWARD = 4, 7
+"""Times that 16-bit arrays of scores, weights and their cotangents are written or read."""
+
+
+class Biased(NamedTuple):
+    """What a program does with an attention that has a bias.
+
+    Attributes:
+      given: bytes of the arrays that the bias is made of.
+      forward: whether the output is computed.
+      backward: whether cotangents are.
+      bias_grad: whether that of the bias is one of these.
+    """
+
+    given: int
+    forward: bool = True
+    backward: bool = False
+    bias_grad: bool = False
+
+
+def written_out(operands: Operands, biased: Biased) -> int:
+    """Return the bytes that are moved for the scores by JAX's operations.
+
+    Args:
+      operands: their types, with one batch axis.
+      biased: what is computed.
+    """
+    scores = math.prod(scores_shape(operands.q, operands.k))
+    times = _FORWARD * biased.forward + _BACKWARD * biased.backward + biased.bias_grad
+    return biased.given + 2 * times * scores
+
+
+def fused(kernel: Fused, operands: Operands, biased: Biased) -> int:
+    """Return the bytes that are moved for the scores and the bias with a kernel.
+
+    Args:
+      kernel: the kernel.
+      operands: their types, with one batch axis.
+      biased: what is computed.
+    """
+    scores = math.prod(scores_shape(operands.q, operands.k))
+    made = scores // math.prod(operands.q.shape[::2]) * math.prod(operands.bias.shape[:2])
+    forward, backward = kernel.bias_times
+    times = forward * biased.forward + backward * biased.backward
+    numbers = made * (1 + 2 * biased.bias_grad) + times * scores
+    return 2 * biased.given + kernel.bias_bytes * numbers
+
+
+def loss(kernel: Fused, operands: Operands, biased: Biased) -> str | None:
+    """Return in words what a kernel moves more than is moved without it; ``None`` if it pays.
+
+    Args:
+      kernel: the kernel.
+      operands: their types, with one batch axis.
+      biased: what is computed.
+    """
+    scores = math.prod(scores_shape(operands.q, operands.k))
+    with_bias, without = fused(kernel, operands, biased), written_out(operands, biased)
+    if with_bias <= without:
+        return None
+    return (
+        f"with its bias it moves {with_bias / scores:.1f} bytes for each score, "
+        f"written out {without / scores:.1f}"
+    )

@@ -1,0 +1,57 @@
+"""Biases for which attention is fused, and those whose bytes are more than fusing saves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxamp
+from jaxamp.kernels.attention import refusal
+from jaxamp.kernels.attention.flash import FLASH
+from jaxamp.kernels.attention.spec import AttentionSpec
+from jaxamp.kernels.attention.traffic import Biased
+
+POLICY = jaxamp.PrecisionPolicy.MIXED_BF16.replace(fused_attention=True)
+B, T, N, H = 2, 32, 4, 8
+X = jax.ShapeDtypeStruct((B, T, N, H), jnp.float32)
+OF_ALL, OF_HEADS, OF_KEYS = (B, N, T, T), (1, N, T, T), (B, 1, 1, T)
+
+
+def attend(q: Any, k: Any, v: Any, *biases: Any) -> Any:
+    scores = sum(biases, jnp.einsum("bqnh,bknh->bnqk", q, k))
+    return jnp.einsum("bnqk,bknh->bqnh", jax.nn.softmax(scores), v)
+
+
+def loss(*args: Any) -> Any:
+    return jnp.sum(jnp.sin(attend(*args)))
+
+
+def planned(fn: Any, *shapes: tuple[int, ...]) -> Any:
+    biases = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return jaxamp.plan_of(fn, POLICY)(X, X, X, *biases)
+
+
+@pytest.mark.parametrize("shapes", [(OF_ALL,), (OF_HEADS,), (OF_KEYS,), (OF_HEADS, OF_KEYS)])
+@pytest.mark.parametrize("fn", [attend, jax.grad(loss, (0, 1, 2, 3))])
+def test_a_bias_is_read_for_less_than_scores_are_written(fn: Any, shapes: Any) -> None:
+    assert len(planned(fn, *shapes).attentions) == 1
+
+
+def test_two_biases_of_all_scores_pay_for_the_backward_pass_alone() -> None:
+    """Forward both are read twice, of four bytes, and their sum is written and read in two."""
+    (refused,) = planned(attend, OF_ALL, OF_ALL).refused_attentions
+    assert "it moves 20.0 bytes for each score, written out 16.0" in refused.reason
+    assert len(planned(jax.grad(loss), OF_ALL, OF_ALL).attentions) == 1
+
+
+@pytest.mark.parametrize(("given", "words"), [(4, "28.0"), (2, None)])
+def test_a_kernel_that_reads_its_bias_in_float32_pays_for_less(given: int, words: Any) -> None:
+    """`flash_attention` on a TPU has a float32 number for each score, in both passes."""
+    x = jax.ShapeDtypeStruct((B, 128, N, H), jnp.bfloat16)
+    bias = jax.ShapeDtypeStruct((B, N, 128, 128), jnp.float32)
+    biased = Biased(given * bias.size, backward=True)
+    reason = refusal(x, x, x, bias, AttentionSpec(1.0), [FLASH], biased)
+    assert reason is None if words is None else words in reason
