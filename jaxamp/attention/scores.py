@@ -190,7 +190,9 @@ def _masked_sum(scores: Scores, scored: Value, added: Value, sign: float) -> Val
 
     Such is ``s * m - 1e10 * (1 - m)`` for a known mask of zeros and ones.
     """
-    aligned = align(scored, added) if scores.has_product(scored) else None
+    if not scores.has_product(scored) or any(len(monomial) < 2 for monomial in scored.terms):
+        return None
+    aligned = align(scored, added)
     single = aligned and aligned[1].single
     if not aligned or not single or (numbers := scores.numbers(single[0])) is None:
         return None

@@ -160,6 +160,10 @@ def align(first: Value, second: Value) -> tuple[Value, Value] | None:
         return (other, spread) if scalar is second else (spread, other)
     if len(first.places) != len(second.places):
         return None
+    if (names := _same_axes(first.places, second.places)) is not None:
+        second = substituted(second, names)
+        places = tuple(a or b for a, b in zip(first.places, second.places, strict=True))
+        return Value(places, first.terms), Value(places, second.terms)
     second = renamed(second)
     for index in range(len(first.places)):
         if not (first.places[index] and second.places[index]):  # an axis of size one is repeated
@@ -170,6 +174,17 @@ def align(first: Value, second: Value) -> tuple[Value, Value] | None:
         first, second = substituted(first, parts), substituted(second, parts)
     places = tuple(a or b for a, b in zip(first.places, second.places, strict=True))
     return Value(places, first.terms), Value(places, second.terms)
+
+
+def _same_axes(first: Sequence[Place], second: Sequence[Place]) -> dict[Axis, Place] | None:
+    """Return the axes of a value for those of another, if none is a product of parts."""
+    names: dict[Axis, Place] = {}
+    for own, other in zip(first, second, strict=True):
+        if len(own) > 1 or len(other) > 1 or (own and other and own[0].size != other[0].size):
+            return None
+        if other:
+            names[other[0]] = own or (Axis(other[0].size),)
+    return names
 
 
 def reshaped(value: Value, shape: Sequence[int]) -> Value | None:
