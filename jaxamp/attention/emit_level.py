@@ -54,7 +54,7 @@ class Emitter:
       env: the values that have been emitted.
       handed: what the first unit of a binding leaves to the next.
       emissions: those of its attentions.
-      live: values that units which stay read, or the level returns.
+      live: values that units which stay or attentions read, or the level returns.
       units: units that stay.
       held: per value that holds a result of an attention: that, the result, and how it is held.
     """
@@ -69,7 +69,8 @@ class Emitter:
         exits = {a for a in level.exits if isinstance(a, int)}
         self.units = live_from(level, (exits | self._needed) - cut, cut)
         self._before = live_from(level, exits, frozenset())
-        self.live = exits | {a for u in self.units for a in u.ins if isinstance(a, int)}
+        read = {a for u in self.units for a in u.ins if isinstance(a, int)}
+        self.live = exits | self._needed | read
         self.held: dict[int, tuple[Replacement, str, Held]] = {
             h.value: (r, n, h)
             for r in replacements

@@ -130,6 +130,12 @@ class Scores:
         bases = [self.algebra.bases[f.base] for m in value.terms for f, _ in m]
         return self.is_tainted(value) and all(b.kind not in ("exp", "log") for b in bases)
 
+    def is_output(self, value: Value) -> bool:
+        """Return whether it is a multiple of what an attention returns, or of sums with that."""
+        algebra = self.algebra
+        bases = [f.base for m in value.terms for f, _ in m if algebra.bases[f.base].exponentials]
+        return self.is_closed(value) and not all(map(algebra.is_weight, bases))
+
     def factors(self, unit: Unit) -> list[Value]:
         """Return the operands of a product: single tensors, unless exponentials are in them.
 
@@ -411,12 +417,25 @@ def _dot_general(scores: Scores, unit: Unit) -> Value | Forms | None:
             number = scores.number(unit.ins[1 - index])
             if number is not None and math.isfinite(number):
                 return _scaled(scores, _beside_number(scores, unit, index), number)
-    found = _product(scores, unit, scores.factors(unit))
+    factors = scores.factors(unit)
+    if _has_free_axes(unit):
+        factors = [
+            scores.leaf(a) if scores.is_output(v) else v
+            for a, v in zip(unit.ins, factors, strict=True)
+        ]
+    found = _product(scores, unit, factors)
     if found is None:
         operands = [scores.of(a).whole for a in unit.ins[:2]]
         if any(map(scores.is_closed, operands)):
             return _product(scores, unit, [_apart(scores, a) for a in unit.ins[:2]])
     return found
+
+
+def _has_free_axes(unit: Unit) -> bool:
+    """Return whether both operands of a product have axes that the other has not."""
+    contracted, batched = unit.eqn.params["dimension_numbers"]
+    ranks = [len(v.aval.shape) for v in unit.eqn.invars[:2]]  # type: ignore[attr-defined]
+    return all(n > len(a) + len(b) for n, a, b in zip(ranks, contracted, batched, strict=True))
 
 
 def _beside_number(scores: Scores, unit: Unit, index: int) -> Forms:

@@ -685,6 +685,18 @@ def all_three_are_one(x: Array) -> Array:
     return pv(jax.nn.softmax(qk(x, x)), x)
 
 
+@spelling(btnh)
+def squared_output(q: Array, k: Array, v: Array) -> Array:
+    """The cotangent of the output is a multiple of the output."""
+    return pv(jax.nn.softmax(qk(q, k)), v) ** 2
+
+
+@spelling(btnh, count=2)
+def queries_from_another(q: Array, k: Array, v: Array) -> Array:
+    """With nothing in between."""
+    return pv(jax.nn.softmax(qk(pv(jax.nn.softmax(qk(q, k)), v), v)), k)
+
+
 @spelling(lambda d: (*btnh(d), d.normal(B, T // 2, N, H)), count=2)
 def self_then_cross(q: Array, k: Array, v: Array, memory: Array) -> Array:
     """As in a decoder's layer."""
