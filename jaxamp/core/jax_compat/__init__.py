@@ -37,6 +37,7 @@ from jaxamp.core.jax_compat.loops import scan_layout as scan_layout
 from jaxamp.core.jax_compat.loops import scan_with_invariants as scan_with_invariants
 from jaxamp.core.jax_compat.lowering import before_barrier as before_barrier
 from jaxamp.core.jax_compat.lowering import divides_by_rule as divides_by_rule
+from jaxamp.core.jax_compat.lowering import has_several_devices as has_several_devices
 from jaxamp.core.jax_compat.lowering import is_exported as is_exported
 from jaxamp.core.jax_compat.lowering import is_for_gpu as is_for_gpu
 from jaxamp.core.jax_compat.lowering import is_for_tpu as is_for_tpu

@@ -65,6 +65,11 @@ def divides_by_rule(context: Any) -> bool:
     return not is_exported(context) and isinstance(axes, _sharding_impls.ShardingContext)
 
 
+def has_several_devices(context: Any) -> bool:
+    """Return whether a module is lowered for more than one device, by which arrays are divided."""
+    return getattr(context.module_context.axis_context, "num_devices", 1) > 1
+
+
 def is_exported(context: Any) -> bool:
     """Return whether a module is lowered for ``jax.export``, to be compiled elsewhere."""
     return context.module_context.lowering_parameters.for_export

@@ -163,22 +163,24 @@ def mesh_of(tiles: np.ndarray | None) -> tuple[AbstractMesh, list[Axes]]:
         for an array that every device has. So is one whose tiles lie along no mesh's axes.
 
     >>> mesh_of(np.arange(8).reshape(4, 2).T[..., None])  # over the second axis, then the first
-    (AbstractMesh('m0': 4, 'm1': 2, axis_types=(Auto, Auto)), ['m1', 'm0', None])
+    (AbstractMesh('m0': 4, 'm1': 2, axis_types=(Auto, Auto)), [('m1',), ('m0',), None])
     """
-    origin = [] if tiles is None else [0] * tiles.ndim
-    lines = [tiles[(*origin[:i], slice(None), *origin[i + 1 :])] for i in range(len(origin))]
-    steps = [_steps(line) for line in lines]
-    order = sorted({step for line in steps for step in line}, reverse=True)
-    sizes = [size for _, size in order]
-    names = [f"m{i}" for i in range(len(order))]
-    axes = [tuple(names[order.index(step)] for step in line) for line in steps]
-    if tiles is not None and _numbered(sizes, [names.index(a) for line in axes for a in line]) == [
-        *tiles.flat
-    ]:
-        return AbstractMesh(tuple(sizes), tuple(names)), [
-            line[0] if len(line) == 1 else line or None for line in axes
-        ]
-    return AbstractMesh((1,), ("m0",)), []
+    if tiles is None:
+        return _ALONE, []
+    first = np.unravel_index(0, tiles.shape)
+    steps = [_steps(tiles[(*first[:i], slice(None), *first[i + 1 :])]) for i in range(tiles.ndim)]
+    order = sorted((step for line in steps for step in line), reverse=True)
+    names = {step: f"m{i}" for i, step in enumerate(order)}
+    sizes = tuple(size for _, size in order)
+    numbers = np.arange(math.prod(sizes)).reshape(sizes)
+    moved = numbers.transpose([order.index(step) for line in steps for step in line])
+    if not np.array_equal(moved.ravel(), tiles.ravel()):
+        return _ALONE, []
+    mesh = AbstractMesh(sizes, tuple(names.values()))
+    return mesh, [tuple(names[step] for step in line) or None for line in steps]
+
+
+_ALONE = AbstractMesh((1,), ("m0",))
 
 
 def _steps(line: np.ndarray) -> list[tuple[int, int]]:
@@ -188,11 +190,6 @@ def _steps(line: np.ndarray) -> list[tuple[int, int]]:
     step = int(line[1] - line[0])
     run = next((i for i in range(len(line)) if line[i] - line[0] != i * step), len(line))
     return [*_steps(line[::run]), (step, run)]
-
-
-def _numbered(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
-    """Return the numbers of a mesh's devices, with its axes in another order."""
-    return [*np.arange(math.prod(sizes)).reshape(sizes).transpose(order).flat]
 
 
 def _sharding(mesh: AbstractMesh, placed: Mapping[str, Axes], letters: Letters) -> NamedSharding:

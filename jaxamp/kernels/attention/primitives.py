@@ -296,7 +296,7 @@ def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **
         return composed_form(context, *operands, **params)
     bias_grad: Any = params.get("bias_grad")
     form = backward_form(kernel, spec, bias_grad) if backward else forward_form(kernel, spec)
-    if jax_compat.is_partitioned(context):
+    if jax_compat.has_several_devices(context):
         divided = partitioned(form, avals, spec, bias_grad)
         return jax_compat.lower_divided(divided, context, *operands)
     return jax_compat.lower_local(form, context, *operands)
