@@ -53,8 +53,8 @@ def fused(kernel: Fused, operands: Operands, biased: Biased) -> int:
       operands: their types, with one batch axis.
       biased: what is computed.
     """
-    scores = math.prod(scores_shape(operands.q, operands.k))
-    made = scores // math.prod(operands.q.shape[::2]) * math.prod(operands.bias.shape[:2])
+    shape = scores_shape(operands.q, operands.k)
+    scores, made = math.prod(shape), math.prod((*operands.bias.shape[:2], *shape[2:]))
     forward, backward = kernel.bias_times
     times = forward * biased.forward + backward * biased.backward
     numbers = made * (1 + 2 * biased.bias_grad) + times * scores
@@ -69,7 +69,7 @@ def loss(kernel: Fused, operands: Operands, biased: Biased) -> str | None:
       operands: their types, with one batch axis.
       biased: what is computed.
     """
-    scores = math.prod(scores_shape(operands.q, operands.k))
+    scores = math.prod(scores_shape(operands.q, operands.k)) or 1
     with_bias, without = fused(kernel, operands, biased), written_out(operands, biased)
     if with_bias <= without:
         return None
