@@ -66,7 +66,8 @@ class Algebra:
 
     bases: list[Base] = field(default_factory=list)
     sums: dict[int, list[int]] = field(default_factory=dict)  # per exponential: sums that read it
-    guarded: set[int] = field(default_factory=set)  # exponentials that are masked or compared again
+    guarded: set[int] = field(default_factory=set)  # exponentials whose sums are compared
+    masks_again: bool = False  # whether weights were masked again since this was reset
     _numbers: dict[Any, int] = field(default_factory=dict)
 
     def leaf(self, name: Any, shape: Sequence[int]) -> Value:
@@ -143,20 +144,18 @@ class Algebra:
     def _unmasked(self, monomial: Monomial) -> Monomial:
         """Leave out masks outside of which an exponential in the monomial is zero anyway.
 
-        It is not where a row is masked whole: weights that are masked so are noted.
+        It is not where a row is masked whole: that weights are masked so is noted.
         """
         powers = dict(monomial)
-        met = set[int]()
+        is_met = False
         for factor, power in monomial:
             base = self.bases[factor.base]
             for mask in base.masks if base.kind == "exp" and power > 0 else ():
                 places = tuple(
                     tuple(a for i in place for a in factor.places[i]) for place in mask.places
                 )
-                if powers.pop(Factor(mask.base, places), None) is not None:
-                    met.add(factor.base)
-        if met and all(self.is_weight(f.base) for f in powers):
-            self.guarded |= met
+                is_met |= powers.pop(Factor(mask.base, places), None) is not None
+        self.masks_again |= is_met and all(self.is_weight(f.base) for f in powers)
         return frozenset(powers.items())
 
     def is_weight(self, base: int) -> bool:

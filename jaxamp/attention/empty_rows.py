@@ -1,10 +1,11 @@
 """Rows of scores that see no key: what they give in the program, and kernels do not give.
 
 Where a mask replaces all scores of a row by one number, weights are equal, or NaN if that is minus
-infinity, and no cotangent reaches the scores. Where so low a number is added to them that they
-vanish in its float32 rounding, weights are equal too, but scores have cotangents. A kernel keeps
-the logarithm of a sum of exponentials, which is no number next to -1e9: so it is given queries and
-a bias that are zero in such rows, and what it then lacks is added to what it returns.
+infinity, or zeros if they are masked again, and no cotangent reaches the scores. Where so low a
+number is added to them that they vanish in its float32 rounding, weights are equal too, but scores
+have cotangents. A kernel keeps the logarithm of a sum of exponentials, which is no number next to
+-1e9: so it is given queries and a bias that are zero in such rows, and what it then lacks is added
+to what it returns.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class EmptyRows:
       infinite: those of them whose weights are NaN.
       vanished: rows whose scores vanish next to a bias.
       flat: those of them where that is one number, in which no key is masked.
+      is_zeroed: whether rows that are masked whole have weights of zero.
     """
 
     queries: Any
@@ -37,6 +39,7 @@ class EmptyRows:
     infinite: Any = None
     vanished: Any = None
     flat: Any = None
+    is_zeroed: bool = False
 
     @property
     def given(self) -> Any:
@@ -55,7 +58,9 @@ class EmptyRows:
           v: values [*b, S, K, V].
           scale: of the products of queries and keys.
         """
-        if self.infinite is not None:
+        if self.is_zeroed and self.masked is not None:
+            out = jnp.where(self.masked, jnp.zeros((), out.dtype), out)
+        elif self.infinite is not None:
             total = jnp.sum(v, axis=-3, keepdims=True)  # so that all values have a cotangent of NaN
             total = jnp.repeat(total, out.shape[-2] // v.shape[-2], axis=-2)
             nowhere = jnp.where(self.infinite, jnp.nan, 0.0).astype(out.dtype)
@@ -69,7 +74,7 @@ class EmptyRows:
     @property
     def is_complete(self) -> bool:
         """Return whether the output of a kernel is that of the program, with its cotangents."""
-        return self.infinite is None and self.flat is None
+        return self.infinite is None and self.flat is None and not self.is_zeroed
 
 
 @jax.custom_jvp

@@ -298,7 +298,8 @@ class _Fuser:
         if layout is None:
             return Obstacle("there is one query for all keys")
         seen, rest, is_sure = known_masks(found, scores, known, makers, layout)
-        if not is_sure and (obstacle := _unlike_softmax(found, scores)) is not None:
+        masked_again = set[bool]() if is_sure else scores.weights_masked_again(found.exponential)
+        if not is_sure and (obstacle := _unlike_softmax(found, scores, masked_again)) is not None:
             return obstacle
         scale = found.scale
         for step in found.steps:
@@ -318,7 +319,7 @@ class _Fuser:
         biased = _biased(found, level, scores, steps)
         if (reason := refusal(q, k, v, bias, spec, self.kernels, biased)) is not None:
             return Obstacle(reason)
-        return Replacement(found, layout, spec, list(rest), shape, is_sure)
+        return Replacement(found, layout, spec, list(rest), shape, is_sure, True in masked_again)
 
     def _told_otherwise(self, place: _Place) -> Obstacle | None:
         """Return what the user has said of an attention, if it must stay as it is."""
@@ -358,11 +359,19 @@ def _unfit_arrays(found: Found, level: Level, scores: Scores) -> Obstacle | None
     return Obstacle(EXPLICIT_PRECISION) if is_explicit else None
 
 
-def _unlike_softmax(found: Found, scores: Scores) -> Obstacle | None:
-    """Return what is wrong if a row that is masked whole has other weights than in a softmax."""
+def _unlike_softmax(found: Found, scores: Scores, masked_again: set[bool]) -> Obstacle | None:
+    """Return what is wrong if a row that is masked whole has other weights than zeros or a softmax.
+
+    Args:
+      found: the attention.
+      scores: the values.
+      masked_again: whether products read weights that are masked after the softmax, too, or not.
+    """
     if not found.is_shifted:
         return Obstacle("a row may be masked whole, and no maximum is subtracted")
-    if found.exponential in scores.algebra.guarded:
+    masks = sum(isinstance(step, Masking) for step in found.steps)
+    is_mixed = len(masked_again) > 1 or (True in masked_again and masks != 1)
+    if is_mixed or found.exponential in scores.algebra.guarded:
         return Obstacle("a row may be masked whole, and has weights of its own then")
     return None
 

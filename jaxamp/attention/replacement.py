@@ -35,6 +35,7 @@ class Replacement:
       steps: what is done to the scores beside those.
       bias_shape: shape of the sum of the steps; ``None`` where there are none.
       is_sure: whether no row is masked whole.
+      is_zeroed: whether weights of such a row are zeros, as they are masked again.
     """
 
     found: Found
@@ -43,6 +44,7 @@ class Replacement:
     steps: list[Step]
     bias_shape: tuple[int, ...] | None
     is_sure: bool
+    is_zeroed: bool = False
 
 
 class _Prepared(NamedTuple):
@@ -165,7 +167,8 @@ class Emission:
             flat = vanished & (lax.stop_gradient(jnp.min(bias, axis=-1, keepdims=True)) == top)
             flat = flat if every is None else flat & jnp.all(every, axis=-1, keepdims=True)
         kinds = masked, infinite, vanished, flat
-        rows = EmptyRows(q, *(None if x is None else self._beside_queries(x) for x in kinds))
+        beside = (None if x is None else self._beside_queries(x) for x in kinds)
+        rows = EmptyRows(q, *beside, is_zeroed=self.replacement.is_zeroed)
         bias = jnp.where(top <= LEAST, bias - top, bias)
         return _Prepared((rows.given, k, v, bias), rows, masked)
 

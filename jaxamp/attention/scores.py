@@ -51,6 +51,7 @@ class Scores:
       products: units whose result is such a product, by tensor.
       summed: products with exponentials of scores: the unit, those, and what else it reads.
       exponentials: per exponential of scores the values that hold it.
+      masked_again: values computed from weights that are masked after the softmax, too.
     """
 
     def __init__(self, level: Level, known: KnownNumbers) -> None:
@@ -61,10 +62,14 @@ class Scores:
         self.products: dict[int, Unit] = {}
         self.summed: list[tuple[Unit, frozenset[int], frozenset[int]]] = []
         self.exponentials: dict[int, list[int]] = {}
+        self.masked_again: set[int] = set()
         for unit in nearby(level, _RULES):
             if len(unit.outs) == 1 and isinstance(unit.outs[0], int):
                 rule = _RULES[unit.eqn.primitive.name]
+                self.algebra.masks_again = False
                 self._record(unit.outs[0], rule(self, unit))
+                if self.algebra.masks_again or not self.masked_again.isdisjoint(_values(unit)):
+                    self.masked_again.add(unit.outs[0])
 
     def of(self, atom: Atom) -> Forms:
         """Return the forms of a value."""
@@ -170,9 +175,32 @@ class Scores:
             return None
         return np.squeeze(self.known.value(base.data))
 
+    def is_mask(self, factor: Factor) -> bool:
+        """Return whether an array is boolean, or known to be zeros and ones."""
+        value = self.algebra.bases[factor.base].data
+        if isinstance(value, int) and getattr(self.level.avals[value], "dtype", None) == np.bool_:
+            return True
+        numbers = self.numbers(factor)
+        return numbers is not None and bool(np.isin(numbers, (0, 1)).all())
+
+    def weights_masked_again(self, exponential: int) -> set[bool]:
+        """Return whether products read weights that are masked after the softmax, too, or not."""
+        is_weight, found = self.algebra.is_weight, set[bool]()
+        for unit, exponentials, _ in self.summed:
+            for atom in _values(unit) if exponential in exponentials else ():
+                value = self.of(atom).whole
+                bases = [f.base for m in value.terms for f, _ in m]
+                if exponential in bases and all(map(is_weight, bases)):
+                    found.add(atom in self.masked_again)
+        return found
+
     def leaf(self, atom: Atom) -> Value:
         """Return a value of which nothing is known."""
         return self._leaf(atom).whole if isinstance(atom, int) else self.of(atom).whole
+
+
+def _values(unit: Unit) -> list[int]:
+    return [a for a in unit.ins if isinstance(a, int)]
 
 
 def _sign(number: float) -> Callable[[Scores, Unit], Value | None]:
@@ -205,7 +233,8 @@ def _masked_sum(scores: Scores, scored: Value, added: Value, sign: float) -> Val
     scored, _ = aligned
     for mask, power in frozenset.intersection(*scored.terms):
         ones = scores.numbers(mask)
-        if power != 1 or not _is_mask(ones) or _along(mask) != _along(single[0]):
+        is_mask = ones is not None and power == 1 and scores.is_mask(mask)
+        if not is_mask or _along(mask) != _along(single[0]):
             continue
         low = np.unique(numbers[ones == 0]) * single[1] * sign
         if len(low) == 1 and low[0] <= LEAST and not numbers[ones == 1].any():
@@ -213,11 +242,6 @@ def _masked_sum(scores: Scores, scored: Value, added: Value, sign: float) -> Val
             holds = Value(scored.places, {frozenset([(mask, 1)]): 1.0})
             return scores.algebra.masked(Value(scored.places, rest), holds, float(low[0]), True)
     return None
-
-
-def _is_mask(numbers: np.ndarray | None) -> bool:
-    """Return whether numbers are known, and zeros and ones."""
-    return numbers is not None and bool(np.isin(numbers, (0, 1)).all())
 
 
 def _along(factor: Factor) -> list[Place]:
@@ -249,8 +273,9 @@ def _mul(scores: Scores, unit: Unit) -> Forms | Value | None:
         return scores.algebra.multiply(*factors)
     for mask, scored in (pair, pair[::-1]):
         own = mask.single.single
-        if own and scores.has_product(scored.whole) and _is_mask(scores.numbers(own[0])):
-            return scores.algebra.multiply(scored.whole, mask.single)
+        if own and scores.has_product(scored.whole) and scores.is_mask(own[0]):
+            masked = scores.algebra.multiply(scored.whole, mask.single)
+            return masked and Forms(masked, masked)
     return None
 
 
@@ -531,9 +556,10 @@ def _select(scores: Scores, unit: Unit) -> Value | Forms | None:
         value = kept.whole
         if len(pred.places) != len(value.places):
             return None
-        if number == 0 and scores.is_tainted(value):
+        if number == 0 and (scores.is_tainted(value) or scores.has_product(value)):
             side = algebra.side(pred, sign)
-            return side and algebra.multiply(value, side)
+            masked = side and algebra.multiply(value, side)
+            return masked and Forms(masked, masked)
         if number <= LEAST and not scores.is_tainted(value) and scores.has_product(value):
             return algebra.masked(value, pred, number, sign)
     return None

@@ -681,6 +681,14 @@ def nothing_seen_zero(q: Array, k: Array, v: Array, mask: Array) -> Array:
     return pv(jnp.where(seen, weights, 0.0), v)
 
 
+@extra(_nothing_seen)
+def nothing_seen_zero_and_mean(q: Array, k: Array, v: Array, mask: Array) -> Array:
+    """Weights are masked again for one of two products: zero, and the mean of all values."""
+    seen = mask[:, None, None]
+    weights = jax.nn.softmax(jnp.where(seen, qk(q, k), -1e30))
+    return pv(jnp.where(seen, weights, 0.0), v) + jnp.sin(pv(weights, v))
+
+
 @extra(btnh)
 def first_query_sees_nothing(q: Array, k: Array, v: Array) -> Array:
     """Strictly causal, with a finite mask."""

@@ -4,10 +4,6 @@ _APART = "the softmax is in another function than the product with the values"
 _OWN = "a row may be masked whole, and has weights of its own then"
 
 NOT_FOUND: dict[tuple[str, str], str] = {
-    ("softmax_with_where", "forward"): _OWN,
-    ("softmax_with_where", "joint"): "weights are returned",
-    ("weights_masked_again", "forward"): _OWN,
-    ("weights_masked_again", "joint"): "weights are returned",
     ("safe_softmax", "forward"): _OWN,
     ("softmax_with_its_own_rule", "forward"): "the softmax has a derivative rule of its own",
     ("layers_scanned_with_saved_products", "joint"): "weights are returned",
