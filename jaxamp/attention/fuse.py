@@ -41,11 +41,11 @@ from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_pr
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
 from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
 from jaxamp.jaxprs.shared_rules import share_rules
+from jaxamp.kernels.attention.bias_bytes import Biased
 from jaxamp.kernels.attention.fused import Fused as Kernel
 from jaxamp.kernels.attention.platforms import at_hand, everywhere
 from jaxamp.kernels.attention.refusal import refusal
 from jaxamp.kernels.attention.spec import AttentionSpec
-from jaxamp.kernels.attention.traffic import Biased
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import EquationView, first_match
 

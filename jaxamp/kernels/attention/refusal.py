@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxamp.errors import KernelError
+from jaxamp.kernels.attention.bias_bytes import Biased, loss
 from jaxamp.kernels.attention.fused import Fused, flattened
 from jaxamp.kernels.attention.platforms import everywhere
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands, check_operands
-from jaxamp.kernels.attention.traffic import Biased, loss
 
 
 def refusal(
