@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,7 @@ def test_the_sum_of_a_cotangent_reads_what_products_read(layer: Layer) -> None:
         return jnp.sum(jnp.sin(layer(w, bias, jnp.sin(x @ w[0]))))
 
     decisions = [*plan_of(jax.grad(loss, (0, 1)), "auto_mixed_bf16")(W, BIAS, X).decisions()]
-    sums = [d.eqn for d in decisions if d.primitive == "reduce_sum"]
+    sums: Any = [d.eqn for d in decisions if d.primitive == "reduce_sum"]
     (of_rows,) = (e for e in sums if e.invars[0].aval.size > e.outvars[0].aval.size == BIAS.size)
     (made,) = (d for d in decisions if of_rows.invars[0] in d.eqn.outvars)
     assert made.output is Precision.BF16, made.reason
