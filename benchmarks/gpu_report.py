@@ -2,9 +2,8 @@
 
     python -m benchmarks.gpu_report docs/gpu_train.json docs/pictures/gpu_train.png
 
-It prints the table of docs/performance.md and writes that of README.md, which has `amp` around the
-step against the strongest hand that was timed. The picture has the throughput of each way, relative
-to hand-written bfloat16, and the losses of one model.
+It prints the table of docs/performance.md. The picture has the throughput of each way, relative to
+hand-written bfloat16, and the losses of one model.
 """
 
 from __future__ import annotations
@@ -24,15 +23,6 @@ from matplotlib.axes import Axes
 
 BY_HAND = "hand-bf16"
 FUSED = "hand-fused"
-AMPED = "amp-bf16"
-TITLES = {
-    "350m": "transformer, 350M",
-    "1.3b": "transformer, 1.3B",
-    "resnet50": "ResNet-50",
-    "vit-b": "ViT-B",
-}
-README = Path(__file__).parents[1] / "README.md"
-MARKS = "<!-- strongest-hand -->\n", "<!-- /strongest-hand -->"
 LABEL = "throughput relative to hand-written bf16 (label: peak memory)"
 LOSSES = "vit-b"  # the model whose losses are drawn
 
@@ -51,28 +41,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         f"| {row['last_loss']:.3f} |"
         for row in rows
     )
-
-
-def against_the_strongest_hand(rows: Sequence[dict[str, Any]]) -> str:
-    """The table in README.md: how fast the amped step is, and how much memory it has at most.
-
-    Args:
-      rows: of the file that the benchmark writes.
-    """
-    found = {(row["model"], row["way"]): row for row in rows}
-    lines = ["| model | throughput | peak memory |", "|---|---|---|"]
-    for model, title in TITLES.items():
-        ours = found[model, AMPED]
-        hand = found.get((model, FUSED)) or found[model, BY_HAND]
-        fast, large = (ours[key] / hand[key] for key in ("items_per_second", "peak_bytes"))
-        lines.append(f"| {title} | {fast:.2f} × | {large:.2f} × |")
-    return "\n".join(lines) + "\n"
-
-
-def with_table(text: str, table: str) -> str:
-    """Put the table between its marks in the text of README.md."""
-    before, _, rest = text.partition(MARKS[0])
-    return before + MARKS[0] + table + MARKS[1] + rest.partition(MARKS[1])[2]
 
 
 def _spread(row: dict[str, Any]) -> str:
@@ -123,7 +91,7 @@ def _of_way(rows: Sequence[dict[str, Any]], way: str) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print, write and draw."""
+    """Print and draw."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gpu_report",
         description=__doc__,
@@ -134,7 +102,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     rows = [row for row in json.loads(options.figures.read_text()) if "error" not in row]
     print(table(rows))
-    README.write_text(with_table(README.read_text(), against_the_strongest_hand(rows)))
     draw(rows, options.picture)
 
 

@@ -15,11 +15,9 @@ from jaxamp.errors import counted
 from jaxamp.inspect.explain import Explanation, Note
 from jaxamp.inspect.source import Excerpt, excerpts
 
-# Words that are jaxamp's own, or XLA's.
-_JARGON = "Compute", "Boundary", "fused region", "carry", "cotangent", "singularity", "quantiz"
 _GLOSSARY = (
     "\nCompute is matrix products and convolutions; a fused region is what XLA computes in one "
-    "kernel.\nThese and other words, and the [guards]: docs/explanation/glossary.md, guards.md."
+    "kernel.\nAll words and reasons, and the [guards]: docs/explanation/glossary.md, guards.md."
 )
 
 
@@ -42,7 +40,7 @@ def _parts(explanation: Explanation) -> Iterator[Any]:
             yield from _block(block, by_line, whole)
         if not found:
             yield from _sourceless(file, by_line, whole) if file else _homeless(by_line)
-    if any(note.guard or any(word in note.reason for word in _JARGON) for note in notes):
+    if notes:
         yield Text(_GLOSSARY, style="dim")
     if hidden := len(explanation.notes) - len(notes):
         yield Text(

@@ -67,6 +67,7 @@ ANALYSES: dict[str, tuple[str, Callable[..., Any]]] = {
     "singularities": (f"{HAZARDS}.find_singularities", _no_flags),
     "small_divisors": (f"{HAZARDS}.find_small_divisors", _no_flags),
     "rescaled_products": (f"{CHOICE}.find_rescaled_products", _nothing),
+    "split_lookups": (f"{CHOICE}.find_split_lookups", _nothing),
     "transposed_lookups": ("jaxamp.plan.dataflow.uses.find_transposed_lookups", _nothing),
     "product_sizes": (f"{CHOICE}.find_product_sizes", _no_sizes),
     "ranges": ("jaxamp.plan.planner.find_ranges", _no_ranges),

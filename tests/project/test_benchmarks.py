@@ -10,6 +10,7 @@ import pytest
 
 import jaxamp
 from benchmarks import fp8_step, overhead, recipes, techniques, trace_cost
+from benchmarks.deviceless import pages
 from benchmarks.peers import table
 from benchmarks.peers.peers import PEERS
 from benchmarks.recipe_models import RECIPES
@@ -83,6 +84,14 @@ def test_the_peers_shown_are_the_figures_kept():
     page = (ROOT / "docs/peers.md").read_text()
     shown = page.partition(table.BEGIN)[2].partition(table.END)[0]
     assert shown.strip() == table.markdown(figures)
+
+
+def test_the_strongest_hand_is_shown_as_its_figures_are_kept():
+    """The tables of the README and of the page are made from the JSON, and not edited since."""
+    rows = json.loads(pages.FIGURES.read_text())
+    for page, made in pages.TABLES.items():
+        assert page.read_text() == pages.with_table(page.read_text(), made(rows))
+        assert made(rows) in page.read_text()
 
 
 def test_programs_of_techniques_are_compiled_once(tmp_path, monkeypatch):

@@ -191,10 +191,6 @@ def test_the_page_shows_the_figures_that_are_kept():
     docs = ROOT / "docs"
     rows = json.loads((docs / "gpu_train.json").read_text())
     assert gpu_report.table(rows) in (docs / "performance.md").read_text()
-    readme = (ROOT / "README.md").read_text()
-    table = gpu_report.against_the_strongest_hand(rows)
-    assert readme == gpu_report.with_table(readme, table)
-    assert table in readme
 
 
 @pytest.mark.long

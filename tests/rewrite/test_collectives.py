@@ -490,10 +490,20 @@ def test_gradients_leave_their_products_in_the_precision_of_their_sum(dtype):
     assert {d.output.short for d in sums} == {"f32"}
 
 
-def lookup_loss(params, words):
-    """A loss behind a lookup and layers under a scan, as a language model has them."""
-    x = params["table"][words]
-    x, _ = lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["layers"])
+def _scanned(x, layers):
+    return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, layers)[0]
+
+
+def _written_out(x, layers):
+    """Read by norms and sums of the residual stream as well, which compute in f32."""
+    for w in layers:
+        x = x + jnp.tanh(x * lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1) @ w)
+    return x
+
+
+def lookup_loss(params, words, apply=_scanned):
+    """A loss behind a lookup and layers, as a language model has them."""
+    x = apply(params["table"][words], params["layers"])
     return jnp.mean(jnp.square(x @ params["table"].T))
 
 
@@ -534,6 +544,31 @@ def test_a_rounded_lookup_gives_what_one_rounded_after_it_gives(order):
         jax.tree.map(np.testing.assert_array_equal, ours, expected)
 
 
+@orders
+def test_a_rule_rounds_a_table_where_no_type_says_that_it_is_split(order):
+    """Under Auto axes rows that norms and sums read in f32, too, are sent low if one says so."""
+    policy = BF16.with_rules(Rule(primitive="gather", precision="bf16"))
+    step = order(lambda fn: fn, partial(lookup_loss, apply=_written_out), policy)
+    lowered = jax.jit(step).lower(LOOKUP, WORDS).as_text()
+    assert re.findall(r"stablehlo.gather.*-> tensor<4x128x8x(\w+)>", lowered) == ["bf16"]
+
+
+def test_points_of_a_split_table_stay_f32():
+    """A network that reads differences of points would read those of roundings."""
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+    rows = NamedSharding(mesh, P())
+
+    def fn(points, pairs, w):
+        first, second = (points.at[pairs[:, n]].get(out_sharding=rows) for n in range(2))
+        return jnp.tanh((first - second) @ w)
+
+    pairs = jnp.stack([jnp.arange(64) % 8, jnp.arange(64) % 7], -1)
+    points = jax.device_put(100 + W[:8, :3], NamedSharding(mesh, P("d")))
+    with jax.set_mesh(mesh):
+        lowered = jax.jit(amp(fn)).lower(points, pairs, W[:3]).as_text()
+    assert re.findall(r"stablehlo.gather.*-> tensor<64x3x(\w+)>", lowered) == ["f32", "f32"]
+
+
 def test_a_lookup_of_few_rows_leaves_the_table_alone():
     """To round a large table for the sake of some words would cost more than it saves."""
     lowered = jax.jit(amp(lookup_loss)).lower(LOOKUP, WORDS[:1, :4]).as_text()
@@ -566,14 +601,14 @@ def test_a_parameter_is_moved_low(order, axis_type, primitive):
 
 
 @orders
-def test_a_lookup_says_where_its_rows_lie(order):
+@pytest.mark.parametrize("apply", [_scanned, _written_out])
+def test_a_lookup_says_where_its_rows_lie(order, apply):
     """It leads from Explicit axes to Auto ones and back, and the table is rounded on the way."""
     mesh = jax.make_mesh((2, 4), ("d", "e"), axis_types=(AxisType.Explicit,) * 2)
     rows = NamedSharding(mesh, P("d", None, None))
 
     def loss(params, words):
-        x = params["table"].at[words].get(out_sharding=rows)
-        x, _ = lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, params["layers"])
+        x = apply(params["table"].at[words].get(out_sharding=rows), params["layers"])
         return jnp.mean(jnp.square(x @ params["head"]))
 
     params = {**LOOKUP, "head": LOOKUP["table"].T}
@@ -587,9 +622,7 @@ def test_a_lookup_says_where_its_rows_lie(order):
     assert found == "bf16"
 
     def whole(params, words):
-        x, _ = lax.scan(
-            lambda x, w: (jnp.tanh(x @ w), None), params["table"][words], params["layers"]
-        )
+        x = apply(params["table"][words], params["layers"])
         return jnp.mean(jnp.square(x @ params["head"]))
 
     expected = jax.jit(order(lambda fn: fn, whole, BF16))(params, WORDS)

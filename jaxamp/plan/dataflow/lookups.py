@@ -6,14 +6,57 @@ scatter adds up are cotangents of one, and what it returns is a gradient.
 
 from __future__ import annotations
 
-from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.graph.graph import Graph, Node
+from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
+from jaxamp.plan.graph.consumers import descendants
+from jaxamp.plan.graph.graph import Graph, Node, Role
 
 
 def is_lookup(graph: Graph, provenance: Provenance, node: Node) -> bool:
     """Return whether a node gathers rows of a boundary value, by computed indices."""
     is_gather = node.name == "gather" and any(v not in graph.constants for v in node.ins[1:])
     return is_gather and not provenance.dense[node.ins[0]]
+
+
+def find_split_lookups(graph: Graph, provenance: Provenance) -> frozenset[Node]:
+    """Return the lookups in tables whose rows lie on several devices, as types say.
+
+    Each device finds its own rows, and all of them are added up. Under Explicit axes a lookup leads
+    to Auto ones and back: the type that a table is resharded from says where its rows lie.
+    """
+    before = {node.outs[0]: node.ins[0] for node in graph.named.get("reshard", ())}
+    found = set[Node]()
+    for node in graph.named.get("gather", ()):
+        if is_lookup(graph, provenance, node):
+            table: int | None = node.ins[0]
+            while table is not None:
+                if _is_split(graph, node, table):
+                    found.add(node)
+                table = before.get(table)
+    return frozenset(found)
+
+
+def is_subtracted(graph: Graph, provenance: Provenance, value: int) -> bool:
+    """Return whether a value is part of a difference before Compute, as of two points.
+
+    The other part is no activation, whose rounding is as large, and no mean, as in a norm.
+    """
+    known = provenance.bits
+    return any(
+        reader.name == "sub" and not any(known[v] & (DENSE | STATISTIC) for v in reader.ins)
+        for v in descendants(graph, value, _is_elementwise)
+        for reader in graph.readers[v]
+    )
+
+
+def _is_elementwise(node: Node) -> bool:
+    return node.role in (Role.MOVE, Role.ELEMENTWISE, Role.MERGE)
+
+
+def _is_split(graph: Graph, node: Node, table: int) -> bool:
+    sharding = getattr(graph.avals[table], "sharding", None)
+    split = tuple(getattr(sharding, "spec", ()))
+    axes = node.eqn.params["dimension_numbers"].start_index_map
+    return any(split[axis] is not None for axis in axes if axis < len(split))
 
 
 def find_looked_up(graph: Graph, provenance: Provenance) -> frozenset[int]:

@@ -20,6 +20,7 @@ from jaxamp.plan.conditioning.rescaled_products import find_rescaled_products
 from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction
 from jaxamp.plan.dataflow.exact import Exact, fits
 from jaxamp.plan.dataflow.label_gathers import is_label_gather
+from jaxamp.plan.dataflow.lookups import find_split_lookups, is_subtracted
 from jaxamp.plan.dataflow.masked_lookups import find_masked_lookups
 from jaxamp.plan.dataflow.product_sizes import find_product_sizes, is_small_beside_products
 from jaxamp.plan.dataflow.provenance import DENSE, Provenance
@@ -85,6 +86,7 @@ class Chooser:
         self.product_sizes = find_product_sizes(graph, provenance)
         self.exact = Exact(graph, regions)
         self.masked_rows = find_masked_lookups(graph, provenance)
+        self.split_lookups = find_split_lookups(graph, provenance)
         self.rescaled = self._find_rescaled()
         self.relu_signs = find_relu_signs(graph, regions)
         self.relu_tangents = find_relu_tangents(graph, self.relu_signs)
@@ -292,8 +294,9 @@ class Chooser:
 
     def _bears_rounding(self, node: Node, low: Precision) -> bool:
         """Return whether a product reads a node's results, and no reader amplifies a rounding."""
-        reaches = union(self.uses.bits, node.outs) & REACHES
-        return bool(reaches) and self.hazards.of(node, node.outs, low) is None
+        if not union(self.uses.bits, node.outs) & REACHES or self.hazards.of(node, node.outs, low):
+            return False
+        return not any(is_subtracted(self.graph, self.provenance, v) for v in node.outs)
 
     def _elementwise(self, node: Node, low: Precision) -> Choice:
         (out,) = node.outs
@@ -302,7 +305,7 @@ class Chooser:
         if out in self.relu_tangents:
             return Choice(low, low, f"tangent of a ReLU: {low.short} before the mask, as after it")
         if out in self.masked_rows and (wire := self._wire_of(out, low)):
-            return Choice(wire, wire, f"rows of a split table: {wire.short}, as they are added up")
+            return Choice(wire, wire, _ROWS.format(wire.short))
         constraint = self._constraint(node, low)
         if constraint:
             return Choice(F32, F32, constraint.reason, constraint.guard)
@@ -350,7 +353,14 @@ class Chooser:
         if sums_many_cotangents(self.graph, node) and self._as_read(node.ins[0], node) is low:
             reason = f"f32 inside, stored in {low.short}: many cotangents are summed"
             return Choice(F32, low, reason, Guard.REDUCTION_ISLAND)
+        if node in self.split_lookups and self._adds_up_rows(node, low):
+            return Choice(F32, low, _ROWS.format(low.short), None, low)
         return _MOVED
+
+    def _adds_up_rows(self, node: Node, low: Precision) -> bool:
+        """Return whether rows of a split table may be rounded before devices add them up."""
+        may_overflow = Guard.RANGE in self.guards and low is Precision.F16
+        return not may_overflow and self._bears_rounding(node, low)
 
     def _follow(self, node: Node) -> None:
         for source, out in movements(node):
@@ -479,6 +489,7 @@ _CARRIED = (Link.INIT, Link.BACK)
 # Allocate uninitialized arrays.
 _BLANK = ("empty", "empty2")
 
+_ROWS = "rows of a split table: {}, as they are added up over devices"
 _MOVED = Choice(None, F32, "data movement keeps its operand's dtype")
 _LABEL_GATHER = Choice(
     F32, F32, "label gather: cotangents are summed in f32", Guard.REDUCTION_ISLAND

@@ -69,5 +69,7 @@ class ReaderPrecisions:
                 yield from (self[out] for out in outs)
             elif reader.role is Role.LINK:
                 yield self.stored[reader.outs[0]] or F32
+            elif reader.role is Role.MOVE:  # sends it, perhaps narrow
+                yield self.choices[reader].accumulation or F32
             else:
                 yield self.choices[reader].operand or F32
