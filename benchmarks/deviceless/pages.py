@@ -9,8 +9,8 @@ command, when and on which JAX the figures were made.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,13 +101,21 @@ def _kept(rows: Rows, files: Sequence[str]) -> Rows:
     return list(found.values())
 
 
-def main(files: Sequence[str]) -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Keep the figures and write the tables."""
-    rows = _kept(json.loads(FIGURES.read_text()) if FIGURES.exists() else [], files)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.deviceless.pages",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("files", nargs="*", metavar="FILE", help="figures to put in")
+    options = parser.parse_args(argv)
+    known = json.loads(FIGURES.read_text()) if FIGURES.exists() else []
+    rows = _kept(known, options.files)
     FIGURES.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
     for page, table in TABLES.items():
         page.write_text(with_table(page.read_text(), table(rows)))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
