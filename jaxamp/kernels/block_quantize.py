@@ -12,11 +12,10 @@ import numpy as np
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.errors import KernelError, shown
 from jaxamp.kernels.config import KernelConfig
-from jaxamp.kernels.primitive import Kernel, KernelPrimitive
+from jaxamp.kernels.primitive import KernelPrimitive
 from jaxamp.kernels.tile_checks import (
     Axes,
     check_grid,
-    check_memory,
     check_tile,
     semantics_in_force,
 )
@@ -159,18 +158,19 @@ def module_of(platform: str) -> Any:
     return tpu
 
 
-def _check(
-    platform: str, config: KernelConfig, x: Any, *, cast: CastConfig, transposed: bool
-) -> None:
+def _check(platform: str, config: KernelConfig, *, transposed: bool, **_: Any) -> None:
     check_grid(NAME, platform, config, AXES, inputs=1)
     check_tile(NAME, platform, config, rows=(_UNIT, None), columns=(_UNIT, None))
     if transposed and platform == "gpu" and config.gpu is not None:
         _check_lane(config.gpu)
+
+
+def _memory(platform: str, config: KernelConfig, x: Any, *, transposed: bool, **_: Any) -> int:
     tm, tn = _tile(platform, config, *x.shape[1:])
     read = _steps_in_flight(platform, config, x, (tm, tn)) * tm * tn * x.dtype.itemsize
     # Values, and factors of blocks of 32 at most; on a TPU twice, for the copy under way.
     written = tm * tn * 5 // 4 * (2 if transposed else 1) * (1 if platform == "gpu" else 2)
-    check_memory(NAME, platform, config, read + written)
+    return read + written
 
 
 def _steps_in_flight(platform: str, config: KernelConfig, x: Any, tile: tuple[int, int]) -> int:
@@ -210,12 +210,11 @@ def _batch(call: KernelPrimitive, operands: Any, axes: Any, **params: Any) -> An
 
 
 _primitive = KernelPrimitive(
-    Kernel(
-        name=NAME,
-        reference=_reference,
-        pallas=_on,
-        check=_check,
-        obstacle=_obstacle,
-        batch=_batch,
-    )
+    name=NAME,
+    reference=_reference,
+    pallas=_on,
+    check=_check,
+    memory=_memory,
+    obstacle=_obstacle,
+    batch=_batch,
 )

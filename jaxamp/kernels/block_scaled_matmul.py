@@ -14,8 +14,8 @@ from jaxamp.core import jax_compat
 from jaxamp.errors import KernelError
 from jaxamp.kernels.block_quantize import check_cast, fill, module_of
 from jaxamp.kernels.config import KernelConfig
-from jaxamp.kernels.primitive import Kernel, KernelPrimitive
-from jaxamp.kernels.tile_checks import Axes, check_grid, check_memory, check_tile
+from jaxamp.kernels.primitive import KernelPrimitive
+from jaxamp.kernels.tile_checks import Axes, check_grid, check_tile
 from jaxamp.lowp import ScaledArray
 from jaxamp.lowp.scaled_array import factors
 
@@ -144,7 +144,12 @@ def _on(
     return [out[:, :m, :n]]
 
 
-def _check(
+def _check(platform: str, config: KernelConfig, **_: Any) -> None:
+    check_grid(NAME, platform, config, AXES, inputs=4)
+    check_tile(NAME, platform, config, **_SIZES[platform])
+
+
+def _memory(
     platform: str,
     config: KernelConfig,
     a: Any,
@@ -152,20 +157,16 @@ def _check(
     b: Any,
     b_scale: Any,
     *,
-    width: int,
     out_dtype: Any,
-) -> None:
-    check_grid(NAME, platform, config, AXES, inputs=4)
-    check_tile(NAME, platform, config, **_SIZES[platform])
+    **_: Any,
+) -> int:
     tm, tn, tk = _tile(platform, config, a.shape[1], b.shape[1], a.shape[2])
     read = (tm + tn) * (tk + 4 * tk // _UNIT)
     size = np.dtype(out_dtype).itemsize
     if platform == "gpu":
         steps = _GPU_STEPS if config.gpu is None else config.gpu.max_concurrent_steps
-        needed = min(steps, -(-a.shape[2] // tk)) * read + tm * tn * size
-    else:
-        needed = 2 * read + tm * tn * (2 * size + 4)
-    check_memory(NAME, platform, config, needed)
+        return min(steps, -(-a.shape[2] // tk)) * read + tm * tn * size
+    return 2 * read + tm * tn * (2 * size + 4)
 
 
 def _obstacle(
@@ -201,12 +202,11 @@ def _batch(call: KernelPrimitive, operands: Any, axes: Any, **params: Any) -> An
 
 
 _primitive = KernelPrimitive(
-    Kernel(
-        name=NAME,
-        reference=_reference,
-        pallas=_on,
-        check=_check,
-        obstacle=_obstacle,
-        batch=_batch,
-    )
+    name=NAME,
+    reference=_reference,
+    pallas=_on,
+    check=_check,
+    memory=_memory,
+    obstacle=_obstacle,
+    batch=_batch,
 )

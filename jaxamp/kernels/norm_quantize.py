@@ -13,8 +13,8 @@ from jaxamp.core.formats import CastConfig
 from jaxamp.errors import KernelError
 from jaxamp.kernels.block_quantize import check_cast, fill, module_of
 from jaxamp.kernels.config import KernelConfig
-from jaxamp.kernels.primitive import Kernel, KernelPrimitive
-from jaxamp.kernels.tile_checks import Axes, check_grid, check_memory, check_tile
+from jaxamp.kernels.primitive import KernelPrimitive
+from jaxamp.kernels.tile_checks import Axes, check_grid, check_tile
 from jaxamp.lowp import ScaledArray, quantize
 from jaxamp.lowp.quantize import stored_scale
 from jaxamp.lowp.scaled_array import factors
@@ -121,21 +121,22 @@ def _on(
     return [out[: x.shape[0]] for out in outs]
 
 
-def _check(platform: str, config: KernelConfig, x: Any, weight: Any, bias: Any, **_: Any) -> None:
+def _check(platform: str, config: KernelConfig, **_: Any) -> None:
     axes = GPU_AXES if platform == "gpu" else TPU_AXES
     check_grid(NAME, platform, config, axes, inputs=3)
     limits = (_ROWS, _ROWS) if platform == "gpu" else (32, None)
     check_tile(NAME, platform, config, rows=limits)
+
+
+def _memory(platform: str, config: KernelConfig, x: Any, weight: Any, bias: Any, **_: Any) -> int:
     rows = _rows(platform, config, x)
     if platform == "gpu":
         steps = 1 if config.gpu is None else config.gpu.max_concurrent_steps
         read = rows * _COLUMNS * x.dtype.itemsize
         # The second pass needs more than the first: weight and bias, values and factors too.
-        needed = steps * (read + 8 * _COLUMNS) + rows * (_COLUMNS + 16)
-    else:
-        # Input and output twice, for the copy under way, and three float32 values within.
-        needed = rows * x.shape[1] * (2 * x.dtype.itemsize + 2 + 12)
-    check_memory(NAME, platform, config, needed)
+        return steps * (read + 8 * _COLUMNS) + rows * (_COLUMNS + 16)
+    # Input and output twice, for the copy under way, and three float32 values within.
+    return rows * x.shape[1] * (2 * x.dtype.itemsize + 2 + 12)
 
 
 def _obstacle(
@@ -167,12 +168,11 @@ def _batch(call: KernelPrimitive, operands: Any, axes: Any, **params: Any) -> An
 
 
 _primitive = KernelPrimitive(
-    Kernel(
-        name=NAME,
-        reference=_reference,
-        pallas=_on,
-        check=_check,
-        obstacle=_obstacle,
-        batch=_batch,
-    )
+    name=NAME,
+    reference=_reference,
+    pallas=_on,
+    check=_check,
+    memory=_memory,
+    obstacle=_obstacle,
+    batch=_batch,
 )

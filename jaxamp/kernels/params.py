@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from jaxamp.core import jax_compat
 from jaxamp.errors import KernelError, accepted
 
 # Documented at one time or another and no longer fields; what to do instead.
@@ -131,10 +132,9 @@ def _no_field(platform: str, name: str, known: list[str]) -> str:
 
 def _names(platform: str) -> list[str]:
     """Return the field names of a platform's class, if it can be imported."""
-    try:
-        return [field.name for field in dataclasses.fields(params_class(platform))]
-    except KernelError:
+    if platform == "gpu" and not jax_compat.has_module("absl"):
         return []
+    return [field.name for field in dataclasses.fields(params_class(platform))]
 
 
 def _value(platform: str, name: str, value: Any) -> Any:

@@ -16,6 +16,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.errors import KernelError
 from jaxamp.kernels.config import KernelConfig, resolve
+from jaxamp.kernels.tile_checks import memory_obstacle
 
 Form = Callable[..., Sequence[Any]]
 _PLATFORMS = {"tpu": "tpu", "cuda": "gpu"}  # JAX's word for a platform and ours
@@ -25,17 +26,20 @@ class KernelFallbackWarning(UserWarning):
     """A kernel runs as XLA's reference on a platform for which there is a Pallas kernel."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """Definition of one kernel. Every form takes the operands and the primitive's parameters.
+@dataclass(kw_only=True, eq=False)
+class KernelPrimitive:
+    """A primitive of one kernel; call it as a function of operands and parameters.
+
+    Every form takes the operands and the primitive's parameters.
 
     Attributes:
       name: name of the public function.
       reference: the same function in XLA operations.
       pallas: the Pallas kernel for a platform, which comes first; also takes ``config`` and
         ``interpret``.
-      check: raises ``KernelError`` where a configuration cannot work for these operands on a
-        platform; gets platform and configuration first.
+      check: raises ``KernelError`` for a configuration that no operands could have on a platform;
+        gets both, and the parameters.
+      memory: how many bytes next to the arithmetic units it takes; gets both first.
       obstacle: why a platform's kernel cannot take these operands; ``None`` if it can.
       batch: the batching rule, which gets the primitive first.
     """
@@ -44,21 +48,17 @@ class Kernel:
     reference: Form
     pallas: Form
     check: Callable[..., None]
+    memory: Callable[..., int]
     obstacle: Callable[..., str | None]
     batch: Callable[..., Any]
 
-
-class KernelPrimitive:
-    """A primitive made of a ``Kernel``; call it as a function of operands and parameters."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.primitive = Primitive(f"jaxamp_{kernel.name}")
+    def __post_init__(self) -> None:
+        self.primitive = Primitive(f"jaxamp_{self.name}")
         self.primitive.multiple_results = True
         register_op_kind(self.primitive, OpKind.BOUNDARY, trait=Trait.OPAQUE)
         self.primitive.def_impl(self._run)
         self.primitive.def_abstract_eval(self._type)
-        batching.primitive_batchers[self.primitive] = functools.partial(kernel.batch, self)
+        batching.primitive_batchers[self.primitive] = functools.partial(self.batch, self)
         ad.primitive_jvps[self.primitive] = self._jvp
         mlir.register_lowering(self.primitive, functools.partial(self._lower, ""))
         for platform in _PLATFORMS:
@@ -69,33 +69,31 @@ class KernelPrimitive:
         self, *operands: Any, config: KernelConfig | None = None, **params: Any
     ) -> list[Any]:
         """Check the configuration and record, run or interpret the kernel."""
-        chosen = resolve(config, self.kernel.name)
+        chosen = resolve(config, self.name)
         avals = [jax.typeof(x) for x in operands]
         for platform in _PLATFORMS.values():
             if getattr(chosen, platform) is not None:
-                self.kernel.check(platform, chosen, *avals, **params)
+                self._require_fit(platform, chosen, avals, params)
         if chosen.backend == "interpret":
             return self._interpret(*operands, config=chosen, **params)
         return self.primitive.bind(*operands, config=chosen, **params)
 
     def _interpret(self, *operands: Any, config: KernelConfig, **params: Any) -> list[Any]:
         platform = "gpu" if jax_compat.is_gpu_interpreter(config.interpret) else "tpu"
-        self._refuse(self.kernel.obstacle(platform, *operands, **params), "interpret")
-        self.kernel.check(platform, config, *operands, **params)
+        self._refuse(self.obstacle(platform, *operands, **params), "interpret")
+        self._require_fit(platform, config, operands, params)
         mode = True if config.interpret is None else config.interpret
-        return list(
-            self.kernel.pallas(platform, *operands, config=config, interpret=mode, **params)
-        )
+        return list(self.pallas(platform, *operands, config=config, interpret=mode, **params))
 
     def _run(self, *operands: Any, **params: Any) -> list[Any]:
         return _jitted(self.primitive, tuple(sorted(params.items())))(*operands)
 
     def _type(self, *avals: Any, config: KernelConfig, **params: Any) -> Any:
-        return jax_compat.result_avals(functools.partial(self.kernel.reference, **params), avals)
+        return jax_compat.result_avals(functools.partial(self.reference, **params), avals)
 
     def _jvp(self, primals: Any, tangents: Any, **params: Any) -> Any:
         raise KernelError(
-            f"{self.kernel.name} has no derivative: rounding is flat almost everywhere. Use it "
+            f"{self.name} has no derivative: rounding is flat almost everywhere. Use it "
             "inside a jax.custom_vjp that says what the gradient shall be, or let amp quantize: "
             "its recipes treat rounding as the identity."
         )
@@ -106,17 +104,17 @@ class KernelPrimitive:
 
     def _choose(self, platform: str, avals: Any, *, config: KernelConfig, **params: Any) -> Form:
         """Return the form that is lowered on a platform."""
-        reference = functools.partial(self.kernel.reference, **params)
+        reference = functools.partial(self.reference, **params)
         if config.backend == "reference":
             return reference
         reason = self._reason(platform, config, avals, params)
         if reason is None:
-            form = functools.partial(self.kernel.pallas, _PLATFORMS[platform])
+            form = functools.partial(self.pallas, _PLATFORMS[platform])
             return functools.partial(form, config=config, interpret=False, **params)
         if config.backend == "pallas":
             self._refuse(reason, "pallas")
         if platform:
-            text = f"{self.kernel.name} runs as XLA's reference: {reason}."
+            text = f"{self.name} runs as XLA's reference: {reason}."
             warnings.warn(text, KernelFallbackWarning, stacklevel=2)
         return reference
 
@@ -127,20 +125,29 @@ class KernelPrimitive:
         if platform == "cuda" and (missing := _missing_on_cuda()):
             return missing
         ours = _PLATFORMS[platform]
-        if (obstacle := self.kernel.obstacle(ours, *avals, **params)) is not None:
+        if (obstacle := self.obstacle(ours, *avals, **params)) is not None:
             return obstacle
-        try:
-            self.kernel.check(ours, config, *avals, **params)
-        except KernelError as error:
-            if config.tile is not None or getattr(config, ours) is not None:
-                raise
-            return str(error).removeprefix(f"{self.kernel.name}: ").removesuffix(".")
-        return None
+        reason = self._misfit(ours, config, avals, params)
+        if reason and (config.tile is not None or getattr(config, ours) is not None):
+            raise KernelError(f"{self.name}: {reason}.")
+        return reason
+
+    def _misfit(
+        self, platform: str, config: KernelConfig, operands: Any, params: Any
+    ) -> str | None:
+        """Return why operands do not fit a platform; raise if no operands could."""
+        self.check(platform, config, **params)
+        needed = self.memory(platform, config, *operands, **params)
+        return memory_obstacle(platform, config, needed)
+
+    def _require_fit(self, *call: Any) -> None:
+        if reason := self._misfit(*call):
+            raise KernelError(f"{self.name}: {reason}.")
 
     def _refuse(self, reason: str | None, backend: str) -> None:
         if reason is not None:
             raise KernelError(
-                f"{self.kernel.name} with backend={backend!r}: {reason}. "
+                f"{self.name} with backend={backend!r}: {reason}. "
                 "backend='auto' takes XLA's reference here."
             )
 

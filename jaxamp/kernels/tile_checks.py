@@ -113,11 +113,10 @@ def check_tile(
         )
 
 
-def check_memory(kernel: str, platform: str, config: KernelConfig, needed: int) -> None:
-    """Refuse what cannot fit the memory next to the arithmetic units.
+def memory_obstacle(platform: str, config: KernelConfig, needed: int) -> str | None:
+    """Return why bytes do not fit the memory next to the arithmetic units; ``None`` if they do.
 
     Args:
-      kernel: its name.
       platform: ``"gpu"`` or ``"tpu"``.
       config: the configuration.
       needed: bytes.
@@ -129,7 +128,6 @@ def check_memory(kernel: str, platform: str, config: KernelConfig, needed: int) 
         own = config.tpu and config.tpu.vmem_limit_bytes
         limit, memory = own or VMEM, "VMEM"
         advice = "Take a smaller tile or a higher vmem_limit_bytes"
-    if needed > limit:
-        raise KernelError(
-            f"{kernel}: needs about {needed:,} bytes of {memory}, there are {limit:,}. {advice}."
-        )
+    if needed <= limit:
+        return None
+    return f"needs about {needed:,} bytes of {memory}, there are {limit:,}. {advice}"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxamp.errors import KernelError
 from jaxamp.kernels.attention.bias_bytes import Biased, loss
 from jaxamp.kernels.attention.fused import Fused, flattened
 from jaxamp.kernels.attention.platforms import everywhere
-from jaxamp.kernels.attention.spec import AttentionSpec, Operands, check_operands
+from jaxamp.kernels.attention.spec import AttentionSpec, Operands, mismatch
 
 
 def refusal(
@@ -37,10 +36,8 @@ def refusal(
     >>> refusal(x, x, x, None, AttentionSpec(scale=1.0))
     'cuDNN: The head dim must be <= 256 and a multiple of 8, but got 300.'
     """
-    try:
-        check_operands(q, k, v, bias, spec)
-    except KernelError as error:
-        return str(error)
+    if unlike := mismatch(q, k, v, bias, spec):
+        return unlike
     flat = flattened(Operands(q, k, v, bias))
     reasons = []
     for kernel in everywhere() if kernels is None else kernels:

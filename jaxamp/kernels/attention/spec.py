@@ -87,8 +87,8 @@ class AttentionSpec:
         return seen if self.window is None else seen & (query - key < self.window)
 
 
-def check_operands(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> None:
-    """Raise ``KernelError`` unless the operands are those of one attention.
+def mismatch(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> str | None:
+    """Return why the operands are not those of one attention; ``None`` if they are.
 
     Args:
       q: floats [*b, T, N, H], an array or its aval, as all others.
@@ -102,16 +102,16 @@ def check_operands(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> No
     fit = fit and q.shape[:-3] == k.shape[:-3] and q.shape[-1] == k.shape[-1]
     fit = fit and k.shape[-2] > 0 and q.shape[-2] % k.shape[-2] == 0
     if not fit:
-        raise KernelError(
+        return (
             "attention takes q [*b, T, N, H], k [*b, S, K, H] and v [*b, S, K, V] with N a "
             f"multiple of K; got {q.shape}, {k.shape} and {v.shape}."
         )
     if len({x.dtype for x in (q, k, v)}) > 1 or not jnp.issubdtype(q.dtype, jnp.floating):
-        raise KernelError(
+        return (
             f"attention: q, k and v are floats of one dtype, not {q.dtype}, {k.dtype}, {v.dtype}."
         )
     if spec.causal and q.shape[-3] != k.shape[-3]:
-        raise KernelError(
+        return (
             f"attention: a causal one has as many queries as keys, not {q.shape[-3]} and "
             f"{k.shape[-3]}."
         )
@@ -120,9 +120,14 @@ def check_operands(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> No
         bias.ndim != len(scores)
         or any(n not in (1, full) for n, full in zip(bias.shape, scores, strict=True))
     ):
-        raise KernelError(
-            f"attention: the bias broadcasts to {scores} and has as many axes; got {bias.shape}."
-        )
+        return f"attention: the bias broadcasts to {scores} and has as many axes; got {bias.shape}."
+    return None
+
+
+def check_operands(*operands: Any) -> None:
+    """Raise ``KernelError`` for a `mismatch`."""
+    if reason := mismatch(*operands):
+        raise KernelError(reason)
 
 
 def scores_shape(q: Any, k: Any) -> tuple[int, ...]:
