@@ -79,6 +79,12 @@ def test_block_quantize_gives_the_bits_of_quantize(cast, config):
     _same_bits(got, (quantize(x, cast), quantize(x.mT, cast)) if transposed else quantize(x, cast))
 
 
+def test_no_block_spans_two_matrices():
+    """Matrices of fewer rows than a block has are quantized one by one."""
+    x = _hostile((2, 40, 200)).at[1].multiply(4)
+    _same_bits(block_quantize(x, CASTS[1]), quantize(x, CASTS[1]))
+
+
 @functools.cache
 def _operands(m: int, n: int, k: int) -> tuple[Any, Any, np.ndarray]:
     draw = np.random.default_rng(1)

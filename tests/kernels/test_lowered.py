@@ -114,6 +114,13 @@ def test_gpu_max_concurrent_steps_and_delay_release(name):
     assert late.body != four.body
 
 
+@pytest.mark.parametrize("name", ["quantize", "norm"])
+def test_gpu_scales_make_the_largest_magnitude_that_of_the_format(name):
+    """Scales are magnitudes over the largest number of e4m3, 448."""
+    constants = re.findall(r"value = ([\d.e+-]+) : f32", _plain_gpu(name).body)
+    assert np.float32(1 / 448) in set(map(np.float32, constants))
+
+
 def test_gpu_approx_math_takes_the_approximate_instruction():
     """The norm has the one transcendental function, a reciprocal root."""
     exact, approximate = _plain_gpu("norm"), _gpu("norm", approx_math=True)

@@ -131,3 +131,19 @@ def test_a_loop_that_is_differentiated_forward() -> None:
     _, exact = jax.jvp(looped, (w,), (w,))
     _, found = jax.jvp(amp(looped), (w,), (w,))
     assert jnp.linalg.norm(found - exact) < 0.02 * jnp.linalg.norm(exact)
+
+
+def test_a_cast_of_an_invariant_is_made_outside_of_the_loop() -> None:
+    """Of weights that it reads rounded and as they are."""
+
+    def looped(w: jax.Array, x: jax.Array) -> jax.Array:
+        step = lambda h, _: (jnp.tanh(h @ w) * jnp.sum(jnp.sin(w)), None)  # noqa: E731
+        return lax.scan(step, x, None, length=TURNS)[0]
+
+    w = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)
+    x = jax.ShapeDtypeStruct((BATCH, WIDTH), jnp.float32)
+    (scan,) = [
+        e for e in equations(jax.make_jaxpr(amp(looped))(w, x).jaxpr) if e.primitive.name == "scan"
+    ]
+    casts = [e for e in equations(scan.params["jaxpr"].jaxpr) if "convert" in e.primitive.name]
+    assert [e.invars[0].aval.shape for e in casts] == [x.shape]  # that of the carry alone

@@ -211,3 +211,10 @@ def test_what_an_angle_is_measured_by_is_not_rounded(of: Body, precision: Precis
     decisions = plan_of(jax.grad(angle), "auto_mixed")(W, X).decisions()
     joined = [d.output for d in decisions if d.eqn.primitive.name == "concatenate"]
     assert joined[0] is precision
+
+
+def test_a_difference_may_be_zero_at_any_number() -> None:
+    """As a logarithm of one is told, which a report then says."""
+    decisions = plan_of(lambda x: jnp.log(jax.nn.sigmoid(x @ W) - 0.5) @ OUT)(X).decisions()
+    (reason,) = [d.reason for d in decisions if d.primitive == "logistic"]
+    assert reason == "rounding may hit a singularity of a later operation"
