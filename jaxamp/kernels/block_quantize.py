@@ -27,6 +27,7 @@ NAME = "block_quantize"
 AXES: Axes = {"batch": True, "rows": True, "columns": True}
 # Blocks for which there are kernels; of others XLA makes what it can.
 BLOCKS = ((1, 32), (1, 64), (1, 128), (128, 128))
+# On a GPU the smallest that holds whole blocks; on a TPU a choice, timed on none.
 _TILES = {"gpu": (128, 128), "tpu": (256, 512)}
 _UNIT = 128
 

@@ -20,7 +20,7 @@ from jaxamp.kernels.config import KernelConfig, resolve
 
 NAME = "linear_cross_entropy"
 F32 = np.dtype(np.float32)
-_LOGITS = 2**24  # numbers in a chunk of logits unless told otherwise: 64 MiB
+_LOGITS = 2**24  # numbers in a chunk of logits: 64 MiB, a choice of how much memory is little
 _UNIT = 128
 
 

@@ -24,7 +24,7 @@ from jaxamp.training.loss_scale import DynamicLossScale, LossScale, NoOpLossScal
 _LOGGER = logging.getLogger("jaxamp")
 _AMPERE = (8, 0)  # the first NVIDIA generation whose matrix units read bf16
 _VOLTA = (7, 0)  # the first that has matrix units at all
-_WORTHWHILE = 1.2  # a smaller measured gain may be noise, and casts eat it up
+_WORTHWHILE = 1.2  # a choice: a smaller measured gain may be noise, and casts eat it up
 _ROWS, _INNER, _COLUMNS = 256, 1024, 1024  # large enough to be bound by arithmetic
 _ROUNDS = 5
 

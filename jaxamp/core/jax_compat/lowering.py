@@ -80,7 +80,9 @@ def lower_local(function: Callable[..., Any], context: Any, *operands: Any) -> A
 
     The outputs of JAX's Pallas kernels do not declare the manual axes along which they vary, so the
     check is off here, as it is in Pallas' own lowering. The types of the primitive's results, which
-    are checked, declare them. There is no public way inside of a lowering rule.
+    are checked, declare them. There is no public way inside of a lowering rule: with the check on,
+    a ``pallas_call`` refuses results without a ``manual_axis_type``, and JAX's splash and flash
+    attention give none (0.10.2).
 
     See: https://github.com/jax-ml/jax/pull/36180
     """

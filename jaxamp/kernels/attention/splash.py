@@ -14,6 +14,10 @@ from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results
 
 LANES = 128
 _LARGEST_BLOCK = 512
+"""Queries and keys of a block, at most: what MaxText has for its TPUs. JAX's own default is 128.
+
+See: `sa_block_q` in base.yml of https://github.com/AI-Hypercomputer/maxtext
+"""
 _LARGEST_HEAD = 256
 
 
@@ -66,9 +70,9 @@ def exact_scale(spec: AttentionSpec) -> bool:
     return math.frexp(abs(spec.scale))[0] == 0.5
 
 
-def block(length: int, largest: int = _LARGEST_BLOCK) -> int:
+def block(length: int) -> int:
     """Return the largest multiple of 128 that divides a length, up to a limit."""
-    return max(n for n in range(LANES, largest + 1, LANES) if length % n == 0)
+    return max(n for n in range(LANES, _LARGEST_BLOCK + 1, LANES) if length % n == 0)
 
 
 def _by_heads(x: Any) -> Any:

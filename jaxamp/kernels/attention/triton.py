@@ -13,7 +13,7 @@ from jaxamp.core.target_gpu import TargetGpu
 from jaxamp.kernels.attention.fused import Fused
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results
 
-_BLOCK = 32
+_BLOCK = 32  # of the backward pass, as JAX's own default has it (0.10.2)
 _LARGEST_HEAD = 256
 _SHARED = 99 << 10  # bytes of a block that each GPU from Ampere on has
 

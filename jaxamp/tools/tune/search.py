@@ -10,6 +10,7 @@ import numpy as np
 from jaxamp.tools.tune.cheapest import cheapest, in_order
 from jaxamp.tools.tune.sensitivity import predicted
 
+# Choices that bound the number of runs, not what may be chosen: each choice is run and measured.
 _WORTHWHILE = 0.995  # what is not cheaper by this much is not tried
 _HOPEFUL = 1.5  # how far above the allowed error a prediction may be and still be tried
 

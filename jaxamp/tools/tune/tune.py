@@ -21,7 +21,7 @@ from jaxamp.tools.tune.state import State
 from jaxamp.tools.tune.tuning import Choice, Tuning, Verdict
 
 MOST_RUNS = 30
-_MARGIN = 0.8  # of the budget: other data have other errors
+_MARGIN = 0.8  # of the budget, a choice: other data have other errors
 
 
 def tune(
