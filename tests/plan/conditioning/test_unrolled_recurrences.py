@@ -13,7 +13,7 @@ from jaxamp.core.formats import is_narrow
 from tests.numerics.oracle import products_rounded
 from tests.programs.registry import Draw
 
-TURNS, ROWS, WIDTH = 32, 4, 8
+TURNS, ROWS, WIDTH = 20, 4, 8
 DRAW = Draw("unrolled recurrences")
 X = DRAW.normal(TURNS, ROWS, WIDTH)
 W, U, OUT = (DRAW.weight(WIDTH, WIDTH) for _ in range(3))
