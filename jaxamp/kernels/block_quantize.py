@@ -210,12 +210,4 @@ def _batch(call: KernelPrimitive, operands: Any, axes: Any, **params: Any) -> An
     return [out.reshape(*x.shape[:2], *out.shape[1:]) for out in outs], [0] * len(outs)
 
 
-_primitive = KernelPrimitive(
-    name=NAME,
-    reference=_reference,
-    pallas=_on,
-    check=_check,
-    memory=_memory,
-    obstacle=_obstacle,
-    batch=_batch,
-)
+_primitive = KernelPrimitive(NAME, _reference, _on, _check, _memory, _obstacle, _batch)

@@ -203,12 +203,4 @@ def _batch(call: KernelPrimitive, operands: Any, axes: Any, **params: Any) -> An
     return [out.reshape(size, inner, rows, out.shape[-1])], [0]
 
 
-_primitive = KernelPrimitive(
-    name=NAME,
-    reference=_reference,
-    pallas=_on,
-    check=_check,
-    memory=_memory,
-    obstacle=_obstacle,
-    batch=_batch,
-)
+_primitive = KernelPrimitive(NAME, _reference, _on, _check, _memory, _obstacle, _batch)

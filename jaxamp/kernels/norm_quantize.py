@@ -167,12 +167,4 @@ def _batch(call: KernelPrimitive, operands: Any, axes: Any, **params: Any) -> An
     return lax.map(lambda one: call.primitive.bind(*one, **params), tuple(fronted)), [0, 0]
 
 
-_primitive = KernelPrimitive(
-    name=NAME,
-    reference=_reference,
-    pallas=_on,
-    check=_check,
-    memory=_memory,
-    obstacle=_obstacle,
-    batch=_batch,
-)
+_primitive = KernelPrimitive(NAME, _reference, _on, _check, _memory, _obstacle, _batch)

@@ -26,7 +26,7 @@ class KernelFallbackWarning(UserWarning):
     """A kernel runs as XLA's reference on a platform for which there is a Pallas kernel."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class KernelPrimitive:
     """A primitive of one kernel; call it as a function of operands and parameters.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Unpack
 
-from jaxamp.run.amp import DEFAULT_POLICY
 from jaxamp.training.grads import (
     Gradient,
+    NamedOptions,
     Options,
     scaled_grad,
     scaled_value_and_grad,
@@ -19,31 +19,19 @@ from jaxamp.training.grads import (
 def scaled_filter_value_and_grad(
     fun: Callable[..., Any],
     has_aux: bool = False,
-    *,
-    policy: Any = DEFAULT_POLICY,
-    loss_scale: Any = None,
-    several: bool = False,
-    microbatches: int = 1,
-    batch_argnums: int | Sequence[int] = 1,
-    clip_norm: float | None = None,
-    axis_name: Any = None,
+    **options: Unpack[NamedOptions],
 ) -> Callable[..., Gradient]:
     """Differentiate as ``equinox.filter_value_and_grad``, in mixed precision with a loss scale.
 
-    As ``scaled_value_and_grad``, which says more of the arguments; but what is differentiated are
-    the floating arrays of the first one.
+    As ``scaled_value_and_grad``; but what is differentiated are the floating arrays of the first
+    argument.
 
     Args:
       fun: a function of a module or any other tree, and more. It returns a scalar loss, or
         ``(loss, aux)`` with `has_aux`.
       has_aux: whether `fun` returns something besides the loss.
-      policy: as for ``amp``; ``None`` leaves `fun` as it is.
-      loss_scale: a loss scale; ``None`` for none.
-      several: whether `fun` returns a tree of scalar losses.
-      microbatches: in how many parts the batch is taken.
-      batch_argnums: which positional arguments, the module counted, are split for that.
-      clip_norm: largest global norm of the unscaled gradients.
-      axis_name: mapped axes over which gradients differ.
+      **options: those that ``scaled_value_and_grad`` takes by name, `policy` and `loss_scale` among
+        them.
 
     Returns:
       A function of `fun`'s arguments. It returns ``((loss, grads), grads_finite, loss_scale)``,
@@ -62,24 +50,13 @@ def scaled_filter_value_and_grad(
     >>> type(grads).__name__, grads.weight.shape
     ('Linear', (2, 3))
     """
-    options = Options(
-        *(0, has_aux, policy, loss_scale, several, microbatches, batch_argnums),
-        *(clip_norm, axis_name),
-    )
-    return _filtered(scaled_value_and_grad, fun, options)
+    return _filtered(scaled_value_and_grad, fun, Options(has_aux=has_aux, **options))
 
 
 def scaled_filter_grad(
     fun: Callable[..., Any],
     has_aux: bool = False,
-    *,
-    policy: Any = DEFAULT_POLICY,
-    loss_scale: Any = None,
-    several: bool = False,
-    microbatches: int = 1,
-    batch_argnums: int | Sequence[int] = 1,
-    clip_norm: float | None = None,
-    axis_name: Any = None,
+    **options: Unpack[NamedOptions],
 ) -> Callable[..., Gradient]:
     """Differentiate as ``equinox.filter_grad``, in mixed precision with a loss scale.
 
@@ -89,13 +66,8 @@ def scaled_filter_grad(
       fun: a function of a module or any other tree, and more. It returns a scalar loss, or
         ``(loss, aux)`` with `has_aux`.
       has_aux: whether `fun` returns something besides the loss.
-      policy: as for ``amp``; ``None`` leaves `fun` as it is.
-      loss_scale: a loss scale; ``None`` for none.
-      several: whether `fun` returns a tree of scalar losses.
-      microbatches: in how many parts the batch is taken.
-      batch_argnums: which positional arguments, the module counted, are split for that.
-      clip_norm: largest global norm of the unscaled gradients.
-      axis_name: mapped axes over which gradients differ.
+      **options: those that ``scaled_value_and_grad`` takes by name, `policy` and `loss_scale` among
+        them.
 
     Returns:
       A function of `fun`'s arguments. It returns ``(grads, grads_finite, loss_scale)``, and with
@@ -112,11 +84,7 @@ def scaled_filter_grad(
     >>> bool(finite)
     True
     """
-    options = Options(
-        *(0, has_aux, policy, loss_scale, several, microbatches, batch_argnums),
-        *(clip_norm, axis_name),
-    )
-    return _filtered(scaled_grad, fun, options)
+    return _filtered(scaled_grad, fun, Options(has_aux=has_aux, **options))
 
 
 def _filtered(

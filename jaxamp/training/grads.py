@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,18 @@ class Options(NamedTuple):
     batch_argnums: int | Sequence[int] = 1
     clip_norm: float | None = None
     axis_name: Any = None
+
+
+class NamedOptions(TypedDict, total=False):
+    """Options that are given by name; ``scaled_value_and_grad`` says what they are."""
+
+    policy: Any
+    loss_scale: Any
+    several: bool
+    microbatches: int
+    batch_argnums: int | Sequence[int]
+    clip_norm: float | None
+    axis_name: Any
 
 
 def scaled_value_and_grad(
