@@ -18,7 +18,7 @@ _FORWARD, _BACKWARD = 4, 7
 
 
 class Biased(NamedTuple):
-    """What a program does with an attention that has a bias.
+    """Use of an attention that has a bias by a program.
 
     Attributes:
       given: bytes of the arrays that the bias is made of.

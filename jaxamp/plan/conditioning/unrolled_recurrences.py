@@ -95,7 +95,7 @@ class _Products:
 
 
 class _Sum(NamedTuple):
-    """What a value is linear in: the latest sum, the products before it, and its iteration."""
+    """Latest sum that a value is linear in, the products before it, and its iteration."""
 
     iteration: int = 0
     depth: int = 0
