@@ -24,7 +24,7 @@ def precision_source(eqn: JaxprEqn) -> str:
     word = _word(eqn.params.get(_KEY))
     found = [
         (value, f"{code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{value.lineno}")
-        for code, at in jax_compat.calls(eqn.source_info)
+        for code, at in jax_compat.calls(eqn.source_info.traceback)
         if not _INSIDE_JAX.search(code.co_filename)
         and (call := call_at(code, at)) is not None
         and (value := _value(call)) is not None

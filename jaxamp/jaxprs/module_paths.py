@@ -3,7 +3,8 @@
 flax linen and haiku write the names of modules into name stacks. equinox, nnx and classes of one's
 own do not, but the call stack has their methods, and the source has the attribute that was called:
 ``self.attention(x)``. So nothing is intercepted while a program is traced. The index of a module in
-a list is known where the source has it: of ``self.layers[0](x)``, not of a loop.
+a list is known where the source has it: of ``self.layers[0](x)``, not of a loop; see
+`list_items.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _PLUMBING = re.compile(r"[/\\](jaxlib|jax|equinox|flax|jaxtyping|optax|numpy)[/\
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]functools\.py$")
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 Calls = tuple[tuple[CodeType, int], ...]
+Path = tuple[str, ...]
 
 
 def module_path(source_info: Any) -> str:
@@ -32,8 +34,39 @@ def module_path(source_info: Any) -> str:
     Args:
       source_info: that of the equation.
     """
-    calls = jax_compat.calls(source_info)
-    return _path(tuple(call for call in calls if _is_shown(call[0].co_filename)))
+    return ".".join(name for name, _ in modules_of(shown_calls(source_info)))
+
+
+def shown_calls(source_info: Any) -> Calls:
+    """Return the frames around an equation that count, outermost first.
+
+    Args:
+      source_info: that of the equation.
+    """
+    return _calls_of(source_info.traceback)
+
+
+@functools.lru_cache(maxsize=4096)  # of one program, which is read twice
+def _calls_of(traceback: Any) -> Calls:
+    calls = jax_compat.calls(traceback)
+    return tuple([call for call in calls if _is_shown(call[0].co_filename)])
+
+
+def with_items(modules: Path, item: Path) -> Path:
+    """Return a path with the indices that another has of its lists.
+
+    >>> with_items(("Net", "blocks", "linear"), ("Net", "blocks", "2"))
+    ('Net', 'blocks', '2', 'linear')
+    """
+    found, rest = list[str](), list(modules)
+    for name in item:
+        if rest and rest[0] == name:
+            found.append(rest.pop(0))
+        elif name.isdigit():
+            found.append(name)
+        else:
+            return modules
+    return (*found, *rest)
 
 
 @functools.cache
@@ -45,19 +78,25 @@ def _is_shown(file: str) -> bool:
 
 
 @functools.lru_cache(maxsize=65536)
-def _path(calls: Calls) -> str:
-    names: list[str] = []
+def modules_of(calls: Calls) -> tuple[tuple[str, int], ...]:
+    """Return the modules of a call stack, outermost first, each with the frame of its method.
+
+    Args:
+      calls: as ``shown_calls`` has them.
+    """
+    found: list[tuple[str, int]] = []
     owner = ""
     for n, (code, _) in enumerate(calls):
         if _NAMED.search(code.co_filename):
-            return ""
+            return ()
         *_, cls, method = ["", *code.co_qualname.split(".")]
         if cls in ("", "<locals>") or method.startswith("<"):
             continue
         called = _attributes(*calls[n - 1], method) if n else None
-        names += called if called is not None else (cls,) * (cls != owner)
+        names = called if called is not None else (cls,) * (cls != owner)
+        found += [(name, n) for name in names]
         owner = cls
-    return ".".join(names)
+    return tuple(found)
 
 
 @functools.lru_cache(maxsize=16384)

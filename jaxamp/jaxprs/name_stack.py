@@ -14,12 +14,13 @@ import re
 from jax.extend.core import JaxprEqn
 
 from jaxamp.core.keep_precision import MARKER
-from jaxamp.jaxprs.module_paths import module_path
+from jaxamp.jaxprs.module_paths import module_path, with_items
 
 # What JAX itself writes around or between the names that the user entered.
 _TRANSFORM = re.compile(r"(?:jvp|transpose|vmap)\(")
 _OWN_NAMES = ("rematted_computation",)
 _MODULES = re.compile(r"module\[([^\]/]*)\]")
+_ITEM = re.compile(r"item\[([^\]/]*)\]")  # see list_items.py
 _OF_LAYERS = "eqx.nn."  # equinox names the class of a layer, inside of the modules around it
 _REPEATED = re.compile(r"repeated\[(\d+)\]")  # how many names before it are there a second time
 
@@ -36,16 +37,18 @@ def clean_scope(name_stack: str) -> str:
     'transformer/layer3/attention'
     """
     kept: list[str] = []
-    modules: list[str] = []
+    modules, item = (), ()
     for name in _without_transforms(name_stack).split("/"):
         if marker := _REPEATED.fullmatch(name):
             del kept[len(kept) - int(marker[1]) :]
         elif marker := _MODULES.fullmatch(name):
-            modules = marker[1].split(".")
+            modules = tuple(marker[1].split("."))
+        elif marker := _ITEM.fullmatch(name):
+            item = tuple(marker[1].split("."))
         elif name and name not in _OWN_NAMES and not MARKER.fullmatch(name):
             kept.append(name)
     inside = next((n for n, name in enumerate(kept) if name.startswith(_OF_LAYERS)), len(kept))
-    return "/".join([*kept[:inside], *modules, *kept[inside:]])
+    return "/".join([*kept[:inside], *with_items(modules, item), *kept[inside:]])
 
 
 def joined_scope(outer: str, eqn: JaxprEqn) -> str:

@@ -60,8 +60,8 @@ def _near(rule: Rule, plan: Plan) -> str:
 def _shared(wanted: str, scopes: Set[str]) -> str:
     """Return the cure, where a rule names one of several modules that have one scope.
 
-    JAX keeps the code of every call around an equation, and the place in it, but no variables: of
-    ``for block in self.blocks``, that is, not which block it was.
+    JAX keeps the code of every call around an equation, and the place in it, but no variables:
+    which item of a list a Python loop is at is known by the parameters that are read.
     """
     parts = re.split(r"[./]", wanted)
     for owner, index in itertools.pairwise(parts):

@@ -14,6 +14,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, DebugInfo
 
 from jaxamp.errors import OutputError, article
+from jaxamp.jaxprs.list_items import name_items
 from jaxamp.jaxprs.relu_masks import compare_relu_results
 from jaxamp.jaxprs.shared_rules import share_rules
 from jaxamp.trace.arguments import Signature, Static, is_array
@@ -44,7 +45,7 @@ def trace(signature: Signature, arrays: Sequence[Any]) -> tuple[ClosedJaxpr, Sta
     with jax.disable_jit(False):  # the jaxpr is the same; running it obeys the user's setting
         jaxpr = jax.make_jaxpr(flat)(*arrays)
     assert outputs is not None
-    return compare_relu_results(share_rules(jaxpr)), outputs
+    return compare_relu_results(share_rules(name_items(jaxpr))), outputs
 
 
 def run(signature: Signature, arrays: Sequence[Any]) -> tuple[list[Any], Static]:

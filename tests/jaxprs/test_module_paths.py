@@ -123,9 +123,9 @@ def test_paths_are_those_of_attributes(library, call):
     plan = plan_of(fn)(*args)
     net = type(args[0]).__name__
     dots = {d.scope.partition("/eqx")[0] for d in plan.decisions() if d.primitive == "dot_general"}
-    assert dots == {f"{net}/{at}" for at in ("blocks/lin", "blocks/0/lin", "first/lin", "head")}
+    assert dots == {f"{net}/{at}" for at in ("blocks/0/lin", "blocks/1/lin", "first/lin", "head")}
     silu = {d.scope for d in plan.decisions() if d.primitive == "logistic"}
-    assert silu == {f"{net}/{at}" for at in ("blocks", "blocks/0", "first")}
+    assert silu == {f"{net}/{at}" for at in ("blocks/0", "blocks/1", "first")}
 
 
 def test_a_scope_of_ones_own_is_around_the_modules():

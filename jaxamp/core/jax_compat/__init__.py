@@ -51,6 +51,7 @@ from jaxamp.core.jax_compat.name_stacks import common_names as common_names
 from jaxamp.core.jax_compat.name_stacks import drop_common_names as drop_common_names
 from jaxamp.core.jax_compat.name_stacks import keep_common_names as keep_common_names
 from jaxamp.core.jax_compat.name_stacks import origin as origin
+from jaxamp.core.jax_compat.name_stacks import with_scope as with_scope
 from jaxamp.core.jax_compat.release import JAX as JAX
 from jaxamp.core.jax_compat.release import WGMMA_MIXES_FP8 as WGMMA_MIXES_FP8
 from jaxamp.core.jax_compat.release import cuda_capability as cuda_capability

@@ -75,6 +75,12 @@ def _named(eqn: JaxprEqn, stack: tuple[Any, ...]) -> JaxprEqn:
     return eqn.replace(source_info=info.replace(name_stack=type(info.name_stack)(stack)))
 
 
+def with_scope(name_stack: Any, name: str) -> Any:
+    """Return a name stack with one more name, around its others and within transformations."""
+    transforms, names = _parted(name_stack.stack)
+    return type(name_stack)((*transforms, _Scope(name), *names))
+
+
 def origin(eqn: JaxprEqn, common: CommonNames) -> tuple[Any, ...]:
     """Return an equation's traceback, its name stack without `common`, and its context."""
     info = eqn.source_info

@@ -32,11 +32,11 @@ def library_functions(source_info: Any) -> tuple[str, ...]:
     return tuple(f.function_name for f in frames if _LIBRARY.search(f.file_name))
 
 
-def calls(source_info: Any) -> tuple[tuple[CodeType, int], ...]:
+def calls(traceback: Any) -> tuple[tuple[CodeType, int], ...]:
     """Return code and instruction of every frame of an equation's call stack, outermost first."""
-    if source_info.traceback is None:
+    if traceback is None:
         return ()
-    codes, instructions = source_info.traceback.raw_frames()
+    codes, instructions = traceback.raw_frames()
     return tuple(zip(reversed(codes), reversed(instructions), strict=True))
 
 
