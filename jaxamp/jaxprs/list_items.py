@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.module_paths import Path, modules_of, shown_calls, with_items
-from jaxamp.jaxprs.nested import nested, with_nested
+from jaxamp.jaxprs.nested import Wiring, nested, wiring, with_nested
 
 _ITEM = r"\b{}'?\]?\[(\d+)\]"  # of `net.blocks[2].scale` or `['blocks'][2]['scale']`
 _ITEMS = re.compile(_ITEM.format(r"(\w+)"))
@@ -84,6 +84,7 @@ class _Namer:
         self.lists = lists
         self._known: dict[Frames, tuple[tuple[str, int], ...]] = {}  # the modules of frames
         self._stacks: dict[Any, tuple[Any, Any]] = {}  # equal ones stay one object
+        self._closed: dict[Any, ClosedJaxpr] = {}
         self._made: dict[Any, tuple[Jaxpr, Jaxpr]] = {}  # the one before too, so that it lives
 
     def of(self, jaxpr: Jaxpr, names: Names, around: Path) -> Jaxpr:
@@ -136,9 +137,8 @@ class _Namer:
         eqn = site.eqn
         if site.item != around:
             eqn = eqn.replace(source_info=self._scoped(eqn.source_info, site.item))
-        names = tuple(named.get(v) if isinstance(v, Var) else None for v in eqn.invars)
         bodies = nested(eqn)
-        changed = [self._body(body, names, site.item) for body in bodies]
+        changed = [self._body(body, _handed(eqn, body, named), site.item) for body in bodies]
         if all(new is old for new, old in zip(changed, bodies, strict=True)):
             return eqn
         return eqn.replace(params={**eqn.params, **with_nested(eqn, changed)})
@@ -152,19 +152,31 @@ class _Namer:
         return source_info.replace(name_stack=self._stacks[key][1])
 
     def _body(self, body: ClosedJaxpr, names: Names, item: Path) -> ClosedJaxpr:
-        count = len(body.jaxpr.invars)
-        if count > len(names):
+        jaxpr = self.of(body.jaxpr, names, item)
+        if jaxpr is body.jaxpr:
             return body
-        jaxpr = self.of(body.jaxpr, names[len(names) - count :], item)
-        return body if jaxpr is body.jaxpr else body.replace(jaxpr=jaxpr)
+        key = id(jaxpr), *map(id, body.consts)
+        return self._closed.setdefault(key, body.replace(jaxpr=jaxpr))
 
 
-def _index(names: Iterable[str], path: Path) -> str | None:
+def _handed(eqn: JaxprEqn, body: ClosedJaxpr, named: dict[Any, str]) -> Names:
+    """Return the names of a body's inputs, the last operands of its equation."""
+    count = len(body.jaxpr.invars)
+    is_condition = wiring(eqn) is Wiring.WHILE and body is nested(eqn)[0]
+    if is_condition or count > len(eqn.invars):
+        return (None,) * count
+    operands = eqn.invars[len(eqn.invars) - count :]
+    return tuple(named.get(v) if isinstance(v, Var) else None for v in operands)
+
+
+def _index(names: Collection[str], path: Path) -> str | None:
     """Return the one item of a list whose parameters have some names.
 
     >>> _index(["net.blocks[2].scale", "net.blocks[2].bias"], ("Net", "blocks"))
     '2'
     """
+    if not names:
+        return None
     outer = [_ITEM.format(name) + f"(?<=\\[{n}\\])" for name, n in pairwise(path) if n.isdigit()]
     pattern = re.compile(".*?".join([*outer, _ITEM.format(path[-1])]))
     matches = (pattern.search(name) for name in names)

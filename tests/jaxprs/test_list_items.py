@@ -130,6 +130,30 @@ def test_layers_alone():
     assert looped == written
 
 
+def test_lists_in_lists():
+    """An item of an inner list is that of an item of the outer one."""
+
+    class Stage(eqx.Module):
+        blocks: list
+
+        def __init__(self, key):
+            self.blocks = [EqxBlock(k) for k in jax.random.split(key)]
+
+        def __call__(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    class WrittenStage(Stage):
+        def __call__(self, x):
+            return self.blocks[1](self.blocks[0](x))
+
+    looped = scopes(eqx.filter_grad(loss), EqxNet(_forward, False, Stage), X)
+    written = scopes(eqx.filter_grad(loss), EqxNet(_forward, True, WrittenStage), X)
+    assert "EqxNet/blocks/2/blocks/1" in {scope for scope, _ in written}
+    assert looped == written
+
+
 def test_a_rule_names_an_item():
     """All that one item computes follows a rule, and nothing of the others; values are the same."""
     policy = PrecisionPolicy.MIXED_BF16.with_rules(Rule(precision="f32", scope="blocks/1"))
