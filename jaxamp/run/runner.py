@@ -33,7 +33,11 @@ _NEVER = -1  # no version of the table of kinds
 
 
 class _Declined(Exception):
-    """Raised inside a trace where a call may hold more than arrays."""
+    """Leaves a trace in which a call may hold more than arrays, before the function is run.
+
+    Only an exception leaves ``jax.jit`` without a trace of it: a result that says so would be an
+    equation without outputs in the jaxpr around it.
+    """
 
 
 class Runner:
