@@ -235,6 +235,8 @@ class _Fuser:
             unit = makers[scores.exponentials[exponential][0]]
             place = _Place(unit, scopes[unit])
             found = matcher.find(exponential)
+            if found is None:
+                continue
             if isinstance(found, Found):
                 if _is_transpose(found, scores, order):
                     continue

@@ -154,8 +154,11 @@ class Matcher:
             found.update(dict.fromkeys(sorted(exponentials)))
         return [e for e in found if e in self.scores.exponentials and self._sums(e, 1)]
 
-    def find(self, exponential: int) -> Found | Obstacle:
-        """Return the attention of an exponential of scores, or why there is none."""
+    def find(self, exponential: int) -> Found | Obstacle | None:
+        """Return the attention of an exponential of scores, or why there is none.
+
+        ``None`` for the softmax of a loss, which is no attention in the first place.
+        """
         algebra = self.scores.algebra
         base = algebra.bases[exponential]
         axes = tuple(Axis(n) for n in base.sizes)
@@ -182,7 +185,24 @@ class Matcher:
             if found.results:
                 is_mixed = found.shared and not found.v.axes & frozenset(found.shared)
                 return _MIXED if is_mixed else found
-        return _CHANGED
+        return None if self._is_of_a_loss(found) else _CHANGED
+
+    def _is_of_a_loss(self, found: Found) -> bool:
+        """Return whether products read weights less something, and multiply it by q or k again.
+
+        Such is the cotangent of the logits of a cross entropy.
+        """
+        own = {found.q.base, found.k.base}
+        for unit, exponentials, _ in self.scores.summed:
+            if found.exponential not in exponentials:
+                continue
+            operands = [self.scores.of(atom) for atom in unit.ins[:2]]
+            for less, other in (operands, operands[::-1]):
+                has = [found.exponential in {f.base for f, _ in m} for m in less.whole.terms]
+                single = other.single.single
+                if any(has) and (all(has) or single is None or single[0].base not in own):
+                    return False
+        return True
 
     def _sums(self, exponential: int, count: int) -> list[int]:
         """Return formal sums of an exponential times so many less one other tensors."""
