@@ -15,7 +15,7 @@ from jax import lax
 from jaxamp.attention.empty_rows import VANISHING, EmptyRows
 from jaxamp.attention.layout import Layout, arranged, thin, thinned_to
 from jaxamp.attention.match import Bias, Found, Held, Masking, Rescaling, Step
-from jaxamp.attention.scores import LEAST, Scores
+from jaxamp.attention.scores import Scores
 from jaxamp.attention.values import Factor, Place
 from jaxamp.kernels.attention.found import found_attention, found_attention_backward
 from jaxamp.kernels.attention.spec import AttentionSpec
@@ -169,8 +169,7 @@ class Emission:
         kinds = masked, infinite, vanished, flat
         beside = (None if x is None else self._beside_queries(x) for x in kinds)
         rows = EmptyRows(q, *beside, is_zeroed=self.replacement.is_zeroed)
-        bias = jnp.where(top <= LEAST, bias - top, bias)
-        return _Prepared((rows.given, k, v, bias), rows, masked)
+        return _Prepared((rows.given, k, v, bias - top), rows, masked)
 
     def _beside_queries(self, rows: Any) -> Any:
         """Return a number of each row of scores beside the queries."""

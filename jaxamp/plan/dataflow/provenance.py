@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from jaxamp.core.taxonomy import Trait
+from jaxamp.kernels.attention.found import multiplied
 from jaxamp.plan.graph.flags import column, union
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.graph.sweeps import forward
@@ -75,7 +76,7 @@ def find_provenance(graph: Graph, limits: Range) -> Provenance:
 
 
 def _contract(graph: Graph, bits: bytearray, node: Node) -> None:
-    large = union(bits, node.ins) & LARGE
+    large = union(bits, multiplied(node.name, node.ins)) & LARGE
     for out in node.outs:
         bits[out] |= large | graph.is_float32[out] * DENSE
 
