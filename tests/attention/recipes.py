@@ -345,8 +345,8 @@ def check(r: Recipe) -> bool:
     exact, as_read = problem.exact(), problem.exact(as_read=True)
     for mine, others in zip(*found, strict=True):
         for got, other, want, read in zip(mine, others, exact, as_read, strict=True):
-            wide = (np.asarray(x, np.float64) for x in (got, other))
-            _compare(*wide, want, np.linalg.norm(read - want), r)
+            of_bias = float(np.linalg.norm(read - want))
+            _compare(np.asarray(got, np.float64), np.asarray(other, np.float64), want, of_bias, r)
     programs = (lambda *xs: problem.fn(*xs, problem.known), problem.gradient())
     plans = [jaxamp.plan_of(fn, policy)(*problem.operands) for fn in programs]
     return all(plan.attentions for plan in plans)
