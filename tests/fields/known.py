@@ -3,7 +3,6 @@
 CAUSES: dict[str, str] = {
     "kinks": "One ReLU changes its sign, or one place its cell; with a smooth function, or with "
     "arguments a little off, they hold.",
-    "increments": "A state to which a network adds little is rounded between the turns.",
     "couplings": "The state of a flow is rounded between its maps; errors meet in the likelihood.",
     "scaling": "Vectors that scale a kernel by turns, reciprocals of products, are rounded.",
 }
@@ -17,10 +16,6 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "recurrent_flow f16 grad(amp)",
         "wavenet f16 amp(grad)",
         "wavenet f16 grad(amp)",
-    ),
-    "increments": (
-        "backbone_refinement bf16 amp(grad)",
-        "backbone_refinement f16 amp(grad)",
     ),
     "couplings": (
         "glow bf16 grad(amp)",

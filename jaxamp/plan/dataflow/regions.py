@@ -20,6 +20,7 @@ from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)
 _FUSING_ROLES = (*ARITHMETIC, Role.REDUCE, Role.FIXED, Role.CONVERT)
+_FUSED_MERGES = ("pad",)  # the cotangent of a slice, added to others in one kernel
 _KERNELS = (Role.CONTRACT, Role.FIXED, Role.LINK)
 COSTLY = (Trait.SMOOTH, Trait.SENSITIVE)  # too costly to be computed twice
 EQUALITIES = ("eq", "ne")
@@ -74,7 +75,7 @@ def find_regions(graph: Graph) -> FusionRegions:
     _find_depths(graph, regions)
     for node in reversed(graph.nodes):
         is_reduction = node.role is Role.REDUCE and not selects_in_windows(graph, node)
-        if node.role in ARITHMETIC or is_reduction:
+        if node.role in ARITHMETIC or is_reduction or node.name in _FUSED_MERGES:
             for value in node.outs:
                 regions.fused[value] = graph.is_float32[value] and _is_fused(graph, regions, value)
     return regions
@@ -140,4 +141,4 @@ def _is_fused(graph: Graph, regions: FusionRegions, value: int) -> bool:
     near = [r for r in readers if not (regions.is_far(value, r) or regions.reads_sign(graph, r))]
     if not near:  # recomputing it is cheaper than to store and read it
         return bool(readers) and not any(regions.kernels[r.index] for r in readers)
-    return all(r.role in _FUSING_ROLES for r in near)
+    return all(r.role in _FUSING_ROLES or r.name in _FUSED_MERGES for r in near)
