@@ -340,6 +340,10 @@ def _check_primitive(name: str | None, kind: OpKind | None) -> None:
         return
     op = taxonomy.lookup(name)
     if op is None:
+        import jaxamp.kernels.attention.found  # noqa: F401 - enters its primitives
+
+        op = taxonomy.lookup(name)
+    if op is None:
         raise RuleError(
             f"primitive={name!r} can never match: no primitive of this name is known. "
             f"{_as_function(name) or likely(name, taxonomy.TABLE)}"

@@ -1,5 +1,8 @@
 """What turns fused attention off, and what is said where it is refused."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -106,3 +109,9 @@ def test_what_is_refused_says_why(order):
     for name, word in {"weights_returned": "weight", "large_heads": "300"}.items():
         reasons = found(NEAR_MISSES[name], order).refused
         assert any(word in reason for reason in reasons), reasons
+
+
+def test_a_rule_may_be_made_before_anything_is_planned():
+    """The planner, which knows the primitive, is loaded later."""
+    rule = "import jaxamp; jaxamp.Rule(primitive='found_attention', precision='f32')"
+    subprocess.run([sys.executable, "-c", rule], check=True)
