@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import jax
@@ -131,9 +130,9 @@ def _transpose(
     total = sum((ct.astype(operand.aval.dtype) for ct in given[1:]), given[0])
     narrow, aval = _cast(total, cotangent_dtype), operand.aval.update(dtype=cotangent_dtype)
     rule = ad.primitive_transposes.get(collective)
-    if rule is None:  # a reshard has another kind of rule
-        placed = jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=aval.sharding)
-        returned = jax.linear_transpose(partial(collective.bind, **dict(params)), placed)(narrow)
+    if rule is None:  # a reshard has another kind of rule, and since JAX 0.12 a gather
+        sent = jax.linear_transpose(lambda x: collective.bind(x, *others, **dict(params)), aval)
+        returned = sent(narrow)
     else:
         returned = rule(narrow, ad.UndefinedPrimal(aval), *others, **dict(params))
     return [_cast(returned[0], operand.aval.dtype), *(None for _ in others)]
