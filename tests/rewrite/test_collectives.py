@@ -544,10 +544,14 @@ def test_a_rounded_lookup_gives_what_one_rounded_after_it_gives(order):
         jax.tree.map(np.testing.assert_array_equal, ours, expected)
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [BF16.with_rules(Rule(primitive="gather", precision="bf16")), BF16.replace(allreduce="bf16")],
+    ids=["rule", "allreduce"],
+)
 @orders
-def test_a_rule_rounds_a_table_where_no_type_says_that_it_is_split(order):
-    """Under Auto axes rows that norms and sums read in f32, too, are sent low if one says so."""
-    policy = BF16.with_rules(Rule(primitive="gather", precision="bf16"))
+def test_rows_are_rounded_if_one_says_so_where_no_type_says_that_a_table_is_split(order, policy):
+    """Under Auto axes norms and sums read them, too, and nothing tells that devices add them up."""
     step = order(lambda fn: fn, partial(lookup_loss, apply=_written_out), policy)
     lowered = jax.jit(step).lower(LOOKUP, WORDS).as_text()
     assert re.findall(r"stablehlo.gather.*-> tensor<4x128x8x(\w+)>", lowered) == ["bf16"]

@@ -17,21 +17,29 @@ def is_lookup(graph: Graph, provenance: Provenance, node: Node) -> bool:
     return is_gather and not provenance.dense[node.ins[0]]
 
 
-def find_split_lookups(graph: Graph, provenance: Provenance) -> frozenset[Node]:
+def find_split_lookups(
+    graph: Graph, provenance: Provenance, *, if_unknown: bool
+) -> frozenset[Node]:
     """Return the lookups in tables whose rows lie on several devices, as types say.
 
     Each device finds its own rows, and all of them are added up. Under Explicit axes a lookup leads
     to Auto ones and back: the type that a table is resharded from says where its rows lie.
+
+    Args:
+      graph: the program.
+      provenance: where each value comes from.
+      if_unknown: whether tables count of which no type says anything, as under Auto axes.
     """
     before = {node.outs[0]: node.ins[0] for node in graph.named.get("reshard", ())}
     found = set[Node]()
     for node in graph.named.get("gather", ()):
         if is_lookup(graph, provenance, node):
-            table: int | None = node.ins[0]
-            while table is not None:
-                if _is_split(graph, node, table):
-                    found.add(node)
-                table = before.get(table)
+            tables = [node.ins[0]]
+            while tables[-1] in before:
+                tables.append(before[tables[-1]])
+            is_known = any(_has_axes(graph, table) for table in tables)
+            if any(_is_split(graph, node, t) for t in tables) or (if_unknown and not is_known):
+                found.add(node)
     return frozenset(found)
 
 
@@ -50,6 +58,12 @@ def is_subtracted(graph: Graph, provenance: Provenance, value: int) -> bool:
 
 def _is_elementwise(node: Node) -> bool:
     return node.role in (Role.MOVE, Role.ELEMENTWISE, Role.MERGE)
+
+
+def _has_axes(graph: Graph, value: int) -> bool:
+    """Return whether a value's type has axes of which it says whether they split it."""
+    mesh = getattr(getattr(graph.avals[value], "sharding", None), "mesh", None)
+    return mesh is not None and not (mesh.empty or mesh.are_all_axes_auto)
 
 
 def _is_split(graph: Graph, node: Node, table: int) -> bool:

@@ -86,7 +86,9 @@ class Chooser:
         self.product_sizes = find_product_sizes(graph, provenance)
         self.exact = Exact(graph, regions)
         self.masked_rows = find_masked_lookups(graph, provenance)
-        self.split_lookups = find_split_lookups(graph, provenance)
+        self.split_lookups = find_split_lookups(
+            graph, provenance, if_unknown=policy.allreduce.bits < F32.bits
+        )
         self.rescaled = self._find_rescaled()
         self.relu_signs = find_relu_signs(graph, regions)
         self.relu_tangents = find_relu_tangents(graph, self.relu_signs)
