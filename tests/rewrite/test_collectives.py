@@ -557,6 +557,16 @@ def test_rows_are_rounded_if_one_says_so_where_no_type_says_that_a_table_is_spli
     assert re.findall(r"stablehlo.gather.*-> tensor<4x128x8x(\w+)>", lowered) == ["bf16"]
 
 
+@pytest.mark.parametrize(("devices", "dtype"), [(8, "bf16"), (1, "f32")])
+def test_rows_are_rounded_where_a_program_says_how_devices_part_its_arrays(devices, dtype):
+    """Auto axes do not say whether the table is split; it may be, if there are several devices."""
+    mesh = jax.make_mesh((devices,), ("d",), axis_types=(AxisType.Auto,))
+    parted = partial(lax.with_sharding_constraint, shardings=NamedSharding(mesh, P(None, "d")))
+    loss = partial(lookup_loss, apply=lambda x, layers: _written_out(parted(x), layers))
+    lowered = jax.jit(amp(jax.value_and_grad(loss), BF16)).lower(LOOKUP, WORDS).as_text()
+    assert re.findall(r"stablehlo.gather.*-> tensor<4x128x8x(\w+)>", lowered) == [dtype]
+
+
 def test_points_of_a_split_table_stay_f32():
     """A network that reads differences of points would read those of roundings."""
     mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))

@@ -28,8 +28,10 @@ def find_split_lookups(
     Args:
       graph: the program.
       provenance: where each value comes from.
-      if_unknown: whether tables count of which no type says anything, as under Auto axes.
+      if_unknown: whether tables count of which no type says anything, as under Auto axes; in a
+        program that says how devices part its arrays, they do.
     """
+    if_unknown = if_unknown or _is_partitioned(graph)
     before = {node.outs[0]: node.ins[0] for node in graph.named.get("reshard", ())}
     found = set[Node]()
     for node in graph.named.get("gather", ()):
@@ -58,6 +60,12 @@ def is_subtracted(graph: Graph, provenance: Provenance, value: int) -> bool:
 
 def _is_elementwise(node: Node) -> bool:
     return node.role in (Role.MOVE, Role.ELEMENTWISE, Role.MERGE)
+
+
+def _is_partitioned(graph: Graph) -> bool:
+    """Return whether a program constrains in which parts an array lies on several devices."""
+    constraints = graph.named.get("sharding_constraint", ())
+    return any(node.eqn.params["sharding"].num_devices > 1 for node in constraints)
 
 
 def _has_axes(graph: Graph, value: int) -> bool:
