@@ -84,6 +84,7 @@ def _manual(x: Any) -> Any:
     return jax.shard_map(lambda x: x + 1, mesh=mesh, in_specs=P("i"), out_specs=P("i"))(x)
 
 
+DEVICE = jax.devices()[0]
 READ: dict[str, tuple[Callable[[Any], Any], dict[str, Callable[[Any], bool]]]] = {
     "jit": (
         jax.jit(jnp.sin),
@@ -102,6 +103,10 @@ READ: dict[str, tuple[Callable[[Any], Any], dict[str, Callable[[Any], bool]]]] =
     "cond": (
         lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x),
         {"branches": lambda v: len(v) == 2 and all(map(_closed, v))},
+    ),
+    "sharding_constraint": (
+        lambda x: lax.with_sharding_constraint(x, jax.sharding.SingleDeviceSharding(DEVICE)),
+        {"sharding": lambda v: v.num_devices == 1},
     ),
     "transpose": (lambda x: x.T, {"permutation": lambda v: v == (1, 0)}),
     "while": (
