@@ -14,6 +14,9 @@ from typing import Any
 B, T, N, H = 2, 1024, 8, 64
 
 
+KERNELS = ("tpu_custom_call", "fmha", "xla.gpu.triton")  # words in the names of their calls
+
+
 def programs() -> Iterator[tuple[str, dict[str, Any]]]:
     """Name and changes of each program: to shapes, dtype, or the specification."""
     yield "causal", {"causal": True}
@@ -70,9 +73,9 @@ def main(name: str, folder: Path) -> None:
     for title, words in programs():
         fn, avals = program(words)
         compiled = compile_for(TARGETS[name], fn, avals)
-        calls = re.findall(r'custom_call_target="([\w$]+)"', compiled.as_text())
+        calls = re.findall(r'custom_call_target="([^"]+)"', compiled.as_text())
         found[title] = {
-            "calls": [c for c in calls if c == "tpu_custom_call" or "fmha" in c],
+            "calls": [c for c in calls if any(word in c for word in KERNELS)],
             "temporary": compiled.memory_analysis().temp_size_in_bytes,
         }
         print(title, found[title], flush=True)
