@@ -5,6 +5,7 @@ See: https://nvidia.github.io/TransformerEngine, "FP8 Delayed Scaling".
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -59,18 +60,20 @@ def run_with_history(
     Raises:
       TrainingError: the history is of another program.
     """
-
-    def run(history: History | None) -> tuple[list[Any], History]:
-        return _HistoryInterpreter(length).run(closed, arrays, history)
-
+    run = functools.partial(_HistoryInterpreter(length).run, closed)
     if history is None:
-        return run(None)
-    if _kinds(history) != _kinds(jax.eval_shape(lambda: run(None)[1])):
-        raise TrainingError(
-            "The history is not this step's: of another function, policy or constant argument, or "
-            "of loops with another number of iterations. Make a new one with step.init(*args)."
-        )
-    return run(history)
+        return run(arrays, None)
+    try:
+        result = run(arrays, history)
+        if _kinds(result[1]) == _kinds(history):
+            return result
+    except Exception:
+        if _kinds(jax.eval_shape(lambda: run(arrays, None)[1])) == _kinds(history):
+            raise
+    raise TrainingError(
+        "The history is not this step's: of another function, policy or constant argument, or of "
+        "loops with another number of iterations. Make a new one with step.init(*args)."
+    )
 
 
 def _kinds(history: History) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def is_lookup(graph: Graph, provenance: Provenance, node: Node) -> bool:
 def find_split_lookups(
     graph: Graph, provenance: Provenance, *, if_unknown: bool
 ) -> frozenset[Node]:
-    """Return the lookups in tables whose rows lie on several devices, as types say.
+    """Return the lookups in tables whose rows lie on several devices, or may.
 
     Each device finds its own rows, and all of them are added up. Under Explicit axes a lookup leads
     to Auto ones and back: the type that a table is resharded from says where its rows lie.

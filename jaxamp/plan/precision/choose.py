@@ -99,9 +99,13 @@ class Chooser:
         ]
 
     def _find_rescaled(self) -> frozenset[int]:
-        has_little_range = self.narrow[OpKind.COMPUTE] is Precision.F16
-        may_overflow = Guard.RANGE in self.guards and has_little_range
-        return find_rescaled_products(self.graph) if may_overflow else frozenset()
+        if not self._may_overflow(self.narrow[OpKind.COMPUTE]):
+            return frozenset()
+        return find_rescaled_products(self.graph)
+
+    def _may_overflow(self, low: Precision | None) -> bool:
+        """Return whether a sum or a product may overflow a narrow format, and is kept from it."""
+        return Guard.RANGE in self.guards and low is Precision.F16
 
     def choose_all(
         self, entries: Sequence[int], inputs: Sequence[Precision | None], forced: Forced
@@ -246,8 +250,8 @@ class Chooser:
 
     def _saves_memory(self, node: Node, low: Precision) -> bool:
         """Return whether a contraction that no Compute reads is large, and rounding it harmless."""
-        if Guard.RANGE in self.guards and low is Precision.F16:
-            return False  # logits in f32 may overflow it
+        if self._may_overflow(low):
+            return False  # logits in f32
         graph, out = self.graph, node.outs[0]
         return outweighs_operands(graph, node) and is_shift_invariant(graph, out)
 
@@ -263,7 +267,7 @@ class Chooser:
             return Choice(F32, F32, "a statistic is small: f32", Guard.REDUCTION_ISLAND, F32)
         if constraint := self._constraint(node, low):
             return Choice(F32, F32, constraint.reason, constraint.guard, F32)
-        if Guard.RANGE in self.guards and low is Precision.F16 and node.trait is not Trait.EXTREMUM:
+        if self._may_overflow(low) and node.trait is not Trait.EXTREMUM:
             return Choice(F32, F32, "a sum may overflow f16", Guard.RANGE, F32)
         inside = self._accumulation(node, low)
         operand = inside or self._common(node, low)
@@ -276,9 +280,7 @@ class Chooser:
         in_parts = self._adds_up_parts(node, low)
         if wire.bits < F32.bits and (dense or in_parts):
             reason = f"summed over devices in {wire.short}, as the policy says"
-        elif in_parts and not (
-            Guard.RANGE in self.guards and low is Precision.F16  # a sum may overflow
-        ):
+        elif in_parts and not self._may_overflow(low):
             wire, reason = low, f"summed over devices in {low.short}, in which each has its part"
         else:
             return None
@@ -361,8 +363,7 @@ class Chooser:
 
     def _adds_up_rows(self, node: Node, low: Precision) -> bool:
         """Return whether rows of a split table may be rounded before devices add them up."""
-        may_overflow = Guard.RANGE in self.guards and low is Precision.F16
-        return not may_overflow and self._bears_rounding(node, low)
+        return not self._may_overflow(low) and self._bears_rounding(node, low)
 
     def _follow(self, node: Node) -> None:
         for source, out in movements(node):
