@@ -14,6 +14,9 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 demo: $(VENV)/.installed-demo
 	$(BIN)/python examples/digits.py
 
+# Programs that tests start find every module compiled, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Chosen so that breaking any module is noticed (tests/selection.py, tests/mutations.py).
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -q -n $(WORKERS)

@@ -34,8 +34,7 @@ class Tally:
     cancelled: int = 0
 
     def __add__(self, other: Tally) -> Tally:
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
-        return Tally(**dict(zip(NAMES, (a + b for a, b in pairs), strict=True)))
+        return Tally(**{name: getattr(self, name) + getattr(other, name) for name in NAMES})
 
     def __mul__(self, times: int) -> Tally:
         return Tally(**{name: times * getattr(self, name) for name in NAMES})

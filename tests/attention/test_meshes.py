@@ -73,6 +73,7 @@ def test_types_that_no_context_tells():
     assert [(a.backward, a.mask) for a in plan.attentions] == [(True, "causal")]
 
 
+@pytest.mark.product("layers")
 @pytest.mark.parametrize("check_vma", [True, False])
 @pytest.mark.parametrize("layers", [0, 2])
 def test_a_mapped_function_and_its_gradient(layers, check_vma):
