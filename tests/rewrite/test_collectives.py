@@ -607,7 +607,8 @@ def test_a_parameter_is_moved_low(order, axis_type, primitive):
 
     step = jax.jit(order(lambda fn: fn, loss, BF16), out_shardings=w.sharding)
     lowered = step.lower(w, x)
-    moved = re.findall(r"sdy.sharding_constraint .*tensor<64x32x(\w+)>", lowered.as_text())
+    to_all = r"sdy.sharding_constraint .*\[{}, {}\]> : tensor<64x32x(\w+)>"
+    moved = re.findall(to_all, lowered.as_text())
     assert moved[0] == "bf16"
     after = BF16.with_rules(Rule(primitive=primitive, precision="f32"))
     late = jax.jit(order(lambda fn: fn, loss, after), out_shardings=w.sharding)

@@ -6,9 +6,11 @@ scatter adds up are cotangents of one, and what it returns is a gradient.
 
 from __future__ import annotations
 
+import operator
+
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.graph.consumers import descendants
-from jaxamp.plan.graph.graph import Graph, Node, Role
+from jaxamp.plan.graph.graph import Graph, Node
 
 
 def is_lookup(graph: Graph, provenance: Provenance, node: Node) -> bool:
@@ -53,13 +55,9 @@ def is_subtracted(graph: Graph, provenance: Provenance, value: int) -> bool:
     known = provenance.bits
     return any(
         reader.name == "sub" and not any(known[v] & (DENSE | STATISTIC) for v in reader.ins)
-        for v in descendants(graph, value, _is_elementwise)
+        for v in descendants(graph, value, operator.attrgetter("is_elementwise"))
         for reader in graph.readers[v]
     )
-
-
-def _is_elementwise(node: Node) -> bool:
-    return node.role in (Role.MOVE, Role.ELEMENTWISE, Role.MERGE)
 
 
 def _is_partitioned(graph: Graph) -> bool:

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Iterable
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
+from jaxamp.plan.graph.graph import Graph, Node, is_smaller
 
 
 def outweighs_operands(graph: Graph, node: Node) -> bool:
@@ -38,7 +38,7 @@ def is_shift_invariant(graph: Graph, value: int) -> bool:
             continue
         last, node = index, graph.nodes[index]
         reads_rows = not rows.isdisjoint(node.ins)
-        is_elementwise = node.role in _ELEMENTWISE and node.trait is not Trait.SENSITIVE
+        is_elementwise = node.is_elementwise and node.trait is not Trait.SENSITIVE
         if reads_rows and node.name == "sub" and not extremes.isdisjoint(node.ins):
             shifted = True
         elif (reads_rows and node.trait is Trait.EXTREMUM) or (is_elementwise and not reads_rows):
@@ -56,6 +56,3 @@ def _mark(graph: Graph, group: set[int], values: Iterable[int], pending: list[in
         group.add(value)
         for node in graph.readers[value]:
             heapq.heappush(pending, node.index)
-
-
-_ELEMENTWISE = (Role.MOVE, Role.ELEMENTWISE, Role.MERGE)

@@ -92,6 +92,11 @@ class Node:
         self.trait = Trait.OPAQUE if op is None else op.trait
         self.index = -1
 
+    @property
+    def is_elementwise(self) -> bool:
+        """Whether each element of a result is made of single elements of the operands."""
+        return self.role in (Role.ELEMENTWISE, Role.MOVE, Role.MERGE)
+
 
 @dataclass(slots=True, eq=False)
 class Carry:

@@ -138,13 +138,12 @@ def _leads_to(graph: Graph, node: Node, value: int) -> bool:
     return any(value in descendants(graph, out, _is_within_iteration) for out in node.outs)
 
 
-_ELEMENTWISE = (Role.ELEMENTWISE, Role.MOVE, Role.MERGE)
 _INWARD = (Link.INVARIANT, Link.SLICE, Link.INIT)  # into a nested loop
 
 
 def _is_elementwise_or_inward(node: Node) -> bool:
     """Return whether a node is elementwise, moves values, or passes them to an inner loop."""
-    return node.role in _ELEMENTWISE or node.link in _INWARD
+    return node.is_elementwise or node.link in _INWARD
 
 
 def _precedes_contraction(node: Node) -> bool:
