@@ -5,7 +5,6 @@ See: https://nvidia.github.io/TransformerEngine, "FP8 Delayed Scaling".
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +29,7 @@ from jaxamp.plan import Scaled
 from jaxamp.rewrite.primitives.quantized_dot import quantized_dot_p
 from jaxamp.rewrite.primitives.quantized_product import product
 
-History = dict[str, Any]
+History = Mapping[str, Any]
 MAGNITUDES = "amax"  # key of a history: a row per step, the last first, a column per tensor
 _KEY = re.compile(rf"{MAGNITUDES}|\d+:loop")
 _MOVES = {"transpose", "reshape", "squeeze", "convert_element_type"}
@@ -60,26 +59,7 @@ def run_with_history(
     Raises:
       TrainingError: the history is of another program.
     """
-    run = functools.partial(_HistoryInterpreter(length).run, closed)
-    if history is None:
-        return run(arrays, None)
-    try:
-        result = run(arrays, history)
-        if _kinds(result[1]) == _kinds(history):
-            return result
-    except Exception:
-        if _kinds(jax.eval_shape(lambda: run(arrays, None)[1])) == _kinds(history):
-            raise
-    raise TrainingError(
-        "The history is not this step's: of another function, policy or constant argument, or of "
-        "loops with another number of iterations. Make a new one with step.init(*args)."
-    )
-
-
-def _kinds(history: History) -> dict[str, Any]:
-    """Return the shape and dtype of each window, by its path."""
-    leaves = jax.tree_util.tree_leaves_with_path(history)
-    return {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
+    return _HistoryInterpreter(length).run(closed, arrays, history)
 
 
 class _HistoryInterpreter:
@@ -132,7 +112,7 @@ class _HistoryInterpreter:
 
     def scan(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         """Emit a scan, whose histories have a row for each iteration."""
-        wired = loop(eqn)
+        wired, length = loop(eqn), eqn.params["length"]
         _, invariants, carries, sliced = wired.parts(operands)
 
         def iteration(carry: Any, slices: Any) -> Any:
@@ -141,10 +121,10 @@ class _HistoryInterpreter:
             return outs[: wired.carries], (outs[wired.carries :], made)
 
         def emit(history: History | None) -> tuple[list[Any], History]:
-            params = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
-            carry, (stacks, made) = lax.scan(
-                iteration, list(carries), (list(sliced), history), **params
-            )
+            _check(all(leaf.shape[:1] == (length,) for leaf in jax.tree.leaves(history)))
+            params = {name: eqn.params[name] for name in ("reverse", "unroll")}
+            xs = list(sliced), history
+            carry, (stacks, made) = lax.scan(iteration, list(carries), xs, length, **params)
             return [*carry, *stacks], made
 
         return self.body_history.loop(emit)
@@ -159,17 +139,22 @@ class _BodyHistory:
 
     def __init__(self, history: History | None, length: int) -> None:
         self.before, self.length = history, length
-        self.loops: History = {}
+        self.loops: dict[str, Any] = {}
         self.rows: list[Any] = []  # this step's magnitudes, a maximum for each row of a tensor
         self.narrow: dict[tuple[Any, ...], tuple[Any, ScaledArray]] = {}
         self.largest = None
         if history is not None and MAGNITUDES in history:
-            self.largest = jnp.max(history[MAGNITUDES], axis=0)
+            window = history[MAGNITUDES]
+            _check(isinstance(window, jax.Array) and window.ndim == 2 and len(window) == length)
+            _check(window.dtype == np.float32)
+            self.largest = jnp.max(window, axis=0)
 
     def loop(self, emit: Callable[[History | None], tuple[list[Any], History]]) -> list[Any]:
         """Emit a loop with its part of the history."""
         key = f"{len(self.loops)}:loop"
-        results, self.loops[key] = emit(None if self.before is None else self.before[key])
+        before = None if self.before is None else self.before.get(key)
+        _check(self.before is None or isinstance(before, Mapping))
+        results, self.loops[key] = emit(before)
         return results
 
     def quantized(self, x: Any, cast: CastConfig, dtype: Any) -> ScaledArray:
@@ -191,6 +176,8 @@ class _BodyHistory:
         # Along the last axis alone, the maximum is found in the kernel that makes the array.
         rows = lax.reduce_max(jnp.abs(wide), (wide.ndim - 1,)).reshape(-1)
         index = len(self.rows)
+        _check((self.largest is None) == (self.before is None))
+        _check(self.largest is None or index < len(self.largest))
         amax = jnp.max(_finite(rows), initial=0) if self.largest is None else self.largest[index]
         made = _rounded(wide, amax, cast)
         # A clipped infinity must not pass for a number.
@@ -204,14 +191,28 @@ class _BodyHistory:
 
     def after(self) -> History:
         """Return the history with this step in it."""
-        if not self.rows:
-            return self.loops
+        after = {**({MAGNITUDES: self._window()} if self.rows else {}), **self.loops}
+        _check(self.before is None or self.before.keys() == after.keys())
+        return after
+
+    def _window(self) -> jax.Array:
+        """Return the magnitudes of this step above those of earlier ones, f32[steps, tensors]."""
         longest = max(map(len, self.rows))
         padded = [jnp.pad(row, (0, longest - len(row))) for row in self.rows]
         seen = jnp.max(_finite(jnp.stack(padded)), axis=1)[None]
-        before = self.before or {}
-        window = before.get(MAGNITUDES, jnp.zeros((self.length, len(padded)), np.float32))
-        return {MAGNITUDES: jnp.concatenate([seen, window])[: self.length], **self.loops}
+        shape = self.length, len(padded)
+        window = jnp.zeros(shape, np.float32) if self.before is None else self.before[MAGNITUDES]
+        _check(window.shape == shape)
+        return jnp.concatenate([seen, window])[: self.length]
+
+
+def _check(is_of_this_step: bool) -> None:
+    """Raise unless what is read of a history is what this step has written."""
+    if not is_of_this_step:
+        raise TrainingError(
+            "The history is not this step's: of another function, policy or constant argument, or "
+            "of loops with another number of iterations. Make a new one with step.init(*args)."
+        )
 
 
 def _finite(magnitudes: Any) -> jax.Array:

@@ -164,6 +164,36 @@ def test_what_is_no_history_of_the_step_is_refused(squared, spoil, says):
         step(spoil(history), *SQUARES)
 
 
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda window: {},
+        lambda window: {"0:loop": {}},
+        lambda window: {"0:loop": window},
+        lambda window: {"0:loop": {"amax": {"amax": window}}},
+        lambda window: {"0:loop": {"amax": window, "0:loop": {}}},
+        lambda window: {"0:loop": {"amax": window[:2]}},
+        lambda window: {"0:loop": {"amax": window[:, :2]}},
+        lambda window: {"0:loop": {"amax": window[..., :1]}},
+        lambda window: {"0:loop": {"amax": jnp.pad(window, [(0, 0), (0, 0), (0, 1)])}},
+        lambda window: {"0:loop": {"amax": window.astype(jnp.bfloat16)}},
+        lambda window: {"0:loop": {"amax": window}, "amax": window[0]},
+    ],
+)
+def test_the_history_of_a_loop_is_its_own(spoil):
+    """One with other iterations, steps, tensors, dtype or loops is refused, before any work."""
+
+    def fn(x, weights):
+        return jax.lax.scan(lambda x, w: (x @ w, None), x, weights)[0]
+
+    step, weights = amp(fn, DELAYED.replace(scaling={"ends": True})), jnp.ones((3, 16, 16))
+    history = step.init(SQUARES[0], weights)
+    assert history["0:loop"]["amax"].shape == (3, 4, 2)
+    step(history, SQUARES[0], weights)
+    with pytest.raises(TrainingError, match="not this step's"):
+        step(spoil(history["0:loop"]["amax"]), SQUARES[0], weights)
+
+
 def test_methods_are_bound():
     """A decorated method has its object, and compiles once for all of its uses."""
 
