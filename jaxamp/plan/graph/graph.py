@@ -94,7 +94,7 @@ class Node:
 
     @property
     def is_elementwise(self) -> bool:
-        """Whether each element of a result is made of single elements of the operands."""
+        """Return whether each element of a result is made of single elements of the operands."""
         return self.role in (Role.ELEMENTWISE, Role.MOVE, Role.MERGE)
 
 
