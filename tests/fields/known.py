@@ -1,32 +1,34 @@
 """Runs that are known to be wrong, by cause; one that passes must be taken off."""
 
+DRAWS = "draws"
+"""The cause of runs that hold by the medians of `neighbours.py`; a test checks that they do."""
+
 CAUSES: dict[str, str] = {
-    "kinks": "One ReLU changes its sign, or one place its cell; with a smooth function, or with "
-    "arguments a little off, they hold.",
-    "couplings": "The state of a flow is rounded between its maps; errors meet in the likelihood.",
-    "scaling": "Vectors that scale a kernel by turns, reciprocals of products, are rounded.",
+    DRAWS: "Rounding the products alone happens to lose little; for arguments a little off it "
+    "loses as much, in the median.",
+    "cotangents": "Forty products read one matrix, whose cotangents JAX adds up in bfloat16.",
 }
 """What is wrong, in a sentence for each cause."""
 
 KNOWN: dict[str, tuple[str, ...]] = {
-    "kinks": (
+    DRAWS: (
         "deformed_grid bf16 amp(grad)",
         "deformed_grid bf16 grad(amp)",
-        "recurrent_flow f16 amp(grad)",
-        "recurrent_flow f16 grad(amp)",
-        "wavenet f16 amp(grad)",
-        "wavenet f16 grad(amp)",
-    ),
-    "couplings": (
         "glow bf16 grad(amp)",
         "planar_flow bf16 amp(grad)",
         "planar_flow bf16 grad(amp)",
         "planar_flow f16 amp(grad)",
         "planar_flow f16 grad(amp)",
+        "recurrent_flow f16 amp(grad)",
+        "recurrent_flow f16 grad(amp)",
+        "route_construction bf16 amp(grad)",
+        "route_construction bf16 grad(amp)",
+        "tensor_train_classifier f16 amp(grad)",
+        "tensor_train_classifier f16 grad(amp)",
+        "variational_circuit bf16 grad(amp)",
+        "wavenet f16 amp(grad)",
+        "wavenet f16 grad(amp)",
     ),
-    "scaling": (
-        "entropic_transport bf16 grad(amp)",
-        "entropic_transport f16 grad(amp)",
-    ),
+    "cotangents": ("entropic_transport bf16 grad(amp)",),
 }
 """For each cause the runs: program, format, order."""

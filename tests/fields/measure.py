@@ -100,8 +100,12 @@ def measured(name: str, low: str, order: str) -> Outcome:
 
 def run(fn: Callable[..., Any], args: Any) -> Any:
     """Run a function compiled fast rather than well."""
-    jitted = jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0})
-    return jax.tree.map(np.asarray, jitted(*args))
+    return jax.tree.map(np.asarray, compiled(fn)(*args))
+
+
+def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function fast rather than well."""
+    return jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def compared(got: Any, reference: Any, rounded: Any) -> tuple[Leaf, ...]:
@@ -112,10 +116,11 @@ def compared(got: Any, reference: Any, rounded: Any) -> tuple[Leaf, ...]:
 
 def rows(name: str) -> list[Row]:
     """Run a program in all of its ways."""
-    return [_row(measured(name, low, order)) for low, order in cases(name)]
+    return [row(measured(name, low, order)) for low, order in cases(name)]
 
 
-def _row(outcome: Outcome) -> Row:
+def row(outcome: Outcome) -> Row:
+    """Keep the worst array of an outcome."""
     worst = outcome.worst
     return Row(
         name=outcome.name,

@@ -136,16 +136,27 @@ def evaluated(fn: Callable[..., Any], args: Sequence[Any], oracles: Sequence[Ora
     Returns:
         A tree of float64, integers or booleans for each way.
     """
+    return [evaluate(*args) for evaluate in evaluators(fn, args, oracles)]
+
+
+def evaluators(
+    fn: Callable[..., Any], args: Sequence[Any], oracles: Sequence[Oracle]
+) -> list[Callable[..., Any]]:
+    """Compile a function in several ways, each for any arguments like these."""
     closed, shape = jax.make_jaxpr(fn, return_shape=True)(*args)
-    leaves, tree = jax.tree.leaves(args), jax.tree.structure(shape)
-    with jax.enable_x64(True):
-        results = [_compiled(lambda xs, o=o: o.run(closed, xs), leaves) for o in oracles]
-    return [jax.tree.unflatten(tree, r) for r in results]
+    return [_compiled(closed, jax.tree.structure(shape), oracle) for oracle in oracles]
 
 
-def _compiled(fn: Callable[..., Any], leaves: Sequence[Any]) -> Values:
-    jitted = jax.jit(fn, compiler_options={"xla_backend_optimization_level": 0})
-    return [np.asarray(x) for x in jitted(leaves)]
+def _compiled(closed: core.ClosedJaxpr, tree: Any, oracle: Oracle) -> Callable[..., Any]:
+    options = {"xla_backend_optimization_level": 0}
+    jitted = jax.jit(lambda leaves: oracle.run(closed, leaves), compiler_options=options)
+
+    def evaluate(*args: Any) -> Any:
+        with jax.enable_x64(True):
+            results = jitted(jax.tree.leaves(args))
+        return jax.tree.unflatten(tree, list(map(np.asarray, results)))
+
+    return evaluate
 
 
 def _closed(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> core.ClosedJaxpr:

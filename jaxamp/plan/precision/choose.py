@@ -13,6 +13,7 @@ from jax.extend.core import Literal
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
+from jaxamp.core.semantics import Linear, semantics_of
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, SQUARED_DISTANCE, Hazards
@@ -315,8 +316,21 @@ class Chooser:
             return Choice(F32, F32, constraint.reason, constraint.guard)
         if out in self.regions.bias_sums:
             return Choice(low, low, f"a bias: {low.short}, added by the convolution's kernel")
-        operand = self._common(node, low) if node.trait in _SAFE_NARROW else F32
+        operand = self._common(node, low) if self._is_safe_narrow(node) else F32
         return self._lowered(out, operand, low)
+
+    def _is_safe_narrow(self, node: Node) -> bool:
+        """Return whether narrow arithmetic loses no more than a rounding, in derivatives too.
+
+        JAX derives a quotient by its divisor, and a root, as several operations on what they read:
+        in a narrow format each would round, and the square of a reciprocal overflow float16.
+        """
+        if node.trait is not Trait.ROUNDED:
+            return node.trait in (Trait.EXACT, Trait.SUM)
+        linear = semantics_of(node.name, node.op).linear
+        if linear is Linear.FIRST:
+            return node.ins[1] in self.graph.constants
+        return linear is not Linear.NOT
 
     def _wire_of(self, value: int, low: Precision) -> Precision | None:
         """Return the narrow format in which devices add up a value, if nothing else reads it."""
@@ -483,9 +497,6 @@ _BY_ROLE = {
     Role.MERGE: Chooser._merge,
     Role.MOVE: Chooser._move,
 }
-
-# On narrow operands, narrow arithmetic of these equals f32 arithmetic rounded once.
-_SAFE_NARROW = (Trait.EXACT, Trait.ROUNDED, Trait.SUM)
 
 _CARRIED = (Link.INIT, Link.BACK)
 

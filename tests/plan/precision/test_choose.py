@@ -1,0 +1,51 @@
+"""In which precision single operations run, shown by what their derivatives lose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxamp import amp
+from tests.programs.registry import Draw
+from tests.tolerances import BY_ORDER, CLASSES, EPS
+
+ROWS = 16
+DRAW = Draw("operations")
+X, W = DRAW.uniform(ROWS, ROWS, low=1e-3, high=2e-3), DRAW.uniform(ROWS, ROWS, low=0.5, high=1)
+
+Program = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def quotient(x: jax.Array, w: jax.Array) -> jax.Array:
+    """The square of the reciprocal is near 100,000, beyond float16; the derivative is not."""
+    return jnp.sum(2.0**-10 / (jnp.exp(jnp.log(x / 6)) @ w) @ w)
+
+
+def root(x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.sqrt(jnp.exp(jnp.log(x)) @ w) @ w)
+
+
+def scaled_by_turns(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Rows and columns of a positive matrix, scaled to sums of one."""
+    kernel = jnp.exp(-6 * jnp.tanh((x * 1e3) @ w / 10))
+    rows = jnp.ones((ROWS, ROWS)) / ROWS
+    for _ in range(3):
+        columns = (1 / ROWS) / (kernel.T @ rows)
+        rows = (1 / ROWS) / (kernel @ columns)
+    return jnp.sum(rows * columns)
+
+
+@pytest.mark.parametrize("low", ["bfloat16", "float16"])
+@pytest.mark.parametrize("program", [quotient, root, scaled_by_turns])
+def test_derivatives_of_narrow_operands_are_rounded_once(program: Program, low: str) -> None:
+    """JAX derives the equations that `amp` emits: one of several steps has to be in float32."""
+    policy = {"bfloat16": "mixed_bf16", "float16": "mixed_f16"}[low]
+    got = jax.jit(jax.grad(amp(program, policy=policy)))(X, W)
+    with jax.enable_x64(True):
+        expected = np.asarray(jax.grad(program)(*(np.asarray(a, np.float64) for a in (X, W))))
+    off = np.abs(got - expected).max() / np.abs(expected).max()
+    assert off < CLASSES["deep"] * BY_ORDER[1] * EPS[low]
