@@ -2,6 +2,7 @@
 
     python -m benchmarks.recipes                 the table, and JSON lines under out/
     python -m benchmarks.recipes --only vit
+    python -m benchmarks.recipes --only vit --seeds 8       more of them, beside those that are kept
     python -m benchmarks.recipes --page FILE     the table as Markdown, too
 
 A seed stands for initial weights and batches: each policy starts from the same weights and sees the
@@ -87,11 +88,11 @@ def _training(recipe: Recipe, name: str) -> Any:
     return jax.jit(run)
 
 
-def measured(key: str, name: str) -> list[float]:
+def measured(key: str, name: str, seeds: Sequence[int] = range(SEEDS)) -> list[float]:
     """Train with every seed and judge: a number for each."""
     recipe = _made(key)
     score = jax.jit(recipe.score)
-    return [float(score(trained(recipe, name, seed))) for seed in range(SEEDS)]
+    return [float(score(trained(recipe, name, seed))) for seed in seeds]
 
 
 @functools.cache
@@ -140,15 +141,18 @@ def main() -> int:
     """Run what is missing, print, write; 1 if a policy is off by more than the spread."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipes", description=__doc__)
     parser.add_argument("--only", metavar="NAME", choices=list(RECIPES))
+    parser.add_argument("--seeds", type=int, default=SEEDS, metavar="N")
     parser.add_argument("--results", type=Path, default=KEPT, metavar="FILE")
     parser.add_argument("--page", type=Path, metavar="FILE")
     options = parser.parse_args()
     keys = [options.only] if options.only else list(RECIPES)
     found = _kept(options.results)
-    jobs = [(k, p) for k in keys for p in POLICIES if p not in found.get(k, {})]
+    have = lambda key, name: found.get(key, {}).get(name, [])  # noqa: E731
+    jobs = [(k, p) for k in keys for p in POLICIES if len(have(k, p)) < options.seeds]
     options.results.parent.mkdir(exist_ok=True, parents=True)
     for key, name in track(jobs, "training", console=Console(stderr=True)):
-        scores = measured(key, name)
+        kept = have(key, name)
+        scores = [*kept, *measured(key, name, range(len(kept), options.seeds))]
         found.setdefault(key, {})[name] = scores
         with options.results.open("a") as file:
             file.write(json.dumps({"recipe": key, "policy": name, "scores": scores}) + "\n")

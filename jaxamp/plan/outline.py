@@ -155,6 +155,7 @@ class _Reader:
         self.stored: dict[Any, Precision | None] = dict(zip(jaxpr.invars, inputs, strict=True))
         for decision in decisions:
             self.stored.update(zip(decision.eqn.outvars, decision.plan.outputs, strict=True))
+        self._second: dict[EquationPlan, list[tuple[int, OperandRead]]] = {}
 
     def inputs(self, unit: Sequence[int]) -> tuple[Reading, ...]:
         """Return the values that equations read and do not compute."""
@@ -164,7 +165,9 @@ class _Reader:
             eqn, plan, *_ = self.decisions[i]
             atoms = eqn.invars
             reads = [*zip(atoms, plan.reads, strict=True)]
-            reads += [(atoms[i], OperandRead(precision)) for i, precision in plan.second_reads]
+            if plan not in self._second:  # plans are few, and shared
+                self._second[plan] = [(i, OperandRead(p)) for i, p in plan.second_reads]
+            reads += [(atoms[i], read) for i, read in self._second[plan]]
             for var, read in reads:
                 if isinstance(var, Var) and var not in made:
                     found[self._reading(var, read)] = None

@@ -53,7 +53,8 @@ def emit(signature: Signature, arrays: Sequence[Any], settings: Settings) -> Any
         results, outputs = unchanged(run, signature, arrays)
     else:
         with amp_scope(settings.policy):
-            jaxpr, outputs = trace(signature, arrays)
+            has_rules = bool(settings.policy.rules)
+            jaxpr, outputs = trace(signature, arrays, with_items=has_rules)
         from jaxamp.run.rewriting import rewrite  # loaded by the runner
 
         with paused():

@@ -22,12 +22,15 @@ from jaxamp.trace.arguments import Signature, Static, is_array
 _NEAR = 4  # how deep in a returned object arrays are looked for
 
 
-def trace(signature: Signature, arrays: Sequence[Any]) -> tuple[ClosedJaxpr, Static]:
+def trace(
+    signature: Signature, arrays: Sequence[Any], *, with_items: bool = True
+) -> tuple[ClosedJaxpr, Static]:
     """Trace a call once.
 
     Args:
       signature: the call without its arrays.
       arrays: arrays, tracers or ``jax.ShapeDtypeStruct`` to trace it with.
+      with_items: whether scopes have the items of lists of modules, which reports and rules read.
 
     Returns:
       The jaxpr over the arrays, in order, and what the function returned besides arrays.
@@ -45,7 +48,8 @@ def trace(signature: Signature, arrays: Sequence[Any]) -> tuple[ClosedJaxpr, Sta
     with jax.disable_jit(False):  # the jaxpr is the same; running it obeys the user's setting
         jaxpr = jax.make_jaxpr(flat)(*arrays)
     assert outputs is not None
-    return compare_relu_results(share_rules(name_items(jaxpr))), outputs
+    named = name_items(jaxpr) if with_items else jaxpr
+    return compare_relu_results(share_rules(named)), outputs
 
 
 def run(signature: Signature, arrays: Sequence[Any]) -> tuple[list[Any], Static]:
