@@ -63,9 +63,10 @@ def _neighbours(args: Any, relative: float, count: int) -> Iterator[Any]:
     rng = np.random.default_rng(0)
 
     def moved(x: Any) -> Any:
-        if np.result_type(x) != np.float32:
+        x = np.asarray(x)
+        if x.dtype != np.float32:
             return x
-        return (x * (1 + relative * rng.standard_normal(np.shape(x)))).astype(np.float32)
+        return (x * (1 + relative * rng.standard_normal(x.shape))).astype(np.float32)
 
     yield args
     for _ in range(count - 1):
