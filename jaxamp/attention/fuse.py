@@ -38,7 +38,7 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.keep_precision import kept_precision
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
-from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
+from jaxamp.jaxprs.name_stack import clean_scope, functions_around, joined_scope
 from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
 from jaxamp.jaxprs.shared_rules import share_rules
 from jaxamp.kernels.attention.bias_bytes import Biased
@@ -332,10 +332,7 @@ class _Fuser:
                 primitive=name,
                 kind=OpKind.COMPUTE,
                 scope=clean_scope(place.scope),
-                functions=lambda: (
-                    *jax_compat.user_functions(place.unit.eqn.source_info),
-                    *jax_compat.library_functions(place.unit.eqn.source_info),
-                ),
+                functions=lambda: functions_around(place.scope, place.unit.eqn),
             )
             rules = self.policy.rules
             index = first_match(rules, view) if rules else None

@@ -34,25 +34,17 @@ Body = tuple[ClosedJaxpr, JaxprPlan | None]
 class Where:
     """The surroundings of a jaxpr: scope, number of runs, and frames of the call.
 
-    ``own`` tells whether the function that the jaxpr was traced from is the user's own, ``needed``
-    which of its results are needed; none named are all.
+    ``needed`` tells which of its results are needed; none named are all.
     """
 
     scope: str = ""
     runs: int = 1
     frames: tuple[SourceFrame, ...] = ()
-    own: bool = True
     needed: Sequence[bool] = ()
 
     def frames_of(self, eqn: JaxprEqn) -> tuple[SourceFrame, ...]:
-        """Return the user's frames of an equation inside.
-
-        A jitted function is traced once: where a library's is called again, its equations still
-        name the first caller.
-        """
-        frames = frames_of(eqn.source_info)
-        first = not self.frames or frames[-len(self.frames) :] == self.frames
-        return frames if frames and (first or self.own) else self.frames
+        """Return the user's frames of an equation inside: of its own call stack, or the call's."""
+        return frames_of(eqn.source_info) or self.frames
 
 
 class Equation:

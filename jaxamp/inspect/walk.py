@@ -9,7 +9,7 @@ from jax.extend.core import Jaxpr
 
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.inspect.equation import Body, Equation, Where
-from jaxamp.inspect.operation import Operation, Place, is_library, total
+from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.inspect.residuals import Residual, residuals_of
 from jaxamp.inspect.stored import Stored
 from jaxamp.inspect.tally import Tally
@@ -74,8 +74,7 @@ class Walk:
 
     def _body(self, equation: Equation, body: Body, runs: int) -> None:
         jaxpr, plan = body[0].jaxpr, body[1]
-        own = not is_library(jaxpr.debug_info.func_src_info)
-        where = Where(equation.scope, runs, equation.frames, own, equation.needed)
+        where = Where(equation.scope, runs, equation.frames, equation.needed)
         self._jaxpr(jaxpr, plan, where)
 
     def _branches(self, equation: Equation, bodies: Sequence[Body], runs: int) -> None:

@@ -1,10 +1,13 @@
-"""Name the items of lists of modules that a Python loop goes through: ``blocks.2`` of ``blocks``.
+"""Write into name stacks what call stacks alone do not tell: modules around, and items of lists.
 
 The call stack of an equation is the same for every item. But parameters have names in a program's
 arguments, such as ``net.blocks[2].linear.kernel``: an equation that reads one belongs to that item,
 and so do those beside it, as far as the code only goes forward, or back in a backward pass. There
 an equation also belongs to the item whose values it reads at the same place in the code. What no
 item is known of keeps the name of the list.
+
+An equation of an inner jaxpr gets the path of its modules from its call stack and from those around
+it, ``module[Net.blocks.linear]``; see `call_stacks.py`.
 """
 
 from __future__ import annotations
@@ -18,56 +21,90 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxamp.core import jax_compat
-from jaxamp.jaxprs.module_paths import Path, modules_of, shown_calls, with_items
+from jaxamp.jaxprs.call_stacks import (
+    Around,
+    Frames,
+    calls_of_all,
+    calls_within,
+    entered,
+    frames_of,
+    taken_out,
+)
+from jaxamp.jaxprs.module_paths import Calls, Path, modules_of, shown_calls, with_items
+from jaxamp.jaxprs.name_stack import called_mark
 from jaxamp.jaxprs.nested import Wiring, nested, wiring, with_nested
 
 _ITEM = r"\b{}'?\]?\[(\d+)\]"  # of `net.blocks[2].scale` or `['blocks'][2]['scale']`
 _ITEMS = re.compile(_ITEM.format(r"(\w+)"))
 Names = tuple[str | None, ...]  # of the inputs of a jaxpr
-Frames = tuple[tuple[int, int], ...]  # code and instruction
 Place = tuple[int, ...]  # the instructions that the frames inside an item are at
+Modules = tuple[tuple[str, int], ...]  # each with the frame of its method
 
 
-def name_items(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a program whose name stacks have the items of lists of modules, as ``item[...]``.
+def name_modules(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Return a program whose name stacks have modules and items of lists, where JAX tells neither.
 
     Args:
       closed: the program, with the names of its arguments.
 
     Returns:
-      The same equations; the same object where no item is known.
+      The same equations; the same object where nothing is to be told.
     """
     names = tuple(closed.jaxpr.debug_info.arg_names or ())
+    if len(names) != len(closed.jaxpr.invars):
+        names = (None,) * len(closed.jaxpr.invars)
     lists = frozenset(found for name in names for found, _ in _ITEMS.findall(name or ""))
-    if not lists or len(names) != len(closed.jaxpr.invars):
-        return closed
-    jaxpr = _Namer(lists).of(closed.jaxpr, names, ())
+    jaxpr = _Namer(lists).of(closed.jaxpr, names if lists else (None,) * len(names), (), ())
     return closed if jaxpr is closed.jaxpr else closed.replace(jaxpr=jaxpr)
 
 
+class _Stacks:
+    """Modules of call stacks, each read once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Frames, Modules] = {}
+
+    def modules(self, calls: Calls) -> Modules:
+        """Return the modules of calls, outermost first."""
+        frames = frames_of(calls)
+        if frames not in self._known:
+            self._known[frames] = modules_of(calls)
+        return self._known[frames]
+
+
 class _Site:
-    """An equation, the names of parameters that it reads, and the item that it belongs to."""
+    """An equation, the names of parameters that it reads, and the item that it belongs to.
+
+    A call belongs where the first functions do that it calls.
+    """
 
     def __init__(
         self,
         eqn: JaxprEqn,
         named: dict[Any, str],
-        around: Path,
-        known: dict[Frames, tuple[tuple[str, int], ...]],
+        item: Path,
+        stacks: _Stacks,
+        outer: Calls,
+        taken: Around,
     ) -> None:
-        self.eqn, self.item = eqn, around
-        calls = shown_calls(eqn.source_info)
-        self.frames = tuple([(id(code), at) for code, at in calls])  # codes themselves hash slowly
-        if self.frames not in known:
-            known[self.frames] = modules_of(calls)
-        self.modules = known[self.frames]
+        self.eqn, self.item = eqn, item
+        own = shown_calls(eqn.source_info)
+        self.calls = (*outer, *calls_within(taken), *own) if outer or taken else own
+        self.marks = [mark for info in taken if (mark := called_mark(info))]
+        if taken or (outer and stacks.modules(own)):
+            path = (name for name, _ in stacks.modules(self.calls))
+            self.marks.append(f"module[{'.'.join(path)}]")
+        inside = [inner for body in nested(eqn) for inner in body.jaxpr.eqns]
+        calls = (*self.calls, *calls_of_all(inside)) if inside else self.calls
+        self.frames, self.modules = frames_of(calls), stacks.modules(calls)
         self.path = tuple(name for name, _ in self.modules)
         self.backward = "transpose(" in str(eqn.source_info.name_stack)
         operands = [v for v in eqn.invars if isinstance(v, Var)]
         self.names = frozenset(named[v] for v in operands if v in named)
         if len(operands) == 1 and self.names:  # moved, cast or scaled
             named.update(dict.fromkeys(eqn.outvars, *self.names))
-        self.values = [(self.frames, v) for v in (*operands, *eqn.outvars)]
+        place = frames_of(self.calls)
+        self.values = [(place, v) for v in (*operands, *eqn.outvars)]
 
     def list_at(self, depth: int) -> Path:
         """Return the path of a list so many modules inside, empty if its item is known."""
@@ -78,36 +115,52 @@ class _Site:
 
 
 class _Namer:
-    """Writer of items into name stacks; a jaxpr whose inputs have the same names is one again."""
+    """Writer of name stacks; a jaxpr whose inputs have the same names is one again."""
 
     def __init__(self, lists: Collection[str]) -> None:
         self.lists = lists
-        self._known: dict[Frames, tuple[tuple[str, int], ...]] = {}  # the modules of frames
+        self._modules = _Stacks()
+        self._plain: dict[int, bool] = {}
         self._stacks: dict[Any, tuple[Any, Any]] = {}  # equal ones stay one object
         self._closed: dict[Any, ClosedJaxpr] = {}
         self._made: dict[Any, tuple[Jaxpr, Jaxpr]] = {}  # the one before too, so that it lives
 
-    def of(self, jaxpr: Jaxpr, names: Names, around: Path) -> Jaxpr:
-        """Return a jaxpr with items in its name stacks.
+    def of(self, jaxpr: Jaxpr, names: Names, item: Path, outer: Calls) -> Jaxpr:
+        """Return a jaxpr with modules and items in its name stacks.
 
         Args:
           jaxpr: the jaxpr.
           names: those of its inputs.
-          around: the item that it belongs to.
+          item: the item that it belongs to.
+          outer: the calls around it.
         """
-        if not any(names):
+        if self._is_plain(jaxpr):
             return jaxpr
-        key = id(jaxpr), names, around
+        key = id(jaxpr), names, item, frames_of(outer)
         if key not in self._made:
-            self._made[key] = jaxpr, self._of(jaxpr, names, around)
+            self._made[key] = jaxpr, self._of(jaxpr, names, item, outer)
         return self._made[key][1]
 
-    def _of(self, jaxpr: Jaxpr, names: Names, around: Path) -> Jaxpr:
+    def _is_plain(self, jaxpr: Jaxpr) -> bool:
+        """Return whether no module is called in a jaxpr, and nothing was taken out of its calls."""
+        if id(jaxpr) not in self._plain:
+            calls = {id(e.source_info.traceback): shown_calls(e.source_info) for e in jaxpr.eqns}
+            self._plain[id(jaxpr)] = (
+                len(entered(jaxpr)) < 2
+                and not any(map(self._modules.modules, calls.values()))
+                and all(self._is_plain(body.jaxpr) for eqn in jaxpr.eqns for body in nested(eqn))
+            )
+        return self._plain[id(jaxpr)]
+
+    def _of(self, jaxpr: Jaxpr, names: Names, item: Path, outer: Calls) -> Jaxpr:
         named = {v: name for v, name in zip(jaxpr.invars, names, strict=True) if name}
-        sites = [_Site(eqn, named, around, self._known) for eqn in jaxpr.eqns]
+        sites = [
+            _Site(eqn, named, item, self._modules, outer, taken)
+            for eqn, taken in zip(jaxpr.eqns, taken_out(jaxpr), strict=True)
+        ]
         for depth in range(max((len(site.path) for site in sites), default=0)):
             self._find_items(sites, depth)
-        eqns = [self._written(site, named, around) for site in sites]
+        eqns = [self._written(site, named, item) for site in sites]
         is_same = all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
         return jaxpr if is_same else jaxpr.replace(eqns=eqns)
 
@@ -132,27 +185,28 @@ class _Namer:
                     for value in site.values:
                         read[path, value].add(index)
 
-    def _written(self, site: _Site, named: dict[Any, str], around: Path) -> JaxprEqn:
-        """Return an equation with its item, and with items in its jaxprs."""
-        eqn = site.eqn
-        if site.item != around:
-            eqn = eqn.replace(source_info=self._scoped(eqn.source_info, site.item))
+    def _written(self, site: _Site, named: dict[Any, str], item: Path) -> JaxprEqn:
+        """Return an equation with its modules and its item, and with those of its jaxprs."""
+        eqn, marks = site.eqn, list(site.marks)
+        if site.item != item:
+            marks.append(f"item[{'.'.join(site.item)}]")
+        if marks:
+            eqn = eqn.replace(source_info=self._scoped(eqn.source_info, "/".join(marks)))
         bodies = nested(eqn)
-        changed = [self._body(body, _handed(eqn, body, named), site.item) for body in bodies]
+        changed = [self._body(body, _handed(eqn, body, named), site) for body in bodies]
         if all(new is old for new, old in zip(changed, bodies, strict=True)):
             return eqn
         return eqn.replace(params={**eqn.params, **with_nested(eqn, changed)})
 
-    def _scoped(self, source_info: Any, item: Path) -> Any:
+    def _scoped(self, source_info: Any, scope: str) -> Any:
         stack = source_info.name_stack
-        key = id(stack), item
+        key = id(stack), scope
         if key not in self._stacks:
-            scope = f"item[{'.'.join(item)}]"
             self._stacks[key] = stack, jax_compat.with_scope(stack, scope)
         return source_info.replace(name_stack=self._stacks[key][1])
 
-    def _body(self, body: ClosedJaxpr, names: Names, item: Path) -> ClosedJaxpr:
-        jaxpr = self.of(body.jaxpr, names, item)
+    def _body(self, body: ClosedJaxpr, names: Names, site: _Site) -> ClosedJaxpr:
+        jaxpr = self.of(body.jaxpr, names, site.item, site.calls)
         if jaxpr is body.jaxpr:
             return body
         key = id(jaxpr), *map(id, body.consts)

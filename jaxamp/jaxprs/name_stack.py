@@ -3,24 +3,27 @@
 An equation carries a name stack. JAX writes the names of transformations around the user's names,
 adds names of its own, and repeats names where it differentiates a ``jax.checkpoint``. An equation
 of an inner jaxpr carries only the names entered inside that jaxpr: those of the enclosing equations
-are put before them. Modules that name no scope are read from the call stack.
+are put before them. Modules that name no scope, and functions, are read from the call stack.
+What else is told of an equation is written among its names as a mark, such as ``item[blocks.2]``.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from typing import Any
 
 from jax.extend.core import JaxprEqn
 
+from jaxamp.core import jax_compat
 from jaxamp.core.keep_precision import MARKER
-from jaxamp.jaxprs.module_paths import module_path, with_items
+from jaxamp.jaxprs.module_paths import Path, module_path, with_items
+from jaxamp.jaxprs.nested import nested
 
 # What JAX itself writes around or between the names that the user entered.
 _TRANSFORM = re.compile(r"(?:jvp|transpose|vmap)\(")
 _OWN_NAMES = ("rematted_computation",)
-_MODULES = re.compile(r"module\[([^\]/]*)\]")
-_ITEM = re.compile(r"item\[([^\]/]*)\]")  # see list_items.py
+_MARK = re.compile(r"(module|item|called)\[([^\]/]*)\]")  # see list_items.py
 _OF_LAYERS = "eqx.nn."  # equinox names the class of a layer, inside of the modules around it
 _REPEATED = re.compile(r"repeated\[(\d+)\]")  # how many names before it are there a second time
 
@@ -37,40 +40,67 @@ def clean_scope(name_stack: str) -> str:
     'transformer/layer3/attention'
     """
     kept: list[str] = []
-    modules, item = (), ()
+    paths: dict[str, Path] = {}
     for name in _without_transforms(name_stack).split("/"):
         if marker := _REPEATED.fullmatch(name):
             del kept[len(kept) - int(marker[1]) :]
-        elif marker := _MODULES.fullmatch(name):
-            modules = tuple(marker[1].split("."))
-        elif marker := _ITEM.fullmatch(name):
-            item = tuple(marker[1].split("."))
+        elif marker := _MARK.fullmatch(name):
+            paths[marker[1]] = tuple(filter(None, marker[2].split(".")))
         elif name and name not in _OWN_NAMES and not MARKER.fullmatch(name):
             kept.append(name)
     inside = next((n for n, name in enumerate(kept) if name.startswith(_OF_LAYERS)), len(kept))
-    return "/".join([*kept[:inside], *with_items(modules, item), *kept[inside:]])
+    modules = with_items(paths.get("module", ()), paths.get("item", ()))
+    return "/".join([*kept[:inside], *modules, *kept[inside:]])
 
 
 def joined_scope(outer: str, eqn: JaxprEqn) -> str:
     """Return the name stack of an equation, after that of the enclosing equations, `outer`."""
-    return without_repeats(joined_names(outer, eqn, module_path(eqn.source_info)), eqn)
+    source = eqn.source_info
+    called = called_mark(source) if nested(eqn) else ""
+    return without_repeats(joined_names(outer, eqn, module_path(source), called), eqn)
 
 
-def joined_names(outer: str, eqn: JaxprEqn, modules: str) -> str:
-    """Return the name stack of an equation after `outer`, and a mark with its module path.
-
-    A function that is jitted is traced once: where it is called again, its equations still have the
-    modules of the first call. They do not go on from those of the equation around, which counts.
+def joined_names(outer: str, eqn: JaxprEqn, modules: str, called: str) -> str:
+    """Return the name stack of an equation after `outer`, and marks with what its call stack says.
 
     Args:
       outer: name stack of the enclosing equations.
       eqn: the equation.
-      modules: the modules that are called around it, as ``module_path`` has them.
+      modules: the modules that are called around it, as ``module_path`` has them; a path that is
+        written among its names counts instead.
+      called: a mark with its functions, if it holds jaxprs.
     """
-    around = _MODULES.findall(outer)[-1:]
-    goes_on = not around or f"{modules}.".startswith(f"{around[0]}.")
-    mark = f"module[{modules}]" if modules and goes_on else ""
-    return "/".join(filter(None, (outer, str(eqn.source_info.name_stack), mark)))
+    names = str(eqn.source_info.name_stack)
+    mark = f"module[{modules}]" if modules and "module[" not in names else ""
+    return "/".join(filter(None, (outer, names, mark, called)))
+
+
+def called_mark(source_info: Any) -> str:
+    """Return a mark with the functions that are called around an equation, the user's first.
+
+    Args:
+      source_info: that of the equation.
+    """
+    user, library = (",".join(names) for names in jax_compat.functions(source_info.traceback))
+    return f"called[{user};{library}]" if user or library else ""
+
+
+def functions_around(name_stack: str, eqn: JaxprEqn) -> tuple[str, ...]:
+    """Return the functions that are called around an equation.
+
+    Args:
+      name_stack: that of the equation, with those of the enclosing ones before it.
+      eqn: the equation.
+
+    Returns:
+      The user's functions, innermost first, and then JAX's own.
+    """
+    user, library = jax_compat.functions(eqn.source_info.traceback)
+    for kind, text in reversed(_MARK.findall(name_stack)):
+        if kind == "called":
+            more_user, more_library = text.split(";")
+            user, library = (*user, *more_user.split(",")), (*library, *more_library.split(","))
+    return tuple(filter(None, (*user, *library)))
 
 
 def without_repeats(name_stack: str, eqn: JaxprEqn) -> str:
@@ -84,7 +114,7 @@ def without_repeats(name_stack: str, eqn: JaxprEqn) -> str:
     """
     if not eqn.params.get("differentiated"):
         return name_stack
-    names = clean_scope(str(eqn.source_info.name_stack)).split("/")
+    names = clean_scope(_MARK.sub("", str(eqn.source_info.name_stack))).split("/")
     once = names
     for _ in range(name_stack.count("transpose(")):
         half = len(once) // 2

@@ -54,7 +54,7 @@ def emit(signature: Signature, arrays: Sequence[Any], settings: Settings) -> Any
     else:
         with amp_scope(settings.policy):
             has_rules = bool(settings.policy.rules)
-            jaxpr, outputs = trace(signature, arrays, with_items=has_rules)
+            jaxpr, outputs = trace(signature, arrays, with_modules=has_rules)
         from jaxamp.run.rewriting import rewrite  # loaded by the runner
 
         with paused():

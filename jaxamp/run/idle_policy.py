@@ -83,9 +83,10 @@ def _some(what: str, word: str, names: Sequence[str]) -> str:
 def _functions(jaxpr: Jaxpr) -> Iterator[str]:
     """Yield what `function` of a rule may name: functions and classes on the call stacks."""
     for eqn in jaxpr.eqns:
-        for name in jax_compat.user_functions(eqn.source_info):
+        user, library = jax_compat.functions(eqn.source_info.traceback)
+        for name in user:
             yield from (part for part in name.split(".") if part.isidentifier())
-        yield from (f for f in jax_compat.library_functions(eqn.source_info) if f[:1] != "_")
+        yield from (name for name in library if name[:1] != "_")
         for inner in nested(eqn):
             yield from _functions(inner.jaxpr)
 

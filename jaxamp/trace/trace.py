@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, DebugInfo
 
 from jaxamp.errors import OutputError, article
-from jaxamp.jaxprs.list_items import name_items
+from jaxamp.jaxprs.list_items import name_modules
 from jaxamp.jaxprs.relu_masks import compare_relu_results
 from jaxamp.jaxprs.shared_rules import share_rules
 from jaxamp.trace.arguments import Signature, Static, is_array
@@ -23,14 +23,15 @@ _NEAR = 4  # how deep in a returned object arrays are looked for
 
 
 def trace(
-    signature: Signature, arrays: Sequence[Any], *, with_items: bool = True
+    signature: Signature, arrays: Sequence[Any], *, with_modules: bool = True
 ) -> tuple[ClosedJaxpr, Static]:
     """Trace a call once.
 
     Args:
       signature: the call without its arrays.
       arrays: arrays, tracers or ``jax.ShapeDtypeStruct`` to trace it with.
-      with_items: whether scopes have the items of lists of modules, which reports and rules read.
+      with_modules: whether scopes have all modules and the items of lists of them, which reports
+        and rules read.
 
     Returns:
       The jaxpr over the arrays, in order, and what the function returned besides arrays.
@@ -48,7 +49,7 @@ def trace(
     with jax.disable_jit(False):  # the jaxpr is the same; running it obeys the user's setting
         jaxpr = jax.make_jaxpr(flat)(*arrays)
     assert outputs is not None
-    named = name_items(jaxpr) if with_items else jaxpr
+    named = name_modules(jaxpr) if with_modules else jaxpr
     return compare_relu_results(share_rules(named)), outputs
 
 

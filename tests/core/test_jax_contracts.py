@@ -24,6 +24,7 @@ from jax.extend import core
 from jax.sharding import PartitionSpec as P
 
 from jaxamp.core import jax_compat
+from jaxamp.jaxprs.nested import nested
 from tests import audit
 
 ROOT = Path(__file__).parents[2]
@@ -352,7 +353,8 @@ def test_what_an_equation_knows_of_its_origin() -> None:
     assert jax_compat.common_names([eqn, eqn]) == (2, 0)
     without = jax_compat.drop_common_names(eqn, jax_compat.CommonNames(1))
     assert str(without.source_info.name_stack) == "inner"
-    assert jax_compat.user_functions(eqn.source_info)[0].endswith("named")
+    user, _ = jax_compat.functions(eqn.source_info.traceback)
+    assert user[0].endswith("named")
     assert jax_compat.user_frames(eqn.source_info)[0][0] == __file__
     assert Path(__file__).name in jax_compat.user_line(eqn.source_info)
 
@@ -425,3 +427,27 @@ def test_only_compat_asks_for_versions_and_private_names() -> None:
     for path in (ROOT / "jaxamp").rglob("*.py"):
         if path.parent != DOOR:
             assert not asking.search(path.read_text()), path
+
+
+@pytest.mark.parametrize("wrap", [jax.checkpoint, jax.jit, lambda f: partial(jax.lax.map, f)])
+def test_call_stacks_begin_inside(wrap) -> None:
+    """Where an inner jaxpr is traced; what is taken out of a checkpoint has the same call stack."""
+
+    def around(x: Any) -> Any:
+        return wrap(lambda x: jnp.sin(x))(x)
+
+    def functions(eqn: Any) -> tuple[str, ...]:
+        return jax_compat.functions(eqn.source_info.traceback)[0]
+
+    (outer,) = jax.make_jaxpr(around)(X).jaxpr.eqns
+    (inner,) = nested(outer)[0].jaxpr.eqns
+    assert any(name.endswith("around") for name in functions(outer))
+    assert functions(inner)
+    assert not any(name.endswith("around") for name in functions(inner))
+    if wrap is jax.checkpoint:
+        eqns = jax.make_jaxpr(lambda x: jax.vjp(around, x)[1](x))(X).jaxpr.eqns
+        (left,) = [eqn for eqn in eqns if nested(eqn)]
+        inside = {id(eqn.source_info.traceback) for eqn in nested(left)[0].jaxpr.eqns}
+        taken = [eqn for eqn in eqns if eqn.primitive.name == "sin"]
+        assert taken
+        assert all(id(eqn.source_info.traceback) in inside for eqn in taken)

@@ -61,10 +61,9 @@ from jaxamp.core.jax_compat.release import is_gpu_interpreter as is_gpu_interpre
 from jaxamp.core.jax_compat.source_info import boundary as boundary
 from jaxamp.core.jax_compat.source_info import calls as calls
 from jaxamp.core.jax_compat.source_info import drop_frames as drop_frames
+from jaxamp.core.jax_compat.source_info import functions as functions
 from jaxamp.core.jax_compat.source_info import hide_frames as hide_frames
-from jaxamp.core.jax_compat.source_info import library_functions as library_functions
 from jaxamp.core.jax_compat.source_info import user_frames as user_frames
-from jaxamp.core.jax_compat.source_info import user_functions as user_functions
 from jaxamp.core.jax_compat.source_info import user_level as user_level
 from jaxamp.core.jax_compat.source_info import user_line as user_line
 from jaxamp.core.jax_compat.tpu_attention import flash_backward as flash_backward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from types import CodeType, FrameType
@@ -21,15 +22,12 @@ def user_line(source_info: Any) -> str:
     return _source_info_util.summarize(source_info)
 
 
-def user_functions(source_info: Any) -> tuple[str, ...]:
-    """Return the names of the user's functions on an equation's call stack, innermost first."""
-    return tuple(f.function_name for f in _source_info_util.user_frames(source_info.traceback))
-
-
-def library_functions(source_info: Any) -> tuple[str, ...]:
-    """Return the names of JAX's own functions on an equation's call stack, innermost first."""
-    frames = () if source_info.traceback is None else source_info.traceback.frames
-    return tuple(f.function_name for f in frames if _LIBRARY.search(f.file_name))
+@functools.lru_cache(maxsize=4096)  # each rule asks for those of an equation
+def functions(traceback: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the user's functions and JAX's own on a call stack, innermost first."""
+    codes = [code for code, _ in reversed(calls(traceback))]
+    own = (c.co_qualname for c in codes if _source_info_util.is_user_filename(c.co_filename))
+    return (*own,), (*(c.co_name for c in codes if _LIBRARY.search(c.co_filename)),)
 
 
 def calls(traceback: Any) -> tuple[tuple[CodeType, int], ...]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.keep_precision import kept_precision
-from jaxamp.jaxprs.name_stack import clean_scope
+from jaxamp.jaxprs.name_stack import clean_scope, functions_around
 from jaxamp.plan.graph.graph import Graph, Node, Role
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import EquationView, first_match
@@ -53,8 +52,5 @@ def _view(graph: Graph, node: Node) -> EquationView:
         dtypes=tuple(getattr(a, "dtype", None) for a in outs),
         in_shapes=tuple(getattr(a, "shape", ()) for a in ins),
         in_dtypes=tuple(getattr(a, "dtype", None) for a in ins),
-        functions=lambda: (
-            *jax_compat.user_functions(eqn.source_info),
-            *jax_compat.library_functions(eqn.source_info),
-        ),
+        functions=lambda: functions_around(node.scope, eqn),
     )

@@ -32,7 +32,7 @@ class Group:
     @classmethod
     def of(cls, site: Site) -> Group:
         """Return the group of an operation."""
-        names = jax_compat.user_functions(site.eqn.source_info)
+        names, _ = jax_compat.functions(site.eqn.source_info.traceback)
         return cls(site.scope, names[0].rpartition(".")[2] if names else "", site.kind.value)
 
     def rule(self, precision: str | Precision, label: str = "") -> Rule:
