@@ -29,6 +29,16 @@ PIECES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """Each is one call of at most `CALL` seconds. Convolutions have no products in FP8."""
 
+ATTENTION = ("hand-fused", "amp-bf16", "amp-bf16-composed")
+LONGER: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "words-350m": {f"350m-{length}": ATTENTION for length in (512, 2048, 8192)},
+    "words-1.3b": {f"1.3b-{length}": ATTENTION for length in (512, 2048, 8192)},
+    "words-bert": {name: ATTENTION for name in ("bert-512", "bert-2048", "bert-8192", "vit-b")},
+}
+"""What fused attention is worth as sequences grow: calls as long as those, made where asked for."""
+
+EVERY = {**PIECES, **LONGER}
+
 SIXTEEN = ("hand-bf16", "amp-bf16", "amp-f16")
 FOLLOWED: Mapping[str, tuple[str, ...]] = {
     "350m": SIXTEEN,
@@ -48,6 +58,8 @@ _COMPILING = {"f32": 40.0}  # of the first program of a process, whose products 
 _STEP = {
     "350m": 0.17, "1.3b": 0.20, "wide": 0.13, "resnet50": 0.022, "vit-b": 0.05, "unet": 0.02,
     "bert-512": 0.06, "bert-2048": 0.07, "bert-8192": 0.11,
+    "350m-512": 0.17, "350m-2048": 0.19, "350m-8192": 0.35,
+    "1.3b-512": 0.20, "1.3b-2048": 0.22, "1.3b-8192": 0.40,
 }  # fmt: skip
 _OTHERS = 15.0  # to start a process, and to read its first batch
 
@@ -59,7 +71,7 @@ def is_followed(model: str, way: str) -> bool:
 
 def seconds(piece: str) -> float:
     """How long a piece is expected to take."""
-    return sum(_seconds_of(model, ways) for model, ways in PIECES[piece].items())
+    return sum(_seconds_of(model, ways) for model, ways in EVERY[piece].items())
 
 
 def _seconds_of(model: str, ways: tuple[str, ...]) -> float:

@@ -19,6 +19,7 @@ from jaxamp.attention.levels import Level, Unit, open_level
 from jaxamp.attention.masks import causal_kind, known_masks
 from jaxamp.attention.match import (
     NO_PRODUCT,
+    Bias,
     Found,
     Masking,
     Matcher,
@@ -31,6 +32,7 @@ from jaxamp.attention.outcome import Attention, RefusedAttention
 from jaxamp.attention.pairs import Together, join, pairs_of
 from jaxamp.attention.replacement import Replacement, home_of, needed
 from jaxamp.attention.scores import Scores
+from jaxamp.attention.slopes import has_slope
 from jaxamp.attention.softmaxes import Softmaxes
 from jaxamp.attention.values import size_of
 from jaxamp.core import jax_compat
@@ -50,6 +52,7 @@ from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import EquationView, first_match
 
 _NARROW = (Precision.BF16, Precision.F16)
+_SLOPE = Obstacle("keys share numbers of a bias, whose gradient nearly cancels: 16 bits lose it")
 _ENTERED = (Wiring.CALL, Wiring.BRANCHES, Wiring.SCAN, Wiring.WHILE)
 
 
@@ -299,6 +302,11 @@ class _Fuser:
         layout = layout_of(found, [a for a in found.axes if a in told])
         if layout is None:
             return Obstacle("there is one query for all keys")
+        if _has_bias_grad(found) and any(
+            isinstance(step, Bias) and has_slope(step, found.keys, scores, known, makers)
+            for step in found.steps
+        ):
+            return _SLOPE
         seen, rest, is_sure = known_masks(found, scores, known, makers, layout)
         masked_again = set[bool]() if is_sure else scores.weights_masked_again(found.exponential)
         if not is_sure and (obstacle := _unlike_softmax(found, scores, masked_again)) is not None:
@@ -448,8 +456,13 @@ def _biased(found: Found, level: Level, scores: Scores, steps: Sequence[Any]) ->
         given=sum(aval.size * aval.dtype.itemsize for aval in avals),
         forward="out" in found.results,
         backward=found.backward,
-        bias_grad=any(name.startswith("dbias") for name in found.results),
+        bias_grad=found.backward and _has_bias_grad(found),
     )
+
+
+def _has_bias_grad(found: Found) -> bool:
+    """Return whether the cotangent of a bias is computed, or may be once this is differentiated."""
+    return not found.backward or any(name.startswith("dbias") for name in found.results)
 
 
 def _why_read(level: Level, scores: Scores, found: Found, cut: frozenset[int]) -> str:

@@ -14,11 +14,8 @@ from jaxamp.attention.levels import Atom, Unit
 from jaxamp.attention.match import Bias, Found, Masking, Rescaling
 from jaxamp.attention.replacement import home_of
 from jaxamp.attention.scores import LEAST, Scores
+from jaxamp.attention.slopes import is_arithmetic
 from jaxamp.attention.values import size_of
-from jaxamp.core.taxonomy import OpKind, lookup
-
-_FOLLOWED = (OpKind.ELEMENTWISE, OpKind.DATA_MOVEMENT)
-_LOOKUPS = ("gather", "dynamic_slice")
 
 
 def known_masks(
@@ -102,8 +99,7 @@ def _may_be_low(
         unit = makers.get(atom)
         if unit is None:
             return True
-        op = lookup(unit.eqn.primitive)
-        if op is not None and op.kind in _FOLLOWED and unit.eqn.primitive.name not in _LOOKUPS:
+        if is_arithmetic(unit):
             pending += [a for a, v in zip(unit.ins, unit.eqn.invars, strict=True) if _is_float(v)]
     return False
 

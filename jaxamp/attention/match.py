@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -234,7 +235,8 @@ class Matcher:
         """Return how scores are made of a product of queries and keys."""
         product: Factor | None = None
         scale, steps = 1.0, list[Step]()
-        biases: list[Step] = []
+        biases: list[Bias] = []
+        products: list[Bias] = []
         algebra = self.scores.algebra
         for monomial, number in form:
             factors = [Factor(f.base, _at(f.places, axes)) for f, p in monomial if p == 1]
@@ -254,14 +256,34 @@ class Matcher:
                 steps = [*within.steps, Masking(Factor(mask, _at(places, own)), low, sign)]
                 steps += [Rescaling(number)] if number != 1 else []
             elif kind == "sum" and factor.axes & keys and factor.axes - keys:
-                if product is not None:
-                    return _TWO_PRODUCTS
-                product, scale = factor, number
+                products.append(Bias(factor, number))
             elif factor.axes & keys:
                 biases.append(Bias(factor, number))
+        if product is None and products:
+            product, scale = min(products, key=lambda p: self._size_of_operands(p.factor))
+        others = [p for p in products if p.factor is not product]
         if product is None:
             return NO_PRODUCT
-        return Scaled(product, scale, [*steps, *biases])
+        if not all(self._is_of_pairs(other.factor, product, keys) for other in others):
+            return _TWO_PRODUCTS
+        return Scaled(product, scale, [*steps, *biases, *others])
+
+    def _size_of_operands(self, product: Factor) -> int:
+        opened, _ = self.scores.algebra.open(product)
+        return sum(math.prod(self.scores.algebra.bases[f.base].sizes) for f, _ in opened)
+
+    def _is_of_pairs(self, other: Factor, product: Factor, keys: frozenset[Axis]) -> bool:
+        """Return whether a product is of an array over queries and keys, and so is a bias.
+
+        Such are features of pairs of words times weights, and queries times places of keys that
+        each query has of its own.
+        """
+        operands = self._operands(product, keys)
+        if operands is None:
+            return False
+        q, k = operands
+        opened, _ = self.scores.algebra.open(other)
+        return any((q.axes - k.axes) & product.axes | keys <= f.axes for f, _ in opened)
 
     def _operands(self, product: Factor, keys: frozenset[Axis]) -> tuple[Factor, Factor] | None:
         """Return queries and keys, if scores are a product of such."""

@@ -389,6 +389,40 @@ def scores_normalised(q: Array, k: Array, v: Array) -> Array:
     return pv(jax.nn.softmax(s * lax.rsqrt(s.var(-1, keepdims=True) + 1e-6)), v)
 
 
+# Biases of numbers that all keys of a row share: a gradient in 16 bits would be lost.
+
+
+@near_miss(lambda d: (*btnh(d), d.normal(N)))
+def learnt_slopes(q: Array, k: Array, v: Array, slopes: Array) -> Array:
+    """ALiBi with a slope for each head that is trained."""
+    past = jnp.abs(jnp.arange(T)[:, None] - jnp.arange(T)[None])
+    return pv(jax.nn.softmax(qk(q, k) - slopes[:, None, None] * past), v)
+
+
+@near_miss(lambda d: (*btnh(d), d.normal(N), d.normal(N)))
+def logarithmic_distance(q: Array, k: Array, v: Array, width: Array, rate: Array) -> Array:
+    """Both numbers of KERPLE's kernel (Chi et al. 2022) are trained."""
+    past = jnp.abs(jnp.arange(T)[:, None] - jnp.arange(T)[None])
+    width, rate = (jax.nn.softplus(x)[:, None, None] for x in (width, rate))
+    return pv(jax.nn.softmax(qk(q, k) - width * jnp.log1p(rate * past)), v)
+
+
+@near_miss(lambda d: (*btnh(d), d.normal(2 * T - 1, N), d.normal(B, N, T)))
+def gated_relative_positions(q: Array, k: Array, v: Array, table: Array, gate: Array) -> Array:
+    """Each query says how much positions count (WavLM)."""
+    distance = jnp.arange(T)[:, None] - jnp.arange(T)[None] + T - 1
+    bias = jax.nn.sigmoid(gate)[..., None] * table[distance].transpose(2, 0, 1)
+    return pv(jax.nn.softmax(qk(q, k) + bias), v)
+
+
+@near_miss(lambda d: (*btnh(d), d.normal(B, N, T)))
+def forgetting(q: Array, k: Array, v: Array, gate: Array) -> Array:
+    """A bias is what has been forgotten since a key (Lin et al. 2025)."""
+    kept = jnp.cumsum(jax.nn.log_sigmoid(gate), -1)
+    scores = qk(q, k) + (kept[..., :, None] - kept[..., None, :])
+    return pv(jax.nn.softmax(jnp.where(tril(), scores, -jnp.inf)), v)
+
+
 # What the user asked for.
 
 

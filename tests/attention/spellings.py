@@ -493,6 +493,26 @@ def relative_positions(q: Array, k: Array, v: Array, table: Array) -> Array:
     return pv(jax.nn.softmax(qk(q, k) + bias), v)
 
 
+@spelling(lambda d: (*btnh(d), d.normal(B, T, T, 6), d.normal(6, N)))
+def projected_pairs(q: Array, k: Array, v: Array, pairs: Array, w: Array) -> Array:
+    """A bias of features of each pair of words, whose weights all keys share."""
+    return pv(jax.nn.softmax(qk(q, k) + jnp.moveaxis(pairs @ w, -1, 1)), v)
+
+
+@spelling(lambda d: (*btnh(d), d.normal(T, T, H)))
+def relative_keys(q: Array, k: Array, v: Array, places: Array) -> Array:
+    """A vector for each pair of words is added to the keys (Shaw et al. 2018)."""
+    scores = qk(q, k) + jnp.einsum("bqhd,qkd->bhqk", q, places) * SCALE
+    return pv(jax.nn.softmax(scores), v)
+
+
+@spelling(lambda d: (*btnh(d), present(d).astype(np.float32)))
+def real_mask_of_pairs(q: Array, k: Array, v: Array, mask: Array) -> Array:
+    """A real mask of words, for queries and for keys."""
+    seen = mask[:, None, :, None] * mask[:, None, None, :]
+    return pv(jax.nn.softmax(qk(q, k) + (1.0 - seen) * -1e9), v)
+
+
 @spelling(lambda d: (*btnh(d), d.normal(B, N, T, T)))
 def pair_bias(q: Array, k: Array, v: Array, bias: Array) -> Array:
     """A bias for each example and head, as of pairs in protein models."""

@@ -9,6 +9,7 @@ from jax.extend.core import jaxpr_as_fun
 import jaxamp
 from jaxamp.attention.fuse import fuse_attention
 from jaxamp.policy.policy import PrecisionPolicy
+from tests.scopes import equations_of
 
 POLICY = PrecisionPolicy.AUTO_MIXED_BF16.replace(fused_attention=True)
 B, T, N, H = 2, 16, 4, 8
@@ -59,6 +60,38 @@ def test_a_program_without_attention_stays_the_same_object():
     """Nothing is emitted anew."""
     closed = jax.make_jaxpr(lambda x, w: jax.nn.softmax(x @ w))(jnp.ones((4, 8)), jnp.ones((8, 8)))
     assert fuse_attention(closed, POLICY).jaxpr is closed
+
+
+@pytest.mark.parametrize(("learnt", "count"), [(False, 1), (True, 0)])
+def test_slopes_that_are_not_learnt_are_no_obstacle(learnt, count):
+    """A program with its gradient that does not ask for theirs is replaced, others say why not."""
+    past = np.abs(np.arange(T)[:, None] - np.arange(T))
+
+    def loss(q, k, v, slopes):
+        scores = jnp.einsum("btnh,bsnh->bnts", q, k) - slopes[:, None, None] * past
+        return jnp.sum(jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores), v) * jnp.cos(q))
+
+    step = jax.grad(loss, (0, 1, 2, 3) if learnt else (0, 1, 2))
+    plan = jaxamp.plan_of(step, POLICY)(*_operands(), np.ones(N, np.float32))
+    assert len(plan.attentions) == count
+    assert ["share numbers of a bias" in a.reason for a in plan.refused_attentions] == [
+        True
+    ] * learnt
+
+
+@pytest.mark.parametrize("policy", ["auto_mixed", "auto_mixed_bf16"])
+def test_a_kernel_reads_16_bits_beside_a_bias(policy):
+    """Whatever numbers the rows that see nothing are told by."""
+    policy = PrecisionPolicy.parse(policy).replace(fused_attention=True)
+
+    def attend(q, k, v, bias):
+        scores = jnp.einsum("btnh,bsnh->bnts", q, k) + bias
+        return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(scores), v)
+
+    q, k, v = _operands()
+    equations = equations_of(jaxamp.amp(attend, policy), q, k, v, jnp.ones((B, N, T, T)))
+    (kernel,) = [eqn for eqn, _ in equations if eqn.primitive.name == "attention_forward"]
+    assert [x.aval.dtype.itemsize for x in kernel.invars[:3]] == [2, 2, 2]
 
 
 def test_the_policy_switches_it_off():

@@ -104,7 +104,7 @@ def _elementwise(graph: Graph, bits: bytearray, node: Node) -> None:
         found |= STATE
     if arriving & STATISTIC and not found & DENSE:
         found |= STATISTIC
-    if arriving & (LARGE | TINY):
+    if arriving & (LARGE | TINY) and graph.kinds[out] != "b":  # a comparison is no number
         found |= _grows_large(graph, bits, node) * LARGE | _rests_on_tiny(bits, node) * TINY
     bits[out] = found
 
