@@ -33,7 +33,7 @@ ATTENTION = ("hand-fused", "amp-bf16", "amp-bf16-composed")
 LONGER: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "words-350m": {f"350m-{length}": ATTENTION for length in (512, 2048, 8192)},
     "words-1.3b": {f"1.3b-{length}": ATTENTION for length in (512, 2048, 8192)},
-    "words-bert": {name: ATTENTION for name in ("bert-512", "bert-2048", "bert-8192", "vit-b")},
+    "words-bert": dict.fromkeys(("bert-512", "bert-2048", "bert-8192", "vit-b"), ATTENTION),
 }
 """What fused attention is worth as sequences grow: calls as long as those, made where asked for."""
 

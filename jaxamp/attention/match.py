@@ -206,13 +206,17 @@ class Matcher:
         return True
 
     def _sums(self, exponential: int, count: int) -> list[int]:
-        """Return formal sums of an exponential times so many less one other tensors."""
+        """Return formal sums of an exponential times so many less one other tensors.
+
+        Sums in which one of its axes is two, as rows and columns of pixels, are left out.
+        """
         algebra = self.scores.algebra
         found = []
         for base in algebra.sums.get(exponential, ()):
             ((terms, _),), _bound = algebra.bases[base].data
-            own = [p for f, p in terms if f.base == exponential]
-            if len(terms) == count and own == [1]:
+            own = [(f, p) for f, p in terms if f.base == exponential]
+            is_whole = all(len(place) == 1 for f, _ in own for place in f.places)
+            if len(terms) == count and is_whole and [p for _, p in own] == [1]:
                 found.append(base)
         return found
 

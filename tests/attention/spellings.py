@@ -473,6 +473,14 @@ def weights_times_mask(q: Array, k: Array, v: Array, mask: Array) -> Array:
     return pv(jax.nn.softmax(jnp.where(seen, qk(q, k), -1e9)) * seen, v)
 
 
+@spelling(lambda d: (d.normal(B, 4, T // 4, N * H), d.normal(N * H, 3 * N * H)), operands=False)
+def pixels(x: Array, w: Array) -> Array:
+    """Of an image, whose rows and columns are one axis of words between."""
+    words = (x.reshape(B, T, N * H) @ w).reshape(B, T, N, 3 * H)
+    q, k, v = jnp.split(words, 3, -1)
+    return x + pv(jax.nn.softmax(qk(q, k)), v).reshape(x.shape)
+
+
 # Biases.
 
 
