@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from jax import Array, lax
 import jaxamp
 from jaxamp.kernels.attention import AttentionSpec
 from tests.attention import imitation, oracle
-from tests.attention.accuracy import FLOOR, LIMIT, POLICIES
+from tests.attention.accuracy import DRAWS, FLOOR, LIMIT, POLICIES
 
 B, T, H = 2, 16, 8
 
@@ -287,9 +288,12 @@ def keys_of(r: Recipe) -> int:
     return T + 8 if r.longer else T
 
 
-def arguments(r: Recipe) -> tuple[np.ndarray, ...]:
-    """Queries, keys, values, the bias and what the mask needs, of [b, t, n, h] before layouts."""
-    draw = np.random.default_rng(0)
+def arguments(r: Recipe, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """Queries, keys, values, the bias and what the mask needs, of [b, t, n, h] before layouts.
+
+    The mask is the same for all seeds.
+    """
+    draw, of_mask = np.random.default_rng(seed), np.random.default_rng(0)
     (heads, key_heads), keys = HEADS[r.heads], keys_of(r)
     q = r.spread * draw.standard_normal((B, T, heads, H))
     k, v = (draw.standard_normal((B, keys, key_heads, H)) for _ in range(2))
@@ -305,7 +309,7 @@ def arguments(r: Recipe) -> tuple[np.ndarray, ...]:
         "lengths": np.array([keys, keys // 2]),
         "present": np.arange(keys) % 5 < np.array([[3], [5]]),
         "segments": np.arange(keys) // np.array([[5], [9]]),
-        "random": (draw.uniform(size=(B, T, keys)) < 0.7) | (np.arange(keys) == 0),
+        "random": (of_mask.uniform(size=(B, T, keys)) < 0.7) | (np.arange(keys) == 0),
     }.get(r.mask, np.zeros(1))
     return (*(x.astype(np.float32) for x in (q, k, v, bias)), known)
 
@@ -326,11 +330,15 @@ def check_meaning(r: Recipe) -> None:
 def check(r: Recipe) -> bool:
     """Hold a recipe to its float64 meaning, in both orders; whether it was found in both.
 
+    Errors are those of several draws together: where a row has one weight of nearly one, as with
+    logits of deviation 30, few rows make the error of a draw, which is 0.6 to 3 times that of the
+    form written out by chance.
+
     Raises:
         AssertionError: the output or a gradient is less accurate than that of the form written
             out, times `LIMIT`.
     """
-    problem = _Problem(r)
+    problem, *others = (_Problem(r, seed) for seed in range(DRAWS))
     policy = jaxamp.PrecisionPolicy.parse(POLICIES[r.dtype]).replace(fused_attention=True)
 
     def both(policy: Any) -> Any:
@@ -341,11 +349,15 @@ def check(r: Recipe) -> bool:
 
     fused, composed = both(policy), both(policy.replace(fused_attention=False))
     with imitation.kernels(block=8):
-        found = jax.jit(lambda *xs: (fused(*xs), composed(*xs)))(*problem.operands)
-    exact = problem.exact()
-    for mine, others in zip(*found, strict=True):
-        for got, other, want in zip(mine, others, exact, strict=True):
-            _compare(np.asarray(got, np.float64), np.asarray(other, np.float64), want, r)
+        run = jax.jit(lambda *xs: (fused(*xs), composed(*xs))).lower(*problem.operands).compile()
+    draws = [(*run(*p.operands), p.exact()) for p in (problem, *others)]
+    for order, result in itertools.product(range(2), range(5)):
+        forms = ((mine[order], other[order], exact) for mine, other, exact in draws)
+        got, other, want = (
+            np.stack([np.asarray(x[result], np.float64) for x in form])
+            for form in zip(*forms, strict=True)
+        )
+        _compare(got, other, want, r)
     programs = (lambda *xs: problem.fn(*xs, problem.known), problem.gradient())
     plans = [jaxamp.plan_of(fn, policy)(*problem.operands) for fn in programs]
     return all(plan.attentions for plan in plans)
@@ -354,9 +366,9 @@ def check(r: Recipe) -> bool:
 class _Problem:
     """A recipe's program, its operands in their layouts, and what they give in float64."""
 
-    def __init__(self, r: Recipe) -> None:
+    def __init__(self, r: Recipe, seed: int = 0) -> None:
         self.recipe, self.fn = r, written(r)
-        *self.canonical, self.bias, self.known = arguments(r)
+        *self.canonical, self.bias, self.known = arguments(r, seed)
         layouts = (r.queries, r.keys, r.values)
         operands = zip(self.canonical, layouts, strict=True)
         self.operands = (*(np.einsum(f"btnh->{to}", x) for x, to in operands), self.bias)
