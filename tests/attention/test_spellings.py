@@ -29,7 +29,7 @@ def _long_for_packages(names):
     ]
 
 
-@pytest.mark.product("name")
+@pytest.mark.product("name", every=2)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", _long_for_packages(SPELLINGS))
 def test_a_spelling_is_found(name, order):

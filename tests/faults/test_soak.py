@@ -8,6 +8,7 @@ from jaxamp import PrecisionPolicy
 from tests.conformance import soak
 
 
+@pytest.mark.product("kind", every=2)
 @pytest.mark.parametrize("kind", ["changing-shapes", "changing-numbers"])
 def test_a_short_run_does_not_grow(kind: str) -> None:
     """As in `make conformance`, where it makes 10,000 calls."""

@@ -187,7 +187,7 @@ def _interpreting(kernel):
     )
 
 
-@pytest.mark.product("case", every=2)
+@pytest.mark.product("case", every=4)
 @pytest.mark.parametrize("case", CASES)
 def test_pallas_kernels_are_attention(case):
     """Output, lse and cotangents of the kernels, interpreted, are the composed form's."""

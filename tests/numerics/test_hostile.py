@@ -30,7 +30,7 @@ def test_there_are_enough_cases() -> None:
     assert all(case.stake.endswith(".") for case in CASES.values())
 
 
-@pytest.mark.product("name", every=3)
+@pytest.mark.product("name", every=5)
 @pytest.mark.parametrize(("name", "low"), _marked())
 def test_error_is_that_of_rounding_the_products(name: str, low: str) -> None:
     """No NaN that float32 lacks, and 2 ulps at most beyond rounded operands of products."""

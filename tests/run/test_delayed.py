@@ -164,6 +164,20 @@ def test_what_is_no_history_of_the_step_is_refused(squared, spoil, says):
         step(spoil(history), *SQUARES)
 
 
+@pytest.fixture(scope="module")
+def looped():
+    """A step whose products are in a scan, its arguments and its history."""
+
+    def fn(x, weights):
+        return jax.lax.scan(lambda x, w: (x @ w, None), x, weights)[0]
+
+    step, args = (
+        amp(fn, DELAYED.replace(scaling={"ends": True})),
+        (SQUARES[0], jnp.ones((3, 16, 16))),
+    )
+    return step, args, step.init(*args)
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -180,18 +194,19 @@ def test_what_is_no_history_of_the_step_is_refused(squared, spoil, says):
         lambda window: {"0:loop": {"amax": window}, "amax": window[0]},
     ],
 )
-def test_the_history_of_a_loop_is_its_own(spoil):
+def test_the_history_of_a_loop_is_its_own(looped, spoil):
     """One with other iterations, steps, tensors, dtype or loops is refused, before any work."""
-
-    def fn(x, weights):
-        return jax.lax.scan(lambda x, w: (x @ w, None), x, weights)[0]
-
-    step, weights = amp(fn, DELAYED.replace(scaling={"ends": True})), jnp.ones((3, 16, 16))
-    history = step.init(SQUARES[0], weights)
+    step, args, history = looped
     assert history["0:loop"]["amax"].shape == (3, 4, 2)
-    step(history, SQUARES[0], weights)
     with pytest.raises(TrainingError, match="not this step's"):
-        step(spoil(history["0:loop"]["amax"]), SQUARES[0], weights)
+        step(spoil(history["0:loop"]["amax"]), *args)
+
+
+def test_the_history_of_a_loop_goes_on(looped):
+    """A step takes what the step before has returned."""
+    step, args, history = looped
+    _, after = step(history, *args)
+    step(after, *args)
 
 
 def test_methods_are_bound():

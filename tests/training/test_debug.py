@@ -89,6 +89,7 @@ def test_a_finite_step_has_no_fault():
     assert str(debug_step(jaxamp.amp(lambda x: x @ x))(X)) == "The step is finite."
 
 
+@pytest.mark.product("name", every=2)
 @pytest.mark.parametrize("name", ["large_weight", "taken_branch", "custom_vjp_backward_overflow"])
 def test_rules_hold_when_the_step_runs(name: str):
     """What was verified is what happens: the step with the rules is finite."""

@@ -197,6 +197,7 @@ def test_jmp_scales_in_the_state():
         assert state.loss_scale.loss_scale == expected
 
 
+@pytest.mark.product("make", every=2)
 @pytest.mark.parametrize(
     "make", [OPTIMIZERS[name] for name in ("schedule", "MultiSteps", "inject_hyperparams", "noise")]
 )

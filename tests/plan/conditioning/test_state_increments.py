@@ -86,7 +86,7 @@ def test_increments_survive(name: str, policy: str) -> None:
     assert _far(amp(program, policy)(C, M, W), program(C, M, W)) <= 4 * EPS[LOW[policy]]
 
 
-@pytest.mark.product("name")
+@pytest.mark.product("name", every=2)
 @pytest.mark.parametrize("policy", LOW)
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "loop"])
 @pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
