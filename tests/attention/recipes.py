@@ -17,9 +17,11 @@ from jax import Array, lax
 import jaxamp
 from jaxamp.kernels.attention import AttentionSpec
 from tests.attention import imitation, oracle
-from tests.attention.accuracy import DRAWS, FLOOR, LIMIT, POLICIES
+from tests.attention.accuracy import FLOOR, LIMIT, POLICIES
 
 B, T, H = 2, 16, 8
+DRAWS = 32
+"""How many arguments the errors of a recipe are looked at for."""
 
 LAYOUTS = ("btnh", "bnth", "tbnh", "nbth", "bnht", "tnbh")
 SCORES = ("bnts", "btns", "btsn", "bnst", "nbts", "tsbn")
