@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -213,16 +214,29 @@ def _note_traced_numbers(error: Exception, call: Call, names: Sequence[str]) -> 
     is_of_tracing = isinstance(error, jax.errors.JAXTypeError)
     if not is_of_tracing and not re.search("Non-hashable static|marked as static", str(error)):
         return
-    named = [name for name in names if f"argument {name}" in str(error)] or names
+    keys = zip(call.layout.names(call.function), call.keys, strict=True)
+    traced = {re.split(r"[.\[]", name)[0] for name, key in keys if key is None}
+    blamed = re.findall(r"value of the argument (\w+)", str(error))
+    is_own = f"function {call.name} at" in str(error)  # and not one that it calls
+    named = [n for n in blamed if n in names or (is_own and n not in traced)] or names
     if named:
-        several = len(named) > 1
+        several = len(set(named)) > 1
         declared = repr(tuple(named) if several else named[0])
+        them, arguments = ("them", "these arguments") if several else ("it", "the argument")
+        is_jitted = _is_jitted(call.function)
+        who, alike = ("jax.jit", "") if is_jitted else ("amp", ", as jax.jit does")
         error.add_note(
-            f"amp traces the Python numbers in {', '.join(named)}, as jax.jit does. If they "
-            f"configure {call.name}, declare {'these arguments' if several else 'the argument'} "
-            f"static: amp({call.name}, static_argnames={declared}), or bind "
-            f"{'them' if several else 'it'} by functools.partial before amp."
+            f"{who} traces the Python numbers in {', '.join(named)}{alike}. If "
+            f"they configure {call.name}, declare {arguments} static: {who}({call.name}, "
+            f"static_argnames={declared}), or bind {them} by functools.partial before {who}."
         )
+
+
+def _is_jitted(fn: Any) -> bool:
+    """Return whether a function, or that of a partial, traces its arguments itself."""
+    while isinstance(fn, partial):
+        fn = fn.func
+    return hasattr(fn, "lower") and hasattr(fn, "__wrapped__")
 
 
 def _may_be_number(leaf: Any) -> bool:

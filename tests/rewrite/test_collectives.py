@@ -557,6 +557,14 @@ def test_rows_are_rounded_if_one_says_so_where_no_type_says_that_a_table_is_spli
     assert re.findall(r"stablehlo.gather.*-> tensor<4x128x8x(\w+)>", lowered) == ["bf16"]
 
 
+def test_a_reason_does_not_say_that_a_table_is_split_where_it_only_may_be():
+    """Under `allreduce` on one device, where no type says anything."""
+    policy = BF16.replace(allreduce="bf16")
+    plan = plan_of(partial(lookup_loss, apply=_written_out), policy)(LOOKUP, WORDS)
+    (lookup,) = [d for d in plan.decisions() if d.primitive == "gather" and "rows" in d.reason]
+    assert lookup.reason.startswith("rows of a table that may be split: bf16")
+
+
 @pytest.mark.parametrize(("devices", "dtype"), [(8, "bf16"), (1, "f32")])
 def test_rows_are_rounded_where_a_program_says_how_devices_part_its_arrays(devices, dtype):
     """Auto axes do not say whether the table is split; it may be, if there are several devices."""

@@ -259,6 +259,31 @@ def test_undeclared_configuration_is_named(inner):
     assert amp(inner, static_argnames="config")(_x(), CONFIG).shape == _x().shape
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: amp(jax.jit(configured))(x, CONFIG),
+        lambda x: amp(jax.jit(configured), static_argnames="config")(x, CONFIG),
+        lambda x: amp(functools.partial(jax.jit(configured), config=CONFIG))(x),
+    ],
+    ids=["undeclared", "declared for amp", "bound around jit"],
+)
+def test_configurations_that_a_jit_inside_traces_are_named(call):
+    """They are declared where the function is jitted, and nowhere else."""
+    with pytest.raises(jax.errors.JAXTypeError) as found:
+        call(_x())
+    assert "jax.jit(configured, static_argnames='config')" in "".join(found.value.__notes__)
+    amp(jax.jit(configured, static_argnames="config"))(_x(), CONFIG)
+    amp(jax.jit(functools.partial(configured, config=CONFIG)))(_x())
+
+
+def test_an_object_under_jit_is_named():
+    """JAX's own message has the argument and the cure where `amp` is given a jitted function."""
+    config = type("Plain", (), {"layers": 2})()
+    with pytest.raises(TypeError, match=r"(?s)at path config.*static_argnums or static_argnames"):
+        amp(jax.jit(configured))(_x(), config)
+
+
 @pytest.mark.parametrize("member", ["lower", "trace", "eval_shape"])
 @pytest.mark.parametrize("config", [CONFIG, (2, "relu")], ids=["numbers", "words"])
 def test_undeclared_configuration_is_named_ahead_of_time(member, config):

@@ -21,8 +21,8 @@ def is_lookup(graph: Graph, provenance: Provenance, node: Node) -> bool:
 
 def find_split_lookups(
     graph: Graph, provenance: Provenance, *, if_unknown: bool
-) -> frozenset[Node]:
-    """Return the lookups in tables whose rows lie on several devices, or may.
+) -> dict[Node, bool]:
+    """Return the lookups in tables whose rows lie on several devices, or may; whether they do.
 
     Each device finds its own rows, and all of them are added up. Under Explicit axes a lookup leads
     to Auto ones and back: the type that a table is resharded from says where its rows lie.
@@ -35,16 +35,17 @@ def find_split_lookups(
     """
     if_unknown = if_unknown or _is_partitioned(graph)
     before = {node.outs[0]: node.ins[0] for node in graph.named.get("reshard", ())}
-    found = set[Node]()
+    found: dict[Node, bool] = {}
     for node in graph.named.get("gather", ()):
         if is_lookup(graph, provenance, node):
             tables = [node.ins[0]]
             while tables[-1] in before:
                 tables.append(before[tables[-1]])
             is_known = any(_has_axes(graph, table) for table in tables)
-            if any(_is_split(graph, node, t) for t in tables) or (if_unknown and not is_known):
-                found.add(node)
-    return frozenset(found)
+            is_split = any(_is_split(graph, node, t) for t in tables)
+            if is_split or (if_unknown and not is_known):
+                found[node] = is_split
+    return found
 
 
 def is_subtracted(graph: Graph, provenance: Provenance, value: int) -> bool:

@@ -372,7 +372,8 @@ class Chooser:
             reason = f"f32 inside, stored in {low.short}: many cotangents are summed"
             return Choice(F32, low, reason, Guard.REDUCTION_ISLAND)
         if node in self.split_lookups and self._adds_up_rows(node, low):
-            return Choice(F32, low, _ROWS.format(low.short), None, low)
+            words = _ROWS if self.split_lookups[node] else _POSSIBLE_ROWS
+            return Choice(F32, low, words.format(low.short), None, low)
         return _MOVED
 
     def _adds_up_rows(self, node: Node, low: Precision) -> bool:
@@ -504,6 +505,7 @@ _CARRIED = (Link.INIT, Link.BACK)
 _BLANK = ("empty", "empty2")
 
 _ROWS = "rows of a split table: {}, as they are added up over devices"
+_POSSIBLE_ROWS = "rows of a table that may be split: {}, as devices would add them up"
 _MOVED = Choice(None, F32, "data movement keeps its operand's dtype")
 _LABEL_GATHER = Choice(
     F32, F32, "label gather: cotangents are summed in f32", Guard.REDUCTION_ISLAND
