@@ -141,6 +141,8 @@ class _Assembler:
         moved_rounding = steering.reversed_weights.get(node)
         # Beside a second read, a shared cast: the cotangent goes to what is read beside the cast.
         shared = originals if moved_rounding is None else (0,)
+        if self.readings.shares_casts(node):
+            shared = range(len(ins))
         copied = not self.copied.isdisjoint(ins)
         reads = [
             OperandRead(

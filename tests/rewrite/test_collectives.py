@@ -525,6 +525,25 @@ def test_a_table_is_rounded_before_it_is_looked_up(order, dtype):
     assert found == "bf16"
 
 
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_parameter_is_cast_once(dtype):
+    """For both passes: the partitioner of XLA:GPU gathers a parameter for each of its casts."""
+
+    def loss(layers, x):
+        return jnp.mean(jnp.square(_written_out(x, layers)))
+
+    step = amp(jax.grad(loss), BF16.replace(allreduce=dtype))
+    jaxpr = jax.make_jaxpr(step)([jnp.eye(8), jnp.eye(8)], jnp.ones((4, 8)))
+    casts = Counter(
+        eqn.invars[0]
+        for eqn in equations(jaxpr.jaxpr)
+        if eqn.primitive.name == "convert_element_type"
+        and eqn.invars[0].aval.str_short() == "float32[8,8]"
+        and eqn.outvars[0].aval.str_short() == "bfloat16[8,8]"
+    )
+    assert list(casts.values()) == [1, 1]
+
+
 @pytest.mark.product
 @orders
 def test_a_rounded_lookup_gives_what_one_rounded_after_it_gives(order):

@@ -51,6 +51,16 @@ class OperandReads:
         pairs = enumerate(node.ins)
         return tuple(i for i, v in pairs if self.own_cast[v] and stored[v] is Precision.F32)
 
+    def shares_casts(self, node: Node) -> bool:
+        """Return whether a node shares its casts of boundary values with other readers.
+
+        Contractions do where devices add up narrow cotangents: the partitioner gathers a parameter
+        for each of its casts, and reduces a gradient for each (XLA:GPU, JAX 0.10.2: `python -m
+        benchmarks.collectives --target h200 --unrolled`). As by hand, the cotangents of a
+        parameter's readers are then added up in the narrow format before devices do.
+        """
+        return node.role is Role.CONTRACT and not self.sums_wide
+
     def copy_for(self, value: int, reader: Node) -> Precision | None:
         """Return the precision of the copy that a reader gets, `None` for the value itself."""
         copy = self.copies.get(value)
