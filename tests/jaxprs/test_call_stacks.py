@@ -138,6 +138,7 @@ def scopes(fn, args):
     return {(d.scope.partition("/eqx")[0], d.primitive) for d in found}
 
 
+@pytest.mark.product("call", every=2)
 @pytest.mark.parametrize("call", [*EQX, *NNX])
 def test_modules_are_those_of_plain_calls(call):
     """Forward, backward and jitted."""

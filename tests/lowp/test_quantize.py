@@ -72,7 +72,7 @@ def hostile(shape, dtype=np.float32):
     return np.clip(x, -3e38, 3e38).astype(dtype)
 
 
-@pytest.mark.product("name")
+@pytest.mark.product("name", every=2)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("shape", [(130, 129), (128, 256)], ids=["ragged", "whole"])
 def test_every_format_block_and_rounding(name, shape):

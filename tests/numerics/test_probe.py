@@ -33,6 +33,7 @@ SAMPLE = (
 )
 
 
+@pytest.mark.product("fault", every=2)
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f.name in SAMPLE], ids=lambda f: f.name)
 def test_planted_faults_are_found(fault: Fault):
     """The line, scope, pass and iteration of a planted fault are named."""
