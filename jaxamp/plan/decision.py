@@ -55,7 +55,8 @@ class OperandRead(NamedTuple):
     Attributes:
       precision: the precision that it is cast to; ``None`` leaves it as it is.
       own_cast: whether the equation makes a cast of its own rather than shares one. It does for a
-        boundary value, so that the cotangents of the casts are summed in f32.
+        boundary value, so that the cotangents of the casts are summed in f32; but contractions
+        share one where devices add up narrow gradients.
       copy: the precision of the stored copy that is read, where the value itself is fused away;
         ``None`` reads the value.
       original: whether a contraction reads it uncast as well: it is differentiated with respect to

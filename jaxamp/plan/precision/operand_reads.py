@@ -21,7 +21,8 @@ class OperandReads:
     Attributes:
       graph: the program.
       own_cast: boundary values, and values only moved from them: each reader makes its own cast, so
-        that cotangents are summed in float32; XLA merges the casts themselves.
+        that cotangents are summed in float32; XLA merges the casts themselves. Contractions may
+        share one all the same, see `shares_casts`.
       copies: precision of the copy that far readers of a fused value get.
       regions: which values are fused.
       sums_wide: whether the cotangents of boundary values are float32 before they are summed over
