@@ -39,8 +39,7 @@ def scaled_filter_value_and_grad(
       structure of the first argument, with ``None`` for what is not a floating array.
 
     Raises:
-      TrainingError: something is not a loss scale, the policy keeps a history, or the batch does
-        not split.
+      TrainingError: something is not a loss scale, or the policy keeps a history.
 
     >>> import equinox as eqx, jax, jax.numpy as jnp
     >>> model = eqx.nn.Linear(3, 2, key=jax.random.key(0))
@@ -75,8 +74,7 @@ def scaled_filter_grad(
       the first argument, with ``None`` for what is not a floating array.
 
     Raises:
-      TrainingError: something is not a loss scale, the policy keeps a history, or the batch does
-        not split.
+      TrainingError: something is not a loss scale, or the policy keeps a history.
 
     >>> import equinox as eqx, jax, jax.numpy as jnp
     >>> model = eqx.nn.Linear(3, 2, key=jax.random.key(0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,6 @@ from jaxamp.run.amp import DEFAULT_POLICY, amp
 from jaxamp.run.delayed import DelayedFunction
 from jaxamp.training.finite import all_finite
 from jaxamp.training.loss_scale import as_loss_scale, same_library
-from jaxamp.training.microbatches import averaged
 from jaxamp.training.stateful import refuse_nnx
 from jaxamp.training.trees import global_norm, map_floats, varies_over, widen_floats
 
@@ -42,8 +41,6 @@ class Options(NamedTuple):
     policy: Any = DEFAULT_POLICY
     loss_scale: Any = None
     several: bool = False
-    microbatches: int = 1
-    batch_argnums: int | Sequence[int] = 1
     clip_norm: float | None = None
     axis_name: Any = None
 
@@ -54,8 +51,6 @@ class NamedOptions(TypedDict, total=False):
     policy: Any
     loss_scale: Any
     several: bool
-    microbatches: int
-    batch_argnums: int | Sequence[int]
     clip_norm: float | None
     axis_name: Any
 
@@ -68,8 +63,6 @@ def scaled_value_and_grad(
     policy: Any = DEFAULT_POLICY,
     loss_scale: Any = None,
     several: bool = False,
-    microbatches: int = 1,
-    batch_argnums: int | Sequence[int] = 1,
     clip_norm: float | None = None,
     axis_name: Any = None,
 ) -> Callable[..., Gradient]:
@@ -87,11 +80,6 @@ def scaled_value_and_grad(
       loss_scale: a loss scale of jaxamp or jmp, or an object with their methods; ``None`` for none.
       several: `fun` returns a tree of scalar losses, such as a dict, instead of one; the gradients
         are then such a tree of gradients. All share the scale and the flag.
-      microbatches: split the batch in so many parts, and take one after the other, which needs less
-        memory. Losses and gradients are averaged, in float32; aux is stacked. Part i has every
-        `microbatches`-th example from i on, so a batch that is sharded by example stays so.
-      batch_argnums: which positional arguments have a leading axis of examples; with
-        `microbatches` only. Give random keys per example there, or all parts share one.
       clip_norm: largest global norm of the unscaled gradients; of each loss's, with `several`. With
         `axis_name` it is that of the whole gradients, which types tell from those that are split.
       axis_name: mapped axes (of ``shard_map`` or ``pmap``) over which gradients differ, as they do
@@ -105,9 +93,8 @@ def scaled_value_and_grad(
       the type that was given. Gradients are float32, or wider where the argument is.
 
     Raises:
-      TrainingError: something is not a loss scale, the policy keeps a history, the batch does not
-        split, or an argument is a module of flax nnx, which has state: take ``nnx.value_and_grad``
-        inside of ``amp``.
+      TrainingError: something is not a loss scale, the policy keeps a history, or an argument is a
+        module of flax nnx, which has state: take ``nnx.value_and_grad`` inside of ``amp``.
 
     >>> import jax.numpy as jnp, jaxamp
     >>> def loss_fn(w, x):
@@ -118,10 +105,7 @@ def scaled_value_and_grad(
     >>> float(loss), grads.dtype, bool(finite), int(scale.counter)
     (1.0, dtype('float32'), True, 1)
     """
-    options = Options(
-        *(argnums, has_aux, policy, loss_scale, several, microbatches, batch_argnums),
-        *(clip_norm, axis_name),
-    )
+    options = Options(argnums, has_aux, policy, loss_scale, several, clip_norm, axis_name)
     return _gradient_function(fun, options, with_value=True)
 
 
@@ -129,30 +113,18 @@ def scaled_grad(
     fun: Callable[..., Any],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
-    *,
-    policy: Any = DEFAULT_POLICY,
-    loss_scale: Any = None,
-    several: bool = False,
-    microbatches: int = 1,
-    batch_argnums: int | Sequence[int] = 1,
-    clip_norm: float | None = None,
-    axis_name: Any = None,
+    **options: Unpack[NamedOptions],
 ) -> Callable[..., Gradient]:
     """Differentiate as ``jax.grad``, in mixed precision with a loss scale.
 
-    As ``scaled_value_and_grad``, which says more of the arguments, without the loss in the results.
+    As ``scaled_value_and_grad``, without the loss in the results.
 
     Args:
       fun: returns a scalar loss, or ``(loss, aux)`` with `has_aux`.
       argnums: which positional arguments to differentiate.
       has_aux: whether `fun` returns something besides the loss.
-      policy: as for ``amp``; ``None`` leaves `fun` as it is.
-      loss_scale: a loss scale; ``None`` for none.
-      several: whether `fun` returns a tree of scalar losses.
-      microbatches: in how many parts the batch is taken.
-      batch_argnums: which positional arguments are split for that.
-      clip_norm: largest global norm of the unscaled gradients.
-      axis_name: mapped axes over which gradients differ.
+      **options: those that ``scaled_value_and_grad`` takes by name, `policy` and `loss_scale` among
+        them.
 
     Returns:
       A function of `fun`'s arguments. It returns ``(grads, grads_finite, loss_scale)``, and with
@@ -160,26 +132,21 @@ def scaled_grad(
       gradients are finite, and the next loss scale, of the type that was given.
 
     Raises:
-      TrainingError: something is not a loss scale, the policy keeps a history, or the batch does
-        not split.
+      TrainingError: something is not a loss scale, or the policy keeps a history.
 
     >>> from jaxamp.training import StaticLossScale
     >>> grads, finite, _ = scaled_grad(lambda x: x**2, loss_scale=StaticLossScale(8))(3.0)
     >>> float(grads)
     6.0
     """
-    options = Options(
-        *(argnums, has_aux, policy, loss_scale, several, microbatches, batch_argnums),
-        *(clip_norm, axis_name),
-    )
-    return _gradient_function(fun, options, with_value=False)
+    return _gradient_function(fun, Options(argnums, has_aux, **options), with_value=False)
 
 
 def _gradient_function(
     fun: Callable[..., Any], options: Options, *, with_value: bool
 ) -> Callable[..., Gradient]:
     scale = as_loss_scale(options.loss_scale)
-    raw = scaled_gradients(fun, options)
+    raw = _scaled_gradients(fun, options)
 
     @functools.wraps(fun, updated=())
     def gradients(*args: Any, **kwargs: Any) -> Gradient:
@@ -196,7 +163,7 @@ def _gradient_function(
     return gradients
 
 
-def scaled_gradients(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
+def _scaled_gradients(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
     """Return a function that gives the value, unscaled, and the gradients, still scaled."""
     scale = as_loss_scale(options.loss_scale)
     function = under_policy(fun, options.policy)
@@ -206,11 +173,7 @@ def scaled_gradients(fun: Callable[..., Any], options: Options) -> Callable[...,
         loss = _with_aux(value)[0] if options.has_aux else value
         return scale.scale(loss), value
 
-    raw = _differentiated(scaled, options)
-    if options.microbatches == 1:
-        return raw
-    kept = options.has_aux, options.argnums
-    return averaged(raw, options.microbatches, options.batch_argnums, *kept)
+    return _differentiated(scaled, options)
 
 
 def under_policy(fun: Callable[..., Any], policy: Any) -> Callable[..., Any]:

@@ -23,13 +23,17 @@ from sklearn.datasets import load_digits
 from jaxamp import training
 
 STEPS, BATCH, BAD_STEP = 8, 64, 2
-OPTIMIZER = training.skip_nonfinite(optax.adamw(optax.cosine_decay_schedule(1e-2, STEPS)))
+OPTIMIZER = training.skip_nonfinite(
+    optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(1e-2, STEPS))
+    )
+)
 
 
-def loss_fn(params: Any, images: Any, labels: Any, key: Any) -> jax.Array:
+def loss_fn(params: Any, images: Any, labels: Any, keys: Any) -> jax.Array:
     """A layer with dropout, and a classifier."""
     hidden = jax.nn.gelu(images @ params["w1"])
-    hidden = hidden * jax.random.bernoulli(key[0], 0.8, hidden.shape) / 0.8
+    hidden = hidden * jax.random.bernoulli(keys[0], 0.8, hidden.shape) / 0.8
     logits = hidden @ params["w2"]
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
@@ -39,16 +43,15 @@ def train_step(state: Any, images: Any, labels: Any) -> Any:
     """One step in two micro-batches; everything that it changes is in the state."""
     params, opt_state, scale, key = state
     key, used = jax.random.split(jax.random.wrap_key_data(key))
-    gradient = training.scaled_value_and_grad(
-        loss_fn,
-        policy="auto_mixed",
-        loss_scale=scale,
-        clip_norm=1.0,
-        microbatches=2,
-        batch_argnums=(1, 2, 3),
-    )
-    (loss, grads), finite, scale = gradient(params, images, labels, jax.random.split(used, 2))
-    updates, opt_state = OPTIMIZER.update(grads, opt_state, params, grads_finite=finite)
+    gradient = training.scaled_value_and_grad(loss_fn, policy="auto_mixed", loss_scale=scale)
+    loss, grads = optax.microbatch(
+        lambda *args: gradient(*args).result,
+        argnums=(1, 2, 3),
+        microbatch_size=BATCH // 2,
+        accumulator=optax.microbatching.AccumulationType.MEAN,
+    )(params, images, labels, jax.random.split(used, BATCH))
+    updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
+    scale = scale.adjust(opt_state.grads_finite)
     state = optax.apply_updates(params, updates), opt_state, scale, jax.random.key_data(key)
     return state, loss
 

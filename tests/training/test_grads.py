@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import jmp
 import numpy as np
+import optax
 import pytest
 
 import jaxamp
@@ -233,113 +234,48 @@ def test_losses_of_separate_models_adjust_once():
 
 # --- Micro-batches -----------------------------------------------------------------------------
 
+MEAN = optax.microbatching.AccumulationType.MEAN
 
-@pytest.mark.product("parts")
+
+def in_parts(loss_fn: Any, size: int, **options: Any) -> Any:
+    """Gradients averaged by optax over micro-batches of so many examples."""
+
+    def of_part(params: Any, x: Any, y: Any) -> Any:
+        return training.scaled_value_and_grad(loss_fn, **options)(params, x, y).result
+
+    return optax.microbatch(of_part, argnums=(1, 2), microbatch_size=size, accumulator=MEAN)
+
+
+@pytest.mark.product("size")
 @pytest.mark.parametrize("policy", ["always_f32", "auto_mixed_bf16", "auto_mixed"])
-@pytest.mark.parametrize("parts", [1, 2, 3, 12])
-def test_microbatches_average_to_the_batch(problem, policy, parts):
+@pytest.mark.parametrize("size", [1, 4, 6, 12])
+def test_microbatches_of_optax_average_to_the_batch(problem, policy, size):
     """Mean loss and mean gradients of the parts are those of the whole batch."""
-    step = training.scaled_value_and_grad(
-        loss_fn,
-        policy=policy,
-        loss_scale=StaticLossScale(256.0),
-        microbatches=parts,
-        batch_argnums=(1, 2),
-    )
-    (loss, grads), finite, _ = jax.jit(step)(*problem)
-    close((loss, grads), jax.value_and_grad(loss_fn)(*problem), RTOL[policy])
-    assert finite
+    found = jax.jit(in_parts(loss_fn, size, policy=policy, loss_scale=StaticLossScale(256.0)))
+    close(found(*problem), jax.value_and_grad(loss_fn)(*problem), RTOL[policy])
 
 
-def test_the_last_argument_is_split_by_its_number_from_the_end(problem):
-    """As in argnums, -1 is the last; what is not split would be the same in every part."""
-    seen = []
-
-    def loss(params, x, y):
-        seen.append((x.shape, y.shape))
-        return loss_fn(params, x, y)
-
-    step = training.scaled_value_and_grad(loss, policy=None, microbatches=3, batch_argnums=(-2, -1))
-    close(step(*problem).result, jax.value_and_grad(loss_fn)(*problem), 1e-6)
-    assert set(seen) == {((4, 4), (4, 2))}
-
-
-def test_an_argument_that_was_not_split_is_named(problem):
-    """Shapes of a part do not fit what is still whole; a failure of another sort is left alone."""
-    params, x, y = problem
-    message = r"incompatible shapes.*Only argument 1 was split.*argument 2.*=\(1, 2\)\?"
-    with pytest.raises(TrainingError, match=message) as info:
-        training.scaled_grad(loss_fn, microbatches=2)(params, x, y)
-    assert isinstance(info.value.__cause__, TypeError)
-    with pytest.raises(TypeError, match="incompatible shapes"):
-        training.scaled_grad(loss_fn, microbatches=2)(params, x, y[:5])
-    weight = jnp.ones(12)
-    assert training.scaled_grad(lambda w, x, y: w.sum() + x.sum(), microbatches=2)(weight, x, y)
-
-
-def test_microbatches_stack_aux(problem):
-    """What each part returns besides its loss is stacked, part by part."""
-    params, x, _ = problem
-
-    def with_aux(params, batch):
-        return jnp.mean(batch["x"] @ params["w1"]), batch["x"][:, 0]
-
-    (_, aux), _, _ = training.scaled_grad(with_aux, has_aux=True, microbatches=3)(params, {"x": x})
-    np.testing.assert_array_equal(aux, x[:, 0].reshape(4, 3).T)
-
-
-def test_microbatches_add_up_in_float32():
+def test_microbatches_under_amp_add_up_in_float32():
     """A thousand small gradients of bf16 parameters after a large one are not lost."""
     x = jnp.full(1024, 2.0**-10).at[0].set(1.0)
     w = jnp.bfloat16(1)
-    step = training.scaled_grad(lambda w, x: jnp.sum(w * x) * 1024, policy=None, microbatches=1024)
-    assert float(step(w, x).result) == 1.0 + 1023 * 2.0**-10
+    step = in_parts(lambda w, x, y: jnp.sum(w * x * y), 1, policy=None)
+    grads = jaxamp.amp(step)(w, x, jnp.full(1024, 1024.0))[1]
+    assert grads == 1.0 + 1023 * 2.0**-10
 
 
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_nan_in_one_microbatch_is_seen(problem, part):
     """Whichever part is bad, the whole step is."""
     params, x, y = problem
-    kwargs: dict[str, Any] = {"microbatches": 3, "batch_argnums": (1, 2)}
-    step = jax.jit(training.scaled_grad(loss_fn, loss_scale=StaticLossScale(2.0), **kwargs))
-    assert step(params, x, y).grads_finite
-    assert not step(params, x.at[part].set(jnp.nan), y).grads_finite
-
-
-def test_microbatches_with_several_losses(problem):
-    """Gradients of each loss are averaged by themselves."""
-
-    def losses_fn(params, x, y):
-        return loss_fn(params, x, y), jnp.mean(x @ params["w1"])
-
-    kwargs: dict[str, Any] = {"several": True, "policy": "always_f32"}
-    whole = training.scaled_value_and_grad(losses_fn, **kwargs)(*problem)
-    parts = training.scaled_value_and_grad(
-        losses_fn, microbatches=4, batch_argnums=(1, 2), **kwargs
-    )(*problem)
-    close(parts.result, whole.result, 1e-5)
-
-
-def test_microbatches_trace_the_loss_once(problem):
-    """The loop's body is compiled, not one body per part."""
-    traces = []
-
-    def counted(*args):
-        traces.append(args)
-        return loss_fn(*args)
-
-    step = training.scaled_grad(counted, microbatches=6, batch_argnums=(1, 2))
-    jax.make_jaxpr(step)(*problem)
-    assert len(traces) == 1
+    step = jax.jit(in_parts(loss_fn, 4, loss_scale=StaticLossScale(2.0)))
+    assert training.all_finite(step(params, x, y))
+    assert not training.all_finite(step(params, x.at[part].set(jnp.nan), y)[1])
 
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"microbatches": 5}, r"argument 1 of shape \[12, 4\] does not split into 5"),
-        ({"microbatches": 2, "batch_argnums": (1, 7)}, "positional argument 7, and 3 were given"),
-        ({"microbatches": 2, "batch_argnums": 0}, r"argument 0\['b1'\] of shape \[8\]|does not"),
-        ({"microbatches": 0}, "1 or more micro-batches"),
         ({"clip_norm": 0.0}, "above 0"),
         ({"loss_scale": 8.0}, "not a loss scale"),
         ({"loss_scale": DynamicLossScale}, r"write DynamicLossScale\(\)"),
@@ -491,8 +427,6 @@ def test_no_callback_and_no_wait(problem):
         loss_fn,
         policy="auto_mixed",
         loss_scale=DynamicLossScale(),
-        microbatches=2,
-        batch_argnums=(1, 2),
         clip_norm=1.0,
     )
     text = str(jax.make_jaxpr(step)(*problem))
