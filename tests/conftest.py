@@ -2,21 +2,17 @@
 
 import gc
 import os
-from importlib.metadata import version
 
 import psutil
 import pytest
 
 from tests import flags, libraries, selection
 
-OLDER_EMITTERS = ("--xla_cpu_use_fusion_emitters=false",)
-"""XLA ends the process for a flag that it does not know, as that of JAX 0.12 does for this one."""
-
 QUICK = (
     "--xla_backend_optimization_level=0",
     "--xla_llvm_disable_expensive_passes=true",
     "--xla_cpu_parallel_codegen_split_count=1",
-    *(OLDER_EMITTERS if version("jaxlib").startswith("0.10.") else ()),
+    *(["--xla_cpu_use_fusion_emitters=false"] if flags.HAS_OLDER_EMITTERS else ()),
 )
 """Programs are small, and to compile them is most of the work: with these flags a third of it (JAX
 0.10.2; the older emitters alone are three times as quick). Other targets of the Makefile compile as

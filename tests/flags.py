@@ -1,8 +1,14 @@
 """XLA's flags for tests: exact rounding and eight fake CPU devices; in place before JAX starts."""
 
 import os
+from importlib.metadata import version
 
 from benchmarks import roundings
+
+HAS_OLDER_EMITTERS = version("jaxlib").startswith("0.10.")
+"""Whether XLA has older emitters for the CPU too, which ``xla_cpu_use_fusion_emitters=false``
+chooses. For a flag that it does not know, as that of JAX 0.12 does not know this one, it ends the
+process; for such an option of one program it raises an error."""
 
 
 def add(*flags: str) -> None:

@@ -5,11 +5,13 @@ import math
 import ml_dtypes
 import numpy as np
 
+from tests import flags
+
 E4M3, E5M2, E2M1 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float4_e2m1fn
 LARGEST = {E4M3: 448.0, E5M2: 57344.0, E2M1: 6.0}
 LEAST = {E4M3: 2.0**-116, E5M2: 2.0**-109, E2M1: 2.0**-124}  # no scale is smaller
 
-ROUNDED_ONCE = {"xla_cpu_use_fusion_emitters": True}
+ROUNDED_ONCE = {"xla_cpu_use_fusion_emitters": True} if flags.HAS_OLDER_EMITTERS else {}
 """Options of a compiler that is held to bits of E2M1: XLA's older emitters for the CPU, which
 `make test` compiles with, round to it by way of float16 (jaxlib 0.10.2)."""
 

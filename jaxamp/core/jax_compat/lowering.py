@@ -16,6 +16,7 @@ from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUs
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 
 from jaxamp.core.jax_compat.avals import has_typed_sharding
+from jaxamp.core.jax_compat.triton_attention import lowering_triton
 
 
 def lower_checkpoints(
@@ -75,7 +76,12 @@ def is_exported(context: Any) -> bool:
     return context.module_context.lowering_parameters.for_export
 
 
-def lower_local(function: Callable[..., Any], context: Any, *operands: Any) -> Any:
+def lower_local(
+    function: Callable[..., Any],
+    context: Any,
+    *operands: Any,
+    capability: tuple[int, int] | None = None,
+) -> Any:
     """Lower a function of arrays on one device, or on each device of a ``shard_map``.
 
     The outputs of JAX's Pallas kernels do not declare the manual axes along which they vary, so the
@@ -84,10 +90,16 @@ def lower_local(function: Callable[..., Any], context: Any, *operands: Any) -> A
     a ``pallas_call`` refuses results without a ``manual_axis_type``, and JAX's splash and flash
     attention give none (0.10.2).
 
+    Args:
+      function: of arrays.
+      context: of the lowering.
+      *operands: values of the module.
+      capability: compute capability of the absent GPU that is lowered for.
+
     See: https://github.com/jax-ml/jax/pull/36180
     """
     avals = [_core.ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
-    with _config._check_vma(False):
+    with _config._check_vma(False), lowering_triton(capability):
         rule = _mlir.lower_fun(function, multiple_results=True)
         return rule(context.replace(avals_in=avals), *operands)
 

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+
+from jaxamp.core.jax_compat.release import JAX
+
+_KINDS = {(8, 0): "NVIDIA A100", (9, 0): "NVIDIA H100", (10, 0): "NVIDIA B200"}
+"""Names of GPUs that JAX knows, by the compute capability from which they stand for others."""
 
 
 def triton_forward(
     q: Any, k: Any, v: Any, scale: float, causal: bool, blocks: dict[str, int]
 ) -> tuple[Any, Any]:
     """Return the output in the layout BTNH, and the log-sum-exp of the scores to base two."""
-    from jax.experimental.pallas.ops.gpu import attention as calls
-
+    calls = _calls()
     words: dict[str, Any] = {"sm_scale": scale, "causal": causal, "return_residuals": True}
     return calls.mha(q, k, v, None, block_sizes=calls.BlockSizes(**blocks), **words)
 
@@ -33,9 +43,43 @@ def triton_backward(
     The kernel multiplies the output with its cotangent in their own type, so it is given the first
     in float32.
     """
-    from jax.experimental.pallas.ops.gpu import attention as calls
-
+    calls = _calls()
     residuals = (q, k, v, None, out.astype(jnp.float32), lse)
     sizes = calls.BlockSizes(**blocks)
     words = (sizes, "triton", None, 2, None, False, False, False)
     return calls._mha_backward(scale, causal, *words, residuals, dout)[:3]
+
+
+@functools.cache
+def _calls() -> Any:
+    with _quiet():
+        return importlib.import_module("jax.experimental.pallas.ops.gpu.attention")
+
+
+@contextmanager
+def lowering_triton(capability: tuple[int, int] | None) -> Iterator[None]:
+    """Lower Pallas' kernels in Triton for a GPU at hand, or for an absent one.
+
+    Args:
+      capability: compute capability of the absent GPU; ``None`` for the one at hand. JAX 0.12 asks
+        for the device even where nothing depends on it.
+    """
+    with _quiet(), ExitStack() as stack:
+        if capability and JAX >= (0, 12):
+            kind = _KINDS[max(known for known in _KINDS if known <= capability)]
+            device = jax.sharding.AbstractDevice(kind, None, "gpu")
+            mesh: Any = jax.sharding.get_abstract_mesh()
+            stack.enter_context(jax.sharding.use_abstract_mesh(mesh.update(abstract_device=device)))
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what JAX 0.12 says to whoever imports or lowers its kernels in Triton.
+
+    It advises to use other packages, but kernels are chosen here, not by the user.
+    """
+    with warnings.catch_warnings():
+        for start in ("jax.experimental.pallas.ops.gpu.attention", "The Pallas Triton backend"):
+            warnings.filterwarnings("ignore", start, DeprecationWarning)
+        yield

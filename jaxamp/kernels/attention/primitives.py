@@ -22,6 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
+from jaxamp.core.target_gpu import described_gpu
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.kernels.attention import composed
 from jaxamp.kernels.attention.fused import backward_form, forward_form
@@ -299,7 +300,10 @@ def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **
     if jax_compat.has_several_devices(context):
         divided = partitioned(form, avals, spec, bias_grad)
         return jax_compat.lower_divided(divided, context, *operands)
-    return jax_compat.lower_local(form, context, *operands)
+    gpu = described_gpu()
+    return jax_compat.lower_local(
+        form, context, *operands, capability=gpu.capability if gpu else None
+    )
 
 
 _define(attention_forward_p, _jvp_of_forward)
