@@ -53,6 +53,7 @@ class _Assembler:
         self.readings, self.groups, self.steering = readings, findings.groups, steering
         self.stored, self.choices = findings.stored, findings.choices
         self.own_casts, self.copied = list(map(bool, readings.own_cast)), readings.copies.keys()
+        self.many_read = readings.many_readers.keys()
         self.original = [Precision.F32 if is_f32 else None for is_f32 in findings.graph.is_float32]
         # What a group reads is widened once, so that its cotangents are summed in f32.
         self.inside = list(self.original)
@@ -135,7 +136,8 @@ class _Assembler:
         choice, ins, outs = self.choices[node], node.ins, node.outs
         original, storage, operand = self.original, self.stored, choice.operand
         steering = self.steering
-        if self.groups is not None and node in self.groups.widened:
+        is_widened = self.groups is not None and node in self.groups.widened
+        if is_widened:
             storage, operand = original, Precision.F32
         originals = self.readings.originals(node, choice, self.stored)
         moved_rounding = steering.reversed_weights.get(node)
@@ -144,12 +146,14 @@ class _Assembler:
         if self.readings.shares_casts(node):
             shared = range(len(ins))
         copied = not self.copied.isdisjoint(ins)
+        is_among = not (is_widened or self.many_read.isdisjoint(ins))
         reads = [
             OperandRead(
                 precision=original[v] and operand,
                 own_cast=self.own_casts[v] and i not in shared,
                 copy=self._copy_for(v, node) if copied else None,
                 original=i in originals,
+                sums_wide=is_among and self.readings.is_one_of_many(v, node),
             )
             for i, v in enumerate(ins)
         ]

@@ -61,12 +61,14 @@ class OperandRead(NamedTuple):
         ``None`` reads the value.
       original: whether a contraction reads it uncast as well: it is differentiated with respect to
         the uncast value, in f32.
+      sums_wide: whether cotangents of a narrow value are summed over its readers in f32.
     """
 
     precision: Precision | None
     own_cast: bool = False
     copy: Precision | None = None
     original: bool = False
+    sums_wide: bool = False
 
 
 class Hints(NamedTuple):

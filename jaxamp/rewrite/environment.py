@@ -15,6 +15,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.plan import OperandRead, Reading
 from jaxamp.rewrite.recorder import Log
+from jaxamp.rewrite.wide_cotangents import differentiated_as
 from jaxamp.xla.primitives.fused_group import mark_residual
 from jaxamp.xla.primitives.rounding_barrier import rounding_barrier
 from jaxamp.xla.primitives.unbarriered_sums import unbarriered
@@ -32,6 +33,7 @@ class Environment:
         self._values: dict[Var, Any] = {}
         self._casts: dict[tuple[Var, Precision | None], Any] = {}
         self._copies: dict[tuple[Var, Precision], Any] = {}
+        self._widened: dict[tuple[Var, Any], Any] = {}
 
     def write(
         self,
@@ -89,6 +91,10 @@ class Environment:
 
     def read_operand(self, atom: Any, read: OperandRead) -> Any:
         """Return an operand as an equation reads it."""
+        value = self._read_operand(atom, read)
+        return self._summed_wide(atom, value) if read.sums_wide else value
+
+    def _read_operand(self, atom: Any, read: OperandRead) -> Any:
         precision, copy = read.precision, read.copy
         if isinstance(atom, Literal):
             return _cast_literal(atom, precision)
@@ -132,6 +138,13 @@ class Environment:
         if precision is None or isinstance(atom, Literal) or _has(self._values[atom], precision):
             return value
         return unbarriered(value)
+
+    def _summed_wide(self, var: Var, value: Any) -> Any:
+        """Return a form of a narrow value for one of its readers, whose cotangents meet in f32."""
+        key = var, value.dtype
+        if key not in self._widened:
+            self._widened[key] = cast(value, Precision.F32)
+        return differentiated_as(value, self._widened[key])
 
     def _copy(self, var: Var, precision: Precision) -> Any:
         key = var, precision

@@ -15,9 +15,9 @@ from jaxamp.jaxprs.nested import nested
 from jaxamp.plan import Decision, EquationPlan, Fusion, FusionCall, JaxprPlan, RematerializedInput
 from jaxamp.policy.techniques import Technique
 from jaxamp.rewrite.environment import Environment
-from jaxamp.rewrite.invariant_cotangents import loop_invariant
 from jaxamp.rewrite.recorder import Log
 from jaxamp.rewrite.registry import RewriteContext, RoundedResults, RuleContext, rule_for
+from jaxamp.rewrite.wide_cotangents import differentiated_as
 from jaxamp.xla.primitives.checkpoint_barriers import recomputation_barrier
 from jaxamp.xla.primitives.fused_group import GroupPolicy, call_fused
 
@@ -68,7 +68,7 @@ def interpret(
     env.enter(jaxpr.invars, args)
     env.enter_casts([jaxpr.invars[i] for i, _ in plan.invariant_casts], casts)
     narrow = [jaxpr.invars[i] for i in plan.wide_invariants]
-    env.enter(narrow, map(loop_invariant, [env.read(var, None) for var in narrow], wides))
+    env.enter(narrow, map(differentiated_as, [env.read(var, None) for var in narrow], wides))
     rematerialized = plan.rematerialized
     env.enter([r.var for r in rematerialized], map(_rematerialize, rematerialized))
     for step in plan.steps:

@@ -6,7 +6,6 @@ DRAWS = "draws"
 CAUSES: dict[str, str] = {
     DRAWS: "Rounding the products alone happens to lose little; for arguments a little off it "
     "loses as much, in the median.",
-    "cotangents": "Forty products read one matrix, whose cotangents JAX adds up in bfloat16.",
 }
 """What is wrong, in a sentence for each cause."""
 
@@ -29,6 +28,5 @@ KNOWN: dict[str, tuple[str, ...]] = {
         "wavenet f16 amp(grad)",
         "wavenet f16 grad(amp)",
     ),
-    "cotangents": ("entropic_transport bf16 grad(amp)",),
 }
 """For each cause the runs: program, format, order."""

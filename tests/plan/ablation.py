@@ -43,6 +43,10 @@ def _no_flags(graph: Any, *_: Any) -> bytearray:
     return bytearray(len(graph.avals))
 
 
+def _no_readers(*_: Any) -> dict[int, Any]:
+    return {}
+
+
 def _no_list(*_: Any) -> list[Any]:
     return []
 
@@ -69,6 +73,7 @@ ANALYSES: dict[str, tuple[str, Callable[..., Any]]] = {
     "rescaled_products": (f"{CHOICE}.find_rescaled_products", _nothing),
     "split_lookups": (f"{CHOICE}.find_split_lookups", _nothing),
     "transposed_lookups": ("jaxamp.plan.dataflow.uses.find_transposed_lookups", _nothing),
+    "many_readers": ("jaxamp.plan.precision.operand_reads.find_many_readers", _no_readers),
     "product_sizes": (f"{CHOICE}.find_product_sizes", _no_sizes),
     "ranges": ("jaxamp.plan.planner.find_ranges", _no_ranges),
 }

@@ -11,6 +11,7 @@ from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.dataflow.uses import Uses, is_state_update
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.precision.choose import Choice
+from jaxamp.plan.precision.many_readers import find_many_readers
 from jaxamp.policy.policy import PrecisionPolicy
 
 
@@ -27,6 +28,7 @@ class OperandReads:
       regions: which values are fused.
       sums_wide: whether the cotangents of boundary values are float32 before they are summed over
         uses and devices.
+      many_readers: narrow values whose cotangents are summed in float32, and the readers of each.
     """
 
     graph: Graph
@@ -34,6 +36,7 @@ class OperandReads:
     copies: Mapping[int, Precision]
     regions: FusionRegions
     sums_wide: bool
+    many_readers: Mapping[int, frozenset[Node]]
 
     def originals(
         self, node: Node, choice: Choice, stored: Sequence[Precision | None]
@@ -61,6 +64,10 @@ class OperandReads:
         parameter's readers are then added up in the narrow format before devices do.
         """
         return node.role is Role.CONTRACT and not self.sums_wide
+
+    def is_one_of_many(self, value: int, reader: Node) -> bool:
+        """Return whether a reader's cotangent meets those of many others, in float32."""
+        return reader in self.many_readers.get(value, ())
 
     def copy_for(self, value: int, reader: Node) -> Precision | None:
         """Return the precision of the copy that a reader gets, `None` for the value itself."""
@@ -100,4 +107,6 @@ def find_operand_reads(
         elif is_state_update(provenance, uses, node):
             for out in node.outs:
                 own_cast[out] = 1
-    return OperandReads(graph, own_cast, copies, regions, not is_narrow(policy.allreduce))
+    sums_wide = not is_narrow(policy.allreduce)
+    many_readers = find_many_readers(graph, regions, copies, stored)
+    return OperandReads(graph, own_cast, copies, regions, sums_wide, many_readers)

@@ -1,8 +1,8 @@
-"""Sum the cotangents of a narrow loop invariant in float32.
+"""Sum the cotangents of a narrow value in float32.
 
-The transpose of a loop carries the cotangent of an invariant through the iterations, in the
-invariant's own dtype, as JAX requires. In bfloat16 that sum stagnates once an iteration adds less
-than 1/256 of it.
+JAX adds up the cotangents of a value's readers in the value's own dtype, and so does the transpose
+of a loop for what is the same in every iteration. In bfloat16 such a sum is rounded at each step,
+and stagnates once a step adds less than 1/256 of it.
 
 See: https://github.com/jax-ml/jax/issues/18931 for dtypes of cotangents; Higham, "The accuracy of
 floating point summation", SIAM J. Sci. Comput. 14, 1993.
@@ -17,7 +17,7 @@ from jax import lax
 
 
 @jax.custom_jvp
-def loop_invariant(narrow: Any, wide: Any) -> Any:
+def differentiated_as(narrow: Any, wide: Any) -> Any:
     """Return `narrow`; its tangent is that of `wide`.
 
     Args:
@@ -27,7 +27,7 @@ def loop_invariant(narrow: Any, wide: Any) -> Any:
     return narrow
 
 
-@loop_invariant.defjvp
+@differentiated_as.defjvp
 def _jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     narrow, _ = primals
     return narrow, lax.convert_element_type(tangents[1], narrow.dtype)
