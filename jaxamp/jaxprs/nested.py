@@ -85,6 +85,8 @@ TABLE: dict[str, NestedParams] = {
     "custom_partitioning": NestedParams(Wiring.OPAQUE, ("call",)),
     "linear_call": NestedParams(Wiring.OPAQUE, ("callee",)),
     "run_state": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
+    "dot_product_attention_fwd": NestedParams(Wiring.OPAQUE, ("score_mod_jaxpr",)),
+    "dot_product_attention_bwd": NestedParams(Wiring.OPAQUE, ("score_mod_jaxpr",)),
     "pallas_call": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
     "core_map": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
     "mpmd_map": NestedParams(Wiring.OPAQUE, ("jaxprs",)),
@@ -205,11 +207,12 @@ def loop(eqn: JaxprEqn) -> Loop:
 def is_open(eqn: JaxprEqn) -> bool:
     """Return whether an equation holds open jaxprs, which have no constants.
 
-    From JAX 0.12 on none does: the two types are one, which has constants.
+    From JAX 0.12 on the two types are one, which has constants; but that of a checkpoint may not.
     """
     found = _nested_params(eqn)
     inside = [eqn.params.get(name) for name in found.params] if found else []
-    return any(isinstance(j, Jaxpr) and not isinstance(j, ClosedJaxpr) for j in inside)
+    is_open_type = any(isinstance(j, Jaxpr) and not isinstance(j, ClosedJaxpr) for j in inside)
+    return is_open_type or eqn.primitive.name == "remat2"
 
 
 def is_region(eqn: JaxprEqn) -> bool:

@@ -53,6 +53,12 @@ def weights_returned(q: Array, k: Array, v: Array) -> Any:
     return pv(weights, v), weights
 
 
+@near_miss(lambda d: (*btnh(d), d.normal(B, T, N, 4), d.normal(B, T, N, 4)))
+def scores_of_two_products(q: Array, k: Array, v: Array, q2: Array, k2: Array) -> Array:
+    """Of the words, and of where they are: kernels read one pair of queries and keys."""
+    return pv(jax.nn.softmax(qk(q, k) + qk(q2, k2)), v)
+
+
 @near_miss(btnh)
 def mean_weights_returned(q: Array, k: Array, v: Array) -> Any:
     """Their mean over heads."""

@@ -4,7 +4,7 @@ import pytest
 
 from tests.attention import near_misses, of_packages, spellings  # noqa: F401
 from tests.attention.corpus import NEAR_MISSES, SPELLINGS
-from tests.attention.finding import ORDERS, found
+from tests.attention.finding import JOINT, ORDERS, found
 from tests.attention.not_found import NOT_FOUND
 
 
@@ -43,6 +43,12 @@ def test_a_spelling_is_found(name, order):
         assert set(result.refused) & {*NOT_FOUND[name, order].split("; ")}, result.refused
     else:
         assert result.count >= program.count, result.refused
+
+
+def test_what_is_added_and_taken_away_again_is_nothing():
+    """The cotangents of a maximum that is differentiated add up to zero."""
+    program = SPELLINGS["by_hand_through_the_maximum"]
+    assert found(program, JOINT).count == program.count
 
 
 @pytest.mark.product("name")

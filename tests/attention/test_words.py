@@ -106,7 +106,12 @@ def test_a_part_of_the_gradient_is_enough(operand):
 @pytest.mark.parametrize("order", ORDERS)
 def test_what_is_refused_says_why(order):
     """A reason in words."""
-    for name, word in {"weights_returned": "weight", "large_heads": "300"}.items():
+    words = {
+        "weights_returned": "weight",
+        "large_heads": "300",
+        "scores_of_two_products": "a sum of two products",
+    }
+    for name, word in words.items():
         reasons = found(NEAR_MISSES[name], order).refused
         assert any(word in reason for reason in reasons), reasons
 

@@ -71,11 +71,11 @@ def test_a_rule_is_the_reason():
 def test_code_without_a_file_is_explained_too():
     """A function that was typed in has no source; its notes have the numbers of their lines."""
     names: dict = {"jnp": jnp}
-    exec("def typed(x, w):\n    return jnp.tanh(x @ w)", names)
+    exec(compile("def typed(x, w):\n    return jnp.tanh(x @ w)", "<typed>", "exec"), names)
     found = explain(names["typed"])(spec(2, 3), spec(3, 4))
     assert any("dot_general" in n.what for n in found.notes)
     shown = str(found)
-    assert "<string> (source not available)" in shown
+    assert "<typed> (source not available)" in shown
     assert "    2 │ bf16 product — operands in bf16" in shown
 
 

@@ -102,6 +102,17 @@ def test_flops_of_an_attention():
     assert total(inside.contractions).flops == 7 * product
 
 
+def test_flops_of_products_by_groups_and_of_their_gradient():
+    """Each row meets the matrix of its own group, forward and in both cotangents."""
+    sizes = jnp.array([2, 6], jnp.int32)
+
+    def fn(x, w):
+        return jax.lax.ragged_dot(x, w, sizes).sum()
+
+    found = report(jax.grad(fn, argnums=(0, 1)))(spec(8, 16), spec(2, 16, 4))
+    assert [o.each.flops for o in found.contractions] == 3 * [2 * 8 * 16 * 4]
+
+
 def test_flops_of_a_convolution_and_of_its_gradient():
     """The transpose of a strided convolution does not count the zeros between its inputs."""
     fn, args = PROGRAMS["convolution"]

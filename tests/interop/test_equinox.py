@@ -201,6 +201,7 @@ def test_modules_as_arguments():
 def test_functions_of_equinox():
     """filter_jit, filter_grad and a module's bound method under amp, and decorated methods."""
     np.testing.assert_allclose(amp(eqx.filter_jit(_mlp()))(_x()), _mlp()(_x()), **LOW)
+    assert not isinstance(amp(eqx.filter_jit(jnp.tanh)), eqx.Module)
     grads = amp(eqx.filter_grad(lambda m, x: m(x).sum()))(_mlp(), _x())
     assert isinstance(grads, eqx.nn.MLP)
 

@@ -103,6 +103,28 @@ def test_bytes_between_devices_are_not_guessed_where_a_loop_is_unknown():
         collectives(hlo.parse(unknown))
 
 
+def test_of_a_conditional_the_branch_that_moves_most_counts():
+    """Nobody knows which one runs."""
+    text = """HloModule choice
+
+%copied.1 (x.1: f32[8]) -> f32[8] {
+  %x.1 = f32[8]{0} parameter(0)
+  ROOT %copy.1 = f32[8]{0} copy(%x.1)
+}
+
+%kept.1 (x.2: f32[8]) -> f32[8] {
+  ROOT %x.2 = f32[8]{0} parameter(0)
+}
+
+ENTRY %main.1 (i.1: s32[], y.1: f32[8]) -> f32[8] {
+  %i.1 = s32[] parameter(0)
+  %y.1 = f32[8]{0} parameter(1)
+  ROOT %choice.1 = f32[8]{0} conditional(%i.1, %y.1, %y.1), branch_computations={%kept.1, %copied.1}
+}
+"""
+    assert traffic.measure(hlo.parse(text)).bytes == ROW + ROW
+
+
 def test_an_update_in_place_writes_only_the_update():
     """A fusion whose root updates its operand neither reads nor writes the rest of it."""
     text = """HloModule update

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -125,6 +126,16 @@ def test_one_other_policy_needs_no_list(one, monkeypatch, tmp_path):
         jaxamp.estimate(mlp_loss, others=one)(*MLP)
     with pytest.raises(PolicyError, match="Unknown policy 'auto_mixd'"):
         jaxamp.estimate(mlp_loss, others="auto_mixd")
+
+
+def test_a_policy_that_is_named_twice_is_compiled_once(monkeypatch):
+    """With a compiler that makes one product of everything."""
+    facts = {"temporary": 0, "arguments": 0, "outputs": 0}
+    compiled = [(_gemm("bf16"), facts)]
+    compilers = sys.modules["jaxamp.tools.estimate"]
+    monkeypatch.setattr(compilers, "compile_all", lambda _, programs: len(programs) * compiled)
+    found = jaxamp.estimate(mlp_loss, "mixed_f16", others=["always_f32", "half"])(*MLP)
+    assert [row.policy for row in found.compiled] == ["always_f32", "mixed_f16"]
 
 
 @jax.tree_util.register_dataclass

@@ -229,6 +229,15 @@ def test_a_loaded_model_names_the_platform_that_it_was_saved_for(tmp_path):
         load_served(tmp_path / "model")(x)
 
 
+def test_a_model_of_a_later_jax_names_it(monkeypatch, tmp_path):
+    """One whose functions are called in a way that this JAX does not know yet."""
+    x = jnp.ones((3, 4))
+    serve(jnp.dot, jnp.ones((4, 3)), x).save(tmp_path / "model", x)
+    monkeypatch.setattr(export, "maximum_supported_calling_convention_version", 8)
+    with pytest.raises(ServingError, match=rf"written by JAX {jax.__version__}.* to 8\. Load it"):
+        load_served(tmp_path / "model")
+
+
 def test_export_for_other_platforms():
     """The program for a TPU and a GPU is written on a machine that has neither."""
     served = serve(transformer, transformer_params(), IDS)

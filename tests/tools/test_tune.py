@@ -52,6 +52,21 @@ def test_the_fragile_part_stays_in_f32(tuned):
     assert np.linalg.norm(plain - exact) > 10 * tuned.budget * np.linalg.norm(exact)
 
 
+def test_a_part_beyond_the_format_spoils_no_other():
+    """What float16 has no number for stays float32, and the product that it scales does not."""
+
+    def fn(x, w):
+        with jax.named_scope("large"):
+            large = (1e4 * x) @ w @ w
+        with jax.named_scope("small"):
+            return 1e-5 * large * (jnp.tanh(x @ w) @ w)
+
+    x, _, _, w = arguments(0)
+    found = tune(fn, (x, 4 * w), budget=1e-2, policy="mixed_f16", max_runs=2)
+    low = {(v.group.scope, v.group.kind): v.low for v in found.verdicts}
+    assert (low["large", "Compute"], low["small", "Compute"]) == (False, True)
+
+
 def test_the_policy_is_json_with_scopes_and_reasons(tuned):
     """The policy can be stored, read, edited and used."""
     data = json.loads(tuned.to_json())

@@ -74,6 +74,19 @@ def test_a_backward_pass_may_overflow_without_a_scale():
     assert "loss scale" not in str(found)
 
 
+def test_a_rule_that_a_wider_one_covers_is_left_out():
+    """The product inside fails first, then one around it: the rule for that holds for both."""
+
+    def net(w, x):
+        with jax.named_scope("outer"):
+            with jax.named_scope("inner"):
+                x = x @ w @ w
+            return x @ w
+
+    found = debug_step(amp(net, "mixed_f16"))(1e4 * W, X)
+    assert [rule.scope for rule in found.rules] == ["outer"]
+
+
 def test_a_fault_of_the_program_has_no_rule():
     """What float32 does not survive either is said to be no matter of precision."""
     step = jaxamp.amp(lambda x: jnp.log(x @ x * 0), "auto_mixed")

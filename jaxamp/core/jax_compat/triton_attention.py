@@ -61,11 +61,10 @@ def lowering_triton(capability: tuple[int, int] | None) -> Iterator[None]:
     """Lower Pallas' kernels in Triton for a GPU at hand, or for an absent one.
 
     Args:
-      capability: compute capability of the absent GPU; ``None`` for the one at hand. JAX 0.12 asks
-        for the device even where nothing depends on it.
+      capability: compute capability of the absent GPU; ``None`` for the one at hand.
     """
     with _quiet(), ExitStack() as stack:
-        if capability and JAX >= (0, 12):
+        if capability and JAX >= (0, 12):  # 0.12 asks for the device
             kind = _KINDS[max(known for known in _KINDS if known <= capability)]
             device = jax.sharding.AbstractDevice(kind, None, "gpu")
             mesh: Any = jax.sharding.get_abstract_mesh()

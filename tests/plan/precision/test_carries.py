@@ -11,6 +11,7 @@ from jax import lax
 
 from jaxamp import amp, plan_of
 from jaxamp.core.formats import Precision
+from jaxamp.jaxprs.nested import loop
 from tests.audit import equations
 
 LOW = ("auto_mixed_bf16", "auto_mixed")
@@ -183,5 +184,5 @@ def test_a_backward_pass_of_layers_keeps_parts_of_weights_and_a_narrow_carry(
         for eqn in equations(made.jaxpr)
         if eqn.primitive.name == "scan" and eqn.params["reverse"]
     )
-    carried = backward.outvars[: backward.params["num_carry"]]
+    carried = backward.outvars[: loop(backward).carries]
     assert {v.aval.dtype.name for v in carried if v.aval.shape == (8, 16, 32)} == {"bfloat16"}
