@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jaxamp.core import jax_compat
 from jaxamp.kernels.attention import composed
@@ -176,11 +176,17 @@ def mesh_of(tiles: np.ndarray | None) -> tuple[AbstractMesh, list[Axes]]:
     moved = numbers.transpose([order.index(step) for line in steps for step in line])
     if not np.array_equal(moved.ravel(), tiles.ravel()):
         return _ALONE, []
-    mesh = AbstractMesh(sizes, tuple(names.values()))
-    return mesh, [tuple(names[step] for step in line) or None for line in steps]
+    return _mesh(sizes, tuple(names.values())), [
+        tuple(names[step] for step in line) or None for line in steps
+    ]
 
 
-_ALONE = AbstractMesh((1,), ("m0",))
+def _mesh(sizes: tuple[int, ...], names: tuple[str, ...]) -> AbstractMesh:
+    """Return a mesh whose axes are automatic, as those of JAX 0.12 are by default no longer."""
+    return AbstractMesh(sizes, names, (AxisType.Auto,) * len(sizes))
+
+
+_ALONE = _mesh((1,), ("m0",))
 
 
 def _steps(line: np.ndarray) -> list[tuple[int, int]]:
