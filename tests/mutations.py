@@ -365,8 +365,8 @@ MUTATIONS = (
         "tests/rewrite/test_environment.py",
     ),
     Mutation(
-        "tools/estimate.py",
-        "if target not in TARGETS:",
+        "compiled/targets.py",
+        "if word not in TARGETS:",
         "if False:",
         "tests/tools/test_estimate.py",
     ),

@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxamp.compiled.compiler import compile_on, one_device
 from jaxamp.core.target_gpu import TargetGpu, lowering_for
+from jaxamp.errors import InspectionError, accepted
 
 _TERA = 1e12
 
@@ -102,6 +103,17 @@ _GPU_REACHES = Reached(bandwidth=0.8, products=0.7, start=6e-6)
 
 # What is told of every GPU; cuDNN in its own numbering.
 _CUDNN = (9, 12, 0)
+
+
+def target_named(word: str) -> Target:
+    """Return a chip by its word.
+
+    Raises:
+      InspectionError: no chip has it.
+    """
+    if word not in TARGETS:
+        raise InspectionError(f"No target {word!r} is known. {accepted(word, TARGETS)}")
+    return TARGETS[word]
 
 
 def compile_for(target: Target, fn: Any, args: Any, options: dict[str, Any] | None = None) -> Any:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-
-from jaxamp.errors import PolicyError, accepted
 
 
 class Guard(enum.Enum):
@@ -29,29 +26,3 @@ class Guard(enum.Enum):
 
 
 ALL_GUARDS = frozenset(Guard)
-
-
-def parse_guards(guards: Guard | str | Iterable[Guard | str]) -> frozenset[Guard]:
-    """Read guards: one or several ``Guard`` or words; ``"all"`` for all, nothing for none.
-
-    Raises:
-      PolicyError: a word names no guard.
-
-    >>> parse_guards("no-gain")
-    frozenset({<Guard.NO_GAIN: 'no-gain'>})
-    """
-    if isinstance(guards, (Guard, str)):
-        return ALL_GUARDS if guards == "all" else frozenset({_parse_guard(guards)})
-    if not isinstance(guards, Iterable):
-        raise PolicyError(f"Guards are words or none at all, `()`, not {guards!r}.")
-    return frozenset(map(_parse_guard, guards))
-
-
-def _parse_guard(word: Guard | str) -> Guard:
-    if isinstance(word, Guard):
-        return word
-    words = {guard.value: guard for guard in Guard}
-    key = str(word).strip().lower().replace("_", "-")
-    if key not in words:
-        raise PolicyError(f"Unknown guard {word!r}. {accepted(key, words)}")
-    return words[key]

@@ -17,9 +17,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jaxamp.compiled.deviceless import compile_all
 from jaxamp.compiled.export import exported, flattened
 from jaxamp.compiled.hlo import Module, parse
-from jaxamp.compiled.targets import TARGETS
+from jaxamp.compiled.targets import TARGETS, target_named
 from jaxamp.compiled.traffic import kernels
-from jaxamp.errors import InspectionError, accepted
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.jaxprs.dce import Live
 from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
@@ -105,8 +104,7 @@ def verify_lowering(
     >>> verify_lowering(jax.numpy.dot, "fp8_current")(x, x).claimed
     1
     """
-    if target is not None and target not in TARGETS:
-        raise InspectionError(f"No target {target!r} is known. {accepted(target, TARGETS)}")
+    chip = None if target is None else target_named(target)
     parsed = None
     if policy is not None:
         fn, parsed = under(fn, policy)
@@ -119,10 +117,9 @@ def verify_lowering(
     def verify(*args: Any, **kwargs: Any) -> Lowering:
         flat, specs = flattened(fn, wrap, args, kwargs)
         traced = jax.jit(flat).trace(*specs)
-        if target is None:
+        if chip is None:
             module = parse(traced.lower().compile().as_text() or "")
         else:
-            chip = TARGETS[target]
             with chip.described():
                 program = exported(fn, wrap, args, kwargs, chip.platform)
             ((module, _),) = compile_all(chip, [program], OPTIONS.get(chip.platform))

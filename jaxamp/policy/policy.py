@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from jaxamp.core.enum_words import chosen
 from jaxamp.core.formats import (
     CastConfig,
     Precision,
@@ -18,7 +19,7 @@ from jaxamp.core.formats import (
     is_format,
     is_format_name,
 )
-from jaxamp.core.guards import ALL_GUARDS, Guard, parse_guards
+from jaxamp.core.guards import ALL_GUARDS, Guard
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import (
     ImmutableError,
@@ -35,7 +36,7 @@ from jaxamp.policy.jmp_string import ThreeDtypes, looks_like_grammar, parse_gram
 from jaxamp.policy.rules import Rule
 from jaxamp.policy.scaling import DEFAULT as _SCALING
 from jaxamp.policy.scaling import VALUES, Scaling
-from jaxamp.policy.techniques import ALL_TECHNIQUES, Technique, parse_techniques
+from jaxamp.policy.techniques import ALL_TECHNIQUES, Technique
 
 _KEPT = frozenset({Precision.F64, Precision.F32})
 _COMPUTABLE = _KEPT | {Precision.F16, Precision.BF16}
@@ -108,12 +109,12 @@ class PrecisionPolicy:
             "kinds": _checked_kinds(self.kinds),
             "accumulation": _optional_precision(self.accumulation),
             "rules": _checked_rules(self.rules),
-            "guards": parse_guards(self.guards),
+            "guards": chosen(Guard, self.guards),
             "param_dtype": _optional_precision(self.param_dtype),
             "output_dtype": _optional_precision(self.output_dtype),
             "allreduce": Precision.parse(self.allreduce),
             "scaling": _checked_scaling(self.scaling),
-            "xla": parse_techniques(self.xla),
+            "xla": chosen(Technique, self.xla),
             "fused_attention": _checked_switch("fused_attention", self.fused_attention),
         }
         for field, value in normal.items():
@@ -166,12 +167,12 @@ class PrecisionPolicy:
             kinds=tuple({**f32, **_parsed_kinds(kinds)}.items()),
             accumulation=_optional_precision(accumulation),
             rules=_checked_rules(rules),
-            guards=parse_guards(guards),
+            guards=chosen(Guard, guards),
             param_dtype=_optional_precision(param_dtype),
             output_dtype=_optional_precision(output_dtype),
             allreduce=Precision.parse(allreduce),
             scaling=scaling,
-            xla=parse_techniques(xla),
+            xla=chosen(Technique, xla),
             fused_attention=fused_attention,
         )
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
-
-from jaxamp.errors import PolicyError, accepted
 
 
 class Technique(enum.Enum):
@@ -46,31 +43,3 @@ WORKS_ON = {
     Technique.ROW_BROADCASTS: Technique.FUSED_GROUPS,
 }
 """By technique, the one on whose equations it works, and without which it does nothing."""
-
-
-def parse_techniques(
-    techniques: Technique | str | Iterable[Technique | str],
-) -> frozenset[Technique]:
-    """Read techniques: one or several ``Technique`` or words; ``"all"`` for all, nothing for none.
-
-    Raises:
-      PolicyError: a word names no technique.
-
-    >>> parse_techniques("fused-groups")
-    frozenset({<Technique.FUSED_GROUPS: 'fused-groups'>})
-    """
-    if isinstance(techniques, (Technique, str)):
-        return ALL_TECHNIQUES if techniques == "all" else frozenset({_parse(techniques)})
-    if not isinstance(techniques, Iterable):
-        raise PolicyError(f"Techniques are words or none at all, `()`, not {techniques!r}.")
-    return frozenset(map(_parse, techniques))
-
-
-def _parse(word: Technique | str) -> Technique:
-    if isinstance(word, Technique):
-        return word
-    words = {technique.value: technique for technique in Technique}
-    key = str(word).strip().lower().replace("_", "-")
-    if key not in words:
-        raise PolicyError(f"Unknown technique {word!r}. {accepted(key, words)}")
-    return words[key]

@@ -12,9 +12,8 @@ from jaxamp.compiled.deviceless import compile_all
 from jaxamp.compiled.export import exported
 from jaxamp.compiled.hlo import Module
 from jaxamp.compiled.roofline import Roofline, roofline
-from jaxamp.compiled.targets import TARGETS, Target
+from jaxamp.compiled.targets import Target, target_named
 from jaxamp.compiled.traffic import measure, operand_precisions
-from jaxamp.errors import InspectionError, accepted
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.report import report
 from jaxamp.policy.policy import PrecisionPolicy
@@ -119,8 +118,7 @@ def estimate(
     ...
     jaxamp.errors.InspectionError: No target 'h2000' is known. Did you mean 'h200'? Accepted: ...
     """
-    if target not in TARGETS:
-        raise InspectionError(f"No target {target!r} is known. {accepted(target, TARGETS)}")
+    chip = target_named(target)
     plain, policy = under(fn, policy)
     is_one = isinstance(others, str) or not isinstance(others, Iterable)
     more = (others,) if is_one else others
@@ -129,7 +127,6 @@ def estimate(
 
     @functools.wraps(fn, updated=())
     def made(*args: Any, **kwargs: Any) -> Estimate:
-        chip = TARGETS[target]
         wraps = [functools.partial(amp, policy=p.stateless) for p in policies]
         with chip.described():
             programs = [exported(plain, wrap, args, kwargs, chip.platform) for wrap in wraps]

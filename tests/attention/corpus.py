@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.programs.registry import Args, Draw
+from tests.programs.registry import Args, Draw, enter
 
 B, T, N, K, H = 2, 32, 4, 2, 8
 """Examples, words, heads, key heads and the size of a head."""
@@ -58,12 +58,6 @@ NEAR_MISSES: dict[str, Program] = {}
 EXTRA_TERMS: dict[str, Program] = {}
 
 
-def enter(table: dict[str, Program], program: Program) -> None:
-    """Put a program into a list."""
-    assert program.name not in table, program.name
-    table[program.name] = program
-
-
 def written(
     table: dict[str, Program],
     args: Callable[[Draw], Args],
@@ -75,7 +69,7 @@ def written(
 
     def decorate(fn: Fn) -> Fn:
         name = fn.__name__
-        enter(table, Program(name, lambda: (fn, args(Draw(name))), count, operands=operands))
+        enter(table, name, Program(name, lambda: (fn, args(Draw(name))), count, operands=operands))
         return fn
 
     return decorate
@@ -87,7 +81,8 @@ def made(
     """Enter what the decorated function makes: a function of some package, and its arguments."""
 
     def decorate(build: Callable[[], tuple[Fn, Args]]) -> Any:
-        enter(table, Program(build.__name__, build, count, packages))
+        name = build.__name__
+        enter(table, name, Program(name, build, count, packages))
         return build
 
     return decorate

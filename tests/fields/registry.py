@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.programs.registry import Args, Draw
+from tests.programs.registry import Args, Draw, enter
 
 Layers = list[tuple[Any, Any]]
 
@@ -78,13 +78,10 @@ def program(
         ValueError: if two programs have one name.
     """
 
-    def enter(fn: Callable[..., Any]) -> Callable[..., Any]:
-        name = fn.__name__
-        if name in FIELD_PROGRAMS:
-            raise ValueError(f"two programs of fields are called {name}")
-        field = fn.__module__.rpartition(".")[2]
+    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+        name, field = fn.__name__, fn.__module__.rpartition(".")[2]
         drawn = args(FieldDraw(f"{field}.{name}"))
-        FIELD_PROGRAMS[name] = FieldProgram(name, field, fn, drawn, forward, aux)
+        enter(FIELD_PROGRAMS, name, FieldProgram(name, field, fn, drawn, forward, aux))
         return fn
 
-    return enter
+    return decorate

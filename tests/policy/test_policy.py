@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from jax.extend.core import jaxprs_in_params
 
 from jaxamp import amp
+from jaxamp.core.enum_words import chosen
 from jaxamp.core.formats import CastConfig, Precision
-from jaxamp.core.guards import ALL_GUARDS, Guard, parse_guards
+from jaxamp.core.guards import ALL_GUARDS, Guard
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import PolicyError, UnsupportedPrecisionError
 from jaxamp.policy.policy import PRESETS, SYNONYMS, PrecisionPolicy
@@ -157,14 +158,14 @@ def test_guard_words():
 
 def test_guards_are_read_from_words():
     """Guards come as members or words, alone or together, with dashes or underscores."""
-    assert parse_guards(["range", Guard.BITS, "NO_GAIN"]) == {
+    assert chosen(Guard, ["range", Guard.BITS, "NO_GAIN"]) == {
         Guard.RANGE,
         Guard.BITS,
         Guard.NO_GAIN,
     }
-    assert parse_guards("range") == parse_guards(Guard.RANGE) == {Guard.RANGE}
-    assert parse_guards("all") == ALL_GUARDS
-    assert parse_guards(()) == frozenset()
+    assert chosen(Guard, "range") == chosen(Guard, Guard.RANGE) == {Guard.RANGE}
+    assert chosen(Guard, "all") == ALL_GUARDS
+    assert chosen(Guard, ()) == frozenset()
 
 
 def test_identity_and_low():

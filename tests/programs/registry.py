@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import pkgutil
 import zlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import numpy as np
 
 Args = tuple[Any, ...]
+_Entry = TypeVar("_Entry")
+
+
+def enter_modules(package: str, path: Iterable[str]) -> None:
+    """Import all modules of a package, whose programs then enter themselves."""
+    for module in pkgutil.iter_modules(path):
+        importlib.import_module(f"{package}.{module.name}")
+
+
+def enter(table: dict[str, _Entry], name: str, entry: _Entry) -> None:
+    """Put a program into a list.
+
+    Raises:
+        ValueError: if two programs have one name.
+    """
+    if name in table:
+        raise ValueError(f"two test programs are called {name}")
+    table[name] = entry
 
 
 class Draw:
@@ -79,7 +99,7 @@ def program(
     tags: str = "",
     tolerance: str = "dot",
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enters the decorated function into `PROGRAMS`.
+    """Enter the decorated function into `PROGRAMS`.
 
     Args:
         args: makes the arguments from a `Draw`.
@@ -91,22 +111,13 @@ def program(
         ValueError: if two programs have one name.
     """
 
-    def enter(fn: Callable[..., Any]) -> Callable[..., Any]:
-        name = fn.__name__
-        if name in PROGRAMS:
-            raise ValueError(f"two test programs are called {name}")
-        words = set(tags.split())
+    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+        name, family = fn.__name__, fn.__module__.rpartition(".")[2]
+        words = frozenset(tags.split())
         if low_dots and "explicit" not in words:
-            words.add("compute")
-        PROGRAMS[name] = Program(
-            name=name,
-            fn=fn,
-            args=args(Draw(name)),
-            family=fn.__module__.rpartition(".")[2],
-            tags=frozenset(words),
-            tolerance=tolerance,
-            low_dots=low_dots,
-        )
+            words |= {"compute"}
+        entry = Program(name, fn, args(Draw(name)), family, words, tolerance, low_dots)
+        enter(PROGRAMS, name, entry)
         return fn
 
-    return enter
+    return decorate

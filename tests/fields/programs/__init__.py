@@ -1,7 +1,5 @@
 """The programs, a file for each field; importing this package enters all of them."""
 
-import importlib
-import pkgutil
+from tests.programs.registry import enter_modules
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+enter_modules(__name__, __path__)

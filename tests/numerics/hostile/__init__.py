@@ -1,30 +1,8 @@
 """Float32 programs that careless low precision ruins, one file a family, one registry: `CASES`."""
 
-from tests.numerics.hostile import (
-    counts,
-    differences,
-    epsilons,
-    masks,
-    positions,
-    random_draws,
-    ranges,
-    sums,
-    time_stepping,
-    updates,
-)
 from tests.numerics.hostile.registry import CASES, Case, hostile
+from tests.programs.registry import enter_modules
 
-FAMILIES = (
-    counts,
-    differences,
-    epsilons,
-    masks,
-    positions,
-    random_draws,
-    ranges,
-    sums,
-    time_stepping,
-    updates,
-)
+enter_modules(__name__, __path__)
 
-__all__ = ["CASES", "FAMILIES", "Case", "hostile"]
+__all__ = ["CASES", "Case", "hostile"]

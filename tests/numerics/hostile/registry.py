@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from tests.programs.registry import Args, Draw
+from tests.programs.registry import Args, Draw, enter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ def hostile(
     keeps_products: bool = False,
     after: Callable[..., Any] = lambda fn: fn,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enters the decorated function into `CASES`.
+    """Enter the decorated function into `CASES`.
 
     Args:
         args: makes the arguments from a `Draw`.
@@ -60,20 +60,11 @@ def hostile(
         ValueError: if two cases have one name.
     """
 
-    def enter(fn: Callable[..., Any]) -> Callable[..., Any]:
-        name = fn.__name__
-        if name in CASES:
-            raise ValueError(f"two hostile cases are called {name}")
-        CASES[name] = Case(
-            name=name,
-            family=fn.__module__.rpartition(".")[2],
-            stake=(fn.__doc__ or "").strip(),
-            fn=fn,
-            args=args(Draw(name)),
-            per_element=per_element,
-            keeps_products=keeps_products,
-            after=after,
-        )
+    def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
+        name, family = fn.__name__, fn.__module__.rpartition(".")[2]
+        stake, drawn = (fn.__doc__ or "").strip(), args(Draw(name))
+        case = Case(name, family, stake, fn, drawn, per_element, keeps_products, after)
+        enter(CASES, name, case)
         return fn
 
-    return enter
+    return decorate
