@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 from jax.scipy.sparse.linalg import cg
 
-from jaxamp import amp, plan_of
+from jaxamp import amp, plan_of, report
 from jaxamp.core.formats import Precision
 from tests.programs.registry import Draw
 from tests.tolerances import CLASSES
@@ -66,6 +66,13 @@ def equilibrium(w: jax.Array, v: jax.Array) -> jax.Array:
     return lax.while_loop(goes_on, step, (start + 1, start, 0))[0] @ SQUARE + w.sum() + v.sum()
 
 
+def solved(w: jax.Array, v: jax.Array) -> jax.Array:
+    """A linear system that no network makes, between convolutions."""
+    rows = jnp.eye(SIDE) * 3 + SQUARE
+    flow = convolved(jnp.tanh(convolved(FIELD, w)), v)
+    return convolved(jnp.tanh(convolved(jnp.linalg.solve(rows, flow), w)), v)
+
+
 def fitted(w: jax.Array, v: jax.Array) -> jax.Array:
     """A ridge regression on features: their Gram matrix is factored, and stays float32."""
     features = convolved(FIELD, w).reshape(-1, WIDTH)
@@ -80,15 +87,45 @@ def _narrow(fn: Program, policy: str) -> list[bool]:
     return [d.operand is not Precision.F32 for d in products]
 
 
+def _share(fn: Program, policy: str) -> float:
+    """The share of the FLOPs of products that stay float32; those of a loop count once."""
+    products = report(fn, policy)(IN, OUT).contractions
+    wide = sum(o.tally.flops for o in products if o.arithmetic == "f32")
+    return wide / sum(o.tally.flops for o in products)
+
+
+def _gradient(fn: Program) -> Program:
+    return jax.grad(lambda w, v: jnp.mean(fn(w, v) ** 2), argnums=(0, 1))
+
+
+SHARES = {
+    projected: (0.0, 0.0),
+    solved: (0.0, 0.0),
+    equilibrium: (2 / 3, None),  # a while loop has no gradient
+    fitted: (4 / 15, 0.12),
+}
+"""What stays float32 forward, and at most in the gradient."""
+
+
+@pytest.mark.parametrize("policy", LOW)
+@pytest.mark.parametrize("program", SHARES)
+def test_the_share_of_flops_that_is_kept(program: Program, policy: str) -> None:
+    forward, gradient = SHARES[program]
+    assert _share(program, policy) == pytest.approx(forward)
+    if gradient is not None:
+        assert _share(_gradient(program), policy) <= gradient
+
+
 @pytest.mark.parametrize("policy", LOW)
 def test_only_what_is_iterated_on_or_factored_is_kept(policy: str) -> None:
     assert _narrow(projected, policy) == [True] * 4
     assert _narrow(equilibrium, policy) == [False, False, True]
     assert _narrow(fitted, policy) == [True, False, True, True]
+    assert _narrow(solved, policy) == [True] * 4
 
 
 @pytest.mark.parametrize("policy", LOW)
-@pytest.mark.parametrize("program", [projected, equilibrium, fitted])
+@pytest.mark.parametrize("program", SHARES)
 def test_results_are_off_by_a_few_roundings_in_norm(program: Program, policy: str) -> None:
     exact = np.asarray(program(IN, OUT), np.float64)
     off = np.linalg.norm(np.float64(amp(program, policy)(IN, OUT)) - exact)
