@@ -31,6 +31,7 @@ from jaxamp.plan.precision.convolution_biases import store_bias_sums
 from jaxamp.plan.precision.operand_reads import find_operand_reads
 from jaxamp.plan.precision.overrides import Forced, find_forced
 from jaxamp.plan.precision.quantized_dots import find_scaled
+from jaxamp.plan.precision.quantized_results import narrow_quantized
 from jaxamp.plan.precision.stored_joins import store_joins
 from jaxamp.plan.precision.varying_activations import narrow_varying
 from jaxamp.plan.steering import Steering, unsteered
@@ -120,6 +121,7 @@ def _find(
     choices.update(narrow_varying(graph, provenance, uses, policy, stored, choices))
     choices.update(find_communication(graph, frame, uses, policy, stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
+    choices.update(narrow_quantized(graph, hazards, stored, choices))
     readings = find_operand_reads(
         graph, provenance, uses, regions, chooser.copies, stored, policy, hazards.squared_distances
     )

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.lax import optimization_barrier_p
 
 from jaxamp.core import jax_compat
@@ -74,12 +74,14 @@ class _HistoryInterpreter:
         self, closed: ClosedJaxpr, args: Sequence[Any], history: History | None
     ) -> tuple[list[Any], History]:
         """Run a program, or the body of a loop, with the history of its own dots and loops."""
-        outside, self.body_history = self.body_history, _BodyHistory(history, self.length)
+        outside = self.body_history
+        self.body_history = _BodyHistory(history, self.length, args)
         results = self.inline(closed, args)
         inside, self.body_history = self.body_history, outside
         return results, inside.after()
 
     def inline(self, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
+        self.body_history.note_readers(closed.jaxpr, args)
         return evaluate(closed, args, self.emit)
 
     def emit(self, eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
@@ -137,8 +139,10 @@ class _BodyHistory:
     few kernels. A tensor that several dots read is quantized once.
     """
 
-    def __init__(self, history: History | None, length: int) -> None:
+    def __init__(self, history: History | None, length: int, arguments: Sequence[Any] = ()) -> None:
         self.before, self.length = history, length
+        self.arguments = {id(x): x for x in arguments}  # of the program, or of the loop's body
+        self.read_by_others: set[int] = set()  # of these, what is read besides quantized dots
         self.loops: dict[str, Any] = {}
         self.rows: list[Any] = []  # this step's magnitudes, a maximum for each row of a tensor
         self.narrow: dict[tuple[Any, ...], tuple[Any, ScaledArray]] = {}
@@ -148,6 +152,13 @@ class _BodyHistory:
             _check(isinstance(window, jax.Array) and window.ndim == 2 and len(window) == length)
             _check(window.dtype == np.float32)
             self.largest = jnp.max(window, axis=0)
+
+    def note_readers(self, jaxpr: Jaxpr, args: Sequence[Any]) -> None:
+        """Note which arguments equations read besides quantized dots and the moves before these."""
+        others = (e for e in jaxpr.eqns if e.primitive.name not in _MOVES and not _takes_history(e))
+        read = {v for eqn in others for v in eqn.invars if isinstance(v, Var)}
+        given = {id(x) for x, var in zip(args, jaxpr.invars, strict=True) if var in read}
+        self.read_by_others |= given & self.arguments.keys()
 
     def loop(self, emit: Callable[[History | None], tuple[list[Any], History]]) -> list[Any]:
         """Emit a loop with its part of the history."""
@@ -168,10 +179,11 @@ class _BodyHistory:
         key = id(x), cast, dtype
         if key not in self.narrow:
             rounded = lax.convert_element_type(_undifferentiable(x), dtype)
-            self.narrow[key] = x, self._quantize(rounded, cast)
+            is_read = id(x) in self.read_by_others
+            self.narrow[key] = x, self._quantize(rounded, cast, is_read_by_others=is_read)
         return self.narrow[key][1]
 
-    def _quantize(self, x: Any, cast: CastConfig) -> ScaledArray:
+    def _quantize(self, x: Any, cast: CastConfig, *, is_read_by_others: bool) -> ScaledArray:
         wide = lax.convert_element_type(x, np.float32)
         # Along the last axis alone, the maximum is found in the kernel that makes the array.
         rows = lax.reduce_max(jnp.abs(wide), (wide.ndim - 1,)).reshape(-1)
@@ -184,8 +196,10 @@ class _BodyHistory:
         nan = jnp.asarray(np.nan, made.values.dtype)
         values = jnp.where(jnp.abs(wide) < np.inf, made.values, nan)
         # With the barrier that kernel writes the 8 bits too, which other layouts are copied from.
-        # Magnitudes stay before it: those of a parameter are found where AdamW reads it.
-        values = lax.optimization_barrier(values)
+        # Magnitudes stay before it. Those of a parameter are found where an optimizer reads it;
+        # the kernel that rounds it finds none, and without a barrier writes both layouts.
+        if not is_read_by_others:
+            values = lax.optimization_barrier(values)
         self.rows.append(rows)
         return replace(made, values=values, dtype=x.dtype)
 
