@@ -35,7 +35,7 @@ HAZARDS = "jaxamp.plan.conditioning.hazards"
 CHOICE = "jaxamp.plan.precision.choose"
 
 
-def _nothing(*_: Any) -> frozenset[int]:
+def _nothing(*_: Any, **__: Any) -> frozenset[int]:
     return frozenset()
 
 

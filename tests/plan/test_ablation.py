@@ -21,12 +21,13 @@ def test_every_analysis_is_switched_off_in_turn() -> None:
 
 @pytest.mark.parametrize("analysis", ANALYSES)
 def test_what_is_switched_off_is_called(analysis: str) -> None:
-    """The function in its place is there while it is off, and gone afterwards."""
+    """The function in its place is called while it is off, and gone afterwards."""
     where, attribute = ANALYSES[analysis][0].rsplit(".", 1)
-    module = importlib.import_module(where)
+    module, program = importlib.import_module(where), next(CORPORA["hostile"]())
     called = getattr(module, attribute)
     with ablation.without(analysis):
         assert getattr(module, attribute) is not called
+        assert ablation.fingerprint(program)
     assert getattr(module, attribute) is called
 
 
