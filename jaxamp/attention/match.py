@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxamp.attention.levels import Level, live_from, made
 from jaxamp.attention.scores import Scores
-from jaxamp.attention.values import Axis, Factor, Place, Value
+from jaxamp.attention.values import Axis, Factor, Place, Value, size_of
 
 
 class Bias(NamedTuple):
@@ -43,11 +43,13 @@ class Held(NamedTuple):
       value: its number.
       places: its axes, as those of the attention.
       times: the multiple.
+      parts: axes of its own for some of the attention's, as rows and columns for words.
     """
 
     value: int
     places: tuple[Place, ...]
     times: float
+    parts: Mapping[Axis, Place]
 
 
 @dataclass(slots=True, eq=False)
@@ -137,7 +139,7 @@ class Matcher:
 
     level: Level
     scores: Scores
-    index: dict[Any, list[tuple[int, Value, list[Axis], float]]] = field(default_factory=dict)
+    index: dict[Any, list[tuple[int, Value, list[Place], float]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         algebra = self.scores.algebra
@@ -424,11 +426,36 @@ class Matcher:
         key, axes, times = form
         found = []
         for value, has, own, number in self.index.get(key, ()):
-            named = dict(zip(own, axes, strict=True))
-            if all(a in named for a in has.axes):
-                places = tuple(tuple(named[a] for a in p) for p in has.places)
-                found.append(Held(value, places, number / times))
+            named = _named(own, axes)
+            if named and all(a in named.places for a in has.axes):
+                places = tuple(tuple(b for a in p for b in named.places[a]) for p in has.places)
+                found.append(Held(value, places, number / times, named.parts))
         return found
+
+
+class _Named(NamedTuple):
+    """Axes of a value as those of an attention, or the other way round."""
+
+    places: dict[Axis, Place]
+    parts: dict[Axis, Place]
+
+
+def _named(own: Sequence[Place], wanted: Sequence[Place]) -> _Named | None:
+    """Return how axes of a value are called in an attention; ``None`` if they do not divide so."""
+    named = _Named({}, {})
+    for run, other in zip(own, wanted, strict=True):
+        if [a.size for a in run] == [a.size for a in other]:
+            named.places.update((a, (b,)) for a, b in zip(run, other, strict=True))
+        elif size_of(run) != size_of(other):
+            return None
+        elif len(run) == 1:
+            named.places[run[0]] = tuple(other)
+        elif len(other) == 1:
+            named.places.update((a, (a,)) for a in run)
+            named.parts[other[0]] = run
+        else:
+            return None
+    return named
 
 
 def _biases(found: Found) -> list[Bias]:

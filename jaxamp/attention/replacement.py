@@ -85,6 +85,7 @@ class Emission:
         times = held.times
         if name in ("dq", "dk"):  # those of a kernel have its scale
             times /= self.replacement.spec.scale
+        places = [tuple(b for a in p for b in held.parts.get(a, (a,))) for p in places]
         array = arranged(result, places, held.places)
         return array if abs(times - 1) < 1e-5 else array * jnp.asarray(times, array.dtype)
 

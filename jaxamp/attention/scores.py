@@ -20,6 +20,7 @@ from jaxamp.attention.values import (
     Value,
     align,
     fresh_places,
+    merging,
     refine,
     renamed,
     reshaped,
@@ -52,6 +53,7 @@ class Scores:
       summed: products with exponentials of scores: the unit, those, and what else it reads.
       exponentials: per exponential of scores the values that hold it.
       masked_again: values computed from weights that are masked after the softmax, too.
+      merged: arrays that merge axes of a tensor, each the first of those that are equal.
     """
 
     def __init__(self, level: Level, known: KnownNumbers) -> None:
@@ -63,6 +65,7 @@ class Scores:
         self.summed: list[tuple[Unit, frozenset[int], frozenset[int]]] = []
         self.exponentials: dict[int, list[int]] = {}
         self.masked_again: set[int] = set()
+        self.merged: dict[Any, int] = {}
         for unit in nearby(level, _RULES):
             if len(unit.outs) == 1 and isinstance(unit.outs[0], int):
                 rule = _RULES[unit.eqn.primitive.name]
@@ -420,7 +423,20 @@ def _reshape(scores: Scores, unit: Unit) -> Forms | None:
     shape = unit.eqn.outvars[0].aval.shape  # type: ignore[attr-defined]
     if unit.eqn.params.get("dimensions") is not None or not all(isinstance(n, int) for n in shape):
         return None
-    return _on_places(scores, unit, lambda value: reshaped(value, shape))
+    forms = _on_places(scores, unit, lambda value: reshaped(value, shape))
+    return forms and _with_whole_axes(scores, unit, forms)
+
+
+def _with_whole_axes(scores: Scores, unit: Unit, forms: Forms) -> Forms:
+    """Return a tensor of its own where axes of one are merged, as rows and columns of pixels.
+
+    Words are one axis then, in the cotangent of an output that leaves as an image, too.
+    """
+    out, key = unit.outs[0], merging(forms.single)
+    if key is None or not isinstance(out, int) or scores.algebra.bases[key[0]].kind != "leaf":
+        return forms
+    leaf = scores.leaf(scores.merged.setdefault(key, out))
+    return Forms(leaf if forms.whole is forms.single else forms.whole, leaf)
 
 
 def _reduce_sum(scores: Scores, unit: Unit) -> Value | None:

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Axis:
@@ -185,6 +185,24 @@ def _same_axes(first: Sequence[Place], second: Sequence[Place]) -> dict[Axis, Pl
         if other:
             names[other[0]] = own or (Axis(other[0].size),)
     return names
+
+
+def merging(value: Value) -> tuple[int, float, tuple[Any, ...]] | None:
+    """Return what tells a tensor whose axes an array merges, as rows and columns; else ``None``.
+
+    Arrays of which it is the same are equal: the tensor, what multiplies it, and the order of its
+    axes.
+    """
+    if (single := value.single) is None:
+        return None
+    factor, number = single
+    own = {a: (i, j) for i, place in enumerate(factor.places) for j, a in enumerate(place)}
+    if not own.keys() >= set(value.axes) or not any(
+        len({own[axis][0] for axis in place}) > 1 for place in value.places
+    ):
+        return None
+    order = tuple(tuple((*own[axis], axis.size) for axis in place) for place in value.places)
+    return factor.base, number, order
 
 
 def reshaped(value: Value, shape: Sequence[int]) -> Value | None:

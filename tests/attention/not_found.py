@@ -12,6 +12,6 @@ NOT_FOUND: dict[tuple[str, str], str] = {
         "checkpoint_of_weights",
         "joint",
     ): "weights are changed before they multiply the values; weights are returned",
-    ("pixels", "joint"): "weights are read elsewhere",
+    ("pixels_normalized_late", "joint"): "weights are read elsewhere",
     ("values_of_one_branch", "joint"): "weights are returned",
 }

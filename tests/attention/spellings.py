@@ -481,6 +481,26 @@ def pixels(x: Array, w: Array) -> Array:
     return x + pv(jax.nn.softmax(qk(q, k)), v).reshape(x.shape)
 
 
+@spelling(lambda d: (d.normal(B, 4, T // 4, N * H), d.normal(N * H, 3 * N * H)), operands=False)
+def windows_of_pixels(x: Array, w: Array) -> Array:
+    """Of an image, whose rows are cut in two: a half of a row attends to itself."""
+    half = T // 8
+    words = (x @ w).reshape(B, 4, 2, half, 3, N, H).reshape(B * 8, half, 3, N, H)
+    q, k, v = jnp.moveaxis(words, 2, 0)
+    return x + pv(jax.nn.softmax(qk(q, k)), v).reshape(x.shape)
+
+
+@spelling(lambda d: (d.normal(B, 4, T // 4, N * H), d.normal(N * H, 3 * N * H)), operands=False)
+def pixels_normalized_late(x: Array, w: Array) -> Array:
+    """Divided by the sums of rows where words are rows and columns again."""
+    q, k, v = jnp.split((x @ w).reshape(B, T, N, 3 * H), 3, -1)
+    scores = qk(q, k)
+    e = jnp.exp(scores - jax.lax.stop_gradient(scores.max(-1, keepdims=True)))
+    image = (B, 4, T // 4, N, -1)
+    total = jnp.swapaxes(e.sum(-1), 1, 2)
+    return x + (pv(e, v).reshape(image) / total.reshape(image)).reshape(x.shape)
+
+
 # Biases.
 
 

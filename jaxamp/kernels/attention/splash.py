@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxamp.core import jax_compat
 from jaxamp.kernels.attention.fused import Fused
@@ -42,11 +43,15 @@ def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | N
 
 
 def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
-    """Compute output and lse."""
+    """Compute output and lse.
+
+    The kernel writes each number of lse 128 times, once a lane. Without a barrier the compiler lays
+    that out as the backward kernels want lse, a copy of 128 times its size (libtpu of JAX 0.10.2).
+    """
     q, k, v, _ = operands
     kernel = _kernel(spec, q, k)
-    out, (lse,) = jax.vmap(kernel)(_scaled(q, spec), _by_heads(k), _by_heads(v))
-    return _by_heads(out), lse
+    out, (lse,) = jax.vmap(kernel)(*map(_by_heads, (_scaled(q, spec), k, v)))
+    return _by_heads(out), lax.optimization_barrier(lse)
 
 
 def backward(
@@ -56,13 +61,13 @@ def backward(
     q, k, v, _ = operands
     out, lse, dout = results
     kernel = _kernel(spec, q, k)
-    known = (_scaled(q, spec), *map(_by_heads, (k, v, out)), lse, _by_heads(dout))
+    q, k, v, out, dout = map(_by_heads, (_scaled(q, spec), k, v, out, dout))
 
     def one(*xs: Any) -> Any:
         return jax_compat.splash_backward(kernel, *xs)
 
-    dq, dk, dv = map(_by_heads, jax.vmap(one)(*known))
-    return (dq.astype(jnp.float32) * spec.scale).astype(q.dtype), dk, dv, None
+    dq, dk, dv = map(_by_heads, jax.vmap(one)(q, k, v, out, lse, dout))
+    return _scaled(dq, spec), dk, dv, None
 
 
 def exact_scale(spec: AttentionSpec) -> bool:
@@ -79,9 +84,11 @@ def _by_heads(x: Any) -> Any:
     return jnp.swapaxes(x, 1, 2)
 
 
-def _scaled(q: Any, spec: AttentionSpec) -> Any:
-    """Return the queries times the scale, for which the kernel has no place."""
-    return _by_heads((q.astype(jnp.float32) * spec.scale).astype(q.dtype))
+def _scaled(x: Any, spec: AttentionSpec) -> Any:
+    """Return queries or their cotangents times the scale, for which the kernel has no place."""
+    if exact_scale(spec):
+        return x * jnp.asarray(spec.scale, x.dtype)
+    return (x.astype(jnp.float32) * spec.scale).astype(x.dtype)
 
 
 def _kernel(spec: AttentionSpec, q: Any, k: Any) -> Any:
