@@ -14,6 +14,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.hashing import jaxpr_key
+from jaxamp.jaxprs.nested import called
 
 
 def share_rules(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -44,6 +45,6 @@ def _shared(eqn: JaxprEqn, known: dict[Hashable, dict[str, Any]]) -> JaxprEqn:
     if rule is None:
         return eqn
     params = eqn.params
-    body = jaxpr_key(params["call_jaxpr"].jaxpr)
+    body = jaxpr_key(called(eqn).jaxpr)
     key = rule, body, params["num_consts"], params["symbolic_zeros"]
     return eqn.replace(params=known.setdefault(key, params))

@@ -205,23 +205,44 @@ def test_scan_over_layers(order):
     assert worst(want, got) > 18
 
 
+def mapped_cases(params, x):
+    """Two inputs, two sets of parameters, or both: the axes of each, and the arguments."""
+    many, xs = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), params), jnp.stack([x, 0.5 * x])
+    return [((None, 0), (params, xs)), ((0, None), (many, x)), ((0, 0), (many, xs))]
+
+
+def of_one(axes, args, index):
+    """The arguments of one call among those that are mapped."""
+    return [
+        arg if axis is None else jax.tree.map(lambda leaf: leaf[index], arg)
+        for arg, axis in zip(args, axes, strict=True)
+    ]
+
+
+def test_products_themselves_are_mapped():
+    """Values and tangents are those of a loop."""
+    scaled = amp(mlp, CURRENT)
+
+    def tangent(params, x):
+        return jax.jvp(scaled, (params, x), (params, x))[1]
+
+    for axes, args in mapped_cases(*mlp_inputs(16, 32, 16)[:2]):
+        for fn in (scaled, tangent):
+            want = [fn(*of_one(axes, args, i)) for i in range(2)]
+            assert worst(want, [*jax.vmap(fn, axes)(*args)]) > 15
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["fp8_current", "fp8_block"])
 def test_vmap_of_a_scaled_function(name):
     """Mapped over inputs, parameters or both, values and gradients are those of a loop."""
     params, x, target = mlp_inputs(16, 32, 16)
-    many = jax.tree.map(lambda a: jnp.stack([a, 2 * a]), params)
-    xs = jnp.stack([x, 0.5 * x])
     grad = jax.jit(jax.grad(amp(mlp_loss, policy(name))))
-    cases = [((None, 0), (params, xs)), ((0, None), (many, x)), ((0, 0), (many, xs))]
+    cases = mapped_cases(params, x)
     for axes, args in cases if name == "fp8_current" else cases[:1]:
         got = jax.jit(jax.vmap(lambda p, x: grad(p, x, target), axes))(*args)
         for i in range(2):
-            one = [
-                a if axis is None else jax.tree.map(lambda b, i=i: b[i], a)
-                for a, axis in zip(args, axes, strict=True)
-            ]
-            want = grad(*one, target)
+            want = grad(*of_one(axes, args, i), target)
             assert worst(want, jax.tree.map(lambda g, i=i: g[i], got)) > 15
 
 

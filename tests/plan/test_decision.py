@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,20 @@ def test_a_product_is_differentiated_with_respect_to_boundary_values() -> None:
     assert first.plan.originals == (0, 1)
     assert second.plan.originals == (0,)
     assert first.operands == second.operands == (BF16, BF16)
+
+
+def test_a_composite_is_planned_inside_and_keeps_its_signature() -> None:
+    """A compiler may replace the whole, so that its operands and results stay as they are."""
+
+    @functools.partial(jax.lax.composite, name="test.dense")
+    def dense(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ w)
+
+    found = [*plan_of(lambda x, w: dense(x, w) @ w)(X, W).decisions()]
+    around, inside, _, after = (d for d in found if d.primitive != "convert_element_type")
+    assert around.primitive == "composite"
+    assert {*around.operands, *around.outputs} <= {None, Precision.F32}
+    assert inside.operands == after.operands == (BF16, BF16)
 
 
 def test_a_loop_gets_casts_of_its_weights() -> None:
