@@ -127,54 +127,25 @@ class PrecisionPolicy:
         kinds: Mapping[Any, CastConfig | PrecisionLike],
         *,
         name: str = "custom",
-        accumulation: PrecisionLike | None = Precision.F32,
-        rules: Iterable[Rule] = (),
-        guards: Guard | str | Iterable[Guard | str] = ALL_GUARDS,
-        param_dtype: PrecisionLike | None = None,
-        output_dtype: PrecisionLike | None = None,
-        allreduce: PrecisionLike = Precision.F32,
-        scaling: Scaling = _SCALING,
-        xla: Technique | str | Iterable[Technique | str] = ALL_TECHNIQUES,
-        fused_attention: bool | None = None,
+        **attributes: Any,
     ) -> PrecisionPolicy:
         """Return a policy of your own; kinds that are not named stay F32.
 
         Args:
           kinds: ``OpKind`` or its name, to ``CastConfig``, ``Precision`` or its name.
           name: what reports call it.
-          accumulation: precision inside a Reduction; ``None`` for that of the kind.
-          rules: overrides, the first that matches wins.
-          guards: protections that are on.
-          param_dtype: format in which parameters are stored.
-          output_dtype: format of the float outputs.
-          allreduce: format in which devices add up what each stores in float32, above all
-            gradients; activations in bfloat16, and rows of a table split by words, are added up
-            as they are.
-          scaling: which dots are quantized, where the cast of Compute is scaled, and how.
-          xla: techniques of steering XLA that are on; ``()`` for the casts alone.
-          fused_attention: whether attention is lowered to fused kernels; ``None`` for where the
-            device at hand has one.
+          **attributes: the other attributes of a policy, `accumulation`, which is F32 by default,
+            `rules` and `output_dtype` among them.
 
         Raises:
-          PolicyError: a word is not understood.
+          PolicyError: no such attribute, or a word is not understood.
 
         >>> PrecisionPolicy.custom({"compute": "bf16"}).precision_for(OpKind.REDUCTION)
         <Precision.F32: 'float32'>
         """
         f32 = dict.fromkeys(OpKind, CastConfig(Precision.F32))
-        return cls(
-            name=name,
-            kinds=tuple({**f32, **_parsed_kinds(kinds)}.items()),
-            accumulation=_optional_precision(accumulation),
-            rules=_checked_rules(rules),
-            guards=chosen(Guard, guards),
-            param_dtype=_optional_precision(param_dtype),
-            output_dtype=_optional_precision(output_dtype),
-            allreduce=Precision.parse(allreduce),
-            scaling=scaling,
-            xla=chosen(Technique, xla),
-            fused_attention=fused_attention,
-        )
+        pairs = tuple({**f32, **_parsed_kinds(kinds)}.items())
+        return cls(name, pairs, Precision.F32).replace(**attributes)
 
     @classmethod
     def of_dtypes(
