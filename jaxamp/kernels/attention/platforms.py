@@ -13,7 +13,7 @@ from jaxamp.kernels.attention import cudnn, triton
 from jaxamp.kernels.attention.flash import FLASH
 from jaxamp.kernels.attention.fused import Fused, flattened
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands
-from jaxamp.kernels.attention.splash import SPLASH, exact_scale
+from jaxamp.kernels.attention.splash import EXPORTED_SPLASH, SPLASH, exact_scale
 
 
 def chosen(
@@ -76,7 +76,8 @@ def _on_cuda(context: Any, spec: AttentionSpec) -> Iterator[Fused]:
 
 
 def _on_tpu(context: Any, spec: AttentionSpec) -> Iterator[Fused]:
-    yield from (SPLASH, FLASH) if exact_scale(spec) else (FLASH, SPLASH)
+    splash = EXPORTED_SPLASH if jax_compat.is_exported(context) else SPLASH
+    yield from (splash, FLASH) if exact_scale(spec) else (FLASH, splash)
 
 
 _KERNELS: dict[str, Callable[[Any, AttentionSpec], Iterator[Fused]]] = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxamp.core import jax_compat
 from jaxamp.kernels.attention.fused import Fused
@@ -42,16 +45,12 @@ def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | N
     return tpu_obstacle(*operands[:3])
 
 
-def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
-    """Compute output and lse.
-
-    The kernel writes each number of lse 128 times, once a lane. Without a barrier the compiler lays
-    that out as the backward kernels want lse, a copy of 128 times its size (libtpu of JAX 0.10.2).
-    """
+def forward(operands: Operands, spec: AttentionSpec, is_exported: bool = False) -> tuple[Any, Any]:
+    """Compute output and lse."""
     q, k, v, _ = operands
     kernel = _kernel(spec, q, k)
     out, (lse,) = jax.vmap(kernel)(*map(_by_heads, (_scaled(q, spec), k, v)))
-    return _by_heads(out), lax.optimization_barrier(lse)
+    return _by_heads(out), lse if is_exported else _of_one_lane(lse)
 
 
 def backward(
@@ -78,6 +77,17 @@ def exact_scale(spec: AttentionSpec) -> bool:
 def block(length: int) -> int:
     """Return the largest multiple of 128 that divides a length, up to a limit."""
     return max(n for n in range(LANES, _LARGEST_BLOCK + 1, LANES) if length % n == 0)
+
+
+def _of_one_lane(lse: Any) -> Any:
+    """Return lse, taken from the first lane before it is laid out as the backward kernels want it.
+
+    The forward kernel writes each number 128 times, once a lane, and JAX's call slices that. The
+    compiler for TPUs would lay out all lanes anew, a copy of 128 times the size of lse, if that is
+    not forbidden here (libtpu of JAX 0.10.2). JAX exports no constraint of a layout.
+    """
+    column = with_layout_constraint(lse[..., None], Layout(tuple(range(lse.ndim + 1))))
+    return lax.optimization_barrier(column[..., 0])
 
 
 def _by_heads(x: Any) -> Any:
@@ -120,3 +130,4 @@ def _kernel(spec: AttentionSpec, q: Any, k: Any) -> Any:
 
 
 SPLASH = Fused(name="splash_attention", obstacle=obstacle, forward=forward, backward=backward)
+EXPORTED_SPLASH = replace(SPLASH, forward=functools.partial(forward, is_exported=True))
