@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from jaxamp import amp
 from jaxamp.errors import JaxAmpError
+from jaxamp.run.amp import inspected
 from tests import audit, tolerances
 from tests.programs import PROGRAMS, Program
 from tests.transforms import TRANSFORMS, Transform, Wrap
@@ -119,7 +119,7 @@ def check_lowering(case: Case) -> None:
         return  # this JAX refuses the plain function, so there is nothing to compare with
     plain = jax.jit((built := _build(case, _identity))[0]).trace(*built[1])
     try:
-        fn, args = _build(case, lambda f: amp(f, case.preset, _force=True))
+        fn, args = _build(case, lambda f: inspected(f, case.preset))
         amped = jax.jit(fn).trace(*args)
     except JaxAmpError:
         if case.preset == "always_f16":  # the literal preset may be refused, in words
@@ -184,7 +184,7 @@ def check_values(case: Case, policy: Any = None) -> None:
     low, is_literal = PRESETS[case.preset], case.preset == "always_f16"
     if is_literal and (order or case.program in UNGUARDED):
         return  # gradients underflow without a loss scale
-    fn, args = _build(case, lambda f: amp(f, policy or case.preset, _force=True))
+    fn, args = _build(case, lambda f: inspected(f, policy or case.preset))
     plain = jax.jit(_build(case, _identity)[0])
     reference = plain(*args)
     result = fn(*args) if case.transform == "plain" else jax.jit(fn)(*args)

@@ -19,6 +19,7 @@ from jax import Array, lax
 from jax.extend import core
 
 from jaxamp import amp
+from jaxamp.run.amp import inspected
 from tests.audit import equations
 
 Step: TypeAlias = "tuple[str, int, int, tuple[Steps, ...]]"
@@ -266,7 +267,7 @@ def check(steps: Steps, presets: tuple[str, ...] = PRESETS) -> None:
     fn, args = program(steps), arguments()
     plain = _compiled(fn, args)
     expected = plain(*args)
-    forced = _compiled(amp(fn, "always_f32", _force=True), args)(*args)
+    forced = _compiled(inspected(fn, "always_f32"), args)(*args)
     _same_types(forced, expected)
     jax.tree.map(_same_bits, forced, expected)
     for preset in presets:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxamp.compiled.hlo import parse
-from jaxamp.compiled.traffic import operand_precisions
 from jaxamp.errors import InspectionError, accepted, counted
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.fp8_products import Lowering, verify_lowering
@@ -122,19 +120,6 @@ class Report(Displayable):
         for operation in self.contractions:
             found[operation.arithmetic] += operation.runs
         return {word: n for word, n in found.items() if n}
-
-    def compare_compiled(self, text: str) -> dict[str, tuple[int, int]]:
-        """Count the dots and convolutions claimed here, and those found in the compiled program.
-
-        Args:
-          text: the optimized program, as ``compiled.as_text()`` gives it.
-
-        Returns:
-          By the precision of the operands: how many this report says, how many there are.
-        """
-        found, claimed = operand_precisions(parse(text)), self.dots()
-        words = sorted({*found, *claimed})
-        return {word: (claimed.get(word, 0), found.get(word, 0)) for word in words}
 
     @property
     def contractions(self) -> tuple[Operation, ...]:

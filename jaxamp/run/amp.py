@@ -183,7 +183,6 @@ def amp(
     strict: bool = ...,
     static_argnums: int | Sequence[int] | None = ...,
     static_argnames: str | Iterable[str] | None = ...,
-    _force: bool = ...,
 ) -> _F: ...
 @overload
 def amp(
@@ -193,7 +192,6 @@ def amp(
     strict: bool = ...,
     static_argnums: int | Sequence[int] | None = ...,
     static_argnames: str | Iterable[str] | None = ...,
-    _force: bool = ...,
 ) -> Callable[[_F], _F]: ...
 @teaching("The precision is the second argument: amp(fn, 'bf16'), or amp(fn, policy='bf16').")
 def amp(
@@ -203,7 +201,6 @@ def amp(
     strict: bool = False,
     static_argnums: int | Sequence[int] | None = None,
     static_argnames: str | Iterable[str] | None = None,
-    _force: bool = False,
 ) -> Any:
     """Wrap `fn`, so that it runs in mixed precision.
 
@@ -250,7 +247,7 @@ def amp(
     dtype('float32')
     """
     _refuse_policy(fn)
-    settings = _settings(policy, strict, _force)
+    settings = _settings(policy, strict, force=False)
     declare = functools.partial(_declared, argnums=static_argnums, argnames=static_argnames)
     if fn is None:
         return lambda fn: _amp(fn, declare(fn, settings))
@@ -306,7 +303,7 @@ def inspected(
     plain, settings = parts_of(fn)
     if settings is None or policy is not None:
         statics |= Statics() if settings is None else settings.statics
-        settings = _settings(DEFAULT_POLICY if policy is None else policy, strict, True)
+        settings = _settings(DEFAULT_POLICY if policy is None else policy, strict, force=True)
     settings = settings._replace(statics=settings.statics | statics)
     return AmpFunction(_checked(plain), settings, runner)
 
@@ -364,10 +361,10 @@ def _is_jitted(fn: Any) -> bool:
     return has("lower") and has("__wrapped__") and not hasattr(type(fn), "amp_parts")
 
 
-def _settings(policy: Any, strict: bool, force: bool) -> Settings:
+def _settings(policy: Any, strict: bool, *, force: bool) -> Settings:
     parsed = PrecisionPolicy.parse(policy)
     parsed.validate_for_use()
-    return Settings(parsed, bool(strict), bool(force))
+    return Settings(parsed, bool(strict), force)
 
 
 def _declared(fn: Any, settings: Settings, argnums: Any, argnames: Any) -> Settings:

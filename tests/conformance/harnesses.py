@@ -20,6 +20,7 @@ from jax._src.internal_test_util import test_harnesses
 
 from jaxamp import PrecisionPolicy, amp
 from jaxamp.core.guards import ALL_GUARDS, Guard
+from jaxamp.run.amp import inspected
 from tests.conformance.jobs import Job, SkipJob
 
 MIXED = ("auto_mixed_bf16", "auto_mixed")
@@ -81,7 +82,7 @@ def _skip_limited(harness: Any) -> None:
 
 
 def _check(fn: Any, args: Any, plain: list[Any]) -> None:
-    forced = jax.jit(amp(fn, "always_f32", _force=True)).trace(*args)
+    forced = jax.jit(inspected(fn, "always_f32")).trace(*args)
     results = {_text(forced): _run(forced, args)}
     _same_bits(results[_text(forced)], plain)
     for preset in MIXED:

@@ -64,7 +64,7 @@ def test_nesting_of_two_keeps_the_invariants(outer: str, inner: str) -> None:
 def test_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks are not empty: a transform that rounds outputs to bfloat16 fails them."""
 
-    def rounding(fn, policy=None, _force=False):
+    def rounding(fn, policy=None):
         return lambda *args: jax.tree.map(lambda y: y.astype("bfloat16"), fn(*args))
 
     monkeypatch.setattr(random_programs, "amp", rounding)

@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import jaxamp
 from jaxamp import Precision, PrecisionPolicy, amp, plan_of
 from jaxamp.errors import NotCallableError, OutputError, PolicyError, StaticArgumentError
-from jaxamp.run.amp import AmpFunction
+from jaxamp.run.amp import AmpFunction, inspected
 from tests import audit
 
 LOW = {"rtol": 2e-2, "atol": 2e-2}
@@ -535,9 +535,9 @@ def test_inner_amp_is_left_alone():
     assert "bf16[" not in text
 
 
-def test_forced_identity_goes_through_the_rewriter():
-    """The private switch sends even always_f32 through planner and rewriter, bit for bit."""
-    forced = amp(dense, "always_f32", _force=True)
+def test_what_is_inspected_goes_through_the_rewriter():
+    """Even under always_f32, which leaves it as it is bit for bit."""
+    forced = inspected(dense, "always_f32")
     assert "jaxamp_region_dense" in str(jax.make_jaxpr(forced)(_x(), _x()))
     np.testing.assert_array_equal(forced(_x(), _x()), jax.jit(dense)(_x(), _x()))
 

@@ -210,13 +210,6 @@ def test_an_exported_program_has_arrays_as_inputs_and_nothing_else():
     assert [aval.shape for aval in program.out_avals] == [(2,)]
 
 
-def test_reports_are_compared_with_compiled_programs():
-    """Claimed beside achieved, by precision."""
-    found = jaxamp.report(lambda a, b: a @ b)(spec(64, 1024), spec(1024, 32))
-    text = GEMM.format(dtype="f32", more="")
-    assert found.compare_compiled(text) == {"bf16": (1, 0), "f32": (0, 1)}
-
-
 STEPS = {
     "mlp": (
         jax.value_and_grad(mlp_loss),
