@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxamp
-from benchmarks import fp8_step, overhead, recipes, techniques, trace_cost
+from benchmarks import fp8_step, recipes, techniques, trace_cost, waiting
 from benchmarks.deviceless import pages
 from benchmarks.peers import table
 from benchmarks.peers.peers import PEERS
@@ -62,19 +62,25 @@ def test_memory_of_a_plan_is_measured_beside_its_jaxpr():
     assert 0.1 < trace_cost.memory_ratio(trace_cost.chain(1000), (jnp.ones((2, 2)),)) < 2
 
 
-def test_calls_are_measured_when_they_are_compiled():
-    """The first round, in which both sides compile, is no part of the medians."""
-    times = iter([9.0, 1.0, 3.0, 2.0])
-    assert overhead.medians(lambda: next(times), lambda: 5.0, repeat=3) == [2.0, 5.0]
+def test_a_wait_begins_with_nothing_traced():
+    """No round finds what an earlier one has traced or compiled, and each has all stages."""
+    calls = []
+
+    def fn(x):
+        calls.append(None)
+        return x * 2
+
+    shapes = (jax.ShapeDtypeStruct((3,), jnp.float32),)
+    found = [waiting.seconds_of_stages(fn, shapes) for _ in range(3)]
+    assert len(calls) == 3
+    assert all(seconds[stage] > 0 for seconds in found for stage in waiting.STAGES)
 
 
-def test_the_transformer_by_hand_is_the_transformer():
-    """What compile times are compared with has its products in bfloat16, all of them."""
-    args = trace_cost.transformer_arguments()
-    loss = jax.eval_shape(overhead.by_hand, *args)
-    assert (loss.shape, loss.dtype) == ((), jnp.float32)
-    text = str(jax.make_jaxpr(overhead.by_hand)(*args))
-    assert text.count("preferred_element_type=bfloat16") == 8 * trace_cost.LAYERS + 1
+def test_a_wait_is_the_median_of_whole_rounds():
+    """Not the sum of the medians of its stages."""
+    times = [(1.0, 0.0, 5.0), (2.0, 0.0, 3.0), (9.0, 0.0, 1.0)]
+    found = waiting.medians([dict(zip(waiting.STAGES, t, strict=True)) for t in times])
+    assert found == {"whole": 6.0, "trace": 2.0, "lower": 0.0, "compile": 3.0}
 
 
 def test_the_peers_shown_are_the_figures_kept():
