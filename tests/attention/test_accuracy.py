@@ -19,6 +19,7 @@ CASES = [
     ("keys_repeated", "bfloat16", JOINT),
     ("learnt_temperature", "bfloat16", FORWARD),
     ("nothing_seen_finite", "bfloat16", FORWARD),
+    ("derivative_of_a_derivative", "float16", FORWARD),
     pytest.param("nothing_seen_zero", "bfloat16", FORWARD, marks=pytest.mark.long),
     pytest.param("nothing_seen_causal", "bfloat16", FORWARD, marks=pytest.mark.long),
     pytest.param("nothing_seen_twice", "bfloat16", FORWARD, marks=pytest.mark.long),

@@ -152,10 +152,26 @@ def _jvp_of_forward(primals: Any, tangents: Any, *, spec: AttentionSpec) -> tupl
 
 
 def _jvp_of_backward(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
+    """Differentiate in what the forward pass reads: its results move with that.
+
+    Their own tangents are left out, as lse may have come as bits, which have none.
+    """
     results = _bind(attention_backward_p, primals, **params)
-    if all(_is_zero(t) for t in tangents[:-1]):  # linear in the output's cotangent
-        return results, _bind(attention_backward_p, [*primals[:-1], tangents[-1]], **params)
-    return results, _composed_tangents(_backward, primals, tangents, params)
+    known, (out, lse, dout) = of_backward(tangents)
+    if not all(map(_is_zero, known.given)):
+        still = [x if _is_zero(x) else jax_compat.symbolic_zero_like(x) for x in (out, lse)]
+        along = [*known.given, *still, dout]
+        return results, _composed_tangents(_recomputed, primals, along, params)
+    if _is_zero(dout):
+        return results, [jax_compat.symbolic_zero_like(x) for x in results]
+    return results, _bind(attention_backward_p, [*primals[:-1], dout], **params)  # linear in it
+
+
+def _recomputed(*operands: Any, spec: AttentionSpec, **params: Any) -> tuple[Any, ...]:
+    """Compute the cotangents with lse as a function of what it is of."""
+    known, (_, _, dout) = of_backward(operands)
+    out, lse = composed.forward(*known, spec=spec, widen=params["widen"])
+    return _backward(*known.given, out, lse, dout, spec=spec, **params)
 
 
 def _jvp_of_tangent(
