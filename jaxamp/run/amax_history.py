@@ -154,7 +154,7 @@ class _BodyHistory:
             self.largest = jnp.max(window, axis=0)
 
     def note_readers(self, jaxpr: Jaxpr, args: Sequence[Any]) -> None:
-        """Record the arguments that others read than quantized dots, with the moves before these."""
+        """Record arguments that others read than quantized dots and the moves before these."""
         others = (e for e in jaxpr.eqns if e.primitive.name not in _MOVES and not _takes_history(e))
         read = {v for eqn in others for v in eqn.invars if isinstance(v, Var)}
         given = {id(x) for x, var in zip(args, jaxpr.invars, strict=True) if var in read}
