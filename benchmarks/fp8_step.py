@@ -44,7 +44,8 @@ from jaxamp.errors import JaxAmpError
 from jaxamp.inspect.fp8_products import OPTIONS, claims, made
 
 BF16 = jnp.bfloat16
-POLICIES = ("auto_mixed_bf16", "fp8_current", "fp8_delayed")
+UNMEASURED = "fp8_delayed, unmeasured"  # with the scales of the last step that found magnitudes
+POLICIES = ("auto_mixed_bf16", "fp8_current", "fp8_delayed", UNMEASURED)
 PROGRAMS = ("step", "gradient")
 BACKWARD = "transpose("  # in the name that JAX gives to what it transposes
 
@@ -121,7 +122,7 @@ def programs(config: Config) -> dict[str, tuple[Callable[..., Any], tuple[Any, .
 
 def under(fn: Callable[..., Any], word: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
     """The program under a policy, and its arguments: with a history before them if it takes one."""
-    policy = PrecisionPolicy.parse(word)
+    policy = PrecisionPolicy.parse(word.partition(",")[0])
     if policy.is_scaled:
         small = () if args[-1].shape[-1] < 2048 else policy.scaling.small
         policy = policy.replace(scaling={"ends": True, "small": small})
@@ -132,7 +133,8 @@ def under(fn: Callable[..., Any], word: str, args: tuple[Any, ...]) -> tuple[Any
     )
     if not hasattr(step, "init"):
         return step, args
-    return step, (jax.eval_shape(step.init, *args), *args)
+    history = jax.eval_shape(step.init, *args)
+    return step.unmeasured if word == UNMEASURED else step, (history, *args)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,12 @@ def is_history(value: Any) -> bool:
 
 
 def run_with_history(
-    closed: ClosedJaxpr, arrays: Sequence[Any], history: History | None, length: int
+    closed: ClosedJaxpr,
+    arrays: Sequence[Any],
+    history: History | None,
+    length: int,
+    *,
+    measures: bool = True,
 ) -> tuple[list[Any], History]:
     """Run a program whose quantized dots take their scales from a history.
 
@@ -52,30 +57,31 @@ def run_with_history(
       arrays: its arguments.
       history: one that this program has made; ``None`` for its first step.
       length: number of steps for which a magnitude is kept.
+      measures: whether this step's magnitudes are found.
 
     Returns:
-      The results, and the history with this step in it.
+      The results, and the history with this step in it; an empty one if nothing is measured.
 
     Raises:
       TrainingError: the history is of another program.
     """
-    return _HistoryInterpreter(length).run(closed, arrays, history)
+    return _HistoryInterpreter(length, measures=measures).run(closed, arrays, history)
 
 
 class _HistoryInterpreter:
     """Interpreter of jaxprs that quantizes with the scales of a history, and records magnitudes."""
 
-    def __init__(self, length: int) -> None:
-        self.length = length
+    def __init__(self, length: int, *, measures: bool) -> None:
+        self.length, self.measures = length, measures
         self.moves = _Moves()
-        self.body_history = _BodyHistory(None, length)
+        self.body_history = _BodyHistory(None, length, (), measures=measures)
 
     def run(
         self, closed: ClosedJaxpr, args: Sequence[Any], history: History | None
     ) -> tuple[list[Any], History]:
         """Run a program, or the body of a loop, with the history of its own dots and loops."""
         outside = self.body_history
-        self.body_history = _BodyHistory(history, self.length, args)
+        self.body_history = _BodyHistory(history, self.length, args, measures=self.measures)
         results = self.inline(closed, args)
         inside, self.body_history = self.body_history, outside
         return results, inside.after()
@@ -139,8 +145,10 @@ class _BodyHistory:
     few kernels. A tensor that several dots read is quantized once.
     """
 
-    def __init__(self, history: History | None, length: int, arguments: Sequence[Any] = ()) -> None:
-        self.before, self.length = history, length
+    def __init__(
+        self, history: History | None, length: int, arguments: Sequence[Any], *, measures: bool
+    ) -> None:
+        self.before, self.length, self.measures = history, length, measures
         self.arguments = {id(x): x for x in arguments}  # of the program, or of the loop's body
         self.read_by_others: set[int] = set()  # of these, what is read besides quantized dots
         self.loops: dict[str, Any] = {}
@@ -196,15 +204,17 @@ class _BodyHistory:
         nan = jnp.asarray(np.nan, made.values.dtype)
         values = jnp.where(jnp.abs(wide) < np.inf, made.values, nan)
         # With the barrier that kernel writes the 8 bits too, which other layouts are copied from.
-        # Magnitudes stay before it. Those of a parameter are found where an optimizer reads it;
-        # the kernel that rounds it finds none, and without a barrier writes both layouts.
-        if not is_read_by_others:
+        # Magnitudes stay before it. Those of a parameter are found where an optimizer reads it. A
+        # kernel that rounds, and finds none, writes both layouts where there is no barrier.
+        if self.measures and not is_read_by_others:
             values = lax.optimization_barrier(values)
         self.rows.append(rows)
         return replace(made, values=values, dtype=x.dtype)
 
     def after(self) -> History:
-        """Return the history with this step in it."""
+        """Return the history with this step in it; an empty one if nothing is measured."""
+        if not self.measures:
+            return {}
         after = {**({MAGNITUDES: self._window()} if self.rows else {}), **self.loops}
         _check(self.before is None or self.before.keys() == after.keys())
         return after

@@ -76,12 +76,28 @@ class DelayedFunction:
         Raises:
           TrainingError: the first argument is not a history, or that of another step.
         """
-        if not is_history(history):
-            raise TrainingError(
-                f"Under {self.policy} a step takes its history first, but got {shown(history)}. "
-                "Write history = step.init(*args), then result, history = step(history, *args)."
-            )
+        self._check(history)
         return self._run(history, args, kwargs)
+
+    def unmeasured(self, history: History, *args: Any, **kwargs: Any) -> Any:
+        """Run one step with the scales of a history, and find no magnitudes for later ones.
+
+        The kernels that quantize then need not reduce, and on a GPU write both layouts that
+        products read. Numbers beyond the scales are clipped until a step is measured again.
+
+        Args:
+          history: what ``init`` or the last measured step returned; it stays as it is.
+          *args: arguments of the step.
+          **kwargs: keyword arguments of the step.
+
+        Returns:
+          What the function returns.
+
+        Raises:
+          TrainingError: the first argument is not a history, or that of another step.
+        """
+        self._check(history)
+        return self._run(history, args, kwargs, measures=False)[0]
 
     def amp_parts(self) -> tuple[Callable[..., Any], Settings]:
         """Return the function as it was given, and the settings under which it is rewritten."""
@@ -107,9 +123,18 @@ class DelayedFunction:
     def __repr__(self) -> str:
         return f"<amp of {self.__wrapped__!r}, {self.policy}>"
 
-    def _run(self, history: History | None, args: Any, kwargs: Any) -> tuple[Any, History]:
+    def _check(self, history: Any) -> None:
+        if not is_history(history):
+            raise TrainingError(
+                f"Under {self.policy} a step takes its history first, but got {shown(history)}. "
+                "Write history = step.init(*args), then result, history = step(history, *args)."
+            )
+
+    def _run(
+        self, history: History | None, args: Any, kwargs: Any, *, measures: bool = True
+    ) -> tuple[Any, History]:
         with self._runner.prepared(self._target, args, kwargs) as call:
-            result, made = self._runner.form(call)(history, *call.arrays)
+            result, made = self._runner.form(call)(history, *call.arrays, measures=measures)
             return call.finish(function_result(result)), made
 
 
@@ -120,13 +145,14 @@ class _HistoryRunner(Runner):
         settings, policy = self.settings, self.settings.policy
         rewritten = compiled(signature, settings._replace(policy=policy.stateless))
 
-        @jax.jit
-        def step(history: History | None, *arrays: Any) -> tuple[Any, History]:
+        @functools.partial(jax.jit, static_argnames="measures")
+        def step(history: History | None, *arrays: Any, measures: bool) -> tuple[Any, History]:
             closed, shapes = jax.make_jaxpr(rewritten, return_shape=True)(*arrays)
             # Under another policy, as while tuning, there is no history.
             tried = in_force(settings).policy != policy
+            length = policy.scaling.history
             results, made = run_with_history(
-                closed, arrays, None if tried else history, policy.scaling.history
+                closed, arrays, None if tried else history, length, measures=measures
             )
             return jax.tree.unflatten(jax.tree.structure(shapes), results), made
 

@@ -63,6 +63,31 @@ def test_scales_are_those_of_the_largest_magnitude_kept():
     np.testing.assert_allclose(third, 1, rtol=2**-4)
 
 
+def test_a_step_that_is_not_measured():
+    """It has the scales of the history, also in loops, and leaves it alone."""
+    args = mlp_inputs(32, 32, 48)
+    step = amp(sgd, DELAYED)
+    history = step.init(*args)
+    want, after = step(history, *args)
+    chosen = {"unmeasured": jax.jit(step.unmeasured)(history, *args)}
+    chosen["eager"] = step.unmeasured(history, *args)
+    assert min(worst(want, got) for got in chosen.values()) > 60
+    dot = amp(jnp.dot, DELAYED)
+    ones = dot.init(jnp.ones((16, 16)), jnp.eye(16))
+    clipped = dot.unmeasured(ones, 1000 * jnp.ones((16, 16)), jnp.eye(16))
+    np.testing.assert_array_equal(clipped, 448 * 2**-8)
+    stacked = jax.tree.map(lambda a: jnp.stack([a, a]), mlp_inputs(16, 16, 16)[0])
+    _, x, target = mlp_inputs(16, 16, 16)
+    layers = amp(layered, DELAYED.replace(scaling={"ends": True}))
+    before = layers.init(stacked, x, target)
+    want, _ = layers(before, stacked, x, target)
+    assert worst(want, layers.unmeasured(before, stacked, x, target)) > 60
+    with pytest.raises(TrainingError, match="not this step's"):
+        layers.unmeasured(after, stacked, x, target)
+    with pytest.raises(TrainingError, match="history first"):
+        dot.unmeasured(jnp.ones((16, 16)), jnp.eye(16))
+
+
 def test_nonfinite_values_are_seen_and_not_remembered():
     """An infinity makes the step NaN, and leaves the scales of later steps alone."""
     dot = amp(jnp.dot, DELAYED)
