@@ -10,9 +10,10 @@ with weights differ. It stands for one of many, so its first and last products a
 step is the loss, its gradient and AdamW; `gradient` is the step without AdamW, whose bytes no
 precision of products can change.
 
-The floor is bf16's bytes less half of what its products read. An FP8 step saves no more: cuBLASLt
-takes 8-bit operands only with the axis that is summed over last, each operand is in a forward and a
-backward product, which sum over different axes, and so it is written twice in 8 bits or once in 16.
+Each operand is written twice in 8 bits or once in 16: cuBLASLt takes 8-bit operands only with the
+axis that is summed over last, and each is in a forward and a backward product, which sum over
+different axes. So products read and write fewer bytes, and all else as many, or more where an array
+of 8 bits is read again for its second layout.
 """
 
 from __future__ import annotations
@@ -148,7 +149,6 @@ class Row:
       kernels: that it starts.
       temporary: bytes of memory besides arguments and results.
       eligible: products with weights, in both passes.
-      operands: bytes that products read of 16-bit operands.
       kept: bytes that the forward pass writes and the backward pass reads, by dtype.
       claimed: those that jaxamp has quantized.
       found: those that the compiler made of 8-bit operands.
@@ -161,7 +161,6 @@ class Row:
     bytes: int
     kernels: int
     temporary: int
-    operands: int
     kept: dict[str, int]
     eligible: int
     claimed: int
@@ -169,41 +168,30 @@ class Row:
     seconds: float
     causes: dict[str, int]
 
-    @property
-    def floor(self) -> float:
-        """The bytes that are left if products read 8 bits, and all else is as it is."""
-        return self.bytes - self.operands / 2
-
 
 ELIGIBLE = 15
 """Products of a block with five weights: forward, and for both operands backward."""
 
 
-def cause(kernel: traffic.Kernel, module: Module) -> str:
-    """What a kernel is: a product, attention, AdamW, or what makes and reads activations."""
+def cause(kernel: traffic.Kernel, module: Module, weights: set[tuple[int, ...]]) -> str:
+    """What a kernel is: a product, or what makes and reads its operands."""
     if "cudnn" in kernel.instruction.target:
         return "attention"
     if kernel.contractions(module):
         return "products"
-    return "AdamW" if _is_update(kernel) else "between"
+    written = [array for array, _ in kernel.written if array.dims in weights]
+    if written:
+        return "AdamW" if any(array.dtype == "f32" for array in written) else "weights"
+    read = [array for array, size in kernel.read if size > 2**20]
+    if len(read) == 1 and read[0].dtype.startswith("f8"):
+        return "layouts"
+    return "between"
 
 
-def _is_update(kernel: traffic.Kernel) -> bool:
-    """Whether a kernel reads and writes parameters and moments in float32."""
-    wide = [size for array, size in kernel.written if array.dtype == "f32" and size > 2**24]
-    return len(wide) >= 2
-
-
-def operands(found: Iterable[traffic.Kernel], module: Module) -> int:
-    """Bytes that products read of 16-bit operands."""
-    products = (kernel for kernel in found if kernel.contractions(module))
-    return sum(
-        kernel.runs * size
-        for kernel in products
-        if "cudnn" not in kernel.instruction.target
-        for array, size in kernel.read
-        if array.dtype == "bf16"
-    )
+def weight_shapes(config: Config) -> set[tuple[int, ...]]:
+    """Shapes of the matrices among the parameters, in both layouts."""
+    shapes = {array.shape for array in parameters(config).values() if array.ndim == 2}
+    return shapes | {shape[::-1] for shape in shapes}
 
 
 def kept(found: Iterable[traffic.Kernel]) -> dict[str, int]:
@@ -235,20 +223,25 @@ def _place(home: Computation, name: str) -> tuple[str, int]:
 
 
 def measured(
-    program: str, policy: str, claimed: int, module: Module, facts: Any, chip: Target
+    program: str,
+    policy: str,
+    claimed: int,
+    module: Module,
+    facts: Any,
+    chip: Target,
+    weights: set[tuple[int, ...]],
 ) -> Row:
     counted = traffic.measure(module)
     causes: Counter[str] = Counter()
     found = list(traffic.kernels(module))
     for kernel in found:
-        causes[cause(kernel, module)] += kernel.moved
+        causes[cause(kernel, module, weights)] += kernel.moved
     return Row(
         program=program,
         policy=policy,
         bytes=counted.bytes,
         kernels=counted.kernels,
         temporary=facts["temporary"],
-        operands=operands(found, module),
         kept=kept(found),
         eligible=ELIGIBLE,
         claimed=claimed,
@@ -279,7 +272,7 @@ def compare(
     rows = []
     compiled = compile_all(chip, exports, OPTIONS.get(chip.platform))
     for (name, policy, *_), count, (module, facts) in zip(cases, counts, compiled, strict=True):
-        rows.append(measured(name, policy, count, module, facts, chip))
+        rows.append(measured(name, policy, count, module, facts, chip, weight_shapes(config)))
         if dump:
             dump.mkdir(parents=True, exist_ok=True)
             (dump / f"{name}-{policy}.txt").write_text(diagnosis.report(module, "", 80))
@@ -311,9 +304,6 @@ def show(rows: Sequence[Row], console: Console) -> None:
     for row in rows:
         parts = ", ".join(f"{size / 1e9:.2f} GB of {dtype}" for dtype, size in row.kept.items())
         console.print(f"{row.program}, {row.policy}: kept for the backward pass {parts}")
-    for row in base.values():
-        share = row.floor / row.bytes
-        console.print(f"{row.program}: the floor of FP8 is {row.floor / 1e9:.2f} GB, {share:.2f}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -339,7 +329,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = compare(chip, Config(), options.program, options.policy, options.dump)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    show(rows, Console(width=140))
+    show(rows, Console(width=170))
     return 0
 
 

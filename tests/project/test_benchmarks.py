@@ -209,9 +209,28 @@ ENTRY %main (x: bf16[8,4], w: bf16[4,4]) -> bf16[4,8] {
 """
 
 
+STEP = """
+ENTRY %main (p: f32[4096,512], x: f8e4m3fn[4096,4096]) -> f32[4096,512] {
+  %p = f32[4096,512] parameter(0)
+  %x = f8e4m3fn[4096,4096] parameter(1)
+  %narrow = bf16[4096,512] convert(%p)
+  %turned = f8e4m3fn[4096,4096] transpose(%x), dimensions={1,0}
+  %dot = bf16[4096,512] dot(%turned, %narrow), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+  %new = f32[4096,512] add(%p, %dot)
+  ROOT %out = f32[4096,1024] custom-call(%dot)
+}
+"""
+
+
 def test_what_waits_for_the_backward_pass_is_what_it_reads():
-    """The arrays that one pass writes and the other reads, through tuples; and what FP8 spares."""
+    """The arrays that one pass writes and the other reads, through tuples."""
     module = parse(PASSES)
     found = list(traffic.kernels(module))
     assert fp8_step.kept(found) == {"f8e5m2": 32}
-    assert fp8_step.operands(found, module) == 2 * (8 * 4 + 4 * 4)
+
+
+def test_what_kernels_of_a_wide_step_are_for():
+    """Products, layouts that are made of 8 bits alone, arrays of a parameter's shape, the rest."""
+    module = parse(STEP)
+    causes = [fp8_step.cause(kernel, module, {(4096, 512)}) for kernel in traffic.kernels(module)]
+    assert causes == ["weights", "layouts", "products", "AdamW", "between"]
