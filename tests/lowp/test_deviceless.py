@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks import fp8_step
 from benchmarks.deviceless.models import transformer
 from jaxamp import CastConfig, PrecisionPolicy, amp, plan_of
+from jaxamp.compiled.targets import TARGETS
 from jaxamp.inspect.fp8_products import verify_lowering
 from jaxamp.policy.scaling import Scaling
 
@@ -97,3 +99,18 @@ def test_what_the_backward_pass_keeps(recipe, share, of_all):
     replaced = base - (total - quantized)
     assert quantized / replaced == pytest.approx(share, abs=0.002)
     assert total / base == pytest.approx(of_all, abs=0.01)
+
+
+def test_a_step_moves_fewer_bytes_than_in_bf16():
+    """Half of what products read, and results in bf16; no second layout where none is measured."""
+    policies = ("auto_mixed_bf16", "fp8_delayed", fp8_step.UNMEASURED)
+    chip = TARGETS["h200"]
+    plain, measured, not_measured = fp8_step.compare(
+        chip, fp8_step.Config(), ["step"], policies, None
+    )
+    assert measured.found == not_measured.found == fp8_step.ELIGIBLE
+    assert measured.bytes < 0.93 * plain.bytes
+    assert not_measured.bytes < 0.87 * plain.bytes
+    assert "layouts" not in not_measured.causes
+    assert not_measured.kernels < 1.15 * plain.kernels
+    assert max(row.causes["weights"] for row in (measured, not_measured)) <= plain.causes["weights"]
