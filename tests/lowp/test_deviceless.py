@@ -109,8 +109,9 @@ def test_a_step_moves_fewer_bytes_than_in_bf16():
         chip, fp8_step.Config(), ["step"], policies, None
     )
     assert measured.found == not_measured.found == fp8_step.ELIGIBLE
-    assert measured.bytes < 0.93 * plain.bytes
-    assert not_measured.bytes < 0.87 * plain.bytes
+    assert measured.bytes < 0.95 * plain.bytes
+    assert not_measured.bytes < 0.88 * plain.bytes
     assert "layouts" not in not_measured.causes
     assert not_measured.kernels < 1.15 * plain.kernels
-    assert max(row.causes["weights"] for row in (measured, not_measured)) <= plain.causes["weights"]
+    weights = [row.causes["weights"] for row in (measured, not_measured)]
+    assert max(weights) < 1.001 * plain.causes["weights"]  # one read of each, and the scales
