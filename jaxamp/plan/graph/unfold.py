@@ -174,6 +174,9 @@ class _Unfolder:
     def _link(self, link: Link, *ins: int, aval: Any = None) -> int:
         out = self.graph.value(self.graph.avals[ins[0]] if aval is None else aval)
         self.graph.add(Node(Role.LINK, ins, (out,), link=link))
+        # Of arrays on a mesh JAX 0.10.2 makes the 1 in `1 - gate` an operand of the loop.
+        if link is Link.INVARIANT and ins[0] in self.graph.constants:
+            self.graph.constants[out] = self.graph.constants[ins[0]]
         return out
 
     def _captured(self, aval: Any, const: Any) -> int:
