@@ -102,7 +102,12 @@ def _kernels(policy: PrecisionPolicy) -> list[Kernel]:
         return []
     if policy.fused_attention:
         return everywhere()
-    return [] if policy.is_scaled else at_hand()
+    return [] if _quantizes_attention(policy) else at_hand()
+
+
+def _quantizes_attention(policy: PrecisionPolicy) -> bool:
+    """Return whether products of activations are quantized, which no kernel here does."""
+    return policy.is_scaled and policy.scaling.batched and policy.scaling.all_operands
 
 
 @dataclass(slots=True)

@@ -61,7 +61,9 @@ def _known_mask(step: Any, scores: Scores, known: KnownNumbers, layout: Any) -> 
     home = home_of(scores, step.factor)
     if home is None or not known.is_known(home):
         return None
-    number, places = known.value(home), step.factor.places
+    number = known.thin(home)
+    varies = (n == size_of(p) for n, p in zip(number.shape, step.factor.places, strict=True))
+    places = [p if v else () for p, v in zip(step.factor.places, varies, strict=True)]
     if home in {value for value, _ in scores.homes.values()}:
         return None
     with jax.ensure_compile_time_eval():
@@ -91,7 +93,7 @@ def _may_be_low(
         if atom is None or (isinstance(atom, int) and atom in seen):
             continue
         if known.is_known(atom):
-            if np.any(np.abs(known.value(atom)) >= -LEAST):
+            if np.any(np.abs(known.thin(atom)) >= -LEAST):
                 return True
             continue
         assert isinstance(atom, int)
@@ -113,8 +115,7 @@ def causal_kind(seen: np.ndarray | None) -> tuple[bool, int | None]:
     if seen is None or seen.shape[0] != seen.shape[1] or seen.all():
         return False, None
     size = seen.shape[0]
-    distance = np.arange(size)[:, None] - np.arange(size)[None, :]
     window = int(seen[-1].sum())
-    if not np.array_equal(seen, (distance >= 0) & (distance < window)):
+    if not np.array_equal(seen, np.tri(size, dtype=bool) & ~np.tri(size, k=-window, dtype=bool)):
         return False, None
     return True, None if window == size else window

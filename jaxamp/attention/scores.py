@@ -165,7 +165,7 @@ class Scores:
         shape = [size_of(place) for place in value.places]
         if value.number is not None or math.prod(shape) > _SMALL or not self.known.is_known(atom):
             return value.number
-        return one_number(np.unique(self.known.value(atom)))
+        return one_number(np.unique(self.known.thin(atom)))
 
     def numbers(self, factor: Factor) -> np.ndarray | None:
         """Return the numbers of a known array, without axes of size one; ``None`` for others."""

@@ -75,7 +75,7 @@ def is_arithmetic(unit: Unit) -> bool:
 def _is_mask(unit: Unit, known: KnownNumbers) -> bool:
     """Return whether a product has so large a known factor that nothing but a mask has."""
     return unit.eqn.primitive.name == "mul" and any(
-        known.is_known(atom) and bool(np.any(np.abs(known.value(atom)) >= -LEAST))
+        known.is_known(atom) and bool(np.any(np.abs(known.thin(atom)) >= -LEAST))
         for atom in unit.ins
     )
 

@@ -9,6 +9,7 @@ from jax.extend.core import jaxpr_as_fun
 import jaxamp
 from jaxamp.attention.fuse import fuse_attention
 from jaxamp.policy.policy import PrecisionPolicy
+from tests.attention.finding import FUSED
 from tests.scopes import equations_of
 
 POLICY = PrecisionPolicy.AUTO_MIXED_BF16.replace(fused_attention=True)
@@ -54,6 +55,19 @@ def test_forward_and_backward_are_replaced_together(attend, mask):
     pairs = zip(jaxpr_as_fun(fused.jaxpr)(*operands), jaxpr_as_fun(closed)(*operands), strict=True)
     for found, expected in pairs:
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 1024])
+def test_a_mask_that_every_head_has_is_known_at_any_length(window):
+    """JAX makes it for each head, 2^29 booleans here."""
+
+    def attend(q, k, v):
+        size = window and (window - 1, 0)
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=size)
+
+    x = jax.ShapeDtypeStruct((1, 4096, 32, 64), jnp.float32)
+    plan = jaxamp.plan_of(attend, FUSED)(x, x, x)
+    assert [a.mask for a in plan.attentions] == ["window" if window else "causal"]
 
 
 def test_a_program_without_attention_stays_the_same_object():

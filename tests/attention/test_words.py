@@ -43,11 +43,14 @@ def test_it_is_on_where_the_device_has_a_kernel(order):
     with lowering_for(volta):
         assert not found(program, order, DEFAULT).any
     with lowering_for(hopper):
-        for word in ("bf16", "f16", "mixed_f16_conservative", "always_f16"):
+        for word in ("bf16", "f16", "mixed_f16_conservative", "always_f16", "fp8_current"):
             assert found(program, order, jaxamp.PrecisionPolicy.parse(word)).any, word
         for _, policy in _policies(DEFAULT):
             assert not found(program, order, policy).any
-        assert not found(program, order, jaxamp.PrecisionPolicy.FP8_CURRENT).any
+        every = jaxamp.PrecisionPolicy.FP8_CURRENT.replace(
+            scaling={"batched": True, "all_operands": True}
+        )
+        assert not found(program, order, every).any
 
 
 def test_a_kernel_is_asked_for_its_backward_pass_too():
