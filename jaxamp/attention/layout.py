@@ -93,26 +93,33 @@ def _order(factor: Factor) -> list[Axis]:
     return list(itertools.chain.from_iterable(factor.places))
 
 
-def arranged(array: Any, places: Sequence[Place], wanted: Sequence[Place]) -> Any:
-    """Return an array with axes in other places: summed over those not wanted, or repeated."""
+def arranged(array: Any, places: Sequence[Place], wanted: Sequence[Place], numpy: Any = jnp) -> Any:
+    """Return an array with axes in other places: summed over those not wanted, or repeated.
+
+    Args:
+      array: the array.
+      places: where it has its axes.
+      wanted: where the result has them.
+      numpy: the module that computes it, JAX's or NumPy itself.
+    """
     have = list(itertools.chain.from_iterable(places))
     want = list(itertools.chain.from_iterable(wanted))
-    array = _reshaped(array, [a.size for a in have])
+    array = _reshaped(array, [a.size for a in have], numpy)
     gone = [i for i, a in enumerate(have) if a not in want]
     if gone:
-        array = jnp.sum(array, axis=tuple(gone))
+        array = numpy.sum(array, axis=tuple(gone))
         have = [a for a in have if a in want]
     order = [have.index(a) for a in want if a in have]
     if order != sorted(order):
-        array = jnp.transpose(array, order)
+        array = numpy.transpose(array, order)
     if len(order) < len(want):
-        array = _reshaped(array, [a.size if a in have else 1 for a in want])
-        array = jnp.broadcast_to(array, [a.size for a in want])
-    return _reshaped(array, [size_of(p) for p in wanted])
+        array = _reshaped(array, [a.size if a in have else 1 for a in want], numpy)
+        array = numpy.broadcast_to(array, [a.size for a in want])
+    return _reshaped(array, [size_of(p) for p in wanted], numpy)
 
 
-def _reshaped(array: Any, shape: Sequence[int]) -> Any:
-    return array if tuple(array.shape) == tuple(shape) else jnp.reshape(array, shape)
+def _reshaped(array: Any, shape: Sequence[int], numpy: Any) -> Any:
+    return array if tuple(array.shape) == tuple(shape) else numpy.reshape(array, shape)
 
 
 def thin(array: Any, places: Sequence[Place], wanted: Sequence[Place]) -> Any:

@@ -61,15 +61,12 @@ def _known_mask(step: Any, scores: Scores, known: KnownNumbers, layout: Any) -> 
     home = home_of(scores, step.factor)
     if home is None or not known.is_known(home):
         return None
-    number = known.thin(home)
+    number = np.asarray(known.thin(home))
     varies = (n == size_of(p) for n, p in zip(number.shape, step.factor.places, strict=True))
     places = [p if v else () for p, v in zip(step.factor.places, varies, strict=True)]
     if home in {value for value, _ in scores.homes.values()}:
         return None
-    with jax.ensure_compile_time_eval():
-        array = np.asarray(
-            arranged(jax.numpy.asarray(number), places, thinned(places, layout.scores))
-        )
+    array = arranged(number, places, thinned(places, layout.scores), np)
     if isinstance(step, Masking):
         return array.astype(bool) == step.sign
     array = array * step.times
@@ -114,8 +111,10 @@ def causal_kind(seen: np.ndarray | None) -> tuple[bool, int | None]:
     """Return whether a known mask is causal, and its window."""
     if seen is None or seen.shape[0] != seen.shape[1] or seen.all():
         return False, None
-    size = seen.shape[0]
-    window = int(seen[-1].sum())
-    if not np.array_equal(seen, np.tri(size, dtype=bool) & ~np.tri(size, k=-window, dtype=bool)):
+    size, rows = seen.shape[0], np.arange(seen.shape[0])
+    window = int(np.count_nonzero(seen[-1]))
+    first, last = seen.argmax(1), size - 1 - seen[:, ::-1].argmax(1)
+    has_gaps = np.count_nonzero(seen, axis=1) != last - first + 1
+    if has_gaps.any() or (last != rows).any() or (first != np.maximum(rows + 1 - window, 0)).any():
         return False, None
     return True, None if window == size else window
