@@ -59,6 +59,18 @@ def test_reasons_are_in_the_glossary():
     assert {clause for reason in found for clause in unexplained(reason)} == set()
 
 
+def test_reasons_of_quantized_products_are_in_the_glossary():
+    """Of a step that updates a matrix by a gradient of 8-bit operands."""
+
+    def step(w, x):
+        return w - 0.1 * jax.grad(lambda w: jnp.tanh(jnp.tanh(x @ w) @ w).sum())(w)
+
+    every = PrecisionPolicy.FP8_CURRENT.replace(scaling={"small": (), "ends": True})
+    found = reasons(step, (jnp.ones((32, 32)), jnp.ones((32, 32))), (every,))
+    assert any("coarser" in reason for reason in found)
+    assert {clause for reason in found for clause in unexplained(reason)} == set()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("part", range(8))
 def test_all_reasons_are_in_the_glossary(part):
