@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.extend.core import Literal, Primitive
+from jax.extend.core import JaxprEqn, Literal, Primitive
 
 from jaxamp.attention.levels import Atom, Level, Unit
 from jaxamp.core import jax_compat
@@ -38,6 +38,13 @@ class Outer(NamedTuple):
 
 Given = Mapping[int, Outer]
 Shape = tuple[int, ...]
+
+
+class Thin(NamedTuple):
+    """A thin result: its shape, and the function of thin operands that makes it."""
+
+    shape: Shape
+    made: Callable[..., Any]
 
 
 class KnownNumbers:
@@ -114,66 +121,67 @@ class KnownNumbers:
             return
         shapes = [_shape(v.aval) for v in eqn.outvars]
         read = [self._shape(a) for a in unit.ins]
-        if (thin := self._thin_result(unit)) is not None:
-            shapes, read = [thin], []
+        thin = self._thinly(unit) if shapes and shapes[0] is not None else None
+        if thin is not None:
+            shapes, read = [thin.shape], []
         sized = [s for s in shapes if s is not None]
         if len(sized) < len(shapes) or any(math.prod(s) > _LARGEST for s in (*sized, *read)):
             return
         for index, out in enumerate(unit.outs):
             if isinstance(out, int):
                 self._shapes[out] = sized[index]
-                thunks[out] = lambda index=index: self._results(unit)[index]
+                thunks[out] = lambda index=index: self._results(unit, thin)[index]
 
-    def _thin_result(self, unit: Unit) -> Shape | None:
-        """Return the shape of a thin result; ``None`` where it is computed from whole operands."""
-        eqn, name, shape = unit.eqn, unit.eqn.primitive.name, _shape(unit.eqn.outvars[0].aval)
-        if shape is None:
-            return None
+    def _thinly(self, unit: Unit) -> Thin | None:
+        """Return how a result is made of thin operands; ``None`` where it takes whole ones."""
+        eqn, name = unit.eqn, unit.eqn.primitive.name
+        shape = _shape(eqn.outvars[0].aval) or ()
         operands = [self.thin_shape(a) for a in unit.ins]
         if _is_elementwise(eqn.primitive):
-            return np.broadcast_shapes((1,) * len(shape), *operands)
+            common = np.broadcast_shapes((1,) * len(shape), *operands)
+            return Thin(common, lambda *xs: _bound(eqn, [_spread(x, common) for x in xs])[0])
         if name == "iota":
-            return tuple(n if i == eqn.params["dimension"] else 1 for i, n in enumerate(shape))
-        if name == "broadcast_in_dim":
-            sizes = dict(zip(eqn.params["broadcast_dimensions"], operands[0], strict=True))
-            return tuple(sizes.get(i, 1) for i in range(len(shape)))
+            axis, dtype = eqn.params["dimension"], eqn.params["dtype"]
+            thin = tuple(n if i == axis else 1 for i, n in enumerate(shape))
+            return Thin(thin, lambda: np.arange(math.prod(thin), dtype=dtype).reshape(thin))
         if name == "transpose":
-            return tuple(operands[0][i] for i in eqn.params["permutation"])
+            order = eqn.params["permutation"]
+            return Thin(tuple(operands[0][i] for i in order), lambda x: np.transpose(x, order))
+        if (moved := self._moved(unit, shape)) is not None:
+            return Thin(moved, lambda x: np.reshape(x, moved))
+        return None
+
+    def _moved(self, unit: Unit, shape: Shape) -> Shape | None:
+        """Return the thin shape of a move that repeats, or that has axes of size one elsewhere."""
+        eqn, name = unit.eqn, unit.eqn.primitive.name
         if name in _TYPES:
-            return operands[0]
+            return self.thin_shape(unit.ins[0])
+        if name == "broadcast_in_dim":
+            thin = self.thin_shape(unit.ins[0])
+            sizes = dict(zip(eqn.params["broadcast_dimensions"], thin, strict=True))
+            return tuple(sizes.get(i, 1) for i in range(len(shape)))
         if name in _UNIT_AXES:
-            before = self._shape(unit.ins[0])
-            sizes = iter([k for n, k in zip(before, operands[0], strict=True) if n != 1])
+            before, thin = self._shape(unit.ins[0]), self.thin_shape(unit.ins[0])
+            sizes = iter([k for n, k in zip(before, thin, strict=True) if n != 1])
             if [n for n in before if n != 1] == [n for n in shape if n != 1]:
                 return tuple(1 if n == 1 else next(sizes) for n in shape)
         return None
 
-    def _results(self, unit: Unit) -> list[Any]:
+    def _results(self, unit: Unit, thin: Thin | None) -> list[Any]:
         key = self._key(unit)
         results = self._computed.get(key)
         if results is None:
-            results = [np.asarray(r) for r in self._evaluate(unit)]
+            if thin is None:
+                found = _bound(unit.eqn, [self.value(a) for a in unit.ins])
+            else:
+                found = [thin.made(*(self.thin(a) for a in unit.ins))]
+            results = [np.asarray(r) for r in found]
             if key is not None:
                 self._computed[key] = results
         for out, result in zip(unit.outs, results, strict=True):
             if isinstance(out, int):
                 self._thin[out] = result
         return results
-
-    def _evaluate(self, unit: Unit) -> Sequence[Any]:
-        eqn, name, shape = unit.eqn, unit.eqn.primitive.name, self._thin_result(unit)
-        nowhere = {name: None for name in _PLACES if eqn.params.get(name) is not None}
-        if shape is None:
-            operands = [jax.numpy.asarray(self.value(a)) for a in unit.ins]
-        elif _is_elementwise(eqn.primitive):
-            operands = [_spread(jax.numpy.asarray(self.thin(a)), shape) for a in unit.ins]
-        elif name == "iota":
-            return [np.arange(math.prod(shape), dtype=eqn.params["dtype"]).reshape(shape)]
-        elif name == "transpose":
-            return [np.transpose(self.thin(unit.ins[0]), eqn.params["permutation"])]
-        else:  # repeats, or has axes of size one elsewhere
-            return [np.reshape(self.thin(unit.ins[0]), shape)]
-        return jax_compat.bind(eqn, operands, **nowhere)
 
     def _key(self, unit: Unit) -> Any:
         """Return what equal equations of equal operands share, as the masks of all layers do."""
@@ -193,7 +201,13 @@ def _is_elementwise(primitive: Primitive) -> bool:
 
 def _spread(operand: Any, shape: Shape) -> Any:
     """Return an operand in a shape; a scalar, as the predicate of a selection may be, as it is."""
-    return jax.numpy.broadcast_to(operand, shape) if operand.ndim else operand
+    return jax.numpy.broadcast_to(operand, shape) if np.ndim(operand) else operand
+
+
+def _bound(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Return the results of an equation for known operands."""
+    nowhere = {name: None for name in _PLACES if eqn.params.get(name) is not None}
+    return jax_compat.bind(eqn, [jax.numpy.asarray(x) for x in operands], **nowhere)
 
 
 def _number(literal: Literal) -> Any:

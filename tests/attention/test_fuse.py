@@ -70,6 +70,19 @@ def test_a_mask_that_every_head_has_is_known_at_any_length(window):
     assert [a.mask for a in plan.attentions] == ["window" if window else "causal"]
 
 
+def test_a_known_mask_with_gaps_is_no_causal_one():
+    """Though each query sees the first key and itself, and none after: one misses a key between."""
+
+    def attend(q, k, v):
+        rows, keys = np.arange(64)[:, None], np.arange(64)
+        seen = (keys <= rows) & ((keys != 1) | (rows != 5))
+        return jax.nn.dot_product_attention(q, k, v, mask=seen[None, None])
+
+    x = jax.ShapeDtypeStruct((1, 64, 4, 64), jnp.float32)
+    plan = jaxamp.plan_of(attend, FUSED)(x, x, x)
+    assert [a.mask for a in plan.attentions] == ["bias"]
+
+
 def test_a_program_without_attention_stays_the_same_object():
     """Nothing is emitted anew."""
     closed = jax.make_jaxpr(lambda x, w: jax.nn.softmax(x @ w))(jnp.ones((4, 8)), jnp.ones((8, 8)))

@@ -45,6 +45,12 @@ def test_a_spelling_is_found(name, order):
         assert result.count >= program.count, result.refused
 
 
+def test_words_that_are_rows_and_columns_are_one_axis():
+    """The cotangent of an output that leaves as an image is merged as queries and keys are."""
+    program = SPELLINGS["pixels"]
+    assert found(program, JOINT).count == program.count
+
+
 def test_what_is_added_and_taken_away_again_is_nothing():
     """The cotangents of a maximum that is differentiated add up to zero."""
     program = SPELLINGS["by_hand_through_the_maximum"]
