@@ -17,7 +17,7 @@ from jaxamp.core.formats import Precision, is_format
 from jaxamp.errors import NotCallableError, article, shown, teaching
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.run.emit import plan_call, unchanged
-from jaxamp.run.runner import NNX, Runner, Runners
+from jaxamp.run.runner import NNX, Runner, Runners, is_jitted
 from jaxamp.run.settings import Settings, in_force
 from jaxamp.trace.arguments import Call, is_constant
 from jaxamp.trace.target import Statics, Target, is_found
@@ -351,14 +351,9 @@ def without_jit(fn: Any) -> Any:
     """Return the function inside of ``jax.jit``, which would hide what is inside."""
     if isinstance(fn, MethodType):
         return MethodType(without_jit(fn.__func__), fn.__self__)
-    while _is_jitted(fn):
+    while is_jitted(fn):
         fn = fn.__wrapped__
     return fn
-
-
-def _is_jitted(fn: Any) -> bool:
-    has = functools.partial(hasattr, fn)
-    return has("lower") and has("__wrapped__") and not hasattr(type(fn), "amp_parts")
 
 
 def _settings(policy: Any, strict: bool, *, force: bool) -> Settings:

@@ -223,8 +223,8 @@ def _note_traced_numbers(error: Exception, call: Call, names: Sequence[str]) -> 
         several = len(set(named)) > 1
         declared = repr(tuple(named) if several else named[0])
         them, arguments = ("them", "these arguments") if several else ("it", "the argument")
-        is_jitted = _is_jitted(call.function)
-        who, alike = ("jax.jit", "") if is_jitted else ("amp", ", as jax.jit does")
+        traces = is_jitted(_innermost(call.function))
+        who, alike = ("jax.jit", "") if traces else ("amp", ", as jax.jit does")
         error.add_note(
             f"{who} traces the Python numbers in {', '.join(named)}{alike}. If "
             f"they configure {call.name}, declare {arguments} static: {who}({call.name}, "
@@ -232,11 +232,17 @@ def _note_traced_numbers(error: Exception, call: Call, names: Sequence[str]) -> 
         )
 
 
-def _is_jitted(fn: Any) -> bool:
-    """Return whether a function, or that of a partial, traces its arguments itself."""
+def is_jitted(fn: Any) -> bool:
+    """Return whether a function is one of ``jax.jit``, which traces its arguments itself."""
+    has = partial(hasattr, fn)
+    return has("lower") and has("__wrapped__") and not hasattr(type(fn), "amp_parts")
+
+
+def _innermost(fn: Any) -> Any:
+    """Return the function inside of ``functools.partial``."""
     while isinstance(fn, partial):
         fn = fn.func
-    return hasattr(fn, "lower") and hasattr(fn, "__wrapped__")
+    return fn
 
 
 def _may_be_number(leaf: Any) -> bool:
