@@ -1,10 +1,10 @@
 """What `probe` costs and finds: `python -m benchmarks.probe [cost|search|faults|mended]`.
 
 `cost` compares one probed train step with the float32 step: time, the best of several runs taken
-in turns, and memory, as the compiler plans it. `search` takes the time that it takes to compile the
-search for a first infinity, beside that of the step itself, and of all of `debug_step`. `faults`
-looks for every planted fault, and `mended` asks `debug_step` about those that make an infinity or
-NaN, and runs its rules.
+in turns, and memory, as the compiler plans it. `search` takes the time of the search for a first
+infinity, beside that of compiling the step, and of all of `debug_step`. `faults` looks for every
+planted fault, and `mended` asks `debug_step` about those that make an infinity or NaN, and runs its
+rules.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.table import Table
 
 from jaxamp import amp, plan_of
 from jaxamp.numerics.nonfinite import Program
-from jaxamp.training import debug_step
+from jaxamp.training import debug_step, explain_nonfinite
 
 WIDTH, LAYERS, BATCH, LENGTH = 256, 2, 8, 128
 ROUNDS = 5
@@ -97,35 +97,29 @@ def cost() -> int:
 
 
 def search() -> int:
-    """Time to compile the search for a first infinity, and to find and mend a weight too large."""
+    """Time to search for a first infinity, and to find and mend a weight that is too large."""
     table = Table(title=f"blocks of width {WIDTH}, {BATCH * LENGTH} tokens, auto_mixed")
     for heading in ("blocks", "operations", "step s", "search s", "debug_step s", "its runs"):
         table.add_column(heading, justify="right")
     mixed = amp(step, "auto_mixed")
+    calls = jax.jit(mixed).lower, explain_nonfinite(mixed), debug_step(mixed)
     for layers in (1, 2, 4, 8):
+        jax.clear_caches()
         params, x = arguments(layers)
         params[-1]["down"] *= 1e6
-        jaxpr = jax.make_jaxpr(mixed)(params, x)
-        flat = _flat((params, x))
-        program = Program.of(jaxpr, None, [""] * len(flat), [""] * len(jaxpr.out_avals))
-        seconds = [
-            _compiling(fun, *args) for fun, args in ((mixed, (params, x)), (program.marks, flat))
-        ]
-        start = time.perf_counter()
-        found = debug_step(mixed)(params, x)
-        seconds.append(time.perf_counter() - start)
-        times = [f"{s:.1f}" for s in seconds]
-        table.add_row(str(layers), str(len(program.sites)), *times, str(found.runs))
+        plan = plan_of(step, "auto_mixed")(params, x)
+        times: list[float] = []
+        found: Any = None
+        for call in calls:
+            start = time.perf_counter()
+            found = call(params, x)
+            if call is calls[0]:
+                found.compile()
+            times.append(time.perf_counter() - start)
+        count = len(list(plan.decisions()))
+        table.add_row(str(layers), str(count), *(f"{s:.1f}" for s in times), str(found.runs))
     Console().print(table)
     return 0
-
-
-def _compiling(fun: Callable[..., Any], *args: Any) -> float:
-    """Seconds to compile a function."""
-    lowered = jax.jit(fun).lower(*args)
-    start = time.perf_counter()
-    lowered.compile()
-    return time.perf_counter() - start
 
 
 def faults() -> int:

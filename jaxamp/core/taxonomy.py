@@ -670,6 +670,16 @@ def lookup(primitive: Primitive | str) -> Op | None:
     return _registered.get(name) or TABLE.get(name)
 
 
+def trait_of(primitive: Primitive | str) -> Trait:
+    """Return the trait of a primitive; that of an unknown one is ``OPAQUE``.
+
+    >>> trait_of("scan"), trait_of("never_heard_of")
+    (<Trait.LOOP: 'loop'>, <Trait.OPAQUE: 'opaque'>)
+    """
+    op = lookup(primitive)
+    return op.trait if op else Trait.OPAQUE
+
+
 def register_op_kind(
     primitive: Primitive | str,
     kind: OpKind | str,

@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from jaxamp.core.taxonomy import OpKind, Trait, lookup
+from jaxamp.core.taxonomy import OpKind, Trait, lookup, trait_of
 from jaxamp.inspect.operation import Place, frames_of, innermost
 from jaxamp.jaxprs.dce import live_equations
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
@@ -29,14 +29,12 @@ class Site:
       eqn: the equation.
       decision: how it runs; ``None`` where it runs as it is written.
       raw_scope: name stack, enclosing equations first.
-      depth: how many loops are around it.
     """
 
     number: int
     eqn: JaxprEqn
     decision: Decision | None
     raw_scope: str
-    depth: int
 
     @property
     def scope(self) -> str:
@@ -108,7 +106,7 @@ def blocks_of(jaxpr: Jaxpr, consts: Sequence[Any], plan: JaxprPlan | None) -> Bl
       consts: its constants.
       plan: what was decided for it; ``None`` to take it as it is written.
     """
-    return _Numbering().block(ClosedJaxpr(jaxpr, tuple(consts)), plan, "", 0)
+    return _Numbering().block(ClosedJaxpr(jaxpr, tuple(consts)), plan, "")
 
 
 def place_of(site: Site) -> Place:
@@ -123,38 +121,32 @@ class _Numbering:
     def __init__(self) -> None:
         self.next = 0
 
-    def block(self, body: ClosedJaxpr, plan: JaxprPlan | None, scope: str, depth: int) -> Block:
+    def block(self, body: ClosedJaxpr, plan: JaxprPlan | None, scope: str) -> Block:
         live = live_equations(body.jaxpr)
         block = Block(body.jaxpr, body.consts, plan, live, [], [], {})
         scopes = [joined_scope(scope, eqn) for eqn in body.jaxpr.eqns]
         bodies = [_bodies(eqn, block.decision(i)) for i, eqn in enumerate(body.jaxpr.eqns)]
         for i, eqn in enumerate(body.jaxpr.eqns):
             computes = live[i] and not bodies[i]
-            site = self._site(eqn, block.decision(i), scopes[i], depth) if computes else None
+            site = self._site(eqn, block.decision(i), scopes[i]) if computes else None
             block.sites.append(site)
         for i, eqn in enumerate(body.jaxpr.eqns):
             entered = bodies[i]
             if wiring(eqn) is Wiring.WHILE:
                 block.test[i], *entered = entered
-            deeper = depth + (_trait(eqn) is Trait.LOOP)
-            inner = (self.block(b, p, scopes[i], deeper) for b, p in entered if live[i])
+            inner = (self.block(b, p, scopes[i]) for b, p in entered if live[i])
             block.inner.append(tuple(inner))
         return block
 
-    def _site(self, eqn: JaxprEqn, decision: Decision | None, scope: str, depth: int) -> Site:
+    def _site(self, eqn: JaxprEqn, decision: Decision | None, scope: str) -> Site:
         self.next += 1
-        return Site(self.next - 1, eqn, decision, scope, depth)
+        return Site(self.next - 1, eqn, decision, scope)
 
 
 def _bodies(eqn: JaxprEqn, decision: Decision | None) -> list[tuple[ClosedJaxpr, JaxprPlan | None]]:
     """Return the jaxprs of an equation that an interpreter can enter, each with its plan."""
-    if _trait(eqn) not in (Trait.CALL, Trait.BRANCH, Trait.LOOP):
+    if trait_of(eqn.primitive) not in (Trait.CALL, Trait.BRANCH, Trait.LOOP):
         return []
     bodies = nested(eqn)
     plans = decision.inner if decision and not is_region(eqn) else ()
     return list(zip(bodies, plans or [None] * len(bodies), strict=True))
-
-
-def _trait(eqn: JaxprEqn) -> Trait:
-    op = lookup(eqn.primitive)
-    return op.trait if op else Trait.OPAQUE

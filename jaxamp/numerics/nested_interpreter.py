@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import Trait, lookup
+from jaxamp.core.taxonomy import Trait, trait_of
 from jaxamp.inspect.blocks import Block
 from jaxamp.jaxprs.nested import loop
 
@@ -22,24 +22,17 @@ class Value(NamedTuple):
     Attributes:
       low: the value.
       shadow: what it would be in the original program; ``None`` where that is the same.
-      mark: what else is known of the whole array; never cut into slices.
     """
 
     low: Any
     shadow: Any = None
-    mark: Any = None
 
 
 class Interpreter(abc.ABC):
-    """An interpreter of blocks, with a state that passes from one equation to the next.
-
-    ``loops`` has, for each loop around, how many iterations were done before this one.
-    """
+    """An interpreter of blocks, with a state that passes from one equation to the next."""
 
     @abc.abstractmethod
-    def run(
-        self, block: Block, values: Sequence[Value], state: Any, loops: tuple[Any, ...]
-    ) -> tuple[list[Value], Any]:
+    def run(self, block: Block, values: Sequence[Value], state: Any) -> tuple[list[Value], Any]:
         """Run a block on its inputs."""
 
     @abc.abstractmethod
@@ -50,25 +43,8 @@ class Interpreter(abc.ABC):
         """Add a shadow to the value if `shadowed`, or drop it: carries need one structure."""
         return value
 
-    def sliced(self, value: Value) -> Value:
-        """Return a slice, which comes with the mark of the whole."""
-        return value
-
-    def stacked(self, mark: Any, slice_mark: Any) -> Any:
-        """Merge the mark of one more slice into that of the slices so far."""
-        return mark
-
-    def blank(self, aval: Any) -> Any:
-        """Return the mark of an empty stack."""
-        return None
-
     def enter(
-        self,
-        block: Block,
-        position: int,
-        values: Sequence[Value],
-        state: Any,
-        loops: tuple[Any, ...],
+        self, block: Block, position: int, values: Sequence[Value], state: Any
     ) -> tuple[list[Value], Any]:
         """Run an equation that holds blocks.
 
@@ -77,23 +53,22 @@ class Interpreter(abc.ABC):
           position: the equation's position there.
           values: its operands.
           state: what is handed on.
-          loops: iterations of the loops around.
 
         Returns:
           Its results, and the state.
         """
         eqn, inner = block.jaxpr.eqns[position], block.inner[position]
-        op = lookup(eqn.primitive)
-        if op is not None and op.trait is Trait.BRANCH:
-            return self._branch(eqn, inner, values, state, loops)
-        if op is not None and op.trait is Trait.LOOP:
+        trait = trait_of(eqn.primitive)
+        if trait is Trait.BRANCH:
+            return self._branch(eqn, inner, values, state)
+        if trait is Trait.LOOP:
             if position in block.test:
-                return self._while(eqn, block.test[position], inner[0], values, state, loops)
-            return self._scan(eqn, inner[0], values, state, loops)
+                return self._while(eqn, block.test[position], inner[0], values, state)
+            return self._scan(eqn, inner[0], values, state)
         if eqn.primitive.name in ("fused_group", "remat2") and _is_recomputation(eqn):
             # As JAX lowers it: what was computed before is not to be used again.
             values = lax.optimization_barrier(list(values))
-        return self.run(inner[0], values, state, loops)
+        return self.run(inner[0], values, state)
 
     def _match_shadows(
         self, values: Sequence[Value], variables: Any, shadowed: bool
@@ -107,13 +82,12 @@ class Interpreter(abc.ABC):
         inner: Sequence[Block],
         values: Sequence[Value],
         state: Any,
-        loops: tuple[Any, ...],
     ) -> tuple[list[Value], Any]:
         shadowed = _any_shadowed(inner, values)
 
         def branch(block: Block) -> Any:
             def run(values: Sequence[Value], state: Any) -> Any:
-                outs, state = self.run(block, values, state, loops)
+                outs, state = self.run(block, values, state)
                 return self._match_shadows(outs, eqn.outvars, shadowed), state
 
             return run
@@ -127,36 +101,27 @@ class Interpreter(abc.ABC):
         block: Block,
         values: Sequence[Value],
         state: Any,
-        loops: tuple[Any, ...],
     ) -> tuple[list[Value], Any]:
         wired, shadowed = loop(eqn), _any_shadowed([block], values)
         _, invariants, carries, whole = wired.parts(values)
-        inputs, outputs = wired.parts(block.jaxpr.invars)[2], block.jaxpr.outvars
+        inputs = wired.parts(block.jaxpr.invars)[2]
 
         def step(carried: Any, slices: Any) -> Any:
-            carry, marks, state, done = carried
-            given = [
-                self.sliced(Value(*pair, mark=value.mark))
-                for pair, value in zip(slices, whole, strict=True)
-            ]
-            outs, state = self.run(block, [*invariants, *carry, *given], state, (*loops, done))
+            carry, state = carried
+            given = [Value(*pair) for pair in slices]
+            outs, state = self.run(block, [*invariants, *carry, *given], state)
             carry = self._match_shadows(outs[: wired.carries], inputs, shadowed)
-            made = outs[wired.carries :]
-            marks = [self.stacked(m, v.mark) for m, v in zip(marks, made, strict=True)]
-            return (carry, marks, state, done + 1), [(v.low, v.shadow) for v in made]
+            return (carry, state), outs[wired.carries :]
 
-        carry = self._match_shadows(carries, inputs, shadowed)
-        marks = [self.blank(var.aval) for var in outputs[wired.carries :]]
-        (carry, marks, state, _), made = lax.scan(
+        (carry, state), made = lax.scan(
             step,
-            (carry, marks, state, jnp.int32(0)),
-            [(value.low, value.shadow) for value in whole],
+            (self._match_shadows(carries, inputs, shadowed), state),
+            whole,
             length=eqn.params["length"],
             reverse=eqn.params["reverse"],
             unroll=eqn.params["unroll"],
         )
-        stacks = [Value(*pair, mark=mark) for pair, mark in zip(made, marks, strict=True)]
-        return [*carry, *stacks], state
+        return [*carry, *made], state
 
     def _while(
         self,
@@ -165,7 +130,6 @@ class Interpreter(abc.ABC):
         block: Block,
         values: Sequence[Value],
         state: Any,
-        loops: tuple[Any, ...],
     ) -> tuple[list[Value], Any]:
         wired, shadowed = loop(eqn), _any_shadowed([block], values)
         tested, invariants, carries, _ = wired.parts(values)
@@ -175,14 +139,12 @@ class Interpreter(abc.ABC):
             return self.test(*test, [*tested, *carried[0]])
 
         def body(carried: Any) -> Any:
-            carry, state, done = carried
-            operands = [*invariants, *carry]
-            outs, state = self.run(block, operands, state, (*loops, done))
-            return self._match_shadows(outs, inputs, shadowed), state, done + 1
+            carry, state = carried
+            outs, state = self.run(block, [*invariants, *carry], state)
+            return self._match_shadows(outs, inputs, shadowed), state
 
         carry = self._match_shadows(carries, inputs, shadowed)
-        carry, state, _ = lax.while_loop(goes_on, body, (carry, state, jnp.int32(0)))
-        return list(carry), state
+        return lax.while_loop(goes_on, body, (carry, state))
 
 
 def run_live(block: Block, run: Callable[[int], None]) -> None:

@@ -6,21 +6,20 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxamp.core import jax_compat
 from jaxamp.inspect.blocks import Block, Site, blocks_of, place_of
 from jaxamp.inspect.operation import Place
-from jaxamp.numerics import finite_marks as marks
-from jaxamp.numerics.shadow import Shadowing, Watch
+from jaxamp.numerics.blame import INFINITY, NAN, Blaming, earliest, kind_of
+from jaxamp.numerics.nested_interpreter import Value
+from jaxamp.numerics.shadow import Shadowing
+from jaxamp.numerics.statistics import Ledger
 from jaxamp.plan import Plan
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
 from jaxamp.rewrite.registry import RewriteContext
-
-INFINITY, NAN = "infinity", "NaN"
-_KINDS = {marks.INFINITY: INFINITY, marks.NAN: NAN}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +51,10 @@ class Nonfinite:
     backward: bool
     iterations: tuple[int, ...]
     operands: tuple[np.ndarray, ...] = dataclasses.field(default=(), repr=False, compare=False)
-    site: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def to_data(self) -> dict[str, Any]:
         """Return all but the operands, as plain words and numbers."""
-        left_out = ("operands", "site", "place")
+        left_out = ("operands", "place")
         names = [f.name for f in dataclasses.fields(self) if f.name not in left_out]
         place = dataclasses.asdict(self.place)
         return {**{name: getattr(self, name) for name in names}, **place}
@@ -75,7 +73,7 @@ class Nonfinite:
     @property
     def _taken(self) -> str:
         """The operands, in a few words."""
-        infinite = any(_kind(operand) == INFINITY for operand in self.operands)
+        infinite = any(kind_of(operand) == INFINITY for operand in self.operands)
         return "with infinities" if infinite else f"of at most {self.largest:.4g}"
 
 
@@ -112,11 +110,6 @@ class Program:
         return cls(block, sites, context, inputs, outputs)
 
     @property
-    def depth(self) -> int:
-        """Largest number of nested loops."""
-        return max((site.depth for site in self.sites), default=0)
-
-    @property
     def results(self) -> list[Any]:
         """Per result its variable; ``None`` for one that is an input or a literal."""
         made = {var for eqn in self.block.jaxpr.eqns for var in eqn.outvars}
@@ -125,19 +118,11 @@ class Program:
 
     def measured(self, *args: Any) -> tuple[list[Any], Any]:
         """Run it beside its shadow; return its results and the table of statistics."""
-        interpreter = Shadowing(self.context, self.depth, shadows=True)
-        outs, ledger = interpreter.start(self.block, args, len(self.sites))
+        assert self.context is not None  # only what is planned is measured
+        values = list(map(Value, args))
+        ledger = Ledger.empty(len(self.sites))
+        outs, ledger = Shadowing(self.context).run(self.block, values, ledger)
         return [value.low for value in outs], ledger
-
-    def marks(self, *args: Any) -> list[Any]:
-        """Run it for the marks of its results, a row i32[4 + depth] each."""
-        outs, _ = Shadowing(self.context, self.depth, marks=True).start(self.block, args, 0)
-        return [value.mark for value in outs]
-
-    def watched(self, watch: Watch, *args: Any) -> list[Any]:
-        """Run it and report the operands of one operation."""
-        outs, _ = Shadowing(self.context, self.depth, watch=watch).start(self.block, args, 0)
-        return [value.low for value in outs]
 
 
 def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
@@ -150,23 +135,21 @@ def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
     Returns:
       ``None`` if all results that it made are finite.
     """
-    found = map(marks.Mark.of, jax.device_get(jax.jit(program.marks)(*args)))
+    found = Blaming(program.context).start(program.block, args)
     bad = [
-        (name, mark)
-        for var, mark, name in zip(program.results, found, program.outputs, strict=True)
-        if var is not None and mark.kind != marks.FINITE
+        (name, value.mark)
+        for var, value, name in zip(program.results, found, program.outputs, strict=True)
+        if var is not None and value.mark is not None
     ]
     if not bad:
         return None
-    name, first = bad[0][0], min((mark for _, mark in bad), key=lambda mark: mark.time)
-    if first.site == marks.GIVEN:
+    name, first = bad[0][0], earliest(mark for _, mark in bad)
+    if first.site is None:
         return _an_input(program, name, args)
-    site = program.sites[first.site]
-    loops = first.loops[: site.depth]
-    operands = _operands(program, Watch(site.number, loops, None), args)
+    site, operands = first.site, tuple(map(np.asarray, first.operands))
     return Nonfinite(
         output=name,
-        kind=_KINDS[first.born],
+        kind=first.born,
         primitive=_primitive(site),
         dtype=_dtype(site),
         largest=max(map(_largest, operands), default=0.0),
@@ -174,26 +157,13 @@ def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
         place=place_of(site),
         scope=site.scope,
         backward=site.backward,
-        iterations=loops,
+        iterations=first.iterations,
         operands=operands,
-        site=site,
     )
 
 
-def _operands(program: Program, watch: Watch, args: Sequence[Any]) -> tuple[np.ndarray, ...]:
-    taken: list[tuple[np.ndarray, ...]] = []
-
-    def take(*operands: Any) -> None:
-        taken.append(tuple(map(np.asarray, operands)))
-
-    watching = watch._replace(take=take)
-    jax.block_until_ready(jax.jit(lambda *a: program.watched(watching, *a))(*args))
-    jax.effects_barrier()
-    return taken[0] if taken else ()
-
-
 def _an_input(program: Program, output: str, args: Sequence[Any]) -> Nonfinite:
-    kinds = [_kind(arg) for arg in args]
+    kinds = list(map(kind_of, args))
     source = next((n for n, kind in zip(program.inputs, kinds, strict=True) if kind), "a constant")
     kind = next(filter(None, kinds), NAN)
     return Nonfinite(
@@ -220,16 +190,7 @@ def _dtype(site: Site) -> str:
 
 
 def _is_inexact(dtype: Any) -> bool:
-    return jax.numpy.issubdtype(dtype, np.inexact)
-
-
-def _kind(array: Any) -> str:
-    if not _is_inexact(array.dtype):
-        return ""
-    wide = np.asarray(array).astype(np.complex64)
-    if np.isnan(wide).any():
-        return NAN
-    return "" if np.isfinite(wide).all() else INFINITY
+    return jnp.issubdtype(dtype, np.inexact)
 
 
 def _largest(array: np.ndarray) -> float:

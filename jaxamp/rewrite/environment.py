@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -83,6 +83,15 @@ class Environment:
     def enter(self, variables: Iterable[Var], values: Iterable[Any]) -> None:
         """Store the inputs of a jaxpr as they arrive."""
         self._values.update(zip(variables, values, strict=True))
+
+    def forget(self, variables: Collection[Var]) -> None:
+        """Drop values that nothing reads any more, and the casts made of them."""
+        for var in variables:
+            del self._values[var]
+        held: list[dict[Any, Any]] = [self._casts, self._copies, self._widened]
+        for casts in held:
+            for key in [key for key in casts if key[0] in variables]:
+                del casts[key]
 
     def enter_casts(self, variables: Iterable[Var], casts: Iterable[Any]) -> None:
         """Store casts of variables that arrive beside their values."""

@@ -95,7 +95,7 @@ def _interpret_one(
         env.log.enter_equation(index)
     with jax_compat.emitting(eqn):
         operands = _read_operands(eqn, decision.plan, env)
-        emitted = emit(_rule_context(context, eqn, decision, env), operands)
+        emitted = emit(rule_context(context, eqn, decision, env), operands)
         env.enter_casts(eqn.outvars, emitted.roundings)
         plan = decision.plan
         hints = plan.hints
@@ -112,7 +112,7 @@ def _read_operands(eqn: JaxprEqn, plan: EquationPlan, env: Environment) -> list[
     return list(map(env.read_operand, eqn.invars, plan.reads))
 
 
-def _rule_context(
+def rule_context(
     context: RewriteContext, eqn: JaxprEqn, decision: Decision, env: Environment
 ) -> RuleContext:
     """Return what a rule is given, with the other forms of operands that were decided."""

@@ -35,7 +35,7 @@ class Perturbing(Interpreter):
         self.numbers, self.switches = numbers, switches
 
     def run(
-        self, block: Block, values: Sequence[Value], state: Any, loops: tuple[Any, ...]
+        self, block: Block, values: Sequence[Value], state: Any
     ) -> tuple[list[Value], Any]:
         """Run a block on its inputs."""
         run = _Run(self, block)
@@ -94,7 +94,7 @@ class _Run:
             outputs = decision.outputs
         if self.block.inner[position]:
             values = [Value(operand) for operand in operands]
-            outs, _ = self.owner.enter(self.block, position, values, (), ())
+            outs, _ = self.owner.enter(self.block, position, values, ())
             self.write(eqn.outvars, [value.low for value in outs], outputs, group)
             return
         results = [

@@ -62,7 +62,7 @@ def switched(
     """
     numbers = {group: number for number, group in enumerate(groups)}
     values = [Value(arg) for arg in args]
-    outs, _ = Perturbing(numbers, jnp.asarray(switches, jnp.float32)).run(block, values, (), ())
+    outs, _ = Perturbing(numbers, jnp.asarray(switches, jnp.float32)).run(block, values, ())
     return [out.low for out in outs if is_float(out.low)]
 
 
