@@ -374,6 +374,27 @@ def test_folds_that_share_a_pass_are_kept(args: Any, statistics: Any, again: int
     assert folds[1] - folds[0] == again
 
 
+def test_no_square_is_stored_to_be_summed_again(args: Any) -> None:
+    """A residual stream of float32 is updated state: the backward pass reads what it has stored."""
+
+    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+        x = x + x @ w
+        normed = x * jax.lax.rsqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+        return jnp.sum((x + jnp.tanh(normed @ w)) ** 2)
+
+    w, x = args[0][0], args[1]
+    jaxpr = jax.make_jaxpr(amp(jax.grad(loss, argnums=(0, 1)), POLICY))(x, w).jaxpr
+    squares = [
+        result
+        for group in groups(jaxpr)
+        for eqn in group.params["jaxpr"].eqns
+        for result in group.params["jaxpr"].outvars
+        if result in eqn.outvars and (eqn.invars[0] is eqn.invars[-1])
+        if eqn.primitive.name in ("mul", "square", "integer_pow")
+    ]
+    assert not squares
+
+
 def test_statistics_over_a_vmapped_axis_part_no_group(args: Any) -> None:
     """What vmap makes of a psum is a sum like any other: batch norms are one group either way."""
 

@@ -12,7 +12,7 @@ from jaxamp.core.formats import is_narrow
 from jaxamp.plan.dataflow.regions import EQUALITIES
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.flags import union
-from jaxamp.plan.graph.graph import Nest, Node, nodes_of
+from jaxamp.plan.graph.graph import Nest, Node, Role, nodes_of
 from jaxamp.policy.techniques import Technique
 from jaxamp.xla.hints.row_statistics import find_statistics
 
@@ -24,7 +24,8 @@ class Recomputation:
       saved: values inside a group that are residuals, rather than recomputed.
       saved_by_rules: of these, values that a derivative rule holds and saves; see `relu_signs.py`.
       recomputed: values that a later group recomputes rather than reads. Results of equality tests
-        are read: what is computed twice may differ in its last bit.
+        are read: what is computed twice may differ in its last bit. So are reductions of what is
+        neither in memory nor recomputed: their operands would be stored for it.
     """
 
     def __init__(self, findings: Findings, techniques: Set[Technique]) -> None:
@@ -64,6 +65,7 @@ class Recomputation:
         """Classify the results of a member of a group."""
         is_statistic = self._statistics[node.index]
         is_found = node.name in EQUALITIES and union(self.provenance.dense, node.ins)
+        reads_fused = node.role is Role.REDUCE and any(map(self._is_handed_on, node.ins))
         for value in node.outs:
             if self.graph.is_float32[value]:
                 if self._is_saved_by_rule(value):
@@ -71,7 +73,7 @@ class Recomputation:
                 is_saved = is_statistic or self._is_stored(value) or value in self.saved_by_rules
                 if is_saved and value not in self._side_by_side:
                     self.saved.add(value)
-            if not (is_statistic or is_found) and self._is_cheap(value):
+            if not (is_statistic or is_found or reads_fused) and self._is_cheap(value):
                 self.recomputed.add(value)
 
     def _is_cheap(self, value: int) -> bool:
@@ -84,6 +86,11 @@ class Recomputation:
         if value in self.regions.relu_outputs and not self.regions.joined[value]:
             return True  # its operand is read anyway
         return not is_activation or bool(self.regions.fused[value])
+
+    def _is_handed_on(self, value: int) -> bool:
+        """Return whether a later group would read a fused activation rather than recompute it."""
+        is_fused = bool(self.regions.fused[value] and self.provenance.dense[value])
+        return is_fused and not self._is_cheap(value)
 
     def _find_side_by_side(self) -> dict[int, int]:
         """Return fused concatenations of arrays in memory, with the number of their parts.
