@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any, Unpack
 
+from jaxamp.run.amp import DEFAULT_POLICY
 from jaxamp.training.grads import (
     Gradient,
     NamedOptions,
-    Options,
     scaled_grad,
     scaled_value_and_grad,
     under_policy,
@@ -49,7 +49,7 @@ def scaled_filter_value_and_grad(
     >>> type(grads).__name__, grads.weight.shape
     ('Linear', (2, 3))
     """
-    return _filtered(scaled_value_and_grad, fun, Options(has_aux=has_aux, **options))
+    return _filtered(scaled_value_and_grad, fun, has_aux, **options)
 
 
 def scaled_filter_grad(
@@ -82,16 +82,19 @@ def scaled_filter_grad(
     >>> bool(finite)
     True
     """
-    return _filtered(scaled_grad, fun, Options(has_aux=has_aux, **options))
+    return _filtered(scaled_grad, fun, has_aux, **options)
 
 
 def _filtered(
-    transform: Callable[..., Any], fun: Callable[..., Any], options: Options
+    transform: Callable[..., Any],
+    fun: Callable[..., Any],
+    has_aux: bool,
+    policy: Any = DEFAULT_POLICY,
+    **options: Any,
 ) -> Callable[..., Gradient]:
     import equinox as eqx  # here, so that whoever does not use it need not wait for it
 
-    function = under_policy(fun, options.policy)
-    words = options._replace(policy=None)._asdict()
+    function = under_policy(fun, policy)
 
     @functools.wraps(fun, updated=())
     def gradients(model: Any, *args: Any, **kwargs: Any) -> Gradient:
@@ -100,6 +103,8 @@ def _filtered(
         def of_floats(floats: Any, *args: Any, **kwargs: Any) -> Any:
             return function(eqx.combine(floats, rest), *args, **kwargs)
 
-        return transform(of_floats, **words)(floats, *args, **kwargs)
+        return transform(of_floats, has_aux=has_aux, policy=None, **options)(
+            floats, *args, **kwargs
+        )
 
     return gradients

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxamp.errors import TrainingError
-from jaxamp.training.trees import is_array, is_float, leaf_name
+from jaxamp.training.trees import is_array, is_float
 
 _T = TypeVar("_T")
 
@@ -89,7 +89,10 @@ def first_nonfinite(tree: Any, index: Any = None) -> str | None:
             "nonfinite_index(grads) from the step and name it outside: "
             "first_nonfinite(params, index)."
         ) from None
-    return None if position < 0 else leaf_name(tree, position)
+    if position < 0:
+        return None
+    path, _ = jax.tree_util.tree_flatten_with_path(tree)[0][position]
+    return jax.tree_util.keystr(path)
 
 
 def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:

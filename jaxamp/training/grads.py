@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypedDict, Unpack
 
@@ -10,12 +11,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxamp.core.keep_precision import keep_precision
-from jaxamp.errors import TrainingError, shown
+from jaxamp.errors import TrainingError, article, shown
 from jaxamp.run.amp import DEFAULT_POLICY, amp
 from jaxamp.run.delayed import DelayedFunction
 from jaxamp.training.finite import all_finite
 from jaxamp.training.loss_scale import as_loss_scale, same_library
-from jaxamp.training.stateful import refuse_nnx
 from jaxamp.training.trees import global_norm, map_floats, varies_over, widen_floats
 
 
@@ -31,18 +31,6 @@ class Gradient(NamedTuple):
     result: Any
     grads_finite: jax.Array
     loss_scale: Any
-
-
-class Options(NamedTuple):
-    """Arguments of ``scaled_value_and_grad`` after the function."""
-
-    argnums: int | Sequence[int] = 0
-    has_aux: bool = False
-    policy: Any = DEFAULT_POLICY
-    loss_scale: Any = None
-    several: bool = False
-    clip_norm: float | None = None
-    axis_name: Any = None
 
 
 class NamedOptions(TypedDict, total=False):
@@ -105,8 +93,33 @@ def scaled_value_and_grad(
     >>> float(loss), grads.dtype, bool(finite), int(scale.counter)
     (1.0, dtype('float32'), True, 1)
     """
-    options = Options(argnums, has_aux, policy, loss_scale, several, clip_norm, axis_name)
-    return _gradient_function(fun, options, with_value=True)
+    scale, function = as_loss_scale(loss_scale), under_policy(fun, policy)
+
+    def scaled(*args: Any, **kwargs: Any) -> Any:
+        value = function(*args, **kwargs)
+        return scale.scale(_with_aux(value)[0] if has_aux else value), value
+
+    def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        """Return the value, unscaled, and the gradients, still scaled."""
+        if several:
+            return jax.jacrev(scaled, argnums, has_aux=True)(*args, **kwargs)[::-1]
+        (_, value), grads = jax.value_and_grad(scaled, argnums, has_aux=True)(*args, **kwargs)
+        return value, grads
+
+    @functools.wraps(fun, updated=())
+    def gradients(*args: Any, **kwargs: Any) -> Gradient:
+        _refuse_nnx((args, kwargs))
+        value, grads = differentiated(*args, **kwargs)
+        grads = widen_floats(scale.unscale(grads))
+        finite = all_finite(grads, axis_name=axis_name)
+        if clip_norm is not None:
+            clip = functools.partial(clip_by_norm, limit=clip_norm, axis_name=axis_name)
+            losses = value[0] if has_aux else value  # as many as there are trees of gradients
+            grads = jax.tree.map(lambda _, of_one: clip(of_one), losses, grads)
+        adjusted = same_library(scale.adjust(finite), loss_scale)
+        return Gradient((value, grads), finite, adjusted)
+
+    return gradients
 
 
 def scaled_grad(
@@ -139,41 +152,14 @@ def scaled_grad(
     >>> float(grads)
     6.0
     """
-    return _gradient_function(fun, Options(argnums, has_aux, **options), with_value=False)
-
-
-def _gradient_function(
-    fun: Callable[..., Any], options: Options, *, with_value: bool
-) -> Callable[..., Gradient]:
-    scale = as_loss_scale(options.loss_scale)
-    raw = _scaled_gradients(fun, options)
+    with_value = scaled_value_and_grad(fun, argnums, has_aux, **options)
 
     @functools.wraps(fun, updated=())
     def gradients(*args: Any, **kwargs: Any) -> Gradient:
-        refuse_nnx((args, kwargs))
-        value, grads = raw(*args, **kwargs)
-        grads = widen_floats(scale.unscale(grads))
-        finite = all_finite(grads, axis_name=options.axis_name)
-        grads = _clipped(grads, value, options)
-        adjusted = same_library(scale.adjust(finite), options.loss_scale)
-        if with_value:
-            return Gradient((value, grads), finite, adjusted)
-        return Gradient((grads, value[1]) if options.has_aux else grads, finite, adjusted)
+        (value, grads), finite, adjusted = with_value(*args, **kwargs)
+        return Gradient((grads, value[1]) if has_aux else grads, finite, adjusted)
 
     return gradients
-
-
-def _scaled_gradients(fun: Callable[..., Any], options: Options) -> Callable[..., Any]:
-    """Return a function that gives the value, unscaled, and the gradients, still scaled."""
-    scale = as_loss_scale(options.loss_scale)
-    function = under_policy(fun, options.policy)
-
-    def scaled(*args: Any, **kwargs: Any) -> Any:
-        value = function(*args, **kwargs)
-        loss = _with_aux(value)[0] if options.has_aux else value
-        return scale.scale(loss), value
-
-    return _differentiated(scaled, options)
 
 
 def under_policy(fun: Callable[..., Any], policy: Any) -> Callable[..., Any]:
@@ -196,29 +182,6 @@ def _with_aux(value: Any) -> tuple[Any, Any]:
     if isinstance(value, tuple | list) and len(value) == 2:
         return value[0], value[1]
     raise TrainingError(f"With has_aux=True a function returns (loss, aux), not {shown(value)}.")
-
-
-def _differentiated(scaled: Callable[..., Any], options: Options) -> Callable[..., Any]:
-    if options.several:
-        jacobian = jax.jacrev(scaled, options.argnums, has_aux=True)
-        return lambda *args, **kwargs: jacobian(*args, **kwargs)[::-1]
-    one = jax.value_and_grad(scaled, options.argnums, has_aux=True)
-
-    def raw(*args: Any, **kwargs: Any) -> Any:
-        (_, value), grads = one(*args, **kwargs)
-        return value, grads
-
-    return raw
-
-
-def _clipped(grads: Any, value: Any, options: Options) -> Any:
-    if options.clip_norm is None:
-        return grads
-    clip = functools.partial(clip_by_norm, limit=options.clip_norm, axis_name=options.axis_name)
-    if not options.several:
-        return clip(grads)
-    losses = value[0] if options.has_aux else value
-    return jax.tree.map(lambda _, of_one: clip(of_one), losses, grads)
 
 
 @keep_precision("f32")
@@ -249,3 +212,27 @@ def clip_by_norm(grads: Any, limit: float, axis_name: Any = None) -> Any:
     norm = global_norm(grads, axis_name)
     factor = jnp.where(norm > limit, limit / norm, 1.0)
     return map_floats(lambda leaf: leaf * factor, grads)
+
+
+def _refuse_nnx(tree: Any) -> None:
+    """Raise an error where arguments hold modules or random streams of flax nnx.
+
+    To JAX's ``grad`` they are trees of arrays: it differentiates copies, whose batch statistics
+    and keys nobody sees, and takes statistics for parameters.
+
+    Raises:
+      TrainingError: it holds such an object.
+    """
+    nnx = sys.modules.get("flax.nnx")  # whoever has such an object has imported it
+    if nnx is None:
+        return
+    kinds = (nnx.Module, nnx.Rngs)
+    for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, kinds)):
+        if isinstance(leaf, kinds):
+            raise TrainingError(
+                f"What a call changes in {article(type(leaf).__name__)} of flax nnx, batch "
+                "statistics and random keys, would be lost here. Put amp around a step that takes "
+                "nnx.value_and_grad. A loss scale is kept by the optimizer: "
+                "nnx.Optimizer(net, jaxamp.training.with_loss_scale(...), wrt=nnx.Param); scale "
+                "the loss by optimizer.opt_state.loss_scale.scale(loss)."
+            )

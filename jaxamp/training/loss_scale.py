@@ -108,9 +108,26 @@ class NoOpLossScale:
         return self
 
 
+class _Factor:
+    """A loss scale whose factor is the attribute ``loss_scale``."""
+
+    loss_scale: Any
+
+    def scale(self, tree: _T) -> _T:
+        """Multiply the floating leaves, in float32 or wider; other leaves stay as they are."""
+        return _scaled(tree, self.loss_scale)
+
+    def unscale(self, tree: _T) -> _T:
+        """Divide the floating leaves, in float32 or wider; other leaves stay as they are.
+
+        Unscale with the object that scaled, not with the one that ``adjust`` returned.
+        """
+        return _unscaled(tree, self.loss_scale)
+
+
 @_register(("loss_scale",))
 @dataclasses.dataclass(frozen=True)
-class StaticLossScale:
+class StaticLossScale(_Factor):
     """A loss scale that never changes.
 
     Attributes:
@@ -129,14 +146,6 @@ class StaticLossScale:
     def __post_init__(self) -> None:
         _set(self, loss_scale=_factor("loss_scale", self.loss_scale))
 
-    def scale(self, tree: _T) -> _T:
-        """Multiply the floating leaves, in float32 or wider; other leaves stay as they are."""
-        return _scaled(tree, self.loss_scale)
-
-    def unscale(self, tree: _T) -> _T:
-        """Divide the floating leaves, in float32 or wider; other leaves stay as they are."""
-        return _unscaled(tree, self.loss_scale)
-
     def adjust(self, grads_finite: Any) -> StaticLossScale:
         """Return the loss scale itself."""
         del grads_finite
@@ -147,7 +156,7 @@ class StaticLossScale:
     ("loss_scale", "counter", "min_loss_scale", "max_loss_scale"), ("period", "factor", "backoff")
 )
 @dataclasses.dataclass(frozen=True)
-class DynamicLossScale:
+class DynamicLossScale(_Factor):
     """A loss scale that looks for the largest factor under which gradients stay finite.
 
     It grows by `factor` after `period` finite steps in a row, and shrinks, the count starting anew,
@@ -193,17 +202,6 @@ class DynamicLossScale:
         )
         _check_growth(self.period, self.factor, self.backoff)
         _check_order(self.min_loss_scale, self.max_loss_scale)
-
-    def scale(self, tree: _T) -> _T:
-        """Multiply the floating leaves, in float32 or wider; other leaves stay as they are."""
-        return _scaled(tree, self.loss_scale)
-
-    def unscale(self, tree: _T) -> _T:
-        """Divide the floating leaves, in float32 or wider; other leaves stay as they are.
-
-        Unscale with the object that scaled, not with the one that ``adjust`` returned.
-        """
-        return _unscaled(tree, self.loss_scale)
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
         """Return the loss scale for the next step.

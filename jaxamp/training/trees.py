@@ -79,13 +79,3 @@ def _total(part: jax.Array, axis_name: Any) -> jax.Array:
 def varies_over(value: Any) -> frozenset[Any]:
     """Return the mapped axes of ``shard_map`` over which a value may differ, as its type says."""
     return jax.typeof(value).manual_axis_type.varying
-
-
-def leaf_name(tree: Any, index: int) -> str:
-    """Return the path of a leaf, as it is written in Python.
-
-    >>> leaf_name({"layers": [{"w": 1}, {"w": 2}]}, 1)
-    "['layers'][1]['w']"
-    """
-    path, _ = jax.tree_util.tree_flatten_with_path(tree)[0][index]
-    return jax.tree_util.keystr(path)

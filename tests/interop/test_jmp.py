@@ -8,7 +8,7 @@ import jmp
 import pytest
 
 from jaxamp.errors import TrainingError
-from jaxamp.interop.jmp_loss_scale import loss_scale_from_jmp, loss_scale_to_jmp
+from jaxamp.interop.jmp import loss_scale_from_jmp, loss_scale_to_jmp
 from jaxamp.training import DynamicLossScale, NoOpLossScale, StaticLossScale
 
 OURS = {
