@@ -36,7 +36,7 @@ _peak = jax.jit(peak_of)
 
 
 class Mark(NamedTuple):
-    """What is known of a value that is not finite.
+    """The origin of a value that is not finite.
 
     Attributes:
       kind: the worst that it holds.

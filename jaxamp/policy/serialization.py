@@ -16,30 +16,20 @@ from jaxamp.policy.scaling import Scaling
 _P = TypeVar("_P")
 
 _VERSION = 1
-_PLAIN_KEYS = ("accumulation", "guards", "param_dtype", "output_dtype", "allreduce")
-_KEYS = ("version", "name", "kinds", "rules", "scaling", "xla", "fused_attention", *_PLAIN_KEYS)
-_OPTIONAL = ("scaling", "xla", "fused_attention")
+_KEYS = (
+    "version", "name", "kinds", "accumulation", "rules", "guards", "param_dtype", "output_dtype",
+    "allreduce", "scaling", "xla", "fused_attention",
+)  # fmt: skip
+_OPTIONAL = {"scaling": {}, "xla": "all", "fused_attention": None}
 _TYPES = {"name": str, "kinds": dict, "rules": list, "guards": list, "scaling": dict}
 _ADVICE = "PrecisionPolicy.to_json() writes one; a preset needs none: amp(fn, 'mixed_bf16')."
 
 
 def to_json(policy: Any) -> str:
     """Return a policy as JSON."""
-    data = {
-        "version": _VERSION,
-        "name": policy.name,
-        "kinds": {kind.value: _cast_to_data(cast) for kind, cast in policy.kinds},
-        "accumulation": _word(policy.accumulation),
-        "rules": [rule.to_data() for rule in policy.rules],
-        "guards": sorted(guard.value for guard in policy.guards),
-        "param_dtype": _word(policy.param_dtype),
-        "output_dtype": _word(policy.output_dtype),
-        "allreduce": policy.allreduce.short,
-        "scaling": _scaling_to_data(policy.scaling),
-        "xla": sorted(technique.value for technique in policy.xla),
-        "fused_attention": policy.fused_attention,
-    }
-    return json.dumps(data, indent=2)
+    data = {"version": _VERSION} | {key: getattr(policy, key) for key in _KEYS[1:]}
+    data["kinds"] = {kind.value: cast for kind, cast in policy.kinds}
+    return json.dumps(data, indent=2, default=_plain)
 
 
 def from_json(make: Callable[..., _P], text: str) -> _P:
@@ -51,16 +41,12 @@ def from_json(make: Callable[..., _P], text: str) -> _P:
     missing = [key for key in _KEYS if key not in data and key not in _OPTIONAL]
     if missing:
         raise PolicyError(f"This JSON is not a policy: it has no {', '.join(missing)}. {_ADVICE}")
+    fields = _OPTIONAL | {key: value for key, value in data.items() if key != "version"}
     try:
-        return make(
-            name=data["name"],
-            kinds=tuple((OpKind.parse(k), _cast_from(cast)) for k, cast in data["kinds"].items()),
-            rules=tuple(Rule(**rule) for rule in data["rules"]),
-            scaling=_scaling_from(data.get("scaling", {})),
-            xla=data.get("xla", "all"),
-            fused_attention=data.get("fused_attention"),
-            **{key: data[key] for key in _PLAIN_KEYS},
-        )
+        kinds = tuple((OpKind.parse(k), _cast_from(cast)) for k, cast in fields["kinds"].items())
+        rules = tuple(Rule(**rule) for rule in fields["rules"])
+        scaling = _scaling_from(fields["scaling"])
+        return make(**{**fields, "kinds": kinds, "rules": rules, "scaling": scaling})
     except (KeyError, TypeError, AttributeError) as error:
         wrong = [key for key, kind in _TYPES.items() if not isinstance(data.get(key, kind()), kind)]
         where = f"its {wrong[0]} is {shown(data[wrong[0]])}" if wrong else f"{error}"
@@ -84,16 +70,15 @@ def _json_object(text: str) -> dict[str, Any]:
     return data
 
 
-def _word(precision: Precision | None) -> str | None:
-    return None if precision is None else precision.short
-
-
-def _cast_to_data(cast: CastConfig) -> dict[str, Any]:
-    return {
-        "out_dtype": cast.out_dtype.short,
-        "sf_block": cast.sf_block,
-        "round_sf": cast.round_sf,
-    }
+def _plain(value: Any) -> Any:
+    """Return what ``json`` cannot write in words that ``from_json`` reads."""
+    if isinstance(value, Precision):
+        return value.short
+    if isinstance(value, frozenset):
+        return sorted(member.value for member in value)
+    if hasattr(value, "to_data"):  # a rule, or the configuration of a kernel
+        return value.to_data()
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def _cast_from(data: str | dict[str, Any]) -> CastConfig:
@@ -101,12 +86,6 @@ def _cast_from(data: str | dict[str, Any]) -> CastConfig:
         return CastConfig.plain(data)
     block = data["sf_block"]
     return CastConfig(data["out_dtype"], block and tuple(block), data["round_sf"])
-
-
-def _scaling_to_data(scaling: Scaling) -> dict[str, Any]:
-    fields = {f.name: getattr(scaling, f.name) for f in dataclasses.fields(scaling)}
-    data = {k: _cast_to_data(v) if isinstance(v, CastConfig) else v for k, v in fields.items()}
-    return data | ({} if scaling.kernel is None else {"kernel": scaling.kernel.to_data()})
 
 
 def _scaling_from(data: dict[str, Any]) -> Scaling:
