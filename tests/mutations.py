@@ -329,13 +329,13 @@ MUTATIONS = (
         "tests/interop/test_flax.py",
     ),
     Mutation(
-        "tools/tune/cheapest.py",
+        "tools/tune/search.py",
         "np.lexsort((errors, -(every @ gains)))",
         "np.lexsort((errors, every @ gains))",
         "tests/tools/test_tune.py jaxamp/tools/tune",
     ),
     Mutation(
-        "tools/serving/narrow_inputs.py",
+        "tools/serving/narrow.py",
         "return [*results, *own[len(results) :]]",
         "return own",
         "tests/tools/test_serving.py jaxamp/tools/serving",

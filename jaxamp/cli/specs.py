@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -72,9 +72,13 @@ def read_value(text: str) -> Any:
         return load(text)()
     try:
         tree = ast.parse(_SCALAR.sub(r"\1[()]", text.strip()), mode="eval")
+        return _value(tree.body, text)
     except SyntaxError:
-        raise _not_understood(text) from None
-    return _value(tree.body, text)
+        raise InspectionError(
+            f"{text!r} is not an argument. Write a shape (f32[8,128]), a number, a quoted text, "
+            "key, a list, tuple or dict of these, name=... for a keyword, or "
+            "package.module:function that builds it."
+        ) from None
 
 
 def with_values(tree: Any) -> Any:
@@ -95,42 +99,23 @@ def with_values(tree: Any) -> Any:
 
 
 def _value(node: ast.AST, text: str) -> Any:
-    reader = _READERS.get(type(node))
-    if reader is None:
-        raise _not_understood(text)
-    return reader(node, text)
-
-
-def _constant(node: ast.Constant, text: str) -> Any:
-    return node.value
-
-
-def _list(node: ast.List, text: str) -> Any:
-    return [_value(item, text) for item in node.elts]
-
-
-def _tuple(node: ast.Tuple, text: str) -> Any:
-    return tuple(_value(item, text) for item in node.elts)
-
-
-def _dict(node: ast.Dict, text: str) -> Any:
-    if None in node.keys:
-        raise _not_understood(text)
-    keys = [_value(key, text) for key in node.keys if key is not None]
-    return dict(zip(keys, (_value(value, text) for value in node.values), strict=True))
-
-
-def _negative(node: ast.UnaryOp, text: str) -> Any:
-    number = _value(node.operand, text)
-    if not isinstance(node.op, ast.USub) or not isinstance(number, int | float):
-        raise _not_understood(text)
-    return -number
-
-
-def _name(node: ast.Name, text: str) -> Any:
-    if node.id != "key":
-        raise _not_understood(text)
-    return jax.eval_shape(jax.random.key, 0)
+    match node:
+        case ast.Constant():
+            return node.value
+        case ast.List():
+            return [_value(item, text) for item in node.elts]
+        case ast.Tuple():
+            return tuple(_value(item, text) for item in node.elts)
+        case ast.Dict() if None not in node.keys:
+            pairs = zip(node.keys, node.values, strict=True)
+            return {_value(key, text): _value(value, text) for key, value in pairs if key}
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+        case ast.Name(id="key"):
+            return jax.eval_shape(jax.random.key, 0)
+        case ast.Subscript():
+            return _array(node, text)
+    raise SyntaxError(text)
 
 
 def _array(node: ast.Subscript, text: str) -> Any:
@@ -144,22 +129,3 @@ def _array(node: ast.Subscript, text: str) -> Any:
     if not all(type(size) is int and size >= 0 for size in sizes):
         raise InspectionError(f"The shape in {text!r} is not a list of sizes: write f32[8,128].")
     return jax.ShapeDtypeStruct(sizes, dtype)
-
-
-_READERS: dict[type[ast.AST], Callable[[Any, str], Any]] = {
-    ast.Constant: _constant,
-    ast.List: _list,
-    ast.Tuple: _tuple,
-    ast.Dict: _dict,
-    ast.UnaryOp: _negative,
-    ast.Name: _name,
-    ast.Subscript: _array,
-}
-
-
-def _not_understood(text: str) -> InspectionError:
-    return InspectionError(
-        f"{text!r} is not an argument. Write a shape (f32[8,128]), a number, a quoted text, key, a "
-        "list, tuple or dict of these, name=... for a keyword, or package.module:function that "
-        "builds it."
-    )

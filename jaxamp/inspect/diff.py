@@ -5,17 +5,15 @@ from __future__ import annotations
 import difflib
 import functools
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxamp.inspect.displayable import Displayable
-from jaxamp.inspect.operation import Operation, Place
+from jaxamp.inspect.operation import Operation, Place, few
 from jaxamp.inspect.report import Report, report
 from jaxamp.policy.policy import PrecisionPolicy
-
-_SEVERAL = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,11 +118,7 @@ def diff(policy: Any, other: Any) -> Callable[[Any], Callable[..., Difference]]:
 
 def describe(changes: list[Change]) -> str:
     """Describe the primitives of some changes in a few words."""
-    names = [change.either.primitive for change in changes]
-    counted = {name: names.count(name) for name in dict.fromkeys(names)}
-    words = [f"{name} ×{n}" if n > 1 else name for name, n in counted.items()]
-    rest = f", {len(words) - _SEVERAL} more" if len(words) > _SEVERAL else ""
-    return ", ".join(words[:_SEVERAL]) + rest
+    return few(Counter(change.either.primitive for change in changes))
 
 
 def _changes(before: Report, after: Report) -> Iterator[Change]:

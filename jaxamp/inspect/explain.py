@@ -5,18 +5,17 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.errors import InspectionError, accepted, counted
 from jaxamp.inspect.displayable import Displayable
-from jaxamp.inspect.operation import Operation, Place, is_float, total
+from jaxamp.inspect.operation import Operation, Place, few, is_float, total
 from jaxamp.inspect.report import report
 from jaxamp.policy.rules import EquationView, Rule
 
-_SEVERAL = 3  # primitives that a note names
 # Names of primitives as jax.numpy, or users, have them.
 _NAMES = {
     "add_any": "add",
@@ -56,7 +55,7 @@ class Note:
     @property
     def what(self) -> str:
         """The primitives in a few words."""
-        return _few(dict(self.primitives))
+        return few(dict(self.primitives))
 
     @property
     def computes(self) -> str:
@@ -66,7 +65,7 @@ class Note:
             op = lookup(name)
             if is_float(self.arithmetic) and op is not None and op.kind in _COMPUTING:
                 found[_NAMES.get(name, name.removeprefix("reduce_"))] += n
-        return _few(found)
+        return few(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,13 +142,6 @@ def explain(
         )
 
     return made
-
-
-def _few(counts: Mapping[str, int]) -> str:
-    """Return names with their numbers, the first few."""
-    named = [f"{name} ×{n}" if n > 1 else name for name, n in counts.items()]
-    rest = len(named) - _SEVERAL
-    return ", ".join(named[:_SEVERAL]) + (f", {rest} more" if rest > 0 else "")
 
 
 def _inside(operations: Iterable[Operation], where: str) -> list[Operation]:

@@ -6,7 +6,7 @@ import dataclasses
 import linecache
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,13 +86,8 @@ class Operation:
 
     def to_data(self) -> dict[str, Any]:
         """Return the operation as plain words and numbers."""
-        data = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name not in ("each", "place")
-        }
-        place = {"file": self.place.file, "line": self.place.line, "function": self.place.function}
-        return {**data, **place, "text": self.place.text, "each": dataclasses.asdict(self.each)}
+        each = dataclasses.asdict(self.each)
+        return {**to_data(self, "each"), "text": self.place.text, "each": each}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +150,28 @@ def is_float(word: str) -> bool:
     (True, False, False)
     """
     return bool(re.fullmatch(r"b?f\d+(_e\dm\d)?", word))
+
+
+def few(counts: Mapping[str, int]) -> str:
+    """Write names with their numbers, the first three of them.
+
+    >>> few({"add": 2, "mul": 1, "exp": 1, "sin": 1})
+    'add ×2, mul, exp, 1 more'
+    """
+    named = [f"{name} ×{n}" if n > 1 else name for name, n in counts.items()]
+    return ", ".join(named[:3] + ([f"{len(named) - 3} more"] if len(named) > 3 else []))
+
+
+def to_data(value: Any, *left_out: str) -> dict[str, Any]:
+    """Return the fields of a dataclass that has a place, those of the place among them.
+
+    Args:
+      value: the dataclass.
+      *left_out: names of fields that are not wanted.
+    """
+    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    place = dataclasses.asdict(fields.pop("place"))
+    return {**{k: v for k, v in fields.items() if k not in left_out}, **place}
 
 
 def total(operations: Iterable[Operation]) -> Tally:

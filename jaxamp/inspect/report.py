@@ -253,22 +253,16 @@ def report(
     planned = plan_of(fn, policy, strict=strict)
     plain, own = under(fn, policy)
     name = Target.of(plain).name
-    verify = _verifier(plain, own, target)
+    where = None if target == HERE else target
+    verify = None if target is None else verify_lowering(plain, own, where)
 
     @functools.wraps(planned, updated=())
     def made(*args: Any, **kwargs: Any) -> Report:
         found = Report.of(planned(*args, **kwargs), name)
-        return dataclasses.replace(found, lowerings=verify(*args, **kwargs))
+        lowerings = () if verify is None else (verify(*args, **kwargs),)
+        return dataclasses.replace(found, lowerings=lowerings)
 
     return made
-
-
-def _verifier(fn: Any, policy: Any, target: str | None) -> Callable[..., tuple[Lowering, ...]]:
-    """Return a function that compiles a call and finds its FP8 products, if there is a target."""
-    if target is None:
-        return lambda *args, **kwargs: ()
-    verify = verify_lowering(fn, policy, None if target == HERE else target)
-    return lambda *args, **kwargs: (verify(*args, **kwargs),)
 
 
 def _counted(words: Iterable[str]) -> dict[str, int]:

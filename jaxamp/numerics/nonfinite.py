@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxamp.core import jax_compat
 from jaxamp.inspect.blocks import Block, Site, blocks_of, place_of
-from jaxamp.inspect.operation import Place
+from jaxamp.inspect.operation import Place, to_data
 from jaxamp.numerics.blame import INFINITY, NAN, Blaming, earliest, kind_of
 from jaxamp.numerics.nested_interpreter import Value
 from jaxamp.numerics.shadow import Shadowing
@@ -54,10 +54,7 @@ class Nonfinite:
 
     def to_data(self) -> dict[str, Any]:
         """Return all but the operands, as plain words and numbers."""
-        left_out = ("operands", "place")
-        names = [f.name for f in dataclasses.fields(self) if f.name not in left_out]
-        place = dataclasses.asdict(self.place)
-        return {**{name: getattr(self, name) for name in names}, **place}
+        return to_data(self, "operands")
 
     def __str__(self) -> str:
         if self.primitive == "input":

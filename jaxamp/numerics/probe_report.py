@@ -13,7 +13,7 @@ import numpy as np
 from jaxamp.core.formats import Precision
 from jaxamp.inspect.blocks import Site, place_of
 from jaxamp.inspect.displayable import Displayable
-from jaxamp.inspect.operation import Place
+from jaxamp.inspect.operation import Place, to_data
 from jaxamp.numerics.nonfinite import Nonfinite
 from jaxamp.numerics.statistics import PEAKS, SUMS
 
@@ -64,8 +64,7 @@ class Measured:
 
     def to_data(self) -> dict[str, Any]:
         """Return the measurements as plain words and numbers."""
-        data = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
-        return {**{k: v for k, v in data.items() if k != "place"}, **dataclasses.asdict(self.place)}
+        return {name: _plain(value) for name, value in to_data(self).items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -122,7 +122,7 @@ def estimate(
     plain, policy = under(fn, policy)
     is_one = isinstance(others, str) or not isinstance(others, Iterable)
     more = (others,) if is_one else others
-    policies = _distinct([_BASE, policy, *map(PrecisionPolicy.parse, more)])
+    policies = list(dict.fromkeys([_BASE, policy, *map(PrecisionPolicy.parse, more)]))
     name = Call.of(plain).name
 
     @functools.wraps(fn, updated=())
@@ -164,7 +164,3 @@ def _compiled(
         unknown_loops=counted.unknown_loops,
         time=roofline(module, target),
     )
-
-
-def _distinct(policies: Sequence[PrecisionPolicy]) -> list[PrecisionPolicy]:
-    return list(dict.fromkeys(policies))

@@ -12,8 +12,7 @@ import pytest
 import jaxamp
 from jaxamp import PrecisionPolicy
 from jaxamp.tools.tune import tune
-from jaxamp.tools.tune.cheapest import cheapest
-from jaxamp.tools.tune.search import Search
+from jaxamp.tools.tune.search import Search, cheapest
 from jaxamp.tools.tune.sensitivity import predicted
 
 

@@ -7,8 +7,7 @@ The results are those of f32 parameters bit for bit, because what only moves val
 what rounds them. A narrow value that some operation does need wide is widened there, exactly.
 """
 
-from jaxamp.tools.serving.narrow_inputs import narrow_dtypes
-from jaxamp.tools.serving.run_narrow import run_narrow
+from jaxamp.tools.serving.narrow import narrow_dtypes, run_narrow
 from jaxamp.tools.serving.served_model import Loaded, Served, load_served, serve
 
 __all__ = ["Loaded", "Served", "load_served", "narrow_dtypes", "run_narrow", "serve"]

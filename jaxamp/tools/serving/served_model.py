@@ -17,8 +17,7 @@ from jax import export
 from jaxamp.errors import NotCallableError, OutputError, PolicyError, ServingError, shown
 from jaxamp.run.amp import DEFAULT_POLICY, AmpFunction, amp
 from jaxamp.run.delayed import DelayedFunction
-from jaxamp.tools.serving.narrow_inputs import narrow_dtypes
-from jaxamp.tools.serving.run_narrow import run_narrow
+from jaxamp.tools.serving.narrow import narrow_dtypes, run_narrow
 from jaxamp.trace.arguments import is_array, split
 
 _FORMAT = 1

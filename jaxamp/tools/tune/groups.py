@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
@@ -51,11 +50,5 @@ class Group:
 
 def lowered_groups(block: Block) -> tuple[Group, ...]:
     """Return the groups in which anything is lowered, in program order."""
-    return tuple(dict.fromkeys(Group.of(site) for site in lowered(block.walk())))
-
-
-def lowered(sites: Iterable[Site]) -> Iterable[Site]:
-    """Return the operations that read or store anything in low precision."""
-    for site in sites:
-        if site.decision and site.decision.is_narrow:
-            yield site
+    low = (site for site in block.walk() if site.decision and site.decision.is_narrow)
+    return tuple(dict.fromkeys(map(Group.of, low)))

@@ -34,9 +34,7 @@ class Perturbing(Interpreter):
     def __init__(self, numbers: Mapping[Group, int], switches: jax.Array) -> None:
         self.numbers, self.switches = numbers, switches
 
-    def run(
-        self, block: Block, values: Sequence[Value], state: Any
-    ) -> tuple[list[Value], Any]:
+    def run(self, block: Block, values: Sequence[Value], state: Any) -> tuple[list[Value], Any]:
         """Run a block on its inputs."""
         run = _Run(self, block)
         entries = block.plan.inputs if block.plan else [None] * len(values)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from jaxamp.tools.tune.cheapest import cheapest, in_order
 from jaxamp.tools.tune.sensitivity import predicted
 
+_FEW = 14  # groups whose every choice is looked at
 # Choices that bound the number of runs, not what may be chosen: each choice is run and measured.
 _WORTHWHILE = 0.995  # what is not cheaper by this much is not tried
 _HOPEFUL = 1.5  # how far above the allowed error a prediction may be and still be tried
@@ -109,3 +109,55 @@ def _without(low: np.ndarray, groups: list[int]) -> np.ndarray:
     raised = low.copy()
     raised[groups] = False
     return raised
+
+
+def cheapest(matrix: np.ndarray, gains: np.ndarray, allowed: float) -> np.ndarray:
+    """Return the choice of the largest gain with an allowed predicted error.
+
+    Args:
+      matrix: f64[projections, groups], see ``sensitivities``.
+      gains: f64[groups], what lowering each group saves.
+      allowed: largest error.
+
+    Returns:
+      bool[groups], which groups are low.
+
+    >>> cheapest(np.array([[1.0, 2.0, 4.0]]), np.array([1.0, 1.0, 3.0]), 3.5)
+    array([ True,  True, False])
+    """
+    return next(in_order(matrix, gains, allowed), np.zeros(len(gains), bool))
+
+
+def in_order(matrix: np.ndarray, gains: np.ndarray, allowed: float) -> Iterator[np.ndarray]:
+    """Return choices whose predicted error is allowed, those of the largest gain first.
+
+    Of many groups only the best choice is looked for, with errors that add up as if independent.
+    """
+    if len(gains) <= _FEW:
+        every = (np.arange(2 ** len(gains))[:, None] >> np.arange(len(gains))) & 1 == 1
+        errors = predicted(matrix, every)
+        for index in np.lexsort((errors, -(every @ gains))):
+            if errors[index] <= allowed:
+                yield every[index]
+        return
+    yield _knapsack(matrix, gains, allowed)
+
+
+def _knapsack(matrix: np.ndarray, gains: np.ndarray, allowed: float) -> np.ndarray:
+    from scipy.optimize import Bounds, LinearConstraint, milp  # slow to import
+
+    squares = (matrix**2).mean(axis=0)
+    possible = np.isfinite(squares) & (squares <= allowed**2)
+    weights = np.where(possible, squares, 0) / allowed**2
+    found = milp(
+        -gains,
+        constraints=LinearConstraint(weights[None], ub=1.0),
+        integrality=np.ones(len(gains)),
+        bounds=Bounds(0, possible.astype(float)),
+    )
+    low = found.x > 0.5 if found.x is not None else np.zeros(len(gains), bool)
+    for group in np.argsort(-squares):  # errors that add up with equal signs
+        if predicted(matrix, low) <= allowed:
+            break
+        low[group] = False
+    return low
