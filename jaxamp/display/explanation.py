@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Group
 from rich.text import Text
 
 from jaxamp.display.numbers import near
@@ -21,12 +20,8 @@ _GLOSSARY = (
 )
 
 
-def show_explanation(explanation: Explanation) -> Group:
+def show_explanation(explanation: Explanation) -> Iterator[Any]:
     """Show every function that has notes, line by line."""
-    return Group(*_parts(explanation))
-
-
-def _parts(explanation: Explanation) -> Iterator[Any]:
     inside = f", inside {explanation.where}" if explanation.where else ""
     yield Text.assemble((explanation.program, "bold"), f" under {explanation.policy}{inside}")
     whole = explanation.everything

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import functools
 import io
+from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 
-from jaxamp.display.difference import show_difference
-from jaxamp.display.estimate_table import show_estimate
 from jaxamp.display.explanation import show_explanation
 from jaxamp.display.page import in_frame, report_page
-from jaxamp.display.probe_table import show_probe
+from jaxamp.display.tables import show_difference, show_estimate, show_probe, show_tuning
 from jaxamp.display.terminal import show_lowering, show_report
-from jaxamp.display.tuning_table import show_tuning
 from jaxamp.inspect.diff import Difference
 from jaxamp.inspect.explain import Explanation
 from jaxamp.inspect.fp8_products import Lowering
@@ -42,8 +40,8 @@ _FRAGMENT = '<pre style="line-height: 1.2; overflow-x: auto">{code}</pre>'
 
 
 @functools.singledispatch
-def terminal(value: Any) -> Any:
-    """Return what rich prints."""
+def parts(value: Any) -> Iterator[Any]:
+    """Yield what rich prints one below the other."""
     raise NotImplementedError(f"{type(value).__name__} has no screen")
 
 
@@ -59,15 +57,20 @@ def notebook(value: Any) -> str:
     return _html(value, _FRAGMENT)
 
 
-terminal.register(Difference, show_difference)
-terminal.register(Estimate, show_estimate)
-terminal.register(Explanation, show_explanation)
-terminal.register(Lowering, show_lowering)
-terminal.register(ProbeReport, show_probe)
-terminal.register(Report, show_report)
-terminal.register(Tuning, show_tuning)
+parts.register(Difference, show_difference)
+parts.register(Estimate, show_estimate)
+parts.register(Explanation, show_explanation)
+parts.register(Lowering, show_lowering)
+parts.register(ProbeReport, show_probe)
+parts.register(Report, show_report)
+parts.register(Tuning, show_tuning)
 page.register(Report, report_page)
 notebook.register(Report, lambda report: in_frame(report_page(report)))
+
+
+def terminal(value: Any) -> Group:
+    """Return what rich prints."""
+    return Group(*parts(value))
 
 
 def text(value: Any) -> str:

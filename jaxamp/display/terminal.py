@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from jaxamp.display.numbers import amount, share, storage
+from jaxamp.display.tables import columns
 from jaxamp.inspect.fp8_products import Lowering
 from jaxamp.inspect.operation import Row, rows_of
 from jaxamp.inspect.report import Report
@@ -29,17 +29,13 @@ def precision_text(word: str) -> Text:
     return Text(word, style=_COLORS.get(word.strip(), "dim"))
 
 
-def show_report(report: Report) -> Group:
-    """Show totals, casts, guards and every dot."""
-    return Group(*_parts(report))
-
-
-def show_lowering(lowering: Lowering) -> Group:
+def show_lowering(lowering: Lowering) -> Iterator[Any]:
     """Show the verdict, and what is missing."""
-    return Group(*lowering.lines)
+    yield from lowering.lines
 
 
-def _parts(report: Report) -> Iterator[Any]:
+def show_report(report: Report) -> Iterator[Any]:
+    """Show totals, casts, guards and every dot."""
     total = report.total
     yield Text.assemble(
         (report.program or "program", "bold"), f" under {report.policy}: {report.headline}"
@@ -67,10 +63,7 @@ def _parts(report: Report) -> Iterator[Any]:
 def _shares(report: Report) -> Table:
     total = report.total
     table = Table(title="by kind and precision of arithmetic", title_justify="left")
-    table.add_column("kind")
-    table.add_column("precision")
-    for heading in ("operations", "FLOPs", "bytes", "bytes saved"):
-        table.add_column(heading, justify="right")
+    columns(table, ("kind", "precision"), ("operations", "FLOPs", "bytes", "bytes saved"))
     for (kind, word), tally in report.by("kind", "arithmetic").items():
         if tally.operations:
             table.add_row(
@@ -105,11 +98,9 @@ def _dots(report: Report) -> Table:
     rest = f", the first {_MANY} of {len(found)}" if len(found) > _MANY else ""
     title = f"dots and convolutions, largest first{rest}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in ("operands", "result"):
-        table.add_column(heading, overflow="fold")
+    columns(table, ("operands", "result"))
     table.add_column("inside", no_wrap=True)
-    for heading in ("", "FLOPs"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    columns(table, (), ("", "FLOPs"), no_wrap=True)
     table.add_column("", no_wrap=True)
     table.add_column("line", no_wrap=True)
     table.add_column("scope", overflow="fold")
