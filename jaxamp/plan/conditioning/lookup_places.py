@@ -9,8 +9,6 @@ from __future__ import annotations
 from jaxamp.plan.graph.graph import Graph, Node, Role
 from jaxamp.plan.graph.sweeps import backward
 
-_STOPPING = (Role.CONTRACT, Role.FIXED)
-
 
 def find_lookup_places(graph: Graph) -> frozenset[int]:
     """Return float values from which indices of gathers, scatters and slices are computed.
@@ -24,7 +22,7 @@ def find_lookup_places(graph: Graph) -> frozenset[int]:
         if _is_lookup(node):
             for value in node.ins[1:]:
                 bits[value] |= graph.kinds[value] in "iu" and value not in graph.constants
-        if node.role not in _STOPPING and any(bits[v] for v in node.outs):
+        if node.role is not Role.CONTRACT and any(bits[v] for v in node.outs):
             for value in node.ins:
                 bits[value] = 1
     return frozenset(v for v, bit in enumerate(bits) if bit and graph.is_float32[v])
