@@ -137,6 +137,18 @@ MUTATIONS = (
         "tests/plan tests/numerics/test_hostile.py",
     ),
     Mutation(
+        "plan/dataflow/uses.py",
+        "if passed & ITERATED and _jumps(graph, node):",
+        "if False:",
+        "tests/plan/dataflow/test_loop_states.py",
+    ),
+    Mutation(
+        "plan/dataflow/loop_states.py",
+        "if not (is_exact(node) or node.role is Role.LINK):",
+        "if True:",
+        "tests/plan/dataflow/test_loop_states.py",
+    ),
+    Mutation(
         "plan/graph/sweeps.py",
         "while before != (before := ",
         "if before != (before := ",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.lookups import find_transposed_lookups
+from jaxamp.plan.dataflow.loop_states import find_states
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.flags import column, union
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
@@ -17,12 +18,14 @@ FEEDS_FACTORIZATION = 4  # a factorization, or the operator that a solver iterat
 REACHES = 8  # feeds a Compute operation that will be lowered
 TESTED = 16  # it, or a value computed from it without Compute, is compared to stop a loop
 NEEDED = 32  # a result or an effect depends on it
+ITERATED = 64  # as TESTED, but only as a later state of the loop, made without a comparison
 
-_DECIDING = STOPS_LOOP | TESTED
+_COMPARED = TESTED | ITERATED
+_DECIDING = STOPS_LOOP | _COMPARED
 
 # A value computed before a loop stops it only if the loop's condition compares it: TESTED then
-# makes it STOPS_LOOP, wherever it is computed.
-_SETTLED = bytes(flags | STOPS_LOOP if flags & TESTED else flags for flags in range(256))
+# makes it STOPS_LOOP, wherever it is computed. ITERATED does in the loop alone: see `_tested`.
+_SETTLED = bytes(flags | STOPS_LOOP if flags & _COMPARED else flags for flags in range(256))
 
 # Whether a Compute node would be lowered, given the flags of its results.
 Lowerable = Callable[[Node, int], bool]
@@ -71,11 +74,14 @@ def find_uses(graph: Graph, provenance: Provenance, may_lower: Lowerable, *, no_
         bits[value] |= STOPS_LOOP | TESTED
     lookups = find_transposed_lookups(graph, provenance)
     keeping = frozenset(v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result))
+    states = {carry.out: carry.result for carry in find_states(graph)}
     for node in backward(graph, bits):
         if not _is_needed(bits, node):
             continue
+        for out in states.keys() & node.outs if states else ():
+            _iterate(bits, out, states[out])
         if node.role is Role.LINK:
-            _link(bits, node, keeping)
+            _link(graph, bits, node, keeping)
         elif node.role is Role.MOVE:
             _move(graph, bits, node)
         else:
@@ -116,9 +122,11 @@ def _propagated(
     role, given = node.role, union(bits, node.outs)
     # Selecting an index (the next token, say) is no convergence test.
     passed = given & _DECIDING if given & _DECIDING and not _selects_index(graph, node) else 0
+    if passed & ITERATED and _jumps(graph, node):
+        passed |= TESTED
     if role is Role.CONTRACT:
-        if passed & TESTED and may_lower(node, given & ~_DECIDING):
-            passed &= ~TESTED  # an inner product is a reduction
+        if passed & _COMPARED and may_lower(node, given & ~_DECIDING):
+            passed &= ~_COMPARED  # an inner product is a reduction
         return passed | REACHES if may_lower(node, _SETTLED[given]) else passed
     if role is Role.FIXED:
         return passed | ESCAPES if node.trait is Trait.STATE else passed
@@ -158,14 +166,32 @@ def _is_discrete(graph: Graph, node: Node) -> bool:
     return all(graph.kinds[v] in "iub" for v in node.outs)
 
 
+def _jumps(graph: Graph, node: Node) -> bool:
+    """Return whether a small error may change a node's result by a whole step, or not at all."""
+    if node.name == "is_finite":
+        return False
+    return _is_discrete(graph, node) or node.trait is Trait.INTEGRAL or node.name == "sign"
+
+
 def _selects_index(graph: Graph, node: Node) -> bool:
     return node.trait is Trait.EXTREMUM and any(graph.kinds[v] in "iu" for v in node.outs)
 
 
-def _link(bits: bytearray, node: Node, keeping: frozenset[int]) -> None:
+def _iterate(bits: bytearray, out: int, result: int) -> None:
+    """Note that what makes the next state of a loop is compared only as that state.
+
+    So is a constant of a fixed point, `x` in `z = f(z, x)`. Its rounding moves the fixed point, but
+    all states that are compared have the same. The slope of a line search is compared with what was
+    not made from it.
+    """
+    if bits[out] & TESTED and not bits[result] & TESTED:
+        bits[out] = bits[out] & ~TESTED | ITERATED
+
+
+def _link(graph: Graph, bits: bytearray, node: Node, keeping: frozenset[int]) -> None:
     (out,) = node.outs
     given, link = bits[out], node.link
-    _mark(bits, node.ins, given & TESTED | NEEDED)
+    _mark(bits, node.ins, _tested(graph, given, node) | NEEDED)
     if out in keeping:
         if link is not Link.INIT:
             # A carry that keeps its dtype is stored in it, like a result.
@@ -177,6 +203,15 @@ def _link(bits: bytearray, node: Node, keeping: frozenset[int]) -> None:
     if link in (Link.BACK, Link.JOIN, Link.STACK, Link.RESULT):
         passed |= given & STOPS_LOOP
     _mark(bits, node.ins, passed)
+
+
+def _tested(graph: Graph, given: int, node: Node) -> int:
+    """Return how what enters a loop, goes round or leaves it is compared to stop a loop."""
+    if node.outs[0] not in graph.solving or node.link is Link.BACK:
+        return given & _COMPARED
+    if node.link is Link.INVARIANT:
+        return given & TESTED
+    return TESTED if given & _COMPARED else 0
 
 
 def _mark(bits: bytearray, values: tuple[int, ...], flags: int) -> None:

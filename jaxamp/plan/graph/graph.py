@@ -181,6 +181,8 @@ class Graph:
       sources: boundary values: inputs and captured constants.
       outputs: results of the program.
       predicates: conditions of while loops.
+      solving: what is inside of a while loop that is in no other: its invariants and carries, as
+        they arrive in an iteration.
       indices: values that select a branch.
       activations: inputs that arrive narrow, because Compute outside has made them.
       later: inputs that arrive after the rest has been computed: tangents.
@@ -211,6 +213,7 @@ class Graph:
     ruled: set[int] = field(default_factory=set)
     ruled_results: set[int] = field(default_factory=set)
     predicates: set[int] = field(default_factory=set)
+    solving: set[int] = field(default_factory=set)
     indices: set[int] = field(default_factory=set)
     carries: list[Carry] = field(default_factory=list)
     readers: list[list[Node]] = field(default_factory=list)

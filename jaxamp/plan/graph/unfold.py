@@ -47,6 +47,7 @@ class _Unfolder:
         self._scopes: dict[tuple[str, Any, str, str], str] = {}
         self._scopes_by_id: dict[tuple[str, int, int, bool], str] = {}  # name stacks compare slowly
         self._ops: dict[Primitive, Op | None] = {}
+        self._whiles = 0  # around what is being unfolded
 
     def frame(self, body: ClosedJaxpr, entries: Sequence[int], scope: str) -> Frame:
         jaxpr, sites = body.jaxpr, list[Node | Nest]()
@@ -120,11 +121,15 @@ class _Unfolder:
         ]
         frames = []
         if wired.test:
+            if not self._whiles:
+                self.graph.solving.update(invariants, inner)
+            self._whiles += 1
             test = self.frame(wired.test, [*invariants[: len(tested)], *inner], scope)
             self.graph.predicates.add(test.exits[0])
             frames.append(test)
         body = self.frame(wired.body, [*invariants[len(tested) :], *inner, *slices], scope)
         frames.append(body)
+        self._whiles -= wired.test is not None
         results = self._close_carries(inits, inner, body.exits, wired.keeps_carries)
         made = zip(body.exits, eqn.outvars, strict=True)
         stacks = [self._link(Link.STACK, y, aval=v.aval) for y, v in [*made][wired.carries :]]
