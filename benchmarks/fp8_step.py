@@ -175,17 +175,22 @@ ELIGIBLE = 15
 
 def cause(kernel: traffic.Kernel, module: Module, weights: set[tuple[int, ...]]) -> str:
     """What a kernel is: a product, or what makes and reads its operands."""
-    if "cudnn" in kernel.instruction.target:
+    if "cudnn$fmha" in kernel.instruction.target:
         return "attention"
     if kernel.contractions(module):
         return "products"
-    written = [array for array, _ in kernel.written if array.dims in weights]
+    written = [array for array, _ in kernel.written if _matrix(array.dims) in weights]
     if written:
         return "AdamW" if any(array.dtype == "f32" for array in written) else "weights"
     read = [array for array, size in kernel.read if size > 2**20]
     if len(read) == 1 and read[0].dtype.startswith("f8"):
         return "layouts"
     return "between"
+
+
+def _matrix(dims: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape without axes of one element: those of a batch of one, in some products."""
+    return tuple(size for size in dims if size > 1)
 
 
 def weight_shapes(config: Config) -> set[tuple[int, ...]]:

@@ -13,14 +13,25 @@ from jaxamp.core import taxonomy
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Op, OpKind, Trait
 from jaxamp.inspect import count
-from jaxamp.inspect.operation import Operation, Place, SourceFrame, frames_of, innermost, type_word
+from jaxamp.inspect.operation import (
+    EMULATED,
+    EMULATED_BEFORE_BLACKWELL,
+    Operation,
+    Place,
+    SourceFrame,
+    frames_of,
+    innermost,
+    type_word,
+)
 from jaxamp.inspect.precision_source import precision_source
 from jaxamp.inspect.stored import Stored
 from jaxamp.inspect.tally import Tally
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
 from jaxamp.jaxprs.nested import is_region, nested
-from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead
+from jaxamp.kernels.cudnn_block_product import multiplies_blocks
+from jaxamp.kernels.gpu_lowering import target_gpu
+from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead, Units
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
 from jaxamp.rewrite.recorder import Casts
 
@@ -115,20 +126,26 @@ class Equation:
             backward="transpose(" in self.scope,
             place=self.place,
             contraction=self.kind is OpKind.COMPUTE or self.name in count.ATTENTIONS,
-            emulated=self._is_emulated(),
+            emulated=self._emulated(),
         )
 
-    def _is_emulated(self) -> bool:
+    def _emulated(self) -> str:
         scaled = self.decision.scaled if self.decision else None
         if scaled is None:
-            return False
+            return ""
         (axes, _), _ = self.params["dimension_numbers"]
         aval: Any = self.eqn.invars[0].aval
-        return scaled.is_emulated(math.prod(aval.shape[axis] for axis in axes))
+        units = scaled.units(math.prod(aval.shape[axis] for axis in axes))
+        if units is Units.NONE:
+            return EMULATED
+        is_here = units is Units.FP8 or multiplies_blocks(target_gpu())
+        return "" if is_here else EMULATED_BEFORE_BLACKWELL
 
     def _reason(self) -> str:
         if self.ground is None:
             return _REWRITTEN
+        if emulated := self._emulated():
+            return f"{emulated}; {self.ground.reason}"
         is_explicit = self.ground.reason == EXPLICIT_PRECISION
         return precision_source(self.eqn) if is_explicit else self.ground.reason
 

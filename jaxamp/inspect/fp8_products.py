@@ -31,7 +31,8 @@ from jaxamp.trace.target import Target as Call
 OPTIONS = {"cuda": {"xla_gpu_enable_triton_gemm": False}}
 
 
-_DOTS = ("dot_general", "accumulate", "jaxamp_block_scaled_matmul")
+_DOTS = ("dot_general", "accumulate", "block_product", "jaxamp_block_scaled_matmul")
+_NARROW = ("f8", "f4")
 _KERNELS = ("mosaic_gpu", "tpu_custom_call")
 
 
@@ -167,7 +168,7 @@ def made(module: Module) -> tuple[int, tuple[str, ...]]:
         if line.target.startswith(_KERNELS) and PRODUCT in line.source:
             found += kernel.runs
         for contraction in kernel.contractions(module):
-            if all(word.startswith("f8") for word in contraction.operands):
+            if all(word.startswith(_NARROW) for word in contraction.operands):
                 found += kernel.runs
             elif SCOPE in line.source:
                 missing += kernel.runs * [f"{contraction} in {line.source}"]

@@ -13,6 +13,8 @@ from typing import Any
 from jaxamp.core import jax_compat
 from jaxamp.inspect.tally import Tally
 
+EMULATED = "multiplied in bf16"
+EMULATED_BEFORE_BLACKWELL = f"{EMULATED} before Blackwell"
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
@@ -59,7 +61,8 @@ class Operation:
       backward: whether it is in a backward pass.
       place: the innermost line that is the user's own, or else that of an installed library.
       contraction: whether it is a dot or a convolution.
-      emulated: whether its operands are quantized, and yet multiplied in bf16.
+      emulated: on which chips its operands, which are quantized, are multiplied in bf16; empty for
+        none, and on the GPU that is reported of.
     """
 
     primitive: str
@@ -77,7 +80,7 @@ class Operation:
     backward: bool
     place: Place
     contraction: bool
-    emulated: bool = False
+    emulated: str = ""
 
     @property
     def tally(self) -> Tally:

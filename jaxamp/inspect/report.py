@@ -7,13 +7,24 @@ import functools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from jaxamp.compiled.targets import target_named
 from jaxamp.errors import InspectionError, accepted, counted
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.fp8_products import Lowering, verify_lowering
-from jaxamp.inspect.operation import Operation, Place, common_scope, is_float, numberless, total
+from jaxamp.inspect.operation import (
+    EMULATED,
+    EMULATED_BEFORE_BLACKWELL,
+    Operation,
+    Place,
+    common_scope,
+    is_float,
+    numberless,
+    total,
+)
 from jaxamp.inspect.residuals import Residual
 from jaxamp.inspect.tally import Tally
 from jaxamp.inspect.walk import Walk
@@ -24,7 +35,13 @@ from jaxamp.trace.target import Target
 
 HERE = "here"  # the target that is at hand
 _WIDE = "f32", "f64"
-_EMULATED = " (multiplied in bf16)"
+_EMULATED = {
+    EMULATED_BEFORE_BLACKWELL: (
+        "multiply in bf16 on an H200 and on every other chip but Blackwell, which multiplies such "
+        "blocks. On Hopper jaxamp's kernel does 8 bits in blocks of 128: scaling={'kernel': {}}"
+    ),
+    EMULATED: "multiply in bf16 on every chip: XLA has no product of such blocks",
+}
 _JOINED = "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings", "residuals"
 
 
@@ -129,17 +146,14 @@ class Report(Displayable):
     @property
     def headline(self) -> str:
         """The share of the FLOPs of products that run narrow, and the regions of attention."""
-        flops: Counter[str] = Counter()
+        flops: Counter[tuple[str, str]] = Counter()
         for operation in self.contractions:
-            word = operation.arithmetic
-            if operation.emulated:
-                word += _EMULATED
-            flops[word] += operation.tally.flops
+            flops[operation.arithmetic, operation.emulated] += operation.tally.flops
         whole = sum(flops.values())
         narrow = {
-            word: n
-            for word, n in flops.items()
-            if n and is_float(word.removesuffix(_EMULATED)) and word not in _WIDE
+            f"{word} ({emulated})" if emulated else word: n
+            for (word, emulated), n in flops.items()
+            if n and is_float(word) and word not in _WIDE
         }
         if not whole:
             return "it has no products to run narrow"
@@ -165,12 +179,14 @@ class Report(Displayable):
     @property
     def notes(self) -> list[str]:
         """Remarks that the totals are to be read with."""
-        notes = []
-        if emulated := sum(o.runs for o in self.contractions if o.emulated):
-            notes.append(
-                f"{counted(emulated, 'dot')} of quantized operands multiply in bf16, as XLA does "
-                "with such blocks. 8-bit ones have jaxamp's kernel: scaling={'kernel': {}}"
-            )
+        emulated: Counter[str] = Counter()
+        for operation in self.contractions:
+            emulated[operation.emulated] += operation.runs
+        notes = [
+            f"{counted(emulated[where], 'dot')} of quantized operands {note}"
+            for where, note in _EMULATED.items()
+            if emulated[where]
+        ]
         notes += [f"rule matched nothing: {rule}" for rule in self.unmatched_rules]
         notes += [f"unknown primitive, left as it is: {name}" for name in self.unknown]
         notes += [f"counted once, for its trips are not known: {p}" for p in self.unknown_loops]
@@ -254,11 +270,13 @@ def report(
     plain, own = under(fn, policy)
     name = Target.of(plain).name
     where = None if target == HERE else target
+    chip = None if where is None else target_named(where)
     verify = None if target is None else verify_lowering(plain, own, where)
 
     @functools.wraps(planned, updated=())
     def made(*args: Any, **kwargs: Any) -> Report:
-        found = Report.of(planned(*args, **kwargs), name)
+        with chip.described() if chip else nullcontext():
+            found = Report.of(planned(*args, **kwargs), name)
         lowerings = () if verify is None else (verify(*args, **kwargs),)
         return dataclasses.replace(found, lowerings=lowerings)
 

@@ -16,6 +16,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.errors import KernelError
 from jaxamp.kernels.config import KernelConfig, resolve
+from jaxamp.kernels.gpu_lowering import target_gpu
 from jaxamp.kernels.tile_checks import memory_obstacle
 
 Form = Callable[..., Sequence[Any]]
@@ -159,10 +160,12 @@ def _jitted(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Callab
 
 def _missing_on_cuda() -> str | None:
     """Return why no Mosaic GPU kernel runs on the GPU at hand; an absent GPU counts as Hopper."""
-    capability = jax_compat.cuda_capability()
-    if capability not in (None, 9.0):
+    gpu = target_gpu()
+    if gpu is not None and gpu.capability != (9, 0):
+        major, minor = gpu.capability
         return (
-            f"the kernels are written for Hopper, compute capability 9.0; this GPU has {capability}"
+            "the kernels are written for Hopper, compute capability 9.0; "
+            f"this GPU has {major}.{minor}"
         )
     if not jax_compat.has_module("absl"):
         return "Mosaic GPU needs absl-py, `pip install absl-py`"

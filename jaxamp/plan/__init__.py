@@ -16,6 +16,7 @@ from jaxamp.plan.decision import (
     Scaled,
 )
 from jaxamp.plan.planner import make_plan
+from jaxamp.plan.precision.scaled import Units
 
 __all__ = [
     "CotangentRounding",
@@ -31,5 +32,6 @@ __all__ = [
     "Reading",
     "RematerializedInput",
     "Scaled",
+    "Units",
     "make_plan",
 ]

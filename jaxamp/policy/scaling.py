@@ -42,7 +42,8 @@ class Scaling:
       history: with one scale for a tensor, of how many earlier steps magnitudes are kept and give
         it; 0 takes it from the tensor itself.
       kernel: a ``KernelConfig``, or a map of its fields, with which ``block_scaled_matmul``
-        multiplies operands in blocks of 8 bits; ``None`` leaves the product to XLA, in bf16.
+        multiplies operands in blocks of 8 bits; ``None`` leaves the product to XLA, in bf16 before
+        Blackwell.
 
     Raises:
       PolicyError: a cast is not scaled, or a size is not an integer.

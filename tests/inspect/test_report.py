@@ -12,10 +12,22 @@ import pytest
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jaxamp import PrecisionPolicy, Rule, amp, diff, explain, plan_of, probe, report
+from jaxamp import (
+    CastConfig,
+    PrecisionPolicy,
+    Rule,
+    amp,
+    diff,
+    explain,
+    plan_of,
+    probe,
+    report,
+)
+from jaxamp.core.target_gpu import TargetGpu, lowering_for
 from jaxamp.errors import InspectionError
 from jaxamp.inspect.fp8_products import Lowering, verify_lowering
 from jaxamp.inspect.operation import rows_of, total
+from jaxamp.policy.scaling import Scaling
 from jaxamp.tools.tune import tune
 from tests.inspect import independent
 from tests.inspect.programs import MLP, PROGRAMS, branching, layer, mlp_loss, spec
@@ -455,25 +467,42 @@ def test_fp8_of_an_amped_step_is_looked_for():
     assert "no FP8 products claimed" in str(lowering)
 
 
+HOPPER, BLACKWELL = TargetGpu((9, 0), 91200), TargetGpu((10, 0), 91200)
+FLOAT_SCALES = PrecisionPolicy.custom(
+    {"compute": CastConfig("f8_e4m3", (1, 128))}, scaling=Scaling(small=())
+)
+
+
 @pytest.mark.parametrize(
-    ("policy", "emulated"),
+    ("policy", "gpu", "words"),
     [
-        ("fp8_current", False),
-        ("fp8_block", True),
-        ("mxfp8", True),
-        ("nvfp4", True),
-        (PrecisionPolicy.FP8_BLOCK.replace(scaling={"kernel": {}}), False),
+        ("fp8_current", None, ""),
+        ("fp8_block", None, "multiplied in bf16 before Blackwell"),
+        ("mxfp8", None, "multiplied in bf16 before Blackwell"),
+        ("mxfp8", HOPPER, "multiplied in bf16 before Blackwell"),
+        ("mxfp8", BLACKWELL, ""),
+        ("fp8_block", BLACKWELL, ""),
+        ("nvfp4", BLACKWELL, ""),
+        ("nvfp4", None, "multiplied in bf16 before Blackwell"),
+        (PrecisionPolicy.FP8_BLOCK.replace(scaling={"kernel": {}}), None, ""),
+        (FLOAT_SCALES, BLACKWELL, "multiplied in bf16"),
     ],
 )
-def test_quantized_products_in_bf16_are_named_first(policy, emulated):
-    """What the compiled program multiplies decides; the headline and the first note say so."""
+def test_quantized_products_in_bf16_are_named_first(policy, gpu, words):
+    """What a chip multiplies decides; the headline, the first note and each reason say so."""
     large = spec(4096, 4096)
-    found = report(jnp.dot, policy)(large, large)
+    with lowering_for(gpu):
+        found = report(jnp.dot, policy)(large, large)
+        notes = explain(jnp.dot, policy)(large, large).notes
     (product,) = found.contractions
-    assert product.emulated is emulated
-    assert ("multiplied in bf16" in found.headline) is emulated
-    assert ("multiply in bf16" in found.notes[0]) is emulated
-    assert f"{found.policy}: {found.headline}" in str(found).splitlines()[0]
+    assert product.emulated == words
+    assert (f"({words})" in found.headline) is bool(words)
+    first = next(iter(found.notes), "")
+    assert ("multiply in bf16" in first) is bool(words)
+    assert ("Blackwell" in first) is ("Blackwell" in words)
+    assert product.reason.startswith(words or "scaled")
+    assert notes[0].reason == product.reason
+    assert f" {found.policy}: {found.headline}" in " ".join(str(found).splitlines()[:2])
 
 
 def test_a_chip_without_fp8_is_named_first():

@@ -1,5 +1,6 @@
 """What the compilers for absent chips make of scaled dots; run by `make test-long`."""
 
+from collections import Counter
 from functools import partial
 
 import jax
@@ -9,8 +10,11 @@ import pytest
 from benchmarks import fp8_step
 from benchmarks.deviceless.models import transformer
 from jaxamp import CastConfig, PrecisionPolicy, amp, plan_of
+from jaxamp.compiled import traffic
+from jaxamp.compiled.deviceless import compile_all
+from jaxamp.compiled.export import exported
 from jaxamp.compiled.targets import TARGETS
-from jaxamp.inspect.fp8_products import verify_lowering
+from jaxamp.inspect.fp8_products import OPTIONS, verify_lowering
 from jaxamp.policy.scaling import Scaling
 
 pytestmark = pytest.mark.deviceless
@@ -69,6 +73,59 @@ def test_the_kernel_for_blocks_is_found():
     fn = jax.grad(lambda x, w: jnp.sum(jnp.tanh(amp(jnp.dot, policy)(x, w))), (0, 1))
     got = verify_lowering(fn, target="v6e")(x, x)
     assert (got.claimed, got.found) == (3, 3)
+
+
+BLOCKS = ["mxfp8", "fp8_block"]
+
+
+def gradient(policy):
+    x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+    return jax.grad(lambda x, w: jnp.sum(jnp.tanh(amp(jnp.dot, policy)(x, w))), (0, 1)), (x, x)
+
+
+def compiled(policy, target):
+    """A product and its gradients, compiled."""
+    fn, args = gradient(policy)
+    chip = TARGETS[target]
+    with chip.described():
+        program = exported(fn, lambda f: f, args, {}, chip.platform)
+    ((module, _),) = compile_all(chip, [program], OPTIONS[chip.platform])
+    return module
+
+
+def _operands(module):
+    """The products by the dtypes of their operands."""
+    found = Counter()
+    for dot, count in traffic.measure(module).dots.items():
+        found[dot.partition("→")[0]] += count
+    return found
+
+
+@pytest.mark.parametrize("policy", BLOCKS)
+def test_a_b200_multiplies_blocks(policy):
+    """cuDNN's call three times, for a product and its gradients, and nothing is widened to bf16."""
+    module = compiled(policy, "b200")
+    called = [kernel.instruction.target for kernel in traffic.kernels(module)]
+    assert called.count("__cudnn$blockScaledDot") == 3
+    assert _operands(module) == {"f8e4m3fn×f8e4m3fn": 3}
+    fn, args = gradient(policy)
+    assert verify_lowering(fn, target="b200")(*args).complete
+
+
+def test_a_b200_multiplies_blocks_of_four_bits():
+    """In the forward pass; the gradients of NVFP4 are bf16's."""
+    operands = _operands(compiled("nvfp4", "b200"))
+    assert operands == {"f4e2m1fn×f4e2m1fn": 1, "bf16×bf16": 2}
+
+
+@pytest.mark.parametrize("policy", BLOCKS)
+def test_an_h200_widens_blocks_as_ever(policy, monkeypatch):
+    """The same bytes, kernels and products as where nothing is known of Blackwell."""
+    module = compiled(policy, "h200")
+    assert _operands(module) == {"bf16×bf16": 3}
+    monkeypatch.setattr("jaxamp.rewrite.primitives.quantized_product.takes", lambda *_: False)
+    chosen = PrecisionPolicy.parse(policy).replace(scaling={"multiple": 8})  # is traced again
+    assert traffic.measure(compiled(chosen, "h200")) == traffic.measure(module)
 
 
 def kept(policy):

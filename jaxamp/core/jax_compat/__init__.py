@@ -43,8 +43,7 @@ from jaxamp.core.jax_compat.lowering import is_for_gpu as is_for_gpu
 from jaxamp.core.jax_compat.lowering import is_for_tpu as is_for_tpu
 from jaxamp.core.jax_compat.lowering import is_partitioned as is_partitioned
 from jaxamp.core.jax_compat.lowering import lower_checkpoints as lower_checkpoints
-from jaxamp.core.jax_compat.lowering import lower_divided as lower_divided
-from jaxamp.core.jax_compat.lowering import lower_local as lower_local
+from jaxamp.core.jax_compat.lowering import lower_kernel as lower_kernel
 from jaxamp.core.jax_compat.lowering import tiles as tiles
 from jaxamp.core.jax_compat.name_stacks import CommonNames as CommonNames
 from jaxamp.core.jax_compat.name_stacks import common_names as common_names

@@ -1,4 +1,4 @@
-"""JAX's own calls of cuDNN's attention: its checks, its forward and its backward primitive."""
+"""JAX's own calls of cuDNN: checks, and attention's forward and backward primitive."""
 
 from __future__ import annotations
 
@@ -112,10 +112,14 @@ def _params(calls: Any, scale: float, causal: bool, window: int | None) -> dict[
 
 
 def cudnn_checks() -> list[jax.export.DisabledSafetyCheck]:
-    """Return the ``jax.export`` checks to disable: JAX guarantees none of the calls above."""
-    from jax._src.cudnn import fused_attention_stablehlo as calls
+    """Return the ``jax.export`` checks to disable: JAX guarantees no call of cuDNN.
 
-    names = calls._custom_name_maps.values()
+    They are those above, and that of ``jax.nn.scaled_matmul``.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as calls
+    from jax._src.cudnn import scaled_matmul_stablehlo as products
+
+    names = [*calls._custom_name_maps.values(), products.block_scaled_dot_name]
     return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
 
 

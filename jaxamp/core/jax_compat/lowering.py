@@ -76,13 +76,13 @@ def is_exported(context: Any) -> bool:
     return context.module_context.lowering_parameters.for_export
 
 
-def lower_local(
+def lower_kernel(
     function: Callable[..., Any],
     context: Any,
     *operands: Any,
     capability: tuple[int, int] | None = None,
 ) -> Any:
-    """Lower a function of arrays on one device, or on each device of a ``shard_map``.
+    """Lower a function that calls a kernel: on one device, on each of a ``shard_map``, or divided.
 
     The outputs of JAX's Pallas kernels do not declare the manual axes along which they vary, so the
     check is off here, as it is in Pallas' own lowering. The types of the primitive's results, which
@@ -90,8 +90,13 @@ def lower_local(
     a ``pallas_call`` refuses results without a ``manual_axis_type``, and JAX's splash and flash
     attention give none (0.10.2).
 
+    JAX's rule for what ``custom_partitioning`` has made asks for the devices of the program, which
+    JAX tells only if all that is placed lies on one mesh ("mesh should be the same across the
+    entire program"), and of an exported program not at all. It passes them on to rules that read
+    tiles alone (`tiles`), so any do.
+
     Args:
-      function: of arrays.
+      function: of arrays, to a sequence of results.
       context: of the lowering.
       *operands: values of the module.
       capability: compute capability of the absent GPU that is lowered for.
@@ -99,23 +104,14 @@ def lower_local(
     See: https://github.com/jax-ml/jax/pull/36180
     """
     avals = [_core.ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
+    module, axes = context.module_context, context.module_context.axis_context
+    if isinstance(axes, _sharding_impls.ShardingContext):
+        devices = (jax.local_devices()[0],) * axes.num_devices
+        some = _sharding_impls.ShardingContext(axes.num_devices, devices)
+        module = module.replace(axis_context=some)
     with _config._check_vma(False), lowering_triton(capability):
         rule = _mlir.lower_fun(function, multiple_results=True)
-        return rule(context.replace(avals_in=avals), *operands)
-
-
-def lower_divided(function: Callable[..., Any], context: Any, *operands: Any) -> Any:
-    """Lower a function made by ``custom_partitioning``, in a program of however many meshes.
-
-    JAX's rule for it asks for the devices of the program, which JAX tells only if all that is
-    placed lies on one mesh ("mesh should be the same across the entire program"). It passes them on
-    to rules that read tiles alone (`tiles`), so any do.
-    """
-    axes: Any = context.module_context.axis_context
-    devices = (jax.local_devices()[0],) * axes.num_devices
-    some = _sharding_impls.ShardingContext(axes.num_devices, devices)
-    module = context.module_context.replace(axis_context=some)
-    return lower_local(function, context.replace(module_context=module), *operands)
+        return rule(context.replace(avals_in=avals, module_context=module), *operands)
 
 
 def tiles(sharding: Any, rank: int) -> np.ndarray | None:

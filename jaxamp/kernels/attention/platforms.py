@@ -8,12 +8,13 @@ from typing import Any
 import jax
 
 from jaxamp.core import jax_compat
-from jaxamp.core.target_gpu import TargetGpu, described_gpu, described_platform
+from jaxamp.core.target_gpu import described_platform
 from jaxamp.kernels.attention import cudnn, triton
 from jaxamp.kernels.attention.flash import FLASH
 from jaxamp.kernels.attention.fused import Fused, flattened
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands
 from jaxamp.kernels.attention.splash import EXPORTED_SPLASH, SPLASH, exact_scale
+from jaxamp.kernels.gpu_lowering import gpu_of, target_gpu
 
 
 def chosen(
@@ -57,19 +58,12 @@ def at_hand() -> list[Fused]:
         platform = {"gpu": "cuda"}.get(backend := jax.default_backend(), backend)
     if platform == "tpu":
         return [SPLASH, FLASH]
-    gpu = (described_gpu() or _gpu_at_hand()) if platform == "cuda" else None
+    gpu = target_gpu() if platform == "cuda" else None
     return [] if gpu is None else [cudnn.on(gpu), triton.on(gpu)]
 
 
-def _gpu_at_hand() -> TargetGpu | None:
-    here = jax_compat.gpu_at_hand()
-    return here and TargetGpu(here.capability, here.cudnn)
-
-
 def _on_cuda(context: Any, spec: AttentionSpec) -> Iterator[Fused]:
-    gpu = described_gpu()
-    if gpu is None and not jax_compat.is_exported(context):  # JAX exports no call of cuDNN
-        gpu = _gpu_at_hand()
+    gpu = gpu_of(context)
     if gpu is not None:
         yield cudnn.on(gpu)
         yield triton.on(gpu)

@@ -22,13 +22,13 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
-from jaxamp.core.target_gpu import described_gpu
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.kernels.attention import composed
 from jaxamp.kernels.attention.fused import backward_form, forward_form
 from jaxamp.kernels.attention.partitioned import partitioned
 from jaxamp.kernels.attention.platforms import PLATFORMS, chosen
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands, check_operands, of_backward
+from jaxamp.kernels.gpu_lowering import lower
 
 Form = Callable[..., tuple[Any, ...]]
 
@@ -308,18 +308,14 @@ def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **
     avals = context.avals_in
     types = of_backward(avals)[0] if backward else Operands(*avals)
     kernel = chosen(platform, context, types, spec, backward)
-    if kernel is None:
-        composed_form = mlir.lower_fun(_FORMS[primitive], multiple_results=True)
-        return composed_form(context, *operands, **params)
-    bias_grad: Any = params.get("bias_grad")
-    form = backward_form(kernel, spec, bias_grad) if backward else forward_form(kernel, spec)
-    if jax_compat.has_several_devices(context):
-        divided = partitioned(form, avals, spec, bias_grad)
-        return jax_compat.lower_divided(divided, context, *operands)
-    gpu = described_gpu()
-    return jax_compat.lower_local(
-        form, context, *operands, capability=gpu.capability if gpu else None
-    )
+    form: Any = None
+    if kernel is not None:
+        bias_grad: Any = params.get("bias_grad")
+        form = backward_form(kernel, spec, bias_grad) if backward else forward_form(kernel, spec)
+        if jax_compat.has_several_devices(context):
+            form = partitioned(form, avals, spec, bias_grad)
+    composed_form = functools.partial(_FORMS[primitive], **params)
+    return lower(form, composed_form, context, *operands)
 
 
 _define(attention_forward_p, _jvp_of_forward)

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any, NamedTuple
 
 from jaxamp.core.formats import CastConfig
+from jaxamp.lowp.unit_blocks import fit_units
+
+
+class Units(Enum):
+    """Matrix units that multiply the values of quantized operands."""
+
+    FP8 = "8 bits with one scale for a tensor or a row, or jaxamp's own kernel"
+    BLOCKS = "blocks of 8 or 4 bits, each by its scale"
+    NONE = "none"
 
 
 class Scaled(NamedTuple):
@@ -21,23 +31,21 @@ class Scaled(NamedTuple):
     gradient: CastConfig | None
     kernel: Any = None
 
-    def is_emulated(self, summed: int) -> bool:
-        """Return whether the quantized operands are multiplied in bf16.
-
-        XLA multiplies 8 bits with one scale for each operand, or one for each row; smaller blocks
-        need jaxamp's own kernel.
+    def units(self, summed: int) -> Units:
+        """Return what multiplies the quantized operands as they are, and not widened to bf16.
 
         Args:
           summed: length of the axes that the dot sums over.
         """
         blocks = [cast.sf_block for cast in self.casts]
-        if any(cast.out_dtype.bits < 8 for cast in self.casts):
-            return True
-        if blocks == [None, None]:
-            return False
-        if self.kernel is not None and all(blocks) and len({b[1] for b in blocks if b}) == 1:
-            return False
-        return not all(b is not None and b[0] == 1 and b[1] >= summed for b in blocks)
+        is_narrow = all(cast.out_dtype.bits == 8 for cast in self.casts)
+        if is_narrow and blocks == [None, None]:
+            return Units.FP8
+        if is_narrow and self.kernel is not None and len({b and b[1] for b in blocks}) == 1:
+            return Units.FP8
+        if is_narrow and all(b is not None and b[0] == 1 and b[1] >= summed for b in blocks):
+            return Units.FP8
+        return Units.BLOCKS if fit_units(self.casts, summed) else Units.NONE
 
     def __str__(self) -> str:
         return " × ".join(map(str, self.casts))

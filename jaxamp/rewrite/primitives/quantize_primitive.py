@@ -35,7 +35,8 @@ def _structure(aval: Any, cast: CastConfig) -> tuple[Any, Any]:
     return made[0].out_avals, jax.tree.structure(made[1])
 
 
-def _refuse(*_: Any, **__: Any) -> Any:
+def refuse_derivative(*_: Any, **__: Any) -> Any:
+    """Refuse to differentiate what is rounded already."""
     raise RewriteError(
         "The backward pass of a scaled dot rounds what it reads, and rounding has no derivative: "
         "such a dot is differentiated once. For higher derivatives keep backward products in bf16: "
@@ -59,4 +60,4 @@ def _quantize_type(x: Any, *, cast: CastConfig) -> Any:
     return _structure(x, cast)[0]
 
 
-define(quantize_p, _leaves, _quantize_type, _refuse, _batch_quantize)
+define(quantize_p, _leaves, _quantize_type, refuse_derivative, _batch_quantize)

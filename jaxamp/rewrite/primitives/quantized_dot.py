@@ -38,7 +38,8 @@ from jaxamp.rewrite.primitives.matrices import (
 )
 from jaxamp.rewrite.primitives.quantize_primitive import quantize
 from jaxamp.rewrite.primitives.quantized_linear import quantized_linear
-from jaxamp.rewrite.primitives.quantized_product import dot, product
+from jaxamp.rewrite.primitives.quantized_product import product
+from jaxamp.rewrite.primitives.widened_product import dot
 
 quantized_dot_p = Primitive("quantized_dot")
 

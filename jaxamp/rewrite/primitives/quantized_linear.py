@@ -21,7 +21,8 @@ from jaxamp.plan import Scaled
 from jaxamp.rewrite.primitives.define import define
 from jaxamp.rewrite.primitives.matrices import batch_first, merge_rows, split_rows, swap
 from jaxamp.rewrite.primitives.quantize_primitive import quantize
-from jaxamp.rewrite.primitives.quantized_product import BF16, dot, product
+from jaxamp.rewrite.primitives.quantized_product import product
+from jaxamp.rewrite.primitives.widened_product import BF16, dot
 
 quantized_linear_p = Primitive("quantized_linear")
 

@@ -10,6 +10,7 @@ from jaxamp.core import jax_compat
 from jaxamp.jaxprs.interpret import bind_nested
 from jaxamp.rewrite.interpreter import rewritten_bodies
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
+from jaxamp.rewrite.primitives.block_product import block_product_p, dot_of
 from jaxamp.rewrite.primitives.narrow_collective import collective_of, narrow_collective_p
 from jaxamp.rewrite.registry import RuleContext, rewrites
 
@@ -41,6 +42,8 @@ def _show_originals(policy: Callable[..., Any] | None) -> Callable[..., Any] | N
             primitive, params = contraction_of(params)
         elif primitive is narrow_collective_p:
             primitive, params = collective_of(params)
+        elif primitive is block_product_p:
+            primitive, avals, params = dot_of(avals, **params)
         return policy(primitive, *avals, **params)
 
     return shown

@@ -1,0 +1,125 @@
+"""``block_product`` primitive: a product of operands in blocks, which some GPUs multiply as such.
+
+Lowered for a GPU whose matrix units multiply the blocks it is cuDNN's call, elsewhere the product
+of widened operands: of the same values and scales, added up in another order. For blocks of 4 bits
+the widened operands are rounded to bf16 besides, as their scales are no powers of two.
+
+Where a compiler partitions arrays over several devices they are widened: JAX's rule for the call
+needs the mesh, which not every module has. In ``shard_map`` each device multiplies its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.extend.core.primitives import dot_general_p
+from jax.interpreters import mlir
+
+from jaxamp.core import jax_compat
+from jaxamp.kernels import cudnn_block_product as cudnn
+from jaxamp.kernels.gpu_lowering import gpu_of, lower
+from jaxamp.lowp import ScaledArray
+from jaxamp.rewrite.primitives.define import define
+from jaxamp.rewrite.primitives.matrices import batch_first, merge_rows, split_rows, swap
+from jaxamp.rewrite.primitives.quantize_primitive import refuse_derivative
+from jaxamp.rewrite.primitives.widened_product import widened_product
+
+block_product_p = Primitive("block_product")
+
+Trees = tuple[Any, Any]  # of both operands
+
+
+def block_product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
+    """Compute ``lhs @ rhs.T`` in one equation, of operands that `cudnn.takes`."""
+    (left, left_tree), (right, right_tree) = map(jax.tree.flatten, (lhs, rhs))
+    leaves = jax_compat.vary_alike([*left, *right])
+    trees = left_tree, right_tree
+    return block_product_p.bind(*leaves, trees=trees, dtype=np.dtype(dtype))
+
+
+def dot_of(avals: Sequence[Any], *, trees: Trees, dtype: Any) -> tuple[Any, Any, Any]:
+    """Return the dot that an equation stands for: its primitive, operands' types, parameters."""
+    lhs, rhs = (x.values for x in _operands(avals, trees))
+    batch = tuple(range(lhs.ndim - 2))
+    words = {
+        "dimension_numbers": (((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch)),
+        "precision": None,
+        "preferred_element_type": dtype,
+        "out_sharding": None,
+    }
+    return dot_general_p, (lhs, rhs), words
+
+
+def _operands(leaves: Sequence[Any], trees: Trees) -> tuple[Any, Any]:
+    count = trees[0].num_leaves
+    return trees[0].unflatten(leaves[:count]), trees[1].unflatten(leaves[count:])
+
+
+def _widened(*leaves: Any, trees: Trees, dtype: Any) -> jax.Array:
+    return widened_product(*_operands(leaves, trees), dtype)
+
+
+def _called(*leaves: Any, trees: Trees, dtype: Any) -> list[jax.Array]:
+    return [cudnn.block_product(*_operands(leaves, trees), dtype)]
+
+
+def _type(*avals: Any, **params: Any) -> Any:
+    _, operands, words = dot_of(avals, **params)
+    narrow = [aval.update(dtype=np.dtype(jnp.bfloat16)) for aval in operands]
+    return dot_general_p.abstract_eval(*narrow, **words)[0]
+
+
+def _batch(
+    leaves: Sequence[Any], axes: Sequence[Any], *, trees: Trees, dtype: Any
+) -> tuple[jax.Array, int]:
+    """Batch the product; where one operand is shared, stack the other's rows in one matrix."""
+    size = next(x.shape[axis] for x, axis in zip(leaves, axes, strict=True) if axis is not None)
+    operands = _operands([*map(batch_first, leaves, axes)], trees)
+    is_alone = [all(axis is None for axis in part) for part in _parts(axes, trees)]
+    for shared in (0, 1):
+        if is_alone[shared] and _has_whole_blocks(operands[1 - shared]):
+            other = jax.tree.map(merge_rows, operands[1 - shared])
+            pair = (operands[0], other) if shared == 0 else (other, operands[1])
+            out = block_product(*pair, dtype)
+            if shared == 1:
+                return split_rows(out, size), 0
+            return swap(split_rows(swap(out), size)), 0
+    whole = [
+        x if axis is not None else jnp.broadcast_to(x, (size, *x.shape))
+        for x, axis in zip(jax.tree.leaves(operands), axes, strict=True)
+    ]
+    return block_product(*_operands(whole, trees), dtype), 0
+
+
+def _parts(values: Sequence[Any], trees: Trees) -> tuple[Sequence[Any], Sequence[Any]]:
+    return values[: trees[0].num_leaves], values[trees[0].num_leaves :]
+
+
+def _has_whole_blocks(x: ScaledArray) -> bool:
+    """Return whether no block would lie in two of the matrices whose rows are stacked."""
+    assert x.cast.sf_block is not None
+    is_flat = not isinstance(x.scale, ScaledArray)  # a scale of each tensor cannot be stacked
+    return is_flat and x.shape[-2] % x.cast.sf_block[0] == 0
+
+
+def _lower_for_cuda(context: Any, *leaves: Any, trees: Trees, dtype: Any) -> Any:
+    operands = _operands(context.avals_in, trees)
+    is_ours = cudnn.multiplies_blocks(gpu_of(context)) and cudnn.takes(*operands)
+    called = is_ours and not jax_compat.is_partitioned(context)
+    forms = (functools.partial(form, trees=trees, dtype=dtype) for form in (_called, _listed))
+    kernel, composed = forms
+    return lower(kernel if called else None, composed, context, *leaves)
+
+
+def _listed(*leaves: Any, **params: Any) -> list[jax.Array]:
+    return [_widened(*leaves, **params)]
+
+
+define(block_product_p, _widened, _type, refuse_derivative, _batch)
+mlir.register_lowering(block_product_p, _lower_for_cuda, platform="cuda")
