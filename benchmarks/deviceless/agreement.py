@@ -23,7 +23,7 @@ from benchmarks.deviceless.variants import POLICY
 from jaxamp.compiled.deviceless import compile_all
 from jaxamp.compiled.export import exported
 from jaxamp.compiled.targets import TARGETS
-from jaxamp.compiled.traffic import measure, operand_precisions
+from jaxamp.compiled.traffic import measure
 from jaxamp.errors import JaxAmpError
 
 UNMERGED = {"xla_disable_hlo_passes": "dot-merger"}
@@ -68,8 +68,9 @@ def agreement(target: str, name: str) -> list[tuple[str, ...]]:
     for policy, (module, _) in zip(policies, compiled, strict=True):
         found = jaxamp.report(step, policy)(*args)
         flops = sum(o.tally.flops for o in found.contractions)
-        ratio = f"{measure(module).flops / flops:.5f}"
-        rows.append((name, policy, _words(found.dots()), _words(operand_precisions(module)), ratio))
+        counted = measure(module)
+        ratio = f"{counted.flops / flops:.5f}"
+        rows.append((name, policy, _words(found.dots()), _words(counted.dots), ratio))
     return rows
 
 

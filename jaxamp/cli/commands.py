@@ -29,6 +29,7 @@ from jaxamp.tools.tune import tune
 from jaxamp.tools.tune.tune import MOST_RUNS
 
 TO_TERMINAL = "-"
+FORMAT = argparse.RawDescriptionHelpFormatter  # which keeps line breaks
 PROGRAM = """\
 A program is package.module:function or path/to/file.py:function. Arguments are shapes (f32[8,128],
 i32[4]), numbers, quoted texts, key, lists, tuples and dicts of these, name=... for keywords, or one
@@ -86,17 +87,14 @@ def _check_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
         ) from None
 
 
-class Parser(argparse.ArgumentParser):
-    """Keeps the line breaks of its descriptions."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
-
-
-def _add(commands: Any, name: str, ask: Callable[..., Any], about: str, example: str) -> Parser:
+def _add(
+    commands: Any, name: str, ask: Callable[..., Any], about: str, example: str
+) -> argparse.ArgumentParser:
     """Return a command with the options that all have."""
     text = f"{about}\n\nexample:\n  python -m jaxamp {name} {example}\n\n{PROGRAM}"
-    command = commands.add_parser(name, help=about.splitlines()[0], description=text)
+    command = commands.add_parser(
+        name, help=about.splitlines()[0], description=text, formatter_class=FORMAT
+    )
     command.add_argument("program", help="package.module:function or path/to/file.py:function")
     command.add_argument("--args", nargs="+", default=[], metavar="SPEC", help="its arguments")
     command.add_argument(

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxamp.cli.commands import COMMANDS, PROGRAM, TO_TERMINAL, Parser, Request
+from jaxamp.cli.commands import COMMANDS, FORMAT, PROGRAM, TO_TERMINAL, Request
 from jaxamp.display.numbers import near
 from jaxamp.errors import InspectionError, JaxAmpError
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Return the commands and their options."""
-    top = Parser(prog="python -m jaxamp", description=_ABOUT)
+    top = argparse.ArgumentParser("python -m jaxamp", description=_ABOUT, formatter_class=FORMAT)
     top.add_argument("--version", action="version", version=f"jaxamp {_version()}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in COMMANDS:

@@ -10,7 +10,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.target_gpu import described_gpu
-from jaxamp.core.taxonomy import Trait, lookup
+from jaxamp.core.taxonomy import Trait, op_of
 from jaxamp.errors import InspectionError
 from jaxamp.jaxprs.nested import nested
 from jaxamp.trace.arguments import split
@@ -74,8 +74,7 @@ def exported(
 
 def _callbacks(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
     for eqn in jaxpr.eqns:
-        op = lookup(eqn.primitive)
-        if op is not None and op.trait is Trait.CALLBACK:
+        if op_of(eqn.primitive).trait is Trait.CALLBACK:
             yield eqn
         for inner in nested(eqn):
             yield from _callbacks(inner.jaxpr)

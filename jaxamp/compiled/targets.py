@@ -59,24 +59,27 @@ class Target:
     Attributes:
       name: the word for it.
       title: what it is.
-      environment: whose compiler knows it, ``"gpu"`` or ``"tpu"``.
-      topology: how that compiler calls it.
       bandwidth: of its memory, bytes per second, as published.
       rates: of dense matrix products, FLOPs per second by precision of the operands, as published.
       highest: how many times slower an f32 product is that must not be rounded first.
       gpu: what the compiler must be told of a GPU.
+      topology: how the compiler calls it.
       reached: what kernels reach of `bandwidth` and `rates`; all of it where nothing was timed.
     """
 
     name: str
     title: str
-    environment: str
-    topology: str
     bandwidth: float
     rates: Mapping[str, float] = field(hash=False)
     highest: float
     gpu: Gpu | None = None
+    topology: str = "1x1x1"
     reached: Reached = Reached()
+
+    @property
+    def environment(self) -> str:
+        """Name of the environment with its compiler, ``"gpu"`` or ``"tpu"``."""
+        return "gpu" if self.gpu else "tpu"
 
     @property
     def platform(self) -> str:
@@ -183,9 +186,7 @@ TARGETS = {
         Target(
             name="h200",
             title="NVIDIA H200 SXM",
-            environment="gpu",
             reached=_GPU_REACHES,
-            topology="1x1x1",
             bandwidth=4.8 * _TERA,  # data sheet "H200 Tensor Core GPU"
             rates=_HOPPER_RATES,
             highest=494.5 / 67,
@@ -196,9 +197,7 @@ TARGETS = {
         Target(
             name="h100",
             title="NVIDIA H100 SXM",
-            environment="gpu",
             reached=_GPU_REACHES,
-            topology="1x1x1",
             bandwidth=3.35 * _TERA,  # data sheet "H100 Tensor Core GPU"
             rates=_HOPPER_RATES,
             highest=494.5 / 67,
@@ -210,9 +209,7 @@ TARGETS = {
         Target(
             name="a100",
             title="NVIDIA A100 SXM 80 GB",
-            environment="gpu",
             reached=_GPU_REACHES,
-            topology="1x1x1",
             bandwidth=2.039 * _TERA,
             rates={
                 "f64": 19.5 * _TERA, "f32": 156 * _TERA, "f16": 312 * _TERA, "bf16": 312 * _TERA,
@@ -235,9 +232,7 @@ TARGETS = {
         Target(
             name="b200",
             title="NVIDIA B200",
-            environment="gpu",
             reached=_GPU_REACHES,
-            topology="1x1x1",
             bandwidth=8 * _TERA,
             rates={
                 "f64": 40 * _TERA, "f32": 1100 * _TERA, "f16": 2250 * _TERA, "bf16": 2250 * _TERA,
@@ -262,41 +257,37 @@ TARGETS = {
         Target(
             name="v5e",
             title="Google TPU v5e",
-            environment="tpu",
             topology="v5e:2x2",
+            highest=6,
             bandwidth=0.819 * _TERA,
             rates={"f32": 197 * _TERA, "bf16": 197 * _TERA},
-            highest=6,
         ),
         Target(
             name="v5p",
             title="Google TPU v5p",
-            environment="tpu",
             topology="v5p:2x2x1",
+            highest=6,
             bandwidth=2.765 * _TERA,
             rates={"f32": 459 * _TERA, "bf16": 459 * _TERA},
-            highest=6,
         ),
         Target(
             name="v6e",
             title="Google TPU v6e",
-            environment="tpu",
             topology="v6e:2x2",
+            highest=6,
             bandwidth=1.638 * _TERA,
             rates={"f32": 918 * _TERA, "bf16": 918 * _TERA},
-            highest=6,
         ),
         # A chip is two devices to JAX: half of what is published for the chip.
         Target(
             name="7x",
             title="Google TPU7x, one of a chip's two devices",
-            environment="tpu",
             topology="tpu7x:2x2x1",
+            highest=6,
             bandwidth=7.38 * _TERA / 2,
             rates={
                 "f32": 2307 * _TERA / 2, "bf16": 2307 * _TERA / 2, "f8": 4614 * _TERA / 2,
             },
-            highest=6,
         ),
     )
 }  # fmt: skip

@@ -75,7 +75,8 @@ def measure(module: Module) -> Traffic:
     flops = 0.0
     for kernel in found:
         for contraction in kernel.contractions(module):
-            dots[str(contraction)] += kernel.runs
+            word = contraction.operands[0]
+            dots[WORDS.get(word, word)] += kernel.runs
             flops += kernel.runs * contraction.flops
     return Traffic(
         bytes=sum(kernel.moved for kernel in found),
@@ -88,15 +89,6 @@ def measure(module: Module) -> Traffic:
             for line in computation.instructions
         ),
     )
-
-
-def operand_precisions(module: Module) -> Counter[str]:
-    """Return the dots and convolutions that run, by the precision of their first operand."""
-    found: Counter[str] = Counter()
-    for kernel in kernels(module):
-        for contraction in kernel.contractions(module):
-            found[WORDS.get(contraction.operands[0], contraction.operands[0])] += kernel.runs
-    return found
 
 
 def trips(module: Module, loop: Instruction) -> int | None:

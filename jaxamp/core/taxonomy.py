@@ -644,6 +644,7 @@ _DEFAULT_TRAITS = {
     OpKind.BOUNDARY: Trait.OPAQUE,
 }
 
+_UNKNOWN = Op(OpKind.BOUNDARY, Trait.OPAQUE)
 _E = TypeVar("_E", bound=enum.Enum)
 
 _registered: dict[str, Op] = {}
@@ -670,14 +671,13 @@ def lookup(primitive: Primitive | str) -> Op | None:
     return _registered.get(name) or TABLE.get(name)
 
 
-def trait_of(primitive: Primitive | str) -> Trait:
-    """Return the trait of a primitive; that of an unknown one is ``OPAQUE``.
+def op_of(primitive: Primitive | str) -> Op:
+    """Return the entry of a primitive; an unknown one is taken for ``OPAQUE``.
 
-    >>> trait_of("scan"), trait_of("never_heard_of")
+    >>> op_of("scan").trait, op_of("never_heard_of").trait
     (<Trait.LOOP: 'loop'>, <Trait.OPAQUE: 'opaque'>)
     """
-    op = lookup(primitive)
-    return op.trait if op else Trait.OPAQUE
+    return lookup(primitive) or _UNKNOWN
 
 
 def register_op_kind(

@@ -12,7 +12,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from jaxamp.core.taxonomy import OpKind, Trait, lookup, trait_of
+from jaxamp.core.taxonomy import OpKind, Trait, op_of
 from jaxamp.inspect.operation import Place, frames_of, innermost
 from jaxamp.jaxprs.dce import live_equations
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
@@ -49,8 +49,7 @@ class Site:
     @property
     def kind(self) -> OpKind:
         """Its kind."""
-        op = lookup(self.eqn.primitive)
-        return op.kind if op else OpKind.BOUNDARY
+        return op_of(self.eqn.primitive).kind
 
 
 @dataclass(slots=True, eq=False)
@@ -145,7 +144,7 @@ class _Numbering:
 
 def _bodies(eqn: JaxprEqn, decision: Decision | None) -> list[tuple[ClosedJaxpr, JaxprPlan | None]]:
     """Return the jaxprs of an equation that an interpreter can enter, each with its plan."""
-    if trait_of(eqn.primitive) not in (Trait.CALL, Trait.BRANCH, Trait.LOOP):
+    if op_of(eqn.primitive).trait not in (Trait.CALL, Trait.BRANCH, Trait.LOOP):
         return []
     bodies = nested(eqn)
     plans = decision.inner if decision and not is_region(eqn) else ()

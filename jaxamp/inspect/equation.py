@@ -9,9 +9,8 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from jaxamp.core import taxonomy
 from jaxamp.core.formats import Precision
-from jaxamp.core.taxonomy import Op, OpKind, Trait
+from jaxamp.core.taxonomy import OpKind, op_of
 from jaxamp.inspect import count
 from jaxamp.inspect.operation import (
     EMULATED,
@@ -36,7 +35,6 @@ from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
 from jaxamp.rewrite.recorder import Casts
 
 _REWRITTEN = "rewritten already, by an amp inside"
-_UNKNOWN = Op(OpKind.BOUNDARY, Trait.OPAQUE)
 Precisions = Sequence[Precision | None]
 Body = tuple[ClosedJaxpr, JaxprPlan | None]
 
@@ -75,12 +73,11 @@ class Equation:
         needed: Sequence[bool],
     ) -> None:
         self.eqn, self.decision, self.ground = eqn, decision, ground
-        self.op = taxonomy.lookup(eqn.primitive) or _UNKNOWN
-        self.name, self.params = eqn.primitive.name, eqn.params
+        primitive, self.params = eqn.primitive, eqn.params
         if eqn.primitive is accumulate_p:
             primitive, self.params = contraction_of(eqn.params)
-            self.name, self.op = primitive.name, taxonomy.lookup(primitive) or _UNKNOWN
-        self.trait, self.kind = self.op.trait, self.op.kind
+        op = op_of(primitive)
+        self.name, self.trait, self.kind = primitive.name, op.trait, op.kind
         self.scope = joined_scope(where.scope, eqn)
         self.frames = where.frames_of(eqn)
         self.needed = needed  # which results of its jaxprs are needed; none named are all

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jaxamp.core.taxonomy import OpKind, lookup
+from jaxamp.core.taxonomy import OpKind, op_of
 from jaxamp.errors import InspectionError, accepted, counted
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.operation import Operation, Place, few, is_float, total
@@ -62,8 +62,7 @@ class Note:
         """Computations of floats, in a few words of jax.numpy's; empty if there are none."""
         found: Counter[str] = Counter()
         for name, n in self.primitives:
-            op = lookup(name)
-            if is_float(self.arithmetic) and op is not None and op.kind in _COMPUTING:
+            if is_float(self.arithmetic) and op_of(name).kind in _COMPUTING:
                 found[_NAMES.get(name, name.removeprefix("reduce_"))] += n
         return few(found)
 

@@ -21,7 +21,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import Trait, trait_of
+from jaxamp.core.taxonomy import Trait, op_of
 from jaxamp.inspect.blocks import Block, Site
 from jaxamp.jaxprs.nested import loop, nested
 from jaxamp.numerics.nested_interpreter import run_live
@@ -209,7 +209,7 @@ class _Run:
     def _nested(self, position: int, values: Sequence[Marked]) -> Sequence[Marked]:
         """Return the results of an equation that holds blocks."""
         eqn, inner = self.block.jaxpr.eqns[position], self.block.inner[position]
-        trait = trait_of(eqn.primitive)
+        trait = op_of(eqn.primitive).trait
         if trait is Trait.BRANCH:
             taken = inner[np.clip(int(values[0].array), 0, len(inner) - 1)]
             return self.owner.run(taken, values[1:], self.loops)

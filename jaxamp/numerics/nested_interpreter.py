@@ -11,7 +11,7 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import Trait, trait_of
+from jaxamp.core.taxonomy import Trait, op_of
 from jaxamp.inspect.blocks import Block
 from jaxamp.jaxprs.nested import loop
 
@@ -58,7 +58,7 @@ class Interpreter(abc.ABC):
           Its results, and the state.
         """
         eqn, inner = block.jaxpr.eqns[position], block.inner[position]
-        trait = trait_of(eqn.primitive)
+        trait = op_of(eqn.primitive).trait
         if trait is Trait.BRANCH:
             return self._branch(eqn, inner, values, state)
         if trait is Trait.LOOP:

@@ -12,7 +12,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
-from jaxamp.core.taxonomy import Trait, trait_of
+from jaxamp.core.taxonomy import Trait, op_of
 from jaxamp.inspect.blocks import Block
 from jaxamp.numerics.nested_interpreter import Interpreter, Value, literal, run_live
 from jaxamp.numerics.statistics import Ledger, Row, joined, measured, no_row
@@ -198,7 +198,7 @@ class _Run:
 
 def _is_foreign(eqn: JaxprEqn) -> bool:
     """Return whether an equation must not run twice."""
-    return bool(eqn.effects) or trait_of(eqn.primitive) in _FOREIGN
+    return bool(eqn.effects) or op_of(eqn.primitive).trait in _FOREIGN
 
 
 def _is_float(aval: Any) -> bool:

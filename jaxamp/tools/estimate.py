@@ -13,7 +13,7 @@ from jaxamp.compiled.export import exported
 from jaxamp.compiled.hlo import Module
 from jaxamp.compiled.roofline import Roofline, roofline
 from jaxamp.compiled.targets import Target, target_named
-from jaxamp.compiled.traffic import measure, operand_precisions
+from jaxamp.compiled.traffic import measure
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.report import report
 from jaxamp.policy.policy import PrecisionPolicy
@@ -158,7 +158,7 @@ def _compiled(
         temporary=facts["temporary"],
         arguments=facts["arguments"],
         outputs=facts["outputs"],
-        dots=dict(operand_precisions(module)),
+        dots=counted.dots,
         planned=planned,
         flops=counted.flops,
         unknown_loops=counted.unknown_loops,

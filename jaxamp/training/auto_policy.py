@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,20 +27,6 @@ _VOLTA = (7, 0)  # the first that has matrix units at all
 _WORTHWHILE = 1.2  # a choice: a smaller measured gain may be noise, and casts eat it up
 _ROWS, _INNER, _COLUMNS = 256, 1024, 1024  # large enough to be bound by arithmetic
 _ROUNDS = 5
-
-
-class Device(Protocol):
-    """The attributes of a ``jax.Device`` that are read here."""
-
-    @property
-    def platform(self) -> str:
-        """The backend's name."""
-        ...
-
-    @property
-    def device_kind(self) -> str:
-        """The model's name."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -78,7 +64,7 @@ class AutoChoice:
         return f"policy 'auto' is {self.policy} on {self.device}: {self.reason}"
 
 
-def auto_policy(device: Device | None = None) -> AutoChoice:
+def auto_policy(device: Any = None) -> AutoChoice:
     """Pick the policy that suits a device, and say why.
 
     TPUs and NVIDIA GPUs from compute capability 8.0 on get ``mixed_bf16``; older NVIDIA GPUs
@@ -90,7 +76,7 @@ def auto_policy(device: Device | None = None) -> AutoChoice:
     processes call ``jax.distributed.initialize`` before. The choice is logged once.
 
     Args:
-      device: the device to compute on; left out, JAX's default device.
+      device: the ``jax.Device`` to compute on; left out, JAX's default device.
 
     Returns:
       The policy and the reason for it; ``loss_scale()`` gives the loss scale that it needs.
@@ -104,7 +90,7 @@ def auto_policy(device: Device | None = None) -> AutoChoice:
     return AutoChoice(policy, device.device_kind, reason)
 
 
-def _choose(device: Device) -> tuple[PrecisionPolicy, str]:
+def _choose(device: Any) -> tuple[PrecisionPolicy, str]:
     if device.platform == "tpu":
         return _BF16, "the matrix units of every TPU read bf16."
     if device.platform in ("gpu", "cuda", "rocm"):
@@ -182,7 +168,7 @@ def _seconds(run: Any, args: Sequence[Any]) -> float:
     return time.perf_counter() - start
 
 
-def _default_device() -> Device:
+def _default_device() -> Any:
     chosen: Any = jax.config.jax_default_device  # type: ignore[attr-defined]
     if isinstance(chosen, str):
         return jax.local_devices(backend=chosen)[0]

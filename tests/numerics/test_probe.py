@@ -15,7 +15,7 @@ from jaxamp.compiled.deviceless import compile_all
 from jaxamp.compiled.environments import ENVIRONMENTS
 from jaxamp.compiled.export import exported
 from jaxamp.compiled.targets import TARGETS
-from jaxamp.compiled.traffic import operand_precisions
+from jaxamp.compiled.traffic import measure as traffic_of
 from jaxamp.numerics.nonfinite import Program
 from tests.inspect.planted import FAULTS, MARK, Fault
 
@@ -283,4 +283,4 @@ def test_no_rounding_is_undone_by_the_compiler_of_a_gpu():
     differences = reads_narrow(probed, "subtract")
     assert differences
     assert all(differences)
-    assert dict(operand_precisions(mixed)) == {"bf16": 3, "f32": 3}
+    assert traffic_of(mixed).dots == {"bf16": 3, "f32": 3}

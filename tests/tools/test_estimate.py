@@ -76,7 +76,7 @@ def test_flops_of_a_compiled_dot():
 def test_fp8_products_of_a_library_are_found():
     """The call's operands say so, whatever the program claimed."""
     module = hlo.parse(FP8)
-    assert traffic.operand_precisions(module) == {"f8_e4m3": 1}
+    assert traffic.measure(module).dots == {"f8_e4m3": 1}
     assert traffic.measure(module).flops == 2 * 16 * 8 * 32
 
 
@@ -259,7 +259,7 @@ def test_reports_agree_with_the_compiler(target: str):
     ):
         fn, args = STEPS[name]
         found = jaxamp.report(fn, policy)(*args)
-        assert found.dots() == dict(traffic.operand_precisions(module)), (name, policy)
+        assert found.dots() == traffic.measure(module).dots, (name, policy)
         flops = sum(o.tally.flops for o in found.contractions)
         assert traffic.measure(module).flops == pytest.approx(flops, rel=0.01), (name, policy)
 

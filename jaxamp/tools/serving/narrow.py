@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import Trait, lookup
+from jaxamp.core.taxonomy import Trait, op_of
 from jaxamp.jaxprs.interpret import bind_nested, evaluate
 from jaxamp.jaxprs.nested import called, loop, nested
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, split_originals
@@ -198,5 +198,5 @@ def _widened(value: Any, atom: Any) -> Any:
 
 def _only_moves(eqn: JaxprEqn) -> bool:
     """Return whether an equation moves numbers of any dtype, and computes none."""
-    op = lookup(eqn.primitive)
-    return op is not None and op.trait is Trait.SHAPE and not op.dtype_params
+    op = op_of(eqn.primitive)
+    return op.trait is Trait.SHAPE and not op.dtype_params
