@@ -287,7 +287,7 @@ MUTATIONS = (
         "tests/training/test_finite.py",
     ),
     Mutation(
-        "training/kahan.py",
+        "training/low_params.py",
         "lost = (wide - target) + due",
         "lost = wide - target",
         "tests/training/test_low_params.py",
@@ -383,7 +383,7 @@ MUTATIONS = (
         "tests/tools/test_estimate.py",
     ),
     Mutation(
-        "training/stochastic_rounding.py",
+        "training/low_params.py",
         "key = jax.random.fold_in(jax.random.key(state.seed), state.step)",
         "key = jax.random.key(state.seed)",
         "tests/training/test_low_params.py",
@@ -401,7 +401,7 @@ MUTATIONS = (
         "tests/training/test_debug.py",
     ),
     Mutation(
-        "training/master_weights.py",
+        "training/low_params.py",
         "jnp.array(widen(leaf), copy=True)",
         "widen(leaf)",
         "tests/training/test_optax.py tests/training/test_low_params.py",
@@ -492,8 +492,8 @@ MUTATIONS = (
     ),
     Mutation(
         "tools/estimate.py",
-        "return list(dict.fromkeys(policies))",
-        "return list(policies)",
+        "list(dict.fromkeys([_BASE, policy, *map(PrecisionPolicy.parse, more)]))",
+        "[_BASE, policy, *map(PrecisionPolicy.parse, more)]",
         "tests/tools/test_estimate.py",
     ),
     Mutation(

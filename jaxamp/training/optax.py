@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxamp.core.keep_precision import keep_precision
+from jaxamp.errors import TrainingError
 from jaxamp.training.finite import all_finite, as_flag, select_tree
 from jaxamp.training.loss_scale import DynamicLossScale, as_loss_scale, same_library
-from jaxamp.training.transformation import as_transformation, transformation
 from jaxamp.training.trees import map_floats, widen_floats
 
 if TYPE_CHECKING:
@@ -150,3 +152,30 @@ def with_loss_scale(
 def _or_nothing(finite: jax.Array, updates: Any) -> Any:
     # Minus zero, for only that leaves a parameter of minus zero as it is.
     return map_floats(lambda u: jnp.where(finite, u, jnp.array(-0.0, u.dtype)), updates)
+
+
+def transformation(
+    init: Callable[..., Any], update: Callable[..., Any]
+) -> optax.GradientTransformationExtraArgs:
+    """Return a gradient transformation that computes in float32 also inside ``amp``."""
+    import optax  # here, so that whoever does not use it need not wait for it
+
+    return optax.GradientTransformationExtraArgs(init, keep_precision("f32")(update))
+
+
+def as_transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
+    """Convert any optimizer of optax, ``MultiSteps`` included, to one with extra arguments.
+
+    Raises:
+      TrainingError: it is not an optimizer.
+    """
+    import optax
+
+    if isinstance(optimizer, optax.MultiSteps):
+        optimizer = optimizer.gradient_transformation()
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise TrainingError(
+            f"{optimizer!r} is not an optimizer. Give a gradient transformation of optax: "
+            "optax.adam(1e-3)."
+        )
+    return optax.with_extra_args_support(optimizer)

@@ -11,7 +11,7 @@ import pytest
 
 from jaxamp import training
 from jaxamp.errors import TrainingError
-from jaxamp.training.transformation import nearest
+from jaxamp.training.low_params import nearest
 
 
 def test_nearest_is_the_cast():
