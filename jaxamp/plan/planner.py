@@ -26,12 +26,14 @@ from jaxamp.plan.outline import find_repeated
 from jaxamp.plan.precision.buffers import narrow_buffers
 from jaxamp.plan.precision.carries import settle_carries
 from jaxamp.plan.precision.choose import Chooser
+from jaxamp.plan.precision.coarse_logistics import find_coarse_logistics
 from jaxamp.plan.precision.communication import find_communication
 from jaxamp.plan.precision.convolution_biases import store_bias_sums
 from jaxamp.plan.precision.operand_reads import find_operand_reads
 from jaxamp.plan.precision.overrides import Forced, find_forced
 from jaxamp.plan.precision.quantized_dots import find_scaled
 from jaxamp.plan.precision.quantized_results import narrow_quantized
+from jaxamp.plan.precision.quantized_sums import add_narrow
 from jaxamp.plan.precision.stored_joins import store_joins
 from jaxamp.plan.precision.varying_activations import narrow_varying
 from jaxamp.plan.steering import Steering, unsteered
@@ -122,6 +124,8 @@ def _find(
     choices.update(find_communication(graph, frame, uses, policy, stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
     choices.update(narrow_quantized(graph, hazards, stored, choices))
+    choices.update(add_narrow(graph, hazards, regions, forced, stored, choices))
+    choices.update(find_coarse_logistics(graph, uses, forced, stored, choices))
     readings = find_operand_reads(
         graph, provenance, uses, regions, chooser.copies, stored, policy, hazards.squared_distances
     )

@@ -9,6 +9,7 @@ from jaxamp.rewrite.rules import (
     custom_derivatives,
     equality,
     fused_attention,
+    logistic,
     movement,
     sums,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "custom_derivatives",
     "equality",
     "fused_attention",
+    "logistic",
     "manual",
     "movement",
     "sums",
