@@ -20,6 +20,14 @@ def gpu_of(context: Any) -> TargetGpu | None:
     return described_gpu() or (None if jax_compat.is_exported(context) else gpu_at_hand())
 
 
+def may_call(context: Any) -> bool:
+    """Return whether a call may stand in a module for GPUs that a compiler partitions, or is whole.
+
+    The compiler asks how to divide it, by `custom_partitioning`, unless the module is exported.
+    """
+    return not jax_compat.is_partitioned(context) or jax_compat.divides_by_rule(context)
+
+
 def target_gpu() -> TargetGpu | None:
     """Return the GPU that programs are meant for: the one described, or else the one at hand."""
     return gpu_at_hand() if described_platform() is None else described_gpu()

@@ -14,20 +14,19 @@ are placed differently.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jaxamp.core import jax_compat
 from jaxamp.kernels.attention import composed
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands, of_backward
+from jaxamp.kernels.tiled_mesh import Axes, mesh_of, names_of, parts
 
 Letters = tuple[str, ...]
 """A letter for each axis of an array.
@@ -35,9 +34,6 @@ Letters = tuple[str, ...]
 "t" are queries, "s" keys, "n" heads of queries, "k" those of keys, "h" and "w" the size of a key
 and of a value, "b0" … batch axes. An axis of size one of a bias has a letter of its own, "u0" ….
 """
-
-Axes = str | tuple[str, ...] | None
-"""Axes of a mesh that an axis of an array lies along."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +127,7 @@ class Partition:
         mesh, axes = mesh_of(jax_compat.tiles(queries, len(letters)))
         placed = {x: a for x, a in zip(letters, axes, strict=False) if _is_free(x)}
         placed["k"] = placed.get("n")
-        return mesh, {x: a for x, a in placed.items() if self.sizes[x] % _count(mesh, a) == 0}
+        return mesh, {x: a for x, a in placed.items() if self.sizes[x] % parts(mesh, a) == 0}
 
     def _local(
         self, values: Sequence[Any], placed: Mapping[str, Axes], specs: Sequence[PartitionSpec]
@@ -143,59 +139,16 @@ class Partition:
           placed: axes of the mesh, by letter.
           specs: of the operands.
         """
-        rows = tuple(_names(placed.get("t")))
+        rows = tuple(names_of(placed.get("t")))
         if rows:
             found = [*_of_rows(self.one, values, rows, self.sizes["t"])]
         else:
             found = [*self.one.form(*values)]
         if self.one.bias_grad:  # a bias is broadcast along what is missing in its own axes
-            own = {*_names(specs[3])}
-            axes = tuple(a for a in dict.fromkeys(_names(specs[0])) if a not in own)
+            own = {*names_of(specs[3])}
+            axes = tuple(a for a in dict.fromkeys(names_of(specs[0])) if a not in own)
             found[3] = lax.psum(found[3], axes) if axes else found[3]
         return tuple(found)
-
-
-def mesh_of(tiles: np.ndarray | None) -> tuple[AbstractMesh, list[Axes]]:
-    """Return a mesh, and the axes of it that an array lies along, for each of the array's.
-
-    Args:
-      tiles: numbers of the devices that have each tile of the array, int[*tiles, copies]; ``None``
-        for an array that every device has. So is one whose tiles lie along no mesh's axes.
-
-    >>> mesh_of(np.arange(8).reshape(4, 2).T[..., None])  # over the second axis, then the first
-    (AbstractMesh('m0': 4, 'm1': 2, axis_types=(Auto, Auto)), [('m1',), ('m0',), None])
-    """
-    if tiles is None:
-        return _ALONE, []
-    first = np.unravel_index(0, tiles.shape)
-    steps = [_steps(tiles[(*first[:i], slice(None), *first[i + 1 :])]) for i in range(tiles.ndim)]
-    order = sorted((step for line in steps for step in line), reverse=True)
-    names = {step: f"m{i}" for i, step in enumerate(order)}
-    sizes = tuple(size for _, size in order)
-    numbers = np.arange(math.prod(sizes)).reshape(sizes)
-    moved = numbers.transpose([order.index(step) for line in steps for step in line])
-    if not np.array_equal(moved.ravel(), tiles.ravel()):
-        return _ALONE, []
-    return _mesh(sizes, tuple(names.values())), [
-        tuple(names[step] for step in line) or None for line in steps
-    ]
-
-
-def _mesh(sizes: tuple[int, ...], names: tuple[str, ...]) -> AbstractMesh:
-    """Return a mesh whose axes are automatic, as those of JAX 0.12 are by default no longer."""
-    return AbstractMesh(sizes, names, (AxisType.Auto,) * len(sizes))
-
-
-_ALONE = _mesh((1,), ("m0",))
-
-
-def _steps(line: np.ndarray) -> list[tuple[int, int]]:
-    """Return steps between the numbers along one axis, each with how often it is made."""
-    if len(line) == 1:
-        return []
-    step = int(line[1] - line[0])
-    run = next((i for i in range(len(line)) if line[i] - line[0] != i * step), len(line))
-    return [*_steps(line[::run]), (step, run)]
 
 
 def _sharding(mesh: AbstractMesh, placed: Mapping[str, Axes], letters: Letters) -> NamedSharding:
@@ -270,17 +223,3 @@ def _letters(one: Pass, avals: Sequence[Any]) -> tuple[list[Letters], list[Lette
 def _is_free(letter: str) -> bool:
     """Return whether an axis may lie along axes of a mesh."""
     return letter in ("n", "t") or letter.startswith("b")
-
-
-def _names(axes: Any) -> Iterator[str]:
-    """Yield the axes of a mesh in a spec, or in an entry of one."""
-    if isinstance(axes, str):
-        yield axes
-    elif axes is not None:
-        for entry in axes:
-            yield from _names(entry)
-
-
-def _count(mesh: AbstractMesh, axes: Axes) -> int:
-    """Return how many parts an axis is divided into."""
-    return math.prod(mesh.shape[a] for a in _names(axes))

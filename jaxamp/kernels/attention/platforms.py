@@ -14,7 +14,7 @@ from jaxamp.kernels.attention.flash import FLASH
 from jaxamp.kernels.attention.fused import Fused, flattened
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands
 from jaxamp.kernels.attention.splash import EXPORTED_SPLASH, SPLASH, exact_scale
-from jaxamp.kernels.gpu_lowering import gpu_of, target_gpu
+from jaxamp.kernels.gpu_lowering import gpu_of, may_call, target_gpu
 
 
 def chosen(
@@ -29,8 +29,8 @@ def chosen(
       spec: the static parameters.
       backward: whether it is asked for the backward pass.
     """
-    is_told = platform == "cuda" and jax_compat.divides_by_rule(context)
-    if jax_compat.is_partitioned(context) and not is_told:
+    is_whole = not jax_compat.is_partitioned(context)
+    if not (may_call(context) if platform == "cuda" else is_whole):
         return None
     flat = flattened(operands)
     for kernel in _KERNELS[platform](context, spec):

@@ -3,9 +3,6 @@
 Lowered for a GPU whose matrix units multiply the blocks it is cuDNN's call, elsewhere the product
 of widened operands: of the same values and scales, added up in another order. For blocks of 4 bits
 the widened operands are rounded to bf16 besides, as their scales are no powers of two.
-
-Where a compiler partitions arrays over several devices they are widened: JAX's rule for the call
-needs the mesh, which not every module has. In ``shard_map`` each device multiplies its own.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from jax.interpreters import mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.kernels import cudnn_block_product as cudnn
-from jaxamp.kernels.gpu_lowering import gpu_of, lower
+from jaxamp.kernels.gpu_lowering import gpu_of, lower, may_call
 from jaxamp.lowp import ScaledArray
 from jaxamp.rewrite.primitives.define import define
 from jaxamp.rewrite.primitives.matrices import batch_first, merge_rows, split_rows, swap
@@ -65,8 +62,8 @@ def _widened(*leaves: Any, trees: Trees, dtype: Any) -> jax.Array:
     return widened_product(*_operands(leaves, trees), dtype)
 
 
-def _called(*leaves: Any, trees: Trees, dtype: Any) -> list[jax.Array]:
-    return [cudnn.block_product(*_operands(leaves, trees), dtype)]
+def _called(*leaves: Any, trees: Trees, dtype: Any, is_divided: bool) -> list[jax.Array]:
+    return [cudnn.block_product(*_operands(leaves, trees), dtype, is_divided=is_divided)]
 
 
 def _type(*avals: Any, **params: Any) -> Any:
@@ -110,11 +107,13 @@ def _has_whole_blocks(x: ScaledArray) -> bool:
 
 def _lower_for_cuda(context: Any, *leaves: Any, trees: Trees, dtype: Any) -> Any:
     operands = _operands(context.avals_in, trees)
-    is_ours = cudnn.multiplies_blocks(gpu_of(context)) and cudnn.takes(*operands)
-    called = is_ours and not jax_compat.is_partitioned(context)
-    forms = (functools.partial(form, trees=trees, dtype=dtype) for form in (_called, _listed))
-    kernel, composed = forms
-    return lower(kernel if called else None, composed, context, *leaves)
+    is_taken = cudnn.multiplies_blocks(gpu_of(context)) and cudnn.takes(*operands)
+    composed = functools.partial(_listed, trees=trees, dtype=dtype)
+    if not is_taken or not may_call(context):
+        return lower(None, composed, context, *leaves)
+    is_divided = jax_compat.has_several_devices(context)
+    kernel = functools.partial(_called, trees=trees, dtype=dtype, is_divided=is_divided)
+    return lower(kernel, composed, context, *leaves)
 
 
 def _listed(*leaves: Any, **params: Any) -> list[jax.Array]:
