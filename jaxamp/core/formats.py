@@ -107,6 +107,9 @@ _NAMES: dict[str, Precision] = {
 }
 
 
+SCALED_FORMATS = Precision.F8_E4M3, Precision.F8_E5M2, Precision.F4_E2M1
+"""Formats that a scaled cast can have."""
+
 _NARROW = frozenset(p for p in Precision if p.bits < Precision.F32.bits)
 
 

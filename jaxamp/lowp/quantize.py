@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxamp.core.formats import CastConfig, Precision, PrecisionLike
+from jaxamp.core.formats import SCALED_FORMATS, CastConfig, Precision, PrecisionLike
 from jaxamp.errors import PolicyError
 from jaxamp.lowp.arithmetic import encode, reciprocal, scale_factor
 from jaxamp.lowp.block_layout import Blocks
 from jaxamp.lowp.scaled_array import ScaledArray, factors
-
-_FORMATS = (Precision.F8_E4M3, Precision.F8_E5M2, Precision.F4_E2M1)
 
 
 def quantize(x: Any, cast: CastConfig | PrecisionLike) -> ScaledArray:
@@ -83,8 +81,8 @@ def stored_scale(scale: jax.Array, cast: CastConfig) -> Any:
 
 
 def _check(x: jax.Array, cast: CastConfig) -> None:
-    if cast.out_dtype not in _FORMATS:
-        words = ", ".join(p.short for p in _FORMATS)
+    if cast.out_dtype not in SCALED_FORMATS:
+        words = ", ".join(p.short for p in SCALED_FORMATS)
         raise PolicyError(
             f"{cast} is not a scaled format. Values of 8 and 4 bits are scaled: {words}."
         )

@@ -24,7 +24,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import Trait, op_of
 from jaxamp.inspect.blocks import Block, Site
 from jaxamp.jaxprs.nested import loop, nested
-from jaxamp.numerics.nested_interpreter import run_live
+from jaxamp.numerics.nested_interpreter import is_inexact, run_live
 from jaxamp.numerics.statistics import peak_of
 from jaxamp.plan import JaxprPlan
 from jaxamp.rewrite.environment import Environment
@@ -64,7 +64,7 @@ class Marked(NamedTuple):
 
 def kind_of(array: Any) -> str:
     """Return ``"NaN"`` or ``"infinity"``, the worst that an array holds; empty if all is finite."""
-    if not _is_inexact(jax.typeof(array)):
+    if not is_inexact(jax.typeof(array)):
         return ""
     peak = float(_peak(array))
     return NAN if math.isnan(peak) else INFINITY if math.isinf(peak) else ""
@@ -281,7 +281,3 @@ def _stack(slices: Sequence[Marked]) -> Marked:
 def _is_cell(atom: Any) -> bool:
     """Return whether a variable is a mutable array."""
     return jax_compat.is_ref(atom.aval)
-
-
-def _is_inexact(aval: Any) -> bool:
-    return jax_compat.is_plain_array(aval) and jnp.issubdtype(aval.dtype, jnp.inexact)

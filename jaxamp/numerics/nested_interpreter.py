@@ -172,3 +172,8 @@ def _any_shadowed(blocks: Sequence[Block], values: Sequence[Value]) -> bool:
 def literal(atom: Any) -> Any:
     """Return the value of a literal; ``None`` for a variable."""
     return jax_compat.literal_value(atom) if hasattr(atom, "val") else None
+
+
+def is_inexact(aval: Any) -> bool:
+    """Return whether an aval is that of an array of floats or complex numbers."""
+    return jax_compat.is_plain_array(aval) and jnp.issubdtype(aval.dtype, jnp.inexact)

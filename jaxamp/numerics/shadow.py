@@ -14,7 +14,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import Trait, op_of
 from jaxamp.inspect.blocks import Block
-from jaxamp.numerics.nested_interpreter import Interpreter, Value, literal, run_live
+from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_inexact, literal, run_live
 from jaxamp.numerics.statistics import Ledger, Row, joined, measured, no_row
 from jaxamp.plan import Decision, OperandRead
 from jaxamp.rewrite.environment import Environment
@@ -134,7 +134,7 @@ class _Run:
         self._write(eqn, decision, results)
         rows = []
         for var, shadow in zip(eqn.outvars, self._shadows(eqn, decision), strict=True):
-            if not isinstance(var, jax_compat.DropVar) and _is_inexact(var.aval):
+            if not isinstance(var, jax_compat.DropVar) and is_inexact(var.aval):
                 rows.append(self._measure(eqn, operands, var, shadow))
             elif shadow is not None:
                 self.shadows[var] = shadow
@@ -203,7 +203,3 @@ def _is_foreign(eqn: JaxprEqn) -> bool:
 
 def _is_float(aval: Any) -> bool:
     return jax_compat.is_plain_array(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
-
-
-def _is_inexact(aval: Any) -> bool:
-    return jax_compat.is_plain_array(aval) and jnp.issubdtype(aval.dtype, jnp.inexact)

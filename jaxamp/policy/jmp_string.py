@@ -31,11 +31,6 @@ class ThreeDtypes(NamedTuple):
         return f"p={self.params.short},c={self.compute.short},o={self.output.short}"
 
 
-def looks_like_grammar(text: str) -> bool:
-    """Return whether a text is meant as jmp's grammar, naming a dtype for each part."""
-    return "=" in text
-
-
 def parse_grammar(text: str) -> ThreeDtypes:
     """Read jmp's grammar.
 

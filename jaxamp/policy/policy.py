@@ -32,7 +32,7 @@ from jaxamp.errors import (
     teaching,
 )
 from jaxamp.policy import serialization as policy_json
-from jaxamp.policy.jmp_string import ThreeDtypes, looks_like_grammar, parse_grammar
+from jaxamp.policy.jmp_string import ThreeDtypes, parse_grammar
 from jaxamp.policy.rules import Rule
 from jaxamp.policy.scaling import DEFAULT as _SCALING
 from jaxamp.policy.scaling import VALUES, Scaling
@@ -409,7 +409,7 @@ def _parse_text(text: str) -> PrecisionPolicy:
     word = name.removeprefix("mixed_").removesuffix("_mixed")  # as Keras and Lightning write it
     if is_format_name(word):
         return _mixed(Precision.parse(word))
-    if looks_like_grammar(text):
+    if "=" in text:
         dtypes = parse_grammar(text)
         return PrecisionPolicy.of_dtypes(dtypes.params, dtypes.compute, dtypes.output)
     if name.endswith(".json"):

@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from jaxamp.core.formats import CastConfig, Precision, PrecisionLike
+from jaxamp.core.formats import SCALED_FORMATS, CastConfig, Precision, PrecisionLike
 from jaxamp.errors import PolicyError
 
-VALUES = frozenset({Precision.F8_E4M3, Precision.F8_E5M2, Precision.F4_E2M1})
-"""Formats that a scaled cast can have."""
+VALUES = frozenset(SCALED_FORMATS)
 
 Limits = tuple[tuple[int | None, int | None], ...]
 

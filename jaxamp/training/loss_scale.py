@@ -22,12 +22,7 @@ from jaxamp.training.trees import map_floats, widen
 
 _T = TypeVar("_T")
 
-DEFAULT_SCALE = 2.0**15
-DEFAULT_PERIOD = 2000
-DEFAULT_FACTOR = 2
-DEFAULT_FLOOR = 1.0
 LARGEST = 2.0**126  # the inverse of more is subnormal in float32, which XLA may take for zero
-DEFAULT_CEILING = LARGEST
 
 
 class LossScale(Protocol):
@@ -184,12 +179,12 @@ class DynamicLossScale(_Factor):
     32768.0 0
     """
 
-    loss_scale: Any = DEFAULT_SCALE
+    loss_scale: Any = 2.0**15
     counter: Any = 0
-    period: int = DEFAULT_PERIOD
-    factor: float = DEFAULT_FACTOR
-    min_loss_scale: Any = DEFAULT_FLOOR
-    max_loss_scale: Any = DEFAULT_CEILING
+    period: int = 2000
+    factor: float = 2
+    min_loss_scale: Any = 1.0
+    max_loss_scale: Any = LARGEST
     backoff: float | None = None
 
     def __post_init__(self) -> None:

@@ -134,7 +134,7 @@ def serve(
         compute = amped.policy.base.dtype
         dtypes = [_narrow_matrix(t, d, compute) for t, d in zip(types, dtypes, strict=True)]
     stored = [jnp.asarray(a, d or a.dtype) for a, d in zip(given, dtypes, strict=True)]
-    sizes = _size(stored), _size(given)
+    sizes = (sum(array.nbytes for array in arrays) for arrays in (stored, given))
     return Served(rest.join(stored), jax.jit(apply), stored, *sizes)
 
 
@@ -172,7 +172,8 @@ class Loaded:
         return f"{message} Save it with jax.export.symbolic_shape for any size of an axis. {error}"
 
     def __repr__(self) -> str:
-        return f"<Loaded {self.exported.fun_name}: {_size(self.params)} bytes of parameters>"
+        size = sum(array.nbytes for array in self.params)
+        return f"<Loaded {self.exported.fun_name}: {size} bytes of parameters>"
 
 
 def load_served(path: str | os.PathLike[str]) -> Loaded:
@@ -201,15 +202,15 @@ def load_served(path: str | os.PathLike[str]) -> Loaded:
         with zipfile.ZipFile(path) as file:
             manifest = _manifest(file)
             params = [
-                jnp.asarray(_array(file.read(f"params/{index}"), **kind))
-                for index, kind in enumerate(manifest["params"])
+                np.frombuffer(file.read(f"params/{n}"), jnp.dtype(t["dtype"])).reshape(t["shape"])
+                for n, t in enumerate(manifest["params"])
             ]
             exported = _program(file.read("program.bin"), manifest.get("jax", "0.10"))
     except (zipfile.BadZipFile, KeyError) as error:
         raise ServingError(
             f"{os.fspath(path)!r} is not a served model: {error}. Write it with Served.save."
         ) from None
-    return Loaded(params, exported, jax.jit(exported.call))
+    return Loaded(list(map(jnp.asarray, params)), exported, jax.jit(exported.call))
 
 
 def _listed(args: Sequence[Any]) -> str:
@@ -250,10 +251,6 @@ def _program(content: bytes, written_by: str) -> export.Exported:
     ) from None
 
 
-def _array(content: bytes, *, dtype: str, shape: Sequence[int]) -> np.ndarray:
-    return np.frombuffer(content, jnp.dtype(dtype)).reshape(shape)
-
-
 def _amped(fn: Callable[..., Any], policy: Any) -> AmpFunction[..., Any]:
     if isinstance(fn, AmpFunction):
         if policy is None:
@@ -283,7 +280,3 @@ def _checked(results: Any) -> Any:
 def _narrow_matrix(kind: Any, dtype: np.dtype | None, compute: np.dtype) -> np.dtype | None:
     is_matrix = len(kind.shape) >= 2 and kind.dtype == np.float32
     return compute if dtype is None and is_matrix and compute.itemsize < 4 else dtype
-
-
-def _size(arrays: Sequence[Any]) -> int:
-    return sum(a.size * a.dtype.itemsize for a in arrays)
