@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,21 +14,22 @@ from jaxamp.jaxprs.nested import RULED, Loop, loop
 from jaxamp.plan.decision import (
     Decision,
     EquationPlan,
+    Ground,
     Hints,
     JaxprPlan,
     OperandRead,
     RematerializedInput,
     is_wide,
 )
-from jaxamp.plan.explanations import Grounds
 from jaxamp.plan.findings import Findings
-from jaxamp.plan.graph.graph import Frame, Nest, Node
+from jaxamp.plan.graph.graph import Frame, Nest, Node, sites_of
 from jaxamp.plan.loop_invariants import (
     find_invariant_casts,
     find_wide_invariants,
     other_operands,
 )
 from jaxamp.plan.outline import Outliner
+from jaxamp.plan.precision.choose import Choice
 from jaxamp.plan.steering import Steering
 
 Storage = Sequence[Precision | None]
@@ -252,3 +253,32 @@ class _Assembler:
 
 def _of(values: Sequence[int], storage: Storage) -> tuple[Precision | None, ...]:
     return tuple([storage[v] for v in values])
+
+
+class Grounds:
+    """Factory of explanations; equal choices are one object, and so are their explanations.
+
+    Args:
+      choices: what was chosen for each node.
+    """
+
+    def __init__(self, choices: Mapping[Node, Choice]) -> None:
+        self.choices = choices
+        self._made: dict[tuple[int, str], Ground] = {}
+
+    def of(self, site: Node | Nest) -> Ground:
+        """Return why an equation runs as it does."""
+        choice = _INSIDE if isinstance(site, Nest) else self.choices[site]
+        place = id(choice), site.scope
+        ground = self._made.get(place)
+        if ground is None:
+            ground = self._made[place] = Ground(choice.reason, choice.guard, site.scope)
+        return ground
+
+
+def grounds_of(frame: Frame, choices: Mapping[Node, Choice]) -> tuple[Ground, ...]:
+    """Return the explanation of every equation, nested ones after the one that holds them."""
+    return tuple(map(Grounds(choices).of, sites_of(frame)))
+
+
+_INSIDE = Choice(None, Precision.F32, "planned equation by equation")

@@ -11,14 +11,13 @@ from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import UnknownPrimitiveError
-from jaxamp.plan.assemble import assemble
+from jaxamp.plan.assemble import assemble, grounds_of
 from jaxamp.plan.conditioning.hazards import find_hazards
 from jaxamp.plan.dataflow.fused_groups import find_groups
-from jaxamp.plan.dataflow.jaxpr_boundaries import find_crossing_values
+from jaxamp.plan.dataflow.fusible import find_crossing_values
 from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.dataflow.regions import find_regions
 from jaxamp.plan.decision import Plan
-from jaxamp.plan.explanations import grounds_of
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Frame, Graph
 from jaxamp.plan.graph.unfold import unfold

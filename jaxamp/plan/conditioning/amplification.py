@@ -19,9 +19,8 @@ from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.dataflow.uses import Uses
-from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_nonnegative, movements
-from jaxamp.plan.graph.sweeps import backward, forward
+from jaxamp.plan.graph.sweeps import backward, forward, union
 
 AMPLIFIED = 1  # on a path without Compute to an amplifying operation
 IN_MEMORY = 2  # the reader on that path takes the value from memory

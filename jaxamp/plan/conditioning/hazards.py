@@ -12,8 +12,13 @@ from jaxamp.plan.conditioning.amplification import find_amplified
 from jaxamp.plan.conditioning.forget_gates import find_forget_gates
 from jaxamp.plan.conditioning.lookup_places import find_lookup_places
 from jaxamp.plan.conditioning.second_moments import find_second_moments
-from jaxamp.plan.conditioning.singularities import AT_NUMBER, AT_ZERO, find_singularities
-from jaxamp.plan.conditioning.small_divisors import MAY_OVERFLOW, find_small_divisors
+from jaxamp.plan.conditioning.singularities import (
+    AT_NUMBER,
+    AT_ZERO,
+    MAY_OVERFLOW,
+    find_singularities,
+    find_small_divisors,
+)
 from jaxamp.plan.conditioning.squared_distances import find_squared_distances
 from jaxamp.plan.conditioning.state_increments import find_state_increments
 from jaxamp.plan.conditioning.unrolled_recurrences import find_unrolled_recurrences
@@ -21,8 +26,8 @@ from jaxamp.plan.dataflow.constraints import Constraint, is_inexact
 from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, TINY, Provenance
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.dataflow.uses import FEEDS_FACTORIZATION, STOPS_LOOP, Uses
-from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node
+from jaxamp.plan.graph.sweeps import union
 from jaxamp.policy.policy import PrecisionPolicy
 
 FORGET_GATE = Constraint("multiplies a carry in every iteration", Guard.LOOP_CARRY)

@@ -12,8 +12,8 @@ from jaxamp.kernels.attention.found import multiplied
 from jaxamp.plan.dataflow.exact import factor
 from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, WIDENED, Provenance
 from jaxamp.plan.dataflow.uses import FEEDS_FACTORIZATION, STOPS_LOOP
-from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node
+from jaxamp.plan.graph.sweeps import union
 from jaxamp.policy.policy import PrecisionPolicy
 
 

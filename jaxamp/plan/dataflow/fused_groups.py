@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from jaxamp.core.formats import Precision
 from jaxamp.plan.dataflow.fusible import find_fusible, is_fused_call
+from jaxamp.plan.dataflow.gathers import gathers_whole_table, is_label_gather
 from jaxamp.plan.dataflow.kernel_order import find_levels
-from jaxamp.plan.dataflow.label_gathers import gathers_whole_table, is_label_gather
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.dataflow.uses import Uses

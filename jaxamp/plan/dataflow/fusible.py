@@ -1,4 +1,4 @@
-"""Find the equations and calls that may belong to a group that XLA fuses into one kernel."""
+"""Find what XLA may fuse into one kernel, and values that cross from one jaxpr to another."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.regions import ARITHMETIC, FusionRegions, combines_masks
 from jaxamp.plan.dataflow.uses import ESCAPES, REACHES, Uses
-from jaxamp.plan.graph.flags import union
-from jaxamp.plan.graph.graph import Graph, Nest, Node, Role
+from jaxamp.plan.graph.graph import Frame, Graph, Nest, Node, Role, nodes_of
+from jaxamp.plan.graph.sweeps import union
 
 _NEVER_FUSED = frozenset(
     {"custom_vjp_call", "fused_group", "remat2", "optimization_barrier", "rounding_barrier"}
@@ -67,3 +67,43 @@ def _is_result(uses: Uses, lowered: bytearray, value: int) -> bool:
 def is_fused_call(nest: Nest) -> bool:
     """Return whether a call is fused with its surroundings, as if its body were inlined."""
     return nest.op.trait is Trait.CALL and nest.eqn.primitive.name not in _NEVER_FUSED
+
+
+def find_crossing_values(frame: Frame, regions: FusionRegions) -> frozenset[int]:
+    """Return values computed in one jaxpr and read in another, which cannot be recomputed there.
+
+    A call without kernels is fused with its surroundings, and so counts as part of them.
+
+    Args:
+      frame: the outermost jaxpr.
+      regions: which nodes are kernels.
+    """
+    crossing = _Crossing(regions)
+    crossing.visit(frame, frame)
+    return frozenset(crossing.found)
+
+
+class _Crossing:
+    """Walk over all jaxprs; a recursive closure would keep them alive in a reference cycle."""
+
+    def __init__(self, regions: FusionRegions) -> None:
+        self.regions = regions
+        self.made: dict[int, Frame] = {}
+        self.found: set[int] = set()
+
+    def visit(self, frame: Frame, home: Frame) -> None:
+        """Visit a jaxpr that is inlined into `home`, or is its own home."""
+        for site in frame.sites:
+            if isinstance(site, Nest):
+                is_part = is_fused_call(site) and not self._holds_kernel(site)
+                for inner in site.frames:
+                    self.visit(inner, home if is_part else inner)
+                continue
+            for value in site.ins:
+                if self.made.get(value, home) is not home:
+                    self.found.add(value)
+            for value in site.outs:
+                self.made[value] = home
+
+    def _holds_kernel(self, nest: Nest) -> bool:
+        return any(self.regions.kernels[node.index] for node in nodes_of(nest))

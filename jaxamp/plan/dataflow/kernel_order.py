@@ -10,8 +10,8 @@ import math
 
 from jaxamp.plan.dataflow.fusible import is_fused_call
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Node, nodes_of
+from jaxamp.plan.graph.sweeps import union
 
 
 def find_levels(

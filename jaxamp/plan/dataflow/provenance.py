@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.kernels.attention.found import multiplied
-from jaxamp.plan.graph.flags import column, union
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
-from jaxamp.plan.graph.sweeps import forward
+from jaxamp.plan.graph.sweeps import column, forward, union
 
 
 @dataclass(frozen=True, slots=True)

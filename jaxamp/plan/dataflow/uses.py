@@ -8,9 +8,8 @@ from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.lookups import find_transposed_lookups
 from jaxamp.plan.dataflow.loop_states import find_states
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.graph.flags import column, union
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
-from jaxamp.plan.graph.sweeps import backward
+from jaxamp.plan.graph.sweeps import backward, column, union
 
 ESCAPES = 1  # becomes a result by elementwise operations and movement alone
 STOPS_LOOP = 2  # decides when a loop stops
@@ -217,3 +216,26 @@ def _tested(graph: Graph, given: int, node: Node) -> int:
 def _mark(bits: bytearray, values: tuple[int, ...], flags: int) -> None:
     for value in values:
         bits[value] |= flags
+
+
+_WHOLE = (Link.STACK, Link.JOIN)  # a result is written by every iteration, or by either branch
+
+
+def find_returned(graph: Graph) -> frozenset[int]:
+    """Return the program's results, and what only moves, or leaves a loop or branch, to be one.
+
+    They are in memory in float32 whatever else reads them. Narrow results, and those that Compute
+    outside reads, are not among them; nor is an array of which a part is returned.
+    """
+    returned = set(graph.outputs)
+    for node in reversed(graph.nodes):
+        if node.role is Role.MOVE:
+            pairs = movements(node)
+            returned.update(
+                source
+                for source, out in pairs
+                if out in returned and graph.sizes[source] == graph.sizes[out]
+            )
+        elif node.link in _WHOLE and node.outs[0] in returned:
+            returned.update(node.ins)
+    return frozenset(v for v in returned if graph.is_float32[v])

@@ -1,10 +1,41 @@
-"""Orders in which analyses visit a program, repeated until loop carries no longer change."""
+"""Sweeps over a program: flags of values, and the orders in which analyses visit the nodes.
+
+Several boolean properties of a value are the bits of one byte. A sweep is repeated until the flags
+of loop carries no longer change.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 
 from jaxamp.plan.graph.graph import Graph, Link, Node
+
+
+def union(bits: Sequence[int], values: Iterable[int]) -> int:
+    """Return the flags that any of some values has.
+
+    >>> union(bytes([1, 4, 2]), (0, 2))
+    3
+    """
+    found = 0
+    for value in values:
+        found |= bits[value]
+    return found
+
+
+def column(bits: bytearray, flag: int) -> bytes:
+    """Return one byte per value: 1 if it has a flag and else 0.
+
+    >>> list(column(bytearray([1, 4, 6]), 4))
+    [0, 1, 1]
+    """
+    return bytes(bits).translate(_table(flag))
+
+
+@cache
+def _table(flag: int) -> bytes:
+    return bytes(byte & flag != 0 for byte in range(256))
 
 
 def forward(graph: Graph, bits: Sequence[int]) -> Iterator[Node]:

@@ -20,20 +20,23 @@ from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, SQUARED_DISTANCE, Haz
 from jaxamp.plan.conditioning.rescaled_products import find_rescaled_products
 from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction
 from jaxamp.plan.dataflow.exact import Exact, fits
-from jaxamp.plan.dataflow.label_gathers import is_label_gather
-from jaxamp.plan.dataflow.lookups import find_split_lookups, is_subtracted
-from jaxamp.plan.dataflow.masked_lookups import find_masked_lookups
+from jaxamp.plan.dataflow.gathers import is_label_gather, sums_many_cotangents
+from jaxamp.plan.dataflow.lookups import find_masked_lookups, find_split_lookups, is_subtracted
 from jaxamp.plan.dataflow.product_sizes import find_product_sizes, is_small_beside_products
 from jaxamp.plan.dataflow.provenance import DENSE, Provenance
-from jaxamp.plan.dataflow.regions import COSTLY, EQUALITIES, FusionRegions, is_pooling_gradient
-from jaxamp.plan.dataflow.relu_signs import find_relu_signs, find_relu_tangents
-from jaxamp.plan.dataflow.repeated_gathers import sums_many_cotangents
-from jaxamp.plan.dataflow.returned import find_returned
+from jaxamp.plan.dataflow.regions import (
+    COSTLY,
+    EQUALITIES,
+    FusionRegions,
+    find_relu_signs,
+    find_relu_tangents,
+    is_pooling_gradient,
+)
 from jaxamp.plan.dataflow.shift_invariant_logits import is_shift_invariant, outweighs_operands
-from jaxamp.plan.dataflow.uses import REACHES, Uses, is_state_update
+from jaxamp.plan.dataflow.uses import REACHES, Uses, find_returned, is_state_update
 from jaxamp.plan.graph.consumers import descendants, is_movement
-from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.sweeps import union
 from jaxamp.plan.precision.overrides import Forced
 from jaxamp.plan.precision.scaled import Scaled
 from jaxamp.policy.policy import PrecisionPolicy

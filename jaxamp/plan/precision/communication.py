@@ -21,7 +21,7 @@ from typing import Any
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.dataflow.repeated_gathers import is_repeated_gather
+from jaxamp.plan.dataflow.gathers import is_repeated_gather
 from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.consumers import descendants
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Node

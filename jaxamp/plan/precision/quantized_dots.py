@@ -9,8 +9,7 @@ from typing import NamedTuple
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import CastConfig, Precision, is_narrow
 from jaxamp.core.taxonomy import OpKind
-from jaxamp.plan.dataflow.layer_roles import Flow, Flows, is_backward, is_repeated
-from jaxamp.plan.dataflow.layers import Layers
+from jaxamp.plan.dataflow.layer_roles import Flow, Flows, Layers, is_backward, is_repeated
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.plan.precision.overrides import Forced

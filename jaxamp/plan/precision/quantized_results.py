@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.plan.conditioning.hazards import Hazards
-from jaxamp.plan.dataflow.returned import find_returned
+from jaxamp.plan.dataflow.uses import find_returned
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.plan.precision.reader_precisions import forwarded

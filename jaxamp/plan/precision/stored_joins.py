@@ -12,8 +12,8 @@ from typing import Any
 
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, FusionRegions, reduces_rows
-from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
+from jaxamp.plan.graph.sweeps import union
 
 _NONE, _SEVERAL = -1, -2
 

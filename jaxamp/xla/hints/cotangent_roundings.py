@@ -19,8 +19,8 @@ from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
 from jaxamp.plan.decision import CotangentRounding
 from jaxamp.plan.findings import Findings
-from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
+from jaxamp.plan.graph.sweeps import union
 
 
 def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]:

@@ -11,8 +11,8 @@ from collections.abc import Set
 from jaxamp.core.formats import is_narrow
 from jaxamp.plan.dataflow.regions import EQUALITIES
 from jaxamp.plan.findings import Findings
-from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Nest, Node, Role, nodes_of
+from jaxamp.plan.graph.sweeps import union
 from jaxamp.policy.techniques import Technique
 from jaxamp.xla.hints.row_statistics import find_statistics
 

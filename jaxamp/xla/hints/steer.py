@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from jaxamp.plan.dataflow.label_gathers import is_label_scatter
+from jaxamp.plan.dataflow.gathers import is_label_scatter
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.plan.steering import Steering

@@ -1,8 +1,11 @@
-"""Find gathers of single numbers from an activation: logits of labels, values of actions.
+"""Find gathers from activations: of single numbers, and of rows that are read many times.
 
 A cross-entropy reads its logits twice, whole and at the labels, and where the model is right the
 two cotangents nearly cancel. They have to be added before either is rounded: the gather joins the
 fused group of the other readers. Its result, one number per row, is small.
+
+What is read many times, as messages in a graph network are, is read from memory. Each reading has a
+cotangent: summed in a narrow format, a long sum stops growing.
 """
 
 from __future__ import annotations
@@ -39,3 +42,16 @@ def gathers_whole_table(graph: Graph, node: Node) -> bool:
 
 def _is_half(part: Any, whole: Any) -> bool:
     return is_smaller(2 * part, whole + 1)
+
+
+def is_repeated_gather(graph: Graph, node: Node) -> bool:
+    """Return whether a gather's result is no smaller than its table: too costly to fuse."""
+    if node.name != "gather" or gathers_whole_table(graph, node):
+        return False
+    table, found = graph.sizes[node.ins[0]], graph.sizes[node.outs[0]]
+    return table != 1 and not is_smaller(found, table)
+
+
+def sums_many_cotangents(graph: Graph, node: Node) -> bool:
+    """Return whether a gather may read one number often, so that many cotangents are summed."""
+    return is_repeated_gather(graph, node) and not node.eqn.params["unique_indices"]
