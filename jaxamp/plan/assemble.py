@@ -22,7 +22,7 @@ from jaxamp.plan.decision import (
     is_wide,
 )
 from jaxamp.plan.findings import Findings
-from jaxamp.plan.graph.graph import Frame, Nest, Node, sites_of
+from jaxamp.plan.graph.graph import Frame, Nest, Node
 from jaxamp.plan.loop_invariants import (
     find_invariant_casts,
     find_wide_invariants,
@@ -60,7 +60,7 @@ class _Assembler:
         self.inside = list(self.original)
         for value in findings.exact_narrow:
             self.inside[value] = self.stored[value]
-        self.outliner, self.grounds = Outliner(), Grounds(findings.choices)
+        self.outliner = Outliner()
         self._shared: dict[Hashable, JaxprPlan] = {}
         self._equation_plans: dict[Hashable, EquationPlan] = {}
 
@@ -230,7 +230,7 @@ class _Assembler:
 
     def _decide(self, site: Node | Nest, plan: EquationPlan) -> Decision:
         kind = OpKind.BOUNDARY if isinstance(site, Nest) else site.kind
-        return Decision(site.eqn, plan, kind, self.grounds.of(site))
+        return Decision(site.eqn, plan, kind, ground_of(site, self.choices))
 
     def _recomputed(self, frame: Frame, groups: Sequence[Sequence[int]]) -> dict[Var, int]:
         """Return, per value that a later group recomputes, the equation that computes it."""
@@ -255,30 +255,9 @@ def _of(values: Sequence[int], storage: Storage) -> tuple[Precision | None, ...]
     return tuple([storage[v] for v in values])
 
 
-class Grounds:
-    """Factory of explanations; equal choices are one object, and so are their explanations.
-
-    Args:
-      choices: what was chosen for each node.
-    """
-
-    def __init__(self, choices: Mapping[Node, Choice]) -> None:
-        self.choices = choices
-        self._made: dict[tuple[int, str], Ground] = {}
-
-    def of(self, site: Node | Nest) -> Ground:
-        """Return why an equation runs as it does."""
-        choice = _INSIDE if isinstance(site, Nest) else self.choices[site]
-        place = id(choice), site.scope
-        ground = self._made.get(place)
-        if ground is None:
-            ground = self._made[place] = Ground(choice.reason, choice.guard, site.scope)
-        return ground
-
-
-def grounds_of(frame: Frame, choices: Mapping[Node, Choice]) -> tuple[Ground, ...]:
-    """Return the explanation of every equation, nested ones after the one that holds them."""
-    return tuple(map(Grounds(choices).of, sites_of(frame)))
-
-
-_INSIDE = Choice(None, Precision.F32, "planned equation by equation")
+def ground_of(site: Node | Nest, choices: Mapping[Node, Choice]) -> Ground:
+    """Return why an equation runs as it does."""
+    if isinstance(site, Nest):
+        return Ground("planned equation by equation", None, site.scope)
+    choice = choices[site]
+    return Ground(choice.reason, choice.guard, site.scope)

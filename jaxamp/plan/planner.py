@@ -11,15 +11,16 @@ from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import UnknownPrimitiveError
-from jaxamp.plan.assemble import assemble, grounds_of
+from jaxamp.plan.assemble import assemble, ground_of
 from jaxamp.plan.conditioning.hazards import find_hazards
-from jaxamp.plan.dataflow.fused_groups import find_groups
+from jaxamp.plan.dataflow.dataflow import Dataflow
+from jaxamp.plan.dataflow.fused_groups import Groups
 from jaxamp.plan.dataflow.fusible import find_crossing_values
 from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.dataflow.regions import find_regions
 from jaxamp.plan.decision import Plan
 from jaxamp.plan.findings import Findings
-from jaxamp.plan.graph.graph import Frame, Graph
+from jaxamp.plan.graph.graph import Frame, Graph, sites_of
 from jaxamp.plan.graph.unfold import unfold
 from jaxamp.plan.outline import find_repeated
 from jaxamp.plan.precision.buffers import narrow_buffers
@@ -91,7 +92,7 @@ def make_plan(
     body = assemble(findings, steer(findings), outputs)
     return Plan(
         body=body,
-        grounds=grounds_of(frame, findings.choices),
+        grounds=tuple([ground_of(site, findings.choices) for site in sites_of(frame)]),
         policy=policy,
         rule_counts=forced.rule_counts,
         unknown=tuple(graph.unknown),
@@ -109,42 +110,37 @@ def _find(
     inputs: Sequence[Precision | None],
 ) -> Findings:
     """Run the analyses, each on the findings of those before it."""
-    provenance, uses = settle_carries(graph, policy, forced)
-    regions = find_regions(graph)
-    store_bias_sums(graph, provenance, regions)
-    store_joins(graph, provenance, regions)
-    hazards = find_hazards(graph, provenance, uses, regions, policy)
-    crossing = find_crossing_values(frame, regions)
-    chooser = Chooser(graph, provenance, uses, regions, hazards, crossing, policy)
+    flow = Dataflow(graph, *settle_carries(graph, policy, forced), find_regions(graph))
+    store_bias_sums(flow)
+    store_joins(flow)
+    hazards = find_hazards(flow, policy)
+    crossing = find_crossing_values(frame, flow.regions)
+    chooser = Chooser(flow, hazards, crossing, policy)
     choices = chooser.choose_all(frame.entries, inputs, forced)
     stored, exact_narrow = chooser.stored, chooser.exact_narrow
-    narrow_buffers(graph, uses, regions, stored, choices)
-    choices.update(narrow_varying(graph, provenance, uses, policy, stored, choices))
-    choices.update(find_communication(graph, frame, uses, policy, stored, choices))
+    narrow_buffers(flow, stored, choices)
+    choices.update(narrow_varying(flow, policy, stored, choices))
+    choices.update(find_communication(flow, frame, policy, stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
     choices.update(narrow_quantized(graph, hazards, stored, choices))
-    choices.update(add_narrow(graph, hazards, regions, forced, stored, choices))
-    choices.update(find_coarse_logistics(graph, uses, forced, stored, choices))
-    readings = find_operand_reads(
-        graph, provenance, uses, regions, chooser.copies, stored, policy, hazards.squared_distances
-    )
+    choices.update(add_narrow(graph, hazards, flow.regions, forced, stored, choices))
+    choices.update(find_coarse_logistics(graph, flow.uses, forced, stored, choices))
+    wide = hazards.squared_distances
     fuses = Guard.REDUCTION_ISLAND in policy.guards and bool(policy.low)
     return Findings(
         policy=policy,
-        graph=graph,
         frame=frame,
-        provenance=provenance,
-        regions=regions,
+        graph=graph,
+        provenance=flow.provenance,
+        regions=flow.regions,
         hazards=hazards,
         choices=choices,
         stored=stored,
         narrow=chooser.narrow[OpKind.ELEMENTWISE],
         exact_narrow=exact_narrow,
         relu_signs=chooser.relu_signs,
-        readings=readings,
-        groups=find_groups(graph, frame, provenance, uses, regions, stored, exact_narrow)
-        if fuses
-        else None,
+        readings=find_operand_reads(flow, chooser.copies, stored, policy, wide),
+        groups=Groups(flow, frame, stored, exact_narrow) if fuses else None,
     )
 
 

@@ -16,9 +16,8 @@ from collections.abc import Iterable
 
 from jaxamp.core.semantics import Linear, Rounding, semantics_of
 from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.dataflow.regions import FusionRegions
-from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_nonnegative, movements
 from jaxamp.plan.graph.sweeps import backward, forward, union
 
@@ -33,31 +32,21 @@ _SUMS = ("add", "sub")
 _OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one array
 
 
-def find_amplified(
-    graph: Graph,
-    provenance: Provenance,
-    uses: Uses,
-    regions: FusionRegions,
-    also: Iterable[int] = (),
-) -> frozenset[int]:
+def find_amplified(flow: Dataflow, also: Iterable[int] = ()) -> frozenset[int]:
     """Return values in memory of which a rounding is amplified before Compute reads it.
 
     Args:
-      graph: the program.
-      provenance: where each value comes from.
-      uses: what each value is used for.
-      regions: which values are fused.
+      flow: the program, and what is known of it.
       also: values that cancel with functions of themselves; see `second_moments.py`.
     """
-    linear, bounded = find_linear(graph, provenance), _find_bounded(graph, provenance)
-    sweep = _Amplification(graph, provenance, uses, regions, linear, bounded)
+    graph, sweep = flow.graph, _Amplification(flow)
     for value in also:
         sweep.bits[value] = AMPLIFIED | IN_MEMORY | IN_PARTS
     for node in backward(graph, sweep.bits):
         sweep.leave(node)
     made = {out for node in graph.nodes if node.role is Role.CONTRACT for out in node.outs}
     excused = [
-        linear[v] and (not bits & IN_PARTS or sweep.origin[v] in made)
+        sweep.linear[v] and (not bits & IN_PARTS or sweep.origin[v] in made)
         for v, bits in enumerate(sweep.bits)
     ]
     return frozenset(v for v, bits in enumerate(sweep.bits) if bits & IN_MEMORY and not excused[v])
@@ -150,19 +139,12 @@ def _sorts(graph: Graph, node: Node) -> bool:
 class _Amplification:
     """Backward sweep that marks values whose rounding is amplified."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        provenance: Provenance,
-        uses: Uses,
-        regions: FusionRegions,
-        linear: bytearray,
-        bounded: bytearray,
-    ) -> None:
-        self.graph, self.provenance, self.uses, self.regions = graph, provenance, uses, regions
-        self.linear, self.bounded = linear, bounded
-        self.origin = _find_origins(graph)
-        self.bits = bytearray(len(graph.avals))
+    def __init__(self, flow: Dataflow) -> None:
+        self.graph, self.provenance, self.uses, self.regions = flow
+        self.linear = find_linear(self.graph, self.provenance)
+        self.bounded = _find_bounded(self.graph, self.provenance)
+        self.origin = _find_origins(self.graph)
+        self.bits = bytearray(len(self.graph.avals))
 
     def leave(self, node: Node) -> None:
         """Mark the operands of a node that amplifies, or whose results lead to one that does."""

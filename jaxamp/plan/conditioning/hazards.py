@@ -23,10 +23,10 @@ from jaxamp.plan.conditioning.squared_distances import find_squared_distances
 from jaxamp.plan.conditioning.state_increments import find_state_increments
 from jaxamp.plan.conditioning.unrolled_recurrences import find_unrolled_recurrences
 from jaxamp.plan.dataflow.constraints import Constraint, is_inexact
-from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, TINY, Provenance
-from jaxamp.plan.dataflow.regions import FusionRegions
-from jaxamp.plan.dataflow.uses import FEEDS_FACTORIZATION, STOPS_LOOP, Uses
-from jaxamp.plan.graph.graph import Graph, Node
+from jaxamp.plan.dataflow.dataflow import Dataflow
+from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, TINY
+from jaxamp.plan.dataflow.uses import FEEDS_FACTORIZATION, STOPS_LOOP
+from jaxamp.plan.graph.graph import Node
 from jaxamp.plan.graph.sweeps import union
 from jaxamp.policy.policy import PrecisionPolicy
 
@@ -45,9 +45,7 @@ class Hazards:
     """Numerical hazards of a program's values.
 
     Attributes:
-      graph: the program.
-      provenance: where each value comes from.
-      uses: what each value is used for.
+      flow: the program, and what is known of it.
       singularities: per value, flags for singularities of its readers, at zero or elsewhere; see
         `singularities.py`.
       small_divisors: per value, whether it may underflow, or is divided by what may; see
@@ -60,9 +58,7 @@ class Hazards:
       guards: guards of the policy.
     """
 
-    graph: Graph
-    provenance: Provenance
-    uses: Uses
+    flow: Dataflow
     singularities: bytearray
     small_divisors: bytearray
     forget_gates: Set[int]
@@ -79,8 +75,8 @@ class Hazards:
           outs: its float32 results.
           low: the narrow format.
         """
-        provenance, guards = self.provenance, self.guards
-        known, flags = union(provenance.bits, outs), union(self.uses.bits, outs)
+        (graph, provenance, uses, _), guards = self.flow, self.guards
+        known, flags = union(provenance.bits, outs), union(uses.bits, outs)
         if Guard.RANGE in guards:
             if known & (LARGE | TINY):
                 return Constraint(f"depends on a constant beyond {low.short}", Guard.RANGE)
@@ -90,7 +86,7 @@ class Hazards:
                 return Constraint(
                     "quotient of a possibly small divisor: may overflow f16", Guard.RANGE
                 )
-        if Guard.EXACT_INTEGER in guards and any(is_inexact(self.graph, v, low) for v in outs):
+        if Guard.EXACT_INTEGER in guards and any(is_inexact(graph, v, low) for v in outs):
             return Constraint(
                 f"integers of more than {low.mantissa_bits} bits", Guard.EXACT_INTEGER
             )
@@ -111,14 +107,9 @@ class Hazards:
         return None
 
 
-def find_hazards(
-    graph: Graph,
-    provenance: Provenance,
-    uses: Uses,
-    regions: FusionRegions,
-    policy: PrecisionPolicy,
-) -> Hazards:
+def find_hazards(flow: Dataflow, policy: PrecisionPolicy) -> Hazards:
     """Run all analyses of this folder."""
+    graph, provenance = flow.graph, flow.provenance
     small_divisors = find_small_divisors(graph, provenance)
     recurrences = find_unrolled_recurrences(graph, provenance)
     forget_gates = find_forget_gates(graph, recurrences)
@@ -132,12 +123,10 @@ def find_hazards(
         (STATE_INCREMENT, find_state_increments(graph)),
         (LOOKUP_PLACE, lookup_places),
         (SQUARED_DISTANCE, squared_distances),
-        (AMPLIFIED, find_amplified(graph, provenance, uses, regions, second_moments)),
+        (AMPLIFIED, find_amplified(flow, second_moments)),
     )
     return Hazards(
-        graph=graph,
-        provenance=provenance,
-        uses=uses,
+        flow=flow,
         singularities=find_singularities(graph, small_divisors),
         small_divisors=small_divisors,
         forget_gates=forget_gates,

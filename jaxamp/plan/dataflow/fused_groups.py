@@ -6,22 +6,18 @@ so is one passed to a call inside. Whether a group is also emitted as one unit i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
 
 from jaxamp.core.formats import Precision
+from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fusible import find_fusible, is_fused_call
 from jaxamp.plan.dataflow.gathers import gathers_whole_table, is_label_gather
 from jaxamp.plan.dataflow.kernel_order import find_levels
-from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.dataflow.regions import FusionRegions
-from jaxamp.plan.dataflow.uses import Uses
-from jaxamp.plan.graph.graph import Frame, Graph, Nest, Node, Role, nodes_of
+from jaxamp.plan.graph.graph import Frame, Nest, Node, Role, nodes_of
 
 Indices = list[list[int]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Groups:
     """Groups of a program's equations.
 
@@ -31,83 +27,49 @@ class Groups:
       label_gathers: gathers of single numbers from activations.
       by_frame: per jaxpr, the indices of each group's equations, in order. Jaxprs that belong to a
         group as a whole are left out.
-      frame_of: per value that a group computes, the jaxpr of that group.
       widened: nodes that only move operands of their own group, and so move them in float32.
     """
 
-    fusible: bytearray
-    levels: list[int]
-    label_gathers: Set[Node]
-    by_frame: Mapping[Frame, Indices]
-    frame_of: Mapping[int, Frame]
-    widened: Set[Node]
-
-    def are_together(self, node: Node, value: int) -> bool:
-        """Return whether groups of one jaxpr compute a value and the results of a node."""
-        frame = self.frame_of.get(value)
-        return frame is not None and bool(node.outs) and self.frame_of.get(node.outs[0]) is frame
-
-
-def find_groups(
-    graph: Graph,
-    frame: Frame,
-    provenance: Provenance,
-    uses: Uses,
-    regions: FusionRegions,
-    stored: Sequence[Precision | None],
-    exact_narrow: Set[int],
-) -> Groups:
-    """Return the groups of a program.
-
-    Args:
-      graph: the program.
-      frame: its outermost jaxpr.
-      provenance: where each value comes from.
-      uses: what each value is used for.
-      regions: which values are fused.
-      stored: precision in which each value is stored.
-      exact_narrow: values that stay narrow inside a group; see `exact.py`.
-    """
-    finder = _Finder(graph, frame, provenance, uses, regions, stored, exact_narrow)
-    finder.visit(frame)
-    return Groups(
-        fusible=finder.fusible,
-        levels=finder.levels,
-        label_gathers=finder.label_gathers,
-        by_frame=finder.by_frame,
-        frame_of=finder.frame_of,
-        widened=finder.widened,
-    )
-
-
-class _Finder:
     def __init__(
         self,
-        graph: Graph,
+        flow: Dataflow,
         frame: Frame,
-        provenance: Provenance,
-        uses: Uses,
-        regions: FusionRegions,
         stored: Sequence[Precision | None],
         exact_narrow: Set[int],
     ) -> None:
-        self.graph, self.provenance, self.regions = graph, provenance, regions
-        self.exact_narrow = exact_narrow
-        lookups = graph.named.get("gather", ())
-        self.label_gathers = {node for node in lookups if is_label_gather(graph, provenance, node)}
-        self._tables = {node.ins[0] for node in self.label_gathers}
-        self.fusible = find_fusible(graph, uses, regions, stored)
-        for node in lookups:
-            if node in self.label_gathers or gathers_whole_table(graph, node):
-                self.fusible[node.index] = 1
-        self.levels = find_levels(graph, provenance, frame, self.fusible)
-        self.by_frame: dict[Frame, Indices] = {}
-        self.frame_of: dict[int, Frame] = {}
-        self.widened: set[Node] = set()
-        self._members = bytearray(len(graph.nodes))
-        self._level_of_nest: dict[Nest, int | None] = {}
+        """Find the groups.
 
-    def visit(self, frame: Frame, *, fused: bool = False) -> None:
+        Args:
+          flow: the program, and what is known of it.
+          frame: its outermost jaxpr.
+          stored: precision in which each value is stored.
+          exact_narrow: values that stay narrow inside a group; see `exact.py`.
+        """
+        self._graph, self._provenance, _, self._regions = flow
+        self._exact_narrow = exact_narrow
+        lookups = self._graph.named.get("gather", ())
+        self.label_gathers = {
+            node for node in lookups if is_label_gather(self._graph, self._provenance, node)
+        }
+        self._tables = {node.ins[0] for node in self.label_gathers}
+        self.fusible = find_fusible(flow, stored)
+        for node in lookups:
+            if node in self.label_gathers or gathers_whole_table(self._graph, node):
+                self.fusible[node.index] = 1
+        self.levels = find_levels(self._graph, self._provenance, frame, self.fusible)
+        self.by_frame: dict[Frame, Indices] = {}
+        self.widened: set[Node] = set()
+        self._frame_of: dict[int, Frame] = {}  # of each value that a group computes
+        self._members = bytearray(len(self._graph.nodes))
+        self._level_of_nest: dict[Nest, int | None] = {}
+        self._visit(frame)
+
+    def are_together(self, node: Node, value: int) -> bool:
+        """Return whether groups of one jaxpr compute a value and the results of a node."""
+        frame = self._frame_of.get(value)
+        return frame is not None and bool(node.outs) and self._frame_of.get(node.outs[0]) is frame
+
+    def _visit(self, frame: Frame, *, fused: bool = False) -> None:
         """Find the groups of a jaxpr and of those inside; none if it belongs to a group itself."""
         groups = [] if fused else self._groups(frame)
         if not fused:
@@ -116,7 +78,7 @@ class _Finder:
         for index, site in enumerate(frame.sites):
             if isinstance(site, Nest):
                 for inner in site.frames:
-                    self.visit(inner, fused=fused or index in grouped)
+                    self._visit(inner, fused=fused or index in grouped)
             elif self._moves_within(site):
                 self.widened.add(site)
 
@@ -130,7 +92,7 @@ class _Finder:
             for index in group:
                 for node in nodes_of(frame.sites[index]):
                     self._members[node.index] = 1
-                    self.frame_of.update(dict.fromkeys(node.outs, frame))
+                    self._frame_of.update(dict.fromkeys(node.outs, frame))
         return groups
 
     def _connected(self, sites: Sequence[Node | Nest]) -> Iterable[list[int]]:
@@ -171,7 +133,7 @@ class _Finder:
 
     def _is_worthwhile(self, sites: Sequence[Node | Nest]) -> bool:
         """Return whether arithmetic computes an activation that is float32 only by being fused."""
-        provenance, fused = self.provenance, self.regions.fused
+        provenance, fused = self._provenance, self._regions.fused
         nodes = [node for site in sites for node in nodes_of(site)]
         is_wide = any(fused[v] and provenance.dense[v] for node in nodes for v in node.outs)
         return is_wide and any(node.role is not Role.MOVE for node in nodes)
@@ -180,14 +142,14 @@ class _Finder:
         """Return whether a node only moves operands of its own group."""
         if node.role is not Role.MOVE or not self._members[node.index]:
             return False
-        if not self.exact_narrow.isdisjoint(node.outs):
+        if not self._exact_narrow.isdisjoint(node.outs):
             return False
         return not any(
-            value in self.graph.outputs
+            value in self._graph.outputs
             or not self._members[reader.index]
             or self.levels[reader.outs[0]] != self.levels[value]
             for value in node.outs
-            for reader in self.graph.readers[value]
+            for reader in self._graph.readers[value]
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.regions import ARITHMETIC, FusionRegions, combines_masks
 from jaxamp.plan.dataflow.uses import ESCAPES, REACHES, Uses
 from jaxamp.plan.graph.graph import Frame, Graph, Nest, Node, Role, nodes_of
@@ -18,17 +19,14 @@ _FUSED = (Role.ELEMENTWISE, Role.CONVERT, Role.REDUCE, Role.MOVE, Role.MERGE)
 _BETWEEN_DEVICES = (Trait.COLLECTIVE, Trait.ALLREDUCE, Trait.VARY)
 
 
-def find_fusible(
-    graph: Graph, uses: Uses, regions: FusionRegions, stored: Sequence[Precision | None]
-) -> bytearray:
+def find_fusible(flow: Dataflow, stored: Sequence[Precision | None]) -> bytearray:
     """Mark, per node, what may belong to a fused group.
 
     Args:
-      graph: the program.
-      uses: what each value is used for.
-      regions: which values are fused.
+      flow: the program, and what is known of it.
       stored: precision in which each value is stored.
     """
+    graph, _, uses, regions = flow
     lowered = _find_lowered(graph, stored)
     return bytearray(_is_fusible(graph, uses, regions, lowered, n) for n in graph.nodes)
 

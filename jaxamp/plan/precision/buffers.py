@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from jaxamp.core.formats import Precision
+from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.regions import FusionRegions
-from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.precision.reader_precisions import Choices, ReaderPrecisions, forwarded
 
@@ -20,22 +20,15 @@ _CUT = (Link.SLICE, Link.INVARIANT)
 _MADE = (Role.ELEMENTWISE, Role.MERGE)
 
 
-def narrow_buffers(
-    graph: Graph,
-    uses: Uses,
-    regions: FusionRegions,
-    stored: list[Precision | None],
-    choices: Choices,
-) -> None:
+def narrow_buffers(flow: Dataflow, stored: list[Precision | None], choices: Choices) -> None:
     """Store stacked, joined and sliced buffers narrow where all their readers round them.
 
     Args:
-      graph: the program.
-      uses: what each value is used for.
-      regions: which values are fused.
+      flow: the program, and what is known of it.
       stored: precision in which each value is stored; updated in place.
       choices: what was chosen for each node.
     """
+    graph, _, uses, regions = flow
     if graph.links.isdisjoint((*_STACKED, *_CUT)):
         return
     links = [node for node in graph.nodes if node.link in (*_STACKED, *_CUT)]

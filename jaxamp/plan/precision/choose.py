@@ -19,23 +19,23 @@ from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_pr
 from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, SQUARED_DISTANCE, Hazards
 from jaxamp.plan.conditioning.rescaled_products import find_rescaled_products
 from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction
+from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.exact import Exact, fits
 from jaxamp.plan.dataflow.gathers import is_label_gather, sums_many_cotangents
 from jaxamp.plan.dataflow.lookups import find_masked_lookups, find_split_lookups, is_subtracted
 from jaxamp.plan.dataflow.product_sizes import find_product_sizes, is_small_beside_products
-from jaxamp.plan.dataflow.provenance import DENSE, Provenance
+from jaxamp.plan.dataflow.provenance import DENSE
 from jaxamp.plan.dataflow.regions import (
     COSTLY,
     EQUALITIES,
-    FusionRegions,
     find_relu_signs,
     find_relu_tangents,
     is_pooling_gradient,
 )
 from jaxamp.plan.dataflow.shift_invariant_logits import is_shift_invariant, outweighs_operands
-from jaxamp.plan.dataflow.uses import REACHES, Uses, find_returned, is_state_update
+from jaxamp.plan.dataflow.uses import REACHES, find_returned, is_state_update
 from jaxamp.plan.graph.consumers import descendants, is_movement
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.graph import Link, Node, Role, movements
 from jaxamp.plan.graph.sweeps import union
 from jaxamp.plan.precision.overrides import Forced
 from jaxamp.plan.precision.scaled import Scaled
@@ -66,17 +66,11 @@ class Chooser:
     """Chooser of precisions, node by node."""
 
     def __init__(
-        self,
-        graph: Graph,
-        provenance: Provenance,
-        uses: Uses,
-        regions: FusionRegions,
-        hazards: Hazards,
-        crossing: frozenset[int],
-        policy: PrecisionPolicy,
+        self, flow: Dataflow, hazards: Hazards, crossing: frozenset[int], policy: PrecisionPolicy
     ) -> None:
-        self.graph, self.provenance, self.uses = graph, provenance, uses
-        self.regions, self.hazards, self.crossing = regions, hazards, crossing
+        self.graph, self.provenance, self.uses, self.regions = flow
+        graph, provenance, _, regions = flow
+        self.hazards, self.crossing = hazards, crossing
         self.policy, self.guards = policy, policy.guards
         self.narrow = narrow_kinds(policy)
         carries = (c for c in graph.carries if not c.keeps_dtype)

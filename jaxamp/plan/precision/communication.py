@@ -21,8 +21,8 @@ from typing import Any
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.gathers import is_repeated_gather
-from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.consumers import descendants
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Node
 from jaxamp.plan.precision.choose import Choice
@@ -39,9 +39,8 @@ _REPEATING = ("gather", "broadcast_in_dim")  # their operand has several cotange
 
 
 def find_communication(
-    graph: Graph,
+    flow: Dataflow,
     frame: Frame,
-    uses: Uses,
     policy: PrecisionPolicy,
     stored: list[Precision | None],
     choices: Mapping[Node, Choice],
@@ -49,17 +48,17 @@ def find_communication(
     """Return choices for collectives that send float32 values in a narrow precision.
 
     Args:
-      graph: the program.
+      flow: the program, and what is known of it.
       frame: its outermost jaxpr.
-      uses: what each value is used for.
       policy: the policy, whose all-reduce may be narrow too.
       stored: precision in which each value is stored; entries of stored payloads are updated.
       choices: what was chosen for each node; left as it is.
     """
+    graph = flow.graph
     senders = {node for node in graph.nodes if _sends(graph, policy, node)}
     if not senders:
         return {}
-    wanted = ReaderPrecisions(graph, uses, stored, choices, _FORWARDING)
+    wanted = ReaderPrecisions(graph, flow.uses, stored, choices, _FORWARDING)
     saved = set(_saved(frame))
     found: dict[Node, Choice] = {}
     arrived: set[int] = set()

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.dataflow.regions import FusionRegions
+from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.graph.consumers import descendants, is_movement
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
 
@@ -29,8 +28,9 @@ class Sum(NamedTuple):
     small: int
 
 
-def store_bias_sums(graph: Graph, provenance: Provenance, regions: FusionRegions) -> None:
+def store_bias_sums(flow: Dataflow) -> None:
     """Take sums out of `regions.fused`, and fill in `regions.bias_sums`."""
+    graph, provenance, _, regions = flow
     convolutions = graph.named.get("conv_general_dilated", ())
     sources = _sources(graph) if convolutions else {}
     for convolution in convolutions:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.layer_roles import is_backward
-from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import FusionRegions
-from jaxamp.plan.dataflow.uses import Uses, is_state_update
+from jaxamp.plan.dataflow.uses import is_state_update
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.policy.policy import PrecisionPolicy
@@ -76,10 +76,7 @@ class OperandReads:
 
 
 def find_operand_reads(
-    graph: Graph,
-    provenance: Provenance,
-    uses: Uses,
-    regions: FusionRegions,
+    flow: Dataflow,
     copies: Mapping[int, Precision],
     stored: Sequence[Precision | None],
     policy: PrecisionPolicy,
@@ -89,6 +86,7 @@ def find_operand_reads(
 
     Float32 invariants of a loop are included: their cotangents are summed over iterations.
     """
+    graph, provenance, uses, regions = flow
     own_cast = bytearray(len(graph.avals))
     for value in graph.sources:
         own_cast[value] = not is_narrow(stored[value])

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, FusionRegions, reduces_rows
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
@@ -18,8 +19,9 @@ from jaxamp.plan.graph.sweeps import union
 _NONE, _SEVERAL = -1, -2
 
 
-def store_joins(graph: Graph, provenance: Provenance, regions: FusionRegions) -> None:
+def store_joins(flow: Dataflow) -> None:
     """Take values out of `regions.fused`, and fill in `regions.joined`."""
+    graph, provenance, _, regions = flow
     joins = _Joins(graph, provenance, regions, _find_shared(graph, provenance, regions))
     for node in graph.nodes:
         joins.visit(node)

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.lookups import find_looked_up
-from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.dataflow.uses import Uses
-from jaxamp.plan.graph.graph import Graph, Node
+from jaxamp.plan.graph.graph import Node
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.plan.precision.reader_precisions import ReaderPrecisions, forwarded
 from jaxamp.policy.policy import PrecisionPolicy
@@ -25,9 +24,7 @@ F32 = Precision.F32
 
 
 def narrow_varying(
-    graph: Graph,
-    provenance: Provenance,
-    uses: Uses,
+    flow: Dataflow,
     policy: PrecisionPolicy,
     stored: list[Precision | None],
     choices: Mapping[Node, Choice],
@@ -35,13 +32,12 @@ def narrow_varying(
     """Return choices for casts of axes of activations that all their readers round.
 
     Args:
-      graph: the program.
-      provenance: where each value comes from.
-      uses: what each value is used for.
+      flow: the program, and what is known of it.
       policy: the policy.
       stored: precision in which each value is stored; entries of what is cast are updated.
       choices: what was chosen for each node; left as it is.
     """
+    graph, provenance, uses, _ = flow
     varying = [n for n in graph.nodes if n.trait is Trait.VARY and choices[n].operand is None]
     if not varying:
         return {}
