@@ -1,7 +1,8 @@
 """The kind of each primitive, which policies name, and the traits of its arithmetic.
 
 ``TABLE`` is the one list of primitives in the project: every primitive that JAX registers, one a
-line. The planner reads it and ``register_op_kind`` adds to it; nothing else classifies by name.
+line; ``INSTRUCTIONS`` of kernels, which no program holds, are a word each. The planner reads it and
+``register_op_kind`` adds to it; nothing else classifies by name.
 """
 
 from __future__ import annotations
@@ -505,135 +506,51 @@ TABLE: dict[str, Op] = {
     # Boundary: tokens.
     "after_all": Op(OpKind.BOUNDARY, Trait.TOKEN),
     "create_token": Op(OpKind.BOUNDARY, Trait.TOKEN),
-    # Boundary: instructions of Pallas, Mosaic and thunk kernels, never met outside one.
-    "add_dependency": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "all_reduce_ffs": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "all_reduce_population_count": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "async_copy_scales_to_tmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "async_copy_smem_to_tmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "async_copy_sparse_metadata_to_tmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "async_load": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "async_prefetch": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "async_store_smem": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "async_store_tmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "atomic_cas": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "atomic_rmw": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "barrier": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "barrier_arrive": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "barrier_arrive_and_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "barrier_test": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "barrier_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "bitcast": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "commit_group": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "commit_smem": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "commit_tmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "conv": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.11
-    "copy_gmem_to_smem": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "copy_smem_to_gmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "_copysign": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "debug_barrier": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "debug_barrier_p": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.11
-    "delay": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "dma_start": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "dma_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "einshape_lo": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "elementwise_inline_asm": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "elementwise_inline_asm_p": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.11
-    "emit_pipeline": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "get_barrier_semaphore": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "get_global": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "griddepcontrol_launch_dependents": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "griddepcontrol_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "has_memory_space": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "inline_mgpu": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "inline_mgpu_p": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.11
-    "jaxpr_call": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.10
-    "layout_cast": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "load": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "masked_cummax": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "masked_cummin": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "masked_cumsum": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "masked_load": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "masked_sort": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "masked_swap": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "matmul_acc_lhs": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "matmul_lhs_fifo": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.11
-    "matmul_pop": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "matmul_pop_fifo": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.11
-    "matmul_push_rhs": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "max_contiguous": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "mgpu_atomic_store": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "mma": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.11
-    "mosaic_gpu_reduce_max": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "mosaic_gpu_reduce_min": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "mosaic_gpu_reduce_prod": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "mosaic_gpu_reduce_sum": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "multimem_load_reduce": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "multimem_store": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "multiple_of": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "num_programs": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "pack": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "pack_dtype": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "pack_elementwise": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "parallel_loop": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "pipeline_body": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "print_layout": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "prng_join": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "prng_random_bits": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "prng_seed": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "prng_split": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "program_id": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "query_cluster_cancel": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "reciprocal": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "remove_memory_space": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "roll": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "run_scoped": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "sc_fetch_and_add": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "scan_count": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.11
-    "semaphore_read": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "semaphore_signal": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "semaphore_signal_multicast": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "semaphore_signal_parallel": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "semaphore_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "set_max_registers": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "set_max_registers_p": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.11
-    "stochastic_round": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "store": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "tcgen05_commit_arrive": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "tcgen05_mma": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "thunky.all_gather": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.all_reduce": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.all_to_all": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.async_done": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.async_start": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.call_jax": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.collective_group": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.collective_permute": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.cond": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.copy": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.custom_call": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.inline_constant": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.memset": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.memzero": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.ptx_kernel": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.reduce_scatter": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "thunky.while": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "trace_value": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "try_cluster_cancel": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "unique": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.10
-    "unpack": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "unpack_dtype": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "unpack_elementwise": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "wait_gmem_to_smem": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.11
-    "wait_load_tmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "wait_smem_to_gmem": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "wgmma": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "wgmma_accumulator_deref": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "wgmma_accumulator_deref_p": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.11
-    "wgmma_accumulator_store": Op(OpKind.BOUNDARY, Trait.KERNEL),  # since 0.12
-    "wgmma_accumulator_store_p": Op(OpKind.BOUNDARY, Trait.KERNEL),  # until 0.11
-    "wgmma_ref": Op(OpKind.BOUNDARY, Trait.KERNEL),
-    "wgmma_wait": Op(OpKind.BOUNDARY, Trait.KERNEL),
+}
+
+# Instructions of Pallas, Mosaic and thunk kernels, never met outside one, by the remark of a line.
+INSTRUCTIONS = {
+    "": """
+        add_dependency all_reduce_ffs all_reduce_population_count async_copy_scales_to_tmem
+        async_copy_smem_to_tmem async_copy_sparse_metadata_to_tmem async_load async_prefetch
+        async_store_smem async_store_tmem atomic_cas atomic_rmw barrier barrier_arrive barrier_test
+        barrier_wait bitcast commit_group commit_smem commit_tmem copy_gmem_to_smem
+        copy_smem_to_gmem _copysign delay dma_start dma_wait einshape_lo emit_pipeline
+        get_barrier_semaphore get_global griddepcontrol_launch_dependents griddepcontrol_wait
+        layout_cast load masked_cummax masked_cummin masked_cumsum masked_load masked_sort
+        masked_swap matmul_acc_lhs matmul_pop matmul_push_rhs max_contiguous mgpu_atomic_store
+        multimem_load_reduce multimem_store multiple_of num_programs pack pack_dtype
+        pack_elementwise parallel_loop pipeline_body print_layout prng_join prng_random_bits
+        prng_seed prng_split program_id query_cluster_cancel reciprocal remove_memory_space roll
+        run_scoped sc_fetch_and_add semaphore_read semaphore_signal semaphore_signal_multicast
+        semaphore_signal_parallel semaphore_wait stochastic_round tcgen05_commit_arrive tcgen05_mma
+        trace_value try_cluster_cancel unpack unpack_dtype unpack_elementwise wait_load_tmem
+        wait_smem_to_gmem wgmma wgmma_ref wgmma_wait
+    """,
+    "since 0.11": """
+        conv matmul_lhs_fifo matmul_pop_fifo mma scan_count wait_gmem_to_smem
+    """,
+    "since 0.12": """
+        barrier_arrive_and_wait debug_barrier elementwise_inline_asm has_memory_space inline_mgpu
+        mosaic_gpu_reduce_max mosaic_gpu_reduce_min mosaic_gpu_reduce_prod mosaic_gpu_reduce_sum
+        set_max_registers store thunky.all_gather thunky.all_reduce thunky.all_to_all
+        thunky.async_done thunky.async_start thunky.call_jax thunky.collective_group
+        thunky.collective_permute thunky.cond thunky.copy thunky.custom_call thunky.inline_constant
+        thunky.memset thunky.memzero thunky.ptx_kernel thunky.reduce_scatter thunky.while
+        wgmma_accumulator_deref wgmma_accumulator_store
+    """,
+    "until 0.10": """
+        jaxpr_call unique
+    """,
+    "until 0.11": """
+        debug_barrier_p elementwise_inline_asm_p inline_mgpu_p set_max_registers_p
+        wgmma_accumulator_deref_p wgmma_accumulator_store_p
+    """,
+}
+TABLE |= {
+    name: Op(OpKind.BOUNDARY, Trait.KERNEL)
+    for names in INSTRUCTIONS.values()
+    for name in names.split()
 }
 
 _DEFAULT_TRAITS = {

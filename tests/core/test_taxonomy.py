@@ -72,9 +72,14 @@ def marks() -> dict[str, tuple[str, tuple[int, ...]] | None]:
     source = pathlib.Path(taxonomy.__file__).read_text()
     found = {}
     for line in LINE.finditer(source):
-        release = tuple(map(int, (line["release"] or "0").split(".")))
-        found[line["name"]] = (line["word"], release) if line["word"] else None
+        found[line["name"]] = _mark(line["word"], line["release"])
+    for remark, names in taxonomy.INSTRUCTIONS.items():
+        found |= dict.fromkeys(names.split(), _mark(*remark.split() or ("", "")))
     return found
+
+
+def _mark(word: str | None, release: str | None) -> tuple[str, tuple[int, ...]] | None:
+    return (word, tuple(map(int, release.split(".")))) if word and release else None
 
 
 def expected_here(name: str) -> bool:
