@@ -167,13 +167,13 @@ MUTATIONS = (
         "tests/plan/conditioning/test_singularities.py",
     ),
     Mutation(
-        "rewrite/rules/equality.py",
+        "rewrite/rules/elementwise.py",
         "operands = tuple(lax.reduce_precision(x, info.nexp, info.nmant) for x in operands)",
         "operands = tuple(operands)",
         "tests/rewrite/test_gradients.py",
     ),
     Mutation(
-        "rewrite/rules/scatter.py",
+        "rewrite/rules/movement.py",
         "if update is None or update.invars[0].aval.dtype == dtype:",
         "if True:",
         "tests/rewrite/test_scatter.py",

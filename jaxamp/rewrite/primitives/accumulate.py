@@ -28,10 +28,10 @@ import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Primitive
 from jax.extend.core.primitives import conv_general_dilated_p
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.core.define import define
 from jaxamp.jaxprs.interpret import evaluate, instead_of
 
 F32 = np.dtype(np.float32)
@@ -39,7 +39,6 @@ Params = tuple[tuple[str, Any], ...]
 _NONE: Mapping[int, Any] = MappingProxyType({})
 
 accumulate_p = Primitive("accumulate")
-register_op_kind(accumulate_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
 def accumulate(
@@ -228,14 +227,7 @@ def _batch(
     return evaluate(closed, operands, instead_of(contraction, instead))[0], 0
 
 
-accumulate_p.def_impl(_on_cpu)
-accumulate_p.def_abstract_eval(_type)
-ad.primitive_jvps[accumulate_p] = _jvp
+_LOWERED = {None: _direct, "cpu": _on_cpu, "cuda": _on_gpu, "rocm": _on_gpu}
+define(accumulate_p, _on_cpu, _type, _batch, _jvp, _LOWERED)
 ad.primitive_transposes[accumulate_p] = _transpose
-batching.primitive_batchers[accumulate_p] = _batch
 jax_compat.check_nans(accumulate_p, lambda params: params["contraction"].name)
-mlir.register_lowering(accumulate_p, mlir.lower_fun(_direct, multiple_results=False))
-for platform, lowered in {"cpu": _on_cpu, "cuda": _on_gpu, "rocm": _on_gpu}.items():
-    mlir.register_lowering(
-        accumulate_p, mlir.lower_fun(lowered, multiple_results=False), platform=platform
-    )

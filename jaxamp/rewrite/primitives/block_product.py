@@ -19,10 +19,10 @@ from jax.extend.core.primitives import dot_general_p
 from jax.interpreters import mlir
 
 from jaxamp.core import jax_compat
+from jaxamp.core.define import define
 from jaxamp.kernels import cudnn_block_product as cudnn
 from jaxamp.kernels.gpu_lowering import gpu_of, lower, may_call
 from jaxamp.lowp import ScaledArray
-from jaxamp.rewrite.primitives.define import define
 from jaxamp.rewrite.primitives.matrices import batch_first, merge_rows, split_rows, swap
 from jaxamp.rewrite.primitives.quantize_primitive import refuse_derivative
 from jaxamp.rewrite.primitives.widened_product import widened_product
@@ -120,5 +120,5 @@ def _listed(*leaves: Any, **params: Any) -> list[jax.Array]:
     return [_widened(*leaves, **params)]
 
 
-define(block_product_p, _widened, _type, refuse_derivative, _batch)
+define(block_product_p, _widened, _type, _batch, refuse_derivative)
 mlir.register_lowering(block_product_p, _lower_for_cuda, platform="cuda")

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 
 from jaxamp import lowp
+from jaxamp.core.define import define
 from jaxamp.core.formats import CastConfig
 from jaxamp.errors import RewriteError
 from jaxamp.lowp import ScaledArray
-from jaxamp.rewrite.primitives.define import define
 
 quantize_p = Primitive("quantize")
 quantize_p.multiple_results = True
@@ -60,4 +60,4 @@ def _quantize_type(x: Any, *, cast: CastConfig) -> Any:
     return _structure(x, cast)[0]
 
 
-define(quantize_p, _leaves, _quantize_type, refuse_derivative, _batch_quantize)
+define(quantize_p, _leaves, _quantize_type, _batch_quantize, refuse_derivative)

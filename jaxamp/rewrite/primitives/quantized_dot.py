@@ -26,9 +26,9 @@ from jax.extend.core.primitives import dot_general_p
 from jax.interpreters import ad
 
 from jaxamp.core import jax_compat
+from jaxamp.core.define import define
 from jaxamp.lowp import ScaledArray
 from jaxamp.plan import Scaled
-from jaxamp.rewrite.primitives.define import define
 from jaxamp.rewrite.primitives.matrices import (
     as_matrices,
     batch_first,
@@ -146,6 +146,6 @@ def _batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple
     return swap(split_rows(out, rhs.shape[0])), 0
 
 
-define(quantized_dot_p, _quantized, _type, _jvp, _batch)
+define(quantized_dot_p, _quantized, _type, _batch, _jvp)
 ad.primitive_transposes[quantized_dot_p] = _transpose
 jax_compat.check_nans(quantized_dot_p, lambda params: dot_general_p.name)

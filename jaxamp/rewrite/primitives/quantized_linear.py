@@ -16,9 +16,9 @@ from jax.extend.core.primitives import dot_general_p
 from jax.interpreters import ad
 
 from jaxamp.core import jax_compat
+from jaxamp.core.define import define
 from jaxamp.lowp import ScaledArray, dequantize
 from jaxamp.plan import Scaled
-from jaxamp.rewrite.primitives.define import define
 from jaxamp.rewrite.primitives.matrices import batch_first, merge_rows, split_rows, swap
 from jaxamp.rewrite.primitives.quantize_primitive import quantize
 from jaxamp.rewrite.primitives.quantized_product import product
@@ -79,5 +79,5 @@ def _batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple
     return quantized_linear_p.bind(tangent, *leaves, **params), 0
 
 
-define(quantized_linear_p, _direct, _type, _jvp, _batch)
+define(quantized_linear_p, _direct, _type, _batch, _jvp)
 ad.primitive_transposes[quantized_linear_p] = _transpose

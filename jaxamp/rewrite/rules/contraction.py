@@ -1,4 +1,4 @@
-"""Emit dots and convolutions: narrow operands, f32 accumulation, one rounding."""
+"""Emit dots, convolutions and attentions: narrow operands, f32 accumulation, one rounding."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import is_narrow
+from jaxamp.kernels.attention import found
 from jaxamp.rewrite.primitives.accumulate import accumulate
 from jaxamp.rewrite.primitives.quantized_dot import quantized_dot
 from jaxamp.rewrite.registry import RuleContext, rewrites
@@ -31,3 +32,15 @@ def contract(context: RuleContext, *operands: Any) -> Sequence[Any]:
         return jax_compat.bind(eqn, operands, preferred_element_type=narrow)
     params = dict(eqn.params)
     return [accumulate(eqn.primitive, operands, params, narrow, dtype, context.originals)]
+
+
+@rewrites("found_attention")
+def forward(context: RuleContext, *operands: Any) -> Sequence[Any]:
+    """Emit the forward pass."""
+    return found.forward(*operands, **context.eqn.params)
+
+
+@rewrites("found_attention_backward")
+def backward(context: RuleContext, *operands: Any) -> Sequence[Any]:
+    """Emit the backward pass."""
+    return found.backward(*operands, **context.eqn.params)

@@ -1,16 +1,54 @@
-"""Emit movement that is done to a value and its rounding alike, or whose cotangent is not JAX's."""
+"""Emit movement, between devices as well, and scatters."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from jax.core import eval_jaxpr
+
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.policy.techniques import Technique
+from jaxamp.rewrite.primitives.narrow_collective import send_narrow
 from jaxamp.rewrite.registry import RoundedResults, RuleContext, rewrites
-from jaxamp.rewrite.rules.collectives import send
-from jaxamp.xla.primitives.label_gather import gathers_one_of_each_row, label_gather
+from jaxamp.xla.primitives.label_gather import (
+    gathers_one_of_each_row,
+    label_gather,
+    scatter_by_comparison,
+    scatters_one_to_each_row,
+)
+
+
+@rewrites("all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "ppermute")
+@rewrites("pbroadcast", "pvary", "sharding_constraint", "reshard")
+def move(context: RuleContext, *operands: Any) -> Sequence[Any] | RoundedResults:
+    """Send in the precision decided; the cotangent is sent in the policy's ``allreduce``.
+
+    A result that is stored wide comes with its rounding: the array as it was received.
+    """
+    return send(context, operands, context.rewrite.policy.allreduce)
+
+
+def send(
+    context: RuleContext, operands: Sequence[Any], back: Precision
+) -> Sequence[Any] | RoundedResults:
+    """Send the first operand in the precision decided, and its cotangent in another.
+
+    Args:
+      context: of an equation that moves its first operand.
+      operands: the array, and its indices if there are any.
+      back: the precision in which the cotangent is sent and summed.
+    """
+    eqn, decision = context.eqn, context.decision
+    narrow, is_float32 = decision.accumulation, decision.operand is not None
+    if narrow is None or not is_float32 or operands[0].dtype == narrow.dtype:
+        return jax_compat.bind(eqn, operands)
+    params, widened = dict(eqn.params), decision.sent is not None
+    results = send_narrow(
+        eqn.primitive, operands, params, narrow.dtype, back.dtype, widened=widened
+    )
+    return RoundedResults(results[:1], results[1:])
 
 
 @rewrites("rev")
@@ -34,3 +72,29 @@ def look_up(context: RuleContext, table: Any, indices: Any) -> Sequence[Any] | R
     ):
         return [label_gather(table, indices, eqn.params)]
     return send(context, [table, indices], Precision.F32)
+
+
+@rewrites("scatter", "scatter-add", "scatter-sub", "scatter-mul", "scatter-max", "scatter-min")
+def scatter(context: RuleContext, target: Any, indices: Any, numbers: Any) -> Sequence[Any]:
+    """Retype the update function; with none at all, a scatter would be another operation.
+
+    One that puts a number in each row of zeros is emitted as a comparison.
+    """
+    eqn, operands = context.eqn, [target, indices, numbers]
+    if context.decision.plan.hints.label_gather and scatters_one_to_each_row(
+        target, indices, eqn.params
+    ):
+        (axis,) = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
+        return [scatter_by_comparison(numbers, indices, target.shape, axis)]
+    update = eqn.params["update_jaxpr"]
+    dtype = target.dtype
+    if update is None or update.invars[0].aval.dtype == dtype:
+        return jax_compat.bind(eqn, operands)
+
+    def body(*args: Any) -> list[Any]:
+        return eval_jaxpr(update, eqn.params["update_consts"], *args)
+
+    avals = [v.aval.update(dtype=dtype, weak_type=False) for v in update.invars]
+    retyped = jax_compat.trace_to_jaxpr(body, avals, update.debug_info)
+    consts = tuple(retyped.consts)  # parameters are hashed
+    return jax_compat.bind(eqn, operands, update_jaxpr=retyped.jaxpr, update_consts=consts)

@@ -23,16 +23,14 @@ from typing import Any
 
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
-from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.core.define import define
 from jaxamp.xla.primitives.fused_group import GROUPS
 from jaxamp.xla.primitives.row_broadcasts import flatten_row_broadcasts
 
 recomputation_barrier_p = Primitive("recomputation_barrier")
 recomputation_barrier_p.multiple_results = True
-register_op_kind(recomputation_barrier_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
 def recomputation_barrier(values: Sequence[Any], recomputed: Sequence[bool]) -> list[Any]:
@@ -140,11 +138,5 @@ def _batch(
     return recomputation_barrier(values, recomputed), dims
 
 
-recomputation_barrier_p.def_impl(_same)
-recomputation_barrier_p.def_abstract_eval(_same)
-ad.primitive_jvps[recomputation_barrier_p] = _jvp
-batching.primitive_batchers[recomputation_barrier_p] = _batch
-mlir.register_lowering(recomputation_barrier_p, mlir.lower_fun(_lowered, multiple_results=True))
-mlir.register_lowering(
-    recomputation_barrier_p, mlir.lower_fun(_same, multiple_results=True), platform="tpu"
-)
+_LOWERED = {None: _lowered, "tpu": _same}
+define(recomputation_barrier_p, _same, _same, _batch, _jvp, _LOWERED)

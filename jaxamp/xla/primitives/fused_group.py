@@ -15,13 +15,12 @@ from typing import Any
 
 from jax.experimental import jet
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
+from jaxamp.core.define import define
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 
 residual_p = Primitive("residual")
-register_op_kind(residual_p, OpKind.DATA_MOVEMENT, trait=Trait.SHAPE)
 
 
 def mark_residual(value: Any) -> Any:
@@ -65,9 +64,13 @@ def _jet_of_residual(primals: Sequence[Any], series: Sequence[Sequence[Any]]) ->
     return primals[0], series[0]
 
 
-residual_p.def_impl(lambda value: value)
-residual_p.def_abstract_eval(lambda value: value)
-ad.primitive_jvps[residual_p] = lambda primals, tangents: (mark_residual(*primals), *tangents)
-batching.primitive_batchers[residual_p] = lambda args, dims: (mark_residual(*args), *dims)
+define(
+    residual_p,
+    lambda value: value,
+    lambda value: value,
+    lambda args, dims: (mark_residual(*args), *dims),
+    lambda primals, tangents: (mark_residual(*primals), *tangents),
+    kind=OpKind.DATA_MOVEMENT,
+    trait=Trait.SHAPE,
+)
 jet.jet_rules[residual_p] = _jet_of_residual
-mlir.register_lowering(residual_p, lambda context, value: [value])

@@ -19,13 +19,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.core.define import define
 
 label_gather_p = Primitive("label_gather")
-register_op_kind(label_gather_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 _MODES = (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)
 
@@ -123,15 +122,9 @@ def _batch(args: Any, dims: Any, **params: Any) -> Any:
     return jax.vmap(partial(_gather, **params), in_axes=dims)(*args), 0
 
 
-label_gather_p.def_impl(_gather)
-label_gather_p.def_abstract_eval(_aval)
+define(label_gather_p, _gather, _aval, _batch, lowered={None: _gather, "tpu": gather_by_sum})
 ad.defjvp(
     label_gather_p, lambda t, table, indices, **params: label_gather(t, indices, params), None
 )
 ad.primitive_transposes[label_gather_p] = _transpose
-batching.primitive_batchers[label_gather_p] = _batch
 jax_compat.check_like(label_gather_p, lax.gather_p)
-mlir.register_lowering(label_gather_p, mlir.lower_fun(_gather, multiple_results=False))
-mlir.register_lowering(
-    label_gather_p, mlir.lower_fun(gather_by_sum, multiple_results=False), platform="tpu"
-)

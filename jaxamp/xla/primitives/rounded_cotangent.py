@@ -13,16 +13,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn, Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.core.define import define
 from jaxamp.plan.decision import CotangentRounding
 from jaxamp.xla.primitives.rounding_barrier import rounding_barrier
 from jaxamp.xla.primitives.unbarriered_sums import unbarriered
 
 rounded_cotangent_p = Primitive("rounded_cotangent")
-register_op_kind(rounded_cotangent_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
 def sum_with_rounded_cotangent(eqn: JaxprEqn, operands: Any, of: CotangentRounding) -> Any:
@@ -82,9 +81,6 @@ def _batch(operands: Any, dims: Any, *, op: Primitive, of: CotangentRounding) ->
     return rounded_cotangent_p.bind(*in_front, op=op, of=of), 0
 
 
-rounded_cotangent_p.def_impl(_sum)
-rounded_cotangent_p.def_abstract_eval(_aval)
+define(rounded_cotangent_p, _sum, _aval, _batch)
 ad.deflinear2(rounded_cotangent_p, _transpose)
-batching.primitive_batchers[rounded_cotangent_p] = _batch
 jax_compat.check_nans(rounded_cotangent_p, lambda params: params["op"].name)
-mlir.register_lowering(rounded_cotangent_p, mlir.lower_fun(_sum, multiple_results=False))

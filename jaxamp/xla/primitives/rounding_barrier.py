@@ -16,12 +16,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad
 
-from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.core.define import define
+from jaxamp.core.taxonomy import OpKind, Trait
 
 rounding_barrier_p = Primitive("rounding_barrier")
-register_op_kind(rounding_barrier_p, OpKind.DATA_MOVEMENT, trait=Trait.SHAPE)
 
 
 def rounding_barrier(value: Any) -> Any:
@@ -38,16 +38,13 @@ def _rounded(value: Any) -> Any:
     return lax.reduce_precision(value, info.nexp, info.nmant)
 
 
-rounding_barrier_p.def_impl(lambda value: value)
-rounding_barrier_p.def_abstract_eval(lambda value: value)
+define(
+    rounding_barrier_p,
+    lambda value: value,
+    lambda value: value,
+    lambda args, dims: (rounding_barrier(*args), *dims),
+    lowered={None: lax.optimization_barrier, "tpu": _rounded},
+    kind=OpKind.DATA_MOVEMENT,
+    trait=Trait.SHAPE,
+)
 ad.deflinear2(rounding_barrier_p, lambda cotangent, value: [rounding_barrier(cotangent)])
-batching.primitive_batchers[rounding_barrier_p] = lambda args, dims: (
-    rounding_barrier(*args),
-    *dims,
-)
-mlir.register_lowering(
-    rounding_barrier_p, mlir.lower_fun(lax.optimization_barrier, multiple_results=False)
-)
-mlir.register_lowering(
-    rounding_barrier_p, mlir.lower_fun(_rounded, multiple_results=False), platform="tpu"
-)

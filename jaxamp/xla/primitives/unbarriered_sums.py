@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.core.define import define
 
 unbarriered_p = Primitive("unbarriered")
-register_op_kind(unbarriered_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 _ONE_PASS = 4096
 """XLA:GPU sums up to this many rows in one pass, by a kernel of its own.
@@ -64,10 +63,8 @@ def _lowered(context: Any, wide: Any) -> Any:
     return lower(context.replace(avals_in=[aval.update(dtype=dtype, weak_type=False)]), rounded)
 
 
-unbarriered_p.def_impl(_same)
-unbarriered_p.def_abstract_eval(_same)
+define(unbarriered_p, _same, _same, lambda args, dims: (unbarriered(*args), *dims), lowered={})
 ad.deflinear2(unbarriered_p, lambda cotangent, wide: [cotangent])
-batching.primitive_batchers[unbarriered_p] = lambda args, dims: (unbarriered(*args), *dims)
 mlir.register_lowering(
     unbarriered_p, _lowered, cacheable=False
 )  # cached, it would be a function that cannot see what computes its operand
