@@ -63,13 +63,13 @@ def find_linear(graph: Graph, provenance: Provenance) -> bytearray:
         if node.role is Role.MOVE or node.role is Role.CONVERT:
             for source, out in movements(node):
                 linear[out] = linear[source]
-        elif node.link not in _AROUND and _is_linear(provenance, linear, node):
+        elif node.link not in _AROUND and _is_linear(graph, provenance, linear, node):
             for out in node.outs:
                 linear[out] = 1
     return linear
 
 
-def _is_linear(provenance: Provenance, linear: bytearray, node: Node) -> bool:
+def _is_linear(graph: Graph, provenance: Provenance, linear: bytearray, node: Node) -> bool:
     if node.role is Role.CONTRACT:
         return True
     dense = _dense(provenance, node)
@@ -78,9 +78,21 @@ def _is_linear(provenance: Provenance, linear: bytearray, node: Node) -> bool:
     if node.role is Role.MERGE or node.role is Role.LINK:
         return True
     kind = semantics_of(node.name, node.op).linear
+    if kind is Linear.ALL and _adds_to_state(graph, provenance, node):
+        return False
     if kind is Linear.EACH:
         return len(dense) == 1 and node.ins.count(dense[0]) == 1
     return kind is Linear.ALL or (kind is Linear.FIRST and dense == [node.ins[0]])
+
+
+def _adds_to_state(graph: Graph, provenance: Provenance, node: Node) -> bool:
+    """Return whether a node adds to a boundary value: `c + f(c)`, read later as `c - m`.
+
+    A rounding of `c` is as large as its increments where `c` is large, and the difference leaves
+    nothing else: weather rollouts, refined coordinates, forecasts added to the last observation.
+    """
+    size = graph.sizes[node.outs[0]]
+    return any(provenance.state[v] and graph.sizes[v] == size for v in node.ins)
 
 
 def _dense(provenance: Provenance, node: Node) -> list[int]:

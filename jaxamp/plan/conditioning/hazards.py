@@ -20,7 +20,6 @@ from jaxamp.plan.conditioning.singularities import (
     find_small_divisors,
 )
 from jaxamp.plan.conditioning.squared_distances import find_squared_distances
-from jaxamp.plan.conditioning.state_increments import find_state_increments
 from jaxamp.plan.conditioning.unrolled_recurrences import find_unrolled_recurrences
 from jaxamp.plan.dataflow.constraints import Constraint, is_inexact
 from jaxamp.plan.dataflow.dataflow import Dataflow
@@ -34,9 +33,6 @@ FORGET_GATE = Constraint("multiplies a carry in every iteration", Guard.LOOP_CAR
 UNROLLED_CARRY = Constraint("carry of an unrolled recurrence", Guard.LOOP_CARRY)
 AMPLIFIED = Constraint("a later operation amplifies its rounding", Guard.SENSITIVE)
 LOOKUP_PLACE = Constraint("says where to look something up", Guard.SENSITIVE)
-STATE_INCREMENT = Constraint(
-    "a boundary value plus increments, read as a difference", Guard.SENSITIVE
-)
 SQUARED_DISTANCE = Constraint("gradients of its squares and products cancel", Guard.SENSITIVE)
 
 
@@ -120,7 +116,6 @@ def find_hazards(flow: Dataflow, policy: PrecisionPolicy) -> Hazards:
     ] = (  # reports give the first that holds for a value
         (FORGET_GATE, forget_gates),
         (UNROLLED_CARRY, (v for node, read in recurrences for v in (read, *node.outs))),
-        (STATE_INCREMENT, find_state_increments(graph)),
         (LOOKUP_PLACE, lookup_places),
         (SQUARED_DISTANCE, squared_distances),
         (AMPLIFIED, find_amplified(flow, second_moments)),
