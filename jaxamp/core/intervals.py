@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 _INF = math.inf
 
 
@@ -194,3 +196,36 @@ def product_of_many(x: Interval, *_: Interval) -> Interval:
     if x.low < 0:
         return Interval(-1.0, 1.0) if magnitude(x).high <= 1 else ANYWHERE
     return Interval(0.0 if x.low < 1 else 1.0, 1.0 if x.high <= 1 else _INF)
+
+
+def sum_of_any(x: Interval, *_: Interval) -> Interval:
+    """Return the interval of a sum of any number of terms, none perhaps."""
+    return multiplied(x, NONNEGATIVE)
+
+
+def scattered(fold: Transfer) -> Transfer:
+    """Return the transfer of a scatter: a fold of what is there and the sum of its updates."""
+    return lambda x, _, updates: fold(x, sum_of_any(updates))
+
+
+def picked(x: Interval, _: Interval, updates: Interval) -> Interval:
+    """Return the interval of a scatter that picks: from the array, or from the updates."""
+    return hull(x, updates)
+
+
+def multiplied_into(x: Interval, _: Interval, updates: Interval) -> Interval:
+    """Return the interval of a scatter that multiplies."""
+    return product_of_many(hull(x, updates))
+
+
+def nearest(x: Interval) -> Interval:
+    """Return the interval of whole numbers next to those of another."""
+    return Interval(float(np.ceil(x.low - 0.5)), float(np.floor(x.high + 0.5)))
+
+
+_QUARTER_TURN = math.pi / 2
+logistic = rising(lambda x: 1 / (1 + math.exp(-x)), bottom=0, top=1)
+inverse_root = falling(lambda x: 1 / math.sqrt(x), 0, _INF, 0)
+arc_sine = rising(lambda x: math.asin(min(x, 1)), -1, -_QUARTER_TURN, _QUARTER_TURN)
+arc_cosine = falling(lambda x: math.acos(min(x, 1)), -1, math.pi, 0)
+arc_tangent = rising(math.atan, bottom=-_QUARTER_TURN, top=_QUARTER_TURN)

@@ -8,12 +8,62 @@ line; ``INSTRUCTIONS`` of kernels, which no program holds, are a word each. The 
 from __future__ import annotations
 
 import enum
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
 from jax.extend.core import Primitive
 
+from jaxamp.core.intervals import (
+    Interval,
+    added,
+    anywhere,
+    arc_cosine,
+    arc_sine,
+    arc_tangent,
+    clamped,
+    divided,
+    falling,
+    hull,
+    inverse_root,
+    larger,
+    logistic,
+    magnitude,
+    multiplied,
+    multiplied_into,
+    nearest,
+    negated,
+    one_minus_squared,
+    picked,
+    product_of_many,
+    raised,
+    remainder,
+    rising,
+    scattered,
+    selected,
+    smaller,
+    squared,
+    subtracted,
+    sum_of_any,
+    within,
+)
+from jaxamp.core.semantics import (
+    UNKNOWN,
+    Pole,
+    Semantics,
+    bounded,
+    cancelling,
+    choice,
+    fold,
+    mild,
+    product,
+    quotient,
+    steep,
+    total,
+)
 from jaxamp.errors import PolicyError, accepted, article
 
 
@@ -107,6 +157,8 @@ class Op:
       dtype_params: equation parameters that fix a float dtype (a dtype, an aval, a typed jaxpr or
         a thunk of one), which a rewrite rule of the primitive has to change. Those that
         only ever hold integer dtypes (``index_dtype``) are not among them.
+      semantics: what it does to roundings, and where results lie. For primitives that neither are
+        elementwise nor reduce or order the trait is enough.
 
     >>> lookup("iota")
     Op(kind=<OpKind.BOUNDARY: 'Boundary'>, trait=<Trait.GENERATOR: 'generator'>,
@@ -116,133 +168,149 @@ class Op:
     kind: OpKind
     trait: Trait
     dtype_params: tuple[str, ...] = ()
+    semantics: Semantics = field(default=UNKNOWN, repr=False, compare=False)
 
 
 # Keyed by name, as equations print it. Pallas has primitives of its own called gather, scatter,
 # swap, load and bitcast; they stay inside kernels, so the public ones own these names.
 # "since" and "until" name the first and last release line of JAX that has the primitive, where
 # that is not all of 0.10.2, 0.11 and 0.12.
+def _arithmetic(kind: OpKind) -> Callable[..., Op]:
+    """Return what makes a line of a primitive whose trait alone is not enough."""
+
+    def line(trait: Trait, semantics: Semantics, dtype_params: tuple[str, ...] = ()) -> Op:
+        return Op(kind, trait, dtype_params, semantics)
+
+    return line
+
+
+_elementwise, _reduction = _arithmetic(OpKind.ELEMENTWISE), _arithmetic(OpKind.REDUCTION)
+_movement = _arithmetic(OpKind.DATA_MOVEMENT)
+_MASK = bounded(within(0, 1), whole=True)
+
 TABLE: dict[str, Op] = {
     # Compute: multiply-accumulate.
     "dot_general": Op(OpKind.COMPUTE, Trait.CONTRACTION, ("preferred_element_type",)),
     "conv_general_dilated": Op(OpKind.COMPUTE, Trait.CONTRACTION, ("preferred_element_type",)),
     "ragged_dot_general": Op(OpKind.COMPUTE, Trait.CONTRACTION, ("preferred_element_type",)),
     # Reduction: sums.
-    "reduce_sum": Op(OpKind.REDUCTION, Trait.SUM),
-    "reduce_window_sum": Op(OpKind.REDUCTION, Trait.SUM),
-    "select_and_scatter_add": Op(OpKind.REDUCTION, Trait.SUM),
-    "scatter-add": Op(OpKind.REDUCTION, Trait.SUM, ("update_jaxpr",)),
-    "scatter-sub": Op(OpKind.REDUCTION, Trait.SUM, ("update_jaxpr",)),
+    "reduce_sum": _reduction(Trait.SUM, total(multiplied)),
+    "reduce_window_sum": _reduction(Trait.SUM, total(sum_of_any)),
+    "select_and_scatter_add": _reduction(Trait.SUM, total(sum_of_any)),
+    "scatter-add": _reduction(Trait.SUM, total(scattered(added)), ("update_jaxpr",)),
+    "scatter-sub": _reduction(Trait.SUM, total(scattered(subtracted)), ("update_jaxpr",)),
     # Adds two cotangents, but a chain of them is one long sum.
-    "add_any": Op(OpKind.REDUCTION, Trait.SUM),
+    # Cotangents: no program subtracts them from each other.
+    "add_any": _reduction(Trait.SUM, total(added)),
     # Reduction: sums over devices.
-    "psum": Op(OpKind.REDUCTION, Trait.ALLREDUCE),
-    "psum_invariant": Op(OpKind.REDUCTION, Trait.ALLREDUCE),
-    "unreduced_psum": Op(OpKind.REDUCTION, Trait.ALLREDUCE),
-    "reduce_scatter": Op(OpKind.REDUCTION, Trait.ALLREDUCE),
-    "unreduced_reduce_scatter": Op(OpKind.REDUCTION, Trait.ALLREDUCE),
+    "psum": _reduction(Trait.ALLREDUCE, total(multiplied)),
+    "psum_invariant": _reduction(Trait.ALLREDUCE, total(multiplied)),
+    "unreduced_psum": _reduction(Trait.ALLREDUCE, total(multiplied)),
+    "reduce_scatter": _reduction(Trait.ALLREDUCE, total(multiplied)),
+    "unreduced_reduce_scatter": _reduction(Trait.ALLREDUCE, total(multiplied)),
     # Reduction: running folds along an axis.
-    "cumsum": Op(OpKind.REDUCTION, Trait.PREFIX),
-    "cumprod": Op(OpKind.REDUCTION, Trait.PREFIX),
-    "cumlogsumexp": Op(OpKind.REDUCTION, Trait.PREFIX),
+    "cumsum": _reduction(Trait.PREFIX, fold(lambda x, terms: hull(x, multiplied(x, terms)))),
+    "cumprod": _reduction(Trait.PREFIX, fold(product_of_many, decays=True)),
+    "cumlogsumexp": _reduction(Trait.PREFIX, fold(lambda x, terms: Interval(x.low, math.inf))),
     # Reduction: products, and folds by a function of the user's.
-    "reduce_prod": Op(OpKind.REDUCTION, Trait.PRODUCT),
-    "scatter-mul": Op(OpKind.REDUCTION, Trait.PRODUCT, ("update_jaxpr",)),
-    "reduce": Op(OpKind.REDUCTION, Trait.PRODUCT, ("jaxpr", "computation")),
-    "reduce_window": Op(OpKind.REDUCTION, Trait.PRODUCT, ("jaxpr",)),
-    "select_and_scatter": Op(OpKind.REDUCTION, Trait.PRODUCT, ("select_jaxpr", "scatter_jaxpr")),
+    "reduce_prod": _reduction(Trait.PRODUCT, fold(product_of_many, decays=True)),
+    "scatter-mul": _reduction(Trait.PRODUCT, fold(multiplied_into), ("update_jaxpr",)),
+    "reduce": _reduction(Trait.PRODUCT, fold(), ("jaxpr", "computation")),
+    "reduce_window": _reduction(Trait.PRODUCT, fold(), ("jaxpr",)),
+    "select_and_scatter": _reduction(Trait.PRODUCT, fold(), ("select_jaxpr", "scatter_jaxpr")),
     # Reduction: picks one of its operands, exactly.
-    "reduce_max": Op(OpKind.REDUCTION, Trait.EXTREMUM),
-    "reduce_min": Op(OpKind.REDUCTION, Trait.EXTREMUM),
-    "argmax": Op(OpKind.REDUCTION, Trait.EXTREMUM),
-    "argmin": Op(OpKind.REDUCTION, Trait.EXTREMUM),
-    "cummax": Op(OpKind.REDUCTION, Trait.EXTREMUM),
-    "cummin": Op(OpKind.REDUCTION, Trait.EXTREMUM),
-    "reduce_window_max": Op(OpKind.REDUCTION, Trait.EXTREMUM),
-    "reduce_window_min": Op(OpKind.REDUCTION, Trait.EXTREMUM),
-    "scatter-max": Op(OpKind.REDUCTION, Trait.EXTREMUM, ("update_jaxpr",)),
-    "scatter-min": Op(OpKind.REDUCTION, Trait.EXTREMUM, ("update_jaxpr",)),
+    "reduce_max": _reduction(Trait.EXTREMUM, choice()),
+    "reduce_min": _reduction(Trait.EXTREMUM, choice()),
+    "argmax": _reduction(Trait.EXTREMUM, bounded(within(0, math.inf))),
+    "argmin": _reduction(Trait.EXTREMUM, bounded(within(0, math.inf))),
+    "cummax": _reduction(Trait.EXTREMUM, choice()),
+    "cummin": _reduction(Trait.EXTREMUM, choice()),
+    "reduce_window_max": _reduction(Trait.EXTREMUM, choice()),
+    "reduce_window_min": _reduction(Trait.EXTREMUM, choice()),
+    "scatter-max": _reduction(Trait.EXTREMUM, choice(picked), ("update_jaxpr",)),
+    "scatter-min": _reduction(Trait.EXTREMUM, choice(picked), ("update_jaxpr",)),
     # Adds nothing despite its name: it picks tangents, in the derivative of max pooling.
-    "select_and_gather_add": Op(OpKind.REDUCTION, Trait.EXTREMUM),
-    "pmax": Op(OpKind.REDUCTION, Trait.EXTREMUM),
-    "pmin": Op(OpKind.REDUCTION, Trait.EXTREMUM),
-    "unreduced_pmax": Op(OpKind.REDUCTION, Trait.EXTREMUM),  # since 0.11
-    "unreduced_pmin": Op(OpKind.REDUCTION, Trait.EXTREMUM),  # since 0.11
+    "select_and_gather_add": _reduction(Trait.EXTREMUM, choice()),
+    "pmax": _reduction(Trait.EXTREMUM, choice()),
+    "pmin": _reduction(Trait.EXTREMUM, choice()),
+    "unreduced_pmax": _reduction(Trait.EXTREMUM, choice()),  # since 0.11
+    "unreduced_pmin": _reduction(Trait.EXTREMUM, choice()),  # since 0.11
     # Elementwise: never rounds.
-    "abs": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "neg": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "sign": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "max": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "min": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "clamp": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "select_n": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "copy": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "stop_gradient": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "is_finite": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "eq": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "ne": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "lt": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "le": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "gt": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "ge": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "eq_to": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "lt_to": Op(OpKind.ELEMENTWISE, Trait.EXACT),
-    "le_to": Op(OpKind.ELEMENTWISE, Trait.EXACT),
+    "abs": _elementwise(Trait.EXACT, mild(magnitude, whole=True)),
+    "neg": _elementwise(Trait.EXACT, choice(negated)),
+    "sign": _elementwise(Trait.EXACT, bounded(rising(np.sign, bottom=-1, top=1), whole=True)),
+    "max": _elementwise(Trait.EXACT, choice(larger)),
+    "min": _elementwise(Trait.EXACT, choice(smaller)),
+    "clamp": _elementwise(Trait.EXACT, choice(clamped)),
+    "select_n": _elementwise(Trait.EXACT, choice(selected)),
+    "copy": _elementwise(Trait.EXACT, choice()),
+    "stop_gradient": _elementwise(Trait.EXACT, choice()),
+    "is_finite": _elementwise(Trait.EXACT, _MASK),
+    "eq": _elementwise(Trait.EXACT, _MASK),
+    "ne": _elementwise(Trait.EXACT, _MASK),
+    "lt": _elementwise(Trait.EXACT, _MASK),
+    "le": _elementwise(Trait.EXACT, _MASK),
+    "gt": _elementwise(Trait.EXACT, _MASK),
+    "ge": _elementwise(Trait.EXACT, _MASK),
+    "eq_to": _elementwise(Trait.EXACT, _MASK),
+    "lt_to": _elementwise(Trait.EXACT, _MASK),
+    "le_to": _elementwise(Trait.EXACT, _MASK),
     # Elementwise: the exact result, rounded once.
-    "add": Op(OpKind.ELEMENTWISE, Trait.ROUNDED),
-    "sub": Op(OpKind.ELEMENTWISE, Trait.ROUNDED),
-    "mul": Op(OpKind.ELEMENTWISE, Trait.ROUNDED, ("out_dtype",)),
-    "div": Op(OpKind.ELEMENTWISE, Trait.ROUNDED),
-    "sqrt": Op(OpKind.ELEMENTWISE, Trait.ROUNDED),
+    "add": _elementwise(Trait.ROUNDED, cancelling(added)),
+    "sub": _elementwise(Trait.ROUNDED, cancelling(subtracted)),
+    "mul": _elementwise(Trait.ROUNDED, product(multiplied), ("out_dtype",)),
+    "div": _elementwise(Trait.ROUNDED, quotient(divided)),
+    "sqrt": _elementwise(Trait.ROUNDED, mild(rising(math.sqrt, 0, 0))),
     # Elementwise: integer-valued results.
-    "ceil": Op(OpKind.ELEMENTWISE, Trait.INTEGRAL),
-    "floor": Op(OpKind.ELEMENTWISE, Trait.INTEGRAL),
-    "round": Op(OpKind.ELEMENTWISE, Trait.INTEGRAL),
+    "ceil": _elementwise(Trait.INTEGRAL, steep(rising(np.ceil))),
+    "floor": _elementwise(Trait.INTEGRAL, steep(rising(np.floor))),
+    "round": _elementwise(Trait.INTEGRAL, steep(nearest)),
     # Elementwise: well-behaved curves.
-    "tanh": Op(OpKind.ELEMENTWISE, Trait.SMOOTH),
-    "logistic": Op(OpKind.ELEMENTWISE, Trait.SMOOTH),
-    "erf": Op(OpKind.ELEMENTWISE, Trait.SMOOTH),
-    "atan": Op(OpKind.ELEMENTWISE, Trait.SMOOTH),
-    "asinh": Op(OpKind.ELEMENTWISE, Trait.SMOOTH),
-    "bessel_i0e": Op(OpKind.ELEMENTWISE, Trait.SMOOTH),
-    "bessel_i1e": Op(OpKind.ELEMENTWISE, Trait.SMOOTH),
+    "tanh": _elementwise(Trait.SMOOTH, bounded(rising(math.tanh, bottom=-1, top=1))),
+    "logistic": _elementwise(Trait.SMOOTH, bounded(logistic, decays=True)),
+    "erf": _elementwise(Trait.SMOOTH, bounded(rising(math.erf, bottom=-1, top=1))),
+    "atan": _elementwise(Trait.SMOOTH, bounded(arc_tangent)),
+    "asinh": _elementwise(Trait.SMOOTH, bounded(rising(math.asinh))),
+    "bessel_i0e": _elementwise(Trait.SMOOTH, bounded(within(0, 1))),
+    "bessel_i1e": _elementwise(Trait.SMOOTH, bounded(within(-1, 1))),
     # Elementwise: steep, cancelling or fast-growing.
-    "exp": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "exp2": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "expm1": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "log": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "log1p": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "pow": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "integer_pow": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "exp": _elementwise(Trait.SENSITIVE, steep(rising(math.exp, bottom=0), decays=True)),
+    "exp2": _elementwise(Trait.SENSITIVE, steep(rising(lambda x: 2.0**x, bottom=0), decays=True)),
+    "expm1": _elementwise(Trait.SENSITIVE, steep(rising(math.expm1, bottom=-1))),
+    "log": _elementwise(Trait.SENSITIVE, steep(rising(math.log, 0), Pole.ZERO)),
+    "log1p": _elementwise(Trait.SENSITIVE, steep(rising(math.log1p, -1), Pole.NUMBER)),
+    "pow": _elementwise(Trait.SENSITIVE, steep(raised)),
+    # If the power is small.
+    "integer_pow": _elementwise(Trait.SENSITIVE, mild(raised)),
     # Rounded once, but it doubles the exponent: float16 overflows at 256, underflows below 2e-4.
-    "square": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "rsqrt": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "cbrt": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "square": _elementwise(Trait.SENSITIVE, mild(squared)),
+    "rsqrt": _elementwise(Trait.SENSITIVE, mild(inverse_root, Pole.ZERO)),
+    "cbrt": _elementwise(Trait.SENSITIVE, mild(rising(np.cbrt))),
     # Exact, but it jumps: a rounded operand may end up on the other side.
-    "rem": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "sin": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "cos": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "tan": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "sinh": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "cosh": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "asin": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "acos": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "acosh": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "atanh": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "atan2": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "erfc": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "erf_inv": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "log2": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),  # since 0.11
-    "one_minus_square": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),  # since 0.11
-    "polynomial": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),  # since 0.12
-    "lgamma": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "digamma": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "polygamma": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "zeta": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "igamma": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "igammac": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "igamma_grad_a": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
-    "regularized_incomplete_beta": Op(OpKind.ELEMENTWISE, Trait.SENSITIVE),
+    "rem": _elementwise(Trait.SENSITIVE, steep(remainder)),
+    "sin": _elementwise(Trait.SENSITIVE, steep(within(-1, 1))),
+    "cos": _elementwise(Trait.SENSITIVE, steep(within(-1, 1))),
+    "tan": _elementwise(Trait.SENSITIVE, steep()),
+    "sinh": _elementwise(Trait.SENSITIVE, steep(rising(math.sinh))),
+    "cosh": _elementwise(Trait.SENSITIVE, steep(within(1, math.inf))),
+    "asin": _elementwise(Trait.SENSITIVE, steep(arc_sine, Pole.NUMBER)),
+    "acos": _elementwise(Trait.SENSITIVE, steep(arc_cosine, Pole.NUMBER)),
+    "acosh": _elementwise(Trait.SENSITIVE, steep(within(0, math.inf), Pole.NUMBER)),
+    "atanh": _elementwise(Trait.SENSITIVE, steep(pole=Pole.NUMBER)),
+    "atan2": _elementwise(Trait.SENSITIVE, steep(within(-math.pi, math.pi))),
+    "erfc": _elementwise(Trait.SENSITIVE, steep(falling(math.erfc, -math.inf, 2, 0), decays=True)),
+    "erf_inv": _elementwise(Trait.SENSITIVE, steep(pole=Pole.NUMBER)),
+    "log2": _elementwise(Trait.SENSITIVE, steep(rising(math.log2, 0), Pole.ZERO)),  # since 0.11
+    "one_minus_square": _elementwise(Trait.SENSITIVE, steep(one_minus_squared)),  # since 0.11
+    "polynomial": _elementwise(Trait.SENSITIVE, steep()),  # since 0.12
+    "lgamma": _elementwise(Trait.SENSITIVE, steep(pole=Pole.ZERO)),
+    "digamma": _elementwise(Trait.SENSITIVE, steep(pole=Pole.ZERO)),
+    "polygamma": _elementwise(Trait.SENSITIVE, steep()),
+    "zeta": _elementwise(Trait.SENSITIVE, steep()),
+    "igamma": _elementwise(Trait.SENSITIVE, steep(within(0, 1))),
+    "igammac": _elementwise(Trait.SENSITIVE, steep(within(0, 1))),
+    "igamma_grad_a": _elementwise(Trait.SENSITIVE, steep()),
+    "regularized_incomplete_beta": _elementwise(Trait.SENSITIVE, steep(within(0, 1))),
     # Data movement: one array at a time, values unchanged.
     "broadcast_in_dim": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
     "broadcast_to": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
@@ -281,9 +349,9 @@ TABLE: dict[str, Op] = {
     "dynamic_update_slice": Op(OpKind.DATA_MOVEMENT, Trait.MERGE),
     "scatter": Op(OpKind.DATA_MOVEMENT, Trait.MERGE, ("update_jaxpr",)),
     # Data movement: order by comparing.
-    "sort": Op(OpKind.DATA_MOVEMENT, Trait.EXTREMUM),
-    "top_k": Op(OpKind.DATA_MOVEMENT, Trait.EXTREMUM),
-    "approx_top_k": Op(OpKind.DATA_MOVEMENT, Trait.EXTREMUM),
+    "sort": _movement(Trait.EXTREMUM, choice()),
+    "top_k": _movement(Trait.EXTREMUM, choice()),
+    "approx_top_k": _movement(Trait.EXTREMUM, choice()),
     # Data movement: between devices.
     "all_gather": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
     "all_gather_invariant": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
@@ -562,6 +630,16 @@ _DEFAULT_TRAITS = {
 }
 
 _UNKNOWN = Op(OpKind.BOUNDARY, Trait.OPAQUE)
+
+_REGISTERED_SEMANTICS = {
+    Trait.SUM: total(anywhere),
+    Trait.ALLREDUCE: total(anywhere),
+    Trait.EXTREMUM: choice(anywhere),
+    Trait.EXACT: mild(anywhere),
+    Trait.ROUNDED: mild(anywhere),
+    Trait.SMOOTH: bounded(anywhere),
+}
+
 _E = TypeVar("_E", bound=enum.Enum)
 
 _registered: dict[str, Op] = {}
@@ -628,7 +706,7 @@ def register_op_kind(
     kind = OpKind.parse(kind)
     trait = _DEFAULT_TRAITS[kind] if trait is None else _member(Trait, trait)
     _check_pair(kind, trait)
-    op = Op(kind, trait, tuple(dtype_params))
+    op = Op(kind, trait, tuple(dtype_params), _semantics(name, kind, trait))
     known = lookup(name)
     if known == op:
         return
@@ -639,6 +717,14 @@ def register_op_kind(
         )
     _registered[name] = op
     version += 1
+
+
+def _semantics(name: str, kind: OpKind, trait: Trait) -> Semantics:
+    """Return those of a primitive that is registered: JAX's own keep theirs."""
+    if name in TABLE:
+        return TABLE[name].semantics
+    is_arithmetic = kind in (OpKind.ELEMENTWISE, OpKind.REDUCTION)
+    return _REGISTERED_SEMANTICS.get(trait, UNKNOWN) if is_arithmetic else UNKNOWN
 
 
 def registered() -> dict[str, Op]:

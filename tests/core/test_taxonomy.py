@@ -24,7 +24,7 @@ from tests import table_programs
 
 RELEASE = jax.__version_info__[:2]
 REMARK = r"(?:  # (?P<word>since|until) (?P<release>[\d.]+))?"
-LINE = re.compile(r'"(?P<name>[^"]+)": Op\((?:[^()]|\([^()]*\))*\),' + REMARK)
+LINE = re.compile(r'^    "(?P<name>[^"]+)": \w+\(.*?\),' + REMARK + "$", re.DOTALL | re.MULTILINE)
 
 # Primitives with arithmetic or movement that no public function of JAX reaches on a CPU.
 OUT_OF_REACH = {

@@ -7,17 +7,18 @@ conditioned: if no path without Compute leads from the reader to a steep curve, 
 index taken from an order, or a difference that may cancel. A sum of parts of one value, shifted
 and scaled, as of neighbours in a stencil, may cancel in any case: then it does not help to be
 linear in a result of Compute, only to be one. The facts of single primitives are in
-`core/semantics.py`.
+`core/taxonomy.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from jaxamp.core.semantics import Linear, Rounding, semantics_of
+from jaxamp.core.semantics import Linear, Rounding
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.graph.consumers import find_origins
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_nonnegative, movements
 from jaxamp.plan.graph.sweeps import backward, forward, union
 
@@ -46,7 +47,7 @@ def find_amplified(flow: Dataflow, also: Iterable[int] = ()) -> frozenset[int]:
         sweep.leave(node)
     made = {out for node in graph.nodes if node.role is Role.CONTRACT for out in node.outs}
     excused = [
-        sweep.linear[v] and (not bits & IN_PARTS or sweep.origin[v] in made)
+        sweep.linear[v] and (not bits & IN_PARTS or sweep.origin.get(v, v) in made)
         for v, bits in enumerate(sweep.bits)
     ]
     return frozenset(v for v, bits in enumerate(sweep.bits) if bits & IN_MEMORY and not excused[v])
@@ -77,7 +78,7 @@ def _is_linear(graph: Graph, provenance: Provenance, linear: bytearray, node: No
         return False
     if node.role is Role.MERGE or node.role is Role.LINK:
         return True
-    kind = semantics_of(node.name, node.op).linear
+    kind = node.semantics.linear
     if kind is Linear.ALL and _adds_to_state(graph, provenance, node):
         return False
     if kind is Linear.EACH:
@@ -127,19 +128,17 @@ def _is_bounded(provenance: Provenance, bounded: bytearray, node: Node) -> bool:
     return bool(dense) and (passes or is_square) and all(bounded[v] for v in dense)
 
 
-def _find_origins(graph: Graph) -> list[int]:
-    """Return, per value, the one that it consists of parts of, moved, sorted, scaled and added."""
-    origin = list(range(len(graph.avals)))
-    for node in graph.nodes:
-        if node.role is Role.MOVE or node.name == "neg" or _sorts(graph, node):
-            for source, out in movements(node):
-                origin[out] = origin[source]
-        elif node.role is Role.MERGE or node.name in _SUMS or node.name == "mul":
-            terms = [v for v in node.ins if v not in graph.constants]
-            origins = {origin[v] for v in terms}
-            if len(origins) == 1 and (node.name != "mul" or len(terms) == 1):
-                origin[node.outs[0]] = origins.pop()
-    return origin
+def _find_origins(graph: Graph) -> dict[int, int]:
+    """Return, per value that is made of parts of one, moved, sorted, scaled and added, that one."""
+
+    def passes(node: Node) -> bool:
+        is_scaled = node.name == "mul" and sum(v not in graph.constants for v in node.ins) == 1
+        return node.role is Role.MERGE or node.name in _SUMS or is_scaled
+
+    def moves(node: Node) -> bool:
+        return node.role is Role.MOVE or node.name == "neg" or _sorts(graph, node)
+
+    return find_origins(graph, passes, moves)
 
 
 def _sorts(graph: Graph, node: Node) -> bool:
@@ -183,7 +182,7 @@ class _Amplification:
         if node.name not in _SUMS:
             return False
         dense = _dense(self.provenance, node)
-        return len(dense) == 2 and len({self.origin[v] for v in dense}) == 1
+        return len(dense) == 2 and len({self.origin.get(v, v) for v in dense}) == 1
 
     def _parts_before(self, node: Node) -> int:
         """Return whether what is added in parts later is added in parts here already."""
@@ -200,7 +199,7 @@ class _Amplification:
             return False
         if node.role is not Role.ELEMENTWISE and node.role is not Role.REDUCE:
             return True
-        return semantics_of(node.name, node.op).rounding is not Rounding.STOPPED
+        return node.semantics.rounding is not Rounding.STOPPED
 
     def _amplifies(self, node: Node) -> bool:
         if node.role is not Role.ELEMENTWISE and node.role is not Role.REDUCE:
@@ -209,7 +208,7 @@ class _Amplification:
             return self._orders(node)
         if node.name == "integer_pow":
             return abs(node.eqn.params["y"]) > _STEEP_POWER
-        rounding = semantics_of(node.name, node.op).rounding
+        rounding = node.semantics.rounding
         return rounding is Rounding.AMPLIFIED or (
             rounding is Rounding.CANCELLING and self._cancels(node)
         )

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 from jaxamp.plan.conditioning.squared_distances import is_square
 from jaxamp.plan.dataflow.exact import factor
-from jaxamp.plan.graph.consumers import descendants, is_movement
-from jaxamp.plan.graph.graph import Graph, Node, Role, movements
+from jaxamp.plan.graph.consumers import (
+    Parts,
+    descendants,
+    find_origins,
+    find_parts,
+    is_movement,
+)
+from jaxamp.plan.graph.graph import Graph, Node, Role
 
-_Terms = dict[int, frozenset[int]]
 _NONE: frozenset[int] = frozenset()
 _FUSED = (Role.ELEMENTWISE, Role.MOVE, Role.REDUCE, Role.MERGE)
 _SHIFTS = frozenset({"add", "sub", "max", "min", "abs"})
@@ -48,7 +53,7 @@ def _is_compressed(graph: Graph, value: int) -> bool:
     return any(reader.name in _COMPRESSING for v in near for reader in graph.readers[v])
 
 
-def _is_in_quotient(graph: Graph, terms: _Terms, value: int) -> bool:
+def _is_in_quotient(graph: Graph, terms: Parts, value: int) -> bool:
     """Return whether a value is dividend or divisor beside another sum of the same terms.
 
     One that is computed from the value itself, as its norm is, is no other sum: the value is stored
@@ -66,28 +71,17 @@ def _is_in_quotient(graph: Graph, terms: _Terms, value: int) -> bool:
     return any(not made.issuperset(r.ins) for r in quotients)
 
 
-def _find_terms(graph: Graph) -> _Terms:
+def _find_terms(graph: Graph) -> Parts:
     """Return what each value is a sum of: the values that are summed, unmoved and unscaled."""
-    terms: _Terms = {}
     if not any(graph.constants.keys().isdisjoint(n.ins) for n in graph.named.get("div", ())):
-        return terms
-    origin: dict[int, int] = {}
-    for node in graph.nodes:
-        if node.role is Role.CONTRACT or node.name == "reduce_sum":
-            summed = frozenset(origin.get(v, v) for v in node.ins)
-            terms.update((out, summed) for out in node.outs)
-        elif node.role is Role.MOVE:
-            for source, out in movements(node):
-                origin[out] = origin.get(source, source)
-                terms[out] = terms.get(source, _NONE)
-        elif _shifts(graph, node) or node.name in _KEEPING:
-            (out,) = node.outs
-            parts = {v for v in node.ins if v not in graph.constants}
-            terms[out] = _NONE.union(*(terms.get(v, _NONE) for v in parts))
-            if len(parts) == 1 and (node.name in _SCALES or is_square(node)):
-                (part,) = parts
-                origin[out] = origin.get(part, part)
-    return terms
+        return {}
+    origins = find_origins(graph, lambda node: node.name in _SCALES or is_square(node))
+
+    def summed(node: Node) -> list[int] | None:
+        is_sum = node.role is Role.CONTRACT or node.name == "reduce_sum"
+        return [origins.get(v, v) for v in node.ins] if is_sum else None
+
+    return find_parts(graph, summed, lambda n: _shifts(graph, n) or n.name in _KEEPING)
 
 
 def _shifts(graph: Graph, node: Node) -> bool:

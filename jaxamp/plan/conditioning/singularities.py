@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.intervals import magnitude
-from jaxamp.core.semantics import Pole, semantics_of
+from jaxamp.core.semantics import Pole
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_apart, is_nonnegative, movements
@@ -49,7 +49,7 @@ class _Singularities:
     def enter(self, node: Node) -> None:
         """Mark operands near a node's own singularity, and propagate the flags of its results."""
         self._mark(self._divisors(node), AT_ZERO)
-        if flags := _SINGULAR.get(semantics_of(node.name, node.op).pole):
+        if flags := _SINGULAR.get(node.semantics.pole):
             return self._mark(self._near(node), flags)
         if not (given := union(self.bits, node.outs)):
             return None
@@ -132,7 +132,7 @@ def _possible(graph: Graph, value: int) -> int:
 
 def _of(bits: bytearray, node: Node) -> int:
     """Return what a result may be as one of its operands may be."""
-    if semantics_of(node.name, node.op).decays:
+    if node.semantics.decays:
         return MAY_UNDERFLOW
     if node.name == "div":
         return bits[node.ins[0]] | (bits[node.ins[1]] & MAY_UNDERFLOW and MAY_OVERFLOW)

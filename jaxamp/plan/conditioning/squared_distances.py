@@ -6,11 +6,9 @@ squares and the part from the product nearly cancel, and both are rounded unless
 
 from __future__ import annotations
 
-from jaxamp.plan.graph.consumers import descendants, is_movement
-from jaxamp.plan.graph.graph import Graph, Node, Role, movements
+from jaxamp.plan.graph.consumers import descendants, find_origins, find_parts, is_movement
+from jaxamp.plan.graph.graph import Graph, Node, Role
 
-_Parts = dict[int, frozenset[int]]
-_NONE: frozenset[int] = frozenset()
 _SQUARES = ("square", "integer_pow")
 _SUMS = ("add", "sub")
 _SCALES = ("mul", "div", "neg")
@@ -20,31 +18,28 @@ def find_squared_distances(graph: Graph) -> set[int]:
     """Return activations whose squared norms are added to their products, moved and scaled too."""
     if not _adds_squares(graph):
         return set()
-    origin: dict[int, int] = {}
-    squares: _Parts = {}
-    products: _Parts = {}
-    found = set[int]()
-    for node in graph.nodes:
-        if node.role is Role.CONTRACT:
-            products[node.outs[0]] = frozenset(origin.get(v, v) for v in node.ins)
-        elif node.role is Role.MOVE:
-            for source, out in movements(node):
-                origin[out] = origin.get(source, source)
-                _propagate(squares, source, out)
-                _propagate(products, source, out)
-        elif is_square(node) or node.name == "reduce_sum":
-            source = node.ins[0]
-            own = _NONE if node.name == "reduce_sum" else frozenset((origin.get(source, source),))
-            squares[node.outs[0]] = squares.get(source, own)
-        elif node.name in _SUMS or _is_scaled(graph, node):
-            (out,) = node.outs
-            for parts in (squares, products):
-                parts[out] = _NONE.union(*(parts.get(v, _NONE) for v in node.ins))
-            found |= squares[out] & products[out]
-            if node.name in _SCALES:
-                source = next(v for v in node.ins if v not in graph.constants)
-                origin[out] = origin.get(source, source)
-    return found | {v for v, source in origin.items() if source in found}
+
+    def is_scaled(node: Node) -> bool:
+        return node.name in _SCALES and sum(v not in graph.constants for v in node.ins) == 1
+
+    def passes(node: Node) -> bool:
+        return node.name in _SUMS or is_scaled(node)
+
+    origins = find_origins(graph, is_scaled)
+    squares = find_parts(
+        graph,
+        lambda node: [origins.get(node.ins[0], node.ins[0])] if is_square(node) else None,
+        lambda node: passes(node) or node.name == "reduce_sum",
+    )
+    products = find_parts(
+        graph,
+        lambda n: [origins.get(v, v) for v in n.ins] if n.role is Role.CONTRACT else None,
+        passes,
+    )
+    sums = [out for node in graph.nodes if passes(node) for out in node.outs]
+    both = [squares[v] & products[v] for v in sums if v in squares and v in products]
+    found = set[int]().union(*both)
+    return found | {v for v, source in origins.items() if source in found}
 
 
 def _adds_squares(graph: Graph) -> bool:
@@ -57,18 +52,8 @@ def _adds_squares(graph: Graph) -> bool:
     return any(reader.name in _SUMS for v in moved for reader in graph.readers[v])
 
 
-def _propagate(parts: _Parts, source: int, out: int) -> None:
-    if source in parts:
-        parts[out] = parts[source]
-
-
 def is_square(node: Node) -> bool:
     """Return whether a node multiplies a value by itself."""
     if node.name == "mul":
         return node.ins[0] == node.ins[1]
     return node.name in _SQUARES and node.eqn.params.get("y", 2) == 2
-
-
-def _is_scaled(graph: Graph, node: Node) -> bool:
-    """Return whether a node multiplies one array by a known number."""
-    return node.name in _SCALES and sum(v not in graph.constants for v in node.ins) == 1

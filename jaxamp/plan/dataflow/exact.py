@@ -14,7 +14,7 @@ import numpy as np
 from jaxamp.core.formats import Precision
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.graph.consumers import is_exact
-from jaxamp.plan.graph.graph import Graph, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Node
 
 
 class Exact:
@@ -27,12 +27,6 @@ class Exact:
 
     def __init__(self, graph: Graph, regions: FusionRegions) -> None:
         self.graph, self.regions = graph, regions
-        self._moved_from = {
-            out: source
-            for node in graph.nodes
-            if node.role is Role.MOVE
-            for source, out in movements(node)
-        }
         self._taken = graph.outputs | graph.onward | graph.ruled
 
     def narrow_values(
@@ -72,7 +66,7 @@ class Exact:
             if len(graph.readers[value]) != 1 or value in self._taken:
                 return []
             path.append(value)
-            source = self._moved_from.get(value)
+            source = graph.moved_from.get(value)
             if source is None:
                 return path
             if graph.sizes[source] != graph.sizes[value]:

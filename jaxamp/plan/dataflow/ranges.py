@@ -2,7 +2,7 @@
 
 `1 + abs(x)` stays away from zero, `symexp(jnp.linspace(-20, 20, 255))` exceeds float16, and indices
 made floats are whole numbers, of which bfloat16 has few. What single primitives do to intervals is
-in `core/semantics.py`. A loop carry may be anywhere: no interval grows from turn to turn.
+in `core/taxonomy.py`. A loop carry may be anywhere: no interval grows from turn to turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxamp.core.intervals import ANYWHERE, NONNEGATIVE, Interval, hull, squared
-from jaxamp.core.semantics import semantics_of
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 
@@ -71,7 +70,7 @@ def _contract(graph: Graph, node: Node) -> None:
 
 
 def _elementwise(graph: Graph, node: Node) -> None:
-    facts = semantics_of(node.name, node.op)
+    facts = node.semantics
     known = [graph.ranges[v] for v in node.ins]
     if node.name == "integer_pow":
         power = float(node.eqn.params["y"])
@@ -91,7 +90,7 @@ def _elementwise(graph: Graph, node: Node) -> None:
 
 
 def _reduce(graph: Graph, node: Node) -> None:
-    facts = semantics_of(node.name, node.op)
+    facts = node.semantics
     for source, out in movements(node):
         if len(node.ins) > 1 and len(node.outs) == 1:  # an array, and what is scattered into it
             interval, whole = facts.range(*(graph.ranges[v] for v in node.ins)), node.ins

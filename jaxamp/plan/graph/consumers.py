@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
 
+Parts = dict[int, frozenset[int]]
+_NONE: frozenset[int] = frozenset()
+
 
 def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> list[int]:
     """Return a value and all values computed from it, nearest first.
@@ -46,6 +49,53 @@ def between(
         if value not in starts and value in makers:
             pending += makers[value].ins
     return found
+
+
+def find_origins(
+    graph: Graph,
+    passes: Callable[[Node], bool],
+    moves: Callable[[Node], bool] = lambda node: node.role is Role.MOVE,
+) -> dict[int, int]:
+    """Return, per value that is made of one other and known numbers alone, that other.
+
+    Args:
+      graph: the program.
+      passes: whether a node that has no other origin among its operands passes it on.
+      moves: whether each result of a node has the origin of one operand.
+    """
+    origins: dict[int, int] = {}
+    for node in graph.nodes:
+        if moves(node):
+            origins.update((out, origins.get(v, v)) for v, out in movements(node))
+        elif passes(node):
+            found = {origins.get(v, v) for v in node.ins if v not in graph.constants}
+            origins.update(dict.fromkeys(node.outs, *found) if len(found) == 1 else {})
+    return origins
+
+
+def find_parts(
+    graph: Graph,
+    made: Callable[[Node], Iterable[int] | None],
+    passes: Callable[[Node], bool],
+) -> Parts:
+    """Return what values are sums of.
+
+    Args:
+      graph: the program.
+      made: what the results of a node are a sum of, if that is none of its operands' parts.
+      passes: whether a node adds up the parts of its operands; moves pass them on.
+    """
+    parts: Parts = {}
+    for node in graph.nodes:
+        own = made(node)
+        if own is not None:
+            parts.update(dict.fromkeys(node.outs, frozenset(own)))
+        elif node.role is Role.MOVE:
+            parts.update((out, parts[v]) for v, out in movements(node) if v in parts)
+        elif passes(node):
+            found = _NONE.union(*(parts.get(v, _NONE) for v in node.ins))
+            parts.update(dict.fromkeys(node.outs if found else (), found))
+    return parts
 
 
 def is_movement(node: Node) -> bool:

@@ -21,6 +21,7 @@ from jax.extend.core import Jaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.intervals import Interval
+from jaxamp.core.semantics import UNKNOWN
 from jaxamp.core.taxonomy import Op, OpKind, Trait
 
 
@@ -66,13 +67,14 @@ class Node:
       name: name of the primitive; empty for a link.
       kind: kind of the primitive; Boundary where the primitive is unknown.
       trait: trait of the primitive; opaque where the primitive is unknown.
+      semantics: arithmetic of the primitive.
       op: the primitive's entry in the table, if there is one.
       index: its position in the graph.
     """
 
     __slots__ = (
         *("role", "ins", "outs", "eqn", "op", "scope", "link"),
-        *("name", "kind", "trait", "index"),
+        *("name", "kind", "trait", "semantics", "index"),
     )
 
     def __init__(
@@ -90,6 +92,7 @@ class Node:
         self.name: str = "" if eqn is None else eqn.primitive.name
         self.kind = OpKind.BOUNDARY if op is None else op.kind
         self.trait = Trait.OPAQUE if op is None else op.trait
+        self.semantics = UNKNOWN if op is None else op.semantics
         self.index = -1
 
     @property
@@ -178,6 +181,7 @@ class Graph:
       nodes: in program order; the links of a loop stand where the loop does.
       named: nodes by name of their primitive, in program order; links under "".
       links: the kinds of links in the graph.
+      moved_from: per value that a node moves, the one that it was moved from.
       sources: boundary values: inputs and captured constants.
       outputs: results of the program.
       predicates: conditions of while loops.
@@ -205,6 +209,7 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     named: dict[str, list[Node]] = field(default_factory=dict)
     links: set[Link] = field(default_factory=set)
+    moved_from: dict[int, int] = field(default_factory=dict)
     sources: set[int] = field(default_factory=set)
     outputs: set[int] = field(default_factory=set)
     activations: set[int] = field(default_factory=set)
@@ -239,6 +244,8 @@ class Graph:
         self.named.setdefault(node.name, []).append(node)
         if node.link is not None:
             self.links.add(node.link)
+        elif node.role is Role.MOVE:
+            self.moved_from.update((out, source) for source, out in movements(node))
         readers = self.readers
         for value in node.ins:
             found = readers[value]
@@ -247,6 +254,12 @@ class Graph:
             elif found[-1] is not node:
                 found.append(node)
         return node
+
+    def origin(self, value: int) -> int:
+        """Return the value that a value was moved from, however often."""
+        while value in self.moved_from:
+            value = self.moved_from[value]
+        return value
 
 
 _UNREAD: list[Node] = []  # shared by all values without readers; stays empty

@@ -13,7 +13,7 @@ from jax.extend.core import Literal
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
-from jaxamp.core.semantics import Linear, semantics_of
+from jaxamp.core.semantics import Linear
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, SQUARED_DISTANCE, Hazards
@@ -324,7 +324,7 @@ class Chooser:
         """
         if node.trait is not Trait.ROUNDED:
             return node.trait in (Trait.EXACT, Trait.SUM)
-        linear = semantics_of(node.name, node.op).linear
+        linear = node.semantics.linear
         if linear is Linear.FIRST:
             return node.ins[1] in self.graph.constants
         return linear is not Linear.NOT

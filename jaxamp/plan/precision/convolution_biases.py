@@ -8,12 +8,11 @@ adds it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.graph.consumers import descendants, is_movement
-from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
+from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
 
 
 class Sum(NamedTuple):
@@ -32,9 +31,8 @@ def store_bias_sums(flow: Dataflow) -> None:
     """Take sums out of `regions.fused`, and fill in `regions.bias_sums`."""
     graph, provenance, _, regions = flow
     convolutions = graph.named.get("conv_general_dilated", ())
-    sources = _sources(graph) if convolutions else {}
     for convolution in convolutions:
-        sums = _sums(graph, sources, convolution)
+        sums = _sums(graph, convolution)
         if not sums or not _is_summed_by_image(graph, sums[-1].value):
             continue
         if all(regions.fused[s.value] for s in sums):
@@ -45,13 +43,7 @@ def store_bias_sums(flow: Dataflow) -> None:
                 regions.bias_sums.add(first.value)
 
 
-def _sources(graph: Graph) -> dict[int, int]:
-    """Return the value from which each moved value comes."""
-    moves = (node for node in graph.nodes if node.role is Role.MOVE and node.ins)
-    return {out: source for node in moves for source, out in movements(node)}
-
-
-def _sums(graph: Graph, sources: Mapping[int, int], convolution: Node) -> list[Sum]:
+def _sums(graph: Graph, convolution: Node) -> list[Sum]:
     """Return the chain of sums that begins with a convolution and is read by nothing else."""
     (value,) = convolution.outs
     sums: list[Sum] = []
@@ -60,9 +52,7 @@ def _sums(graph: Graph, sources: Mapping[int, int], convolution: Node) -> list[S
         others = [v for v in reader.ins if v != value]
         if reader.name != "add" or len(others) != 1:
             break
-        small = others[0]
-        while small in sources:
-            small = sources[small]
+        small = graph.origin(others[0])
         if not is_smaller(graph.sizes[small], graph.sizes[value]):
             break
         (value,) = reader.outs

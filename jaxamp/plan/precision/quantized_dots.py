@@ -10,7 +10,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import CastConfig, Precision, is_narrow
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.plan.dataflow.layer_roles import Flow, Flows, Layers, is_backward, is_repeated
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.plan.precision.overrides import Forced
 from jaxamp.plan.precision.scaled import Scaled
@@ -58,7 +58,8 @@ class _Scaler:
         self.scaling: Scaling = policy.scaling
         self.flows = Flows(graph)
         self.layers = Layers(graph, self.flows)
-        self.moved_from = {out: source for node in graph.nodes for source, out in _passed_on(node)}
+        links = (n for n in graph.nodes if n.link in (Link.INVARIANT, Link.SLICE, Link.STACK))
+        self.passed_on = {n.outs[0]: n.ins[0] for n in links}
         self.scaled: set[int] = set()  # origins of operands of scaled forward dots
         self.plain: set[int] = set()  # and of unscaled ones
 
@@ -133,19 +134,10 @@ class _Scaler:
         return ""
 
     def _origin(self, value: int) -> int:
-        """Return the value that a value was moved from."""
-        while value in self.moved_from:
-            value = self.moved_from[value]
-        return value
-
-
-def _passed_on(node: Node) -> list[tuple[int, int]]:
-    """Return pairs of a value and the value it becomes by movement."""
-    if node.role is Role.MOVE:
-        return list(movements(node))
-    if node.link in (Link.INVARIANT, Link.SLICE, Link.STACK):
-        return [(node.ins[0], node.outs[0])]
-    return []
+        """Return the value that a value was moved from, into or out of a loop as well."""
+        while (origin := self.graph.origin(value)) in self.passed_on:
+            value = self.passed_on[origin]
+        return origin
 
 
 def _obstacle(graph: Graph, node: Node) -> str:
