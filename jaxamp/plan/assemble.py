@@ -77,7 +77,7 @@ class _Assembler:
         """Return the plan of a jaxpr, `fused` if it belongs to a group as a whole.
 
         The first `invariants` inputs are the same in every iteration of a loop; `signs` are results
-        that a derivative rule saves (`relu_signs.py`).
+        that a derivative rule saves (`regions.py`).
         """
         groups = [] if fused or self.groups is None else self.groups.by_frame[frame]
         grouped = {index for group in groups for index in group}

@@ -31,7 +31,7 @@ class Findings:
       stored: precision in which each value is stored; `None` where a policy has no say.
       narrow: precision of stored activations, if it is narrow.
       exact_narrow: values that stay narrow inside a fused group; see `exact.py`.
-      relu_signs: ReLU results whose sign alone is read; see `relu_signs.py`.
+      relu_signs: ReLU results whose sign alone is read; see `regions.py`.
       readings: how each reader gets its operands.
       groups: groups of equations that share a kernel; `None` if nothing is to be fused.
     """

@@ -33,7 +33,7 @@ class Steering:
       residuals: values inside a group that are residuals, rather than recomputed.
       recomputed: values that a later group of the same jaxpr recomputes rather than reads.
       relu_signs: results of a derivative rule that the rule itself rounds and saves; see
-        `relu_signs.py`.
+        `regions.py`.
       rematerialized: per jaxpr, the inputs that it computes itself rather than reads.
     """
 

@@ -1,7 +1,7 @@
 """What each analysis of numerical hazards is worth: programs that change or break without it.
 
     python -m tests.plan.ablation                      every analysis on every program
-    python -m tests.plan.ablation --only singularities second_moments
+    python -m tests.plan.ablation --only singularities lookup_places
     python -m tests.plan.ablation --plans              whose plans change; runs nothing
     python -m tests.plan.ablation --results FILE       go on where an earlier run has stopped
 
@@ -64,9 +64,7 @@ ANALYSES: dict[str, tuple[str, Callable[..., Any]]] = {
     "amplification": (f"{HAZARDS}.find_amplified", _nothing),
     "forget_gates": (f"{HAZARDS}.find_forget_gates", _nothing),
     "unrolled_recurrences": (f"{HAZARDS}.find_unrolled_recurrences", _no_list),
-    "state_increments": (f"{HAZARDS}.find_state_increments", _nothing),
     "lookup_places": (f"{HAZARDS}.find_lookup_places", _nothing),
-    "second_moments": (f"{HAZARDS}.find_second_moments", _no_list),
     "squared_distances": (f"{HAZARDS}.find_squared_distances", _nothing),
     "singularities": (f"{HAZARDS}.find_singularities", _no_flags),
     "small_divisors": (f"{HAZARDS}.find_small_divisors", _no_flags),

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 
 from jaxamp.core.semantics import Linear, Rounding
 from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.conditioning.squared_distances import is_square
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.consumers import find_origins
@@ -25,6 +26,7 @@ from jaxamp.plan.graph.sweeps import backward, forward, union
 AMPLIFIED = 1  # on a path without Compute to an amplifying operation
 IN_MEMORY = 2  # the reader on that path takes the value from memory
 IN_PARTS = 4  # what amplifies is a sum of parts of one value, and the path to it is linear
+DIFFERED = 8  # a term of a difference that may cancel, or what is summed and scaled to be one
 
 _STEEP_POWER = 3  # powers above it amplify
 _AROUND = (Link.INIT, Link.BACK)
@@ -33,16 +35,9 @@ _SUMS = ("add", "sub")
 _OF_ONE = (Trait.EXACT, Trait.ROUNDED)  # signs, masks, scales and shifts of one array
 
 
-def find_amplified(flow: Dataflow, also: Iterable[int] = ()) -> frozenset[int]:
-    """Return values in memory of which a rounding is amplified before Compute reads it.
-
-    Args:
-      flow: the program, and what is known of it.
-      also: values that cancel with functions of themselves; see `second_moments.py`.
-    """
+def find_amplified(flow: Dataflow) -> frozenset[int]:
+    """Return values in memory of which a rounding is amplified before Compute reads it."""
     graph, sweep = flow.graph, _Amplification(flow)
-    for value in also:
-        sweep.bits[value] = AMPLIFIED | IN_MEMORY | IN_PARTS
     for node in backward(graph, sweep.bits):
         sweep.leave(node)
     made = {out for node in graph.nodes if node.role is Role.CONTRACT for out in node.outs}
@@ -164,11 +159,11 @@ class _Amplification:
         if node.role is Role.MOVE:
             for source, out in movements(node):
                 if self.bits[out]:
-                    self._mark(node, (source,), self.bits[out] & (IN_PARTS | IN_MEMORY))
+                    self._mark(node, (source,), self.bits[out] & ~AMPLIFIED)
         elif self._adds_parts(node):
             self._mark(node, node.ins, IN_PARTS)
         elif self._amplifies(node) or self._passes(node):
-            self._mark(node, node.ins, self._parts_before(node))
+            self._mark(node, node.ins, self._parts_before(node) | self._differed(node))
 
     def _mark(self, node: Node, values: Iterable[int], flags: int) -> None:
         dense, fused, is_far = self.provenance.dense, self.regions.fused, self.regions.is_far
@@ -192,6 +187,24 @@ class _Amplification:
         if is_of_one and len(_dense(self.provenance, node)) == 1:
             return union(self.bits, node.outs) & IN_PARTS
         return 0
+
+    def _differed(self, node: Node) -> int:
+        """Return the flags of terms of a difference, and of what is squared before it.
+
+        `mean(x²) - mean(x)²` over windows or groups: where the mean exceeds the deviation, the
+        difference is smaller than the rounding of either. Over whole rows such means are float32.
+
+        See: Chan, Golub and LeVeque, "Algorithms for computing the sample variance: analysis and
+        recommendations", The American Statistician 37(3), 1983.
+        """
+        dense = _dense(self.provenance, node)
+        if node.name == "sub" and len(dense) == 2 and self._cancels(node):
+            return DIFFERED
+        if not union(self.bits, node.outs) & DIFFERED:
+            return 0
+        if is_square(node):
+            return IN_PARTS
+        return DIFFERED if len(dense) == 1 and node.trait in (*_OF_ONE, Trait.SUM) else 0
 
     def _passes(self, node: Node) -> bool:
         """Return whether a later amplification counts for a node's operands too."""

@@ -11,7 +11,6 @@ from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.conditioning.amplification import find_amplified
 from jaxamp.plan.conditioning.forget_gates import find_forget_gates
 from jaxamp.plan.conditioning.lookup_places import find_lookup_places
-from jaxamp.plan.conditioning.second_moments import find_second_moments
 from jaxamp.plan.conditioning.singularities import (
     AT_NUMBER,
     AT_ZERO,
@@ -45,7 +44,7 @@ class Hazards:
       singularities: per value, flags for singularities of its readers, at zero or elsewhere; see
         `singularities.py`.
       small_divisors: per value, whether it may underflow, or is divided by what may; see
-        `small_divisors.py`.
+        `singularities.py`.
       forget_gates: factors of a carry in every iteration of a loop; see `forget_gates.py`.
       squared_distances: values whose squares and products nearly cancel; see
         `squared_distances.py`.
@@ -110,7 +109,6 @@ def find_hazards(flow: Dataflow, policy: PrecisionPolicy) -> Hazards:
     recurrences = find_unrolled_recurrences(graph, provenance)
     forget_gates = find_forget_gates(graph, recurrences)
     squared_distances, lookup_places = find_squared_distances(graph), find_lookup_places(graph)
-    second_moments = find_second_moments(graph, provenance)
     simple: Sequence[
         tuple[Constraint, Iterable[int]]
     ] = (  # reports give the first that holds for a value
@@ -118,7 +116,7 @@ def find_hazards(flow: Dataflow, policy: PrecisionPolicy) -> Hazards:
         (UNROLLED_CARRY, (v for node, read in recurrences for v in (read, *node.outs))),
         (LOOKUP_PLACE, lookup_places),
         (SQUARED_DISTANCE, squared_distances),
-        (AMPLIFIED, find_amplified(flow, second_moments)),
+        (AMPLIFIED, find_amplified(flow)),
     )
     return Hazards(
         flow=flow,

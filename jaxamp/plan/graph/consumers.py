@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.graph.graph import Graph, Node, Role, movements
@@ -28,27 +28,6 @@ def descendants(graph: Graph, start: int, passes: Callable[[Node], bool]) -> lis
                 found.update(new)
                 pending += new
     return pending
-
-
-def between(
-    makers: Mapping[int, Node], starts: Set[int], ends: Iterable[int], passes: Callable[[int], bool]
-) -> set[int]:
-    """Return all values on paths from `starts` to `ends`, both included.
-
-    Args:
-      makers: the node that computes each value; a path also begins at a value without one.
-      starts: where paths begin.
-      ends: where paths end.
-      passes: whether a path may lead through a value.
-    """
-    found, pending = set[int](), list(ends)
-    for value in pending:
-        if value in found or not passes(value):
-            continue
-        found.add(value)
-        if value not in starts and value in makers:
-            pending += makers[value].ins
-    return found
 
 
 def find_origins(

@@ -22,7 +22,7 @@ class Recomputation:
 
     Attributes:
       saved: values inside a group that are residuals, rather than recomputed.
-      saved_by_rules: of these, values that a derivative rule holds and saves; see `relu_signs.py`.
+      saved_by_rules: of these, values that a derivative rule holds and saves; see `regions.py`.
       recomputed: values that a later group recomputes rather than reads. Results of equality tests
         are read: what is computed twice may differ in its last bit. So are reductions of what is
         neither in memory nor recomputed: their operands would be stored for it.
