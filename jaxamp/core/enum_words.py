@@ -1,12 +1,13 @@
-"""Sets of an enum's members, as users write them: by words."""
+"""Members of an enum, as users write them: by words."""
 
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable
 from typing import TypeVar
 
-from jaxamp.errors import PolicyError, accepted
+from jaxamp.errors import PolicyError, accepted, article
 
 _E = TypeVar("_E", bound=enum.Enum)
 
@@ -22,17 +23,24 @@ def chosen(kind: type[_E], words: _E | str | Iterable[_E | str]) -> frozenset[_E
     frozenset({<Guard.NO_GAIN: 'no-gain'>})
     """
     if isinstance(words, (kind, str)):
-        return frozenset(kind) if words == "all" else frozenset({_member(kind, words)})
+        return frozenset(kind) if words == "all" else frozenset({member(kind, words)})
     if not isinstance(words, Iterable):
         raise PolicyError(f"{kind.__name__}s are words or none at all, `()`, not {words!r}.")
-    return frozenset(_member(kind, word) for word in words)
+    return frozenset(member(kind, word) for word in words)
 
 
-def _member(kind: type[_E], word: _E | str) -> _E:
-    if isinstance(word, kind):
-        return word
-    words = {member.value: member for member in kind}
-    key = str(word).strip().lower().replace("_", "-")
-    if key not in words:
-        raise PolicyError(f"Unknown {kind.__name__.lower()} {word!r}. {accepted(key, words)}")
-    return words[key]
+def member(kind: type[_E], word: _E | str) -> _E:
+    """Read a member of an enum: itself, or its word in any case, joined as one likes.
+
+    Raises:
+      PolicyError: the word names no member.
+    """
+    for known in kind:
+        if word is known or (isinstance(word, str) and _bare(word) == _bare(known.value)):
+            return known
+    words = [known.value for known in kind]
+    raise PolicyError(f"{word!r} is not {article(kind.__name__)}. {accepted(word, words)}")
+
+
+def _bare(word: str) -> str:
+    return re.sub(r"[-_ ]", "", word).lower()

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import enum
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 from jax.extend.core import Primitive
 
+from jaxamp.core.enum_words import member
 from jaxamp.core.intervals import (
     Interval,
     added,
@@ -64,7 +63,7 @@ from jaxamp.core.semantics import (
     steep,
     total,
 )
-from jaxamp.errors import PolicyError, accepted, article
+from jaxamp.errors import PolicyError, accepted
 
 
 class OpKind(enum.Enum):
@@ -92,7 +91,7 @@ class OpKind(enum.Enum):
         >>> OpKind.parse("data_movement"), OpKind.parse("DataMovement")
         (<OpKind.DATA_MOVEMENT: 'DataMovement'>, <OpKind.DATA_MOVEMENT: 'DataMovement'>)
         """
-        return _member(cls, word)
+        return member(cls, word)
 
 
 class Trait(enum.Enum):
@@ -640,8 +639,6 @@ _REGISTERED_SEMANTICS = {
     Trait.SMOOTH: bounded(anywhere),
 }
 
-_E = TypeVar("_E", bound=enum.Enum)
-
 _registered: dict[str, Op] = {}
 
 version = 0
@@ -704,7 +701,7 @@ def register_op_kind(
     global version
     name = _name(primitive)
     kind = OpKind.parse(kind)
-    trait = _DEFAULT_TRAITS[kind] if trait is None else _member(Trait, trait)
+    trait = _DEFAULT_TRAITS[kind] if trait is None else member(Trait, trait)
     _check_pair(kind, trait)
     op = Op(kind, trait, tuple(dtype_params), _semantics(name, kind, trait))
     known = lookup(name)
@@ -738,18 +735,6 @@ def _name(primitive: Primitive | str) -> str:
     if isinstance(primitive, Primitive):
         return primitive.name
     raise PolicyError(f"Expected a primitive or its name, got {type(primitive).__name__}.")
-
-
-def _member(words: type[_E], word: _E | str) -> _E:
-    for member in words:
-        if word is member or (isinstance(word, str) and _bare(word) == _bare(member.value)):
-            return member
-    names = [member.name.lower() for member in words]
-    raise PolicyError(f"{word!r} is not {article(words.__name__)}. {accepted(word, names)}")
-
-
-def _bare(word: str) -> str:
-    return re.sub(r"[-_ ]", "", word).lower()
 
 
 def _check_pair(kind: OpKind, trait: Trait) -> None:

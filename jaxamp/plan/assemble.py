@@ -21,7 +21,7 @@ from jaxamp.plan.decision import (
     RematerializedInput,
     is_wide,
 )
-from jaxamp.plan.findings import Findings
+from jaxamp.plan.findings import Findings, Steering
 from jaxamp.plan.graph.graph import Frame, Nest, Node
 from jaxamp.plan.loop_invariants import (
     find_invariant_casts,
@@ -30,7 +30,6 @@ from jaxamp.plan.loop_invariants import (
 )
 from jaxamp.plan.outline import Outliner
 from jaxamp.plan.precision.choose import Choice
-from jaxamp.plan.steering import Steering
 
 Storage = Sequence[Precision | None]
 

@@ -19,7 +19,7 @@ from jaxamp.plan.dataflow.fusible import find_crossing_values
 from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.dataflow.regions import find_regions
 from jaxamp.plan.decision import Plan
-from jaxamp.plan.findings import Findings
+from jaxamp.plan.findings import Findings, Steering, unsteered
 from jaxamp.plan.graph.graph import Frame, Graph, sites_of
 from jaxamp.plan.graph.unfold import unfold
 from jaxamp.plan.outline import find_repeated
@@ -36,7 +36,6 @@ from jaxamp.plan.precision.quantized_results import narrow_quantized
 from jaxamp.plan.precision.quantized_sums import add_narrow
 from jaxamp.plan.precision.stored_joins import store_joins
 from jaxamp.plan.precision.varying_activations import narrow_varying
-from jaxamp.plan.steering import Steering, unsteered
 from jaxamp.policy.policy import PrecisionPolicy
 
 

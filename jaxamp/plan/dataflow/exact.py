@@ -17,61 +17,56 @@ from jaxamp.plan.graph.consumers import is_exact
 from jaxamp.plan.graph.graph import Graph, Node
 
 
-class Exact:
-    """Finder of values that can stay narrow inside fused regions.
+def narrow_values(
+    graph: Graph,
+    regions: FusionRegions,
+    node: Node,
+    stored: Sequence[Precision | None],
+    low: Precision,
+) -> set[int]:
+    """Return the values around a node that can be narrow at no loss of accuracy.
 
     Args:
       graph: the program.
       regions: which values are fused.
+      node: arithmetic or a merge inside a fused region.
+      stored: precision in which each value before the node is stored.
+      low: the narrow format.
+
+    Returns:
+      Its results, its narrow operands and what these were moved from; empty if the node rounds.
     """
+    read: set[int] = set()
+    for value in node.ins:
+        if not graph.is_float32[value] or fits(graph.constants.get(value), low):
+            continue
+        if stored[value] is not low or not _is_exact(graph, value, node, low):
+            return set()
+        path = _read_once(graph, value)
+        if not path:
+            return set()
+        read.update(path)
+    is_far = any(regions.is_far(v, r) for v in node.outs for r in graph.readers[v])
+    return {*read, *node.outs} if read and not is_far else set()
 
-    def __init__(self, graph: Graph, regions: FusionRegions) -> None:
-        self.graph, self.regions = graph, regions
-        self._taken = graph.outputs | graph.onward | graph.ruled
 
-    def narrow_values(
-        self, node: Node, stored: Sequence[Precision | None], low: Precision
-    ) -> set[int]:
-        """Return the values around a node that can be narrow at no loss of accuracy.
+def _read_once(graph: Graph, value: int) -> list[int]:
+    """Return a value and what it was moved from, if nothing else reads any of it.
 
-        Args:
-          node: arithmetic or a merge inside a fused region.
-          stored: precision in which each value before the node is stored.
-          low: the narrow format.
-
-        Returns:
-          Its results, its narrow operands and what these were moved from; empty if the node rounds.
-        """
-        graph = self.graph
-        read: set[int] = set()
-        for value in node.ins:
-            if not graph.is_float32[value] or fits(graph.constants.get(value), low):
-                continue
-            if stored[value] is not low or not _is_exact(graph, value, node, low):
-                return set()
-            path = self._read_once(value)
-            if not path:
-                return set()
-            read.update(path)
-        is_far = any(self.regions.is_far(v, r) for v in node.outs for r in graph.readers[v])
-        return {*read, *node.outs} if read and not is_far else set()
-
-    def _read_once(self, value: int) -> list[int]:
-        """Return a value and what it was moved from, if nothing else reads any of it.
-
-        With several readers, cotangents would be summed only after they are rounded.
-        """
-        graph, path = self.graph, []
-        while True:
-            if len(graph.readers[value]) != 1 or value in self._taken:
-                return []
-            path.append(value)
-            source = graph.moved_from.get(value)
-            if source is None:
-                return path
-            if graph.sizes[source] != graph.sizes[value]:
-                return []
-            value = source
+    With several readers, cotangents would be summed only after they are rounded.
+    """
+    path: list[int] = []
+    while True:
+        is_taken = any(value in taken for taken in (graph.outputs, graph.onward, graph.ruled))
+        if len(graph.readers[value]) != 1 or is_taken:
+            return []
+        path.append(value)
+        source = graph.moved_from.get(value)
+        if source is None:
+            return path
+        if graph.sizes[source] != graph.sizes[value]:
+            return []
+        value = source
 
 
 def fits(number: float | None, low: Precision) -> bool:

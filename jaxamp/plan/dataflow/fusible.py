@@ -76,32 +76,21 @@ def find_crossing_values(frame: Frame, regions: FusionRegions) -> frozenset[int]
       frame: the outermost jaxpr.
       regions: which nodes are kernels.
     """
-    crossing = _Crossing(regions)
-    crossing.visit(frame, frame)
-    return frozenset(crossing.found)
+    found: set[int] = set()
+    _find_crossing(regions, frame, frame, {}, found)
+    return frozenset(found)
 
 
-class _Crossing:
-    """Walk over all jaxprs; a recursive closure would keep them alive in a reference cycle."""
-
-    def __init__(self, regions: FusionRegions) -> None:
-        self.regions = regions
-        self.made: dict[int, Frame] = {}
-        self.found: set[int] = set()
-
-    def visit(self, frame: Frame, home: Frame) -> None:
-        """Visit a jaxpr that is inlined into `home`, or is its own home."""
-        for site in frame.sites:
-            if isinstance(site, Nest):
-                is_part = is_fused_call(site) and not self._holds_kernel(site)
-                for inner in site.frames:
-                    self.visit(inner, home if is_part else inner)
-                continue
-            for value in site.ins:
-                if self.made.get(value, home) is not home:
-                    self.found.add(value)
-            for value in site.outs:
-                self.made[value] = home
-
-    def _holds_kernel(self, nest: Nest) -> bool:
-        return any(self.regions.kernels[node.index] for node in nodes_of(nest))
+def _find_crossing(
+    regions: FusionRegions, frame: Frame, home: Frame, made: dict[int, Frame], found: set[int]
+) -> None:
+    """Visit a jaxpr that is inlined into `home`, or is its own home."""
+    for site in frame.sites:
+        if isinstance(site, Nest):
+            holds_kernel = any(regions.kernels[node.index] for node in nodes_of(site))
+            is_part = is_fused_call(site) and not holds_kernel
+            for inner in site.frames:
+                _find_crossing(regions, inner, home if is_part else inner, made, found)
+            continue
+        found.update(value for value in site.ins if made.get(value, home) is not home)
+        made.update(dict.fromkeys(site.outs, home))

@@ -20,7 +20,7 @@ from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, SQUARED_DISTANCE, Haz
 from jaxamp.plan.conditioning.rescaled_products import find_rescaled_products
 from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction
 from jaxamp.plan.dataflow.dataflow import Dataflow
-from jaxamp.plan.dataflow.exact import Exact, fits
+from jaxamp.plan.dataflow.exact import fits, narrow_values
 from jaxamp.plan.dataflow.gathers import is_label_gather, sums_many_cotangents
 from jaxamp.plan.dataflow.lookups import find_masked_lookups, find_split_lookups, is_subtracted
 from jaxamp.plan.dataflow.product_sizes import find_product_sizes, is_small_beside_products
@@ -82,7 +82,6 @@ class Chooser:
         self.wide_in_memory: set[int] = set()  # of these, what is in memory in f32 anyway
         self.returned = find_returned(graph) if Guard.NO_GAIN in policy.guards else frozenset()
         self.product_sizes = find_product_sizes(graph, provenance)
-        self.exact = Exact(graph, regions)
         self.masked_rows = find_masked_lookups(graph, provenance)
         self.split_lookups = find_split_lookups(
             graph, provenance, if_unknown=policy.allreduce.bits < F32.bits
@@ -470,7 +469,8 @@ class Chooser:
             self._keep_wide(outs)
             return Constraint("returned in f32", Guard.NO_GAIN)
         if Guard.REDUCTION_ISLAND in self.guards and all(self.regions.fused[v] for v in outs):
-            if narrow := self.exact.narrow_values(node, self.stored, low):
+            narrow = narrow_values(self.graph, self.regions, node, self.stored, low)
+            if narrow:
                 self.exact_narrow.update(narrow)
                 return None
             self.copies.update((v, low) for v in outs if self._is_copied(node, v))

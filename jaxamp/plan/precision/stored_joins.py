@@ -7,12 +7,11 @@ narrow, it takes half of the bytes that XLA would store.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from jaxamp.plan.dataflow.dataflow import Dataflow
-from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
-from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, FusionRegions, reduces_rows
+from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC
+from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
 from jaxamp.plan.graph.sweeps import union
 
@@ -21,36 +20,23 @@ _NONE, _SEVERAL = -1, -2
 
 def store_joins(flow: Dataflow) -> None:
     """Take values out of `regions.fused`, and fill in `regions.joined`."""
-    graph, provenance, _, regions = flow
-    joins = _Joins(graph, provenance, regions, _find_shared(graph, provenance, regions))
-    for node in graph.nodes:
+    joins = _Joins(flow)
+    for node in flow.graph.nodes:
         joins.visit(node)
 
 
-@dataclass(slots=True)
 class _Joins:
-    """Forward sweep over values computed from several stored activations.
+    """Forward sweep over values computed from several stored activations."""
 
-    Attributes:
-      shared: joins that are stored rather than several values computed from them.
-      computed_from: per value, the one large stored activation that it is computed from, `_NONE` or
-        `_SEVERAL`.
-      mixed: per value, 1 if others are combined with that, however small.
-      costly: per value, 1 if a costly operation lies between that and the value.
-    """
-
-    graph: Graph
-    provenance: Provenance
-    regions: FusionRegions
-    shared: set[int]
-    computed_from: list[int] = field(init=False)
-    mixed: bytearray = field(init=False)
-    costly: bytearray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.computed_from = [_NONE] * len(self.graph.avals)
-        self.mixed = bytearray(len(self.graph.avals))
-        self.costly = bytearray(len(self.graph.avals))
+    def __init__(self, flow: Dataflow) -> None:
+        self.graph, self.provenance, _, self.regions = flow
+        # Joins that are stored rather than several values computed from them.
+        self.shared = _find_shared(flow)
+        count = len(self.graph.avals)
+        # Per value, the large stored activation that it is computed from, `_NONE` or `_SEVERAL`.
+        self.computed_from = [_NONE] * count
+        self.mixed = bytearray(count)  # others are combined with that, however small
+        self.costly = bytearray(count)  # a costly operation lies between that and the value
 
     def visit(self, node: Node) -> None:
         """Decide for the results of a node."""
@@ -131,11 +117,12 @@ class _Joins:
         return any(self.provenance.bits[v] & (STATISTIC | DENSE) == STATISTIC for v in others)
 
 
-def _find_shared(graph: Graph, provenance: Provenance, regions: FusionRegions) -> set[int]:
+def _find_shared(flow: Dataflow) -> set[int]:
     """Return joins smaller than all that later kernels read of what is computed from them alone.
 
     A norm of a sum reads the sum three times, and once more in the backward pass.
     """
+    graph, provenance, _, regions = flow
     dense, fused = provenance.dense, regions.fused
     root = list(range(len(graph.avals)))  # per fused value, the one join that it is computed from
     later: dict[int, Any] = {}

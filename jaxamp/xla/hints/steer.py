@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from jaxamp.plan.dataflow.gathers import is_label_scatter
-from jaxamp.plan.findings import Findings
+from jaxamp.plan.findings import Findings, Steering
 from jaxamp.plan.graph.graph import Graph, Node
-from jaxamp.plan.steering import Steering
 from jaxamp.policy.techniques import WORKS_ON, Technique
-from jaxamp.xla.hints.barriered_roundings import find_barriered_roundings, find_unbarriered_sums
 from jaxamp.xla.hints.constant_rematerialization import find_constants
 from jaxamp.xla.hints.cotangent_roundings import find_cotangent_roundings
 from jaxamp.xla.hints.recomputation import Recomputation
-from jaxamp.xla.hints.reversed_weights import find_reversed_weights
+from jaxamp.xla.hints.roundings import (
+    find_barriered_roundings,
+    find_reversed_weights,
+    find_unbarriered_sums,
+)
 
 
 def steer(findings: Findings) -> Steering:

@@ -1,4 +1,4 @@
-"""Find roundings that XLA must not remove, and values that it must not recompute.
+"""Find roundings that XLA must not remove or see, and values that it must not recompute.
 
 XLA may remove a narrowing that a widening follows. It then stores the wide value for readers that
 compute in float32, beside the narrow one for the others. A value that a loop both stacks in float32
@@ -64,3 +64,27 @@ def _is_summed(graph: Graph, node: Node) -> bool:
     """Return whether an elementwise operation's results are read by sums only."""
     readers = [r for v in node.outs for r in graph.readers[v]]
     return node.role is Role.ELEMENTWISE and bool(readers) and all(map(_sums, readers))
+
+
+def find_reversed_weights(findings: Findings) -> dict[Node, Precision]:
+    """Return reversals whose float32 operand is also read rounded, and to what.
+
+    XLA:GPU recognizes the gradient of a convolution with respect to its input by the reversed
+    weights, but only if nothing, such as a rounding, stands between the reversal and the
+    convolution.
+
+    See: ``MatchBackwardInput`` in ``xla/service/gpu/transforms/conv_rewriter.cc``; what it is
+    worth: ``python -m benchmarks.techniques --target h200 --model resnet50 --only all
+    reversed-weights``.
+    """
+    low = findings.policy.base
+    if not is_narrow(low):
+        return {}
+    return {node: low for node in findings.graph.named.get("rev", ()) if _is_weight(findings, node)}
+
+
+def _is_weight(findings: Findings, node: Node) -> bool:
+    (out,) = node.outs
+    is_wide = findings.readings.own_cast[out] and findings.stored[out] is Precision.F32
+    readers = findings.graph.readers[out]
+    return bool(is_wide) and any(reader.role is Role.CONTRACT for reader in readers)
