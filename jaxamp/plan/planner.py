@@ -12,12 +12,12 @@ from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import UnknownPrimitiveError
 from jaxamp.plan.assemble import assemble, ground_of
-from jaxamp.plan.conditioning.hazards import find_hazards
+from jaxamp.plan.conditioning.hazards import Hazards
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fused_groups import Groups
 from jaxamp.plan.dataflow.fusible import find_crossing_values
 from jaxamp.plan.dataflow.ranges import find_ranges
-from jaxamp.plan.dataflow.regions import find_regions
+from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.decision import Plan
 from jaxamp.plan.findings import Findings, Steering, unsteered
 from jaxamp.plan.graph.graph import Frame, Graph, sites_of
@@ -29,7 +29,7 @@ from jaxamp.plan.precision.choose import Chooser
 from jaxamp.plan.precision.coarse_logistics import find_coarse_logistics
 from jaxamp.plan.precision.communication import find_communication
 from jaxamp.plan.precision.convolution_biases import store_bias_sums
-from jaxamp.plan.precision.operand_reads import find_operand_reads
+from jaxamp.plan.precision.operand_reads import OperandReads
 from jaxamp.plan.precision.overrides import Forced, find_forced
 from jaxamp.plan.precision.quantized_dots import find_scaled
 from jaxamp.plan.precision.quantized_results import narrow_quantized
@@ -109,10 +109,10 @@ def _find(
     inputs: Sequence[Precision | None],
 ) -> Findings:
     """Run the analyses, each on the findings of those before it."""
-    flow = Dataflow(graph, *settle_carries(graph, policy, forced), find_regions(graph))
+    flow = Dataflow(graph, *settle_carries(graph, policy, forced), FusionRegions(graph))
     store_bias_sums(flow)
     store_joins(flow)
-    hazards = find_hazards(flow, policy)
+    hazards = Hazards(flow, policy)
     crossing = find_crossing_values(frame, flow.regions)
     chooser = Chooser(flow, hazards, crossing, policy)
     choices = chooser.choose_all(frame.entries, inputs, forced)
@@ -138,7 +138,7 @@ def _find(
         narrow=chooser.narrow[OpKind.ELEMENTWISE],
         exact_narrow=exact_narrow,
         relu_signs=chooser.relu_signs,
-        readings=find_operand_reads(flow, chooser.copies, stored, policy, wide),
+        readings=OperandReads(flow, chooser.copies, stored, policy, wide),
         groups=Groups(flow, frame, stored, exact_narrow) if fuses else None,
     )
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
@@ -35,32 +34,38 @@ LOOKUP_PLACE = Constraint("says where to look something up", Guard.SENSITIVE)
 SQUARED_DISTANCE = Constraint("gradients of its squares and products cancel", Guard.SENSITIVE)
 
 
-@dataclass(frozen=True, slots=True)
 class Hazards:
-    """Numerical hazards of a program's values.
+    """Numerical hazards of a program's values: the results of all analyses of this folder.
 
     Attributes:
-      flow: the program, and what is known of it.
-      singularities: per value, flags for singularities of its readers, at zero or elsewhere; see
-        `singularities.py`.
-      small_divisors: per value, whether it may underflow, or is divided by what may; see
-        `singularities.py`.
       forget_gates: factors of a carry in every iteration of a loop; see `forget_gates.py`.
       squared_distances: values whose squares and products nearly cancel; see
         `squared_distances.py`.
       lookup_places: values from which indices are computed; see `lookup_places.py`.
-      constraints: values with one of the other hazards; only under guards that are on.
-      guards: guards of the policy.
     """
 
-    flow: Dataflow
-    singularities: bytearray
-    small_divisors: bytearray
-    forget_gates: Set[int]
-    squared_distances: Set[int]
-    lookup_places: Set[int]
-    constraints: Mapping[int, Constraint]
-    guards: Set[Guard]
+    def __init__(self, flow: Dataflow, policy: PrecisionPolicy) -> None:
+        graph, provenance = flow.graph, flow.provenance
+        self._flow, self._guards = flow, policy.guards
+        self._small_divisors = find_small_divisors(graph, provenance)
+        self._singularities = find_singularities(graph, self._small_divisors)
+        recurrences = find_unrolled_recurrences(graph, provenance)
+        self.forget_gates = find_forget_gates(graph, recurrences)
+        self.squared_distances = find_squared_distances(graph)
+        self.lookup_places = find_lookup_places(graph)
+        found: Sequence[tuple[Constraint, Iterable[int]]] = (  # reports give the first of a value
+            (FORGET_GATE, self.forget_gates),
+            (UNROLLED_CARRY, (v for node, read in recurrences for v in (read, *node.outs))),
+            (LOOKUP_PLACE, self.lookup_places),
+            (SQUARED_DISTANCE, self.squared_distances),
+            (AMPLIFIED, find_amplified(flow)),
+        )
+        self._constraints = {
+            value: constraint
+            for constraint, values in reversed(found)
+            if constraint.guard in policy.guards
+            for value in values
+        }
 
     def of(self, node: Node, outs: Sequence[int], low: Precision) -> Constraint | None:
         """Return why the results of a node have to stay float32, or `None`.
@@ -70,14 +75,14 @@ class Hazards:
           outs: its float32 results.
           low: the narrow format.
         """
-        (graph, provenance, uses, _), guards = self.flow, self.guards
+        (graph, provenance, uses, _), guards = self._flow, self._guards
         known, flags = union(provenance.bits, outs), union(uses.bits, outs)
         if Guard.RANGE in guards:
             if known & (LARGE | TINY):
                 return Constraint(f"depends on a constant beyond {low.short}", Guard.RANGE)
             if low is Precision.F16 and node.trait is Trait.SENSITIVE:
                 return Constraint("may overflow f16", Guard.RANGE)
-            if low is Precision.F16 and union(self.small_divisors, outs) & MAY_OVERFLOW:
+            if low is Precision.F16 and union(self._small_divisors, outs) & MAY_OVERFLOW:
                 return Constraint(
                     "quotient of a possibly small divisor: may overflow f16", Guard.RANGE
                 )
@@ -86,9 +91,9 @@ class Hazards:
                 f"integers of more than {low.mantissa_bits} bits", Guard.EXACT_INTEGER
             )
         for value in outs:
-            if value in self.constraints:
-                return self.constraints[value]
-        near = union(self.singularities, outs)
+            if value in self._constraints:
+                return self._constraints[value]
+        near = union(self._singularities, outs)
         if Guard.SENSITIVE in guards and near & AT_NUMBER:
             return Constraint(
                 "rounding may hit a singularity of a later operation", Guard.SENSITIVE
@@ -100,36 +105,3 @@ class Hazards:
         if Guard.NO_KERNEL in guards and (flags & FEEDS_FACTORIZATION or known & SOLVED):
             return Constraint("part of a matrix factorization", Guard.NO_KERNEL)
         return None
-
-
-def find_hazards(flow: Dataflow, policy: PrecisionPolicy) -> Hazards:
-    """Run all analyses of this folder."""
-    graph, provenance = flow.graph, flow.provenance
-    small_divisors = find_small_divisors(graph, provenance)
-    recurrences = find_unrolled_recurrences(graph, provenance)
-    forget_gates = find_forget_gates(graph, recurrences)
-    squared_distances, lookup_places = find_squared_distances(graph), find_lookup_places(graph)
-    simple: Sequence[
-        tuple[Constraint, Iterable[int]]
-    ] = (  # reports give the first that holds for a value
-        (FORGET_GATE, forget_gates),
-        (UNROLLED_CARRY, (v for node, read in recurrences for v in (read, *node.outs))),
-        (LOOKUP_PLACE, lookup_places),
-        (SQUARED_DISTANCE, squared_distances),
-        (AMPLIFIED, find_amplified(flow)),
-    )
-    return Hazards(
-        flow=flow,
-        singularities=find_singularities(graph, small_divisors),
-        small_divisors=small_divisors,
-        forget_gates=forget_gates,
-        squared_distances=squared_distances,
-        lookup_places=lookup_places,
-        constraints={
-            v: constraint
-            for constraint, found in reversed(simple)
-            if constraint.guard in policy.guards
-            for v in found
-        },
-        guards=policy.guards,
-    )

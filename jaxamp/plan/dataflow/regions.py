@@ -11,8 +11,6 @@ itself (`fused_groups.py`), and reads a narrow copy if not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from jaxamp.core.taxonomy import Trait
 from jaxamp.jaxprs.relu_masks import SIGNS
 from jaxamp.plan.dataflow.gathers import is_repeated_gather
@@ -28,7 +26,6 @@ _LOGIC = ("and", "or", "xor", "not")
 _NEVER = 1 << 60  # deeper than any value
 
 
-@dataclass(slots=True, eq=False)
 class FusionRegions:
     """Values and nodes that are fused, and those that are not.
 
@@ -44,13 +41,53 @@ class FusionRegions:
       bias_sums: sums of a convolution and a bias that are stored; see `convolution_biases.py`.
     """
 
-    depth: list[int]
-    ready: list[int]
-    kernels: bytearray
-    fused: bytearray
-    joined: bytearray
-    relu_outputs: set[int] = field(default_factory=set)
-    bias_sums: set[int] = field(default_factory=set)
+    def __init__(self, graph: Graph) -> None:
+        """Sweep forward for depths, and backward for values that near readers take in float32."""
+        count = len(graph.avals)
+        self.depth = [int(value in graph.later) for value in range(count)]
+        self.ready: list[int] = []
+        self.kernels = bytearray(len(graph.nodes))
+        self.fused, self.joined = bytearray(count), bytearray(count)
+        self.relu_outputs = {
+            out
+            for node in graph.named.get("max", ())
+            if any(graph.constants.get(v) == 0 for v in node.ins)
+            for out in node.outs
+        }
+        self.bias_sums: set[int] = set()
+        self._find_depths(graph)
+        for node in reversed(graph.nodes):
+            is_reduction = node.role is Role.REDUCE and not selects_in_windows(graph, node)
+            if node.role in ARITHMETIC or is_reduction or node.name in _FUSED_MERGES:
+                for value in node.outs:
+                    self.fused[value] = graph.is_float32[value] and self._is_fused(graph, value)
+
+    def _find_depths(self, graph: Graph) -> None:
+        depth = self.depth
+        for node in graph.nodes:
+            role = node.role
+            is_repeated = node.name == "gather" and is_repeated_gather(graph, node)
+            is_alone = role in _KERNELS and not combines_masks(graph, node)
+            is_kernel = is_alone or is_repeated or is_window(graph, node)
+            self.kernels[node.index] = is_kernel
+            reached = max([depth[v] for v in node.ins], default=0)
+            # A sum takes f32, as its terms may cancel.
+            selects = selects_in_windows(graph, node)
+            takes_stored = selects or is_repeated or role is Role.LINK or role is Role.CONTRACT
+            self.ready.append(_NEVER if takes_stored else reached)
+            if node.ins and node.link is not Link.BACK:
+                for value in node.outs:
+                    depth[value] = reached + is_kernel
+
+    def _is_fused(self, graph: Graph, value: int) -> bool:
+        """Return whether every near reader can be fused with the node that computes a value."""
+        if value in graph.outputs or value in graph.onward:
+            return False
+        readers = graph.readers[value]
+        near = [r for r in readers if not (self.is_far(value, r) or self.reads_sign(graph, r))]
+        if not near:  # recomputing it is cheaper than to store and read it
+            return bool(readers) and not any(self.kernels[r.index] for r in readers)
+        return all(r.role in _FUSING_ROLES or r.name in _FUSED_MERGES for r in near)
 
     def reads_sign(self, graph: Graph, reader: Node) -> bool:
         """Return whether a node compares a ReLU's result with zero: any format will do."""
@@ -65,20 +102,6 @@ class FusionRegions:
     def is_far(self, value: int, reader: Node) -> bool:
         """Return whether a reader takes the stored form, or runs after a later kernel."""
         return self.ready[reader.index] > self.depth[value]
-
-
-def find_regions(graph: Graph) -> FusionRegions:
-    """Sweep backward for values that all near readers take in float32."""
-    depth = [int(value in graph.later) for value in range(len(graph.avals))]
-    fused, joined = bytearray(len(graph.avals)), bytearray(len(graph.avals))
-    regions = FusionRegions(depth, [], bytearray(len(graph.nodes)), fused, joined)
-    _find_depths(graph, regions)
-    for node in reversed(graph.nodes):
-        is_reduction = node.role is Role.REDUCE and not selects_in_windows(graph, node)
-        if node.role in ARITHMETIC or is_reduction or node.name in _FUSED_MERGES:
-            for value in node.outs:
-                regions.fused[value] = graph.is_float32[value] and _is_fused(graph, regions, value)
-    return regions
 
 
 def find_relu_signs(graph: Graph, regions: FusionRegions) -> set[int]:
@@ -138,35 +161,3 @@ def reduces_rows(graph: Graph, node: Node) -> bool:
     """Return whether only the minor axis is reduced."""
     rank = graph.avals[node.ins[0]].ndim
     return rank > 1 and tuple(node.eqn.params.get("axes", ())) == (rank - 1,)
-
-
-def _find_depths(graph: Graph, regions: FusionRegions) -> None:
-    depth, ready, kernels = regions.depth, regions.ready, regions.kernels
-    repeated = {node for node in graph.named.get("gather", ()) if is_repeated_gather(graph, node)}
-    for node in graph.named.get("max", ()):
-        if any(graph.constants.get(v) == 0 for v in node.ins):
-            regions.relu_outputs.update(node.outs)
-    for node in graph.nodes:
-        role = node.role
-        is_repeated = node in repeated
-        is_alone = role in _KERNELS and not combines_masks(graph, node)
-        kernels[node.index] = is_kernel = is_alone or is_repeated or is_window(graph, node)
-        reached = max([depth[v] for v in node.ins], default=0)
-        # A sum takes f32, as its terms may cancel.
-        selects = selects_in_windows(graph, node)
-        takes_stored = selects or is_repeated or role is Role.LINK or role is Role.CONTRACT
-        ready.append(_NEVER if takes_stored else reached)
-        if node.ins and node.link is not Link.BACK:
-            for value in node.outs:
-                depth[value] = reached + is_kernel
-
-
-def _is_fused(graph: Graph, regions: FusionRegions, value: int) -> bool:
-    """Return whether every near reader can be fused with the node that computes a value."""
-    if value in graph.outputs or value in graph.onward:
-        return False
-    readers = graph.readers[value]
-    near = [r for r in readers if not (regions.is_far(value, r) or regions.reads_sign(graph, r))]
-    if not near:  # recomputing it is cheaper than to store and read it
-        return bool(readers) and not any(regions.kernels[r.index] for r in readers)
-    return all(r.role in _FUSING_ROLES or r.name in _FUSED_MERGES for r in near)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.plan.dataflow.dataflow import Dataflow
@@ -15,28 +14,41 @@ from jaxamp.plan.precision.choose import Choice
 from jaxamp.policy.policy import PrecisionPolicy
 
 
-@dataclass(slots=True, eq=False)
 class OperandReads:
     """Precisions and forms in which values are read.
 
     Attributes:
-      graph: the program.
-      own_cast: boundary values, and values only moved from them: each reader makes its own cast, so
-        that cotangents are summed in float32; XLA merges the casts themselves. Contractions may
-        share one all the same, see `shares_casts`.
+      own_cast: boundary values, updates of state, and values only moved from them: each reader
+        makes its own cast, so that cotangents are summed in float32; XLA merges the casts
+        themselves. Contractions may share one all the same, see `shares_casts`. Float32 invariants
+        of a loop are among them: their cotangents are summed over iterations.
       copies: precision of the copy that far readers of a fused value get.
-      regions: which values are fused.
-      sums_wide: whether the cotangents of boundary values are float32 before they are summed over
-        uses and devices.
       many_readers: narrow values whose cotangents are summed in float32, and the readers of each.
     """
 
-    graph: Graph
-    own_cast: bytearray
-    copies: Mapping[int, Precision]
-    regions: FusionRegions
-    sums_wide: bool
-    many_readers: Mapping[int, frozenset[Node]]
+    def __init__(
+        self,
+        flow: Dataflow,
+        copies: Mapping[int, Precision],
+        stored: Sequence[Precision | None],
+        policy: PrecisionPolicy,
+        wide: Iterable[int],
+    ) -> None:
+        """Find how values are read.
+
+        Args:
+          flow: the program, and what is known of it.
+          copies: precision of the copy that far readers of a fused value get.
+          stored: precision in which each value is stored.
+          policy: the policy, whose all-reduce may be narrow.
+          wide: activations that are differentiated as boundary values are.
+        """
+        self._graph, _, _, self._regions = flow
+        # Whether cotangents of boundary values are float32 before they are summed.
+        self._sums_wide = not is_narrow(policy.allreduce)
+        self.copies = copies
+        self.own_cast = _find_own_casts(flow, stored, wide)
+        self.many_readers = find_many_readers(self._graph, self._regions, copies, stored)
 
     def originals(
         self, node: Node, choice: Choice, stored: Sequence[Precision | None]
@@ -46,11 +58,11 @@ class OperandReads:
         A contraction computes with rounded boundary values, and is differentiated with respect to
         the wide ones.
         """
-        if node.role is not Role.CONTRACT or not self.sums_wide:
+        if node.role is not Role.CONTRACT or not self._sums_wide:
             return ()
         if choice.scaled or not is_narrow(choice.operand):
             return ()
-        if not all(self.graph.is_float32[v] for v in node.ins[:2]):  # integers, say
+        if not all(self._graph.is_float32[v] for v in node.ins[:2]):  # integers, say
             return ()
         pairs = enumerate(node.ins)
         return tuple(i for i, v in pairs if self.own_cast[v] and stored[v] is Precision.F32)
@@ -63,7 +75,7 @@ class OperandReads:
         benchmarks.collectives --target h200 --unrolled`). As by hand, the cotangents of a
         parameter's readers are then added up in the narrow format before devices do.
         """
-        return node.role is Role.CONTRACT and not self.sums_wide
+        return node.role is Role.CONTRACT and not self._sums_wide
 
     def is_one_of_many(self, value: int, reader: Node) -> bool:
         """Return whether a reader's cotangent meets those of many others, in float32."""
@@ -72,21 +84,13 @@ class OperandReads:
     def copy_for(self, value: int, reader: Node) -> Precision | None:
         """Return the precision of the copy that a reader gets, `None` for the value itself."""
         copy = self.copies.get(value)
-        return copy if copy and self.regions.is_far(value, reader) else None
+        return copy if copy and self._regions.is_far(value, reader) else None
 
 
-def find_operand_reads(
-    flow: Dataflow,
-    copies: Mapping[int, Precision],
-    stored: Sequence[Precision | None],
-    policy: PrecisionPolicy,
-    wide: Iterable[int] = (),
-) -> OperandReads:
-    """Find values that are read by own casts: boundary values, and updates of state.
-
-    Float32 invariants of a loop are included: their cotangents are summed over iterations.
-    """
-    graph, provenance, uses, regions = flow
+def _find_own_casts(
+    flow: Dataflow, stored: Sequence[Precision | None], wide: Iterable[int]
+) -> bytearray:
+    graph, provenance, uses, _ = flow
     own_cast = bytearray(len(graph.avals))
     for value in graph.sources:
         own_cast[value] = not is_narrow(stored[value])
@@ -105,9 +109,7 @@ def find_operand_reads(
         elif is_state_update(provenance, uses, node):
             for out in node.outs:
                 own_cast[out] = 1
-    sums_wide = not is_narrow(policy.allreduce)
-    many_readers = find_many_readers(graph, regions, copies, stored)
-    return OperandReads(graph, own_cast, copies, regions, sums_wide, many_readers)
+    return own_cast
 
 
 # JAX rounds a sum of n cotangents n - 1 times: of four, no more often than a hand that is right.
