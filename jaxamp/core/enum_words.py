@@ -38,7 +38,7 @@ def member(kind: type[_E], word: _E | str) -> _E:
     for known in kind:
         if word is known or (isinstance(word, str) and _bare(word) == _bare(known.value)):
             return known
-    words = [known.value for known in kind]
+    words = [known.name.lower().replace("_", "-") for known in kind]
     raise PolicyError(f"{word!r} is not {article(kind.__name__)}. {accepted(word, words)}")
 
 
