@@ -126,7 +126,7 @@ MUTATIONS = (
     ),
     Mutation(
         "plan/dataflow/exact.py",
-        "if len(graph.readers[value]) != 1 or value in self._taken:",
+        "if len(graph.readers[value]) != 1 or is_taken:",
         "if value in self._taken:",
         "tests/plan/dataflow/test_exact.py",
     ),
@@ -186,8 +186,8 @@ MUTATIONS = (
     ),
     Mutation(
         "rewrite/primitives/accumulate.py",
-        "return accumulate(contraction, operands, others, narrow, aval.dtype)",
-        "return accumulate(contraction, operands, others, narrow, narrow)",
+        "return accumulate(how.primitive, operands, others, how.narrow, aval.dtype)",
+        "return accumulate(how.primitive, operands, others, how.narrow, how.narrow)",
         "tests/rewrite/test_weight_gradients.py",
     ),
     Mutation(

@@ -161,7 +161,7 @@ class Equation:
         if operand is not None and self.kind is not OpKind.COMPUTE:
             return operand.short
         if self.eqn.primitive is accumulate_p and self.decision is None:
-            precisions = [Precision.of_dtype(self.eqn.params["narrow"])]
+            precisions = [Precision.of_dtype(self.eqn.params["how"].narrow)]
         named = next((p.short for p in precisions if p), "")
         return named or "".join(_words([None], atoms[-1:]))  # a print of no arrays has neither
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -202,46 +203,28 @@ def _with_recomputed(
 
 
 def _order(eqns: Sequence[JaxprEqn], members: dict[int, Sequence[int]]) -> list[int]:
-    """Return units in an order in which each follows all that it reads.
+    """Return units in an order in which each follows all that it reads, the first one first.
 
     A unit is a single equation, or a group under the index of its first equation. A group that
     would have to run both before and after something is split there.
     """
     while True:
         unit = [members[i][0] if i in members else i for i in range(len(eqns))]
-        missing, after = _dependences(eqns, unit)
-        ready = [u for u, count in missing.items() if not count]
-        heapq.heapify(ready)
-        order = []
-        while ready:
+        sorter = TopologicalSorter(_dependences(eqns, unit))
+        try:
+            sorter.prepare()
+        except CycleError as error:
+            _, circle = error.args
+            for group in [members[u] for u in circle[1:] if u in members]:
+                _part(members, group, circle)
+            continue
+        order, ready = list[int](), list[int]()
+        while sorter.is_active():
+            for u in sorter.get_ready():
+                heapq.heappush(ready, u)
             order.append(heapq.heappop(ready))
-            for later in after.get(order[-1], ()):
-                missing[later] -= 1
-                if not missing[later]:
-                    heapq.heappush(ready, later)
-        if len(order) == len(missing):
-            return order
-        for circle in _circles(after):
-            for first in circle:
-                if len(members.get(first, ())) > 1:
-                    _part(members, members[first], circle)
-
-
-def _circles(after: dict[int, list[int]]) -> Iterator[list[int]]:
-    """Yield sets of units that wait for each other, each in order."""
-    from scipy.sparse import coo_array  # here, as few programs have circles: slow to import
-    from scipy.sparse.csgraph import connected_components
-
-    units = sorted({*after, *(later for waiting in after.values() for later in waiting)})
-    place = {u: n for n, u in enumerate(units)}
-    edges = [(place[u], place[v]) for u, waiting in after.items() for v in waiting]
-    rows, columns = zip(*edges, strict=True)
-    graph = coo_array(([True] * len(edges), (rows, columns)), shape=(len(units),) * 2)
-    _, labels = connected_components(graph, connection="strong")
-    circles: dict[int, list[int]] = {}
-    for unit, label in zip(units, labels.tolist(), strict=True):
-        circles.setdefault(label, []).append(unit)
-    yield from (circle for circle in circles.values() if len(circle) > 1)
+            sorter.done(order[-1])
+        return order
 
 
 def _part(members: dict[int, Sequence[int]], group: Sequence[int], circle: Sequence[int]) -> None:
@@ -251,25 +234,18 @@ def _part(members: dict[int, Sequence[int]], group: Sequence[int], circle: Seque
         members.update(dict.fromkeys(part, part))
 
 
-def _dependences(
-    eqns: Sequence[JaxprEqn], unit: Sequence[int]
-) -> tuple[dict[int, int], dict[int, list[int]]]:
-    """Return, per unit, the number of values it waits for, and the units waiting for it."""
-    missing = dict.fromkeys(unit, 0)
-    after: dict[int, list[int]] = {}
+def _dependences(eqns: Sequence[JaxprEqn], unit: Sequence[int]) -> dict[int, set[int]]:
+    """Return, per unit, those that it waits for."""
+    needed: dict[int, set[int]] = {u: set() for u in unit}
     maker: dict[Any, int] = {}
     effectful: int | None = None
-
     for here, eqn in zip(unit, eqns, strict=True):
-        needed = [maker[var] for var in eqn.invars if isinstance(var, Var) and var in maker]
+        needed[here].update(maker[v] for v in eqn.invars if isinstance(v, Var) and v in maker)
         if eqn.effects:  # in the order in which they were written
             if effectful is not None:
-                needed.append(effectful)
+                needed[here].add(effectful)
             effectful = here
-        for earlier in needed:
-            if earlier != here:
-                missing[here] += 1
-                after.setdefault(earlier, []).append(here)
-        for var in eqn.outvars:
-            maker[var] = here
-    return missing, after
+        maker.update(dict.fromkeys(eqn.outvars, here))
+    for here, earlier in needed.items():
+        earlier.discard(here)
+    return needed

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.collectives.count import collectives
 from jaxamp import Precision, PrecisionPolicy, Rule, amp, plan_of
 from jaxamp.compiled import hlo
-from jaxamp.rewrite.primitives.narrow_collective import send_narrow
+from jaxamp.rewrite.primitives.narrow_collective import Sending, send_narrow
 from tests.audit import PRODUCTS, equations
 
 BF16 = PrecisionPolicy.AUTO_MIXED_BF16
@@ -739,8 +739,8 @@ def test_cotangents_of_both_dtypes_are_added_up():
     """What arrives is read in bfloat16 and in float32, as by a product and by a sum."""
 
     def read_twice(x):
-        dtypes = {"send_dtype": jnp.bfloat16, "cotangent_dtype": jnp.float32}
-        wide, narrow = send_narrow(copy_p, [x], {}, **dtypes, widened=True)
+        how = Sending(copy_p, (), jnp.bfloat16, jnp.float32, widened=True)
+        wide, narrow = send_narrow([x], how)
         return jnp.sum(3 * wide) + jnp.sum(5 * narrow.astype(jnp.float32))
 
     np.testing.assert_array_equal(jax.grad(read_twice)(jnp.ones(3)), 8)

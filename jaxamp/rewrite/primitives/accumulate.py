@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -35,10 +35,29 @@ from jaxamp.core.define import define
 from jaxamp.jaxprs.interpret import evaluate, instead_of
 
 F32 = np.dtype(np.float32)
-Params = tuple[tuple[str, Any], ...]
 _NONE: Mapping[int, Any] = MappingProxyType({})
 
 accumulate_p = Primitive("accumulate")
+
+
+class Contraction(NamedTuple):
+    """A dot or convolution of narrow operands.
+
+    Attributes:
+      primitive: JAX's.
+      params: its parameters, but for ``preferred_element_type``.
+      narrow: the dtype in which operands and cotangents are multiplied.
+      dtype: of the result.
+    """
+
+    primitive: Primitive
+    params: tuple[tuple[str, Any], ...]
+    narrow: np.dtype
+    dtype: np.dtype
+
+    def words(self) -> dict[str, Any]:
+        """Return all parameters of JAX's primitive."""
+        return {**dict(self.params), "preferred_element_type": self.dtype}
 
 
 def accumulate(
@@ -65,21 +84,13 @@ def accumulate(
       dtype of the array that it belongs to.
     """
     others = {k: v for k, v in params.items() if k != "preferred_element_type"}
-    return accumulate_p.bind(
-        *operands,
-        *originals.values(),
-        contraction=contraction,
-        params=tuple(others.items()),
-        narrow=np.dtype(narrow),
-        dtype=np.dtype(dtype),
-        rounded=tuple(originals),
-    )
+    how = Contraction(contraction, tuple(others.items()), np.dtype(narrow), np.dtype(dtype))
+    return accumulate_p.bind(*operands, *originals.values(), how=how, rounded=tuple(originals))
 
 
 def contraction_of(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
     """Return the contraction that an ``accumulate`` equation stands for, and its parameters."""
-    preferred = {"preferred_element_type": params["dtype"]}
-    return params["contraction"], {**dict(params["params"]), **preferred}
+    return params["how"].primitive, params["how"].words()
 
 
 def split_originals(
@@ -102,40 +113,36 @@ def _alike(avals: Sequence[Any], narrow: np.dtype) -> list[Any]:
 
 
 @lru_cache(maxsize=1024)  # JAX asks again and again when it linearizes
-def _type(
-    *avals: Any, contraction: Primitive, params: Params, narrow: Any, dtype: Any, rounded: Any
-) -> Any:
-    operands = _alike(split_originals(avals, rounded)[0], narrow)
-    return contraction.abstract_eval(*operands, **dict(params), preferred_element_type=dtype)[0]
+def _type(*avals: Any, how: Contraction, rounded: Any) -> Any:
+    operands = _alike(split_originals(avals, rounded)[0], how.narrow)
+    return how.primitive.abstract_eval(*operands, **how.words())[0]
 
 
-def _direct(
-    *values: Any, contraction: Primitive, params: Params, narrow: Any, dtype: Any, rounded: Any
-) -> Any:
+def _direct(*values: Any, how: Contraction, rounded: Any) -> Any:
     (lhs, rhs, *others), _ = split_originals(values, rounded)
-    operands = [lax.convert_element_type(x, narrow) for x in (lhs, rhs)]
-    return contraction.bind(*operands, *others, **dict(params), preferred_element_type=dtype)
+    operands = [lax.convert_element_type(x, how.narrow) for x in (lhs, rhs)]
+    return how.primitive.bind(*operands, *others, **how.words())
 
 
-def _on_cpu(*values: Any, narrow: Any, dtype: Any, rounded: Any, **params: Any) -> Any:
+def _on_cpu(*values: Any, how: Contraction, rounded: Any) -> Any:
     (lhs, rhs, *others), _ = split_originals(values, rounded)
-    if dtype == F32:
-        lhs, rhs = (lax.convert_element_type(x, narrow) for x in (lhs, rhs))
-        narrow = F32
-    return _direct(lhs, rhs, *others, narrow=narrow, dtype=dtype, rounded=(), **params)
+    if how.dtype == F32:
+        lhs, rhs = (lax.convert_element_type(x, how.narrow) for x in (lhs, rhs))
+        how = how._replace(narrow=F32)
+    return _direct(lhs, rhs, *others, how=how, rounded=())
 
 
-def _on_gpu(*values: Any, contraction: Primitive, narrow: Any, dtype: Any, **params: Any) -> Any:
-    given = narrow if contraction is conv_general_dilated_p else dtype
-    result = _direct(*values, contraction=contraction, narrow=narrow, dtype=given, **params)
-    return lax.convert_element_type(result, dtype)
+def _on_gpu(*values: Any, how: Contraction, rounded: Any) -> Any:
+    given = how.narrow if how.primitive is conv_general_dilated_p else how.dtype
+    result = _direct(*values, how=how._replace(dtype=given), rounded=rounded)
+    return lax.convert_element_type(result, how.dtype)
 
 
 def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, rounded: Any, **params: Any
+    primals: Sequence[Any], tangents: Sequence[Any], *, how: Contraction, rounded: Any
 ) -> tuple[Any, Any]:
     """Apply bilinearity: a term for each of the two operands that has a tangent."""
-    out = accumulate_p.bind(*primals, rounded=rounded, **params)
+    out = accumulate_p.bind(*primals, how=how, rounded=rounded)
     operands, _ = split_originals(primals, rounded)
     direct, originals = split_originals(tangents, rounded)
     terms = []
@@ -143,65 +150,43 @@ def _jvp(
         tangent = originals.get(index, direct[index])
         if not isinstance(tangent, ad.Zero):
             replaced = [tangent if i == index else x for i, x in enumerate(operands)]
-            terms.append(accumulate_p.bind(*replaced, rounded=(), **params))
+            terms.append(accumulate_p.bind(*replaced, how=how, rounded=()))
     return out, sum(terms[1:], terms[0]) if terms else jax_compat.symbolic_zero_like(out)
 
 
-def _transpose(
-    cotangent: Any,
-    *values: Any,
-    contraction: Primitive,
-    params: Params,
-    narrow: Any,
-    dtype: Any,
-    rounded: Any,
-) -> list[Any]:
+def _transpose(cotangent: Any, *values: Any, how: Contraction, rounded: Any) -> list[Any]:
     """Transpose the contraction by JAX's own rule, with the primitive put back."""
     operands, _ = split_originals(values, rounded)
     index = 0 if ad.is_undefined_primal(operands[0]) else 1
     aval = operands[index].aval
     known = [x for i, x in enumerate(operands) if i != index]
-    known = [lax.convert_element_type(cotangent, narrow), *known]
+    known = [lax.convert_element_type(cotangent, how.narrow), *known]
     types = tuple(jax.typeof(x).update(weak_type=False) for x in known)
-    closed = _transposed(index, aval, types, contraction, params, narrow)
+    closed = _transposed(index, aval, types, how._replace(dtype=how.narrow))
 
     def instead(operands: Sequence[Any], others: dict[str, Any]) -> Any:
-        return accumulate(contraction, operands, others, narrow, aval.dtype)
+        return accumulate(how.primitive, operands, others, how.narrow, aval.dtype)
 
-    (back,) = evaluate(closed, known, instead_of(contraction, instead))
+    (back,) = evaluate(closed, known, instead_of(how.primitive, instead))
     return [back if i == index else None for i in range(len(values))]
 
 
 @lru_cache(maxsize=1024)
-def _transposed(
-    index: int,
-    aval: Any,
-    avals: tuple[Any, ...],
-    contraction: Primitive,
-    params: Params,
-    narrow: np.dtype,
-) -> ClosedJaxpr:
-    """Return the transpose in one operand, as JAX has it for operands of one dtype."""
-    (linear,) = _alike([aval], narrow)
-    rule = ad.primitive_transposes[contraction]
+def _transposed(index: int, aval: Any, avals: tuple[Any, ...], narrow: Contraction) -> ClosedJaxpr:
+    """Return the transpose in one operand, as JAX has it for operands and results of one dtype."""
+    (linear,) = _alike([aval], narrow.dtype)
+    rule = ad.primitive_transposes[narrow.primitive]
 
     def transpose(cotangent: Any, *known: Any) -> Any:
         operands = list(known)
         operands.insert(index, ad.UndefinedPrimal(linear))
-        return rule(cotangent, *operands, **dict(params), preferred_element_type=narrow)[index]
+        return rule(cotangent, *operands, **narrow.words())[index]
 
-    return jax.make_jaxpr(transpose)(*_alike(avals, narrow))
+    return jax.make_jaxpr(transpose)(*_alike(avals, narrow.dtype))
 
 
 def _batch(
-    values: Sequence[Any],
-    axes: Sequence[Any],
-    *,
-    contraction: Primitive,
-    params: Params,
-    narrow: Any,
-    dtype: Any,
-    rounded: Any,
+    values: Sequence[Any], axes: Sequence[Any], *, how: Contraction, rounded: Any
 ) -> tuple[Any, int]:
     """Batch the contraction by JAX's own rule, with the primitive put back.
 
@@ -215,19 +200,19 @@ def _batch(
             del originals[index]
 
     def contract(*xs: Any) -> Any:
-        return contraction.bind(*xs, **dict(params), preferred_element_type=narrow)
+        return how.primitive.bind(*xs, **how._replace(dtype=how.narrow).words())
 
     def instead(inputs: Sequence[Any], others: dict[str, Any]) -> Any:
         kept = {i: value for i, value in originals.items() if inputs[i] is operands[i]}
         assert kept.keys() == originals.keys(), "vmap has moved an operand that is not batched"
-        return accumulate(contraction, inputs, others, narrow, dtype, kept)
+        return accumulate(how.primitive, inputs, others, how.narrow, how.dtype, kept)
 
-    avals = _alike([jax.typeof(x) for x in operands], narrow)
+    avals = _alike([jax.typeof(x) for x in operands], how.narrow)
     closed = jax.make_jaxpr(jax.vmap(contract, in_axes=tuple(dims)))(*avals)
-    return evaluate(closed, operands, instead_of(contraction, instead))[0], 0
+    return evaluate(closed, operands, instead_of(how.primitive, instead))[0], 0
 
 
 _LOWERED = {None: _direct, "cpu": _on_cpu, "cuda": _on_gpu, "rocm": _on_gpu}
 define(accumulate_p, _on_cpu, _type, _batch, _jvp, _LOWERED)
 ad.primitive_transposes[accumulate_p] = _transpose
-jax_compat.check_nans(accumulate_p, lambda params: params["contraction"].name)
+jax_compat.check_nans(accumulate_p, lambda params: params["how"].primitive.name)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -26,76 +26,61 @@ from jax.interpreters import ad, batching, mlir
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.jaxprs.interpret import evaluate, instead_of
 
-Params = tuple[tuple[str, Any], ...]
-
 narrow_collective_p = Primitive("narrow_collective")
 register_op_kind(narrow_collective_p, OpKind.BOUNDARY, trait=Trait.OPAQUE)
 
 
-def send_narrow(
-    collective: Primitive,
-    operands: Sequence[Any],
-    params: dict[str, Any],
-    send_dtype: Any,
-    cotangent_dtype: Any,
-    *,
-    widened: bool = False,
-) -> list[Any]:
-    """Send an array in one dtype, and its cotangent in another.
+class Sending(NamedTuple):
+    """A collective, and how its array is sent.
 
-    Args:
+    Attributes:
       collective: a primitive that moves one array between devices, linear in it.
-      operands: the array, and what says which part of it goes where, as indices do.
       params: parameters of the collective.
       send_dtype: dtype in which the array is sent.
       cotangent_dtype: dtype in which the cotangent is sent, and summed where the transpose sums.
       widened: whether the result is returned in the dtype of the array too.
+    """
+
+    collective: Primitive
+    params: tuple[tuple[str, Any], ...]
+    send_dtype: Any
+    cotangent_dtype: Any
+    widened: bool
+
+    def bind(self, *operands: Any) -> Any:
+        """Emit the collective itself."""
+        return self.collective.bind(*operands, **dict(self.params))
+
+
+def send_narrow(operands: Sequence[Any], how: Sending) -> list[Any]:
+    """Send an array in one dtype, and its cotangent in another.
+
+    Args:
+      operands: the array, and what says which part of it goes where, as indices do.
+      how: the collective, and the dtypes.
 
     Returns:
-      The result of the collective in `send_dtype`; before it, if `widened`, the same in the dtype
-      of the array.
+      The result of the collective in ``how.send_dtype``; before it, if ``how.widened``, the same in
+      the dtype of the array.
     """
-    return narrow_collective_p.bind(
-        *operands,
-        collective=collective,
-        params=tuple(params.items()),
-        send_dtype=send_dtype,
-        cotangent_dtype=cotangent_dtype,
-        widened=widened,
-    )
+    return narrow_collective_p.bind(*operands, how=how)
 
 
 def collective_of(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
     """Return the collective that such an equation stands for, and its parameters."""
-    return params["collective"], dict(params["params"])
+    return params["how"].collective, dict(params["how"].params)
 
 
-def _type(
-    aval: Any,
-    *others: Any,
-    collective: Primitive,
-    params: Params,
-    send_dtype: Any,
-    cotangent_dtype: Any,
-    widened: bool,
-) -> Any:
-    sent_as = aval.update(dtype=send_dtype, weak_type=False)
-    arrived, effects = collective.abstract_eval(sent_as, *others, **dict(params))
-    wide = [arrived.update(dtype=aval.dtype)] if widened else []
+def _type(aval: Any, *others: Any, how: Sending) -> Any:
+    sent_as = aval.update(dtype=how.send_dtype, weak_type=False)
+    arrived, effects = how.collective.abstract_eval(sent_as, *others, **dict(how.params))
+    wide = [arrived.update(dtype=aval.dtype)] if how.widened else []
     return [*wide, arrived], effects
 
 
-def _send(
-    operand: Any,
-    *others: Any,
-    collective: Primitive,
-    params: Params,
-    send_dtype: Any,
-    cotangent_dtype: Any,
-    widened: bool,
-) -> list[Any]:
-    arrived = collective.bind(_cast(operand, send_dtype), *others, **dict(params))
-    wide = [_cast(arrived, operand.dtype)] if widened else []
+def _send(operand: Any, *others: Any, how: Sending) -> list[Any]:
+    arrived = how.bind(_cast(operand, how.send_dtype), *others)
+    wide = [_cast(arrived, operand.dtype)] if how.widened else []
     return [*wide, arrived]
 
 
@@ -114,59 +99,39 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     return arrived, narrow_collective_p.bind(tangents[0], *primals[1:], **params)
 
 
-def _transpose(
-    cotangents: Sequence[Any],
-    operand: Any,
-    *others: Any,
-    collective: Primitive,
-    params: Params,
-    send_dtype: Any,
-    cotangent_dtype: Any,
-    widened: bool,
-) -> list[Any]:
+def _transpose(cotangents: Sequence[Any], operand: Any, *others: Any, how: Sending) -> list[Any]:
     given = [ct for ct in cotangents if not isinstance(ct, ad.Zero)]
     if not given:
         return [ad.Zero(operand.aval), *(None for _ in others)]
     total = sum((ct.astype(operand.aval.dtype) for ct in given[1:]), given[0])
-    narrow, aval = _cast(total, cotangent_dtype), operand.aval.update(dtype=cotangent_dtype)
-    rule = ad.primitive_transposes.get(collective)
+    narrow, aval = _cast(total, how.cotangent_dtype), operand.aval.update(dtype=how.cotangent_dtype)
+    rule = ad.primitive_transposes.get(how.collective)
     if rule is None:  # a reshard has another kind of rule, and since JAX 0.12 a gather
-        sent = jax.linear_transpose(lambda x: collective.bind(x, *others, **dict(params)), aval)
-        returned = sent(narrow)
+        returned = jax.linear_transpose(lambda x: how.bind(x, *others), aval)(narrow)
     else:
-        returned = rule(narrow, ad.UndefinedPrimal(aval), *others, **dict(params))
+        returned = rule(narrow, ad.UndefinedPrimal(aval), *others, **dict(how.params))
     return [_cast(returned[0], operand.aval.dtype), *(None for _ in others)]
 
 
 def _batch(
-    axis: Any,
-    operands: Sequence[Any],
-    dims: Sequence[Any],
-    *,
-    collective: Primitive,
-    params: Params,
-    send_dtype: Any,
-    cotangent_dtype: Any,
-    widened: bool,
+    axis: Any, operands: Sequence[Any], dims: Sequence[Any], *, how: Sending
 ) -> tuple[list[Any], list[Any]]:
     """Batch the collective by JAX's own rule, with the primitive put back."""
     operand, out_dims = operands[0], []
 
     def batched(*operands: Any) -> Any:
-        rule = batching.fancy_primitive_batchers[collective]
-        result, dim = rule(axis, operands, dims, **dict(params))
+        rule = batching.fancy_primitive_batchers[how.collective]
+        result, dim = rule(axis, operands, dims, **dict(how.params))
         out_dims.append(dim)
         return result
 
     def instead(values: Sequence[Any], params: dict[str, Any]) -> Any:
-        return send_narrow(
-            collective, values, params, send_dtype, cotangent_dtype, widened=widened
-        )[0]
+        return send_narrow(values, how._replace(params=tuple(params.items())))[0]
 
     closed = jax.make_jaxpr(batched)(*operands)
-    (result,) = evaluate(closed, operands, instead_of(collective, instead))
+    (result,) = evaluate(closed, operands, instead_of(how.collective, instead))
     # Over the axis of the vmap itself nothing is sent.
-    dtypes = [operand.dtype, send_dtype] if widened else [send_dtype]
+    dtypes = [operand.dtype, how.send_dtype] if how.widened else [how.send_dtype]
     return [_cast(result, d) for d in dtypes], out_dims * len(dtypes)
 
 

@@ -10,7 +10,7 @@ from jax.core import eval_jaxpr
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.policy.techniques import Technique
-from jaxamp.rewrite.primitives.narrow_collective import send_narrow
+from jaxamp.rewrite.primitives.narrow_collective import Sending, send_narrow
 from jaxamp.rewrite.registry import RoundedResults, RuleContext, rewrites
 from jaxamp.xla.primitives.label_gather import (
     gathers_one_of_each_row,
@@ -44,10 +44,9 @@ def send(
     narrow, is_float32 = decision.accumulation, decision.operand is not None
     if narrow is None or not is_float32 or operands[0].dtype == narrow.dtype:
         return jax_compat.bind(eqn, operands)
-    params, widened = dict(eqn.params), decision.sent is not None
-    results = send_narrow(
-        eqn.primitive, operands, params, narrow.dtype, back.dtype, widened=widened
-    )
+    params, widened = tuple(eqn.params.items()), decision.sent is not None
+    how = Sending(eqn.primitive, params, narrow.dtype, back.dtype, widened)
+    results = send_narrow(operands, how)
     return RoundedResults(results[:1], results[1:])
 
 
