@@ -127,7 +127,7 @@ MUTATIONS = (
     Mutation(
         "plan/dataflow/exact.py",
         "if len(graph.readers[value]) != 1 or is_taken:",
-        "if value in self._taken:",
+        "if is_taken:",
         "tests/plan/dataflow/test_exact.py",
     ),
     Mutation(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from jaxamp.plan.graph.consumers import is_exact
-from jaxamp.plan.graph.flags import union
 from jaxamp.plan.graph.graph import Carry, Graph, Link, Role
+from jaxamp.plan.graph.sweeps import union
 
 
 def find_states(graph: Graph) -> list[Carry]:
