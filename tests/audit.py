@@ -55,8 +55,8 @@ def products(jaxpr: core.Jaxpr) -> list[Product]:
 
 
 def _product(eqn: core.JaxprEqn) -> Product:
-    narrow = eqn.params.get("narrow")  # what `accumulate` rounds its operands to
-    a, b = (narrow or jnp.dtype(_typed(v).dtype) for v in eqn.invars[:2])
+    how = eqn.params.get("how")  # what `accumulate` rounds its operands to
+    a, b = (how.narrow if how else jnp.dtype(_typed(v).dtype) for v in eqn.invars[:2])
     scope = str(eqn.source_info.name_stack)
     kept = (
         "keep_precision" in scope
