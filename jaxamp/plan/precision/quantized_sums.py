@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from jaxamp.core.formats import Precision
 from jaxamp.plan.conditioning.hazards import Hazards
 from jaxamp.plan.dataflow.regions import FusionRegions
-from jaxamp.plan.dataflow.returned import find_returned
+from jaxamp.plan.dataflow.uses import find_returned
 from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.plan.precision.overrides import Forced
