@@ -217,6 +217,21 @@ def test_pallas_kernels_are_attention(case):
             assert np.abs((got - want).astype(jnp.float32)).max() <= 2**-6 * size
 
 
+def test_a_block_of_keys_may_be_hidden_whole():
+    """Minus infinity for all keys of a first block, as where sequences are padded on the left."""
+    q, k, v, dout = _operands((1, 640, 1, 64), (1, 640, 1, 64))
+    bias = jnp.broadcast_to(jnp.where(jnp.arange(640) < 300, -jnp.inf, 0.0), (1, 1, 640, 640))
+    operands, spec = Operands(q, k, v, bias), AttentionSpec(scale=0.125)
+    want, sums = attention_forward(q, k, v, bias, spec)
+    with _interpreting(FLASH):
+        found, lse = jax.jit(functools.partial(FLASH.forward, spec=spec))(operands)
+        backward = functools.partial(FLASH.backward, spec=spec, bias_grad=True)
+        grads = jax.jit(backward)(operands, Results(found, lse, dout))
+    np.testing.assert_allclose(lse, sums, atol=1e-4)
+    np.testing.assert_allclose(found.astype("f4"), want.astype("f4"), atol=2**-6)
+    assert all(jnp.isfinite(x).all() for x in grads)
+
+
 def test_blocks_divide():
     """The largest multiple of 128 up to 512 that divides a length."""
     assert [block(n) for n in (128, 384, 640, 1024, 1536, 1920)] == [128, 384, 128, 512, 512, 384]

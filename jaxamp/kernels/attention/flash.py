@@ -11,6 +11,9 @@ from jaxamp.kernels.attention.fused import Fused
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results, scores_shape
 from jaxamp.kernels.attention.splash import block, tpu_obstacle
 
+_LARGEST = 1e30
+"""Of a bias: where a block of keys is all minus infinity, the kernel takes that from itself."""
+
 
 def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | None:
     """Return why it does not take these operands."""
@@ -55,10 +58,11 @@ def _by_heads(x: Any) -> Any:
 
 def _known(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any, Any, Any]:
     """Return the operands as the kernel has them: it adds a bias before it multiplies by scale."""
-    bias = operands.bias
-    unscaled = None if bias is None else bias.astype(jnp.float32) / spec.scale
     q, k, v = map(_by_heads, operands[:3])
-    return q, k, v, unscaled
+    if operands.bias is None:
+        return q, k, v, None
+    most = _LARGEST / max(1.0, abs(spec.scale))
+    return q, k, v, jnp.clip(operands.bias.astype(jnp.float32) / spec.scale, -most, most)
 
 
 def _blocks(q: Any, k: Any) -> Any:
