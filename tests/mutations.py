@@ -234,9 +234,15 @@ MUTATIONS = (
     ),
     Mutation(
         "attention/fuse.py",
-        "AttentionSpec(float(scale), causal, window)",
-        "AttentionSpec(1.0, causal, window)",
+        "AttentionSpec(float(scale), *kinds)",
+        "AttentionSpec(1.0, *kinds)",
         "tests/attention",
+    ),
+    Mutation(
+        "kernels/attention/ways.py",
+        "yield replace(spec, mask=None, window=spec.window if has_window else None)",
+        "yield replace(spec, mask=None, window=None)",
+        "tests/kernels/test_ways.py",
     ),
     Mutation(
         "run/runner.py",

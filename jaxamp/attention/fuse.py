@@ -16,7 +16,7 @@ from jaxamp.attention.emit_level import Binding, Changes, emit_level
 from jaxamp.attention.known_numbers import Given, KnownNumbers, Outer
 from jaxamp.attention.layout import layout_of, thinned
 from jaxamp.attention.levels import Level, Unit, open_level
-from jaxamp.attention.masks import causal_kind, known_masks
+from jaxamp.attention.masks import Kinds, kinds_of, known_masks
 from jaxamp.attention.match import (
     NO_PRODUCT,
     Bias,
@@ -283,10 +283,10 @@ class _Fuser:
             pairs = [pair for pair in pairs if pair not in wrong]
         for replacement, place in pairs:
             found, spec = replacement.found, replacement.spec
-            mask = "causal" if spec.causal else "none" if replacement.bias_shape is None else "bias"
-            mask = "window" if spec.window is not None else mask
+            is_biased = spec.kind == "none" and replacement.bias_shape is not None
+            kind = "bias" if is_biased else spec.kind
             self.attentions.append(
-                Attention(*place.words, "out" in found.results, found.backward, mask)
+                Attention(*place.words, "out" in found.results, found.backward, kind)
             )
         return [r for r, _ in pairs]
 
@@ -319,10 +319,9 @@ class _Fuser:
         scale = found.scale
         for step in found.steps:
             scale *= step.times if isinstance(step, Rescaling) else 1.0
-        causal, window = causal_kind(seen)
-        if seen is not None and not causal and not seen.all():
-            rest = list(found.steps)
-        spec = AttentionSpec(float(scale), causal, window)
+        if (kinds := kinds_of(seen)) is None:
+            kinds, rest = Kinds(), list(found.steps)
+        spec = AttentionSpec(float(scale), *kinds)
         steps = [s for s in rest if not isinstance(s, Rescaling)]
         shape = _bias_shape(steps, layout) if steps else None
         narrow = self.policy.base.dtype
@@ -334,7 +333,7 @@ class _Fuser:
         biased = _biased(found, level, scores, steps)
         if (reason := refusal(q, k, v, bias, spec, self.kernels, biased)) is not None:
             return Obstacle(reason)
-        return Replacement(found, layout, spec, list(rest), shape, is_sure, True in masked_again)
+        return Replacement(found, layout, spec, rest, shape, is_sure, True in masked_again)
 
     def _told_otherwise(self, place: _Place) -> Obstacle | None:
         """Return what the user has said of an attention, if it must stay as it is."""

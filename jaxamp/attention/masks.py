@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from jaxamp.attention.replacement import home_of
 from jaxamp.attention.scores import LEAST, Scores
 from jaxamp.attention.slopes import is_arithmetic
 from jaxamp.attention.values import size_of
+from jaxamp.kernels.attention.known_masks import Intervals, KnownMask, Segments
 
 
 def known_masks(
@@ -107,14 +108,50 @@ def _is_float(var: Any) -> bool:
     return jax.numpy.issubdtype(getattr(var.aval, "dtype", np.bool_), np.floating)
 
 
-def causal_kind(seen: np.ndarray | None) -> tuple[bool, int | None]:
-    """Return whether a known mask is causal, and its window."""
-    if seen is None or seen.shape[0] != seen.shape[1] or seen.all():
-        return False, None
-    size, rows = seen.shape[0], np.arange(seen.shape[0])
-    window = int(np.count_nonzero(seen[-1]))
-    first, last = seen.argmax(1), size - 1 - seen[:, ::-1].argmax(1)
-    has_gaps = np.count_nonzero(seen, axis=1) != last - first + 1
-    if has_gaps.any() or (last != rows).any() or (first != np.maximum(rows + 1 - window, 0)).any():
-        return False, None
-    return True, None if window == size else window
+class Kinds(NamedTuple):
+    """A known mask in words of `AttentionSpec`."""
+
+    causal: bool = False
+    window: int | None = None
+    mask: KnownMask | None = None
+
+
+def kinds_of(seen: np.ndarray | None) -> Kinds | None:
+    """Return what a known mask bool[T, S] is; ``None`` for one of no kind."""
+    if seen is None or seen.all():
+        return Kinds()
+    if seen.shape[0] == seen.shape[1] and (causal := _causal(seen)) is not None:
+        return causal
+    mask = Segments.of(seen) or Intervals.of(seen)
+    return mask and Kinds(mask=mask)
+
+
+def _causal(seen: np.ndarray) -> Kinds | None:
+    """Return what a mask is in which queries see no later key; ``None`` for others."""
+    rows, first = np.arange(len(seen)), seen.argmax(axis=1)
+    if (first > rows).any():
+        return None
+    number = _linked(first)
+    in_order = np.unique(number, return_inverse=True)[1].astype("i4")
+    segments = Segments(in_order, in_order) if number.any() else None
+    for window in (None, int(np.max(rows - first)) + 1):
+        wanted = np.tri(len(rows), dtype=bool)
+        if window is not None:
+            wanted &= ~np.tri(len(rows), k=-window, dtype=bool)
+        if segments is not None:
+            wanted &= segments.seen(np)
+        if (seen == wanted).all():
+            return Kinds(True, window, segments)
+    return None
+
+
+def _linked(first: np.ndarray) -> np.ndarray:
+    """Return one number for all queries of a segment, from the first key that each sees.
+
+    That is of its segment, but not the first of it where a window is shorter: that one sees an
+    earlier one, and so on. Where a window is shorter than a gap in a segment, its parts have
+    numbers of their own, which the window parts as well.
+    """
+    while (further := first[first] != first).any():
+        first = np.where(further, first[first], first)
+    return first

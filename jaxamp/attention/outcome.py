@@ -13,7 +13,7 @@ class Attention(NamedTuple):
       source: ``file:line (function)`` of the user's code.
       forward: whether its output is computed here.
       backward: whether its cotangents are computed here.
-      mask: ``"none"``, ``"causal"``, ``"window"`` or ``"bias"``.
+      mask: ``"none"``, ``"causal"``, ``"window"``, ``"segments"``, ``"intervals"`` or ``"bias"``.
     """
 
     scope: str

@@ -417,6 +417,95 @@ def segments(q: Array, k: Array, v: Array, segment: Array) -> Array:
     return pv(jax.nn.softmax(scores), v)
 
 
+# Segments that are known when a program is traced.
+
+IN_FOUR = np.arange(T) // (T // 4)
+UNEQUAL = np.repeat([0, 1, 2], [5, T - 12, 7])
+
+
+def masked(q: Array, k: Array, v: Array, seen: Any) -> Array:
+    """Attention to what is seen, bool[T, T]."""
+    return pv(jax.nn.softmax(jnp.where(seen, qk(q, k), -jnp.inf)), v)
+
+
+@spelling(btnh)
+def segments_of_numbers(q: Array, k: Array, v: Array) -> Array:
+    """A query sees the keys with its own number."""
+    number = jnp.arange(T) // (T // 4)
+    return masked(q, k, v, number[:, None] == number[None, :])
+
+
+@spelling(btnh)
+def segments_in_blocks(q: Array, k: Array, v: Array) -> Array:
+    """Blocks of ones, added where they are not."""
+    ones = [jnp.ones((n, n)) for n in np.bincount(UNEQUAL)]
+    seen = jax.scipy.linalg.block_diag(*ones)
+    return pv(jax.nn.softmax(qk(q, k) + (1.0 - seen) * -1e9), v)
+
+
+@spelling(btnh)
+def segments_by_kronecker(q: Array, k: Array, v: Array) -> Array:
+    """A Kronecker product that NumPy has computed, of which a triangle is left."""
+    seen = np.tril(np.kron(np.eye(4), np.ones((T // 4, T // 4))))
+    return jax.nn.dot_product_attention(
+        q, k, v, bias=jnp.asarray(np.where(seen, 0.0, -1e30))[None, None]
+    )
+
+
+@spelling(btnh)
+def segments_mixed(q: Array, k: Array, v: Array) -> Array:
+    """Two speakers in turn, causal."""
+    number = np.arange(T) % 2
+    return masked(q, k, v, jnp.tril(jnp.asarray(number[:, None] == number)))
+
+
+@spelling(btnh)
+def segments_with_windows(q: Array, k: Array, v: Array) -> Array:
+    """Three masks, one after the other."""
+    past = jnp.arange(T)[:, None] - jnp.arange(T)
+    scores = jnp.where(past >= 0, qk(q, k), -1e9)
+    scores = jnp.where(UNEQUAL[:, None] == UNEQUAL, scores, -1e9)
+    return pv(jax.nn.softmax(jnp.where(past < 4, scores, -1e9)), v)
+
+
+@spelling(cross)
+def segments_of_fewer_keys(q: Array, k: Array, v: Array) -> Array:
+    """Of other sizes for queries and keys."""
+    return masked(q, k, v, IN_FOUR[:, None] == IN_FOUR[::2])
+
+
+@spelling(btnh)
+def segments_of_layers(q: Array, k: Array, v: Array) -> Array:
+    """In each layer of a loop."""
+    seen = jnp.asarray(IN_FOUR[:, None] == IN_FOUR)
+
+    def layer(x: Array, _: None) -> tuple[Array, None]:
+        return x + masked(x, k, v, seen & tril()), None
+
+    return lax.scan(layer, q, length=2)[0]
+
+
+@spelling(lambda d: (*btnh(d), d.normal(N, 2 * T)))
+def segments_with_bias(q: Array, k: Array, v: Array, table: Array) -> Array:
+    """A bias for each head and distance, which is learnt."""
+    scores = qk(q, k) + table[:, jnp.arange(T)[:, None] - jnp.arange(T) + T]
+    return pv(jax.nn.softmax(jnp.where(IN_FOUR[:, None] == IN_FOUR, scores, -jnp.inf)), v)
+
+
+@spelling(btnh)
+def segments_with_padding(q: Array, k: Array, v: Array) -> Array:
+    """The last words are of no segment: they see nothing, and their weights are equal."""
+    here = np.arange(T) < T - 3
+    seen = (IN_FOUR[:, None] == IN_FOUR) & here[:, None] & here
+    return pv(jax.nn.softmax(jnp.where(seen, qk(q, k), -1e9)), v)
+
+
+@spelling(btnh)
+def window_to_both_sides(q: Array, k: Array, v: Array) -> Array:
+    """A query sees its neighbours before and after."""
+    return masked(q, k, v, jnp.abs(jnp.arange(T)[:, None] - jnp.arange(T)) < 4)
+
+
 @spelling(btnh)
 def sliding_window(q: Array, k: Array, v: Array) -> Array:
     """The last words alone."""

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 B, T, N, H = 2, 1024, 8, 64
 
 
@@ -37,6 +39,10 @@ def programs() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "scale that rounds", {"scale": 0.1, "causal": True}
     yield "grouped, scale that rounds", {"scale": 0.1, "causal": True, "key_heads": 2}
     yield "vmap", {"vmap": True, "causal": True}
+    yield "segments", {"numbers": np.arange(T) // 128, "causal": True}
+    yield "unequal segments", {"numbers": np.arange(T) // 384, "causal": True}
+    yield "mixed segments", {"numbers": np.arange(T) % 2}
+    yield "window to both sides", {"seen": abs(np.arange(T)[:, None] - np.arange(T)) < 256}
 
 
 def program(words: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
@@ -45,10 +51,17 @@ def program(words: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
     import jax.numpy as jnp
 
     from jaxamp.kernels.attention import AttentionSpec, attention
+    from jaxamp.kernels.attention.known_masks import Intervals, Segments
 
     length, head = words.get("length", T), words.get("head", H)
     dtype = words.get("dtype", "bfloat16")
-    spec = AttentionSpec(words.get("scale", 0.125), words.get("causal", False), words.get("window"))
+    mask: Any = None
+    if "numbers" in words:
+        mask = Segments(words["numbers"], words["numbers"])
+    elif "seen" in words:
+        mask = Intervals.of(words["seen"])
+    scale, causal = words.get("scale", 0.125), words.get("causal", False)
+    spec = AttentionSpec(scale, causal, words.get("window"), mask)
     queries = (B, length, N, head)
     keys = (B, words.get("keys", length), words.get("key_heads", N), head)
     shapes = [(queries, dtype), (keys, dtype), (keys, dtype)]

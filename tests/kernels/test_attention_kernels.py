@@ -18,6 +18,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.target_gpu import TargetGpu, described_gpu, lowering_for
 from jaxamp.kernels.attention import AttentionSpec, attention, attention_forward, cudnn, triton
 from jaxamp.kernels.attention.flash import FLASH
+from jaxamp.kernels.attention.known_masks import Intervals, Segments
 from jaxamp.kernels.attention.spec import Operands, Results
 from jaxamp.kernels.attention.splash import SPLASH, block
 from tests.kernels import attention_programs
@@ -29,6 +30,9 @@ CUDNN = ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
 BIASED = ["__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"]
 PALLAS = ["tpu_custom_call"] * 3  # forward, dq, dk and dv
 TRITON = ["__gpu$xla"] * 3  # forward, sums of rows, all cotangents
+
+
+WORDS = np.arange(256, dtype=np.int32)
 
 
 def _calls(text):
@@ -60,6 +64,13 @@ def _lowered(platform, gpu=HOPPER, **words):
         ({"head": 12}, [], []),
         ({"head": 36}, TRITON, []),
         ({"head": 36, "key_heads": 2}, [], []),
+        ({"numbers": WORDS // 128, "causal": True}, CUDNN, PALLAS),
+        ({"numbers": WORDS // 100}, [CUDNN[0]] * 2 + [CUDNN[1]] * 2, PALLAS),
+        ({"numbers": WORDS // 16, "causal": True, "window": 9}, CUDNN, PALLAS),
+        ({"numbers": WORDS % 2, "causal": True, "key_heads": 2}, BIASED, PALLAS),
+        ({"numbers": WORDS // 128, "bias": (2, 8, 256, 256)}, BIASED, PALLAS),
+        ({"numbers": WORDS % 2, "head": 36}, TRITON, []),
+        ({"seen": abs(WORDS[:, None] - WORDS) < 50}, BIASED, PALLAS),
     ],
 )
 def test_kernels_by_platform(words, on_cuda, on_tpu):
@@ -156,6 +167,8 @@ def _operands(shape, keys, dtype=jnp.bfloat16):
     return [jnp.asarray(draw.standard_normal(s), dtype) for s in shapes]
 
 
+MIXED = Segments(WORDS // 50 % 2, WORDS // 50 % 2)
+BOTH_SIDES = Intervals(np.maximum(WORDS - 9, 0), np.minimum(WORDS + 70, 256), 256)
 CASES = {
     "causal": (SPLASH, (1, 256, 2, 64), (1, 256, 2, 64), None, {"causal": True}),
     "window, grouped": (
@@ -176,6 +189,29 @@ CASES = {
         {"causal": True},
     ),
     "flash, bias": (FLASH, (1, 256, 2, 64), (1, 256, 2, 64), (1, 2, 256, 256), {}),
+    "segments": (SPLASH, (1, 256, 2, 64), (1, 256, 1, 64), None, {"causal": True, "mask": MIXED}),
+    "intervals": (SPLASH, (1, 256, 2, 64), (1, 256, 2, 64), None, {"mask": BOTH_SIDES}),
+    "flash, segments": (
+        FLASH,
+        (1, 256, 2, 64),
+        (1, 256, 2, 64),
+        (1, 2, 256, 256),
+        {"causal": True, "mask": MIXED},
+    ),
+    "flash, fewer keys": (
+        FLASH,
+        (1, 256, 2, 64),
+        (1, 128, 2, 64),
+        None,
+        {"mask": Segments(WORDS // 50, WORDS[::2] // 50)},
+    ),
+    "triton, segments": (
+        triton.on(HOPPER),
+        (1, 256, 2, 36),
+        (1, 256, 2, 36),
+        None,
+        {"mask": MIXED},
+    ),
 }
 
 

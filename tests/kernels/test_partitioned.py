@@ -8,10 +8,12 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxamp.kernels.attention import AttentionSpec, composed
+from jaxamp.kernels.attention.known_masks import Segments
 from jaxamp.kernels.attention.partitioned import partitioned
 
-SPEC = AttentionSpec(0.3, causal=True)
 B, T, N, H = 8, 16, 4, 8
+SEGMENTS = Segments(np.arange(T) // 5, np.arange(T) // 5)
+SPEC = AttentionSpec(0.3, causal=True, mask=SEGMENTS)
 EXAMPLES, BOTH = P("data"), P("data", None, "heads")
 
 

@@ -19,18 +19,22 @@ _KINDS = {(8, 0): "NVIDIA A100", (9, 0): "NVIDIA H100", (10, 0): "NVIDIA B200"}
 
 
 def triton_forward(
-    q: Any, k: Any, v: Any, scale: float, causal: bool, blocks: dict[str, int]
+    q: Any, k: Any, v: Any, segments: Any, scale: float, causal: bool, blocks: dict[str, int]
 ) -> tuple[Any, Any]:
-    """Return the output in the layout BTNH, and the log-sum-exp of the scores to base two."""
+    """Return the output in the layout BTNH, and the log-sum-exp of the scores to base two.
+
+    Words see those alone that have the same number in `segments`, int32[B, T] or ``None``.
+    """
     calls = _calls()
     words: dict[str, Any] = {"sm_scale": scale, "causal": causal, "return_residuals": True}
-    return calls.mha(q, k, v, None, block_sizes=calls.BlockSizes(**blocks), **words)
+    return calls.mha(q, k, v, segments, block_sizes=calls.BlockSizes(**blocks), **words)
 
 
 def triton_backward(
     q: Any,
     k: Any,
     v: Any,
+    segments: Any,
     out: Any,
     lse: Any,
     dout: Any,
@@ -44,7 +48,7 @@ def triton_backward(
     in float32.
     """
     calls = _calls()
-    residuals = (q, k, v, None, out.astype(jnp.float32), lse)
+    residuals = (q, k, v, segments, out.astype(jnp.float32), lse)
     sizes = calls.BlockSizes(**blocks)
     words = (sizes, "triton", None, 2, None, False, False, False)
     return calls._mha_backward(scale, causal, *words, residuals, dout)[:3]

@@ -26,6 +26,8 @@ def obstacle(gpu: TargetGpu, operands: Operands, spec: AttentionSpec, backward: 
         return "there is no cuDNN"
     if 0 in q.shape + k.shape:
         return "there is nothing to attend to"
+    if spec.mask is not None:
+        return "cuDNN has no masks but causal ones and windows"
     if bias is not None:
         bias = jax.ShapeDtypeStruct((*bias.shape[:2], q.shape[1], k.shape[1]), q.dtype)
     if q.dtype.itemsize != 2:

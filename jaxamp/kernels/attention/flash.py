@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxamp.core import jax_compat
 from jaxamp.kernels.attention.fused import Fused
+from jaxamp.kernels.attention.known_masks import Segments
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results, scores_shape
 from jaxamp.kernels.attention.splash import block, tpu_obstacle
 
@@ -20,6 +21,8 @@ def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | N
     q, k, v, bias = operands
     if spec.window is not None:
         return "flash_attention has no windows"
+    if not isinstance(spec.mask, Segments | None):
+        return "flash_attention has no masks but causal ones and segments"
     if q.shape[2] != k.shape[2]:
         return "flash_attention has a key head for each query head"
     if q.shape[-1] != v.shape[-1]:
@@ -56,13 +59,17 @@ def _by_heads(x: Any) -> Any:
     return jnp.swapaxes(x, 1, 2)
 
 
-def _known(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any, Any, Any]:
-    """Return the operands as the kernel has them: it adds a bias before it multiplies by scale."""
+def _known(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any, Any, Any, Any]:
+    """Return operands and segments as the kernel has them: a bias is multiplied by scale, too."""
     q, k, v = map(_by_heads, operands[:3])
-    if operands.bias is None:
-        return q, k, v, None
-    most = _LARGEST / max(1.0, abs(spec.scale))
-    return q, k, v, jnp.clip(operands.bias.astype(jnp.float32) / spec.scale, -most, most)
+    unscaled = segments = None
+    if operands.bias is not None:
+        most = _LARGEST / max(1.0, abs(spec.scale))
+        unscaled = jnp.clip(operands.bias.astype(jnp.float32) / spec.scale, -most, most)
+    if isinstance(spec.mask, Segments):
+        numbers = spec.mask.queries, spec.mask.keys
+        segments = [jnp.broadcast_to(x, (len(q), len(x))) for x in numbers]
+    return q, k, v, unscaled, segments
 
 
 def _blocks(q: Any, k: Any) -> Any:

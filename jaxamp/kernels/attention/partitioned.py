@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.custom_partitioning import custom_partitioning
@@ -75,7 +76,8 @@ def partitioned(
     """
     one = Pass(form, spec, bias_grad)
     partition = Partition(one, avals)
-    call = custom_partitioning(one.written_out)  # it has the types
+    types = jax.jit(one.written_out)  # which has the numbers of a mask, as JAX 0.10.2 demands
+    call = custom_partitioning(types)
     call.def_partition(
         partition=partition.divide,
         infer_sharding_from_operands=partition.infer,

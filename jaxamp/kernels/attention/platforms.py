@@ -14,6 +14,7 @@ from jaxamp.kernels.attention.flash import FLASH
 from jaxamp.kernels.attention.fused import Fused, flattened
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands
 from jaxamp.kernels.attention.splash import EXPORTED_SPLASH, SPLASH, exact_scale
+from jaxamp.kernels.attention.ways import ways
 from jaxamp.kernels.gpu_lowering import gpu_of, may_call, target_gpu
 
 
@@ -34,8 +35,9 @@ def chosen(
         return None
     flat = flattened(operands)
     for kernel in _KERNELS[platform](context, spec):
-        if kernel.obstacle(flat, spec, backward) is None:
-            return kernel
+        for way in ways(kernel, spec):
+            if way.obstacle(flat, spec, backward) is None:
+                return way
     return None
 
 

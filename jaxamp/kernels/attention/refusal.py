@@ -9,6 +9,7 @@ from jaxamp.kernels.attention.bias_bytes import Biased, loss
 from jaxamp.kernels.attention.fused import Fused, flattened
 from jaxamp.kernels.attention.platforms import everywhere
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands, mismatch
+from jaxamp.kernels.attention.ways import ways
 
 
 def refusal(
@@ -41,11 +42,22 @@ def refusal(
     flat = flattened(Operands(q, k, v, bias))
     reasons = []
     for kernel in everywhere() if kernels is None else kernels:
-        passes = (kernel.obstacle(flat, spec, backward) for backward in (False, True))
-        reason = next(filter(None, passes), None)
-        if reason is None and biased is not None and bias is not None:
-            reason = loss(kernel, flat, biased)
-        if reason is None:
-            return None
+        reason: str | None = None
+        for way in ways(kernel, spec):
+            reason = _reason(way, flat, spec, biased)
+            if reason is None:
+                return None
         reasons.append(f"{kernel.name}: {reason}")
     return reasons[0] if reasons else "there is no kernel"
+
+
+def _reason(
+    kernel: Fused, operands: Operands, spec: AttentionSpec, biased: Biased | None
+) -> str | None:
+    """Return why a kernel does not take operands with one batch axis both ways, or does not pay."""
+    passes = (kernel.obstacle(operands, spec, backward) for backward in (False, True))
+    reason = next(filter(None, passes), None)
+    read = kernel.as_read(operands)
+    if reason is None and biased is not None and read.bias is not None:
+        return loss(kernel, read, biased)
+    return reason

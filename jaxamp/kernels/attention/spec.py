@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxamp.errors import KernelError
+from jaxamp.kernels.attention.known_masks import KnownMask, Segments
 
 
 class Operands(NamedTuple):
@@ -64,11 +65,13 @@ class AttentionSpec:
       scale: multiplies the products of queries and keys.
       causal: whether query ``i`` sees the keys ``j <= i`` alone.
       window: with ``causal``: it sees those with ``i - j < window`` alone.
+      mask: it sees those alone that this says, too.
     """
 
     scale: float
     causal: bool = False
     window: int | None = None
+    mask: KnownMask | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and (not self.causal or self.window < 1):
@@ -79,12 +82,21 @@ class AttentionSpec:
 
     def seen(self, queries: int, keys: int) -> Any:
         """Return bool[queries, keys], which keys a query sees; ``None`` if it sees all."""
+        own = None if self.mask is None else self.mask.seen()
         if not self.causal:
-            return None
+            return own
         query = lax.broadcasted_iota(jnp.int32, (queries, keys), 0)
         key = lax.broadcasted_iota(jnp.int32, (queries, keys), 1)
         seen = key <= query
-        return seen if self.window is None else seen & (query - key < self.window)
+        seen = seen if self.window is None else seen & (query - key < self.window)
+        return seen if own is None else seen & own
+
+    @property
+    def kind(self) -> str:
+        """Return what the mask is, in a word."""
+        if self.mask is not None:
+            return "segments" if isinstance(self.mask, Segments) else "intervals"
+        return "none" if not self.causal else "causal" if self.window is None else "window"
 
 
 def mismatch(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> str | None:
@@ -116,6 +128,8 @@ def mismatch(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> str | No
             f"{k.shape[-3]}."
         )
     scores = scores_shape(q, k)
+    if spec.mask is not None and spec.mask.shape != scores[-2:]:
+        return f"attention: {spec.mask} is not of {scores[-2]} queries and {scores[-1]} keys."
     if bias is not None and (
         bias.ndim != len(scores)
         or any(n not in (1, full) for n, full in zip(bias.shape, scores, strict=True))

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
@@ -111,6 +112,9 @@ def _kernel(spec: AttentionSpec, q: Any, k: Any) -> Any:
         mask: Any = splash.LocalMask(shape, (spec.window - 1, 0), 0)
     else:
         mask = splash.CausalMask(shape) if spec.causal else splash.FullMask(shape)
+    if spec.mask is not None:
+        own = splash.NumpyMask(spec.mask.seen(np))
+        mask = mask & own if spec.causal else own
     rows, columns = block(queries), block(keys)
     sizes = splash.BlockSizes(
         block_q=rows,
@@ -129,5 +133,7 @@ def _kernel(spec: AttentionSpec, q: Any, k: Any) -> Any:
     )
 
 
-SPLASH = Fused(name="splash_attention", obstacle=obstacle, forward=forward, backward=backward)
+SPLASH = Fused(
+    name="splash_attention", obstacle=obstacle, forward=forward, backward=backward, skips=True
+)
 EXPORTED_SPLASH = replace(SPLASH, forward=functools.partial(forward, is_exported=True))

@@ -7,10 +7,12 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxamp.core import jax_compat
 from jaxamp.core.target_gpu import TargetGpu
 from jaxamp.kernels.attention.fused import Fused
+from jaxamp.kernels.attention.known_masks import KnownMask, Segments
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results
 
 _BLOCK = 32  # of the backward pass, as JAX's own default has it (0.10.2)
@@ -27,6 +29,8 @@ def obstacle(gpu: TargetGpu, operands: Operands, spec: AttentionSpec, backward: 
         return f"operands are {q.dtype}, not of 16 bits"
     if bias is not None or spec.window is not None:
         return "Triton's attention has neither biases nor windows"
+    if spec.mask is not None and not _is_of_words(spec.mask):
+        return "Triton's attention has no masks but causal ones and segments of words"
     if not q.shape[2] == k.shape[2] == v.shape[2] or q.shape[-1] != v.shape[-1]:
         return "Triton's attention has a key head for each query head, and values of its size"
     if q.shape[1] != k.shape[1] or q.shape[1] % _BLOCK or 0 in q.shape:
@@ -45,7 +49,8 @@ def on(gpu: TargetGpu) -> Fused:
 def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
     """Compute output and lse."""
     q, k, v, _ = operands
-    out, lse = jax_compat.triton_forward(q, k, v, spec.scale, spec.causal, _blocks(q))
+    ids = _segments(q, spec)
+    out, lse = jax_compat.triton_forward(q, k, v, ids, spec.scale, spec.causal, _blocks(q))
     return out, lse * math.log(2.0)
 
 
@@ -54,9 +59,21 @@ def backward(
 ) -> tuple[Any, ...]:
     """Compute the cotangents."""
     lse = results.lse / jnp.float32(math.log(2.0))
-    known = (*operands[:3], results.out, lse, results.dout)
+    known = (*operands[:3], _segments(operands.q, spec), results.out, lse, results.dout)
     found = jax_compat.triton_backward(*known, spec.scale, spec.causal, _blocks(operands.q))
     return (*found, None)
+
+
+def _is_of_words(mask: KnownMask) -> bool:
+    """Return whether queries and keys have the same numbers of segments."""
+    return isinstance(mask, Segments) and np.array_equal(mask.queries, mask.keys)
+
+
+def _segments(q: Any, spec: AttentionSpec) -> Any:
+    """Return numbers of each example's segments, int32[B, T]; ``None`` without a mask."""
+    if not isinstance(spec.mask, Segments):
+        return None
+    return jnp.broadcast_to(spec.mask.queries, q.shape[:2])
 
 
 def _blocks(q: Any) -> dict[str, int]:

@@ -1,0 +1,153 @@
+"""Masks known when a program is traced, as numbers of each query and of each key.
+
+A mask of 8,192 words is 64 MiB; these numbers are 64 KiB, and a program has them in each layer.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import zlib
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, Self
+
+import jax.numpy as jnp
+import numpy as np
+
+
+class KnownMask(ABC):
+    """A mask of all examples and heads; equal ones are one key of a cache."""
+
+    @classmethod
+    @abstractmethod
+    def of(cls, seen: np.ndarray) -> Self | None:
+        """Return the mask that is bool[T, S]; ``None`` for another kind."""
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, int]:
+        """Return how many queries and keys it is of."""
+
+    @abstractmethod
+    def seen(self, numpy: Any = jnp) -> Any:
+        """Return bool[T, S], as a value of a program or, with that module, of NumPy."""
+
+    @functools.cached_property
+    def _bytes(self) -> bytes:
+        values = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
+        return b"".join(np.asarray(x).tobytes() for x in values)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self._bytes == other._bytes  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(self._bytes)
+
+    def __repr__(self) -> str:
+        queries, keys = self.shape
+        return f"{type(self).__name__}({queries}x{keys}, {zlib.crc32(self._bytes):08x})"
+
+
+class Piece(NamedTuple):
+    """Segments of one size, one after the other.
+
+    Attributes:
+      repeats: how many there are.
+      queries: of each.
+      keys: of each.
+    """
+
+    repeats: int
+    queries: int
+    keys: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Segments(KnownMask):
+    """A query sees the keys that have its own number.
+
+    Attributes:
+      queries: numbers of the queries, int32[T], in the order in which they come first.
+      keys: numbers of the keys, int32[S]; -1 for those that no query sees.
+
+    >>> mask = Segments.of(np.kron(np.eye(2), np.ones((3, 3))) > 0)
+    >>> mask.queries, mask.pieces
+    (array([0, 0, 0, 1, 1, 1], dtype=int32), [Piece(repeats=2, queries=3, keys=3)])
+    """
+
+    queries: np.ndarray
+    keys: np.ndarray
+
+    @classmethod
+    def of(cls, seen: np.ndarray) -> Self | None:
+        """Return one number for equal rows, unless others share a key with them."""
+        numbers: dict[bytes, int] = {}
+        packed = np.packbits(seen, axis=1)
+        queries = np.array([numbers.setdefault(x.tobytes(), len(numbers)) for x in packed], "i4")
+        rows = seen[np.unique(queries, return_index=True)[1]]
+        if (np.count_nonzero(rows, axis=0) > 1).any():
+            return None
+        return cls(queries, np.where(rows.any(axis=0), rows.argmax(axis=0), -1).astype("i4"))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return how many queries and keys it is of."""
+        return len(self.queries), len(self.keys)
+
+    def seen(self, numpy: Any = jnp) -> Any:
+        """Return bool[T, S]."""
+        return numpy.asarray(self.queries)[:, None] == numpy.asarray(self.keys)
+
+    @functools.cached_property
+    def pieces(self) -> list[Piece]:
+        """Return segments that lie one after the other, joined where they are of one size.
+
+        There are none where some do not lie so, as with keys that no query sees.
+        """
+        both = self.queries, self.keys
+        if any((np.diff(numbers, prepend=0) < 0).any() for numbers in both):
+            return []
+        sizes = (
+            np.bincount(numbers, minlength=max(map(max, both)) + 1).tolist() for numbers in both
+        )
+        return [
+            Piece(len([*same]), *size) for size, same in itertools.groupby(zip(*sizes, strict=True))
+        ]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Intervals(KnownMask):
+    """A query sees the keys from one on, up to another.
+
+    So are prefixes that all see, windows to both sides, and queries that are the last words.
+
+    Attributes:
+      start: the first key of each query, int32[T].
+      stop: the key after its last one, int32[T].
+      keys: how many there are.
+    """
+
+    start: np.ndarray
+    stop: np.ndarray
+    keys: int
+
+    @classmethod
+    def of(cls, seen: np.ndarray) -> Self | None:
+        """Return the first and the last key of each row, unless there are gaps between."""
+        keys = seen.shape[1]
+        start, stop = seen.argmax(axis=1), keys - seen[:, ::-1].argmax(axis=1)
+        if (np.count_nonzero(seen, axis=1) != stop - start).any():
+            return None
+        return cls(start.astype("i4"), stop.astype("i4"), keys)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return how many queries and keys it is of."""
+        return len(self.start), self.keys
+
+    def seen(self, numpy: Any = jnp) -> Any:
+        """Return bool[T, S]."""
+        keys = numpy.arange(self.keys)
+        start, stop = (numpy.asarray(x)[:, None] for x in (self.start, self.stop))
+        return (keys >= start) & (keys < stop)

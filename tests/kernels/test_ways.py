@@ -1,0 +1,100 @@
+"""A known mask as a kernel's own, segment by segment, and as a bias: the same attention."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxamp.kernels.attention import AttentionSpec, composed
+from jaxamp.kernels.attention.fused import Fused
+from jaxamp.kernels.attention.known_masks import Intervals, Piece, Segments
+from jaxamp.kernels.attention.spec import Operands, Results
+from jaxamp.kernels.attention.ways import ways
+
+B, T, N, H = 2, 24, 2, 8
+WORDS = np.arange(T)
+
+
+def _forward(operands, spec):
+    return composed.forward(*operands, spec=spec)
+
+
+def _backward(operands, results, spec, bias_grad):
+    return composed.backward(*operands, *results, spec=spec, bias_grad=bias_grad)
+
+
+KERNEL = Fused(name="written out", obstacle=lambda *_: None, forward=_forward, backward=_backward)
+
+
+def _segments(queries, keys=None):
+    numbers = (queries, queries if keys is None else keys)
+    return Segments(*(np.asarray(x, np.int32) for x in numbers))
+
+
+@pytest.mark.parametrize(
+    ("spec", "bias", "count"),
+    [
+        (AttentionSpec(0.3, mask=_segments(WORDS // 6)), None, 3),
+        (AttentionSpec(0.3, True, mask=_segments(WORDS // 10)), None, 3),
+        (AttentionSpec(0.3, True, 5, _segments(np.repeat([0, 1, 2], [3, 3, 18]))), None, 3),
+        (AttentionSpec(0.3, mask=_segments(WORDS // 6, WORDS[::2] // 6)), None, 3),
+        (AttentionSpec(0.3, mask=_segments(WORDS // 6)), (1, N, T, T), 2),
+        (AttentionSpec(0.3, True, mask=_segments(WORDS % 3)), None, 2),
+        (AttentionSpec(0.3, mask=_segments(WORDS * 0, np.minimum(WORDS, 3) // 3 - 1)), None, 2),
+        (AttentionSpec(0.3, mask=Intervals(WORDS // 2, WORDS + 1, T)), None, 2),
+        (AttentionSpec(0.3, True), None, 1),
+    ],
+)
+def test_every_way_is_the_same_attention(spec, bias, count):
+    """Output, sums of rows and cotangents, in float32; so many ways take the operands."""
+    draw = np.random.default_rng(0)
+    keys = T if spec.mask is None else spec.mask.shape[1]
+    shapes = [(B, T, N, H), (B, keys, 1, H), (B, keys, 1, H), *([bias] if bias else [])]
+    operands = Operands(*(jnp.asarray(draw.standard_normal(s), jnp.float32) for s in shapes))
+
+    def passes(kernel):
+        out, lse = kernel.forward(operands, spec)
+        results = Results(out, lse, jnp.cos(out))
+        return out, lse, *kernel.backward(operands, results, spec, bias is not None)
+
+    types = Operands(
+        *(x if x is None else jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands)
+    )
+    taken = [way for way in ways(KERNEL, spec) if way.obstacle(types, spec, True) is None]
+    assert len(taken) == count
+    want = jax.jit(lambda: passes(KERNEL))()
+    for way in taken:
+        for got, exact in zip(jax.jit(lambda way=way: passes(way))(), want, strict=False):
+            if exact is not None and got is not None:
+                np.testing.assert_allclose(got, exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "pieces"),
+    [
+        (WORDS // 6, [Piece(4, 6, 6)]),
+        (WORDS // 10, [Piece(2, 10, 10), Piece(1, 4, 4)]),
+        (WORDS % 3, []),
+    ],
+)
+def test_segments_one_after_the_other(numbers, pieces):
+    """Those of one size are joined; where segments are mixed, there are no pieces."""
+    assert _segments(numbers).pieces == pieces
+    assert Segments.of(numbers[:, None] == numbers) == _segments(numbers)
+
+
+def test_a_kernel_that_passes_over_blocks_is_called_as_it_is():
+    """Others first attend to segments of one size as examples."""
+    spec = AttentionSpec(1.0, mask=_segments(WORDS // 6))
+    assert next(ways(KERNEL, spec)) is not KERNEL
+    skipping = replace(KERNEL, skips=True)
+    assert next(ways(skipping, spec)) is skipping
+
+
+def test_many_calls_are_none():
+    """Of segments that all have other sizes each would be a call of its own."""
+    spec = AttentionSpec(1.0, mask=_segments(np.repeat(np.arange(12), np.arange(12) + 1)))
+    assert len(spec.mask.pieces) == 12
+    assert len([*ways(KERNEL, spec)]) == 2
