@@ -24,6 +24,12 @@ PARAMS = jax.eval_shape(partial(transformer.unrolled, CONFIG), jax.random.key(0)
 TOKENS = jax.ShapeDtypeStruct((CONFIG.batch, CONFIG.length + 1), jnp.int32)
 
 
+@pytest.fixture(autouse=True)
+def _flags_of_users(monkeypatch):
+    """The compiler's process would inherit those of tests, under which XLA keeps all roundings."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+
+
 def loss(params, tokens):
     return transformer.loss(CONFIG, False, params, tokens)[0]
 
@@ -96,8 +102,9 @@ def compiled(policy, target):
 def _operands(module):
     """The products by the dtypes of their operands."""
     found = Counter()
-    for dot, count in traffic.measure(module).dots.items():
-        found[dot.partition("→")[0]] += count
+    for kernel in traffic.kernels(module):
+        for contraction in kernel.contractions(module):
+            found["×".join(contraction.operands)] += kernel.runs
     return found
 
 
@@ -159,16 +166,20 @@ def test_what_the_backward_pass_keeps(recipe, share, of_all):
 
 
 def test_a_step_moves_fewer_bytes_than_in_bf16():
-    """Half of what products read, and results in bf16; no second layout where none is measured."""
+    """Half of what products read, and results in bf16; no second layout where none is measured.
+
+    One kernel makes both cotangents of the gated MLP, another joins the rotary halves.
+    """
     policies = ("auto_mixed_bf16", "fp8_delayed", fp8_step.UNMEASURED)
     chip = TARGETS["h200"]
     plain, measured, not_measured = fp8_step.compare(
         chip, fp8_step.Config(), ["step"], policies, None
     )
     assert measured.found == not_measured.found == fp8_step.ELIGIBLE
-    assert measured.bytes < 0.95 * plain.bytes
-    assert not_measured.bytes < 0.88 * plain.bytes
+    assert measured.bytes < 0.87 * plain.bytes
+    assert not_measured.bytes < 0.83 * plain.bytes
     assert "layouts" not in not_measured.causes
     assert not_measured.kernels < 1.15 * plain.kernels
+    assert measured.kernels < 1.3 * plain.kernels
     weights = [row.causes["weights"] for row in (measured, not_measured)]
     assert max(weights) < 1.001 * plain.causes["weights"]  # one read of each, and the scales
