@@ -88,7 +88,7 @@ def cost() -> int:
         times = _in_turns([plain, probed], _flat(args))
         memory = [_memory(compiled) / 2**20 for compiled in (plain, probed)]
         table.add_row(
-            policy, str(len(program.sites)), *(f"{1e3 * t:.0f}" for t in times),
+            policy, str(len(list(program.block.walk()))), *(f"{1e3 * t:.0f}" for t in times),
             f"{times[1] / times[0]:.2f}", *(f"{m:.0f}" for m in memory),
             f"{memory[1] / memory[0]:.2f}",
         )  # fmt: skip

@@ -70,6 +70,10 @@ class Request:
             fn = jax.value_and_grad(fn, has_aux=options.aux)
         return cls(fn, policy, args, kwargs, others)
 
+    def ask(self, question: Callable[..., Any]) -> Any:
+        """Return the answer to a question about the call."""
+        return question(*self.args, **self.kwargs)
+
 
 def _check_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Refuse, before any work, arguments that the program does not take."""
@@ -133,8 +137,7 @@ def _add_report(commands: Any) -> None:
 
 
 def _report(request: Request, options: argparse.Namespace) -> Any:
-    asked = report(request.fn, request.policy, target=options.target)
-    return asked(*request.args, **request.kwargs)
+    return request.ask(report(request.fn, request.policy, target=options.target))
 
 
 def _add_explain(commands: Any) -> None:
@@ -148,8 +151,8 @@ def _add_explain(commands: Any) -> None:
 
 
 def _explain(request: Request, options: argparse.Namespace) -> Any:
-    asked = explain(request.fn, request.policy, where=options.where, everything=options.all)
-    return asked(*request.args, **request.kwargs)
+    where, everything = options.where, options.all
+    return request.ask(explain(request.fn, request.policy, where=where, everything=everything))
 
 
 def _add_diff(commands: Any) -> None:
@@ -162,7 +165,7 @@ def _add_diff(commands: Any) -> None:
 
 
 def _diff(request: Request, options: argparse.Namespace) -> Any:
-    return diff(request.policy, *request.others)(request.fn)(*request.args, **request.kwargs)
+    return request.ask(diff(request.policy, *request.others)(request.fn))
 
 
 def _add_probe(commands: Any) -> None:
@@ -251,8 +254,7 @@ class _Install(argparse.Action):
 
 
 def _estimate(request: Request, options: argparse.Namespace) -> Any:
-    asked = estimate(request.fn, request.policy, options.target, others=request.others)
-    return asked(*request.args, **request.kwargs)
+    return request.ask(estimate(request.fn, request.policy, options.target, others=request.others))
 
 
 COMMANDS = (_add_report, _add_explain, _add_diff, _add_probe, _add_tune, _add_estimate)

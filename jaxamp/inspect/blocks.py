@@ -12,6 +12,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
+from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, Trait, op_of
 from jaxamp.inspect.operation import Place, frames_of, innermost
 from jaxamp.jaxprs.dce import live_equations
@@ -78,6 +79,11 @@ class Block:
     def is_low(self) -> bool:
         """True if anything in it is lowered."""
         return self.plan is not None and not self.plan.unchanged
+
+    @property
+    def outputs(self) -> Sequence[Precision | None]:
+        """Per result, the precision that it leaves in; ``None`` for its own."""
+        return self.plan.outputs if self.plan else [None] * len(self.jaxpr.outvars)
 
     def decision(self, position: int) -> Decision | None:
         """Return the decision for an equation; ``None`` where nothing was decided."""

@@ -69,17 +69,17 @@ class Operation:
     kind: str
     arithmetic: str
     stored: str
-    accumulation: str
-    operands: tuple[str, ...]
-    results: tuple[str, ...]
+    accumulation: str = ""
+    operands: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
     each: Tally
     runs: int
     reason: str
-    guard: str
+    guard: str = ""
     scope: str
     backward: bool
-    place: Place
-    contraction: bool
+    place: Place = Place()
+    contraction: bool = False
     emulated: str = ""
 
     @property

@@ -99,24 +99,16 @@ class Walk:
     def _add_results(self, casts: Casts, where: Where) -> None:
         """Add the casts of what leaves a jaxpr."""
         if casts.inserted or casts.shared:
-            self.operations.append(_results(casts, where))
-
-
-def _results(casts: Casts, where: Where) -> Operation:
-    return Operation(
-        primitive="result",
-        kind=OpKind.BOUNDARY.value,
-        arithmetic="f32",
-        stored="f32",
-        accumulation="",
-        operands=(),
-        results=(),
-        each=Tally(inserted=casts.inserted, shared=casts.shared),
-        runs=where.runs,
-        reason="leaves in the dtype that is declared",
-        guard="",
-        scope=clean_scope(where.scope),
-        backward="transpose(" in where.scope,
-        place=Place(),
-        contraction=False,
-    )
+            self.operations.append(
+                Operation(
+                    primitive="result",
+                    kind=OpKind.BOUNDARY.value,
+                    arithmetic="f32",
+                    stored="f32",
+                    each=Tally(inserted=casts.inserted, shared=casts.shared),
+                    runs=where.runs,
+                    reason="leaves in the dtype that is declared",
+                    scope=clean_scope(where.scope),
+                    backward="transpose(" in where.scope,
+                )
+            )

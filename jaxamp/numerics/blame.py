@@ -159,18 +159,17 @@ class _Run:
         outputs = decision.outputs if decision else [None] * len(eqn.outvars)
         if site is None:
             results = self._nested(position, taken)
-            self.env.write(eqn.outvars, [r.array for r in results], outputs, [False] * len(outputs))
+            self.env.write(eqn.outvars, [r.array for r in results], outputs)
             self.marks.update(zip(eqn.outvars, [r.mark for r in results], strict=True))
             return
         made = self._emitted(position, [value.array for value in taken])
-        self.env.write(eqn.outvars, made, outputs, [False] * len(outputs))
+        self.env.write(eqn.outvars, made, outputs)
         self._judge(site, stored, taken)
 
     def results(self) -> list[Marked]:
         """Return the results of the block."""
-        atoms, plan = self.block.jaxpr.outvars, self.block.plan
-        wanted = plan.outputs if plan else [None] * len(atoms)
-        arrays = self.env.read_results(atoms, wanted)
+        atoms = self.block.jaxpr.outvars
+        arrays = self.env.read_results(atoms, self.block.outputs)
         return [Marked(a, self._read(atom).mark) for a, atom in zip(arrays, atoms, strict=True)]
 
     def _read(self, atom: Any) -> Marked:

@@ -80,14 +80,12 @@ class Program:
 
     Attributes:
       block: the program, numbered.
-      sites: its operations, by number.
       context: as for the rewrite; ``None`` where it runs as it is written.
       inputs: what its arguments are called.
       outputs: what its results are called.
     """
 
     block: Block
-    sites: Sequence[Site]
     context: RewriteContext | None
     inputs: Sequence[str]
     outputs: Sequence[str]
@@ -103,8 +101,7 @@ class Program:
         """Return the program of a jaxpr; without a plan, as it is written."""
         block = blocks_of(jaxpr.jaxpr, jaxpr.consts, plan.body if plan else None)
         context = RewriteContext(plan.policy, plan.steer, plan.repeated) if plan else None
-        sites = sorted(block.walk(), key=lambda site: site.number)
-        return cls(block, sites, context, inputs, outputs)
+        return cls(block, context, inputs, outputs)
 
     @property
     def results(self) -> list[Any]:
@@ -117,7 +114,7 @@ class Program:
         """Run it beside its shadow; return its results and the table of statistics."""
         assert self.context is not None  # only what is planned is measured
         values = list(map(Value, args))
-        ledger = Ledger.empty(len(self.sites))
+        ledger = Ledger.empty(sum(1 for _ in self.block.walk()))
         outs, ledger = Shadowing(self.context).run(self.block, values, ledger)
         return [value.low for value in outs], ledger
 

@@ -97,8 +97,7 @@ class _Run:
 
     def results(self) -> tuple[list[Value], Ledger]:
         """Return the results of the block, and the table."""
-        atoms, plan = self.block.jaxpr.outvars, self.block.plan
-        wanted = plan.outputs if plan else [None] * len(atoms)
+        atoms, wanted = self.block.jaxpr.outvars, self.block.outputs
         lows = self.env.read_results(atoms, wanted)
         values = list(map(self._value, atoms, lows, wanted))
         return values, self.ledger.enter(self.block.numbers(), self.rows)
@@ -159,16 +158,11 @@ class _Run:
     def _write(self, eqn: JaxprEqn, decision: Decision | None, results: Sequence[Any]) -> None:
         """Store results, narrow ones behind a barrier: XLA must not widen what is measured."""
         if decision is None:
-            none = [None] * len(results)
-            self.env.write(eqn.outvars, results, none, [False] * len(results))
-        else:
-            barriers = [
-                is_narrow(p) or has_barrier
-                for p, has_barrier in zip(
-                    decision.outputs, decision.plan.hints.barriers, strict=True
-                )
-            ]
-            self.env.write(eqn.outvars, results, decision.outputs, barriers)
+            self.env.write(eqn.outvars, results, [None] * len(results))
+            return
+        pairs = zip(decision.outputs, decision.plan.hints.barriers, strict=True)
+        barriers = [is_narrow(p) or has_barrier for p, has_barrier in pairs]
+        self.env.write(eqn.outvars, results, decision.outputs, barriers)
 
     def _shadows(self, eqn: JaxprEqn, decision: Decision | None) -> list[Any]:
         """Compute the results in the original precision; ``None`` where they are the same."""

@@ -40,7 +40,7 @@ class Environment:
         variables: Iterable[Var],
         values: Iterable[Any],
         precisions: Iterable[Precision | None],
-        barriers: Iterable[bool],
+        barriers: Iterable[bool] = repeat(False),
         residuals: Iterable[bool] = repeat(False),
     ) -> None:
         """Store values.

@@ -11,10 +11,7 @@ import jax.numpy as jnp
 
 from jaxamp.core import jax_compat
 from jaxamp.errors import InspectionError
-from jaxamp.numerics.nonfinite import INFINITY as INFINITY
-from jaxamp.numerics.nonfinite import NAN as NAN
-from jaxamp.numerics.nonfinite import Nonfinite as Nonfinite
-from jaxamp.numerics.nonfinite import Program, find_nonfinite
+from jaxamp.numerics.nonfinite import Nonfinite, Program, find_nonfinite
 from jaxamp.run.amp import parts_of
 from jaxamp.trace.arguments import AS_ARGUMENT, split
 

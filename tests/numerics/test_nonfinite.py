@@ -11,8 +11,8 @@ import pytest
 
 import jaxamp
 from jaxamp import training
-from jaxamp.training import StaticLossScale, explain_nonfinite
-from jaxamp.training.nonfinite_origin import INFINITY, NAN, Nonfinite
+from jaxamp.numerics.blame import INFINITY, NAN
+from jaxamp.training import Nonfinite, StaticLossScale, explain_nonfinite
 
 
 def found(fun: Any, *args: Any) -> Nonfinite:

@@ -119,8 +119,7 @@ class _Run:
 
     def results(self) -> list[Value]:
         """Return the results of the block."""
-        atoms, plan = self.block.jaxpr.outvars, self.block.plan
-        wanted = plan.outputs if plan else [None] * len(atoms)
+        atoms, wanted = self.block.jaxpr.outvars, self.block.outputs
         return [
             Value(self.read(atom, p, None, self.group.get(atom) if literal(atom) is None else None))
             for atom, p in zip(atoms, wanted, strict=True)
