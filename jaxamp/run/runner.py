@@ -21,14 +21,15 @@ import jax
 
 from jaxamp.core import jax_compat, taxonomy
 from jaxamp.core.adapters import adapter
-from jaxamp.run.compile_errors import note_attentions
-from jaxamp.run.emit import compiled, emit, function_result, jitted
-from jaxamp.run.settings import Settings
+from jaxamp.run.emit import compiled, emit, function_result, jitted, plan_call
+from jaxamp.run.settings import Settings, in_force
 from jaxamp.trace.arguments import Call, Layout, Signature, jit_traces
 from jaxamp.trace.static_arguments import hold
 from jaxamp.trace.target import Target
 
 NNX = "flax.nnx"
+# cuDNN's calls are named fmha or dot_product_attention by XLA, Pallas' are compiled by Mosaic.
+_KERNELS = re.compile(r"cudnn|fmha|attention|mosaic|pallas", re.IGNORECASE)
 _MANY = 16  # traces of one call that differ in constants, before a warning
 _NEVER = -1  # no version of the table of kinds
 
@@ -119,7 +120,21 @@ class Runner:
         _note_traced_numbers(error, call, call.traced_numbers(all_traced=True))
 
     def _note_attentions(self, error: Exception, call: Call) -> None:
-        note_attentions(error, call.signature(), call.arrays, self.settings)
+        """Add a note to a compiler's error: where attention is fused, and how to turn that off."""
+        if not isinstance(error, jax.errors.JaxRuntimeError) or not _KERNELS.search(str(error)):
+            return
+        try:
+            plan, _ = plan_call(call.signature(), call.arrays, in_force(self.settings))
+        except Exception:  # the compiler's error is the one to be seen
+            return
+        if plan.attentions:
+            places = "; ".join(f"{a.scope or 'no scope'}, {a.source}" for a in plan.attentions)
+            error.add_note(
+                f"amp lowers attention to a fused kernel here: {places}. If the compiler refuses "
+                "that kernel, policy.replace(fused_attention=False) leaves all attention as it is "
+                "written, and Rule(primitive='found_attention', scope='...', precision='f32') "
+                "those of a scope."
+            )
 
     def split(self, target: Target, args: Any, kwargs: Any, *, abstract: bool = False) -> Call:
         """Split a call that holds no objects whose state JAX cannot see. See `prepared`."""

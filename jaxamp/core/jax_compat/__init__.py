@@ -6,15 +6,12 @@ from jaxamp.core.jax_compat.avals import has_typed_sharding as has_typed_shardin
 from jaxamp.core.jax_compat.avals import is_plain_array as is_plain_array
 from jaxamp.core.jax_compat.avals import is_ref as is_ref
 from jaxamp.core.jax_compat.avals import is_symbolic_zero as is_symbolic_zero
-from jaxamp.core.jax_compat.avals import retyped_zero as retyped_zero
 from jaxamp.core.jax_compat.avals import symbolic_zero_like as symbolic_zero_like
 from jaxamp.core.jax_compat.avals import to_cotangent_aval as to_cotangent_aval
-from jaxamp.core.jax_compat.avals import to_tangent_aval as to_tangent_aval
 from jaxamp.core.jax_compat.avals import varies_over as varies_over
 from jaxamp.core.jax_compat.avals import vary_alike as vary_alike
 from jaxamp.core.jax_compat.avals import writes_to_ref as writes_to_ref
 from jaxamp.core.jax_compat.avals import zero_cotangent as zero_cotangent
-from jaxamp.core.jax_compat.avals import zero_tangent as zero_tangent
 from jaxamp.core.jax_compat.binding import bind as bind
 from jaxamp.core.jax_compat.binding import emitting as emitting
 from jaxamp.core.jax_compat.checkpoints import define_checkpoint as define_checkpoint

@@ -52,24 +52,9 @@ def is_symbolic_zero(value: Any) -> bool:
     return isinstance(value, Zero | jax.custom_derivatives.SymbolicZero)
 
 
-def retyped_zero(zero: Any, dtype: Any) -> Any:
-    """Return a symbolic zero of the same class with another dtype."""
-    return type(zero)(zero.aval.update(dtype=dtype))
-
-
-def to_tangent_aval(aval: Any) -> Any:
-    """Return the aval of a tangent of ``aval`` (float0 for integers)."""
-    return aval.to_tangent_aval()
-
-
 def to_cotangent_aval(aval: Any) -> Any:
     """Return the aval of a cotangent of ``aval`` (float0 for integers)."""
     return aval.to_ct_aval()
-
-
-def zero_tangent(aval: Any) -> Any:
-    """Return the zero that a ``custom_jvp`` rule returns for a tangent."""
-    return jax.custom_derivatives.SymbolicZero(aval.to_tangent_aval())
 
 
 def zero_cotangent(aval: Any) -> Any:

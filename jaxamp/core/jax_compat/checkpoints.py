@@ -18,7 +18,7 @@ from jax._src.state import discharge as _discharge
 from jax.experimental import jet as _jet
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive
 
-from jaxamp.core.jax_compat.tracing import trace_to_jaxpr, without_consts
+from jaxamp.core.jax_compat.tracing import trace_to_jaxpr, without_constvars
 
 _REMAT = _ad_checkpoint.remat_p
 _TABLES: tuple[dict[Any, Any], ...] = (
@@ -103,8 +103,8 @@ def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Calla
     def call(function: Callable[..., list[Any]], *args: Any) -> list[Any]:
         info = _api_util.debug_info(primitive.name, function, args, {})
         avals = [_core.typeof(x) for x in args]
-        jaxpr, consts = without_consts(trace_to_jaxpr(function, avals, info))
-        return evaluate(jaxpr, consts, *args)
+        closed = trace_to_jaxpr(function, avals, info)
+        return evaluate(without_constvars(closed.jaxpr), closed.consts, *args)
 
     return call
 

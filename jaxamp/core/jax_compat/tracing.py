@@ -83,8 +83,3 @@ def without_constvars(jaxpr: Jaxpr) -> Jaxpr:
 def literal_value(literal: Literal) -> Any:
     """Return the value of a literal as a numpy or Python scalar."""
     return literal.val
-
-
-def without_consts(closed: ClosedJaxpr) -> tuple[Jaxpr, list[Any]]:
-    """Return an open jaxpr that takes its constants as leading inputs, and those constants."""
-    return _pe.convert_constvars_jaxpr(closed.jaxpr), list(closed.consts)

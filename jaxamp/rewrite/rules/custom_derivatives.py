@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
@@ -199,7 +200,7 @@ def _stored(dtype: Any, declared: Any) -> Precision | None:
 
 
 def _retyped(zero: Any, precision: Precision | None) -> Any:
-    return zero if precision is None else jax_compat.retyped_zero(zero, precision.dtype)
+    return zero if precision is None else type(zero)(zero.aval.update(dtype=precision.dtype))
 
 
 def _with_zeros(results: Sequence[Any], out_zeros: Sequence[bool]) -> list[Any]:
@@ -208,7 +209,7 @@ def _with_zeros(results: Sequence[Any], out_zeros: Sequence[bool]) -> list[Any]:
     return [
         *primals,
         *(
-            jax_compat.zero_tangent(jax.typeof(primal)) if zero else next(tangents)
+            SymbolicZero(jax.typeof(primal).to_tangent_aval()) if zero else next(tangents)
             for primal, zero in zip(primals, out_zeros, strict=True)
         ),
     ]

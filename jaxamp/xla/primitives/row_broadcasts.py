@@ -7,7 +7,7 @@ recomputes exponentials, which takes more than twice the time. It does neither w
 are broadcast from an array of one axis. The results are the same. Where tiles do not divide the
 axis of rows, XLA would split the group at the flat array, and store in float32 what it had kept
 within a kernel: such a group is left as it is. So is a softmax of transposed scores
-(`transposed_layouts.py`): a flat array would have the scores transposed once more, in float32.
+(`find_transposed`): a flat array would have the scores transposed once more, in float32.
 
 A group is changed when its equation is lowered, in forward and backward passes alike.
 
@@ -17,17 +17,19 @@ See: docs/performance.md for the times, JAX 0.10.2 on an H200.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence, Set
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxamp.core import jax_compat
+from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.jaxprs.interpret import bind_nested, evaluate
 from jaxamp.jaxprs.nested import nested
-from jaxamp.xla.primitives.transposed_layouts import find_transposed, is_elementwise, shape_of
 
 
 def flatten_row_broadcasts(closed: ClosedJaxpr) -> ClosedJaxpr:
@@ -68,7 +70,7 @@ def _emit(columns: Set[Var], eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any
     read = _row_operands(eqn, columns)
     if not read:
         return jax_compat.bind(eqn, operands)
-    shape = shape_of(eqn.outvars[0])
+    shape = _shape_of(eqn.outvars[0])
     spread = [_broadcast_flat(x, shape) if i in read else x for i, x in enumerate(operands)]
     is_spread = eqn.primitive is lax.broadcast_in_dim_p
     return spread if is_spread else jax_compat.bind(eqn, spread)
@@ -92,13 +94,13 @@ def _row_operands(eqn: JaxprEqn, columns: Set[Var]) -> list[int]:
     """Return the operands of an equation that are broadcast along rows, by index."""
     if len(eqn.outvars) != 1 or not _has_rows(eqn.outvars[0]) or eqn.outvars[0] in columns:
         return []
-    rows = shape_of(eqn.outvars[0])[:-1]
+    rows = _shape_of(eqn.outvars[0])[:-1]
     if eqn.primitive is lax.broadcast_in_dim_p:
-        onto, shape = map(int, eqn.params["broadcast_dimensions"]), shape_of(eqn.invars[0])
+        onto, shape = map(int, eqn.params["broadcast_dimensions"]), _shape_of(eqn.invars[0])
         return [0] if [*onto] == [*range(len(shape))] and shape in (rows, (*rows, 1)) else []
-    if not is_elementwise(eqn):
+    if not _is_elementwise(eqn):
         return []
-    return [i for i, atom in enumerate(eqn.invars) if shape_of(atom) == (*rows, 1)]
+    return [i for i, atom in enumerate(eqn.invars) if _shape_of(atom) == (*rows, 1)]
 
 
 def _has_rows(atom: Any) -> bool:
@@ -106,7 +108,7 @@ def _has_rows(atom: Any) -> bool:
 
     With two axes of rows, such as the tokens of a batch, it takes the last.
     """
-    shape = shape_of(atom)
+    shape = _shape_of(atom)
     if len(shape) < 4 or not all(isinstance(size, int) for size in shape) or shape[-1] < 2:
         return False
     return shape[-2] % _rows_of_a_tile(shape[-1]) == 0
@@ -120,3 +122,62 @@ _TILE = 2048
 def _rows_of_a_tile(columns: int) -> int:
     """Return how many rows XLA may tile together: columns are padded to a power of two."""
     return max(2, _TILE >> (columns - 1).bit_length())
+
+
+# Their results take the layout of their operands.
+_THROUGH = ("add_any", "convert_element_type", "rounding_barrier", "residual", "name")
+
+
+def find_transposed(jaxpr: Jaxpr) -> Set[Var]:
+    """Find the arrays of more than three axes that XLA:GPU leaves in a transposed layout.
+
+    It makes no copy of a transposed array where a kernel can read it in another order, such as the
+    scores of grouped queries. Elementwise results take the layout of their operands. The elements
+    of a row are then not adjacent in memory.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> scores = jax.make_jaxpr(lambda x: 2 * x.swapaxes(2, 3))(jnp.ones((2, 3, 4, 5)))
+    >>> len(find_transposed(scores.jaxpr))
+    2
+    """
+    beside: defaultdict[Var, list[Var]] = defaultdict(list)
+    pending: list[Var] = []
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is lax.transpose_p:
+            pending += eqn.outvars if _moves_columns(eqn) else ()
+        elif _is_elementwise(eqn) or eqn.primitive.name in _THROUGH or nested(eqn):
+            for one, other in _alike(eqn):
+                beside[one].append(other)
+                beside[other].append(one)
+    found = set(pending)
+    for var in pending:
+        new = [other for other in beside[var] if other not in found]
+        found.update(new)
+        pending += new
+    return found
+
+
+def _moves_columns(eqn: JaxprEqn) -> bool:
+    permutation = eqn.params["permutation"]
+    return len(permutation) > 3 and permutation[-1] != len(permutation) - 1
+
+
+def _alike(eqn: JaxprEqn) -> list[tuple[Var, Var]]:
+    """Return pairs of operands and results of one shape, each with the next."""
+    by_shape: defaultdict[tuple[int, ...], list[Var]] = defaultdict(list)
+    for atom in (*eqn.invars, *eqn.outvars):
+        if isinstance(atom, Var) and len(_shape_of(atom)) > 3:
+            by_shape[_shape_of(atom)].append(atom)
+    return [pair for alike in by_shape.values() for pair in pairwise(alike)]
+
+
+def _is_elementwise(eqn: JaxprEqn) -> bool:
+    """Return whether an equation computes each number of its results from one of each operand."""
+    described = lookup(eqn.primitive)
+    return described is not None and described.kind is OpKind.ELEMENTWISE
+
+
+def _shape_of(atom: Any) -> tuple[int, ...]:
+    """Return the shape of an array; that of a scalar for what is none."""
+    return getattr(atom.aval, "shape", ())
