@@ -177,7 +177,7 @@ def _selects_index(graph: Graph, node: Node) -> bool:
 
 
 def _iterate(bits: bytearray, out: int, result: int) -> None:
-    """Note that what makes the next state of a loop is compared only as that state.
+    """Record that what makes the next state of a loop is compared only as that state.
 
     So is a constant of a fixed point, `x` in `z = f(z, x)`. Its rounding moves the fixed point, but
     all states that are compared have the same. The slope of a line search is compared with what was
