@@ -36,8 +36,7 @@ from benchmarks.deviceless import diagnosis
 from benchmarks.deviceless.models import fused
 from jaxamp import OpKind, PrecisionPolicy, Rule, amp
 from jaxamp.compiled import traffic
-from jaxamp.compiled.deviceless import compile_all
-from jaxamp.compiled.export import exported
+from jaxamp.compiled.deviceless import compile_all, exported
 from jaxamp.compiled.hlo import Array, Computation, Module
 from jaxamp.compiled.roofline import roofline
 from jaxamp.compiled.targets import TARGETS, Target

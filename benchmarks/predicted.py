@@ -25,8 +25,7 @@ from benchmarks.deviceless.models import fused
 from benchmarks.gpu_models import MODELS
 from benchmarks.gpu_train import WAYS, Row, items, make_step
 from jaxamp.compiled import traffic
-from jaxamp.compiled.deviceless import compile_all
-from jaxamp.compiled.export import exported
+from jaxamp.compiled.deviceless import compile_all, exported
 from jaxamp.compiled.roofline import roofline
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.errors import JaxAmpError

@@ -257,10 +257,10 @@ MUTATIONS = (
         "tests/run tests/trace",
     ),
     Mutation(
-        "inspect/tally.py",
+        "inspect/count.py",
         "return self.bytes_f32 - self.bytes",
         "return self.bytes_f32",
-        "tests/inspect jaxamp/inspect/tally.py",
+        "tests/inspect jaxamp/inspect/count.py",
     ),
     Mutation(
         "display/numbers.py",

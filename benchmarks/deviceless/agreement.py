@@ -20,8 +20,7 @@ from rich.table import Table
 import jaxamp
 from benchmarks.deviceless.models import MODELS
 from benchmarks.deviceless.variants import POLICY
-from jaxamp.compiled.deviceless import compile_all
-from jaxamp.compiled.export import exported
+from jaxamp.compiled.deviceless import compile_all, exported
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.compiled.traffic import measure
 from jaxamp.errors import JaxAmpError

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxamp.display.numbers import amount, near, share, storage
+from jaxamp.inspect.count import Tally
 from jaxamp.inspect.operation import Operation
 from jaxamp.inspect.report import Report
-from jaxamp.inspect.tally import Tally
 
 _MOST = 10  # bars of a chart
 _FLOATS = ("f64", "f32", "f16", "bf16")

@@ -1,9 +1,11 @@
-"""Count an equation's floating-point operations, and the elements that it reads and writes."""
+"""Count what an equation costs, in floating-point operations and elements, and add up costs."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jax.extend.core import JaxprEqn
@@ -11,6 +13,51 @@ from jax.extend.core import JaxprEqn
 from jaxamp.core.taxonomy import OpKind
 
 _SLICES = ("slice", "dynamic_slice", "gather")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Sums over operations.
+
+    Attributes:
+      operations: how many.
+      flops: floating-point operations; a multiplication and an addition are two.
+      bytes: what they read and write, were each a kernel of its own.
+      bytes_f32: the same in the dtypes of the original program.
+      inserted: casts made.
+      shared: reads that found a cast made already.
+      cancelled: reads that found the value stored in the narrow precision that they want, where a
+        cast at every operation would have widened and narrowed it.
+
+    >>> one = Tally(operations=1, flops=8)
+    >>> 3 * one + one == Tally(operations=4, flops=32)
+    True
+    """
+
+    operations: int = 0
+    flops: int = 0
+    bytes: int = 0
+    bytes_f32: int = 0
+    inserted: int = 0
+    shared: int = 0
+    cancelled: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(**{name: getattr(self, name) + getattr(other, name) for name in _SUMS})
+
+    def __mul__(self, times: int) -> Tally:
+        return Tally(**{name: times * getattr(self, name) for name in _SUMS})
+
+    __rmul__ = __mul__
+
+    @property
+    def saved(self) -> int:
+        """Bytes that the original program moves and this one does not.
+
+        >>> Tally(bytes=6, bytes_f32=10).saved
+        4
+        """
+        return self.bytes_f32 - self.bytes
 
 
 def flops(name: str, kind: OpKind, params: dict[str, Any], ins: Sequence[Any], out: Any) -> int:
@@ -101,3 +148,5 @@ _CONTRACTIONS = {
     "conv_general_dilated": _convolution,
     "ragged_dot_general": _ragged_dot,
 }
+
+_SUMS = tuple(field.name for field in dataclasses.fields(Tally))

@@ -12,6 +12,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, op_of
 from jaxamp.inspect import count
+from jaxamp.inspect.count import Tally
 from jaxamp.inspect.operation import (
     EMULATED,
     EMULATED_BEFORE_BLACKWELL,
@@ -24,7 +25,6 @@ from jaxamp.inspect.operation import (
 )
 from jaxamp.inspect.precision_source import precision_source
 from jaxamp.inspect.stored import Stored
-from jaxamp.inspect.tally import Tally
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION
 from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
 from jaxamp.jaxprs.nested import is_region, nested

@@ -14,8 +14,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from jaxamp.compiled.deviceless import compile_all
-from jaxamp.compiled.export import exported, flattened
+from jaxamp.compiled.deviceless import compile_all, exported, flattened
 from jaxamp.compiled.hlo import Module, parse
 from jaxamp.compiled.targets import TARGETS, target_named
 from jaxamp.compiled.traffic import kernels

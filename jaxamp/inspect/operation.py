@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxamp.core import jax_compat
-from jaxamp.inspect.tally import Tally
+from jaxamp.inspect.count import Tally
 
 EMULATED = "multiplied in bf16"
 EMULATED_BEFORE_BLACKWELL = f"{EMULATED} before Blackwell"

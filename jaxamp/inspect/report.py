@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxamp.compiled.targets import target_named
 from jaxamp.errors import InspectionError, accepted, counted
+from jaxamp.inspect.count import Tally
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.fp8_products import Lowering, verify_lowering
 from jaxamp.inspect.operation import (
@@ -26,7 +27,6 @@ from jaxamp.inspect.operation import (
     total,
 )
 from jaxamp.inspect.residuals import Residual
-from jaxamp.inspect.tally import Tally
 from jaxamp.inspect.walk import Walk
 from jaxamp.plan import Plan
 from jaxamp.rewrite import record

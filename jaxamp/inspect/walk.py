@@ -8,11 +8,11 @@ from dataclasses import replace
 from jax.extend.core import Jaxpr
 
 from jaxamp.core.taxonomy import OpKind, Trait
+from jaxamp.inspect.count import Tally
 from jaxamp.inspect.equation import Body, Equation, Where
 from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.inspect.residuals import Residual, residuals_of
 from jaxamp.inspect.stored import Stored
-from jaxamp.inspect.tally import Tally
 from jaxamp.jaxprs.dce import Live
 from jaxamp.jaxprs.name_stack import clean_scope
 from jaxamp.jaxprs.nested import loop

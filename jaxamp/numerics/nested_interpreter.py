@@ -77,11 +77,7 @@ class Interpreter(abc.ABC):
         return [self.match_shadow(value, var.aval, shadowed) for value, var in pairs]
 
     def _branch(
-        self,
-        eqn: JaxprEqn,
-        inner: Sequence[Block],
-        values: Sequence[Value],
-        state: Any,
+        self, eqn: JaxprEqn, inner: Sequence[Block], values: Sequence[Value], state: Any
     ) -> tuple[list[Value], Any]:
         shadowed = _any_shadowed(inner, values)
 
@@ -96,11 +92,7 @@ class Interpreter(abc.ABC):
         return lax.switch(index, list(map(branch, inner)), list(values[1:]), state)
 
     def _scan(
-        self,
-        eqn: JaxprEqn,
-        block: Block,
-        values: Sequence[Value],
-        state: Any,
+        self, eqn: JaxprEqn, block: Block, values: Sequence[Value], state: Any
     ) -> tuple[list[Value], Any]:
         wired, shadowed = loop(eqn), _any_shadowed([block], values)
         _, invariants, carries, whole = wired.parts(values)

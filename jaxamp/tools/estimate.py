@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jaxamp.compiled.deviceless import compile_all
-from jaxamp.compiled.export import exported
+from jaxamp.compiled.deviceless import compile_all, exported
 from jaxamp.compiled.hlo import Module
 from jaxamp.compiled.roofline import Roofline, roofline
 from jaxamp.compiled.targets import Target, target_named

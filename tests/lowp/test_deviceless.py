@@ -11,8 +11,7 @@ from benchmarks import fp8_step
 from benchmarks.deviceless.models import transformer
 from jaxamp import CastConfig, PrecisionPolicy, amp, plan_of
 from jaxamp.compiled import traffic
-from jaxamp.compiled.deviceless import compile_all
-from jaxamp.compiled.export import exported
+from jaxamp.compiled.deviceless import compile_all, exported
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.inspect.fp8_products import OPTIONS, verify_lowering
 from jaxamp.policy.scaling import Scaling

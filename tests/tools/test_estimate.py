@@ -12,8 +12,7 @@ from jax.experimental import io_callback
 import jaxamp
 from jaxamp import PrecisionPolicy
 from jaxamp.compiled import environments, hlo, roofline, traffic
-from jaxamp.compiled.deviceless import compile_all
-from jaxamp.compiled.export import exported
+from jaxamp.compiled.deviceless import compile_all, exported
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.errors import InspectionError, PolicyError
 from jaxamp.tools.estimate import Compiled, Estimate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from numbers import Real
@@ -17,7 +18,6 @@ from jaxamp.run.amp import static_parameters, without_jit
 from jaxamp.tools.tune.problem import Metric, Problem
 from jaxamp.tools.tune.search import Search
 from jaxamp.tools.tune.sensitivity import predicted
-from jaxamp.tools.tune.state import State
 from jaxamp.tools.tune.tuning import Choice, Tuning, Verdict
 
 MOST_RUNS = 30
@@ -84,7 +84,7 @@ def _search(
     path: str | Path | None,
     advance: Callable[[str], None],
 ) -> Tuning:
-    state = State(path, problem.fingerprint())
+    state = _State(path, problem.fingerprint())
     if state.matrix is None:
         advance("sensitivities")
         state.matrix = problem.matrix()
@@ -106,7 +106,7 @@ def _search(
 
 
 def _tuning(
-    problem: Problem, budget: float, low: np.ndarray, state: State, gains: np.ndarray
+    problem: Problem, budget: float, low: np.ndarray, state: _State, gains: np.ndarray
 ) -> Tuning:
     matrix = state.matrix
     assert matrix is not None
@@ -133,7 +133,7 @@ def _tuning(
     )  # fmt: skip
 
 
-def _curve(problem: Problem, state: State, gains: np.ndarray) -> tuple[Choice, ...]:
+def _curve(problem: Problem, state: _State, gains: np.ndarray) -> tuple[Choice, ...]:
     """Return the points of lowering groups one by one, best ratio first, and of all other runs."""
     assert state.matrix is not None
     single = predicted(state.matrix, np.eye(len(gains), dtype=bool))
@@ -165,6 +165,61 @@ def _check(args: Any, budget: float, error: Any, max_runs: int) -> None:
         raise TuningError(f"error is 'output', 'gradient' or a function, not {error!r}.")
     if not (isinstance(max_runs, int) and max_runs >= 2):
         raise TuningError("max_runs is at least 2: the original program, and one choice.")
+
+
+class _State:
+    """The sensitivities and the measured errors of one problem.
+
+    Args:
+      path: the file; ``None`` to keep nothing.
+      fingerprint: of the problem; what a file says of another is not used.
+
+    Raises:
+      TuningError: the file is not such a state, or its folder is not there.
+    """
+
+    def __init__(self, path: str | Path | None, fingerprint: str) -> None:
+        self.path, self.fingerprint = Path(path) if path else None, fingerprint
+        self.matrix: np.ndarray | None = None
+        self.errors: dict[bytes, float] = {}
+        if self.path and not self.path.parent.is_dir():
+            raise TuningError(f"The state cannot be kept: there is no folder {self.path.parent}.")
+        if self.path and self.path.exists():
+            self._read(self.path)
+
+    def write(self) -> None:
+        """Store what is known so far; an interrupted call leaves the former file."""
+        if self.path is None or self.matrix is None:
+            return
+        data = {
+            "fingerprint": self.fingerprint,
+            "matrix": self.matrix.tolist(),
+            "errors": {_word(key): error for key, error in self.errors.items()},
+        }
+        new = self.path.with_name(f"{self.path.name}.new")
+        new.write_text(json.dumps(data))
+        new.replace(self.path)
+
+    def _read(self, path: Path) -> None:
+        try:
+            data = json.loads(path.read_text())
+            if data["fingerprint"] != self.fingerprint:
+                return
+            self.matrix = np.array(data["matrix"], np.float64)
+            self.errors = {_key(word): float(error) for word, error in data["errors"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise TuningError(
+                f"{path} is not a state of a search that tune has kept ({type(error).__name__}: "
+                f"{error}). Remove it, or name another file."
+            ) from None
+
+
+def _key(word: str) -> bytes:
+    return np.array([letter == "1" for letter in word]).tobytes()
+
+
+def _word(key: bytes) -> str:
+    return "".join("1" if low else "0" for low in np.frombuffer(key, bool))
 
 
 @contextmanager
