@@ -191,6 +191,8 @@ def _link(graph: Graph, bits: bytearray, node: Node, keeping: frozenset[int]) ->
     (out,) = node.outs
     given, link = bits[out], node.link
     _mark(bits, node.ins, _tested(graph, given, node) | NEEDED)
+    if out in graph.iterated:  # no test but that of a loop around it
+        _mark(bits, node.ins, given & STOPS_LOOP)
     if out in keeping:
         if link is not Link.INIT:
             # A carry that keeps its dtype is stored in it, like a result.

@@ -187,6 +187,8 @@ class Graph:
       predicates: conditions of while loops.
       solving: what is inside of a while loop that is in no other: its invariants and carries, as
         they arrive in an iteration.
+      iterated: what is inside of a loop without a condition, itself inside of a while loop: its
+        invariants, carries and slices, as they arrive in an iteration.
       indices: values that select a branch.
       activations: inputs that arrive narrow, because Compute outside has made them.
       later: inputs that arrive after the rest has been computed: tangents.
@@ -219,6 +221,7 @@ class Graph:
     ruled_results: set[int] = field(default_factory=set)
     predicates: set[int] = field(default_factory=set)
     solving: set[int] = field(default_factory=set)
+    iterated: set[int] = field(default_factory=set)
     indices: set[int] = field(default_factory=set)
     carries: list[Carry] = field(default_factory=list)
     readers: list[list[Node]] = field(default_factory=list)

@@ -119,7 +119,8 @@ class _Unfolder:
                 sliced, wired.body.jaxpr.invars[wired.invariants + wired.carries :], strict=True
             )
         ]
-        frames = []
+        entries = (*invariants, *inner, *slices)
+        frames, conditions = [], len(self.graph.predicates)
         if wired.test:
             if not self._whiles:
                 self.graph.solving.update(invariants, inner)
@@ -130,11 +131,12 @@ class _Unfolder:
         body = self.frame(wired.body, [*invariants[len(tested) :], *inner, *slices], scope)
         frames.append(body)
         self._whiles -= wired.test is not None
+        if self._whiles and len(self.graph.predicates) == conditions:
+            self.graph.iterated.update(entries)
         results = self._close_carries(inits, inner, body.exits, wired.keeps_carries)
         made = zip(body.exits, eqn.outvars, strict=True)
         stacks = [self._link(Link.STACK, y, aval=v.aval) for y, v in [*made][wired.carries :]]
         body.returns = (*inner, *stacks)
-        entries = (*invariants, *inner, *slices)
         return Nest(eqn, op, scope, entries, (*results, *stacks), tuple(frames))
 
     def _close_carries(

@@ -64,7 +64,7 @@ def equilibrium_of_layers(x: Array, w: Array) -> Array:
     h, layers = x @ w, jnp.stack([SQUARE, SQUARE.T])
 
     def step(z: Array) -> Array:
-        return lax.scan(lambda z, w: (jnp.tanh(z @ w + h), None), z, layers)[0]
+        return lax.scan(lambda z, w: (jnp.tanh(z @ w + h), None), z @ SQUARE, layers)[0]
 
     return settled(step, jnp.zeros_like(h))
 
@@ -101,7 +101,7 @@ def transport(x: Array, w: Array) -> Array:
 LOWERED: dict[Program, list[bool]] = {
     equilibrium: [True, False],
     equilibrium_of_error: [True, False],
-    equilibrium_of_layers: [True, False],
+    equilibrium_of_layers: [True, False, False],
     kepler: [True],
     projected_gradient: [True, True, True, False],
     transport: [True],
