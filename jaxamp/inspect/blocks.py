@@ -16,7 +16,7 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, Trait, op_of
 from jaxamp.inspect.operation import Place, frames_of, innermost
 from jaxamp.jaxprs.dce import live_equations
-from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
+from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import Wiring, is_region, nested, wiring
 from jaxamp.plan import Decision, JaxprPlan
 
@@ -45,7 +45,7 @@ class Site:
     @property
     def backward(self) -> bool:
         """True in a backward pass."""
-        return "transpose(" in self.raw_scope
+        return is_transposed(self.raw_scope)
 
     @property
     def kind(self) -> OpKind:

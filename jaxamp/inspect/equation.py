@@ -26,7 +26,7 @@ from jaxamp.inspect.operation import (
 from jaxamp.inspect.precision_source import precision_source
 from jaxamp.inspect.stored import Stored
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION
-from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
+from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.kernels.cudnn_block_product import multiplies_blocks
 from jaxamp.kernels.gpu_lowering import target_gpu
@@ -120,7 +120,7 @@ class Equation:
             reason=self._reason(),
             guard=ground.guard.value if ground and ground.guard else "",
             scope=clean_scope(self.scope),
-            backward="transpose(" in self.scope,
+            backward=is_transposed(self.scope),
             place=self.place,
             contraction=self.kind is OpKind.COMPUTE or self.name in count.ATTENTIONS,
             emulated=self._emulated(),
@@ -194,10 +194,15 @@ def element_width(aval: Any, precision: Precision | None) -> float:
     return getattr(dtype, "itemsize", 0)
 
 
+def dtype_word(aval: Any, precision: Precision | None) -> str:
+    """Return the dtype of a value in one word: of the precision that it has, or of its type."""
+    return precision.short if precision else str(getattr(aval, "dtype", aval))
+
+
 def _words(precisions: Precisions, atoms: Sequence[Any]) -> list[str]:
     """Return the dtype of each value, in one word."""
     pairs = zip(precisions, atoms, strict=False)
-    return [p.short if p else str(getattr(a.aval, "dtype", a.aval)) for p, a in pairs]
+    return [dtype_word(a.aval, p) for p, a in pairs]
 
 
 def _types(precisions: Precisions, atoms: Sequence[Any]) -> tuple[str, ...]:

@@ -10,9 +10,9 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jaxamp.core.formats import Precision
 from jaxamp.inspect.count import size
-from jaxamp.inspect.equation import element_width
+from jaxamp.inspect.equation import dtype_word, element_width
 from jaxamp.inspect.stored import Stored
-from jaxamp.jaxprs.name_stack import clean_scope, joined_scope
+from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import nested
 from jaxamp.plan import JaxprPlan
 
@@ -48,7 +48,7 @@ def residuals_of(
       scope: name stack around it.
     """
     scopes = [joined_scope(scope, eqn) for eqn in jaxpr.eqns]
-    backward = ["transpose(" in name for name in scopes]
+    backward = list(map(is_transposed, scopes))
     if not any(backward) or all(backward):
         return
     makers = {v: n for n, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars if not backward[n]}
@@ -63,9 +63,9 @@ def residuals_of(
         if is_made:
             continue
         eqn = jaxpr.eqns[makers[var]]
-        name = precision.short if precision else str(getattr(var.aval, "dtype", var.aval))
         bytes_ = int(size(var.aval) * element_width(var.aval, precision))
-        yield Residual(_origin(eqn, eqn.outvars.index(var), scope), name, bytes_)
+        origin = _origin(eqn, eqn.outvars.index(var), scope)
+        yield Residual(origin, dtype_word(var.aval, precision), bytes_)
 
 
 def _accesses(

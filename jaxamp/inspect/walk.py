@@ -14,7 +14,7 @@ from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.inspect.residuals import Residual, residuals_of
 from jaxamp.inspect.stored import Stored
 from jaxamp.jaxprs.dce import Live
-from jaxamp.jaxprs.name_stack import clean_scope
+from jaxamp.jaxprs.name_stack import clean_scope, is_transposed
 from jaxamp.jaxprs.nested import loop
 from jaxamp.plan import JaxprPlan, Plan
 from jaxamp.rewrite.recorder import Casts, Recorder
@@ -109,6 +109,6 @@ class Walk:
                     runs=where.runs,
                     reason="leaves in the dtype that is declared",
                     scope=clean_scope(where.scope),
-                    backward="transpose(" in where.scope,
+                    backward=is_transposed(where.scope),
                 )
             )

@@ -53,6 +53,15 @@ def clean_scope(name_stack: str) -> str:
     return "/".join([*kept[:inside], *modules, *kept[inside:]])
 
 
+def is_transposed(name_stack: str) -> bool:
+    """Return whether a name stack is that of a backward pass, what it recomputes included.
+
+    >>> is_transposed("transpose(jvp(head))"), is_transposed("jvp(head)")
+    (True, False)
+    """
+    return "transpose(" in name_stack
+
+
 def joined_scope(outer: str, eqn: JaxprEqn) -> str:
     """Return the name stack of an equation, after that of the enclosing equations, `outer`."""
     source = eqn.source_info
