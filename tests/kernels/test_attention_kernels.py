@@ -80,6 +80,18 @@ def test_kernels_by_platform(words, on_cuda, on_tpu):
     assert _lowered("cpu", **words) == []
 
 
+@pytest.mark.parametrize("number", [np.arange(1024) // 300, np.arange(1024) % 2])
+def test_a_program_for_a_tpu_holds_no_mask(number):
+    """Known segments are numbers of each word there, in order or mixed."""
+
+    def size(**words):
+        fn, avals = attention_programs.program({"causal": True, **words})
+        lowered = jax.jit(fn).trace(*avals).lower(lowering_platforms=("tpu",))
+        return len(lowered.as_text())
+
+    assert size(numbers=number) < size() + 4 * 8 * number.size
+
+
 @pytest.mark.parametrize(
     ("gpu", "head", "calls"),
     [
@@ -190,6 +202,13 @@ CASES = {
     ),
     "flash, bias": (FLASH, (1, 256, 2, 64), (1, 256, 2, 64), (1, 2, 256, 256), {}),
     "segments": (SPLASH, (1, 256, 2, 64), (1, 256, 1, 64), None, {"causal": True, "mask": MIXED}),
+    "segments in order": (
+        SPLASH,
+        (1, 256, 2, 64),
+        (1, 256, 2, 64),
+        None,
+        {"causal": True, "window": 40, "mask": Segments(WORDS // 100, WORDS // 100)},
+    ),
     "intervals": (SPLASH, (1, 256, 2, 64), (1, 256, 2, 64), None, {"mask": BOTH_SIDES}),
     "flash, segments": (
         FLASH,

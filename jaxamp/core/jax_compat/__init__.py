@@ -62,9 +62,11 @@ from jaxamp.core.jax_compat.source_info import hide_frames as hide_frames
 from jaxamp.core.jax_compat.source_info import user_frames as user_frames
 from jaxamp.core.jax_compat.source_info import user_level as user_level
 from jaxamp.core.jax_compat.source_info import user_line as user_line
+from jaxamp.core.jax_compat.tpu_attention import SPLASH_WORDS as SPLASH_WORDS
 from jaxamp.core.jax_compat.tpu_attention import flash_backward as flash_backward
 from jaxamp.core.jax_compat.tpu_attention import flash_forward as flash_forward
 from jaxamp.core.jax_compat.tpu_attention import splash_backward as splash_backward
+from jaxamp.core.jax_compat.tpu_attention import splash_intervals as splash_intervals
 from jaxamp.core.jax_compat.tracing import DropVar as DropVar
 from jaxamp.core.jax_compat.tracing import body_context as body_context
 from jaxamp.core.jax_compat.tracing import is_staging as is_staging

@@ -33,6 +33,11 @@ class KnownMask(ABC):
     def seen(self, numpy: Any = jnp) -> Any:
         """Return bool[T, S], as a value of a program or, with that module, of NumPy."""
 
+    @property
+    @abstractmethod
+    def intervals(self) -> Intervals | None:
+        """Return the keys that each query sees, from one up to another, if they lie so."""
+
     @functools.cached_property
     def _bytes(self) -> bytes:
         values = (getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
@@ -99,6 +104,15 @@ class Segments(KnownMask):
         """Return bool[T, S]."""
         return numpy.asarray(self.queries)[:, None] == numpy.asarray(self.keys)
 
+    @property
+    def intervals(self) -> Intervals | None:
+        """Return the keys of each query's segment, if segments are not mixed."""
+        if (np.diff(self.keys) < 0).any():
+            return None
+        start = np.searchsorted(self.keys, self.queries, "left").astype("i4")
+        stop = np.searchsorted(self.keys, self.queries, "right").astype("i4")
+        return Intervals(start, stop, len(self.keys))
+
     @functools.cached_property
     def pieces(self) -> list[Piece]:
         """Return segments that lie one after the other, joined where they are of one size.
@@ -151,3 +165,8 @@ class Intervals(KnownMask):
         keys = numpy.arange(self.keys)
         start, stop = (numpy.asarray(x)[:, None] for x in (self.start, self.stop))
         return (keys >= start) & (keys < stop)
+
+    @property
+    def intervals(self) -> Intervals:
+        """Return itself."""
+        return self

@@ -15,6 +15,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxamp.core import jax_compat
 from jaxamp.kernels.attention.fused import Fused
+from jaxamp.kernels.attention.known_masks import Intervals, Segments
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results
 
 LANES = 128
@@ -43,14 +44,20 @@ def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | N
     """Return why it does not take these operands."""
     if operands.bias is not None:
         return "splash_attention adds no bias"
+    if spec.mask is not None and max(spec.mask.shape) > jax_compat.SPLASH_WORDS:
+        return f"splash_attention has intervals of at most {jax_compat.SPLASH_WORDS} words"
     return tpu_obstacle(*operands[:3])
 
 
 def forward(operands: Operands, spec: AttentionSpec, is_exported: bool = False) -> tuple[Any, Any]:
     """Compute output and lse."""
     q, k, v, _ = operands
-    kernel = _kernel(spec, q, k)
-    out, (lse,) = jax.vmap(kernel)(*map(_by_heads, (_scaled(q, spec), k, v)))
+    kernel, segments = _kernel(spec, q, k)
+
+    def one(*xs: Any) -> Any:
+        return kernel(*xs, segments)
+
+    out, (lse,) = jax.vmap(one)(*map(_by_heads, (_scaled(q, spec), k, v)))
     return _by_heads(out), lse if is_exported else _of_one_lane(lse)
 
 
@@ -60,11 +67,11 @@ def backward(
     """Compute the cotangents of q, k and v."""
     q, k, v, _ = operands
     out, lse, dout = results
-    kernel = _kernel(spec, q, k)
+    kernel, segments = _kernel(spec, q, k)
     q, k, v, out, dout = map(_by_heads, (_scaled(q, spec), k, v, out, dout))
 
     def one(*xs: Any) -> Any:
-        return jax_compat.splash_backward(kernel, *xs)
+        return jax_compat.splash_backward(kernel, segments, *xs)
 
     dq, dk, dv = map(_by_heads, jax.vmap(one)(q, k, v, out, lse, dout))
     return _scaled(dq, spec), dk, dv, None
@@ -102,7 +109,12 @@ def _scaled(x: Any, spec: AttentionSpec) -> Any:
     return (x.astype(jnp.float32) * spec.scale).astype(x.dtype)
 
 
-def _kernel(spec: AttentionSpec, q: Any, k: Any) -> Any:
+def _kernel(spec: AttentionSpec, q: Any, k: Any) -> tuple[Any, Any]:
+    """Return the kernel, and numbers of segments that are mixed, which it reads beside a mask.
+
+    Others are intervals of keys, which it computes from two numbers of a query; it passes over
+    blocks that no interval has a part in.
+    """
     from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
     _, queries, heads, _ = q.shape
@@ -112,9 +124,11 @@ def _kernel(spec: AttentionSpec, q: Any, k: Any) -> Any:
         mask: Any = splash.LocalMask(shape, (spec.window - 1, 0), 0)
     else:
         mask = splash.CausalMask(shape) if spec.causal else splash.FullMask(shape)
-    if spec.mask is not None:
-        own = splash.NumpyMask(spec.mask.seen(np))
-        mask = mask & own if spec.causal else own
+    segments: Any = None
+    if spec.mask is not None and (own := spec.mask.intervals) is not None:
+        mask = jax_compat.splash_intervals(*_within(own, spec), keys)
+    elif isinstance(spec.mask, Segments):
+        segments = splash.SegmentIds(*map(jnp.asarray, (spec.mask.queries, spec.mask.keys)))
     rows, columns = block(queries), block(keys)
     sizes = splash.BlockSizes(
         block_q=rows,
@@ -124,13 +138,24 @@ def _kernel(spec: AttentionSpec, q: Any, k: Any) -> Any:
         block_q_dq=rows,
         block_kv_dq=columns,
     )
-    return splash.make_splash_mha(
+    kernel = splash.make_splash_mha(
         splash.MultiHeadMask([mask] * heads),
         block_sizes=sizes,
         save_residuals=True,
         head_shards=1,
         q_seq_shards=1,
     )
+    return kernel, segments
+
+
+def _within(mask: Intervals, spec: AttentionSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first key of each query and the key after its last one, causal if that is said."""
+    start, stop = mask.start, mask.stop
+    if spec.causal:
+        rows = np.arange(1, len(start) + 1, dtype=np.int32)
+        stop = np.minimum(stop, rows)
+        start = start if spec.window is None else np.maximum(start, rows - spec.window)
+    return start, stop
 
 
 SPLASH = Fused(
