@@ -15,6 +15,7 @@ from jax.experimental import jet
 
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, split_originals
 from jaxamp.rewrite.primitives.quantized_dot import quantized_dot_p
+from jaxamp.xla.primitives.checkpoint_barriers import recomputation_barrier_p
 from jaxamp.xla.primitives.label_gather import label_gather_p
 from jaxamp.xla.primitives.rounded_cotangent import rounded_cotangent_p
 from jaxamp.xla.primitives.rounding_barrier import rounding_barrier_p
@@ -61,8 +62,13 @@ def _barriered(primals: Series, series: Sequence[Series]) -> Any:
     return rounding_barrier_p.bind(*primals), [rounding_barrier_p.bind(term) for term in series[0]]
 
 
+def _recomputed(primals: Series, series: Sequence[Series], **params: Any) -> Any:
+    return recomputation_barrier_p.bind(*primals, **params), series
+
+
 jet.jet_rules[accumulate_p] = _accumulated
 jet.jet_rules[quantized_dot_p] = _quantized
 jet.jet_rules[rounded_cotangent_p] = _added
 jet.jet_rules[label_gather_p] = _gathered
 jet.jet_rules[rounding_barrier_p] = _barriered
+jet.jet_rules[recomputation_barrier_p] = _recomputed
