@@ -35,6 +35,7 @@ def test_a_killed_run_goes_on_bit_by_bit(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, state, straight[-1])
     _, opt_state, scale, _ = state
     assert opt_state.skipped == 1
-    assert opt_state.inner_state[0].count == STEPS - 1
+    _, adam = opt_state.inner_state
+    assert adam[0].count == STEPS - 1
     assert np.flatnonzero(np.isnan(losses)).tolist() == [BAD_STEP]
     assert float(scale.loss_scale) == 2.0**12  # halved once, doubled once
