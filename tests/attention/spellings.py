@@ -474,17 +474,6 @@ def segments_of_fewer_keys(q: Array, k: Array, v: Array) -> Array:
     return masked(q, k, v, IN_FOUR[:, None] == IN_FOUR[::2])
 
 
-@spelling(btnh)
-def segments_of_layers(q: Array, k: Array, v: Array) -> Array:
-    """In each layer of a loop."""
-    seen = jnp.asarray(IN_FOUR[:, None] == IN_FOUR)
-
-    def layer(x: Array, _: None) -> tuple[Array, None]:
-        return x + masked(x, k, v, seen & tril()), None
-
-    return lax.scan(layer, q, length=2)[0]
-
-
 @spelling(lambda d: (*btnh(d), d.normal(N, 2 * T)))
 def segments_with_bias(q: Array, k: Array, v: Array, table: Array) -> Array:
     """A bias for each head and distance, which is learnt."""
@@ -883,10 +872,11 @@ def normalised_queries(q: Array, k: Array, v: Array, a: Array, b: Array) -> Arra
 # Inside of transforms and loops.
 
 
-def _layer(x: Array, weights: tuple[Array, Array]) -> Array:
+def _layer(x: Array, weights: tuple[Array, Array], seen: Array | None = None) -> Array:
     qkv, out = weights
     q, k, v = (y.reshape(B, T, N, H) for y in jnp.split(x @ qkv, 3, axis=-1))
-    scores = jnp.where(tril(), qk(q, k), jnp.finfo(jnp.float32).min)
+    seen = tril() if seen is None else tril() & seen
+    scores = jnp.where(seen, qk(q, k), jnp.finfo(jnp.float32).min)
     return x + pv(jax.nn.softmax(scores), v).reshape(B, T, N * H) @ out
 
 
@@ -912,6 +902,13 @@ def layers_written_out(x: Array, weights: Any) -> Array:
 def layers_scanned(x: Array, weights: Any) -> Array:
     """A scan over layers."""
     return lax.scan(lambda x, w: (_layer(x, w), None), x, weights)[0]
+
+
+@layers(count=1)
+def segments_of_layers(x: Array, weights: Any) -> Array:
+    """A mask of known numbers for all layers of a scan."""
+    seen = jnp.asarray(IN_FOUR[:, None] == IN_FOUR)
+    return lax.scan(lambda x, w: (_layer(x, w, seen), None), x, weights)[0]
 
 
 @layers(count=1)
