@@ -33,7 +33,6 @@ from jaxamp.plan.precision.operand_reads import OperandReads
 from jaxamp.plan.precision.overrides import Forced, find_forced
 from jaxamp.plan.precision.quantized_dots import find_scaled
 from jaxamp.plan.precision.quantized_results import narrow_quantized
-from jaxamp.plan.precision.quantized_sums import add_narrow
 from jaxamp.plan.precision.stored_joins import store_joins
 from jaxamp.plan.precision.varying_activations import narrow_varying
 from jaxamp.policy.policy import PrecisionPolicy
@@ -121,8 +120,7 @@ def _find(
     choices.update(narrow_varying(flow, policy, stored, choices))
     choices.update(find_communication(flow, frame, policy, stored, choices))
     choices.update(find_scaled(graph, policy, forced, choices))
-    choices.update(narrow_quantized(graph, hazards, stored, choices))
-    choices.update(add_narrow(graph, hazards, flow.regions, forced, stored, choices))
+    choices.update(narrow_quantized(graph, hazards, flow.regions, forced, stored, choices))
     choices.update(find_coarse_logistics(graph, flow.uses, forced, stored, choices))
     wide = hazards.squared_distances
     fuses = Guard.REDUCTION_ISLAND in policy.guards and bool(policy.low)

@@ -1,4 +1,4 @@
-"""Find values whose rounding is amplified: two sweeps of one bit each.
+"""Find values whose rounding is amplified: a sweep forward for what is linear, one backward.
 
 What Compute makes is rounded, as the policy says, and so is what is linear in its results: sums,
 choices, known multiples. This is a residual stream, which hand-written bfloat16 rounds too. Any
@@ -6,8 +6,8 @@ other value that is in memory may be rounded only if all that reads it from ther
 conditioned: if no path without Compute leads from the reader to a steep curve, a running fold, an
 index taken from an order, or a difference that may cancel. A sum of parts of one value, shifted
 and scaled, as of neighbours in a stencil, may cancel in any case: then it does not help to be
-linear in a result of Compute, only to be one. The facts of single primitives are in
-`core/taxonomy.py`.
+linear in a result of Compute, only to be one. So may what is squared before a difference. The facts
+of single primitives are in `core/taxonomy.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Store results of quantized dots narrow, though no later dot reads them.
+"""Store results of quantized dots narrow, and sums of them, though no later dot reads them.
 
 Where a dot rounds its operands to 16 bits, a result that only float32 arithmetic reads stays in
 float32: a gradient, say, that an optimizer reads. Where it rounds them to 8 bits and fewer, each
@@ -8,47 +8,88 @@ for nothing, and the result is written and read in half of the bytes.
 Results that cancel later, as in distances, stay in float32: rounding is relative to the whole sum,
 while errors of operands average out in it. So do those that leave the program as they are, or go
 around a loop, which a kernel would only widen.
+
+The cotangent of what several products read, as queries, keys and values or the two halves of a
+gated MLP do, is a sum of such results. Added in float32 by whoever reads the sum, each reader reads
+all terms. Added in bfloat16 as they are, the sum is one array: XLA:GPU has the second product add
+to the first in float32, and round once.
+
+See: ``python -m benchmarks.fp8_step --target h200``, JAX 0.10.2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.plan.conditioning.hazards import Hazards
+from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.dataflow.uses import find_returned
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import Choice
+from jaxamp.plan.precision.overrides import Forced
 from jaxamp.plan.precision.reader_precisions import forwarded
 
+BF16 = Precision.BF16
+
+_ADDED = Choice(BF16, BF16, "bf16, as its terms are: one product adds to the other's result")
+_SUMS = ("add", "add_any")
 _STACKED = (Link.STACK,)  # a loop's results are computed from in whole, as one iteration's are
 
 
 def narrow_quantized(
     graph: Graph,
     hazards: Hazards,
+    regions: FusionRegions,
+    forced: Forced,
     stored: list[Precision | None],
     choices: Mapping[Node, Choice],
 ) -> dict[Node, Choice]:
-    """Return choices for quantized dots whose results were float32 for lack of gain alone.
+    """Return choices for results of quantized dots, and for sums of them, that are narrowed.
 
     Args:
       graph: the program.
       hazards: what loses accuracy in a narrow format.
+      regions: which values are fused; sums that are stored are taken out.
+      forced: what the user has decided.
       stored: precision in which each value is stored; entries of what is narrowed are updated.
       choices: what was chosen for each node, quantization included; left as it is.
     """
-    wide = [n for n in graph.nodes if n.role is Role.CONTRACT and _is_wide(choices[n])]
-    if not wide:
+    dots = [n for n in graph.nodes if n.role is Role.CONTRACT and choices[n].scaled]
+    if not dots:
         return {}
     returned = find_returned(graph)
+    found = _narrow_results(graph, hazards, returned, dots, stored, choices)
+    terms = {v for n in dots for v in n.outs if _is_term(graph, stored, v)}
+    for node in graph.nodes if terms else ():
+        if node.name not in _SUMS or not terms.issuperset(node.ins) or forced.of(node)[0]:
+            continue
+        if not returned.isdisjoint(node.outs) or hazards.of(node, list(node.outs), BF16):
+            continue
+        found[node] = _ADDED
+        for value in node.outs:
+            stored[value], regions.fused[value] = BF16, 0
+            if _is_term(graph, stored, value):
+                terms.add(value)
+    return found
+
+
+def _narrow_results(
+    graph: Graph,
+    hazards: Hazards,
+    returned: Set[int],
+    dots: list[Node],
+    stored: list[Precision | None],
+    choices: Mapping[Node, Choice],
+) -> dict[Node, Choice]:
+    """Return choices for dots whose results were float32 for lack of gain alone."""
     cancelling = hazards.squared_distances | hazards.lookup_places
     found: dict[Node, Choice] = {}
-    for node in wide:
+    for node in filter(lambda dot: _is_wide(choices[dot]), dots):
         low = choices[node].operand
         copies = _copies(graph, choices, node.outs[0])
-        if low is not Precision.BF16 or copies is None:
+        if low is not BF16 or copies is None:
             continue  # a gradient may overflow float16
         if not (returned.isdisjoint(copies) and cancelling.isdisjoint((*node.ins, *copies))):
             continue
@@ -60,8 +101,11 @@ def narrow_quantized(
 
 
 def _is_wide(choice: Choice) -> bool:
-    is_gainless = choice.stored is Precision.F32 and choice.guard is Guard.NO_GAIN
-    return choice.scaled is not None and is_gainless
+    return choice.stored is Precision.F32 and choice.guard is Guard.NO_GAIN
+
+
+def _is_term(graph: Graph, stored: list[Precision | None], value: int) -> bool:
+    return stored[value] is BF16 and len(graph.readers[value]) == 1
 
 
 def _copies(graph: Graph, choices: Mapping[Node, Choice], value: int) -> set[int] | None:
