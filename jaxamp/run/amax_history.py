@@ -19,6 +19,7 @@ from jax.lax import optimization_barrier_p
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import CastConfig
+from jaxamp.core.kept_rounding import reduce_to
 from jaxamp.errors import RewriteError, TrainingError
 from jaxamp.jaxprs.interpret import evaluate
 from jaxamp.jaxprs.nested import Wiring, called, loop, nested, wiring
@@ -296,11 +297,11 @@ def _widened(x: Any, dtype: Any) -> jax.Array:
     and stored for that: JAX 0.10.2, ``python -m benchmarks.fp8_step --target h200``.
     """
     wide = lax.convert_element_type(x, np.float32)
-    info, full = jnp.finfo(dtype), jnp.finfo(np.float32)
     if x.dtype == dtype:
         return wide
-    if info.nexp == full.nexp:  # it flushes subnormal numbers, which matter in a smaller range
-        return lax.reduce_precision(wide, info.nexp, info.nmant)
+    reduced = reduce_to(wide, dtype)
+    if reduced is not None:
+        return reduced
     return lax.convert_element_type(lax.convert_element_type(x, dtype), np.float32)
 
 

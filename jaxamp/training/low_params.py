@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxamp.core.kept_rounding import reduce_to
 from jaxamp.errors import TrainingError
 from jaxamp.training.optax import as_transformation, transformation
 from jaxamp.training.trees import is_float, map_floats, widen, widen_floats
@@ -308,10 +309,9 @@ def nearest(value: jax.Array, dtype: Any) -> jax.Array:
     dtype = jnp.dtype(dtype)
     if dtype.itemsize >= 4:
         return value
-    info = jnp.finfo(dtype)
-    if info.nexp == jnp.finfo(jnp.float32).nexp:
-        return jax.lax.reduce_precision(value, info.nexp, info.nmant)
-    # reduce_precision has no subnormal numbers; those of float16 are worth keeping.
+    reduced = reduce_to(value, dtype)
+    if reduced is not None:
+        return reduced
     return jax.lax.optimization_barrier(value.astype(dtype)).astype(jnp.float32)
 
 

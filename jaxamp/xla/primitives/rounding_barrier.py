@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 from jaxamp.core.define import define
+from jaxamp.core.kept_rounding import reduce_to
 from jaxamp.core.taxonomy import OpKind, Trait
 
 rounding_barrier_p = Primitive("rounding_barrier")
@@ -30,12 +30,8 @@ def rounding_barrier(value: Any) -> Any:
 
 
 def _rounded(value: Any) -> Any:
-    info = jnp.finfo(value.dtype)
-    # `reduce_precision` flushes subnormal numbers, which matter in formats of a smaller range:
-    # https://openxla.org/stablehlo/spec#reduce_precision
-    if info.nexp < jnp.finfo(jnp.float32).nexp:
-        return lax.optimization_barrier(value)
-    return lax.reduce_precision(value, info.nexp, info.nmant)
+    reduced = reduce_to(value, value.dtype)
+    return lax.optimization_barrier(value) if reduced is None else reduced
 
 
 define(
