@@ -79,25 +79,25 @@ class DelayedFunction:
         self._check(history)
         return self._run(history, args, kwargs)
 
-    def unmeasured(self, history: History, *args: Any, **kwargs: Any) -> Any:
+    def unmeasured(self, history: History, *args: Any, **kwargs: Any) -> tuple[Any, History]:
         """Run one step with the scales of a history, and find no magnitudes for later ones.
 
         The kernels that quantize then need not reduce, and on a GPU write both layouts that
         products read. Numbers beyond the scales are clipped until a step is measured again.
 
         Args:
-          history: what ``init`` or the last measured step returned; it stays as it is.
+          history: what ``init`` or the step before returned.
           *args: arguments of the step.
           **kwargs: keyword arguments of the step.
 
         Returns:
-          What the function returns.
+          What the function returns, and the history for the next step: the magnitudes as they were.
 
         Raises:
           TrainingError: the first argument is not a history, or that of another step.
         """
         self._check(history)
-        return self._run(history, args, kwargs, measures=False)[0]
+        return self._run(history, args, kwargs, measures=False)[0], history
 
     def amp_parts(self) -> tuple[Callable[..., Any], Settings]:
         """Return the function as it was given, and the settings under which it is rewritten."""
