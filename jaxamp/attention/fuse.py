@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -195,8 +196,8 @@ class _Fuser:
             if not any(body.jaxpr in self.softmaxes for body in inside):
                 continue
             given = _given(unit, known)
-            with jax_compat.body_context(unit.eqn):
-                changed = [self.level(body, given, scopes[unit]) for body in inside]
+            change = functools.partial(self._bodies, inside, given, scopes[unit])
+            changed = jax_compat.within(unit.eqn, change)
             words[unit] = self._taken()
             if any(new is not old for new, old in zip(changed, inside, strict=True)):
                 bodies[unit] = changed
@@ -223,6 +224,9 @@ class _Fuser:
             self.attentions += unit_words.attentions
             self.refused += unit_words.refused
         return bodies, bindings
+
+    def _bodies(self, inside: list[ClosedJaxpr], given: Given, scope: str) -> list[ClosedJaxpr]:
+        return [self.level(body, given, scope) for body in inside]
 
     def _taken(self) -> _Words:
         """Return what has been found and refused since, and forget it."""

@@ -68,7 +68,6 @@ from jaxamp.core.jax_compat.tpu_attention import flash_forward as flash_forward
 from jaxamp.core.jax_compat.tpu_attention import splash_backward as splash_backward
 from jaxamp.core.jax_compat.tpu_attention import splash_intervals as splash_intervals
 from jaxamp.core.jax_compat.tracing import DropVar as DropVar
-from jaxamp.core.jax_compat.tracing import body_context as body_context
 from jaxamp.core.jax_compat.tracing import is_staging as is_staging
 from jaxamp.core.jax_compat.tracing import is_tracing as is_tracing
 from jaxamp.core.jax_compat.tracing import literal_value as literal_value
@@ -76,6 +75,7 @@ from jaxamp.core.jax_compat.tracing import result_avals as result_avals
 from jaxamp.core.jax_compat.tracing import static_parameters as static_parameters
 from jaxamp.core.jax_compat.tracing import trace_to_jaxpr as trace_to_jaxpr
 from jaxamp.core.jax_compat.tracing import weakref_lru_cache as weakref_lru_cache
+from jaxamp.core.jax_compat.tracing import within as within
 from jaxamp.core.jax_compat.tracing import without_constvars as without_constvars
 from jaxamp.core.jax_compat.triton_attention import triton_backward as triton_backward
 from jaxamp.core.jax_compat.triton_attention import triton_forward as triton_forward

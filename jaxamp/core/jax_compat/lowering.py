@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
-from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
-from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun
+from jax.sharding import AbstractMesh, PartitionSpec, use_abstract_mesh
 
 from jaxamp.core.jax_compat.avals import has_typed_sharding
 from jaxamp.core.jax_compat.triton_attention import lowering_triton
@@ -84,12 +84,6 @@ def lower_kernel(
 ) -> Any:
     """Lower a function that calls a kernel: on one device, on each of a ``shard_map``, or divided.
 
-    The outputs of JAX's Pallas kernels do not declare the manual axes along which they vary, so the
-    check is off here, as it is in Pallas' own lowering. The types of the primitive's results, which
-    are checked, declare them. There is no public way inside of a lowering rule: with the check on,
-    a ``pallas_call`` refuses results without a ``manual_axis_type``, and JAX's splash and flash
-    attention give none (0.10.2).
-
     JAX's rule for what ``custom_partitioning`` has made asks for the devices of the program, which
     JAX tells only if all that is placed lies on one mesh ("mesh should be the same across the
     entire program"), and of an exported program not at all. It passes them on to rules that read
@@ -100,8 +94,6 @@ def lower_kernel(
       context: of the lowering.
       *operands: values of the module.
       capability: compute capability of the absent GPU that is lowered for.
-
-    See: https://github.com/jax-ml/jax/pull/36180
     """
     avals = [_core.ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
     module, axes = context.module_context, context.module_context.axis_context
@@ -109,9 +101,31 @@ def lower_kernel(
         devices = (jax.local_devices()[0],) * axes.num_devices
         some = _sharding_impls.ShardingContext(axes.num_devices, devices)
         module = module.replace(axis_context=some)
-    with _config._check_vma(False), lowering_triton(capability):
+    with lowering_triton(capability):
+        if isinstance(axes, _sharding_impls.SPMDAxisContext):
+            function = _of_one_device(function, avals)
         rule = _mlir.lower_fun(function, multiple_results=True)
         return rule(context.replace(avals_in=avals, module_context=module), *operands)
+
+
+def _of_one_device(function: Callable[..., Any], avals: Sequence[Any]) -> Callable[..., Any]:
+    """Return a function as it is traced where JAX does not follow along which axes values vary.
+
+    Where it does, a ``pallas_call`` refuses results without a ``manual_axis_type``, and JAX's
+    splash and flash attention give none (0.10.2). Types of the primitive's results, which are
+    checked, declare them. In the body of a ``shard_map`` over a mesh of its own nothing is checked.
+
+    See: https://github.com/jax-ml/jax/pull/36180
+    """
+    alone, everywhere = AbstractMesh((1,), ("alone",)), PartitionSpec()
+    body = jax.shard_map(
+        function, mesh=alone, in_specs=everywhere, out_specs=everywhere, check_vma=False
+    )
+    with use_abstract_mesh(AbstractMesh((), ())):
+        traced = jax.make_jaxpr(body)(*avals)
+    (eqn,) = traced.eqns  # captured arrays are its first operands
+    inner = jaxpr_as_fun(ClosedJaxpr(eqn.params["jaxpr"], ()))
+    return lambda *operands: inner(*traced.consts, *operands)
 
 
 def tiles(sharding: Any, rank: int) -> np.ndarray | None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+import jax
 from jax._src import api_util as _api_util
-from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import linear_util as _lu
 from jax._src import util as _util
 from jax._src.interpreters import partial_eval as _pe
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
-from jax.sharding import AxisType, use_abstract_mesh
+
+_T = TypeVar("_T")
 
 DropVar = _core.DropVar
 
@@ -51,22 +51,26 @@ def trace_to_jaxpr(
     return ClosedJaxpr(jaxpr, consts)
 
 
-@contextmanager
-def body_context(eqn: JaxprEqn) -> Iterator[None]:
-    """Enter the context in which the jaxprs of an equation have been traced.
+def within(eqn: JaxprEqn, change: Callable[[], _T]) -> _T:
+    """Return what `change` returns where it is called as the body of an equation is traced.
 
     The body of a ``shard_map`` has its mesh with manual axes, and types that say along which of
-    them values vary (``jax/_src/shard_map.py``, ``_shard_map_staging``).
+    them values vary: what is traced for it needs both.
     """
     if eqn.primitive.name != "shard_map":
-        yield
-        return
-    mesh, manual = eqn.params["mesh"], eqn.params["newly_manual_axes"]
-    inner = mesh.abstract_mesh.update_axis_types(dict.fromkeys(manual, AxisType.Manual))
-    sizes = [(name, size) for name, size in mesh.shape.items() if name in inner.manual_axes]
-    checked = _config._check_vma(eqn.params["check_vma"])
-    with _core.extend_axis_env_nd(sizes), use_abstract_mesh(inner), checked:
-        yield
+        return change()
+    made: list[_T] = []
+    params = eqn.params
+    mapped = jax.shard_map(
+        lambda: made.append(change()),
+        mesh=params["mesh"],
+        in_specs=(),
+        out_specs=None,
+        axis_names=set(params["newly_manual_axes"]),
+        check_vma=params["check_vma"],
+    )
+    jax.eval_shape(mapped)
+    return made[0]
 
 
 def result_avals(fun: Callable[..., Sequence[Any]], avals: Sequence[Any]) -> tuple[Any, ...]:
