@@ -45,7 +45,10 @@ from jaxamp.inspect.fp8_products import OPTIONS, claims, made
 
 BF16 = jnp.bfloat16
 UNMEASURED = "fp8_delayed, unmeasured"  # with the scales of the last step that found magnitudes
-POLICIES = ("auto_mixed_bf16", "fp8_current", "fp8_delayed", UNMEASURED)
+CARRIED = "fp8_delayed, carried"  # with parameters in 8 bits from the step that made them
+CARRIED_UNMEASURED = f"{CARRIED}, unmeasured"
+DELAYED = ("fp8_delayed", UNMEASURED, CARRIED, CARRIED_UNMEASURED)
+POLICIES = ("auto_mixed_bf16", "fp8_current", *DELAYED)
 PROGRAMS = ("step", "gradient")
 BACKWARD = "transpose("  # in the name that JAX gives to what it transposes
 
@@ -125,7 +128,8 @@ def under(fn: Callable[..., Any], word: str, args: tuple[Any, ...]) -> tuple[Any
     policy = PrecisionPolicy.parse(word.partition(",")[0])
     if policy.is_scaled:
         small = () if args[-1].shape[-1] < 2048 else policy.scaling.small
-        policy = policy.replace(scaling={"ends": True, "small": small})
+        carried = "carried" in word
+        policy = policy.replace(scaling={"ends": True, "small": small, "carried": carried})
     # What the kernel returns in bf16 was widened; to the planner that is a wish.
     compute = policy.cast_for(OpKind.COMPUTE).out_dtype
     step: Any = amp(
@@ -134,7 +138,7 @@ def under(fn: Callable[..., Any], word: str, args: tuple[Any, ...]) -> tuple[Any
     if not hasattr(step, "init"):
         return step, args
     history = jax.eval_shape(step.init, *args)
-    return step.unmeasured if word == UNMEASURED else step, (history, *args)
+    return step.unmeasured if "unmeasured" in word else step, (history, *args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +266,8 @@ def traced(
     for name in names:
         fn, shapes = programs(config)[name]
         for policy in policies:
+            if name == "gradient" and "carried" in policy:
+                continue  # it returns no parameters
             yield (name, policy, *under(fn, policy, shapes))
 
 

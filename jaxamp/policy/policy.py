@@ -257,7 +257,9 @@ class PrecisionPolicy:
         >>> PrecisionPolicy.FP8_DELAYED.stateless.scaling == PrecisionPolicy.FP8_CURRENT.scaling
         True
         """
-        return self.replace(scaling={"history": 0}) if self.scaling.history else self
+        if not self.scaling.history:
+            return self
+        return self.replace(scaling={"history": 0, "carried": False})
 
     @property
     def low(self) -> frozenset[Precision]:

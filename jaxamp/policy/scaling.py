@@ -40,6 +40,8 @@ class Scaling:
       all_operands: whether dots without a parameter among their operands are scaled: attention.
       history: with one scale for a tensor, of how many earlier steps magnitudes are kept and give
         it; 0 takes it from the tensor itself.
+      carried: whether parameters are quantized where a step makes them, for the step after it;
+        needs `history`, and a step that returns its parameters first, as it takes them first.
       kernel: a ``KernelConfig``, or a map of its fields, with which ``block_scaled_matmul``
         multiplies operands in blocks of 8 bits; ``None`` leaves the product to XLA, in bf16 before
         Blackwell.
@@ -60,6 +62,7 @@ class Scaling:
     batched: bool = False
     all_operands: bool = False
     history: int = 0
+    carried: bool = False
     kernel: Any = None
 
     def __post_init__(self) -> None:
@@ -71,6 +74,11 @@ class Scaling:
             raise PolicyError(f"multiple is a positive integer, not {self.multiple!r}.")
         if type(self.history) is not int or self.history < 0:
             raise PolicyError(f"history is a number of steps, not {self.history!r}.")
+        if self.carried and not self.history:
+            raise PolicyError(
+                "Parameters are carried in the history of a step: carried=True needs history=1024, "
+                "say, as FP8_DELAYED has it."
+            )
         object.__setattr__(self, "small", _checked_limits(self.small))
         object.__setattr__(self, "kernel", _checked_kernel(self.kernel))
 

@@ -5,9 +5,9 @@ See: https://nvidia.github.io/TransformerEngine, "FP8 Delayed Scaling".
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -19,28 +19,24 @@ from jax.lax import optimization_barrier_p
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import CastConfig
-from jaxamp.core.kept_rounding import reduce_to
-from jaxamp.errors import RewriteError, TrainingError
 from jaxamp.jaxprs.interpret import evaluate
 from jaxamp.jaxprs.nested import Wiring, called, loop, nested, wiring
 from jaxamp.lowp import ScaledArray
-from jaxamp.lowp.arithmetic import scale_factor
-from jaxamp.lowp.quantize import stored_scale, with_scale
 from jaxamp.plan import Scaled
 from jaxamp.rewrite.primitives.quantized_dot import quantized_dot_p
 from jaxamp.rewrite.primitives.quantized_product import product
+from jaxamp.run.carried_parameters import CarriedParameters, Source
+from jaxamp.run.history import CARRIED, MAGNITUDES, History, check, parts
+from jaxamp.run.known_scale import (
+    finite,
+    known_scale,
+    rounded,
+    row_maxima,
+    undifferentiable,
+    widened,
+)
 
-History = Mapping[str, Any]
-MAGNITUDES = "amax"  # key of a history: a row per step, the last first, a column per tensor
-_KEY = re.compile(rf"{MAGNITUDES}|\d+:loop")
 _MOVES = {"transpose", "reshape", "squeeze", "convert_element_type"}
-
-
-def is_history(value: Any) -> bool:
-    """Return whether a value has the keys of a history."""
-    return isinstance(value, Mapping) and all(
-        isinstance(key, str) and _KEY.fullmatch(key) for key in value
-    )
 
 
 def run_with_history(
@@ -50,6 +46,8 @@ def run_with_history(
     length: int,
     *,
     measures: bool = True,
+    returned: Mapping[int, int] = MappingProxyType({}),
+    advances: bool = True,
 ) -> tuple[list[Any], History]:
     """Run a program whose quantized dots take their scales from a history.
 
@@ -59,30 +57,38 @@ def run_with_history(
       history: one that this program has made; ``None`` for its first step.
       length: number of steps for which a magnitude is kept.
       measures: whether this step's magnitudes are found.
+      returned: parameters that are carried in 8 bits, by their positions among the arguments, each
+        with that of its new value among the results.
+      advances: whether those of the new values are carried; if not, of the arguments.
 
     Returns:
-      The results, and the history with this step in it; an empty one if nothing is measured.
+      The results, and what the history for the next step has anew: with this step's magnitudes, if
+      they are measured, and parameters that are carried.
 
     Raises:
       TrainingError: the history is of another program.
     """
-    return _HistoryInterpreter(length, measures=measures).run(closed, arrays, history)
+    magnitudes, eight_bits = parts(history)
+    body_history = _BodyHistory(magnitudes, length, arrays, measures=measures)
+    carried = CarriedParameters(arrays, returned, eight_bits, body_history)
+    results = _HistoryInterpreter(body_history, carried).inline(closed, arrays)
+    after = carried.after({a: results[r] if advances else arrays[a] for a, r in returned.items()})
+    return results, {**body_history.after(), **({CARRIED: after} if after else {})}
 
 
 class _HistoryInterpreter:
     """Interpreter of jaxprs that quantizes with the scales of a history, and records magnitudes."""
 
-    def __init__(self, length: int, *, measures: bool) -> None:
-        self.length, self.measures = length, measures
+    def __init__(self, body_history: _BodyHistory, carried: CarriedParameters) -> None:
+        self.body_history, self.carried = body_history, carried
         self.moves = _Moves()
-        self.body_history = _BodyHistory(None, length, (), measures=measures)
 
-    def run(
+    def body(
         self, closed: ClosedJaxpr, args: Sequence[Any], history: History | None
     ) -> tuple[list[Any], History]:
-        """Run a program, or the body of a loop, with the history of its own dots and loops."""
+        """Run the body of a loop with the history of its own dots and loops."""
         outside = self.body_history
-        self.body_history = _BodyHistory(history, self.length, args, measures=self.measures)
+        self.body_history = outside.inside(history, args)
         results = self.inline(closed, args)
         inside, self.body_history = self.body_history, outside
         return results, inside.after()
@@ -107,7 +113,8 @@ class _HistoryInterpreter:
     def rounded(self, x: Any, cast: CastConfig) -> ScaledArray:
         """Quantize an operand where it was computed, and repeat the moves behind it."""
         source, moves = self.moves.trace_back(x)
-        made = self.body_history.quantized(source, cast, x.dtype)
+        carried = self.carried.read(source, cast, x.dtype)
+        made = carried or self.body_history.quantized(source, cast, x.dtype)
         values = made.values
         for move in moves:
             (values,) = jax_compat.bind(move, [values])
@@ -116,7 +123,11 @@ class _HistoryInterpreter:
     def call(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         """Emit a call in place; recomputation stays behind a barrier, as in a checkpoint."""
         if eqn.params.get("prevent_cse"):
-            operands = optimization_barrier_p.bind(*operands)
+            behind = optimization_barrier_p.bind(*operands)
+            for parameter, same in zip(map(self._parameter, operands), behind, strict=True):
+                if parameter is not None:
+                    self.carried.enter(replace(parameter, array=same))
+            operands = behind
         return self.inline(called(eqn), operands)
 
     def scan(self, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
@@ -124,19 +135,29 @@ class _HistoryInterpreter:
         wired, length = loop(eqn), eqn.params["length"]
         _, invariants, carries, sliced = wired.parts(operands)
 
+        parameters = [self._parameter(x) for x in sliced]
+
         def iteration(carry: Any, slices: Any) -> Any:
-            xs, rows = slices
-            outs, made = self.run(wired.body, [*invariants, *carry, *xs], rows)
+            xs, eight_bits, rows = slices
+            for parameter, x, held in zip(parameters, xs, eight_bits, strict=True):
+                if parameter is not None:
+                    self.carried.enter(parameter.sliced(x, length, held))
+            outs, made = self.body(wired.body, [*invariants, *carry, *xs], rows)
             return outs[: wired.carries], (outs[wired.carries :], made)
 
         def emit(history: History | None) -> tuple[list[Any], History]:
-            _check(all(leaf.shape[:1] == (length,) for leaf in jax.tree.leaves(history)))
+            check(all(leaf.shape[:1] == (length,) for leaf in jax.tree.leaves(history)))
             params = {name: eqn.params[name] for name in ("reverse", "unroll")}
-            xs = list(sliced), history
+            xs = list(sliced), [p and p.stacks for p in parameters], history
             carry, (stacks, made) = lax.scan(iteration, list(carries), xs, length, **params)
             return [*carry, *stacks], made
 
         return self.body_history.loop(emit)
+
+    def _parameter(self, x: Any) -> Source | None:
+        """Return of which carried parameter an array is the whole or a slice, rounded or not."""
+        source, moves = self.moves.trace_back(x)
+        return None if moves else self.carried.source(source)
 
 
 class _BodyHistory:
@@ -153,14 +174,18 @@ class _BodyHistory:
         self.arguments = {id(x): x for x in arguments}  # of the program, or of the loop's body
         self.read_by_others: set[int] = set()  # of these, what is read besides quantized dots
         self.loops: dict[str, Any] = {}
-        self.rows: list[Any] = []  # this step's magnitudes, a maximum for each row of a tensor
+        self.rows: list[Any] = []  # this step's magnitudes, maxima of the rows of each tensor
         self.narrow: dict[tuple[Any, ...], tuple[Any, ScaledArray]] = {}
         self.largest = None
         if history is not None and MAGNITUDES in history:
             window = history[MAGNITUDES]
-            _check(isinstance(window, jax.Array) and window.ndim == 2 and len(window) == length)
-            _check(window.dtype == np.float32)
+            check(isinstance(window, jax.Array) and window.ndim == 2 and len(window) == length)
+            check(window.dtype == np.float32)
             self.largest = jnp.max(window, axis=0)
+
+    def inside(self, history: History | None, arguments: Sequence[Any]) -> _BodyHistory:
+        """Return the history of the body of a loop in it."""
+        return _BodyHistory(history, self.length, arguments, measures=self.measures)
 
     def note_readers(self, jaxpr: Jaxpr, args: Sequence[Any]) -> None:
         """Record arguments that others read than quantized dots and the moves before these."""
@@ -173,7 +198,7 @@ class _BodyHistory:
         """Emit a loop with its part of the history."""
         key = f"{len(self.loops)}:loop"
         before = None if self.before is None else self.before.get(key)
-        _check(self.before is None or isinstance(before, Mapping))
+        check(self.before is None or isinstance(before, Mapping))
         results, self.loops[key] = emit(before)
         return results
 
@@ -188,61 +213,63 @@ class _BodyHistory:
         key = id(x), cast, dtype
         if key not in self.narrow:
             is_read = id(x) in self.read_by_others
-            wide = _widened(_undifferentiable(x), dtype)
+            wide = widened(undifferentiable(x), dtype)
             made = self._quantize(wide, cast, is_read_by_others=is_read)
             self.narrow[key] = x, replace(made, dtype=np.dtype(dtype))
         return self.narrow[key][1]
 
     def _quantize(self, wide: Any, cast: CastConfig, *, is_read_by_others: bool) -> ScaledArray:
-        # Along the last axis alone, the maximum is found in the kernel that makes the array.
-        rows = lax.reduce_max(jnp.abs(wide), (wide.ndim - 1,)).reshape(-1)
-        index = len(self.rows)
-        _check((self.largest is None) == (self.before is None))
-        _check(self.largest is None or index < len(self.largest))
-        amax = jnp.max(_finite(rows), initial=0) if self.largest is None else self.largest[index]
-        made = _rounded(wide, amax, cast)
-        # A clipped infinity must not pass for a number.
-        nan = jnp.asarray(np.nan, made.values.dtype)
-        values = jnp.where(jnp.abs(wide) < np.inf, made.values, nan)
+        amax = self.enter(self.reserve(1), row_maxima(wide).reshape(1, -1))[0]
+        made = rounded(wide, known_scale(amax, cast), cast)
         # With the barrier that kernel writes the 8 bits too, which other layouts are copied from.
         # Magnitudes stay before it. Those of a parameter are found where an optimizer reads it. A
         # kernel that rounds, and finds none, writes both layouts where there is no barrier.
         if self.measures and not is_read_by_others:
-            values = lax.optimization_barrier(values)
-        self.rows.append(rows)
-        return replace(made, values=values)
+            return replace(made, values=lax.optimization_barrier(made.values))
+        return made
+
+    def reserve(self, count: int) -> int:
+        """Reserve columns for tensors and return the first."""
+        first = len(self.rows)
+        self.rows += [None] * count
+        check((self.largest is None) == (self.before is None))
+        check(self.largest is None or len(self.rows) <= len(self.largest))
+        return first
+
+    def enter(self, first: int, rows: jax.Array) -> jax.Array:
+        """Enter magnitudes of this step, and return those that scales are of.
+
+        Args:
+          first: a column that was reserved.
+          rows: of shape (tensors, rows): for each column from there, the maxima of a tensor's rows.
+
+        Returns:
+          For each tensor the largest of earlier steps; before the first step, of this one.
+        """
+        end = first + len(rows)
+        self.rows[first:end] = [lax.index_in_dim(rows, i, keepdims=False) for i in range(len(rows))]
+        if self.largest is None:
+            return jnp.max(finite(rows), axis=1, initial=0)
+        return self.largest[first:end]
 
     def after(self) -> History:
         """Return the history with this step in it; an empty one if nothing is measured."""
+        check(self.largest is None or len(self.rows) == len(self.largest))
+        keys = {*([MAGNITUDES] if self.rows else []), *self.loops}
+        check(self.before is None or self.before.keys() == keys)
         if not self.measures:
             return {}
-        after = {**({MAGNITUDES: self._window()} if self.rows else {}), **self.loops}
-        _check(self.before is None or self.before.keys() == after.keys())
-        return after
+        return {**({MAGNITUDES: self._window()} if self.rows else {}), **self.loops}
 
     def _window(self) -> jax.Array:
         """Return the magnitudes of this step above those of earlier ones, f32[steps, tensors]."""
         longest = max(map(len, self.rows))
         padded = [jnp.pad(row, (0, longest - len(row))) for row in self.rows]
-        seen = jnp.max(_finite(jnp.stack(padded)), axis=1)[None]
+        seen = jnp.max(finite(jnp.stack(padded)), axis=1)[None]
         shape = self.length, len(padded)
         window = jnp.zeros(shape, np.float32) if self.before is None else self.before[MAGNITUDES]
-        _check(window.shape == shape)
+        check(window.shape == shape)
         return jnp.concatenate([seen, window])[: self.length]
-
-
-def _check(is_of_this_step: bool) -> None:
-    """Raise unless what is read of a history is what this step has written."""
-    if not is_of_this_step:
-        raise TrainingError(
-            "The history is not this step's: of another function, policy or constant argument, or "
-            "of loops with another number of iterations. Make a new one with step.init(*args)."
-        )
-
-
-def _finite(magnitudes: Any) -> jax.Array:
-    """Return magnitudes with zero for infinities and NaN, which no history keeps."""
-    return jnp.where(jnp.isfinite(magnitudes), magnitudes, 0)
 
 
 class _Moves:
@@ -264,45 +291,6 @@ class _Moves:
             if eqn.primitive.name != "convert_element_type":
                 moves.insert(0, eqn)
         return x, moves
-
-
-@jax.custom_jvp
-def _undifferentiable(x: Any) -> Any:
-    """Return the array itself, and refuse to be differentiated."""
-    return x
-
-
-@_undifferentiable.defjvp
-def _refuse(*_: Any) -> Any:
-    raise RewriteError(
-        "A step under delayed scaling is not differentiated: the magnitudes of its gradients are "
-        "part of its history. Put the gradient inside: "
-        "amp(lambda *args: jax.value_and_grad(loss)(*args), 'fp8_delayed').",
-        primitive="quantized_dot",
-    )
-
-
-def _rounded(x: Any, amax: Any, cast: CastConfig) -> ScaledArray:
-    """Quantize an array with the scale of a magnitude; larger values are clipped."""
-    scale = scale_factor(amax, cast.out_dtype, round_up=cast.round_sf)
-    scale = jnp.where(amax == 0, np.float32(1), scale)  # no magnitude was recorded yet
-    return with_scale(x, stored_scale(scale, cast), cast)
-
-
-def _widened(x: Any, dtype: Any) -> jax.Array:
-    """Return an array in float32, rounded to a narrow dtype.
-
-    XLA:GPU would remove a narrowing before a widening, and move the narrowing before the
-    concatenations that make the array. Their parts are then read by two operations behind them,
-    and stored for that: JAX 0.10.2, ``python -m benchmarks.fp8_step --target h200``.
-    """
-    wide = lax.convert_element_type(x, np.float32)
-    if x.dtype == dtype:
-        return wide
-    reduced = reduce_to(wide, dtype)
-    if reduced is not None:
-        return reduced
-    return lax.convert_element_type(lax.convert_element_type(x, dtype), np.float32)
 
 
 def _is_float_array(x: Any) -> bool:

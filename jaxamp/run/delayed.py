@@ -16,11 +16,14 @@ from types import MethodType
 from typing import Any
 
 import jax
+from jax.extend.core import ClosedJaxpr
 
 from jaxamp.errors import TrainingError, shown
 from jaxamp.policy.policy import PrecisionPolicy
-from jaxamp.run.amax_history import History, is_history, run_with_history
+from jaxamp.run.amax_history import run_with_history
 from jaxamp.run.emit import compiled, function_result
+from jaxamp.run.history import History, is_history
+from jaxamp.run.returned_parameters import returned_parameters
 from jaxamp.run.runner import Runner
 from jaxamp.run.settings import Settings, in_force
 from jaxamp.trace.arguments import Signature
@@ -58,9 +61,13 @@ class DelayedFunction:
         Returns:
           Under ``"amax"`` a row for each earlier step, the last one first, and a column for each
           tensor that is quantized: its largest magnitude, zero where there was none. Loops have
-          histories of their own, with a leading axis over iterations.
+          histories of their own, with a leading axis over iterations. Under ``"carried"``, if the
+          policy says so, the parameters that quantized products read, in 8 bits.
+
+        Raises:
+          TrainingError: parameters are carried, but the step does not return them first.
         """
-        return self._run(None, args, kwargs)[1]
+        return self._history(None, args, kwargs)
 
     def __call__(self, history: History, *args: Any, **kwargs: Any) -> tuple[Any, History]:
         """Run one step.
@@ -91,13 +98,35 @@ class DelayedFunction:
           **kwargs: keyword arguments of the step.
 
         Returns:
-          What the function returns, and the history for the next step: the magnitudes as they were.
+          What the function returns, and the history for the next step: magnitudes as they were, and
+          the new parameters in 8 bits if these are carried.
 
         Raises:
           TrainingError: the first argument is not a history, or that of another step.
         """
         self._check(history)
-        return self._run(history, args, kwargs, measures=False)[0], history
+        result, made = self._run(history, args, kwargs, measures=False)
+        return result, {**history, **made}
+
+    def requantized(self, history: History, *args: Any, **kwargs: Any) -> History:
+        """Return a history for parameters that no step has returned, without running one.
+
+        Needed where parameters are carried in 8 bits and come from elsewhere than from the step
+        before: from a checkpoint that holds no history, or an average of several.
+
+        Args:
+          history: what ``init`` or a step returned.
+          *args: arguments of the next step.
+          **kwargs: keyword arguments of the next step.
+
+        Returns:
+          The history with the parameters in `args` in 8 bits, under its scales.
+
+        Raises:
+          TrainingError: the first argument is not a history, or that of another step.
+        """
+        self._check(history)
+        return {**history, **self._history(history, args, kwargs, measures=False)}
 
     def amp_parts(self) -> tuple[Callable[..., Any], Settings]:
         """Return the function as it was given, and the settings under which it is rewritten."""
@@ -131,11 +160,20 @@ class DelayedFunction:
             )
 
     def _run(
-        self, history: History | None, args: Any, kwargs: Any, *, measures: bool = True
+        self, history: History, args: Any, kwargs: Any, *, measures: bool = True
     ) -> tuple[Any, History]:
         with self._runner.prepared(self._target, args, kwargs) as call:
-            result, made = self._runner.form(call)(history, *call.arrays, measures=measures)
+            form = self._runner.form(call)
+            result, made = form(history, *call.arrays, measures=measures, runs=True)
             return call.finish(function_result(result)), made
+
+    def _history(
+        self, history: History | None, args: Any, kwargs: Any, *, measures: bool = True
+    ) -> History:
+        """Return what is found in the arguments of a step that is not run to its end."""
+        with self._runner.prepared(self._target, args, kwargs) as call:
+            form = self._runner.form(call)
+            return form(history, *call.arrays, measures=measures, runs=False)[1]
 
 
 class _HistoryRunner(Runner):
@@ -145,15 +183,35 @@ class _HistoryRunner(Runner):
         settings, policy = self.settings, self.settings.policy
         rewritten = compiled(signature, settings._replace(policy=policy.stateless))
 
-        @functools.partial(jax.jit, static_argnames="measures")
-        def step(history: History | None, *arrays: Any, measures: bool) -> tuple[Any, History]:
+        @functools.partial(jax.jit, static_argnames=("measures", "runs"))
+        def step(
+            history: History | None, *arrays: Any, measures: bool, runs: bool
+        ) -> tuple[Any, History]:
             closed, shapes = jax.make_jaxpr(rewritten, return_shape=True)(*arrays)
+            structure = jax.tree.structure(shapes)
             # Under another policy, as while tuning, there is no history.
             tried = in_force(settings).policy != policy
-            length = policy.scaling.history
+            carries = policy.scaling.carried and not tried
             results, made = run_with_history(
-                closed, arrays, None if tried else history, length, measures=measures
+                closed,
+                arrays,
+                None if tried else history,
+                policy.scaling.history,
+                measures=measures,
+                returned=_returned(signature, closed, structure) if carries else {},
+                advances=runs,
             )
-            return jax.tree.unflatten(jax.tree.structure(shapes), results), made
+            # What no result needs is not computed.
+            return jax.tree.unflatten(structure, results) if runs else None, made
 
         return step
+
+
+def _returned(signature: Signature, closed: ClosedJaxpr, structure: Any) -> dict[int, int]:
+    """Return the positions of the first argument's arrays and of their new values."""
+    given, returned = (
+        [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
+        for avals in (closed.in_avals, closed.out_avals)
+    )
+    result = function_result(jax.tree.unflatten(structure, returned))
+    return returned_parameters(signature, given, returned, result)

@@ -1,0 +1,185 @@
+"""Parameters that a step quantizes where it makes them, for the products of the step after it.
+
+The kernel that updates a parameter has it at hand in float32 and writes its 8 bits as well. They
+are part of the history; the next step reads them for its products, and the float32 values only
+where it updates these. Their scale is that of the history that the step took, so that nothing has
+to be found before they are written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxamp.core.formats import CastConfig
+from jaxamp.lowp import ScaledArray
+from jaxamp.lowp.quantize import stored_scale
+from jaxamp.run.history import check
+from jaxamp.run.known_scale import (
+    finite,
+    known_scale,
+    rounded,
+    row_maxima,
+    undifferentiable,
+    widened,
+)
+
+VALUES, SCALE = "values", "scale"  # of a parameter in the history; a scale for each slice
+
+
+class Columns(Protocol):
+    """The magnitudes of a whole program, a column for each tensor."""
+
+    def reserve(self, count: int) -> int:
+        """Reserve columns for tensors and return the first."""
+        ...
+
+    def enter(self, first: int, rows: jax.Array) -> jax.Array:
+        """Enter the maxima of their rows, and return the magnitudes that scales are of."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A parameter, or the slice of one that an iteration of a loop reads.
+
+    Attributes:
+      array: it; held, so that its id stays its own.
+      argument: the position of the parameter among the arrays of the call.
+      loops: the iterations of the loops that slice it, from the outermost.
+      held: its part of the history, sliced like it; ``None`` where it has none.
+    """
+
+    array: Any
+    argument: int
+    loops: tuple[int, ...]
+    held: Mapping[str, Any] | None
+
+    @property
+    def stacks(self) -> Mapping[str, Any] | None:
+        """What is held for the iterations of one more loop; ``None`` if one scale is for all."""
+        is_stack = self.held is not None and jnp.ndim(self.held[SCALE]) > 0
+        return self.held if is_stack else None
+
+    def sliced(self, array: Any, length: int, held: Mapping[str, Any] | None) -> Source:
+        """Return the slice that an iteration of a loop reads, and what of `stacks` is held."""
+        return Source(array, self.argument, (*self.loops, length), held)
+
+
+class _Reading(NamedTuple):
+    """How the products of a program read a parameter."""
+
+    cast: CastConfig
+    dtype: np.dtype
+    loops: tuple[int, ...]
+
+
+class CarriedParameters:
+    """The parameters of a program in 8 bits: those that it takes, and those of the next step.
+
+    A parameter has one quantization, the first that a product asks for. Others, with another format
+    or in other loops, are made of the parameter at hand, as without carrying.
+    """
+
+    def __init__(
+        self,
+        arrays: Sequence[Any],
+        parameters: Iterable[int],
+        before: Mapping[str, Any] | None,
+        columns: Columns,
+    ) -> None:
+        """Begin a step.
+
+        Args:
+          arrays: the arguments of the program.
+          parameters: which of these are parameters.
+          before: the carried part of the history; ``None`` before the first step.
+          columns: the magnitudes of the program.
+        """
+        self._arrays, self._before, self._columns = arrays, before, columns
+        self._readings: dict[int, tuple[_Reading, int]] = {}  # with the first column of each
+        self._sources: dict[int, Source] = {}
+        for argument in parameters:
+            held = None if before is None else before.get(str(argument))
+            check(held is None or _is_of(held, arrays[argument]))
+            self.enter(Source(arrays[argument], argument, (), held))
+
+    def enter(self, source: Source) -> None:
+        """Note that an array is a parameter or a slice of one."""
+        self._sources[id(source.array)] = source
+
+    def source(self, x: Any) -> Source | None:
+        """Return of which parameter an array is the whole or a slice."""
+        return self._sources.get(id(x))
+
+    def read(self, x: Any, cast: CastConfig, dtype: Any) -> ScaledArray | None:
+        """Return a parameter in 8 bits; ``None`` for another array, or in another quantization.
+
+        Args:
+          x: an array of the program.
+          cast: the quantization.
+          dtype: to which it is rounded first.
+        """
+        source = self.source(x)
+        if source is None:
+            return None
+        reading = _Reading(cast, np.dtype(dtype), source.loops)
+        if source.argument not in self._readings:
+            first = self._columns.reserve(math.prod(source.loops))
+            self._readings[source.argument] = reading, first
+        if self._readings[source.argument][0] != reading:
+            return None
+        if self._before is None:
+            return _of_itself(x, reading)
+        held = source.held or {}
+        check(held.keys() == {VALUES, SCALE})
+        values, scale = held[VALUES], held[SCALE]
+        check(values.dtype == cast.out_dtype.dtype and scale.ndim == 0)
+        return ScaledArray(values, stored_scale(scale, cast), cast, reading.dtype)
+
+    def after(self, values: Mapping[int, Any] | Sequence[Any]) -> dict[str, Any]:
+        """Return the carried part of the history for the next step, and enter the magnitudes.
+
+        Args:
+          values: by argument, the parameters to be carried.
+        """
+        check(self._before is None or self._before.keys() == set(map(str, self._readings)))
+        return {
+            str(argument): self._made(argument, values[argument], *where)
+            for argument, where in self._readings.items()
+        }
+
+    def _made(self, argument: int, x: Any, reading: _Reading, first: int) -> dict[str, Any]:
+        # XLA finds magnitudes in the kernel of an optimizer of what this reads, not of what it
+        # makes: JAX 0.10.2, ``python -m benchmarks.fp8_step --target h200``.
+        before = widened(self._arrays[argument], reading.dtype)
+        rows = row_maxima(before).reshape(math.prod(reading.loops), -1)
+        largest = self._columns.enter(first, rows)
+        wide = widened(undifferentiable(x), reading.dtype)
+        scale = known_scale(largest, reading.cast)
+        spread = scale.reshape(reading.loops + (1,) * (x.ndim - len(reading.loops)))
+        values = rounded(wide, spread, reading.cast).values
+        return {VALUES: values, SCALE: scale.reshape(reading.loops)}
+
+
+def _of_itself(x: Any, reading: _Reading) -> ScaledArray:
+    """Quantize a parameter by its own magnitude, as before the first step."""
+    wide = widened(undifferentiable(x), reading.dtype)
+    largest = jnp.max(finite(row_maxima(wide)), initial=0)
+    made = rounded(wide, known_scale(largest, reading.cast), reading.cast)
+    return replace(made, dtype=reading.dtype)
+
+
+def _is_of(held: Any, parameter: Any) -> bool:
+    """Return whether a part of a history has the form of a parameter's."""
+    if not isinstance(held, Mapping) or held.keys() != {VALUES, SCALE}:
+        return False
+    shape, stack = jnp.shape(parameter), jnp.shape(held[SCALE])
+    has_dtype = jnp.result_type(held[SCALE]) == np.float32
+    return has_dtype and jnp.shape(held[VALUES]) == shape and shape[: len(stack)] == stack

@@ -1,0 +1,76 @@
+"""Round to 8 bits with a scale that is known before the array is, that of an earlier magnitude."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxamp.core.formats import CastConfig
+from jaxamp.core.kept_rounding import reduce_to
+from jaxamp.errors import RewriteError
+from jaxamp.lowp import ScaledArray
+from jaxamp.lowp.arithmetic import scale_factor
+from jaxamp.lowp.quantize import stored_scale, with_scale
+
+
+@jax.custom_jvp
+def undifferentiable(x: Any) -> Any:
+    """Return the array itself, and refuse to be differentiated."""
+    return x
+
+
+@undifferentiable.defjvp
+def _refuse(*_: Any) -> Any:
+    raise RewriteError(
+        "A step under delayed scaling is not differentiated: the magnitudes of its gradients are "
+        "part of its history. Put the gradient inside: "
+        "amp(lambda *args: jax.value_and_grad(loss)(*args), 'fp8_delayed').",
+        primitive="quantized_dot",
+    )
+
+
+def widened(x: Any, dtype: Any) -> jax.Array:
+    """Return an array in float32, rounded to a narrow dtype.
+
+    XLA:GPU would remove a narrowing before a widening, and move the narrowing before the
+    concatenations that make the array. Their parts are then read by two operations behind them,
+    and stored for that: JAX 0.10.2, ``python -m benchmarks.fp8_step --target h200``.
+    """
+    wide = lax.convert_element_type(x, np.float32)
+    if x.dtype == dtype:
+        return wide
+    reduced = reduce_to(wide, dtype)
+    if reduced is not None:
+        return reduced
+    return lax.convert_element_type(lax.convert_element_type(x, dtype), np.float32)
+
+
+def row_maxima(wide: Any) -> jax.Array:
+    """Return the largest magnitude along the last axis, as wide arrays have one less.
+
+    Along that axis alone, the maximum is found in the kernel that makes the array.
+    """
+    return lax.reduce_max(jnp.abs(wide), (wide.ndim - 1,))
+
+
+def finite(magnitudes: Any) -> jax.Array:
+    """Return magnitudes with zero for infinities and NaN, which no history keeps."""
+    return jnp.where(jnp.isfinite(magnitudes), magnitudes, 0)
+
+
+def known_scale(amax: Any, cast: CastConfig) -> jax.Array:
+    """Return the scale of a magnitude in float32; one where none was recorded yet."""
+    scale = scale_factor(amax, cast.out_dtype, round_up=cast.round_sf)
+    return jnp.where(amax == 0, np.float32(1), scale)
+
+
+def rounded(wide: Any, scale: Any, cast: CastConfig) -> ScaledArray:
+    """Quantize an array; larger values are clipped, but infinities and NaN become NaN of 8 bits."""
+    made = with_scale(wide, stored_scale(scale, cast), cast)
+    nan = jnp.asarray(np.nan, made.values.dtype)  # a clipped infinity must not pass for a number
+    values = jnp.where(jnp.abs(wide) < np.inf, made.values, nan)
+    return ScaledArray(values, made.scale, cast, made.dtype)
