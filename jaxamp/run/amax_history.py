@@ -126,7 +126,7 @@ class _HistoryInterpreter:
             behind = optimization_barrier_p.bind(*operands)
             for parameter, same in zip(map(self._parameter, operands), behind, strict=True):
                 if parameter is not None:
-                    self.carried.enter(replace(parameter, array=same))
+                    self.carried.note(replace(parameter, array=same))
             operands = behind
         return self.inline(called(eqn), operands)
 
@@ -141,7 +141,7 @@ class _HistoryInterpreter:
             xs, eight_bits, rows = slices
             for parameter, x, held in zip(parameters, xs, eight_bits, strict=True):
                 if parameter is not None:
-                    self.carried.enter(parameter.sliced(x, length, held))
+                    self.carried.note(parameter.sliced(x, length, held))
             outs, made = self.body(wired.body, [*invariants, *carry, *xs], rows)
             return outs[: wired.carries], (outs[wired.carries :], made)
 
@@ -229,7 +229,7 @@ class _BodyHistory:
         return made
 
     def reserve(self, count: int) -> int:
-        """Reserve columns for tensors and return the first."""
+        """Add columns for tensors and return the first."""
         first = len(self.rows)
         self.rows += [None] * count
         check((self.largest is None) == (self.before is None))

@@ -37,7 +37,7 @@ class Columns(Protocol):
     """The magnitudes of a whole program, a column for each tensor."""
 
     def reserve(self, count: int) -> int:
-        """Reserve columns for tensors and return the first."""
+        """Add columns for tensors and return the first."""
         ...
 
     def enter(self, first: int, rows: jax.Array) -> jax.Array:
@@ -63,7 +63,7 @@ class Source:
 
     @property
     def stacks(self) -> Mapping[str, Any] | None:
-        """What is held for the iterations of one more loop; ``None`` if one scale is for all."""
+        """The part held for iterations of one more loop; ``None`` if one scale is for all."""
         is_stack = self.held is not None and jnp.ndim(self.held[SCALE]) > 0
         return self.held if is_stack else None
 
@@ -73,7 +73,7 @@ class Source:
 
 
 class _Reading(NamedTuple):
-    """How the products of a program read a parameter."""
+    """The form in which the products of a program read a parameter."""
 
     cast: CastConfig
     dtype: np.dtype
@@ -94,7 +94,7 @@ class CarriedParameters:
         before: Mapping[str, Any] | None,
         columns: Columns,
     ) -> None:
-        """Begin a step.
+        """Start a step.
 
         Args:
           arrays: the arguments of the program.
@@ -108,10 +108,10 @@ class CarriedParameters:
         for argument in parameters:
             held = None if before is None else before.get(str(argument))
             check(held is None or _is_of(held, arrays[argument]))
-            self.enter(Source(arrays[argument], argument, (), held))
+            self.note(Source(arrays[argument], argument, (), held))
 
-    def enter(self, source: Source) -> None:
-        """Note that an array is a parameter or a slice of one."""
+    def note(self, source: Source) -> None:
+        """Register an array as a parameter or the slice of one."""
         self._sources[id(source.array)] = source
 
     def source(self, x: Any) -> Source | None:
