@@ -94,14 +94,14 @@ class _Assembler:
                 self._with_residuals(site, plan, signs)
                 for site, plan in zip(frame.sites, plans, strict=True)
             ]
-        groups = groups if self.steering.outlines else []
+        units = [] if fused else self.steering.units.get(frame, ())
         made = tuple((r.var, *map(id, (m.eqn for m in r.equations))) for r in rematerialized)
         casts = find_invariant_casts(frame.jaxpr, plans, invariants)
         wide = find_wide_invariants(inputs, invariants)
         arriving = inputs, made, casts, wide
-        key = id(frame.jaxpr), arriving, tuple(returned), tuple(plans), tuple(map(tuple, groups))
+        key = id(frame.jaxpr), arriving, tuple(returned), tuple(plans), tuple(map(tuple, units))
         if key not in self._shared:
-            plan = self._make(frame, inputs, returned, plans, groups)
+            plan = self._make(frame, inputs, returned, plans, units)
             self._shared[key] = replace(
                 plan,
                 rematerialized=tuple(rematerialized),
@@ -116,13 +116,13 @@ class _Assembler:
         inputs: tuple[Precision | None, ...],
         returned: Sequence[Precision | None],
         plans: Sequence[EquationPlan],
-        groups: Sequence[Sequence[int]],
+        units: Sequence[Sequence[int]],
     ) -> JaxprPlan:
         decisions = tuple(map(self._decide, frame.sites, plans))
         unchanged = is_wide((*inputs, *returned)) and all(plan.unchanged for plan in set(plans))
-        groups = () if unchanged else groups
+        units = () if unchanged else units
         steps = self.outliner.steps(
-            frame.jaxpr, decisions, inputs, returned, groups, self._recomputed(frame, groups)
+            frame.jaxpr, decisions, inputs, returned, units, self._recomputed(frame, units)
         )
         return JaxprPlan(
             inputs=inputs,
@@ -231,13 +231,13 @@ class _Assembler:
         kind = OpKind.BOUNDARY if isinstance(site, Nest) else site.kind
         return Decision(site.eqn, plan, kind, ground_of(site, self.choices))
 
-    def _recomputed(self, frame: Frame, groups: Sequence[Sequence[int]]) -> dict[Var, int]:
-        """Return, per value that a later group recomputes, the equation that computes it."""
+    def _recomputed(self, frame: Frame, units: Sequence[Sequence[int]]) -> dict[Var, int]:
+        """Return, per value that a later unit recomputes, the equation that computes it."""
         eqns, recomputed = frame.jaxpr.eqns, self.steering.recomputed
         return {
             var: index
-            for group in groups
-            for index in group
+            for unit in units
+            for index in unit
             for var, out in zip(eqns[index].outvars, frame.sites[index].outs, strict=True)
             if out in recomputed
         }

@@ -69,7 +69,7 @@ class Steering:
       cotangent_roundings: per sum of an activation and a parameter, the rounding of its cotangent.
       label_gathers: gathers of single numbers, and their transposes, to emit as comparisons.
       reversed_weights: reversals that read a rounding of their operand besides, and to what.
-      outlines: whether equations that share a kernel are emitted as one unit, which is recomputed
+      units: per jaxpr, the indices of equations that are emitted as one unit, which is recomputed
         in the backward pass.
       residuals: values inside a group that are residuals, rather than recomputed.
       recomputed: values that a later group of the same jaxpr recomputes rather than reads.
@@ -85,7 +85,7 @@ class Steering:
     cotangent_roundings: Mapping[int, CotangentRounding] = field(default_factory=dict)
     label_gathers: Set[Node] = frozenset()
     reversed_weights: Mapping[Node, Precision] = field(default_factory=dict)
-    outlines: bool = False
+    units: Mapping[Frame, Sequence[Sequence[int]]] = field(default_factory=dict)
     residuals: Set[int] = frozenset()
     recomputed: Set[int] = frozenset()
     relu_signs: Set[int] = frozenset()

@@ -250,6 +250,44 @@ def test_the_backward_half_computes_activations_again(args: Any) -> None:
     assert any(len(e.invars) > 1 for e in barriers)  # of all that a group reads
 
 
+def by_call(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """One cotangent is `silu(gate)` times another array: no group by itself."""
+    return jax.nn.silu(gate) * up
+
+
+def written_out_gate(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """The cotangents share the sigmoid, and one of them the product besides."""
+    return gate * jax.nn.sigmoid(gate) * up
+
+
+def both_bent(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """Each cotangent is a group by itself."""
+    return jax.nn.silu(gate) * jnp.tanh(up)
+
+
+@pytest.mark.parametrize("gated", [by_call, written_out_gate, both_bent])
+def test_what_computes_the_same_again_has_one_barrier(args: Any, gated: Any) -> None:
+    """Behind two of them the gate would be read twice; without, it would be kept in float32."""
+
+    def loss(weights: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum((gated(x @ weights[0], x @ weights[1]) @ weights[2]) ** 2)
+
+    gradient: Callable[..., Any] = jax.grad(loss, argnums=(0, 1))
+    mixed = amp(gradient, POLICY)
+    found = groups(jax.make_jaxpr(mixed)(*args).jaxpr)
+    results = [v.aval.dtype for e in found for v in e.outvars if v.aval.shape == (TOKENS, WIDTH)]
+    again = [
+        e.params["recomputed"]
+        for group in found
+        for e in equations(group.params["jaxpr"])
+        if e.primitive.name == "recomputation_barrier"
+    ]
+    assert len(again) == 1
+    assert set(results) == {jnp.dtype(jnp.bfloat16)}
+    for wanted, got in zip(gradient(*args), mixed(*args), strict=True):
+        assert np.linalg.norm(got - wanted) < 0.02 * np.linalg.norm(wanted)
+
+
 def test_a_bias_sums_the_cotangent_that_the_product_gets(args: Any) -> None:
     """The cotangent of `x @ w + b` is rounded once: no float32 copy goes through memory."""
 

@@ -103,10 +103,10 @@ class Groups:
         for index, (site, level) in enumerate(zip(sites, levels, strict=True)):
             if level is None:
                 continue
-            for value in _operands(site):
+            for value in operands_of(site):
                 maker = made_by.get(value)
                 if maker is not None and levels[maker] == level:
-                    parent[_root(parent, maker)] = _root(parent, index)
+                    parent[find_root(parent, maker)] = find_root(parent, index)
                 if value in self._tables and (maker is None or levels[maker] != level):
                     made_by[value] = index  # its other readers join this group
             for value in site.outs:
@@ -114,7 +114,7 @@ class Groups:
         members: dict[int, list[int]] = {}
         for index, level in enumerate(levels):
             if level is not None:
-                members.setdefault(_root(parent, index), []).append(index)
+                members.setdefault(find_root(parent, index), []).append(index)
         return members.values()
 
     def _level(self, site: Node | Nest) -> int | None:
@@ -153,7 +153,7 @@ class Groups:
         )
 
 
-def _root(parent: list[int], index: int) -> int:
+def find_root(parent: list[int], index: int) -> int:
     """Return the equation that represents a group so far, shortening the path to it.
 
     See: union-find with path halving (Tarjan and van Leeuwen, "Worst-case analysis of set union
@@ -164,5 +164,6 @@ def _root(parent: list[int], index: int) -> int:
     return index
 
 
-def _operands(site: Node | Nest) -> tuple[int, ...]:
+def operands_of(site: Node | Nest) -> tuple[int, ...]:
+    """Return the operands of an equation; for a call, the values inside that they are."""
     return site.ins if isinstance(site, Node) else site.entries

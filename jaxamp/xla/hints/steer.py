@@ -11,6 +11,7 @@ from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.policy.techniques import WORKS_ON, Technique
 from jaxamp.xla.hints.constant_rematerialization import find_constants
 from jaxamp.xla.hints.cotangent_roundings import find_cotangent_roundings
+from jaxamp.xla.hints.joint_recomputation import join_recomputations
 from jaxamp.xla.hints.recomputation import Recomputation
 from jaxamp.xla.hints.roundings import (
     find_barriered_roundings,
@@ -42,7 +43,7 @@ def steer(findings: Findings) -> Steering:
         steering = replace(
             steering,
             call_barriers=barriered - recomputation.saved_by_rules,
-            outlines=True,
+            units=join_recomputations(findings.groups, findings.readings, recomputation.recomputed),
             residuals=recomputation.saved,
             recomputed=recomputation.recomputed,
         )
