@@ -2,13 +2,15 @@
 
     python -m benchmarks.fp8_step --target h200             the table, and JSON under out/
     python -m benchmarks.fp8_step --dump out/fp8            the kernels that move most, too
+    python -m benchmarks.fp8_step --program network stacked --layers 3
     python -m benchmarks.fp8_step --toy                     trace a small block; compile nothing
 
 The block is Llama's (arXiv:2302.13971, 7B): width 4,096, 32 heads, a gated MLP of 11,008, on four
 sequences of 2,048 words. Its attention is cuDNN's kernel in every version, so that only products
 with weights differ. It stands for one of many, so its first and last products are scaled too. A
 step is the loss, its gradient and AdamW; `gradient` is the step without AdamW, whose bytes no
-precision of products can change.
+precision of products can change. `network` is a step of several such blocks behind an embedding,
+and `stacked` one of as many in a `scan`.
 
 Each operand is written twice in 8 bits or once in 16: cuBLASLt takes 8-bit operands only with the
 axis that is summed over last, and each is in a forward and a backward product, which sum over
@@ -50,21 +52,24 @@ CARRIED_UNMEASURED = f"{CARRIED}, unmeasured"
 DELAYED = ("fp8_delayed", UNMEASURED, CARRIED, CARRIED_UNMEASURED)
 POLICIES = ("auto_mixed_bf16", "fp8_current", *DELAYED)
 PROGRAMS = ("step", "gradient")
+NETWORKS = ("network", "stacked")
 BACKWARD = "transpose("  # in the name that JAX gives to what it transposes
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The sizes of a block."""
+    """The sizes of a block, and of a network of several."""
 
     width: int = 4096
     heads: int = 32
     hidden: int = 11008
     batch: int = 4
     length: int = 2048
+    layers: int = 3
+    words: int = 32000
 
 
-TOY = Config(width=64, heads=4, hidden=160, batch=2, length=16)
+TOY = Config(width=64, heads=4, hidden=160, batch=2, length=16, words=100)
 
 
 def parameters(config: Config) -> dict[str, jax.ShapeDtypeStruct]:
@@ -120,14 +125,53 @@ def programs(config: Config) -> dict[str, tuple[Callable[..., Any], tuple[Any, .
     params = parameters(config)
     x = jax.ShapeDtypeStruct((config.batch, config.length, config.width), jnp.float32)
     state = jax.eval_shape(optimizer.init, params)
-    return {"step": (step, (params, state, x)), "gradient": (gradient, (params, x))}
+    return {
+        "step": (step, (params, state, x)),
+        "gradient": (gradient, (params, x)),
+        "network": _network(config, optimizer, [params] * config.layers),
+        "stacked": _network(config, optimizer, _stacked(params, config.layers)),
+    }
 
 
-def under(fn: Callable[..., Any], word: str, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+def _stacked(params: dict[str, jax.ShapeDtypeStruct], layers: int) -> Any:
+    return {
+        name: jax.ShapeDtypeStruct((layers, *array.shape), array.dtype)
+        for name, array in params.items()
+    }
+
+
+def _network(config: Config, optimizer: Any, blocks: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A step of blocks behind an embedding, in a loop where they are stacked."""
+
+    def layer(x: jax.Array, p: Any) -> tuple[jax.Array, None]:
+        return block(config, p, x), None
+
+    def loss(params: Any, words: jax.Array) -> jax.Array:
+        x, blocks = params["embedding"][words], params["blocks"]
+        if isinstance(blocks, dict):
+            return jnp.mean(jax.lax.scan(layer, x, blocks)[0] ** 2)
+        for p in blocks:
+            x, _ = layer(x, p)
+        return jnp.mean(x**2)
+
+    def step(params: Any, state: Any, words: jax.Array) -> Any:
+        value, grads = jax.value_and_grad(loss)(params, words)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    embedding = jax.ShapeDtypeStruct((config.words, config.width), jnp.float32)
+    params = {"embedding": embedding, "blocks": blocks}
+    words = jax.ShapeDtypeStruct((config.batch, config.length), jnp.int32)
+    return step, (params, jax.eval_shape(optimizer.init, params), words)
+
+
+def under(
+    fn: Callable[..., Any], word: str, args: tuple[Any, ...], config: Config
+) -> tuple[Any, tuple[Any, ...]]:
     """The program under a policy, and its arguments: with a history before them if it takes one."""
     policy = PrecisionPolicy.parse(word.partition(",")[0])
     if policy.is_scaled:
-        small = () if args[-1].shape[-1] < 2048 else policy.scaling.small
+        small = () if config == TOY else policy.scaling.small
         carried = "carried" in word
         policy = policy.replace(scaling={"ends": True, "small": small, "carried": carried})
     # What the kernel returns in bf16 was widened; to the planner that is a wish.
@@ -176,6 +220,11 @@ ELIGIBLE = 15
 """Products of a block with five weights: forward, and for both operands backward."""
 
 
+def eligible(program: str, config: Config) -> int:
+    """Products with weights of a program."""
+    return ELIGIBLE * (config.layers if program in NETWORKS else 1)
+
+
 def cause(kernel: traffic.Kernel, module: Module, weights: set[tuple[int, ...]]) -> str:
     """What a kernel is: a product, or what makes and reads its operands."""
     if "cudnn$fmha" in kernel.instruction.target:
@@ -197,9 +246,10 @@ def _matrix(dims: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def weight_shapes(config: Config) -> set[tuple[int, ...]]:
-    """Shapes of the matrices among the parameters, in both layouts."""
-    shapes = {array.shape for array in parameters(config).values() if array.ndim == 2}
-    return shapes | {shape[::-1] for shape in shapes}
+    """Shapes of the matrices among the parameters, in both layouts, and of stacks of them."""
+    matrices = {array.shape for array in parameters(config).values() if array.ndim == 2}
+    stacks = {(config.layers, *shape) for shape in matrices}
+    return matrices | {shape[::-1] for shape in matrices} | stacks | {(config.words, config.width)}
 
 
 def kept(found: Iterable[traffic.Kernel]) -> dict[str, int]:
@@ -237,11 +287,11 @@ def measured(
     module: Module,
     facts: Any,
     chip: Target,
-    weights: set[tuple[int, ...]],
+    config: Config,
 ) -> Row:
     counted = traffic.measure(module)
     causes: Counter[str] = Counter()
-    found = list(traffic.kernels(module))
+    found, weights = list(traffic.kernels(module)), weight_shapes(config)
     for kernel in found:
         causes[cause(kernel, module, weights)] += kernel.moved
     return Row(
@@ -251,7 +301,7 @@ def measured(
         kernels=counted.kernels,
         temporary=facts["temporary"],
         kept=kept(found),
-        eligible=ELIGIBLE,
+        eligible=eligible(program, config),
         claimed=claimed,
         found=made(module)[0],
         seconds=roofline(module, chip).seconds,
@@ -268,7 +318,7 @@ def traced(
         for policy in policies:
             if name == "gradient" and "carried" in policy:
                 continue  # it returns no parameters
-            yield (name, policy, *under(fn, policy, shapes))
+            yield (name, policy, *under(fn, policy, shapes, config))
 
 
 def compare(
@@ -282,7 +332,7 @@ def compare(
     rows = []
     compiled = compile_all(chip, exports, OPTIONS.get(chip.platform))
     for (name, policy, *_), count, (module, facts) in zip(cases, counts, compiled, strict=True):
-        rows.append(measured(name, policy, count, module, facts, chip, weight_shapes(config)))
+        rows.append(measured(name, policy, count, module, facts, chip, config))
         if dump:
             dump.mkdir(parents=True, exist_ok=True)
             (dump / f"{name}-{policy}.txt").write_text(diagnosis.report(module, "", 80))
@@ -325,7 +375,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--target", choices=TARGETS, default="h200")
     parser.add_argument("--policy", nargs="+", default=[*POLICIES])
-    parser.add_argument("--program", nargs="+", default=[*PROGRAMS], choices=PROGRAMS)
+    programs = [*PROGRAMS, *NETWORKS]
+    parser.add_argument("--program", nargs="+", default=[*PROGRAMS], choices=programs)
+    parser.add_argument("--layers", type=int, default=Config().layers, help="blocks of a network")
     parser.add_argument("--toy", action="store_true", help="trace a small block; compile nothing")
     parser.add_argument("--json", type=Path, default=Path("out/fp8_step.json"))
     parser.add_argument("--dump", type=Path, help="folder for the kernels that move most")
@@ -333,10 +385,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.toy:
         for name, policy, fn, args in traced(TOY, options.program, options.policy):
             count = claims(jax.jit(fn).trace(*args).jaxpr)
-            print(f"{name} under {policy}: {count} of {ELIGIBLE} products are quantized")
+            of = eligible(name, TOY)
+            print(f"{name} under {policy}: {count} of {of} products are quantized")
         return 0
     chip = TARGETS[options.target]
-    rows = compare(chip, Config(), options.program, options.policy, options.dump)
+    rows = compare(
+        chip, Config(layers=options.layers), options.program, options.policy, options.dump
+    )
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     show(rows, Console(width=170))
