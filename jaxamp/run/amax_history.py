@@ -62,8 +62,8 @@ def run_with_history(
       advances: whether those of the new values are carried; if not, of the arguments.
 
     Returns:
-      The results, and what the history for the next step has anew: with this step's magnitudes, if
-      they are measured, and parameters that are carried.
+      The results, and what the history for the next step has anew: magnitudes, if this step's are
+      measured or, of carried arguments, entered with the last step's; and what is carried.
 
     Raises:
       TrainingError: the history is of another program.
@@ -72,7 +72,7 @@ def run_with_history(
     body_history = _BodyHistory(magnitudes, length, arrays, measures=measures)
     carried = CarriedParameters(arrays, returned, eight_bits, body_history)
     results = _HistoryInterpreter(body_history, carried).inline(closed, arrays)
-    after = carried.after({a: results[r] if advances else arrays[a] for a, r in returned.items()})
+    after = carried.after({a: results[r] for a, r in returned.items()} if advances else None)
     return results, {**body_history.after(), **({CARRIED: after} if after else {})}
 
 
@@ -174,6 +174,7 @@ class _BodyHistory:
         self.arguments = {id(x): x for x in arguments}  # of the program, or of the loop's body
         self.read_by_others: set[int] = set()  # of these, what is read besides quantized dots
         self.loops: dict[str, Any] = {}
+        self.raised: dict[str, Any] = {}  # windows with magnitudes that `know` has entered
         self.rows: list[Any] = []  # this step's magnitudes, maxima of the rows of each tensor
         self.narrow: dict[tuple[Any, ...], tuple[Any, ScaledArray]] = {}
         self.largest = None
@@ -252,13 +253,26 @@ class _BodyHistory:
             return jnp.max(finite(rows), axis=1, initial=0)
         return self.largest[first:end]
 
+    def know(self, first: int, rows: jax.Array) -> jax.Array:
+        """Enter magnitudes with those of the last step, and return those that scales are of.
+
+        Args:
+          first: as in `enter`.
+          rows: as in `enter`.
+        """
+        columns = slice(first, first + len(rows))
+        seen = jnp.max(finite(rows), axis=1, initial=0)
+        window = (self.raised or self.before or {})[MAGNITUDES].at[0, columns].max(seen)
+        self.raised = {MAGNITUDES: window}
+        return jnp.max(window[:, columns], axis=0)
+
     def after(self) -> History:
-        """Return the history with this step in it; an empty one if nothing is measured."""
+        """Return the history with this step in it; if it is not measured, what else has changed."""
         check(self.largest is None or len(self.rows) == len(self.largest))
         keys = {*([MAGNITUDES] if self.rows else []), *self.loops}
         check(self.before is None or self.before.keys() == keys)
         if not self.measures:
-            return {}
+            return self.raised
         return {**({MAGNITUDES: self._window()} if self.rows else {}), **self.loops}
 
     def _window(self) -> jax.Array:

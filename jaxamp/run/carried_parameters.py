@@ -44,6 +44,10 @@ class Columns(Protocol):
         """Enter the maxima of their rows, and return the magnitudes that scales are of."""
         ...
 
+    def know(self, first: int, rows: jax.Array) -> jax.Array:
+        """Enter them as those of an earlier step, and return the magnitudes that scales are of."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -143,29 +147,42 @@ class CarriedParameters:
         check(values.dtype == cast.out_dtype.dtype and scale.ndim == 0)
         return ScaledArray(values, stored_scale(scale, cast), cast, reading.dtype)
 
-    def after(self, values: Mapping[int, Any] | Sequence[Any]) -> dict[str, Any]:
+    def after(self, new: Mapping[int, Any] | None) -> dict[str, Any]:
         """Return the carried part of the history for the next step, and enter the magnitudes.
 
         Args:
-          values: by argument, the parameters to be carried.
+          new: the parameters of the next step by argument; ``None`` for those of this one. Such as
+            are the very same keep their 8 bits.
         """
         check(self._before is None or self._before.keys() == set(map(str, self._readings)))
-        return {
-            str(argument): self._made(argument, values[argument], *where)
-            for argument, where in self._readings.items()
-        }
+        is_anew = new is None and self._before is not None
+        enter = self._columns.know if is_anew else self._columns.enter
+        made: dict[str, Any] = {}
+        for argument, (reading, first) in self._readings.items():
+            old = self._arrays[argument]
+            # XLA finds magnitudes in the kernel of an optimizer of what this reads, not of what it
+            # makes: JAX 0.10.2, ``python -m benchmarks.fp8_step --target h200``.
+            largest = enter(first, _rows(old, reading))
+            x = old if new is None else new[argument]
+            held = self._sources[id(old)].held
+            is_kept = new is not None and x is old and held is not None
+            made[str(argument)] = held if is_kept else _quantized(x, largest, reading)
+        return made
 
-    def _made(self, argument: int, x: Any, reading: _Reading, first: int) -> dict[str, Any]:
-        # XLA finds magnitudes in the kernel of an optimizer of what this reads, not of what it
-        # makes: JAX 0.10.2, ``python -m benchmarks.fp8_step --target h200``.
-        before = widened(self._arrays[argument], reading.dtype)
-        rows = row_maxima(before).reshape(math.prod(reading.loops), -1)
-        largest = self._columns.enter(first, rows)
-        wide = widened(undifferentiable(x), reading.dtype)
-        scale = known_scale(largest, reading.cast)
-        spread = scale.reshape(reading.loops + (1,) * (x.ndim - len(reading.loops)))
-        values = rounded(wide, spread, reading.cast).values
-        return {VALUES: values, SCALE: scale.reshape(reading.loops)}
+
+def _rows(x: Any, reading: _Reading) -> jax.Array:
+    """Return the maxima of a parameter's rows, or of those of each slice."""
+    maxima = row_maxima(widened(undifferentiable(x), reading.dtype))
+    return maxima.reshape(math.prod(reading.loops), -1)
+
+
+def _quantized(x: Any, largest: jax.Array, reading: _Reading) -> dict[str, Any]:
+    """Return the part of a history for a parameter, given a magnitude for each slice."""
+    wide = widened(undifferentiable(x), reading.dtype)
+    scale = known_scale(largest, reading.cast)
+    spread = scale.reshape(reading.loops + (1,) * (x.ndim - len(reading.loops)))
+    values = rounded(wide, spread, reading.cast).values
+    return {VALUES: values, SCALE: scale.reshape(reading.loops)}
 
 
 def _of_itself(x: Any, reading: _Reading) -> ScaledArray:

@@ -112,7 +112,7 @@ class DelayedFunction:
         """Return a history for parameters that no step has returned, without running one.
 
         Needed where parameters are carried in 8 bits and come from elsewhere than from the step
-        before: from a checkpoint that holds no history, or an average of several.
+        before: from a checkpoint that holds no history, say, or an average of several.
 
         Args:
           history: what ``init`` or a step returned.
@@ -120,7 +120,8 @@ class DelayedFunction:
           **kwargs: keyword arguments of the next step.
 
         Returns:
-          The history with the parameters in `args` in 8 bits, under its scales.
+          The history with the parameters in `args` in 8 bits, and with their magnitudes in the row
+          of the last step, so that none is clipped.
 
         Raises:
           TrainingError: the first argument is not a history, or that of another step.

@@ -267,6 +267,45 @@ def test_an_average_is_quantized_anew():
         assert_same(want, carrying.unmeasured(anew, average, X, TARGET)[0])
 
 
+def test_larger_parameters_from_elsewhere_are_not_clipped(small):
+    """Those of a checkpoint, say: their magnitudes are known before the first step on them."""
+    step, (w, x), history = small
+    history = step.requantized(history, 24 * w, x)
+    np.testing.assert_array_equal(history["amax"], [[1, 24]] + [[0, 0]] * 3)
+    (new, product), history = step(history, 24 * w, x)
+    np.testing.assert_array_equal(product, 24)
+    (_, product), _ = step(history, new, x)
+    np.testing.assert_array_equal(product, 28)  # of 48: 24 allows for 448 times 2**-4
+
+
+def test_what_a_step_leaves_alone_is_not_read_again():
+    """Frozen weights, beside adapters that are trained: only their 8 bits are read."""
+
+    def loss(adapter, frozen, x):
+        return jnp.mean((x @ frozen + (x @ adapter["down"]) @ adapter["up"]) ** 2)
+
+    def fn(params, x):
+        value, grads = jax.value_and_grad(loss)(params["adapter"], params["frozen"], x)
+        adapter = jax.tree.map(lambda p, g: p - RATE * g, params["adapter"], grads)
+        return {"adapter": adapter, "frozen": params["frozen"]}, value
+
+    adapter = {"down": jnp.ones((16, 16)) / 16, "up": jnp.zeros((16, 16))}
+    params = {"adapter": adapter, "frozen": PARAMS["up"][:, :16]}
+    step = amp(fn, CARRIED)
+    history = step.init(params, X)
+    spoilt = {**params, "frozen": jnp.full((16, 16), jnp.nan)}
+    (_, want), after = step.unmeasured(history, params, X)
+    (_, got), same = step.unmeasured(history, spoilt, X)
+    assert np.isfinite(want)
+    assert_same(want, got)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_array_equal(*(v.astype(np.float32) for v in (a, b))),
+        after,
+        same,
+    )
+    assert len(after["carried"]) == 3
+
+
 def test_infinities_are_seen_in_the_next_step(small):
     """What became infinite is NaN in the product that reads it, and leaves the scales alone."""
     step, (w, x), history = small
