@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -13,7 +13,6 @@ from jax.extend.core import Literal
 from jaxamp.attention.algebra import Algebra
 from jaxamp.attention.known_numbers import KnownNumbers, one_number
 from jaxamp.attention.levels import Atom, Level, Unit
-from jaxamp.attention.nearby import nearby
 from jaxamp.attention.values import (
     Factor,
     Place,
@@ -52,6 +51,7 @@ class Scores:
       products: units whose result is such a product, by tensor.
       summed: products with exponentials of scores: the unit, those, and what else it reads.
       exponentials: per exponential of scores the values that hold it.
+      scored: values that products are in.
       masked_again: values computed from weights that are masked after the softmax, too.
       merged: arrays that merge axes of a tensor, each the first of those that are equal.
     """
@@ -66,12 +66,17 @@ class Scores:
         self.exponentials: dict[int, list[int]] = {}
         self.masked_again: set[int] = set()
         self.merged: dict[Any, int] = {}
-        for unit in nearby(level, _RULES):
-            if len(unit.outs) == 1 and isinstance(unit.outs[0], int):
-                rule = _RULES[unit.eqn.primitive.name]
+        self.scored: set[int] = set()
+        for unit in level.equations():
+            if unit.eqn.primitive.name == "dot_general" or not self.scored.isdisjoint(
+                _values(unit.ins)
+            ):
+                self.scored.update(_values(unit.outs))
+            rule = _RULES.get(unit.eqn.primitive.name)
+            if rule is not None and isinstance(unit.outs[0], int):
                 self.algebra.masks_again = False
                 self._record(unit.outs[0], rule(self, unit))
-                if self.algebra.masks_again or not self.masked_again.isdisjoint(_values(unit)):
+                if self.algebra.masks_again or not self.masked_again.isdisjoint(_values(unit.ins)):
                     self.masked_again.add(unit.outs[0])
 
     def of(self, atom: Atom) -> Forms:
@@ -190,7 +195,7 @@ class Scores:
         """Return whether products read weights that are masked after the softmax, too, or not."""
         is_weight, found = self.algebra.is_weight, set[bool]()
         for unit, exponentials, _ in self.summed:
-            for atom in _values(unit) if exponential in exponentials else ():
+            for atom in _values(unit.ins) if exponential in exponentials else ():
                 value = self.of(atom).whole
                 bases = [f.base for m in value.terms for f, _ in m]
                 if exponential in bases and all(map(is_weight, bases)):
@@ -202,8 +207,8 @@ class Scores:
         return self._leaf(atom).whole if isinstance(atom, int) else self.of(atom).whole
 
 
-def _values(unit: Unit) -> list[int]:
-    return [a for a in unit.ins if isinstance(a, int)]
+def _values(atoms: Iterable[Atom]) -> list[int]:
+    return [a for a in atoms if isinstance(a, int)]
 
 
 def _sign(number: float) -> Callable[[Scores, Unit], Value | None]:
@@ -320,7 +325,7 @@ def _power(scores: Scores, unit: Unit, exponent: int) -> Value | None:
 
 def _exp(scores: Scores, unit: Unit, scale: float = 1.0) -> Value | None:
     whole = scores.of(unit.ins[0]).whole
-    if whole.number is not None:
+    if unit.ins[0] not in scores.scored:
         return None
     found = scores.algebra.exp(scores.algebra.scale(whole, scale))
     single = found and found.single
