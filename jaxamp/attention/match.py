@@ -305,39 +305,27 @@ class Matcher:
 
     def _values(self, found: Found) -> Iterator[Factor]:
         """Yield what the weights may be multiplied by."""
-        seen: dict[int, None] = {}
-        for base in self._sums(found.exponential, 2):
-            (other, bound) = self._partner(base, found)
-            if bound != frozenset(found.keys):
-                continue
+        partners = [*self._partners(found)]
+        for other in partners:
             is_value = other.axes & frozenset(found.keys) and not other.axes & found.alone
             if is_value and self._lookup_out(found, other):
                 yield other
-        for base in self._sums(found.exponential, 2):
-            other, bound = self._partner(base, found)
-            if bound == frozenset(found.keys) and other.base not in seen:
-                yield from (v for v, _ in self._split(found, other))
+        for other in partners:
+            yield from (v for v, _ in self._split(found, other))
 
-    def _partner(self, base: int, found: Found) -> tuple[Factor, frozenset[Axis]]:
-        """Return the other factor of a formal sum, along the axes of an attention."""
+    def _partners(self, found: Found) -> Iterator[Factor]:
+        """Yield the other factors of sums over keys, along the axes of an attention."""
         algebra = self.scores.algebra
-        ((terms, _),), _ = algebra.bases[base].data
-        (own,) = (f for f, _ in terms if f.base == found.exponential)
-        others = [f for f, p in terms if f.base != found.exponential and p == 1]
-        axes = {n: found.axes[i] for i, (n,) in enumerate(own.places)}
-        if not others:
-            return own, frozenset()
-        numbers = {n for place in others[0].places for n in place}
-        sizes = {n: self._size(base, n) for n in numbers}
-        for n in sorted(numbers):  # type: ignore[type-var]
-            axes.setdefault(n, Axis(sizes[n]))  # type: ignore[arg-type]
-        places = tuple(tuple(axes[n] for n in place) for place in others[0].places)  # type: ignore[index]
-        bound = frozenset(found.axes[i] for i in self._bound(base, found.exponential))
-        return Factor(others[0].base, places), bound
-
-    def _size(self, base: int, number: Any) -> int:
-        found = self.scores.algebra.bases[base]
-        return (*found.sizes, *found.data[1])[number]
+        for base in self._sums(found.exponential, 2):
+            ((terms, _),), summed = algebra.bases[base].data
+            (own,) = (f for f, _ in terms if f.base == found.exponential)
+            others = [f for f, p in terms if f.base != found.exponential and p == 1]
+            if self._bound(base, found.exponential) != {found.axes.index(a) for a in found.keys}:
+                continue
+            axes = {n: found.axes[i] for i, (n,) in enumerate(own.places)}
+            for n, size in enumerate((*algebra.bases[base].sizes, *summed)):
+                axes.setdefault(n, Axis(size))  # type: ignore[arg-type]
+            yield from (Factor(f.base, _at(f.places, axes)) for f in others)  # type: ignore[arg-type]
 
     def _split(self, found: Found, product: Factor) -> Iterator[tuple[Factor, Factor]]:
         """Yield values and cotangents of outputs whose product may be that of weights."""
@@ -383,10 +371,7 @@ class Matcher:
     def _results(self, found: Found) -> dict[str, list[Held]]:
         """Return the values of the program that hold results of an attention."""
         results = {"out": self._lookup_out(found, found.v)}
-        for base in self._sums(found.exponential, 2):
-            product, bound = self._partner(base, found)
-            if bound != frozenset(found.keys):
-                continue
+        for product in self._partners(found):
             for value, cotangent in self._split(found, product):
                 if value.base == found.v.base:
                     backward = self._backward(found, product, value, cotangent)
@@ -462,7 +447,7 @@ def _biases(found: Found) -> list[Bias]:
     return [step for step in found.steps if isinstance(step, Bias)]
 
 
-def _at(places: Iterable[Iterable[int]], axes: Sequence[Axis]) -> tuple[Place, ...]:
+def _at(places: Iterable[Iterable[int]], axes: Sequence[Axis] | Mapping[int, Axis]) -> tuple[Place, ...]:
     return tuple(tuple(axes[n] for n in place) for place in places)
 
 

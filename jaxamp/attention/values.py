@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -107,47 +108,26 @@ def renamed(value: Value) -> Value:
 
 
 def refine(first: Place, second: Place) -> dict[Axis, Place] | None:
-    """Return replacements after which two products of axes are the same; ``None`` if none are."""
-    parts: dict[Axis, Place] = {}
-    left, right = list(reversed(first)), list(reversed(second))
-    made: dict[Axis, list[Axis]] = {}
-    while left and right:
-        a, b = left.pop(), right.pop()
-        if a.size == b.size:
-            made.setdefault(b, []).append(a)
-            made.setdefault(a, []).append(a)
-        elif a.size > b.size and a.size % b.size == 0:
-            outer, inner = Axis(b.size), Axis(a.size // b.size)
-            _split(made, a, outer, inner)
-            made.setdefault(b, []).append(outer)
-            left.append(inner)
-        elif b.size > a.size and b.size % a.size == 0:
-            inner = Axis(b.size // a.size)
-            _split(made, b, a, inner)
-            made.setdefault(a, []).append(a)
-            right.append(inner)
-        else:
-            return None
-    if left or right:
+    """Return replacements after which two products of axes are the same; ``None`` if none are.
+
+    Both are cut wherever one of them is; what is a whole axis of the first stays that.
+    """
+    ends = [(1, *itertools.accumulate((a.size for a in p), operator.mul)) for p in (first, second)]
+    cuts = sorted({*ends[0], *ends[1]})
+    if ends[0][-1] != ends[1][-1] or 0 in cuts or any(b % a for a, b in itertools.pairwise(cuts)):
         return None
-    for axis in (*first, *second):
-        place = tuple(_leaves(axis, made))
-        if place != (axis,):
-            parts[axis] = place
+    whole = dict(zip(itertools.pairwise(ends[0]), first, strict=True))
+    pieces = [
+        (start, whole.get((start, stop)) or Axis(stop // start))
+        for start, stop in itertools.pairwise(cuts)
+    ]
+    parts: dict[Axis, Place] = {}
+    for own, place in zip(ends, (first, second), strict=True):
+        for axis, (start, stop) in zip(place, itertools.pairwise(own), strict=True):
+            part = tuple(piece for at, piece in pieces if start <= at < stop)
+            if part != (axis,):
+                parts[axis] = part
     return parts
-
-
-def _split(made: dict[Axis, list[Axis]], axis: Axis, outer: Axis, inner: Axis) -> None:
-    made[axis] = [outer, inner]
-
-
-def _leaves(axis: Axis, made: Mapping[Axis, list[Axis]]) -> Iterable[Axis]:
-    inside = made.get(axis, [axis])
-    for part in inside:
-        if part is axis or part not in made or made[part] == [part]:
-            yield part
-        else:
-            yield from _leaves(part, made)
 
 
 def align(first: Value, second: Value) -> tuple[Value, Value] | None:
@@ -155,36 +135,20 @@ def align(first: Value, second: Value) -> tuple[Value, Value] | None:
     if first.places == second.places:
         return first, second
     if not second.places or not first.places:  # of rank zero
-        scalar, other = (second, first) if not second.places else (first, second)
-        spread = Value(other.places, scalar.terms)
-        return (other, spread) if scalar is second else (spread, other)
+        places = first.places or second.places
+        return Value(places, first.terms), Value(places, second.terms)
     if len(first.places) != len(second.places):
         return None
-    if (names := _same_axes(first.places, second.places)) is not None:
-        second = substituted(second, names)
-        places = tuple(a or b for a, b in zip(first.places, second.places, strict=True))
-        return Value(places, first.terms), Value(places, second.terms)
-    second = renamed(second)
-    for index in range(len(first.places)):
-        if not (first.places[index] and second.places[index]):  # an axis of size one is repeated
-            continue
-        parts = refine(first.places[index], second.places[index])
-        if parts is None:
-            return None
-        first, second = substituted(first, parts), substituted(second, parts)
+    second, parts = renamed(second), dict[Axis, Place]()
+    for own, other in zip(first.places, second.places, strict=True):
+        if own and other:  # an axis of size one is repeated
+            found = refine(own, other)
+            if found is None:
+                return None
+            parts |= found
+    first, second = substituted(first, parts), substituted(second, parts)
     places = tuple(a or b for a, b in zip(first.places, second.places, strict=True))
     return Value(places, first.terms), Value(places, second.terms)
-
-
-def _same_axes(first: Sequence[Place], second: Sequence[Place]) -> dict[Axis, Place] | None:
-    """Return the axes of a value for those of another, if none is a product of parts."""
-    names: dict[Axis, Place] = {}
-    for own, other in zip(first, second, strict=True):
-        if len(own) > 1 or len(other) > 1 or (own and other and own[0].size != other[0].size):
-            return None
-        if other:
-            names[other[0]] = own or (Axis(other[0].size),)
-    return names
 
 
 def merging(value: Value) -> tuple[int, float, tuple[Any, ...]] | None:
@@ -207,33 +171,6 @@ def merging(value: Value) -> tuple[int, float, tuple[Any, ...]] | None:
 
 def reshaped(value: Value, shape: Sequence[int]) -> Value | None:
     """Return a value in another shape, row by row; ``None`` where axes do not divide."""
-    queue = list(reversed(value.axes))
-    parts: dict[Axis, list[Axis]] = {}
-    places: list[Place] = []
-    for size in shape:
-        place: list[Axis] = []
-        missing = size
-        while missing > 1:
-            if not queue:
-                return None
-            axis = queue.pop()
-            if missing % axis.size == 0:
-                place.append(axis)
-                missing //= axis.size
-            elif axis.size % missing == 0:
-                outer, inner = Axis(missing), Axis(axis.size // missing)
-                parts[axis] = [outer, inner]
-                place.append(outer)
-                queue.append(inner)
-                missing = 1
-            else:
-                return None
-        places.append(tuple(place))
-    if queue or 0 in shape:
-        return None
-    replaced = {a: tuple(_leaves(a, parts)) for a in value.axes if a in parts}
-    inner = substituted(value, replaced)
-    final = tuple(
-        tuple(itertools.chain.from_iterable(_leaves(a, parts) for a in p)) for p in places
-    )
-    return Value(final, inner.terms)
+    places = fresh_places(shape)
+    parts = refine(value.axes, tuple(itertools.chain.from_iterable(places)))
+    return None if parts is None else substituted(Value(places, value.terms), parts)
