@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -73,9 +73,7 @@ class Algebra:
     def leaf(self, name: Any, shape: Sequence[int]) -> Value:
         """Return an array of the program of which nothing is known."""
         places = fresh_places(shape)
-        sizes = tuple(shape)
-        base = self._base(("leaf", name), lambda: Base("leaf", sizes, name))
-        return Value(places, {frozenset([(Factor(base, places), 1)]): 1.0})
+        return _single(self._base("leaf", tuple(shape), name), places, places)
 
     def constant(self, number: float, shape: Sequence[int]) -> Value:
         """Return a number in every place."""
@@ -184,26 +182,23 @@ class Algebra:
         order = tuple(a for a in value.axes if any(a in f.axes for m in rest for f, _ in m))
         if len(order) < 2:
             return None
-        exponential = Factor(self._exponential(rest, order), tuple((a,) for a in order))
+        number = {axis: i for i, axis in enumerate(order)}
+        form, masks = self._numbered(rest, number), self._masks_of(rest, number)
+        base = self._base("exp", _sizes(order), form, rest, None, masks)
+        exponential = Factor(base, tuple((a,) for a in order))
         powers[exponential] = powers.get(exponential, 0) + 1
         return Value(value.places, {frozenset((f, p) for f, p in powers.items() if p): 1.0})
 
-    def _exponential(self, terms: Mapping[Monomial, float], order: tuple[Axis, ...]) -> int:
-        """Return the number of ``exp(terms)``, whose axes are `order`."""
-        number = {axis: i for i, axis in enumerate(order)}
-        form = self._numbered(terms, number)
-        masks = tuple(
+    def _masks_of(
+        self, terms: Mapping[Monomial, float], number: Mapping[Axis, int]
+    ) -> tuple[Mask, ...]:
+        """Return the masks of scores in some terms, with numbers for axes."""
+        return tuple(
             Mask(mask.base, _numbered_places(f.places, number, mask.places))
             for m in terms
             for f, _ in m
             for mask in self.bases[f.base].masks
-            if self.bases[f.base].kind == "masked"
         )
-        known = len(self.bases)
-        sizes = tuple(a.size for a in order)
-        depth = 1 + self._depth(terms)
-        base = Base("exp", sizes, form, depth, frozenset([known]), masks)
-        return self._base(("exp", form), lambda: base)
 
     def log(self, value: Value) -> Value | None:
         """Return the logarithm of a monomial of rows' sums, a tensor of its own."""
@@ -212,9 +207,11 @@ class Algebra:
         ((monomial, number),) = value.terms.items()
         if number != 1 or not monomial or not self.exponentials(value):
             return None
-        return self._made(
-            "log", {monomial: 1.0}, value.axes, value.places, self.exponentials(value)
-        )
+        used = [a for a in value.axes if any(a in f.axes for f, _ in monomial)]
+        terms = {monomial: 1.0}
+        form = self._numbered(terms, {axis: i for i, axis in enumerate(used)})
+        base = self._base("log", _sizes(used), form, terms, self.exponentials(value))
+        return _single(base, tuple((a,) for a in used), value.places)
 
     def _logarithm(self, monomial: Monomial) -> list[tuple[Factor, int]] | None:
         """Return what a monomial is the logarithm of, along the axes here."""
@@ -236,39 +233,27 @@ class Algebra:
         single = mask.single
         if single is None or self.bases[single[0].base].kind != "leaf":
             return None
-        key = self._sided(single[0].base, sign)
+        base, own = single[0].base, single[0].places
         axes = scores.axes
         position = {axis: i for i, axis in enumerate(axes)}
         form = self._numbered(scores.terms, position)
-        inside = tuple(tuple(position[a] for a in place) for place in single[0].places)
-        data = (form, key, inside, number, sign, single[0].base)
-        own = Mask(key, inside)
-        masks = [
-            Mask(mask.base, _numbered_places(f.places, position, mask.places))
-            for m in scores.terms
-            for f, _ in m
-            for mask in self.bases[f.base].masks
-        ]
-        sizes = tuple(a.size for a in axes)
-        base = Base("masked", sizes, data, 1 + self._depth(scores.terms), masks=(own, *masks))
-        number_of = self._base(("masked", *data[:5]), lambda: base)
-        factor = Factor(number_of, tuple((a,) for a in axes))
-        return Value(scores.places, {frozenset([(factor, 1)]): 1.0})
+        inside = tuple(tuple(position[a] for a in place) for place in own)
+        key = self._sided(base, sign)
+        masks = (Mask(key, inside), *self._masks_of(scores.terms, position))
+        data = (form, key, inside, number, sign, base)
+        made = self._base("masked", _sizes(axes), data, scores.terms, masks=masks)
+        return _single(made, tuple((a,) for a in axes), scores.places)
 
     def _sided(self, base: int, sign: bool) -> int:
         """Return a mask, or the tensor that stands for its negation."""
-        if sign:
-            return base
-        sizes = self.bases[base].sizes
-        return self._base(("not", base), lambda: Base("leaf", sizes, ("not", base)))
+        return base if sign else self._base("leaf", self.bases[base].sizes, ("not", base))
 
     def side(self, mask: Value, sign: bool) -> Value | None:
         """Return a mask as a tensor that is one where it holds (`sign`), or where it does not."""
         single = mask.single
         if single is None or self.bases[single[0].base].kind != "leaf":
             return None
-        factor = Factor(self._sided(single[0].base, sign), single[0].places)
-        return Value(mask.places, {frozenset([(factor, 1)]): 1.0})
+        return _single(self._sided(single[0].base, sign), single[0].places, mask.places)
 
     def sum(self, value: Value, over: Iterable[Axis]) -> Value | None:
         """Return a sum over axes; ``None`` where it is no formal sum either."""
@@ -358,47 +343,40 @@ class Algebra:
         free = [a for a in position if a not in over]
         bound = [a for a in position if a in over]
         number = {axis: i for i, axis in enumerate((*free, *bound))}
-        form = self._numbered({frozenset(factors): 1.0}, number)
-        data = (form, tuple(a.size for a in bound))
+        terms = {frozenset(factors): 1.0}
+        data = (self._numbered(terms, number), _sizes(bound))
         exponentials = frozenset().union(*(self.bases[f.base].exponentials for f, _ in factors))
-        depth = 1 + self._depth({frozenset(factors): 1.0})
-        sizes = tuple(a.size for a in free)
         before = len(self.bases)
-        base = self._base(("sum", data), lambda: Base("sum", sizes, data, depth, exponentials))
+        base = self._base("sum", _sizes(free), data, terms, exponentials)
         if base == before:
             for exponential in exponentials:
                 self.sums.setdefault(exponential, []).append(base)
         return Factor(base, tuple((a,) for a in free))
 
-    def _made(
+    def _base(
         self,
         kind: str,
-        terms: Mapping[Monomial, float],
-        axes: Sequence[Axis],
-        places: tuple[Place, ...],
-        exponentials: frozenset[int],
-    ) -> Value:
-        used = [a for a in axes if any(a in f.axes for m in terms for f, _ in m)]
-        form = self._numbered(terms, {axis: i for i, axis in enumerate(used)})
-        sizes = tuple(a.size for a in used)
-        depth = 1 + self._depth(terms)
-        base = self._base((kind, form), lambda: Base(kind, sizes, form, depth, exponentials))
-        factor = Factor(base, tuple((a,) for a in used))
-        return Value(places, {frozenset([(factor, 1)]): 1.0})
-
-    def _base(self, key: Any, make: Callable[[], Base]) -> int:
-        found = self._numbers.get(key)
+        sizes: tuple[int, ...],
+        data: Any,
+        terms: Iterable[Monomial] = (),
+        exponentials: frozenset[int] | None = frozenset(),
+        masks: tuple[Mask, ...] = (),
+    ) -> int:
+        """Return the number of the tensor that is made so of some terms; its own exponential."""
+        found = self._numbers.get((kind, data))
         if found is None:
-            found = self._numbers[key] = len(self.bases)
-            self.bases.append(make())
+            found = self._numbers[kind, data] = len(self.bases)
+            own = frozenset([found]) if exponentials is None else exponentials
+            self.bases.append(Base(kind, sizes, data, 1 + self.depth(terms), own, masks))
         return found
 
-    def _depth(self, terms: Mapping[Monomial, float]) -> int:
-        return max((self.bases[f.base].depth for m in terms for f, _ in m), default=0)
+    def depth(self, terms: Iterable[Monomial]) -> int:
+        """Return how deep the tensors of some terms are nested."""
+        return max((self.bases[f.base].depth for m in terms for f, _ in m), default=-1)
 
     def is_deep(self, value: Value) -> bool:
         """Return whether a value is nested more deeply than attention is."""
-        return self._depth(value.terms) > DEEPEST
+        return self.depth(value.terms) > DEEPEST
 
     def _numbered(
         self, terms: Mapping[Monomial, float], number: Mapping[Axis, int]
@@ -479,6 +457,15 @@ def _without(
         return Factor(factor.base, tuple(places))
 
     return {frozenset((thinned(f), p) for f, p in m): n for m, n in terms.items()}
+
+
+def _single(base: int, own: tuple[Place, ...], places: tuple[Place, ...]) -> Value:
+    """Return a tensor along some axes as a value."""
+    return Value(places, {frozenset([(Factor(base, own), 1)]): 1.0})
+
+
+def _sizes(axes: Iterable[Axis]) -> tuple[int, ...]:
+    return tuple(a.size for a in axes)
 
 
 def _times(first: Monomial, second: Monomial) -> Monomial:

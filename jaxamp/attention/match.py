@@ -447,7 +447,9 @@ def _biases(found: Found) -> list[Bias]:
     return [step for step in found.steps if isinstance(step, Bias)]
 
 
-def _at(places: Iterable[Iterable[int]], axes: Sequence[Axis] | Mapping[int, Axis]) -> tuple[Place, ...]:
+def _at(
+    places: Iterable[Iterable[int]], axes: Sequence[Axis] | Mapping[int, Axis]
+) -> tuple[Place, ...]:
     return tuple(tuple(axes[n] for n in place) for place in places)
 
 

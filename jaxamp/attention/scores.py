@@ -510,7 +510,7 @@ def _product(scores: Scores, unit: Unit, operands: Sequence[Value]) -> Value | N
     (left, right), (batch_left, batch_right) = unit.eqn.params["dimension_numbers"]
     lhs, rhs = operands
     is_tainted = scores.is_tainted(lhs) or scores.is_tainted(rhs)
-    is_shallow = max(_depth(scores, lhs), _depth(scores, rhs)) < _SHALLOW
+    is_shallow = scores.algebra.depth((*lhs.terms, *rhs.terms)) < _SHALLOW
     if not is_tainted and not (is_shallow and lhs.single and rhs.single):
         return None
     rhs = renamed(rhs)
@@ -526,7 +526,7 @@ def _product(scores: Scores, unit: Unit, operands: Sequence[Value]) -> Value | N
     places = (*kept, tuple(over))
     product = scores.algebra.multiply(Value(places, lhs.terms), Value(places, rhs.terms))
     found = product and scores.algebra.sum(product, over)
-    if found is None or (is_tainted and not _stays(scores, found)):
+    if found is None or (is_tainted and scores.algebra.is_deep(found)):
         if is_tainted:
             _note(scores, unit, [lhs, rhs])
         return None
@@ -539,14 +539,6 @@ def _product(scores: Scores, unit: Unit, operands: Sequence[Value]) -> Value | N
     if is_tainted:
         _note(scores, unit, [lhs, rhs])
     return found
-
-
-def _depth(scores: Scores, value: Value) -> int:
-    return max((scores.algebra.bases[f.base].depth for m in value.terms for f, _ in m), default=0)
-
-
-def _stays(scores: Scores, value: Value) -> bool:
-    return not scores.algebra.is_deep(value)
 
 
 def _note(scores: Scores, unit: Unit, values: Sequence[Value]) -> None:
