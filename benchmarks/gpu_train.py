@@ -51,6 +51,7 @@ WARM = 3
 PART = 10  # steps between two looks at the clock
 LAST = 10  # steps whose losses are averaged
 LATE = 75  # exit status of a process that was out of time
+MEASURED = 16  # of as many steps with carried parameters one finds magnitudes
 
 Row = dict[str, Any]
 
@@ -64,6 +65,8 @@ class Way:
       hand: the version by hand; ``None`` for the plain program.
       fused: whether `amp` may replace attention by a fused kernel.
       whole_step: whether `amp` is around the whole step, else around the loss alone.
+      carried: whether a step quantizes its parameters for the next one; then one step of `MEASURED`
+        finds magnitudes.
       matmul: JAX's own precision of float32 products.
       any_size: whether FP8 scales products of any size, as those of a toy are.
     """
@@ -72,6 +75,7 @@ class Way:
     hand: str | None = None
     fused: bool = True
     whole_step: bool = True
+    carried: bool = False
     matmul: str = "default"
     any_size: bool = False
 
@@ -87,6 +91,7 @@ WAYS = {
     "amp-f16": Way("auto_mixed"),
     "amp-fp8": Way("fp8_current"),
     "amp-fp8-delayed": Way("fp8_delayed"),
+    "amp-fp8-carried": Way("fp8_delayed", carried=True),
 }
 """`hand-bf16` attends as XLA has it, `hand-fused` by the kernel of cuDNN."""
 
@@ -94,15 +99,18 @@ WAYS = {
 def policy_of(way: Way) -> PrecisionPolicy:
     """The policy of a way that has one."""
     policy = PrecisionPolicy.parse(way.policy).replace(fused_attention=None if way.fused else False)
+    if way.carried:
+        policy = policy.replace(scaling={"carried": True})
     return of_any_size(policy) if way.any_size else policy
 
 
-def make_step(size: Size, way: Way) -> tuple[Any, Callable[..., Any]]:
+def make_step(size: Size, way: Way, *, measures: bool = True) -> tuple[Any, Callable[..., Any]]:
     """A jitted train step, and what makes its first two arguments.
 
     Args:
       size: the model.
       way: how it is trained.
+      measures: whether a step with delayed scaling finds magnitudes.
 
     Returns:
       A step from (params, state, batch) to the same and the loss, which donates what it replaces;
@@ -131,23 +139,22 @@ def make_step(size: Size, way: Way) -> tuple[Any, Callable[..., Any]]:
     if way.policy and way.whole_step:
         step = jaxamp.amp(step, policy_of(way))
     if hasattr(step, "init"):
-        step, begin = _with_history(step, begin, size)
+        step, begin = _with_history(step, begin, size, measures=measures)
     return jax.jit(step, donate_argnums=(0, 1)), begin
 
 
-def _with_history(step: Any, begin: Any, size: Size) -> tuple[Any, Any]:
+def _with_history(step: Any, begin: Any, size: Size, *, measures: bool) -> tuple[Any, Any]:
     """A step with delayed scaling that keeps its history beside the optimizer's state."""
+    run = step if measures else step.unmeasured
 
     def kept(params: Any, state: Any, batch: Any) -> Any:
         inner, history = state
-        (params, inner, value), history = step(history, params, inner, batch)
+        (params, inner, value), history = run(history, params, inner, batch)
         return params, (inner, history), value
 
     def begun(key: jax.Array) -> tuple[Any, Any]:
         params, state = begin(key)
-        shapes = jax.eval_shape(step.init, params, state, jax.eval_shape(size.sample, key))
-        zeros = jax.tree.map(lambda a: jax.numpy.zeros(a.shape, a.dtype), shapes)
-        return params, (state, zeros)
+        return params, (state, step.init(params, state, size.sample(key)))
 
     return kept, begun
 
@@ -164,10 +171,16 @@ def items(size: Size) -> int:
 
 @dataclass
 class Version:
-    """A model's step under one way, compiled, and what makes its first state."""
+    """A model's steps under one way, compiled, and what makes their first state.
+
+    Attributes:
+      size: the model.
+      steps: one after the other they are run, and from the first again.
+      begin: makes parameters and state.
+    """
 
     size: Size
-    step: Callable[..., Any]
+    steps: Sequence[Callable[..., Any]]
     begin: Callable[[jax.Array], Any]
 
     def train(self, steps: int, seconds: float = math.inf) -> tuple[list[float], list[float]]:
@@ -181,6 +194,7 @@ class Version:
           Seconds of a step in each part, and the losses of all steps, those before them too.
         """
         batches, losses, times = _batches(self.size), [], []
+        steps_in_turn = itertools.cycle(self.steps)
         params, state = self.begin(jax.random.key(0))
         parts = [WARM, *(min(PART, steps - begun) for begun in range(0, steps, PART))]
         stop = time.perf_counter() + seconds
@@ -190,7 +204,7 @@ class Version:
             ready = jax.block_until_ready(list(itertools.islice(batches, part)))
             start = time.perf_counter()
             for batch in ready:
-                params, state, value = self.step(params, state, batch)
+                params, state, value = next(steps_in_turn)(params, state, batch)
                 losses.append(value)
             jax.block_until_ready(params)
             times.append((time.perf_counter() - start) / part)
@@ -200,20 +214,23 @@ class Version:
 def compiled(size: Size, way: Way) -> tuple[Version, Row]:
     """Compile a way of a model, and tell what that took and what a step needs."""
     platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
+    tracing = compiling = 0.0
+    made = []
     with jax.default_matmul_precision(way.matmul), fused.tracing_for(platform):
-        step, begin = make_step(size, way)
+        first, begin = make_step(size, way)
+        others = [make_step(size, way, measures=False)[0]] if way.carried else []
         key = jax.random.key(0)
-        start = time.perf_counter()
-        shapes = jax.eval_shape(begin, key), jax.eval_shape(size.sample, key)
-        traced = step.trace(*shapes[0], shapes[1])
-        tracing = time.perf_counter() - start
-        start = time.perf_counter()
-        made = traced.lower().compile()
-        compiling = time.perf_counter() - start
-    memory = made.memory_analysis()
-    arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes
+        for step in (first, *others):
+            start = time.perf_counter()
+            shapes = jax.eval_shape(begin, key), jax.eval_shape(size.sample, key)
+            traced = step.trace(*shapes[0], shapes[1])
+            tracing += time.perf_counter() - start
+            start = time.perf_counter()
+            made.append(traced.lower().compile())
+            compiling += time.perf_counter() - start
+    memory = max((one.memory_analysis() for one in made), key=_peak)
     facts = {
-        "peak_bytes": arrays - memory.alias_size_in_bytes + memory.temp_size_in_bytes,
+        "peak_bytes": _peak(memory),
         "temporary_bytes": memory.temp_size_in_bytes,
         "tracing_seconds": tracing,
         "compiling_seconds": compiling,
@@ -222,7 +239,13 @@ def compiled(size: Size, way: Way) -> tuple[Version, Row]:
         "jaxamp": jaxamp.__version__,
         "date": date.today().isoformat(),
     }
-    return Version(size, made, jax.jit(begin)), facts
+    return Version(size, [*made[:1], *made[1:] * (MEASURED - 1)], jax.jit(begin)), facts
+
+
+def _peak(memory: Any) -> int:
+    """Bytes that a program needs at most, by XLA's plan."""
+    arrays = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    return arrays - memory.alias_size_in_bytes + memory.temp_size_in_bytes
 
 
 def one_round(version: Version, row: Row, follow: int, seconds: float) -> None:

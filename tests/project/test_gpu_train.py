@@ -54,10 +54,12 @@ def test_language_models_read_real_text():
     assert len(set(words)) > 20
 
 
-def test_delayed_scaling_keeps_its_history_in_the_state():
+@pytest.mark.parametrize("measures", [True, False])
+@pytest.mark.parametrize("way", ["amp-fp8-delayed", "amp-fp8-carried"])
+def test_delayed_scaling_keeps_its_history_in_the_state(way, measures):
     """A step returns what it takes, the history included."""
     size = gpu_train.TOYS["wide"]()
-    step, begin = gpu_train.make_step(size, gpu_train.WAYS["amp-fp8-delayed"])
+    step, begin = gpu_train.make_step(size, gpu_train.WAYS[way], measures=measures)
     params, state = jax.eval_shape(begin, jax.random.key(0))
     after = jax.eval_shape(step, params, state, jax.eval_shape(size.sample, jax.random.key(1)))
     shapes = [
