@@ -233,6 +233,18 @@ MUTATIONS = (
         "tests/run/test_delayed.py",
     ),
     Mutation(
+        "run/carried_parameters.py",
+        "x = old if new is None else new[argument]",
+        "x = old",
+        "tests/run/test_carried_parameters.py",
+    ),
+    Mutation(
+        "run/known_scale.py",
+        "values = jnp.where(jnp.abs(wide) < np.inf, made.values, nan)",
+        "values = made.values",
+        "tests/run/test_delayed.py",
+    ),
+    Mutation(
         "attention/fuse.py",
         "AttentionSpec(float(scale), *kinds)",
         "AttentionSpec(1.0, *kinds)",
