@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
+import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 
 
@@ -44,3 +47,34 @@ def define(
         rule = mlir.lower_fun(function, multiple_results=primitive.multiple_results)
         mlir.register_lowering(primitive, rule, platform=platform)
     register_op_kind(primitive, kind, trait=trait)
+
+
+def compiled(primitive: Primitive) -> Callable[..., Any]:
+    """Return an evaluation rule that compiles a primitive, once for each set of parameters."""
+
+    @lru_cache(maxsize=256)
+    def jitted(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+        return jax.jit(partial(primitive.bind, **dict(params)))
+
+    return lambda *operands, **params: jitted(tuple(sorted(params.items())))(*operands)
+
+
+def typed_as(form: Callable[..., Sequence[Any]]) -> Callable[..., Any]:
+    """Return the abstract evaluation rule of what a function of arrays and parameters computes."""
+
+    @lru_cache(maxsize=1024)  # JAX asks again and again when it linearizes
+    def types(avals: tuple[Any, ...], params: tuple[tuple[str, Any], ...]) -> Any:
+        return jax_compat.result_avals(partial(form, **dict(params)), avals)
+
+    return lambda *avals, **params: types(avals, tuple(sorted(params.items())))
+
+
+def jvp_along(form: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """Return what a function computes, and its tangents along those that are not zero."""
+    moving = [i for i, t in enumerate(tangents) if not isinstance(t, jax_compat.Zero)]
+
+    def along(*moved: Any) -> Any:
+        operands = dict(enumerate(primals)) | dict(zip(moving, moved, strict=True))
+        return form(*operands.values())
+
+    return jax.jvp(along, *([values[i] for i in moving] for values in (primals, tangents)))

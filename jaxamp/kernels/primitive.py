@@ -10,10 +10,9 @@ from typing import Any
 
 import jax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.core.define import compiled, define
 from jaxamp.errors import KernelError
 from jaxamp.kernels.config import KernelConfig, resolve
 from jaxamp.kernels.gpu_lowering import target_gpu
@@ -56,15 +55,9 @@ class KernelPrimitive:
     def __post_init__(self) -> None:
         self.primitive = Primitive(f"jaxamp_{self.name}")
         self.primitive.multiple_results = True
-        register_op_kind(self.primitive, OpKind.BOUNDARY, trait=Trait.OPAQUE)
-        self.primitive.def_impl(self._run)
-        self.primitive.def_abstract_eval(self._type)
-        batching.primitive_batchers[self.primitive] = functools.partial(self.batch, self)
-        ad.primitive_jvps[self.primitive] = self._jvp
-        mlir.register_lowering(self.primitive, functools.partial(self._lower, ""))
-        for platform in _PLATFORMS:
-            rule = functools.partial(self._lower, platform)
-            mlir.register_lowering(self.primitive, rule, platform=platform)
+        lowered = {p or None: functools.partial(self._on, p) for p in ("", *_PLATFORMS)}
+        batch = functools.partial(self.batch, self)
+        define(self.primitive, compiled(self.primitive), self._type, batch, self._jvp, lowered)
 
     def __call__(
         self, *operands: Any, config: KernelConfig | None = None, **params: Any
@@ -86,9 +79,6 @@ class KernelPrimitive:
         mode = True if config.interpret is None else config.interpret
         return list(self.pallas(platform, *operands, config=config, interpret=mode, **params))
 
-    def _run(self, *operands: Any, **params: Any) -> list[Any]:
-        return _jitted(self.primitive, tuple(sorted(params.items())))(*operands)
-
     def _type(self, *avals: Any, config: KernelConfig, **params: Any) -> Any:
         return jax_compat.result_avals(functools.partial(self.reference, **params), avals)
 
@@ -99,9 +89,8 @@ class KernelPrimitive:
             "its recipes treat rounding as the identity."
         )
 
-    def _lower(self, platform: str, ctx: Any, *operands: Any, **params: Any) -> Any:
-        form = self._choose(platform, ctx.avals_in, **params)
-        return mlir.lower_fun(form, multiple_results=True)(ctx, *operands)
+    def _on(self, platform: str, *operands: Any, **params: Any) -> Sequence[Any]:
+        return self._choose(platform, operands, **params)(*operands)
 
     def _choose(self, platform: str, avals: Any, *, config: KernelConfig, **params: Any) -> Form:
         """Return the form that is lowered on a platform."""
@@ -151,11 +140,6 @@ class KernelPrimitive:
                 f"{self.name} with backend={backend!r}: {reason}. "
                 "backend='auto' takes XLA's reference here."
             )
-
-
-@functools.lru_cache(maxsize=256)
-def _jitted(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    return jax.jit(functools.partial(primitive.bind, **dict(params)))
 
 
 def _missing_on_cuda() -> str | None:

@@ -33,34 +33,6 @@ class Biased(NamedTuple):
     bias_grad: bool = False
 
 
-def written_out(operands: Operands, biased: Biased) -> int:
-    """Return the bytes that are moved for the scores by JAX's operations.
-
-    Args:
-      operands: their types, with one batch axis.
-      biased: what is computed.
-    """
-    scores = math.prod(scores_shape(operands.q, operands.k))
-    times = _FORWARD * biased.forward + _BACKWARD * biased.backward + biased.bias_grad
-    return biased.given + 2 * times * scores
-
-
-def fused(kernel: Fused, operands: Operands, biased: Biased) -> int:
-    """Return the bytes that are moved for the scores and the bias with a kernel.
-
-    Args:
-      kernel: the kernel.
-      operands: their types, with one batch axis.
-      biased: what is computed.
-    """
-    shape = scores_shape(operands.q, operands.k)
-    scores, made = math.prod(shape), math.prod((*operands.bias.shape[:2], *shape[2:]))
-    forward, backward = kernel.bias_times
-    times = forward * biased.forward + backward * biased.backward
-    numbers = made * (1 + 2 * biased.bias_grad) + times * scores
-    return 2 * biased.given + kernel.bias_bytes * numbers
-
-
 def loss(kernel: Fused, operands: Operands, biased: Biased) -> str | None:
     """Return in words what a kernel moves more than is moved without it; ``None`` if it pays.
 
@@ -69,8 +41,15 @@ def loss(kernel: Fused, operands: Operands, biased: Biased) -> str | None:
       operands: their types, with one batch axis.
       biased: what is computed.
     """
-    scores = math.prod(scores_shape(operands.q, operands.k)) or 1
-    with_bias, without = fused(kernel, operands, biased), written_out(operands, biased)
+    shape = scores_shape(operands.q, operands.k)
+    scores = math.prod(shape) or 1
+    times = _FORWARD * biased.forward + _BACKWARD * biased.backward + biased.bias_grad
+    without = biased.given + 2 * times * scores
+    forward, backward = kernel.bias_times
+    made = math.prod((*operands.bias.shape[:2], *shape[2:]))
+    times = forward * biased.forward + backward * biased.backward
+    numbers = made * (1 + 2 * biased.bias_grad) + times * scores
+    with_bias = 2 * biased.given + kernel.bias_bytes * numbers
     if with_bias <= without:
         return None
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jaxamp.core import jax_compat
 from jaxamp.kernels.attention.fused import Fused
 from jaxamp.kernels.attention.known_masks import Segments
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results, scores_shape
-from jaxamp.kernels.attention.splash import block, tpu_obstacle
+from jaxamp.kernels.attention.splash import block, by_heads, tpu_obstacle
 
 _LARGEST = 1e30
 """Of a bias: where a block of keys is all minus infinity, the kernel takes that from itself."""
@@ -39,7 +40,7 @@ def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
     out, total, top = jax_compat.flash_forward(
         *_known(operands, spec), spec.causal, spec.scale, _blocks(operands.q, operands.k)
     )
-    return _by_heads(out), top + jnp.log(total)
+    return by_heads(out), top + jnp.log(total)
 
 
 def backward(
@@ -47,21 +48,17 @@ def backward(
 ) -> tuple[Any, ...]:
     """Compute the cotangents."""
     out, lse, dout = results
-    known = [*_known(operands, spec), _by_heads(out)]
+    known = [*_known(operands, spec), by_heads(out)]
     residuals = (*known, jnp.ones_like(lse), lse)  # exponentials of s - lse sum up to one
     blocks = _blocks(operands.q, operands.k)
-    found = jax_compat.flash_backward(residuals, _by_heads(dout), spec.causal, spec.scale, blocks)
+    found = jax_compat.flash_backward(residuals, by_heads(dout), spec.causal, spec.scale, blocks)
     dbias = found[3] / spec.scale if bias_grad else None
-    return (*map(_by_heads, found[:3]), dbias)
-
-
-def _by_heads(x: Any) -> Any:
-    return jnp.swapaxes(x, 1, 2)
+    return (*map(by_heads, found[:3]), dbias)
 
 
 def _known(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any, Any, Any, Any]:
     """Return operands and segments as the kernel has them: a bias is multiplied by scale, too."""
-    q, k, v = map(_by_heads, operands[:3])
+    q, k, v = map(by_heads, operands[:3])
     unscaled = segments = None
     if operands.bias is not None:
         most = _LARGEST / max(1.0, abs(spec.scale))
@@ -75,20 +72,12 @@ def _known(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any, Any, Any,
 def _blocks(q: Any, k: Any) -> Any:
     from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes
 
-    rows, columns = block(q.shape[1]), block(k.shape[1])
-    return BlockSizes(
-        block_b=1,
-        block_q=rows,
-        block_k_major=columns,
-        block_k=columns,
-        block_q_major_dkv=rows,
-        block_q_dkv=rows,
-        block_k_major_dkv=columns,
-        block_k_dkv=columns,
-        block_q_dq=rows,
-        block_k_major_dq=columns,
-        block_k_dq=columns,
-    )
+    sizes = {"block_b": 1} | {
+        name: block((q if name.startswith("block_q") else k).shape[1])
+        for name in (field.name for field in dataclasses.fields(BlockSizes))
+        if name != "block_b"
+    }
+    return BlockSizes(**sizes)
 
 
 FLASH = Fused(

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.core.define import define, jvp_along, typed_as
+from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.kernels.attention.primitives import attention_backward_p, attention_forward
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands
 
@@ -83,32 +83,16 @@ _WITH_BIAS = {"found_attention": 4, "found_attention_backward": 7}
 
 
 def _define(primitive: Primitive, form: Callable[..., list[Any]]) -> None:
-    @functools.lru_cache(maxsize=256)
-    def types(avals: tuple[Any, ...], params: tuple[Any, ...]) -> Any:
-        return jax_compat.result_avals(functools.partial(form, **dict(params)), avals)
-
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
-        moving = [i for i, t in enumerate(tangents) if not isinstance(t, jax_compat.Zero)]
-
-        def along(*moved: Any) -> list[Any]:
-            operands = dict(enumerate(primals)) | dict(zip(moving, moved, strict=True))
-            return form(*operands.values(), **params)
-
-        return jax.jvp(along, [primals[i] for i in moving], [tangents[i] for i in moving])
+        return jvp_along(functools.partial(form, **params), primals, tangents)
 
     def batched(values: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
         results = jax.vmap(functools.partial(form, **params), in_axes=tuple(axes))(*values)
         return results, [0] * len(results)
 
     primitive.multiple_results = True
-    primitive.def_impl(lambda *xs, **params: form(*xs, **params))
-    primitive.def_abstract_eval(
-        lambda *avals, **params: types(avals, tuple(sorted(params.items())))
-    )
-    ad.primitive_jvps[primitive] = jvp
-    batching.primitive_batchers[primitive] = batched
-    mlir.register_lowering(primitive, mlir.lower_fun(form, multiple_results=True))
-    register_op_kind(primitive, OpKind.COMPUTE, trait=Trait.CONTRACTION)
+    kind, trait = OpKind.COMPUTE, Trait.CONTRACTION
+    define(primitive, form, typed_as(form), batched, jvp, kind=kind, trait=trait)
 
 
 _define(found_attention_p, forward)

@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import jet
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.core.define import compiled, define, jvp_along, typed_as
 from jaxamp.kernels.attention import composed
 from jaxamp.kernels.attention.fused import backward_form, forward_form
 from jaxamp.kernels.attention.partitioned import partitioned
@@ -191,14 +191,7 @@ def _jvp_of_tangent(
 
 def _composed_tangents(form: Form, primals: Any, tangents: Any, params: Any) -> tuple[Any, ...]:
     """Differentiate the composed form along the tangents that are not zero."""
-    moving = [i for i, t in enumerate(tangents) if not _is_zero(t)]
-
-    def along(*moved: Any) -> tuple[Any, ...]:
-        operands = dict(enumerate(primals)) | dict(zip(moving, moved, strict=True))
-        return form(*operands.values(), **params, widen=True)
-
-    points, directions = ([values[i] for i in moving] for values in (primals, tangents))
-    return jax.jvp(along, points, directions)[1]
+    return jvp_along(functools.partial(form, **params, widen=True), primals, tangents)[1]
 
 
 def _transpose_of_tangent(
@@ -265,41 +258,21 @@ def _at_front(x: Any, axis: int | None, size: int) -> Any:
 # What JAX asks of a primitive.
 
 
-@functools.lru_cache(maxsize=1024)  # JAX asks again and again when it linearizes
-def _types(primitive: Primitive, avals: tuple[Any, ...], params: tuple[Any, ...]) -> Any:
-    form = functools.partial(_FORMS[primitive], **dict(params))
-    return jax_compat.result_avals(form, avals)
-
-
-@functools.lru_cache(maxsize=256)
-def _jitted(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
-    return jax.jit(functools.partial(primitive.bind, **dict(params)))
-
-
 def _define(primitive: Primitive, jvp: Any) -> None:
-    def run(*operands: Any, **params: Any) -> list[Any]:
-        return _jitted(primitive, tuple(sorted(params.items())))(*operands)
-
-    def type_(*avals: Any, **params: Any) -> Any:
-        return _types(primitive, avals, tuple(sorted(params.items())))
+    form = _FORMS[primitive]
+    widened = functools.partial(form, widen=True)
 
     def taylor(primals: Any, series: Any, **params: Any) -> Any:
-        form = functools.partial(_FORMS[primitive], **params, widen=True)
-        return jet.jet(form, primals, series, factorial_scaled=False)
+        known = functools.partial(widened, **params)
+        return jet.jet(known, primals, series, factorial_scaled=False)
 
     primitive.multiple_results = True
-    primitive.def_impl(run)
-    primitive.def_abstract_eval(type_)
-    ad.primitive_jvps[primitive] = jvp
-    batching.primitive_batchers[primitive] = functools.partial(_batch, primitive)
+    # XLA's CPU backend computes products of 16-bit operands as products of float32.
+    lowered = {None: form, "cpu": widened}
+    batch = functools.partial(_batch, primitive)
+    define(primitive, compiled(primitive), typed_as(form), batch, jvp, lowered)
     jet.jet_rules[primitive] = taylor
     jax_compat.check_nans(primitive, lambda params: primitive.name)
-    register_op_kind(primitive, OpKind.BOUNDARY, trait=Trait.OPAQUE)
-    form = _FORMS[primitive]
-    mlir.register_lowering(primitive, mlir.lower_fun(form, multiple_results=True))
-    # XLA's CPU backend computes products of 16-bit operands as products of float32.
-    widened = mlir.lower_fun(functools.partial(form, widen=True), multiple_results=True)
-    mlir.register_lowering(primitive, widened, platform="cpu")
 
 
 def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **params: Any) -> Any:

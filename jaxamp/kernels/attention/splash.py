@@ -57,8 +57,8 @@ def forward(operands: Operands, spec: AttentionSpec, is_exported: bool = False) 
     def one(*xs: Any) -> Any:
         return kernel(*xs, segments)
 
-    out, (lse,) = jax.vmap(one)(*map(_by_heads, (_scaled(q, spec), k, v)))
-    return _by_heads(out), lse if is_exported else _of_one_lane(lse)
+    out, (lse,) = jax.vmap(one)(*map(by_heads, (_scaled(q, spec), k, v)))
+    return by_heads(out), lse if is_exported else _of_one_lane(lse)
 
 
 def backward(
@@ -68,12 +68,12 @@ def backward(
     q, k, v, _ = operands
     out, lse, dout = results
     kernel, segments = _kernel(spec, q, k)
-    q, k, v, out, dout = map(_by_heads, (_scaled(q, spec), k, v, out, dout))
+    q, k, v, out, dout = map(by_heads, (_scaled(q, spec), k, v, out, dout))
 
     def one(*xs: Any) -> Any:
         return jax_compat.splash_backward(kernel, segments, *xs)
 
-    dq, dk, dv = map(_by_heads, jax.vmap(one)(q, k, v, out, lse, dout))
+    dq, dk, dv = map(by_heads, jax.vmap(one)(q, k, v, out, lse, dout))
     return _scaled(dq, spec), dk, dv, None
 
 
@@ -98,7 +98,8 @@ def _of_one_lane(lse: Any) -> Any:
     return lax.optimization_barrier(column[..., 0])
 
 
-def _by_heads(x: Any) -> Any:
+def by_heads(x: Any) -> Any:
+    """Return an array [B, T, N, H] as TPU kernels have it, or the other way round."""
     return jnp.swapaxes(x, 1, 2)
 
 
