@@ -77,4 +77,4 @@ def jvp_along(form: Callable[..., Any], primals: Sequence[Any], tangents: Sequen
         operands = dict(enumerate(primals)) | dict(zip(moving, moved, strict=True))
         return form(*operands.values())
 
-    return jax.jvp(along, *([values[i] for i in moving] for values in (primals, tangents)))
+    return jax.jvp(along, [primals[i] for i in moving], [tangents[i] for i in moving])

@@ -10,15 +10,14 @@ JAX's own rule for the call reads the names of a mesh, which not every program h
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax import lax
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jaxamp.core import jax_compat
-from jaxamp.kernels.tiled_mesh import Axes, mesh_of, names_of, parts
+from jaxamp.kernels.tiled_mesh import Axes, divided, mesh_of, names_of, parts
 
 Multiply = Callable[..., jax.Array]
 """A product of values [B, M, K] and [B, N, K] with scales [B, M, k] and [B, N, k]: [B, M, N]."""
@@ -30,25 +29,21 @@ def partitioned(multiply: Multiply) -> Multiply:
     Args:
       multiply: the product, on one device.
     """
-    call = custom_partitioning(lambda *operands: (multiply(*operands),))
 
-    def infer(_mesh: Any, shapes: Any, _: Any) -> list[NamedSharding]:
-        return [_place(shapes).result]
-
-    def divide(_mesh: Any, shapes: Any, _: Any) -> tuple[Any, ...]:
-        place = _place(shapes)
+    def place(shapes: Any) -> tuple[Any, ...]:
+        mesh, specs, summed = _placed(shapes)
+        lhs, rhs, result = (NamedSharding(mesh, spec) for spec in specs)
 
         def local(*operands: Any) -> tuple[jax.Array]:
             out = multiply(*operands)
-            return (lax.psum(out, place.summed) if place.summed else out,)
+            return (lax.psum(out, summed) if summed else out,)
 
-        return place.mesh, local, (place.result,), (*place.operands, *place.operands)
+        return mesh, local, (result,), (lhs, rhs, lhs, rhs)
 
     def run(*operands: Any) -> jax.Array:
-        call.def_partition(
-            partition=divide,
-            infer_sharding_from_operands=infer,
-            decode_shardings=False,  # which would be with the one mesh of the program
+        call = divided(
+            lambda *operands: (multiply(*operands),),
+            place,
             sharding_rule="b m (k l), b n (k l), b m k, b n k -> b m n",
             l=operands[0].shape[-1] // operands[2].shape[-1],
             reduction_factors=("k",),
@@ -59,17 +54,14 @@ def partitioned(multiply: Multiply) -> Multiply:
     return run
 
 
-class _Place(NamedTuple):
-    """A place on a mesh for operands and result, and the axes that this is added up over."""
+def _placed(
+    shapes: Any,
+) -> tuple[AbstractMesh, tuple[PartitionSpec, PartitionSpec, PartitionSpec], tuple[str, ...]]:
+    """Return a mesh, where operands and result lie on it, and the axes that this is added up over.
 
-    mesh: AbstractMesh
-    operands: tuple[NamedSharding, NamedSharding]
-    result: NamedSharding
-    summed: tuple[str, ...]
-
-
-def _place(shapes: Any) -> _Place:
-    """Return where a product is computed, from the types of its operands as they are placed."""
+    Args:
+      shapes: types of the operands as they are placed.
+    """
     lhs, rhs, scale, _ = shapes
     (mesh, left), (other, right) = (mesh_of(jax_compat.tiles(x.sharding, 3)) for x in (lhs, rhs))
     if not left:
@@ -84,8 +76,7 @@ def _place(shapes: Any) -> _Place:
     k = free.take(summed if summed == too else None, scale.shape[2])  # whole blocks
     m, n = free.take(rows, lhs.shape[1]), free.take(columns, rhs.shape[1])
     specs = PartitionSpec(b, m, k), PartitionSpec(b, n, k), PartitionSpec(b, m, n)
-    first, second, result = (NamedSharding(mesh, spec) for spec in specs)
-    return _Place(mesh, (first, second), result, tuple(names_of(k)))
+    return mesh, specs, tuple(names_of(k))
 
 
 class _Free:

@@ -6,14 +6,34 @@ A program may have several meshes, or none: only the partitioner's own words say
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, AxisType
 
 Axes = str | tuple[str, ...] | None
 """Axes of a mesh that an axis of an array lies along."""
+
+
+def divided(form: Callable[..., Any], place: Callable[[Any], tuple[Any, ...]], **rule: Any) -> Any:
+    """Return a function that a compiler may partition, each device computing a part.
+
+    Args:
+      form: the function, of which JAX takes the types of results.
+      place: returns from the types of operands, as they are placed, a mesh, the function of one
+        device, and where results and operands lie on the mesh.
+      **rule: what Shardy is told.
+    """
+    call = custom_partitioning(form)
+    call.def_partition(
+        partition=lambda _mesh, shapes, _: place(shapes),
+        infer_sharding_from_operands=lambda _mesh, shapes, _: list(place(shapes)[2]),
+        decode_shardings=False,  # which would be with the one mesh of the program
+        **rule,
+    )
+    return call
 
 
 def mesh_of(tiles: np.ndarray | None) -> tuple[AbstractMesh, list[Axes]]:

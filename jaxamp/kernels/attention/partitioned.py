@@ -21,13 +21,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jaxamp.core import jax_compat
 from jaxamp.kernels.attention import composed
 from jaxamp.kernels.attention.spec import AttentionSpec, Operands, of_backward
-from jaxamp.kernels.tiled_mesh import Axes, mesh_of, names_of, parts
+from jaxamp.kernels.tiled_mesh import Axes, divided, mesh_of, names_of, parts
 
 Letters = tuple[str, ...]
 """A letter for each axis of an array.
@@ -77,14 +76,7 @@ def partitioned(
     one = Pass(form, spec, bias_grad)
     partition = Partition(one, avals)
     types = jax.jit(one.written_out)  # which has the numbers of a mask, as JAX 0.10.2 demands
-    call = custom_partitioning(types)
-    call.def_partition(
-        partition=partition.divide,
-        infer_sharding_from_operands=partition.infer,
-        decode_shardings=False,  # which would be with the one mesh of the program
-        **_rule(partition),
-    )
-    return call
+    return divided(types, partition.place, **_rule(partition))
 
 
 class Partition:
@@ -104,12 +96,7 @@ class Partition:
         for letters, aval in zip(self.operands, avals, strict=True):
             self.sizes.update(zip(letters, aval.shape, strict=True))
 
-    def infer(self, _mesh: Any, shapes: Any, _: Any) -> list[NamedSharding]:
-        """Return where the results lie."""
-        mesh, placed = self._placed(shapes[0].sharding)
-        return [_sharding(mesh, placed, letters) for letters in self.results]
-
-    def divide(self, _mesh: Any, shapes: Any, _: Any) -> tuple[Any, ...]:
+    def place(self, shapes: Any) -> tuple[Any, ...]:
         """Return a mesh, the pass of one device, and where results and operands lie on it."""
         mesh, placed = self._placed(shapes[0].sharding)
         given, made = (

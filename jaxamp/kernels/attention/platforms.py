@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
 from jaxamp.core import jax_compat
-from jaxamp.core.target_gpu import described_platform
+from jaxamp.core.target_gpu import TargetGpu, described_platform
 from jaxamp.kernels.attention import cudnn, triton
 from jaxamp.kernels.attention.flash import FLASH
 from jaxamp.kernels.attention.fused import Fused, flattened
@@ -16,6 +15,9 @@ from jaxamp.kernels.attention.spec import AttentionSpec, Operands
 from jaxamp.kernels.attention.splash import EXPORTED_SPLASH, SPLASH, exact_scale
 from jaxamp.kernels.attention.ways import ways
 from jaxamp.kernels.gpu_lowering import gpu_of, may_call, target_gpu
+
+PLATFORMS = ("cuda", "tpu")
+"""Those that have kernels, in JAX's words."""
 
 
 def chosen(
@@ -34,7 +36,7 @@ def chosen(
     if not (may_call(context) if platform == "cuda" else is_whole):
         return None
     flat = flattened(operands)
-    for kernel in _KERNELS[platform](context, spec):
+    for kernel in _of_gpu(gpu_of(context)) if platform == "cuda" else _of_tpu(context, spec):
         for way in ways(kernel, spec):
             if way.obstacle(flat, spec, backward) is None:
                 return way
@@ -43,7 +45,7 @@ def chosen(
 
 def everywhere() -> list[Fused]:
     """Return the kernels of all platforms, on devices that take the most."""
-    return [cudnn.on(cudnn.NEWEST), triton.on(cudnn.NEWEST), SPLASH, FLASH]
+    return [*_of_gpu(cudnn.NEWEST), SPLASH, FLASH]
 
 
 def at_hand() -> list[Fused]:
@@ -60,24 +62,13 @@ def at_hand() -> list[Fused]:
         platform = {"gpu": "cuda"}.get(backend := jax.default_backend(), backend)
     if platform == "tpu":
         return [SPLASH, FLASH]
-    gpu = target_gpu() if platform == "cuda" else None
+    return _of_gpu(target_gpu()) if platform == "cuda" else []
+
+
+def _of_gpu(gpu: TargetGpu | None) -> list[Fused]:
     return [] if gpu is None else [cudnn.on(gpu), triton.on(gpu)]
 
 
-def _on_cuda(context: Any, spec: AttentionSpec) -> Iterator[Fused]:
-    gpu = gpu_of(context)
-    if gpu is not None:
-        yield cudnn.on(gpu)
-        yield triton.on(gpu)
-
-
-def _on_tpu(context: Any, spec: AttentionSpec) -> Iterator[Fused]:
+def _of_tpu(context: Any, spec: AttentionSpec) -> list[Fused]:
     splash = EXPORTED_SPLASH if jax_compat.is_exported(context) else SPLASH
-    yield from (splash, FLASH) if exact_scale(spec) else (FLASH, splash)
-
-
-_KERNELS: dict[str, Callable[[Any, AttentionSpec], Iterator[Fused]]] = {
-    "cuda": _on_cuda,
-    "tpu": _on_tpu,
-}
-PLATFORMS = tuple(_KERNELS)
+    return [splash, FLASH] if exact_scale(spec) else [FLASH, splash]
