@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -308,18 +310,10 @@ def _div(scores: Scores, unit: Unit) -> Forms | Value | None:
     return scores.algebra.divide(*factors)
 
 
-def _integer_pow(scores: Scores, unit: Unit) -> Value | None:
-    return _power(scores, unit, unit.eqn.params["y"])
-
-
-def _square(scores: Scores, unit: Unit) -> Value | None:
-    return _power(scores, unit, 2)
-
-
-def _power(scores: Scores, unit: Unit, exponent: int) -> Value | None:
+def _power(scores: Scores, unit: Unit) -> Value | None:
     value = scores.of(unit.ins[0]).whole
     if value.number is not None or scores.is_tainted(value):
-        return scores.algebra.power(value, exponent)
+        return scores.algebra.power(value, unit.eqn.params.get("y", 2))
     return None
 
 
@@ -328,17 +322,9 @@ def _exp(scores: Scores, unit: Unit, scale: float = 1.0) -> Value | None:
     if unit.ins[0] not in scores.scored:
         return None
     found = scores.algebra.exp(scores.algebra.scale(whole, scale))
-    single = found and found.single
-    if single and scores.algebra.bases[single[0].base].kind == "exp":
-        scores.exponentials.setdefault(single[0].base, []).append(unit.outs[0])  # type: ignore[arg-type]
-    elif found is not None:
-        for exponential in scores.algebra.exponentials(found):
-            scores.exponentials.setdefault(exponential, []).append(unit.outs[0])  # type: ignore[arg-type]
+    for exponential in scores.algebra.exponentials(found) if found else ():
+        scores.exponentials.setdefault(exponential, []).append(unit.outs[0])  # type: ignore[arg-type]
     return found
-
-
-def _exp2(scores: Scores, unit: Unit) -> Value | None:
-    return _exp(scores, unit, math.log(2.0))
 
 
 def _log(scores: Scores, unit: Unit) -> Value | None:
@@ -352,14 +338,14 @@ def _abs(scores: Scores, unit: Unit) -> Value | None:
 
 def _is_positive(scores: Scores, value: Value) -> bool:
     """Return whether it is a product of exponentials and sums of them alone."""
-    if len(value.terms) != 1:
-        return False
-    ((monomial, number),) = value.terms.items()
     is_weight = scores.algebra.is_weight
-    return number > 0 and bool(monomial) and all(is_weight(f.base) for f, _ in monomial)
+    return len(value.terms) == 1 and all(
+        number > 0 and bool(monomial) and all(is_weight(f.base) for f, _ in monomial)
+        for monomial, number in value.terms.items()
+    )
 
 
-def _compare(decided: Callable[[float], bool]) -> Callable[[Scores, Unit], Value | None]:
+def _compare(decided: Callable[[float, float], bool]) -> Callable[[Scores, Unit], Value | None]:
     """Return the rule of a comparison, which is decided for a positive number and zero."""
 
     def rule(scores: Scores, unit: Unit) -> Value | None:
@@ -367,7 +353,7 @@ def _compare(decided: Callable[[float], bool]) -> Callable[[Scores, Unit], Value
         shape = unit.eqn.outvars[0].aval.shape  # type: ignore[attr-defined]
         if second.number == 0 and _is_positive(scores, first):
             scores.algebra.guarded |= scores.algebra.exponentials(first)
-            return scores.algebra.constant(float(decided(1.0)), shape)
+            return scores.algebra.constant(float(decided(1.0, 0.0)), shape)
         return None
 
     return rule
@@ -391,12 +377,8 @@ def _on_places(scores: Scores, unit: Unit, move: Callable[[Value], Value | None]
     """Return both forms, moved."""
     forms = scores.of(unit.ins[0])
     whole = move(forms.whole)
-    if whole is None:
-        return None
-    if forms.single is forms.whole:
-        return Forms(whole, whole)
-    single = move(forms.single)
-    return None if single is None else Forms(whole, single)
+    single = whole if forms.single is forms.whole else move(forms.single)
+    return Forms(whole, single) if whole and single else None
 
 
 def _transpose(scores: Scores, unit: Unit) -> Forms | None:
@@ -585,18 +567,18 @@ _RULES: dict[str, Callable[[Scores, Unit], Any]] = {
     "neg": _neg,
     "mul": _mul,
     "div": _div,
-    "integer_pow": _integer_pow,
-    "square": _square,
+    "integer_pow": _power,
+    "square": _power,
     "exp": _exp,
-    "exp2": _exp2,
+    "exp2": functools.partial(_exp, scale=math.log(2.0)),
     "log": _log,
     "abs": _abs,
-    "gt": _compare(lambda x: x > 0),
-    "ge": _compare(lambda x: x >= 0),
-    "lt": _compare(lambda x: x < 0),
-    "le": _compare(lambda x: x <= 0),
-    "eq": _compare(lambda x: x == 0),
-    "ne": _compare(lambda x: x != 0),
+    "gt": _compare(operator.gt),
+    "ge": _compare(operator.ge),
+    "lt": _compare(operator.lt),
+    "le": _compare(operator.le),
+    "eq": _compare(operator.eq),
+    "ne": _compare(operator.ne),
     "copy": _same,
     "copy_p": _same,
     "name": _same,
