@@ -10,7 +10,7 @@ from enum import Flag, auto
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from jaxamp.attention.levels import Level, Unit
+from jaxamp.attention.levels import Level, Unit, numbers
 from jaxamp.attention.softmaxes import Softmaxes
 from jaxamp.jaxprs.interpret import walk
 from jaxamp.jaxprs.nested import RULED, Wiring, called, wiring
@@ -43,8 +43,7 @@ def softmaxes_apart(level: Level, softmaxes: Softmaxes) -> Iterator[tuple[Unit, 
     seen: dict[int, _Seen] = {}
     weights: dict[int, Unit] = {}  # per value: the call that its weights are from
     for unit in level.equations():
-        read = [a for a in unit.ins if isinstance(a, int)]
-        made = [a for a in unit.outs if isinstance(a, int)]
+        read, made = numbers(unit.ins), numbers(unit.outs)
         name = unit.eqn.primitive.name
         sources = {weights[a]: None for a in read if a in weights}
         if name == "dot_general":

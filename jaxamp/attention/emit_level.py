@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jax.extend.core import ClosedJaxpr, Literal
 
-from jaxamp.attention.levels import Atom, Level, Unit, live_from
+from jaxamp.attention.levels import Atom, Level, Unit, leaves, live_from, numbers
 from jaxamp.attention.match import Held
 from jaxamp.attention.replacement import Emission, Placed, Replacement, needed
 from jaxamp.attention.scores import Scores
@@ -66,11 +66,10 @@ class Emitter:
         replacements = changes.replacements
         cut = frozenset().union(*(r.found.cut for r in replacements))
         self._needed: set[int] = set().union(*(needed(self.scores, r) for r in replacements))
-        exits = {a for a in level.exits if isinstance(a, int)}
+        exits = {*numbers(level.exits)}
         self.units = live_from(level, (exits | self._needed) - cut, cut)
         self._before = live_from(level, exits, frozenset())
-        read = {a for u in self.units for a in u.ins if isinstance(a, int)}
-        self.live = exits | self._needed | read
+        self.live = (exits | self._needed).union(*(numbers(u.ins) for u in self.units))
         self.held: dict[int, tuple[Replacement, str, Held]] = {
             h.value: (r, n, h)
             for r in replacements
@@ -117,8 +116,8 @@ class Emitter:
             if unit in self.units:
                 with jax_compat.emitting(unit.eqn):
                     self.bind(unit)
-            for value in unit.outs:
-                if isinstance(value, int) and value in self.held and value in self.live:
+            for value in numbers(unit.outs):
+                if value in self.held and value in self.live:
                     with jax_compat.emitting(unit.eqn):
                         self.env[value] = self.holding(value)
 
@@ -138,23 +137,20 @@ class Emitter:
 
     def is_bound(self, unit: Unit) -> bool:
         """Return whether a call has anything that stays."""
-        inner = list(_leaves(unit))
-        return any(u in self.units for u in inner) or any(
-            a in self.held and a in self.live for u in inner for a in u.outs if isinstance(a, int)
+        return any(
+            u in self.units or any(a in self.held and a in self.live for a in numbers(u.outs))
+            for u in leaves(unit)
         )
 
     def is_opened(self, unit: Unit) -> bool:
         """Return whether anything changes in a call, so that its equations are emitted alone."""
-        outs = {a for a in unit.outs if isinstance(a, int)}
+        outs = numbers(unit.outs)
         return self.is_bound(unit) and any(
             (u in self.units) != (u in self._before)
             or u in self.changes.bodies
             or u in self.changes.bindings
-            or any(
-                isinstance(a, int) and (a in self.held or (a in self._needed and a not in outs))
-                for a in u.outs
-            )
-            for u in _leaves(unit)
+            or any(a in self.held or (a in self._needed and a not in outs) for a in numbers(u.outs))
+            for u in leaves(unit)
         )
 
     def bind(self, unit: Unit) -> None:
@@ -169,14 +165,6 @@ class Emitter:
         for atom, result in zip(unit.outs, results, strict=True):
             if isinstance(atom, int) and result is not None:
                 self.env.setdefault(atom, result)
-
-
-def _leaves(unit: Unit) -> Iterable[Unit]:
-    for inner in unit.inside or ():
-        if inner.inside is None or inner.is_whole:
-            yield inner
-        else:
-            yield from _leaves(inner)
 
 
 def emit_level(level: Level, changes: Changes) -> ClosedJaxpr:

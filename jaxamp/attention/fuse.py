@@ -16,7 +16,7 @@ from jaxamp.attention.apart import softmaxes_apart
 from jaxamp.attention.emit_level import Binding, Changes, emit_level
 from jaxamp.attention.known_numbers import Given, KnownNumbers, Outer
 from jaxamp.attention.layout import layout_of, thinned
-from jaxamp.attention.levels import Level, Unit, open_level
+from jaxamp.attention.levels import Level, Unit, numbers, open_level
 from jaxamp.attention.masks import Kinds, kinds_of, known_masks
 from jaxamp.attention.match import (
     NO_PRODUCT,
@@ -239,7 +239,7 @@ class _Fuser:
         self, level: Level, scores: Scores, known: KnownNumbers, scopes: _Scopes
     ) -> list[Replacement]:
         matcher = Matcher(level, scores)
-        makers = {o: u for u in level.equations() for o in u.outs if isinstance(o, int)}
+        makers = {o: u for u in level.equations() for o in numbers(u.outs)}
         order = {value: index for index, value in enumerate(makers)}
         chosen: list[Replacement] = []
         places: list[_Place] = []
@@ -482,6 +482,6 @@ def _why_read(level: Level, scores: Scores, found: Found, cut: frozenset[int]) -
         and len(forms.whole.terms) == 1
         and len(forms.whole.axes) >= len(found.axes)
     }
-    if any(a in moved for a in level.exits if isinstance(a, int)):
+    if not moved.isdisjoint(numbers(level.exits)):
         return "weights are returned"
     return "weights are read elsewhere"

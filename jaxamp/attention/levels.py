@@ -6,7 +6,7 @@ of their own; the equations inside of those are seen, and stay where they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,11 +63,11 @@ class Level:
 
     def equations(self) -> Iterator[Unit]:
         """Yield all equations, those inside of calls too."""
-        yield from _equations(self.units)
+        yield from _opened(self.units, whole=False)
 
     def atomic(self) -> Iterator[Unit]:
         """Yield what is emitted or left out as one: equations, and calls that stay whole."""
-        yield from _atomic(self.units)
+        yield from _opened(self.units, whole=True)
 
 
 def open_level(closed: ClosedJaxpr) -> Level:
@@ -114,28 +114,28 @@ def _is_opened(eqn: JaxprEqn) -> bool:
     return all(type(s).__name__ == "UnspecifiedValue" for s in shardings)
 
 
-def _equations(units: Sequence[Unit]) -> Iterator[Unit]:
+def _opened(units: Sequence[Unit], *, whole: bool) -> Iterator[Unit]:
+    """Yield units with the calls among them opened, or left if they can only be emitted `whole`."""
     for unit in units:
-        if unit.inside is None:
+        if unit.inside is None or (whole and unit.is_whole):
             yield unit
         else:
-            yield from _equations(unit.inside)
+            yield from _opened(unit.inside, whole=whole)
 
 
-def _atomic(units: Sequence[Unit]) -> Iterator[Unit]:
-    for unit in units:
-        if unit.inside is None or unit.is_whole:
-            yield unit
-        else:
-            yield from _atomic(unit.inside)
+def leaves(unit: Unit) -> list[Unit]:
+    """Return what is emitted or left out as one inside of a call."""
+    return [*_opened(unit.inside or (), whole=True)]
+
+
+def numbers(atoms: Iterable[Atom]) -> list[int]:
+    """Return the values among what is read or made."""
+    return [a for a in atoms if isinstance(a, int)]
 
 
 def made(unit: Unit) -> set[int]:
     """Return all values that a unit makes, those inside of a call too."""
-    found = {a for a in unit.outs if isinstance(a, int)}
-    for inner in unit.inside or ():
-        found |= made(inner)
-    return found
+    return {*numbers(unit.outs)}.union(*map(made, unit.inside or ()))
 
 
 def live_from(level: Level, wanted: set[int], cut: frozenset[int]) -> set[Unit]:
@@ -143,8 +143,7 @@ def live_from(level: Level, wanted: set[int], cut: frozenset[int]) -> set[Unit]:
     wanted = set(wanted)
     live: set[Unit] = set()
     for unit in reversed(list(level.atomic())):
-        made = {a for a in unit.outs if isinstance(a, int)}
-        if unit.eqn.effects or (made & wanted) - cut:
+        if unit.eqn.effects or not wanted.isdisjoint({*numbers(unit.outs)} - cut):
             live.add(unit)
-            wanted.update(a for a in unit.ins if isinstance(a, int))
+            wanted.update(numbers(unit.ins))
     return live

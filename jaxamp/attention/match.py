@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from jaxamp.attention.levels import Level, live_from, made
+from jaxamp.attention.levels import Level, live_from, made, numbers
 from jaxamp.attention.scores import Scores
 from jaxamp.attention.values import Axis, Factor, Place, Value, size_of
 
@@ -460,7 +460,7 @@ def _union(axes: Iterable[Axis], *factors: Factor) -> tuple[Axis, ...]:
     return tuple(every)
 
 
-def kept_beside(level: Level, cut: frozenset[int], needed: frozenset[int]) -> set[int]:
+def kept_beside(level: Level, cut: frozenset[int], needed: frozenset[int]) -> frozenset[int]:
     """Return the values that are computed beside attentions.
 
     Args:
@@ -468,8 +468,8 @@ def kept_beside(level: Level, cut: frozenset[int], needed: frozenset[int]) -> se
       cut: values that hold results of attentions, for which nothing is computed.
       needed: values that attentions read.
     """
-    wanted = {a for a in level.exits if isinstance(a, int)} | needed
-    return wanted.union(*map(made, live_from(level, wanted - cut, cut)))
+    wanted = needed.union(numbers(level.exits))
+    return wanted.union(*map(made, live_from(level, {*wanted - cut}, cut)))
 
 
 def weights_of(scores: Scores, found: Found) -> set[int]:

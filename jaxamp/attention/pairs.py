@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec
 
 from jaxamp.attention.emit_level import Changes, Emitter
 from jaxamp.attention.known_numbers import Given, KnownNumbers, Outer
-from jaxamp.attention.levels import Atom, Level, Unit, made, new_value, open_into
+from jaxamp.attention.levels import Atom, Level, Unit, made, new_value, numbers, open_into
 from jaxamp.attention.replacement import Emission, Replacement, needed
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, lookup
@@ -47,13 +47,10 @@ def pairs_of(level: Level) -> list[Pair]:
     """Return the pairs in a level; each equation is in one at most."""
     units = [u for u in level.atomic() if not u.is_whole]
     readers: dict[int, list[tuple[Unit | None, int]]] = {}
-    for unit in units:
-        for index, atom in enumerate(unit.ins):
+    for unit, atoms in (*((u, u.ins) for u in units), (None, level.exits)):
+        for index, atom in enumerate(atoms):
             if isinstance(atom, int):
                 readers.setdefault(atom, []).append((unit, index))
-    for index, atom in enumerate(level.exits):
-        if isinstance(atom, int):
-            readers.setdefault(atom, []).append((None, index))
     loops = [u for u in units if _is_paired(u)]
     found: list[Pair] = []
     taken: set[Unit] = set()
@@ -352,8 +349,7 @@ class _Crossing(NamedTuple):
 def _crossing(joined: Joined, changes: Changes) -> _Crossing:
     emitter = Emitter(joined.level, changes)
     first, second = (set().union(*map(made, units)) for units in joined.units)
-    reads = {a for a in joined.exits[1] if isinstance(a, int)}
-    reads |= set(_reads(emitter, joined.units[1]))
+    reads = {*numbers(joined.exits[1]), *_reads(emitter, joined.units[1])}
 
     def is_held(value: int) -> bool:
         replacement, name, _ = emitter.held.get(value, (None, "", None))
@@ -371,12 +367,10 @@ def _crossing(joined: Joined, changes: Changes) -> _Crossing:
         if cut & first and (cut & second or not r.found.cut.isdisjoint(held)):
             forwards.append(i)
     layout = _Layout.of(joined.pair.first)
-    fixed, carries, sliced = (
-        {a for a in part if isinstance(a, int)} for part in layout.parts(joined.entries[0])
-    )
+    fixed, carries, sliced = ({*numbers(part)} for part in layout.parts(joined.entries[0]))
     steady = _steady(joined.units[0], fixed | joined.level.constants.keys())
     again = _makers(reads & steady.keys(), steady)
-    inputs = reads | {a for u in again for a in u.ins if isinstance(a, int)}
+    inputs = reads.union(*(numbers(u.ins) for u in again))
     bindings = [b for b in changes.bindings.values() if isinstance(b, Together)]
     return _Crossing(
         sorted(inputs & (fixed | sliced)),
@@ -395,13 +389,11 @@ def _crossing(joined: Joined, changes: Changes) -> _Crossing:
 def _reads(emitter: Emitter, units: Sequence[Unit]) -> Iterator[int]:
     """Yield what units read as they are emitted."""
     for unit in units:
-        if unit.inside is None or unit.is_whole:
-            if unit in emitter.units:
-                yield from (a for a in unit.ins if isinstance(a, int))
-        elif emitter.is_opened(unit):
-            yield from _reads(emitter, unit.inside)
-        elif emitter.is_bound(unit):
-            yield from (a for a in unit.ins if isinstance(a, int))
+        is_call = unit.inside is not None and not unit.is_whole
+        if is_call and emitter.is_opened(unit):
+            yield from _reads(emitter, unit.inside or ())
+        elif emitter.is_bound(unit) if is_call else unit in emitter.units:
+            yield from numbers(unit.ins)
 
 
 def _steady(units: Sequence[Unit], fixed: set[int]) -> dict[int, Unit]:
@@ -416,7 +408,7 @@ def _steady(units: Sequence[Unit], fixed: set[int]) -> dict[int, Unit]:
         op = lookup(unit.eqn.primitive)
         if op is None or op.kind is OpKind.COMPUTE or unit.eqn.effects or nested(unit.eqn):
             continue
-        if all(a in known for a in unit.ins if isinstance(a, int)):
+        if known.issuperset(numbers(unit.ins)):
             known |= made(unit)
             found |= dict.fromkeys(made(unit), unit)
     return found
@@ -429,5 +421,5 @@ def _makers(values: set[int], makers: dict[int, Unit]) -> list[Unit]:
         unit = makers.get(pending.pop())
         if unit is not None and unit not in wanted:
             wanted[unit] = None
-            pending += [a for a in unit.ins if isinstance(a, int)]
+            pending += numbers(unit.ins)
     return [u for u in dict.fromkeys(makers.values()) if u in wanted]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jax.extend.core import Literal
 
 from jaxamp.attention.algebra import Algebra
 from jaxamp.attention.known_numbers import KnownNumbers, one_number
-from jaxamp.attention.levels import Atom, Level, Unit
+from jaxamp.attention.levels import Atom, Level, Unit, numbers
 from jaxamp.attention.values import (
     Factor,
     Place,
@@ -70,15 +70,14 @@ class Scores:
         self.merged: dict[Any, int] = {}
         self.scored: set[int] = set()
         for unit in level.equations():
-            if unit.eqn.primitive.name == "dot_general" or not self.scored.isdisjoint(
-                _values(unit.ins)
-            ):
-                self.scored.update(_values(unit.outs))
+            is_product = unit.eqn.primitive.name == "dot_general"
+            if is_product or not self.scored.isdisjoint(numbers(unit.ins)):
+                self.scored.update(numbers(unit.outs))
             rule = _RULES.get(unit.eqn.primitive.name)
             if rule is not None and isinstance(unit.outs[0], int):
                 self.algebra.masks_again = False
                 self._record(unit.outs[0], rule(self, unit))
-                if self.algebra.masks_again or not self.masked_again.isdisjoint(_values(unit.ins)):
+                if self.algebra.masks_again or not self.masked_again.isdisjoint(numbers(unit.ins)):
                     self.masked_again.add(unit.outs[0])
 
     def of(self, atom: Atom) -> Forms:
@@ -197,7 +196,7 @@ class Scores:
         """Return whether products read weights that are masked after the softmax, too, or not."""
         is_weight, found = self.algebra.is_weight, set[bool]()
         for unit, exponentials, _ in self.summed:
-            for atom in _values(unit.ins) if exponential in exponentials else ():
+            for atom in numbers(unit.ins) if exponential in exponentials else ():
                 value = self.of(atom).whole
                 bases = [f.base for m in value.terms for f, _ in m]
                 if exponential in bases and all(map(is_weight, bases)):
@@ -207,10 +206,6 @@ class Scores:
     def leaf(self, atom: Atom) -> Value:
         """Return a value of which nothing is known."""
         return self._leaf(atom).whole if isinstance(atom, int) else self.of(atom).whole
-
-
-def _values(atoms: Iterable[Atom]) -> list[int]:
-    return [a for a in atoms if isinstance(a, int)]
 
 
 def _sign(number: float) -> Callable[[Scores, Unit], Value | None]:
