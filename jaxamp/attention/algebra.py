@@ -24,6 +24,7 @@ from jaxamp.attention.values import (
     Value,
     align,
     fresh_places,
+    single,
 )
 
 MOST_TERMS = 16
@@ -73,7 +74,7 @@ class Algebra:
     def leaf(self, name: Any, shape: Sequence[int]) -> Value:
         """Return an array of the program of which nothing is known."""
         places = fresh_places(shape)
-        return _single(self._base("leaf", tuple(shape), name), places, places)
+        return single(self._base("leaf", tuple(shape), name), places, places)
 
     def constant(self, number: float, shape: Sequence[int]) -> Value:
         """Return a number in every place."""
@@ -211,7 +212,7 @@ class Algebra:
         terms = {monomial: 1.0}
         form = self._numbered(terms, {axis: i for i, axis in enumerate(used)})
         base = self._base("log", _sizes(used), form, terms, self.exponentials(value))
-        return _single(base, tuple((a,) for a in used), value.places)
+        return single(base, tuple((a,) for a in used), value.places)
 
     def _logarithm(self, monomial: Monomial) -> list[tuple[Factor, int]] | None:
         """Return what a monomial is the logarithm of, along the axes here."""
@@ -230,10 +231,10 @@ class Algebra:
         if aligned is None:
             return None
         scores, mask = aligned
-        single = mask.single
-        if single is None or self.bases[single[0].base].kind != "leaf":
+        found = mask.single
+        if found is None or self.bases[found[0].base].kind != "leaf":
             return None
-        base, own = single[0].base, single[0].places
+        base, own = found[0].base, found[0].places
         axes = scores.axes
         position = {axis: i for i, axis in enumerate(axes)}
         form = self._numbered(scores.terms, position)
@@ -242,7 +243,7 @@ class Algebra:
         masks = (Mask(key, inside), *self._masks_of(scores.terms, position))
         data = (form, key, inside, number, sign, base)
         made = self._base("masked", _sizes(axes), data, scores.terms, masks=masks)
-        return _single(made, tuple((a,) for a in axes), scores.places)
+        return single(made, tuple((a,) for a in axes), scores.places)
 
     def _sided(self, base: int, sign: bool) -> int:
         """Return a mask, or the tensor that stands for its negation."""
@@ -250,10 +251,10 @@ class Algebra:
 
     def side(self, mask: Value, sign: bool) -> Value | None:
         """Return a mask as a tensor that is one where it holds (`sign`), or where it does not."""
-        single = mask.single
-        if single is None or self.bases[single[0].base].kind != "leaf":
+        found = mask.single
+        if found is None or self.bases[found[0].base].kind != "leaf":
             return None
-        return _single(self._sided(single[0].base, sign), single[0].places, mask.places)
+        return single(self._sided(found[0].base, sign), found[0].places, mask.places)
 
     def sum(self, value: Value, over: Iterable[Axis]) -> Value | None:
         """Return a sum over axes; ``None`` where it is no formal sum either."""
@@ -457,11 +458,6 @@ def _without(
         return Factor(factor.base, tuple(places))
 
     return {frozenset((thinned(f), p) for f, p in m): n for m, n in terms.items()}
-
-
-def _single(base: int, own: tuple[Place, ...], places: tuple[Place, ...]) -> Value:
-    """Return a tensor along some axes as a value."""
-    return Value(places, {frozenset([(Factor(base, own), 1)]): 1.0})
 
 
 def _sizes(axes: Iterable[Axis]) -> tuple[int, ...]:

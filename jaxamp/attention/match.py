@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxamp.attention.levels import Level, live_from, made, numbers
 from jaxamp.attention.scores import Scores
-from jaxamp.attention.values import Axis, Factor, Place, Value, size_of
+from jaxamp.attention.values import Axis, Factor, Place, Value, single, size_of
 
 
 class Bias(NamedTuple):
@@ -356,14 +356,13 @@ class Matcher:
         return total and algebra.divide(exponential, Value(places, total.terms))
 
     def _exponential(self, found: Found, places: tuple[Place, ...]) -> Value:
-        factor = Factor(found.exponential, tuple((a,) for a in found.axes))
-        return Value(places, {frozenset([(factor, 1)]): 1.0})
+        return single(found.exponential, [(a,) for a in found.axes], places)
 
     def _contracted(
         self, value: Value, other: Factor, over: Iterable[Axis], axes: Sequence[Axis]
     ) -> Value | None:
         places = (tuple(axes),)
-        factor = Value(places, {frozenset([(other, 1)]): 1.0})
+        factor = single(*other, places)
         product = self.scores.algebra.multiply(Value(places, value.terms), factor)
         total = product and self.scores.algebra.sum(product, over)
         return total and Value(places, total.terms)
@@ -387,8 +386,7 @@ class Matcher:
         axes = _union(found.axes, product, value, cotangent, found.q, found.k)
         places = (tuple(axes),)
         weights = self._weights(found, axes)
-        moved = Value(places, {frozenset([(product, 1)]): 1.0})
-        along = weights and algebra.multiply(weights, moved)
+        along = weights and algebra.multiply(weights, single(*product, places))
         row = along and algebra.sum(along, found.keys)
         back = row and weights and algebra.multiply(weights, Value(places, row.terms))
         dscores = back and along and algebra.add(along, back, -1.0)

@@ -25,6 +25,7 @@ from jaxamp.attention.values import (
     refine,
     renamed,
     reshaped,
+    single,
     size_of,
     substituted,
 )
@@ -232,19 +233,19 @@ def _masked_sum(scores: Scores, scored: Value, added: Value, sign: float) -> Val
     if not scores.has_product(scored) or any(len(monomial) < 2 for monomial in scored.terms):
         return None
     aligned = align(scored, added)
-    single = aligned and aligned[1].single
-    if not aligned or not single or (numbers := scores.numbers(single[0])) is None:
+    given = aligned and aligned[1].single
+    if not aligned or not given or (numbers := scores.numbers(given[0])) is None:
         return None
     scored, _ = aligned
     for mask, power in frozenset.intersection(*scored.terms):
         ones = scores.numbers(mask)
         is_mask = ones is not None and power == 1 and scores.is_mask(mask)
-        if not is_mask or _along(mask) != _along(single[0]):
+        if not is_mask or _along(mask) != _along(given[0]):
             continue
-        low = np.unique(numbers[ones == 0]) * single[1] * sign
+        low = np.unique(numbers[ones == 0]) * given[1] * sign
         if len(low) == 1 and low[0] <= LEAST and not numbers[ones == 1].any():
             rest = {m - {(mask, power)}: n for m, n in scored.terms.items()}
-            holds = Value(scored.places, {frozenset([(mask, 1)]): 1.0})
+            holds = single(*mask, scored.places)
             return scores.algebra.masked(Value(scored.places, rest), holds, float(low[0]), True)
     return None
 

@@ -21,7 +21,7 @@ from jaxamp.attention.levels import Atom, Unit
 from jaxamp.attention.match import Bias
 from jaxamp.attention.replacement import home_of
 from jaxamp.attention.scores import LEAST, Scores
-from jaxamp.attention.values import Axis, Factor, Place, Value, reshaped
+from jaxamp.attention.values import Axis, Place, Value, reshaped, single
 from jaxamp.core.taxonomy import OpKind, lookup
 
 _KINDS = (OpKind.ELEMENTWISE, OpKind.DATA_MOVEMENT)
@@ -48,8 +48,7 @@ def has_slope(
     is_mask = abs(step.times) >= -LEAST
     if is_mask or home is None or scores.algebra.bases[base].kind != "leaf":
         return False
-    along_keys = frozenset([(Factor(base, (keys,)), 1)])
-    pending: list[tuple[Atom, Value]] = [(home, Value(step.factor.places, {along_keys: 1.0}))]
+    pending = [(home, single(base, (keys,), step.factor.places))]
     seen = set[tuple[int, tuple[Place, ...]]]()
     while pending:
         atom, value = pending.pop()

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from jax.extend.core import Jaxpr
 
 from jaxamp.jaxprs.nested import Wiring, nested, wiring
 
+_Steps = tuple[int, int, int, int]
+"""How far an attention has come after a part of a program, if it was as far as the index before.
 
-class _Order(NamedTuple):
-    """Order of products and exponentials: which come after which in a part of a program."""
+It is a product, an exponential and a product: three steps.
+"""
 
-    product: bool = False
-    exponential: bool = False
-    scores: bool = False  # a product, then an exponential
-    lookup: bool = False  # an exponential, then a product
-    attention: bool = False  # all three
-
-    def then(self, other: _Order) -> _Order:
-        """Return the order in both, one after the other."""
-        return _Order(
-            self.product or other.product,
-            self.exponential or other.exponential,
-            self.scores or other.scores or (self.product and other.exponential),
-            self.lookup or other.lookup or (self.exponential and other.product),
-            self.attention
-            or other.attention
-            or (self.scores and other.product)
-            or (self.product and other.lookup),
-        )
-
-
-_ORDERS = {
-    "dot_general": _Order(product=True),
-    "exp": _Order(exponential=True),
-    "exp2": _Order(exponential=True),
+_NONE: _Steps = (0, 1, 2, 3)
+_STEPS: dict[str, _Steps] = {
+    "dot_general": (1, 1, 3, 3),
+    "exp": (0, 2, 2, 3),
+    "exp2": (0, 2, 2, 3),
 }
 _LOOPS = (Wiring.SCAN, Wiring.WHILE)
 
@@ -54,25 +35,26 @@ class Softmaxes:
     """
 
     def __init__(self) -> None:
-        self._orders: dict[Jaxpr, _Order] = {}  # alive, so that no later one has its identity
+        self._found: dict[Jaxpr, _Steps] = {}  # alive, so that no later one has its identity
 
     def __contains__(self, jaxpr: Jaxpr) -> bool:
-        return self._of(jaxpr).attention
+        return self._of(jaxpr)[0] == 3
 
     def has_exponential(self, jaxpr: Jaxpr) -> bool:
         """Return whether there is an exponential in a jaxpr, or in those within."""
-        return self._of(jaxpr).exponential
+        return self._of(jaxpr)[1] > 1
 
-    def _of(self, jaxpr: Jaxpr) -> _Order:
-        if (order := self._orders.get(jaxpr)) is None:
-            order = _Order()
+    def _of(self, jaxpr: Jaxpr) -> _Steps:
+        if jaxpr not in self._found:
+            steps = _NONE
             for eqn in jaxpr.eqns:
-                if eqn.primitive.name in _ORDERS:
-                    order = order.then(_ORDERS[eqn.primitive.name])
+                steps = _then(steps, _STEPS.get(eqn.primitive.name, _NONE))
                 for body in nested(eqn):
-                    inner = self._of(body.jaxpr)
-                    if wiring(eqn) in _LOOPS:
-                        inner = inner.then(inner).then(inner)
-                    order = order.then(inner)
-            self._orders[jaxpr] = order
-        return order
+                    for _ in range(3 if wiring(eqn) in _LOOPS else 1):
+                        steps = _then(steps, self._of(body.jaxpr))
+            self._found[jaxpr] = steps
+        return self._found[jaxpr]
+
+
+def _then(first: _Steps, second: _Steps) -> _Steps:
+    return tuple(second[step] for step in first)  # type: ignore[return-value]

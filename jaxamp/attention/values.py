@@ -80,6 +80,11 @@ def fresh_places(shape: Sequence[int]) -> tuple[Place, ...]:
     return tuple((Axis(n),) if n != 1 else () for n in shape)
 
 
+def single(base: int, own: Sequence[Place], places: tuple[Place, ...]) -> Value:
+    """Return a tensor along some axes as a value over places."""
+    return Value(places, {frozenset([(Factor(base, tuple(own)), 1)]): 1.0})
+
+
 def size_of(place: Iterable[Axis]) -> int:
     """Return the size of an axis of an array, the product of its parts."""
     return math.prod(axis.size for axis in place)
