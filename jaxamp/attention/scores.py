@@ -152,19 +152,9 @@ class Scores:
         return self.is_closed(value) and not all(map(algebra.is_weight, bases))
 
     def factors(self, unit: Unit) -> list[Value]:
-        """Return the operands of a product: single tensors, unless exponentials are in them.
-
-        What another attention than that of the weights has contributed to is a tensor, too.
-        """
-        found = []
-        for atom in unit.ins[:2]:
-            forms = self.of(atom)
-            found.append(forms.whole if self.is_tainted(forms.whole) else forms.single)
-        seen = [self.algebra.exponentials(v) for v in found]
-        for i, (value, other) in enumerate(zip(found, reversed(found), strict=True)):
-            if self.is_closed(value) and not self.is_closed(other) and seen[1 - i]:
-                found[i] = value if seen[i] <= seen[1 - i] else self.leaf(unit.ins[i])
-        return found
+        """Return the operands of a product: single tensors, unless exponentials are in them."""
+        forms = [self.of(atom) for atom in unit.ins[:2]]
+        return [f.whole if self.is_tainted(f.whole) else f.single for f in forms]
 
     def number(self, atom: Atom) -> float | None:
         """Return the number that a small known array is in every place, as masks of heads are."""
@@ -447,12 +437,7 @@ def _dot_general(scores: Scores, unit: Unit) -> Value | Forms | None:
             scores.leaf(a) if scores.is_output(v) else v
             for a, v in zip(unit.ins, factors, strict=True)
         ]
-    found = _product(scores, unit, factors)
-    if found is None:
-        operands = [scores.of(a).whole for a in unit.ins[:2]]
-        if any(map(scores.is_closed, operands)):
-            return _product(scores, unit, [_apart(scores, a) for a in unit.ins[:2]])
-    return found
+    return _product(scores, unit, factors)
 
 
 def _has_free_axes(unit: Unit) -> bool:
@@ -474,14 +459,6 @@ def _beside_number(scores: Scores, unit: Unit, index: int) -> Forms:
         return Value((*(value.places[i] for i in own), *after), value.terms)
 
     return Forms(*map(move, scores.of(unit.ins[index])))
-
-
-def _apart(scores: Scores, atom: Atom) -> Value:
-    """Return a tensor of its own if attentions have contributed to it."""
-    forms = scores.of(atom)
-    if scores.is_closed(forms.whole):
-        return scores.leaf(atom)
-    return forms.whole if scores.is_tainted(forms.whole) else forms.single
 
 
 def _product(scores: Scores, unit: Unit, operands: Sequence[Value]) -> Value | None:
