@@ -23,10 +23,8 @@ _OPAQUE = frozenset(
 )
 _RANDOM = ("random_bits", "random_seed", "random_wrap", "random_unwrap", "threefry2x32")
 
-_UNIT_AXES = frozenset({"reshape", "squeeze", "expand_dims"})
 _BITWISE = frozenset({"and", "or", "not", "xor", "convert_element_type"})
-_TYPES = frozenset({"pvary", "pcast", "reshard"})  # which no number depends on
-_PLACES = ("sharding", "out_sharding")  # parameters that none depends on either
+_PLACES = ("sharding", "out_sharding")  # parameters that no number depends on
 
 
 class Outer(NamedTuple):
@@ -134,38 +132,34 @@ class KnownNumbers:
 
     def _thinly(self, unit: Unit) -> Thin | None:
         """Return how a result is made of thin operands; ``None`` where it takes whole ones."""
-        eqn, name = unit.eqn, unit.eqn.primitive.name
+        eqn, params = unit.eqn, unit.eqn.params
         shape = _shape(eqn.outvars[0].aval) or ()
         operands = [self.thin_shape(a) for a in unit.ins]
         if _is_elementwise(eqn.primitive):
             common = np.broadcast_shapes((1,) * len(shape), *operands)
             return Thin(common, lambda *xs: _bound(eqn, [_spread(x, common) for x in xs])[0])
-        if name == "iota":
-            axis, dtype = eqn.params["dimension"], eqn.params["dtype"]
-            thin = tuple(n if i == axis else 1 for i, n in enumerate(shape))
-            return Thin(thin, lambda: np.arange(math.prod(thin), dtype=dtype).reshape(thin))
-        if name == "transpose":
-            order = eqn.params["permutation"]
-            return Thin(tuple(operands[0][i] for i in order), lambda x: np.transpose(x, order))
-        if (moved := self._moved(unit, shape)) is not None:
-            return Thin(moved, lambda x: np.reshape(x, moved))
-        return None
-
-    def _moved(self, unit: Unit, shape: Shape) -> Shape | None:
-        """Return the thin shape of a move that repeats, or that has axes of size one elsewhere."""
-        eqn, name = unit.eqn, unit.eqn.primitive.name
-        if name in _TYPES:
-            return self.thin_shape(unit.ins[0])
-        if name == "broadcast_in_dim":
-            thin = self.thin_shape(unit.ins[0])
-            sizes = dict(zip(eqn.params["broadcast_dimensions"], thin, strict=True))
-            return tuple(sizes.get(i, 1) for i in range(len(shape)))
-        if name in _UNIT_AXES:
-            before, thin = self._shape(unit.ins[0]), self.thin_shape(unit.ins[0])
-            sizes = iter([k for n, k in zip(before, thin, strict=True) if n != 1])
-            if [n for n in before if n != 1] == [n for n in shape if n != 1]:
-                return tuple(1 if n == 1 else next(sizes) for n in shape)
-        return None
+        match eqn.primitive.name:
+            case "iota":
+                axis, dtype = params["dimension"], params["dtype"]
+                own = tuple(n if i == axis else 1 for i, n in enumerate(shape))
+                return Thin(own, lambda: np.arange(math.prod(own), dtype=dtype).reshape(own))
+            case "transpose":
+                order = params["permutation"]
+                return Thin(tuple(operands[0][i] for i in order), lambda x: np.transpose(x, order))
+            case "broadcast_in_dim":
+                sizes = dict(zip(params["broadcast_dimensions"], operands[0], strict=True))
+                moved = tuple(sizes.get(i, 1) for i in range(len(shape)))
+            case "reshape" | "squeeze" | "expand_dims":  # with axes of size one elsewhere
+                before = self._shape(unit.ins[0])
+                if [n for n in before if n != 1] != [n for n in shape if n != 1]:
+                    return None
+                rest = iter([k for n, k in zip(before, operands[0], strict=True) if n != 1])
+                moved = tuple(1 if n == 1 else next(rest) for n in shape)
+            case "pvary" | "pcast" | "reshard":  # types, which no number depends on
+                moved = operands[0]
+            case _:
+                return None
+        return Thin(moved, lambda x: np.reshape(x, moved))
 
     def _results(self, unit: Unit, thin: Thin | None) -> list[Any]:
         key = self._key(unit)

@@ -15,6 +15,7 @@ from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.primitive import KernelPrimitive
 from jaxamp.kernels.tile_checks import (
     Axes,
+    block_of,
     check_grid,
     check_tile,
     semantics_in_force,
@@ -90,15 +91,14 @@ def check_cast(kernel: str, cast: CastConfig) -> None:
 
 def _as_matrices(x: jax.Array, cast: CastConfig, transposed: bool) -> jax.Array:
     """Reshape to (batch, rows, columns); all rows in one matrix where no block spans two."""
-    assert cast.sf_block is not None
-    if cast.sf_block[0] == 1 and not transposed:
+    if block_of(cast)[0] == 1 and not transposed:
         return x.reshape(1, -1, x.shape[-1])
     return x.reshape(-1, *x.shape[-2:])
 
 
 def _restored(outs: Any, shape: tuple[int, ...], dtype: Any, cast: CastConfig) -> ScaledArray:
     values, scale = outs
-    rows = -(-shape[-2] // (cast.sf_block or (1, 1))[0])
+    rows = -(-shape[-2] // block_of(cast)[0])
     scale = scale.reshape(*shape[:-2], rows, scale.shape[-1])
     return ScaledArray(values.reshape(shape), stored_scale(scale, cast), cast, np.dtype(dtype))
 
@@ -131,7 +131,7 @@ def _on(platform: str, x: Any, *, cast: CastConfig, transposed: bool, **how: Any
 def cut(outs: Any, rows: int, cols: int, cast: CastConfig) -> list[Any]:
     """Return values and factors without their padding; those of the transpose come after."""
     shapes = [(rows, cols), (cols, rows)][: len(outs) // 2]
-    block_rows, block_cols = cast.sf_block or (1, 1)
+    block_rows, block_cols = block_of(cast)
     kept: list[Any] = []
     for (values, scales), (m, n) in zip(
         zip(outs[::2], outs[1::2], strict=True), shapes, strict=True

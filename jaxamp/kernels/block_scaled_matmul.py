@@ -15,7 +15,7 @@ from jaxamp.errors import KernelError
 from jaxamp.kernels.block_quantize import check_cast, fill, module_of
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.primitive import KernelPrimitive
-from jaxamp.kernels.tile_checks import Axes, check_grid, check_tile
+from jaxamp.kernels.tile_checks import Axes, block_of, check_grid, check_tile
 from jaxamp.lowp import ScaledArray
 from jaxamp.lowp.scaled_array import factors
 
@@ -78,7 +78,7 @@ def block_scaled_matmul(
         a_scale.reshape(*lead, a_scale.shape[-1]),
         b.values.reshape(-1, *b.shape[-2:]),
         b_scale.reshape(-1, *b_scale.shape[-2:]),
-        width=(a.cast.sf_block or (1, 1))[1],
+        width=block_of(a.cast)[1],
         out_dtype=np.dtype(out_dtype),
         config=config,
     )
@@ -90,7 +90,7 @@ def _check_operands(a: ScaledArray, b: ScaledArray, out_dtype: Any) -> None:
         if not isinstance(x, ScaledArray):
             raise KernelError(f"{NAME} takes two ScaledArrays, not {type(x).__name__}.")
         check_cast(NAME, x.cast)
-    (_, ka), (_, kb) = a.cast.sf_block or (1, 1), b.cast.sf_block or (1, 1)
+    (_, ka), (_, kb) = block_of(a.cast), block_of(b.cast)
     if a.ndim < 2 or a.shape[-1] != b.shape[-1] or ka != kb:
         raise KernelError(
             f"{NAME} contracts the last axes, which must be of one size and have blocks of one "
@@ -104,7 +104,7 @@ def _check_operands(a: ScaledArray, b: ScaledArray, out_dtype: Any) -> None:
 
 def _row_factors(x: ScaledArray) -> jax.Array:
     """Return a factor for each row and each block of the contraction, float32."""
-    rows = (x.cast.sf_block or (1, 1))[0]
+    rows = block_of(x.cast)[0]
     scale = factors(x)
     return scale if rows == 1 else jnp.repeat(scale, rows, axis=-2)[..., : x.shape[-2], :]
 

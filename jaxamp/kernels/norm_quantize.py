@@ -14,7 +14,7 @@ from jaxamp.errors import KernelError
 from jaxamp.kernels.block_quantize import check_cast, fill, module_of
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.primitive import KernelPrimitive
-from jaxamp.kernels.tile_checks import Axes, check_grid, check_tile
+from jaxamp.kernels.tile_checks import Axes, block_of, check_grid, check_tile
 from jaxamp.lowp import ScaledArray, quantize
 from jaxamp.lowp.quantize import stored_scale
 from jaxamp.lowp.scaled_array import factors
@@ -77,7 +77,7 @@ def norm_quantize(
 
 def _check_operands(x: jax.Array, cast: CastConfig, *vectors: Any) -> None:
     check_cast(NAME, cast)
-    if (cast.sf_block or (1, 1))[0] != 1:
+    if block_of(cast)[0] != 1:
         raise KernelError(f"{NAME} quantizes rows; blocks of {cast} span several.")
     if x.ndim < 1 or not jnp.issubdtype(x.dtype, np.floating):
         raise KernelError(f"{NAME} takes floats, not {x.dtype}{x.shape}.")
@@ -142,7 +142,7 @@ def _memory(platform: str, config: KernelConfig, x: Any, weight: Any, bias: Any,
 def _obstacle(
     platform: str, x: Any, weight: Any, bias: Any, *, cast: CastConfig, **_: Any
 ) -> str | None:
-    width = (cast.sf_block or (1, 1))[1]
+    width = block_of(cast)[1]
     if x.dtype == np.float64 or (platform == "tpu" and np.float16 in (x.dtype, weight.dtype)):
         return f"Mosaic {platform.upper()} takes no {x.dtype}"
     if width not in (32, 64, 128) or x.shape[1] % _COLUMNS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxamp.core.formats import CastConfig
 from jaxamp.errors import KernelError
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.params import SERIAL, semantic_words
@@ -15,6 +16,12 @@ SHARED_MEMORY = 232448
 VMEM = 16 * 2**20
 
 Axes = Mapping[str, bool]  # name of each axis of a grid: whether it may run in any order
+
+
+def block_of(cast: CastConfig) -> tuple[int, int]:
+    """Return the rows and columns that share a factor."""
+    assert cast.sf_block is not None  # the public functions have seen to it
+    return cast.sf_block
 
 
 def check_grid(kernel: str, platform: str, config: KernelConfig, axes: Axes, inputs: int) -> None:

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jaxamp.core.formats import CastConfig
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.params import mosaic_tpu, tpu_params
-from jaxamp.kernels.tile_checks import Axes, semantics_in_force
+from jaxamp.kernels.tile_checks import Axes, block_of, semantics_in_force
 from jaxamp.lowp.arithmetic import encode, magnitude_bits, reciprocal, scale_factor
 
 F32 = np.dtype(np.float32)
@@ -165,7 +165,7 @@ def _by_rows(a: Any, b: Any) -> Any:
 
 def _quantize_tile(wide: Any, values_ref: Any, scale_ref: Any, cast: CastConfig) -> None:
     """Write values and scale factors of a tile in float32, block by block."""
-    block_rows, block_cols = _block(cast)
+    block_rows, block_cols = block_of(cast)
     rows, cols = wide.shape
     for j in range(cols // block_cols):
         for i in range(rows // block_rows if block_rows > 1 else 1):
@@ -194,7 +194,7 @@ def magnitude(wide: Any, axes: Sequence[int]) -> jax.Array:
 
 
 def _quantized_type(batch: int, rows: int, cols: int, cast: CastConfig) -> tuple[Any, Any]:
-    block_rows, block_cols = _block(cast)
+    block_rows, block_cols = block_of(cast)
     blocks = cols // block_cols
     scales = (rows // block_rows, blocks, 1, 1) if block_rows > 1 else (blocks, rows, 1)
     values = _typed((batch, rows, cols), cast.out_dtype.dtype)
@@ -203,7 +203,7 @@ def _quantized_type(batch: int, rows: int, cols: int, cast: CastConfig) -> tuple
 
 def _quantized_specs(tile: tuple[int, int], cast: CastConfig, place: Any) -> tuple[Any, Any]:
     """Return the block specs of a tile and its factors; ``place`` gives batch, row and column."""
-    block_rows, block_cols = _block(cast)
+    block_rows, block_cols = block_of(cast)
     values = pl.BlockSpec((None, *tile), place)
     blocks = tile[1] // block_cols
     if block_rows > 1:
@@ -219,12 +219,7 @@ def _quantized_specs(tile: tuple[int, int], cast: CastConfig, place: Any) -> tup
 
 def _scale_matrix(scales: Any, cast: CastConfig) -> jax.Array:
     """Return the scale factors as (batch, row blocks, column blocks)."""
-    return scales[..., 0, 0] if _block(cast)[0] > 1 else scales[..., 0].mT
-
-
-def _block(cast: CastConfig) -> tuple[int, int]:
-    assert cast.sf_block is not None  # the public functions have seen to it
-    return cast.sf_block
+    return scales[..., 0, 0] if block_of(cast)[0] > 1 else scales[..., 0].mT
 
 
 def _typed(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:

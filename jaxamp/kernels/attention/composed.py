@@ -178,6 +178,7 @@ def _flat_heads(x: Array, axis: int) -> Array:
 
 
 def sum_to(x: Array, like: Array) -> Array:
-    """Sum over the axes along which `like` was broadcast."""
+    """Sum, in float32 at least, over axes along which `like` was broadcast."""
     axes = tuple(i for i, n in enumerate(like.shape) if n != x.shape[i])
-    return jnp.sum(x, axis=axes, keepdims=True).astype(like.dtype)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.sum(wide, axis=axes, keepdims=True).astype(like.dtype)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxamp.kernels.attention.composed import sum_to
 from jaxamp.kernels.attention.spec import (
     AttentionSpec,
     Operands,
@@ -72,7 +73,7 @@ def backward_form(kernel: Fused, spec: AttentionSpec, bias_grad: bool) -> Form:
         if not bias_grad:
             return tuple(found)
         whole = dbias.reshape(*_batch_of(operands), *dbias.shape[1:])
-        return (*found, _sum_to(whole, operands.bias))
+        return (*found, sum_to(whole, operands.bias))
 
     return run
 
@@ -107,13 +108,6 @@ def _batch_of(operands: Operands) -> tuple[int, ...]:
     """Return the batch axes that a kernel reads a bias with: all, or none of them."""
     batch = operands.bias.shape[:-3]
     return batch if all(n == 1 for n in batch) else operands.q.shape[:-3]
-
-
-def _sum_to(x: Any, like: Any) -> Any:
-    """Sum, in float32 at least, over axes along which `like` was broadcast."""
-    axes = tuple(i for i, n in enumerate(like.shape) if n != x.shape[i])
-    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    return jnp.sum(wide, axis=axes, keepdims=True).astype(like.dtype)
 
 
 def with_all_keys(bias: Any, q: Any, k: Any) -> Any:

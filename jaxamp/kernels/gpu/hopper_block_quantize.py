@@ -14,7 +14,6 @@ from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.gpu.launch import launch
 from jaxamp.kernels.gpu.quantized import (
     as_float,
-    block_of,
     magnitude,
     quantized_type,
     scale_matrix,
@@ -23,7 +22,7 @@ from jaxamp.kernels.gpu.quantized import (
 )
 from jaxamp.kernels.gpu.tiles import F32, ROWS, load, over_columns
 from jaxamp.kernels.params import mosaic_gpu
-from jaxamp.kernels.tile_checks import Axes
+from jaxamp.kernels.tile_checks import Axes, block_of
 from jaxamp.lowp.arithmetic import encode, reciprocal, scale_factor
 
 

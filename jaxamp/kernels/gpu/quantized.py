@@ -13,13 +13,8 @@ from jax.experimental import pallas as pl
 from jaxamp.core.formats import CastConfig
 from jaxamp.kernels.gpu.tiles import F32, over_rows, swizzled
 from jaxamp.kernels.params import mosaic_gpu
+from jaxamp.kernels.tile_checks import block_of
 from jaxamp.lowp.arithmetic import encode, magnitude_bits, reciprocal, scale_factor
-
-
-def block_of(cast: CastConfig) -> tuple[int, int]:
-    """Return the rows and columns that share a factor."""
-    assert cast.sf_block is not None  # the public functions have seen to it
-    return cast.sf_block
 
 
 def quantized_type(
