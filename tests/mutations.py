@@ -330,7 +330,7 @@ MUTATIONS = (
     ),
     Mutation(
         "kernels/block_quantize.py",
-        "if cast.sf_block[0] == 1 and not transposed:",
+        "if block_of(cast)[0] == 1 and not transposed:",
         "if not transposed:",
         "tests/kernels/test_kernels.py",
     ),

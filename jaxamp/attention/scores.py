@@ -235,7 +235,7 @@ def _masked_sum(scores: Scores, scored: Value, added: Value, sign: float) -> Val
         low = np.unique(numbers[ones == 0]) * given[1] * sign
         if len(low) == 1 and low[0] <= LEAST and not numbers[ones == 1].any():
             rest = {m - {(mask, power)}: n for m, n in scored.terms.items()}
-            holds = single(*mask, scored.places)
+            holds = single(mask.base, mask.places, scored.places)
             return scores.algebra.masked(Value(scored.places, rest), holds, float(low[0]), True)
     return None
 

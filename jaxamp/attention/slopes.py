@@ -48,7 +48,7 @@ def has_slope(
     is_mask = abs(step.times) >= -LEAST
     if is_mask or home is None or scores.algebra.bases[base].kind != "leaf":
         return False
-    pending = [(home, single(base, (keys,), step.factor.places))]
+    pending: list[tuple[Atom, Value]] = [(home, single(base, (keys,), step.factor.places))]
     seen = set[tuple[int, tuple[Place, ...]]]()
     while pending:
         atom, value = pending.pop()
