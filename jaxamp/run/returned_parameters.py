@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxamp.errors import TrainingError
+from jaxamp.run.runner import NNX
 from jaxamp.trace.arguments import Signature
 
 Shapes = Sequence[jax.ShapeDtypeStruct]
@@ -35,6 +36,11 @@ def returned_parameters(
     *_, args, _ = signature.rest.join(given)
     if not args:
         raise _error("the first argument was passed by name")
+    if any(node.__module__.startswith(NNX) for node in signature.layout.nodes):
+        raise _error(
+            "it takes objects of flax nnx, which are changed in place; nnx.to_pure_dict(state) has "
+            "their arrays in a dict, and nnx.replace_by_pure_dict(state, new) puts them back"
+        )
     structure = jax.tree.structure(args[0])
     firsts = list(_firsts(result))
     candidates = [new for new in firsts if jax.tree.structure(new) == structure]

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxamp import PrecisionPolicy, amp
@@ -390,6 +391,30 @@ def test_parameters_come_first(says):
     step = amp(NOT_RETURNED[says], CARRIED)
     with pytest.raises(TrainingError, match=re.escape(says)):
         step.init({"w": X[:16]}, X[:16])
+
+
+def flax_model():
+    """A layer of flax nnx, and a step of its arrays."""
+    graph, state = nnx.split(nnx.Linear(16, 16, rngs=nnx.Rngs(0)))
+
+    def loss(arrays, x, target):
+        copied = jax.tree.map(lambda a: a, state)
+        nnx.replace_by_pure_dict(copied, arrays)
+        return jnp.mean((nnx.merge(graph, copied)(x) - target) ** 2)
+
+    return nnx.merge(graph, state), nnx.to_pure_dict(state), functools.partial(updated, loss)
+
+
+def test_arrays_of_flax_are_given_in_a_dict():
+    """What is changed in place is returned by nothing, and the error says what to give."""
+    model, arrays, fn = flax_model()
+    step = amp(fn, CARRIED)
+    history = step.init(arrays, X, TARGET)
+    (_, loss), history = step(history, arrays, X, TARGET)
+    assert len(history["carried"]) == 1
+    assert np.isfinite(loss)
+    with pytest.raises(TrainingError, match="to_pure_dict"):
+        amp(lambda model, x: model(x), CARRIED).init(model, X)
 
 
 def test_words_of_errors(small):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from jaxamp import PrecisionPolicy, amp, plan_of, serve
 from jaxamp.errors import PolicyError, RewriteError, TrainingError
@@ -153,6 +154,22 @@ def test_each_shape_has_results_of_its_own():
     history = step.init(SQUARES[1], no_hash)
     rows = [step(history, jnp.ones((n, 16)), no_hash)[0][1] for n in (16, 32, 16)]
     assert rows == [16, 32, 16]
+
+
+def test_objects_are_changed_by_steps_alone():
+    """A history is found without changing the flax module that a step updates in place."""
+
+    def fn(model, x):
+        model.kernel[...] = 2 * model.kernel[...]
+        return model(x)
+
+    model = nnx.Linear(16, 16, rngs=nnx.Rngs(0))
+    before = np.asarray(model.kernel[...])
+    step = amp(fn, DELAYED)
+    history = step.init(model, SQUARES[1])
+    np.testing.assert_array_equal(model.kernel[...], before)
+    step(history, model, SQUARES[1])
+    np.testing.assert_array_equal(model.kernel[...], 2 * before)
 
 
 def test_the_gradient_belongs_inside():
