@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from enum import Flag, auto
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import JaxprEqn
 
 from jaxamp.attention.levels import Level, Unit, numbers
-from jaxamp.attention.softmaxes import Softmaxes
 from jaxamp.jaxprs.interpret import walk
 from jaxamp.jaxprs.nested import RULED, Wiring, called, wiring
 
@@ -26,54 +25,36 @@ class _Seen(Flag):
 
 
 _WEIGHTS = _Seen.EXPONENTIALS | _Seen.SUM
+_NOTHING = _Seen.NOTHING
 
 
-def softmaxes_apart(level: Level, softmaxes: Softmaxes) -> Iterator[tuple[Unit, str]]:
-    """Yield calls whose softmax is read by a product outside, and what they are in words.
-
-    Args:
-      level: where the calls are.
-      softmaxes: what is known of their jaxprs.
-    """
-    if not any(
-        wiring(unit.eqn) is Wiring.CALL and softmaxes.has_exponential(called(unit.eqn).jaxpr)
-        for unit in level.equations()
-    ):
-        return
+def softmaxes_apart(level: Level) -> Iterator[tuple[Unit, str]]:
+    """Yield calls of a level whose softmax a product outside reads, and what they are in words."""
     seen: dict[int, _Seen] = {}
     weights: dict[int, Unit] = {}  # per value: the call that its weights are from
     for unit in level.equations():
-        read, made = numbers(unit.ins), numbers(unit.outs)
         name = unit.eqn.primitive.name
-        sources = {weights[a]: None for a in read if a in weights}
+        sources = {weights[a]: None for a in numbers(unit.ins) if a in weights}
         if name == "dot_general":
             yield from ((source, _words(source)) for source in sources)
             weights = {a: source for a, source in weights.items() if source not in sources}
         elif name not in ("reduce_sum", "reduce_max"):
-            weights.update((a, source) for a in made for source in sources)
-        inputs = [
-            seen.get(a, _Seen.NOTHING) if isinstance(a, int) else _Seen.NOTHING for a in unit.ins
-        ]
-        if wiring(unit.eqn) is Wiring.CALL:
-            for atom, flags in zip(unit.outs, _through(called(unit.eqn), inputs), strict=True):
-                if isinstance(atom, int):
-                    seen[atom] = flags & _Seen.SCORES
-                    if _WEIGHTS in flags:
-                        weights[atom] = unit
-        else:
-            seen.update(dict.fromkeys(made, _after(unit.eqn, inputs) & _Seen.SCORES))
+            weights.update((a, source) for a in numbers(unit.outs) for source in sources)
+        inputs = [seen.get(a, _NOTHING) if isinstance(a, int) else _NOTHING for a in unit.ins]
+        for atom, flags in zip(unit.outs, _results(unit.eqn, inputs), strict=True):
+            if isinstance(atom, int):
+                seen[atom] = flags & _Seen.SCORES
+                if _WEIGHTS in flags and wiring(unit.eqn) is Wiring.CALL:
+                    weights[atom] = unit
 
 
-def _through(closed: ClosedJaxpr, inputs: Sequence[_Seen]) -> list[_Seen]:
-    """Return what the results of a call are computed from."""
-
-    def visit(eqn: JaxprEqn, operands: Sequence[_Seen]) -> Sequence[_Seen]:
-        if wiring(eqn) is Wiring.CALL:
-            return _through(called(eqn), operands)
+def _results(eqn: JaxprEqn, operands: Sequence[_Seen]) -> Sequence[_Seen]:
+    """Return what the results of an equation are computed from, those of a call through it."""
+    if wiring(eqn) is not Wiring.CALL:
         return [_after(eqn, operands)] * len(eqn.outvars)
-
-    consts = [_Seen.NOTHING] * len(closed.jaxpr.constvars)
-    return walk(closed.jaxpr, consts, inputs, visit, lambda literal: _Seen.NOTHING)
+    jaxpr = called(eqn).jaxpr
+    consts = [_NOTHING] * len(jaxpr.constvars)
+    return walk(jaxpr, consts, operands, _results, lambda literal: _NOTHING)
 
 
 def _after(eqn: JaxprEqn, operands: Sequence[_Seen]) -> _Seen:

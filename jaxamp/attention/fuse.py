@@ -176,7 +176,7 @@ class _Fuser:
         bodies, bindings = self._inside(level, known, scopes)
         scores = Scores(level, known)
         replacements = self._replacements(level, scores, known, scopes)
-        for unit, reason in softmaxes_apart(level, self.softmaxes):
+        for unit, reason in softmaxes_apart(level):
             self.refused.append(RefusedAttention(*_Place(unit, scopes[unit]).words, reason))
         return Changes(scores, replacements, bodies, bindings)
 

@@ -69,7 +69,6 @@ class Found:
       is_shifted: whether a number of each row, such as its maximum, is subtracted from the scores.
       dout: cotangent of the output; ``None`` where there is no backward pass.
       results: values of the program that hold the results, by their names.
-      out_axes: axes of the output beside those of the scores.
     """
 
     exponential: int

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec
 from jaxamp.attention.emit_level import Changes, Emitter
 from jaxamp.attention.known_numbers import Given, KnownNumbers, Outer
 from jaxamp.attention.levels import Atom, Level, Unit, made, new_value, numbers, open_into
-from jaxamp.attention.replacement import Emission, Replacement, needed
+from jaxamp.attention.replacement import Emission, needed
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.jaxprs.nested import Wiring, called, loop, nested, wiring
@@ -261,10 +261,7 @@ class Together:
             inner.env[value] = inner.holding(value)
 
     def _emission(self, inner: Emitter, index: int) -> Emission:
-        return inner.emissions[self._attention(index)]
-
-    def _attention(self, index: int) -> Replacement:
-        return self.changes.replacements[index]
+        return inner.emissions[self.changes.replacements[index]]
 
     # Which axes of a mesh are those of arrays that enter and leave mapped functions.
 
@@ -292,15 +289,13 @@ class Together:
                 axes = frozenset().union(*(jax_compat.varies_over(avals[a]) for a in values))
             return PartitionSpec(tuple(n for n in names if n in axes))
 
-        needed = {i: self._needed(i) for i in self.crossing.forwards}
+        scores, attentions = self.changes.scores, self.changes.replacements
+        read = {i: needed(scores, attentions[i]) for i in self.crossing.forwards}
         return {
             "values": {a: spec(a) for a in self.crossing.values},
-            "forwards": {i: [spec(*values)] * 2 for i, values in needed.items()},
+            "forwards": {i: [spec(*values)] * 2 for i, values in read.items()},
             "handed": [],
         }
-
-    def _needed(self, index: int) -> set[int]:
-        return needed(self.changes.scores, self._attention(index))
 
 
 def _bound(

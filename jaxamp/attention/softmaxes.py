@@ -40,10 +40,6 @@ class Softmaxes:
     def __contains__(self, jaxpr: Jaxpr) -> bool:
         return self._of(jaxpr)[0] == 3
 
-    def has_exponential(self, jaxpr: Jaxpr) -> bool:
-        """Return whether there is an exponential in a jaxpr, or in those within."""
-        return self._of(jaxpr)[1] > 1
-
     def _of(self, jaxpr: Jaxpr) -> _Steps:
         if jaxpr not in self._found:
             steps = _NONE
