@@ -364,11 +364,11 @@ def _unfit_arrays(found: Found, level: Level, scores: Scores) -> Obstacle | None
         home = home_of(scores, factor)
         if home is None or getattr(level.avals[home], "dtype", None) != np.float32:
             return Obstacle("operands are not float32 arrays")
-    factors += [s.factor for s in found.steps if not isinstance(s, Rescaling)]
-    if any(home_of(scores, f) is None for f in factors):
+    added = [s.factor for s in found.steps if not isinstance(s, Rescaling)]
+    if any(home_of(scores, f) is None for f in added):
         return NO_PRODUCT
+    parts = {found.product, *(f.base for f in added)}
     products = [u for u, e, _ in scores.summed if found.exponential in e]
-    parts = _parts(found, scores)
     products += [u for b, u in scores.products.items() if b in parts]
     is_explicit = any(has_explicit_precision(unit.eqn) for unit in products)
     return Obstacle(EXPLICIT_PRECISION) if is_explicit else None
@@ -413,22 +413,6 @@ def _is_transpose(found: Found, scores: Scores, order: Mapping[int, int]) -> boo
     if found.dout is None or out > min(first.values()):
         return True
     return made(home_of(scores, found.dout)) >= min(first.values())  # type: ignore[arg-type]
-
-
-def _parts(found: Found, scores: Scores) -> set[int]:
-    """Return the tensors that the scores are made of."""
-    algebra, parts, pending = scores.algebra, set[int](), [found.exponential]
-    while pending:
-        base = algebra.bases[pending.pop()]
-        forms = base.data[0] if base.kind == "masked" else base.data
-        if base.kind not in ("exp", "masked"):
-            continue
-        for monomial, _ in forms:
-            for factor, _power in monomial:
-                if factor.base not in parts:
-                    parts.add(factor.base)
-                    pending.append(factor.base)
-    return parts
 
 
 def _given(unit: Unit, known: KnownNumbers) -> Given:

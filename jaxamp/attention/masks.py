@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxamp.attention.known_numbers import KnownNumbers
@@ -14,7 +13,7 @@ from jaxamp.attention.levels import Atom, Unit
 from jaxamp.attention.match import Bias, Found, Masking, Rescaling
 from jaxamp.attention.replacement import home_of
 from jaxamp.attention.scores import LEAST, Scores
-from jaxamp.attention.slopes import is_arithmetic
+from jaxamp.attention.slopes import floats_of, is_arithmetic
 from jaxamp.attention.values import size_of
 from jaxamp.kernels.attention.known_masks import Intervals, KnownMask, Segments
 
@@ -100,12 +99,8 @@ def _may_be_low(
         if unit is None:
             return True
         if is_arithmetic(unit):
-            pending += [a for a, v in zip(unit.ins, unit.eqn.invars, strict=True) if _is_float(v)]
+            pending += [atom for atom, _ in floats_of(unit)]
     return False
-
-
-def _is_float(var: Any) -> bool:
-    return jax.numpy.issubdtype(getattr(var.aval, "dtype", np.bool_), np.floating)
 
 
 class Kinds(NamedTuple):

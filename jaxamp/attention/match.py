@@ -350,12 +350,9 @@ class Matcher:
     def _weights(self, found: Found, axes: Sequence[Axis]) -> Value | None:
         algebra = self.scores.algebra
         places = (tuple(axes),)
-        exponential = self._exponential(found, places)
+        exponential = single(found.exponential, [(a,) for a in found.axes], places)
         total = algebra.sum(exponential, found.keys)
         return total and algebra.divide(exponential, Value(places, total.terms))
-
-    def _exponential(self, found: Found, places: tuple[Place, ...]) -> Value:
-        return single(found.exponential, [(a,) for a in found.axes], places)
 
     def _contracted(
         self, value: Value, other: Factor, over: Iterable[Axis], axes: Sequence[Axis]
@@ -396,7 +393,8 @@ class Matcher:
         dk = self._contracted(dscores, found.q, scores_axes - found.k.axes, axes)
         dv = self._contracted(weights, cotangent, scores_axes - value.axes, axes)
         named = {"dq": dq, "dk": dk, "dv": dv}
-        for i, bias in enumerate(_biases(found)):
+        biases = (step for step in found.steps if isinstance(step, Bias))
+        for i, bias in enumerate(biases):
             named[f"dbias{i}"] = algebra.sum(dscores, scores_axes - bias.factor.axes)
         return {name: self._holders(x) if x else [] for name, x in named.items()}
 
@@ -438,10 +436,6 @@ def _named(own: Sequence[Place], wanted: Sequence[Place]) -> _Named | None:
         else:
             return None
     return named
-
-
-def _biases(found: Found) -> list[Bias]:
-    return [step for step in found.steps if isinstance(step, Bias)]
 
 
 def _at(

@@ -12,7 +12,9 @@ there too. What is looked up is none either, as keys have numbers of their own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
@@ -81,12 +83,20 @@ def _is_mask(unit: Unit, known: KnownNumbers) -> bool:
 
 def _operands(unit: Unit, value: Value) -> Iterator[tuple[Atom, Value]]:
     """Yield real operands of an elementwise operation or a move, along the axes of its result."""
-    for atom, var in zip(unit.ins, unit.eqn.invars, strict=True):
-        if not np.issubdtype(getattr(var.aval, "dtype", np.bool_), np.floating):
-            continue
-        inside = _inside(unit, value, var.aval.shape)  # type: ignore[attr-defined]
+    for atom, shape in floats_of(unit):
+        inside = _inside(unit, value, shape)
         if inside is not None:
             yield atom, inside
+
+
+def floats_of(unit: Unit) -> list[tuple[Atom, tuple[int, ...]]]:
+    """Return the operands that are real numbers, and their shapes."""
+    avals: list[Any] = [var.aval for var in unit.eqn.invars]
+    return [
+        (atom, aval.shape)
+        for atom, aval in zip(unit.ins, avals, strict=True)
+        if jnp.issubdtype(getattr(aval, "dtype", np.bool_), np.floating)
+    ]
 
 
 def _inside(unit: Unit, value: Value, shape: tuple[int, ...]) -> Value | None:

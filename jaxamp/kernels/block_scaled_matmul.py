@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.interpreters import batching
 from jax.typing import DTypeLike
 
 from jaxamp.core import jax_compat
@@ -187,19 +188,13 @@ def _batch(call: KernelPrimitive, operands: Any, axes: Any, **params: Any) -> An
     """Batch the product; where only ``a`` has the axis, stack its rows in one matrix."""
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     only_a = axes[2] is None and axes[3] is None and operands[2].shape[0] == 1
-    fronted = [
-        jnp.moveaxis(x, axis, 0)
-        if axis is not None
-        else (x if only_a and index > 1 else jnp.broadcast_to(x, (size, *x.shape)))
-        for index, (x, axis) in enumerate(zip(operands, axes, strict=True))
-    ]
-    a, a_scale, b, b_scale = fronted
-    inner, rows = a.shape[1:3]
-    if only_a:
-        a, a_scale = (x.reshape(1, -1, x.shape[-1]) for x in (a, a_scale))
-    else:
-        a, a_scale, b, b_scale = (x.reshape(-1, *x.shape[2:]) for x in fronted)
-    (out,) = call.primitive.bind(a, a_scale, b, b_scale, **params)
+    moved = [*zip(operands, axes, strict=True)][: 2 if only_a else 4]
+    fronted = [batching.bdim_at_front(x, axis, size) for x, axis in moved]
+    inner, rows = fronted[0].shape[1:3]
+    lead = (1, -1) if only_a else (-1,)
+    flat = [x.reshape(*lead, *x.shape[1 + len(lead) :]) for x in fronted]
+    flat += operands[len(flat) :]
+    (out,) = call.primitive.bind(*flat, **params)
     return [out.reshape(size, inner, rows, out.shape[-1])], [0]
 
 

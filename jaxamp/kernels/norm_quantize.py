@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.interpreters import batching
 
 from jaxamp.core.formats import CastConfig
 from jaxamp.errors import KernelError
@@ -160,10 +161,7 @@ def _batch(call: KernelPrimitive, operands: Any, axes: Any, **params: Any) -> An
         outs = call.primitive.bind(x.reshape(-1, x.shape[-1]), weight, bias, **params)
         return [out.reshape(*x.shape[:2], -1) for out in outs], [0, 0]
     size = next(v.shape[axis] for v, axis in zip(operands, axes, strict=True) if axis is not None)
-    fronted = [
-        jnp.broadcast_to(v, (size, *v.shape)) if axis is None else jnp.moveaxis(v, axis, 0)
-        for v, axis in zip(operands, axes, strict=True)
-    ]
+    fronted = [batching.bdim_at_front(v, a, size) for v, a in zip(operands, axes, strict=True)]
     return lax.map(lambda one: call.primitive.bind(*one, **params), tuple(fronted)), [0, 0]
 
 

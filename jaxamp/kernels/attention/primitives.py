@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import jet
 from jax.extend.core import Primitive
-from jax.interpreters import ad, mlir
+from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import compiled, define, jvp_along, typed_as
@@ -234,7 +234,7 @@ def _batch(primitive: Primitive, values: Any, axes: Any, **params: Any) -> tuple
     if params.get("bias_grad") or params.get("given", (False,))[-1]:
         alone = set()  # each example has its own cotangent
     operands = [
-        jnp.expand_dims(x, 0) if i in alone else _at_front(x, axis, size)
+        batching.bdim_at_front(x, axis, 1 if i in alone else size)
         for i, (x, axis) in enumerate(zip(values, axes, strict=True))
     ]
     results = _bind(primitive, operands, **params)
@@ -247,12 +247,6 @@ def _biases(primitive: Primitive, count: int, params: dict[str, Any]) -> set[int
     after = {attention_forward_p: 0, attention_backward_p: 3, attention_tangent_p: 2}[primitive]
     has_bias = count - after - sum(given) == 4
     return ({3} if has_bias else set()) | ({count - 1} if given and given[3] else set())
-
-
-def _at_front(x: Any, axis: int | None, size: int) -> Any:
-    if axis is None:
-        return jnp.broadcast_to(x, (size, *x.shape))
-    return jnp.moveaxis(x, axis, 0)
 
 
 # What JAX asks of a primitive.
