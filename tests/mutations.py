@@ -227,22 +227,22 @@ MUTATIONS = (
         "tests/xla/test_unbarriered_sums.py",
     ),
     Mutation(
-        "run/amax_history.py",
+        "run/delayed_scaling/amax_history.py",
         "return self.largest[first:end]",
         "return jnp.max(finite(rows), axis=1, initial=0)",
-        "tests/run/test_delayed.py",
+        "tests/run/delayed_scaling/test_delayed_function.py",
     ),
     Mutation(
-        "run/carried_parameters.py",
+        "run/delayed_scaling/carried_parameters.py",
         "x = old if new is None else new[argument]",
         "x = old",
-        "tests/run/test_carried_parameters.py",
+        "tests/run/delayed_scaling/test_carried_parameters.py",
     ),
     Mutation(
-        "run/known_scale.py",
+        "run/delayed_scaling/known_scale.py",
         "values = jnp.where(jnp.abs(wide) < np.inf, made.values, nan)",
         "values = made.values",
-        "tests/run/test_delayed.py",
+        "tests/run/delayed_scaling/test_delayed_function.py",
     ),
     Mutation(
         "attention/fuse.py",

@@ -231,8 +231,8 @@ def amp(
     Returns:
       For an equinox or nnx module, such a module; for anything else a callable object with `fn`'s
       name and signature. Of a linen module, give the method: ``amp(net.apply)``. Under
-      ``fp8_delayed`` a ``jaxamp.run.delayed.DelayedFunction``, whose first argument and last
-      result are magnitudes of earlier steps.
+      ``fp8_delayed`` a ``jaxamp.run.delayed_scaling.DelayedFunction``, whose first argument and
+      last result are the history of earlier steps.
 
     Raises:
       NotCallableError: `fn` cannot be called.
@@ -381,7 +381,7 @@ def _amp(fn: Any, settings: Settings) -> Any:
 
 def _delayed(fn: Any, settings: Settings) -> Any:
     """Wrap a function to take and return the magnitudes of earlier steps."""
-    from jaxamp.run.delayed import DelayedFunction
+    from jaxamp.run.delayed_scaling import DelayedFunction
 
     return DelayedFunction(fn, settings)
 

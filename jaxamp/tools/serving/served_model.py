@@ -16,7 +16,7 @@ from jax import export
 
 from jaxamp.errors import NotCallableError, OutputError, PolicyError, ServingError, shown
 from jaxamp.run.amp import DEFAULT_POLICY, AmpFunction, amp
-from jaxamp.run.delayed import DelayedFunction
+from jaxamp.run.delayed_scaling import DelayedFunction
 from jaxamp.tools.serving.narrow import narrow_dtypes, run_narrow
 from jaxamp.trace.arguments import is_array, split
 

@@ -25,9 +25,9 @@ from jaxamp.lowp import ScaledArray
 from jaxamp.plan import Scaled
 from jaxamp.rewrite.primitives.quantized_dot import quantized_dot_p
 from jaxamp.rewrite.primitives.quantized_product import product
-from jaxamp.run.carried_parameters import CarriedParameters, Source
-from jaxamp.run.history import CARRIED, MAGNITUDES, History, check, parts
-from jaxamp.run.known_scale import (
+from jaxamp.run.delayed_scaling.carried_parameters import CarriedParameters, Source
+from jaxamp.run.delayed_scaling.history import CARRIED, MAGNITUDES, History, check, parts
+from jaxamp.run.delayed_scaling.known_scale import (
     finite,
     known_scale,
     rounded,

@@ -20,8 +20,8 @@ import numpy as np
 from jaxamp.core.formats import CastConfig
 from jaxamp.lowp import ScaledArray
 from jaxamp.lowp.quantize import stored_scale
-from jaxamp.run.history import check
-from jaxamp.run.known_scale import (
+from jaxamp.run.delayed_scaling.history import check
+from jaxamp.run.delayed_scaling.known_scale import (
     finite,
     known_scale,
     rounded,
