@@ -287,6 +287,15 @@ class File:
         """How often a way has been timed already."""
         return len(self.rows.get((model, way), {}).get("rounds", ()))
 
+    def check(self, device: str) -> None:
+        """Refuse to go on with what another device has timed; rounds of two would be one median."""
+        others = {row["device"] for row in self.rows.values() if "device" in row} - {device}
+        if others:
+            raise SystemExit(
+                f"{self.path} has rows of {', '.join(sorted(others))}, and this is {device}: name "
+                "another file by --json."
+            )
+
     def keep(self, row: Row) -> None:
         """Write a row; whoever is cut meanwhile leaves the file as it was."""
         self.rows[row["model"], row["way"]] = row
@@ -309,6 +318,7 @@ def measure(model: str, ways: Sequence[str], options: argparse.Namespace) -> int
     """
     size = (TOYS if options.toy else MODELS)[model]()
     file, stop = File(options.json, options.toy), time.monotonic() + 60 * options.minutes
+    file.check(jax.devices()[0].device_kind)
     versions: dict[str, Version] = {}
     for way in ways:
         if file.rounds(model, way) >= options.rounds:

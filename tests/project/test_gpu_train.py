@@ -101,6 +101,16 @@ def test_a_run_that_was_cut_goes_on(tmp_path):
     assert json.loads(path.read_text()) == old
 
 
+def test_a_run_on_another_device_has_a_file_of_its_own(tmp_path):
+    """A median of rounds on two devices would be that of none."""
+    path = tmp_path / "rows.json"
+    row = {"model": "350m", "way": "f32", "toy": True, "jax": jax.__version__, "rounds": [1.0]}
+    path.write_text(json.dumps([row | {"device": "NVIDIA H100"}]))
+    words = ["--here", "--toy", "--model", "350m", "--way", "f32", "--json", str(path)]
+    with pytest.raises(SystemExit, match=r"rows\.json has rows of NVIDIA H100.*--json"):
+        gpu_train.main(words)
+
+
 def test_the_plan_fits_a_gpu_that_is_lent():
     """Each piece in one call, all of them in 25 minutes; every way and every kind of model."""
     seconds = {piece: gpu_pieces.seconds(piece) for piece in gpu_pieces.EVERY}
