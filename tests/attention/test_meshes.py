@@ -99,3 +99,20 @@ def test_a_mapped_function_and_its_gradient(layers, check_vma):
     found = jax.jit(jaxamp.amp(_gradient(mapped), POLICY))(*operands)[1]
     for got, want in zip(found, exact, strict=True):
         assert np.max(np.abs(got - want)) <= 0.03 * np.max(np.abs(want))
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_mapped_function_that_sums_over_devices(check_vma):
+    """Its body is changed where the axes of the mesh have their names, and types what they say."""
+
+    def body(q, k, v):
+        return _attend(q, k, v) - jax.lax.pmean(jnp.mean(v), "data")
+
+    mapped = jax.shard_map(
+        body, mesh=_mesh(AxisType.Auto), in_specs=(SPEC,) * 3, out_specs=SPEC, check_vma=check_vma
+    )
+    draws = jax.random.split(jax.random.key(0), 3)
+    operands = [jax.random.normal(draw, (B, T, N, H)) for draw in draws]
+    assert len(jaxamp.plan_of(mapped, POLICY)(*operands).attentions) == 1
+    got, want = jax.jit(jaxamp.amp(mapped, POLICY))(*operands), mapped(*operands)
+    assert np.max(np.abs(got - want)) <= 0.03 * np.max(np.abs(want))

@@ -119,6 +119,34 @@ def test_what_is_refused_says_why(order):
         assert any(word in reason for reason in reasons), reasons
 
 
+def test_what_looks_little_like_attention_is_not_told():
+    """A softmax of what no product has made is refused in silence."""
+    assert found(NEAR_MISSES["efficient_attention"], "forward").refused == ()
+
+
+def test_a_softmax_in_a_function_of_its_own_says_why():
+    """As where a checkpoint is around it, and the product with the values is outside."""
+    q, k, v = (jnp.ones((2, 32, 4, 8)) for _ in range(3))
+
+    def attend(q, k, v):
+        weights = jax.checkpoint(lambda q, k: jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k)))
+        return jnp.einsum("bhqk,bkhd->bqhd", weights(q, k), v)
+
+    (refused,) = jaxamp.plan_of(attend, FUSED)(q, k, v).refused_attentions
+    assert "another function" in refused.reason
+
+
+def test_one_product_in_float32_is_enough():
+    """Scores that the program asks to be exact stay so."""
+    q, k, v = (jnp.ones((2, 32, 4, 8)) for _ in range(3))
+
+    def attend(q, k, v):
+        scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, precision="highest")
+        return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+
+    assert not jaxamp.plan_of(attend, FUSED)(q, k, v).attentions
+
+
 def test_a_rule_may_be_made_before_anything_is_planned():
     """The planner, which knows the primitive, is loaded later."""
     rule = "import jaxamp; jaxamp.Rule(primitive='found_attention', precision='f32')"
