@@ -368,7 +368,7 @@ def _unfit_arrays(found: Found, level: Level, scores: Scores) -> Obstacle | None
     if any(home_of(scores, f) is None for f in added):
         return NO_PRODUCT
     parts = {found.product, *(f.base for f in added)}
-    products = [u for u, e, _ in scores.summed if found.exponential in e]
+    products = [u for u, e in scores.summed if found.exponential in e]
     products += [u for b, u in scores.products.items() if b in parts]
     is_explicit = any(has_explicit_precision(unit.eqn) for unit in products)
     return Obstacle(EXPLICIT_PRECISION) if is_explicit else None

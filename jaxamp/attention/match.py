@@ -152,7 +152,7 @@ class Matcher:
     def candidates(self) -> list[int]:
         """Return exponentials of scores that are summed by a product, in program order."""
         found: dict[int, None] = {}
-        for _, exponentials, _ in self.scores.summed:
+        for _, exponentials in self.scores.summed:
             found.update(dict.fromkeys(sorted(exponentials)))
         return [e for e in found if e in self.scores.exponentials and self._sums(e, 1)]
 
@@ -195,7 +195,7 @@ class Matcher:
         Such is the cotangent of the logits of a cross entropy.
         """
         own = {found.q.base, found.k.base}
-        for unit, exponentials, _ in self.scores.summed:
+        for unit, exponentials in self.scores.summed:
             if found.exponential not in exponentials:
                 continue
             operands = [self.scores.of(atom) for atom in unit.ins[:2]]

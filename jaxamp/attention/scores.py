@@ -52,7 +52,7 @@ class Scores:
       forms: per value that is more than a leaf, what it is.
       homes: per tensor that is a product of arrays, the value that holds it, and its form.
       products: units whose result is such a product, by tensor.
-      summed: products with exponentials of scores: the unit, those, and what else it reads.
+      summed: products with exponentials of scores: the unit, and those.
       exponentials: per exponential of scores the values that hold it.
       scored: values that products are in.
       masked_again: values computed from weights that are masked after the softmax, too.
@@ -65,7 +65,7 @@ class Scores:
         self.forms: dict[int, Forms] = {}
         self.homes: dict[int, tuple[int, Value]] = {}
         self.products: dict[int, Unit] = {}
-        self.summed: list[tuple[Unit, frozenset[int], frozenset[int]]] = []
+        self.summed: list[tuple[Unit, frozenset[int]]] = []
         self.exponentials: dict[int, list[int]] = {}
         self.masked_again: set[int] = set()
         self.merged: dict[Any, int] = {}
@@ -186,7 +186,7 @@ class Scores:
     def weights_masked_again(self, exponential: int) -> set[bool]:
         """Return whether products read weights that are masked after the softmax, too, or not."""
         is_weight, found = self.algebra.is_weight, set[bool]()
-        for unit, exponentials, _ in self.summed:
+        for unit, exponentials in self.summed:
             for atom in numbers(unit.ins) if exponential in exponentials else ():
                 value = self.of(atom).whole
                 bases = [f.base for m in value.terms for f, _ in m]
@@ -481,32 +481,17 @@ def _product(scores: Scores, unit: Unit, operands: Sequence[Value]) -> Value | N
     places = (*kept, tuple(over))
     product = scores.algebra.multiply(Value(places, lhs.terms), Value(places, rhs.terms))
     found = product and scores.algebra.sum(product, over)
+    if is_tainted:
+        exponentials = map(scores.algebra.exponentials, (lhs, rhs))
+        scores.summed.append((unit, frozenset().union(*exponentials)))
     if found is None or (is_tainted and scores.algebra.is_deep(found)):
-        if is_tainted:
-            _note(scores, unit, [lhs, rhs])
         return None
-    found = Value(found.places[:-1], found.terms)
-    out = unit.outs[0]
+    found, out = Value(found.places[:-1], found.terms), unit.outs[0]
     if not is_tainted and found.single and isinstance(out, int):
         base = found.single[0].base
         scores.homes.setdefault(base, (out, found))
         scores.products.setdefault(base, unit)
-    if is_tainted:
-        _note(scores, unit, [lhs, rhs])
     return found
-
-
-def _note(scores: Scores, unit: Unit, values: Sequence[Value]) -> None:
-    """Record that exponentials of scores are summed here."""
-    found = frozenset().union(*map(scores.algebra.exponentials, values))
-    others = frozenset(
-        f.base
-        for v in values
-        for m in v.terms
-        for f, _ in m
-        if not scores.algebra.bases[f.base].exponentials
-    )
-    scores.summed.append((unit, found, others))
 
 
 def _select(scores: Scores, unit: Unit) -> Value | Forms | None:
