@@ -262,16 +262,14 @@ class Algebra:
         places = tuple(tuple(a for a in p if a not in over) for p in value.places)
         total = Value(places, {})
         for monomial, number in value.terms.items():
-            term = self._sum_of(monomial, over, places)
+            term = self._sum_of(monomial, over)
             added = term and self.add(total, Value(places, {term[0]: term[1] * number}))
             if added is None:
                 return None
             total = added
         return total
 
-    def _sum_of(
-        self, monomial: Monomial, over: frozenset[Axis], places: tuple[Place, ...]
-    ) -> tuple[Monomial, float] | None:
+    def _sum_of(self, monomial: Monomial, over: frozenset[Axis]) -> tuple[Monomial, float] | None:
         """Return the sum of one monomial, as a monomial and a number."""
         inside = [(f, p) for f, p in monomial if f.axes & over]
         outside = frozenset(monomial) - frozenset(inside)

@@ -282,7 +282,7 @@ class _Fuser:
             if not wrong:
                 break
             for replacement, place in wrong:
-                reason = _why_read(level, scores, replacement.found, cut)
+                reason = _why_read(level, scores, replacement.found)
                 self.refused.append(RefusedAttention(*place.words, reason))
             pairs = [pair for pair in pairs if pair not in wrong]
         for replacement, place in pairs:
@@ -457,7 +457,7 @@ def _has_bias_grad(found: Found) -> bool:
     return not found.backward or any(name.startswith("dbias") for name in found.results)
 
 
-def _why_read(level: Level, scores: Scores, found: Found, cut: frozenset[int]) -> str:
+def _why_read(level: Level, scores: Scores, found: Found) -> str:
     """Return in words who else reads the weights of an attention."""
     moved = {
         value

@@ -263,7 +263,7 @@ def _mul(scores: Scores, unit: Unit) -> Forms | Value | None:
     for number, other in ((pair[0], pair[1]), (pair[1], pair[0])):
         value = number.whole.number
         if value is not None and math.isfinite(value):
-            return _spread(scores, unit, _scaled(scores, other, value))
+            return _spread(unit, _scaled(scores, other, value))
     factors = scores.factors(unit)
     if any(map(scores.is_tainted, factors)):
         return scores.algebra.multiply(*factors)
@@ -275,7 +275,7 @@ def _mul(scores: Scores, unit: Unit) -> Forms | Value | None:
     return None
 
 
-def _spread(scores: Scores, unit: Unit, forms: Forms) -> Forms | None:
+def _spread(unit: Unit, forms: Forms) -> Forms | None:
     """Return forms if they have the rank of the result."""
     rank = len(unit.eqn.outvars[0].aval.shape)  # type: ignore[attr-defined]
     return forms if len(forms.whole.places) == rank else None
@@ -287,7 +287,7 @@ def _div(scores: Scores, unit: Unit) -> Forms | Value | None:
     if number is not None:
         if not number or not math.isfinite(number):
             return None
-        return _spread(scores, unit, _scaled(scores, first, 1.0 / number))
+        return _spread(unit, _scaled(scores, first, 1.0 / number))
     if first.whole.number == 0:  # as what goes through a maximum, which the row's sum cancels
         return scores.algebra.constant(0.0, unit.eqn.outvars[0].aval.shape)  # type: ignore
     factors = scores.factors(unit)
