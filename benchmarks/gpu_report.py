@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu_report docs/gpu_train.json docs/pictures/gpu_train.png
 
-It prints the table of docs/performance.md. The picture has the throughput of each way, relative to
-hand-written bfloat16, and the losses of one model.
+It prints the table of docs/performance.md. The picture has the throughput of each way of the models
+that have hand-written bfloat16, relative to that, and the losses of one model.
 """
 
 from __future__ import annotations
@@ -60,8 +60,11 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
       rows: of the file that the benchmark writes.
       path: where the picture goes.
     """
-    figure, (bars, lines) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 2))
-    _throughputs(rows, bars)
+    base = _of_way(rows, BY_HAND)
+    shown = [row for row in rows if row["model"] in base]
+    size = 11, max(4.2, 0.2 * len(shown))
+    figure, (bars, lines) = plt.subplots(1, 2, figsize=size, width_ratios=(3, 2))
+    _throughputs(shown, base, bars)
     drawn = [row for row in rows if row["model"] == LOSSES]
     for place, row in enumerate(drawn):  # they lie on each other: the widest is drawn first
         lines.plot(row["losses"], label=row["way"], lw=1 + 2.5 * (len(drawn) - 1 - place))
@@ -73,8 +76,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
-def _throughputs(rows: Sequence[dict[str, Any]], axes: Axes) -> None:
-    base = _of_way(rows, BY_HAND)
+def _throughputs(rows: Sequence[dict[str, Any]], base: dict[str, float], axes: Axes) -> None:
     for place, row in enumerate(rows):
         ratio = row["items_per_second"] / base[row["model"]]
         axes.barh(place, ratio, color="#3b6fb6" if row["way"].startswith("amp") else "#b9c4d4")
@@ -101,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("picture", type=Path)
     options = parser.parse_args(argv)
     rows = [row for row in json.loads(options.figures.read_text()) if "error" not in row]
+    rows = [row for row in rows if "items_per_second" in row]  # those compiled, but cut before
     print(table(rows))
     draw(rows, options.picture)
 
