@@ -193,7 +193,7 @@ def test_runs_stop_between_parts_once_their_time_is_over():
     """The first part is always measured; what came before it is not."""
     size = gpu_train.TOYS["350m"]()
     step, begin = gpu_train.make_step(size, gpu_train.WAYS["f32"])
-    version = gpu_train.Version(size, step, begin)
+    version = gpu_train.Version(size, [step], begin)
     times, losses = version.train(steps=2 * gpu_train.PART, seconds=0)
     assert len(times) == 1
     assert len(losses) == gpu_train.WARM + gpu_train.PART
