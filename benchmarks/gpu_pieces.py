@@ -21,15 +21,13 @@ PIECES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "1.3b": (*HANDS, "amp-bf16", *EIGHT),
     },
     "images": {"resnet50": (*FLOAT, *HALF), "unet": (*FLOAT, *HALF)},
-    "patches": {"vit-b": (*FLOAT, *HALF, "amp-fp8")},
+    "patches": {"vit-b": (*FLOAT, *HALF, *EIGHT)},
     "bert": {
-        "bert-512": (*FLOAT, *HALF, "amp-fp8"),
-        "bert-2048": (*HANDS, "amp-bf16"),
+        "bert-512": (*FLOAT, *HALF, *EIGHT),
         "bert-8192": (*HANDS, "amp-bf16"),
     },
 }
-"""Each is one call of at most `CALL` seconds. Convolutions have no products in FP8, and layers of
-width 768 few that are large enough: there `amp-fp8` stands for both."""
+"""Each is one call of at most `CALL` seconds. Convolutions have no products in FP8."""
 
 ATTENTION = ("hand-fused", "amp-bf16", "amp-bf16-composed")
 LONGER: Mapping[str, Mapping[str, tuple[str, ...]]] = {
