@@ -30,9 +30,9 @@ from jaxamp.run.delayed_scaling.history import CARRIED, MAGNITUDES, History, che
 from jaxamp.run.delayed_scaling.known_scale import (
     finite,
     known_scale,
+    largest,
     rounded,
     row_maxima,
-    undifferentiable,
     widened,
 )
 
@@ -214,7 +214,7 @@ class _BodyHistory:
         key = id(x), cast, dtype
         if key not in self.narrow:
             is_read = id(x) in self.read_by_others
-            wide = widened(undifferentiable(x), dtype)
+            wide = widened(x, dtype)
             made = self._quantize(wide, cast, is_read_by_others=is_read)
             self.narrow[key] = x, replace(made, dtype=np.dtype(dtype))
         return self.narrow[key][1]
@@ -250,7 +250,7 @@ class _BodyHistory:
         end = first + len(rows)
         self.rows[first:end] = [lax.index_in_dim(rows, i, keepdims=False) for i in range(len(rows))]
         if self.largest is None:
-            return jnp.max(finite(rows), axis=1, initial=0)
+            return largest(rows)
         return self.largest[first:end]
 
     def know(self, first: int, rows: jax.Array) -> jax.Array:
@@ -261,8 +261,7 @@ class _BodyHistory:
           rows: as in `enter`.
         """
         columns = slice(first, first + len(rows))
-        seen = jnp.max(finite(rows), axis=1, initial=0)
-        window = (self.raised or self.before or {})[MAGNITUDES].at[0, columns].max(seen)
+        window = (self.raised or self.before or {})[MAGNITUDES].at[0, columns].max(largest(rows))
         self.raised = {MAGNITUDES: window}
         return jnp.max(window[:, columns], axis=0)
 

@@ -22,11 +22,10 @@ from jaxamp.lowp import ScaledArray
 from jaxamp.lowp.quantize import stored_scale
 from jaxamp.run.delayed_scaling.history import check
 from jaxamp.run.delayed_scaling.known_scale import (
-    finite,
     known_scale,
+    largest,
     rounded,
     row_maxima,
-    undifferentiable,
     widened,
 )
 
@@ -162,24 +161,24 @@ class CarriedParameters:
             old = self._arrays[argument]
             # XLA finds magnitudes in the kernel of an optimizer of what this reads, not of what it
             # makes: JAX 0.10.2, ``python -m benchmarks.fp8_step --target h200``.
-            largest = enter(first, _rows(old, reading))
+            amax = enter(first, _rows(old, reading))
             x = old if new is None else new[argument]
             held = self._sources[id(old)].held
             is_kept = new is not None and x is old and held is not None
-            made[str(argument)] = held if is_kept else _quantized(x, largest, reading)
+            made[str(argument)] = held if is_kept else _quantized(x, amax, reading)
         return made
 
 
 def _rows(x: Any, reading: _Reading) -> jax.Array:
     """Return the maxima of a parameter's rows, or of those of each slice."""
-    maxima = row_maxima(widened(undifferentiable(x), reading.dtype))
+    maxima = row_maxima(widened(x, reading.dtype))
     return maxima.reshape(math.prod(reading.loops), -1)
 
 
-def _quantized(x: Any, largest: jax.Array, reading: _Reading) -> dict[str, Any]:
+def _quantized(x: Any, amax: jax.Array, reading: _Reading) -> dict[str, Any]:
     """Return the part of a history for a parameter, given a magnitude for each slice."""
-    wide = widened(undifferentiable(x), reading.dtype)
-    scale = known_scale(largest, reading.cast)
+    wide = widened(x, reading.dtype)
+    scale = known_scale(amax, reading.cast)
     spread = scale.reshape(reading.loops + (1,) * (x.ndim - len(reading.loops)))
     values = rounded(wide, spread, reading.cast).values
     return {VALUES: values, SCALE: scale.reshape(reading.loops)}
@@ -187,9 +186,9 @@ def _quantized(x: Any, largest: jax.Array, reading: _Reading) -> dict[str, Any]:
 
 def _of_itself(x: Any, reading: _Reading) -> ScaledArray:
     """Quantize a parameter by its own magnitude, as before the first step."""
-    wide = widened(undifferentiable(x), reading.dtype)
-    largest = jnp.max(finite(row_maxima(wide)), initial=0)
-    made = rounded(wide, known_scale(largest, reading.cast), reading.cast)
+    wide = widened(x, reading.dtype)
+    amax = largest(row_maxima(wide).reshape(-1))
+    made = rounded(wide, known_scale(amax, reading.cast), reading.cast)
     return replace(made, dtype=reading.dtype)
 
 

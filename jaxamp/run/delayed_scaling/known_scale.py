@@ -18,12 +18,12 @@ from jaxamp.lowp.quantize import stored_scale, with_scale
 
 
 @jax.custom_jvp
-def undifferentiable(x: Any) -> Any:
+def _undifferentiable(x: Any) -> Any:
     """Return the array itself, and refuse to be differentiated."""
     return x
 
 
-@undifferentiable.defjvp
+@_undifferentiable.defjvp
 def _refuse(*_: Any) -> Any:
     raise RewriteError(
         "A step under delayed scaling is not differentiated: the magnitudes of its gradients are "
@@ -34,12 +34,13 @@ def _refuse(*_: Any) -> Any:
 
 
 def widened(x: Any, dtype: Any) -> jax.Array:
-    """Return an array in float32, rounded to a narrow dtype.
+    """Return an array in float32, rounded to a narrow dtype; it is not differentiated from here.
 
     XLA:GPU would remove a narrowing before a widening, and move the narrowing before the
     concatenations that make the array. Their parts are then read by two operations behind them,
     and stored for that: JAX 0.10.2, ``python -m benchmarks.fp8_step --target h200``.
     """
+    x = _undifferentiable(x)
     wide = lax.convert_element_type(x, np.float32)
     if x.dtype == dtype:
         return wide
@@ -60,6 +61,11 @@ def row_maxima(wide: Any) -> jax.Array:
 def finite(magnitudes: Any) -> jax.Array:
     """Return magnitudes with zero for infinities and NaN, which no history keeps."""
     return jnp.where(jnp.isfinite(magnitudes), magnitudes, 0)
+
+
+def largest(magnitudes: Any) -> jax.Array:
+    """Return the largest finite magnitude along the last axis; zero if there is none."""
+    return jnp.max(finite(magnitudes), axis=-1, initial=0)
 
 
 def known_scale(amax: Any, cast: CastConfig) -> jax.Array:

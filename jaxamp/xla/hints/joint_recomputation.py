@@ -47,12 +47,8 @@ class _Joiner:
     def __init__(
         self, groups: Groups, readings: OperandReads, recomputed: Set[int], frame: Frame
     ) -> None:
-        self.fusible, self.levels, self.groups = (
-            groups.fusible,
-            groups.levels,
-            groups.by_frame[frame],
-        )
-        self.readings, self.sites = readings, frame.sites
+        self.fusible, self.levels = groups.fusible, groups.levels
+        self.groups, self.sites, self.readings = groups.by_frame[frame], frame.sites, readings
         self.members = {index for group in self.groups for index in group}
         self.maker = {
             value: index
