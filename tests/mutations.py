@@ -200,7 +200,7 @@ MUTATIONS = (
         "xla/steered_plan.py",
         "planner.make_plan(fused.jaxpr, policy, steer=steer, **words)",
         "planner.make_plan(closed_jaxpr, policy, steer=steer, **words)",
-        "tests/attention/test_fuse.py",
+        "tests/found/attention/test_fuse.py",
     ),
     Mutation(
         "xla/hints/constant_rematerialization.py",
@@ -245,10 +245,10 @@ MUTATIONS = (
         "tests/run/delayed_scaling/test_delayed_function.py",
     ),
     Mutation(
-        "attention/fuse.py",
+        "found/attention/fuse.py",
         "AttentionSpec(float(scale), *kinds)",
         "AttentionSpec(1.0, *kinds)",
-        "tests/attention",
+        "tests/found/attention",
     ),
     Mutation(
         "kernels/attention/ways.py",
@@ -425,22 +425,22 @@ MUTATIONS = (
         "tests/training/test_optax.py tests/training/test_low_params.py",
     ),
     Mutation(
-        "attention/algebra.py",
+        "found/algebra.py",
         "if abs(total) <= _NEGLIGIBLE * abs(number):",
         "if False:",
-        "tests/attention/test_spellings.py",
+        "tests/found/attention/test_spellings.py",
     ),
     Mutation(
-        "attention/algebra.py",
+        "found/algebra.py",
         "self.masks_again |= is_met and",
         "self.masks_again |= False and",
-        "tests/attention/test_accuracy.py",
+        "tests/found/attention/test_accuracy.py",
     ),
     Mutation(
-        "attention/match.py",
+        "found/attention/match.py",
         "if not all(self._is_of_pairs(other.factor, product, keys) for other in others):",
         "if False:",
-        "tests/attention/test_words.py",
+        "tests/found/attention/test_words.py",
     ),
     Mutation(
         "compiled/hlo.py",

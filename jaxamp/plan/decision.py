@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
-from jaxamp.attention.outcome import Attention, RefusedAttention
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
+from jaxamp.found.outcome import Outcome, Refused
 from jaxamp.jaxprs.name_stack import clean_scope
 from jaxamp.plan.precision.scaled import Scaled
 from jaxamp.policy.policy import PrecisionPolicy
@@ -397,8 +397,8 @@ class Plan:
       jaxpr: the program itself, which reports read beside the decisions.
       repeated: the fused groups that have more than one place.
       steer: function that chose the compiler hints, for derivative rules that are planned later.
-      attentions: the attentions that were found in the program, and are equations of `jaxpr`.
-      refused_attentions: what looks like attention and stays as it is, with the reason.
+      found: the regions that were found in the program, and are something else in `jaxpr`.
+      refused: what looks like a region and stays as it is, with the reason.
     """
 
     body: JaxprPlan
@@ -409,8 +409,8 @@ class Plan:
     jaxpr: ClosedJaxpr
     repeated: frozenset[Fusion]
     steer: Callable[..., Any]
-    attentions: tuple[Attention, ...] = ()
-    refused_attentions: tuple[RefusedAttention, ...] = ()
+    found: tuple[Outcome, ...] = ()
+    refused: tuple[Refused, ...] = ()
 
     def decisions(self) -> Iterator[Decision]:
         """Yield every decision, nested ones after the equation that holds them."""
@@ -428,6 +428,16 @@ class Plan:
     def reasons(self) -> Counter[str]:
         """Count how often each reason was given."""
         return Counter(decision.reason for decision in self.decisions())
+
+    @property
+    def attentions(self) -> tuple[Any, ...]:
+        """The attentions that were found, each with the kind of its mask."""
+        return tuple(region for region in self.found if region.kind == "attention")
+
+    @property
+    def refused_attentions(self) -> tuple[Refused, ...]:
+        """Seeming attentions, which stay as they are, with the reason."""
+        return tuple(region for region in self.refused if region.kind == "attention")
 
     @property
     def unmatched_rules(self) -> tuple[Rule, ...]:

@@ -1,0 +1,152 @@
+"""Masks of an attention: which keys a query is known to see, and which rows may see none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxamp.found.attention.layout import arranged, thinned
+from jaxamp.found.attention.match import Bias, Found, Masking, Rescaling
+from jaxamp.found.attention.replacement import home_of
+from jaxamp.found.attention.scores import LEAST, Scores
+from jaxamp.found.attention.slopes import floats_of, is_arithmetic
+from jaxamp.found.known_numbers import KnownNumbers
+from jaxamp.found.levels import Atom, Unit
+from jaxamp.found.values import size_of
+from jaxamp.kernels.attention.known_masks import Intervals, KnownMask, Segments
+
+
+def known_masks(
+    found: Found,
+    scores: Scores,
+    known: KnownNumbers,
+    makers: Mapping[int, Unit],
+    layout: Any,
+) -> tuple[np.ndarray | None, list[Any], bool]:
+    """Return which keys a query is known to see, the other steps, and whether no row is empty."""
+    every: np.ndarray | None = None
+    whole: Any = None
+    rest: list[Any] = []
+    is_sure = True
+    for step in found.steps:
+        seen = _known_mask(step, scores, known, layout)
+        if seen is None:
+            rest.append(step)
+            if isinstance(step, Masking) or (
+                isinstance(step, Bias) and _may_be_low(step, scores, known, makers)
+            ):
+                is_sure = False
+            continue
+        whole = seen if whole is None else whole & seen
+        flat = seen.reshape(-1, *seen.shape[-2:])
+        if flat.shape[0] == 1 or (flat == flat[:1]).all():
+            every = flat[0] if every is None else every & flat[0]
+        else:
+            rest.append(step)
+    if whole is not None and not whole.any(-1).all():
+        return None, list(found.steps), False
+    if every is not None:
+        every = np.broadcast_to(every, (size_of(layout.query), size_of(layout.keys)))
+        if not is_sure and not every.all():
+            return None, list(found.steps), False  # rows that are empty only by both
+    return every, rest, is_sure
+
+
+def _known_mask(step: Any, scores: Scores, known: KnownNumbers, layout: Any) -> Any:
+    """Return bool[..., T, S] of a step that is a mask of known numbers."""
+    if isinstance(step, Rescaling):
+        return None
+    home = home_of(scores, step.factor)
+    if home is None or not known.is_known(home):
+        return None
+    number = np.asarray(known.thin(home))
+    varies = (n == size_of(p) for n, p in zip(number.shape, step.factor.places, strict=True))
+    places = [p if v else () for p, v in zip(step.factor.places, varies, strict=True)]
+    if home in {value for value, _ in scores.homes.values()}:
+        return None
+    array = arranged(number, places, thinned(places, layout.scores), np)
+    if isinstance(step, Masking):
+        return array.astype(bool) == step.sign
+    array = array * step.times
+    if not np.isin(array, [0.0]).any() or not ((array == 0) | (array <= LEAST)).all():
+        return None
+    return array == 0
+
+
+def _may_be_low(
+    step: Bias, scores: Scores, known: KnownNumbers, makers: Mapping[int, Unit]
+) -> bool:
+    """Return whether a bias may stand for minus infinity: an argument, or made from such a number.
+
+    Followed through arithmetic and moves; what is looked up in a table, or is a product or a sum of
+    activations, is an ordinary number.
+    """
+    pending: list[Atom | None] = [home_of(scores, step.factor)]
+    seen = set[int]()
+    while pending:
+        atom = pending.pop()
+        if atom is None or (isinstance(atom, int) and atom in seen):
+            continue
+        if known.is_known(atom):
+            if np.any(np.abs(known.thin(atom)) >= -LEAST):
+                return True
+            continue
+        assert isinstance(atom, int)
+        seen.add(atom)
+        unit = makers.get(atom)
+        if unit is None:
+            return True
+        if is_arithmetic(unit):
+            pending += [atom for atom, _ in floats_of(unit)]
+    return False
+
+
+class Kinds(NamedTuple):
+    """A known mask in words of `AttentionSpec`."""
+
+    causal: bool = False
+    window: int | None = None
+    mask: KnownMask | None = None
+
+
+def kinds_of(seen: np.ndarray | None) -> Kinds | None:
+    """Return what a known mask bool[T, S] is; ``None`` for one of no kind."""
+    if seen is None or seen.all():
+        return Kinds()
+    if seen.shape[0] == seen.shape[1] and (causal := _causal(seen)) is not None:
+        return causal
+    mask = Segments.of(seen) or Intervals.of(seen)
+    return mask and Kinds(mask=mask)
+
+
+def _causal(seen: np.ndarray) -> Kinds | None:
+    """Return what a mask is in which queries see no later key; ``None`` for others."""
+    rows, first = np.arange(len(seen)), seen.argmax(axis=1)
+    if (first > rows).any():
+        return None
+    number = _linked(first)
+    in_order = np.unique(number, return_inverse=True)[1].astype("i4")
+    segments = Segments(in_order, in_order) if number.any() else None
+    for window in (None, int(np.max(rows - first)) + 1):
+        wanted = np.tri(len(rows), dtype=bool)
+        if window is not None:
+            wanted &= ~np.tri(len(rows), k=-window, dtype=bool)
+        if segments is not None:
+            wanted &= segments.seen(np)
+        if (seen == wanted).all():
+            return Kinds(True, window, segments)
+    return None
+
+
+def _linked(first: np.ndarray) -> np.ndarray:
+    """Return one number for all queries of a segment, from the first key that each sees.
+
+    That is of its segment, but not the first of it where a window is shorter: that one sees an
+    earlier one, and so on. Where a window is shorter than a gap in a segment, its parts have
+    numbers of their own, which the window parts as well.
+    """
+    while (further := first[first] != first).any():
+        first = np.where(further, first[first], first)
+    return first

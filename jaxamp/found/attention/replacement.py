@@ -1,0 +1,283 @@
+"""An attention that becomes one equation: its operands, its forward and its backward pass."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxamp.found.attention.empty_rows import VANISHING, EmptyRows
+from jaxamp.found.attention.layout import Layout, arranged, thin, thinned_to
+from jaxamp.found.attention.match import Bias, Found, Held, Masking, Rescaling, Step
+from jaxamp.found.attention.scores import Scores
+from jaxamp.found.values import Factor, Place
+from jaxamp.kernels.attention.found import found_attention, found_attention_backward
+from jaxamp.kernels.attention.spec import AttentionSpec
+
+Placed = tuple[Any, Sequence[Place]]
+"""An array, and the axes that it has in each place."""
+
+
+@dataclass(eq=False)
+class Replacement:
+    """An attention with all that is needed to emit it.
+
+    Attributes:
+      found: the attention.
+      layout: how its axes are those of the kernels.
+      spec: the parameters of the kernels.
+      scores: the values of the level.
+      steps: what is done to the scores beside those.
+      bias_shape: shape of the sum of the steps; ``None`` where there are none.
+      is_sure: whether no row is masked whole.
+      is_zeroed: whether weights of such a row are zeros, as they are masked again.
+      outcome: what reports say of it.
+      handed: how many arrays the forward pass hands over.
+    """
+
+    found: Found
+    layout: Layout
+    spec: AttentionSpec
+    scores: Scores
+    steps: list[Step]
+    bias_shape: tuple[int, ...] | None
+    is_sure: bool
+    is_zeroed: bool = False
+    outcome: Any = None
+    handed: ClassVar[int] = 2  # output and bits
+
+    @property
+    def made(self) -> frozenset[int]:
+        """The values of the program that hold results."""
+        return self.found.cut
+
+    @functools.cached_property
+    def needed(self) -> frozenset[int]:
+        """The values of the program that it reads."""
+        homes = (home_of(self.scores, f) for f in self._factors())
+        return frozenset(home for home in homes if home is not None)
+
+    @functools.cached_property
+    def held(self) -> dict[int, tuple[str, Held]]:
+        """Per value that holds a result: which one, and how."""
+        results = self.found.results.items()
+        return {held.value: (name, held) for name, all_held in results for held in all_held}
+
+    def follows(self, value: int, *, operands: bool) -> bool:
+        """Return whether a value is the output, made of what a kernel returned.
+
+        Of rows that may see nothing it is made from operands.
+        """
+        return self.held[value][0] == "out" and (self.is_sure or operands)
+
+    def emission(self, read: Callable[[int], Any], wanted: set[int]) -> Emission:
+        """Return what emits it."""
+        held = self.held.items()
+        bias_grad = any(v in wanted for v, (name, _) in held if name.startswith("dbias"))
+        return Emission(self, read, bias_grad=bias_grad)
+
+    def _factors(self) -> list[Factor]:
+        found = self.found
+        factors = [found.q, found.k, found.v]
+        factors += [found.dout] if found.dout is not None else []
+        return factors + [s.factor for s in self.steps if not isinstance(s, Rescaling)]
+
+
+class _Prepared(NamedTuple):
+    """Operands of a kernel, and the rows of scores that see nothing.
+
+    Attributes:
+      operands: q, k, v and the bias.
+      rows: these rows, beside the queries.
+      masked: those that masks hide whole, beside the scores; ``None`` without masks.
+    """
+
+    operands: tuple[Any, Any, Any, Any]
+    rows: EmptyRows
+    masked: Any = None
+
+
+class Emission:
+    """Emission of one attention; whatever it is asked for is emitted once.
+
+    Args:
+      replacement: the attention.
+      read: returns a value of the program.
+      bias_grad: whether the cotangent of a bias is needed.
+
+    Attributes:
+      forward: output and bits of the forward pass; may be set to those of one emitted before.
+    """
+
+    def __init__(
+        self, replacement: Replacement, read: Callable[[int], Any], *, bias_grad: bool
+    ) -> None:
+        self.replacement, self.layout = replacement, replacement.layout
+        self._read, self._bias_grad = read, bias_grad
+
+    def _array(self, factor: Factor) -> Placed:
+        """Return the array of a tensor, and its axes."""
+        scores = self.replacement.scores
+        base = scores.algebra.bases[factor.base]
+        if base.kind == "leaf":
+            return self._read(base.data), factor.places
+        value, form = scores.homes[factor.base]
+        ((own, number),) = [form.single]  # type: ignore[misc]
+        inside = dict(zip(own.places, factor.places, strict=True))
+        parts = {a: inside[(a,)] for a in form.axes}
+        places = tuple(tuple(b for a in p for b in parts[a]) for p in form.places)
+        array = self._read(value)
+        return (array if number == 1 else array * (1 / number)), places
+
+    def value(self, value: int) -> Any:
+        """Return a multiple of a result, as the program holds it."""
+        name, held = self.replacement.held[value]
+        result, places = self._result(name)
+        times = held.times
+        if name in ("dq", "dk"):  # those of a kernel have its scale
+            times /= self.replacement.spec.scale
+        places = [tuple(b for a in p for b in held.parts.get(a, (a,))) for p in places]
+        array = arranged(result, places, held.places)
+        return array if abs(times - 1) < 1e-5 else array * jnp.asarray(times, array.dtype)
+
+    def _result(self, name: str) -> Placed:
+        layout = self.layout
+        if name == "out":
+            return self._out, layout.out
+        dq, dk, dv, *dbias = self._cotangents
+        if name.startswith("dbias"):
+            return dbias[0], thinned_to(layout.scores, self.replacement.bias_shape or ())
+        return {"dq": (dq, layout.q), "dk": (dk, layout.k), "dv": (dv, layout.v)}[name]
+
+    @functools.cached_property
+    def forward(self) -> list[Any]:
+        """Output and bits of the kernel."""
+        q, k, v, bias = self._prepared.operands
+        return found_attention(q, k, v, bias, self.replacement.spec)
+
+    @functools.cached_property
+    def _out(self) -> Any:
+        """Output of the program, which may have rows that see nothing."""
+        out, _ = self.forward
+        if self.replacement.is_sure:
+            return out
+        _, k, v, _ = self._prepared.operands
+        return self._prepared.rows.completed(out, k, v, self.replacement.spec.scale)
+
+    @functools.cached_property
+    def _cotangents(self) -> list[Any]:
+        """Cotangents of q, k, v and a bias."""
+        found, spec = self.replacement.found, self.replacement.spec
+        assert found.dout is not None
+        out, bits = self.forward
+        q, k, v, bias = self._prepared.operands
+        rows, masked = self._prepared.rows, self._prepared.masked
+        dout = arranged(*self._array(found.dout), self.layout.out)
+        more: Any = None
+        if not rows.is_complete:
+            _, pull = jax.vjp(lambda o, k, v: rows.completed(o, k, v, spec.scale), out, k, v)
+            dout, *more = pull(dout)
+        dq, dk, dv, *dbias = found_attention_backward(
+            q, k, v, bias, out, bits, dout, spec, self._bias_grad
+        )
+        if more:
+            dk, dv = dk + more[0], dv + more[1]
+        if rows.masked is not None:
+            dq = jnp.where(rows.masked, jnp.zeros((), dq.dtype), dq)
+            dbias = [jnp.where(masked, jnp.zeros((), x.dtype), x) for x in dbias]
+        return [dq, dk, dv, *dbias]
+
+    @functools.cached_property
+    def _prepared(self) -> _Prepared:
+        replacement, layout, found = self.replacement, self.layout, self.replacement.found
+        q = arranged(*self._array(found.q), layout.q)
+        k = arranged(*self._array(found.k), layout.k)
+        v = arranged(*self._array(found.v), layout.v)
+        bias = self._bias()
+        if not replacement.is_sure:
+            return self._without_empty_rows(q, k, v, bias)
+        if any(isinstance(step, Bias) for step in replacement.steps):
+            bias = _near_zero(bias, replacement.spec.seen(q.shape[-3], k.shape[-3]))
+        return _Prepared((q, k, v, bias), EmptyRows(q))
+
+    def _without_empty_rows(self, q: Any, k: Any, v: Any, bias: Any) -> _Prepared:
+        """Return queries and a bias that are zero in rows that see nothing, and these rows."""
+        steps = self.replacement.steps
+        masks = [step for step in steps if isinstance(step, Masking)]
+        seen = [self._mask(step) for step in masks]
+        every = functools.reduce(jnp.logical_and, seen) if seen else None
+        top = lax.stop_gradient(jnp.max(bias, axis=-1, keepdims=True))
+        masked = infinite = vanished = flat = None
+        if every is not None:
+            masked = ~jnp.any(every, axis=-1, keepdims=True)
+        if masked is not None and any(step.number == -np.inf for step in masks):
+            infinite = masked & (top == -np.inf)
+            top = jnp.where(infinite, 0.0, top)
+            bias = jnp.where(infinite, 0.0, bias)
+        if any(isinstance(step, Bias) for step in steps):
+            vanished = top <= VANISHING
+            flat = vanished & (lax.stop_gradient(jnp.min(bias, axis=-1, keepdims=True)) == top)
+            flat = flat if every is None else flat & jnp.all(every, axis=-1, keepdims=True)
+        kinds = masked, infinite, vanished, flat
+        beside = (None if x is None else self._beside_queries(x) for x in kinds)
+        rows = EmptyRows(q, *beside, is_zeroed=self.replacement.is_zeroed)
+        return _Prepared((rows.given, k, v, bias - top), rows, masked)
+
+    def _beside_queries(self, rows: Any) -> Any:
+        """Return a number of each row of scores beside the queries."""
+        layout = self.layout
+        have = thinned_to(layout.scores, rows.shape)
+        return arranged(rows, have, [tuple(a for a in p if a not in layout.head) for p in layout.q])
+
+    def _mask(self, step: Masking) -> Any:
+        """Return where scores stay as they are."""
+        mask = thin(*self._array(step.factor), self.layout.scores).astype(bool)
+        return mask if step.sign else ~mask
+
+    def _bias(self) -> Any:
+        """Return what the kernel adds to scores."""
+        shape = self.replacement.bias_shape
+        if shape is None:
+            return None
+        total: Any = jnp.zeros((1,) * len(shape), jnp.float32)
+        for step in self.replacement.steps:
+            if isinstance(step, Bias):
+                added = thin(*self._array(step.factor), self.layout.scores)
+                total = total + added.astype(jnp.float32) * step.times
+            elif isinstance(step, Masking):
+                low = jnp.asarray(step.number, jnp.float32)
+                total = jnp.where(self._mask(step), total, low)
+            else:
+                total = total * step.times
+        return total
+
+
+def _near_zero(bias: Any, seen: Any) -> Any:
+    """Return a bias less the largest of each row, so that 16 bits round it least where it counts.
+
+    Args:
+      bias: what is added to scores.
+      seen: bool[T, S], which of them are.
+    """
+    if seen is None:
+        top = jnp.max(bias, axis=-1, keepdims=True)
+    elif bias.shape[-2] == seen.shape[0]:
+        top = jnp.max(jnp.where(seen, bias, -jnp.inf), axis=-1, keepdims=True)
+    else:
+        return bias  # its rows see different keys
+    return bias - lax.stop_gradient(top)
+
+
+def home_of(scores: Scores, factor: Factor) -> int | None:
+    """Return the value of the program that holds a tensor."""
+    base = scores.algebra.bases[factor.base]
+    if base.kind == "leaf":
+        return base.data if isinstance(base.data, int) else None
+    home = scores.homes.get(factor.base)
+    return home[0] if home else None

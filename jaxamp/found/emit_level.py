@@ -1,0 +1,146 @@
+"""Emit a level with its regions replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jax.extend.core import ClosedJaxpr, Literal
+
+from jaxamp.core import jax_compat
+from jaxamp.found.levels import Atom, Level, Unit, leaves, live_from, numbers
+from jaxamp.found.region import Region
+from jaxamp.jaxprs.interpret import bind_nested
+
+
+class Binding(Protocol):
+    """Emission of units that change together, one after the other."""
+
+    def emit(self, emitter: Emitter, unit: Unit) -> Sequence[Any]:
+        """Emit one of the units; of its results those that nobody reads are ``None``."""
+        ...
+
+
+@dataclass(slots=True)
+class Changes:
+    """Changes of a level.
+
+    Attributes:
+      regions: what is replaced.
+      bodies: other jaxprs of loops, branches and the like.
+      bindings: units that are emitted by something else.
+    """
+
+    regions: Sequence[Region]
+    bodies: Mapping[Unit, list[ClosedJaxpr]]
+    bindings: Mapping[Unit, Binding]
+
+    @property
+    def any(self) -> bool:
+        """Return whether anything changes."""
+        return bool(self.regions or self.bodies or self.bindings)
+
+
+class Emitter:
+    """Emission of one level, or of a part of it.
+
+    Attributes:
+      env: the values that have been emitted.
+      handed: what the first unit of a binding leaves to the next.
+      emissions: those of its regions.
+      live: values that units which stay or regions read, or the level returns.
+      units: units that stay.
+      held: per value that a region makes, that region.
+    """
+
+    def __init__(self, level: Level, changes: Changes) -> None:
+        self.level, self.changes = level, changes
+        self.env: dict[int, Any] = dict(level.constants)
+        self.handed: dict[Binding, Any] = {}
+        cut = frozenset[int]().union(*(r.made for r in changes.regions))
+        self._needed = frozenset[int]().union(*(r.needed for r in changes.regions))
+        exits = {*numbers(level.exits)}
+        self.units = live_from(level, (exits | self._needed) - cut, cut)
+        self._before = live_from(level, exits, frozenset())
+        self.live = (exits | self._needed).union(*(numbers(u.ins) for u in self.units))
+        self.held = {value: r for r in changes.regions for value in r.made}
+        self.emissions = {r: r.emission(self.read, self.live) for r in changes.regions}
+
+    def read(self, atom: Atom) -> Any:
+        """Return a value that has been emitted."""
+        return jax_compat.literal_value(atom) if isinstance(atom, Literal) else self.env[atom]
+
+    def emit(self, args: Sequence[Any]) -> list[Any]:
+        """Emit the level."""
+        self.env.update(zip(self.level.entries, args, strict=True))
+        self.run(self.level.units)
+        return [self.read(a) for a in self.level.exits]
+
+    def run(self, units: Sequence[Unit]) -> None:
+        """Emit units, and what regions make where the program has it."""
+        for unit in units:
+            if unit.inside is not None and not unit.is_whole:
+                self._call(unit)
+                continue
+            if unit in self.units:
+                with jax_compat.emitting(unit.eqn):
+                    self.bind(unit)
+            for value in numbers(unit.outs):
+                if value in self.held and value in self.live:
+                    with jax_compat.emitting(unit.eqn):
+                        self.env[value] = self.holding(value)
+
+    def holding(self, value: int) -> Any:
+        """Return a value of the program that a region makes."""
+        result = self.emissions[self.held[value]].value(value)
+        return result.astype(self.level.avals[value].dtype)
+
+    def _call(self, unit: Unit) -> None:
+        if self.is_opened(unit):
+            with jax_compat.emitting(unit.eqn):
+                self.run(unit.inside or ())
+        elif self.is_bound(unit):
+            with jax_compat.emitting(unit.eqn):
+                self.bind(unit)
+
+    def is_bound(self, unit: Unit) -> bool:
+        """Return whether a call has anything that stays."""
+        return any(
+            u in self.units or any(a in self.held and a in self.live for a in numbers(u.outs))
+            for u in leaves(unit)
+        )
+
+    def is_opened(self, unit: Unit) -> bool:
+        """Return whether anything changes in a call, so that its equations are emitted alone."""
+        outs = numbers(unit.outs)
+        return self.is_bound(unit) and any(
+            (u in self.units) != (u in self._before)
+            or u in self.changes.bodies
+            or u in self.changes.bindings
+            or any(a in self.held or (a in self._needed and a not in outs) for a in numbers(u.outs))
+            for u in leaves(unit)
+        )
+
+    def bind(self, unit: Unit) -> None:
+        """Emit an equation, or a call as a whole."""
+        if unit in self.changes.bindings:
+            results = self.changes.bindings[unit].emit(self, unit)
+        elif unit in self.changes.bodies:
+            operands = [self.read(a) for a in unit.ins]
+            results = bind_nested(unit.eqn, operands, self.changes.bodies[unit])
+        else:
+            results = jax_compat.bind(unit.eqn, [self.read(a) for a in unit.ins])
+        for atom, result in zip(unit.outs, results, strict=True):
+            if isinstance(atom, int) and result is not None:
+                self.env.setdefault(atom, result)
+
+
+def emit_level(level: Level, changes: Changes) -> ClosedJaxpr:
+    """Return the jaxpr of a level with its changes."""
+
+    def emitted(*args: Any) -> list[Any]:
+        return Emitter(level, changes).emit(args)
+
+    jaxpr = level.closed.jaxpr
+    return jax_compat.trace_to_jaxpr(emitted, level.closed.in_avals, jaxpr.debug_info)

@@ -1,0 +1,419 @@
+"""Two scans, or two mapped functions, of which the second reads what the first hands over.
+
+So JAX differentiates a scan: the first stacks residuals, and the second reads them at the same
+index, whichever way it goes. Both bodies are one program, iteration by iteration or device by
+device. A region whose forward pass is in one and whose backward pass is in the other is found
+there like any other; what is emitted are two equations again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr
+from jax.sharding import PartitionSpec
+
+from jaxamp.core import jax_compat
+from jaxamp.core.taxonomy import OpKind, lookup
+from jaxamp.found.emit_level import Changes, Emitter
+from jaxamp.found.known_numbers import Given, KnownNumbers, Outer
+from jaxamp.found.levels import Atom, Level, Unit, made, new_value, numbers, open_into
+from jaxamp.found.region import Emission
+from jaxamp.jaxprs.nested import Wiring, called, loop, nested, wiring
+
+
+class Pair(NamedTuple):
+    """Two scans, or two functions mapped over devices.
+
+    Attributes:
+      first: the one that comes first.
+      second: one that reads residuals of the first.
+      links: per operand of the second that is a residual, the result of the first that it is.
+      kept: results of the first that others read.
+    """
+
+    first: Unit
+    second: Unit
+    links: dict[int, int]
+    kept: frozenset[int]
+
+
+def pairs_of(level: Level) -> list[Pair]:
+    """Return the pairs in a level; each equation is in one at most."""
+    units = [u for u in level.atomic() if not u.is_whole]
+    readers: dict[int, list[tuple[Unit | None, int]]] = {}
+    for unit, atoms in (*((u, u.ins) for u in units), (None, level.exits)):
+        for index, atom in enumerate(atoms):
+            if isinstance(atom, int):
+                readers.setdefault(atom, []).append((unit, index))
+    loops = [u for u in units if _is_paired(u)]
+    found: list[Pair] = []
+    taken: set[Unit] = set()
+    for i, second in reversed([*enumerate(loops)]):
+        links = {u: _links(u, second) for u in loops[:i] if u not in taken}
+        first = max(links, key=lambda u: len(links[u]), default=None)
+        if first is None or not links[first] or second in taken:
+            continue
+        taken |= {first, second}
+        mine = {(second, index) for index in links[first]}
+        outs = [(i, a) for i, a in enumerate(first.outs) if isinstance(a, int)]
+        kept = (i for i, a in outs if {*readers.get(a, ())} - mine)
+        found.append(Pair(first, second, links[first], frozenset(kept)))
+    return found
+
+
+def _is_paired(unit: Unit) -> bool:
+    return (wiring(unit.eqn) is Wiring.SCAN or _is_mapped(unit)) and not unit.eqn.effects
+
+
+def _is_mapped(unit: Unit) -> bool:
+    return unit.eqn.primitive.name == "shard_map"
+
+
+def _links(first: Unit, second: Unit) -> dict[int, int]:
+    """Return which operands of the second are residuals of the first."""
+    if first.eqn.primitive is not second.eqn.primitive:
+        return {}
+    names = ("mesh", "newly_manual_axes", "check_vma") if _is_mapped(first) else ("length",)
+    if any(first.eqn.params[name] != second.eqn.params[name] for name in names):
+        return {}
+    mine, others = _Layout.of(first), _Layout.of(second)
+    stacks = {a: i for i, a in enumerate(first.outs) if i >= mine.carries and isinstance(a, int)}
+    sliced = [(i, a) for i, a in enumerate(second.ins) if i >= others.sliced]
+    links = {i: stacks[a] for i, a in sliced if isinstance(a, int) and a in stacks}
+    if _is_mapped(first):
+        given, read = first.eqn.params["out_specs"], second.eqn.params["in_specs"]
+        return {i: j for i, j in links.items() if given[j] == read[i]}
+    return links
+
+
+class _Layout(NamedTuple):
+    """Operands of a scan: invariants, then carries, then what is sliced.
+
+    Those of a mapped function are all sliced, each device's part from the whole.
+    """
+
+    body: ClosedJaxpr
+    invariants: int
+    carries: int
+
+    @classmethod
+    def of(cls, unit: Unit) -> _Layout:
+        if _is_mapped(unit):
+            return cls(called(unit.eqn), 0, 0)
+        wired = loop(unit.eqn)
+        return cls(wired.body, wired.invariants, wired.carries)
+
+    @property
+    def sliced(self) -> int:
+        """Return the first operand that is sliced."""
+        return self.invariants + self.carries
+
+    def parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Split one value for each operand."""
+        first, second = self.invariants, self.sliced
+        return [*values[:first]], [*values[first:second]], [*values[second:]]
+
+
+@dataclass(slots=True, eq=False)
+class Joined:
+    """The bodies of a pair as one level: an iteration of each, at the same index.
+
+    Attributes:
+      pair: the two equations.
+      level: the level.
+      given: its inputs that are known numbers.
+      entries: for both, per operand the value of the level that it is.
+      units: for both, its units.
+      exits: for both, its results.
+    """
+
+    pair: Pair
+    level: Level
+    given: Given
+    entries: tuple[list[Atom], list[Atom]]
+    units: tuple[list[Unit], list[Unit]]
+    exits: tuple[list[Atom], list[Atom]]
+
+
+def join(pair: Pair, known: KnownNumbers) -> Joined:
+    """Return the bodies of a pair as one level."""
+    mine, others = map(_Layout.of, (pair.first, pair.second))
+    level = Level(mine.body)
+    entries: list[Atom] = [new_value(level, v.aval) for v in mine.body.jaxpr.invars]
+    units, exits = open_into(level, mine.body, entries)
+    fixed, _, sliced = mine.parts([*zip(pair.first.ins, entries, strict=True)])
+    more: list[Atom] = []
+    for i, (atom, var) in enumerate(zip(pair.second.ins, others.body.jaxpr.invars, strict=True)):
+        shared = fixed if i < others.invariants else sliced if i >= others.sliced else []
+        same = [entry for of_first, entry in shared if of_first is atom or of_first == atom]
+        if same and _is_mapped(pair.first) and not _is_mapped_alike(pair, same[0], entries, i):
+            same = []
+        if i in pair.links:
+            more.append(exits[pair.links[i]])
+        else:
+            more.append(same[0] if same else new_value(level, var.aval))
+    later, results = open_into(level, others.body, more)
+    level.units = [*units, *later]
+    level.exits = [a for i, a in enumerate(exits) if i < mine.carries or i in pair.kept] + results
+    own = [a for i, a in enumerate(more) if i not in pair.links and isinstance(a, int)]
+    level.entries = [*dict.fromkeys([*entries, *own])]  # type: ignore[list-item]
+    steady = [*zip(pair.first.ins, entries, strict=True)][: mine.invariants]
+    steady += [*zip(pair.second.ins, more, strict=True)][: others.invariants]
+    place = {entry: i for i, entry in enumerate(level.entries)}
+    given = {place[e]: Outer(known, a) for a, e in steady if known.is_known(a)}  # type: ignore[index]
+    return Joined(pair, level, given, (entries, more), (units, later), (exits, results))
+
+
+def _is_mapped_alike(pair: Pair, entry: Atom, entries: Sequence[Atom], index: int) -> bool:
+    first, second = (unit.eqn.params["in_specs"] for unit in (pair.first, pair.second))
+    return first[entries.index(entry)] == second[index]
+
+
+class Together:
+    """Emission of a pair with the regions across it replaced."""
+
+    def __init__(self, joined: Joined, changes: Changes) -> None:
+        self.joined, self.changes = joined, changes
+        self.crossing = _crossing(joined, changes)
+
+    def emit(self, emitter: Emitter, unit: Unit) -> Sequence[Any]:
+        """Emit one of the two equations."""
+        return self._first(emitter) if unit is self.joined.pair.first else self._second(emitter)
+
+    def _first(self, outer: Emitter) -> list[Any]:
+        """Emit the first: without what nobody reads, and with what the second now reads."""
+        unit, (entries, _) = self.joined.pair.first, self.joined.entries
+        layout = _Layout.of(unit)
+        fixed, start, sliced = layout.parts([outer.read(a) for a in unit.ins])
+
+        def body(carries: list[Any], slices: list[Any]) -> tuple[list[Any], Any]:
+            inner = Emitter(self.joined.level, self.changes)
+            inner.env.update(zip(entries, [*fixed, *carries, *slices], strict=True))  # type: ignore[arg-type]
+            inner.run(self.joined.units[0])
+            exits = self.joined.exits[0]
+            stacks = {i: inner.read(exits[i]) for i in self._kept(layout)}
+            return [inner.read(a) for a in exits[: layout.carries]], (stacks, self._left(inner))
+
+        specs = self._specs_of_first() if _is_mapped(unit) else None
+        carries, (stacks, left) = _bound(unit, body, start, sliced, specs)
+        values = dict(zip(entries, [*fixed, *start, *sliced], strict=True))
+        outer.handed[self] = {a: values[a] for a in self.crossing.inputs}, left
+        return [*carries, *(stacks.get(i) for i in range(layout.carries, len(unit.outs)))]
+
+    def _second(self, outer: Emitter) -> list[Any]:
+        """Emit the second."""
+        unit, (entries, more) = self.joined.pair.second, self.joined.entries
+        layout, links = _Layout.of(unit), self.joined.pair.links
+        operands = [None if i in links else outer.read(a) for i, a in enumerate(unit.ins)]
+        fixed, start, sliced = layout.parts(operands)
+        slices = {i: x for i, x in enumerate(sliced, layout.sliced) if x is not None}
+        inputs, left = outer.handed[self]
+        steady = {*entries[: _Layout.of(self.joined.pair.first).invariants]}
+        stacks = {a: x for a, x in inputs.items() if a not in steady}
+
+        def body(carries: list[Any], given: Any) -> tuple[list[Any], list[Any]]:
+            slices, stacks, left = given
+            inner = Emitter(self.joined.level, self.changes)
+            inner.env |= inputs | stacks
+            read = dict(enumerate([*fixed, *carries])) | slices
+            inner.env.update((a, read[i]) for i, a in enumerate(more) if i in read)  # type: ignore[misc]
+            self._take(inner, left)
+            inner.run(self.joined.units[1])
+            results = [inner.read(a) for a in self.joined.exits[1]]
+            return results[: layout.carries], results[layout.carries :]
+
+        specs = self._specs_of_second(slices, stacks) if _is_mapped(unit) else None
+        carries, results = _bound(unit, body, start, (slices, stacks, left), specs)
+        return [*carries, *results]
+
+    def _kept(self, layout: _Layout) -> list[int]:
+        return [i for i in sorted(self.joined.pair.kept) if i >= layout.carries]
+
+    def _left(self, inner: Emitter) -> Any:
+        """Return what the first body leaves to the second."""
+        left = {
+            "values": {a: inner.env[a] for a in self.crossing.values},
+            "forwards": {i: self._emission(inner, i).forward for i in self.crossing.forwards},
+            "handed": [inner.handed[b] for b in self.crossing.bindings],
+        }
+        if _is_mapped(self.joined.pair.first):  # along an axis for the devices
+            left = jax.tree.map(lambda x: jnp.expand_dims(x, 0), left)
+        return left
+
+    def _take(self, inner: Emitter, left: Any) -> None:
+        """Set the second body up with what the first has left."""
+        if _is_mapped(self.joined.pair.first):
+            left = jax.tree.map(lambda x: jnp.squeeze(x, 0), left)
+        inner.env |= left["values"]
+        for i, forward in left["forwards"].items():
+            self._emission(inner, i).forward = forward
+        inner.handed |= zip(self.crossing.bindings, left["handed"], strict=True)
+        for unit in self.crossing.again:
+            with jax_compat.emitting(unit.eqn):
+                inner.bind(unit)
+        for value in self.crossing.held:
+            inner.env[value] = inner.holding(value)
+
+    def _emission(self, inner: Emitter, index: int) -> Emission:
+        return inner.emissions[self.changes.regions[index]]
+
+    # Which axes of a mesh are those of arrays that enter and leave mapped functions.
+
+    def _specs_of_first(self) -> tuple[Any, Any]:
+        params = self.joined.pair.first.eqn.params
+        kept = {i: params["out_specs"][i] for i in self._kept(_Layout.of(self.joined.pair.first))}
+        return list(params["in_specs"]), (kept, self._specs_of_left())
+
+    def _specs_of_second(self, slices: Any, stacks: Any) -> tuple[Any, Any]:
+        first, second = (u.eqn.params for u in (self.joined.pair.first, self.joined.pair.second))
+        entries = self.joined.entries[0]
+        own = {i: second["in_specs"][i] for i in slices}
+        shared = {a: first["in_specs"][entries.index(a)] for a in stacks}
+        return (own, shared, self._specs_of_left()), list(second["out_specs"])
+
+    def _specs_of_left(self) -> Any:
+        params = self.joined.pair.first.eqn.params
+        names, mapped = params["mesh"].axis_names, params["newly_manual_axes"]
+        avals = self.joined.level.avals
+
+        def spec(*values: int) -> PartitionSpec:
+            """Return along which axes of the mesh any of some values may differ."""
+            axes = frozenset(mapped)
+            if params["check_vma"]:  # without it types do not say
+                axes = frozenset().union(*(jax_compat.varies_over(avals[a]) for a in values))
+            return PartitionSpec(tuple(n for n in names if n in axes))
+
+        regions = {i: self.changes.regions[i] for i in self.crossing.forwards}
+        return {
+            "values": {a: spec(a) for a in self.crossing.values},
+            "forwards": {i: [spec(*r.needed)] * r.handed for i, r in regions.items()},
+            "handed": [],
+        }
+
+
+def _bound(
+    unit: Unit, body: Callable[..., Any], start: list[Any], given: Any, specs: Any
+) -> tuple[list[Any], Any]:
+    """Bind a scan or mapped function with another body, of its carries and of other operands."""
+    params = unit.eqn.params
+    if not _is_mapped(unit):
+        return lax.scan(body, start, given, **_words(unit))
+    mapped = jax.shard_map(
+        lambda given: body(start, given)[1],
+        mesh=params["mesh"],
+        in_specs=(specs[0],),
+        out_specs=specs[1],
+        axis_names=set(params["newly_manual_axes"]),
+        check_vma=params["check_vma"],
+    )
+    return [], mapped(given)
+
+
+def _words(unit: Unit) -> dict[str, Any]:
+    names = ("length", "reverse", "unroll", "_split_transpose")
+    return {name: unit.eqn.params[name] for name in names if name in unit.eqn.params}
+
+
+class _Crossing(NamedTuple):
+    """Values of the first body that the second reads.
+
+    Attributes:
+      inputs: invariants and slices of the first.
+      values: what it has computed.
+      again: equations that depend on invariants alone, and are cheap.
+      held: values that regions make.
+      forwards: which regions have their forward pass in the first, and results in the second.
+      bindings: pairs that are in both bodies.
+    """
+
+    inputs: list[int]
+    values: list[int]
+    again: list[Unit]
+    held: list[int]
+    forwards: list[int]
+    bindings: list[Together]
+
+
+def _crossing(joined: Joined, changes: Changes) -> _Crossing:
+    emitter = Emitter(joined.level, changes)
+    first, second = (set().union(*map(made, units)) for units in joined.units)
+    reads = {*numbers(joined.exits[1]), *_reads(emitter, joined.units[1])}
+
+    def is_held(value: int) -> bool:
+        region = emitter.held.get(value)
+        if region is None:
+            return False
+        return region.follows(value, operands=bool(region.made & emitter.live & second))
+
+    held = [a for a in sorted(reads & first) if is_held(a)]
+    reads -= {*held}
+    forwards = []
+    for i, r in enumerate(changes.regions):
+        made_here = r.made & emitter.live
+        if made_here & second:
+            reads |= r.needed
+        if made_here & first and (made_here & second or not r.made.isdisjoint(held)):
+            forwards.append(i)
+    layout = _Layout.of(joined.pair.first)
+    fixed, carries, sliced = ({*numbers(part)} for part in layout.parts(joined.entries[0]))
+    steady = _steady(joined.units[0], fixed | joined.level.constants.keys())
+    again = _makers(reads & steady.keys(), steady)
+    inputs = reads.union(*(numbers(u.ins) for u in again))
+    bindings = [b for b in changes.bindings.values() if isinstance(b, Together)]
+    return _Crossing(
+        sorted(inputs & (fixed | sliced)),
+        sorted((reads & (first | carries)) - steady.keys()),
+        again,
+        held,
+        forwards,
+        [
+            b
+            for b in dict.fromkeys(bindings)
+            if made(b.joined.pair.first) <= first and made(b.joined.pair.second) <= second
+        ],
+    )
+
+
+def _reads(emitter: Emitter, units: Sequence[Unit]) -> Iterator[int]:
+    """Yield what units read as they are emitted."""
+    for unit in units:
+        is_call = unit.inside is not None and not unit.is_whole
+        if is_call and emitter.is_opened(unit):
+            yield from _reads(emitter, unit.inside or ())
+        elif emitter.is_bound(unit) if is_call else unit in emitter.units:
+            yield from numbers(unit.ins)
+
+
+def _steady(units: Sequence[Unit], fixed: set[int]) -> dict[int, Unit]:
+    """Return values that are cheap and the same in every iteration, with their makers."""
+    known, found = set(fixed), dict[int, Unit]()
+    for unit in units:
+        if unit.inside is not None:
+            inside = _steady(unit.inside, known)
+            known |= inside.keys()
+            found |= inside
+            continue
+        op = lookup(unit.eqn.primitive)
+        if op is None or op.kind is OpKind.COMPUTE or unit.eqn.effects or nested(unit.eqn):
+            continue
+        if known.issuperset(numbers(unit.ins)):
+            known |= made(unit)
+            found |= dict.fromkeys(made(unit), unit)
+    return found
+
+
+def _makers(values: set[int], makers: dict[int, Unit]) -> list[Unit]:
+    """Return the units that make some values, in order."""
+    wanted, pending = dict[Unit, None](), sorted(values)
+    while pending:
+        unit = makers.get(pending.pop())
+        if unit is not None and unit not in wanted:
+            wanted[unit] = None
+            pending += numbers(unit.ins)
+    return [u for u in dict.fromkeys(makers.values()) if u in wanted]

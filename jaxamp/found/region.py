@@ -1,0 +1,81 @@
+"""Regions that become something else: the values that they make, and how these are made.
+
+A kind of region implements these three, and needs nothing else of the search and of emission.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from jax.extend.core import Jaxpr
+
+from jaxamp.found.known_numbers import KnownNumbers
+from jaxamp.found.levels import Level
+from jaxamp.found.outcome import Outcome, Refused
+from jaxamp.found.places import Scopes
+
+
+class Emission(Protocol):
+    """Emission of one region; whatever it is asked for is emitted once.
+
+    Attributes:
+      forward: arrays of the forward pass that the backward pass reads; may be set to those of one
+        that was emitted before.
+    """
+
+    forward: list[Any]
+
+    def value(self, value: int) -> Any:
+        """Return one of the values that the region makes."""
+        ...
+
+
+class Region(Protocol):
+    """A region that was found.
+
+    Attributes:
+      outcome: what reports say of it.
+    """
+
+    outcome: Outcome
+
+    @property
+    def made(self) -> frozenset[int]:
+        """The values of the program that it makes."""
+
+    @property
+    def needed(self) -> frozenset[int]:
+        """The values of the program that it reads."""
+
+    @property
+    def handed(self) -> int:
+        """The number of arrays of `Emission.forward`."""
+
+    def follows(self, value: int, *, operands: bool) -> bool:
+        """Return whether a value can be made where its backward pass is, without the forward pass.
+
+        Args:
+          value: one of those that it makes.
+          operands: whether what the region reads is at hand there.
+        """
+
+    def emission(self, read: Callable[[int], Any], wanted: set[int]) -> Emission:
+        """Return what emits it.
+
+        Args:
+          read: returns a value of the program that it needs.
+          wanted: the values of the program that somebody reads.
+        """
+
+
+class Kind(Protocol):
+    """Regions of one kind under one policy."""
+
+    def may_hold(self, jaxpr: Jaxpr) -> bool:
+        """Return whether such a region may be in a jaxpr, or in one inside of it."""
+
+    def find(
+        self, level: Level, known: KnownNumbers, scopes: Scopes
+    ) -> tuple[list[Any], list[Refused]]:
+        """Return the regions of a level, and what looks like one and is not replaced."""

@@ -1,0 +1,164 @@
+"""Replace regions of a program, level by level."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jax.extend.core import ClosedJaxpr
+
+from jaxamp.core import jax_compat
+from jaxamp.found.emit_level import Binding, Changes, emit_level
+from jaxamp.found.known_numbers import Given, KnownNumbers, Outer
+from jaxamp.found.levels import Level, Unit, open_level
+from jaxamp.found.outcome import Outcome, Refused
+from jaxamp.found.pairs import Together, join, pairs_of
+from jaxamp.found.places import Scopes
+from jaxamp.found.region import Kind
+from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
+from jaxamp.jaxprs.shared_rules import share_rules
+
+_ENTERED = (Wiring.CALL, Wiring.BRANCHES, Wiring.SCAN, Wiring.WHILE)
+
+
+class Replaced(NamedTuple):
+    """A program with some of its regions replaced.
+
+    Attributes:
+      jaxpr: the program; the same object where there are none.
+      found: those regions.
+      refused: what looks like one and stays as it is.
+    """
+
+    jaxpr: ClosedJaxpr
+    found: tuple[Any, ...] = ()
+    refused: tuple[Refused, ...] = ()
+
+
+def replace_regions(closed: ClosedJaxpr, kind: Kind) -> Replaced:
+    """Return a program with its regions of one kind replaced.
+
+    Args:
+      closed: the program, in float32.
+      kind: finds the regions.
+    """
+    if not kind.may_hold(closed.jaxpr):
+        return Replaced(closed)
+    search = _Search(kind)
+    changed = search.level(closed, {}, "")
+    if changed is not closed:
+        changed = share_rules(changed)
+    return Replaced(changed, tuple(search.found), tuple(search.refused))
+
+
+class _Words(NamedTuple):
+    """Regions of a part of the program, found and refused."""
+
+    found: tuple[Outcome, ...] = ()
+    refused: tuple[Refused, ...] = ()
+
+    @property
+    def backward(self) -> int:
+        """Return how many backward passes are found."""
+        return sum(outcome.backward for outcome in self.found)
+
+
+class _Search:
+    """Replacement of regions, level by level."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.found: list[Outcome] = []
+        self.refused: list[Refused] = []
+
+    def level(self, closed: ClosedJaxpr, given: Given, scope: str) -> ClosedJaxpr:
+        """Return a jaxpr, and those within, with its regions replaced."""
+        if not self.kind.may_hold(closed.jaxpr):
+            return closed
+        level = open_level(closed)
+        changes = self.changes(level, given, Scopes(level.units, scope))
+        return emit_level(level, changes) if changes.any else closed
+
+    def changes(self, level: Level, given: Given, scopes: Scopes) -> Changes:
+        """Return what changes in a level."""
+        known = KnownNumbers(level, given)
+        bodies, bindings = self._inside(level, known, scopes)
+        regions, refused = self.kind.find(level, known, scopes)
+        self.found += [region.outcome for region in regions]
+        self.refused += refused
+        return Changes(regions, bodies, bindings)
+
+    def _inside(
+        self, level: Level, known: KnownNumbers, scopes: Scopes
+    ) -> tuple[dict[Unit, list[ClosedJaxpr]], dict[Unit, Binding]]:
+        """Return the jaxprs of loops, branches and the like that change, and pairs of loops."""
+        bodies: dict[Unit, list[ClosedJaxpr]] = {}
+        bindings: dict[Unit, Binding] = {}
+        words: dict[Unit, _Words] = {}
+        for unit in level.atomic():
+            if unit.is_whole or wiring(unit.eqn) not in _ENTERED:
+                continue
+            if unit.eqn.primitive.name == "custom_vjp_call":
+                continue
+            inside = nested(unit.eqn)
+            if not any(self.kind.may_hold(body.jaxpr) for body in inside):
+                continue
+            given = _given(unit, known)
+            change = functools.partial(self._bodies, inside, given, scopes[unit])
+            changed = jax_compat.within(unit.eqn, change)
+            words[unit] = self._taken()
+            if any(new is not old for new, old in zip(changed, inside, strict=True)):
+                bodies[unit] = changed
+        for pair in pairs_of(level) if any(w.refused for w in words.values()) else ():
+            both = pair.first, pair.second
+            if not any(words.get(unit, _Words()).refused for unit in both):
+                continue
+            joined = join(pair, known)
+            own = Scopes()
+            for unit, units in zip(both, joined.units, strict=True):
+                own.enter(units, scopes[unit])
+            changes = self.changes(joined.level, joined.given, own)
+            found = self._taken()
+            if changes.bindings and pair.first.eqn.primitive.name == "shard_map":
+                continue  # what loops of both hand over would need specs
+            if found.backward > sum(words.get(unit, _Words()).backward for unit in both):
+                together = Together(joined, changes)
+                for unit in both:
+                    bodies.pop(unit, None)
+                    bindings[unit] = together
+                    words[unit] = _Words()
+                words[pair.second] = found
+        for unit_words in words.values():
+            self.found += unit_words.found
+            self.refused += unit_words.refused
+        return bodies, bindings
+
+    def _bodies(self, inside: Sequence[ClosedJaxpr], given: Given, scope: str) -> list[ClosedJaxpr]:
+        return [self.level(body, given, scope) for body in inside]
+
+    def _taken(self) -> _Words:
+        """Return what has been found and refused since, and forget it."""
+        taken = _Words(tuple(self.found), tuple(self.refused))
+        self.found.clear()
+        self.refused.clear()
+        return taken
+
+
+def _given(unit: Unit, known: KnownNumbers) -> Given:
+    """Return the inputs of a unit's jaxprs that are known numbers."""
+    match wiring(unit.eqn):
+        case Wiring.CALL:
+            operands = list(enumerate(unit.ins))
+        case Wiring.SCAN:
+            operands = list(enumerate(unit.ins))[: loop(unit.eqn).invariants]
+        case Wiring.BRANCHES:
+            operands = list(enumerate(unit.ins[1:]))
+        case _:
+            operands = []
+    if unit.eqn.primitive.name == "shard_map":  # a part of an array is on each device
+        pairs = zip(unit.eqn.invars, nested(unit.eqn)[0].jaxpr.invars, strict=True)
+        shapes: Any = [(whole.aval, part.aval) for whole, part in pairs]
+        whole = {i for i, (a, b) in enumerate(shapes) if a.shape == b.shape}
+        operands = [(i, a) for i, a in operands if i in whole]
+    return {i: Outer(known, a) for i, a in operands if known.is_known(a)}

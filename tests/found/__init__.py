@@ -1,0 +1,1 @@
+"""Regions found in programs."""

@@ -1,0 +1,42 @@
+"""How many attentions of a program are found, and what is said of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jaxamp
+from tests.found.attention.corpus import Program, gradient
+
+FORWARD, JOINT = ORDERS = ("forward", "joint")
+"""The program as it is, for `grad(amp(f))`; the program with its gradient, for `amp(grad(f))`."""
+
+
+FUSED = jaxamp.PrecisionPolicy.AUTO_MIXED_BF16.replace(fused_attention=True)
+"""The policy under which it is looked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a plan says of a program.
+
+    Attributes:
+      count: attentions replaced; in the joint order those whose backward pass is, too.
+      any: whether anything is replaced at all.
+      refused: why others are not.
+    """
+
+    count: int
+    any: bool
+    refused: tuple[str, ...]
+
+
+def found(program: Program, order: str, policy: Any = FUSED) -> Found:
+    """Plan a program in one of `ORDERS`, and count its attentions."""
+    fn, args = program.built
+    if order == JOINT:
+        fn, args = gradient(fn, args)
+    plan = jaxamp.plan_of(fn, policy)(*args)
+    whole = [a for a in plan.attentions if (a.backward if order == JOINT else a.forward)]
+    refused = tuple(attention.reason for attention in plan.refused_attentions)
+    return Found(len(whole), bool(plan.attentions), refused)
