@@ -129,6 +129,7 @@ def _add_report(commands: Any) -> None:
     about = "What runs in which precision, what it costs and saves, and why"
     example = "train.py:loss --grad --args 'f32[8,16]' 'f32[4,8]' --html report.html"
     command = _add(commands, "report", _report, about, example)
+    command.add_argument("--all", action="store_true", help="all tables, not one screen")
     command.add_argument(
         "--target",
         choices=(HERE, *TARGETS),
@@ -137,7 +138,8 @@ def _add_report(commands: Any) -> None:
 
 
 def _report(request: Request, options: argparse.Namespace) -> Any:
-    return request.ask(report(request.fn, request.policy, target=options.target))
+    found = report(request.fn, request.policy, target=options.target, everything=options.all)
+    return request.ask(found)
 
 
 def _add_explain(commands: Any) -> None:
@@ -146,7 +148,7 @@ def _add_explain(commands: Any) -> None:
     command = _add(commands, "explain", _explain, about, example)
     command.add_argument("--where", default="", metavar="SCOPE", help="only what is inside")
     command.add_argument(
-        "--all", action="store_true", help="whole functions, and what computes no floats too"
+        "--all", action="store_true", help="every line, and what computes no floats too"
     )
 
 

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from jaxamp.cli.commands import COMMANDS, FORMAT, PROGRAM, TO_TERMINAL, Request
 from jaxamp.display.numbers import near
 from jaxamp.errors import InspectionError, JaxAmpError
@@ -86,10 +84,19 @@ def show(result: Any, options: argparse.Namespace) -> None:
     if options.json == TO_TERMINAL:
         print(result.to_json())
     elif not (options.html or options.json):
-        console = Console(highlight=False)
-        # Where nothing says how wide it is, rich would take 80 columns.
-        wide = console.is_terminal or "COLUMNS" in os.environ
-        (console if wide else Console(highlight=False, width=_WIDTH)).print(result)
+        _print(result)
+
+
+def _print(result: Any) -> None:
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:  # first screens need no rich, and others say what to install
+        print(result)
+        return
+    console = Console(highlight=False)
+    # Where nothing says how wide it is, rich would take 80 columns.
+    wide = console.is_terminal or "COLUMNS" in os.environ
+    (console if wide else Console(highlight=False, width=_WIDTH)).print(result)
 
 
 def _check_files(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Screens of values: at a terminal, as a page. rich and jinja2 are imported when one is drawn."""
+"""Screens of values: at a terminal, as a page. rich and jinja2 are imported when one needs them."""
 
 import importlib
 

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
-from rich.text import Text
-
+from jaxamp.display.lines import MOST, Line, Part
 from jaxamp.display.numbers import near
-from jaxamp.display.terminal import precision_text
-from jaxamp.errors import counted
+from jaxamp.display.summary import COLORS
 from jaxamp.inspect.explain import Explanation, Note
 from jaxamp.inspect.source import Excerpt, excerpts
 
-_GLOSSARY = (
-    "\nCompute is matrix products and convolutions; a fused region is what XLA computes in one "
-    "kernel.\nAll words and reasons, and the [guards]: docs/explanation/glossary.md, guards.md."
-)
+_GLOSSARY = "What each reason and each [guard] means: docs/explanation/glossary.md, guards.md."
+_SEVERAL = 2  # modules: a layer and what is around it
+_AROUND = 4  # lines of a first screen that are no source: heading, what is left out, the glossary
 
 
-def show_explanation(explanation: Explanation) -> Iterator[Any]:
-    """Show every function that has notes, line by line."""
+def explanation_lines(explanation: Explanation) -> Iterator[Line]:
+    """Yield the lines that cost most, or with everything all lines of all functions."""
     inside = f", inside {explanation.where}" if explanation.where else ""
-    yield Text.assemble((explanation.program, "bold"), f" under {explanation.policy}{inside}")
+    yield ((explanation.program, "bold"), f" under {explanation.policy}{inside}")
     whole = explanation.everything
     notes = [n for n in explanation.notes if whole or (n.computes and n.place.file)]
+    every = len({n.place for n in notes})
+    if not whole:
+        notes = _costliest(notes)
     by_file: dict[str, dict[int, list[Note]]] = defaultdict(lambda: defaultdict(list))
     for note in notes:
         by_file[note.place.file][note.place.line].append(note)
@@ -35,47 +34,81 @@ def show_explanation(explanation: Explanation) -> Iterator[Any]:
             yield from _block(block, by_line, whole)
         if not found:
             yield from _sourceless(file, by_line, whole) if file else _homeless(by_line)
-    if notes:
-        yield Text(_GLOSSARY, style="dim")
-    if hidden := len(explanation.notes) - len(notes):
-        yield Text(
-            f"Not shown: {counted(hidden, 'note')} on what moves data or computes no floats, and "
-            "all other lines (--all, or everything=True).",
-            style="dim",
+    if not whole and explanation.notes:
+        shown = len({n.place for n in notes})
+        rest = f"The {shown} of {every} lines that cost most. " if shown < every else ""
+        yield ()
+        yield (
+            (f"{rest}All, and what computes no floats: .full(), everything=True, --all.", "dim"),
         )
+    if notes:
+        yield ((_GLOSSARY, "dim"),)
 
 
-def _block(block: Excerpt, by_line: dict[int, list[Note]], whole: bool) -> Iterator[Text]:
+def _costliest(notes: list[Note]) -> list[Note]:
+    """Return the notes of as many lines as fit the first screen, in their order."""
+    flops, moved = (
+        sum(costs) or 1 for costs in ([n.flops for n in notes], [n.bytes for n in notes])
+    )
+    by_line: dict[tuple[str, int], list[Note]] = defaultdict(list)
+    for note in notes:
+        by_line[note.place.file, note.place.line].append(note)
+
+    def cost(line: list[Note]) -> float:
+        return max(max(n.flops / flops, n.bytes / moved) for n in line)
+
+    kept: list[Note] = []
+    functions: set[tuple[str, str]] = set()
+    left = MOST - _AROUND
+    for line in sorted(by_line.values(), key=cost, reverse=True):
+        place = line[0].place
+        heading = 2 * ((place.file, place.function) not in functions)
+        rows = 1 + sum(1 + (len(n.modules) > _SEVERAL) for n in line) + heading
+        if rows <= left:
+            left -= rows
+            kept += line
+            functions.add((place.file, place.function))
+    return [n for n in notes if n in kept]
+
+
+def _block(block: Excerpt, by_line: dict[int, list[Note]], whole: bool) -> Iterator[Line]:
     name = f" ({block.name})" if block.name else ""
-    yield Text(f"\n{near(block.file)}{name}", style="bold")
+    yield ()
+    yield ((f"{near(block.file)}{name}", "bold"),)
     for number, line in zip(block.numbers(), block.lines, strict=True):
         notes = by_line.get(number, [])
         if not (notes or whole):
             continue
-        yield Text.assemble((f"{number:5} │ ", "dim"), (line, "" if notes else "dim"))
+        yield (f"{number:5} │ ", "dim"), (line, "" if notes else "dim")
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         for note in notes:
-            yield Text.assemble(("      │ ", "dim"), indent, *_words(note, whole))
+            yield from _words(note, whole, ("      │ ", "dim"), indent)
 
 
-def _sourceless(file: str, by_line: dict[int, list[Note]], whole: bool) -> Iterator[Text]:
+def _sourceless(file: str, by_line: dict[int, list[Note]], whole: bool) -> Iterator[Line]:
     """Show the notes of code without source, typed in or made by ``exec``."""
-    yield Text(f"\n{near(file)} (source not available)", style="bold")
+    yield ()
+    yield ((f"{near(file)} (source not available)", "bold"),)
     for number, notes in by_line.items():
         for note in notes:
-            yield Text.assemble((f"{number:5} │ ", "dim"), *_words(note, whole))
+            yield from _words(note, whole, (f"{number:5} │ ", "dim"))
 
 
-def _words(note: Note, whole: bool) -> Iterator[Text]:
+def _words(note: Note, whole: bool, *before: Part) -> Iterator[Line]:
+    """Show a note, and below it the modules that it is about where these are several."""
     direction = " (fwd, bwd)" if note.backward else ""
     guard = f" [{note.guard}]" if note.guard else ""
-    yield precision_text(f"{note.arithmetic:<4}")
-    yield Text(f" {note.what if whole else note.computes}{direction}")
-    yield Text(f" — {note.reason}{guard}", style="italic")
+    word = (f"{note.arithmetic:<4}", COLORS.get(note.arithmetic, "dim"))
+    what = f" {note.what if whole else note.computes}{direction}"
+    yield *before, word, what, (f" — {note.reason}{guard}", "italic")
+    if len(note.modules) > _SEVERAL:
+        rest = f", {len(note.modules) - 4} more" if len(note.modules) > 4 else ""
+        modules = ", ".join(name or "(no module)" for name in note.modules[:4])
+        yield *before, f"     in {modules}{rest}"
 
 
-def _homeless(by_line: dict[int, list[Note]]) -> Iterator[Text]:
+def _homeless(by_line: dict[int, list[Note]]) -> Iterator[Line]:
     """Show operations of JAX's own that have no line of the user's."""
     for notes in by_line.values():
         for note in notes:
-            yield Text(f"no line: {note.arithmetic} {note.what}: {note.reason}", style="dim")
+            yield ((f"no line: {note.arithmetic} {note.what}: {note.reason}", "dim"),)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
+import html
+import importlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from rich.console import Console, Group
-
-from jaxamp.display.explanation import show_explanation
+from jaxamp.display.explanation import explanation_lines
+from jaxamp.display.lines import cut, plain
 from jaxamp.display.page import in_frame, report_page
-from jaxamp.display.tables import show_difference, show_estimate, show_probe, show_tuning
-from jaxamp.display.terminal import show_lowering, show_report
+from jaxamp.display.summary import report_lines
+from jaxamp.errors import InspectionError
 from jaxamp.inspect.diff import Difference
+from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.explain import Explanation
 from jaxamp.inspect.fp8_products import Lowering
 from jaxamp.inspect.report import Report
@@ -39,10 +41,31 @@ _PAGE = """\
 _FRAGMENT = '<pre style="line-height: 1.2; overflow-x: auto">{code}</pre>'
 
 
+def needed(name: str) -> Any:
+    """Import a module that needs rich or jinja2.
+
+    Raises:
+      InspectionError: one is not installed; the sentence says how to install both.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        if package not in ("rich", "jinja2"):
+            raise
+        raise InspectionError(
+            f"Tables and pages are drawn with {package}, which is not installed: pip install "
+            "'jax-mixed-precision[report]'. The first screens of report and explain, and "
+            "to_json(), need nothing else."
+        ) from None
+
+
 @functools.singledispatch
 def parts(value: Any) -> Iterator[Any]:
-    """Yield what rich prints one below the other."""
-    raise NotImplementedError(f"{type(value).__name__} has no screen")
+    """Yield what is printed one below the other: lines, or what rich renders."""
+    if type(value).__rich__ is Displayable.__rich__:
+        raise NotImplementedError(f"{type(value).__name__} has no screen")
+    yield value
 
 
 @functools.singledispatch
@@ -57,32 +80,73 @@ def notebook(value: Any) -> str:
     return _html(value, _FRAGMENT)
 
 
-parts.register(Difference, show_difference)
-parts.register(Estimate, show_estimate)
-parts.register(Explanation, show_explanation)
-parts.register(Lowering, show_lowering)
-parts.register(ProbeReport, show_probe)
-parts.register(Report, show_report)
-parts.register(Tuning, show_tuning)
-page.register(Report, report_page)
-notebook.register(Report, lambda report: in_frame(report_page(report)))
+def _drawn(module: str, name: str) -> Callable[[Any], Iterator[Any]]:
+    return lambda value: getattr(needed(f"jaxamp.display.{module}"), name)(value)
 
 
-def terminal(value: Any) -> Group:
+def _show_report(report: Report) -> Iterator[Any]:
+    full = _drawn("terminal", "show_report")
+    return full(report) if report.everything else report_lines(report)
+
+
+def _notebook_report(report: Report) -> str:
+    try:
+        return in_frame(page(report))
+    except InspectionError:  # without jinja2 it is the first screen
+        return _html(report, _FRAGMENT)
+
+
+parts.register(Difference, _drawn("tables", "show_difference"))
+parts.register(Estimate, _drawn("tables", "show_estimate"))
+parts.register(Explanation, explanation_lines)
+parts.register(Lowering, lambda lowering: ((line,) for line in lowering.lines))
+parts.register(ProbeReport, _drawn("tables", "show_probe"))
+parts.register(Report, _show_report)
+parts.register(Tuning, _drawn("tables", "show_tuning"))
+page.register(Report, lambda report: needed("jinja2") and report_page(report))
+notebook.register(Report, _notebook_report)
+
+
+def terminal(value: Any) -> Any:
     """Return what rich prints."""
-    return Group(*parts(value))
+    from rich.console import Group
+    from rich.text import Text
+
+    whole = getattr(value, "everything", True)
+    words: dict[str, Any] = {} if whole else {"no_wrap": True, "overflow": "ellipsis"}
+    found = parts(value)
+    return Group(*(Text.assemble(*p, **words) if isinstance(p, tuple) else p for p in found))
 
 
 def text(value: Any) -> str:
     """Return what a terminal shows, without colours."""
+    found = list(parts(value))
+    if all(isinstance(part, tuple) for part in found):
+        whole = getattr(value, "everything", True)
+        return "\n".join(plain(line if whole else cut(line, _WIDTH)) for line in found)
     width = _PROBE_WIDTH if isinstance(value, ProbeReport) else _WIDTH
-    file = io.StringIO()
-    Console(file=file, width=width, color_system=None, legacy_windows=False).print(value)
+    console, file = _console(width)
+    console.print(value)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
 
 def _html(value: Any, fragment: str) -> str:
     """Return what a terminal shows as HTML; text has no colour, to suit any theme."""
-    console = Console(file=io.StringIO(), width=_WIDTH, record=True, force_terminal=True)
+    try:
+        console, _ = _console(_WIDTH, record=True, force_terminal=True)
+    except InspectionError:
+        return fragment.format(code=html.escape(text(value)))
     console.print(value)
     return console.export_html(inline_styles=True, code_format=fragment)
+
+
+def _console(width: int, **words: Any) -> tuple[Any, io.StringIO]:
+    file = io.StringIO()
+    made = needed("rich.console").Console(
+        file=file,
+        width=width,
+        color_system="auto" if words else None,
+        legacy_windows=False,
+        **words,
+    )
+    return made, file

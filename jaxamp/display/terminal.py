@@ -1,4 +1,4 @@
-"""Show a report at a terminal."""
+"""Show all tables of a report at a terminal."""
 
 from __future__ import annotations
 
@@ -11,27 +11,18 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxamp.display.numbers import amount, share, storage
+from jaxamp.display.summary import COLORS
 from jaxamp.display.tables import columns
-from jaxamp.inspect.fp8_products import Lowering
 from jaxamp.inspect.operation import Row, rows_of
 from jaxamp.inspect.report import Report
 
 _FEW = 12  # scopes whose memory is listed
 _MANY = 40  # dots that are listed; the page and the JSON have all
-_COLORS = {
-    "f32": "cyan", "f64": "blue", "bf16": "green", "f16": "yellow",
-    "f8_e4m3": "magenta", "f8_e5m2": "magenta",
-}  # fmt: skip
 
 
 def precision_text(word: str) -> Text:
     """Write a precision in its colour."""
-    return Text(word, style=_COLORS.get(word.strip(), "dim"))
-
-
-def show_lowering(lowering: Lowering) -> Iterator[Any]:
-    """Show the verdict, and what is missing."""
-    yield from lowering.lines
+    return Text(word, style=COLORS.get(word.strip(), "dim"))
 
 
 def show_report(report: Report) -> Iterator[Any]:
@@ -94,7 +85,8 @@ def _residuals(report: Report) -> Iterator[Any]:
 
 
 def _dots(report: Report) -> Table:
-    found = sorted(rows_of(report.contractions), key=lambda row: -row.tally.flops)
+    rows = rows_of(o for o in report.contractions if o.runs)
+    found = sorted(rows, key=lambda row: -row.tally.flops)
     rest = f", the first {_MANY} of {len(found)}" if len(found) > _MANY else ""
     title = f"dots and convolutions, largest first{rest}"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -112,7 +104,7 @@ def _dots(report: Report) -> Table:
 def _dot(row: Row) -> list[Any]:
     operation = row.operation
     times = row.count * operation.runs
-    operands = Text(" × ".join(operation.operands[:2]), style=_COLORS.get(operation.arithmetic, ""))
+    operands = Text(" × ".join(operation.operands[:2]), style=COLORS.get(operation.arithmetic, ""))
     place = operation.place
     return [
         operands,

@@ -24,6 +24,7 @@ class Tally:
       flops: floating-point operations; a multiplication and an addition are two.
       bytes: what they read and write, were each a kernel of its own.
       bytes_f32: the same in the dtypes of the original program.
+      bytes_narrow: of `bytes`, those of floats of 16 bits or fewer.
       inserted: casts made.
       shared: reads that found a cast made already.
       cancelled: reads that found the value stored in the narrow precision that they want, where a
@@ -38,6 +39,7 @@ class Tally:
     flops: int = 0
     bytes: int = 0
     bytes_f32: int = 0
+    bytes_narrow: int = 0
     inserted: int = 0
     shared: int = 0
     cancelled: int = 0

@@ -183,6 +183,7 @@ class Equation:
             flops=count.flops(self.name, self.kind, self.params, ins, out),
             bytes=sum(int(n * element_width(aval, p)) for n, p, aval in moved),
             bytes_f32=sum(int(n * element_width(aval, None)) for n, _, aval in moved),
+            bytes_narrow=sum(int(n * p.bits / 8) for n, p, _ in moved if p and p.bits <= 16),
         )
 
 

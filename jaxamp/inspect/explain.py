@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections import Counter, defaultdict
@@ -12,7 +13,15 @@ from typing import Any
 from jaxamp.core.taxonomy import OpKind, op_of
 from jaxamp.errors import InspectionError, accepted, counted
 from jaxamp.inspect.displayable import Displayable
-from jaxamp.inspect.operation import Operation, Place, few, is_float, total
+from jaxamp.inspect.operation import (
+    Operation,
+    Place,
+    common_scope,
+    few,
+    is_float,
+    numberless,
+    total,
+)
 from jaxamp.inspect.report import report
 from jaxamp.policy.rules import EquationView, Rule
 
@@ -39,8 +48,10 @@ class Note:
       reason: why the most expensive runs in this precision, in one phrase.
       guard: the guard that decided it; empty if none did.
       scope: its scope.
+      modules: the scopes of all, with a star for numbers; the most expensive first.
       backward: whether some of them are in a backward pass.
       flops: their total cost.
+      bytes: what they would move, were each a kernel of its own.
     """
 
     place: Place
@@ -49,8 +60,10 @@ class Note:
     reason: str
     guard: str
     scope: str
+    modules: tuple[str, ...]
     backward: bool
     flops: int
+    bytes: int
 
     @property
     def what(self) -> str:
@@ -69,14 +82,14 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation(Displayable):
-    """Source with notes; ``print`` shows it.
+    """Source with notes. Printed it is one screen of the lines that cost most; ``full()`` has all.
 
     Attributes:
       program: the function's name.
       policy: what the policy is called.
       where: the scope that was asked for; empty for the whole program.
       notes: by file and line, the most expensive of a line first.
-      everything: whether lines that compute no floats are shown too.
+      everything: whether ``print`` shows whole functions, and what computes no floats too.
     """
 
     program: str
@@ -84,6 +97,10 @@ class Explanation(Displayable):
     where: str
     notes: tuple[Note, ...]
     everything: bool = False
+
+    def full(self) -> Explanation:
+        """Return the explanation that prints every line."""
+        return dataclasses.replace(self, everything=True)
 
     def to_json(self) -> str:
         """Return everything as JSON."""
@@ -171,7 +188,10 @@ def _notes(operations: Iterable[Operation]) -> Iterator[Note]:
 
 def _note(place: Place, arithmetic: str, group: list[Operation]) -> Note:
     ordered = sorted(group, key=lambda o: (-o.tally.flops, -o.tally.bytes))
-    first = ordered[0]
+    first, cost = ordered[0], total(group)
+    scopes: dict[str, list[str]] = defaultdict(list)
+    for operation in ordered:
+        scopes[numberless(operation.scope)].append(operation.scope)
     return Note(
         place=place,
         arithmetic=arithmetic,
@@ -179,6 +199,8 @@ def _note(place: Place, arithmetic: str, group: list[Operation]) -> Note:
         reason=first.reason,
         guard=first.guard,
         scope=first.scope,
+        modules=tuple(common_scope(those) for those in scopes.values()),
         backward=any(o.backward for o in group),
-        flops=total(group).flops,
+        flops=cost.flops,
+        bytes=cost.bytes,
     )

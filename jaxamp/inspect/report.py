@@ -26,6 +26,7 @@ from jaxamp.inspect.operation import (
     numberless,
     total,
 )
+from jaxamp.inspect.regions import Region, regions_of
 from jaxamp.inspect.residuals import Residual
 from jaxamp.inspect.walk import Walk
 from jaxamp.plan import Plan
@@ -42,12 +43,16 @@ _EMULATED = {
     ),
     EMULATED: "multiply in bf16 on every chip: XLA has no product of such blocks",
 }
-_JOINED = "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings", "residuals"
+_JOINED = (
+    "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings", "residuals", "regions"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Displayable):
     """The effect of a policy on a program. Reports of several programs add up: ``a + b``.
+
+    Printed it is one screen; ``full()`` prints everything, and ``save`` writes it as a page.
 
     Attributes:
       program: the function's name.
@@ -58,7 +63,8 @@ class Report(Displayable):
       unknown_loops: lines of the loops whose trips only running them would tell: they count once.
       lowerings: where it was compiled, the FP8 products that it claims and those that were found.
       residuals: values stored for the backward pass, where both passes are in the program.
-      attentions: number of the regions that are fused attention.
+      regions: regions that one kernel runs, and those that stay as they are written, with reasons.
+      everything: whether ``print`` shows all tables.
 
     >>> import jax.numpy as jnp
     >>> found = report(lambda x, w: jnp.tanh(x @ w))(jnp.ones((2, 3)), jnp.ones((3, 4)))
@@ -74,7 +80,8 @@ class Report(Displayable):
     unknown_loops: tuple[Place, ...] = ()
     lowerings: tuple[Lowering, ...] = ()
     residuals: tuple[Residual, ...] = ()
-    attentions: int = 0
+    regions: tuple[Region, ...] = ()
+    everything: bool = False
 
     @classmethod
     def of(cls, plan: Plan, program: str = "") -> Report:
@@ -88,7 +95,7 @@ class Report(Displayable):
             unknown=plan.unknown,
             unknown_loops=tuple(walk.unknown_loops),
             residuals=tuple(walk.residuals),
-            attentions=len(plan.attentions),
+            regions=regions_of(plan),
         )
 
     def __add__(self, other: Report) -> Report:
@@ -97,12 +104,16 @@ class Report(Displayable):
         both = {name: getattr(self, name) + getattr(other, name) for name in _JOINED}
         names = self.program, other.program
         policies = dict.fromkeys((self.policy, other.policy))
-        both["attentions"] = self.attentions + other.attentions
-        return Report(program=" + ".join(names), policy=", ".join(policies), **both)
+        policy, everything = ", ".join(policies), self.everything or other.everything
+        return Report(program=" + ".join(names), policy=policy, everything=everything, **both)
 
     def __radd__(self, start: int) -> Report:
         """Accept the 0 that ``sum`` starts from."""
         return self if start == 0 else NotImplemented
+
+    def full(self) -> Report:
+        """Return the report that prints all of its tables."""
+        return dataclasses.replace(self, everything=True)
 
     @property
     def total(self) -> Tally:
@@ -145,7 +156,7 @@ class Report(Displayable):
 
     @property
     def headline(self) -> str:
-        """The share of the FLOPs of products that run narrow, and the regions of attention."""
+        """The share of the FLOPs of products that run narrow."""
         flops: Counter[tuple[str, str]] = Counter()
         for operation in self.contractions:
             flops[operation.arithmetic, operation.emulated] += operation.tally.flops
@@ -156,11 +167,13 @@ class Report(Displayable):
             if n and is_float(word) and word not in _WIDE
         }
         if not whole:
-            return "it has no products to run narrow"
+            return "no matrix products, so nothing runs narrow"
+        if not narrow:
+            wide = " and ".join(sorted({word for (word, _), n in flops.items() if n}))
+            return f"all matrix products in {wide}"
         share = f"{100 * sum(narrow.values()) / whole:.1f}".removesuffix(".0")
-        words = " and ".join(sorted(narrow)) or "fewer than 32 bits"
-        fused = counted(self.attentions, "region")
-        return f"{share} % of the FLOPs of products in {words}, attention fused in {fused}"
+        words = " and ".join(sorted(narrow))
+        return f"{share} % of the FLOPs of matrix products in {words}"
 
     def residual_bytes(self) -> dict[tuple[str, str], int]:
         """Return the bytes of residuals by scope and dtype, largest first.
@@ -189,7 +202,8 @@ class Report(Displayable):
         ]
         notes += [f"rule matched nothing: {rule}" for rule in self.unmatched_rules]
         notes += [f"unknown primitive, left as it is: {name}" for name in self.unknown]
-        notes += [f"counted once, for its trips are not known: {p}" for p in self.unknown_loops]
+        places = dict.fromkeys(map(str, self.unknown_loops))
+        notes += [f"a loop counts once, as its number of trips is not known: {p}" for p in places]
         eight = sum(
             o.runs for o in self.contractions if o.arithmetic.startswith("f8") and not o.emulated
         )
@@ -219,7 +233,7 @@ class Report(Displayable):
             "total": dataclasses.asdict(self.total),
             "by_kind_and_precision": groups,
             "dots": self.dots(),
-            "attentions": self.attentions,
+            "regions": [region._asdict() for region in self.regions],
             "residuals": [dataclasses.asdict(value) for value in self.residuals],
             "guards": self.guards,
             "unmatched_rules": list(self.unmatched_rules),
@@ -238,7 +252,12 @@ class Report(Displayable):
 
 
 def report(
-    fn: Any, policy: Any = None, *, target: str | None = None, strict: bool = False
+    fn: Any,
+    policy: Any = None,
+    *,
+    target: str | None = None,
+    everything: bool = False,
+    strict: bool = False,
 ) -> Callable[..., Report]:
     """Report how much of a program runs in which precision, where and why.
 
@@ -251,6 +270,7 @@ def report(
       policy: as for ``amp``; left out, that of an amped `fn`, else the default.
       target: where to compile the program, to look for the FP8 products that it claims: a chip that
         is not there, as for ``estimate``, or ``"here"``; by default it is not compiled.
+      everything: print all tables, as ``full()`` of the report does.
       strict: as for ``amp``.
 
     Returns:
@@ -278,7 +298,7 @@ def report(
         with chip.described() if chip else nullcontext():
             found = Report.of(planned(*args, **kwargs), name)
         lowerings = () if verify is None else (verify(*args, **kwargs),)
-        return dataclasses.replace(found, lowerings=lowerings)
+        return dataclasses.replace(found, lowerings=lowerings, everything=everything)
 
     return made
 

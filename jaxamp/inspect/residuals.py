@@ -25,11 +25,13 @@ class Residual:
       scope: where it is computed.
       dtype: the dtype in which it is stored, in one word.
       bytes: its size.
+      bytes_f32: its size in the original program; 0 for a copy of one that is counted already.
     """
 
     scope: str
     dtype: str
     bytes: int
+    bytes_f32: int
 
 
 def residuals_of(
@@ -53,6 +55,7 @@ def residuals_of(
         return
     makers = {v: n for n, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars if not backward[n]}
     known: set[tuple[Var, Precision | None]] = set()  # seen, or made again in the backward pass
+    counted: set[Var] = set()
     for n, var, copy, is_made in _accesses(jaxpr, plan):
         if not (live[n] and backward[n] and var in makers):
             continue
@@ -65,7 +68,9 @@ def residuals_of(
         eqn = jaxpr.eqns[makers[var]]
         bytes_ = int(size(var.aval) * element_width(var.aval, precision))
         origin = _origin(eqn, eqn.outvars.index(var), scope)
-        yield Residual(origin, dtype_word(var.aval, precision), bytes_)
+        wide = 0 if var in counted else int(size(var.aval) * element_width(var.aval, None))
+        counted.add(var)
+        yield Residual(origin, dtype_word(var.aval, precision), bytes_, wide)
 
 
 def _accesses(

@@ -55,8 +55,8 @@ class Walk:
         self._add_results(of_results, where)
         live = [is_live for _, is_live, _ in walked]
         self.residuals += [
-            replace(residual, bytes=residual.bytes * where.runs)
-            for residual in residuals_of(jaxpr, plan, stored, live, where.scope)
+            replace(r, bytes=r.bytes * where.runs, bytes_f32=r.bytes_f32 * where.runs)
+            for r in residuals_of(jaxpr, plan, stored, live, where.scope)
         ]
 
     def _equation(self, equation: Equation, outer: int) -> None:

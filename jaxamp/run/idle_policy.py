@@ -30,17 +30,16 @@ def warn_of_idle_parts(plan: Plan, name: str) -> None:
       plan: the plan of the program under the policy.
       name: what the program is called.
     """
-    idle = [*_rules(plan), *_scaling(plan), *_lowering(plan)]
+    idle = [*_rules(plan, name), *_scaling(plan, name), *_lowering(plan, name)]
     if idle:
-        text = "\n".join(f"Nothing came of {line}" for line in idle)
-        text = text.replace(" in it:", f" in {name}:")
-        warnings.warn(text, IdlePolicyWarning, stacklevel=jax_compat.user_level())
+        warnings.warn("\n".join(idle), IdlePolicyWarning, stacklevel=jax_compat.user_level())
 
 
-def _rules(plan: Plan) -> Iterator[str]:
+def _rules(plan: Plan, name: str) -> Iterator[str]:
     for rule in plan.unmatched_rules:
-        yield f"the rule `{rule}` in it: it matched no operation, or others before it did." + _near(
-            rule, plan
+        yield (
+            f"The rule `{rule}` has no effect in {name}: no operation matches it, or an earlier "
+            f"rule decides those that do.{_near(rule, plan)}"
         )
 
 
@@ -91,20 +90,21 @@ def _functions(jaxpr: Jaxpr) -> Iterator[str]:
             yield from _functions(inner.jaxpr)
 
 
-def _scaling(plan: Plan) -> Iterator[str]:
+def _scaling(plan: Plan, name: str) -> Iterator[str]:
     if not plan.policy.is_scaled:
         return
     dots = [d for d in plan.decisions() if d.kind is OpKind.COMPUTE]
     if any(d.scaled for d in dots):
         return
-    why = "there is no product" if not dots else f"no product is scaled ({_commonest(dots)})"
+    why = "it has no matrix product" if not dots else _commonest(dots)
+    cure = " Scaling(...) of the policy says which products are quantized." if dots else ""
     yield (
-        f"{plan.policy} in it: {why}. It runs as mixed precision does. Scaling(...) of the policy "
-        "says which products are scaled; jaxamp.report(fn)(*args) shows each with its reason."
+        f"{plan.policy} quantizes nothing in {name}: {why}. It runs as under mixed_"
+        f"{plan.policy.base.short}.{cure}"
     )
 
 
-def _lowering(plan: Plan) -> Iterator[str]:
+def _lowering(plan: Plan, name: str) -> Iterator[str]:
     if plan.policy.cast_for(OpKind.COMPUTE).out_dtype in _WIDE:
         return
     decisions = list(plan.decisions())
@@ -112,14 +112,13 @@ def _lowering(plan: Plan) -> Iterator[str]:
     dots = [d for d in products if d.operand is not None]  # the others are narrow as written
     if dots and all(d.operand in _WIDE for d in dots):
         yield (
-            f"{plan.policy} in it: every product stays wide ({_commonest(dots)}). "
-            "jaxamp.explain(fn)(*args) shows what keeps each: an explicit precision, a rule or "
-            "keep_precision around it."
+            f"{plan.policy} changes no matrix product of {name}: all stay in float32 "
+            f"({_commonest(dots)}). jaxamp.explain(fn)(*args) names the reason on each line."
         )
     if not (products or plan.policy.is_scaled or any(_is_lowered(d) for d in decisions)):
         yield (
-            f"{plan.policy} in it: there is no product, and nothing else runs narrow. Wrap what "
-            "multiplies: the loss, the model or the step."
+            f"{plan.policy} changes nothing in {name}: it has no matrix product. Wrap the function "
+            "that multiplies matrices: the loss, the model or the training step."
         )
 
 

@@ -96,7 +96,7 @@ def in_a_shell(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
 
 def test_report_with_shapes(folder):
     """Shapes as they are typed, a table on the screen."""
-    line = f"python -m jaxamp report model:loss --args {PARAMS} f32[4,8] f32[4,1]"
+    line = f"python -m jaxamp report model:loss --args {PARAMS} f32[4,8] f32[4,1] --all"
     done = in_a_shell(folder, line)
     assert done.returncode == 0, done.stderr
     assert "loss under mixed_bf16" in done.stdout

@@ -20,7 +20,7 @@ def test_each_line_has_its_precision_and_reason():
     by_text = {(n.place.text, n.arithmetic): n for n in notes}
     hidden = by_text['hidden = jax.nn.relu(x @ params["w1"])', "bf16"]
     assert dict(hidden.primitives)["dot_general"] == 1
-    assert hidden.reason == "Compute is bf16 in the policy"
+    assert hidden.reason == "products and convolutions are bf16 in the policy"
     loss = by_text['return jnp.mean((hidden @ params["w2"] - y) ** 2)', "f32"]
     assert "reduce_sum" in dict(loss.primitives)
 
@@ -31,7 +31,7 @@ def test_the_source_is_shown_with_the_notes_below_their_lines():
     at = next(i for i, line in enumerate(lines) if "hidden = jax.nn.relu" in line)
     assert any("def mlp_loss" in line for line in lines[:at])
     assert "bf16" in lines[at + 1]
-    assert "(fwd, bwd) — Compute is bf16 in the policy" in lines[at + 1]
+    assert "(fwd, bwd) — products and convolutions are bf16 in the policy" in lines[at + 1]
 
 
 def test_long_words_of_formats_are_words():

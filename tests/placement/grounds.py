@@ -13,14 +13,14 @@ SMALL = ("not an activation", "a scalar")
 
 PLACEMENT = (
     *SMALL,
-    "Compute is",
+    "products and convolutions are",
     "larger than its operands",
     "stored in",
     "exact in",
     "a bias:",
     "f32 inside, stored in",
-    "data movement keeps its operand's dtype",
-    "inside a fused region",
+    "moves data in the dtype that it has",
+    "f32 inside a kernel",
     "compares stored values",
     "compares operands rounded to",
     "sent in",

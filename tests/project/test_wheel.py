@@ -26,7 +26,7 @@ plain, grads = jax.value_and_grad(jaxamp.amp(loss, "bf16"))(*args)
 assert abs(plain - loss(*args)) < 0.01 and grads["w1"].dtype == jnp.float32
 found = jaxamp.report(jax.grad(loss))(*args)
 assert found.dots() == {"bf16": 5}, found.dots()
-assert "of the FLOPs of products in bf16" in str(found) and found.to_html()
+assert "of the FLOPs of matrix products in bf16" in str(found)
 assert "product" in str(jaxamp.explain(loss)(*args))
 state = jaxamp.training.DynamicLossScale(2.0**15)
 (value, _), finite, state = jaxamp.training.scaled_value_and_grad(

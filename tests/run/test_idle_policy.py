@@ -39,10 +39,10 @@ IDLE = {
     "own function": (_layer, _rules({"function": "layer"}), "Functions of the program: _layer"),
     "second of two": (_layer, _rules({"scope": "head"}, {"scope": "tail"}), "scope=tail"),
     "fp8, a small dot": (_layer, "mxfp8", "no multiple"),
-    "fp8, no dot": (lambda x, w: jnp.sin(x) + w, "fp8_current", "no product"),
-    "explicit precision": (_highest, "mixed_bf16", "stays wide"),
-    "all kept": (_layer, _rules({"kind": "compute"}), "stays wide"),
-    "no product": (lambda x, w: jnp.sin(x) + w, "mixed_bf16", "there is no product"),
+    "fp8, no dot": (lambda x, w: jnp.sin(x) + w, "fp8_current", "no matrix product"),
+    "explicit precision": (_highest, "mixed_bf16", "stay in float32 .*precision"),
+    "all kept": (_layer, _rules({"kind": "compute"}), "stay in float32 .*rule: kind="),
+    "no product": (lambda x, w: jnp.sin(x) + w, "mixed_bf16", "nothing in .*no matrix product"),
 }
 _WITHOUT_PRODUCT = "fp8, no dot", "no product"
 

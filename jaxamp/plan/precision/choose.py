@@ -144,7 +144,7 @@ class Chooser:
             return self._forced(node, forced, forced_by)
         low = self.narrow[node.kind]
         if low is None:
-            return Choice(F32, F32, f"{node.kind.value} is f32 in the policy", None, F32)
+            return Choice(F32, F32, f"{_IN_WORDS[node.kind]} are f32 in the policy", None, F32)
         if not self.guards:
             return self._unguarded(node, low)
         return _BY_ROLE[node.role](self, node, low)
@@ -185,7 +185,8 @@ class Chooser:
             return Choice(F32, F32, EXPLICIT_PRECISION, None, F32)
         inside = self._accumulation(node, low)
         operand = inside if node.role is Role.REDUCE and inside else low
-        return Choice(operand, low, f"{node.kind.value} is {low.short} in the policy", None, inside)
+        reason = f"{_IN_WORDS[node.kind]} are {low.short} in the policy"
+        return Choice(operand, low, reason, None, inside)
 
     def _accumulation(self, node: Node, low: Precision) -> Precision | None:
         if node.role is Role.CONTRACT:
@@ -218,7 +219,7 @@ class Chooser:
                 return Choice(
                     low, low, f"larger than its operands: stored in {low.short}", None, F32
                 )
-            reason = f"operands in {low.short}; no later dot or convolution reads the result"
+            reason = f"operands in {low.short}; no later product reads the result"
             return Choice(low, F32, reason, Guard.NO_GAIN, F32)
         if Guard.SENSITIVE in self.guards and (why := self._sensitivity(out)):
             return Choice(low, F32, f"operands in {low.short}; {why}", Guard.SENSITIVE, F32)
@@ -230,7 +231,7 @@ class Chooser:
             self._keep_wide(node.outs)
             reason = f"operands in {low.short}; result is returned in f32"
             return Choice(low, F32, reason, Guard.NO_GAIN, F32)
-        return Choice(low, low, f"Compute is {low.short} in the policy", None, F32)
+        return Choice(low, low, f"{_IN_WORDS[node.kind]} are {low.short} in the policy", None, F32)
 
     def _keep_wide(self, values: Sequence[int]) -> None:
         """Record values that are in memory in float32 for others than their narrow readers."""
@@ -357,7 +358,7 @@ class Chooser:
     def _lowered(self, out: int, operand: Precision, low: Precision) -> Choice:
         if out in self.exact_narrow:
             return Choice(low, low, f"exact in {low.short}: readers widen it")
-        return Choice(operand, low, f"stored in {low.short} for a later dot or convolution")
+        return Choice(operand, low, f"stored in {low.short} for a later product")
 
     def _move(self, node: Node, low: Precision) -> Choice:
         if Guard.REDUCTION_ISLAND in self.guards and is_label_gather(
@@ -452,9 +453,9 @@ class Chooser:
             return None
         if Guard.NO_GAIN in self.guards:
             if is_state_update(self.provenance, self.uses, node):
-                return Constraint("updates the caller's state", Guard.NO_GAIN)
+                return Constraint("updates a parameter or other state", Guard.NO_GAIN)
             if not union(self.uses.bits, outs) & REACHES:
-                return Constraint("no later dot or convolution reads it", Guard.NO_GAIN)
+                return Constraint("no later product reads it", Guard.NO_GAIN)
         hazard = self.hazards.of(node, outs, low)
         if Guard.NO_GAIN in self.guards and (what := self._what_is_small(outs)):
             if hazard is None:
@@ -474,7 +475,7 @@ class Chooser:
                 self.exact_narrow.update(narrow)
                 return None
             self.copies.update((v, low) for v in outs if self._is_copied(node, v))
-            return Constraint("inside a fused region: rounded at its edge", Guard.REDUCTION_ISLAND)
+            return Constraint("f32 inside a kernel, rounded when stored", Guard.REDUCTION_ISLAND)
         return None
 
     def _what_is_small(self, outs: Sequence[int]) -> str:
@@ -496,6 +497,14 @@ _BY_ROLE = {
     Role.MOVE: Chooser._move,
 }
 
+_IN_WORDS = {
+    OpKind.COMPUTE: "products and convolutions",
+    OpKind.REDUCTION: "reductions",
+    OpKind.ELEMENTWISE: "elementwise operations",
+    OpKind.DATA_MOVEMENT: "moves of data",
+    OpKind.BOUNDARY: "callbacks and solvers",
+}
+
 _CARRIED = (Link.INIT, Link.BACK)
 
 # Allocate uninitialized arrays.
@@ -503,7 +512,7 @@ _BLANK = ("empty", "empty2")
 
 _ROWS = "rows of a split table: {}, as they are added up over devices"
 _POSSIBLE_ROWS = "rows of a table that may be split: {}, as devices would add them up"
-_MOVED = Choice(None, F32, "data movement keeps its operand's dtype")
+_MOVED = Choice(None, F32, "moves data in the dtype that it has")
 _LABEL_GATHER = Choice(
     F32, F32, "label gather: cotangents are summed in f32", Guard.REDUCTION_ISLAND
 )

@@ -1,4 +1,4 @@
-"""Evaluate the exponential of a logistic in bfloat16, where quantized dots alone read what follows.
+"""Evaluate a logistic's exponential in bfloat16 where only quantized products read what follows.
 
 A logistic is an exponential and a division: to XLA:GPU they are too costly together to be computed
 for the maximum of what follows and again for its rounding to 8 bits. It stores what follows, in
@@ -46,7 +46,7 @@ def find_coarse_logistics(
     if not logistics or not any(choice.scaled for choice in choices.values()):
         return {}
     quantized = _find_quantized(graph, uses, choices)
-    reason = "exponential in bf16: quantized dots alone read what follows"
+    reason = "exponential in bf16: only quantized products read what follows"
     return {
         node: choices[node]._replace(operand=BF16, accumulation=F32, reason=reason)
         for node in logistics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -224,7 +225,7 @@ def _word(key: bytes) -> str:
 
 @contextmanager
 def _bar(total: int, shown: bool) -> Iterator[Callable[[str], None]]:
-    if not shown:
+    if not shown or importlib.util.find_spec("rich") is None:
         yield lambda _: None
         return
     from rich.progress import Progress

@@ -1,4 +1,4 @@
-"""Exponentials of logistics are bfloat16, where quantized dots alone read what follows."""
+"""Exponentials of logistics are bfloat16, where only quantized products read what follows."""
 
 import jax
 import jax.numpy as jnp
