@@ -14,8 +14,8 @@ from jaxamp.core.guards import Guard
 from jaxamp.display.lines import Line, Part, sentence, table
 from jaxamp.display.numbers import amount, share, storage
 from jaxamp.errors import counted
+from jaxamp.inspect.kernel_regions import ABSENT, Region
 from jaxamp.inspect.operation import Operation, common_scope, numberless, total
-from jaxamp.inspect.regions import ATTENTION, Region
 from jaxamp.inspect.report import Report
 
 COLORS = {
@@ -24,7 +24,6 @@ COLORS = {
 }  # fmt: skip
 _WIDE = "f32", "f64"
 _FEW = 5  # rows of each table
-_ABSENT = {ATTENTION: "none in this program: no softmax stands between two matrix products."}
 _CLOCK = TARGETS["h200"]  # the chip of which the time to start a kernel has been measured
 
 
@@ -38,8 +37,8 @@ def report_lines(report: Report) -> Iterator[Line]:
     if len(notes) > 3:
         yield ((f"and {counted(len(notes) - 3, 'more note')}", "yellow"),)
     yield from _small(report)
-    for what, absent in _ABSENT.items():
-        yield from _regions(what, [r for r in report.regions if r.what == what], absent)
+    for kind in dict.fromkeys([*ABSENT, *(r.kind for r in report.regions)]):
+        yield from _regions(kind, [r for r in report.regions if r.kind == kind])
     yield from _products(report)
     yield from _wide(report)
     yield from _next(report)
@@ -70,7 +69,7 @@ def _totals(report: Report) -> Iterator[Line]:
 
 
 def _small(report: Report) -> Iterator[Line]:
-    """Say so where a kernel takes longer to start than any product in float32."""
+    """Warn where a kernel takes longer to start than any product in float32."""
     start, reached = _CLOCK.reached.start, _CLOCK.reached
     flops = start * _CLOCK.rates["f32"] * reached.products
     moved = start * _CLOCK.bandwidth * reached.bandwidth
@@ -87,10 +86,10 @@ def _small(report: Report) -> Iterator[Line]:
     )
 
 
-def _regions(what: str, regions: list[Region], absent: str) -> Iterator[Line]:
-    name = what.capitalize()
+def _regions(kind: str, regions: list[Region]) -> Iterator[Line]:
+    name = kind.capitalize()
     if not regions:
-        yield from sentence(f"{name}: {absent}")
+        yield from sentence(f"{name}: none in this program: {ABSENT[kind]}.")
         return
     fused = sum(not r.obstacle for r in regions)
     if fused:

@@ -16,6 +16,7 @@ from jaxamp.errors import InspectionError, accepted, counted
 from jaxamp.inspect.count import Tally
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.fp8_products import Lowering, verify_lowering
+from jaxamp.inspect.kernel_regions import Region, regions_of
 from jaxamp.inspect.operation import (
     EMULATED,
     EMULATED_BEFORE_BLACKWELL,
@@ -26,7 +27,6 @@ from jaxamp.inspect.operation import (
     numberless,
     total,
 )
-from jaxamp.inspect.regions import Region, regions_of
 from jaxamp.inspect.residuals import Residual
 from jaxamp.inspect.walk import Walk
 from jaxamp.plan import Plan

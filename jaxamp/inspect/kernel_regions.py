@@ -2,45 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import jax
 
-from jaxamp.attention.fuse import fuse_attention
+from jaxamp.found.attention.fuse import KIND, fuse_attention
+from jaxamp.found.outcome import Outcome, Refused
 from jaxamp.plan import Plan
 from jaxamp.policy.policy import PrecisionPolicy
 
-ATTENTION = "attention"
+ABSENT = {KIND: "no softmax stands between two matrix products"}
+"""Per kind of region, what a program has none of where it has no such region."""
 
 
 class Region(NamedTuple):
     """Operations of a program that one kernel can run.
 
     Attributes:
-      what: ``"attention"``.
-      scope: where it is, as the user wrote it.
+      kind: what they are, such as ``"attention"``.
+      scope: where they are, as the user wrote it.
       source: ``file:line (function)`` of the user's code.
-      obstacle: why it stays as it is written; empty if one kernel runs it.
+      obstacle: why they stay as they are written; empty if one kernel runs them.
     """
 
-    what: str
+    kind: str
     scope: str
     source: str
     obstacle: str = ""
 
 
 def regions_of(plan: Plan) -> tuple[Region, ...]:
-    """Return the regions of a program: where there is no kernel, those that others would run."""
-    found, refused = plan.attentions, plan.refused_attentions
-    obstacle = ""
-    if not found and not refused:
+    """Return the regions of a program: where no kernel is at hand, those that others would run."""
+    regions = [*_regions(plan.found, plan.refused)]
+    if not any(region.kind == KIND for region in regions):
         policy, obstacle = _elsewhere(plan.policy)
         _, found, refused = fuse_attention(plan.jaxpr, policy)
-    forward = [a for a in found if a.forward] or found
-    return (
-        *(Region(ATTENTION, a.scope, a.source, obstacle) for a in forward),
-        *(Region(ATTENTION, r.scope, r.source, r.reason) for r in refused),
-    )
+        regions += _regions(found, refused, obstacle)
+    return tuple(regions)
+
+
+def _regions(
+    found: Iterable[Outcome], refused: Iterable[Refused], obstacle: str = ""
+) -> Iterator[Region]:
+    forward = [o for o in found if o.forward] or found  # a backward pass of its own is no other
+    yield from (Region(o.kind, o.scope, o.source, obstacle) for o in forward)
+    yield from (Region(r.kind, r.scope, r.source, r.reason) for r in refused)
 
 
 def _elsewhere(policy: PrecisionPolicy) -> tuple[PrecisionPolicy, str]:
