@@ -33,7 +33,7 @@ from jaxamp.compiled import hlo, traffic
 from jaxamp.compiled.environments import ENVIRONMENTS
 from jaxamp.compiled.targets import TARGETS, Target, compile_for
 from jaxamp.errors import JaxAmpError
-from jaxamp.policy.techniques import ALL_TECHNIQUES, Technique
+from jaxamp.xla.hints.techniques import ALL_TECHNIQUES, Technique
 
 PAGE = Path("docs/explanation/fusion.md")
 FIGURES = {"bytes": "Bytes moved", "temporary": "Temporary memory", "kernels": "Kernels"}

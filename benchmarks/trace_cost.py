@@ -33,7 +33,7 @@ from rich.table import Table
 
 from benchmarks.deviceless.models.resnet import RESNET50
 from jaxamp import PrecisionPolicy, amp
-from jaxamp.xla.steered_plan import make_plan
+from jaxamp.plan import plan_program
 
 Function = Callable[..., Any]
 
@@ -157,7 +157,7 @@ def fresh(fn: Function) -> Function:
 def seconds_to_plan(jaxpr: ClosedJaxpr, policy: PrecisionPolicy = POLICY) -> float:
     """Time to plan a program that has been traced."""
     start = time.process_time()
-    make_plan(jaxpr, policy)
+    plan_program(jaxpr, policy)
     return time.process_time() - start
 
 
@@ -171,7 +171,7 @@ def memory_ratio(fn: Function, args: tuple[Any, ...]) -> float:
         gc.collect()
         own = tracemalloc.get_traced_memory()[0]
         tracemalloc.reset_peak()
-        make_plan(jaxpr, POLICY)
+        plan_program(jaxpr, POLICY)
         return (tracemalloc.get_traced_memory()[1] - own) / own
     finally:
         tracemalloc.stop()

@@ -17,9 +17,9 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-import jaxamp.display
-import jaxamp.interop  # noqa: F401  both register what they know; neither imports a library
-from jaxamp import errors
+import jaxamp.interop  # noqa: F401  registers what it knows, and imports no library
+from jaxamp import errors, installed
+from jaxamp.core.features import lacking
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.keep_precision import keep_precision
@@ -27,7 +27,6 @@ from jaxamp.core.taxonomy import OpKind, register_op_kind
 from jaxamp.policy.context import policy_scope
 from jaxamp.policy.policy import RESOLVED, PrecisionPolicy
 from jaxamp.policy.rules import Rule
-from jaxamp.policy.scaling import Scaling
 from jaxamp.run.amp import amp, plan_of
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from jaxamp.inspect.explain import explain
     from jaxamp.inspect.report import report
     from jaxamp.numerics.probe import probe
+    from jaxamp.policy.scaling import Scaling
     from jaxamp.tools.estimate import estimate
     from jaxamp.tools.serving import serve
     from jaxamp.tools.tune import tune
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 # Imported when they are first used: a program that only calls `amp` needs none of them.
 _LAZY = {
+    "Scaling": "jaxamp.policy.scaling",
     "auto_policy": "jaxamp.training.auto_policy",
     "diff": "jaxamp.inspect.diff",
     "estimate": "jaxamp.tools.estimate",
@@ -79,17 +80,21 @@ __all__ = [
 ]
 
 # The word "auto", which times a product on a CPU, is imported when a policy is first called so.
+installed.enter()
 RESOLVED["auto"] = lambda: importlib.import_module("jaxamp.training.auto_policy").resolve()
 
 
 def __getattr__(name: str) -> Any:
     """Import a name of `_LAZY`, or the training pieces, when first used."""
-    if name == "training":
-        return importlib.import_module("jaxamp.training")
-    if name not in _LAZY:
+    if name not in _LAZY and name != "training":
         raise _lacking(name)
-    value = getattr(importlib.import_module(_LAZY[name]), name)
-    globals()[name] = value
+    try:
+        module = importlib.import_module(_LAZY.get(name, "jaxamp.training"))
+    except ModuleNotFoundError as error:
+        if not str(error.name).startswith("jaxamp."):
+            raise
+        raise AttributeError(lacking(name) or str(error), name=name) from error
+    value = globals()[name] = module if name == "training" else getattr(module, name)
     return value
 
 
@@ -118,7 +123,10 @@ def _cure(name: str) -> str:
         )
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]
-    training = importlib.import_module("jaxamp.training")
+    try:
+        training = importlib.import_module("jaxamp.training")
+    except ModuleNotFoundError:  # taken out
+        return ""
     return f"It is jaxamp.training.{name}." if hasattr(training, name) else ""
 
 

@@ -197,9 +197,9 @@ MUTATIONS = (
         "tests/rewrite/test_collectives.py",
     ),
     Mutation(
-        "xla/steered_plan.py",
-        "planner.make_plan(fused.jaxpr, policy, steer=steer, **words)",
-        "planner.make_plan(closed_jaxpr, policy, steer=steer, **words)",
+        "plan/planner.py",
+        "closed_jaxpr, more, others = replace_regions(",
+        "_, more, others = replace_regions(",
         "tests/found/attention/test_fuse.py",
     ),
     Mutation(

@@ -208,6 +208,14 @@ class CastConfig:
             raise PolicyError("round_sf=True needs sf_block: a plain cast has no scale factors.")
 
     @classmethod
+    def from_data(cls, data: str | dict[str, Any]) -> CastConfig:
+        """Read what JSON holds of a cast: the word of a plain one, or its fields."""
+        if isinstance(data, str):
+            return cls.plain(data)
+        block = data["sf_block"]
+        return cls(data["out_dtype"], block and tuple(block), data["round_sf"])
+
+    @classmethod
     def plain(cls, dtype: PrecisionLike) -> CastConfig:
         """Return a cast to one dtype, without blocks.
 

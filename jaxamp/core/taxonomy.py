@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jax.extend.core import Primitive
@@ -158,6 +159,7 @@ class Op:
         only ever hold integer dtypes (``index_dtype``) are not among them.
       semantics: what it does to roundings, and where results lie. For primitives that neither are
         elementwise nor reduce or order the trait is enough.
+      addends: of a contraction, per number of operands, the one that is added to its products.
 
     >>> lookup("iota")
     Op(kind=<OpKind.BOUNDARY: 'Boundary'>, trait=<Trait.GENERATOR: 'generator'>,
@@ -168,6 +170,18 @@ class Op:
     trait: Trait
     dtype_params: tuple[str, ...] = ()
     semantics: Semantics = field(default=UNKNOWN, repr=False, compare=False)
+    addends: tuple[tuple[int, int], ...] = field(default=(), repr=False)
+
+    def multiplied(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """Return the operands of a contraction, or what stands for each, but for an addend.
+
+        >>> Op(OpKind.COMPUTE, Trait.CONTRACTION, addends=((4, 3),)).multiplied("qkvb")
+        ['q', 'k', 'v']
+        """
+        if not self.addends:
+            return operands
+        place = dict(self.addends).get(len(operands))
+        return [operand for at, operand in enumerate(operands) if at != place]
 
 
 # Keyed by name, as equations print it. Pallas has primitives of its own called gather, scatter,
@@ -678,6 +692,7 @@ def register_op_kind(
     *,
     trait: Trait | str | None = None,
     dtype_params: tuple[str, ...] = (),
+    addends: tuple[tuple[int, int], ...] = (),
     override: bool = False,
 ) -> None:
     """Teach jaxamp a primitive that it has never seen.
@@ -688,6 +703,8 @@ def register_op_kind(
       trait: what its arithmetic does; by default contraction, sum, smooth, merge or opaque,
         following the kind.
       dtype_params: names of equation parameters that fix a float dtype.
+      addends: of a contraction: for a number of operands, which of them is added to the products
+        of the others, as a bias is.
       override: replace an entry that is there already.
 
     Raises:
@@ -703,7 +720,7 @@ def register_op_kind(
     kind = OpKind.parse(kind)
     trait = _DEFAULT_TRAITS[kind] if trait is None else member(Trait, trait)
     _check_pair(kind, trait)
-    op = Op(kind, trait, tuple(dtype_params), _semantics(name, kind, trait))
+    op = Op(kind, trait, tuple(dtype_params), _semantics(name, kind, trait), addends)
     known = lookup(name)
     if known == op:
         return

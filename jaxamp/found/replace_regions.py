@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr
 
 from jaxamp.core import jax_compat
+from jaxamp.core.features import Replaced
 from jaxamp.found.emit_level import Binding, Changes, emit_level
 from jaxamp.found.known_numbers import Given, KnownNumbers, Outer
 from jaxamp.found.levels import Level, Unit, open_level
@@ -20,20 +21,6 @@ from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
 from jaxamp.jaxprs.shared_rules import share_rules
 
 _ENTERED = (Wiring.CALL, Wiring.BRANCHES, Wiring.SCAN, Wiring.WHILE)
-
-
-class Replaced(NamedTuple):
-    """A program with some of its regions replaced.
-
-    Attributes:
-      jaxpr: the program; the same object where there are none.
-      found: those regions.
-      refused: what looks like one and stays as it is.
-    """
-
-    jaxpr: ClosedJaxpr
-    found: tuple[Any, ...] = ()
-    refused: tuple[Refused, ...] = ()
 
 
 def replace_regions(closed: ClosedJaxpr, kind: Kind) -> Replaced:

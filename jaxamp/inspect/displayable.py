@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_LOADERS: list[Callable[[], Any]] = []
-
-
-def register_screens(load: Callable[[], Any]) -> None:
-    """Register the function that imports the screens, when the first value is shown.
-
-    Args:
-      load: returns the module, which has four functions of a value: ``terminal`` returns what rich
-        prints, ``text`` the same without colours, ``page`` an HTML page that needs nothing else,
-        ``notebook`` the HTML that a notebook shows below a cell.
-    """
-    _LOADERS[:] = [load]
+from jaxamp.core.features import features, lacking
+from jaxamp.errors import InspectionError
 
 
 def _screens() -> Any:
-    (load,) = _LOADERS
-    return load()
+    """Return the module with the functions of a value.
+
+    ``terminal`` returns what rich prints, ``text`` the same without colours, ``page`` an HTML page
+    that needs nothing else, ``notebook`` the HTML that a notebook shows below a cell.
+    """
+    screens = next((f.screens for f in features() if f.screens), None)
+    if screens is None:
+        raise InspectionError(f"A screen {lacking('display')}Ask for to_json().")
+    return screens()
 
 
 class Displayable:

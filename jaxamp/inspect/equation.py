@@ -30,7 +30,8 @@ from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.kernels.cudnn_block_product import multiplies_blocks
 from jaxamp.kernels.gpu_lowering import target_gpu
-from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead, Units
+from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead
+from jaxamp.plan.precision.scaled import Units
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
 from jaxamp.rewrite.recorder import Casts
 
@@ -127,7 +128,7 @@ class Equation:
         )
 
     def _emulated(self) -> str:
-        scaled = self.decision.scaled if self.decision else None
+        scaled = self.decision.form if self.decision else None
         if scaled is None:
             return ""
         (axes, _), _ = self.params["dimension_numbers"]
@@ -151,8 +152,8 @@ class Equation:
         reads = [*zip(atoms, d.reads if d else [OperandRead(None)] * len(atoms), strict=True)]
         self.sources = [r.copy or stored.source(a, r.precision) for a, r in reads]
         self.read = [r.precision or r.copy or stored.precision(a) for a, r in reads]
-        if d is not None and d.scaled:
-            self.read[:2] = [cast.out_dtype for cast in d.scaled.casts]
+        if d is not None and d.form:
+            self.read[:2] = list(d.form.formats)
 
     def _arithmetic(self) -> str:
         atoms = [*self.eqn.invars, *self.eqn.outvars]

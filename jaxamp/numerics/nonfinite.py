@@ -100,7 +100,7 @@ class Program:
     ) -> Program:
         """Return the program of a jaxpr; without a plan, as it is written."""
         block = blocks_of(jaxpr.jaxpr, jaxpr.consts, plan.body if plan else None)
-        context = RewriteContext(plan.policy, plan.steer, plan.repeated) if plan else None
+        context = RewriteContext(plan.policy, plan.repeated) if plan else None
         return cls(block, context, inputs, outputs)
 
     @property

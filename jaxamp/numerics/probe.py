@@ -16,13 +16,13 @@ from jaxamp.errors import InspectionError
 from jaxamp.numerics.nonfinite import Program, find_nonfinite
 from jaxamp.numerics.probe_report import ProbeReport, report_of
 from jaxamp.numerics.statistics import peak_of
+from jaxamp.plan import plan_program
 from jaxamp.policy.context import amp_scope
 from jaxamp.run.amp import amp, inspected, parts_of, static_parameters, without_jit
 from jaxamp.run.runner import Runner
 from jaxamp.run.settings import Settings
 from jaxamp.trace.arguments import Signature
 from jaxamp.trace.trace import trace
-from jaxamp.xla.steered_plan import make_plan
 
 
 def probe(
@@ -95,7 +95,7 @@ class _Prober(Runner):
         def measure(*arrays: Any) -> _Measurement:
             with amp_scope(policy):
                 jaxpr, outputs = trace(signature, arrays)
-                plan = make_plan(jaxpr, policy, strict=strict)
+                plan = plan_program(jaxpr, policy, strict=strict)
                 results = [path or "the result" for path in outputs.paths()]
                 program = Program.of(plan.jaxpr, plan, signature.names(), results)
                 outs, ledger = program.measured(*arrays)

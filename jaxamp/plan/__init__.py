@@ -13,10 +13,8 @@ from jaxamp.plan.decision import (
     Plan,
     Reading,
     RematerializedInput,
-    Scaled,
 )
-from jaxamp.plan.planner import make_plan
-from jaxamp.plan.precision.scaled import Units
+from jaxamp.plan.planner import make_plan, plan_program
 
 __all__ = [
     "CotangentRounding",
@@ -31,7 +29,6 @@ __all__ = [
     "Plan",
     "Reading",
     "RematerializedInput",
-    "Scaled",
-    "Units",
     "make_plan",
+    "plan_program",
 ]

@@ -169,7 +169,7 @@ class _Assembler:
                 moved_rounding=moved_rounding,
             ),
             accumulation=choice.accumulation,
-            scaled=choice.scaled,
+            form=choice.form,
         )
 
     def _plan_nest(self, nest: Nest, *, fused: bool) -> EquationPlan:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jaxamp.core import jax_compat
+from jaxamp.core.features import Form, Outcome, Refused
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
-from jaxamp.found.outcome import Outcome, Refused
 from jaxamp.jaxprs.name_stack import clean_scope
-from jaxamp.plan.precision.scaled import Scaled
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import Rule, unmatched
 
@@ -105,7 +104,7 @@ class EquationPlan:
       hints: compiler hints.
       accumulation: precision of the arithmetic inside; ``None`` where there is none.
       inner: plans of the jaxprs in its parameters that are rewritten, in order.
-      scaled: quantization of a dot's operands after their casts; ``None`` for none.
+      form: what a feature has emitted in place of the primitive, of operands so cast.
       invariant_casts: casts of a loop's invariants that the loop gets for its body; indices are
         those of its operands.
       wide_invariants: narrow invariants of a loop, as indices of its operands, that it gets in f32
@@ -117,7 +116,7 @@ class EquationPlan:
     hints: Hints
     accumulation: Precision | None = None
     inner: tuple[JaxprPlan, ...] = ()
-    scaled: Scaled | None = None
+    form: Form | None = None
     invariant_casts: tuple[InputCast, ...] = ()
     wide_invariants: tuple[int, ...] = ()
 
@@ -216,9 +215,9 @@ class Decision(NamedTuple):
         return self.plan.inner
 
     @property
-    def scaled(self) -> Scaled | None:
-        """Quantization of a dot's operands after their casts; ``None`` for none."""
-        return self.plan.scaled
+    def form(self) -> Form | None:
+        """What a feature has emitted in place of the primitive, of operands cast as decided."""
+        return self.plan.form
 
     @property
     def primitive(self) -> str:
@@ -396,9 +395,8 @@ class Plan:
       unknown: names of unknown primitives.
       jaxpr: the program itself, which reports read beside the decisions.
       repeated: the fused groups that have more than one place.
-      steer: function that chose the compiler hints, for derivative rules that are planned later.
-      found: the regions that were found in the program, and are something else in `jaxpr`.
-      refused: what looks like a region and stays as it is, with the reason.
+      found: regions of the program that features have replaced, and are equations of `jaxpr`.
+      refused: what looks like such a region and stays as it is, with the reason.
     """
 
     body: JaxprPlan
@@ -408,7 +406,6 @@ class Plan:
     unknown: tuple[str, ...]
     jaxpr: ClosedJaxpr
     repeated: frozenset[Fusion]
-    steer: Callable[..., Any]
     found: tuple[Outcome, ...] = ()
     refused: tuple[Refused, ...] = ()
 
@@ -428,16 +425,6 @@ class Plan:
     def reasons(self) -> Counter[str]:
         """Count how often each reason was given."""
         return Counter(decision.reason for decision in self.decisions())
-
-    @property
-    def attentions(self) -> tuple[Any, ...]:
-        """The attentions that were found, each with the kind of its mask."""
-        return tuple(region for region in self.found if region.kind == "attention")
-
-    @property
-    def refused_attentions(self) -> tuple[Refused, ...]:
-        """Seeming attentions, which stay as they are, with the reason."""
-        return tuple(region for region in self.refused if region.kind == "attention")
 
     @property
     def unmatched_rules(self) -> tuple[Rule, ...]:

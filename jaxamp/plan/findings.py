@@ -1,7 +1,7 @@
 """The results of all analyses of a program, and compiler hints, from which a plan is assembled.
 
-Hints are plain data, computed from the findings by a package that knows the compiler (`xla/`); by
-default there are none. No hint changes the precision of an equation or of a stored value.
+Hints are plain data, computed from the findings by a feature that knows the compiler; by default
+there are none. No hint changes the precision of an equation or of a stored value.
 """
 
 from __future__ import annotations
@@ -90,8 +90,3 @@ class Steering:
     recomputed: Set[int] = frozenset()
     relu_signs: Set[int] = frozenset()
     rematerialized: Mapping[Frame, tuple[RematerializedInput, ...]] = field(default_factory=dict)
-
-
-def unsteered(findings: Findings) -> Steering:
-    """Leave everything but the precisions to the compiler."""
-    return Steering()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 
 from jax.extend.core import ClosedJaxpr
 
-from jaxamp.core import jax_compat
+from jaxamp.core import features, jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
@@ -19,20 +21,18 @@ from jaxamp.plan.dataflow.fusible import find_crossing_values
 from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.decision import Plan
-from jaxamp.plan.findings import Findings, Steering, unsteered
+from jaxamp.plan.findings import Findings, Steering
 from jaxamp.plan.graph.graph import Frame, Graph, sites_of
 from jaxamp.plan.graph.unfold import unfold
 from jaxamp.plan.outline import find_repeated
 from jaxamp.plan.precision.buffers import narrow_buffers
 from jaxamp.plan.precision.carries import settle_carries
 from jaxamp.plan.precision.choose import Chooser
-from jaxamp.plan.precision.coarse_logistics import find_coarse_logistics
 from jaxamp.plan.precision.communication import find_communication
 from jaxamp.plan.precision.convolution_biases import store_bias_sums
+from jaxamp.plan.precision.draft import Draft
 from jaxamp.plan.precision.operand_reads import OperandReads
 from jaxamp.plan.precision.overrides import Forced, find_forced
-from jaxamp.plan.precision.quantized_dots import find_scaled
-from jaxamp.plan.precision.quantized_results import narrow_quantized
 from jaxamp.plan.precision.stored_joins import store_joins
 from jaxamp.plan.precision.varying_activations import narrow_varying
 from jaxamp.policy.policy import PrecisionPolicy
@@ -47,7 +47,6 @@ def make_plan(
     outputs: Sequence[Precision | None] | None = None,
     onward: Sequence[bool] | None = None,
     later: Sequence[bool] = (),
-    steer: Callable[[Findings], Steering] = unsteered,
 ) -> Plan:
     """Decide, for every equation of a jaxpr, in which precision it runs.
 
@@ -62,7 +61,6 @@ def make_plan(
       later: whether each input arrives only when all that does not need it has been computed, as
         tangents do; by default none.
       onward: whether Compute outside reads each result; by default those that leave narrow.
-      steer: returns hints for a compiler; by default none.
 
     Returns:
       The plan.
@@ -87,7 +85,7 @@ def make_plan(
     find_ranges(graph)
     forced = find_forced(graph, policy)
     findings = _find(graph, frame, policy, forced, inputs or ())
-    body = assemble(findings, steer(findings), outputs)
+    body = assemble(findings, _steer(findings), outputs)
     return Plan(
         body=body,
         grounds=tuple([ground_of(site, findings.choices) for site in sites_of(frame)]),
@@ -95,9 +93,40 @@ def make_plan(
         rule_counts=forced.rule_counts,
         unknown=tuple(graph.unknown),
         jaxpr=closed_jaxpr,
-        steer=steer,
         repeated=find_repeated(body),
     )
+
+
+def plan_program(
+    closed_jaxpr: ClosedJaxpr, policy: PrecisionPolicy, *, strict: bool = False
+) -> Plan:
+    """Plan a whole program, in which features first replace the regions that they know.
+
+    Args:
+      closed_jaxpr: the program.
+      policy: the policy.
+      strict: whether an unknown primitive is an error.
+
+    Returns:
+      The plan; its `jaxpr` is what is to be emitted.
+
+    Raises:
+      UnknownPrimitiveError: ``strict`` and a primitive is unknown.
+    """
+    found: list[features.Outcome] = []
+    refused: list[features.Refused] = []
+    for replace_regions in itertools.chain(*(work.replace for work in features.works())):
+        closed_jaxpr, more, others = replace_regions(closed_jaxpr, policy)
+        found += more
+        refused += others
+    plan = make_plan(closed_jaxpr, policy, strict=strict)
+    return replace(plan, found=tuple(found), refused=tuple(refused)) if found or refused else plan
+
+
+def _steer(findings: Findings) -> Steering:
+    """Return the hints for a compiler: none, where no feature has them."""
+    steers = (work.steer for work in features.works() if work.steer)
+    return next((steer(findings) for steer in steers), Steering())
 
 
 def _find(
@@ -119,9 +148,10 @@ def _find(
     narrow_buffers(flow, stored, choices)
     choices.update(narrow_varying(flow, policy, stored, choices))
     choices.update(find_communication(flow, frame, policy, stored, choices))
-    choices.update(find_scaled(graph, policy, forced, choices))
-    choices.update(narrow_quantized(graph, hazards, flow.regions, forced, stored, choices))
-    choices.update(find_coarse_logistics(graph, flow.uses, forced, stored, choices))
+    draft = Draft(policy, graph, flow, hazards, forced, stored, choices)
+    for work in features.works():
+        if work.choose:
+            choices.update(work.choose(draft))
     wide = hazards.squared_distances
     fuses = Guard.REDUCTION_ISLAND in policy.guards and bool(policy.low)
     return Findings(

@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from jaxamp.core import features
 from jaxamp.core.enum_words import chosen
 from jaxamp.core.formats import (
+    SCALED_FORMATS,
     CastConfig,
     Precision,
     PrecisionLike,
@@ -34,9 +36,6 @@ from jaxamp.errors import (
 from jaxamp.policy import serialization as policy_json
 from jaxamp.policy.jmp_string import ThreeDtypes, parse_grammar
 from jaxamp.policy.rules import Rule
-from jaxamp.policy.scaling import DEFAULT as _SCALING
-from jaxamp.policy.scaling import VALUES, Scaling
-from jaxamp.policy.techniques import ALL_TECHNIQUES, Technique
 
 _KEPT = frozenset({Precision.F64, Precision.F32})
 _COMPUTABLE = _KEPT | {Precision.F16, Precision.BF16}
@@ -59,12 +58,14 @@ class PrecisionPolicy:
       output_dtype: format of the float outputs; ``None`` for that of the original function.
       allreduce: format in which devices add up what each stores in float32, above all gradients;
         activations in bfloat16, and rows of a table split by words, are added up as they are.
-      scaling: which dots are quantized, where the cast of Compute is scaled, and how.
-      xla: techniques of steering XLA that are on, ``Technique`` or their words; ``()`` for the
-        casts alone. See `docs/explanation/fusion.md`.
-      fused_attention: whether attention that is found in a program is lowered to fused kernels,
-        where Compute has 16 bits; ``None`` for where the device at hand has one that takes it. See
-        `docs/explanation/attention.md`.
+      features: values of the fields that features add, where they are not the default. Each is an
+        attribute as well:
+        `scaling`, which dots are quantized, where the cast of Compute is scaled, and how;
+        `xla`, the techniques of steering XLA that are on, ``Technique`` or their words, ``()`` for
+        the casts alone (`docs/explanation/fusion.md`);
+        `fused_attention`, whether attention that is found in a program is lowered to fused kernels,
+        where Compute has 16 bits, ``None`` for where the device at hand has one that takes it
+        (`docs/explanation/attention.md`).
 
     Raises:
       PolicyError: a word is not understood, or a kind is missing.
@@ -84,9 +85,7 @@ class PrecisionPolicy:
     param_dtype: Precision | None = None
     output_dtype: Precision | None = None
     allreduce: Precision = Precision.F32
-    scaling: Scaling = _SCALING
-    xla: frozenset[Technique] = ALL_TECHNIQUES
-    fused_attention: bool | None = None
+    features: tuple[tuple[str, Any], ...] = ()
 
     ALWAYS_F32: ClassVar[PrecisionPolicy]
     ALWAYS_F16: ClassVar[PrecisionPolicy]
@@ -113,12 +112,19 @@ class PrecisionPolicy:
             "param_dtype": _optional_precision(self.param_dtype),
             "output_dtype": _optional_precision(self.output_dtype),
             "allreduce": Precision.parse(self.allreduce),
-            "scaling": _checked_scaling(self.scaling),
-            "xla": chosen(Technique, self.xla),
-            "fused_attention": _checked_switch("fused_attention", self.fused_attention),
+            "features": _checked_features(self.features),
         }
         for field, value in normal.items():
             object.__setattr__(self, field, value)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the value of a field that a feature adds."""
+        field = features.fields().get(name)
+        if field is None:
+            raise AttributeError(
+                f"A policy has no {name!r}. {features.lacking(name)}".rstrip(), name=name, obj=self
+            )
+        return dict(self.features).get(name, field.default)
 
     @classmethod
     @teaching("Write PrecisionPolicy.custom({'compute': 'bf16', 'reduction': 'f32', ...}).")
@@ -246,7 +252,7 @@ class PrecisionPolicy:
         """
         compute = self.precision_for(OpKind.COMPUTE)
         elementwise = self.precision_for(OpKind.ELEMENTWISE)
-        if compute not in VALUES:
+        if compute not in SCALED_FORMATS:
             return compute
         return Precision.BF16 if elementwise in _KEPT else elementwise
 
@@ -257,7 +263,8 @@ class PrecisionPolicy:
         >>> PrecisionPolicy.FP8_DELAYED.stateless.scaling == PrecisionPolicy.FP8_CURRENT.scaling
         True
         """
-        if not self.scaling.history:
+        scaling = dict(self.features).get("scaling")
+        if scaling is None or not scaling.history:
             return self
         return self.replace(scaling={"history": 0, "carried": False})
 
@@ -268,7 +275,7 @@ class PrecisionPolicy:
         >>> PrecisionPolicy.MIXED_BF16.low
         frozenset({<Precision.BF16: 'bfloat16'>})
         """
-        return frozenset(self.base if p in VALUES else p for p in self._produced()) - _KEPT
+        return frozenset(self.base if p in SCALED_FORMATS else p for p in self._produced()) - _KEPT
 
     @property
     def is_identity(self) -> bool:
@@ -282,6 +289,9 @@ class PrecisionPolicy:
     def replace(self, **changes: Any) -> PrecisionPolicy:
         """Return the policy with some attributes changed; ``kinds``, ``scaling`` may be partial.
 
+        Args:
+          **changes: attributes of a policy, those that features add among them.
+
         Raises:
           PolicyError: no such attribute, or a word is not understood.
 
@@ -292,14 +302,18 @@ class PrecisionPolicy:
         >>> policy.precision_for("reduction"), policy.guards
         (<Precision.F32: 'float32'>, frozenset())
         """
-        fields = [field.name for field in dataclasses.fields(self)]
+        added = features.fields()
+        words = [*(field.name for field in dataclasses.fields(self))][:-1] + [*added]
         for name in changes:
-            if name not in fields:
-                raise PolicyError(f"A policy has no {name!r}. {accepted(name, fields)}")
+            if name not in words:
+                lacking = features.lacking(name)
+                raise PolicyError(f"A policy has no {name!r}. {lacking}{accepted(name, words)}")
         if "kinds" in changes:
             changes["kinds"] = {**dict(self.kinds), **_parsed_kinds(changes["kinds"])}
-        if isinstance(changes.get("scaling"), Mapping):
-            changes["scaling"] = self.scaling.replace(**changes["scaling"])
+        given = {name: changes.pop(name) for name in added if name in changes}
+        read = {name: added[name].read(value, getattr(self, name)) for name, value in given.items()}
+        if read:
+            changes["features"] = {**dict(self.features), **read}
         return dataclasses.replace(self, **changes)
 
     def with_rules(self, *rules: Rule) -> PrecisionPolicy:
@@ -320,27 +334,17 @@ class PrecisionPolicy:
 
         >>> PrecisionPolicy.MIXED_F16.validate_for_use()
         """
-        for kind, cast in self.kinds:
-            if cast.is_scaled and not (kind is OpKind.COMPUTE and cast.out_dtype in VALUES):
-                words = ", ".join(sorted(p.short for p in VALUES))
-                raise UnsupportedPrecisionError(
-                    f"{self!r} asks for blocked scaling ({cast}) of {kind.value}, which amp cannot "
-                    f"compute: it scales Compute, as {words}. Give it a plain dtype, 'bf16', as "
-                    "the preset 'fp8_current' does."
-                )
-        for rule in self.rules:
-            if rule.precision in VALUES and not rule.reaches(OpKind.COMPUTE):
-                raise UnsupportedPrecisionError(
-                    f"The rule `{rule}` asks for {rule.precision.short} of what is not Compute, "
-                    "and amp quantizes Compute alone. Give the rule a 16-bit precision: 'bf16'."
-                )
-        scaled = {self.precision_for(OpKind.COMPUTE), *(rule.precision for rule in self.rules)}
-        for precision in set(self._produced()) - (scaled & VALUES):
-            if precision not in _COMPUTABLE:
+        for feature in features.features():
+            feature.check(self)
+        of_compute = {self.precision_for(OpKind.COMPUTE), *(rule.precision for rule in self.rules)}
+        added = frozenset[Precision]().union(*(f.formats for f in features.features()))
+        for precision in self._produced():
+            if precision not in _COMPUTABLE | (of_compute & added):
                 words = sorted(p.short for p in _COMPUTABLE)
+                lacking = features.lacking(precision.short)
                 raise UnsupportedPrecisionError(
-                    f"{self!r} names {precision.short}, which amp cannot compute yet. "
-                    f"{accepted('', words)}"
+                    f"{self!r} names {precision.short}, which amp cannot compute "
+                    f"{'here' if lacking else 'yet'}. {lacking}{accepted('', words)}"
                 )
         if self.output_dtype is Precision.F64 and jnp.result_type(float) != np.float64:
             raise UnsupportedPrecisionError(
@@ -420,8 +424,9 @@ def _parse_text(text: str) -> PrecisionPolicy:
             f"PrecisionPolicy.from_json(pathlib.Path({text!r}).read_text())."
         )
     words = [*PRESETS, *SYNONYMS, *RESOLVED, *format_names()]
+    advice = features.lacking(name) or likely(name, words)
     raise PolicyError(
-        f"Unknown policy {text!r}. {likely(name, words)}{accepted('', [*PRESETS, *RESOLVED])} "
+        f"Unknown policy {text!r}. {advice}{accepted('', [*PRESETS, *RESOLVED])} "
         "A 16-bit dtype is read too, 'bf16' or 'f16', and jmp's grammar: 'p=f32,c=bf16,o=f32'."
     )
 
@@ -435,19 +440,13 @@ def _where(misplaced: Any) -> str:
     return ""
 
 
-def _checked_switch(name: str, value: Any) -> bool | None:
-    if value is not None and not isinstance(value, bool):
-        raise PolicyError(f"{name} is True, False, or None for the default, not {shown(value)}.")
-    return value
-
-
 def _mixed(precision: Precision) -> PrecisionPolicy:
     """Return the policy of mixed precision in a format, which leaves the results' dtypes alone."""
     if precision in _MIXED:
         return PRESETS[_MIXED[precision]]
     word = precision.short
     advice = f"Of jmp, 'p={word},c={word},o={word}' is the policy of it."
-    if precision in VALUES:
+    if precision in SCALED_FORMATS:
         advice = "To quantize products use a recipe, such as 'fp8_current'."
     words = [p.short for p in _MIXED]
     raise PolicyError(f"There is no mixed precision in {word}. {advice} {accepted('', words)}")
@@ -499,10 +498,11 @@ def _optional_precision(word: Any) -> Precision | None:
     return None if word is None else Precision.parse(word)
 
 
-def _checked_scaling(scaling: Any) -> Scaling:
-    if isinstance(scaling, Scaling):
-        return scaling
-    raise PolicyError(f"The scaling of a policy is a Scaling, not {scaling!r}.")
+def _checked_features(given: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the values of the fields that features add, as far as they are not the default."""
+    values, added = dict(given), features.fields()
+    read = {n: added[n].read(value, added[n].default) for n, value in sorted(values.items())}
+    return tuple((name, value) for name, value in read.items() if value != added[name].default)
 
 
 PrecisionPolicy.__init__ = teaching(

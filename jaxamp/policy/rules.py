@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.extend.core import Primitive
 
-from jaxamp.core import taxonomy
+from jaxamp.core import features, taxonomy
 from jaxamp.core.formats import Precision, PrecisionLike
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import JaxAmpError, PolicyError, RuleError, accepted, likely, shown
@@ -340,8 +340,7 @@ def _check_primitive(name: str | None, kind: OpKind | None) -> None:
         return
     op = taxonomy.lookup(name)
     if op is None:
-        import jaxamp.kernels.attention.found  # noqa: F401 - enters its primitives
-
+        features.works()  # enter their primitives
         op = taxonomy.lookup(name)
     if op is None:
         raise RuleError(

@@ -8,14 +8,13 @@ from jax.extend.core import ClosedJaxpr
 
 from jaxamp.core import jax_compat
 from jaxamp.plan import Plan
-from jaxamp.rewrite import jet as taylor
 from jaxamp.rewrite import rules
 from jaxamp.rewrite.environment import cast
 from jaxamp.rewrite.interpreter import interpret_whole
 from jaxamp.rewrite.recorder import Recorder
 from jaxamp.rewrite.registry import RewriteContext, rewrites
 
-__all__ = ["record", "rewrites", "rules", "run_plan", "taylor"]
+__all__ = ["record", "rewrites", "rules", "run_plan"]
 
 
 def run_plan(
@@ -36,7 +35,7 @@ def run_plan(
     Raises:
       RewriteError: a primitive does not accept the dtypes decided for it.
     """
-    context = RewriteContext(plan.policy, plan.steer, plan.repeated, recorder)
+    context = RewriteContext(plan.policy, plan.repeated, recorder)
     results = interpret_whole(context, closed_jaxpr, plan.body, args)
     wanted = plan.policy.output_dtype
     return [cast(r, wanted if p else None) for r, p in zip(results, plan.body.outputs, strict=True)]

@@ -14,11 +14,9 @@ from jax.extend.core.primitives import convert_element_type_p
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.plan import OperandRead, Reading
+from jaxamp.rewrite.emitter import PLAIN, Emitter
 from jaxamp.rewrite.recorder import Log
 from jaxamp.rewrite.wide_cotangents import differentiated_as
-from jaxamp.xla.primitives.fused_group import mark_residual
-from jaxamp.xla.primitives.rounding_barrier import rounding_barrier
-from jaxamp.xla.primitives.unbarriered_sums import unbarriered
 
 
 class Environment:
@@ -26,10 +24,11 @@ class Environment:
 
     Attributes:
       log: counter of the casts; ``None`` for a program that is to run.
+      emitter: emits what the plan hints at.
     """
 
-    def __init__(self, log: Log | None = None, *, barriers: bool = True) -> None:
-        self.log, self._barriers = log, barriers
+    def __init__(self, log: Log | None = None, emitter: Emitter = PLAIN) -> None:
+        self.log, self.emitter = log, emitter
         self._values: dict[Var, Any] = {}
         self._casts: dict[tuple[Var, Precision | None], Any] = {}
         self._copies: dict[tuple[Var, Precision], Any] = {}
@@ -58,8 +57,8 @@ class Environment:
                 stored = cast(value, precision)
                 if self.log is not None and stored is not value:
                     self.log.insert()
-                stored = rounding_barrier(stored) if has_barrier else stored
-                self._values[var] = mark_residual(stored) if is_residual else stored
+                stored = self.emitter.rounded(stored) if has_barrier else stored
+                self._values[var] = self.emitter.residual(stored) if is_residual else stored
 
     def enter_read(self, readings: Iterable[Reading], values: Iterable[Any]) -> None:
         """Store values that arrive in the forms in which they are read."""
@@ -146,7 +145,7 @@ class Environment:
         value = self.read(atom, precision)
         if precision is None or isinstance(atom, Literal) or _has(self._values[atom], precision):
             return value
-        return unbarriered(value)
+        return self.emitter.summand(value)
 
     def _summed_wide(self, var: Var, value: Any) -> Any:
         """Return a form of a narrow value for one of its readers, whose cotangents meet in f32."""
@@ -158,8 +157,7 @@ class Environment:
     def _copy(self, var: Var, precision: Precision) -> Any:
         key = var, precision
         if key not in self._copies:
-            copy = self.read(var, precision)
-            self._copies[key] = rounding_barrier(copy) if self._barriers else copy
+            self._copies[key] = self.emitter.copied(self.read(var, precision))
         elif self.log is not None:
             self.log.share(key)
         return self._copies[key]

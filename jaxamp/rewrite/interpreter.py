@@ -13,13 +13,10 @@ from jaxamp.core.formats import Precision
 from jaxamp.errors import JaxAmpError, RewriteError
 from jaxamp.jaxprs.nested import nested
 from jaxamp.plan import Decision, EquationPlan, Fusion, FusionCall, JaxprPlan, RematerializedInput
-from jaxamp.policy.techniques import Technique
 from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.recorder import Log
 from jaxamp.rewrite.registry import RewriteContext, RoundedResults, RuleContext, rule_for
 from jaxamp.rewrite.wide_cotangents import differentiated_as
-from jaxamp.xla.primitives.checkpoint_barriers import recomputation_barrier
-from jaxamp.xla.primitives.fused_group import GroupPolicy, call_fused
 
 # What a primitive raises when it does not accept the dtypes that it is given.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, LookupError, AttributeError)
@@ -63,7 +60,7 @@ def interpret(
       RewriteError: a primitive does not accept the dtypes decided for it.
     """
     log = None if context.recorder is None else context.recorder.log(plan)
-    env = Environment(log, barriers=context.steers(Technique.ROUNDING_BARRIERS))
+    env = Environment(log, context.emitter)
     env.enter(jaxpr.constvars, consts)
     env.enter(jaxpr.invars, args)
     env.enter_casts([jaxpr.invars[i] for i, _ in plan.invariant_casts], casts)
@@ -143,24 +140,17 @@ def _fuse(context: RewriteContext, call: FusionCall, env: Environment) -> None:
 
 
 def _fused(context: RewriteContext, fusion: Fusion, log: Log | None) -> Callable[..., list[Any]]:
-    """Return a group under a checkpoint; JAX differentiates a jit once for all its calls."""
-    barriers = context.steers(Technique.RECOMPUTATION_BARRIERS)
-    rows = context.steers(Technique.ROW_BROADCASTS)
-    policy = GroupPolicy(barriers=barriers, row_broadcasts=rows)
-    has_barrier = barriers and fusion.recomputed > 0
+    """Return a group as one function; JAX differentiates a jit once for all its calls."""
 
     def emitted(*args: Any) -> list[Any]:
-        env = Environment(log, barriers=context.steers(Technique.ROUNDING_BARRIERS))
-        inputs = recomputation_barrier(args, fusion.read_by_recomputed) if has_barrier else args
-        env.enter_read(fusion.inputs, inputs)
+        env = Environment(log, context.emitter)
+        env.enter_read(fusion.inputs, args)
         pairs = zip(fusion.equations, fusion.decisions, strict=True)
         for index, (eqn, decision) in enumerate(pairs):
             _interpret_one(context, index, eqn, decision, env)
         return env.read_all(fusion.outputs)
 
-    def fused(*args: Any) -> list[Any]:
-        return call_fused(emitted, policy, *args)
-
+    fused = context.emitter.fused(emitted, fusion)
     return jax.jit(fused) if fusion in context.repeated else fused
 
 
@@ -208,7 +198,7 @@ def emit(context: RuleContext, operands: Sequence[Any]) -> RoundedResults:
     """
     eqn, decision = context.eqn, context.decision
     try:
-        emitted = rule_for(eqn.primitive)(context, *operands)
+        emitted = rule_for(decision)(context, *operands)
         return emitted if isinstance(emitted, RoundedResults) else RoundedResults(emitted)
     except JaxAmpError:
         raise

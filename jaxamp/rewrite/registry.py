@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, TypeAlias
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
-from jaxamp.core import jax_compat
+from jaxamp.core import features, jax_compat
 from jaxamp.plan import Decision, Fusion, JaxprPlan
 from jaxamp.policy.policy import PrecisionPolicy
-from jaxamp.policy.techniques import Technique
+from jaxamp.rewrite.emitter import Emitter, emitter_of
 from jaxamp.rewrite.recorder import Recorder
 
 
@@ -26,23 +26,22 @@ class RewriteContext:
 
     Attributes:
       policy: policy, also for derivative rules, which are planned when JAX traces them.
-      steer: function that chooses compiler hints for these.
       repeated: groups of equations that are emitted more than once.
       recorder: counter of casts, for a report; ``None`` for a program that is to run.
       rewritten: jaxprs already rewritten, by the plan that they follow (kept alive by the key).
       fused: functions that emit a group of equations, by the group and the types of its inputs.
+      emitter: emits what plans under the policy hint at.
     """
 
     policy: PrecisionPolicy
-    steer: Callable[..., Any]
     repeated: frozenset[Fusion] = frozenset()
     recorder: Recorder | None = None
     rewritten: dict[JaxprPlan, ClosedJaxpr] = field(default_factory=dict)
     fused: dict[tuple[Fusion, tuple[Any, ...]], Callable[..., Any]] = field(default_factory=dict)
+    emitter: Emitter = field(init=False)
 
-    def steers(self, technique: Technique) -> bool:
-        """Return whether a technique of steering XLA is on."""
-        return technique in self.policy.xla
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "emitter", emitter_of(self.policy))
 
     def forget(self) -> None:
         """Drop what was made, which refers back to this: a cycle for the collector."""
@@ -110,9 +109,18 @@ def rewrites(*primitives: str) -> Callable[[RewriteRule], RewriteRule]:
     return register
 
 
-def rule_for(primitive: Primitive) -> RewriteRule:
-    """Return the rule of a primitive; most have no dtype in their parameters and need none."""
-    return _RULES.get(primitive.name, _bind)
+def rule_for(decision: Decision) -> RewriteRule:
+    """Return the rule that emits an equation: of its form, or else of its primitive.
+
+    Most primitives have no dtype in their parameters and need none.
+    """
+    if decision.form is not None:
+        forms = (work.forms.get(type(decision.form)) for work in features.works())
+        return next(filter(None, forms))
+    name = decision.primitive
+    if name in _RULES:
+        return _RULES[name]
+    return next((work.rules[name] for work in features.works() if name in work.rules), _bind)
 
 
 def _bind(context: RuleContext, *operands: Any) -> Sequence[Any]:

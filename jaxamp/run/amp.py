@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
 
-from jaxamp.core import jax_compat
+from jaxamp.core import features, jax_compat
 from jaxamp.core.adapters import adapter
 from jaxamp.core.formats import Precision, is_format
 from jaxamp.errors import NotCallableError, article, shown, teaching
@@ -370,20 +370,12 @@ def _amp(fn: Any, settings: Settings) -> Any:
     if isinstance(fn, staticmethod | classmethod):  # a decorator below this one made it
         return type(fn)(_amp(fn.__func__, settings))
     _checked(fn)
-    if settings.policy.scaling.history and settings.policy.is_scaled:
-        return _delayed(fn, settings)
-    for found in filter(None, map(adapter, _LIBRARIES)):
-        wrapped = found.wrap(fn, settings)
+    adapters = [found.wrap for found in map(adapter, _LIBRARIES) if found is not None]
+    for wrap in (*(feature.wrap for feature in features.features()), *adapters):
+        wrapped = wrap(fn, settings)
         if wrapped is not None:
             return wrapped
     return AmpFunction(fn, settings)
-
-
-def _delayed(fn: Any, settings: Settings) -> Any:
-    """Wrap a function to take and return the magnitudes of earlier steps."""
-    from jaxamp.run.delayed_scaling import DelayedFunction
-
-    return DelayedFunction(fn, settings)
 
 
 def _refuse_policy(fn: Any) -> None:

@@ -77,9 +77,9 @@ def plan_call(
     """
     with amp_scope(settings.policy):
         jaxpr, outputs = trace(signature, arrays)
-    from jaxamp.xla.steered_plan import make_plan
+    from jaxamp.plan import plan_program
 
-    return make_plan(jaxpr, settings.policy, strict=settings.strict), outputs
+    return plan_program(jaxpr, settings.policy, strict=settings.strict), outputs
 
 
 def unchanged(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence, Set
 
 from jax.extend.core import Jaxpr
 
-from jaxamp.core import jax_compat
+from jaxamp.core import features, jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import IdlePolicyWarning, likely
@@ -30,7 +30,7 @@ def warn_of_idle_parts(plan: Plan, name: str) -> None:
       plan: the plan of the program under the policy.
       name: what the program is called.
     """
-    idle = [*_rules(plan, name), *_scaling(plan, name), *_lowering(plan, name)]
+    idle = [*_rules(plan, name), *_of_features(plan, name), *_lowering(plan, name)]
     if idle:
         warnings.warn("\n".join(idle), IdlePolicyWarning, stacklevel=jax_compat.user_level())
 
@@ -90,18 +90,10 @@ def _functions(jaxpr: Jaxpr) -> Iterator[str]:
             yield from _functions(inner.jaxpr)
 
 
-def _scaling(plan: Plan, name: str) -> Iterator[str]:
-    if not plan.policy.is_scaled:
-        return
-    dots = [d for d in plan.decisions() if d.kind is OpKind.COMPUTE]
-    if any(d.scaled for d in dots):
-        return
-    why = "it has no matrix product" if not dots else _commonest(dots)
-    cure = " Scaling(...) of the policy says which products are quantized." if dots else ""
-    yield (
-        f"{plan.policy} quantizes nothing in {name}: {why}. It runs as under mixed_"
-        f"{plan.policy.base.short}.{cure}"
-    )
+def _of_features(plan: Plan, name: str) -> Iterator[str]:
+    for work in features.works():
+        if work.idle:
+            yield from work.idle(plan, name)
 
 
 def _lowering(plan: Plan, name: str) -> Iterator[str]:

@@ -14,12 +14,12 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import jax
 
-from jaxamp.core import jax_compat, taxonomy
+from jaxamp.core import features, jax_compat, taxonomy
 from jaxamp.core.adapters import adapter
 from jaxamp.run.emit import compiled, emit, function_result, jitted, plan_call
 from jaxamp.run.settings import Settings, in_force
@@ -27,9 +27,10 @@ from jaxamp.trace.arguments import Call, Layout, Signature, jit_traces
 from jaxamp.trace.static_arguments import hold
 from jaxamp.trace.target import Target
 
+if TYPE_CHECKING:
+    from jaxamp.plan import Plan
+
 NNX = "flax.nnx"
-# cuDNN's calls are named fmha or dot_product_attention by XLA, Pallas' are compiled by Mosaic.
-_KERNELS = re.compile(r"cudnn|fmha|attention|mosaic|pallas", re.IGNORECASE)
 _MANY = 16  # traces of one call that differ in constants, before a warning
 _NEVER = -1  # no version of the table of kinds
 
@@ -56,8 +57,9 @@ class Runner:
     """
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
-        # Before any trace: primitives of planner and rewriter are entered in the table of kinds.
+        # Before any trace: primitives of core and features are entered in the table of kinds.
         importlib.import_module("jaxamp.run.rewriting")
+        features.works()
         self.resolve = hold(function)
         self.settings = settings
         self.companion: Any = None
@@ -78,7 +80,7 @@ class Runner:
             except Exception as error:
                 if not self._is_declined(error, args, kwargs):
                     if isinstance(error, jax.errors.JaxRuntimeError):
-                        self._note_attentions(error, self.split(target, args, kwargs))
+                        self._note_advice(error, self.split(target, args, kwargs))
                     raise
         return self._call(target, args, kwargs)
 
@@ -111,7 +113,7 @@ class Runner:
             _note_traced_numbers(error, call, call.traced_numbers())
             raise
         except jax.errors.JaxRuntimeError as error:
-            self._note_attentions(error, call)
+            self._note_advice(error, call)
             raise
 
     def advise(self, error: Exception, target: Target, args: Any, kwargs: Any) -> None:
@@ -119,22 +121,19 @@ class Runner:
         call = self.split(target, args, kwargs, abstract=True)
         _note_traced_numbers(error, call, call.traced_numbers(all_traced=True))
 
-    def _note_attentions(self, error: Exception, call: Call) -> None:
-        """Add a note to a compiler's error: where attention is fused, and how to turn that off."""
-        if not isinstance(error, jax.errors.JaxRuntimeError) or not _KERNELS.search(str(error)):
-            return
-        try:
-            plan, _ = plan_call(call.signature(), call.arrays, in_force(self.settings))
-        except Exception:  # the compiler's error is the one to be seen
-            return
-        if plan.attentions:
-            places = "; ".join(f"{a.scope or 'no scope'}, {a.source}" for a in plan.attentions)
-            error.add_note(
-                f"amp lowers attention to a fused kernel here: {places}. If the compiler refuses "
-                "that kernel, policy.replace(fused_attention=False) leaves all attention as it is "
-                "written, and Rule(primitive='found_attention', scope='...', precision='f32') "
-                "those of a scope."
-            )
+    def _note_advice(self, error: Exception, call: Call) -> None:
+        """Add what features say to a compiler's error."""
+
+        def plan() -> Plan:
+            return plan_call(call.signature(), call.arrays, in_force(self.settings))[0]
+
+        for advise in filter(None, (work.advise for work in features.works())):
+            try:
+                note = advise(error, plan)
+            except Exception:  # the compiler's error is the one to be seen
+                continue
+            if note:
+                error.add_note(note)
 
     def split(self, target: Target, args: Any, kwargs: Any, *, abstract: bool = False) -> Call:
         """Split a call that holds no objects whose state JAX cannot see. See `prepared`."""

@@ -37,14 +37,14 @@ def planned(fn: Any, *shapes: tuple[int, ...]) -> Any:
 @pytest.mark.parametrize("shapes", [(OF_ALL,), (OF_HEADS,), (OF_KEYS,), (OF_HEADS, OF_KEYS)])
 @pytest.mark.parametrize("fn", [attend, jax.grad(loss, (0, 1, 2, 3))])
 def test_a_bias_is_read_for_less_than_scores_are_written(fn: Any, shapes: Any) -> None:
-    assert len(planned(fn, *shapes).attentions) == 1
+    assert len(planned(fn, *shapes).found) == 1
 
 
 def test_two_biases_of_all_scores_pay_for_the_backward_pass_alone() -> None:
     """Forward both are read twice, of four bytes, and their sum is written and read in two."""
-    (refused,) = planned(attend, OF_ALL, OF_ALL).refused_attentions
+    (refused,) = planned(attend, OF_ALL, OF_ALL).refused
     assert "it moves 20.0 bytes for each score, written out 16.0" in refused.reason
-    assert len(planned(jax.grad(loss), OF_ALL, OF_ALL).attentions) == 1
+    assert len(planned(jax.grad(loss), OF_ALL, OF_ALL).found) == 1
 
 
 @pytest.mark.parametrize(("given", "words"), [(4, "28.0"), (2, None)])

@@ -174,9 +174,9 @@ def _traced_model(jax: Any, fn: Callable[..., Any], size: Any) -> Any:
 
 def fingerprint(program: Program) -> int:
     """Return a hash of everything that a program's plan emits."""
-    ulps, steered = map(importlib.import_module, ("tests.numerics.ulps", "jaxamp.xla.steered_plan"))
+    ulps, planner = map(importlib.import_module, ("tests.numerics.ulps", "jaxamp.plan.planner"))
     policy = importlib.import_module("jaxamp").PrecisionPolicy.parse(ulps.POLICIES[program.low])
-    plan = steered.make_plan(program.traced(), policy)
+    plan = planner.plan_program(program.traced(), policy)
     return hash(tuple(_emitted(decision) for decision in plan.body.walk()))
 
 

@@ -14,7 +14,7 @@ import pytest
 from jaxamp import PrecisionPolicy, amp, plan_of
 from jaxamp.errors import PolicyError
 from jaxamp.plan import FusionCall, Plan
-from jaxamp.policy.techniques import ALL_TECHNIQUES, WORKS_ON, Technique
+from jaxamp.xla.hints.techniques import ALL_TECHNIQUES, WORKS_ON, Technique
 from tests import products
 from tests.audit import equations
 from tests.products import Case

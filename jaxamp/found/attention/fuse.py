@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from jaxamp.core.features import Replaced
 from jaxamp.found.attention.apart import softmaxes_apart
 from jaxamp.found.attention.layout import layout_of, thinned
 from jaxamp.found.attention.masks import Kinds, kinds_of, known_masks
@@ -32,7 +33,7 @@ from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Level, Unit, numbers
 from jaxamp.found.outcome import Refused
 from jaxamp.found.places import NARROW, Place, Scopes
-from jaxamp.found.replace_regions import Replaced, replace_regions
+from jaxamp.found.replace_regions import replace_regions
 from jaxamp.found.values import size_of
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.kernels.attention.bias_bytes import Biased

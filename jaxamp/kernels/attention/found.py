@@ -64,25 +64,9 @@ def backward(*operands: Any, spec: AttentionSpec, bias_grad: bool) -> list[Any]:
     return list(attention_backward_p.bind(*operands, spec=spec, bias_grad=bias_grad))
 
 
-def multiplied(name: str, operands: Sequence[Any]) -> Sequence[Any]:
-    """Return the operands of a contraction but for a bias, which is added to its products.
+def _define(primitive: Primitive, form: Callable[..., list[Any]], with_bias: int) -> None:
+    """Define a primitive that has so many operands, if the fourth of them is a bias."""
 
-    Args:
-      name: of a primitive.
-      operands: of it, or one thing for each.
-
-    >>> multiplied("found_attention", ["q", "k", "v", "bias"])
-    ['q', 'k', 'v']
-    """
-    if len(operands) != _WITH_BIAS.get(name):
-        return operands
-    return [*operands[:3], *operands[4:]]
-
-
-_WITH_BIAS = {"found_attention": 4, "found_attention_backward": 7}
-
-
-def _define(primitive: Primitive, form: Callable[..., list[Any]]) -> None:
     def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
         return jvp_along(functools.partial(form, **params), primals, tangents)
 
@@ -92,8 +76,9 @@ def _define(primitive: Primitive, form: Callable[..., list[Any]]) -> None:
 
     primitive.multiple_results = True
     kind, trait = OpKind.COMPUTE, Trait.CONTRACTION
-    define(primitive, form, typed_as(form), batched, jvp, kind=kind, trait=trait)
+    bias = ((with_bias, 3),)
+    define(primitive, form, typed_as(form), batched, jvp, kind=kind, trait=trait, addends=bias)
 
 
-_define(found_attention_p, forward)
-_define(found_attention_backward_p, backward)
+_define(found_attention_p, forward, 4)
+_define(found_attention_backward_p, backward, 7)

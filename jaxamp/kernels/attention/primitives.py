@@ -264,8 +264,8 @@ def _define(primitive: Primitive, jvp: Any) -> None:
     # XLA's CPU backend computes products of 16-bit operands as products of float32.
     lowered = {None: form, "cpu": widened}
     batch = functools.partial(_batch, primitive)
-    define(primitive, compiled(primitive), typed_as(form), batch, jvp, lowered)
-    jet.jet_rules[primitive] = taylor
+    direct, typed = compiled(primitive), typed_as(form)
+    define(primitive, direct, typed, batch, jvp, lowered, taylor=taylor)
     jax_compat.check_nans(primitive, lambda params: primitive.name)
 
 

@@ -8,7 +8,6 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.intervals import magnitude
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
-from jaxamp.kernels.attention.found import multiplied
 from jaxamp.plan.dataflow.exact import factor
 from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, WIDENED, Provenance
 from jaxamp.plan.dataflow.uses import FEEDS_FACTORIZATION, STOPS_LOOP
@@ -43,7 +42,7 @@ def constrain_contraction(
       low: the narrow format.
     """
     guards = policy.guards
-    floats = [v for v in multiplied(node.name, node.ins) if graph.kinds[v] not in "iub"]
+    floats = [v for v in node.op.multiplied(node.ins) if graph.kinds[v] not in "iub"]
     made = [v for v in node.outs if graph.kinds[v] not in "iub"]
     if not all(graph.is_float32[v] for v in (*floats, *made)):
         return Constraint("an operand is not float32: left as written", None)

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.kernels.attention.found import multiplied
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
 from jaxamp.plan.graph.sweeps import column, forward, union
 
@@ -75,7 +74,7 @@ def find_provenance(graph: Graph, limits: Range) -> Provenance:
 
 
 def _contract(graph: Graph, bits: bytearray, node: Node) -> None:
-    large = union(bits, multiplied(node.name, node.ins)) & LARGE
+    large = union(bits, node.op.multiplied(node.ins)) & LARGE
     for out in node.outs:
         bits[out] |= large | graph.is_float32[out] * DENSE
 

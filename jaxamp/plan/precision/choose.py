@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from jax.extend.core import Literal
 
+from jaxamp.core.features import Form
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.semantics import Linear
@@ -38,7 +39,6 @@ from jaxamp.plan.graph.consumers import descendants, is_movement
 from jaxamp.plan.graph.graph import Link, Node, Role, movements
 from jaxamp.plan.graph.sweeps import union
 from jaxamp.plan.precision.overrides import Forced
-from jaxamp.plan.precision.scaled import Scaled
 from jaxamp.policy.policy import PrecisionPolicy
 
 F32 = Precision.F32
@@ -52,7 +52,7 @@ class Choice(NamedTuple):
     reason: str
     guard: Guard | None = None
     accumulation: Precision | None = None
-    scaled: Scaled | None = None  # how a dot is quantized; see quantized_dots.py
+    form: Form | None = None  # what a feature has emitted in place of the primitive
 
 
 def narrow_kinds(policy: PrecisionPolicy) -> dict[OpKind, Precision | None]:

@@ -21,31 +21,22 @@ from jaxamp.plan.dataflow.regions import ARITHMETIC
 from jaxamp.plan.dataflow.uses import Uses
 from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.plan.precision.choose import Choice
-from jaxamp.plan.precision.overrides import Forced
+from jaxamp.plan.precision.draft import Draft
 
 BF16, F32 = Precision.BF16, Precision.F32
 
 
-def find_coarse_logistics(
-    graph: Graph,
-    uses: Uses,
-    forced: Forced,
-    stored: Sequence[Precision | None],
-    choices: Mapping[Node, Choice],
-) -> dict[Node, Choice]:
+def find_coarse_logistics(draft: Draft) -> dict[Node, Choice]:
     """Return choices for logistics whose exponential is evaluated in bfloat16.
 
     Args:
-      graph: the program.
-      uses: what each value is used for; values that nothing needs read nothing.
-      forced: what the user has decided.
-      stored: precision in which each value is stored.
-      choices: what was chosen for each node, quantization included; left as it is.
+      draft: the choices, quantization included.
     """
+    graph, forced, stored, choices = draft.graph, draft.forced, draft.stored, draft.choices
     logistics = [n for n in graph.named.get("logistic", ()) if _is_wide(choices[n], stored, n)]
-    if not logistics or not any(choice.scaled for choice in choices.values()):
+    if not logistics or not any(choice.form for choice in choices.values()):
         return {}
-    quantized = _find_quantized(graph, uses, choices)
+    quantized = _find_quantized(graph, draft.flow.uses, choices)
     reason = "exponential in bf16: only quantized products read what follows"
     return {
         node: choices[node]._replace(operand=BF16, accumulation=F32, reason=reason)
@@ -65,7 +56,7 @@ def _find_quantized(graph: Graph, uses: Uses, choices: Mapping[Node, Choice]) ->
     kept = graph.outputs | graph.onward
 
     def is_quantized(reader: Node) -> bool:
-        if choices[reader].scaled:
+        if choices[reader].form:
             return True
         return reader.role in ARITHMETIC and all(found[v] for v in reader.outs)
 

@@ -60,7 +60,7 @@ class OperandReads:
         """
         if node.role is not Role.CONTRACT or not self._sums_wide:
             return ()
-        if choice.scaled or not is_narrow(choice.operand):
+        if choice.form or not is_narrow(choice.operand):
             return ()
         if not all(self._graph.is_float32[v] for v in node.ins[:2]):  # integers, say
             return ()

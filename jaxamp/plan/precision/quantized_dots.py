@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from jaxamp.core import jax_compat
@@ -12,6 +11,7 @@ from jaxamp.core.taxonomy import OpKind
 from jaxamp.plan.dataflow.layer_roles import Flow, Flows, Layers, is_backward, is_repeated
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import Choice
+from jaxamp.plan.precision.draft import Draft
 from jaxamp.plan.precision.overrides import Forced
 from jaxamp.plan.precision.scaled import Scaled
 from jaxamp.policy.policy import PrecisionPolicy
@@ -26,10 +26,9 @@ class Axes(NamedTuple):
     summed: int
 
 
-def find_scaled(
-    graph: Graph, policy: PrecisionPolicy, forced: Forced, choices: Mapping[Node, Choice]
-) -> dict[Node, Choice]:
+def find_scaled(draft: Draft) -> dict[Node, Choice]:
     """Return new choices for the dots that a scaled policy, or a rule, quantizes."""
+    graph, policy, forced, choices = draft.graph, draft.policy, draft.forced, draft.choices
     asked = {n: p for n, (p, _) in forced.by_node.items() if p in VALUES}
     if not asked and not policy.is_scaled:
         return {}
@@ -72,7 +71,7 @@ class _Scaler:
         if refusal:
             return choice._replace(reason=f"{choice.reason}; {refusal}")
         scaled = self._scaled(node, self._cast(asked))
-        return choice._replace(scaled=scaled, reason=f"scaled: {scaled}")
+        return choice._replace(form=scaled, reason=f"scaled: {scaled}")
 
     def _cast(self, asked: Precision | None) -> CastConfig:
         compute = self.policy.cast_for(OpKind.COMPUTE)

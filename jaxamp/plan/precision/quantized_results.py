@@ -24,11 +24,10 @@ from collections.abc import Mapping, Set
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.plan.conditioning.hazards import Hazards
-from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.dataflow.uses import find_returned
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import Choice
-from jaxamp.plan.precision.overrides import Forced
+from jaxamp.plan.precision.draft import Draft
 from jaxamp.plan.precision.reader_precisions import forwarded
 
 BF16 = Precision.BF16
@@ -38,25 +37,16 @@ _SUMS = ("add", "add_any")
 _STACKED = (Link.STACK,)  # a loop's results are computed from in whole, as one iteration's are
 
 
-def narrow_quantized(
-    graph: Graph,
-    hazards: Hazards,
-    regions: FusionRegions,
-    forced: Forced,
-    stored: list[Precision | None],
-    choices: Mapping[Node, Choice],
-) -> dict[Node, Choice]:
+def narrow_quantized(draft: Draft) -> dict[Node, Choice]:
     """Return choices for results of quantized dots, and for sums of them, that are narrowed.
 
     Args:
-      graph: the program.
-      hazards: what loses accuracy in a narrow format.
-      regions: which values are fused; sums that are stored are taken out.
-      forced: what the user has decided.
-      stored: precision in which each value is stored; entries of what is narrowed are updated.
-      choices: what was chosen for each node, quantization included; left as it is.
+      draft: the choices, quantization included; `stored` of what is narrowed is updated, and sums
+        that are stored are taken out of the fused values.
     """
-    dots = [n for n in graph.nodes if n.role is Role.CONTRACT and choices[n].scaled]
+    graph, hazards, forced = draft.graph, draft.hazards, draft.forced
+    regions, stored, choices = draft.flow.regions, draft.stored, draft.choices
+    dots = [n for n in graph.nodes if n.role is Role.CONTRACT and choices[n].form]
     if not dots:
         return {}
     returned = find_returned(graph)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, NamedTuple
 
-from jaxamp.core.formats import CastConfig
+from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.lowp.unit_blocks import fit_units
 
 
@@ -30,6 +30,11 @@ class Scaled(NamedTuple):
     casts: tuple[CastConfig, CastConfig]
     gradient: CastConfig | None
     kernel: Any = None
+
+    @property
+    def formats(self) -> tuple[Precision, ...]:
+        """Formats of both operands."""
+        return tuple(cast.out_dtype for cast in self.casts)
 
     def units(self, summed: int) -> Units:
         """Return what multiplies the quantized operands as they are, and not widened to bf16.

@@ -27,9 +27,9 @@ from jax.extend.core.primitives import dot_general_p
 from jax.interpreters import ad
 
 from jaxamp.core import jax_compat
-from jaxamp.core.define import define
+from jaxamp.core.define import define, product_series
 from jaxamp.lowp import ScaledArray, dequantize
-from jaxamp.plan import Scaled
+from jaxamp.plan.precision.scaled import Scaled
 from jaxamp.rewrite.primitives.matrices import (
     as_matrices,
     batch_first,
@@ -40,6 +40,7 @@ from jaxamp.rewrite.primitives.matrices import (
 from jaxamp.rewrite.primitives.quantize_primitive import quantize
 from jaxamp.rewrite.primitives.quantized_product import product
 from jaxamp.rewrite.primitives.widened_product import BF16, dot
+from jaxamp.rewrite.registry import RuleContext
 
 quantized_dot_p = Primitive("quantized_dot")
 quantized_linear_p = Primitive("quantized_linear")
@@ -64,6 +65,13 @@ def quantized_dot(lhs: Any, rhs: Any, how: Scaled, dimension_numbers: Any, dtype
         batch = tuple(lhs.shape[axis] for axis in lhs_batch)
         out = quantized_dot_p.bind(left, right, how=how, dtype=dtype)
         return lax.reshape(out, (*batch, *left_free, *right_free))
+
+
+def emit_quantized(context: RuleContext, lhs: Any, rhs: Any) -> Sequence[Any]:
+    """Emit a dot that is quantized as its form says."""
+    decision = context.decision
+    dtype = (decision.outputs[0] or decision.operands[0]).dtype
+    return [quantized_dot(lhs, rhs, decision.form, context.eqn.params["dimension_numbers"], dtype)]
 
 
 def _quantized(lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -> jax.Array:
@@ -147,7 +155,11 @@ def _batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple
     return swap(split_rows(out, rhs.shape[0])), 0
 
 
-define(quantized_dot_p, _quantized, _type, _batch, _jvp)
+def _taylor(primals: Any, series: Any, **params: Any) -> Any:
+    return product_series(partial(quantized_dot_p.bind, **params), primals, series)
+
+
+define(quantized_dot_p, _quantized, _type, _batch, _jvp, taylor=_taylor)
 ad.primitive_transposes[quantized_dot_p] = _transpose
 jax_compat.check_nans(quantized_dot_p, lambda params: dot_general_p.name)
 

@@ -187,9 +187,8 @@ def _run_rule(
         outputs=wanted,
         onward=onward,
         later=later,
-        steer=rewrite.steer,
     )
-    fresh = RewriteContext(rewrite.policy, rewrite.steer)
+    fresh = RewriteContext(rewrite.policy)
     return interpret_whole(fresh, closed, plan.body, args)
 
 

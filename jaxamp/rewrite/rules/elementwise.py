@@ -13,7 +13,6 @@ from jax import lax
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.rewrite.registry import RuleContext, rewrites
-from jaxamp.xla.primitives.rounded_cotangent import sum_with_rounded_cotangent
 
 
 @rewrites("add", "sub")
@@ -22,7 +21,7 @@ def add(context: RuleContext, *operands: Any) -> Sequence[Any]:
     rounding = context.decision.plan.hints.cotangent_rounding
     if rounding is None:
         return jax_compat.bind(context.eqn, operands)
-    return [sum_with_rounded_cotangent(context.eqn, operands, rounding)]
+    return [context.rewrite.emitter.add(context.eqn, operands, rounding)]
 
 
 @rewrites("convert_element_type")

@@ -9,15 +9,8 @@ from jax.core import eval_jaxpr
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
-from jaxamp.policy.techniques import Technique
 from jaxamp.rewrite.primitives.narrow_collective import Sending, send_narrow
 from jaxamp.rewrite.registry import RoundedResults, RuleContext, rewrites
-from jaxamp.xla.primitives.label_gather import (
-    gathers_one_of_each_row,
-    label_gather,
-    scatter_by_comparison,
-    scatters_one_to_each_row,
-)
 
 
 @rewrites("all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "ppermute")
@@ -65,11 +58,9 @@ def look_up(context: RuleContext, table: Any, indices: Any) -> Sequence[Any] | R
 
     However the table travels, what is added to one row of its gradient adds up in float32.
     """
-    eqn = context.eqn
-    if context.rewrite.steers(Technique.LABEL_COMPARISONS) and gathers_one_of_each_row(
-        table, indices, eqn.params
-    ):
-        return [label_gather(table, indices, eqn.params)]
+    found = context.rewrite.emitter.gather(table, indices, context.eqn.params)
+    if found is not None:
+        return [found]
     return send(context, [table, indices], Precision.F32)
 
 
@@ -80,11 +71,10 @@ def scatter(context: RuleContext, target: Any, indices: Any, numbers: Any) -> Se
     One that puts a number in each row of zeros is emitted as a comparison.
     """
     eqn, operands = context.eqn, [target, indices, numbers]
-    if context.decision.plan.hints.label_gather and scatters_one_to_each_row(
-        target, indices, eqn.params
-    ):
-        (axis,) = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims
-        return [scatter_by_comparison(numbers, indices, target.shape, axis)]
+    if context.decision.plan.hints.label_gather:
+        found = context.rewrite.emitter.scatter(*operands, eqn.params)
+        if found is not None:
+            return [found]
     update = eqn.params["update_jaxpr"]
     dtype = target.dtype
     if update is None or update.invars[0].aval.dtype == dtype:

@@ -22,7 +22,7 @@ from jaxamp.core.formats import CastConfig
 from jaxamp.jaxprs.interpret import evaluate
 from jaxamp.jaxprs.nested import Wiring, called, loop, nested, wiring
 from jaxamp.lowp import ScaledArray
-from jaxamp.plan import Scaled
+from jaxamp.plan.precision.scaled import Scaled
 from jaxamp.rewrite.primitives.quantized_dot import quantized_dot_p
 from jaxamp.rewrite.primitives.quantized_product import product
 from jaxamp.run.delayed_scaling.carried_parameters import CarriedParameters, Source

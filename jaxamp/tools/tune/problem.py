@@ -17,7 +17,7 @@ from jaxamp.errors import TuningError
 from jaxamp.inspect.blocks import Block, blocks_of
 from jaxamp.inspect.operation import Operation
 from jaxamp.inspect.walk import Walk
-from jaxamp.plan import Plan
+from jaxamp.plan import Plan, plan_program
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.rewrite import run_plan
 from jaxamp.run.amp import inspected
@@ -26,7 +26,6 @@ from jaxamp.tools.tune.groups import Group, lowered_groups
 from jaxamp.tools.tune.sensitivity import is_float, norm, relative_error, sensitivities
 from jaxamp.trace.arguments import Static
 from jaxamp.trace.target import Statics
-from jaxamp.xla.steered_plan import make_plan
 
 Metric = Callable[[Any, Any], Any]
 
@@ -104,7 +103,7 @@ class Problem:
 
     def plan_for(self, low: np.ndarray) -> Plan:
         """Return the plan in which only some of the groups are low."""
-        return make_plan(self.plan.jaxpr, self.policy(low))
+        return plan_program(self.plan.jaxpr, self.policy(low))
 
     def cost(self, low: np.ndarray) -> float:
         """Return the cost if only some of the groups are low: the modelled seconds.

@@ -15,7 +15,7 @@ from jaxamp.plan.dataflow.regions import EQUALITIES, reduces_rows
 from jaxamp.plan.findings import Findings
 from jaxamp.plan.graph.graph import Graph, Nest, Node, Role, nodes_of
 from jaxamp.plan.graph.sweeps import union
-from jaxamp.policy.techniques import Technique
+from jaxamp.xla.hints.techniques import Technique
 
 
 class Recomputation:

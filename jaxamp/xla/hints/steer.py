@@ -8,7 +8,6 @@ from dataclasses import replace
 from jaxamp.plan.dataflow.gathers import is_label_scatter
 from jaxamp.plan.findings import Findings, Steering
 from jaxamp.plan.graph.graph import Graph, Node
-from jaxamp.policy.techniques import WORKS_ON, Technique
 from jaxamp.xla.hints.constant_rematerialization import find_constants
 from jaxamp.xla.hints.cotangent_roundings import find_cotangent_roundings
 from jaxamp.xla.hints.joint_recomputation import join_recomputations
@@ -18,6 +17,7 @@ from jaxamp.xla.hints.roundings import (
     find_reversed_weights,
     find_unbarriered_sums,
 )
+from jaxamp.xla.hints.techniques import WORKS_ON, Technique
 
 
 def steer(findings: Findings) -> Steering:

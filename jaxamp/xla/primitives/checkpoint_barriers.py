@@ -138,5 +138,11 @@ def _batch(
     return recomputation_barrier(values, recomputed), dims
 
 
+def _taylor(
+    primals: Sequence[Any], series: Sequence[Any], *, recomputed: Sequence[bool]
+) -> tuple[list[Any], Sequence[Any]]:
+    return recomputation_barrier(primals, recomputed), series
+
+
 _LOWERED = {None: _lowered, "tpu": _same}
-define(recomputation_barrier_p, _same, _same, _batch, _jvp, _LOWERED)
+define(recomputation_barrier_p, _same, _same, _batch, _jvp, _LOWERED, taylor=_taylor)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax.experimental import jet
 from jax.extend.core import Primitive
 
 from jaxamp.core import jax_compat
@@ -72,5 +71,5 @@ define(
     lambda primals, tangents: (mark_residual(*primals), *tangents),
     kind=OpKind.DATA_MOVEMENT,
     trait=Trait.SHAPE,
+    taylor=_jet_of_residual,
 )
-jet.jet_rules[residual_p] = _jet_of_residual

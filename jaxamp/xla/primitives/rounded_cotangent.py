@@ -81,6 +81,11 @@ def _batch(operands: Any, dims: Any, *, op: Primitive, of: CotangentRounding) ->
     return rounded_cotangent_p.bind(*in_front, op=op, of=of), 0
 
 
-define(rounded_cotangent_p, _sum, _aval, _batch)
+def _taylor(primals: Any, series: Any, **params: Any) -> Any:
+    terms = [rounded_cotangent_p.bind(x, y, **params) for x, y in zip(*series, strict=True)]
+    return rounded_cotangent_p.bind(*primals, **params), terms
+
+
+define(rounded_cotangent_p, _sum, _aval, _batch, taylor=_taylor)
 ad.deflinear2(rounded_cotangent_p, _transpose)
 jax_compat.check_nans(rounded_cotangent_p, lambda params: params["op"].name)

@@ -11,6 +11,7 @@ See: https://github.com/openxla/xla/issues/41605 and https://github.com/jax-ml/j
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jax import lax
@@ -34,6 +35,10 @@ def _rounded(value: Any) -> Any:
     return lax.optimization_barrier(value) if reduced is None else reduced
 
 
+def _taylor(primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> Any:
+    return rounding_barrier(*primals), [rounding_barrier(term) for term in series[0]]
+
+
 define(
     rounding_barrier_p,
     lambda value: value,
@@ -42,5 +47,6 @@ define(
     lowered={None: lax.optimization_barrier, "tpu": _rounded},
     kind=OpKind.DATA_MOVEMENT,
     trait=Trait.SHAPE,
+    taylor=_taylor,
 )
 ad.deflinear2(rounding_barrier_p, lambda cotangent, value: [rounding_barrier(cotangent)])

@@ -37,6 +37,6 @@ def found(program: Program, order: str, policy: Any = FUSED) -> Found:
     if order == JOINT:
         fn, args = gradient(fn, args)
     plan = jaxamp.plan_of(fn, policy)(*args)
-    whole = [a for a in plan.attentions if (a.backward if order == JOINT else a.forward)]
-    refused = tuple(attention.reason for attention in plan.refused_attentions)
-    return Found(len(whole), bool(plan.attentions), refused)
+    whole = [a for a in plan.found if (a.backward if order == JOINT else a.forward)]
+    refused = tuple(attention.reason for attention in plan.refused)
+    return Found(len(whole), bool(plan.found), refused)

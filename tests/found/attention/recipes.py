@@ -362,7 +362,7 @@ def check(r: Recipe) -> bool:
         _compare(got, other, want, r)
     programs = (lambda *xs: problem.fn(*xs, problem.known), problem.gradient())
     plans = [jaxamp.plan_of(fn, policy)(*problem.operands) for fn in programs]
-    return all(plan.attentions for plan in plans)
+    return all(plan.found for plan in plans)
 
 
 class _Problem:

@@ -67,7 +67,7 @@ def test_a_mask_that_every_head_has_is_known_at_any_length(window):
 
     x = jax.ShapeDtypeStruct((1, 4096, 32, 64), jnp.float32)
     plan = jaxamp.plan_of(attend, FUSED)(x, x, x)
-    assert [a.mask for a in plan.attentions] == ["window" if window else "causal"]
+    assert [a.mask for a in plan.found] == ["window" if window else "causal"]
 
 
 def test_a_known_mask_with_gaps_is_no_causal_one():
@@ -80,7 +80,7 @@ def test_a_known_mask_with_gaps_is_no_causal_one():
 
     x = jax.ShapeDtypeStruct((1, 64, 4, 64), jnp.float32)
     plan = jaxamp.plan_of(attend, FUSED)(x, x, x)
-    assert [a.mask for a in plan.attentions] == ["bias"]
+    assert [a.mask for a in plan.found] == ["bias"]
 
 
 def test_a_program_without_attention_stays_the_same_object():
@@ -100,10 +100,8 @@ def test_slopes_that_are_not_learnt_are_no_obstacle(learnt, count):
 
     step = jax.grad(loss, (0, 1, 2, 3) if learnt else (0, 1, 2))
     plan = jaxamp.plan_of(step, POLICY)(*_operands(), np.ones(N, np.float32))
-    assert len(plan.attentions) == count
-    assert ["share numbers of a bias" in a.reason for a in plan.refused_attentions] == [
-        True
-    ] * learnt
+    assert len(plan.found) == count
+    assert ["share numbers of a bias" in a.reason for a in plan.refused] == [True] * learnt
 
 
 @pytest.mark.parametrize("policy", ["auto_mixed", "auto_mixed_bf16"])
@@ -130,11 +128,11 @@ def test_the_policy_switches_it_off():
         with jaxamp.keep_precision("f32"):
             return _softmax(q, k, v)
 
-    assert not jaxamp.plan_of(_softmax, POLICY.replace(fused_attention=False))(*operands).attentions
+    assert not jaxamp.plan_of(_softmax, POLICY.replace(fused_attention=False))(*operands).found
     for attend, policy in ((_softmax, POLICY.with_rules(rule)), (kept, POLICY)):
         plan = jaxamp.plan_of(attend, policy)(*operands)
-        assert not plan.attentions
-        assert len(plan.refused_attentions) == 1
+        assert not plan.found
+        assert len(plan.refused) == 1
 
 
 def test_derivatives_that_are_stopped_stay_stopped():

@@ -38,7 +38,7 @@ def test_the_kind_of_a_mask(name, order):
     if order == JOINT:
         fn, args = gradient(fn, args)
     plan = jaxamp.plan_of(fn, FUSED)(*args)
-    assert {(a.backward, a.mask) for a in plan.attentions} == {(order == JOINT, KINDS[name])}
+    assert {(a.backward, a.mask) for a in plan.found} == {(order == JOINT, KINDS[name])}
     specs = _kernels(fn, *args)
     is_biased = KINDS[name] == "bias" or name == "segments_with_bias"
     assert specs

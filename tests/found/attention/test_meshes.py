@@ -43,7 +43,7 @@ def test_examples_and_heads_over_a_mesh(kind, order):
         placed = [jax.device_put(x, NamedSharding(mesh, SPEC)) for x in operands]
         plan = jaxamp.plan_of(_gradient(_attend), POLICY)(*placed)
         found = jax.jit(step)(*placed)[1]
-    assert [(a.forward, a.backward) for a in plan.attentions] == [(True, True)]
+    assert [(a.forward, a.backward) for a in plan.found] == [(True, True)]
     for got, want in zip(found, exact, strict=True):
         assert got.sharding.is_equivalent_to(NamedSharding(mesh, SPEC), got.ndim)
         assert np.max(np.abs(got - want)) <= 0.03 * np.max(np.abs(want))
@@ -70,7 +70,7 @@ def test_types_that_no_context_tells():
     place = NamedSharding(_mesh(AxisType.Explicit), SPEC)
     operands = [jax.ShapeDtypeStruct((B, T, N, H), jnp.float32, sharding=place)] * 3
     plan = jaxamp.plan_of(_gradient(_attend), POLICY)(*operands)
-    assert [(a.backward, a.mask) for a in plan.attentions] == [(True, "causal")]
+    assert [(a.backward, a.mask) for a in plan.found] == [(True, "causal")]
 
 
 @pytest.mark.product("layers")
@@ -95,7 +95,7 @@ def test_a_mapped_function_and_its_gradient(layers, check_vma):
     operands = [jax.random.normal(draw, (B, T, N, H)) for draw in draws]
     exact = _gradient(mapped)(*operands)[1]
     plan = jaxamp.plan_of(_gradient(mapped), POLICY)(*operands)
-    assert len(plan.attentions) == (0 if layers else 1)  # a loop in both is left alone
+    assert len(plan.found) == (0 if layers else 1)  # a loop in both is left alone
     found = jax.jit(jaxamp.amp(_gradient(mapped), POLICY))(*operands)[1]
     for got, want in zip(found, exact, strict=True):
         assert np.max(np.abs(got - want)) <= 0.03 * np.max(np.abs(want))
@@ -113,6 +113,6 @@ def test_a_mapped_function_that_sums_over_devices(check_vma):
     )
     draws = jax.random.split(jax.random.key(0), 3)
     operands = [jax.random.normal(draw, (B, T, N, H)) for draw in draws]
-    assert len(jaxamp.plan_of(mapped, POLICY)(*operands).attentions) == 1
+    assert len(jaxamp.plan_of(mapped, POLICY)(*operands).found) == 1
     got, want = jax.jit(jaxamp.amp(mapped, POLICY))(*operands), mapped(*operands)
     assert np.max(np.abs(got - want)) <= 0.03 * np.max(np.abs(want))

@@ -62,8 +62,8 @@ def test_a_kernel_is_asked_for_its_backward_pass_too():
     q, k = (jax.ShapeDtypeStruct((1, 64, n, 256), jnp.float32) for n in (2, 1))
     with lowering_for(TargetGpu((8, 0), 91200)):  # heads of 256 are Hopper's, groups cuDNN's
         plan = jaxamp.plan_of(attend, DEFAULT)(q, k, k)
-        assert not plan.attentions
-        assert "cuDNN" in plan.refused_attentions[0].reason
+        assert not plan.found
+        assert "cuDNN" in plan.refused[0].reason
 
 
 def test_a_program_on_a_cpu_is_the_same_with_and_without():
@@ -103,7 +103,7 @@ def test_a_part_of_the_gradient_is_enough(operand):
     fn, args = SPELLINGS["einsum_words_first"].built
     gradient = jax.grad(lambda *xs: jnp.sum(jnp.sin(fn(*xs))), operand)
     plan = jaxamp.plan_of(gradient, FUSED)(*args)
-    assert [(a.forward, a.backward) for a in plan.attentions] == [(True, True)]
+    assert [(a.forward, a.backward) for a in plan.found] == [(True, True)]
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -132,7 +132,7 @@ def test_a_softmax_in_a_function_of_its_own_says_why():
         weights = jax.checkpoint(lambda q, k: jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k)))
         return jnp.einsum("bhqk,bkhd->bqhd", weights(q, k), v)
 
-    (refused,) = jaxamp.plan_of(attend, FUSED)(q, k, v).refused_attentions
+    (refused,) = jaxamp.plan_of(attend, FUSED)(q, k, v).refused
     assert "another function" in refused.reason
 
 
@@ -144,7 +144,7 @@ def test_one_product_in_float32_is_enough():
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, precision="highest")
         return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
 
-    assert not jaxamp.plan_of(attend, FUSED)(q, k, v).attentions
+    assert not jaxamp.plan_of(attend, FUSED)(q, k, v).found
 
 
 def test_a_rule_may_be_made_before_anything_is_planned():

@@ -1,0 +1,60 @@
+"""The feature: regions of a program as one equation, for which there are kernels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from jaxamp.core.features import Feature, PolicyField, Work
+from jaxamp.errors import PolicyError
+
+# cuDNN's calls are named fmha or dot_product_attention by XLA, Pallas' are compiled by Mosaic.
+_KERNELS = re.compile(r"cudnn|fmha|attention|mosaic|pallas", re.IGNORECASE)
+
+
+def _read(given: Any, present: Any) -> bool | None:
+    if given is None or isinstance(given, bool):
+        return given
+    raise PolicyError(f"fused_attention is True, False or None, not {given!r}.")
+
+
+def _advise(error: Exception, plan: Callable[[], Any]) -> str:
+    """Say where attention is fused, and how to turn that off, if the error is of such a kernel."""
+    if not isinstance(error, jax.errors.JaxRuntimeError) or not _KERNELS.search(str(error)):
+        return ""
+    places = "; ".join(f"{a.scope or 'no scope'}, {a.source}" for a in plan().found)
+    if not places:
+        return ""
+    return (
+        f"amp lowers attention to a fused kernel here: {places}. If the compiler refuses that "
+        "kernel, policy.replace(fused_attention=False) leaves all attention as it is written, and "
+        "Rule(primitive='found_attention', scope='...', precision='f32') those of a scope."
+    )
+
+
+def _work() -> Work:
+    from jaxamp.found.attention.fuse import fuse_attention
+    from jaxamp.kernels.attention import found
+
+    return Work(
+        replace=(fuse_attention,),
+        rules={
+            "found_attention": lambda context, *operands: found.forward(
+                *operands, **context.eqn.params
+            ),
+            "found_attention_backward": lambda context, *operands: found.backward(
+                *operands, **context.eqn.params
+            ),
+        },
+        advise=_advise,
+    )
+
+
+FEATURE = Feature(
+    name="found",
+    fields=(PolicyField(name="fused_attention", default=None, read=_read),),
+    work=_work,
+)

@@ -1,0 +1,49 @@
+"""The features beside the core: the one place that names them, and registers those that are here.
+
+Each is a folder that can be taken away. Those that contribute to the core have a file `feature.py`;
+the others read plans, or use what is public.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from jaxamp.core.features import register, register_words
+from jaxamp.policy.presets import enter_presets
+
+CONTRIBUTING = {
+    "found": ("fused_attention",),
+    "quantized": (
+        "scaling", "Scaling", "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4",
+        "FP8_CURRENT", "FP8_DELAYED", "FP8_BLOCK", "MXFP8", "NVFP4",
+        "f8_e4m3", "f8_e5m2", "f4_e2m1",
+    ),
+    "xla": ("xla",),
+    "display": (),
+}  # fmt: skip
+"""Features that contribute, and the words of policies that need them."""
+
+READING = {
+    "cli": (),
+    "compiled": (),
+    "inspect": ("diff", "explain", "report"),
+    "numerics": ("probe",),
+    "tools": ("estimate", "serve", "tune"),
+    "training": ("auto", "auto_policy", "training"),
+}
+"""The others, and the names of `jaxamp` that need them."""
+
+
+def enter() -> None:
+    """Register the features that are here, and the words of all."""
+    for name, words in {**CONTRIBUTING, **READING}.items():
+        register_words(name, words)
+    for name in CONTRIBUTING:
+        try:
+            feature = importlib.import_module(f"jaxamp.{name}.feature").FEATURE
+        except ModuleNotFoundError as error:
+            if error.name != f"jaxamp.{name}":
+                raise
+            continue
+        register(feature)
+        enter_presets(feature.presets())

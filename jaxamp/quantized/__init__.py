@@ -1,0 +1,1 @@
+"""Products of 8 and 4 bits."""

@@ -1,0 +1,107 @@
+"""The feature: products of 8 and 4 bits, their recipes, and scales from earlier steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxamp.core.features import Feature, PolicyField, Work
+from jaxamp.core.formats import CastConfig
+from jaxamp.core.taxonomy import OpKind
+from jaxamp.errors import PolicyError, UnsupportedPrecisionError
+from jaxamp.policy.scaling import DEFAULT, VALUES, Scaling
+
+
+def _read(given: Any, present: Scaling) -> Scaling:
+    if isinstance(given, Scaling):
+        return given
+    if isinstance(given, Mapping):
+        return present.replace(**given)
+    raise PolicyError(f"The scaling of a policy is a Scaling, not {given!r}.")
+
+
+def _from_data(data: dict[str, Any]) -> Scaling:
+    fields: dict[str, Any] = {
+        key: CastConfig.from_data(value) if key in ("weight", "gradient") and value else value
+        for key, value in data.items()
+    }
+    return Scaling(**fields)
+
+
+def _check(policy: Any) -> None:
+    """Refuse scaling of another kind than Compute, by the table or by a rule."""
+    for kind, cast in policy.kinds:
+        if cast.is_scaled and not (kind is OpKind.COMPUTE and cast.out_dtype in VALUES):
+            words = ", ".join(sorted(p.short for p in VALUES))
+            raise UnsupportedPrecisionError(
+                f"{policy!r} asks for blocked scaling ({cast}) of {kind.value}, which amp cannot "
+                f"compute: it scales Compute, as {words}. Give it a plain dtype, 'bf16', as "
+                "the preset 'fp8_current' does."
+            )
+    for rule in policy.rules:
+        if rule.precision in VALUES and not rule.reaches(OpKind.COMPUTE):
+            raise UnsupportedPrecisionError(
+                f"The rule `{rule}` asks for {rule.precision.short} of what is not Compute, "
+                "and amp quantizes Compute alone. Give the rule a 16-bit precision: 'bf16'."
+            )
+
+
+def _presets() -> tuple[Any, ...]:
+    from jaxamp.policy import scaled_presets
+
+    return scaled_presets.ALL
+
+
+def _wrap(fn: Any, settings: Any) -> Any:
+    """Wrap a function to take and return earlier steps' magnitudes, where they give scales."""
+    if not (settings.policy.scaling.history and settings.policy.is_scaled):
+        return None
+    from jaxamp.run.delayed_scaling import DelayedFunction
+
+    return DelayedFunction(fn, settings)
+
+
+def _idle(plan: Any, name: str) -> Iterator[str]:
+    if not plan.policy.is_scaled:
+        return
+    dots = [d for d in plan.decisions() if d.kind is OpKind.COMPUTE]
+    if any(d.form for d in dots):
+        return
+    why, cure = "it has no matrix product", ""
+    if dots:
+        reason, count = Counter(d.reason for d in dots).most_common(1)[0]
+        why = f"{count} × {reason}"
+        cure = " Scaling(...) of the policy says which products are quantized."
+    yield (
+        f"{plan.policy} quantizes nothing in {name}: {why}. It runs as under mixed_"
+        f"{plan.policy.base.short}.{cure}"
+    )
+
+
+def _work() -> Work:
+    from jaxamp.plan.precision.coarse_logistics import find_coarse_logistics
+    from jaxamp.plan.precision.quantized_dots import find_scaled
+    from jaxamp.plan.precision.quantized_results import narrow_quantized
+    from jaxamp.plan.precision.scaled import Scaled
+    from jaxamp.rewrite.primitives.quantized_dot import emit_quantized
+
+    def choose(draft: Any) -> dict[Any, Any]:
+        """Choose quantization first, then what it makes worth while around quantized products."""
+        choices = {**draft.choices}
+        for find in (find_scaled, narrow_quantized, find_coarse_logistics):
+            choices.update(find(draft._replace(choices=choices)))
+        return choices
+
+    return Work(choose=choose, forms={Scaled: emit_quantized}, idle=_idle)
+
+
+FEATURE = Feature(
+    name="quantized",
+    fields=(PolicyField(name="scaling", default=DEFAULT, read=_read, from_data=_from_data),),
+    formats=VALUES,
+    presets=_presets,
+    check=_check,
+    wrap=_wrap,
+    work=_work,
+)

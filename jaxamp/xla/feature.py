@@ -1,0 +1,27 @@
+"""The feature: what XLA is told beside the precisions, so that it fuses and stores as planned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxamp.core.enum_words import chosen
+from jaxamp.core.features import Feature, PolicyField, Work
+from jaxamp.xla.hints.techniques import ALL_TECHNIQUES, Technique
+
+
+def _read(given: Any, present: Any) -> frozenset[Technique]:
+    return chosen(Technique, given)
+
+
+def _work() -> Work:
+    from jaxamp.xla.hints.steer import steer
+    from jaxamp.xla.steering_emitter import SteeringEmitter
+
+    return Work(steer=steer, emitter=SteeringEmitter)
+
+
+FEATURE = Feature(
+    name="xla",
+    fields=(PolicyField(name="xla", default=ALL_TECHNIQUES, read=_read),),
+    work=_work,
+)

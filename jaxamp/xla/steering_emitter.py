@@ -1,0 +1,82 @@
+"""Emit what plans hint at: barriers, fused groups, and sums and lookups in forms of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.extend.core import JaxprEqn
+
+from jaxamp.plan import CotangentRounding, Fusion
+from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.rewrite.emitter import Emitter
+from jaxamp.xla.hints.techniques import Technique
+from jaxamp.xla.primitives.checkpoint_barriers import recomputation_barrier
+from jaxamp.xla.primitives.fused_group import GroupPolicy, call_fused, mark_residual
+from jaxamp.xla.primitives.label_gather import (
+    gathers_one_of_each_row,
+    label_gather,
+    scatter_by_comparison,
+    scatters_one_to_each_row,
+)
+from jaxamp.xla.primitives.rounded_cotangent import sum_with_rounded_cotangent
+from jaxamp.xla.primitives.rounding_barrier import rounding_barrier
+from jaxamp.xla.primitives.unbarriered_sums import unbarriered
+
+
+class SteeringEmitter(Emitter):
+    """What is emitted for hints by the techniques that a policy has on."""
+
+    def __init__(self, policy: PrecisionPolicy) -> None:
+        self._chosen = policy.xla
+        self._has_barriers = Technique.RECOMPUTATION_BARRIERS in self._chosen
+        self._group = GroupPolicy(self._has_barriers, Technique.ROW_BROADCASTS in self._chosen)
+
+    def rounded(self, value: Any) -> Any:
+        """Put a barrier behind a rounding."""
+        return rounding_barrier(value)
+
+    def copied(self, value: Any) -> Any:
+        """Put a barrier behind the rounding of a copy."""
+        return rounding_barrier(value) if Technique.ROUNDING_BARRIERS in self._chosen else value
+
+    def residual(self, value: Any) -> Any:
+        """Mark a residual of a fused group."""
+        return mark_residual(value)
+
+    def summand(self, value: Any) -> Any:
+        """Read a summand from before its barrier."""
+        return unbarriered(value)
+
+    def fused(self, function: Callable[..., list[Any]], group: Fusion) -> Callable[..., list[Any]]:
+        """Return the function under a checkpoint, with what it recomputes behind a barrier."""
+        has_barrier = self._has_barriers and group.recomputed > 0
+
+        def emitted(*args: Any) -> list[Any]:
+            if has_barrier:
+                return function(*recomputation_barrier(args, group.read_by_recomputed))
+            return function(*args)
+
+        def fused(*args: Any) -> list[Any]:
+            return call_fused(emitted, self._group, *args)
+
+        return fused
+
+    def add(self, eqn: JaxprEqn, operands: Sequence[Any], of: CotangentRounding) -> Any:
+        """Add or subtract; the transpose rounds the cotangent."""
+        return sum_with_rounded_cotangent(eqn, operands, of)
+
+    def gather(self, table: Any, indices: Any, params: dict[str, Any]) -> Any:
+        """Gather one number of each row, so that its transpose is a comparison."""
+        if Technique.LABEL_COMPARISONS not in self._chosen:
+            return None
+        if not gathers_one_of_each_row(table, indices, params):
+            return None
+        return label_gather(table, indices, params)
+
+    def scatter(self, target: Any, indices: Any, numbers: Any, params: dict[str, Any]) -> Any:
+        """Put a number in each row of zeros by a comparison."""
+        if not scatters_one_to_each_row(target, indices, params):
+            return None
+        (axis,) = params["dimension_numbers"].scatter_dims_to_operand_dims
+        return scatter_by_comparison(numbers, indices, target.shape, axis)
