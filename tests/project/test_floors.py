@@ -42,9 +42,9 @@ def _imports() -> list[Import]:
 
 
 def _place(module: str) -> str:
-    """What the drawing calls a module's home: the innermost folder that it draws, or the file."""
+    """What the drawing calls a module's home: the file, or the innermost folder that it draws."""
     path = MODULES[module].relative_to(PACKAGE)
-    names = (str(folder) for folder in path.parents)
+    names = (str(place) for place in (path, *path.parents))
     return next((name for name in names if name in FLOOR), str(path))
 
 
