@@ -80,6 +80,10 @@ class StaticArgumentError(JaxAmpError, ValueError):
     """A static argument cannot be hashed, or the function has no such parameter."""
 
 
+class ArgumentError(JaxAmpError, TypeError):
+    """An argument holds arrays where JAX does not look for them; ``jax.jit`` takes no such one."""
+
+
 class OutputError(JaxAmpError, TypeError):
     """A function returned something that is not an array where only arrays are possible."""
 

@@ -263,9 +263,9 @@ MUTATIONS = (
         "tests/run",
     ),
     Mutation(
-        "trace/static_arguments.py",
-        "return kind, leaf.hex()",
-        "return kind, abs(leaf).hex()",
+        "trace/contents.py",
+        "return kind, value.hex()  #",
+        "return kind, abs(value).hex()  #",
         "tests/run tests/trace",
     ),
     Mutation(

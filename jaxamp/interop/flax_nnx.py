@@ -55,7 +55,7 @@ def is_needed(call: Call) -> bool:
     if nodes not in _NODES:
         _NODES[nodes] = any(issubclass(node, _OBJECTS) for node in nodes)
     pairs = zip(call.leaves, call.keys, strict=True)
-    return _NODES[nodes] or any(key is not None and _is_object(leaf) for leaf, key in pairs)
+    return _NODES[nodes] or any(key is not None and is_object(leaf) for leaf, key in pairs)
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def purified(
     with nnx.update_context(pure):
         given = target.owner, target.args, target.kwargs, args, kwargs
         *bound, args, kwargs = nnx.to_tree(given, ctxtag=pure)
-        trees = Target(pure.function, None, tuple(bound), {}, target.name)
+        trees = Target(pure.function, None, tuple(bound), {}, target.name, bound=target.bound)
         call = runner.split(trees, (args, kwargs), {}, abstract=abstract)
         yield replace(call, finish=functools.partial(pure.finish, given, target.name))
 
@@ -100,13 +100,14 @@ class _Pure:
         return nnx.from_tree(objects_and_result, is_inner=False, ctxtag=self)[1]
 
 
-def _is_object(x: Any) -> bool:
+def is_object(x: Any) -> bool:
+    """Return whether `x` is an object of nnx."""
     return isinstance(x, _OBJECTS)
 
 
 def _objects(tree: Any) -> list[Any]:
     """Return the nnx objects in `tree`, outermost ones only."""
-    return [x for x in jax.tree.leaves(tree, is_leaf=_is_object) if _is_object(x)]
+    return [x for x in jax.tree.leaves(tree, is_leaf=is_object) if is_object(x)]
 
 
 def _parts(objects: list[Any]) -> tuple[Any, list[Any]]:

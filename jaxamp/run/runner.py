@@ -23,7 +23,7 @@ from jaxamp.core import features, jax_compat, taxonomy
 from jaxamp.core.adapters import adapter
 from jaxamp.run.emit import compiled, emit, function_result, jitted, plan_call
 from jaxamp.run.settings import Settings, in_force
-from jaxamp.trace.arguments import Call, Layout, Signature, jit_traces
+from jaxamp.trace.arguments import Call, Layout, Signature, jit_traces, refuse_held
 from jaxamp.trace.static_arguments import hold
 from jaxamp.trace.target import Target
 
@@ -103,6 +103,8 @@ class Runner:
         """
         call = self.split(target, args, kwargs, abstract=abstract)
         nnx = _nnx_adapter(call)
+        if not jax_compat.is_staging():
+            refuse_held(call.name, [h for h in call.held() if not (nnx and nnx.is_object(h[1]))])
         try:
             if nnx is None:
                 yield call
@@ -142,7 +144,7 @@ class Runner:
         layout = self._layouts.get(key)
         if layout is None:
             layout = self._layouts.setdefault(key, Layout.of(treedef, staged=key[1]))
-        arrays, keys = layout.split(leaves, abstract=abstract)
+        arrays, keys = layout.split(leaves, target.bound, abstract=abstract)
         return Call(target.function, target.name, layout, leaves, arrays, keys)
 
     def clear(self) -> None:
@@ -153,6 +155,8 @@ class Runner:
 
     def form(self, call: Call) -> Callable[..., Any]:
         """Return the compiled form for a call, to be called with its arrays."""
+        if jax_compat.is_staging() and call.held():
+            return self.compile(call.signature())  # arrays of the trace around it, this time
         key = (*call.key, taxonomy.version)  # a kind registered since may change the plan
         form = self._forms.get(key)
         if form is None:

@@ -21,13 +21,14 @@ import re
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
-from jax.core import Tracer
 from jax.extend.core import valid_jaxtype
 
+from jaxamp.errors import ArgumentError, shown
+from jaxamp.trace.contents import ARRAY_TYPES, Held, is_array, place_of
 from jaxamp.trace.static_arguments import Constants, constant_key, hold, identity_key, value_of
 
 Numbers = tuple[type, ...]
@@ -35,20 +36,6 @@ AS_ARGUMENT: Numbers = (float, complex)
 _AS_JIT: Numbers = (bool, int, float, complex)
 _STATIC: Numbers = ()
 _BUILTIN_NODES = (tuple, list, dict, type(None))
-_ARRAYS = (jax.Array, Tracer, jax.Ref)
-_ARRAY_TYPES: set[type] = set()  # classes met so far: asking jax.Array is slow
-
-
-def is_array(leaf: Any) -> bool:
-    """Return whether `leaf` is an array, which JAX traces whatever the convention.
-
-    >>> is_array(np.float32(1)), is_array(1.0), is_array("relu")
-    (True, False, False)
-    """
-    if isinstance(leaf, _ARRAYS):
-        _ARRAY_TYPES.add(type(leaf))
-        return True
-    return isinstance(leaf, (np.ndarray, np.generic)) and valid_jaxtype(leaf)
 
 
 def jit_traces(leaf: Any) -> bool:
@@ -107,9 +94,9 @@ def split(
       abstract: let ``jax.ShapeDtypeStruct`` stand for an array.
       numbers: types of Python numbers that count as arrays.
 
-    >>> arrays, rest = split({"w": np.ones(2), "mode": "relu"})
+    >>> arrays, rest = split({"w": jax.numpy.ones(2), "mode": "relu"})
     >>> rest.join([a + 1 for a in arrays])
-    {'mode': 'relu', 'w': array([2., 2.])}
+    {'mode': 'relu', 'w': Array([2., 2.], dtype=float32)}
     """
     leaves, treedef = jax.tree.flatten(tree)
     traced = [
@@ -128,12 +115,14 @@ class Layout:
       treedef: structure of ``(owner, bound args, bound kwargs, args, kwargs)``.
       numbers: for every leaf the types of Python numbers that are traced there.
       owned: whether the first leaf is an owner that is no container, held by identity.
+      bound: how many leaves, the first ones, are bound to the function and not given to it.
       nodes: the classes of the containers.
     """
 
     treedef: Any
     numbers: tuple[Numbers, ...]
     owned: bool
+    bound: int
     nodes: frozenset[type]
 
     @classmethod
@@ -149,39 +138,41 @@ class Layout:
         nodes: set[type] = set()
         for part in (owner, bound_args, bound_kwargs):
             _conventions(part, _STATIC, numbers, nodes)
-        numbers = [_STATIC] * len(numbers)
+        bound = len(numbers)
+        numbers = [_STATIC] * bound
         for part in (args, kwargs):
             _conventions(part, AS_ARGUMENT, numbers, nodes)
         if staged:
             numbers = [_STATIC] * len(numbers)
-        return cls(treedef, tuple(numbers), _is_leaf(owner), frozenset(nodes))
+        return cls(treedef, tuple(numbers), owner.node_data() is None, bound, frozenset(nodes))
 
     def split(
-        self, leaves: Sequence[Any], *, abstract: bool = False
+        self, leaves: Sequence[Any], bound: dict[int, Hashable], *, abstract: bool = False
     ) -> tuple[list[Any], tuple[Hashable, ...]]:
         """Split `leaves` into those that are traced and the keys of the others.
 
         Args:
           leaves: the call's leaves.
+          bound: keys of what is bound to the function, by identity: they are read once.
           abstract: let ``jax.ShapeDtypeStruct`` stand for an array.
 
         Returns:
           The traced leaves, and one key per leaf: ``None`` for a traced one, otherwise something
-          hashable that equals another call's key exactly when the constant is the same.
+          hashable that equals another call's key exactly when the constant is the same. It is
+          ``Held`` for a constant that has none, as it holds arrays.
         """
-        if _ARRAY_TYPES.issuperset(map(type, leaves)):
+        if ARRAY_TYPES.issuperset(map(type, leaves)):
             return list(leaves), (None,) * len(leaves)
-        keys = [
-            None
-            if (kind := type(leaf)) in _ARRAY_TYPES
-            or kind in numbers
-            or is_array(leaf)
-            or (abstract and _is_shape(leaf))
-            else constant_key(leaf)
-            for leaf, numbers in zip(leaves, self.numbers, strict=True)
-        ]
-        if self.owned and keys[0] is not None:
-            keys[0] = identity_key(leaves[0])
+        given = leaves[self.bound :], self.numbers[self.bound :]
+        try:
+            keys = _keys(*given, constant_key, abstract)
+        except Held:
+            keys = _keys(*given, _key_or_held, abstract)
+        if self.bound:
+            of_bound = partial(_bound_key, bound=bound)
+            keys = _keys(leaves[: self.bound], self.numbers, of_bound, abstract) + keys
+            if self.owned and keys[0] is not None:
+                keys[0] = identity_key(leaves[0], keys[0])
         traced = [leaf for leaf, key in zip(leaves, keys, strict=True) if key is None]
         return traced, tuple(keys)
 
@@ -265,6 +256,13 @@ class Call:
         ]
         return list(dict.fromkeys(re.split(r"[.\[]", name)[0] for name in traced))
 
+    def held(self) -> list[tuple[str, Any, Held]]:
+        """Return name and value of each constant that holds arrays, and what it holds."""
+        if Held not in map(type, self.keys):
+            return []
+        named = zip(self.layout.names(self.function), self.leaves, self.keys, strict=True)
+        return [(name, leaf, key) for name, leaf, key in named if type(key) is Held]
+
     @property
     def key(self) -> tuple[Layout, tuple[Hashable, ...]]:
         """Tells calls apart that need traces of their own, whatever their arrays."""
@@ -305,8 +303,68 @@ def _inside(node: type, numbers: Numbers) -> Numbers:
     return numbers if issubclass(node, _BUILTIN_NODES) else _AS_JIT
 
 
-def _is_leaf(treedef: Any) -> bool:
-    return treedef.node_data() is None
+def refuse_held(name: str, held: Sequence[tuple[str, Any, Held]]) -> None:
+    """Raise for the first argument that holds arrays where JAX does not look for them.
+
+    Args:
+      name: that of the function.
+      held: name and value of each such argument, and what it holds.
+    """
+    if not held:
+        return
+    argument, leaf, (part,) = held[0][0], held[0][1], held[0][2].args
+    kind, place = type(leaf).__qualname__, f"{argument}{place_of(part, leaf)}"
+    if not is_array(part):
+        raise ArgumentError(
+            f"The argument {argument} of {name} holds an iterator, {place} of class "
+            f"{type(part).__qualname__}. What {name} takes from it would be taken once, when "
+            f"{name} is traced, and be the same in all calls. Pass a list of its items."
+        )
+    library = (
+        " With a layer of a library, put amp around what takes its arrays as arguments: net.apply, "
+        "model.stateless_call, a train step."
+    )
+    raise ArgumentError(
+        f"The argument {argument} of {name}, of class {kind}, is no pytree that JAX knows, and "
+        f"holds an array: {place}, {shown(part)}. The array would be a constant of the trace, and "
+        "another in its place would not be seen. Register the class as a pytree, with "
+        "jax.tree_util.register_dataclass or register_pytree_node_class; or pass its arrays as "
+        "arguments of their own; or, where they never change, capture the object in a closure, "
+        "functools.partial(function, object) or amp(object.method), which are read when they are "
+        f"traced.{library if argument == 'self' else ''}"
+    )
+
+
+def _keys(
+    leaves: Sequence[Any],
+    numbers: Sequence[Numbers],
+    key: Callable[[Any], Hashable],
+    abstract: bool,
+) -> list[Hashable]:
+    """Return ``None`` for each leaf that is traced, and the key of each other one."""
+    return [
+        None
+        if (kind := type(leaf)) in ARRAY_TYPES
+        or kind in traced
+        or is_array(leaf)
+        or (abstract and _is_shape(leaf))
+        else key(leaf)
+        for leaf, traced in zip(leaves, numbers, strict=False)
+    ]
+
+
+def _key_or_held(leaf: Any) -> Hashable:
+    try:
+        return constant_key(leaf)
+    except Held as held:
+        return held.with_traceback(None)  # which holds the frames of this call
+
+
+def _bound_key(leaf: Any, bound: dict[int, Hashable]) -> Hashable:
+    """Return the key of what is bound to a function, which is read when that is first called."""
+    if id(leaf) not in bound:
+        bound[id(leaf)] = constant_key(leaf, captured=True)
+    return bound[id(leaf)]
 
 
 def _is_shape(leaf: Any) -> bool:

@@ -4,42 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakMethod, ref
 
+from jaxamp.trace.contents import BY_IDENTITY, BY_VALUE, atom, content, has_value, is_known_apart
 from jaxamp.trace.target import StaticValue
 
 Constants = Sequence[Callable[[], Any] | None]  # per leaf of a call; None where it is traced
 
-_BY_VALUE = (str, int, bool, type(None), bytes)
 
+def constant_key(leaf: Any, *, captured: bool = False) -> Hashable:
+    """Return a hashable key of a constant, which equals that of another where all is the same.
 
-def constant_key(leaf: Any) -> Hashable:
-    """Return a hashable key of a constant: by value where it has one, by identity otherwise.
+    A number or a word is its value; a function, a class, a module or an enum's member itself. Any
+    other object is all that it holds, and itself as well unless its class has ``==`` and a hash.
+    What is declared static is as good as what it equals, as for ``jax.jit``.
+
+    Args:
+      leaf: a constant of a call.
+      captured: whether arrays in it are constants, too.
+
+    Raises:
+      Held: it holds arrays, and is not captured.
 
     >>> constant_key(1) == constant_key(True), constant_key("a") == constant_key("a")
     (False, True)
     """
     kind = type(leaf)
-    if kind in _BY_VALUE:
+    if kind in BY_VALUE:
         return kind, leaf
+    if kind in BY_IDENTITY:
+        return _Identity(id(leaf))
+    found = atom(leaf)
+    if found is not None:
+        return found
     if kind is StaticValue:
-        return kind, constant_key(leaf.value)
-    if kind is float:
-        return kind, leaf.hex()  # tells -0.0 from 0.0, and nan equals itself
-    if kind is complex:
-        return kind, leaf.real.hex(), leaf.imag.hex()
-    if kind is slice:
-        return kind, constant_key(leaf.start), constant_key(leaf.stop), constant_key(leaf.step)
+        value = leaf.value
+        is_value = has_value(value)
+        return kind, constant_key(value, captured=True) if is_value else identity_key(value)
+    if is_known_apart(leaf):
+        return (kind, leaf) if has_value(leaf) else identity_key(leaf)
     if kind is MethodType:
-        return kind, identity_key(leaf.__self__), identity_key(leaf.__func__)
-    if kind.__eq__ is object.__eq__:
-        return identity_key(leaf)
-    try:
-        hash(leaf)
-    except TypeError:
-        return identity_key(leaf)
-    return kind, leaf
+        owner, function = identity_key(leaf.__self__), identity_key(leaf.__func__)
+        return kind, owner, function, content(leaf)
+    if kind is slice or has_value(leaf):
+        return kind, content(leaf, captured=captured)
+    return identity_key(leaf, content(leaf, captured=captured))
 
 
 def hold(
@@ -53,8 +63,8 @@ def hold(
       dropped: called when a weakly held `leaf` dies.
     """
     if type(leaf) is StaticValue:
-        return hold(leaf.value, constant_key(leaf.value), dropped)
-    if key is None or isinstance(key, _Identity):
+        return hold(leaf.value, key[1] if isinstance(key, tuple) else None, dropped)
+    if key is None or isinstance(key, _Identity | _Walked):
         return _weakly(ref, leaf, dropped)
     if type(leaf) is MethodType:
         return _weakly(WeakMethod, leaf, dropped)
@@ -73,9 +83,21 @@ class _Identity(int):
     __slots__ = ()
 
 
-def identity_key(leaf: Any) -> Hashable:
-    """Return a key of a constant that equals only its own; valid while the constant lives."""
-    return _Identity(id(leaf))
+class _Walked(NamedTuple):
+    """A constant that is known by identity and by all that it holds."""
+
+    identity: _Identity
+    content: Hashable
+
+
+def identity_key(leaf: Any, held: Hashable = None) -> Hashable:
+    """Return a key of a constant that equals only its own; valid while the constant lives.
+
+    Args:
+      leaf: the constant.
+      held: a key of what it holds, where that may change.
+    """
+    return _Identity(id(leaf)) if held is None else _Walked(_Identity(id(leaf)), held)
 
 
 def _weakly(kind: Any, leaf: Any, dropped: Callable[[Any], None] | None) -> Callable[[], Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType, WrapperDescriptorType
 from typing import Any, NamedTuple
@@ -148,6 +148,7 @@ class Target:
       name: a word for messages and for the compiled function.
       statics: static parameters; the owner and bound arguments count as positions.
       is_bare: whether `function` is called with the arguments of the call and no others.
+      bound: keys of what is bound, by identity, once it has been read.
     """
 
     function: Callable[..., Any]
@@ -157,6 +158,7 @@ class Target:
     name: str
     statics: Statics = Statics()  # noqa: RUF009
     is_bare: bool = False
+    bound: dict[int, Any] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of(cls, fn: Callable[..., Any], statics: Statics | None = None) -> Target:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+import sys
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any
 
 import jax
@@ -17,9 +19,28 @@ from jaxamp.errors import OutputError, article
 from jaxamp.jaxprs.list_items import name_modules
 from jaxamp.jaxprs.relu_masks import compare_relu_results
 from jaxamp.jaxprs.shared_rules import share_rules
-from jaxamp.trace.arguments import Signature, Static, is_array
+from jaxamp.trace.arguments import Signature, Static
+from jaxamp.trace.contents import UNFINISHED, atom, has_value, is_array, is_known_apart, reachable
 
-_NEAR = 4  # how deep in a returned object arrays are looked for
+
+class _TracedFor(str):
+    """Says in JAX's errors what a function is traced for.
+
+    They have more of it when the trace has ended: a value of it that is met then was left behind.
+    """
+
+    has_ended = False
+
+    def __format__(self, _: str) -> str:
+        return _LEFT_BEHIND if self.has_ended else str(self)
+
+
+_LEFT_BEHIND = (
+    "amp. amp traces the function that it wraps, as jax.jit does: what the function computes "
+    "leaves it as a result, and cannot be left in an object, a scope or a global variable. Wrap "
+    "what is one level up and returns that state: a train step, numpyro's svi.update, a Keras "
+    "model's stateless_call, a flax or haiku network's apply"
+)
 
 
 def trace(
@@ -48,6 +69,7 @@ def trace(
     vars(flat)["__fun_debug_info__"] = source
     with jax.disable_jit(False):  # the jaxpr is the same; running it obeys the user's setting
         jaxpr = jax.make_jaxpr(flat)(*arrays)
+    source.traced_for.has_ended = True
     assert outputs is not None
     named = name_modules(jaxpr) if with_modules else jaxpr
     return compare_relu_results(share_rules(named)), outputs
@@ -58,24 +80,46 @@ def run(signature: Signature, arrays: Sequence[Any]) -> tuple[list[Any], Static]
 
     A constant of the call that is returned stays weakly held.
     """
-    leaves, treedef = jax.tree.flatten(signature.call(arrays), is_leaf=_is_iterator)
+    leaves, treedef = jax.tree.flatten(
+        signature.call(arrays), is_leaf=lambda leaf: isinstance(leaf, UNFINISHED)
+    )
     constants = signature.rest.constants
     given = {id(constant()): constant for constant in constants if constant is not None}
+    times = Counter(map(id, leaves))
+    leaves.append(object())  # nobody holds it, as nobody does what the function has made
+    *counts, alone = [sys.getrefcount(leaf) for leaf in leaves]
     kept = [
-        None if is_array(leaf) else given.get(id(leaf)) or _constant(leaf, signature)
-        for leaf in leaves
+        None
+        if is_array(leaf)
+        else given.get(id(leaf)) or _constant(leaf, count - times[id(leaf)] < alone, signature)
+        for leaf, count in zip(leaves, counts, strict=False)
     ]
-    return [leaf for leaf in leaves if is_array(leaf)], Static(treedef, kept)
+    return [leaf for leaf in leaves[:-1] if is_array(leaf)], Static(treedef, kept)
 
 
-def _constant(leaf: Any, signature: Signature) -> Callable[[], Any]:
+def _constant(leaf: Any, is_made: bool, signature: Signature) -> Callable[[], Any]:
+    """Return what returns a constant result: a new one each time, if the function has made it."""
     _refuse_unfinished(leaf, signature)
-    return lambda: leaf
+    if not is_made or atom(leaf) is not None or is_known_apart(leaf):
+        return lambda: leaf
+    arrays = {id(part): part for part in reachable(leaf) if is_array(part)}
+    try:
+        copy.deepcopy(leaf, {**arrays})
+    except Exception:  # a class may refuse to be copied in any way
+        if has_value(leaf):
+            return lambda: leaf
+        kind = type(leaf).__qualname__
+        raise OutputError(
+            f"A function under amp made {article(kind)} and returned it. It is made when the "
+            "function is traced, each call is to get one of its own, and it cannot be copied. "
+            f"Return what it is made of.\n  at: {_source(signature)}"
+        ) from None
+    return lambda: copy.deepcopy(leaf, {**arrays})
 
 
 def _debug_info(signature: Signature) -> DebugInfo:
     """Describe the function and its inputs for JAX's error messages."""
-    return DebugInfo("jit", _source(signature), tuple(signature.names()), None)
+    return DebugInfo(_TracedFor("amp"), _source(signature), tuple(signature.names()), None)
 
 
 def _source(signature: Signature) -> str:
@@ -89,10 +133,10 @@ def _refuse_unfinished(leaf: Any, signature: Signature) -> None:
     if isinstance(leaf, Coroutine):
         leaf.close()
         kind, advice = "a coroutine", "Give amp what it awaits, a function that is not async."
-    elif _is_iterator(leaf):
+    elif isinstance(leaf, UNFINISHED):
         kind = article(type(leaf).__name__.replace("_", " "))
         advice = "Return a list or tuple of its items."
-    elif not _holds_tracer(leaf):
+    elif not any(isinstance(part, Tracer) for part in reachable(leaf)):
         return
     elif isinstance(leaf, FunctionType | MethodType | partial):
         kind, advice = (
@@ -105,47 +149,3 @@ def _refuse_unfinished(leaf: Any, signature: Signature) -> None:
             "Return the arrays, or register the class with jax.tree_util.register_dataclass.",
         )
     raise OutputError(f"A function under amp returned {kind}. {advice}\n  at: {_source(signature)}")
-
-
-def _is_iterator(value: Any) -> bool:
-    return isinstance(value, Iterator | Coroutine | AsyncIterator)
-
-
-def _holds_tracer(value: Any) -> bool:
-    """Return whether `value` holds a tracer nearby, where JAX does not look for arrays."""
-    layer, seen = [value], {id(value)}
-    for _ in range(_NEAR):
-        layer = [part for held in layer for part in _held(held) if id(part) not in seen]
-        if any(isinstance(part, Tracer) for part in layer):
-            return True
-        seen.update(map(id, layer))
-    return False
-
-
-def _held(value: Any) -> Iterator[Any]:
-    """Yield what an object refers to; nothing for arrays, or for modules and classes."""
-    if is_array(value) or isinstance(value, type | ModuleType):
-        return
-    if isinstance(value, dict):
-        yield from value.values()
-    elif isinstance(value, list | tuple | set | frozenset | deque):
-        yield from value
-    elif isinstance(value, FunctionType):
-        yield from (value.__defaults__, value.__kwdefaults__, *_captured(value))
-    elif isinstance(value, MethodType):
-        yield from (value.__self__, value.__func__)
-    elif isinstance(value, partial):
-        yield from (value.func, value.args, value.keywords)
-    else:
-        yield from getattr(value, "__dict__", {}).values()
-        slots = (vars(cls).get("__slots__", ()) for cls in type(value).__mro__)
-        names = (name for some in slots for name in ([some] if isinstance(some, str) else some))
-        yield from (getattr(value, name, None) for name in names if name != "__weakref__")
-
-
-def _captured(function: FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue

@@ -96,7 +96,7 @@ def test_conventions_of_containers():
     leaves, layout = _layout(
         1, True, 2.0, 3j, [4, 5.0], Module(6.0, [7, jnp.ones(1), 8.0]), registered
     )
-    traced, keys = layout.split(leaves)
+    traced, keys = layout.split(leaves, {})
     assert [x for x in traced if not isinstance(x, jax.Array)] == [2.0, 3j, 5.0, 1, True, 2.0]
     constants = [leaf for leaf, key in zip(leaves, keys, strict=True) if key is not None]
     assert constants == [1, True, 4, 6.0, 7, 8.0, "word"]
@@ -105,8 +105,8 @@ def test_conventions_of_containers():
 def test_no_number_is_traced_in_a_staged_program():
     """What JAX was to trace is a tracer already; floats in registered containers are static too."""
     leaves, treedef = Target.of(_function).flatten((1.0, jax.tree_util.Partial(_function, 2.0)), {})
-    assert Layout.of(treedef).split(leaves)[0] == [1.0, 2.0]
-    assert Layout.of(treedef, staged=True).split(leaves)[0] == []
+    assert Layout.of(treedef).split(leaves, {})[0] == [1.0, 2.0]
+    assert Layout.of(treedef, staged=True).split(leaves, {})[0] == []
 
 
 def test_names():
