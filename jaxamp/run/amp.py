@@ -210,12 +210,13 @@ def amp(
 
     Called eagerly it runs compiled. It is traced once for each structure, shape and dtype of its
     arrays and each value of its constants: arrays and Python floats are traced, as by ``jax.jit``;
-    bools, ints, words, functions and other objects are static (``jaxamp.trace.arguments``). Inside
-    of a ``jax.jit`` all Python numbers are. A float whose value the function needs, or a container
+    bools, ints, words, functions and other objects are static, and read anew at each call; an object
+    that holds arrays, and that JAX does not know as a pytree, is refused. Inside of a ``jax.jit`` all
+    Python numbers are static. A float whose value the function needs, or a container
     of numbers that configures it, is declared in `static_argnums` or `static_argnames`; what a
     ``jax.jit`` in `fn` declares is known. As under ``jax.jit``, what `fn` reads apart from its
     arguments is read when it is traced, and is a constant from then on: an array that it captures,
-    and so the attributes of an object that is not a pytree, ``self`` for example. Pass arrays that
+    and so the attributes of an object whose method is given, ``amp(obj.method)``. Pass arrays that
     change as arguments, or register the object's class with JAX.
     Buffers are donated by a ``jax.jit`` around it: that of one inside is ignored, as JAX does. It
     has the members of a jitted function: `lower`, `trace`, `eval_shape`, `clear_cache`.
@@ -236,6 +237,7 @@ def amp(
 
     Raises:
       NotCallableError: `fn` cannot be called.
+      ArgumentError: an argument of a call holds arrays, and is no pytree.
       PolicyError: the policy is not understood, or cannot be computed here.
       StaticArgumentError: `fn` has no such parameter, or a call's static argument has no hash.
 
