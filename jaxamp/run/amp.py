@@ -210,8 +210,8 @@ def amp(
 
     Called eagerly it runs compiled. It is traced once for each structure, shape and dtype of its
     arrays and each value of its constants: arrays and Python floats are traced, as by ``jax.jit``;
-    bools, ints, words, functions and other objects are static, and read anew at each call; an object
-    that holds arrays, and that JAX does not know as a pytree, is refused. Inside of a ``jax.jit`` all
+    bools, ints, words, functions and other objects are static, and read anew at each call; one that
+    holds arrays, and that JAX does not know as a pytree, is refused. Inside of a ``jax.jit`` all
     Python numbers are static. A float whose value the function needs, or a container
     of numbers that configures it, is declared in `static_argnums` or `static_argnames`; what a
     ``jax.jit`` in `fn` declares is known. As under ``jax.jit``, what `fn` reads apart from its
