@@ -90,7 +90,7 @@ class PolicyField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a feature does to programs; every part may be left out.
+    """Contributions to planning and rewriting, each of which may be left out.
 
     Attributes:
       replace: functions of a traced program and a policy, which replace regions of one kind each.
@@ -117,7 +117,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """What a feature contributes to the core.
+    """Contributions of a folder beside the core.
 
     Attributes:
       name: of its folder.

@@ -22,7 +22,7 @@ def _read(given: Any, present: Any) -> bool | None:
 
 
 def _advise(error: Exception, plan: Callable[[], Any]) -> str:
-    """Say where attention is fused, and how to turn that off, if the error is of such a kernel."""
+    """Return where attention is fused and how to turn that off, if the error is of a kernel."""
     if not isinstance(error, jax.errors.JaxRuntimeError) or not _KERNELS.search(str(error)):
         return ""
     places = "; ".join(f"{a.scope or 'no scope'}, {a.source}" for a in plan().found)

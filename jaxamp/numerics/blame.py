@@ -128,7 +128,7 @@ class _Run:
 
     def __init__(self, owner: Blaming, block: Block, loops: tuple[int, ...]) -> None:
         self.owner, self.block, self.loops = owner, block, loops
-        self.env = Environment(barriers=False)
+        self.env = Environment()
         self.marks: dict[Any, Mark | None] = {}
         reads = [
             eqn.invars if live else []

@@ -216,7 +216,7 @@ class Decision(NamedTuple):
 
     @property
     def form(self) -> Form | None:
-        """What a feature has emitted in place of the primitive, of operands cast as decided."""
+        """The form that a feature emits in place of the primitive, of operands cast as decided."""
         return self.plan.form
 
     @property

@@ -1,4 +1,4 @@
-"""How what a plan hints at is emitted: here as if there were no hint, by plain casts."""
+"""Emit what a plan hints at: here as if there were no hint, by plain casts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxamp.policy.policy import PrecisionPolicy
 
 
 class Emitter:
-    """What is emitted for hints; the feature that gives hints has one that follows them."""
+    """Emission of hints, which follows none; the feature that gives hints has its own."""
 
     def rounded(self, value: Any) -> Any:
         """Return a value whose rounding a compiler is not to undo."""

@@ -25,7 +25,7 @@ from jaxamp.xla.primitives.unbarriered_sums import unbarriered
 
 
 class SteeringEmitter(Emitter):
-    """What is emitted for hints by the techniques that a policy has on."""
+    """Emission of hints by the techniques that a policy has on."""
 
     def __init__(self, policy: PrecisionPolicy) -> None:
         self._chosen = policy.xla

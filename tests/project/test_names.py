@@ -1,4 +1,7 @@
-"""A file's name says what is in it, so no two files of the package share one."""
+"""A file's name says what is in it, so no two files of the package share one.
+
+The file in which a feature registers is called `feature.py`, as Python's own have their names.
+"""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,12 +9,12 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[2] / "jaxamp"
 
-_OF_PYTHON = ("__init__.py", "__main__.py")  # Python gives these names their meaning
+_GIVEN = ("__init__.py", "__main__.py", "feature.py")  # the name has its meaning
 
 
 def shared(files: Iterable[Path]) -> list[str]:
     """Names that several files have."""
-    counts = Counter(file.name for file in files if file.name not in _OF_PYTHON)
+    counts = Counter(file.name for file in files if file.name not in _GIVEN)
     return sorted(name for name, count in counts.items() if count > 1)
 
 

@@ -15,7 +15,7 @@ from jaxamp.policy.policy import PrecisionPolicy
 
 
 class Draft(NamedTuple):
-    """What a pass is given that returns new choices for some nodes.
+    """Precisions of a program so far, of which a pass makes new choices for some nodes.
 
     Attributes:
       policy: the policy.
