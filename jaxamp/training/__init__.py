@@ -1,5 +1,8 @@
 """Ready-made pieces of a training run: loss scales, gradients, optimizers of narrow parameters."""
 
+import importlib
+
+from jaxamp.core.adapters import register_adapter
 from jaxamp.numerics.nonfinite import Nonfinite as Nonfinite
 from jaxamp.training.debug import Diagnosis as Diagnosis
 from jaxamp.training.debug import debug_step as debug_step
@@ -28,3 +31,5 @@ from jaxamp.training.optax import LossScaleState as LossScaleState
 from jaxamp.training.optax import SkipState as SkipState
 from jaxamp.training.optax import skip_nonfinite as skip_nonfinite
 from jaxamp.training.optax import with_loss_scale as with_loss_scale
+
+register_adapter("jmp", lambda: importlib.import_module("jaxamp.training.jmp_loss_scale"))

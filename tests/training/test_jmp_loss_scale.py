@@ -8,8 +8,8 @@ import jmp
 import pytest
 
 from jaxamp.errors import TrainingError
-from jaxamp.interop.jmp import loss_scale_from_jmp, loss_scale_to_jmp
 from jaxamp.training import DynamicLossScale, NoOpLossScale, StaticLossScale
+from jaxamp.training.jmp_loss_scale import loss_scale_from_jmp, loss_scale_to_jmp
 
 OURS = {
     "noop": NoOpLossScale(),
