@@ -29,8 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)  # after `-m` has chosen
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what `--every` leaves out."""
-    kept = selection.one_in(items, config.getoption("every"))
+    """Leave out what `--every` leaves out, and what features do that are not here."""
+    kept = selection.one_in(selection.of_present_features(items), config.getoption("every"))
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
         items[:] = kept

@@ -47,8 +47,8 @@ RANDOM = 60
 
 def programs() -> Iterator[Case]:
     """Yield the programs of all corpora with arguments, those that can be built here."""
-    from tests.attention.spellings import SPELLINGS
     from tests.fields.registry import FIELD_PROGRAMS
+    from tests.found.attention.spellings import SPELLINGS
     from tests.models.registry import MODELS, Trained, build, missing
     from tests.programs import PROGRAMS
 

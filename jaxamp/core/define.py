@@ -14,6 +14,10 @@ from jax.interpreters import ad, batching, mlir
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 
+ORIGINALS: dict[Primitive, Callable[[Sequence[Any], dict[str, Any]], tuple[Any, Any, Any]]] = {}
+"""Of a primitive that stands for one of JAX's: the function that returns that one, the types of its
+operands and its parameters, given those of an equation."""
+
 
 def define(
     primitive: Primitive,

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from jaxamp import Precision, plan_of
 from jaxamp.plan import Decision
@@ -89,6 +90,7 @@ def test_a_loop_gets_narrow_invariants_wide() -> None:
     assert scan.plan.wide_invariants == scan.inner[0].wide_invariants == (0,)
 
 
+@pytest.mark.feature("xla")
 def test_a_movement_of_weights_rounds_what_it_moves() -> None:
     """Reversed weights of a convolution are rounded before they are reversed."""
 

@@ -236,16 +236,26 @@ def test_static_configurations(placement):
     np.testing.assert_array_equal(call(_x(), Config(0, False, 1.0)), _x())
 
 
+LOOKS = [
+    "plan_of",
+    pytest.param("report", marks=pytest.mark.feature("inspect")),
+    pytest.param("explain", marks=pytest.mark.feature("inspect")),
+    pytest.param("probe", marks=pytest.mark.feature("numerics")),
+]
+
+
 @pytest.mark.parametrize("placement", ["amp", "amp of jit", "jit of amp"])
-@pytest.mark.parametrize("look", [plan_of, jaxamp.report, jaxamp.explain, jaxamp.probe])
+@pytest.mark.parametrize("look", LOOKS)
 def test_static_configurations_are_looked_at(placement, look):
     """What looks at a program takes its static arguments as its calls do."""
+    look = getattr(jaxamp, look)
     look(STATIC_CONFIG[placement])(_x(), CONFIG)
 
 
-@pytest.mark.parametrize("look", [plan_of, jaxamp.report, jaxamp.explain, jaxamp.probe])
+@pytest.mark.parametrize("look", LOOKS)
 def test_bound_configurations_are_looked_at(look):
     """What looks at a program takes a configuration that is bound, under amp and plain."""
+    look = getattr(jaxamp, look)
     look(functools.partial(configured, config=CONFIG))(_x())
     look(amp(functools.partial(configured, config=CONFIG)))(_x())
 

@@ -31,7 +31,7 @@ from jax.extend.core.primitives import conv_general_dilated_p
 from jax.interpreters import ad
 
 from jaxamp.core import jax_compat
-from jaxamp.core.define import define, product_series
+from jaxamp.core.define import ORIGINALS, define, product_series
 from jaxamp.jaxprs.interpret import evaluate, instead_of
 
 F32 = np.dtype(np.float32)
@@ -91,6 +91,11 @@ def accumulate(
 def contraction_of(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
     """Return the contraction that an ``accumulate`` equation stands for, and its parameters."""
     return params["how"].primitive, params["how"].words()
+
+
+def _original(avals: Sequence[Any], params: dict[str, Any]) -> tuple[Any, Any, Any]:
+    primitive, words = contraction_of(params)
+    return primitive, avals, words
 
 
 def split_originals(
@@ -227,3 +232,4 @@ def _taylor(primals: Any, series: Any, *, rounded: Any, **params: Any) -> Any:
 define(accumulate_p, _on_cpu, _type, _batch, _jvp, _LOWERED, taylor=_taylor)
 ad.primitive_transposes[accumulate_p] = _transpose
 jax_compat.check_nans(accumulate_p, lambda params: params["how"].primitive.name)
+ORIGINALS[accumulate_p] = _original

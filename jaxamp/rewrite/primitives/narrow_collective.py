@@ -23,6 +23,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxamp.core.define import ORIGINALS
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.jaxprs.interpret import evaluate, instead_of
 
@@ -66,9 +67,9 @@ def send_narrow(operands: Sequence[Any], how: Sending) -> list[Any]:
     return narrow_collective_p.bind(*operands, how=how)
 
 
-def collective_of(params: dict[str, Any]) -> tuple[Primitive, dict[str, Any]]:
-    """Return the collective that such an equation stands for, and its parameters."""
-    return params["how"].collective, dict(params["how"].params)
+def _collective_of(avals: Sequence[Any], params: dict[str, Any]) -> Any:
+    """Return the collective that such an equation stands for."""
+    return params["how"].collective, avals, dict(params["how"].params)
 
 
 def _type(aval: Any, *others: Any, how: Sending) -> Any:
@@ -142,3 +143,4 @@ ad.primitive_jvps[narrow_collective_p] = _jvp
 ad.primitive_transposes[narrow_collective_p] = _transpose
 batching.fancy_primitive_batchers[narrow_collective_p] = _batch
 mlir.register_lowering(narrow_collective_p, mlir.lower_fun(_send, multiple_results=True))
+ORIGINALS[narrow_collective_p] = _collective_of

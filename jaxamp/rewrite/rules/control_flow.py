@@ -9,12 +9,10 @@ from typing import Any
 import jax
 
 from jaxamp.core import jax_compat
+from jaxamp.core.define import ORIGINALS
 from jaxamp.jaxprs.interpret import bind_nested
 from jaxamp.jaxprs.nested import called, loop
 from jaxamp.rewrite.interpreter import interpret, rewritten_bodies
-from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
-from jaxamp.rewrite.primitives.block_product import block_product_p, dot_of
-from jaxamp.rewrite.primitives.narrow_collective import collective_of, narrow_collective_p
 from jaxamp.rewrite.registry import RuleContext, rewrites
 
 
@@ -44,12 +42,8 @@ def _show_originals(policy: Callable[..., Any] | None) -> Callable[..., Any] | N
 
     @functools.wraps(policy)
     def shown(primitive: Any, *avals: Any, **params: Any) -> Any:
-        if primitive is accumulate_p:
-            primitive, params = contraction_of(params)
-        elif primitive is narrow_collective_p:
-            primitive, params = collective_of(params)
-        elif primitive is block_product_p:
-            primitive, avals, params = dot_of(avals, **params)
+        if primitive in ORIGINALS:
+            primitive, avals, params = ORIGINALS[primitive](avals, params)
         return policy(primitive, *avals, **params)
 
     return shown
