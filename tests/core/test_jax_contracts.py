@@ -265,6 +265,8 @@ def _read(tree: ast.AST) -> set[str]:
     return names
 
 
+@pytest.mark.feature("found")
+@pytest.mark.feature("xla")
 def test_every_parameter_that_is_read_is_pinned() -> None:
     """Nothing is read of an equation that the table above does not name."""
     sources = (path.read_text() for path in (ROOT / "jaxamp").rglob("*.py"))

@@ -71,6 +71,7 @@ def test_what_is_dear_and_read_again_after_its_mean_is_stored_narrow() -> None:
     assert maker.output is Precision.BF16
 
 
+@pytest.mark.feature("xla")
 @pytest.mark.parametrize(("activation", "roundings"), [(jax.nn.silu, 1), (jax.nn.relu, 0)])
 def test_the_cotangent_of_a_batch_norm_is_rounded_where_it_is_dear(
     activation: Function, roundings: int
@@ -107,6 +108,7 @@ def test_statistics_of_rows_are_not_computed_again() -> None:
     assert low <= plain
 
 
+@pytest.mark.feature("xla")
 def test_the_largest_of_a_column_is_found_once() -> None:
     """Computed again for the backward pass, it may differ from itself in the last bit."""
     key, other = jax.random.split(jax.random.key(1))
