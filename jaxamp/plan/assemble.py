@@ -34,21 +34,30 @@ from jaxamp.plan.precision.choose import Choice
 Storage = Sequence[Precision | None]
 
 
-def assemble(findings: Findings, steering: Steering, outputs: Storage | None) -> JaxprPlan:
+def assemble(
+    findings: Findings,
+    steering: Steering,
+    grounds: Mapping[Node | Nest, Ground],
+    outputs: Storage | None,
+) -> JaxprPlan:
     """Return the plan of the outermost jaxpr, in which equal plans of one jaxpr are one object.
 
     Args:
       findings: what the analyses have found.
       steering: hints for the compiler.
+      grounds: why each equation runs as it does.
       outputs: precision in which each result has to leave; by default that of the jaxpr.
     """
-    assembler, frame = _Assembler(findings, steering), findings.frame
+    assembler, frame = _Assembler(findings, steering, grounds), findings.frame
     returned = _of(frame.exits, assembler.original) if outputs is None else outputs
     return assembler.plan(frame, returned, signs=steering.relu_signs)
 
 
 class _Assembler:
-    def __init__(self, findings: Findings, steering: Steering) -> None:
+    def __init__(
+        self, findings: Findings, steering: Steering, grounds: Mapping[Node | Nest, Ground]
+    ) -> None:
+        self.grounds = grounds
         readings = findings.readings
         self.readings, self.groups, self.steering = readings, findings.groups, steering
         self.stored, self.choices = findings.stored, findings.choices
@@ -229,7 +238,7 @@ class _Assembler:
 
     def _decide(self, site: Node | Nest, plan: EquationPlan) -> Decision:
         kind = OpKind.BOUNDARY if isinstance(site, Nest) else site.kind
-        return Decision(site.eqn, plan, kind, ground_of(site, self.choices))
+        return Decision(site.eqn, plan, kind, self.grounds[site])
 
     def _recomputed(self, frame: Frame, units: Sequence[Sequence[int]]) -> dict[Var, int]:
         """Return, per value that a later unit recomputes, the equation that computes it."""

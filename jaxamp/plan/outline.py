@@ -60,7 +60,13 @@ class Outliner:
             u: _with_recomputed(decisions, members[u], recomputed) if u in members else [u]
             for u in order
         }
-        read = {u: reader.inputs(unit) for u, unit in units.items()}
+        # What single equations read matters where a group makes it.
+        made = {v for index in members for v in decisions[index].eqn.outvars}
+        read = {
+            u: reader.inputs(unit)
+            for u, unit in units.items()
+            if u in members or any(v in made for v in decisions[u].eqn.invars if isinstance(v, Var))
+        }
         wanted: dict[Var, dict[Reading, None]] = {}
         for readings in (*read.values(), reader.results(outputs)):
             for reading in readings:

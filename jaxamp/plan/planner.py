@@ -85,10 +85,11 @@ def make_plan(
     find_ranges(graph)
     forced = find_forced(graph, policy)
     findings = _find(graph, frame, policy, forced, inputs or ())
-    body = assemble(findings, _steer(findings), outputs)
+    grounds = {site: ground_of(site, findings.choices) for site in sites_of(frame)}
+    body = assemble(findings, _steer(findings), grounds, outputs)
     return Plan(
         body=body,
-        grounds=tuple([ground_of(site, findings.choices) for site in sites_of(frame)]),
+        grounds=tuple(grounds.values()),
         policy=policy,
         rule_counts=forced.rule_counts,
         unknown=tuple(graph.unknown),
