@@ -101,7 +101,6 @@ class Work:
       forms: rewrite rules by type of ``Choice.form``, in place of the primitive's.
       idle: of a plan and its program's name, words about parts of the policy without effect.
       advise: of a compiler's error and a function that plans the call again, a note for the error.
-      columns: of a decision, a word of its own for a report, by title of the column.
     """
 
     replace: tuple[Callable[[ClosedJaxpr, Any], Replaced], ...] = ()
@@ -112,7 +111,6 @@ class Work:
     forms: Mapping[type, Callable[..., Any]] = field(default_factory=dict)
     idle: Callable[[Any, str], Iterable[str]] | None = None
     advise: Callable[[Exception, Callable[[], Any]], str] | None = None
-    columns: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
