@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend.core import Literal, Var
-from jax.extend.core.primitives import convert_element_type_p
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
@@ -177,15 +176,11 @@ def cast(value: Any, precision: Precision | None) -> Any:
     """Cast a value; ``None`` and the precision that it has leave it as it is."""
     if precision is None or _has(value, precision):
         return value
-    return _convert(value, precision.dtype, weak_type=False)
+    return jax_compat.convert(value, precision.dtype)
 
 
 def _has(value: Any, precision: Precision) -> bool:
     return value.dtype == precision.dtype if hasattr(value, "dtype") else precision is Precision.F32
-
-
-def _convert(value: Any, dtype: np.dtype, *, weak_type: bool) -> Any:
-    return convert_element_type_p.bind(value, new_dtype=dtype, weak_type=weak_type, sharding=None)
 
 
 def _cast_literal(literal: Any, precision: Precision | None) -> Any:
@@ -203,4 +198,4 @@ def _as_declared(value: Any, aval: Any, precision: Precision | None) -> Any:
         return value
     if jax.typeof(value).weak_type == declared:
         return value
-    return _convert(value, aval.dtype, weak_type=declared)
+    return jax_compat.convert(value, aval.dtype, weak_type=declared)

@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from jax import lax
+
+from jaxamp.core import jax_compat
 
 
 @jax.custom_jvp
@@ -30,4 +31,4 @@ def differentiated_as(narrow: Any, wide: Any) -> Any:
 @differentiated_as.defjvp
 def _jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     narrow, _ = primals
-    return narrow, lax.convert_element_type(tangents[1], narrow.dtype)
+    return narrow, jax_compat.convert(tangents[1], narrow.dtype)

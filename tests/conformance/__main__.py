@@ -8,6 +8,8 @@
     python -m tests.conformance --soak            10,000 calls with changing shapes, and the like
     python -m tests.conformance --models          models of other packages
     python -m tests.conformance --placement       bytes of plans against a minimum cut
+    python -m tests.conformance --meshes          programs over meshes × orders × formats
+    python -m tests.conformance --jax-tests 200   of JAX's own tests of meshes, in JAX_CHECKOUT
 
 Ends with a line 'N passed, M failed, K skipped' and is unsuccessful if anything failed.
 """
@@ -29,6 +31,10 @@ import tests.flags  # noqa: F401 - sets the XLA flags, before JAX starts
 from tests.conformance.jobs import Job, Outcome
 from tests.conformance.pool import run_all
 
+COUNTED = ("random", "offsets", "jax_tests")
+WHOLE = ("soak", "models", "placement", "meshes")
+"""Modules of jobs: as many as are asked for, and all."""
+
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -45,6 +51,8 @@ def _arguments() -> argparse.Namespace:
     what.add_argument("--soak", action="store_true", help="long runs that must not grow")
     what.add_argument("--models", action="store_true", help="models of other packages")
     what.add_argument("--placement", action="store_true", help="what plans store")
+    what.add_argument("--meshes", action="store_true", help="programs over meshes")
+    what.add_argument("--jax-tests", type=int, metavar="N", help="N of JAX's tests of meshes")
     parser.add_argument("--only", metavar="TEXT", help="of these, jobs with TEXT in their name")
     parser.add_argument("--shard", metavar="I/N", default="1/1", help="the I-th of N parts")
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
@@ -56,9 +64,10 @@ def _arguments() -> argparse.Namespace:
         help="append outcomes to FILE; what has passed there is not run again",
     )
     options = parser.parse_args()
-    named = ("sample", "all", "products", "random", "offsets", "soak", "models", "placement")
+    named = ("sample", "all", "products", *COUNTED, *WHOLE)
     if not any(getattr(options, name) for name in named):
-        parser.error(f"say what to run: {', '.join(f'--{name}' for name in named)}")
+        words = (f"--{name.replace('_', '-')}" for name in named)
+        parser.error(f"say what to run: {', '.join(words)}")
     return options
 
 
@@ -69,10 +78,10 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
         jobs += harnesses.all_jobs() if options.all else harnesses.sample(options.sample)
     if options.products:
         jobs += importlib.import_module("tests.conformance.combinations").all_jobs()
-    for name in ("random", "offsets"):
+    for name in COUNTED:
         if count := getattr(options, name):
             jobs += importlib.import_module(f"tests.conformance.{name}").all_jobs(count)
-    for name in ("soak", "models", "placement"):
+    for name in WHOLE:
         if getattr(options, name):
             jobs += importlib.import_module(f"tests.conformance.{name}").all_jobs()
     part, parts = map(int, options.shard.split("/"))

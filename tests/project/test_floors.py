@@ -97,7 +97,7 @@ def test_a_file_name_means_one_thing() -> None:
 
 
 SUBJECTS = {
-    "conformance", "ecosystem", "faults", "fields", "fields/programs", "models", "numerics/hostile",
+    "conformance", "ecosystem", "faults", "fields", "fields/programs", "meshes", "models", "numerics/hostile",
     "placement", "programs", "project", "public",
 }  # fmt: skip
 """Folders of tests that are about the whole."""

@@ -3,9 +3,12 @@
 from jaxamp.core.jax_compat.avals import ShapedArray as ShapedArray
 from jaxamp.core.jax_compat.avals import Zero as Zero
 from jaxamp.core.jax_compat.avals import has_typed_sharding as has_typed_sharding
+from jaxamp.core.jax_compat.avals import is_castable as is_castable
+from jaxamp.core.jax_compat.avals import is_partly_manual as is_partly_manual
 from jaxamp.core.jax_compat.avals import is_plain_array as is_plain_array
 from jaxamp.core.jax_compat.avals import is_ref as is_ref
 from jaxamp.core.jax_compat.avals import is_symbolic_zero as is_symbolic_zero
+from jaxamp.core.jax_compat.avals import lie_alike as lie_alike
 from jaxamp.core.jax_compat.avals import symbolic_zero_like as symbolic_zero_like
 from jaxamp.core.jax_compat.avals import to_cotangent_aval as to_cotangent_aval
 from jaxamp.core.jax_compat.avals import varies_over as varies_over
@@ -13,6 +16,7 @@ from jaxamp.core.jax_compat.avals import vary_alike as vary_alike
 from jaxamp.core.jax_compat.avals import writes_to_ref as writes_to_ref
 from jaxamp.core.jax_compat.avals import zero_cotangent as zero_cotangent
 from jaxamp.core.jax_compat.binding import bind as bind
+from jaxamp.core.jax_compat.binding import convert as convert
 from jaxamp.core.jax_compat.binding import emitting as emitting
 from jaxamp.core.jax_compat.checkpoints import define_checkpoint as define_checkpoint
 from jaxamp.core.jax_compat.checkpoints import is_saved as is_saved
@@ -30,6 +34,7 @@ from jaxamp.core.jax_compat.derivative_rules import bind_custom_jvp as bind_cust
 from jaxamp.core.jax_compat.derivative_rules import bind_custom_vjp as bind_custom_vjp
 from jaxamp.core.jax_compat.derivative_rules import jvp_rule as jvp_rule
 from jaxamp.core.jax_compat.derivative_rules import refuse_captured as refuse_captured
+from jaxamp.core.jax_compat.derivative_rules import transpose as transpose
 from jaxamp.core.jax_compat.loops import scan_layout as scan_layout
 from jaxamp.core.jax_compat.loops import scan_with_invariants as scan_with_invariants
 from jaxamp.core.jax_compat.lowering import before_barrier as before_barrier

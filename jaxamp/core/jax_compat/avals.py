@@ -21,6 +21,28 @@ def is_plain_array(aval: Any) -> bool:
     return type(aval) is ShapedArray
 
 
+def is_castable(aval: Any) -> bool:
+    """Return whether an aval is that of an array that JAX casts.
+
+    JAX 0.10.2 asserts that no array is reduced or unreduced on a mesh of axes of several types.
+    """
+    if not is_plain_array(aval):
+        return False
+    mesh, spec, manual = aval.sharding.mesh, aval.sharding.spec, aval.manual_axis_type
+    is_of_one_type = mesh.are_all_axes_manual or mesh.are_all_axes_explicit
+    return is_of_one_type or not any((*_sums(spec), *_sums(manual)))
+
+
+def _sums(places: Any) -> tuple[frozenset[Any], frozenset[Any]]:
+    return places.unreduced, places.reduced
+
+
+def lie_alike(one: Any, other: Any) -> bool:
+    """Return whether two arrays lie alike on one mesh, as far as their types say."""
+    places = one.sharding, other.sharding
+    return places[0] == places[1] or all(p.mesh.are_all_axes_auto for p in places)
+
+
 def is_ref(aval: Any) -> bool:
     """Return whether an aval is that of a mutable array."""
     return isinstance(aval, _state.AbstractRef)
@@ -34,6 +56,12 @@ def vary_alike(values: Sequence[Any]) -> list[Any]:
 def varies_over(aval: Any) -> frozenset[Any]:
     """Return the manual mesh axes of a ``shard_map`` along which an array may differ."""
     return aval.manual_axis_type.varying
+
+
+def is_partly_manual() -> bool:
+    """Return whether code that runs now is that of a ``shard_map`` over some axes of a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 0 < len(mesh.manual_axes) < len(mesh.axis_names)
 
 
 def writes_to_ref(eqn: JaxprEqn) -> bool:

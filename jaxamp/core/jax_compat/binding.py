@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import jax
 from jax._src import source_info_util as _source_info_util
 from jax.extend.core import JaxprEqn
+from jax.extend.core.primitives import convert_element_type_p
 
 
 @contextmanager
@@ -24,3 +26,21 @@ def bind(eqn: JaxprEqn, operands: Sequence[Any], **changes: Any) -> list[Any]:
     params = eqn.primitive.get_bind_params({**eqn.params, **changes})
     results = eqn.primitive.bind(*operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def convert(value: Any, dtype: Any, *, weak_type: bool = False) -> Any:
+    """Cast an array under its own mesh, from which an equation that reads it may lead away."""
+    aval = jax.typeof(value)
+    if aval.dtype == dtype and aval.weak_type == weak_type:
+        return value
+    with _at_home(aval):
+        return convert_element_type_p.bind(
+            value, new_dtype=dtype, weak_type=weak_type, sharding=None
+        )
+
+
+def _at_home(aval: Any) -> AbstractContextManager[Any]:
+    """Enter the mesh of an array's type where JAX would refuse another one."""
+    mesh, here = aval.sharding.mesh, jax.sharding.get_abstract_mesh()
+    is_any = mesh.empty or here.empty or (mesh.are_all_axes_auto and here.are_all_axes_auto)
+    return nullcontext() if is_any or mesh == here else jax.sharding.use_abstract_mesh(mesh)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jax._src import linear_util as _lu
 from jax._src.interpreters import ad as _ad
-from jax.extend.core import JaxprEqn
+from jax.extend.core import JaxprEqn, Primitive
 
 from jaxamp.core.jax_compat.release import JAX
 
@@ -93,3 +93,25 @@ def refuse_captured(differentiated: Sequence[bool]) -> None:
     """Raise JAX's own error if a ``custom_vjp`` is differentiated by a captured value."""
     if any(differentiated):
         raise _ad.CustomVJPException()
+
+
+def transpose(
+    primitive: Primitive, cotangent: Any, aval: Any, others: Sequence[Any], params: dict[str, Any]
+) -> Any:
+    """Return the cotangent of a primitive's first operand, by JAX's own rule.
+
+    A reshard has a rule of a newer kind, which adds the cotangent up itself, and since JAX 0.12 a
+    gather.
+
+    Args:
+      primitive: linear in that operand.
+      cotangent: of its result.
+      aval: type of the cotangent of that operand.
+      others: its other operands.
+      params: its parameters.
+    """
+    if rule := _ad.primitive_transposes.get(primitive):
+        return rule(cotangent, _ad.UndefinedPrimal(aval), *others, **params)[0]
+    total = _ad.ValAccum(aval)
+    _ad.fancy_transposes[primitive](cotangent, total, *others, **params)
+    return total.freeze()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.dataflow import Dataflow
@@ -39,13 +40,20 @@ def _is_fusible(
     is_fused = node.role in _FUSED or combines_masks(graph, node)
     if regions.kernels[node.index] or not is_fused or not regions.bias_sums.isdisjoint(node.outs):
         return False
-    if node.trait in _BETWEEN_DEVICES or node.name in _NEVER_FUSED or node.eqn.effects:
+    if _is_between_devices(graph, node) or node.name in _NEVER_FUSED or node.eqn.effects:
         return False
     if node.role is not Role.REDUCE and all(_is_result(uses, lowered, v) for v in node.outs):
         return False  # an optimizer's update, say: as in float32, bit for bit
     # A gather or scatter by computed indices is a kernel.
     is_movement = node.role is Role.MOVE or node.role is Role.MERGE
     return not (is_movement and any(graph.kinds[v] in "iu" for v in node.ins[1:]))
+
+
+def _is_between_devices(graph: Graph, node: Node) -> bool:
+    """Return whether a node moves arrays between devices, or to another context of their mesh."""
+    if node.name != "reshard":
+        return node.trait in _BETWEEN_DEVICES
+    return not jax_compat.lie_alike(graph.avals[node.ins[0]], graph.avals[node.outs[0]])
 
 
 def _find_lowered(graph: Graph, stored: Sequence[Precision | None]) -> bytearray:

@@ -80,7 +80,7 @@ def _has_axes(graph: Graph, value: int) -> bool:
 
 def _is_split(graph: Graph, node: Node, table: int) -> bool:
     sharding = getattr(graph.avals[table], "sharding", None)
-    split = tuple(getattr(sharding, "spec", ()))
+    split = () if sharding is None else sharding.spec.partitions
     axes = node.eqn.params["dimension_numbers"].start_index_map
     return any(split[axis] is not None for axis in axes if axis < len(split))
 

@@ -270,7 +270,7 @@ _UNREAD: list[Node] = []  # shared by all values without readers; stays empty
 
 def _describe(aval: Any) -> tuple[bool, str, Any]:
     """Return whether a type is a float32 array, the kind of its dtype, and its size."""
-    is_float32 = jax_compat.is_plain_array(aval) and aval.dtype == np.float32
+    is_float32 = jax_compat.is_castable(aval) and aval.dtype == np.float32
     kind = getattr(getattr(aval, "dtype", None), "kind", "O")
     return is_float32, kind, math.prod(getattr(aval, "shape", ()))
 

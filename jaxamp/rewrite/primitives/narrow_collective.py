@@ -10,21 +10,26 @@ precision is another choice.
 The result may come in float32 too. Products read the narrow array and are differentiated with
 respect to the wide one, so that each device's part of that sum is an unrounded accumulator. XLA
 drops the widening where nothing else reads it.
+
+On a CPU what is added up, or compared, in bfloat16 is sent in float32. XLA does so itself, but for
+the sums of a ``shard_map`` over some axes of a mesh: there its compiler ends the process (JAX 0.10.2
+to 0.12; see docs/ecosystem.md). Such sums are equations of this primitive, for the sake of their
+lowering, whatever sends them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import jax
-from jax import lax
-from jax.extend.core import Primitive
+import jax.numpy as jnp
+from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxamp.core import jax_compat
 from jaxamp.core.define import ORIGINALS
-from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
+from jaxamp.core.taxonomy import OpKind, Trait, lookup, register_op_kind
 from jaxamp.jaxprs.interpret import evaluate, instead_of
 
 narrow_collective_p = Primitive("narrow_collective")
@@ -67,6 +72,21 @@ def send_narrow(operands: Sequence[Any], how: Sending) -> list[Any]:
     return narrow_collective_p.bind(*operands, how=how)
 
 
+def send_alike(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Send arrays as they are; by this primitive where a CPU could not add them up."""
+    op, dtype = lookup(eqn.primitive), jnp.dtype(jnp.bfloat16)
+    is_sent = op is not None and (op.trait in _SENDING or eqn.primitive.name in _EXTREMA)
+    if not is_sent or operands[0].dtype != dtype or not jax_compat.is_partly_manual():
+        return jax_compat.bind(eqn, operands)
+    return send_narrow(
+        operands, Sending(eqn.primitive, tuple(eqn.params.items()), dtype, dtype, widened=False)
+    )
+
+
+_EXTREMA = ("pmax", "pmin")
+_SENDING = (Trait.ALLREDUCE, Trait.COLLECTIVE, Trait.VARY)  # their transposes add up, too
+
+
 def _collective_of(avals: Sequence[Any], params: dict[str, Any]) -> Any:
     """Return the collective that such an equation stands for."""
     return params["how"].collective, avals, dict(params["how"].params)
@@ -80,20 +100,26 @@ def _type(aval: Any, *others: Any, how: Sending) -> Any:
 
 
 def _send(operand: Any, *others: Any, how: Sending) -> list[Any]:
-    arrived = how.bind(_cast(operand, how.send_dtype), *others)
-    wide = [_cast(arrived, operand.dtype)] if how.widened else []
+    arrived = how.bind(jax_compat.convert(operand, how.send_dtype), *others)
+    wide = [jax_compat.convert(arrived, operand.dtype)] if how.widened else []
     return [*wide, arrived]
 
 
-def _cast(x: Any, dtype: Any) -> Any:
-    """Cast an array under the mesh of its own type: a reshard leads from one mesh to another."""
-    mesh = jax.typeof(x).sharding.mesh
-    with nullcontext() if mesh.empty else jax.sharding.use_abstract_mesh(mesh):
-        return lax.convert_element_type(x, dtype)
+def _send_on_cpu(operand: Any, *others: Any, how: Sending) -> list[Any]:
+    op, dtype = lookup(how.collective), how.send_dtype
+    is_reduced = op is not None and op.trait in (Trait.ALLREDUCE, Trait.EXTREMUM)
+    if dtype != jnp.bfloat16 or not is_reduced:
+        return _send(operand, *others, how=how)
+    sent = jax_compat.convert(jax_compat.convert(operand, dtype), jnp.float32)
+    arrived = jax_compat.convert(how.bind(sent, *others), dtype)
+    wide = [jax_compat.convert(arrived, operand.dtype)] if how.widened else []
+    return [*wide, arrived]
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     """Send the tangent of the array as the array; what says where it goes has none."""
+    if (name := params["how"].collective.name) in _EXTREMA:
+        raise NotImplementedError(f"Differentiation rule for '{name}' not implemented")  # as in JAX
     arrived = narrow_collective_p.bind(*primals, **params)
     if isinstance(tangents[0], ad.Zero):
         return arrived, [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in arrived]
@@ -105,13 +131,15 @@ def _transpose(cotangents: Sequence[Any], operand: Any, *others: Any, how: Sendi
     if not given:
         return [ad.Zero(operand.aval), *(None for _ in others)]
     total = sum((ct.astype(operand.aval.dtype) for ct in given[1:]), given[0])
-    narrow, aval = _cast(total, how.cotangent_dtype), operand.aval.update(dtype=how.cotangent_dtype)
-    rule = ad.primitive_transposes.get(how.collective)
-    if rule is None:  # a reshard has another kind of rule, and since JAX 0.12 a gather
-        returned = jax.linear_transpose(lambda x: how.bind(x, *others), aval)(narrow)
-    else:
-        returned = rule(narrow, ad.UndefinedPrimal(aval), *others, **dict(how.params))
-    return [_cast(returned[0], operand.aval.dtype), *(None for _ in others)]
+    narrow = jax_compat.convert(total, how.cotangent_dtype)
+    aval = operand.aval.update(dtype=how.cotangent_dtype)
+
+    def transposed(cotangent: Any, *others: Any) -> Any:
+        return jax_compat.transpose(how.collective, cotangent, aval, others, dict(how.params))
+
+    closed = jax.make_jaxpr(transposed)(narrow, *others)
+    (returned,) = evaluate(closed, [narrow, *others], send_alike)
+    return [jax_compat.convert(returned, operand.aval.dtype), *(None for _ in others)]
 
 
 def _batch(
@@ -133,14 +161,17 @@ def _batch(
     (result,) = evaluate(closed, operands, instead_of(how.collective, instead))
     # Over the axis of the vmap itself nothing is sent.
     dtypes = [operand.dtype, how.send_dtype] if how.widened else [how.send_dtype]
-    return [_cast(result, d) for d in dtypes], out_dims * len(dtypes)
+    return [jax_compat.convert(result, d) for d in dtypes], out_dims * len(dtypes)
 
 
 narrow_collective_p.multiple_results = True
+narrow_collective_p.skip_canonicalization = True  # as a reshard: its operand has another mesh
 narrow_collective_p.def_impl(_send)
 narrow_collective_p.def_effectful_abstract_eval(_type)
 ad.primitive_jvps[narrow_collective_p] = _jvp
 ad.primitive_transposes[narrow_collective_p] = _transpose
 batching.fancy_primitive_batchers[narrow_collective_p] = _batch
-mlir.register_lowering(narrow_collective_p, mlir.lower_fun(_send, multiple_results=True))
+for platform, lowered in {None: _send, "cpu": _send_on_cpu}.items():
+    rule = mlir.lower_fun(lowered, multiple_results=True)
+    mlir.register_lowering(narrow_collective_p, rule, platform=platform)
 ORIGINALS[narrow_collective_p] = _collective_of

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import ORIGINALS
@@ -51,12 +53,18 @@ def _show_originals(policy: Callable[..., Any] | None) -> Callable[..., Any] | N
 
 @rewrites("shard_map")
 def shard_map(context: RuleContext, *operands: Any) -> Sequence[Any]:
-    """Map the rewritten body over the same mesh with the same specs."""
+    """Map the rewritten body over the same mesh with the same specs.
+
+    Of a part over some axes whose types do not say what varies, JAX adds up cotangents as they
+    leave it: in float32, as a CPU does not add up others (see ``narrow_collective``).
+    """
     eqn, plan = context.eqn, context.decision.inner[0]
     params, mapped = eqn.params, called(eqn)
+    is_partial = params["newly_manual_axes"] < set(params["mesh"].axis_names)
+    wide = [is_partial and not params["check_vma"] and x.dtype == jnp.bfloat16 for x in operands]
 
     def body(*args: Any) -> list[Any]:
-        return interpret(context.rewrite, mapped.jaxpr, plan, (), args)
+        return interpret(context.rewrite, mapped.jaxpr, plan, (), _cast(args, wide, jnp.bfloat16))
 
     run = jax.shard_map(
         body,
@@ -66,7 +74,12 @@ def shard_map(context: RuleContext, *operands: Any) -> Sequence[Any]:
         axis_names=set(params["newly_manual_axes"]),
         check_vma=params["check_vma"],
     )
-    return run(*operands)
+    return run(*_cast(operands, wide, np.float32))
+
+
+def _cast(values: Sequence[Any], which: Sequence[bool], dtype: Any) -> list[Any]:
+    pairs = zip(values, which, strict=True)
+    return [jax_compat.convert(x, dtype) if is_cast else x for x, is_cast in pairs]
 
 
 @rewrites("scan")

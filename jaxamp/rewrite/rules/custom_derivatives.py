@@ -194,7 +194,7 @@ def _run_rule(
 
 def _stored(dtype: Any, declared: Any) -> Precision | None:
     """Return the precision of a value declared float32 and stored as ``dtype``."""
-    is_float32 = jax_compat.is_plain_array(declared) and declared.dtype == np.float32
+    is_float32 = jax_compat.is_castable(declared) and declared.dtype == np.float32
     return Precision.parse(dtype) if is_float32 else None
 
 

@@ -9,8 +9,15 @@ from jax.core import eval_jaxpr
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
-from jaxamp.rewrite.primitives.narrow_collective import Sending, send_narrow
+from jaxamp.rewrite.primitives.narrow_collective import Sending, send_alike, send_narrow
 from jaxamp.rewrite.registry import RoundedResults, RuleContext, rewrites
+
+
+@rewrites("psum", "psum_invariant", "unreduced_psum", "pmax", "pmin")
+@rewrites("reduce_scatter", "unreduced_reduce_scatter")
+def add_up(context: RuleContext, operand: Any) -> Sequence[Any]:
+    """Add up over devices, or compare, in the precision decided."""
+    return send_alike(context.eqn, [operand])
 
 
 @rewrites("all_gather", "all_gather_invariant", "all_gather_reduced", "all_to_all", "ppermute")
@@ -36,7 +43,7 @@ def send(
     eqn, decision = context.eqn, context.decision
     narrow, is_float32 = decision.accumulation, decision.operand is not None
     if narrow is None or not is_float32 or operands[0].dtype == narrow.dtype:
-        return jax_compat.bind(eqn, operands)
+        return send_alike(eqn, operands)
     params, widened = tuple(eqn.params.items()), decision.sent is not None
     how = Sending(eqn.primitive, params, narrow.dtype, back.dtype, widened)
     results = send_narrow(operands, how)

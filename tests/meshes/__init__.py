@@ -1,0 +1,1 @@
+"""Programs over the three types of mesh axes, and the contexts that lead from one to another."""
