@@ -114,6 +114,7 @@ class AmpFunction(Generic[_P, _R]):
                 self,
                 static_argnums=sorted(n for n in positions if n < len(args)),
                 static_argnames=sorted(name for name in names if name in kwargs),
+                **jax_compat.host_placement(self.__wrapped__),
             )
         except (TypeError, ValueError) as error:
             self._runner.advise(error, self._target, args, kwargs)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.keep_precision import keep_precision
 from jaxamp.policy.context import amp_scope
@@ -28,13 +29,13 @@ def compiled(signature: Signature, settings: Settings) -> Callable[..., Any]:
     def region(*arrays: Any) -> Any:
         return emit(signature, arrays, settings)
 
-    return jitted(region, signature.name)
+    return jitted(region, signature.name, signature.resolve())
 
 
-def jitted(region: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Compile a function that emits the rewritten one of that name."""
+def jitted(region: Callable[..., Any], name: str, function: Any) -> Callable[..., Any]:
+    """Compile a function that emits the rewritten `function`, of that name."""
     region.__name__ = region.__qualname__ = _REGION + name
-    return jax.jit(region)
+    return jax.jit(region, **jax_compat.host_placement(function))
 
 
 def emit(signature: Signature, arrays: Sequence[Any], settings: Settings) -> Any:

@@ -188,7 +188,7 @@ class Runner:
                 raise _Declined
             return emit(call.signature(), leaves, settings)
 
-        form = self._forms.setdefault(version, jitted(region, name))  # threads share one
+        form = self._forms.setdefault(version, jitted(region, name, resolve()))  # threads share one
         self._fast = version, form
         return form
 

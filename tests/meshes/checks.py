@@ -18,8 +18,6 @@ ORDERS = ("amp", "amp_of_grad", "grad_of_amp")
 POLICIES = {"mixed_bf16": "bfloat16", "mixed_f16": "float16", "fp8_current": "float8_e4m3fn"}
 """Each policy and its low format."""
 
-_SMALL = {"scaling": {"small": (), "ends": True}}  # products of 16 columns are scaled too
-
 
 class MeshCase(NamedTuple):
     """One point of the product."""
@@ -46,6 +44,12 @@ def _ordered(order: str, wrap: Any, fn: Any) -> Any:
     return wrap(gradient(fn)) if order == "amp_of_grad" else gradient(wrap(fn))
 
 
+def policy_of(name: str) -> PrecisionPolicy:
+    """Return the policy of that name, under which products of 16 columns are scaled too."""
+    changes = {"scaling": {"small": (), "ends": True}} if "fp8" in name else {}
+    return PrecisionPolicy.parse(name).replace(**changes)
+
+
 def check(case: MeshCase) -> None:
     """Run a case: its types are those of float32, shardings among them, and its numbers are near.
 
@@ -53,7 +57,7 @@ def check(case: MeshCase) -> None:
         AssertionError: if one of them is not.
     """
     program, low = MESH_PROGRAMS[case.program], POLICIES[case.policy]
-    policy = PrecisionPolicy.parse(case.policy).replace(**(_SMALL if "fp8" in case.policy else {}))
+    policy = policy_of(case.policy)
     with jax.set_mesh(program.mesh):
         args = program.args()
         plain = jax.jit(_ordered(case.order, lambda fn: fn, program.fn))
@@ -61,12 +65,22 @@ def check(case: MeshCase) -> None:
         traced, expected = mixed.trace(*args), plain.trace(*args)
         assert traced.jaxpr.out_avals == expected.jaxpr.out_avals
         core.check_jaxpr(traced.jaxpr.jaxpr)
+        _check_groups(traced.jaxpr.jaxpr)
         found = audit.products(traced.jaxpr.jaxpr)
         assert case.policy == "fp8_current" or any(p.is_low for p in found), "no narrow product"
         nudged = plain(*_moved(args, low))
         got, want = traced.lower().compile()(*args), plain(*args)
     for leaves in zip(*map(jax.tree.leaves, (got, want, nudged)), strict=True):
         _check_leaf(*leaves, program.tolerance, int(case.order != "amp"), low)
+
+
+def _check_groups(jaxpr: Any) -> None:
+    """Check that no fused group, which is recomputed as a whole, leads to another mesh."""
+    groups = [eqn for eqn in audit.equations(jaxpr) if eqn.primitive.name == "fused_group"]
+    for group in groups:
+        inside = [v.aval for eqn in audit.equations(group.params["jaxpr"]) for v in eqn.outvars]
+        meshes = {aval.sharding.mesh for aval in inside if not aval.sharding.mesh.empty}
+        assert len(meshes) <= 1, f"a group across {meshes}"
 
 
 def _moved(args: Any, low: str) -> Any:

@@ -73,6 +73,7 @@ from jaxamp.core.jax_compat.tpu_attention import flash_forward as flash_forward
 from jaxamp.core.jax_compat.tpu_attention import splash_backward as splash_backward
 from jaxamp.core.jax_compat.tpu_attention import splash_intervals as splash_intervals
 from jaxamp.core.jax_compat.tracing import DropVar as DropVar
+from jaxamp.core.jax_compat.tracing import host_placement as host_placement
 from jaxamp.core.jax_compat.tracing import is_staging as is_staging
 from jaxamp.core.jax_compat.tracing import is_tracing as is_tracing
 from jaxamp.core.jax_compat.tracing import literal_value as literal_value

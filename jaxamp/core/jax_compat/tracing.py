@@ -38,6 +38,18 @@ def static_parameters(fn: Any) -> tuple[frozenset[int], frozenset[str]]:
     return frozenset(numbers), frozenset(names)
 
 
+def host_placement(fn: Any) -> dict[str, Any]:
+    """Return the word of a ``jax.jit`` by which it leaves results in host memory; empty if none do.
+
+    JAX heeds it in the outermost ``jax.jit`` alone.
+    """
+    info = getattr(fn, "_jit_info", None)
+    leaves = getattr(info, "out_shardings_leaves", ())
+    if not any("host" in (getattr(place, "memory_kind", None) or "") for place in leaves):
+        return {}
+    return {"out_shardings": jax.tree.unflatten(info.out_shardings_treedef, leaves)}
+
+
 weakref_lru_cache = _util.weakref_lru_cache
 """Cache a function of a jaxpr for as long as the jaxpr lives."""
 
