@@ -30,7 +30,9 @@ BY_ORDER = {0: 1.0, 1: 2.0, 2: 4.0}
 F32_ULPS = 64.0
 """Ulps of float32 for the class `f32`: XLA may fuse the two programs differently."""
 
-EPS = {name: float(jnp.finfo(name).eps) for name in ("bfloat16", "float16", "float8_e4m3fn", "float32")}
+EPS = {
+    name: float(jnp.finfo(name).eps) for name in ("bfloat16", "float16", "float8_e4m3fn", "float32")
+}
 
 
 def moved(args: Any, low: str) -> Any:

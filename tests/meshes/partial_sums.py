@@ -58,7 +58,10 @@ def distances(loss: Any) -> dict[str, float]:
     gradient = partial(jax.grad, argnums=(0, 1, 2))
     want, found = jax.jit(gradient(loss))(*args), {}
     for name, policy in POLICIES.items():
-        orders = {"amp(grad)": amp(gradient(loss), policy), "grad(amp)": gradient(amp(loss, policy))}
+        orders = {
+            "amp(grad)": amp(gradient(loss), policy),
+            "grad(amp)": gradient(amp(loss, policy)),
+        }
         for order, step in orders.items():
             pairs = zip(jax.jit(step)(*args), want, strict=True)
             worst = max(float(jnp.abs(a - b).max() / jnp.abs(b).max()) for a, b in pairs)

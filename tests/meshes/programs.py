@@ -271,9 +271,9 @@ def gathered_along_one_manual_axis(x, w, v):
         return jnp.tanh(x @ gather(w)) @ gather(v)
 
     specs = (P(), P("m", None), P("m", None))
-    return jax.shard_map(
-        body, in_specs=specs, out_specs=P(), axis_names={"m"}, check_vma=False
-    )(x, w, v)
+    return jax.shard_map(body, in_specs=specs, out_specs=P(), axis_names={"m"}, check_vma=False)(
+        x, w, v
+    )
 
 
 @program("auto", ROW, P(None, "m"), P("m", None))

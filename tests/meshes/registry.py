@@ -17,7 +17,7 @@ AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 KINDS = {"auto": (AUTO, AUTO), "explicit": (EXPLICIT, EXPLICIT), "mixed": (AUTO, EXPLICIT)}
 """Types of the axes `d` and `m` of a mesh; a third type, Manual, is that of a ``shard_map``."""
 
-ROWS, WIDTH = 8, 16
+ROWS, WIDTH, WHOLE = 8, 16, P()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ MESH_PROGRAMS: dict[str, MeshProgram] = {}
 
 
 def program(
-    kind: str, x: P = P(), w: P = P(), v: P = P(), *, tolerance: str = "dot"
+    kind: str, x: P = WHOLE, w: P = WHOLE, v: P = WHOLE, *, tolerance: str = "dot"
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Enter the decorated function into `MESH_PROGRAMS`; for the arguments see `MeshProgram`."""
 

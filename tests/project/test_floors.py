@@ -97,8 +97,8 @@ def test_a_file_name_means_one_thing() -> None:
 
 
 SUBJECTS = {
-    "conformance", "ecosystem", "faults", "fields", "fields/programs", "meshes", "models", "numerics/hostile",
-    "placement", "programs", "project", "public",
+    "conformance", "ecosystem", "faults", "fields", "fields/programs", "meshes", "models",
+    "numerics/hostile", "placement", "programs", "project", "public",
 }  # fmt: skip
 """Folders of tests that are about the whole."""
 ANYWHERE = {"test_deviceless.py", "test_errors.py", "test_techniques.py"}

@@ -21,7 +21,7 @@ import numpy as np
 import optax
 import pytest
 from jax.experimental import checkify, io_callback
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import jaxamp
 from jaxamp import Precision, PrecisionPolicy, amp, plan_of
@@ -654,7 +654,7 @@ def test_shardings():
 
 def test_shard_map_and_axis_names():
     """Inside shard_map and a named vmap the axis names are known."""
-    mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(AxisType.Auto,))
 
     def total(x):
         return jax.lax.psum(x.T @ x, "i")
@@ -1244,3 +1244,20 @@ def test_leaves_no_cycles():
         gc.unfreeze()
         gc.enable()
     assert max(inside, outside) <= plain
+
+
+def test_host_memory_of_a_jitted_function():
+    """Results are where those of the function are: called, exported, and in another ``jax.jit``."""
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    host = NamedSharding(mesh, PartitionSpec("x"), memory_kind="pinned_host")
+    plain = jax.jit(lambda x, w: (jnp.tanh(x @ w), x), out_shardings=(host, None))
+    args = jnp.ones((16, 8)), jnp.ones((8, 8))
+
+    def places(fn):
+        exported = jax.export.export(fn)(*args)
+        arrays = *fn(*args), *fn(x=args[0], w=args[1]), *jax.jit(fn)(*args)
+        kinds = [array.sharding.memory_kind for array in arrays]
+        return kinds, [aval.memory_space for aval in exported.out_avals]
+
+    assert places(amp(plain)) == places(plain)
+    assert places(plain)[0][0] == "pinned_host"
