@@ -64,4 +64,4 @@ def test_no_attention_is_found_across_meshes(name):
     for program, count in ((name, 0), ("attention_on_auto_axes", 1)):
         chosen = MESH_PROGRAMS[program]
         with jax.set_mesh(chosen.mesh):
-            assert len(plan_of(chosen.fn, policy)(*chosen.args()).attentions) == count
+            assert len(plan_of(chosen.fn, policy)(*chosen.args()).found) == count
