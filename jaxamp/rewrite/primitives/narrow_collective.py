@@ -73,13 +73,12 @@ def send_narrow(operands: Sequence[Any], how: Sending) -> list[Any]:
 
 def send_alike(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """Send arrays as they are; by this primitive where a CPU could not add them up."""
-    op, dtype = lookup(eqn.primitive), jnp.dtype(jnp.bfloat16)
+    op, dtype = lookup(eqn.primitive), getattr(operands[0], "dtype", None)
     is_sent = op is not None and (op.trait in _SENDING or eqn.primitive.name in _EXTREMA)
-    if not is_sent or operands[0].dtype != dtype or not jax_compat.is_partly_manual():
+    if not is_sent or dtype != jnp.bfloat16 or not jax_compat.is_partly_manual():
         return jax_compat.bind(eqn, operands)
-    return send_narrow(
-        operands, Sending(eqn.primitive, tuple(eqn.params.items()), dtype, dtype, widened=False)
-    )
+    how = Sending(eqn.primitive, tuple(eqn.params.items()), dtype, dtype, widened=False)
+    return send_narrow(operands, how)
 
 
 _EXTREMA = ("pmax", "pmin")
@@ -98,21 +97,20 @@ def _type(aval: Any, *others: Any, how: Sending) -> Any:
     return [*wide, arrived], effects
 
 
-def _send(operand: Any, *others: Any, how: Sending) -> list[Any]:
-    arrived = how.bind(jax_compat.convert(operand, how.send_dtype), *others)
+def _send(operand: Any, *others: Any, how: Sending, summed: Any = None) -> list[Any]:
+    """Send; what is rounded is added up in ``summed``, if that is given."""
+    sent = jax_compat.convert(operand, how.send_dtype)
+    sent = sent if summed is None else jax_compat.convert(sent, summed)
+    arrived = jax_compat.convert(how.bind(sent, *others), how.send_dtype)
     wide = [jax_compat.convert(arrived, operand.dtype)] if how.widened else []
     return [*wide, arrived]
 
 
-def _send_on_cpu(operand: Any, *others: Any, how: Sending) -> list[Any]:
-    op, dtype = lookup(how.collective), how.send_dtype
-    is_reduced = op is not None and op.trait in (Trait.ALLREDUCE, Trait.EXTREMUM)
-    if dtype != jnp.bfloat16 or not is_reduced:
-        return _send(operand, *others, how=how)
-    sent = jax_compat.convert(jax_compat.convert(operand, dtype), jnp.float32)
-    arrived = jax_compat.convert(how.bind(sent, *others), dtype)
-    wide = [jax_compat.convert(arrived, operand.dtype)] if how.widened else []
-    return [*wide, arrived]
+def _send_on_cpu(*operands: Any, how: Sending) -> list[Any]:
+    op = lookup(how.collective)
+    is_sum = op is not None and op.trait in (Trait.ALLREDUCE, Trait.EXTREMUM)
+    is_unsafe = is_sum and how.send_dtype == jnp.bfloat16
+    return _send(*operands, how=how, summed=jnp.float32 if is_unsafe else None)
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
