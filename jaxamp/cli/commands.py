@@ -17,7 +17,7 @@ from jaxamp.cli.load import load, load_policy
 from jaxamp.cli.specs import read_args, with_values
 from jaxamp.compiled.environments import ENVIRONMENTS
 from jaxamp.compiled.targets import TARGETS
-from jaxamp.errors import InspectionError
+from jaxamp.errors import InspectionError, shown
 from jaxamp.inspect.diff import diff
 from jaxamp.inspect.explain import explain
 from jaxamp.inspect.report import HERE, report
@@ -73,6 +73,30 @@ class Request:
     def ask(self, question: Callable[..., Any]) -> Any:
         """Return the answer to a question about the call."""
         return question(*self.args, **self.kwargs)
+
+    def blame(self, error: Exception) -> str:
+        """Return what was given for each argument, where an error is about its structure."""
+        if not isinstance(error, KeyError | AttributeError | IndexError | TypeError | ValueError):
+            return ""
+        try:
+            given = inspect.signature(self.fn).bind(*self.args, **self.kwargs).arguments
+        except (TypeError, ValueError):
+            return ""
+        lacking = [name for name, tree in given.items() if _lacks(tree, error)]
+        texts = [f"{name} = {shown(given[name])}" for name in lacking or given]
+        return f"\n--args gave {', '.join(texts)}" if texts else ""
+
+
+def _lacks(tree: Any, error: Exception) -> bool:
+    """Return whether an argument has not the part that an error is about."""
+    if isinstance(error, KeyError):
+        nodes: list[Any] = [tree]
+        for node in nodes:  # grows
+            nodes += node.values() if isinstance(node, dict) else ()
+            nodes += node if isinstance(node, list | tuple) else ()
+        dicts = [node for node in nodes if isinstance(node, dict)]
+        return bool(dicts) and not any(key in node for node in dicts for key in error.args[:1])
+    return isinstance(error, AttributeError) and type(error.obj) is type(tree)
 
 
 def _check_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -83,6 +83,9 @@ def _module(name: str) -> ModuleType:
 def _file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InspectionError(f"There is no file {path}.")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # what lies beside it is imported as `python file.py` would
+        sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status.
     """
-    options = parser().parse_args(argv)
+    options, request = parser().parse_args(argv), None
     try:
         try:
             request = Request.read(options)
@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
             return FAILED
         kind = type(error).__name__
-        return _complain(f"{_last_line(error)}{kind}: {error}\n{_MORE}", FAILED)
+        given = request.blame(error) if request else ""
+        return _complain(f"{_last_line(error)}{kind}: {error}{given}\n{_MORE}", FAILED)
     return OK
 
 

@@ -12,7 +12,8 @@ import functools
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, TypeVar, cast
 
 import jax
 
@@ -25,6 +26,25 @@ KEEPABLE = (Precision.F64, Precision.F32, Precision.F16, Precision.BF16)
 MARKER = re.compile(r"keep_precision\[(" + "|".join(p.short for p in KEEPABLE) + r")\]")
 
 
+_KEPT = jax.make_user_context(None)  # as part of the key of jax.jit's cache
+
+
+def kept_around() -> Precision | None:
+    """Return the precision of the region that this code runs in; ``None`` outside of any."""
+    return _KEPT.value
+
+
+def region_around() -> AbstractContextManager[Any]:
+    """Return the region that this code runs in, for a trace that starts here and forgets scopes."""
+    precision = kept_around()
+    return nullcontext() if precision is None else marked(precision)
+
+
+def marked(precision: Precision) -> Any:
+    """Return a scope that marks its own equations; a call of ``amp`` in it has its own policy."""
+    return jax.named_scope(f"keep_precision[{precision.short}]")
+
+
 class Region:
     """A marked region: a context manager and a decorator; made by ``keep_precision``."""
 
@@ -35,12 +55,13 @@ class Region:
         self._entered: list[Any] = []  # a stack, so that one region may be nested in itself
 
     def __enter__(self) -> None:
-        scope = jax.named_scope(_marker(self.precision))
-        scope.__enter__()
+        scope = ExitStack()
+        scope.enter_context(marked(self.precision))
+        scope.enter_context(_KEPT(self.precision))
         self._entered.append(scope)
 
     def __exit__(self, *exc_info: Any) -> None:
-        self._entered.pop().__exit__(*exc_info)
+        self._entered.pop().close()
 
     def __call__(self, fn: _F) -> _F:
         """Return the function with its whole body in the region."""
@@ -49,7 +70,13 @@ class Region:
         if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
             # Its body runs after the call has returned, outside of any scope entered here.
             raise NotCallableError(f"Use `with keep_precision(...)` inside the generator {fn!r}.")
-        return jax.named_scope(_marker(self.precision))(fn)
+
+        @functools.wraps(fn)
+        def kept(*args: Any, **kwargs: Any) -> Any:
+            with Region(self.precision):
+                return fn(*args, **kwargs)
+
+        return cast("_F", kept)
 
     def __repr__(self) -> str:
         return f"keep_precision({self.precision.short!r})"
@@ -60,7 +87,8 @@ def keep_precision(precision: PrecisionLike = Precision.F32) -> Region:
 
     The mark survives ``jit``, ``grad``, ``vmap``, ``scan`` and ``remat``, and the backward pass of
     the region is in the region. The innermost region wins, and a region wins over rules and kinds.
-    Outside of ``amp`` it changes nothing.
+    A function of ``amp`` that is called in it is computed in that precision too; apart from ``amp``
+    it changes nothing.
 
     Args:
       precision: what ``Precision.parse`` reads; one of f64, f32, f16, bf16.
@@ -106,7 +134,3 @@ def kept_precision(scope: str) -> Precision | None:
     """
     words = MARKER.findall(scope)
     return Precision.parse(words[-1]) if words else None
-
-
-def _marker(precision: Precision) -> str:
-    return f"keep_precision[{precision.short}]"

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxamp.compiled.targets import target_named
+from jaxamp.core.formats import Precision
 from jaxamp.errors import InspectionError, accepted, counted
 from jaxamp.inspect.count import Tally
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.fp8_products import Lowering, verify_lowering
+from jaxamp.inspect.half_range import too_large_for_f16
 from jaxamp.inspect.kernel_regions import Region, regions_of
 from jaxamp.inspect.operation import (
     EMULATED,
@@ -31,7 +33,7 @@ from jaxamp.inspect.residuals import Residual
 from jaxamp.inspect.walk import Walk
 from jaxamp.plan import Plan
 from jaxamp.rewrite import record
-from jaxamp.run.amp import plan_of, under
+from jaxamp.run.amp import inspected, plan_of, under
 from jaxamp.trace.target import Target
 
 HERE = "here"  # the target that is at hand
@@ -44,7 +46,8 @@ _EMULATED = {
     EMULATED: "multiply in bf16 on every chip: XLA has no product of such blocks",
 }
 _JOINED = (
-    "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings", "residuals", "regions"
+    "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings", "residuals",
+    "regions", "too_large",
 )  # fmt: skip
 
 
@@ -64,6 +67,7 @@ class Report(Displayable):
       lowerings: where it was compiled, the FP8 products that it claims and those that were found.
       residuals: values stored for the backward pass, where both passes are in the program.
       regions: regions that one kernel runs, and those that stay as they are written, with reasons.
+      too_large: remarks on arguments whose numbers float16 cannot hold, where it is used.
       everything: whether ``print`` shows all tables.
 
     >>> import jax.numpy as jnp
@@ -81,6 +85,7 @@ class Report(Displayable):
     lowerings: tuple[Lowering, ...] = ()
     residuals: tuple[Residual, ...] = ()
     regions: tuple[Region, ...] = ()
+    too_large: tuple[str, ...] = ()
     everything: bool = False
 
     @classmethod
@@ -195,7 +200,8 @@ class Report(Displayable):
         emulated: Counter[str] = Counter()
         for operation in self.contractions:
             emulated[operation.emulated] += operation.runs
-        notes = [
+        notes = [*self.too_large]
+        notes += [
             f"{counted(emulated[where], 'dot')} of quantized operands {note}"
             for where, note in _EMULATED.items()
             if emulated[where]
@@ -236,6 +242,7 @@ class Report(Displayable):
             "regions": [region._asdict() for region in self.regions],
             "residuals": [dataclasses.asdict(value) for value in self.residuals],
             "guards": self.guards,
+            "too_large": list(self.too_large),
             "unmatched_rules": list(self.unmatched_rules),
             "unknown_primitives": list(self.unknown),
             "unknown_loops": list(map(str, self.unknown_loops)),
@@ -286,7 +293,8 @@ def report(
     >>> [(o.primitive, o.arithmetic, o.each.flops) for o in found.operations]
     [('dot_general', 'bf16', 524288), ('reduce_sum', 'f32', 4096)]
     """
-    planned = plan_of(fn, policy, strict=strict)
+    amped = inspected(fn, policy, strict=strict)
+    planned, has_f16 = plan_of(fn, policy, strict=strict), Precision.F16 in amped.policy.low
     plain, own = under(fn, policy)
     name = Target.of(plain).name
     where = None if target == HERE else target
@@ -297,8 +305,15 @@ def report(
     def made(*args: Any, **kwargs: Any) -> Report:
         with chip.described() if chip else nullcontext():
             found = Report.of(planned(*args, **kwargs), name)
+        with amped.prepared(args, kwargs) if has_f16 else nullcontext() as call:
+            named = (call.signature().names(), call.arrays) if call else ((), ())
         lowerings = () if verify is None else (verify(*args, **kwargs),)
-        return dataclasses.replace(found, lowerings=lowerings, everything=everything)
+        return dataclasses.replace(
+            found,
+            lowerings=lowerings,
+            everything=everything,
+            too_large=tuple(too_large_for_f16(*named)),
+        )
 
     return made
 

@@ -11,7 +11,9 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxamp.core import jax_compat
+from jaxamp.core.formats import Precision
 from jaxamp.inspect.blocks import Block, Site, blocks_of, place_of
+from jaxamp.inspect.half_range import beyond_f16, peak_of_f32
 from jaxamp.inspect.operation import Place, to_data
 from jaxamp.numerics.blame import INFINITY, NAN, Blaming, earliest, kind_of
 from jaxamp.numerics.nested_interpreter import Value
@@ -37,6 +39,7 @@ class Nonfinite:
       scope: the scope path, as the user wrote it.
       backward: whether it is in a backward pass.
       iterations: which iteration of the loops around it, outermost first.
+      argument: the argument that holds numbers beyond float16, where the operation read it in that.
       operands: what the operation took, before it was cast for it.
     """
 
@@ -50,6 +53,7 @@ class Nonfinite:
     scope: str
     backward: bool
     iterations: tuple[int, ...]
+    argument: str = ""
     operands: tuple[np.ndarray, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     def to_data(self) -> dict[str, Any]:
@@ -65,6 +69,7 @@ class Nonfinite:
         return (
             f"{self.output} is not finite. The first {self.kind} was made by {self.primitive} in "
             f"{self.dtype}{where}, at {self.source}{when}{loops}, from operands {self._taken}."
+            + (f" {beyond_f16(self.argument, self.largest)}" if self.argument else "")
         )
 
     @property
@@ -141,17 +146,23 @@ def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
     if first.site is None:
         return _an_input(program, name, args)
     site, operands = first.site, tuple(map(np.asarray, first.operands))
+    largest = max(map(_largest, operands), default=0.0)
+    argument = ""
+    if _dtype(site) == "float16" and largest > Precision.F16.max:
+        peaks = zip(program.inputs, map(peak_of_f32, args), strict=True)
+        argument = next((given for given, peak in peaks if peak == largest), "")
     return Nonfinite(
         output=name,
         kind=first.born,
         primitive=_primitive(site),
         dtype=_dtype(site),
-        largest=max(map(_largest, operands), default=0.0),
+        largest=largest,
         source=jax_compat.user_line(site.eqn.source_info),
         place=place_of(site),
         scope=site.scope,
         backward=site.backward,
         iterations=first.iterations,
+        argument=argument,
         operands=operands,
     )
 

@@ -226,8 +226,12 @@ class Decision(NamedTuple):
 
     @property
     def operand(self) -> Precision | None:
-        """Precision of the first float operand."""
-        return next((p for p in self.operands if p is not None), None)
+        """Precision of the first float operand; that of its parts in a product of complex ones."""
+        found = next((p for p in self.operands if p is not None), None)
+        if found is None and self.kind is OpKind.COMPUTE:
+            dtype = getattr(self.eqn.invars[0].aval, "dtype", None)
+            return {"complex64": Precision.F32, "complex128": Precision.F64}.get(str(dtype))
+        return found
 
     @property
     def is_narrow(self) -> bool:

@@ -9,7 +9,7 @@ import jax
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
-from jaxamp.core.keep_precision import keep_precision
+from jaxamp.core.keep_precision import marked
 from jaxamp.policy.context import amp_scope
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.run.settings import Settings, in_force
@@ -85,7 +85,7 @@ def plan_call(
 
 def unchanged(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `fn` itself, marked so that an outer ``amp`` leaves it unchanged too."""
-    with amp_scope(PrecisionPolicy.ALWAYS_F32), keep_precision(Precision.F32):
+    with amp_scope(PrecisionPolicy.ALWAYS_F32), marked(Precision.F32):
         return fn(*args, **kwargs)
 
 

@@ -206,8 +206,10 @@ class Runner:
         count, last = self._traces.get(call.layout, (0, call.keys))
         self._traces[call.layout] = count + 1, call.keys
         if count + 1 == _MANY and not jax_compat.is_staging():
-            pairs = zip(call.layout.names(call.function), last, call.keys, strict=True)
-            changed = ", ".join(name for name, old, new in pairs if old != new)
+            names = call.layout.names(call.function, call.leaves)
+            pairs = zip(names, last, call.keys, strict=True)
+            changed = ", ".join(name or "an argument" for name, old, new in pairs if old != new)
+            changed = changed or "the table of operation kinds"
             warnings.warn(
                 f"amp has traced {call.name} {_MANY} times because {changed} keeps changing and is "
                 "a constant of the trace. Pass a number that changes as an array "

@@ -176,14 +176,16 @@ class Layout:
         traced = [leaf for leaf, key in zip(leaves, keys, strict=True) if key is None]
         return traced, tuple(keys)
 
-    def names(self, function: Callable[..., Any]) -> list[str]:
-        """Return the name of each leaf in the words of `function`, e.g. ``params['w']``."""
+    def names(self, function: Callable[..., Any], leaves: Sequence[Any] | None = None) -> list[str]:
+        """Return the name of each leaf in the words of `function`, e.g. ``params['w']``.
+
+        Args:
+          function: what is called.
+          leaves: those of a call, for containers that take nothing else.
+        """
+        parameters = _parameters(function)
         try:
-            parameters = list(inspect.signature(function).parameters)
-        except (TypeError, ValueError):
-            parameters = []
-        try:
-            call = jax.tree.unflatten(self.treedef, [object()] * len(self.numbers))
+            call = jax.tree.unflatten(self.treedef, leaves or [object()] * len(self.numbers))
         except Exception:  # a container that insists on arrays; names only serve messages
             return [""] * len(self.numbers)
         before = {1: int(call[0] is not None)}
@@ -260,7 +262,8 @@ class Call:
         """Return name and value of each constant that holds arrays, and what it holds."""
         if Held not in map(type, self.keys):
             return []
-        named = zip(self.layout.names(self.function), self.leaves, self.keys, strict=True)
+        names = self.layout.names(self.function, self.leaves)
+        named = zip(names, self.leaves, self.keys, strict=True)
         return [(name, leaf, key) for name, leaf, key in named if type(key) is Held]
 
     @property
@@ -369,6 +372,30 @@ def _bound_key(leaf: Any, bound: dict[int, Hashable]) -> Hashable:
 
 def _is_shape(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def in_words_of(function: Callable[..., Any], paths: Sequence[str]) -> list[str]:
+    """Return paths of ``(args, kwargs)`` in the words of a function.
+
+    >>> in_words_of(lambda params, x: x, ["[0][0]['w']", "[0][1]", "[1]['x'][0]"])
+    ["params['w']", 'x', 'x[0]']
+    """
+    parameters = _parameters(function)
+
+    def worded(path: str) -> str:
+        part, first, rest = re.fullmatch(r"\[(.)\]\[(.*?)\](.*)", path).groups()
+        is_known = part == "0" and int(first) < len(parameters)
+        name = parameters[int(first)] if is_known else first.strip("'")
+        return f"{name}{rest}"
+
+    return list(map(worded, paths))
+
+
+def _parameters(function: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return []
 
 
 def _leaf_name(path: Any, parameters: Sequence[str], before: Mapping[int, int]) -> str:

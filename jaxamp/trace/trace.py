@@ -15,6 +15,7 @@ import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, DebugInfo
 
+from jaxamp.core.keep_precision import region_around
 from jaxamp.errors import OutputError, article
 from jaxamp.jaxprs.list_items import name_modules
 from jaxamp.jaxprs.relu_masks import compare_relu_results
@@ -62,7 +63,8 @@ def trace(
 
     def flat(*values: Any) -> list[Any]:
         nonlocal outputs
-        results, outputs = run(signature, values)
+        with region_around():
+            results, outputs = run(signature, values)
         return results
 
     flat.__name__ = flat.__qualname__ = signature.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypedDict, Unpack
@@ -109,6 +110,7 @@ def scaled_value_and_grad(
     @functools.wraps(fun, updated=())
     def gradients(*args: Any, **kwargs: Any) -> Gradient:
         _refuse_nnx((args, kwargs))
+        _refuse_options(fun, kwargs)
         value, grads = differentiated(*args, **kwargs)
         grads = widen_floats(scale.unscale(grads))
         finite = all_finite(grads, axis_name=axis_name)
@@ -212,6 +214,27 @@ def clip_by_norm(grads: Any, limit: float, axis_name: Any = None) -> Any:
     norm = global_norm(grads, axis_name)
     factor = jnp.where(norm > limit, limit / norm, 1.0)
     return map_floats(lambda leaf: leaf * factor, grads)
+
+
+def _refuse_options(fun: Callable[..., Any], kwargs: dict[str, Any]) -> None:
+    """Raise where an option is given to the function that was made with it.
+
+    Raises:
+      TrainingError: `fun` has no such parameter.
+    """
+    options = sorted(NamedOptions.__annotations__.keys() & kwargs.keys())
+    if not options:
+        return
+    try:
+        inspect.signature(fun).bind_partial(**dict.fromkeys(options))
+    except TypeError:
+        option, name = options[0], getattr(fun, "__name__", "fun")
+        raise TrainingError(
+            f"{option} was given to the function that scaled_value_and_grad has made. It belongs "
+            f"where that is made: scaled_value_and_grad({name}, {option}={option}). A loss scale "
+            "changes from step to step: make the function inside of the step, with the scale that "
+            "the step was given, and return the one that the function returns."
+        ) from None
 
 
 def _refuse_nnx(tree: Any) -> None:

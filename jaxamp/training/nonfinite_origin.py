@@ -13,7 +13,7 @@ from jaxamp.core import jax_compat
 from jaxamp.errors import InspectionError
 from jaxamp.numerics.nonfinite import Nonfinite, Program, find_nonfinite
 from jaxamp.run.amp import parts_of
-from jaxamp.trace.arguments import AS_ARGUMENT, split
+from jaxamp.trace.arguments import AS_ARGUMENT, in_words_of, split
 
 
 def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None]:
@@ -66,7 +66,7 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
 
         jaxpr = jax.make_jaxpr(flat)(*given)
         results = [path or "the result" for path in outputs.paths()]
-        program = Program.of(jaxpr, None, rest.paths(), results)
+        program = Program.of(jaxpr, None, in_words_of(fun, rest.paths()), results)
         return find_nonfinite(program, [jnp.asarray(array) for array in given])
 
     return explain

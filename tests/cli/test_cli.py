@@ -335,3 +335,31 @@ def test_a_reader_that_leaves_early(folder):
     line = "python -m jaxamp report model:loss --grad --args model:inputs --json | head -1"
     done = in_a_shell(folder, line)
     assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_what_lies_beside_a_file_is_imported(typed, tmp_path, monkeypatch):
+    """A program in another folder finds the modules beside it, as when Python runs the file."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "layer_beside.py").write_text("def dense(x, w):\n    return x @ w\n")
+    (tmp_path / "program_beside.py").write_text(
+        "from layer_beside import dense\n\ndef loss(x, w):\n    return dense(x, w).sum()\n"
+    )
+    line = f"python -m jaxamp report {tmp_path}/program_beside.py:loss --args f32[4,4] f32[4,4]"
+    assert "bf16" in typed(line).stdout
+
+
+@pytest.mark.parametrize(
+    ("body", "args", "words"),
+    [
+        ("x @ params['b']", "{'w':f32[4,4]}", "gave params = {'w': float32[4,4]}"),
+        ("x @ params.w", "{'w':f32[4,4]}", "gave params = {'w': float32[4,4]}"),
+        ("x @ params['w']", "f32[4,4]", "gave params = float32[4,4], x = float32[2,4]"),
+    ],
+)
+def test_a_wrong_tree_of_arguments_is_shown(typed, tmp_path, monkeypatch, body, args, words):
+    """The message says what --args gave for the argument whose part is missing."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "wrong_tree.py").write_text(f"def loss(params, x):\n    return ({body}).sum()\n")
+    done = typed(f'python -m jaxamp report {tmp_path}/wrong_tree.py:loss --args "{args}" f32[2,4]')
+    assert done.returncode == 1
+    assert words in done.stderr

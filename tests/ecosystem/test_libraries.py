@@ -16,10 +16,11 @@ import optax
 import pytest
 from flax import nnx
 from jax import Array
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.util import log_density
 
 from jaxamp import amp
+from jaxamp.errors import ArgumentError
 from tests import audit
 
 BF16_EPS = float(jnp.finfo(jnp.bfloat16).eps)
@@ -307,3 +308,99 @@ def test_numpyro_sampler_of_an_amped_model() -> None:
 
     # The posterior's deviation is about 0.04; a mean of 150 draws moves by a third of it.
     np.testing.assert_allclose(posterior(amp(potential)), posterior(potential), atol=0.05)
+
+
+def _guide(x: Array, y: Array | None = None) -> None:
+    w = numpyro.param("w_loc", jnp.zeros(3))
+    sigma = numpyro.param("sigma_loc", jnp.ones(()), constraint=dist.constraints.positive)
+    numpyro.sample("w", dist.Normal(w, 0.1).to_event(1))
+    numpyro.sample("sigma", dist.LogNormal(jnp.log(sigma), 0.1))
+
+
+def _inference() -> SVI:
+    return SVI(_regression, _guide, numpyro.optim.Adam(0.05), Trace_ELBO())
+
+
+def test_numpyro_svi_update() -> None:
+    """A step of variational inference is the place for `amp`: its losses are those of float32."""
+    x, y, _ = _data()
+
+    def losses(update: Any, svi: SVI) -> list[float]:
+        state, found = svi.init(jax.random.key(0), x, y), []
+        for _ in range(8):
+            state, loss = update(state, x, y)
+            found.append(float(loss))
+        return found
+
+    svi, plain = _inference(), _inference()
+    np.testing.assert_allclose(losses(amp(svi.update), svi), losses(plain.update, plain), rtol=0.02)
+
+
+def test_a_numpyro_guide_says_what_to_wrap() -> None:
+    """Its samples are left in a handler: JAX's error says so, and names the place above."""
+    x, y, _ = _data()
+    svi = SVI(_regression, amp(_guide), numpyro.optim.Adam(0.05), Trace_ELBO())
+    with pytest.raises(jax.errors.UnexpectedTracerError, match=r"(?s)traced for amp\..*svi.update"):
+        svi.update(svi.init(jax.random.key(0), x, y), x, y)
+
+
+@pytest.fixture
+def keras(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Keras on JAX."""
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    return pytest.importorskip(
+        "keras", reason="keras is not installed, and jaxamp needs it nowhere"
+    )
+
+
+def _keras_model(keras: Any) -> Any:
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((8,)), layers.Dense(32, "gelu"), layers.BatchNormalization(), layers.Dense(1)]
+    )
+    model.compile(keras.optimizers.Adam(1e-2), "mse")
+    return model
+
+
+def test_keras_stateless_call(keras: Any) -> None:
+    """`fit` and `predict` of a model whose `stateless_call` is amped, beside the plain ones."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(256, 8)).astype("float32")
+    y = (x @ rng.normal(size=(8, 1))).astype("float32")
+    plain, model = _keras_model(keras), _keras_model(keras)
+    model.stateless_call = amp(model.stateless_call)
+    want, got = (
+        m.fit(x, y, epochs=3, shuffle=False, verbose=0).history["loss"] for m in (plain, model)
+    )
+    np.testing.assert_allclose(got, want, rtol=0.02)
+    np.testing.assert_allclose(model.predict(x, verbose=0), plain.predict(x, verbose=0), atol=0.1)
+    variables = [
+        [v.value for v in held]
+        for held in (model.trainable_variables, model.non_trainable_variables)
+    ]
+    assert _low_products(model.stateless_call, *variables, x) == 2
+
+
+def test_a_keras_layer_says_what_to_wrap(keras: Any) -> None:
+    """Statistics that its call leaves in the layer, and arrays that it holds, are named."""
+
+    class Net(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense, self.norm = keras.layers.Dense(1), keras.layers.BatchNormalization()
+
+        @amp
+        def call(self, x: Any, training: bool = False) -> Any:
+            return self.norm(self.dense(x), training=training)
+
+    x, net = np.ones((32, 8), "float32"), Net()
+    net.compile("sgd", "mse")
+    with pytest.raises(
+        jax.errors.UnexpectedTracerError, match=r"(?s)traced for amp\..*stateless_call"
+    ):
+        net.fit(x, x[:, :1], verbose=0)
+    net = Net()
+    net.dense.build((32, 8))
+    with pytest.raises(ArgumentError, match=r"argument self of call.*stateless_call"):
+        net(x)

@@ -471,6 +471,83 @@ def test_warns_of_needless_traces():
     assert caught[0].filename == __file__
 
 
+def test_the_warning_of_needless_traces_has_a_name():
+    """It is there for a container that takes nothing but arrays, too."""
+
+    @jax.tree_util.register_pytree_node_class
+    class Checked:
+        def __init__(self, w):
+            self.w = jnp.asarray(w)
+
+        def tree_flatten(self):
+            return (self.w,), None
+
+        @classmethod
+        def tree_unflatten(cls, _, leaves):
+            return cls(*leaves)
+
+    f = amp(lambda box, step: box.w @ box.w * step)
+    for step in range(15):
+        f(Checked(_x()), step)
+    with pytest.warns(UserWarning, match="because step keeps changing"):
+        f(Checked(_x()), 15)
+
+
+@pytest.mark.parametrize("value", [np.int64(3), np.int64(2**40), np.uint8(7), 1.7e9, 1.7e9 + 0.125])
+@pytest.mark.parametrize("x64", [False, True])
+def test_numbers_are_what_they_are_under_jit(value, x64):
+    """As arguments, and as results where a jitted function returns an array for them."""
+    with jax.enable_x64(x64):
+        for policy in ("mixed_bf16", "mixed_f16"):
+            for fn in (lambda x, n: (n, n * x[0], x @ x), lambda x, n: (jnp.sin(n / 3600), x @ x)):
+                got, want = amp(fn, policy)(_x(), value), jax.jit(fn)(_x(), value)
+                for one, other in zip(got[:-1], want[:-1], strict=True):
+                    assert (one.dtype, one.weak_type) == (other.dtype, other.weak_type)
+                    np.testing.assert_allclose(one, other, rtol=1e-6)
+        if isinstance(value, np.generic):
+            got, want = (t(lambda x: (x @ x, value))(_x())[1] for t in (amp, jax.jit))
+            assert (got, got.dtype) == (want, want.dtype)
+
+
+@pytest.mark.parametrize("order", [lambda f: f, jax.jit, jax.grad])
+def test_freeing_a_ref_twice_fails_as_in_jax(order):
+    """The error that JAX raises where such a program is compiled is raised under amp."""
+
+    def twice(x):
+        ref = jax.new_ref(x)
+        y = ref[...]
+        jax.free_ref(ref)
+        jax.free_ref(ref)
+        return jnp.sum(y @ y)
+
+    errors = []
+    for transform in (jax.jit, amp):
+        with pytest.raises(Exception) as found:
+            order(transform(twice))(_x())
+        errors.append(found.type)
+    assert errors[0] is errors[1]
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_a_call_in_a_region_is_in_the_region(jitted):
+    """A function that amp has made before is kept where it is called in one, and only there."""
+    f = amp(dense)
+    inside = jax.jit(lambda x, w: f(x, w)) if jitted else f
+
+    def region(x, w):
+        with jaxamp.keep_precision("f32"):
+            return inside(x, w)
+
+    for _ in range(2):
+        assert _low_dots(inside, _x(), _x()) == 1
+        assert _low_dots(region, _x(), _x()) == 0
+        assert _low_dots(jaxamp.keep_precision("f32")(inside), _x(), _x()) == 0
+        np.testing.assert_allclose(region(_x(), _x()), dense(_x(), _x()), rtol=1e-6)
+        assert not np.allclose(inside(_x(), _x()), dense(_x(), _x()), rtol=1e-6)
+    assert _low_dots(amp(region, "mixed_f16"), _x(), _x()) == 0
+    assert _low_dots(amp(lambda x, w: f(x, w), "f32"), _x(), _x()) == 1  # a policy is no region
+
+
 def test_registering_a_kind_plans_anew():
     """What is registered after a first call counts in the next."""
     counter = Counter(dense)
@@ -1173,6 +1250,15 @@ def test_plan_of():
     assert str(plan_of(amped)(_x(), _x())) == str(plan_of(dense, "auto_mixed")(_x(), _x()))
     assert str(plan_of(amped, "auto_mixed_bf16")(_x(), _x())) == str(plan_of(dense)(_x(), _x()))
     assert str(plan_of(amped)(_x(), _x())) != str(plan_of(dense)(_x(), _x()))
+
+
+@pytest.mark.parametrize(("dtype", "parts"), [("complex64", "F32"), ("complex128", "F64")])
+def test_products_of_complex_numbers_have_operands(dtype, parts):
+    """A decision says in which precision their parts are."""
+    with jax.enable_x64(True):
+        x = jnp.ones((2, 2), dtype)
+        (decision,) = plan_of(jnp.dot)(x, x).decisions()
+    assert decision.operand is Precision[parts]
 
 
 def test_plan_of_a_function_that_needs_a_value():

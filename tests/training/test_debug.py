@@ -123,3 +123,26 @@ def mended(fault: Fault) -> str:
     policy = jaxamp.PrecisionPolicy.parse(fault.policy).with_rules(*found.rules)
     results = jax.tree.leaves(amp(fault.fn, policy)(*fault.args))
     return "" if all(np.isfinite(r).all() for r in results) else f"{found.rules} do not prevent it"
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_argument_beyond_float16_is_named(grad):
+    """Counts of 17 bits: debug_step, probe and report say which argument it is, and the cure."""
+
+    def loss_fn(w, batch):
+        return jnp.mean(jnp.tanh((batch["image"] - 1e5) @ w)) + jnp.mean(batch["image"] @ w)
+
+    batch, cure = {"image": jnp.full((8, 4), 1.2e5), "noise": X}, "or take mixed_bf16"
+    named = "The argument batch['image'] holds numbers up to 1.2e+05"
+    fn = jax.grad(loss_fn) if grad else loss_fn
+    for policy, is_named in (("mixed_f16", True), ("mixed_bf16", False)):
+        texts = [str(debug_step(amp(fn, policy))(W, batch))]
+        texts += [str(jaxamp.probe(fn, policy)(W, batch).first)]
+        texts += [str(jaxamp.report(fn, policy)(W, batch))]
+        for text in texts:
+            words = " ".join(text.split())
+            assert (named in words and cure in words) is is_named, text
+    small = {"image": jnp.ones((8, 4)), "noise": X}
+    assert "float16 end" not in str(jaxamp.report(fn, "mixed_f16")(W, small))
+    shapes = jax.eval_shape(lambda: (W, batch))
+    assert "float16 end" not in str(jaxamp.report(fn, "mixed_f16")(*shapes))

@@ -431,3 +431,16 @@ def test_no_callback_and_no_wait(problem):
     )
     text = str(jax.make_jaxpr(step)(*problem))
     assert "callback" not in text
+
+
+@pytest.mark.parametrize("make", [training.scaled_value_and_grad, training.scaled_grad])
+def test_an_option_for_the_function_that_was_made_says_where_it_goes(make):
+    """A loss scale belongs where the function is made; a parameter of that name is its own."""
+    scale = DynamicLossScale()
+
+    def loss_fn(w):
+        return jnp.sum(w)
+
+    with pytest.raises(TrainingError, match=r"scaled_value_and_grad\(loss_fn, loss_scale="):
+        make(loss_fn)(jnp.ones(2), loss_scale=scale)
+    make(lambda w, loss_scale: jnp.sum(w) * loss_scale)(jnp.ones(2), loss_scale=2.0)
