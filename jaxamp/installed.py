@@ -12,7 +12,7 @@ from jaxamp.core.features import register, register_words
 from jaxamp.policy.presets import enter_presets
 
 CONTRIBUTING = {
-    "found": ("fused_attention",),
+    "found": ("fused_attention", "loss_in_chunks"),
     "quantized": (
         "scaling", "Scaling", "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4",
         "FP8_CURRENT", "FP8_DELAYED", "FP8_BLOCK", "MXFP8", "NVFP4",

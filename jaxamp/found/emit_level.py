@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -69,7 +70,26 @@ class Emitter:
 
     def read(self, atom: Atom) -> Any:
         """Return a value that has been emitted."""
-        return jax_compat.literal_value(atom) if isinstance(atom, Literal) else self.env[atom]
+        if isinstance(atom, Literal):
+            return jax_compat.literal_value(atom)
+        if atom not in self.env:
+            self._pull(atom)
+        return self.env[atom]
+
+    def _pull(self, value: int) -> None:
+        """Emit what makes a value before its turn, as a region reads it before its first result."""
+        unit = self._makers[value]
+        with jax_compat.emitting(unit.eqn):
+            if value in self.held:
+                self.env[value] = self.holding(value)
+            else:
+                self.bind(unit)
+
+    @functools.cached_property
+    def _makers(self) -> dict[int, Unit]:
+        """Units that make values: equations, those inside of calls by themselves."""
+        units = reversed([*self.level.atomic()])  # calls return what they are given, too
+        return {value: unit for unit in units for value in numbers(unit.outs)}
 
     def emit(self, args: Sequence[Any]) -> list[Any]:
         """Emit the level."""
@@ -83,11 +103,11 @@ class Emitter:
             if unit.inside is not None and not unit.is_whole:
                 self._call(unit)
                 continue
-            if unit in self.units:
+            if unit in self.units and not self._is_done(unit):
                 with jax_compat.emitting(unit.eqn):
                     self.bind(unit)
             for value in numbers(unit.outs):
-                if value in self.held and value in self.live:
+                if value in self.held and value in self.live and value not in self.env:
                     with jax_compat.emitting(unit.eqn):
                         self.env[value] = self.holding(value)
 
@@ -96,7 +116,14 @@ class Emitter:
         result = self.emissions[self.held[value]].value(value)
         return result.astype(self.level.avals[value].dtype)
 
+    def _is_done(self, unit: Unit) -> bool:
+        """Return whether a unit has been emitted before its turn."""
+        outs = numbers(unit.outs)
+        return bool(outs) and all(value in self.env for value in outs)
+
     def _call(self, unit: Unit) -> None:
+        if self._is_done(unit):
+            return
         if self.is_opened(unit):
             with jax_compat.emitting(unit.eqn):
                 self.run(unit.inside or ())

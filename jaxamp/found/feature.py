@@ -1,4 +1,4 @@
-"""The feature: regions of a program as one equation, for which there are kernels."""
+"""The feature: attention as one equation, for which there are kernels, and losses in chunks."""
 
 from __future__ import annotations
 
@@ -21,11 +21,18 @@ def _read(given: Any, present: Any) -> bool | None:
     raise PolicyError(f"fused_attention is True, False or None, not {given!r}.")
 
 
+def _read_chunks(given: Any, present: Any) -> bool | str | None:
+    if given is None or isinstance(given, bool) or given == "memory":
+        return given
+    raise PolicyError(f"loss_in_chunks is True, False, 'memory' or None, not {given!r}.")
+
+
 def _advise(error: Exception, plan: Callable[[], Any]) -> str:
     """Return where attention is fused and how to turn that off, if the error is of a kernel."""
     if not isinstance(error, jax.errors.JaxRuntimeError) or not _KERNELS.search(str(error)):
         return ""
-    places = "; ".join(f"{a.scope or 'no scope'}, {a.source}" for a in plan().found)
+    attentions = [a for a in plan().found if a.kind == "attention"]
+    places = "; ".join(f"{a.scope or 'no scope'}, {a.source}" for a in attentions)
     if not places:
         return ""
     return (
@@ -37,10 +44,11 @@ def _advise(error: Exception, plan: Callable[[], Any]) -> str:
 
 def _work() -> Work:
     from jaxamp.found.attention.fuse import fuse_attention
+    from jaxamp.found.cross_entropy.losses import chunk_losses
     from jaxamp.kernels.attention import found
 
     return Work(
-        replace=(fuse_attention,),
+        replace=(fuse_attention, chunk_losses),
         rules={
             "found_attention": lambda context, *operands: found.forward(
                 *operands, **context.eqn.params
@@ -55,6 +63,9 @@ def _work() -> Work:
 
 FEATURE = Feature(
     name="found",
-    fields=(PolicyField(name="fused_attention", default=None, read=_read),),
+    fields=(
+        PolicyField(name="fused_attention", default=None, read=_read),
+        PolicyField(name="loss_in_chunks", default=None, read=_read_chunks),
+    ),
     work=_work,
 )

@@ -70,7 +70,14 @@ class Region(Protocol):
 
 
 class Kind(Protocol):
-    """Regions of one kind under one policy."""
+    """Regions of one kind under one policy.
+
+    Attributes:
+      crosses: whether a region may have its forward pass in one loop and its backward pass in the
+        next, see `found.pairs`.
+    """
+
+    crosses: bool
 
     def may_hold(self, jaxpr: Jaxpr) -> bool:
         """Return whether such a region may be in a jaxpr, or in one inside of it."""

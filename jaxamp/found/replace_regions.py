@@ -97,7 +97,8 @@ class _Search:
             words[unit] = self._taken()
             if any(new is not old for new, old in zip(changed, inside, strict=True)):
                 bodies[unit] = changed
-        for pair in pairs_of(level) if any(w.refused for w in words.values()) else ():
+        is_paired = self.kind.crosses and any(w.refused for w in words.values())
+        for pair in pairs_of(level) if is_paired else ():
             both = pair.first, pair.second
             if not any(words.get(unit, _Words()).refused for unit in both):
                 continue

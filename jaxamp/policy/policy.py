@@ -65,7 +65,10 @@ class PrecisionPolicy:
         the casts alone (`docs/explanation/fusion.md`);
         `fused_attention`, whether attention that is found in a program is lowered to fused kernels,
         where Compute has 16 bits, ``None`` for where the device at hand has one that takes it
-        (`docs/explanation/attention.md`).
+        (`docs/explanation/attention.md`);
+        `loss_in_chunks`, whether a loss over many words is computed in chunks of tokens, so that
+        logits are not stored: wherever that can be (``True``), where memory is saved
+        (``"memory"``), or where it costs no time either, ``None`` (`docs/explanation/losses.md`).
 
     Raises:
       PolicyError: a word is not understood, or a kind is missing.

@@ -107,6 +107,8 @@ def _quantizes_attention(policy: PrecisionPolicy) -> bool:
 class _Attentions:
     """Attentions that some kernels take, under a policy."""
 
+    crosses = True
+
     def __init__(self, policy: PrecisionPolicy, kernels: list[Kernel]) -> None:
         self.policy, self.kernels = policy, kernels
         self.softmaxes = Softmaxes()

@@ -1,0 +1,182 @@
+"""Compute a pass over tokens in a loop over chunks of them, with the program's own equations.
+
+A chunk has every n-th token, so that tokens which lie on several devices do so in each chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Literal
+
+from jaxamp.core import jax_compat
+from jaxamp.found.cross_entropy.passes import Key, Pass, Step
+from jaxamp.found.cross_entropy.rows import SUM, Rows, resized
+
+
+class Division(NamedTuple):
+    """Division of tokens into chunks.
+
+    Attributes:
+      tokens: how many there are.
+      chunks: how many chunks.
+    """
+
+    tokens: int
+    chunks: int
+
+    @property
+    def each(self) -> int:
+        """The number of tokens of a chunk; the last of some may be none of the program's."""
+        return -(-self.tokens // self.chunks)
+
+    def is_whole(self, rows: Rows) -> bool:
+        """Return whether every chunk has tokens in all its rows."""
+        return (rows.start, rows.count) == (0, self.each * self.chunks)
+
+    def split(self, array: Any, rows: Rows) -> Any:
+        """Return an array with its chunks along a new first axis."""
+        axis, shape = rows.axis, array.shape
+        parts = (rows.outer, rows.count, rows.inner)
+        array = jnp.reshape(array, (*shape[:axis], *parts, *shape[axis + 1 :]))
+        if not self.is_whole(rows):
+            more = (rows.start, self.each * self.chunks - rows.start - rows.count)
+            array = jnp.pad(array, [more if i == axis + 1 else (0, 0) for i in range(array.ndim)])
+        parts = (rows.outer, self.each, self.chunks, rows.inner)
+        array = jnp.reshape(array, (*shape[:axis], *parts, *shape[axis + 1 :]))
+        array = jnp.moveaxis(array, axis + 2, 0)
+        return jnp.reshape(array, (self.chunks, *rows.shape(shape, self.each)))
+
+    def join(self, stacked: Any, rows: Rows) -> Any:
+        """Return an array from its chunks along the first axis."""
+        axis, shape = rows.axis, stacked.shape[1:]
+        around = [*shape[:axis]], [*shape[axis + 1 :]]
+        parts = (rows.outer, self.each, rows.inner)
+        array = jnp.reshape(stacked, (self.chunks, *around[0], *parts, *around[1]))
+        array = jnp.moveaxis(array, 0, axis + 2)
+        parts = (rows.outer, self.each * self.chunks, rows.inner)
+        array = jnp.reshape(array, (*around[0], *parts, *around[1]))
+        if not self.is_whole(rows):
+            array = lax.slice_in_dim(array, rows.start, rows.start + rows.count, axis=axis + 1)
+        return jnp.reshape(array, (*around[0], math.prod(array.shape[axis : axis + 3]), *around[1]))
+
+
+Body = Callable[[Mapping[Key, Any], Mapping[Key, Any], Any], tuple[dict[int, Any], dict[int, Any]]]
+
+
+def looped(
+    made: Pass, division: Division, read: Callable[[int], Any], *, again: bool
+) -> dict[int, Any]:
+    """Return what a pass makes.
+
+    Args:
+      made: the pass.
+      division: of the tokens.
+      read: returns a value of the program.
+      again: whether what has the size of logits is computed again where this is differentiated.
+    """
+    arrays = {key: read(key[0]) for key in made.inputs}
+    parts = {key: division.split(array, key[1]) for key, array in arrays.items() if key[1]}
+    wholes = {key: array for key, array in arrays.items() if not key[1]}
+    tokens = jnp.arange(division.each * division.chunks, dtype=jnp.int32)
+    place = Rows(0, 1, 1, 0, len(tokens))
+
+    def body(sums: Any, part: Any) -> tuple[Any, Any]:
+        rows, added = in_chunk(made, division, wholes | part[0], part[1])
+        return {value: total + added[value] for value, total in sums.items()}, rows
+
+    each = jax.checkpoint(body, prevent_cse=False) if again else body
+    start = {v: _zero(v, made) for v, rows in made.outputs.items() if rows is SUM}
+    sums, stacks = lax.scan(each, start, (parts, division.split(tokens, place)))
+    return sums | {v: division.join(x, made.outputs[v]) for v, x in stacks.items()}
+
+
+def _zero(value: int, made: Pass) -> Any:
+    """Return what a sum over tokens begins with."""
+    for step in made.steps:
+        for out, var in zip(step.unit.outs, step.unit.eqn.outvars, strict=True):
+            if out == value:
+                aval: Any = var.aval
+                varies = tuple(jax_compat.varies_over(aval))
+                zero = jnp.zeros(aval.shape, aval.dtype)
+                return lax.pcast(zero, varies, to="varying") if varies else zero
+    raise KeyError(value)
+
+
+def in_chunk(
+    made: Pass, division: Division, env: Mapping[Key, Any], tokens: Any
+) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return what a pass makes of some tokens: rows, and what they add to sums.
+
+    Args:
+      made: the pass.
+      division: of all tokens.
+      env: its inputs, those in parts for these tokens.
+      tokens: i32[t], which these are.
+    """
+    values = dict(env)
+    for step in made.steps:
+        rows = None if step.flow.result is SUM else step.flow.result
+        with jax_compat.emitting(step.unit.eqn):
+            results = _computed(step, division, values, tokens)
+        for out, result in zip(step.unit.outs, results, strict=True):
+            values[out, rows] = result  # type: ignore[index]
+    rows = {v: values[v, r] for v, r in made.outputs.items() if isinstance(r, Rows)}
+    return rows, {v: values[v, None] for v, r in made.outputs.items() if r is SUM}
+
+
+def _computed(
+    step: Step, division: Division, values: Mapping[Any, Any], tokens: Any
+) -> Sequence[Any]:
+    """Return the results of an equation for some tokens."""
+    eqn, name, flow = step.unit.eqn, step.unit.eqn.primitive.name, step.flow
+    operands = [
+        jax_compat.literal_value(key) if isinstance(key, Literal) else values[key]
+        for key in step.operands
+    ]
+    if any(place is not None for place in step.places):
+        operands[1] = _within_chunk(operands[1], step)
+    if name == "sharding_constraint" and not _divides(eqn.params["sharding"], operands[0]):
+        return operands
+    beside = flow.operands[0] if flow.operands else None
+    if beside is not None and (flow.result is SUM or name == "pad"):
+        if not division.is_whole(beside):
+            filling = operands[1] if name == "pad" else 0
+            operands[0] = jnp.where(_present(operands[0], beside, tokens), operands[0], filling)
+        if name == "dot_general" and not division.is_whole(beside):
+            second = flow.operands[1]
+            assert second is not None
+            operands[1] = jnp.where(_present(operands[1], second, tokens), operands[1], 0)
+    return jax_compat.bind(eqn, operands, **resized(eqn, flow, len(tokens)))
+
+
+def _divides(sharding: Any, array: Any) -> bool:
+    """Return whether devices can have equal parts of a chunk."""
+    try:
+        sharding.shard_shape(array.shape)
+    except ValueError:
+        return False
+    return True
+
+
+def _present(array: Any, rows: Rows, tokens: Any) -> Any:
+    """Return which rows of a chunk are those of tokens that an array of the program has."""
+    here = (tokens >= rows.start) & (tokens < rows.start + rows.count)
+    spread = jnp.broadcast_to(here[:, None], (rows.outer, len(here), rows.inner)).reshape(-1)
+    return lax.broadcast_in_dim(spread, array.shape, (rows.axis,))
+
+
+def _within_chunk(indices: Any, step: Step) -> Any:
+    """Return indices that count the tokens of a chunk where they count all."""
+    rows, last = step.flow.operands[1], indices.ndim - 1
+    number = lax.broadcasted_iota(jnp.int32, indices.shape, last)
+    for i, place in enumerate(step.places):
+        if rows is not None and place == rows.axis:
+            own = lax.broadcasted_iota(indices.dtype, indices.shape, place)
+            indices = jnp.where(number == i, own, indices)
+    return indices

@@ -1,0 +1,207 @@
+"""Replace losses over many words by loops over chunks of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from jaxamp.core import jax_compat
+from jaxamp.core.features import Replaced
+from jaxamp.core.target_gpu import described_platform
+from jaxamp.found.cross_entropy.chunks import Division, looped
+from jaxamp.found.cross_entropy.passes import Logits, Obstacle, Pass, Search, logits_of
+from jaxamp.found.cross_entropy.worth import MATTERS, Sizes, chunks_for, products_of
+from jaxamp.found.known_numbers import KnownNumbers
+from jaxamp.found.levels import Level, Unit, numbers
+from jaxamp.found.outcome import Refused
+from jaxamp.found.places import NARROW, Place, Scopes
+from jaxamp.found.replace_regions import replace_regions
+from jaxamp.jaxprs.nested import nested
+from jaxamp.policy.policy import PrecisionPolicy
+
+KIND = "loss"
+
+
+class Loss(NamedTuple):
+    """A loss whose logits are never all stored.
+
+    Attributes:
+      scope: where it is, as the user wrote it.
+      source: ``file:line (function)`` of the user's code.
+      forward: whether its value is computed here.
+      backward: whether its cotangents are computed here.
+      chunks: how many chunks its tokens are divided into.
+      saved: bytes of logits and their cotangents that are not stored.
+      slower: the predicted time of the program, against that with logits stored.
+    """
+
+    scope: str
+    source: str
+    forward: bool
+    backward: bool
+    chunks: int
+    saved: int
+    slower: float
+
+    @property
+    def kind(self) -> str:
+        """Its kind, for reports."""
+        return KIND
+
+
+def chunk_losses(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
+    """Return a program with its losses over many words in loops over chunks of tokens.
+
+    Args:
+      closed: the program, in float32.
+      policy: the policy that it will run under.
+
+    >>> import jax, jax.numpy as jnp
+    >>> def loss(x, head):
+    ...     return jax.nn.logsumexp(x @ head, axis=-1).sum()
+    >>> x, head = jnp.ones((64, 8)), jnp.ones((8, 512))
+    >>> policy = PrecisionPolicy.MIXED_BF16.replace(loss_in_chunks=True)
+    >>> chunked = chunk_losses(jax.make_jaxpr(jax.value_and_grad(loss))(x, head), policy)
+    >>> [found.chunks for found in chunked.found]
+    [4]
+    """
+    if policy.loss_in_chunks is False or policy.base not in NARROW:
+        return Replaced(closed)
+    return replace_regions(closed, _Losses(policy, closed.jaxpr))
+
+
+@dataclass(eq=False)
+class _Region:
+    """One pass over the tokens of a loss."""
+
+    made_here: Pass
+    division: Division
+    again: bool
+    outcome: Any
+    handed: ClassVar[int] = 0
+
+    @property
+    def made(self) -> frozenset[int]:
+        """The values of the program that it makes."""
+        return frozenset(self.made_here.outputs)
+
+    @property
+    def needed(self) -> frozenset[int]:
+        """The values of the program that it reads."""
+        return frozenset(value for value, _ in self.made_here.inputs)
+
+    def follows(self, value: int, *, operands: bool) -> bool:
+        """Return whether a value follows from what its operands are."""
+        return operands
+
+    def emission(self, read: Callable[[int], Any], wanted: set[int]) -> _Emission:
+        """Return what emits it."""
+        return _Emission(self, read)
+
+
+class _Emission:
+    """Emission of one pass."""
+
+    def __init__(self, region: _Region, read: Callable[[int], Any]) -> None:
+        self.region, self.read = region, read
+        self.forward: list[Any] = []
+        self._made: dict[int, Any] | None = None
+
+    def value(self, value: int) -> Any:
+        """Return one of the values that the pass makes."""
+        if self._made is None:
+            region = self.region
+            self._made = looped(region.made_here, region.division, self.read, again=region.again)
+        return self._made[value]
+
+
+class _Losses:
+    """Losses under a policy."""
+
+    crosses = False
+
+    def __init__(self, policy: PrecisionPolicy, program: Jaxpr) -> None:
+        self.policy, self.program = policy, program
+        self._held: dict[Jaxpr, bool] = {}
+
+    def may_hold(self, jaxpr: Jaxpr) -> bool:
+        """Return whether a product is in a jaxpr that is so large that not to store it matters."""
+        if jaxpr not in self._held:
+            self._held[jaxpr] = any(
+                self._is_large(eqn.outvars[0].aval)
+                if eqn.primitive.name == "dot_general"
+                else any(self.may_hold(body.jaxpr) for body in nested(eqn))
+                for eqn in jaxpr.eqns
+            )
+        return self._held[jaxpr]
+
+    def _is_large(self, aval: Any) -> bool:
+        size = aval.size
+        is_known = isinstance(size, int | np.integer)  # of an exported program it may not be
+        return is_known and (self.policy.loss_in_chunks is True or 4 * size >= MATTERS)
+
+    def find(
+        self, level: Level, known: KnownNumbers, scopes: Scopes
+    ) -> tuple[list[_Region], list[Refused]]:
+        """Return the losses of a level, and what looks like one."""
+        makers = {o: u for u in reversed([*level.equations()]) for o in numbers(u.outs)}
+        regions: list[_Region] = []
+        refused: list[Refused] = []
+        for unit in level.equations():
+            is_product = unit.eqn.primitive.name == "dot_general"
+            if not is_product or not self._is_large(unit.eqn.outvars[0].aval):
+                continue
+            found = self._regions(unit, level, known, makers, scopes.place(unit))
+            if isinstance(found, str):
+                refused.append(Refused(KIND, *scopes.place(unit).words, found))
+            elif found and not any(r.made & other.made for r in found for other in regions):
+                regions += found
+        return regions, refused
+
+    def _regions(
+        self, unit: Unit, level: Level, known: KnownNumbers, makers: Any, place: Place
+    ) -> list[_Region] | str | None:
+        """Return the passes of the loss of a product, or why there are none."""
+        why: str | None = None
+        for logits in logits_of(unit):
+            passes = Search(level, known, makers, logits).passes()
+            if isinstance(passes, Obstacle):
+                why = why or (passes.reason if passes.is_softmax else None)
+                continue
+            if (told := place.told_otherwise(self.policy, "dot_general")) is not None:
+                return told
+            return self._worthwhile(logits, passes, place)
+        return why
+
+    def _worthwhile(self, logits: Logits, passes: list[Pass], place: Place) -> list[_Region] | str:
+        """Return the passes as they are emitted, or why they are not."""
+        if (divided := self._divided(logits)) is not None:
+            return divided
+        backward = any(made.backward for made in passes)
+        tokens = int(np.prod(logits.shape)) // logits.words
+        again = len(passes) - 1 if backward else 1
+        products = products_of(self.program)
+        sizes = Sizes(tokens, logits.width, logits.words, again)
+        chunks = chunks_for(sizes, self.policy.loss_in_chunks, products)
+        if isinstance(chunks, str):
+            return chunks
+        chunks = min(chunks, logits.rows.count)
+        slower, saved = 1 + sizes.longer(chunks) / products, sizes.saved(chunks)
+        division = Division(logits.rows.count, chunks)
+        outcome = Loss(*place.words, True, backward, chunks, saved, slower)
+        return [_Region(made, division, not backward, outcome) for made in passes]
+
+    def _divided(self, logits: Logits) -> str | None:
+        """Return why a division of arrays over devices keeps logits stored."""
+        aval = logits.unit.eqn.outvars[0].aval
+        if jax_compat.has_typed_sharding(aval):
+            return "arrays are divided over an explicit mesh"
+        is_one = jax.device_count() == 1 or described_platform() is not None
+        if self.policy.loss_in_chunks is None and not is_one and not jax_compat.varies_over(aval):
+            return "there are several devices, and over which arrays are divided is not known"
+        return None

@@ -1,0 +1,362 @@
+"""Find what is computed of logits token by token, and what the program reads of it.
+
+The softmax, the loss, its cotangents and whatever else a program makes of the logits of a token are
+the program's own equations. They are found by following the tokens through equations that treat
+each row by itself: nothing of them is known but that. What has the size of the logits is computed
+for some tokens at a time, and not stored; what the rest of the program reads of it has fewer
+numbers: rows of a few, and sums over tokens.
+
+A pass over the tokens makes all that depends on no sum over tokens; the next makes the rest, with
+the logits computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from jax.extend.core import Literal
+
+from jaxamp.found.cross_entropy.rows import SUM, Flow, Rows, flow, flow_back
+from jaxamp.found.known_numbers import KnownNumbers
+from jaxamp.found.levels import Atom, Level, Unit, numbers
+
+MOST_PASSES = 2
+_EXPONENTIALS = ("exp", "exp2")
+_MOVES = ("transpose", "convert_element_type", "reshape", "squeeze", "copy", "copy_p", "pvary",
+          "stop_gradient", "name")  # fmt: skip
+
+Key = tuple[int, Rows | None]
+"""A value of the program, and where its tokens are; all of it for ``None``."""
+
+
+class Step(NamedTuple):
+    """An equation that is computed for some tokens at a time.
+
+    Attributes:
+      unit: the equation.
+      flow: how tokens go through it.
+      operands: the values that it reads.
+      places: of a lookup, per number of an index the axis of the indices that it counts.
+    """
+
+    unit: Unit
+    flow: Flow
+    operands: tuple[Key | Literal, ...]
+    places: Sequence[int | None]
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """Equations that are computed in one pass over the tokens.
+
+    Attributes:
+      steps: the equations, in order.
+      inputs: the values that they read, in parts or whole.
+      outputs: per value that the program reads, where its tokens are, or `SUM`.
+    """
+
+    steps: list[Step] = field(default_factory=list)
+    inputs: dict[Key, None] = field(default_factory=dict)
+    outputs: dict[int, Rows | str] = field(default_factory=dict)
+
+    @property
+    def backward(self) -> bool:
+        """The presence of cotangents: products with more matrices than that of the logits."""
+        flows = [step.flow for step in self.steps if _contracts(step.unit)]
+        return any(f.result is SUM for f in flows) or sum(None in f.operands for f in flows) > 1
+
+
+class Logits(NamedTuple):
+    """A product of activations and a matrix, of which an axis counts tokens.
+
+    Attributes:
+      unit: the product.
+      rows: where its tokens are.
+      side: which operand has them.
+    """
+
+    unit: Unit
+    rows: Rows
+    side: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of all logits."""
+        return tuple(self.unit.eqn.outvars[0].aval.shape)  # type: ignore[attr-defined]
+
+    @property
+    def words(self) -> int:
+        """The number of logits of each token."""
+        return int(np.prod(self._free(1 - self.side)))
+
+    @property
+    def width(self) -> int:
+        """The number of products that a logit is a sum of."""
+        shape = self.unit.eqn.invars[0].aval.shape  # type: ignore[attr-defined]
+        return int(np.prod([shape[i] for i in self.unit.eqn.params["dimension_numbers"][0][0]]))
+
+    def _free(self, side: int) -> list[int]:
+        shape = self.unit.eqn.invars[side].aval.shape  # type: ignore[attr-defined]
+        gone = self.unit.eqn.params["dimension_numbers"][0][side]
+        return [n for i, n in enumerate(shape) if i not in gone]
+
+
+def logits_of(unit: Unit) -> list[Logits]:
+    """Return the axes of a product that may count tokens, the longest first."""
+    if unit.eqn.primitive.name != "dot_general" or unit.eqn.params["dimension_numbers"][1][0]:
+        return []
+    shape = unit.eqn.outvars[0].aval.shape  # type: ignore[attr-defined]
+    contracted = unit.eqn.params["dimension_numbers"][0]
+    free = [len(v.aval.shape) - len(c) for v, c in zip(unit.eqn.invars, contracted, strict=False)]  # type: ignore[attr-defined]
+    if not all(free):
+        return []
+    found = [
+        Logits(unit, Rows(axis, 1, 1, 0, n), int(axis >= free[0]))
+        for axis, n in enumerate(shape)
+        if n > 1
+    ]
+    return sorted(found, key=lambda logits: -logits.rows.count)
+
+
+class Obstacle(NamedTuple):
+    """Obstacle that keeps logits stored.
+
+    Attributes:
+      reason: in words.
+      is_softmax: whether it is a softmax of the logits of a token that is kept from its chunks.
+    """
+
+    reason: str
+    is_softmax: bool
+
+
+def _contracts(unit: Unit) -> bool:
+    """Return whether an equation is a product that sums over something."""
+    numbers = unit.eqn.params.get("dimension_numbers")
+    return unit.eqn.primitive.name == "dot_general" and bool(numbers[0][0])  # type: ignore[index]
+
+
+@dataclass(slots=True)
+class Search:
+    """Search of what is computed token by token, from one product.
+
+    Attributes:
+      level: where it is.
+      known: the known numbers of that.
+      makers: the equation that makes each value.
+      logits: the product.
+      rows: per value that depends on it and is computed token by token, where its tokens are.
+      stage: per value that depends on it, the pass in which it is made, or after which.
+      flows: how tokens go through equations.
+      sums: sums over tokens of what has the size of logits.
+    """
+
+    level: Level
+    known: KnownNumbers
+    makers: Mapping[int, Unit]
+    logits: Logits
+    rows: dict[int, Rows] = field(default_factory=dict)
+    stage: dict[int, int] = field(default_factory=dict)
+    flows: dict[Unit, Flow] = field(default_factory=dict)
+    sums: set[int] = field(default_factory=set)
+    is_softmax: bool = False
+    _powers: set[int] = field(default_factory=set)  # values that exponentials of logits are in
+
+    def passes(self) -> list[Pass] | Obstacle:
+        """Return what is computed in each pass, or why the logits are stored."""
+        self._follow()
+        found = self._read() if self.is_softmax else "no softmax"
+        return Obstacle(found, self.is_softmax) if isinstance(found, str) else found
+
+    def is_big(self, value: int, rows: Rows | None) -> bool:
+        """Return whether a value that is computed token by token has the size of the logits."""
+        avals = self.level.avals
+        return rows is not None and 2 * avals[value].size >= avals[self._product].size
+
+    @property
+    def _product(self) -> int:
+        (out,) = numbers(self.logits.unit.outs)
+        return out
+
+    def _follow(self) -> None:
+        """Follow the tokens from the product on."""
+        for unit in self.level.equations():
+            if unit is self.logits.unit:
+                self.rows[self._product], self.stage[self._product] = self.logits.rows, 1
+                labelled = flow_back(unit.eqn, self.logits.rows)
+                assert labelled is not None
+                self.flows[unit] = labelled
+            elif tainted := [a for a in numbers(unit.ins) if a in self.stage]:
+                self._step(unit, tainted)
+
+    def _step(self, unit: Unit, tainted: list[int]) -> None:
+        outs = numbers(unit.outs)
+        if unit.eqn.primitive.name == "transpose" and tainted[0] in self.sums:
+            self.flows[unit] = Flow((None,), SUM)  # of what each chunk adds
+            self.stage[outs[0]] = self.stage[tainted[0]]
+            self.sums.add(outs[0])
+            return
+        given = [self.rows.get(a) if isinstance(a, int) else None for a in unit.ins]
+        has_rows = any(given) and not unit.eqn.effects and len(outs) == len(unit.outs)
+        found = flow(unit.eqn, given, self.places(unit)) if has_rows else None
+        if found is not None and any(
+            (a in self.rows and self.rows[a] != rows) or (rows is None and a in self.rows)
+            for a, rows in zip(unit.ins, found.operands, strict=True)
+            if isinstance(a, int)
+        ):
+            found = None
+        if found is None:
+            self.stage.update(dict.fromkeys(outs, max(self.stage[a] for a in tainted)))
+            return
+        self.stage.update(dict.fromkeys(outs, max(map(self._ready, tainted))))
+        self.flows[unit] = found
+        if isinstance(found.result, Rows):
+            self.rows.update(dict.fromkeys(outs, found.result))
+        elif any(self.is_big(a, self.rows.get(a)) for a in tainted):
+            self.sums.update(outs)
+        name = unit.eqn.primitive.name
+        big = [a for a in tainted if self.is_big(a, self.rows.get(a))]
+        if (name in _EXPONENTIALS and big) or not self._powers.isdisjoint(tainted):
+            self._powers.update(outs)
+        if name == "reduce_sum" and found.result is not SUM and not self._powers.isdisjoint(big):
+            avals = self.level.avals
+            self.is_softmax |= avals[big[0]].size == avals[outs[0]].size * self.logits.words
+
+    def _ready(self, value: int) -> int:
+        """Return the pass in which a value is at hand token by token."""
+        return self.stage[value] + (value not in self.rows)
+
+    def places(self, unit: Unit) -> Sequence[int | None]:
+        """Return per number of the indices of a lookup which of their axes it counts."""
+        numbering = unit.eqn.params.get("dimension_numbers")
+        axes = getattr(numbering, "start_index_map", None)
+        axes = getattr(numbering, "scatter_dims_to_operand_dims", axes)
+        if not axes or len(axes) < 2:
+            return ()
+        return [self._counted(unit.ins[1], i) for i in range(len(axes))]
+
+    def _counted(self, indices: Atom, number: int) -> int | None:
+        """Return the axis of indices that one of their numbers is the place along."""
+        if self.known.is_known(indices):
+            column = self.known.value(indices)[..., number]
+            for axis, size in enumerate(column.shape):
+                along = [size if i == axis else 1 for i in range(column.ndim)]
+                if size > 1 and (column == np.arange(size).reshape(along)).all():
+                    return axis
+            return None
+        unit = self.makers.get(indices) if isinstance(indices, int) else None
+        if unit is None:
+            return None
+        if unit.eqn.primitive.name == "convert_element_type":
+            return self._counted(unit.ins[0], number)
+        if unit.eqn.primitive.name != "concatenate":
+            return None
+        for atom, var in zip(unit.ins, unit.eqn.invars, strict=True):
+            shape = var.aval.shape  # type: ignore[attr-defined]
+            if unit.eqn.params["dimension"] != len(shape) - 1:
+                return None
+            if number < shape[-1]:
+                return self._counted(atom, number)
+            number -= shape[-1]
+        return None
+
+    # What the program reads.
+
+    def _read(self) -> list[Pass] | str:
+        """Return the passes that make what the rest of the program reads, or why there are none."""
+        passes = [Pass() for _ in range(MOST_PASSES)]
+        wanted = {*numbers(self.level.exits)}
+        if any(self.is_big(a, self.rows.get(a)) for a in wanted if a in self.stage):
+            return "logits are returned"
+        for unit in reversed([*self.level.equations()]):
+            outs = [a for a in numbers(unit.outs) if a in wanted]
+            if not outs and not unit.eqn.effects:
+                continue
+            big = [a for a in numbers(unit.ins) if self.is_big(a, self.rows.get(a))]
+            is_sum = bool(outs) and self.sums.issuperset(outs)
+            if not big and unit is not self.logits.unit and not is_sum:
+                wanted.update(numbers(unit.ins))
+                continue
+            if unit not in self.flows or unit is self.logits.unit:
+                return f"logits are read by {unit.eqn.primitive.name}"
+            for out in outs:
+                if self.is_big(out, self.rows.get(out)):
+                    return f"logits are read by {unit.eqn.primitive.name}"
+                if self.stage[out] > MOST_PASSES:
+                    return "cotangents depend on more than one sum over tokens after another"
+                made = passes[self.stage[out] - 1]
+                made.outputs[out] = self.flows[unit].result
+                if (reason := self._make(out, made, self.stage[out])) is not None:
+                    return reason
+            for made in passes:
+                wanted.update(value for value, _ in made.inputs)
+        found = [made for made in passes if made.outputs]
+        return found or "nothing is read of it"
+
+    def _unlike(self, unit: Unit, flowing: Flow) -> str | None:
+        """Return what keeps a product from being one of a loss: it has a matrix of its own."""
+        if unit is self.logits.unit or not _contracts(unit) or flowing.result is SUM:
+            return None
+        wholes = [a for a, rows in zip(unit.ins, flowing.operands, strict=True) if rows is None]
+        matrix = self._source(self.logits.unit.ins[1 - self.logits.side])
+        if all(self._source(a) == matrix for a in wholes):
+            return None
+        return "its softmax is read by another product"
+
+    def _source(self, atom: Atom) -> Atom:
+        """Return the value that another one is moved from."""
+        unit = self.makers.get(atom) if isinstance(atom, int) else None
+        if unit is None or unit.eqn.primitive.name not in _MOVES:
+            return atom
+        return self._source(unit.ins[0])
+
+    def _make(self, value: int, into: Pass, stage: int) -> str | None:
+        """Add to a pass what a value is made of; return why that cannot be."""
+        done = {step.unit: None for step in into.steps if step.unit in self.flows}
+        pending: list[tuple[Unit, Flow]] = [(self.makers[value], self.flows[self.makers[value]])]
+        added: dict[tuple[Unit, Flow], Step] = {}
+        while pending:
+            unit, flowing = pending.pop()
+            if unit in done or (unit, flowing) in added:
+                continue
+            keys = [
+                (atom, rows) if isinstance(atom, int) else atom
+                for atom, rows in zip(unit.ins, flowing.operands, strict=True)
+            ]
+            if (reason := self._unlike(unit, flowing)) is not None:
+                return reason
+            added[unit, flowing] = Step(unit, flowing, tuple(keys), self.places(unit))
+            for key in keys:
+                if isinstance(key, Literal):
+                    continue
+                found = self._maker(*key, stage)
+                if isinstance(found, str):
+                    return found
+                if found is None:
+                    into.inputs[key] = None
+                else:
+                    pending.append(found)
+        steps = {(step.unit, step.flow): step for step in into.steps} | added
+        order = {unit: i for i, unit in enumerate(self.level.equations())}
+        into.steps = sorted(steps.values(), key=lambda step: order[step.unit])
+        return None
+
+    def _maker(self, value: int, rows: Rows | None, stage: int) -> tuple[Unit, Flow] | str | None:
+        """Return what makes a value token by token; ``None`` where it is read from the program."""
+        if rows is None:
+            is_here = value in self.sums and self.stage[value] == stage
+            return (self.makers[value], self.flows[self.makers[value]]) if is_here else None
+        if value in self.rows:
+            is_here = self.stage[value] == stage or self.is_big(value, rows)
+            return (self.makers[value], self.flows[self.makers[value]]) if is_here else None
+        if not self.is_big(value, rows):
+            return None
+        unit = self.makers.get(value)
+        if unit is not None and not unit.eqn.effects and not _contracts(unit):
+            found = flow_back(unit.eqn, rows, self.places(unit))
+            if found is not None:
+                return unit, found
+        return "logits meet an array of their size"

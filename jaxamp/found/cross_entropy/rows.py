@@ -1,0 +1,320 @@
+"""Rows of arrays: which axis counts the tokens, and which equations treat each row by itself.
+
+An equation is described by labels of its axes: axes of operands and results with one label are the
+same axis. If tokens are along a label that a result has, its rows depend on the same rows of the
+operands alone; if they are along one that is summed over, chunks of the result add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jax.extend.core import JaxprEqn
+
+from jaxamp.core.taxonomy import OpKind, lookup
+
+
+class Rows(NamedTuple):
+    """An axis of an array that counts tokens.
+
+    Attributes:
+      axis: its index.
+      outer: how many other things it counts too, of which each has all tokens.
+      inner: how many things each token has there.
+      start: the first token that is there.
+      count: the number of tokens that are there.
+    """
+
+    axis: int
+    outer: int
+    inner: int
+    start: int
+    count: int
+
+    def shape(self, shape: Sequence[int], tokens: int) -> tuple[int, ...]:
+        """Return the shape of an array that has so many tokens in the place of its own."""
+        return tuple(
+            self.outer * tokens * self.inner if i == self.axis else n for i, n in enumerate(shape)
+        )
+
+
+SUM = "sum"
+"""The result is a sum over tokens."""
+
+
+class Flow(NamedTuple):
+    """Course of tokens through an equation.
+
+    Attributes:
+      operands: per operand where its tokens are; ``None`` where all rows read all of it.
+      result: where those of the results are, or `SUM`.
+    """
+
+    operands: tuple[Rows | None, ...]
+    result: Rows | str
+
+
+class _Labels(NamedTuple):
+    """Labels of the axes of an equation; ``None`` for an axis that belongs to no other.
+
+    Attributes:
+      operands: per operand those of its axes.
+      result: those of each result.
+      summed: labels that are summed over.
+    """
+
+    operands: Sequence[Sequence[Any]]
+    result: Sequence[Any]
+    summed: frozenset[Any] = frozenset()
+
+
+def flow(
+    eqn: JaxprEqn, operands: Sequence[Rows | None], places: Sequence[int | None] = ()
+) -> Flow | None:
+    """Return how the tokens of some operands go through an equation; ``None`` if rows mix.
+
+    Args:
+      eqn: the equation.
+      operands: per operand where its tokens are, if that is known.
+      places: of a lookup, per number of an index the axis of the indices that it counts.
+    """
+    shapes, results = _shapes(eqn)
+    if eqn.primitive.name == "reshape":
+        (rows,) = operands
+        moved = rows and eqn.params["dimensions"] is None and _reshaped(rows, shapes[0], results[0])
+        return Flow((rows,), moved) if moved else None
+    if eqn.primitive.name in ("slice", "pad"):
+        return _cut(eqn, operands)
+    labels = _labels(eqn, shapes, results[0], places)
+    given = [(i, rows) for i, rows in enumerate(operands) if rows is not None]
+    if labels is None or any(r != results[0] for r in results):
+        return None
+    found = {(labels.operands[i][r.axis], *r[1:]) for i, r in given}
+    if len(found) != 1:
+        return None
+    ((label, *rest),) = found
+    return None if label is None else _along(label, rest, labels)
+
+
+def flow_back(eqn: JaxprEqn, result: Rows, places: Sequence[int | None] = ()) -> Flow | None:
+    """Return which tokens of the operands some tokens of a result are made of.
+
+    Args:
+      eqn: the equation.
+      result: where its result has its tokens.
+      places: as of `flow`.
+    """
+    shapes, results = _shapes(eqn)
+    if eqn.primitive.name == "reshape":
+        moved = _reshaped(result, results[0], shapes[0])
+        return Flow((moved,), result) if moved else None
+    labels = _labels(eqn, shapes, results[0], places)
+    label = labels and labels.result[result.axis]
+    if labels is None or label is None or len(results) != 1:
+        return None
+    return _along(label, [*result[1:]], labels)
+
+
+def _along(label: Any, rest: list[int], labels: _Labels) -> Flow | None:
+    def place(axes: Sequence[Any]) -> Rows | None:
+        return Rows(axes.index(label), *rest) if label in axes else None
+
+    result = place(labels.result) or (SUM if label in labels.summed else None)
+    return result and Flow(tuple(map(place, labels.operands)), result)
+
+
+def resized(eqn: JaxprEqn, flowing: Flow, tokens: int) -> dict[str, Any]:
+    """Return the parameters of an equation that change if so many tokens go through it."""
+    params, rows = eqn.params, flowing.result
+    match eqn.primitive.name:
+        case "broadcast_in_dim" | "iota" if isinstance(rows, Rows):
+            return {"shape": rows.shape(params["shape"], tokens)}
+        case "reshape" if isinstance(rows, Rows):
+            return {"new_sizes": rows.shape(params["new_sizes"], tokens)}
+        case "slice" if isinstance(rows, Rows):
+            start = list(params["start_indices"])
+            start[rows.axis] = 0
+            limits = rows.shape(params["limit_indices"], tokens)
+            return {"start_indices": tuple(start), "limit_indices": limits}
+        case "gather" if flowing.operands[0] is not None:
+            at = flowing.operands[0]
+            if params["slice_sizes"][at.axis] > 1:
+                return {"slice_sizes": at.shape(params["slice_sizes"], tokens)}
+        case "pad" if isinstance(rows, Rows):
+            padded = list(params["padding_config"])
+            padded[rows.axis] = (0, 0, 0)
+            return {"padding_config": tuple(padded)}
+    return {}
+
+
+def _shapes(eqn: JaxprEqn) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    def of(values: Sequence[Any]) -> list[tuple[int, ...]]:
+        return [tuple(getattr(v.aval, "shape", ())) for v in values]
+
+    return of(eqn.invars), of(eqn.outvars)
+
+
+def _reshaped(rows: Rows, shape: Sequence[int], new: Sequence[int]) -> Rows | None:
+    """Return where tokens are after a reshape, if they are in one axis still."""
+    before = math.prod(shape[: rows.axis]) * rows.outer
+    after = math.prod(shape[rows.axis + 1 :]) * rows.inner
+    for axis, size in enumerate(new):
+        outer, left = divmod(before, math.prod(new[:axis]))
+        inner, right = divmod(after, math.prod(new[axis + 1 :]))
+        if not left and not right and outer * rows.count * inner == size and rows.count > 1:
+            return Rows(axis, outer, inner, rows.start, rows.count)
+    return None
+
+
+def _cut(eqn: JaxprEqn, operands: Sequence[Rows | None]) -> Flow | None:
+    """Return how tokens go through a slice or a padding, along their own axis too."""
+    rows, params = operands[0], eqn.params
+    if rows is None:
+        return None
+    if eqn.primitive.name == "pad":
+        low, high, within = params["padding_config"][rows.axis]
+        if within or any(operands[1:]):
+            return None
+    else:
+        if params["strides"] is not None:
+            return None
+        (whole,), (part,) = _shapes(eqn)
+        low = -params["start_indices"][rows.axis]
+        high = part[rows.axis] - whole[rows.axis] - low
+    if (low or high) and (rows.outer, rows.inner) != (1, 1):
+        return None
+    start, count = rows.start - low, rows.count + low + high
+    return Flow((rows, None)[: len(operands)], rows._replace(start=start, count=count))
+
+
+_BESIDE = frozenset({"add_any", "convert_element_type", "and", "or", "not", "xor", "stop_gradient",
+                     "copy", "copy_p", "name", "reduce_precision", "pvary", "pcast",
+                     "sharding_constraint"})  # fmt: skip
+_REDUCED = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and",
+                      "reduce_or", "argmax", "argmin"})  # fmt: skip
+_FOLDED = frozenset({"cumsum", "cummax", "cummin", "cumlogsumexp", "cumprod"})
+
+
+def _labels(
+    eqn: JaxprEqn,
+    shapes: Sequence[tuple[int, ...]],
+    result: tuple[int, ...],
+    places: Sequence[int | None],
+) -> _Labels | None:
+    name, params = eqn.primitive.name, eqn.params
+    op = lookup(eqn.primitive)
+    if name in _BESIDE or (op is not None and op.kind is OpKind.ELEMENTWISE):
+        return _elementwise(shapes, result)
+    axes: list[Any] = list(range(len(shapes[0]))) if shapes else []
+    if name in _REDUCED:
+        kept = [i for i in axes if i not in params["axes"]]
+        gone = frozenset(params["axes"]) if name == "reduce_sum" else frozenset[int]()
+        own = [i if i in kept or i in gone else None for i in axes]
+        return _Labels([own], kept, gone)
+    if name in _FOLDED:
+        own = [None if i == params["axis"] else i for i in axes]
+        return _Labels([own], own)
+    match name:
+        case "broadcast_in_dim":
+            at = params["broadcast_dimensions"]
+            own = [j if n == result[j] else None for j, n in zip(at, shapes[0], strict=True)]
+            return _Labels([own], range(len(result)))
+        case "transpose":
+            return _Labels([axes], params["permutation"])
+        case "squeeze":
+            return _Labels([axes], [i for i in axes if i not in params["dimensions"]])
+        case "iota":
+            axes = [None if i == params["dimension"] else i for i in range(len(result))]
+            return _Labels([], axes)
+        case "concatenate":
+            own = [None if i == params["dimension"] else i for i in axes]
+            return _Labels([own] * len(shapes), own)
+        case "rev":
+            own = [None if i in params["dimensions"] else i for i in axes]
+            return _Labels([own], own)
+        case "dot_general":
+            return _contraction(params["dimension_numbers"], shapes)
+        case "gather":
+            return _gather(params["dimension_numbers"], params["slice_sizes"], shapes, places)
+        case "scatter-add" | "scatter":
+            return _scatter(params["dimension_numbers"], shapes, places)
+    return None
+
+
+def _elementwise(shapes: Sequence[tuple[int, ...]], result: tuple[int, ...]) -> _Labels | None:
+    """Return labels of operands of which some are scalars, or repeat along axes of size one."""
+    if any(len(shape) not in (0, len(result)) for shape in shapes):
+        return None
+    operands = [
+        [axis if n == result[axis] else None for axis, n in enumerate(shape)] for shape in shapes
+    ]
+    return _Labels(operands, range(len(result)))
+
+
+def _contraction(numbers: Any, shapes: Sequence[tuple[int, ...]]) -> _Labels:
+    (left, right), (batch_left, batch_right) = numbers
+    first: list[Any] = [("lhs", i) for i in range(len(shapes[0]))]
+    second: list[Any] = [("rhs", i) for i in range(len(shapes[1]))]
+    for i, j in zip((*left, *batch_left), (*right, *batch_right), strict=True):
+        second[j] = first[i]
+    free = [first[i] for i in range(len(first)) if i not in (*left, *batch_left)]
+    free += [second[j] for j in range(len(second)) if j not in (*right, *batch_right)]
+    batch = [first[i] for i in batch_left]
+    return _Labels([first, second], [*batch, *free], frozenset(first[i] for i in left))
+
+
+def _gather(
+    numbers: Any, sizes: Sequence[int], shapes: Sequence[tuple[int, ...]], places: Sequence[Any]
+) -> _Labels:
+    own, index = _looked_up(
+        shapes, numbers.operand_batching_dims, numbers.start_indices_batching_dims,
+        numbers.start_index_map, places,
+    )  # fmt: skip
+    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    window = [i for i in range(len(own)) if i not in gone]
+    whole = [i for i in window if sizes[i] == shapes[0][i] and i not in numbers.start_index_map]
+    for i in window:
+        own[i] = ("window", i) if i in whole else None
+    rest, inside = iter(index[:-1]), iter(window)
+    rank = len(index) - 1 + len(window)
+    result = [own[next(inside)] if i in numbers.offset_dims else next(rest) for i in range(rank)]
+    return _Labels([own, index], result)
+
+
+def _scatter(numbers: Any, shapes: Sequence[tuple[int, ...]], places: Sequence[Any]) -> _Labels:
+    own, index = _looked_up(
+        shapes, numbers.operand_batching_dims, numbers.scatter_indices_batching_dims,
+        numbers.scatter_dims_to_operand_dims, places,
+    )  # fmt: skip
+    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    window = [i for i in range(len(own)) if i not in gone]
+    for i, at in zip(window, numbers.update_window_dims, strict=True):
+        is_whole = shapes[2][at] == shapes[0][i] and i not in numbers.scatter_dims_to_operand_dims
+        own[i] = ("window", i) if is_whole else None
+    rest, inside = iter(index[:-1]), iter(window)
+    at = numbers.update_window_dims
+    updates = [own[next(inside)] if i in at else next(rest) for i in range(len(shapes[2]))]
+    return _Labels([own, index, updates], own)
+
+
+def _looked_up(
+    shapes: Sequence[tuple[int, ...]],
+    batched: Sequence[int],
+    by: Sequence[int],
+    axes: Sequence[int],
+    places: Sequence[int | None],
+) -> tuple[list[Any], list[Any]]:
+    """Return the labels of an array, and of the indices into it.
+
+    An axis that an index counts like an axis of the indices themselves is that one.
+    """
+    index: list[Any] = [("index", j) for j in range(len(shapes[1]) - 1)] + [None]
+    own: list[Any] = [None] * len(shapes[0])
+    for i, j in zip(batched, by, strict=True):
+        own[i] = index[j]
+    for i, place in zip(axes, places, strict=False):
+        if place is not None and shapes[0][i] == shapes[1][place]:
+            own[i] = index[place]
+    return own, index

@@ -1,0 +1,102 @@
+"""Choose into how many chunks tokens are divided, and whether that pays, by bytes and time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from jax.extend.core import Jaxpr
+
+from jaxamp.jaxprs.nested import Wiring, nested, wiring
+
+MATTERS = 2**26
+"""Bytes of memory that are worth a loop."""
+
+_CHUNK = 2**27  # bytes of logits that a chunk has at least
+_BALANCE = 144  # operations of products in the time of a byte: 692 TFLOP/s, 4.8 TB/s (H200)
+_LONG = 2048  # tokens of a chunk, where time counts: reading and adding to a sum takes half as long
+_SHORT = 1024  # where memory counts: it takes as long as the products
+_LONGER = 0.02  # of a program's time
+_STARTS = 3e8  # bytes that are moved while the kernels of a chunk start: 12 of 5 µs, at 4.8 TB/s
+_NARROW = 2
+
+
+class Sizes(NamedTuple):
+    """Sizes of a head.
+
+    Attributes:
+      tokens: how many tokens it is computed for.
+      width: how many numbers a token has.
+      words: how many logits.
+      again: how many products more than three it takes in chunks, for loss and gradient.
+    """
+
+    tokens: int
+    width: int
+    words: int
+    again: int
+
+    @property
+    def logits(self) -> int:
+        """Bytes of all logits, narrow."""
+        return _NARROW * self.tokens * self.words
+
+    def saved(self, chunks: int) -> int:
+        """Return how many bytes of logits are not stored; their cotangents take their place."""
+        return self.logits - self.logits // chunks
+
+    def longer(self, chunks: int) -> float:
+        """Return how much more time loss and gradient take in chunks, in bytes that are moved."""
+        activations = 16 * self.tokens * self.width  # in float32, to chunks and back
+        return self._time(chunks, self.again) - self._time(1, 0) + activations + chunks * _STARTS
+
+    def _time(self, chunks: int, again: int) -> float:
+        """Return a time in bytes: of each product the larger of arithmetic and what it moves."""
+        matrix, each = self.width * self.words, self.logits / chunks
+        arithmetic = 2 * self.tokens / chunks * matrix / _BALANCE
+        products = (2 + again) * max(arithmetic, each + _NARROW * matrix)
+        summed = max(arithmetic, each + (8 if chunks > 1 else 4) * matrix)
+        zeros = 4 * matrix if chunks > 1 else 0
+        return chunks * (products + summed + 3 * each) + zeros
+
+
+def products_of(jaxpr: Jaxpr) -> float:
+    """Return the time of a program's products, in bytes that are moved in it; loops as they run."""
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            lhs: Any = eqn.invars[0].aval
+            contracted = math.prod(lhs.shape[i] for i in eqn.params["dimension_numbers"][0][0])
+            out: Any = eqn.outvars[0].aval
+            total += 2 * out.size * contracted / _BALANCE
+        times = eqn.params.get("length", 1) if wiring(eqn) is Wiring.SCAN else 1
+        inside = [products_of(body.jaxpr) for body in nested(eqn)]
+        total += times * (max(inside) if wiring(eqn) is Wiring.BRANCHES else sum(inside))
+    return total
+
+
+def chunks_for(sizes: Sizes, word: bool | str | None, program: float) -> int | str:
+    """Return how many chunks pay for a head, or why none do.
+
+    Args:
+      sizes: of the head.
+      word: `PrecisionPolicy.loss_in_chunks`.
+      program: time of all products of the program, in bytes.
+
+    >>> chunks_for(Sizes(tokens=4096, width=1536, words=65536, again=0), None, 6e10)
+    2
+    >>> chunks_for(Sizes(tokens=4096, width=1536, words=512, again=0), "memory", 6e10)
+    'too few words: 512 for 1536 numbers of a token'
+    """
+    if sizes.words <= 2 * sizes.width:
+        return f"too few words: {sizes.words} for {sizes.width} numbers of a token"
+    chunks = min(sizes.tokens // (_SHORT if word else _LONG), -(-sizes.logits // _CHUNK))
+    if word is True:
+        chunks = min(max(chunks, 4), sizes.tokens)
+    if chunks < 2:
+        return f"too few tokens: {sizes.tokens} × {sizes.words} words"
+    if word is not True and sizes.saved(chunks) < MATTERS:
+        return f"too little memory is saved: {sizes.saved(chunks) / 2**20:.1f} MiB"
+    if word is None and sizes.longer(chunks) > _LONGER * program:
+        return f"a step would take {1 + sizes.longer(chunks) / program:.2f} times as long"
+    return chunks

@@ -1,0 +1,1 @@
+"""Losses over large vocabularies found in float32 programs, and computed in chunks of tokens."""

@@ -1,0 +1,49 @@
+"""Losses are found in the spellings that people write, with their gradients and without."""
+
+import pytest
+
+from tests.found.cross_entropy.finding import ORDERS, agree, replaced
+from tests.found.cross_entropy.near_misses import ALONG_EXAMPLES, NEAR_MISSES
+from tests.found.cross_entropy.spellings import LOSSES, NOT_FOUND
+
+SHORT = ("optax_smoothed", "log_softmax_indexed_twice", "shifted_and_flattened", "dpo",
+         "accuracy_beside", "tied_embedding")  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_is_found(name, order):
+    """Nothing of the size of the logits is left, forward and, with a gradient, backward."""
+    _, found, _ = replaced(LOSSES[name], order)
+    if (name, order) in NOT_FOUND:
+        assert NOT_FOUND[name, order] in [refused.reason for refused in found.refused]
+    else:
+        assert found.found
+        assert order == "forward" or any(loss.backward for loss in found.found)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", SHORT)
+def test_chunks_compute_what_the_program_does(name, order):
+    """Results and gradients are those of the program in float32."""
+    agree(*replaced(LOSSES[name], order))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", [*LOSSES, *ALONG_EXAMPLES])
+def test_all_spellings_compute_what_the_program_does(name, order):
+    """The same for every spelling that is found, and for what is found along examples."""
+    program = LOSSES.get(name) or NEAR_MISSES[name]
+    closed, found, args = replaced(program, order)
+    if found.found:
+        agree(closed, found, args)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", [n for n in NEAR_MISSES if n not in ALONG_EXAMPLES])
+def test_a_near_miss_is_left_alone(name, order):
+    """A program whose logits are needed as they are stays the same object."""
+    closed, found, _ = replaced(NEAR_MISSES[name], order)
+    assert not found.found
+    assert found.jaxpr is closed
