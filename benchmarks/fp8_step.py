@@ -12,10 +12,8 @@ step is the loss, its gradient and AdamW; `gradient` is the step without AdamW, 
 precision of products can change. `network` is a step of several such blocks behind an embedding,
 and `stacked` one of as many in a `scan`.
 
-Each operand is written twice in 8 bits or once in 16: cuBLASLt takes 8-bit operands only with the
-axis that is summed over last, and each is in a forward and a backward product, which sum over
-different axes. So products read and write fewer bytes, and all else as many, or more where an array
-of 8 bits is read again for its second layout.
+Each operand is written once in 8 bits or in 16: XLA's own kernels for products take any layout, and
+are its first choice without a device. So products read and write fewer bytes, and all else as many.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from jaxamp.compiled.hlo import Array, Computation, Module
 from jaxamp.compiled.roofline import roofline
 from jaxamp.compiled.targets import TARGETS, Target
 from jaxamp.errors import JaxAmpError
-from jaxamp.inspect.fp8_products import OPTIONS, claims, made
+from jaxamp.inspect.fp8_products import claims, made
 
 BF16 = jnp.bfloat16
 UNMEASURED = "fp8_delayed, unmeasured"  # with the scales of the last step that found magnitudes
@@ -330,7 +328,7 @@ def compare(
         counts = [claims(jax.jit(fn).trace(*args).jaxpr) for _, _, fn, args in cases]
         exports = [exported(fn, lambda f: f, args, {}, chip.platform) for _, _, fn, args in cases]
     rows = []
-    compiled = compile_all(chip, exports, OPTIONS.get(chip.platform))
+    compiled = compile_all(chip, exports)
     for (name, policy, *_), count, (module, facts) in zip(cases, counts, compiled, strict=True):
         rows.append(measured(name, policy, count, module, facts, chip, config))
         if dump:

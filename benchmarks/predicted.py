@@ -29,7 +29,6 @@ from jaxamp.compiled.deviceless import compile_all, exported
 from jaxamp.compiled.roofline import roofline
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.errors import JaxAmpError
-from jaxamp.inspect.fp8_products import OPTIONS
 
 CHIP = TARGETS["h200"]
 TIMED, PREDICTED = Path("docs/gpu_train.json"), Path("docs/gpu_predicted.json")
@@ -56,7 +55,7 @@ def predict(timed: Row) -> Row:
         step, begin = make_step(size, way)
         args = (*jax.eval_shape(begin, key), jax.eval_shape(size.sample, key))
         program = exported(step.__wrapped__, lambda f: f, args, {}, CHIP.platform)
-    ((module, _),) = compile_all(CHIP, [program], OPTIONS[CHIP.platform])
+    ((module, _),) = compile_all(CHIP, [program])
     time, counted = roofline(module, CHIP), traffic.measure(module)
     return {
         "model": model,

@@ -26,10 +26,6 @@ from jaxamp.rewrite.primitives.quantized_product import PRODUCT
 from jaxamp.run.amp import amp, under
 from jaxamp.trace.target import Target as Call
 
-# Without a device nothing can be timed, and XLA would take its first choice: a kernel of Triton's.
-OPTIONS = {"cuda": {"xla_gpu_enable_triton_gemm": False}}
-
-
 _DOTS = ("dot_general", "accumulate", "block_product", "jaxamp_block_scaled_matmul")
 _NARROW = ("f8", "f4")
 _KERNELS = ("mosaic_gpu", "tpu_custom_call")
@@ -122,7 +118,7 @@ def verify_lowering(
         else:
             with chip.described():
                 program = exported(fn, wrap, args, kwargs, chip.platform)
-            ((module, _),) = compile_all(chip, [program], OPTIONS.get(chip.platform))
+            ((module, _),) = compile_all(chip, [program])
         found, missing = made(module)
         claimed = claims(traced.jaxpr)
         return Lowering(

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxamp import CastConfig, PrecisionPolicy, Rule, amp, plan_of
 from jaxamp.errors import RewriteError
 from jaxamp.inspect.fp8_products import verify_lowering
-from jaxamp.lowp import quantize
+from jaxamp.lowp import dequantize, quantize
 from jaxamp.policy.scaling import Scaling
 from jaxamp.rewrite.primitives.quantized_product import product
 from tests import audit
@@ -100,13 +100,63 @@ def test_scales_of_rows_are_applied_after_the_dot(round_sf):
     for got, want in zip(jax.jit(both_passes)(x, w, ct), expected(x, w, ct, chosen), strict=True):
         np.testing.assert_allclose(got, want, atol=2**-8 * np.abs(want).max())
 
-    quantized = (quantize(a, cast) for a in (x, w.T))
-    eqns = list(audit.equations(jax.make_jaxpr(product, static_argnums=2)(*quantized, "f4").jaxpr))
-    made = {eqn.outvars[0]: eqn for eqn in eqns}
-    (dot,) = (eqn for eqn in eqns if eqn.primitive.name in audit.PRODUCTS)
-    for operand in dot.invars[:2]:
-        assert made[operand].primitive.name == "convert_element_type"
-        assert made[operand].invars[0].aval.dtype == jnp.float8_e4m3fn
+
+@pytest.mark.parametrize(
+    "chosen",
+    ["fp8_current", "fp8_delayed", {"compute": CastConfig("f8_e4m3", (1, 4096))}],
+    ids=["fp8_current", "fp8_delayed", "rows"],
+)
+def test_what_is_lowered_multiplies_8_bits(chosen):
+    """A product and both gradients, in both orders: each `dot_general` has operands of 8 bits."""
+    if isinstance(chosen, str):
+        named = policy(chosen)
+    else:
+        named = PrecisionPolicy.custom(chosen, scaling=Scaling(small=()))
+
+    def loss(w, x):
+        return jnp.sum(jnp.tanh(x @ w))
+
+    args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 80), (48, 64))]
+    outside = amp(jax.value_and_grad(loss, (0, 1)), named)
+    if named.scaling.history:
+        lowered = [jax.jit(outside).lower(jax.eval_shape(outside.init, *args), *args)]
+    else:
+        inside = jax.value_and_grad(amp(loss, named), (0, 1))
+        lowered = [jax.jit(fn).lower(*args) for fn in (inside, outside)]
+    for program in lowered:
+        products = re.findall(r"stablehlo.dot_general .* : \((.*)\) ->", program.as_text())
+        assert len(products) == 3
+        assert all(operands.count("f8E") == 2 for operands in products)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
+@pytest.mark.parametrize(
+    "casts",
+    [
+        ("f8_e4m3", "f8_e4m3"),
+        (CastConfig("f8_e5m2", round_sf=True), CastConfig("f8_e4m3", round_sf=True)),
+        (CastConfig("f8_e4m3", (1, 4096)), CastConfig("f8_e4m3", (1, 64), round_sf=True)),
+        (CastConfig("f8_e5m2", round_sf=True), CastConfig("f8_e4m3", (1, 64))),
+        ("f4_e2m1", CastConfig("f4_e2m1", (1, 64))),
+    ],
+    ids=str,
+)
+def test_one_scale_for_a_tensor_or_a_row_multiplies_the_result(casts, dtype):
+    """The dot takes 8 bits; each of a stack of matrices has its scale; results are rounded once."""
+    arrays = operands((3, 48, 64), (3, 80, 64))
+    lhs, rhs = (
+        jax.vmap(functools.partial(quantize, cast=cast))(a)
+        for a, cast in zip(arrays, casts, strict=True)
+    )
+    got = jax.jit(product, static_argnums=2)(lhs, rhs, dtype)
+    left, right = (np.asarray(dequantize(a), np.float64) for a in (lhs, rhs))
+    want = np.einsum("bmk,bnk->bmn", left, right)
+    bound = float(jnp.finfo(dtype).eps) / 2 * np.abs(want) + 2.0**-20 * np.abs(want).max()
+    assert got.dtype == dtype
+    assert (np.abs(np.asarray(got, np.float64) - want) <= bound).all()
+    jaxpr = jax.make_jaxpr(product, static_argnums=2)(lhs, rhs, dtype).jaxpr
+    (dot,) = (eqn for eqn in audit.equations(jaxpr) if eqn.primitive.name in audit.PRODUCTS)
+    assert all(str(v.aval.dtype).startswith("float8") for v in dot.invars)
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,10 @@ class Scaled(NamedTuple):
           summed: length of the axes that the dot sums over.
         """
         blocks = [cast.sf_block for cast in self.casts]
+        if all(b is None or (b[0] == 1 and b[1] >= summed) for b in blocks):
+            return Units.FP8
         is_narrow = all(cast.out_dtype.bits == 8 for cast in self.casts)
-        if is_narrow and blocks == [None, None]:
-            return Units.FP8
         if is_narrow and self.kernel is not None and len({b and b[1] for b in blocks}) == 1:
-            return Units.FP8
-        if is_narrow and all(b is not None and b[0] == 1 and b[1] >= summed for b in blocks):
             return Units.FP8
         return Units.BLOCKS if fit_units(self.casts, summed) else Units.NONE
 

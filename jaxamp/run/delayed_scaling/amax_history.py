@@ -213,21 +213,16 @@ class _BodyHistory:
         """
         key = id(x), cast, dtype
         if key not in self.narrow:
-            is_read = id(x) in self.read_by_others
-            wide = widened(x, dtype)
-            made = self._quantize(wide, cast, is_read_by_others=is_read)
-            self.narrow[key] = x, replace(made, dtype=np.dtype(dtype))
+            rows = row_maxima(widened(x, dtype)).reshape(1, -1)
+            amax = self.enter(self.reserve(1), rows)[0]
+            # Magnitudes of a parameter are found where an optimizer reads it: XLA:GPU would find
+            # them of an array in the layout that a product reads, and store that in float32.
+            apart = lax.optimization_barrier(x) if id(x) in self.read_by_others else x
+            made = rounded(widened(apart, dtype), known_scale(amax, cast), cast)
+            # Behind a barrier the kernel that makes the array writes the 8 bits too.
+            values = lax.optimization_barrier(made.values)
+            self.narrow[key] = x, replace(made, values=values, dtype=np.dtype(dtype))
         return self.narrow[key][1]
-
-    def _quantize(self, wide: Any, cast: CastConfig, *, is_read_by_others: bool) -> ScaledArray:
-        amax = self.enter(self.reserve(1), row_maxima(wide).reshape(1, -1))[0]
-        made = rounded(wide, known_scale(amax, cast), cast)
-        # With the barrier that kernel writes the 8 bits too, which other layouts are copied from.
-        # Magnitudes stay before it. Those of a parameter are found where an optimizer reads it. A
-        # kernel that rounds, and finds none, writes both layouts where there is no barrier.
-        if self.measures and not is_read_by_others:
-            return replace(made, values=lax.optimization_barrier(made.values))
-        return made
 
     def reserve(self, count: int) -> int:
         """Add columns for tensors and return the first."""
