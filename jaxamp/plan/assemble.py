@@ -70,7 +70,8 @@ class _Assembler:
             self.inside[value] = self.stored[value]
         self.outliner = Outliner()
         self._shared: dict[Hashable, JaxprPlan] = {}
-        self._equation_plans: dict[Hashable, EquationPlan] = {}
+        self._node_plans: dict[Hashable, EquationPlan] = {}
+        self._nest_plans: dict[Hashable, EquationPlan] = {}
 
     def plan(
         self,
@@ -156,30 +157,38 @@ class _Assembler:
             shared = range(len(ins))
         copied = not self.copied.isdisjoint(ins)
         is_among = not (is_widened or self.many_read.isdisjoint(ins))
-        reads = [
-            OperandRead(
-                precision=original[v] and operand,
-                own_cast=self.own_casts[v] and i not in shared,
-                copy=self._copy_for(v, node) if copied else None,
-                original=i in originals,
-                sums_wide=is_among and self.readings.is_one_of_many(v, node),
-            )
-            for i, v in enumerate(ins)
-        ]
-        return self._shared_plan(
-            reads=tuple(reads),
-            outputs=tuple([storage[v] for v in outs]),
-            hints=Hints(
-                barriers=tuple([v in steering.barriers for v in outs]),
-                residuals=tuple([v in steering.residuals for v in outs]),
-                unbarriered=node in steering.unbarriered,
-                cotangent_rounding=steering.cotangent_roundings.get(outs[0]) if outs else None,
-                label_gather=node in steering.label_gathers,
-                moved_rounding=moved_rounding,
-            ),
-            accumulation=choice.accumulation,
-            form=choice.form,
+        reads = tuple(
+            [
+                (
+                    original[v] and operand,
+                    self.own_casts[v] and i not in shared,
+                    self._copy_for(v, node) if copied else None,
+                    i in originals,
+                    is_among and self.readings.is_one_of_many(v, node),
+                )
+                for i, v in enumerate(ins)
+            ]
         )
+        hints = (
+            tuple([v in steering.barriers for v in outs]),
+            tuple([v in steering.residuals for v in outs]),
+            node in steering.unbarriered,
+            steering.cotangent_roundings.get(outs[0]) if outs else None,
+            node in steering.label_gathers,
+            moved_rounding,
+        )
+        outputs = tuple([storage[v] for v in outs])
+        key = reads, outputs, hints, choice.accumulation, choice.form
+        plan = self._node_plans.get(key)  # most nodes have the plan of another
+        if plan is None:
+            plan = self._node_plans[key] = EquationPlan(
+                reads=tuple([OperandRead(*read) for read in reads]),
+                outputs=outputs,
+                hints=Hints(*hints),
+                accumulation=choice.accumulation,
+                form=choice.form,
+            )
+        return plan
 
     def _plan_nest(self, nest: Nest, *, fused: bool) -> EquationPlan:
         wired = loop(nest.eqn) if nest.op.trait is Trait.LOOP else None
@@ -231,9 +240,9 @@ class _Assembler:
     def _shared_plan(self, **fields: Any) -> EquationPlan:
         """Return the one plan of these fields."""
         key = tuple(fields.items())
-        plan = self._equation_plans.get(key)
+        plan = self._nest_plans.get(key)
         if plan is None:
-            plan = self._equation_plans[key] = EquationPlan(**fields)
+            plan = self._nest_plans[key] = EquationPlan(**fields)
         return plan
 
     def _decide(self, site: Node | Nest, plan: EquationPlan) -> Decision:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jaxamp.core.formats import is_narrow
-from jaxamp.plan.graph.graph import Link, Node, Role, movements
+from jaxamp.plan.graph.graph import Link, Node, Role
 from tests.placement.program import Program
 
 SMALL = ("not an activation", "a scalar")
@@ -67,7 +67,7 @@ def moved(program: Program, node: Node) -> Iterator[tuple[int, int]]:
     if node.link in (Link.SLICE, Link.STACK, Link.JOIN, Link.INVARIANT):
         yield from ((v, out) for v in node.ins for out in node.outs)
     elif node.role is Role.MOVE and not _is_sent(program, node):
-        yield from movements(node)
+        yield from node.moves
 
 
 def _is_sent(program: Program, node: Node) -> bool:

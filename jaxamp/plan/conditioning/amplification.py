@@ -20,7 +20,7 @@ from jaxamp.plan.conditioning.squared_distances import is_square
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.consumers import find_origins
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_nonnegative, movements
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_nonnegative
 from jaxamp.plan.graph.sweeps import backward, forward, union
 
 AMPLIFIED = 1  # on a path without Compute to an amplifying operation
@@ -57,7 +57,7 @@ def find_linear(graph: Graph, provenance: Provenance) -> bytearray:
         linear[carry.inner] = linear[carry.result] = not carry.keeps_dtype
     for node in graph.nodes:
         if node.role is Role.MOVE or node.role is Role.CONVERT:
-            for source, out in movements(node):
+            for source, out in node.moves:
                 linear[out] = linear[source]
         elif node.link not in _AROUND and _is_linear(graph, provenance, linear, node):
             for out in node.outs:
@@ -105,7 +105,7 @@ def _find_bounded(graph: Graph, provenance: Provenance) -> bytearray:
     bounded = bytearray(len(graph.avals))
     for node in forward(graph, bounded):
         if node.role is Role.MOVE:
-            for source, out in movements(node):
+            for source, out in node.moves:
                 bounded[out] = bounded[source]
         elif node.link is Link.BACK:
             bounded[node.outs[0]] = bounded[node.ins[0]]  # whatever the first iteration reads
@@ -157,7 +157,7 @@ class _Amplification:
         if node.role is Role.CONTRACT:
             return
         if node.role is Role.MOVE:
-            for source, out in movements(node):
+            for source, out in node.moves:
                 if self.bits[out]:
                     self._mark(node, (source,), self.bits[out] & ~AMPLIFIED)
         elif self._adds_parts(node):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.conditioning.unrolled_recurrences import LinearPath, is_linear
-from jaxamp.plan.graph.graph import Carry, Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.graph import Carry, Graph, Link, Node, Role
 
 _SCALES = ("mul", "div")
 _FORWARDING = (Link.SLICE, Link.STACK, Link.INVARIANT, Link.JOIN)
@@ -58,6 +58,6 @@ def _sources(node: Node, found: set[int]) -> Iterable[int]:
     if found.isdisjoint(node.outs):
         return ()
     if node.role is Role.MOVE:
-        return [source for source, out in movements(node) if out in found]
+        return [source for source, out in node.moves if out in found]
     passes = node.trait is Trait.EXACT or node.role is Role.MERGE or node.name in _SCALES
     return node.ins if passes or node.link in _FORWARDING else ()

@@ -14,7 +14,7 @@ from jaxamp.core.intervals import magnitude
 from jaxamp.core.semantics import Pole
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.graph.graph import Graph, Node, Role, is_apart, is_nonnegative, movements
+from jaxamp.plan.graph.graph import Graph, Node, Role, is_apart, is_nonnegative
 from jaxamp.plan.graph.sweeps import backward, forward, union
 
 AT_ZERO, AT_NUMBER = 1, 2  # AT_NUMBER: at a nonzero number or at another value
@@ -54,7 +54,7 @@ class _Singularities:
         if not (given := union(self.bits, node.outs)):
             return None
         if node.role is Role.MOVE:
-            for source, out in movements(node):
+            for source, out in node.moves:
                 self._mark((source,), self.bits[out])
         elif node.name in _SUMS:
             self._mark(node.ins, self._of_sum(node, given))
@@ -113,7 +113,7 @@ def find_small_divisors(graph: Graph, provenance: Provenance) -> bytearray:
     bits = bytearray(len(graph.avals))
     for node in forward(graph, bits):
         if node.role is Role.MOVE:
-            for source, out in movements(node):
+            for source, out in node.moves:
                 bits[out] = bits[source]
         elif node.role is Role.MERGE or node.role is Role.LINK:
             bits[node.outs[0]] |= union(bits, [v for v in node.ins if graph.is_float32[v]])

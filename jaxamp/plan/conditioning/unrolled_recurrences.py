@@ -12,7 +12,7 @@ from collections import Counter
 from typing import Any, NamedTuple
 
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 LinearPath = list[tuple[Node, int]]
 
@@ -64,7 +64,7 @@ def _find_products(graph: Graph, provenance: Provenance) -> tuple[set[Node], set
             for data, by in (node.ins[:2], node.ins[1::-1]):
                 how = origins.get(by, by), by == node.ins[1], numbers
                 pairs.append((node, data, by, how))
-        for source, out in movements(node) if node.role is Role.MOVE else ():
+        for source, out in node.moves if node.role is Role.MOVE else ():
             origin = origins.get(source, source)
             if graph.sizes[source] == graph.sizes[out]:
                 origins[out] = origin

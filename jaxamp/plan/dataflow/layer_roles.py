@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 
-from jaxamp.plan.graph.graph import Graph, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Node, Role
 
 
 class Flow(enum.IntEnum):
@@ -63,7 +63,7 @@ class Flows:
     def _follow(self, node: Node) -> None:
         flows = self._flows
         if node.role is Role.MOVE and not self._is_embedding(node):
-            for source, out in movements(node):
+            for source, out in node.moves:
                 seed = is_backward(node.scope) and source in self.graph.constants
                 flows[out] = Flow.GRADIENT if seed else flows[source]
             return

@@ -15,7 +15,7 @@ from jaxamp.core.intervals import magnitude
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.graph.consumers import descendants
-from jaxamp.plan.graph.graph import Graph, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Node, Role
 
 
 def is_lookup(graph: Graph, provenance: Provenance, node: Node) -> bool:
@@ -119,7 +119,7 @@ def find_masked_lookups(graph: Graph, provenance: Provenance) -> frozenset[int]:
             masked.update(node.outs if node.eqn.params["fill_value"] == 0 else ())
         elif node.role is Role.MOVE:
             for found in (rows, masked):
-                found.update([out for source, out in movements(node) if source in found])
+                found.update([out for source, out in node.moves if source in found])
         elif not rows.isdisjoint(_masked(graph, node)):
             rows.update(node.outs)
             masked.update(node.outs)

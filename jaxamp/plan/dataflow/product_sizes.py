@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
+from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import backward
 
 _SHARE = 8  # below an eighth of what a product moves, half of a value's bytes are under 1/16 of it
@@ -34,7 +34,7 @@ def find_product_sizes(graph: Graph, provenance: Provenance) -> list[Any]:
             for value in node.ins:
                 _lower(least, value, _size(graph, provenance, node, value))
             continue
-        moved = movements(node) if node.role is Role.MOVE else _pairs(node)
+        moved = node.moves if node.role is Role.MOVE else _pairs(node)
         for source, out in moved:
             _lower(least, source, least[out])
             escapes[source] |= escapes[out]

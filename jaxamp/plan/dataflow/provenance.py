@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.graph.sweeps import column, forward, union
 
 
@@ -82,7 +82,7 @@ def _contract(graph: Graph, bits: bytearray, node: Node) -> None:
 def _reduce(graph: Graph, bits: bytearray, node: Node) -> None:
     arriving = union(bits, node.ins)
     paired = len(node.ins) == len(node.outs)
-    for source, out in movements(node):
+    for source, out in node.moves:
         reduced = bits[source] if paired else arriving
         same_axes = graph.avals[out].ndim == graph.avals[source].ndim
         keeps_axes = same_axes or node.trait is Trait.ALLREDUCE
@@ -141,7 +141,7 @@ def _rests_on_tiny(bits: bytearray, node: Node) -> bool:
 def _move(graph: Graph, bits: bytearray, node: Node) -> None:
     indices = node.ins[1:]
     is_gather = any(graph.kinds[i] in "iu" and i not in graph.constants for i in indices)
-    for source, out in movements(node):
+    for source, out in node.moves:
         # An update passes on whole parameters, neither broadcasts nor slices of them.
         same = not is_gather and graph.sizes[source] == graph.sizes[out]
         bits[out] = bits[source] if same else bits[source] & ~STATE

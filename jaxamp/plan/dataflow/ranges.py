@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxamp.core.intervals import ANYWHERE, NONNEGATIVE, Interval, hull, squared
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 _MASK = Interval(0.0, 1.0)
 _NEVER = Interval(0.0, 0.0)
@@ -91,7 +91,7 @@ def _elementwise(graph: Graph, node: Node) -> None:
 
 def _reduce(graph: Graph, node: Node) -> None:
     facts = node.semantics
-    for source, out in movements(node):
+    for source, out in node.moves:
         if len(node.ins) > 1 and len(node.outs) == 1:  # an array, and what is scattered into it
             interval, whole = facts.range(*(graph.ranges[v] for v in node.ins)), node.ins
         else:
@@ -111,7 +111,7 @@ def _terms(graph: Graph, node: Node) -> Interval:
 
 
 def _move(graph: Graph, node: Node) -> None:
-    for source, out in movements(node):
+    for source, out in node.moves:
         _set(graph, out, graph.ranges[source], bool(graph.whole[source]))
 
 

@@ -8,7 +8,7 @@ from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.lookups import find_transposed_lookups
 from jaxamp.plan.dataflow.loop_states import find_states
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.graph.sweeps import backward, column, union
 
 ESCAPES = 1  # becomes a result by elementwise operations and movement alone
@@ -156,7 +156,7 @@ def _move(graph: Graph, bits: bytearray, node: Node) -> None:
     if given & _DECIDING and not _selects_index(graph, node):
         _mark(bits, node.ins, given & _DECIDING)
     _mark(bits, node.ins, NEEDED)
-    for source, out in movements(node):
+    for source, out in node.moves:
         bits[source] |= bits[out] & (ESCAPES | REACHES | FEEDS_FACTORIZATION)
 
 
@@ -232,7 +232,7 @@ def find_returned(graph: Graph) -> frozenset[int]:
     returned = set(graph.outputs)
     for node in reversed(graph.nodes):
         if node.role is Role.MOVE:
-            pairs = movements(node)
+            pairs = node.moves
             returned.update(
                 source
                 for source, out in pairs

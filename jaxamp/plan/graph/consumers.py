@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.graph.graph import Graph, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Node, Role
 
 Parts = dict[int, frozenset[int]]
 _NONE: frozenset[int] = frozenset()
@@ -45,7 +45,7 @@ def find_origins(
     origins: dict[int, int] = {}
     for node in graph.nodes:
         if moves(node):
-            origins.update((out, origins.get(v, v)) for v, out in movements(node))
+            origins.update((out, origins.get(v, v)) for v, out in node.moves)
         elif passes(node):
             found = {origins.get(v, v) for v in node.ins if v not in graph.constants}
             origins.update(dict.fromkeys(node.outs, *found) if len(found) == 1 else {})
@@ -70,7 +70,7 @@ def find_parts(
         if own is not None:
             parts.update(dict.fromkeys(node.outs, frozenset(own)))
         elif node.role is Role.MOVE:
-            parts.update((out, parts[v]) for v, out in movements(node) if v in parts)
+            parts.update((out, parts[v]) for v, out in node.moves if v in parts)
         elif passes(node):
             found = _NONE.union(*(parts.get(v, _NONE) for v in node.ins))
             parts.update(dict.fromkeys(node.outs if found else (), found))
@@ -89,5 +89,5 @@ def is_exact(node: Node) -> bool:
 
 def _made(node: Node, value: int) -> Sequence[int]:
     if node.role is Role.MOVE:
-        return [out for source, out in movements(node) if source == value]
+        return [out for source, out in node.moves if source == value]
     return node.outs

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,11 +70,14 @@ class Node:
       semantics: arithmetic of the primitive.
       op: the primitive's entry in the table, if there is one.
       index: its position in the graph.
+      moves: pairs of an operand and the result that it becomes, of a node that moves values. With
+        as many operands as results these correspond one to one (an `optimization_barrier`); else
+        the first operand moves, and the others are indices (of a `gather`).
     """
 
     __slots__ = (
         *("role", "ins", "outs", "eqn", "op", "scope", "link"),
-        *("name", "kind", "trait", "semantics", "index"),
+        *("name", "kind", "trait", "semantics", "index", "moves"),
     )
 
     def __init__(
@@ -94,6 +97,9 @@ class Node:
         self.trait = Trait.OPAQUE if op is None else op.trait
         self.semantics = UNKNOWN if op is None else op.semantics
         self.index = -1
+        paired = len(ins) == len(outs)
+        moving = ins if paired else ins[:1] * len(outs)
+        self.moves: tuple[tuple[int, int], ...] = tuple(zip(moving, outs, strict=False))
 
     @property
     def is_elementwise(self) -> bool:
@@ -248,7 +254,7 @@ class Graph:
         if node.link is not None:
             self.links.add(node.link)
         elif node.role is Role.MOVE:
-            self.moved_from.update((out, source) for source, out in movements(node))
+            self.moved_from.update((out, source) for source, out in node.moves)
         readers = self.readers
         for value in node.ins:
             found = readers[value]
@@ -295,17 +301,6 @@ def is_apart(graph: Graph, value: int) -> bool:
 
 
 _FAR = 2**-8  # it and its reciprocal are in float16's range
-
-
-def movements(node: Node) -> Iterable[tuple[int, int]]:
-    """Return pairs of an operand and the result that it becomes, for a node that moves values.
-
-    With as many operands as results these correspond one to one (an `optimization_barrier`); else
-    the first operand moves, and the others are indices (of a `gather`).
-    """
-    if len(node.ins) == len(node.outs):
-        return zip(node.ins, node.outs, strict=True)
-    return [(node.ins[0], out) for out in node.outs]
 
 
 def sites_of(frame: Frame) -> Iterator[Node | Nest]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Set
 from jaxamp.core.formats import Precision
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.regions import FusionRegions
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.precision.reader_precisions import Choices, ReaderPrecisions, forwarded
 
 F32 = Precision.F32
@@ -58,7 +58,7 @@ def _find_computed(graph: Graph) -> set[int]:
         if node.role in _MADE:
             made.update(node.outs)
         elif node.role is Role.MOVE:
-            made.update(out for source, out in movements(node) if source in made)
+            made.update(out for source, out in node.moves if source in made)
     return made
 
 

@@ -36,7 +36,7 @@ from jaxamp.plan.dataflow.regions import (
 from jaxamp.plan.dataflow.shift_invariant_logits import is_shift_invariant, outweighs_operands
 from jaxamp.plan.dataflow.uses import REACHES, find_returned, is_state_update
 from jaxamp.plan.graph.consumers import descendants, is_movement
-from jaxamp.plan.graph.graph import Link, Node, Role, movements
+from jaxamp.plan.graph.graph import Link, Node, Role
 from jaxamp.plan.graph.sweeps import union
 from jaxamp.plan.precision.overrides import Forced
 from jaxamp.policy.policy import PrecisionPolicy
@@ -378,7 +378,7 @@ class Chooser:
         return not self._may_overflow(low) and self._bears_rounding(node, low)
 
     def _follow(self, node: Node) -> None:
-        for source, out in movements(node):
+        for source, out in node.moves:
             if source in self.gainless:
                 self.gainless.add(out)
             if self.graph.is_float32[out] and self.graph.is_float32[source]:

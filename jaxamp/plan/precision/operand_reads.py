@@ -9,7 +9,7 @@ from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.layer_roles import is_backward
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.dataflow.uses import is_state_update
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.policy.policy import PrecisionPolicy
 
@@ -100,7 +100,7 @@ def _find_own_casts(
         own_cast[carry.inner] = own_cast[carry.result] = carry.keeps_dtype
     for node in graph.nodes:
         if node.role is Role.MOVE:
-            for source, out in movements(node):
+            for source, out in node.moves:
                 own_cast[out] = own_cast[source]
         elif node.link is Link.SLICE:
             own_cast[node.outs[0]] = own_cast[node.ins[0]]

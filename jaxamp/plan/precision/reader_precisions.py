@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from jaxamp.core.formats import Precision
 from jaxamp.plan.dataflow.uses import Uses
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import Choice
 
 F32 = Precision.F32
@@ -24,7 +24,7 @@ def forwarded(node: Node, choices: Choices, links: Collection[Link]) -> Iterable
     """Return pairs of an operand and the result that it becomes, by movement or some links."""
     if not is_forwarded(node, choices, links):
         return ()
-    return movements(node) if node.link is None else [(value, node.outs[0]) for value in node.ins]
+    return node.moves if node.link is None else [(value, node.outs[0]) for value in node.ins]
 
 
 class ReaderPrecisions:

@@ -12,7 +12,7 @@ from typing import Any
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
-from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller, movements
+from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
 _NONE, _SEVERAL = -1, -2
@@ -146,5 +146,5 @@ def _is_large(graph: Graph, part: int, whole: int) -> bool:
 def _parts(node: Node) -> list[tuple[int, tuple[int, ...]]]:
     """Return a node's results, each with the operands it is computed from."""
     if node.role is Role.MOVE:
-        return [(out, (source,)) for source, out in movements(node)]
+        return [(out, (source,)) for source, out in node.moves]
     return [(out, node.ins) for out in node.outs]

@@ -19,7 +19,7 @@ from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
 from jaxamp.plan.decision import CotangentRounding
 from jaxamp.plan.findings import Findings
-from jaxamp.plan.graph.graph import Graph, Node, Role, movements
+from jaxamp.plan.graph.graph import Graph, Node, Role
 from jaxamp.plan.graph.sweeps import union
 
 
@@ -35,7 +35,7 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
         out
         for node in graph.nodes
         if node.role is Role.MOVE
-        for source, out in movements(node)
+        for source, out in node.moves
         if is_spread(source, graph.sizes[out])
     }
     roundings = {}
