@@ -77,10 +77,10 @@ MUTATIONS = (
         "tests/lowp/test_quantize.py",
     ),
     Mutation(
-        "jaxprs/dce.py",
+        "inspect/dce.py",
         "*map(any, zip(results, carries, strict=False)), *",
         "*results[: wired.carries], *",
-        "tests/jaxprs/test_dce.py",
+        "tests/inspect/test_dce.py",
     ),
     Mutation(
         "jaxprs/name_stack.py",

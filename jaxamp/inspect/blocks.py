@@ -14,8 +14,8 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, Trait, op_of
+from jaxamp.inspect.dce import live_equations
 from jaxamp.inspect.operation import Place, frames_of, innermost
-from jaxamp.jaxprs.dce import live_equations
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import Wiring, is_region, nested, wiring
 from jaxamp.plan import Decision, JaxprPlan

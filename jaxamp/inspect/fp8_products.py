@@ -18,8 +18,8 @@ from jaxamp.compiled.deviceless import compile_all, exported, flattened
 from jaxamp.compiled.hlo import Module, parse
 from jaxamp.compiled.targets import TARGETS, target_named
 from jaxamp.compiled.traffic import kernels
+from jaxamp.inspect.dce import Live
 from jaxamp.inspect.displayable import Displayable
-from jaxamp.jaxprs.dce import Live
 from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
 from jaxamp.rewrite.primitives.quantized_dot import SCOPE, quantized_dot_p
 from jaxamp.rewrite.primitives.quantized_product import PRODUCT

@@ -9,11 +9,11 @@ from jax.extend.core import Jaxpr
 
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.inspect.count import Tally
+from jaxamp.inspect.dce import Live
 from jaxamp.inspect.equation import Body, Equation, Where
 from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.inspect.residuals import Residual, residuals_of
 from jaxamp.inspect.stored import Stored
-from jaxamp.jaxprs.dce import Live
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed
 from jaxamp.jaxprs.nested import loop
 from jaxamp.plan import JaxprPlan, Plan

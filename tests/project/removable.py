@@ -61,7 +61,6 @@ LONG = (
     "tests/policy/test_dtype_roles.py",
     "tests/policy/test_rules.py",
     "tests/core",
-    "tests/jaxprs/test_dce.py",
     "tests/jaxprs/test_interpret.py",
     "tests/jaxprs/test_nested.py",
     "tests/trace",

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxamp.jaxprs.dce import Live, live_equations
+from jaxamp.inspect.dce import Live, live_equations
 from jaxamp.jaxprs.nested import nested
 
 X = jnp.ones(3)
