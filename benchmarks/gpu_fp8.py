@@ -29,7 +29,7 @@ from jaxamp import CastConfig
 from jaxamp.kernels import KernelConfig, block_quantize, block_scaled_matmul, norm_quantize
 from jaxamp.kernels.params import mosaic_gpu
 from jaxamp.lowp import ScaledArray, quantize
-from jaxamp.rewrite.primitives.quantized_product import product
+from jaxamp.quantized.primitives.quantized_product import product
 
 ROWS, SQUARE = (CastConfig("f8_e4m3", sf_block=block) for block in ((1, 128), (128, 128)))
 TENSOR = CastConfig("f8_e4m3")

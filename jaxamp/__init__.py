@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from jaxamp.inspect.explain import explain
     from jaxamp.inspect.report import report
     from jaxamp.numerics.probe import probe
-    from jaxamp.policy.scaling import Scaling
+    from jaxamp.quantized.scaling import Scaling
     from jaxamp.tools.estimate import estimate
     from jaxamp.tools.serving import serve
     from jaxamp.tools.tune import tune
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 # Imported when they are first used: a program that only calls `amp` needs none of them.
 _LAZY = {
-    "Scaling": "jaxamp.policy.scaling",
+    "Scaling": "jaxamp.quantized.scaling",
     "auto_policy": "jaxamp.training.auto_policy",
     "diff": "jaxamp.inspect.diff",
     "estimate": "jaxamp.tools.estimate",

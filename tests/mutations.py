@@ -227,22 +227,22 @@ MUTATIONS = (
         "tests/xla/test_unbarriered_sums.py",
     ),
     Mutation(
-        "run/delayed_scaling/amax_history.py",
+        "quantized/delayed_scaling/amax_history.py",
         "return self.largest[first:end]",
         "return jnp.max(finite(rows), axis=1, initial=0)",
-        "tests/run/delayed_scaling/test_delayed_function.py",
+        "tests/quantized/delayed_scaling/test_delayed_function.py",
     ),
     Mutation(
-        "run/delayed_scaling/carried_parameters.py",
+        "quantized/delayed_scaling/carried_parameters.py",
         "x = old if new is None else new[argument]",
         "x = old",
-        "tests/run/delayed_scaling/test_carried_parameters.py",
+        "tests/quantized/delayed_scaling/test_carried_parameters.py",
     ),
     Mutation(
-        "run/delayed_scaling/known_scale.py",
+        "quantized/delayed_scaling/known_scale.py",
         "values = jnp.where(jnp.abs(wide) < np.inf, made.values, nan)",
         "values = made.values",
-        "tests/run/delayed_scaling/test_delayed_function.py",
+        "tests/quantized/delayed_scaling/test_delayed_function.py",
     ),
     Mutation(
         "found/attention/fuse.py",

@@ -31,7 +31,7 @@ from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.kernels.cudnn_block_product import multiplies_blocks
 from jaxamp.kernels.gpu_lowering import target_gpu
 from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead
-from jaxamp.plan.precision.scaled import Units
+from jaxamp.quantized.choices.scaled import Units
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
 from jaxamp.rewrite.recorder import Casts
 

@@ -21,8 +21,8 @@ from jaxamp.compiled.traffic import kernels
 from jaxamp.inspect.dce import Live
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
-from jaxamp.rewrite.primitives.quantized_dot import SCOPE, quantized_dot_p
-from jaxamp.rewrite.primitives.quantized_product import PRODUCT
+from jaxamp.quantized.primitives.quantized_dot import SCOPE, quantized_dot_p
+from jaxamp.quantized.primitives.quantized_product import PRODUCT
 from jaxamp.run.amp import amp, under
 from jaxamp.trace.target import Target as Call
 

@@ -10,7 +10,7 @@ from jaxamp.core.features import Feature, PolicyField, Work
 from jaxamp.core.formats import CastConfig
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import PolicyError, UnsupportedPrecisionError
-from jaxamp.policy.scaling import DEFAULT, VALUES, Scaling
+from jaxamp.quantized.scaling import DEFAULT, VALUES, Scaling
 
 
 def _read(given: Any, present: Scaling) -> Scaling:
@@ -48,7 +48,7 @@ def _check(policy: Any) -> None:
 
 
 def _presets() -> tuple[Any, ...]:
-    from jaxamp.policy import scaled_presets
+    from jaxamp.quantized import scaled_presets
 
     return scaled_presets.ALL
 
@@ -57,7 +57,7 @@ def _wrap(fn: Any, settings: Any) -> Any:
     """Wrap a function to take and return earlier steps' magnitudes, where they give scales."""
     if not (settings.policy.scaling.history and settings.policy.is_scaled):
         return None
-    from jaxamp.run.delayed_scaling import DelayedFunction
+    from jaxamp.quantized.delayed_scaling import DelayedFunction
 
     return DelayedFunction(fn, settings)
 
@@ -80,11 +80,11 @@ def _idle(plan: Any, name: str) -> Iterator[str]:
 
 
 def _work() -> Work:
-    from jaxamp.plan.precision.coarse_logistics import find_coarse_logistics
-    from jaxamp.plan.precision.quantized_dots import find_scaled
-    from jaxamp.plan.precision.quantized_results import narrow_quantized
-    from jaxamp.plan.precision.scaled import Scaled
-    from jaxamp.rewrite.primitives.quantized_dot import emit_quantized
+    from jaxamp.quantized.choices.coarse_logistics import find_coarse_logistics
+    from jaxamp.quantized.choices.quantized_dots import find_scaled
+    from jaxamp.quantized.choices.quantized_results import narrow_quantized
+    from jaxamp.quantized.choices.scaled import Scaled
+    from jaxamp.quantized.primitives.quantized_dot import emit_quantized
 
     def choose(draft: Any) -> dict[Any, Any]:
         """Choose quantization first, then what it makes worth while around quantized products."""

@@ -233,8 +233,8 @@ def amp(
     Returns:
       For an equinox or nnx module, such a module; for anything else a callable object with `fn`'s
       name and signature. Of a linen module, give the method: ``amp(net.apply)``. Under
-      ``fp8_delayed`` a ``jaxamp.run.delayed_scaling.DelayedFunction``, whose first argument and
-      last result are the history of earlier steps.
+      ``fp8_delayed`` a ``DelayedFunction``, whose first argument and last result are the history
+      of earlier steps.
 
     Raises:
       NotCallableError: `fn` cannot be called.

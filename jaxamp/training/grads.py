@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import TrainingError, article, shown
+from jaxamp.quantized.delayed_scaling import DelayedFunction
 from jaxamp.run.amp import DEFAULT_POLICY, amp
-from jaxamp.run.delayed_scaling import DelayedFunction
 from jaxamp.training.finite import all_finite
 from jaxamp.training.loss_scale import as_loss_scale, same_library
 from jaxamp.training.trees import global_norm, map_floats, varies_over, widen_floats

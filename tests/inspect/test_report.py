@@ -27,7 +27,7 @@ from jaxamp.core.target_gpu import TargetGpu, lowering_for
 from jaxamp.errors import InspectionError
 from jaxamp.inspect.fp8_products import Lowering, verify_lowering
 from jaxamp.inspect.operation import rows_of, total
-from jaxamp.policy.scaling import Scaling
+from jaxamp.quantized.scaling import Scaling
 from jaxamp.tools.tune import tune
 from tests.inspect import independent
 from tests.inspect.programs import MLP, PROGRAMS, branching, layer, mlp_loss, spec

@@ -184,7 +184,7 @@ def test_elsewhere_the_numbers_are_the_same(name, form, monkeypatch):
     with lowering_for(BLACKWELL):
         assert calls(lowered(fn, *args))
     got = fn(*args)
-    monkeypatch.setattr("jaxamp.rewrite.primitives.quantized_product.takes", lambda *_: False)
+    monkeypatch.setattr("jaxamp.quantized.primitives.quantized_product.takes", lambda *_: False)
     with lowering_for(BLACKWELL):
         assert not calls(lowered(widened, *args))
     jax.tree.map(np.testing.assert_array_equal, got, widened(*args))

@@ -14,7 +14,7 @@ from jaxamp.compiled import traffic
 from jaxamp.compiled.deviceless import compile_all, exported
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.inspect.fp8_products import verify_lowering
-from jaxamp.policy.scaling import Scaling
+from jaxamp.quantized.scaling import Scaling
 
 pytestmark = pytest.mark.deviceless
 
@@ -141,7 +141,7 @@ def test_an_h200_widens_blocks_as_ever(policy, monkeypatch):
     """The same bytes, kernels and products as where nothing is known of Blackwell."""
     module = compiled(policy, "h200")
     assert _operands(module) == {"bf16×bf16": 3}
-    monkeypatch.setattr("jaxamp.rewrite.primitives.quantized_product.takes", lambda *_: False)
+    monkeypatch.setattr("jaxamp.quantized.primitives.quantized_product.takes", lambda *_: False)
     chosen = PrecisionPolicy.parse(policy).replace(scaling={"multiple": 8})  # is traced again
     assert traffic.measure(compiled(chosen, "h200")) == traffic.measure(module)
 

@@ -15,8 +15,8 @@ import numpy as np
 from jax import export
 
 from jaxamp.errors import NotCallableError, OutputError, PolicyError, ServingError, shown
+from jaxamp.quantized.delayed_scaling import DelayedFunction
 from jaxamp.run.amp import DEFAULT_POLICY, AmpFunction, amp
-from jaxamp.run.delayed_scaling import DelayedFunction
 from jaxamp.tools.serving.narrow import narrow_dtypes, run_narrow
 from jaxamp.trace.arguments import is_array, split
 

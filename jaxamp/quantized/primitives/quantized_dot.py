@@ -29,17 +29,17 @@ from jax.interpreters import ad
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define, product_series
 from jaxamp.lowp import ScaledArray, dequantize
-from jaxamp.plan.precision.scaled import Scaled
-from jaxamp.rewrite.primitives.matrices import (
+from jaxamp.quantized.choices.scaled import Scaled
+from jaxamp.quantized.primitives.matrices import (
     as_matrices,
     batch_first,
     merge_rows,
     split_rows,
     swap,
 )
-from jaxamp.rewrite.primitives.quantize_primitive import quantize
-from jaxamp.rewrite.primitives.quantized_product import product
-from jaxamp.rewrite.primitives.widened_product import BF16, dot
+from jaxamp.quantized.primitives.quantize_primitive import quantize
+from jaxamp.quantized.primitives.quantized_product import product
+from jaxamp.quantized.primitives.widened_product import BF16, dot
 from jaxamp.rewrite.registry import RuleContext
 
 quantized_dot_p = Primitive("quantized_dot")

@@ -23,9 +23,9 @@ from jaxamp.core.define import ORIGINALS, define
 from jaxamp.kernels import cudnn_block_product as cudnn
 from jaxamp.kernels.gpu_lowering import gpu_of, lower, may_call
 from jaxamp.lowp import ScaledArray
-from jaxamp.rewrite.primitives.matrices import batch_first, merge_rows, split_rows, swap
-from jaxamp.rewrite.primitives.quantize_primitive import refuse_derivative
-from jaxamp.rewrite.primitives.widened_product import widened_product
+from jaxamp.quantized.primitives.matrices import batch_first, merge_rows, split_rows, swap
+from jaxamp.quantized.primitives.quantize_primitive import refuse_derivative
+from jaxamp.quantized.primitives.widened_product import widened_product
 
 block_product_p = Primitive("block_product")
 

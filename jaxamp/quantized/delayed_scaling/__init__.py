@@ -1,3 +1,3 @@
 """Steps whose quantized products take their scales, and their parameters, from earlier steps."""
 
-from jaxamp.run.delayed_scaling.delayed_function import DelayedFunction as DelayedFunction
+from jaxamp.quantized.delayed_scaling.delayed_function import DelayedFunction as DelayedFunction

@@ -13,9 +13,9 @@ from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.plan.precision.draft import Draft
 from jaxamp.plan.precision.overrides import Forced
-from jaxamp.plan.precision.scaled import Scaled
 from jaxamp.policy.policy import PrecisionPolicy
-from jaxamp.policy.scaling import VALUES, Scaling
+from jaxamp.quantized.choices.scaled import Scaled
+from jaxamp.quantized.scaling import VALUES, Scaling
 
 
 class Axes(NamedTuple):

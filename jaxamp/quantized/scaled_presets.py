@@ -8,7 +8,7 @@ from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.presets import MIXED_BF16
-from jaxamp.policy.scaling import Scaling
+from jaxamp.quantized.scaling import Scaling
 
 # torchao's limits for scales that are finer than one for the tensor.
 _ROWWISE = ((None, 2048), (1024, None), (2048, 4096))

@@ -22,12 +22,10 @@ from jaxamp.core.formats import CastConfig
 from jaxamp.jaxprs.interpret import evaluate
 from jaxamp.jaxprs.nested import Wiring, called, loop, nested, wiring
 from jaxamp.lowp import ScaledArray
-from jaxamp.plan.precision.scaled import Scaled
-from jaxamp.rewrite.primitives.quantized_dot import quantized_dot_p
-from jaxamp.rewrite.primitives.quantized_product import product
-from jaxamp.run.delayed_scaling.carried_parameters import CarriedParameters, Source
-from jaxamp.run.delayed_scaling.history import CARRIED, MAGNITUDES, History, check, parts
-from jaxamp.run.delayed_scaling.known_scale import (
+from jaxamp.quantized.choices.scaled import Scaled
+from jaxamp.quantized.delayed_scaling.carried_parameters import CarriedParameters, Source
+from jaxamp.quantized.delayed_scaling.history import CARRIED, MAGNITUDES, History, check, parts
+from jaxamp.quantized.delayed_scaling.known_scale import (
     finite,
     known_scale,
     largest,
@@ -35,6 +33,8 @@ from jaxamp.run.delayed_scaling.known_scale import (
     row_maxima,
     widened,
 )
+from jaxamp.quantized.primitives.quantized_dot import quantized_dot_p
+from jaxamp.quantized.primitives.quantized_product import product
 
 _MOVES = {"transpose", "reshape", "squeeze", "convert_element_type"}
 

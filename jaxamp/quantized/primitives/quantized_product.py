@@ -17,8 +17,8 @@ from jaxamp.core.formats import Precision
 from jaxamp.kernels.cudnn_block_product import takes
 from jaxamp.lowp import ScaledArray
 from jaxamp.lowp.scaled_array import factors, spread_scale
-from jaxamp.rewrite.primitives.block_product import block_product
-from jaxamp.rewrite.primitives.widened_product import BF16, F32, matrix_axes, widened_product
+from jaxamp.quantized.primitives.block_product import block_product
+from jaxamp.quantized.primitives.widened_product import BF16, F32, matrix_axes, widened_product
 
 if TYPE_CHECKING:
     from jaxamp.kernels.config import KernelConfig

@@ -20,8 +20,8 @@ import numpy as np
 from jaxamp.core.formats import CastConfig
 from jaxamp.lowp import ScaledArray
 from jaxamp.lowp.quantize import stored_scale
-from jaxamp.run.delayed_scaling.history import check
-from jaxamp.run.delayed_scaling.known_scale import (
+from jaxamp.quantized.delayed_scaling.history import check
+from jaxamp.quantized.delayed_scaling.known_scale import (
     known_scale,
     largest,
     rounded,

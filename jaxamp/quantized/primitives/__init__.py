@@ -1,0 +1,1 @@
+"""Primitives of quantized products, and their forms on each platform."""
