@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 FEATURES = {
     "found": ("found",),
-    "quantized": ("quantized", "lowp"),
+    "quantized": ("quantized",),
     "xla": ("xla",),
     "display": ("display",),
     "inspect": ("inspect",),
@@ -34,7 +34,7 @@ FEATURES = {
 }
 """The folders of each feature."""
 ALL = "all"
-SHARED = ("kernels",)  # of several features, and of none that is here when all are out
+SHARED = "kernels", "lowp"  # of two features: out when all are out
 
 SHORT = (
     "tests/rewrite/test_environment.py",

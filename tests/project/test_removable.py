@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.project.removable import ALL, FEATURES, LONG, SHORT, main
+from tests.project.removable import ALL, FEATURES, LONG, SHARED, SHORT, main
 from tests.project.test_floors import PACKAGE
 
 
@@ -21,6 +21,6 @@ def test_each_feature_can_be_taken_away(case: str) -> None:
 
 def test_every_folder_is_of_the_core_or_of_a_feature() -> None:
     """What is not taken away is what the core is said to be."""
-    core = {"core", "interop", "jaxprs", "kernels", "plan", "policy", "rewrite", "run", "trace"}
+    core = {"core", "interop", "jaxprs", "plan", "policy", "rewrite", "run", "trace", *SHARED}
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_"}
     assert folders - core == {name for names in FEATURES.values() for name in names}
