@@ -35,6 +35,12 @@ class Division(NamedTuple):
         """The number of tokens of a chunk; the last of some may be none of the program's."""
         return -(-self.tokens // self.chunks)
 
+    @property
+    def places(self) -> Any:
+        """i32[chunks, each], which token each of a chunk is."""
+        tokens = jnp.arange(self.each * self.chunks, dtype=jnp.int32)
+        return self.split(tokens, Rows(0, 1, 1, 0, len(tokens)))
+
     def is_whole(self, rows: Rows) -> bool:
         """Return whether every chunk has tokens in all its rows."""
         return (rows.start, rows.count) == (0, self.each * self.chunks)
@@ -80,20 +86,35 @@ def looped(
       read: returns a value of the program.
       again: whether what has the size of logits is computed again where this is differentiated.
     """
-    arrays = {key: read(key[0]) for key in made.inputs}
-    parts = {key: division.split(array, key[1]) for key, array in arrays.items() if key[1]}
-    wholes = {key: array for key, array in arrays.items() if not key[1]}
-    tokens = jnp.arange(division.each * division.chunks, dtype=jnp.int32)
-    place = Rows(0, 1, 1, 0, len(tokens))
+    parts, wholes, start = parted(made, division, read)
 
     def body(sums: Any, part: Any) -> tuple[Any, Any]:
         rows, added = in_chunk(made, division, wholes | part[0], part[1])
         return {value: total + added[value] for value, total in sums.items()}, rows
 
     each = jax.checkpoint(body, prevent_cse=False) if again else body
-    start = {v: _zero(v, made) for v, rows in made.outputs.items() if rows is SUM}
-    sums, stacks = lax.scan(each, start, (parts, division.split(tokens, place)))
+    sums, stacks = lax.scan(each, start, (parts, division.places))
     return sums | {v: division.join(x, made.outputs[v]) for v, x in stacks.items()}
+
+
+def parted(
+    made: Pass, division: Division, read: Callable[[int], Any]
+) -> tuple[dict[Key, Any], dict[Key, Any], dict[int, Any]]:
+    """Return inputs of a pass in parts, those that are read whole, and what sums begin with.
+
+    Args:
+      made: the pass.
+      division: of the tokens.
+      read: returns a value of the program.
+    """
+    parts: dict[Key, Any] = {}
+    wholes: dict[Key, Any] = {}
+    for value, rows in made.inputs:
+        if rows is None:
+            wholes[value, rows] = read(value)
+        else:
+            parts[value, rows] = division.split(read(value), rows)
+    return parts, wholes, {v: _zero(v, made) for v, rows in made.outputs.items() if rows is SUM}
 
 
 def _zero(value: int, made: Pass) -> Any:
@@ -102,10 +123,15 @@ def _zero(value: int, made: Pass) -> Any:
         for out, var in zip(step.unit.outs, step.unit.eqn.outvars, strict=True):
             if out == value:
                 aval: Any = var.aval
-                varies = tuple(jax_compat.varies_over(aval))
-                zero = jnp.zeros(aval.shape, aval.dtype)
-                return lax.pcast(zero, varies, to="varying") if varies else zero
+                return zeros(aval.shape, aval)
     raise KeyError(value)
+
+
+def zeros(shape: Sequence[int], aval: Any) -> Any:
+    """Return zeros of the dtype of an array, which vary over the devices that it varies over."""
+    varies = tuple(jax_compat.varies_over(aval))
+    zero = jnp.zeros(shape, aval.dtype)
+    return lax.pcast(zero, varies, to="varying") if varies else zero
 
 
 def in_chunk(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -12,8 +12,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxamp.core import jax_compat
 from jaxamp.core.features import Replaced
+from jaxamp.core.formats import Precision
 from jaxamp.core.target_gpu import described_platform
 from jaxamp.found.cross_entropy.chunks import Division, looped
+from jaxamp.found.cross_entropy.gradients import differentiated, one_number
 from jaxamp.found.cross_entropy.passes import Logits, Obstacle, Pass, Search, logits_of
 from jaxamp.found.cross_entropy.worth import MATTERS, Sizes, chunks_for, products_of
 from jaxamp.found.known_numbers import KnownNumbers
@@ -77,11 +79,21 @@ def chunk_losses(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
 
 @dataclass(eq=False)
 class _Region:
-    """One pass over the tokens of a loss."""
+    """One pass over the tokens of a loss.
+
+    Attributes:
+      made_here: what is computed.
+      division: of the tokens.
+      again: whether logits are computed again where it is differentiated.
+      number: the one result that has a derivative, whose gradients are computed with it; or none.
+      outcome: what reports say of it.
+      handed: how many arrays a forward pass leaves to a backward one.
+    """
 
     made_here: Pass
     division: Division
     again: bool
+    number: int | None
     outcome: Any
     handed: ClassVar[int] = 0
 
@@ -116,7 +128,11 @@ class _Emission:
         """Return one of the values that the pass makes."""
         if self._made is None:
             region = self.region
-            self._made = looped(region.made_here, region.division, self.read, again=region.again)
+            made, division = region.made_here, region.division
+            if region.number is None:
+                self._made = looped(made, division, self.read, again=region.again)
+            else:
+                self._made = differentiated(made, division, self.read, region.number)
         return self._made[value]
 
 
@@ -156,15 +172,22 @@ class _Losses:
             is_product = unit.eqn.primitive.name == "dot_general"
             if not is_product or not self._is_large(unit.eqn.outvars[0].aval):
                 continue
-            found = self._regions(unit, level, known, makers, scopes.place(unit))
+            taken = frozenset[int]().union(*(region.made for region in regions))
+            found = self._regions(unit, level, known, makers, scopes.place(unit), taken)
             if isinstance(found, str):
                 refused.append(Refused(KIND, *scopes.place(unit).words, found))
-            elif found and not any(r.made & other.made for r in found for other in regions):
+            elif found and taken.isdisjoint(frozenset().union(*(r.made for r in found))):
                 regions += found
         return regions, refused
 
     def _regions(
-        self, unit: Unit, level: Level, known: KnownNumbers, makers: Any, place: Place
+        self,
+        unit: Unit,
+        level: Level,
+        known: KnownNumbers,
+        makers: Mapping[int, Unit],
+        place: Place,
+        taken: frozenset[int],
     ) -> list[_Region] | str | None:
         """Return the passes of the loss of a product, or why there are none."""
         why: str | None = None
@@ -175,26 +198,34 @@ class _Losses:
                 continue
             if (told := place.told_otherwise(self.policy, "dot_general")) is not None:
                 return told
-            return self._worthwhile(logits, passes, place)
+            if (divided := self._divided(logits)) is not None:
+                return divided
+            number = None
+            if len(passes) == 1 and not passes[0].backward and self.policy.base is Precision.BF16:
+                whole = Search(level, known, makers, logits, is_whole=True).passes()
+                if not isinstance(whole, Obstacle) and taken.isdisjoint(whole[0].outputs):
+                    number = one_number(whole[0], level)
+                    passes = passes if number is None else whole
+            return self._worthwhile(logits, passes, number, place)
         return why
 
-    def _worthwhile(self, logits: Logits, passes: list[Pass], place: Place) -> list[_Region] | str:
+    def _worthwhile(
+        self, logits: Logits, passes: list[Pass], number: int | None, place: Place
+    ) -> list[_Region] | str:
         """Return the passes as they are emitted, or why they are not."""
-        if (divided := self._divided(logits)) is not None:
-            return divided
         backward = any(made.backward for made in passes)
         tokens = int(np.prod(logits.shape)) // logits.words
-        again = len(passes) - 1 if backward else 1
-        products = products_of(self.program)
+        again = len(passes) - (backward or number is not None)
+        program = products_of(self.program, backward=backward)
         sizes = Sizes(tokens, logits.width, logits.words, again)
-        chunks = chunks_for(sizes, self.policy.loss_in_chunks, products)
+        chunks = chunks_for(sizes, self.policy.loss_in_chunks, program)
         if isinstance(chunks, str):
             return chunks
         chunks = min(chunks, logits.rows.count)
-        slower, saved = 1 + sizes.longer(chunks) / products, sizes.saved(chunks)
+        slower, saved = 1 + sizes.longer(chunks) / program, sizes.saved(chunks)
         division = Division(logits.rows.count, chunks)
         outcome = Loss(*place.words, True, backward, chunks, saved, slower)
-        return [_Region(made, division, not backward, outcome) for made in passes]
+        return [_Region(made, division, not backward, number, outcome) for made in passes]
 
     def _divided(self, logits: Logits) -> str | None:
         """Return why a division of arrays over devices keeps logits stored."""

@@ -148,16 +148,18 @@ class Search:
       known: the known numbers of that.
       makers: the equation that makes each value.
       logits: the product.
+      is_whole: whether sums of what is smaller, such as losses, are part of a pass, too.
       rows: per value that depends on it and is computed token by token, where its tokens are.
       stage: per value that depends on it, the pass in which it is made, or after which.
       flows: how tokens go through equations.
-      sums: sums over tokens of what has the size of logits.
+      sums: sums over tokens that are part of a pass.
     """
 
     level: Level
     known: KnownNumbers
     makers: Mapping[int, Unit]
     logits: Logits
+    is_whole: bool = False
     rows: dict[int, Rows] = field(default_factory=dict)
     stage: dict[int, int] = field(default_factory=dict)
     flows: dict[Unit, Flow] = field(default_factory=dict)
@@ -215,7 +217,7 @@ class Search:
         self.flows[unit] = found
         if isinstance(found.result, Rows):
             self.rows.update(dict.fromkeys(outs, found.result))
-        elif any(self.is_big(a, self.rows.get(a)) for a in tainted):
+        elif self.is_whole or any(self.is_big(a, self.rows.get(a)) for a in tainted):
             self.sums.update(outs)
         name = unit.eqn.primitive.name
         big = [a for a in tainted if self.is_big(a, self.rows.get(a))]

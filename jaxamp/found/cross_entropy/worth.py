@@ -60,17 +60,32 @@ class Sizes(NamedTuple):
         return chunks * (products + summed + 3 * each) + zeros
 
 
-def products_of(jaxpr: Jaxpr) -> float:
-    """Return the time of a program's products, in bytes that are moved in it; loops as they run."""
+def products_of(jaxpr: Jaxpr, *, backward: bool) -> float:
+    """Return the time of a program's products with its gradient, in bytes.
+
+    Loops count as often as they run, and what a product reads and writes is moved by what is around
+    it, too.
+
+    Args:
+      jaxpr: the program.
+      backward: whether it has its gradient; each product is three otherwise, or four where a
+        checkpoint computes one of them again.
+    """
+    return _products(jaxpr, 1 if backward else 3, 1 if backward else 4)
+
+
+def _products(jaxpr: Jaxpr, each: int, again: int) -> float:
     total = 0.0
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
             lhs: Any = eqn.invars[0].aval
             contracted = math.prod(lhs.shape[i] for i in eqn.params["dimension_numbers"][0][0])
             out: Any = eqn.outvars[0].aval
-            total += 2 * out.size * contracted / _BALANCE
+            moved = out.size + sum(v.aval.size for v in eqn.invars)  # type: ignore[attr-defined]
+            total += each * (2 * out.size * contracted / _BALANCE + _NARROW * moved)
         times = eqn.params.get("length", 1) if wiring(eqn) is Wiring.SCAN else 1
-        inside = [products_of(body.jaxpr) for body in nested(eqn)]
+        inner = again if eqn.primitive.name in ("remat2", "checkpoint") else each
+        inside = [_products(body.jaxpr, inner, again) for body in nested(eqn)]
         total += times * (max(inside) if wiring(eqn) is Wiring.BRANCHES else sum(inside))
     return total
 
@@ -81,11 +96,11 @@ def chunks_for(sizes: Sizes, word: bool | str | None, program: float) -> int | s
     Args:
       sizes: of the head.
       word: `PrecisionPolicy.loss_in_chunks`.
-      program: time of all products of the program, in bytes.
+      program: time of loss and gradient in the whole program, in bytes.
 
-    >>> chunks_for(Sizes(tokens=4096, width=1536, words=65536, again=0), None, 6e10)
+    >>> chunks_for(Sizes(tokens=4096, width=1536, words=65536, again=0), None, 7e10)
     2
-    >>> chunks_for(Sizes(tokens=4096, width=1536, words=512, again=0), "memory", 6e10)
+    >>> chunks_for(Sizes(tokens=4096, width=1536, words=512, again=0), "memory", 7e10)
     'too few words: 512 for 1536 numbers of a token'
     """
     if sizes.words <= 2 * sizes.width:

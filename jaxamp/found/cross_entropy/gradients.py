@@ -1,0 +1,153 @@
+"""Compute a loss that is one number and its gradients in one pass, where it is differentiated.
+
+A cotangent of one number multiplies all gradients, so they are known before it is. That takes three
+products, where logits that are computed again for the backward pass take four.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Literal
+
+from jaxamp.core import jax_compat
+from jaxamp.found.cross_entropy.chunks import Division, in_chunk, looped, parted, zeros
+from jaxamp.found.cross_entropy.passes import Pass
+from jaxamp.found.cross_entropy.rows import SUM
+from jaxamp.found.levels import Level
+
+
+def one_number(made: Pass, level: Level) -> int | None:
+    """Return the one result of a pass that has a derivative, if that is a number.
+
+    Args:
+      made: the pass.
+      level: where it is.
+    """
+
+    def is_float(value: int) -> bool:
+        return jnp.issubdtype(getattr(level.avals[value], "dtype", np.int32), np.floating)
+
+    smooth = {value for value, _ in made.inputs if is_float(value)}
+    for step in made.steps:
+        read = {key[0] for key in step.operands if not isinstance(key, Literal)}
+        if step.unit.eqn.primitive.name != "stop_gradient" and read & smooth:
+            smooth.update(v for v in step.unit.outs if isinstance(v, int) and is_float(v))
+    results = [value for value in made.outputs if value in smooth]
+    if len(results) != 1 or level.avals[results[0]].shape:
+        return None
+    return results[0] if made.outputs[results[0]] is SUM else None
+
+
+def differentiated(
+    made: Pass, division: Division, read: Callable[[int], Any], number: int
+) -> dict[int, Any]:
+    """Return what a pass makes, of which one number has gradients that are computed with it.
+
+    Args:
+      made: the pass.
+      division: of the tokens.
+      read: returns a value of the program.
+      number: the result that `one_number` has found.
+    """
+    values = [*dict.fromkeys(value for value, _ in made.inputs)]
+    order = [*made.outputs]
+
+    @jax.custom_jvp
+    def total(*arrays: Any) -> list[Any]:
+        given = dict(zip(values, arrays, strict=True))
+        results = looped(made, division, given.__getitem__, again=False)
+        return [results[value] for value in order]
+
+    @functools.partial(total.defjvp, symbolic_zeros=True)
+    def jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        given = dict(zip(values, primals, strict=True))
+        moving = {
+            value: tangent
+            for value, tangent in zip(values, tangents, strict=True)
+            if not jax_compat.is_symbolic_zero(tangent)
+        }
+        results, gradients = _with_gradients(made, division, given, number, [*moving])
+        moved = sum(_along(gradients[value], tangent) for value, tangent in moving.items())
+        still = {value: _still(result) for value, result in results.items()}
+        still[number] = jnp.asarray(moved, results[number].dtype)
+        return [results[value] for value in order], [still[value] for value in order]
+
+    return dict(zip(order, total(*map(read, values)), strict=True))
+
+
+def _along(gradient: Any, tangent: Any) -> Any:
+    """Return their product, which no policy rounds."""
+    axes = tuple(range(gradient.ndim))
+    numbers, precision = ((axes, axes), ((), ())), lax.Precision.HIGHEST
+    return lax.dot_general(gradient, tangent, numbers, precision=precision)
+
+
+def _still(array: Any) -> Any:
+    """Return the tangent of an array that does not move."""
+    if jnp.issubdtype(array.dtype, jnp.inexact):
+        return jnp.zeros_like(array)
+    return np.zeros(array.shape, jax.dtypes.float0)
+
+
+def _with_gradients(
+    made: Pass, division: Division, given: dict[int, Any], number: int, wanted: list[int]
+) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Return what a pass makes, and the gradients of a number among it along some inputs."""
+    parts, wholes, start = parted(made, division, given.__getitem__)
+    along = [key for key in made.inputs if key[0] in wanted]
+    flat = {key: wholes[key] for key in along if key in wholes}
+    slopes = {key: zeros(array.shape, jax.typeof(array)) for key, array in flat.items()}
+
+    def body(sums: Any, part: Any) -> tuple[Any, Any]:
+        env = wholes | part[0]
+
+        def one(moving: Any) -> tuple[Any, Any]:
+            rows, added = in_chunk(made, division, env | moving, part[1])
+            return added[number], (rows, added)
+
+        _, pull, (rows, added) = jax.vjp(one, {key: env[key] for key in along}, has_aux=True)
+        (gradient,) = pull(jnp.ones_like(sums[0][number]))
+        totals = {value: total + added[value] for value, total in sums[0].items()}
+        added = {key: total + gradient[key] for key, total in sums[1].items()}
+        return (totals, added), (rows, {key: gradient[key] for key in along if key in parts})
+
+    (sums, slopes), (stacks, stacked) = _scanned(body, (start, slopes), (parts, division.places))
+    results = sums | {v: division.join(x, made.outputs[v]) for v, x in stacks.items()}
+    found = dict(slopes) | {key: division.join(x, key[1]) for key, x in stacked.items()}
+    gradients: dict[int, Any] = {}
+    for (value, _), gradient in found.items():
+        gradients[value] = gradients[value] + gradient if value in gradients else gradient
+    return results, gradients
+
+
+def _scanned(body: Callable[..., tuple[Any, Any]], start: Any, parts: Any) -> tuple[Any, Any]:
+    """Return what `lax.scan` returns, from a loop out of which nothing is moved.
+
+    Where JAX differentiates around a scan, it moves what is the same in every step before it, as
+    zeros and numbers of words, which are as large as the logits of a chunk (JAX 0.10.2).
+    """
+
+    def part(index: Any) -> Any:
+        return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, 0, False), parts)
+
+    def put(stack: Any, row: Any, index: Any) -> Any:
+        return lax.dynamic_update_index_in_dim(stack, row, index, 0)
+
+    def step(state: Any) -> Any:
+        index, carry, stacks = state
+        carry, rows = body(carry, part(index))
+        return index + 1, carry, jax.tree.map(lambda x, y: put(x, y, index), stacks, rows)
+
+    index = jnp.zeros((), jnp.int32)
+    (count,) = {len(x) for x in jax.tree.leaves(parts)}
+    rows = jax.make_jaxpr(lambda: body(start, part(index))[1], return_shape=True)()
+    avals = jax.tree.unflatten(jax.tree.structure(rows[1]), rows[0].out_avals)
+    stacks = jax.tree.map(lambda aval: zeros((count, *aval.shape), aval), avals)
+    return lax.while_loop(lambda state: state[0] < count, step, (index, start, stacks))[1:]

@@ -1,0 +1,91 @@
+"""A loss that is one number is differentiated in every way that the program can be."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxamp
+from tests.scopes import equations_of
+
+POLICY = jaxamp.PrecisionPolicy.MIXED_BF16.replace(loss_in_chunks=True)
+STORED = POLICY.replace(loss_in_chunks=False)
+T, D, V = 24, 8, 192
+OPERANDS = tuple(np.random.default_rng(0).standard_normal((2, max(T, V), V)).astype(np.float32))
+X, W = OPERANDS[0][:T, :D], OPERANDS[1][:D, :V]
+LABELS = np.arange(T, dtype=np.int32) * 7 % V
+
+
+def _loss(x, w):
+    return optax.softmax_cross_entropy_with_integer_labels(jnp.tanh(x) @ w, LABELS).mean()
+
+
+def _forward_mode(f):
+    return jax.jvp(f, (X, W), (np.cos(X), np.sin(W)))
+
+
+def _only_activations(f):
+    return jax.grad(f)(X, W)
+
+
+def _only_the_matrix(f):
+    return jax.grad(f, 1)(X, W)
+
+
+def _mapped(f):
+    return jax.vmap(jax.grad(f, (0, 1)), (0, None))(np.stack([X, 2 * X]), W)
+
+
+def _under_a_checkpoint(f):
+    return jax.value_and_grad(lambda x, w: 3 * jax.checkpoint(f)(x, w) ** 2, (0, 1))(X, W)
+
+
+def _linearized(f):
+    value, pushed = jax.linearize(f, X, W)
+    return value, pushed(np.cos(X), np.sin(W))
+
+
+def _of_a_scan(f):
+    def step(total, x):
+        return total + f(x, W), None
+
+    return jax.grad(lambda xs: jax.lax.scan(step, 0.0, xs)[0])(np.stack([X, 2 * X]))
+
+
+WAYS = [_forward_mode, _only_activations, _only_the_matrix, _mapped, _under_a_checkpoint,
+        _linearized, _of_a_scan]  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_derivatives(way):
+    """They are those with logits stored, as far as 16 bits tell."""
+    (found,) = jaxamp.plan_of(_loss, POLICY)(X, W).found
+    assert found.forward
+    runs = [jax.jit(lambda p=p: way(jaxamp.amp(_loss, p)))() for p in (POLICY, STORED)]
+    for got, want in zip(*map(jax.tree.leaves, runs), strict=True):
+        assert np.linalg.norm(got - want) <= 0.01 * np.linalg.norm(want)
+
+
+def test_a_value_alone_takes_one_product():
+    """Gradients are computed where somebody asks for them."""
+    text = str(jax.make_jaxpr(jaxamp.amp(_loss, POLICY))(X, W))
+    assert text.count("dimension_numbers") - text.count("DimensionNumbers") <= 2
+    assert "custom_jvp_call" in text
+
+
+def test_a_second_derivative():
+    """A gradient of a gradient is that of the equations."""
+
+    def slope(f):
+        return jax.jit(jax.jvp, static_argnums=0)(jax.grad(f), (X, W), (np.cos(X), np.sin(W)))
+
+    got, want = (slope(jaxamp.amp(_loss, policy))[1] for policy in (POLICY, STORED))
+    assert np.linalg.norm(got - want) <= 0.05 * np.linalg.norm(want)
+
+
+def test_no_constant_of_a_chunk_is_moved_before_the_loop():
+    """Zeros and numbers of words have the size of the logits of a chunk."""
+    equations = equations_of(jax.grad(jaxamp.amp(_loss, POLICY), (0, 1)), X, W)
+    (loop,) = (eqn for eqn, _ in equations if eqn.primitive.name in ("scan", "while"))
+    assert all(v.aval.shape[-2:] != (T // 4, V) for v in loop.invars)
