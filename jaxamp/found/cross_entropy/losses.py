@@ -15,7 +15,7 @@ from jaxamp.core.features import Replaced
 from jaxamp.core.formats import Precision
 from jaxamp.core.target_gpu import described_platform
 from jaxamp.found.cross_entropy.chunks import Division, looped
-from jaxamp.found.cross_entropy.gradients import differentiated, one_number
+from jaxamp.found.cross_entropy.one_number import differentiated, one_number
 from jaxamp.found.cross_entropy.passes import Logits, Obstacle, Pass, Search, logits_of
 from jaxamp.found.cross_entropy.worth import MATTERS, Sizes, chunks_for, products_of
 from jaxamp.found.known_numbers import KnownNumbers
