@@ -251,10 +251,10 @@ MUTATIONS = (
         "tests/found/attention",
     ),
     Mutation(
-        "kernels/attention/ways.py",
+        "found/attention/kernels/ways.py",
         "yield replace(spec, mask=None, window=spec.window if has_window else None)",
         "yield replace(spec, mask=None, window=None)",
-        "tests/kernels/test_ways.py",
+        "tests/found/attention/kernels/test_ways.py",
     ),
     Mutation(
         "run/runner.py",
@@ -323,10 +323,10 @@ MUTATIONS = (
         "tests/kernels/test_linear_cross_entropy.py",
     ),
     Mutation(
-        "kernels/attention/composed.py",
+        "found/attention/kernels/composed.py",
         "dscores = weights * (dweights - row)",
         "dscores = weights * dweights",
-        "tests/kernels/test_attention.py",
+        "tests/found/attention/kernels/test_attention.py",
     ),
     Mutation(
         "kernels/block_quantize.py",

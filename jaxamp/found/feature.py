@@ -44,8 +44,8 @@ def _advise(error: Exception, plan: Callable[[], Any]) -> str:
 
 def _work() -> Work:
     from jaxamp.found.attention.fuse import fuse_attention
+    from jaxamp.found.attention.kernels import found
     from jaxamp.found.cross_entropy.losses import chunk_losses
-    from jaxamp.kernels.attention import found
 
     return Work(
         replace=(fuse_attention, chunk_losses),

@@ -12,6 +12,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxamp.core.features import Replaced
 from jaxamp.found.attention.apart import softmaxes_apart
+from jaxamp.found.attention.kernels.bias_bytes import Biased
+from jaxamp.found.attention.kernels.fused import Fused as Kernel
+from jaxamp.found.attention.kernels.platforms import at_hand, everywhere
+from jaxamp.found.attention.kernels.refusal import refusal
+from jaxamp.found.attention.kernels.spec import AttentionSpec
 from jaxamp.found.attention.layout import layout_of, thinned
 from jaxamp.found.attention.masks import Kinds, kinds_of, known_masks
 from jaxamp.found.attention.match import (
@@ -36,11 +41,6 @@ from jaxamp.found.places import NARROW, Place, Scopes
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.found.values import size_of
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
-from jaxamp.kernels.attention.bias_bytes import Biased
-from jaxamp.kernels.attention.fused import Fused as Kernel
-from jaxamp.kernels.attention.platforms import at_hand, everywhere
-from jaxamp.kernels.attention.refusal import refusal
-from jaxamp.kernels.attention.spec import AttentionSpec
 from jaxamp.policy.policy import PrecisionPolicy
 
 KIND = "attention"

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxamp.found.attention.kernels.known_masks import Intervals, KnownMask, Segments
 from jaxamp.found.attention.layout import arranged, thinned
 from jaxamp.found.attention.match import Bias, Found, Masking, Rescaling
 from jaxamp.found.attention.replacement import home_of
@@ -15,7 +16,6 @@ from jaxamp.found.attention.slopes import floats_of, is_arithmetic
 from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Atom, Unit
 from jaxamp.found.values import size_of
-from jaxamp.kernels.attention.known_masks import Intervals, KnownMask, Segments
 
 
 def known_masks(

@@ -13,12 +13,12 @@ import numpy as np
 from jax import lax
 
 from jaxamp.found.attention.empty_rows import VANISHING, EmptyRows
+from jaxamp.found.attention.kernels.found import found_attention, found_attention_backward
+from jaxamp.found.attention.kernels.spec import AttentionSpec
 from jaxamp.found.attention.layout import Layout, arranged, thin, thinned_to
 from jaxamp.found.attention.match import Bias, Found, Held, Masking, Rescaling, Step
 from jaxamp.found.attention.scores import Scores
 from jaxamp.found.values import Factor, Place
-from jaxamp.kernels.attention.found import found_attention, found_attention_backward
-from jaxamp.kernels.attention.spec import AttentionSpec
 
 Placed = tuple[Any, Sequence[Place]]
 """An array, and the axes that it has in each place."""

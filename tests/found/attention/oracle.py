@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxamp.kernels.attention import AttentionSpec
+from jaxamp.found.attention.kernels import AttentionSpec
 
 
 def attention(
@@ -22,7 +22,7 @@ def attention(
     """The output, and the cotangents of q, k, v and of what is added to the scores.
 
     Args:
-        q: [*b, T, N, H]; with k and v [*b, S, K, H], as `jaxamp.kernels.attention` has them.
+        q: [*b, T, N, H]; with k and v [*b, S, K, H], as `jaxamp.found.attention.kernels` has them.
         k: keys.
         v: values.
         dout: cotangent of the output.

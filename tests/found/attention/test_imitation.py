@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxamp.kernels.attention import AttentionSpec, attention
-from jaxamp.kernels.attention.flash import FLASH
-from jaxamp.kernels.attention.spec import Operands, Results
-from jaxamp.kernels.attention.splash import SPLASH
+from jaxamp.found.attention.kernels import AttentionSpec, attention
+from jaxamp.found.attention.kernels.flash import FLASH
+from jaxamp.found.attention.kernels.spec import Operands, Results
+from jaxamp.found.attention.kernels.splash import SPLASH
 from tests.found.attention import imitation, oracle
 
 LONG = pytest.mark.long

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxamp.kernels.attention import AttentionSpec, composed
+from jaxamp.found.attention.kernels import AttentionSpec, composed
 from tests.found.attention import imitation, oracle
 from tests.found.attention.accuracy import LIMIT
 

@@ -1,7 +1,7 @@
 """Compiles attention for a chip that is not there; run inside the environment of its compiler.
 
-python -m tests.kernels.attention_programs TARGET FOLDER: writes FOLDER/found.json, a row for each
-program: its custom calls, and the bytes of its temporary memory.
+python -m tests.found.attention.kernels.attention_programs TARGET FOLDER: writes FOLDER/found.json,
+a row for each program: its custom calls, and the bytes of its temporary memory.
 """
 
 import json
@@ -50,8 +50,8 @@ def program(words: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
     import jax
     import jax.numpy as jnp
 
-    from jaxamp.kernels.attention import AttentionSpec, attention
-    from jaxamp.kernels.attention.known_masks import Intervals, Segments
+    from jaxamp.found.attention.kernels import AttentionSpec, attention
+    from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
 
     length, head = words.get("length", T), words.get("head", H)
     dtype = words.get("dtype", "bfloat16")

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxamp.kernels.attention import AttentionSpec, composed
-from jaxamp.kernels.attention.fused import Fused
-from jaxamp.kernels.attention.known_masks import Intervals, Piece, Segments
-from jaxamp.kernels.attention.spec import Operands, Results
-from jaxamp.kernels.attention.ways import ways
+from jaxamp.found.attention.kernels import AttentionSpec, composed
+from jaxamp.found.attention.kernels.fused import Fused
+from jaxamp.found.attention.kernels.known_masks import Intervals, Piece, Segments
+from jaxamp.found.attention.kernels.spec import Operands, Results
+from jaxamp.found.attention.kernels.ways import ways
 
 B, T, N, H = 2, 24, 2, 8
 WORDS = np.arange(T)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from jaxamp.core import jax_compat
 from jaxamp.core.target_gpu import TargetGpu
-from jaxamp.kernels.attention.fused import Fused, with_all_keys
-from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results
+from jaxamp.found.attention.kernels.fused import Fused, with_all_keys
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 
 NEWEST = TargetGpu(capability=(9, 0), cudnn=91200)
 """A GPU that takes every shape that any takes."""

@@ -11,9 +11,9 @@ import numpy as np
 
 from jaxamp.core import jax_compat
 from jaxamp.core.target_gpu import TargetGpu
-from jaxamp.kernels.attention.fused import Fused
-from jaxamp.kernels.attention.known_masks import KnownMask, Segments
-from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results
+from jaxamp.found.attention.kernels.fused import Fused
+from jaxamp.found.attention.kernels.known_masks import KnownMask, Segments
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 
 _BLOCK = 32  # of the backward pass, as JAX's own default has it (0.10.2)
 _LARGEST_HEAD = 256

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxamp.kernels.attention.fused import Fused
-from jaxamp.kernels.attention.known_masks import KnownMask, Piece, Segments
-from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results, mismatch
+from jaxamp.found.attention.kernels.fused import Fused
+from jaxamp.found.attention.kernels.known_masks import KnownMask, Piece, Segments
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results, mismatch
 
 _MOST_PIECES = 8
 """Calls of a kernel for one attention, at most: cuDNN makes a plan of each when it compiles."""

@@ -19,8 +19,8 @@ from jax.extend.core import Primitive
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define, jvp_along, typed_as
 from jaxamp.core.taxonomy import OpKind, Trait
-from jaxamp.kernels.attention.primitives import attention_backward_p, attention_forward
-from jaxamp.kernels.attention.spec import AttentionSpec, Operands
+from jaxamp.found.attention.kernels.primitives import attention_backward_p, attention_forward
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 
 found_attention_p = Primitive("found_attention")
 found_attention_backward_p = Primitive("found_attention_backward")

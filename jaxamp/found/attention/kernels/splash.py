@@ -14,9 +14,9 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxamp.core import jax_compat
-from jaxamp.kernels.attention.fused import Fused
-from jaxamp.kernels.attention.known_masks import Intervals, Segments
-from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results
+from jaxamp.found.attention.kernels.fused import Fused
+from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 
 LANES = 128
 _LARGEST_BLOCK = 512

@@ -16,11 +16,17 @@ from jax.sharding import PartitionSpec as P
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.core import jax_compat
 from jaxamp.core.target_gpu import TargetGpu, described_gpu, lowering_for
-from jaxamp.kernels.attention import AttentionSpec, attention, attention_forward, cudnn, triton
-from jaxamp.kernels.attention.flash import FLASH
-from jaxamp.kernels.attention.known_masks import Intervals, Segments
-from jaxamp.kernels.attention.spec import Operands, Results
-from jaxamp.kernels.attention.splash import SPLASH, block
+from jaxamp.found.attention.kernels import (
+    AttentionSpec,
+    attention,
+    attention_forward,
+    cudnn,
+    triton,
+)
+from jaxamp.found.attention.kernels.flash import FLASH
+from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
+from jaxamp.found.attention.kernels.spec import Operands, Results
+from jaxamp.found.attention.kernels.splash import SPLASH, block
 from tests.kernels import attention_programs
 from tests.kernels.test_deviceless import compiled
 
@@ -306,7 +312,7 @@ def test_biases_for_cudnn_are_finite():
 @pytest.mark.parametrize("target", ["h200", "a100", "b200", "v5e", "v6e"])
 def test_vendors_compile_attention(target, tmp_path):
     """The compilers take each kernel, and less memory than the scores need."""
-    found = compiled(target, tmp_path, "tests.kernels.attention_programs")
+    found = compiled(target, tmp_path, "tests.found.attention.kernels.attention_programs")
     composed = {"head 300"}
     if TARGETS[target].gpu is None:
         composed |= {"bias of heads", "bias of keys", "float16", "odd length", "head 100"}

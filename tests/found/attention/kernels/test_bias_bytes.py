@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 import jaxamp
-from jaxamp.kernels.attention import refusal
-from jaxamp.kernels.attention.bias_bytes import Biased
-from jaxamp.kernels.attention.flash import FLASH
-from jaxamp.kernels.attention.spec import AttentionSpec
+from jaxamp.found.attention.kernels import refusal
+from jaxamp.found.attention.kernels.bias_bytes import Biased
+from jaxamp.found.attention.kernels.flash import FLASH
+from jaxamp.found.attention.kernels.spec import AttentionSpec
 
 POLICY = jaxamp.PrecisionPolicy.MIXED_BF16.replace(fused_attention=True)
 B, T, N, H = 2, 32, 4, 8

@@ -23,11 +23,11 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import compiled, define, jvp_along, typed_as
-from jaxamp.kernels.attention import composed
-from jaxamp.kernels.attention.fused import backward_form, forward_form
-from jaxamp.kernels.attention.partitioned import partitioned
-from jaxamp.kernels.attention.platforms import PLATFORMS, chosen
-from jaxamp.kernels.attention.spec import AttentionSpec, Operands, check_operands, of_backward
+from jaxamp.found.attention.kernels import composed
+from jaxamp.found.attention.kernels.fused import backward_form, forward_form
+from jaxamp.found.attention.kernels.partitioned import partitioned
+from jaxamp.found.attention.kernels.platforms import PLATFORMS, chosen
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, check_operands, of_backward
 from jaxamp.kernels.gpu_lowering import lower
 
 Form = Callable[..., tuple[Any, ...]]

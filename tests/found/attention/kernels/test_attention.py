@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxamp.errors import KernelError
-from jaxamp.kernels.attention import (
+from jaxamp.found.attention.kernels import (
     AttentionSpec,
     attention,
     attention_backward,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxamp.errors import KernelError
-from jaxamp.kernels.attention.known_masks import KnownMask, Segments
+from jaxamp.found.attention.kernels.known_masks import KnownMask, Segments
 
 
 class Operands(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxamp.kernels.attention.bias_bytes import Biased, loss
-from jaxamp.kernels.attention.fused import Fused, flattened
-from jaxamp.kernels.attention.platforms import everywhere
-from jaxamp.kernels.attention.spec import AttentionSpec, Operands, mismatch
-from jaxamp.kernels.attention.ways import ways
+from jaxamp.found.attention.kernels.bias_bytes import Biased, loss
+from jaxamp.found.attention.kernels.fused import Fused, flattened
+from jaxamp.found.attention.kernels.platforms import everywhere
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, mismatch
+from jaxamp.found.attention.kernels.ways import ways
 
 
 def refusal(

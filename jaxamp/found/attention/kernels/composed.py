@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxamp.kernels.attention.spec import AttentionSpec
+from jaxamp.found.attention.kernels.spec import AttentionSpec
 
 Array = Any
 

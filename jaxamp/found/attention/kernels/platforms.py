@@ -8,12 +8,12 @@ import jax
 
 from jaxamp.core import jax_compat
 from jaxamp.core.target_gpu import TargetGpu, described_platform
-from jaxamp.kernels.attention import cudnn, triton
-from jaxamp.kernels.attention.flash import FLASH
-from jaxamp.kernels.attention.fused import Fused, flattened
-from jaxamp.kernels.attention.spec import AttentionSpec, Operands
-from jaxamp.kernels.attention.splash import EXPORTED_SPLASH, SPLASH, exact_scale
-from jaxamp.kernels.attention.ways import ways
+from jaxamp.found.attention.kernels import cudnn, triton
+from jaxamp.found.attention.kernels.flash import FLASH
+from jaxamp.found.attention.kernels.fused import Fused, flattened
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
+from jaxamp.found.attention.kernels.splash import EXPORTED_SPLASH, SPLASH, exact_scale
+from jaxamp.found.attention.kernels.ways import ways
 from jaxamp.kernels.gpu_lowering import gpu_of, may_call, target_gpu
 
 PLATFORMS = ("cuda", "tpu")

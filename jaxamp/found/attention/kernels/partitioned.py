@@ -24,8 +24,8 @@ from jax import lax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jaxamp.core import jax_compat
-from jaxamp.kernels.attention import composed
-from jaxamp.kernels.attention.spec import AttentionSpec, Operands, of_backward
+from jaxamp.found.attention.kernels import composed
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, of_backward
 from jaxamp.kernels.tiled_mesh import Axes, divided, mesh_of, names_of, parts
 
 Letters = tuple[str, ...]

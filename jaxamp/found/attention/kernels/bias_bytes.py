@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from jaxamp.kernels.attention.fused import Fused
-from jaxamp.kernels.attention.spec import Operands, scores_shape
+from jaxamp.found.attention.kernels.fused import Fused
+from jaxamp.found.attention.kernels.spec import Operands, scores_shape
 
 _FORWARD, _BACKWARD = 4, 7
 """Times that 16-bit arrays of scores, weights and their cotangents are written or read."""

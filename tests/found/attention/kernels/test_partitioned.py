@@ -7,9 +7,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxamp.kernels.attention import AttentionSpec, composed
-from jaxamp.kernels.attention.known_masks import Segments
-from jaxamp.kernels.attention.partitioned import partitioned
+from jaxamp.found.attention.kernels import AttentionSpec, composed
+from jaxamp.found.attention.kernels.known_masks import Segments
+from jaxamp.found.attention.kernels.partitioned import partitioned
 
 B, T, N, H = 8, 16, 4, 8
 SEGMENTS = Segments(np.arange(T) // 5, np.arange(T) // 5)

@@ -8,10 +8,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxamp.core import jax_compat
-from jaxamp.kernels.attention.fused import Fused
-from jaxamp.kernels.attention.known_masks import Segments
-from jaxamp.kernels.attention.spec import AttentionSpec, Operands, Results, scores_shape
-from jaxamp.kernels.attention.splash import block, by_heads, tpu_obstacle
+from jaxamp.found.attention.kernels.fused import Fused
+from jaxamp.found.attention.kernels.known_masks import Segments
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results, scores_shape
+from jaxamp.found.attention.kernels.splash import block, by_heads, tpu_obstacle
 
 _LARGEST = 1e30
 """Of a bias: where a block of keys is all minus infinity, the kernel takes that from itself."""

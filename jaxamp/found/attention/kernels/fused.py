@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxamp.kernels.attention.composed import sum_to
-from jaxamp.kernels.attention.spec import (
+from jaxamp.found.attention.kernels.composed import sum_to
+from jaxamp.found.attention.kernels.spec import (
     AttentionSpec,
     Operands,
     Results,
