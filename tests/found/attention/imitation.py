@@ -7,8 +7,8 @@ rounds them and the cotangents of the scores before they are contracted; the sum
 their cotangents is that of the output, as it was rounded, times its own. cuDNN reads a bias in 16
 bits.
 
-The functions stand in for `jaxamp.found.attention.kernels.composed`, with the same arguments: inside
-of `kernels()` every attention that is replaced is computed so.
+The functions stand in for `jaxamp.found.attention.kernels.composed`, with the same arguments:
+inside of `kernels()` every attention that is replaced is computed so.
 """
 
 from __future__ import annotations
