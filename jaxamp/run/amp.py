@@ -106,6 +106,7 @@ class AmpFunction(Generic[_P, _R]):
     @contextmanager
     def _jitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
         """Make a ``jax.jit`` whose static arguments are those that a call of this one has."""
+        self._runner.check(self._target, args, kwargs)
         declared = self._settings.statics | static_parameters(self.__wrapped__)
         positions = {n for n, arg in enumerate(args) if is_constant(arg)} | declared.positions
         names = {name for name, arg in kwargs.items() if is_constant(arg)} | declared.names

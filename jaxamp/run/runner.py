@@ -24,7 +24,7 @@ from jaxamp.core.adapters import adapter
 from jaxamp.run.emit import compiled, emit, function_result, jitted, plan_call
 from jaxamp.run.settings import Settings, in_force
 from jaxamp.trace.arguments import Call, Layout, Signature, jit_traces, refuse_held
-from jaxamp.trace.static_arguments import hold
+from jaxamp.trace.static_arguments import Changed, hold
 from jaxamp.trace.target import Target
 
 if TYPE_CHECKING:
@@ -87,7 +87,12 @@ class Runner:
     @jax_compat.boundary
     def _call(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self.prepared(target, args, kwargs) as call:
-            return call.finish(function_result(self.form(call)(*call.arrays)))
+            try:
+                result = function_result(self.form(call)(*call.arrays))
+            except Changed:  # the form holds an object that was equal to this call's
+                self._forms.pop((*call.key, taxonomy.version), None)
+                result = function_result(self.form(call)(*call.arrays))
+            return call.finish(result)
 
     @contextmanager
     def prepared(
@@ -102,9 +107,7 @@ class Runner:
           abstract: let ``jax.ShapeDtypeStruct`` stand for an array.
         """
         call = self.split(target, args, kwargs, abstract=abstract)
-        nnx = _nnx_adapter(call)
-        if not jax_compat.is_staging():
-            refuse_held(call.name, [h for h in call.held() if not (nnx and nnx.is_object(h[1]))])
+        nnx = self._checked(call)
         try:
             if nnx is None:
                 yield call
@@ -122,6 +125,17 @@ class Runner:
         """Add a note to an error of a call that is looked at ahead of time, as `prepared` does."""
         call = self.split(target, args, kwargs, abstract=True)
         _note_traced_numbers(error, call, call.traced_numbers(all_traced=True))
+
+    def check(self, target: Target, args: Any, kwargs: Any) -> None:
+        """Raise for arguments that hold arrays where JAX does not look, before any work."""
+        self._checked(self.split(target, args, kwargs, abstract=True))
+
+    def _checked(self, call: Call) -> Any:
+        """Return the adapter that a call needs, if it has no arguments that are refused."""
+        nnx = _nnx_adapter(call)
+        if not jax_compat.is_staging():
+            refuse_held(call.name, [h for h in call.held() if not (nnx and nnx.is_object(h[1]))])
+        return nnx
 
     def _note_advice(self, error: Exception, call: Call) -> None:
         """Add what features say to a compiler's error."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from types import MethodType
 from typing import Any, NamedTuple
 from weakref import WeakMethod, ref
@@ -48,7 +49,7 @@ def constant_key(leaf: Any, *, captured: bool = False) -> Hashable:
         owner, function = identity_key(leaf.__self__), identity_key(leaf.__func__)
         return kind, owner, function, content(leaf)
     if kind is slice or has_value(leaf):
-        return kind, content(leaf, captured=captured)
+        return _Valued(kind, content(leaf, captured=captured))
     return identity_key(leaf, content(leaf, captured=captured))
 
 
@@ -68,7 +69,7 @@ def hold(
         return _weakly(ref, leaf, dropped)
     if type(leaf) is MethodType:
         return _weakly(WeakMethod, leaf, dropped)
-    return lambda: leaf
+    return partial(_unchanged, leaf, key) if isinstance(key, _Valued) else lambda: leaf
 
 
 def value_of(leaf: Any) -> Callable[[], Any]:
@@ -81,6 +82,17 @@ class _Identity(int):
     """The address of a constant that is known by identity."""
 
     __slots__ = ()
+
+
+class Changed(Exception):
+    """Leaves a trace for a constant that was equal to that of the call, and has changed since."""
+
+
+class _Valued(NamedTuple):
+    """A constant that is known by its class and by all that it holds."""
+
+    kind: type
+    content: Hashable
 
 
 class _Walked(NamedTuple):
@@ -98,6 +110,12 @@ def identity_key(leaf: Any, held: Hashable = None) -> Hashable:
       held: a key of what it holds, where that may change.
     """
     return _Identity(id(leaf)) if held is None else _Walked(_Identity(id(leaf)), held)
+
+
+def _unchanged(leaf: Any, key: _Valued) -> Any:
+    if content(leaf, captured=True) != key.content:
+        raise Changed
+    return leaf
 
 
 def _weakly(kind: Any, leaf: Any, dropped: Callable[[Any], None] | None) -> Callable[[], Any]:

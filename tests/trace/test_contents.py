@@ -245,7 +245,7 @@ def test_arrays_inside_are_refused(name):
     """Whatever holds them, however deep, at the first call and not later."""
     kind = KINDS[name]
     value = np.zeros(4, np.float32) if name in HOLDERS else jax.new_ref(jnp.zeros(4))
-    for call in (amp(_scaled), plan_of(_scaled)):
+    for call in (amp(_scaled), plan_of(_scaled), amp(_scaled).lower, amp(_scaled).eval_shape):
         with pytest.raises(ArgumentError, match=r"(?s)argument box of _scaled.*register"):
             call(X, kind.make(value), kind.get)
     with pytest.raises(TypeError):
@@ -355,6 +355,16 @@ def test_results_that_cannot_be_copied_are_refused():
     """A lock, say: each call of the plain program makes one of its own."""
     with pytest.raises(OutputError, match=r"made a lock.*cannot be copied"):
         amp(lambda x: (x, threading.Lock()))(X)
+
+
+def test_an_equal_object_that_has_changed_is_not_held():
+    """A form for objects of one value is traced for new shapes with an object of that value."""
+    f, one = amp(_scaled), Equal(2)
+    f(X, one, _value)
+    one.value = 3
+    np.testing.assert_allclose(
+        f(X[:2], Equal(2), _value), _scaled(X[:2], Equal(2), _value), rtol=1e-2
+    )
 
 
 # The table of docs/reference/arguments.md, row by row.
