@@ -63,7 +63,7 @@ class Runner:
         self.resolve = hold(function)
         self.settings = settings
         self.companion: Any = None
-        self._layouts: dict[tuple[Any, bool], Layout] = {}
+        self._layouts: dict[tuple[Any, ...], Layout] = {}
         self._traces: dict[Layout, tuple[int, Sequence[Hashable]]] = {}
         self._forms: dict[Hashable, Callable[..., Any]] = {}
         self._takes_arrays = True  # until a call has others: trying costs more than splitting
@@ -158,6 +158,9 @@ class Runner:
         layout = self._layouts.get(key)
         if layout is None:
             layout = self._layouts.setdefault(key, Layout.of(treedef, staged=key[1]))
+        if layout.objects:  # each time that they hold something else, it is another layout
+            key = *key, layout.contents()
+            layout = self._layouts.setdefault(key, Layout.of(treedef, staged=key[1]))
         arrays, keys = layout.split(leaves, target.bound, abstract=abstract)
         return Call(target.function, target.name, layout, leaves, arrays, keys)
 
@@ -197,8 +200,9 @@ class Runner:
         def region(*args: Any, **kwargs: Any) -> Any:
             function = resolve()
             leaves, treedef = jax.tree.flatten((None, (), {}, args, kwargs))
-            call = Call(function, name, Layout.of(treedef), leaves, leaves, (None,) * len(leaves))
-            if any(map(_may_be_number, leaves)) or _nnx_adapter(call):
+            layout = Layout.of(treedef)
+            call = Call(function, name, layout, leaves, leaves, (None,) * len(leaves))
+            if layout.objects or any(map(_may_be_number, leaves)) or _nnx_adapter(call):
                 raise _Declined
             return emit(call.signature(), leaves, settings)
 

@@ -28,7 +28,7 @@ import jax
 from jax.extend.core import valid_jaxtype
 
 from jaxamp.errors import ArgumentError, shown
-from jaxamp.trace.contents import ARRAY_TYPES, Held, is_array, place_of
+from jaxamp.trace.contents import ARRAY_TYPES, Held, content, is_array, objects_in, place_of
 from jaxamp.trace.static_arguments import Constants, constant_key, hold, identity_key, value_of
 
 Numbers = tuple[type, ...]
@@ -117,6 +117,7 @@ class Layout:
       owned: whether the first leaf is an owner that is no container, held by identity.
       bound: how many leaves, the first ones, are bound to the function and not given to it.
       nodes: the classes of the containers.
+      objects: what static fields of the containers hold that has no ``==``, and may change.
     """
 
     treedef: Any
@@ -124,6 +125,7 @@ class Layout:
     owned: bool
     bound: int
     nodes: frozenset[type]
+    objects: Sequence[Any]
 
     @classmethod
     def of(cls, treedef: Any, *, staged: bool = False) -> Layout:
@@ -136,15 +138,21 @@ class Layout:
         owner, bound_args, bound_kwargs, args, kwargs = treedef.children()
         numbers: list[Numbers] = []
         nodes: set[type] = set()
+        fields: list[Any] = []
         for part in (owner, bound_args, bound_kwargs):
-            _conventions(part, _STATIC, numbers, nodes)
+            _conventions(part, _STATIC, numbers, nodes, fields)
         bound = len(numbers)
         numbers = [_STATIC] * bound
         for part in (args, kwargs):
-            _conventions(part, AS_ARGUMENT, numbers, nodes)
+            _conventions(part, AS_ARGUMENT, numbers, nodes, fields)
         if staged:
             numbers = [_STATIC] * len(numbers)
-        return cls(treedef, tuple(numbers), owner.node_data() is None, bound, frozenset(nodes))
+        owned, found = owner.node_data() is None, tuple(objects_in(fields))
+        return cls(treedef, tuple(numbers), owned, bound, frozenset(nodes), found)
+
+    def contents(self) -> tuple[Hashable, ...]:
+        """Return a key of what the objects hold now."""
+        return tuple(content(value, captured=True) for value in self.objects)
 
     def split(
         self, leaves: Sequence[Any], bound: dict[int, Hashable], *, abstract: bool = False
@@ -288,15 +296,18 @@ class Call:
         return Signature(resolve, self.layout, Static(self.layout.treedef, constants), self.name)
 
 
-def _conventions(treedef: Any, numbers: Numbers, out: list[Numbers], nodes: set[type]) -> None:
+def _conventions(
+    treedef: Any, numbers: Numbers, out: list[Numbers], nodes: set[type], fields: list[Any]
+) -> None:
     """Append, for every leaf of `treedef`, the types of numbers that are traced there."""
     data = treedef.node_data()
     if data is None:  # a leaf
         out.append(numbers)
         return
     nodes.add(data[0])
+    fields.append(data[1])
     for child in treedef.children():
-        _conventions(child, _inside(data[0], numbers), out, nodes)
+        _conventions(child, _inside(data[0], numbers), out, nodes, fields)
 
 
 def _inside(node: type, numbers: Numbers) -> Numbers:

@@ -183,6 +183,21 @@ def reachable(value: Any) -> Iterator[Any]:
                 waiting.append(part)
 
 
+def objects_in(data: Any) -> Iterator[Any]:
+    """Yield the objects in `data` that have attributes and no ``==``: these may change unseen."""
+    seen, waiting = {id(data): data}, [data]
+    while waiting:
+        held = waiting.pop()
+        if callable(held) or is_known_apart(held):
+            continue
+        inside = [part for _, _, part in parts(held) if id(part) not in seen]
+        if inside and type(held).__eq__ is object.__eq__:
+            yield held
+        else:
+            seen.update({id(part): part for part in inside})
+            waiting += inside
+
+
 class _Reader:
     """Reads one object; what it meets again, it calls by the number of the first time."""
 
