@@ -395,9 +395,10 @@ def in_words_of(function: Callable[..., Any], paths: Sequence[str]) -> list[str]
 
     def worded(path: str) -> str:
         part, first, rest = re.fullmatch(r"\[(.)\]\[(.*?)\](.*)", path).groups()
-        is_known = part == "0" and int(first) < len(parameters)
-        name = parameters[int(first)] if is_known else first.strip("'")
-        return f"{name}{rest}"
+        if part == "1":
+            return first[1:-1] + rest
+        place = int(first)
+        return f"{parameters[place] if place < len(parameters) else f'args[{place}]'}{rest}"
 
     return list(map(worded, paths))
 

@@ -152,8 +152,8 @@ def test_an_input_is_blamed_by_name():
     """Nothing in the program is at fault where a number was bad from the start."""
     params = {"w": jnp.array([1.0, jnp.nan])}
     result = found(lambda params, x: jnp.sum(params["w"] * x), params, jnp.ones(2))
-    assert (result.primitive, result.kind, result.source) == ("input", NAN, "[0][0]['w']")
-    assert "an input holds NaN: [0][0]['w']" in str(result)
+    assert (result.primitive, result.kind, result.source) == ("input", NAN, "params['w']")
+    assert "an input holds NaN: params['w']" in str(result)
 
 
 def test_the_earliest_of_two_is_blamed():

@@ -69,7 +69,7 @@ def test_a_bad_leaf_of_a_module_is_named(model):
     assert training.first_nonfinite(grads) == ".layers[0].weight"
     found = training.explain_nonfinite(step)(broken, X)
     assert found is not None
-    assert found.source == "[0][0].layers[2].bias"
+    assert found.source == "model.layers[2].bias"
 
 
 def test_bfloat16_modules_stay_bfloat16(model):

@@ -183,7 +183,7 @@ def test_nan_in_one_parameter_is_named(problem):
     found = training.explain_nonfinite(training.scaled_value_and_grad(loss_fn))(params, x, y)
     assert found is not None
     assert found.primitive == "input"
-    assert found.source == "[0][0]['w2']"
+    assert found.source == "params['w2']"
 
 
 # --- Several losses ----------------------------------------------------------------------------
