@@ -240,8 +240,8 @@ MUTATIONS = (
     ),
     Mutation(
         "quantized/delayed_scaling/known_scale.py",
-        "values = jnp.where(jnp.abs(wide) < np.inf, made.values, nan)",
-        "values = made.values",
+        "return with_scale(_infinite_as_nan(wide), stored_scale(scale, cast), cast)",
+        "return with_scale(wide, stored_scale(scale, cast), cast)",
         "tests/quantized/delayed_scaling/test_delayed_function.py",
     ),
     Mutation(

@@ -1,1 +1,1 @@
-"""Which products are quantized, and what that makes worth while around them."""
+"""Choose which products are quantized, and what that makes worth while around them."""
