@@ -59,6 +59,7 @@ class Semantics:
       pole: where the function is singular.
       decays: whether the result may be below the range of float16 though its operands are not.
       whole: whether the result is a whole number if all operands are.
+      periodic: whether the result is the same whenever the first operand grows by some number.
     """
 
     linear: Linear
@@ -67,6 +68,7 @@ class Semantics:
     pole: Pole = Pole.NONE
     decays: bool = False
     whole: bool = False
+    periodic: bool = False
 
 
 def total(range: Transfer) -> Semantics:
@@ -112,6 +114,11 @@ def bounded(range: Transfer, decays: bool = False, whole: bool = False) -> Seman
 def steep(range: Transfer = anywhere, pole: Pole = Pole.NONE, decays: bool = False) -> Semantics:
     """Return that of a curve of large relative slope, and of what is not known."""
     return Semantics(Linear.NOT, Rounding.AMPLIFIED, range, pole, decays)
+
+
+def wave(range: Transfer = anywhere) -> Semantics:
+    """Return that of a periodic function of its first operand."""
+    return Semantics(Linear.NOT, Rounding.AMPLIFIED, range, periodic=True)
 
 
 UNKNOWN = steep()

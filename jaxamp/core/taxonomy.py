@@ -63,6 +63,7 @@ from jaxamp.core.semantics import (
     quotient,
     steep,
     total,
+    wave,
 )
 from jaxamp.errors import PolicyError, accepted
 
@@ -300,10 +301,10 @@ TABLE: dict[str, Op] = {
     "rsqrt": _elementwise(Trait.SENSITIVE, mild(inverse_root, Pole.ZERO)),
     "cbrt": _elementwise(Trait.SENSITIVE, mild(rising(np.cbrt))),
     # Exact, but it jumps: a rounded operand may end up on the other side.
-    "rem": _elementwise(Trait.SENSITIVE, steep(remainder)),
-    "sin": _elementwise(Trait.SENSITIVE, steep(within(-1, 1))),
-    "cos": _elementwise(Trait.SENSITIVE, steep(within(-1, 1))),
-    "tan": _elementwise(Trait.SENSITIVE, steep()),
+    "rem": _elementwise(Trait.SENSITIVE, wave(remainder)),
+    "sin": _elementwise(Trait.SENSITIVE, wave(within(-1, 1))),
+    "cos": _elementwise(Trait.SENSITIVE, wave(within(-1, 1))),
+    "tan": _elementwise(Trait.SENSITIVE, wave()),
     "sinh": _elementwise(Trait.SENSITIVE, steep(rising(math.sinh))),
     "cosh": _elementwise(Trait.SENSITIVE, steep(within(1, math.inf))),
     "asin": _elementwise(Trait.SENSITIVE, steep(arc_sine, Pole.NUMBER)),

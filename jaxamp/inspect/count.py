@@ -11,6 +11,7 @@ from typing import Any
 from jax.extend.core import JaxprEqn
 
 from jaxamp.core.taxonomy import OpKind
+from jaxamp.jaxprs.contracted import size, terms
 
 _SLICES = ("slice", "dynamic_slice", "gather")
 
@@ -75,8 +76,8 @@ def flops(name: str, kind: OpKind, params: dict[str, Any], ins: Sequence[Any], o
       ins: types of its operands.
       out: type of its first result.
     """
-    if name in _CONTRACTIONS:
-        return 2 * size(out) * _CONTRACTIONS[name](params, ins)
+    if (each := terms(name, params, ins)) is not None:
+        return 2 * size(out) * each
     if name in ATTENTIONS:
         return _attention(ATTENTIONS[name], ins)
     if kind is OpKind.ELEMENTWISE:
@@ -100,36 +101,6 @@ def touched(eqn: JaxprEqn) -> tuple[list[int], list[int]]:
     return reads, writes
 
 
-def size(aval: Any) -> int:
-    """Count the elements of a type: an unknown dimension as one, what is not an array as none."""
-    shape = getattr(aval, "shape", None)
-    if shape is None:
-        return 0
-    return math.prod(d if isinstance(d, int) else 1 for d in shape)
-
-
-def _dot(params: dict[str, Any], ins: Sequence[Any]) -> int:
-    (contracted, _), _ = params["dimension_numbers"]
-    return math.prod(ins[0].shape[axis] for axis in contracted)
-
-
-def _convolution(params: dict[str, Any], ins: Sequence[Any]) -> int:
-    """Count the multiplications for one element of the result: a kernel less its output features.
-
-    The zeros that the transpose of a strided convolution puts between its inputs do not count.
-    """
-    out_features = ins[1].shape[params["dimension_numbers"].rhs_spec[0]]
-    return size(ins[1]) // max(out_features * math.prod(params["lhs_dilation"]), 1)
-
-
-def _ragged_dot(params: dict[str, Any], ins: Sequence[Any]) -> int:
-    """Count as for a dot; groups that split the contracted axis have a share of it each."""
-    numbers = params["ragged_dot_dimension_numbers"]
-    (contracted, _), _ = numbers.dot_dimension_numbers
-    groups = ins[2].shape[-1] if set(numbers.lhs_ragged_dimensions) <= set(contracted) else 1
-    return math.prod(ins[0].shape[axis] for axis in contracted) // groups
-
-
 def _attention(products: tuple[int, int], ins: Sequence[Any]) -> int:
     """Count the products over heads of keys and over heads of values; masks skip none of them."""
     q, k, v = (x.shape for x in ins[:3])
@@ -143,12 +114,6 @@ ATTENTIONS = {
     "found_attention_backward": (3, 2),  # scores are computed again
     "attention_forward": (1, 1),
     "attention_backward": (3, 2),
-}
-
-_CONTRACTIONS = {
-    "dot_general": _dot,
-    "conv_general_dilated": _convolution,
-    "ragged_dot_general": _ragged_dot,
 }
 
 _SUMS = tuple(field.name for field in dataclasses.fields(Tally))

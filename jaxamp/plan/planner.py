@@ -15,6 +15,7 @@ from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import UnknownPrimitiveError
 from jaxamp.plan.assemble import assemble, ground_of
 from jaxamp.plan.conditioning.hazards import Hazards
+from jaxamp.plan.conditioning.precise_products import find_precise_products
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fused_groups import Groups
 from jaxamp.plan.dataflow.fusible import find_crossing_values
@@ -83,6 +84,7 @@ def make_plan(
     _apply_signature(graph, frame.entries, inputs or (), frame.exits, onward)
     graph.later.update(v for v, is_later in zip(frame.entries, later, strict=False) if is_later)
     find_ranges(graph)
+    find_precise_products(graph)
     forced = find_forced(graph, policy)
     findings = _find(graph, frame, policy, forced, inputs or ())
     grounds = {site: ground_of(site, findings.choices) for site in sites_of(frame)}
@@ -153,7 +155,6 @@ def _find(
     for work in features.works():
         if work.choose:
             choices.update(work.choose(draft))
-    wide = hazards.squared_distances
     fuses = Guard.REDUCTION_ISLAND in policy.guards and bool(policy.low)
     return Findings(
         policy=policy,
@@ -167,7 +168,7 @@ def _find(
         narrow=chooser.narrow[OpKind.ELEMENTWISE],
         exact_narrow=exact_narrow,
         relu_signs=chooser.relu_signs,
-        readings=OperandReads(flow, chooser.copies, stored, policy, wide),
+        readings=OperandReads(flow, chooser.copies, stored, policy),
         groups=Groups(flow, frame, stored, exact_narrow) if fuses else None,
     )
 

@@ -17,7 +17,6 @@ from jaxamp.plan.conditioning.singularities import (
     find_singularities,
     find_small_divisors,
 )
-from jaxamp.plan.conditioning.squared_distances import find_squared_distances
 from jaxamp.plan.conditioning.unrolled_recurrences import find_unrolled_recurrences
 from jaxamp.plan.dataflow.constraints import Constraint, is_inexact
 from jaxamp.plan.dataflow.dataflow import Dataflow
@@ -31,7 +30,7 @@ FORGET_GATE = Constraint("multiplies a carry in every iteration", Guard.LOOP_CAR
 UNROLLED_CARRY = Constraint("carry of an unrolled recurrence", Guard.LOOP_CARRY)
 AMPLIFIED = Constraint("a later operation amplifies its rounding", Guard.SENSITIVE)
 LOOKUP_PLACE = Constraint("says where to look something up", Guard.SENSITIVE)
-SQUARED_DISTANCE = Constraint("gradients of its squares and products cancel", Guard.SENSITIVE)
+PRECISE = Constraint("read by a product that is not rounded", Guard.SENSITIVE)
 
 
 class Hazards:
@@ -39,8 +38,6 @@ class Hazards:
 
     Attributes:
       forget_gates: factors of a carry in every iteration of a loop; see `forget_gates.py`.
-      squared_distances: values whose squares and products nearly cancel; see
-        `squared_distances.py`.
       lookup_places: values from which indices are computed; see `lookup_places.py`.
     """
 
@@ -51,13 +48,12 @@ class Hazards:
         self._singularities = find_singularities(graph, self._small_divisors)
         recurrences = find_unrolled_recurrences(graph, provenance)
         self.forget_gates = find_forget_gates(graph, recurrences)
-        self.squared_distances = find_squared_distances(graph)
         self.lookup_places = find_lookup_places(graph)
         found: Sequence[tuple[Constraint, Iterable[int]]] = (  # reports give the first of a value
             (FORGET_GATE, self.forget_gates),
             (UNROLLED_CARRY, (v for node, read in recurrences for v in (read, *node.outs))),
             (LOOKUP_PLACE, self.lookup_places),
-            (SQUARED_DISTANCE, self.squared_distances),
+            (PRECISE, graph.unrounded),
             (AMPLIFIED, find_amplified(flow)),
         )
         self._constraints = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jaxamp.core.formats import Precision
@@ -58,36 +59,37 @@ def constrain_contraction(
             return Constraint("feeds a matrix factorization", Guard.NO_KERNEL)
         if known & SOLVED:
             return Constraint("reads the result of a matrix factorization", Guard.NO_KERNEL)
-    if Guard.RANGE in guards and known & LARGE:
-        return Constraint(f"a constant is beyond {low.short}", Guard.RANGE)
-    if Guard.RANGE in guards and any(
-        not provenance.dense[v] and _is_beyond(graph, v, low) for v in floats
-    ):
-        return Constraint(f"known numbers are beyond {low.short}", Guard.RANGE)
+    for constraint in misstated(graph, provenance, floats, low):
+        if constraint.guard in guards:
+            return constraint
     if Guard.RANGE in guards and any(_is_scaled_beyond(graph, v, low) for v in node.outs):
         return Constraint(f"scaled beyond {low.short}, as is its cotangent", Guard.RANGE)
-    if Guard.EXACT_INTEGER in guards and any(is_inexact(graph, v, low) for v in floats):
-        return Constraint(f"integers of more than {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
-    if Guard.NO_GAIN in guards and _free_axes(graph, node) == 0:
+    if Guard.NO_GAIN in guards and free_axes(graph, node) == 0:
         return Constraint("an inner product is a reduction", Guard.NO_GAIN)
-    if Guard.NO_GAIN in guards and _contracts_nothing(node):
-        return Constraint("an outer product is elementwise", Guard.NO_GAIN)
+    if (precise := graph.precise.get(node)) and precise.guard in guards:
+        return precise
     return None
 
 
-def _free_axes(graph: Graph, node: Node) -> int:
+def misstated(
+    graph: Graph, provenance: Provenance, values: Sequence[int], low: Precision
+) -> Iterator[Constraint]:
+    """Yield why a format makes other numbers of some values: infinities, or other integers."""
+    if union(provenance.bits, values) & LARGE:
+        yield Constraint(f"a constant is beyond {low.short}", Guard.RANGE)
+    if any(not provenance.dense[v] and _is_beyond(graph, v, low) for v in values):
+        yield Constraint(f"known numbers are beyond {low.short}", Guard.RANGE)
+    if any(is_inexact(graph, v, low) for v in values):
+        yield Constraint(f"integers of more than {low.mantissa_bits} bits", Guard.EXACT_INTEGER)
+
+
+def free_axes(graph: Graph, node: Node) -> int:
     """Return the number of non-batch axes of a dot's result: zero for an inner product."""
     numbers = node.eqn.params.get("dimension_numbers")
     out = node.outs[0]
     if isinstance(numbers, tuple) and len(numbers) == 2:
         return graph.avals[out].ndim - len(numbers[1][0])
     return graph.avals[out].ndim
-
-
-def _contracts_nothing(node: Node) -> bool:
-    """Return whether a dot has no axis to contract."""
-    numbers = node.eqn.params.get("dimension_numbers")
-    return node.name == "dot_general" and not numbers[0][0]
 
 
 def _is_scaled_beyond(graph: Graph, value: int, low: Precision) -> bool:

@@ -202,6 +202,8 @@ class Graph:
       ruled: operands of functions with derivative rules of their own (`custom_jvp`).
       ruled_results: results of such functions.
       carries: carries of all loops.
+      precise: products that are not to be rounded, each with why; see `precise_products.py`.
+      unrounded: what these read.
       readers: per value, the nodes that read it, in program order.
       unknown: unknown primitives, each with its first equation.
     """
@@ -230,6 +232,8 @@ class Graph:
     iterated: set[int] = field(default_factory=set)
     indices: set[int] = field(default_factory=set)
     carries: list[Carry] = field(default_factory=list)
+    precise: dict[Node, Any] = field(default_factory=dict)
+    unrounded: set[int] = field(default_factory=set)
     readers: list[list[Node]] = field(default_factory=list)
     unknown: dict[str, JaxprEqn] = field(default_factory=dict)
     _types: dict[Any, tuple[bool, str, Any]] = field(default_factory=dict)

@@ -6,6 +6,7 @@ stored.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,15 +18,16 @@ from jaxamp.core.guards import Guard
 from jaxamp.core.semantics import Linear
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
-from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, SQUARED_DISTANCE, Hazards
+from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, PRECISE, Hazards
+from jaxamp.plan.conditioning.precise_products import OUTER
 from jaxamp.plan.conditioning.rescaled_products import find_rescaled_products
-from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction
+from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction, misstated
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.exact import fits, narrow_values
 from jaxamp.plan.dataflow.gathers import is_label_gather, sums_many_cotangents
 from jaxamp.plan.dataflow.lookups import find_masked_lookups, find_split_lookups, is_subtracted
 from jaxamp.plan.dataflow.product_sizes import find_product_sizes, is_small_beside_products
-from jaxamp.plan.dataflow.provenance import DENSE
+from jaxamp.plan.dataflow.provenance import DENSE, TINY
 from jaxamp.plan.dataflow.regions import (
     COSTLY,
     EQUALITIES,
@@ -35,7 +37,7 @@ from jaxamp.plan.dataflow.regions import (
 )
 from jaxamp.plan.dataflow.shift_invariant_logits import is_shift_invariant, outweighs_operands
 from jaxamp.plan.dataflow.uses import REACHES, find_returned, is_state_update
-from jaxamp.plan.graph.consumers import descendants, is_movement
+from jaxamp.plan.graph.consumers import descendants, find_origins, is_movement
 from jaxamp.plan.graph.graph import Link, Node, Role
 from jaxamp.plan.graph.sweeps import union
 from jaxamp.plan.precision.overrides import Forced
@@ -174,11 +176,39 @@ class Chooser:
             return Choice(F32, F32, by, None, F32)
         if node.role is Role.CONTRACT and has_explicit_precision(node.eqn):
             return Choice(F32, F32, EXPLICIT_PRECISION, None, F32)
+        if wrong := self._falsifies(node, forced):
+            return Choice(F32, F32, f"{wrong.reason}; not followed: {by}", wrong.guard, F32)
         if node.trait is Trait.COLLECTIVE:
             return Choice(
                 F32, forced, by, None, forced
             )  # rounded where it is sent: see communication.py
         return Choice(forced, forced, by, None, self._accumulation(node, forced))
+
+    def _falsifies(self, node: Node, low: Precision) -> Constraint | None:
+        """Return why a format makes wrong numbers of what a node reads or makes, or `None`.
+
+        A rule decides what is worth its loss of accuracy; it makes no other integer of one, no
+        infinity of a number, and no other sample.
+        """
+        values = [v for v in (*node.ins, *node.outs) if self.graph.is_float32[v]]
+        found = [*misstated(self.graph, self.provenance, values, low)]
+        if union(self.provenance.bits, values) & TINY:
+            found.append(Constraint(f"depends on a constant beyond {low.short}", Guard.RANGE))
+        if not self.drawn.isdisjoint(values):
+            found.append(Constraint("made of random bits", Guard.BITS))
+        return next((constraint for constraint in found if constraint.guard in self.guards), None)
+
+    @functools.cached_property
+    def drawn(self) -> frozenset[int]:
+        """Return what is made of the bits of numbers and known numbers alone, as samples are."""
+        made = (Role.ELEMENTWISE, Role.FIXED)
+        bits = {v for node in self.graph.nodes if node.trait is Trait.BITS for v in node.outs}
+        origins = find_origins(self.graph, lambda n: n.role in made and bits.isdisjoint(n.outs))
+        drawn = bits.union(v for v, origin in origins.items() if origin in bits)
+        for node in reversed(self.graph.nodes):
+            if not drawn.isdisjoint(node.outs):
+                drawn.update(v for v in node.ins if v in self.graph.constants)
+        return frozenset(drawn)
 
     def _unguarded(self, node: Node, low: Precision) -> Choice:
         if node.role is Role.CONTRACT and has_explicit_precision(node.eqn):
@@ -206,6 +236,8 @@ class Chooser:
         constraint = constrain_contraction(
             self.graph, self.provenance, uses, self.policy, node, low
         )
+        if constraint is OUTER and not self._constraint(node, low):
+            return Choice(F32, low, f"{OUTER.reason}: stored in {low.short}", None, F32)
         if constraint:
             return Choice(F32, F32, constraint.reason, constraint.guard, F32)
         out = node.outs[0]
@@ -240,8 +272,8 @@ class Chooser:
 
     def _sensitivity(self, out: int) -> str:
         """Return why a contraction's result must not be rounded, empty if it may."""
-        if out in self.hazards.squared_distances:
-            return SQUARED_DISTANCE.reason
+        if out in self.graph.unrounded:
+            return PRECISE.reason
         if out in self.hazards.lookup_places:
             return LOOKUP_PLACE.reason
         return "result feeds a sensitive operation" * self._feeds_only_sensitive(out)

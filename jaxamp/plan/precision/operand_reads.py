@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.plan.dataflow.dataflow import Dataflow
@@ -32,7 +32,6 @@ class OperandReads:
         copies: Mapping[int, Precision],
         stored: Sequence[Precision | None],
         policy: PrecisionPolicy,
-        wide: Iterable[int],
     ) -> None:
         """Find how values are read.
 
@@ -41,13 +40,12 @@ class OperandReads:
           copies: precision of the copy that far readers of a fused value get.
           stored: precision in which each value is stored.
           policy: the policy, whose all-reduce may be narrow.
-          wide: activations that are differentiated as boundary values are.
         """
         self._graph, _, _, self._regions = flow
         # Whether cotangents of boundary values are float32 before they are summed.
         self._sums_wide = not is_narrow(policy.allreduce)
         self.copies = copies
-        self.own_cast = _find_own_casts(flow, stored, wide)
+        self.own_cast = _find_own_casts(flow, stored)
         self.many_readers = find_many_readers(self._graph, self._regions, copies, stored)
 
     def originals(
@@ -87,15 +85,11 @@ class OperandReads:
         return copy if copy and self._regions.is_far(value, reader) else None
 
 
-def _find_own_casts(
-    flow: Dataflow, stored: Sequence[Precision | None], wide: Iterable[int]
-) -> bytearray:
+def _find_own_casts(flow: Dataflow, stored: Sequence[Precision | None]) -> bytearray:
     graph, provenance, uses, _ = flow
     own_cast = bytearray(len(graph.avals))
     for value in graph.sources:
         own_cast[value] = not is_narrow(stored[value])
-    for value in wide:
-        own_cast[value] = stored[value] is Precision.F32
     for carry in graph.carries:
         own_cast[carry.inner] = own_cast[carry.result] = carry.keeps_dtype
     for node in graph.nodes:

@@ -74,7 +74,7 @@ def _narrow_results(
     choices: Mapping[Node, Choice],
 ) -> dict[Node, Choice]:
     """Return choices for dots whose results were float32 for lack of gain alone."""
-    cancelling = hazards.squared_distances | hazards.lookup_places
+    cancelling = graph.unrounded | hazards.lookup_places
     found: dict[Node, Choice] = {}
     for node in filter(lambda dot: _is_wide(choices[dot]), dots):
         low = choices[node].operand

@@ -25,7 +25,7 @@ def head(h, w):
 
 def model(x, w):
     """Two products of which nobody speaks, and a head."""
-    return head(jnp.tanh(jnp.sin(x @ w) @ w), w).sum()
+    return head(jnp.tanh(jnp.arctan(x @ w) @ w), w).sum()
 
 
 def marked(context):
@@ -36,7 +36,7 @@ def marked(context):
             return head(h, w)
 
     inner = region if context else keep_precision("f32")(head)
-    return lambda x, w: inner(jnp.tanh(jnp.sin(x @ w) @ w), w).sum()
+    return lambda x, w: inner(jnp.tanh(jnp.arctan(x @ w) @ w), w).sum()
 
 
 def scanned(fn):
@@ -135,3 +135,54 @@ def test_a_region_wins_over_a_rule():
     policy = BF16.with_rules(Rule(precision="bf16", scope="head"))
     assert _products(amp(marked(True), policy)) == (2, 2)
     assert plan_of(marked(True), policy)(X, W).unmatched_rules == policy.rules
+
+
+def _sample(draw):
+    return lambda x, w: draw(jax.random.key(0), (2000,))
+
+
+MISSTATED = {
+    "the index of a largest": lambda x, w: jnp.argmax(jnp.arange(5000.0)),
+    "positions": lambda x, w: jnp.arange(5000.0) + 3,
+    "counts": lambda x, w: jnp.cumsum(jnp.ones(5000)),
+    "positions in a product": lambda x, w: jnp.arange(4096.0, 4112.0).reshape(4, 4) @ jnp.eye(4),
+    "a mask": lambda x, w: jnp.where(x > 0, 0.0, -1e30) * 2,
+    "an epsilon": lambda x, w: 1 / (jnp.zeros(3) + 1e-8),
+    "normal": _sample(jax.random.normal),
+    "uniform": _sample(jax.random.uniform),
+    "gumbel": _sample(jax.random.gumbel),
+    "a factorization": lambda x, w: jnp.linalg.inv(jnp.eye(4) * 4),
+    "bits": lambda x, w: jnp.nextafter(x, 2.0),
+}
+"""What a narrow format makes another number of, and no rule may."""
+
+
+@pytest.mark.parametrize("base", ["bf16", "f16"])
+@pytest.mark.parametrize("low", ["bf16", "f16"])
+@pytest.mark.parametrize("name", MISSTATED)
+def test_guards_are_asked_before_a_rule_that_lowers(name: str, low: str, base: str) -> None:
+    """Integers, infinities and samples stay what they are; the product beside them is lowered."""
+    if name == "an epsilon" and low == "bf16":
+        pytest.skip("bfloat16 has the number")
+    policy = PrecisionPolicy.parse(base).with_rules(Rule(precision=low, scope="*"))
+
+    def program(x, w):
+        return MISSTATED[name](x, w), x @ w
+
+    wanted, found = program(X, W)[0], amp(program, policy)(X, W)[0]
+    exact = 0 if name != "a mask" else 2.0**-8  # the number itself may be rounded, if it fits
+    assert jnp.allclose(found, wanted, rtol=exact, atol=0)
+    decisions = [*plan_of(program, policy)(X, W).decisions()]
+    assert decisions[-1].operand.short == low
+
+
+def test_a_rule_that_is_not_followed_is_named_with_the_reason() -> None:
+    policy = BF16.with_rules(Rule(precision="bf16", scope="*"))
+    plan = plan_of(lambda x, w: jnp.argmax(jnp.arange(5000.0)), policy)(X, W)
+    (reason,) = [d.reason for d in plan.decisions() if d.primitive == "argmax"]
+    assert reason == "integers of more than 8 bits; not followed: rule: scope=* -> bf16"
+
+
+def test_a_policy_without_guards_takes_a_rule_to_the_letter() -> None:
+    policy = BF16.replace(guards=frozenset()).with_rules(Rule(precision="bf16", scope="*"))
+    assert amp(lambda x, w: jnp.argmax(jnp.arange(5000.0)), policy)(X, W) == 4976

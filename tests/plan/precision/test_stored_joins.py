@@ -35,7 +35,7 @@ def test_the_sum_of_a_cotangent_reads_what_products_read(layer: Layer) -> None:
     """Else the cotangent is stored twice, in float32 for its sum and rounded for the products."""
 
     def loss(w: jax.Array, bias: jax.Array, x: jax.Array) -> jax.Array:
-        return jnp.sum(jnp.sin(layer(w, bias, jnp.sin(x @ w[0]))))
+        return jnp.sum(jnp.tanh(layer(w, bias, jnp.tanh(x @ w[0]))))
 
     decisions = [*plan_of(jax.grad(loss, (0, 1)), "auto_mixed_bf16")(W, BIAS, X).decisions()]
     sums: Any = [d.eqn for d in decisions if d.primitive == "reduce_sum"]

@@ -62,9 +62,12 @@ def test_what_leaves_the_program_stays_in_float32():
     assert stored(jnp.dot, CURRENT, X, W) == [Precision.F32]
 
 
-def test_what_cancels_stays_in_float32():
+def test_what_cancels_is_not_quantized():
     """Its rounding would be amplified, as the plan has found."""
-    assert stored(distances, CURRENT, W, X) == [Precision.F32]
+    (product,) = [
+        d for d in plan_of(distances, CURRENT)(W, X).decisions() if d.kind.value == "Compute"
+    ]
+    assert (product.scaled, product.operand) == (None, Precision.F32)
 
 
 def test_what_a_loop_adds_up_stays_in_float32():

@@ -1,0 +1,55 @@
+"""Count how many products a contraction adds up for one element of its result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def terms(name: str, params: dict[str, Any], ins: Sequence[Any]) -> int | None:
+    """Return how many products are added up for one element, ``None`` for no contraction.
+
+    Args:
+      name: the primitive.
+      params: its parameters.
+      ins: types of its operands.
+    """
+    return _CONTRACTIONS[name](params, ins) if name in _CONTRACTIONS else None
+
+
+def size(aval: Any) -> int:
+    """Count the elements of a type: an unknown dimension as one, what is not an array as none."""
+    shape = getattr(aval, "shape", None)
+    if shape is None:
+        return 0
+    return math.prod(d if isinstance(d, int) else 1 for d in shape)
+
+
+def _dot(params: dict[str, Any], ins: Sequence[Any]) -> int:
+    (contracted, _), _ = params["dimension_numbers"]
+    return math.prod(ins[0].shape[axis] for axis in contracted)
+
+
+def _convolution(params: dict[str, Any], ins: Sequence[Any]) -> int:
+    """Count the multiplications for one element of the result: a kernel less its output features.
+
+    The zeros that the transpose of a strided convolution puts between its inputs do not count.
+    """
+    out_features = ins[1].shape[params["dimension_numbers"].rhs_spec[0]]
+    return size(ins[1]) // max(out_features * math.prod(params["lhs_dilation"]), 1)
+
+
+def _ragged_dot(params: dict[str, Any], ins: Sequence[Any]) -> int:
+    """Count as for a dot; groups that split the contracted axis have a share of it each."""
+    numbers = params["ragged_dot_dimension_numbers"]
+    (contracted, _), _ = numbers.dot_dimension_numbers
+    groups = ins[2].shape[-1] if set(numbers.lhs_ragged_dimensions) <= set(contracted) else 1
+    return math.prod(ins[0].shape[axis] for axis in contracted) // groups
+
+
+_CONTRACTIONS = {
+    "dot_general": _dot,
+    "conv_general_dilated": _convolution,
+    "ragged_dot_general": _ragged_dot,
+}

@@ -1,0 +1,556 @@
+"""Programs whose products are cancelled, or are phases: each beside itself without the product.
+
+A distance by squares and products is spelled in many ways, and so is the phase of a position at
+many rates. `by` says how a program gets its distances or phases; told to subtract and multiply
+elementwise, it has the accuracy that every spelling is held to. Points lie away from zero, as data
+do.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from tests.programs.registry import Draw
+
+By = Callable[[Array, Array], Array]
+DRAW = Draw("differences")
+POINTS, CENTRES, WIDTH = 24, 16, 8
+AWAY = 40.0
+
+X = DRAW.normal(POINTS, WIDTH) + AWAY
+Y = DRAW.normal(CENTRES, WIDTH) + AWAY
+W = DRAW.weight(WIDTH, WIDTH)
+TIMES = 3000 + DRAW.uniform(POINTS, high=400).round(2)
+RATES = (10000.0 ** -(jnp.arange(8) / 8)).astype(jnp.float32)
+PLACES = DRAW.uniform(POINTS, 2)
+HEAD = DRAW.weight(16, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A program in two forms, with its arguments.
+
+    Attributes:
+        fn: the program with a product.
+        direct: the same without.
+        args: arrays.
+    """
+
+    fn: Callable[..., Any]
+    direct: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+# Squared distances of all pairs of rows.
+
+
+def subtracted(a: Array, b: Array) -> Array:
+    return ((a[..., :, None, :] - b[..., None, :, :]) ** 2).sum(-1)
+
+
+def powers(a: Array, b: Array) -> Array:
+    return (a**2).sum(-1)[:, None] + (b**2).sum(-1) - 2 * a @ b.T
+
+
+def squares(a: Array, b: Array) -> Array:
+    return (
+        jnp.sum(jnp.square(a), 1, keepdims=True) - 2 * jnp.dot(a, b.T) + jnp.square(b).sum(1)[None]
+    )
+
+
+def products(a: Array, b: Array) -> Array:
+    return -2.0 * jnp.matmul(a, b.T) + (a * a).sum(-1, keepdims=True) + (b * b).sum(-1)
+
+
+def einsums(a: Array, b: Array) -> Array:
+    norms = jnp.einsum("nd,nd->n", a, a)[:, None] + jnp.einsum("md,md->m", b, b)[None]
+    return norms - 2 * jnp.einsum("nd,md->nm", a, b)
+
+
+def dot_general(a: Array, b: Array) -> Array:
+    cross = lax.dot_general(a, b, (((1,), (1,)), ((), ())))
+    return lax.integer_pow(a, 2).sum(1)[:, None] + lax.integer_pow(b, 2).sum(1)[None] - 2 * cross
+
+
+def norms(a: Array, b: Array) -> Array:
+    return (
+        jnp.linalg.norm(a, axis=-1)[:, None] ** 2 + jnp.linalg.norm(b, axis=-1) ** 2 - 2 * a @ b.T
+    )
+
+
+def clamped(a: Array, b: Array) -> Array:
+    return jnp.maximum(powers(a, b), 0.0)
+
+
+def gram(a: Array, b: Array) -> Array:
+    z = jnp.concatenate([a, b])
+    k = z @ z.T
+    d = jnp.diagonal(k)
+    return (d[:, None] + d[None] - 2 * k)[: len(a), len(a) :]
+
+
+def vmapped(a: Array, b: Array) -> Array:
+    return jax.vmap(lambda x: jax.vmap(lambda y: x @ x + y @ y - 2 * (x @ y))(b))(a)
+
+
+def vmapped_once(a: Array, b: Array) -> Array:
+    return jax.vmap(lambda x: jnp.vdot(x, x) + (b * b).sum(-1) - 2 * b @ x)(a)
+
+
+def scanned(a: Array, b: Array) -> Array:
+    return lax.map(lambda x: (x**2).sum() + (b**2).sum(-1) - 2 * jnp.dot(b, x), a)
+
+
+def scanned_norms(a: Array, b: Array) -> Array:
+    """Norms before the loop, which goes over blocks."""
+    size = (b**2).sum(-1)
+
+    def block(_: Any, rows: Array) -> tuple[Any, Array]:
+        return None, jnp.einsum("nd,nd->n", rows, rows)[:, None] + size - 2 * rows @ b.T
+
+    return lax.scan(block, None, a.reshape(-1, 4, a.shape[-1]))[1].reshape(len(a), len(b))
+
+
+def augmented(a: Array, b: Array) -> Array:
+    """One product, whose operands have the squares as columns."""
+    one_a, one_b = jnp.ones((len(a), 1)), jnp.ones((len(b), 1))
+    left = jnp.concatenate([-2 * a, (a**2).sum(-1, keepdims=True), one_a], -1)
+    return left @ jnp.concatenate([b, one_b, (b**2).sum(-1, keepdims=True)], -1).T
+
+
+def halves(a: Array, b: Array) -> Array:
+    return -2 * (a @ b.T - 0.5 * (a**2).sum(-1)[:, None] - 0.5 * (b**2).sum(-1))
+
+
+def transposed(a: Array, b: Array) -> Array:
+    """A codebook with codes as columns."""
+    codes = b.T
+    return (a**2).sum(1, keepdims=True) - 2 * a @ codes + (codes**2).sum(0, keepdims=True)
+
+
+def by_ones(a: Array, b: Array) -> Array:
+    """Sums by products with ones."""
+    return (a**2) @ jnp.ones_like(b).T + jnp.ones_like(a) @ (b**2).T - 2 * a @ b.T
+
+
+def scaled_twice(a: Array, b: Array) -> Array:
+    """The length scale is divided by in each term."""
+    length = jnp.float32(1.7)
+    return length**2 * (
+        ((a / length) ** 2).sum(-1)[:, None]
+        + ((b / length) ** 2).sum(-1)
+        - 2 * (a / length) @ (b / length).T
+    )
+
+
+def batched(a: Array, b: Array) -> Array:
+    a, b = a[None], b[None]
+    d = -2 * jnp.einsum("bnd,bmd->bnm", a, b)
+    d = d + (a**2).sum(-1)[:, :, None]
+    return (d + (b**2).sum(-1)[:, None, :])[0]
+
+
+def jitted(a: Array, b: Array) -> Array:
+    cross = jax.jit(lambda x, y: x @ y.T)
+    size = jax.jit(lambda x: (x * x).sum(-1))
+    return size(a)[:, None] + size(b)[None] - 2 * cross(a, b)
+
+
+def checkpointed(a: Array, b: Array) -> Array:
+    return jax.checkpoint(powers)(a, b)
+
+
+def convolved(a: Array, b: Array) -> Array:
+    """The product as a convolution by 1 x 1."""
+    cross = lax.conv_general_dilated(
+        a[None, :, None],
+        b.T[None, None],
+        (1, 1),
+        "VALID",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
+    )
+    return (a**2).sum(-1)[:, None] + (b**2).sum(-1) - 2 * cross[0, :, 0]
+
+
+DISTANCES: dict[str, By] = {
+    fn.__name__: fn
+    for fn in (
+        *(powers, squares, products, einsums, dot_general, norms, clamped, gram, vmapped),
+        *(vmapped_once, scanned, scanned_norms, augmented, halves, transposed, by_ones),
+        *(scaled_twice, batched, jitted, checkpointed, convolved),
+    )
+}
+
+
+# What distances are for: each of `by`, and two arrays of points.
+
+
+def kernel(by: By, x: Array, y: Array) -> Array:
+    return jnp.exp(-by(x, y) / 16)
+
+
+def kernel_regression(by: By, x: Array, y: Array) -> Array:
+    weights = jnp.exp(-by(x, y) / 8) + 1e-6
+    return (weights @ (y - AWAY)) / weights.sum(-1, keepdims=True)
+
+
+def neighbours(by: By, x: Array, y: Array) -> Array:
+    return lax.top_k(-by(x, y), 3)[1]
+
+
+def ordered(by: By, x: Array, y: Array) -> Array:
+    return jnp.argsort(by(x, y), -1)[:, :3]
+
+
+def nearest_code(by: By, x: Array, y: Array) -> tuple[Array, Array]:
+    """A vector quantizer's lookup; its codes come back."""
+    index = jnp.argmin(by(x, y), -1)
+    return index, jax.nn.one_hot(index, len(y)) @ y
+
+
+def k_means(by: By, x: Array, y: Array) -> Array:
+    for _ in range(3):
+        member = jax.nn.one_hot(by(x, y).argmin(1), len(y))
+        y = (member.T @ x + 1e-3 * y) / (member.sum(0)[:, None] + 1e-3)
+    return y - AWAY
+
+
+def soft_k_means(by: By, x: Array, y: Array) -> Array:
+    def step(y: Array, _: Any) -> tuple[Array, None]:
+        member = jax.nn.softmax(-by(x, y) / 4, -1)
+        return (member.T @ x) / member.sum(0)[:, None], None
+
+    return lax.scan(step, y, None, length=2)[0] - AWAY
+
+
+def chamfer(by: By, x: Array, y: Array) -> Array:
+    d = by(x, y)
+    return d.min(0).mean() + d.min(1).mean()
+
+
+def hausdorff(by: By, x: Array, y: Array) -> Array:
+    d = jnp.sqrt(jnp.maximum(by(x, y), 1e-6))
+    return jnp.maximum(d.min(0).max(), d.min(1).max())
+
+
+def discrepancy(by: By, x: Array, y: Array) -> Array:
+    """Squared maximum mean discrepancy."""
+    k = functools.partial(kernel, by)
+    return k(x, x).mean() + k(y, y).mean() - 2 * k(x, y).mean()
+
+
+def sinkhorn(by: By, x: Array, y: Array) -> Array:
+    cost = by(x, y)
+    f, g = jnp.zeros(len(x)), jnp.zeros(len(y))
+    for _ in range(4):
+        f = -4 * jax.nn.logsumexp((g - cost) / 4, 1)
+        g = -4 * jax.nn.logsumexp((f[:, None] - cost) / 4, 0)
+    return (jnp.exp((f[:, None] + g - cost) / 4) * cost).sum()
+
+
+def contrastive(by: By, x: Array, y: Array) -> Array:
+    logits = -by(x[: len(y)], y) / 4
+    return -jnp.diagonal(jax.nn.log_softmax(logits, -1)).mean()
+
+
+def triplet(by: By, x: Array, y: Array) -> Array:
+    d = by(x[: len(y)], y)
+    near, far = jnp.diagonal(d), (d + 1e3 * jnp.eye(len(y))).min(-1)
+    return jax.nn.relu(near - far + 8).mean()
+
+
+def student_t(by: By, x: Array, y: Array) -> Array:
+    """Affinities as t-SNE and clustering networks have them."""
+    q = 1 / (1 + by(x, y))
+    return q / q.sum(1, keepdims=True)
+
+
+def process(by: By, x: Array, y: Array) -> Array:
+    """The mean of a Gaussian process."""
+    k = jnp.exp(-by(y, y) / 32) + 0.1 * jnp.eye(len(y))
+    return jnp.exp(-by(x, y) / 32) @ jnp.linalg.solve(k, jnp.sin(y.sum(-1)))
+
+
+def forces(by: By, x: Array, y: Array) -> Array:
+    d = by(x, y) + 1.0
+    return (d**-1.5).sum() + jnp.log(d).mean()
+
+
+USES = {
+    fn.__name__: fn
+    for fn in (
+        *(kernel, kernel_regression, neighbours, ordered, nearest_code, k_means, soft_k_means),
+        *(
+            chamfer,
+            hausdorff,
+            discrepancy,
+            sinkhorn,
+            contrastive,
+            triplet,
+            student_t,
+            process,
+            forces,
+        ),
+    )
+}
+
+
+# Other quantities of a product's own size.
+
+
+def covariance(x: Array) -> Array:
+    m = x.mean(0)
+    return x.T @ x / len(x) - jnp.outer(m, m)
+
+
+def centred_covariance(x: Array) -> Array:
+    c = x - x.mean(0)
+    return (c[:, :, None] * c[:, None, :]).mean(0)
+
+
+def mixture(x: Array, y: Array) -> Array:
+    """Log-likelihoods under Gaussians of diagonal covariance, by three products."""
+    inverse = 1 / (0.5 + (y - AWAY) ** 2)
+    return (x**2) @ inverse.T - 2 * x @ (y * inverse).T + (y**2 * inverse).sum(-1)
+
+
+def direct_mixture(x: Array, y: Array) -> Array:
+    inverse = 1 / (0.5 + (y - AWAY) ** 2)
+    return ((x[:, None] - y) ** 2 * inverse).sum(-1)
+
+
+def nearest_without_norm(x: Array, y: Array) -> Array:
+    """The term that all codes share is left out."""
+    return jnp.argmin((y**2).sum(-1) - 2 * x @ y.T, -1)
+
+
+def centred_gram(x: Array) -> Array:
+    k = x @ x.T
+    return k - k.mean(0) - k.mean(1)[:, None] + k.mean()
+
+
+def direct_gram(x: Array) -> Array:
+    c = x - x.mean(0)
+    return (c[:, None] * c[None]).sum(-1)
+
+
+# Phases: a position at each of several rates.
+
+
+def multiplied(t: Array, r: Array) -> Array:
+    return t[:, None] * r
+
+
+def contracted(t: Array, r: Array) -> Array:
+    return t[:, None] @ r[None]
+
+
+PHASES: dict[str, By] = {
+    "contracted": contracted,
+    "einsum": lambda t, r: jnp.einsum("i,j->ij", t, r),
+    "outer": jnp.outer,
+    "tensordot": lambda t, r: jnp.tensordot(t, r, 0),
+    "dotted": lambda t, r: jnp.dot(t.reshape(-1, 1), r.reshape(1, -1)),
+    "rotary": lambda t, r: jnp.einsum("bt,d->btd", t[None], r)[0],
+    "vmapped_dot": lambda t, r: jax.vmap(lambda s: jnp.dot(r[:, None], s[None]))(t),
+    "diagonal": lambda t, r: jnp.broadcast_to(t[:, None], (len(t), len(r))) @ jnp.diag(r),
+    "with_offset": lambda t, r: jnp.stack([t, jnp.ones_like(t)], -1) @ jnp.stack([r, 0.3 + 0 * r]),
+    "scanned_dot": lambda t, r: lax.map(lambda s: r[:, None] @ s[None], t),
+}
+
+
+def embedding(by: By, t: Array, r: Array, head: Array) -> Array:
+    phase = by(t, r)
+    return jnp.concatenate([jnp.sin(phase), jnp.cos(phase)], -1) @ head
+
+
+def complex_wave(by: By, t: Array, r: Array, head: Array) -> Array:
+    wave = jnp.exp(1j * by(t, r))
+    return jnp.concatenate([wave.real, wave.imag], -1) @ head
+
+
+def wrapped(by: By, t: Array, r: Array, head: Array) -> Array:
+    turn = (by(t, r) / (2 * jnp.pi)) % 1.0
+    return jnp.concatenate([turn, turn**2], -1) @ head
+
+
+def rotated(by: By, t: Array, r: Array, head: Array) -> Array:
+    """Queries and keys in the coordinates of their positions, and their scores."""
+    phase = by(t, r)
+    a, b = jnp.split(jnp.cos(jnp.arange(len(t) * 16.0)).reshape(-1, 16) @ head @ head.T, 2, -1)
+    q = jnp.concatenate(
+        [a * jnp.cos(phase) - b * jnp.sin(phase), a * jnp.sin(phase) + b * jnp.cos(phase)], -1
+    )
+    return q @ q.T
+
+
+PERIODIC = {fn.__name__: fn for fn in (embedding, complex_wave, wrapped, rotated)}
+
+
+def features(x: Array, b: Array, head: Array) -> Array:
+    """Fourier features of coordinates, and a layer."""
+    phase = 2 * jnp.pi * x @ b
+    return jnp.concatenate([jnp.sin(phase), jnp.cos(phase)], -1) @ head
+
+
+def direct_features(x: Array, b: Array, head: Array) -> Array:
+    phase = (2 * jnp.pi * x[..., None] * b).sum(-2)
+    return jnp.concatenate([jnp.sin(phase), jnp.cos(phase)], -1) @ head
+
+
+def mapped_features(x: Array, b: Array, head: Array) -> Array:
+    return jax.vmap(lambda p: features(p, b, head))(x)
+
+
+def random_kernel(x: Array, b: Array, head: Array) -> Array:
+    return (jnp.cos(x @ b + 0.3) @ head[:8]).sum(-1)
+
+
+def direct_random_kernel(x: Array, b: Array, head: Array) -> Array:
+    return (jnp.cos((x[..., None] * b).sum(-2) + 0.3) @ head[:8]).sum(-1)
+
+
+def structure_factor(x: Array, b: Array, head: Array) -> Array:
+    """Scattering: a sum over atoms of waves."""
+    wave = jnp.exp(-1j * (100 * x @ b)).mean(0)
+    return wave.real @ head[:8] + wave.imag @ head[8:]
+
+
+def direct_structure_factor(x: Array, b: Array, head: Array) -> Array:
+    wave = jnp.exp(-1j * (100 * x[..., None] * b).sum(-2)).mean(0)
+    return wave.real @ head[:8] + wave.imag @ head[8:]
+
+
+def _among_themselves(by: By, x: Array, w: Array) -> Array:
+    h = jnp.tanh((x - AWAY) @ w) * 2 + AWAY
+    return kernel(by, h, h).mean()
+
+
+# What is like these and cancels nothing: its products are narrow.
+
+
+def normalized_contrast(x: Array, y: Array) -> Array:
+    x, y = (v / jnp.linalg.norm(v, axis=-1, keepdims=True) for v in (x, y))
+    return jnp.diagonal(jax.nn.log_softmax(x[: len(y)] @ y.T / 0.07, -1)).mean()
+
+
+def similar_code(x: Array, y: Array) -> Array:
+    x, y = (v * lax.rsqrt((v**2).sum(-1, keepdims=True) + 1e-6) for v in (x, y))
+    return jnp.argmax(x @ y.T, -1)
+
+
+def parallel_layers(x: Array, w: Array) -> Array:
+    normed = x * lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+    return x + jnp.tanh(normed @ w) @ w.T + normed @ w
+
+
+def penalized(x: Array, w: Array) -> Array:
+    return ((x @ w - x) ** 2).mean() + 1e-4 * (w**2).sum()
+
+
+def scaled_residual(x: Array, w: Array) -> Array:
+    return (0.1 * jnp.tanh(x @ w) @ w + w.mean(0) * x) @ w
+
+
+def norm_after_layer(x: Array, w: Array) -> Array:
+    h = x @ w
+    h = (h - h.mean(-1, keepdims=True)) * lax.rsqrt(h.var(-1, keepdims=True) + 1e-6)
+    return h @ w.T
+
+
+def polynomial(x: Array, w: Array) -> Array:
+    return x**2 + x @ w + (x @ w) * x
+
+
+def pooled(x: Array, w: Array) -> Array:
+    return jnp.tanh(x @ w + x.mean(0) @ w.T) @ w
+
+
+def attention(x: Array, w: Array) -> Array:
+    q, k, v = x @ w, x @ w.T, x @ (w + 1)
+    return jax.nn.softmax(q @ k.T / 8**0.5, -1) @ v
+
+
+def recurrent(x: Array, w: Array) -> Array:
+    def step(h: Array, v: Array) -> tuple[Array, Array]:
+        gate = jax.nn.sigmoid(v @ w + h @ w.T + 1)
+        h = gate * h + (1 - gate) * jnp.tanh(v @ w)
+        return h, h
+
+    return lax.scan(step, jnp.zeros((6, WIDTH)), x.reshape(4, 6, WIDTH))[1] @ w
+
+
+def sines(x: Array, w: Array) -> Array:
+    """A network of sines: its layers are the work."""
+    for _ in range(4):
+        x = jnp.sin(jnp.tanh(x) @ w)
+    return x @ w
+
+
+NARROW: dict[str, Case] = {
+    fn.__name__: Case(fn, fn, args)
+    for fn, args in (
+        *((fn, (X, Y)) for fn in (normalized_contrast, similar_code)),
+        *(
+            (fn, (X - AWAY, W))
+            for fn in (
+                *(parallel_layers, penalized, scaled_residual, norm_after_layer, polynomial),
+                *(pooled, attention, recurrent),
+            )
+        ),
+    )
+}
+
+
+def _cases() -> dict[str, Case]:
+    cases = {f"distance {n}": Case(by, subtracted, (X, Y)) for n, by in DISTANCES.items()}
+    spellings = list(DISTANCES)
+    for place, (name, use) in enumerate(USES.items()):
+        by = DISTANCES[spellings[place % len(spellings)]]
+        args = functools.partial(use, by), functools.partial(use, subtracted)
+        cases[f"use {name}"] = Case(*args, (X, Y))
+    for name in ("kernel", "contrastive", "chamfer", "nearest_code"):  # of what a layer has made
+        by = DISTANCES[spellings[len(cases) % len(spellings)]]
+
+        def of_layer(use: Any, by: By, x: Array, y: Array, w: Array) -> Any:
+            return use(by, jnp.tanh((x - AWAY) @ w) * 2 + AWAY, jnp.tanh((y - AWAY) @ w) * 2 + AWAY)
+
+        pair = (functools.partial(of_layer, USES[name], how) for how in (by, subtracted))
+        cases[f"layer {name}"] = Case(*pair, (X, Y, W))
+    cases["layer with itself"] = Case(
+        functools.partial(_among_themselves, powers),
+        functools.partial(_among_themselves, subtracted),
+        (X, W),
+    )
+    cases["covariance"] = Case(covariance, centred_covariance, (X,))
+    cases["mixture"] = Case(mixture, direct_mixture, (X, Y))
+    cases["nearest_without_norm"] = Case(
+        nearest_without_norm, lambda x, y: subtracted(x, y).argmin(-1), (X, Y)
+    )
+    cases["centred_gram"] = Case(centred_gram, direct_gram, (X,))
+    for place, (name, by) in enumerate(PHASES.items()):
+        use = list(PERIODIC.values())[place % len(PERIODIC)]
+        pair = functools.partial(use, by), functools.partial(use, multiplied)
+        cases[f"phase {name} {use.__name__}"] = Case(*pair, (TIMES, RATES, HEAD))
+    for sigma in (10, 30):
+        b = DRAW.normal(2, 8, scale=sigma)
+        cases[f"features {sigma}"] = Case(features, direct_features, (PLACES, b, HEAD))
+    cases["features mapped"] = Case(mapped_features, direct_features, (PLACES, b, HEAD))
+    cases["features captured"] = Case(
+        lambda x, h, b=b: features(x, b, h),
+        lambda x, h, b=b: direct_features(x, b, h),
+        (PLACES, HEAD),
+    )
+    cases["random_kernel"] = Case(random_kernel, direct_random_kernel, (PLACES, b, HEAD))
+    cases["structure_factor"] = Case(structure_factor, direct_structure_factor, (PLACES, b, HEAD))
+    return cases
+
+
+CASES = _cases()

@@ -1,0 +1,124 @@
+"""Products that are cancelled or are phases keep the accuracy of the same program without them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxamp import PrecisionPolicy, Rule, amp, explain, plan_of
+from jaxamp.core.formats import Precision
+from tests.fields.oracle import Oracle, evaluated
+from tests.numerics.ulps import POLICIES
+from tests.plan.conditioning.differences import CASES, NARROW, W, X, Y, powers, sines
+
+ORDERS = ("amp", "amp(grad)", "grad(amp)")
+TIMES = 3
+"""An error may be so many times that of float32, or of the program that multiplies elementwise."""
+
+
+@pytest.mark.product("name", every=3)
+@pytest.mark.parametrize("low", POLICIES)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", CASES)
+def test_every_spelling_has_the_accuracy_of_the_direct_one(name: str, order: str, low: str) -> None:
+    case = CASES[name]
+    if order != "amp" and not _is_differentiable(case.fn, case.args):
+        order = "amp"
+    plain, direct = (_ordered(fn, order, case.args) for fn in (case.fn, case.direct))
+    exact = evaluated(direct, case.args, [Oracle(np.float64)])[0]
+    mixed = (_ordered(fn, order, case.args, POLICIES[low]) for fn in (case.fn, case.direct))
+    found, elementwise, float32 = (_error(jax.jit(fn)(*case.args), exact) for fn in (*mixed, plain))
+    assert found <= TIMES * max(float32, elementwise, 1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products_say_why_they_are_not_rounded(name: str) -> None:
+    case = CASES[name]
+    whys = {d.reason: d.operand for d in plan_of(case.fn)(*case.args).decisions()}
+    said = [why for why in whys if "nearly cancel" in why or "periodic" in why]
+    assert [whys[why] for why in said] == [Precision.F32] or name.startswith("phase outer")
+
+
+@pytest.mark.parametrize("order", ORDERS[:2])
+@pytest.mark.parametrize("name", NARROW)
+def test_what_cancels_nothing_is_narrow(name: str, order: str) -> None:
+    case = NARROW[name]
+    if order != "amp" and not _is_differentiable(case.fn, case.args):
+        order = "amp"
+    decisions = plan_of(_ordered(case.fn, order, case.args))(*case.args).decisions()
+    products = [d for d in decisions if d.primitive == "dot_general"]
+    is_fused = ("inner product", "outer product")
+    of_layers = [d for d in products if not any(word in d.reason for word in is_fused)]
+    assert {d.operand for d in of_layers} == {Precision.BF16}
+
+
+def test_the_phases_of_layers_are_narrow_where_they_are_the_work() -> None:
+    products = [d.operand for d in plan_of(sines)(X, W).decisions() if d.kind.value == "Compute"]
+    assert products == [Precision.F32, *[Precision.BF16] * 4] or set(products) == {Precision.BF16}
+
+
+def test_the_phases_of_a_small_layer_are_not_rounded() -> None:
+    """An angle that a network has made, among products that are the work."""
+
+    def turned(x: jax.Array, w: jax.Array) -> jax.Array:
+        h = x
+        for _ in range(8):
+            h = jnp.tanh(h @ w)
+        return jnp.sin(h @ w[:, :1])
+
+    products = [d.operand for d in plan_of(turned)(X, W).decisions() if d.kind.value == "Compute"]
+    assert products == [*[Precision.BF16] * 8, Precision.F32]
+
+
+def test_a_rule_rounds_them_all_the_same() -> None:
+    policy = PrecisionPolicy.MIXED_BF16.with_rules(Rule(precision="bf16", primitive="dot_general"))
+    (product,) = [d for d in plan_of(powers, policy)(X, Y).decisions() if d.kind.value == "Compute"]
+    assert product.operand is Precision.BF16
+
+
+def test_an_outer_product_is_elementwise_and_stored_for_the_next_product() -> None:
+    def embedded(x: jax.Array, row: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.tanh(x[:, None] @ row[None]) @ w
+
+    outer, product = [
+        d for d in plan_of(embedded)(X[:, 0], W[0], W).decisions() if d.kind.value == "Compute"
+    ]
+    assert (outer.operand, outer.output) == (Precision.F32, Precision.BF16)
+    assert product.operand is Precision.BF16
+    assert "an outer product is elementwise" in str(explain(embedded)(X[:, 0], W[0], W))
+
+
+def _is_differentiable(fn: Any, args: Any) -> bool:
+    return jax.tree.leaves(jax.eval_shape(fn, *args))[-1].dtype == np.float32
+
+
+def _ordered(fn: Any, order: str, args: Any, policy: str | None = None) -> Any:
+    """Build what is run: the program, or the gradient of a weighted sum of its last result."""
+
+    def weighted(*args: Any) -> jax.Array:
+        y = jax.tree.leaves(fn(*args))[-1]
+        return (y * jnp.cos(jnp.arange(y.size)).reshape(y.shape)).sum()
+
+    wrap = functools.partial(amp, policy=policy) if policy else lambda fn: fn
+    grad = functools.partial(jax.grad, argnums=tuple(range(len(args))))
+    if order == "amp":
+        return wrap(lambda *args: fn(*args))
+    return wrap(grad(weighted)) if order == "amp(grad)" else grad(wrap(weighted))
+
+
+def _error(got: Any, exact: Any) -> float:
+    """Return the largest error: of floats relative to the largest, of integers their share."""
+    return max(map(_one_error, jax.tree.leaves(got), jax.tree.leaves(exact)))
+
+
+def _one_error(got: Any, exact: Any) -> float:
+    got, exact = np.asarray(got, np.float64), np.asarray(exact)
+    if exact.dtype.kind in "iu":
+        return float((got != exact).mean())
+    error = np.abs(got - exact).max() / np.abs(exact).max()
+    return float(error) if np.isfinite(error) else float("inf")
