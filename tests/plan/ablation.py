@@ -65,7 +65,7 @@ ANALYSES: dict[str, tuple[str, Callable[..., Any]]] = {
     "forget_gates": (f"{HAZARDS}.find_forget_gates", _nothing),
     "unrolled_recurrences": (f"{HAZARDS}.find_unrolled_recurrences", _no_list),
     "lookup_places": (f"{HAZARDS}.find_lookup_places", _nothing),
-    "squared_distances": (f"{HAZARDS}.find_squared_distances", _nothing),
+    "precise_products": ("jaxamp.plan.planner.find_precise_products", _nothing),
     "singularities": (f"{HAZARDS}.find_singularities", _no_flags),
     "small_divisors": (f"{HAZARDS}.find_small_divisors", _no_flags),
     "rescaled_products": (f"{CHOICE}.find_rescaled_products", _nothing),

@@ -14,6 +14,7 @@ of the program's arithmetic.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from jaxamp.core.guards import Guard
 from jaxamp.core.semantics import Linear
@@ -27,12 +28,21 @@ CANCELLED = Constraint("sums of squares of its operands nearly cancel it", Guard
 PHASE = Constraint("the phase of a periodic function", Guard.SENSITIVE)
 OUTER = Constraint("an outer product is elementwise", Guard.NO_GAIN)
 
-Table = dict[int, frozenset[int]]
+
+class Pair(NamedTuple):
+    """Arrays that are multiplied, one if it is by itself, and whether products are summed."""
+
+    arrays: frozenset[int]
+    summed: bool
+
+
+Pairs = frozenset[Pair]
 _SMALL = 8  # what is a smaller part of the arithmetic than one in so many is not missed
-_NONE: frozenset[int] = frozenset()
+_NONE: Pairs = frozenset()
 _SUMS = ("add", "sub")
 _SCALES = ("mul", "div")
-_KEPT = (*_SUMS, "neg", "abs", "max", "min")  # results have the squares, or products, of operands
+_SIGNS = ("neg", "abs", "select_n")
+_KEPT = (*_SUMS, *_SIGNS, "max", "min", "sqrt")  # of results as of operands
 _POWERS = ("square", "integer_pow", "pow")
 _REDUCTIONS = ("reduce_sum", "psum", "psum_invariant")
 
@@ -106,95 +116,104 @@ def _work(graph: Graph, node: Node) -> int:
 
 
 class _Squares:
-    """Per value the array that it is made of, and those of which it has squares, or sums of such.
+    """Per value, the array that it is made of, and the pairs of arrays whose products it has.
 
-    An array that is moved, scaled or shifted by known or smaller ones is the same array, and so is
-    its sum over an axis, or its slice in a loop.
+    An array that is moved, masked or scaled by known or smaller ones is the same array, and so is
+    its sum over an axis, or its slice in a loop. A pair is an array with itself, or two
+    of which sums are multiplied; it is as large as a product once it is summed.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.origins = list(range(len(graph.avals)))
         self.is_sum = bytearray(len(graph.avals))
-        self.squares: Table = {}
-        self.sums: Table = {}
-        self.joined: Table = {}
+        self.pairs: dict[int, Pairs] = {}
+        self.joined: dict[int, set[int]] = {}
         self.makers: dict[int, Node] = {}
         for node in graph.nodes:
             self.makers.update(dict.fromkeys(node.outs, node))
             if node.role is Role.MOVE:
                 for source, out in movements(node):
-                    self._follow(source, out, is_part=is_smaller(*self._sizes(out, source)))
+                    self._follow(source, out, summed=is_smaller(*self._sizes(out, source)))
+            elif node.name in _REDUCTIONS:
+                for source, out in movements(node):
+                    self._follow(source, out, summed=True)
+                    self.is_sum[out] = 1
             elif node.role is Role.LINK:
                 if node.link is not Link.BACK:
                     self._follow(node.ins[0], node.outs[0])
-            elif node.name in _REDUCTIONS:
-                for source, out in movements(node):
-                    self._follow(source, out, is_part=True)
-                    self.is_sum[out] = 1
-            else:
-                self._make(node)
+            elif node.outs and node.ins:
+                self._make(node, node.outs[0], node.ins)
 
     def cancelled(self) -> Iterator[Node]:
         """Yield the products to which sums of squares of their operands are added."""
-        if not self.sums:
-            return
-        for node in self.graph.nodes:
+        for node in self.graph.nodes if self.pairs else ():
             if node.name in _SUMS and len(node.ins) == 2:
                 for one, other in (node.ins, node.ins[::-1]):
-                    roots = self.sums.get(other, _NONE)
-                    if roots and (shared := self._shared(one, roots)):
-                        yield from shared
-                        yield from self._shared(other, roots)
+                    summed = [set(p.arrays) for p in self._of(other) if p.summed]
+                    if summed and (shared := self._with(one, summed)):
+                        yield from (*shared, *self._with(other, summed))
             elif node.role is Role.CONTRACT and all(map(self._has_own_squares, node.ins)):
                 yield node
 
     def transposed(self, node: Node, products: Sequence[Node]) -> Iterator[Node]:
         """Yield the products of a backward pass that multiply a product's cotangent."""
-        sizes, roots = self.graph.sizes, self._roots(node)
+        sizes, own = self.graph.sizes, {self.origins[v] for v in node.ins[:2]}
         for other in products:
             if is_backward(other.scope):
                 pairs = (other.ins[:2], other.ins[1::-1])
-                of_it = [sizes[g] for v, g in pairs if self.origins[v] in roots]
-                if sizes[node.outs[0]] in of_it:
+                if sizes[node.outs[0]] in [sizes[g] for v, g in pairs if self.origins[v] in own]:
                     yield other
 
-    def _make(self, node: Node) -> None:
-        if not node.outs:
-            return
-        out, ins = node.outs[0], node.ins
-        roots = {self.origins[v] for v in ins}
-        if node.role is Role.MERGE:
-            self.joined[out] = frozenset(roots)
-            self._unite(self.sums, ins, out)
-        elif node.role is Role.CONTRACT:
-            self._unite(self.squares, ins[:2], out, self.sums)
-            if len(ins) > 1 and self.origins[ins[0]] == self.origins[ins[1]]:
-                is_inner = free_axes(self.graph, node) == 0 or self.is_sum[ins[0]]
-                self._add(self.sums if is_inner else self.squares, out, roots)
-        elif node.name in _POWERS:
-            self._unite(self.sums, ins[:1], out)
-            if is_square(node) or self.graph.constants.get(ins[-1]) == 2:
-                self._add(self.squares, out, {self.origins[ins[0]]})
-        elif node.name == "mul" and len(roots) == 1:
-            is_summed = any(self.is_sum[v] for v in ins)
-            self._add(self.sums if is_summed else self.squares, out, roots)
-        elif node.name in (*_KEPT, *_SCALES, "sqrt"):
-            main = self._main(node)
-            if main is not None:
-                self.origins[out], self.is_sum[out] = self.origins[main], self.is_sum[main]
-            read = ins[:1] if node.name == "div" else ins
-            self._unite(self.sums, read, out)
-            self._unite(self.squares, read, out)
+    def _of(self, *values: int | None) -> Pairs:
+        return _NONE.union(*(self.pairs.get(v, _NONE) for v in values if v is not None))
 
-    def _follow(self, source: int, out: int, is_part: bool = False) -> None:
+    def _follow(self, source: int, out: int, summed: bool = False) -> None:
         self.origins[out], self.is_sum[out] = self.origins[source], self.is_sum[source]
-        self._unite(self.squares, (source,), out, self.sums if is_part else self.squares)
-        self._unite(self.sums, (source,), out)
+        if pairs := self.pairs.get(source):
+            self.pairs[out] = _summed(pairs) if summed else pairs
+
+    def _make(self, node: Node, out: int, ins: tuple[int, ...]) -> None:
+        one, arrays = ins[0], {self.origins[v] for v in ins}
+        if node.role is Role.MERGE:
+            self.joined[out] = arrays
+            found = frozenset(p for p in self._of(*ins) if p.summed)
+        elif node.role is Role.CONTRACT:
+            is_inner = free_axes(self.graph, node) == 0 or bool(self.is_sum[one])
+            shared = self._behind(one) & self._behind(ins[min(1, len(ins) - 1)])
+            squares = (p for p in self._of(*ins[:2]) if not p.summed)
+            found = _summed(squares) | {Pair(frozenset({array}), is_inner) for array in shared}
+        elif node.name in _POWERS:
+            found = frozenset(p for p in self._of(one) if p.summed)
+            if is_square(node) or self.graph.constants.get(ins[-1]) == 2:
+                found |= {Pair(frozenset({self.origins[one]}), summed=False)}
+        elif node.name in (*_KEPT, *_SCALES):
+            found = self._scale(node, out, arrays)
+        else:
+            return
+        if found:
+            self.pairs[out] = found
+
+    def _scale(self, node: Node, out: int, arrays: set[int]) -> Pairs:
+        main = self._main(node)
+        if main is not None and node.name in (*_SCALES, *_SIGNS):
+            self.origins[out], self.is_sum[out] = self.origins[main], self.is_sum[main]
+        if node.name in _KEPT:
+            # What is added to squares is as large as they are, before they are summed.
+            known = () if node.name in _SUMS else self.graph.constants
+            read = [v for v in _chosen(node) if v not in known]
+            are_squares = all(any(not p.summed for p in self._of(v)) for v in read)
+            return frozenset(p for p in self._of(*read) if p.summed or are_squares)
+        read = node.ins if node.name == "mul" else node.ins[:1]
+        found = frozenset(p for p in self._of(*read) if not p.summed or p in self._of(main))
+        are_sums = [bool(self.is_sum[v]) for v in node.ins]
+        if node.name == "mul" and (len(arrays) == 1 or all(are_sums)):
+            found |= {Pair(frozenset(arrays), any(are_sums))}
+        return found
 
     def _main(self, node: Node) -> int | None:
-        """Return the operand that known or smaller numbers scale or shift, if there is one."""
-        read = [v for v in node.ins if v not in self.graph.constants]
+        """Return the operand that known or smaller numbers scale, if there is one."""
+        read = [v for v in _chosen(node) if v not in self.graph.constants]
         for value in read:
             others = (v for v in read if v != value)
             if all(is_smaller(*self._sizes(v, value)) for v in others):
@@ -207,48 +226,58 @@ class _Squares:
         moved = ((v, self.graph.origin(v)) for v in values)
         return [sizes[o] if is_smaller(sizes[o], sizes[v]) else sizes[v] for v, o in moved]
 
-    def _shared(self, value: int, roots: frozenset[int]) -> list[Node]:
-        """Return the products in a sum that multiply one of some arrays."""
-        found, seen, pending = list[Node](), {value}, [value]
-        for value in pending:
-            node = self.makers.get(value)
+    def _behind(self, value: int) -> set[int]:
+        """Return what an operand is made of, with what is multiplied to make it."""
+        origin = self.origins[value]
+        maker = self.makers.get(origin)
+        is_product = maker is not None and maker.role is Role.CONTRACT
+        return {origin, *(self.origins[v] for v in (maker.ins[:2] if is_product else ()))}
+
+    def _with(self, value: int, pairs: list[set[int]]) -> list[Node]:
+        """Return the products in a sum that multiply arrays of a pair, and what makes these."""
+        found, seen, pending = dict[Node, None](), {value}, [value]
+        for made in pending:
+            node = self.makers.get(made)
             if node is None:
                 continue
             if node.role is Role.CONTRACT:
-                found += [node] if not roots.isdisjoint(self._roots(node)) else []
-                continue
-            new = [v for v in self._terms(node, value) if v not in seen]
+                behind = [self._behind(v) for v in node.ins[:2]]
+                arrays = set[int]().union(*behind, *(p.arrays for p in self._of(*node.ins[:2])))
+                if not any(pair <= arrays for pair in pairs):
+                    continue
+                found[node] = None
+                others = [b - {self.origins[v]} for v, b in zip(node.ins, behind, strict=False)]
+                new = [
+                    self.origins[v]
+                    for v, arrays in zip(node.ins, others, strict=False)
+                    if any(pair <= arrays for pair in pairs)
+                ]
+            else:
+                new = self._terms(node, made)
+            pending += [v for v in new if v not in seen]
             seen.update(new)
-            pending += new
-        return found
+        return list(found)
 
-    def _terms(self, node: Node, value: int) -> Iterable[int]:
+    def _terms(self, node: Node, value: int) -> Sequence[int]:
         """Return what a value is a sum or a multiple of."""
         if node.role is Role.MOVE:
             return [source for source, out in movements(node) if out == value]
-        if node.name in (*_KEPT, *_POWERS) or (
-            node.role is Role.LINK and node.link is not Link.BACK
-        ):
+        if node.role is Role.LINK:
+            return () if node.link is Link.BACK else node.ins
+        if node.name in (*_KEPT, *_POWERS):
             return node.ins
         main = self._main(node) if node.name in _SCALES else None
         return () if main is None else (main,)
 
-    def _roots(self, node: Node) -> frozenset[int]:
-        """Return the arrays that a product multiplies, or whose squares it does."""
-        read = node.ins[:2]
-        own = frozenset(self.origins[v] for v in read)
-        return own.union(*(self.squares.get(v, _NONE) for v in read))
-
     def _has_own_squares(self, value: int) -> bool:
         """Return whether an array has been joined with sums of its squares."""
-        own = self.joined.get(self.origins[value], _NONE)
-        return not own.isdisjoint(self.sums.get(value, _NONE))
+        own = self.joined.get(self.origins[value], set())
+        return any(p.arrays <= own for p in self._of(value) if p.summed)
 
-    def _unite(
-        self, table: Table, values: Iterable[int], out: int, into: Table | None = None
-    ) -> None:
-        self._add(table if into is None else into, out, *(table.get(v, _NONE) for v in values))
 
-    def _add(self, table: Table, out: int, *roots: Iterable[int]) -> None:
-        if found := table.get(out, _NONE).union(*roots):
-            table[out] = found
+def _chosen(node: Node) -> tuple[int, ...]:
+    return node.ins[1:] if node.name == "select_n" else node.ins
+
+
+def _summed(pairs: Iterable[Pair]) -> Pairs:
+    return frozenset(p._replace(summed=True) for p in pairs)
