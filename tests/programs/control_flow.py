@@ -141,7 +141,7 @@ def checkpoint_dots(x: Array, ws: Array) -> Array:
 
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.dots_saveable)
     def block(x: Array) -> Array:
-        return jnp.sin(jnp.tanh(x @ ws[0]) @ ws[1])
+        return jnp.sinh(jnp.tanh(x @ ws[0]) @ ws[1])
 
     return block(x)
 
@@ -154,7 +154,7 @@ def checkpoint_names(x: Array, ws: Array) -> Array:
     @functools.partial(jax.checkpoint, policy=policy, prevent_cse=False)
     def block(x: Array) -> Array:
         hidden = checkpoint_name(jnp.tanh(x @ ws[0]), "hidden")
-        return jnp.sin(hidden @ ws[1])
+        return jnp.sinh(hidden @ ws[1])
 
     return block(x)
 

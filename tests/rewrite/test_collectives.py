@@ -315,7 +315,7 @@ def test_cotangents_of_normed_activations_are_added_up_as_they_are_stored(
         before = x @ params["in"]
         normed = before * lax.rsqrt(jnp.mean(before**2, -1, keepdims=True)) * params["scale"]
         hidden = jnp.tanh(normed @ params["grow"])
-        return jnp.mean(jnp.sin(lax.psum(hidden @ params["shrink"], "d") @ params["in"]))
+        return jnp.mean(jnp.sinh(lax.psum(hidden @ params["shrink"], "d") @ params["in"]))
 
     square = jax.random.normal(jax.random.key(0), (3, 64, 64)) / 8
     params = {"in": square[0], "scale": jnp.ones(64), "grow": square[1], "shrink": square[2]}
@@ -338,8 +338,8 @@ def test_cotangents_of_activations_are_added_up_as_they_are_stored(mesh, check_v
 
     def step(x, a, w, v):
         def loss(a, w, v):
-            before = _both_ways(jnp.sin(x @ a))
-            return jnp.sum(jnp.sin(lax.psum(jnp.sin(before @ w) @ v, "d") @ a))
+            before = _both_ways(jnp.sinh(x @ a))
+            return jnp.sum(jnp.sinh(lax.psum(jnp.sinh(before @ w) @ v, "d") @ a))
 
         return jax.grad(loss, (0, 1, 2))(a, w, v)
 
@@ -396,12 +396,12 @@ def test_rows_of_a_split_table_are_put_together_as_they_are_read(mesh, find, pol
     table, words = W[:, :8] / 3, jnp.arange(16) % len(W)
 
     def fn(table, words, w):
-        return jnp.sin(lax.psum(find(table, words), "d") @ w)
+        return jnp.sinh(lax.psum(find(table, words), "d") @ w)
 
     specs = {"mesh": mesh, "in_specs": (P("d"), P(), P()), "out_specs": P()}
     ours = jax.shard_map(amp(fn, policy), **specs)
     assert sent(ours, table, words, W[:8]) == {("all_reduce", dtype): 1}
-    whole = amp(lambda table, words, w: jnp.sin(table[words] @ w), policy)
+    whole = amp(lambda table, words, w: jnp.sinh(table[words] @ w), policy)
     np.testing.assert_array_equal(ours(table, words, W[:8]), whole(table, words, W[:8]))
 
 
@@ -412,10 +412,10 @@ def test_gradients_of_a_split_table_are_those_of_a_whole_one(mesh, order, find):
     table, words = W[:, :8] / 3, jnp.tile(jnp.arange(16), 100)
 
     def split_loss(table, words, w):
-        return jnp.mean(jnp.sin(lax.psum(find(table, words), "d") @ w))
+        return jnp.mean(jnp.sinh(lax.psum(find(table, words), "d") @ w))
 
     def whole_loss(table, words, w):
-        return jnp.mean(jnp.sin(table[words] @ w))
+        return jnp.mean(jnp.sinh(table[words] @ w))
 
     def wrap(fn):
         return jax.shard_map(fn, mesh=mesh, in_specs=(P("d"), P(), P()), out_specs=P("d"))
@@ -435,7 +435,7 @@ def test_cotangents_of_looked_up_rows_are_added_up_as_they_are_stored(mesh, orde
         rows = params["table"][words]
         normed = rows * lax.rsqrt(jnp.mean(rows**2, -1, keepdims=True) + 1)
         hidden = jnp.tanh(normed @ params["grow"])
-        return jnp.mean(jnp.sin(lax.psum(hidden @ params["shrink"], "d") @ params["out"]))
+        return jnp.mean(jnp.sinh(lax.psum(hidden @ params["shrink"], "d") @ params["out"]))
 
     square = jax.random.normal(jax.random.key(0), (3, 64, 64)) / 8
     params = dict(zip(("grow", "shrink", "out"), square, strict=True)) | {"table": W @ W.T}
@@ -470,7 +470,7 @@ def test_counts_statistics_and_averaged_parameters_are_added_up_in_f32(mesh):
         count = lax.psum(jnp.full(w.shape[:1], len(words), jnp.float32), "d")
         mean = lax.psum(table.sum(0), "d") / count
         kept = lax.pmean(w, "d")
-        return jnp.sin((table - mean) @ w), kept * 0.5
+        return jnp.sinh((table - mean) @ w), kept * 0.5
 
     policy = BF16.replace(allreduce="bf16")
     specs = {"mesh": mesh, "in_specs": (P("d"), P("d"), P("d")), "out_specs": (P("d"), P())}

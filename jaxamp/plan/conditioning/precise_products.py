@@ -126,6 +126,7 @@ class _Squares:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.origins = list(range(len(graph.avals)))
+        self.whole = self.origins.copy()  # as `origins`, but a part is an array of its own
         self.is_sum = bytearray(len(graph.avals))
         self.pairs: dict[int, Pairs] = {}
         self.joined: dict[int, set[int]] = {}
@@ -170,6 +171,7 @@ class _Squares:
 
     def _follow(self, source: int, out: int, summed: bool = False) -> None:
         self.origins[out], self.is_sum[out] = self.origins[source], self.is_sum[source]
+        self.whole[out] = out if summed else self.whole[source]
         if pairs := self.pairs.get(source):
             self.pairs[out] = _summed(pairs) if summed else pairs
 
@@ -179,10 +181,13 @@ class _Squares:
             self.joined[out] = arrays
             found = frozenset(p for p in self._of(*ins) if p.summed)
         elif node.role is Role.CONTRACT:
-            is_inner = free_axes(self.graph, node) == 0 or bool(self.is_sum[one])
-            shared = self._behind(one) & self._behind(ins[min(1, len(ins) - 1)])
-            squares = (p for p in self._of(*ins[:2]) if not p.summed)
-            found = _summed(squares) | {Pair(frozenset({array}), is_inner) for array in shared}
+            are_sums = all(self.is_sum[v] for v in ins[:2])
+            is_inner = free_axes(self.graph, node) == 0 or are_sums
+            # A Gram matrix that multiplies something is a matrix like others.
+            factors = [v for v in ins[:2] if not self._is_product(self.origins[v])]
+            found = _summed(p for p in self._of(*factors) if not p.summed)
+            if are_sums or len({self.whole[v] for v in ins[:2]}) == 1:
+                found |= {Pair(frozenset(self.origins[v] for v in ins[:2]), is_inner)}
         elif node.name in _POWERS:
             found = frozenset(p for p in self._of(one) if p.summed)
             if is_square(node) or self.graph.constants.get(ins[-1]) == 2:
@@ -198,6 +203,7 @@ class _Squares:
         main = self._main(node)
         if main is not None and node.name in (*_SCALES, *_SIGNS):
             self.origins[out], self.is_sum[out] = self.origins[main], self.is_sum[main]
+            self.whole[out] = self.whole[main]
         if node.name in _KEPT:
             # What is added to squares is as large as they are, before they are summed.
             known = () if node.name in _SUMS else self.graph.constants
@@ -207,7 +213,8 @@ class _Squares:
         read = node.ins if node.name == "mul" else node.ins[:1]
         found = frozenset(p for p in self._of(*read) if not p.summed or p in self._of(main))
         are_sums = [bool(self.is_sum[v]) for v in node.ins]
-        if node.name == "mul" and (len(arrays) == 1 or all(are_sums)):
+        is_square = len({self.whole[v] for v in node.ins}) == 1
+        if node.name == "mul" and (is_square or all(are_sums)):
             found |= {Pair(frozenset(arrays), any(are_sums))}
         return found
 
@@ -226,37 +233,22 @@ class _Squares:
         moved = ((v, self.graph.origin(v)) for v in values)
         return [sizes[o] if is_smaller(sizes[o], sizes[v]) else sizes[v] for v, o in moved]
 
-    def _behind(self, value: int) -> set[int]:
-        """Return what an operand is made of, with what is multiplied to make it."""
-        origin = self.origins[value]
-        maker = self.makers.get(origin)
-        is_product = maker is not None and maker.role is Role.CONTRACT
-        return {origin, *(self.origins[v] for v in (maker.ins[:2] if is_product else ()))}
-
     def _with(self, value: int, pairs: list[set[int]]) -> list[Node]:
-        """Return the products in a sum that multiply arrays of a pair, and what makes these."""
-        found, seen, pending = dict[Node, None](), {value}, [value]
+        """Return the products in a sum that multiply the arrays of a pair."""
+        found, seen, pending = list[Node](), {value}, [value]
         for made in pending:
             node = self.makers.get(made)
             if node is None:
                 continue
             if node.role is Role.CONTRACT:
-                behind = [self._behind(v) for v in node.ins[:2]]
-                arrays = set[int]().union(*behind, *(p.arrays for p in self._of(*node.ins[:2])))
-                if not any(pair <= arrays for pair in pairs):
-                    continue
-                found[node] = None
-                others = [b - {self.origins[v]} for v, b in zip(node.ins, behind, strict=False)]
-                new = [
-                    self.origins[v]
-                    for v, arrays in zip(node.ins, others, strict=False)
-                    if any(pair <= arrays for pair in pairs)
-                ]
-            else:
-                new = self._terms(node, made)
-            pending += [v for v in new if v not in seen]
+                read = node.ins[:2]
+                arrays = {self.origins[v] for v in read}.union(*(p.arrays for p in self._of(*read)))
+                found += [node] * any(pair <= arrays for pair in pairs)
+                continue
+            new = [v for v in self._terms(node, made) if v not in seen]
+            pending += new
             seen.update(new)
-        return list(found)
+        return found
 
     def _terms(self, node: Node, value: int) -> Sequence[int]:
         """Return what a value is a sum or a multiple of."""
@@ -268,6 +260,9 @@ class _Squares:
             return node.ins
         main = self._main(node) if node.name in _SCALES else None
         return () if main is None else (main,)
+
+    def _is_product(self, value: int) -> bool:
+        return value in self.makers and self.makers[value].role is Role.CONTRACT
 
     def _has_own_squares(self, value: int) -> bool:
         """Return whether an array has been joined with sums of its squares."""

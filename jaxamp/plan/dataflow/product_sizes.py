@@ -2,7 +2,9 @@
 
 A network that adds a little to a state of low dimension (coordinates, angles, prices) is wide where
 the state is narrow: 64 hidden units for 3 coordinates. To round such a state, or its cotangent,
-costs digits that later differences and sums over examples need, and saves next to nothing.
+costs digits that later differences and sums over examples need, and saves next to nothing. What a
+product reads itself is rounded there anyway, but what only makes an operand, such as a partial
+derivative that a loop saves for the cotangents of its backward pass, is not.
 """
 
 from __future__ import annotations
@@ -22,23 +24,25 @@ def find_product_sizes(graph: Graph, provenance: Provenance) -> list[Any]:
     """Return, per value, the size of the smallest product that reads it or what is made of it.
 
     The size of a product is that of the largest activation among its results and its other
-    operands, in elements. It is 0 for values that no product reads, and for those that nothing
-    else reads: without a path to a result of the program that leads through no product.
+    operands, in elements. It is 0 for values that no product reads, and for its operands that
+    nothing else reads: without a path to a result of the program that leads through no product.
     """
     least: list[Any] = [0] * len(graph.avals)
-    escapes = bytearray(len(graph.avals))
+    escapes, read = bytearray(len(graph.avals)), bytearray(len(graph.avals))
     for value in graph.outputs:
         escapes[value] = 1
     for node in backward(graph, escapes):
         if node.role is Role.CONTRACT:
             for value in node.ins:
                 _lower(least, value, _size(graph, provenance, node, value))
+                read[value] = 1
             continue
         moved = node.moves if node.role is Role.MOVE else _pairs(node)
         for source, out in moved:
             _lower(least, source, least[out])
             escapes[source] |= escapes[out]
-    return [size if escapes[value] else 0 for value, size in enumerate(least)]
+            read[source] |= read[out] and node.role in (Role.MOVE, Role.LINK)
+    return [0 if read[v] and not escapes[v] else size for v, size in enumerate(least)]
 
 
 def _pairs(node: Node) -> Iterable[tuple[int, int]]:

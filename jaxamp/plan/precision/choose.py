@@ -237,7 +237,7 @@ class Chooser:
             self.graph, self.provenance, uses, self.policy, node, low
         )
         if constraint is OUTER and not self._constraint(node, low):
-            return Choice(F32, low, f"{OUTER.reason}: stored in {low.short}", None, F32)
+            return Choice(F32, low, f"{OUTER.reason}; stored in {low.short}", None, F32)
         if constraint:
             return Choice(F32, F32, constraint.reason, constraint.guard, F32)
         out = node.outs[0]

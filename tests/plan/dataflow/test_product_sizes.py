@@ -7,6 +7,8 @@ import pytest
 
 from jaxamp import amp, plan_of
 from jaxamp.core.formats import Precision
+from tests.numerics.oracle import products_rounded
+from tests.programs.registry import Draw
 
 ROWS, HIDDEN = 32, 64
 
@@ -61,3 +63,41 @@ def test_what_products_alone_read_is_rounded():
     plan = plan_of(scores, "mixed_bf16")(q, k, w)
     scaled = [d for d in plan.decisions() if d.primitive in ("mul", "tanh")]
     assert Precision.BF16 in {d.output for d in scaled}
+
+
+def count_loss(params, counts):
+    """A negative binomial likelihood, whose mean and dispersion a recurrent cell predicts."""
+
+    def step(h, now):
+        seen, count = now
+        h = jnp.tanh(jnp.concatenate([seen[:, None] / 72, h], -1) @ params["cell"])
+        mean = 72 * jax.nn.softplus((h @ params["mean"])[:, 0]) + 1e-3
+        shape = 1 / (jax.nn.softplus((h @ params["spread"])[:, 0]) / 8 + 1e-3)
+        gamma = jax.lax.lgamma(count + shape) - jax.lax.lgamma(shape)
+        return h, gamma + shape * jnp.log(shape / (shape + mean)) + count * jnp.log(
+            mean / (shape + mean)
+        )
+
+    start = jnp.zeros((counts.shape[1], 16))
+    return -jax.lax.scan(step, start, (counts[:-1], counts[1:]))[1].mean()
+
+
+@pytest.mark.parametrize("order", ["amp(grad)", "grad(amp)"])
+@pytest.mark.parametrize("policy", ["auto_mixed_bf16", "auto_mixed"])
+def test_partial_derivatives_that_a_loop_saves_are_not_rounded(policy, order):
+    """Two digammas, one number of each row, nearly cancel once a cotangent multiplies them."""
+    draw = Draw("counts")
+    params = {
+        name: draw.normal(*shape, scale=0.25)
+        for name, shape in (("cell", (17, 16)), ("mean", (16, 1)), ("spread", (16, 1)))
+    }
+    counts = np.floor(72 * draw.uniform(20, 8) + 10).astype(np.float32)
+    low = jnp.bfloat16 if "bf16" in policy else jnp.float16
+    grad = jax.grad(count_loss)
+    mixed = amp(grad, policy) if order == "amp(grad)" else jax.grad(amp(count_loss, policy))
+    exact, rounded, found = (
+        jax.jit(fn)(params, counts) for fn in (grad, products_rounded(grad, low), mixed)
+    )
+    for name in params:
+        allowed = 2.5 * np.linalg.norm(rounded[name] - exact[name])
+        assert 0 < np.linalg.norm(found[name] - exact[name]) <= allowed

@@ -67,7 +67,7 @@ def test_what_cancels_is_not_quantized():
     (product,) = [
         d for d in plan_of(distances, CURRENT)(W, X).decisions() if d.kind.value == "Compute"
     ]
-    assert (product.scaled, product.operand) == (None, Precision.F32)
+    assert product.operand is Precision.F32
 
 
 def test_what_a_loop_adds_up_stays_in_float32():
