@@ -21,7 +21,7 @@ from jaxamp.core.semantics import Linear
 from jaxamp.jaxprs.contracted import size, terms
 from jaxamp.plan.dataflow.constraints import Constraint, free_axes
 from jaxamp.plan.dataflow.layer_roles import is_backward
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller, movements
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import backward
 
 CANCELLED = Constraint("sums of squares of its operands nearly cancel it", Guard.SENSITIVE)
@@ -134,10 +134,10 @@ class _Squares:
         for node in graph.nodes:
             self.makers.update(dict.fromkeys(node.outs, node))
             if node.role is Role.MOVE:
-                for source, out in movements(node):
+                for source, out in node.moves:
                     self._follow(source, out, summed=is_smaller(*self._sizes(out, source)))
             elif node.name in _REDUCTIONS:
-                for source, out in movements(node):
+                for source, out in node.moves:
                     self._follow(source, out, summed=True)
                     self.is_sum[out] = 1
             elif node.role is Role.LINK:
@@ -253,7 +253,7 @@ class _Squares:
     def _terms(self, node: Node, value: int) -> Sequence[int]:
         """Return what a value is a sum or a multiple of."""
         if node.role is Role.MOVE:
-            return [source for source, out in movements(node) if out == value]
+            return [source for source, out in node.moves if out == value]
         if node.role is Role.LINK:
             return () if node.link is Link.BACK else node.ins
         if node.name in (*_KEPT, *_POWERS):
