@@ -159,11 +159,11 @@ class _Squares:
 
     def transposed(self, node: Node, products: Sequence[Node]) -> Iterator[Node]:
         """Yield the products of a backward pass that multiply a product's cotangent."""
-        sizes, own = self.graph.sizes, {self.origins[v] for v in node.ins[:2]}
+        sizes, own = self.graph.sizes, {self.whole[v] for v in node.ins[:2]}
         for other in products:
             if is_backward(other.scope):
                 pairs = (other.ins[:2], other.ins[1::-1])
-                if sizes[node.outs[0]] in [sizes[g] for v, g in pairs if self.origins[v] in own]:
+                if sizes[node.outs[0]] in [sizes[g] for v, g in pairs if self.whole[v] in own]:
                     yield other
 
     def _of(self, *values: int | None) -> Pairs:

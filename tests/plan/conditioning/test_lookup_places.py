@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.scipy.ndimage import map_coordinates
 
-from jaxamp import amp
+from jaxamp import amp, plan_of
 from tests.numerics.oracle import products_rounded
 from tests.programs.registry import Draw
 
@@ -128,3 +128,32 @@ def test_so_are_gradients(program: Program, order: str, policy: str) -> None:
     exact = jax.grad(loss(program))(W)
     hand = jax.grad(loss(products_rounded(program, LOW[policy])))(W)
     assert _far(mixed(W), exact) <= 1.5 * _far(hand, exact)
+
+
+def test_what_actions_are_drawn_from_is_no_place() -> None:
+    """Training that draws actions, moves a state by a table and learns."""
+    moves = jnp.array([-1.0, 0.0, 1.0, 2.0])
+
+    def policy(params, state):
+        hidden = jnp.tanh(state @ params["in"] + params["bias"])
+        return jax.nn.log_softmax(hidden @ params["out"] + params["prior"])
+
+    def loss(params, states, actions):
+        return -jnp.take_along_axis(policy(params, states), actions[:, None], 1).mean()
+
+    def train(params, state, key):
+        def step(carry, key):
+            params, state = carry
+            actions = jax.random.categorical(key, policy(params, state))
+            state = state + 0.1 * moves[actions][:, None]
+            gradient = jax.grad(loss)(params, state, actions)
+            norm = jnp.sqrt(sum((g**2).sum() for g in jax.tree.leaves(gradient)))
+            return (jax.tree.map(lambda p, g: p - 0.1 * g / norm, params, gradient), state), None
+
+        return jax.lax.scan(step, (params, state), jax.random.split(key, 4))[0]
+
+    shapes = {"in": (8, 16), "bias": (16,), "out": (16, 4), "prior": (4,)}
+    params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+    decisions = plan_of(train)(params, jnp.ones((32, 8)), jax.random.key(0)).decisions()
+    reasons = {d.reason for d in decisions if d.primitive == "dot_general"}
+    assert not any("look something up" in reason for reason in reasons)
