@@ -172,17 +172,18 @@ class Layout:
         if ARRAY_TYPES.issuperset(map(type, leaves)):
             return list(leaves), (None,) * len(leaves)
         given = leaves[self.bound :], self.numbers[self.bound :]
+        as_tuple: type[tuple[Hashable, ...]] = tuple
         try:
             keys = _keys(*given, constant_key, abstract)
         except Held:
-            keys = _keys(*given, _key_or_held, abstract)
+            as_tuple, keys = _HeldKeys, _keys(*given, _key_or_held, abstract)
         if self.bound:
             of_bound = partial(_bound_key, bound=bound)
             keys = _keys(leaves[: self.bound], self.numbers, of_bound, abstract) + keys
             if self.owned and keys[0] is not None:
                 keys[0] = identity_key(leaves[0], keys[0])
         traced = [leaf for leaf, key in zip(leaves, keys, strict=True) if key is None]
-        return traced, tuple(keys)
+        return traced, as_tuple(keys)
 
     def names(self, function: Callable[..., Any], leaves: Sequence[Any] | None = None) -> list[str]:
         """Return the name of each leaf in the words of `function`, e.g. ``params['w']``.
@@ -200,6 +201,12 @@ class Layout:
         before[3] = before[1] + len(call[1])
         paths = jax.tree_util.tree_flatten_with_path(call)[0]
         return [_leaf_name(path, parameters, before) for path, _ in paths]
+
+
+class _HeldKeys(tuple[Hashable, ...]):
+    """Keys of a call, one of which is ``Held``."""
+
+    __slots__ = ()
 
 
 class Signature(NamedTuple):
@@ -268,7 +275,7 @@ class Call:
 
     def held(self) -> list[tuple[str, Any, Held]]:
         """Return name and value of each constant that holds arrays, and what it holds."""
-        if Held not in map(type, self.keys):
+        if type(self.keys) is not _HeldKeys:
             return []
         names = self.layout.names(self.function, self.leaves)
         named = zip(names, self.leaves, self.keys, strict=True)
