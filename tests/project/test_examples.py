@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from examples import char_transformer
-from jaxamp import OpKind
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +32,28 @@ def test_digits_losses_stay_close_to_f32(digit_runs):
 
 
 @pytest.mark.long
+def test_the_demo_fits_one_screen_and_ends_with_what_to_do(digits, tmp_path, capsys):
+    """Its last ones are commands that a reader can type."""
+    digits.main(["--quick", "--picture", str(tmp_path / "loss.png")])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 30
+    assert "Next" in "".join(lines[-8:])
+    assert "jaxamp report" in "".join(lines[-8:])
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(("index", "low"), [(1, "bf16"), (2, "f16")])
 def test_digits_plans_lower_the_matrix_products(digit_runs, index, low):
     """Every matrix product of the train step runs in the policy's own precision."""
-    summary = digit_runs[0][index].plan.summary()
-    assert {precision for kind, precision in summary if kind is OpKind.COMPUTE} == {low}
+    assert set(digit_runs[0][index].report.dots()) == {low}
 
 
 @pytest.mark.long
 def test_digits_plan_in_f32_lowers_nothing(digit_runs):
     """The run that the others are compared with is float32 throughout."""
-    f32 = digit_runs[0][0].plan
-    assert {precision for _, precision in f32.summary()} == {"f32", "-"}
+    f32 = digit_runs[0][0].report
+    assert set(f32.dots()) == {"f32"}
+    assert f32.total.bytes_narrow == 0
 
 
 @pytest.mark.long
