@@ -1,11 +1,15 @@
 """The examples run, and show what they say they show."""
 
 import importlib
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from examples import char_transformer
+from examples import char_transformer, side_by_side
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +75,31 @@ def test_digits_batches_are_the_same_for_every_policy(digits):
     first, second = (list(data.batches(epochs=2, seed=3)) for _ in range(2))
     assert len(first) == data.steps(epochs=2)
     np.testing.assert_array_equal([y for _, y in first], [y for _, y in second])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["recipe_char", "recipe_vit", "recipe_lora"])
+def test_recipes_learn_alike_in_both_precisions(name, tmp_path, capsys):
+    """Losses fall, stay together, and are drawn; the report says that all products are narrow."""
+    recipe = importlib.import_module(f"examples.{name}").RECIPE
+    losses = side_by_side.compare(recipe, 30, tmp_path / "losses.png")
+    wide, narrow = losses.values()
+    assert narrow[-5:].mean() < 0.9 * narrow[0]
+    assert abs(wide - narrow).max() < 0.1 * wide[0]
+    assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
+    assert "100 % of the FLOPs of matrix products in bf16" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_the_notebook_runs():
+    """Its cells, one after the other."""
+    cells = json.loads((ROOT / "examples/tour.ipynb").read_text())["cells"]
+    names = {"__name__": "tour"}
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) > 4
+    for text in code:
+        exec(compile(text, "tour.ipynb", "exec"), names)
+    assert names["loss"] < names["first"]
 
 
 @pytest.mark.long

@@ -48,6 +48,19 @@ fn(np.eye(2)), fn(np.eye(2)), print(len(runs))
     assert _run(code) == "1\n"
 
 
+def test_an_older_jax_is_refused_in_a_sentence() -> None:
+    """Before anything asks it for what it has not."""
+    code = """
+import jax
+jax.__version_info__, jax.__version__ = (0, 9, 2), "0.9.2"
+try:
+    import jaxamp
+except ImportError as error:
+    print(error)
+"""
+    assert _run(code) == "jaxamp needs JAX 0.10.2 or newer; JAX 0.9.2 is installed.\n"
+
+
 def test_rules_of_jax_stay() -> None:
     """Every entry of JAX's tables is the object that was there before jaxamp was imported."""
     _run("from tests.project import tables_of_jax as tables; tables.main()")

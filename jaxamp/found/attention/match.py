@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jaxamp.found.attention.scores import Scores
 from jaxamp.found.levels import Level, live_from, made, numbers
 from jaxamp.found.values import Axis, Factor, Place, Value, single, size_of
+from jaxamp.jaxprs.name_stack import is_transposed
 
 
 class Bias(NamedTuple):
@@ -169,7 +170,7 @@ class Matcher:
             return _SEVERAL_AXES
         resolved = self._resolve(base.data, axes, frozenset(keys))
         if isinstance(resolved, Obstacle):
-            return resolved
+            return None if self._is_read_backward_alone(exponential) else resolved
         product, scale, steps = resolved
         operands = self._operands(product, frozenset(keys))
         if operands is None:
@@ -188,6 +189,11 @@ class Matcher:
                 is_mixed = found.shared and not found.v.axes & frozenset(found.shared)
                 return _MIXED if is_mixed else found
         return None if self._is_of_a_loss(found) else _CHANGED
+
+    def _is_read_backward_alone(self, exponential: int) -> bool:
+        """Return whether no product of the forward pass reads weights: those are of a loss."""
+        units = [unit for unit, summed in self.scores.summed if exponential in summed]
+        return all(is_transposed(str(unit.eqn.source_info.name_stack)) for unit in units)
 
     def _is_of_a_loss(self, found: Found) -> bool:
         """Return whether products read weights less something, and multiply it by q or k again.
