@@ -1,4 +1,4 @@
-"""The table against the strongest hand, in README.md and docs/performance.md, from kept figures.
+"""The tables against the strongest hand, and the picture of the home page, from kept figures.
 
     python -m benchmarks.deviceless.pages [FILE ...]
 
@@ -17,11 +17,24 @@ from typing import Any
 
 from benchmarks.deviceless.models.fused import FUSED
 from benchmarks.deviceless.models.model import HAND
-from benchmarks.deviceless.variants import FUSED_ORDERS, ORDERS
+from benchmarks.deviceless.variants import FUSED_ORDERS, ORDERS, PLAIN
 
 Rows = Sequence[dict[str, Any]]
 ROOT = Path(__file__).parents[2]
 FIGURES = ROOT / "docs/h200_fused.json"
+PICTURE = ROOT / "docs/pictures/gain.svg"
+_DRAWN = {
+    "transformer": "transformer",
+    "vit": "ViT",
+    "encoder": "encoder",
+    "equinox": "equinox",
+    "haiku": "haiku",
+}
+_BARS = (
+    (PLAIN, "#9aa0ac", "float32"),
+    (FUSED, "#e0a030", "bfloat16 by hand"),
+    (FUSED_ORDERS[0], "#4f6bd8", "amp"),
+)
 BEGIN, END = "<!-- strongest hand -->\n", "<!-- end of strongest hand -->"
 TITLES = {
     "transformer": "transformer, layers written out",
@@ -79,6 +92,43 @@ def with_table(text: str, table: str) -> str:
     return before + BEGIN + table + END + rest.partition(END)[2]
 
 
+def picture(rows: Rows) -> str:
+    """Return bytes moved and temporary memory relative to float32 as an SVG.
+
+    Its greys are read on light and dark pages.
+
+    Args:
+      rows: the figures, those of float32 among them.
+    """
+    found = {(row["model"], row["variant"]): row for row in rows}
+    parts = []
+    for column, (key, title) in enumerate(
+        (("bytes", "bytes moved"), ("temporary", "temporary memory"))
+    ):
+        left = 84 + 196 * column
+        parts.append(f'<text x="{left}" y="16" font-weight="600">{title}</text>')
+        for row, (model, name) in enumerate(_DRAWN.items()):
+            top = 30 + 44 * row
+            if not column:
+                parts.append(f'<text x="76" y="{top + 22}" text-anchor="end">{name}</text>')
+            for bar, (variant, colour, _) in enumerate(_BARS):
+                share = found[model, variant][key] / found[model, PLAIN][key]
+                y, width = top + 12 * bar, 150 * share
+                box = f'x="{left}" y="{y}" width="{width:.1f}" height="10"'
+                parts.append(f'<rect {box} fill="{colour}"/>')
+                end = f'x="{left + width + 5:.1f}" y="{y + 9}" font-size="10"'
+                parts.append(f"<text {end}>{share:.2f}</text>")
+    for index, (_, colour, name) in enumerate(_BARS):
+        x = 84 + 120 * index
+        parts.append(f'<rect x="{x}" y="256" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 18}" y="266">{name}</text>')
+    style = 'font-family="sans-serif" font-size="12" fill="#7d8597"'
+    size = 'width="470" viewBox="0 0 470 276" role="img"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>'
+    label = "<title>Five models on an H200, relative to float32; shorter is better</title>"
+    return "\n".join([head, label, *parts, "</svg>", ""])
+
+
 TABLES = {ROOT / "README.md": brief, ROOT / "docs/performance.md": whole}
 """What each page has."""
 
@@ -92,7 +142,7 @@ def _against(rows: Rows, model: str, hand: str) -> Iterator[tuple[str, dict[str,
 def _kept(rows: Rows, files: Sequence[str]) -> Rows:
     """Return the rows with those of the files in place of older ones of the same program."""
     found = {(row["model"], row["variant"]): row for row in rows}
-    wanted = {HAND, FUSED, *FUSED_ORDERS}
+    wanted = {PLAIN, HAND, FUSED, *FUSED_ORDERS}
     for file in files:
         for row in json.loads(Path(file).read_text()):
             if row["model"] in TITLES and row["variant"] in wanted:
@@ -115,6 +165,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     FIGURES.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
     for page, table in TABLES.items():
         page.write_text(with_table(page.read_text(), table(rows)))
+    PICTURE.write_text(picture(rows))
 
 
 if __name__ == "__main__":
