@@ -14,7 +14,7 @@ from jaxamp.core.guards import Guard
 from jaxamp.display.lines import Line, Part, sentence, table
 from jaxamp.display.numbers import amount, share, storage
 from jaxamp.errors import counted
-from jaxamp.inspect.kernel_regions import ABSENT, Region
+from jaxamp.inspect.kernel_regions import ABSENT, LOSS, Region
 from jaxamp.inspect.operation import Operation, common_scope, numberless, total
 from jaxamp.inspect.report import Report
 
@@ -91,10 +91,13 @@ def _regions(kind: str, regions: list[Region]) -> Iterator[Line]:
     if not regions:
         yield from sentence(f"{name}: none in this program: {ABSENT[kind]}.")
         return
-    fused = sum(not r.obstacle for r in regions)
-    if fused:
-        each = "runs as one kernel" if fused == 1 else "run as one kernel each"
-        yield from sentence(f"{name}: {fused} of {counted(len(regions), 'region')} {each}.")
+    if fused := [r for r in regions if not r.obstacle]:
+        one, saved = len(fused) == 1, sum(r.saved for r in fused)
+        does = f"run{'s' * one} as one kernel{'' if one else ' each'}"
+        if saved:
+            does = f"{'is' if one else 'are'} divided, and {storage(saved)} never stored"
+        of = f"{len(fused)} of {counted(len(regions), 'region')}"
+        yield from sentence(f"{name}: {of} {does}.")
     stay: dict[str, list[Region]] = defaultdict(list)
     for region in regions:
         if region.obstacle:
@@ -173,6 +176,8 @@ def _next(report: Report) -> Iterator[Line]:
         steps.append(
             "narrow all the same: policy.with_rules(jaxamp.Rule(precision='bf16', kind='compute'))"
         )
+    if any(r.kind == LOSS and "as long" in r.obstacle for r in report.regions):
+        steps.append("less memory for logits all the same: policy.replace(loss_in_chunks='memory')")
     if "f16" in report.dots() and report.residuals:
         steps.append("train with a loss scale: jaxamp.training.scaled_value_and_grad")
     steps.append(f"each line of your code, with reasons: jaxamp.explain({name})(*args)")

@@ -1,4 +1,4 @@
-"""Regions that one kernel may run: those that do, and why the others stay as they are written."""
+"""Regions that become something else, and why the others stay as they are written."""
 
 from __future__ import annotations
 
@@ -8,28 +8,35 @@ from typing import NamedTuple
 import jax
 
 from jaxamp.found.attention.fuse import KIND, fuse_attention
+from jaxamp.found.cross_entropy.losses import KIND as LOSS
+from jaxamp.found.cross_entropy.worth import MATTERS
 from jaxamp.found.outcome import Outcome, Refused
 from jaxamp.plan import Plan
 from jaxamp.policy.policy import PrecisionPolicy
 
-ABSENT = {KIND: "no softmax stands between two matrix products"}
+ABSENT = {
+    KIND: "no softmax stands between two matrix products",
+    LOSS: f"no loss reads logits of {MATTERS // 2**20} MiB or more",
+}
 """Per kind of region, what a program has none of where it has no such region."""
 
 
 class Region(NamedTuple):
-    """Operations of a program that one kernel can run.
+    """Operations of a program that one kernel can run, or a loop over parts of them.
 
     Attributes:
       kind: what they are, such as ``"attention"``.
       scope: where they are, as the user wrote it.
       source: ``file:line (function)`` of the user's code.
-      obstacle: why they stay as they are written; empty if one kernel runs them.
+      obstacle: why they stay as they are written; empty if they do not.
+      saved: bytes that are not stored; 0 where that is not known.
     """
 
     kind: str
     scope: str
     source: str
     obstacle: str = ""
+    saved: int = 0
 
 
 def regions_of(plan: Plan) -> tuple[Region, ...]:
@@ -46,7 +53,8 @@ def _regions(
     found: Iterable[Outcome], refused: Iterable[Refused], obstacle: str = ""
 ) -> Iterator[Region]:
     forward = [o for o in found if o.forward] or found  # a backward pass of its own is no other
-    yield from (Region(o.kind, o.scope, o.source, obstacle) for o in forward)
+    for o in forward:
+        yield Region(o.kind, o.scope, o.source, obstacle, getattr(o, "saved", 0))
     yield from (Region(r.kind, r.scope, r.source, r.reason) for r in refused)
 
 

@@ -88,6 +88,25 @@ def test_attention_runs_as_one_kernel_or_the_screen_says_why_not():
         assert "runs as one kernel" in _said(report(_attend)(*ATTEND))
 
 
+def test_a_large_loss_is_divided_or_the_screen_says_why_not():
+    """As the policy says; without a word the prediction decides, and the cure is named."""
+
+    def loss(w, x):
+        return jax.nn.logsumexp(x @ w, axis=-1).sum()
+
+    args = spec(256, 32768), spec(4096, 256)
+    texts = {
+        word: str(
+            report(jax.grad(loss), PrecisionPolicy.MIXED_BF16.replace(loss_in_chunks=word))(*args)
+        )
+        for word in (None, True)
+    }
+    assert "never stored" in texts[True].partition("Loss: 1 of 1 region is divided, and ")[2]
+    assert "stays as written" in texts[None].partition("Loss: ")[2]
+    assert ("as long" in texts[None]) is ("loss_in_chunks='memory'" in texts[None])
+    assert "Loss: none in this program" in str(report(jnp.dot)(spec(8, 8), spec(8, 8)))
+
+
 def test_memory_and_bytes_are_those_of_the_values():
     """By hand: a product reads two float32 matrices and writes bf16; another reads that."""
     found = report(lambda x, w: x @ w @ w)(spec(8, 8), spec(8, 8))
