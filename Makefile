@@ -41,7 +41,7 @@ NEWEST_TESTS := tests/core/test_jax_contracts.py tests/core/test_taxonomy.py tes
 	tests/rewrite/test_products.py tests/core/test_keep_precision.py tests/policy \
 	tests/rewrite/test_refused.py \
 	tests/rewrite/test_collectives.py tests/interop/test_equinox.py tests/interop/test_flax.py \
-	tests/faults tests/models tests/kernels tests/found/attention/kernels tests/lowp tests/training/test_grads.py tests/jaxprs \
+	tests/faults tests/models tests/kernels tests/found/attention/kernels tests/quantized/lowp tests/training/test_grads.py tests/jaxprs \
 	tests/found/attention/test_meshes.py jaxamp/kernels
 
 test-newest:

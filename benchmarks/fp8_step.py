@@ -41,7 +41,7 @@ from jaxamp.compiled.hlo import Array, Computation, Module
 from jaxamp.compiled.roofline import roofline
 from jaxamp.compiled.targets import TARGETS, Target
 from jaxamp.errors import JaxAmpError
-from jaxamp.inspect.fp8_products import claims, made
+from jaxamp.quantized.fp8_products import claims, made
 
 BF16 = jnp.bfloat16
 UNMEASURED = "fp8_delayed, unmeasured"  # with the scales of the last step that found magnitudes

@@ -26,9 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxamp import CastConfig
-from jaxamp.kernels import KernelConfig, block_quantize, block_scaled_matmul, norm_quantize
+from jaxamp.kernels import KernelConfig
 from jaxamp.kernels.params import mosaic_gpu
-from jaxamp.lowp import ScaledArray, quantize
+from jaxamp.quantized.kernels import block_quantize, block_scaled_matmul, norm_quantize
+from jaxamp.quantized.lowp import ScaledArray, quantize
 from jaxamp.quantized.primitives.quantized_product import product
 
 ROWS, SQUARE = (CastConfig("f8_e4m3", sf_block=block) for block in ((1, 128), (128, 128)))

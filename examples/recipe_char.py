@@ -1,6 +1,6 @@
 """A character model in flax nnx: a causal transformer on the help texts that come with Python.
 
-    python -m examples.recipe_char
+python -m examples.recipe_char
 """
 
 from pydoc_data.topics import topics

@@ -1,6 +1,6 @@
 """A vision transformer in equinox, on scikit-learn's handwritten digits.
 
-    python -m examples.recipe_vit
+python -m examples.recipe_vit
 """
 
 import equinox as eqx

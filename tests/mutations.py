@@ -65,16 +65,16 @@ MUTATIONS = (
         "tests/policy",
     ),
     Mutation(
-        "lowp/arithmetic.py",
+        "quantized/lowp/arithmetic.py",
         "return jnp.where(amax < np.inf, scale, np.float32(np.nan))",
         "return scale",
-        "tests/lowp/test_quantize.py",
+        "tests/quantized/lowp/test_quantize.py",
     ),
     Mutation(
-        "lowp/quantize.py",
+        "quantized/lowp/quantize.py",
         "round_up=cast.round_sf), cast)",
         "round_up=True), cast)",
-        "tests/lowp/test_quantize.py",
+        "tests/quantized/lowp/test_quantize.py",
     ),
     Mutation(
         "inspect/dce.py",
@@ -329,13 +329,13 @@ MUTATIONS = (
         "tests/found/attention/kernels/test_attention.py",
     ),
     Mutation(
-        "kernels/block_quantize.py",
+        "quantized/kernels/block_quantize.py",
         "if block_of(cast)[0] == 1 and not transposed:",
         "if not transposed:",
         "tests/kernels/test_kernels.py",
     ),
     Mutation(
-        "kernels/gpu/quantized.py",
+        "quantized/kernels/gpu/quantized.py",
         "scale = scale_factor(as_float(amax), cast.out_dtype, round_up=cast.round_sf)",
         "scale = as_float(amax)",
         "tests/kernels",

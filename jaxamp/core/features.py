@@ -69,6 +69,10 @@ class Form(Protocol):
         """Formats in which the first operands are multiplied, for reports."""
         ...
 
+    def emulated(self, eqn: Any) -> str:
+        """Return on which chips they are multiplied in wider ones; empty for none."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyField:
@@ -101,6 +105,9 @@ class Work:
       forms: rewrite rules by type of ``Choice.form``, in place of the primitive's.
       idle: of a plan and its program's name, words about parts of the policy without effect.
       advise: of a compiler's error and a function that plans the call again, a note for the error.
+      verify: of a function, a policy and a chip's name or ``None``, a function of the arguments to
+        what a compiler has made of the forms: a dataclass with ``lines``.
+      notes: what a report says of products, by what ``Form.emulated`` says.
     """
 
     replace: tuple[Callable[[ClosedJaxpr, Any], Replaced], ...] = ()
@@ -111,6 +118,8 @@ class Work:
     forms: Mapping[type, Callable[..., Any]] = field(default_factory=dict)
     idle: Callable[[Any, str], Iterable[str]] | None = None
     advise: Callable[[Exception, Callable[[], Any]], str] | None = None
+    verify: Callable[[Any, Any, str | None], Callable[..., Any]] | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

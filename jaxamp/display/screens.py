@@ -17,7 +17,6 @@ from jaxamp.errors import InspectionError
 from jaxamp.inspect.diff import Difference
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.explain import Explanation
-from jaxamp.inspect.fp8_products import Lowering
 from jaxamp.inspect.report import Report
 from jaxamp.numerics.probe_report import ProbeReport
 from jaxamp.tools.estimate import Estimate
@@ -63,9 +62,12 @@ def needed(name: str) -> Any:
 @functools.singledispatch
 def parts(value: Any) -> Iterator[Any]:
     """Yield what is printed one below the other: lines, or what rich renders."""
-    if type(value).__rich__ is Displayable.__rich__:
+    if type(value).__rich__ is not Displayable.__rich__:
+        yield value
+    elif hasattr(value, "lines"):
+        yield from ((line,) for line in value.lines)
+    else:
         raise NotImplementedError(f"{type(value).__name__} has no screen")
-    yield value
 
 
 @functools.singledispatch
@@ -99,7 +101,6 @@ def _notebook_report(report: Report) -> str:
 parts.register(Difference, _drawn("tables", "show_difference"))
 parts.register(Estimate, _drawn("tables", "show_estimate"))
 parts.register(Explanation, explanation_lines)
-parts.register(Lowering, lambda lowering: ((line,) for line in lowering.lines))
 parts.register(ProbeReport, _drawn("tables", "show_probe"))
 parts.register(Report, _show_report)
 parts.register(Tuning, _drawn("tables", "show_tuning"))

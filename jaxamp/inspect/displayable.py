@@ -24,7 +24,8 @@ def _screens() -> Any:
 class Displayable:
     """Base of values that have a screen: ``print``, notebooks and pages show the same.
 
-    A screen is a function of the value in ``jaxamp.display``, or a ``__rich__`` of its own.
+    A screen is a function of the value in ``jaxamp.display``, a ``__rich__`` of its own, or what it
+    has as ``lines``.
 
     >>> class Greeting(Displayable):
     ...     def __rich__(self):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +13,6 @@ from jaxamp.core.taxonomy import OpKind, op_of
 from jaxamp.inspect import count
 from jaxamp.inspect.count import Tally
 from jaxamp.inspect.operation import (
-    EMULATED,
-    EMULATED_BEFORE_BLACKWELL,
     Operation,
     Place,
     SourceFrame,
@@ -28,10 +25,7 @@ from jaxamp.inspect.stored import Stored
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import is_region, nested
-from jaxamp.kernels.cudnn_block_product import multiplies_blocks
-from jaxamp.kernels.gpu_lowering import target_gpu
 from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead
-from jaxamp.quantized.choices.scaled import Units
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
 from jaxamp.rewrite.recorder import Casts
 
@@ -128,16 +122,8 @@ class Equation:
         )
 
     def _emulated(self) -> str:
-        scaled = self.decision.form if self.decision else None
-        if scaled is None:
-            return ""
-        (axes, _), _ = self.params["dimension_numbers"]
-        aval: Any = self.eqn.invars[0].aval
-        units = scaled.units(math.prod(aval.shape[axis] for axis in axes))
-        if units is Units.NONE:
-            return EMULATED
-        is_here = units is Units.FP8 or multiplies_blocks(target_gpu())
-        return "" if is_here else EMULATED_BEFORE_BLACKWELL
+        form = self.decision.form if self.decision else None
+        return "" if form is None else form.emulated(self.eqn)
 
     def _reason(self) -> str:
         if self.ground is None:

@@ -13,8 +13,6 @@ from typing import Any
 from jaxamp.core import jax_compat
 from jaxamp.inspect.count import Tally
 
-EMULATED = "multiplied in bf16"
-EMULATED_BEFORE_BLACKWELL = f"{EMULATED} before Blackwell"
 _LIBRARIES = ("site-packages", "dist-packages")
 
 

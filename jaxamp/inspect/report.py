@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxamp.compiled.targets import target_named
+from jaxamp.core.features import works
 from jaxamp.core.formats import Precision
 from jaxamp.errors import InspectionError, accepted, counted
 from jaxamp.inspect.count import Tally
 from jaxamp.inspect.displayable import Displayable
-from jaxamp.inspect.fp8_products import Lowering, verify_lowering
 from jaxamp.inspect.half_range import too_large_for_f16
 from jaxamp.inspect.kernel_regions import Region, regions_of
 from jaxamp.inspect.operation import (
-    EMULATED,
-    EMULATED_BEFORE_BLACKWELL,
     Operation,
     Place,
     common_scope,
@@ -38,13 +36,6 @@ from jaxamp.trace.target import Target
 
 HERE = "here"  # the target that is at hand
 _WIDE = "f32", "f64"
-_EMULATED = {
-    EMULATED_BEFORE_BLACKWELL: (
-        "multiply in bf16 on an H200 and on every other chip but Blackwell, which multiplies such "
-        "blocks. On Hopper jaxamp's kernel does 8 bits in blocks of 128: scaling={'kernel': {}}"
-    ),
-    EMULATED: "multiply in bf16 on every chip: XLA has no product of such blocks",
-}
 _JOINED = (
     "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings", "residuals",
     "regions", "too_large",
@@ -82,7 +73,7 @@ class Report(Displayable):
     unmatched_rules: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     unknown_loops: tuple[Place, ...] = ()
-    lowerings: tuple[Lowering, ...] = ()
+    lowerings: tuple[Any, ...] = ()
     residuals: tuple[Residual, ...] = ()
     regions: tuple[Region, ...] = ()
     too_large: tuple[str, ...] = ()
@@ -203,7 +194,8 @@ class Report(Displayable):
         notes = [*self.too_large]
         notes += [
             f"{counted(emulated[where], 'dot')} of quantized operands {note}"
-            for where, note in _EMULATED.items()
+            for work in works()
+            for where, note in work.notes.items()
             if emulated[where]
         ]
         notes += [f"rule matched nothing: {rule}" for rule in self.unmatched_rules]
@@ -299,7 +291,7 @@ def report(
     name = Target.of(plain).name
     where = None if target == HERE else target
     chip = None if where is None else target_named(where)
-    verify = None if target is None else verify_lowering(plain, own, where)
+    looks = [] if target is None else [w.verify(plain, own, where) for w in works() if w.verify]
 
     @functools.wraps(planned, updated=())
     def made(*args: Any, **kwargs: Any) -> Report:
@@ -307,10 +299,9 @@ def report(
             found = Report.of(planned(*args, **kwargs), name)
         with amped.prepared(args, kwargs) if has_f16 else nullcontext() as call:
             named = (call.signature().names(), call.arrays) if call else ((), ())
-        lowerings = () if verify is None else (verify(*args, **kwargs),)
         return dataclasses.replace(
             found,
-            lowerings=lowerings,
+            lowerings=tuple(look(*args, **kwargs) for look in looks),
             everything=everything,
             too_large=tuple(too_large_for_f16(*named)),
         )

@@ -79,11 +79,18 @@ def _idle(plan: Any, name: str) -> Iterator[str]:
     )
 
 
+def _verify(fn: Any, policy: Any, target: str | None) -> Any:
+    """Compare the products of 8 bits that are claimed with those that a compiler makes."""
+    from jaxamp.quantized.fp8_products import verify_lowering
+
+    return verify_lowering(fn, policy, target)
+
+
 def _work() -> Work:
     from jaxamp.quantized.choices.coarse_logistics import find_coarse_logistics
     from jaxamp.quantized.choices.quantized_dots import find_scaled
     from jaxamp.quantized.choices.quantized_results import narrow_quantized
-    from jaxamp.quantized.choices.scaled import Scaled
+    from jaxamp.quantized.choices.scaled import NOTES, Scaled
     from jaxamp.quantized.primitives.quantized_dot import emit_quantized
 
     def choose(draft: Any) -> dict[Any, Any]:
@@ -93,7 +100,9 @@ def _work() -> Work:
             choices.update(find(draft._replace(choices=choices)))
         return choices
 
-    return Work(choose=choose, forms={Scaled: emit_quantized}, idle=_idle)
+    return Work(
+        choose=choose, forms={Scaled: emit_quantized}, idle=_idle, verify=_verify, notes=NOTES
+    )
 
 
 FEATURE = Feature(

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import TrainingError, article, shown
-from jaxamp.quantized.delayed_scaling import DelayedFunction
 from jaxamp.run.amp import DEFAULT_POLICY, amp
 from jaxamp.training.finite import all_finite
 from jaxamp.training.loss_scale import as_loss_scale, same_library
@@ -171,7 +170,7 @@ def under_policy(fun: Callable[..., Any], policy: Any) -> Callable[..., Any]:
       TrainingError: the policy keeps a history, to which gradients belong.
     """
     function = fun if policy is None else amp(fun, policy)
-    if isinstance(function, DelayedFunction):
+    if getattr(function, "takes_history", False):
         raise TrainingError(
             f"Under {function.policy} a step takes and returns a history, and the magnitudes of "
             "its gradients are part of it. Put amp around the step that takes its own gradient, "

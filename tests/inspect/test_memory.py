@@ -11,6 +11,7 @@ import pytest
 
 import jaxamp
 from jaxamp import amp, training
+from jaxamp.quantized.fp8_products import verify_lowering
 
 LARGE = 1e4  # a product of such numbers is infinite in float16
 ASKED = {
@@ -23,9 +24,7 @@ ASKED = {
     "explain_nonfinite": lambda fn, x: training.explain_nonfinite(amp(fn, "mixed_f16"))(x * LARGE),
     "debug_step": lambda fn, x: training.debug_step(amp(fn, "mixed_f16"))(x * LARGE),
     "tune": lambda fn, x: jaxamp.tune(fn, (x,)),
-    "verify_lowering": lambda fn, x: jaxamp.inspect.fp8_products.verify_lowering(fn, "fp8_current")(
-        x
-    ),
+    "verify_lowering": lambda fn, x: verify_lowering(fn, "fp8_current")(x),
 }
 
 

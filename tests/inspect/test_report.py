@@ -25,8 +25,8 @@ from jaxamp import (
 )
 from jaxamp.core.target_gpu import TargetGpu, lowering_for
 from jaxamp.errors import InspectionError
-from jaxamp.inspect.fp8_products import Lowering, verify_lowering
 from jaxamp.inspect.operation import rows_of, total
+from jaxamp.quantized.fp8_products import Lowering, verify_lowering
 from jaxamp.quantized.scaling import Scaling
 from jaxamp.tools.tune import tune
 from tests.inspect import independent

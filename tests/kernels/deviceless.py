@@ -21,8 +21,8 @@ def programs(gpu: bool) -> Iterator[tuple[str, Any, ARRAYS]]:
     import numpy as np
 
     from jaxamp import CastConfig
-    from jaxamp.kernels import block_quantize, block_scaled_matmul, norm_quantize
-    from jaxamp.lowp import ScaledArray
+    from jaxamp.quantized.kernels import block_quantize, block_scaled_matmul, norm_quantize
+    from jaxamp.quantized.lowp import ScaledArray
 
     blocks = ((1, 128), (128, 128), (1, 64), (1, 32))
     forms = [(*form, "bfloat16") for form in itertools.product(blocks, (False, True))]

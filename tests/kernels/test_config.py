@@ -9,9 +9,10 @@ import pytest
 
 from jaxamp import CastConfig
 from jaxamp.errors import KernelError
-from jaxamp.kernels import KernelConfig, block_quantize, gpu_params, kernel_config, tpu_params
+from jaxamp.kernels import KernelConfig, gpu_params, kernel_config, tpu_params
 from jaxamp.kernels.config import resolve
 from jaxamp.kernels.params import plain
+from jaxamp.quantized.kernels import block_quantize
 
 BLOCK = CastConfig("f8_e4m3", sf_block=(1, 128))
 

@@ -38,7 +38,7 @@ def test_kernels_compile_for_tpu(target, tmp_path):
 @pytest.mark.deviceless
 def test_products_of_blocks_compile_for_four_b200(tmp_path):
     """Three calls each; weights' gradients are added up, and no activations are gathered."""
-    found = compiled("b200", tmp_path, "tests.kernels.divided_products")
+    found = compiled("b200", tmp_path, "tests.quantized.kernels.divided_products")
     for facts in found.values():
         assert facts["calls"] == ["__cudnn$blockScaledDot"] * 3
     assert found["data"]["sent"] == {"all-reduce": 1}

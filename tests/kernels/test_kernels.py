@@ -13,9 +13,11 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 
 import jaxamp
-from jaxamp import CastConfig, lowp
+from jaxamp import CastConfig
 from jaxamp.errors import KernelError
-from jaxamp.kernels import KernelConfig, block_quantize, block_scaled_matmul, norm_quantize
+from jaxamp.kernels import KernelConfig
+from jaxamp.quantized import lowp
+from jaxamp.quantized.kernels import block_quantize, block_scaled_matmul, norm_quantize
 
 quantize = jax.jit(lowp.quantize, static_argnums=1)
 dequantize = jax.jit(lowp.dequantize)
@@ -131,7 +133,7 @@ def test_tpu_interpreter_shows_memory_that_was_never_written():
         backend="interpret", interpret=pltpu.InterpretParams(uninitialized_memory="nan")
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxamp.kernels.tpu.jnp.zeros_like", lambda ref: ref[...])
+        patch.setattr("jaxamp.quantized.kernels.tpu.jnp.zeros_like", lambda ref: ref[...])
         assert np.isnan(block_scaled_matmul(a, b, config=config)).all()
     assert np.isfinite(block_scaled_matmul(a, b, config=config)).all()
 
@@ -196,7 +198,10 @@ def test_a_derivative_is_refused_with_advice():
     [
         (lambda: block_quantize(jnp.ones(128), CASTS[0]), "two or more axes"),
         (lambda: block_quantize(jnp.ones((2, 128), int), CASTS[0]), "takes floats"),
-        (lambda: block_quantize(jnp.ones((2, 128)), CastConfig("f8_e4m3")), "jaxamp.lowp.quantize"),
+        (
+            lambda: block_quantize(jnp.ones((2, 128)), CastConfig("f8_e4m3")),
+            "jaxamp.quantized.lowp.quantize",
+        ),
         (lambda: block_quantize(jnp.ones((2, 128)), "f8_e4m3"), "CastConfig("),  # type: ignore
         (lambda: norm_quantize(jnp.ones((2, 128)), CASTS[1]), "span several"),
         (lambda: norm_quantize(jnp.ones((2, 128)), CASTS[0], jnp.ones(3)), "not (3,)"),

@@ -13,17 +13,15 @@ import pytest
 from jaxamp import CastConfig
 from jaxamp.core.target_gpu import TargetGpu, lowering_for
 from jaxamp.errors import KernelError
-from jaxamp.kernels import (
-    KernelConfig,
+from jaxamp.kernels import KernelConfig, gpu_params, tpu_params
+from jaxamp.kernels.params import mosaic_gpu, plain
+from jaxamp.quantized.kernels import (
     KernelFallbackWarning,
     block_quantize,
     block_scaled_matmul,
-    gpu_params,
     norm_quantize,
-    tpu_params,
 )
-from jaxamp.kernels.params import mosaic_gpu, plain
-from jaxamp.lowp import ScaledArray
+from jaxamp.quantized.lowp import ScaledArray
 from tests.kernels.lowered import GpuKernel, TpuKernel, lower
 
 BLOCK, SQUARE = (CastConfig("f8_e4m3", sf_block=block) for block in ((1, 128), (128, 128)))
@@ -331,7 +329,7 @@ def test_shared_memory_is_estimated_within_a_tenth(name):
     asked = _gpu(name, **steps).shared_memory
     fn, avals = _with(name, gpu=LANE | steps)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxamp.kernels.tile_checks.SHARED_MEMORY", 0)
+        patch.setattr("jaxamp.quantized.kernels.tile_checks.SHARED_MEMORY", 0)
         with pytest.raises(KernelError) as caught:
             jax.eval_shape(fn, *avals)
     estimate = int(re.search(r"about ([\d,]+) bytes", str(caught.value))[1].replace(",", ""))

@@ -34,7 +34,7 @@ FEATURES = {
 }
 """The folders of each feature."""
 ALL = "all"
-SHARED = "kernels", "lowp"  # of two features: out when all are out
+SHARED = ("kernels",)  # of several features: out when all are out
 
 SHORT = (
     "tests/rewrite/test_environment.py",

@@ -65,7 +65,9 @@ def check(before: dict[Key, object], when: str) -> None:
 
 def _load_all(package: Any) -> None:
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.startswith(("jaxamp.interop", "jaxamp.kernels.gpu", "jaxamp.__main__")):
+        if not module.name.startswith(
+            ("jaxamp.interop", "jaxamp.quantized.kernels.gpu", "jaxamp.__main__")
+        ):
             importlib.import_module(module.name)
 
 

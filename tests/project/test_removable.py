@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from tests.project.removable import ALL, FEATURES, LONG, SHARED, SHORT, main
+from tests.project.removable import ALL, FEATURES, LONG, SHARED, SHORT, left_without, main
 from tests.project.test_floors import PACKAGE
 
 
@@ -24,3 +29,25 @@ def test_every_folder_is_of_the_core_or_of_a_feature() -> None:
     core = {"core", "interop", "jaxprs", "plan", "policy", "rewrite", "run", "trace", *SHARED}
     folders = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name[0] != "_"}
     assert folders - core == {name for names in FEATURES.values() for name in names}
+
+
+def test_nothing_but_quantization_needs_its_folder(tmp_path: Path) -> None:
+    """Without products of 8 bits every other module can be imported: reports, training, tools."""
+    left_without(FEATURES["quantized"], tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+IMPORT_ALL = """
+import importlib, pkgutil, jaxamp
+assert not hasattr(jaxamp, "quantized")
+for module in pkgutil.walk_packages(jaxamp.__path__, "jaxamp."):
+    if not module.name.startswith(("jaxamp.interop.", "jaxamp.__main__")):  # of other libraries
+        importlib.import_module(module.name)
+"""

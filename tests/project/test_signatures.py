@@ -12,7 +12,13 @@ import inspect
 from pathlib import Path
 
 FILE = Path(__file__).parent / "public_signatures.txt"
-MODULES = ("jaxamp", "jaxamp.training", "jaxamp.errors", "jaxamp.kernels")
+MODULES = (
+    "jaxamp",
+    "jaxamp.training",
+    "jaxamp.errors",
+    "jaxamp.kernels",
+    "jaxamp.quantized.kernels",
+)
 
 
 def public(module):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import Any, NamedTuple
 
 from jaxamp.core.formats import CastConfig, Precision
-from jaxamp.lowp.unit_blocks import fit_units
+from jaxamp.kernels.gpu_lowering import target_gpu
+from jaxamp.quantized.kernels.cudnn_block_product import multiplies_blocks
+from jaxamp.quantized.lowp.unit_blocks import fit_units
 
 
 class Units(Enum):
@@ -15,6 +18,18 @@ class Units(Enum):
     FP8 = "8 bits with one scale for a tensor or a row, or jaxamp's own kernel"
     BLOCKS = "blocks of 8 or 4 bits, each by its scale"
     NONE = "none"
+
+
+EMULATED = "multiplied in bf16"
+EMULATED_BEFORE_BLACKWELL = f"{EMULATED} before Blackwell"
+NOTES = {
+    EMULATED_BEFORE_BLACKWELL: (
+        "multiply in bf16 on an H200 and on every other chip but Blackwell, which multiplies such "
+        "blocks. On Hopper jaxamp's kernel does 8 bits in blocks of 128: scaling={'kernel': {}}"
+    ),
+    EMULATED: "multiply in bf16 on every chip: XLA has no product of such blocks",
+}
+"""What a report says of products that are multiplied in bf16, by where they are."""
 
 
 class Scaled(NamedTuple):
@@ -49,6 +64,15 @@ class Scaled(NamedTuple):
         if is_narrow and self.kernel is not None and len({b and b[1] for b in blocks}) == 1:
             return Units.FP8
         return Units.BLOCKS if fit_units(self.casts, summed) else Units.NONE
+
+    def emulated(self, eqn: Any) -> str:
+        """Return on which chips a dot multiplies its quantized operands in bf16; empty for none."""
+        (axes, _), _ = eqn.params["dimension_numbers"]
+        units = self.units(math.prod(eqn.invars[0].aval.shape[axis] for axis in axes))
+        if units is Units.NONE:
+            return EMULATED
+        is_here = units is Units.FP8 or multiplies_blocks(target_gpu())
+        return "" if is_here else EMULATED_BEFORE_BLACKWELL
 
     def __str__(self) -> str:
         return " × ".join(map(str, self.casts))

@@ -21,7 +21,6 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import CastConfig
 from jaxamp.jaxprs.interpret import evaluate
 from jaxamp.jaxprs.nested import Wiring, called, loop, nested, wiring
-from jaxamp.lowp import ScaledArray
 from jaxamp.quantized.choices.scaled import Scaled
 from jaxamp.quantized.delayed_scaling.carried_parameters import CarriedParameters, Source
 from jaxamp.quantized.delayed_scaling.history import CARRIED, MAGNITUDES, History, check, parts
@@ -33,6 +32,7 @@ from jaxamp.quantized.delayed_scaling.known_scale import (
     row_maxima,
     widened,
 )
+from jaxamp.quantized.lowp import ScaledArray
 from jaxamp.quantized.primitives.quantized_dot import quantized_dot_p
 from jaxamp.quantized.primitives.quantized_product import product
 

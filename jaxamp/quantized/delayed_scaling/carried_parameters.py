@@ -18,8 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxamp.core.formats import CastConfig
-from jaxamp.lowp import ScaledArray
-from jaxamp.lowp.quantize import stored_scale
 from jaxamp.quantized.delayed_scaling.history import check
 from jaxamp.quantized.delayed_scaling.known_scale import (
     known_scale,
@@ -28,6 +26,8 @@ from jaxamp.quantized.delayed_scaling.known_scale import (
     row_maxima,
     widened,
 )
+from jaxamp.quantized.lowp import ScaledArray
+from jaxamp.quantized.lowp.quantize import stored_scale
 
 VALUES, SCALE = "values", "scale"  # of a parameter in the history; a scale for each slice
 

@@ -38,6 +38,8 @@ class DelayedFunction:
     ``plan_of``, ``report`` and the like take the arguments of the step alone.
     """
 
+    takes_history = True  # unlike what `amp` returns otherwise
+
     def __init__(self, fn: Callable[..., Any], settings: Settings) -> None:
         functools.update_wrapper(self, fn, updated=())
         self.__wrapped__ = fn

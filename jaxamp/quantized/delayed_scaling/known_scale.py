@@ -12,9 +12,9 @@ from jax import lax
 from jaxamp.core.formats import CastConfig
 from jaxamp.core.kept_rounding import reduce_to
 from jaxamp.errors import RewriteError
-from jaxamp.lowp import ScaledArray
-from jaxamp.lowp.arithmetic import scale_factor
-from jaxamp.lowp.quantize import stored_scale, with_scale
+from jaxamp.quantized.lowp import ScaledArray
+from jaxamp.quantized.lowp.arithmetic import scale_factor
+from jaxamp.quantized.lowp.quantize import stored_scale, with_scale
 
 
 @jax.custom_jvp

@@ -20,9 +20,9 @@ from jax.interpreters import mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import ORIGINALS, define
-from jaxamp.kernels import cudnn_block_product as cudnn
 from jaxamp.kernels.gpu_lowering import gpu_of, lower, may_call
-from jaxamp.lowp import ScaledArray
+from jaxamp.quantized.kernels import cudnn_block_product as cudnn
+from jaxamp.quantized.lowp import ScaledArray
 from jaxamp.quantized.primitives.matrices import batch_first, merge_rows, split_rows, swap
 from jaxamp.quantized.primitives.quantize_primitive import refuse_derivative
 from jaxamp.quantized.primitives.widened_product import widened_product

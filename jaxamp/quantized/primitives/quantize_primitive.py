@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 
-from jaxamp import lowp
 from jaxamp.core.define import define
 from jaxamp.core.formats import CastConfig
 from jaxamp.errors import RewriteError
-from jaxamp.lowp import ScaledArray
+from jaxamp.quantized import lowp
+from jaxamp.quantized.lowp import ScaledArray
 
 quantize_p = Primitive("quantize")
 quantize_p.multiple_results = True

@@ -28,8 +28,8 @@ from jax.interpreters import ad
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define, product_series
-from jaxamp.lowp import ScaledArray, dequantize
 from jaxamp.quantized.choices.scaled import Scaled
+from jaxamp.quantized.lowp import ScaledArray, dequantize
 from jaxamp.quantized.primitives.matrices import (
     as_matrices,
     batch_first,

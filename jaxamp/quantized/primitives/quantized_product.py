@@ -14,9 +14,9 @@ import numpy as np
 from jax import lax
 
 from jaxamp.core.formats import Precision
-from jaxamp.kernels.cudnn_block_product import takes
-from jaxamp.lowp import ScaledArray
-from jaxamp.lowp.scaled_array import factors, spread_scale
+from jaxamp.quantized.kernels.cudnn_block_product import takes
+from jaxamp.quantized.lowp import ScaledArray
+from jaxamp.quantized.lowp.scaled_array import factors, spread_scale
 from jaxamp.quantized.primitives.block_product import block_product
 from jaxamp.quantized.primitives.widened_product import BF16, F32, matrix_axes, widened_product
 
@@ -43,7 +43,9 @@ def product(
     """
     with jax.named_scope(PRODUCT):
         if kernel is not None and _width(lhs) == _width(rhs) is not None:
-            from jaxamp.kernels.block_scaled_matmul import block_scaled_matmul  # Pallas: slow
+            from jaxamp.quantized.kernels.block_scaled_matmul import (
+                block_scaled_matmul,  # Pallas: slow
+            )
 
             return block_scaled_matmul(lhs, rhs, out_dtype=dtype, config=kernel)
         if _scales_result(lhs) and _scales_result(rhs):

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core.primitives import dot_general_p
 
-from jaxamp.lowp import ScaledArray, dequantize
+from jaxamp.quantized.lowp import ScaledArray, dequantize
 from jaxamp.rewrite.primitives.accumulate import accumulate
 
 BF16 = np.dtype(jnp.bfloat16)

@@ -15,7 +15,6 @@ import numpy as np
 from jax import export
 
 from jaxamp.errors import NotCallableError, OutputError, PolicyError, ServingError, shown
-from jaxamp.quantized.delayed_scaling import DelayedFunction
 from jaxamp.run.amp import DEFAULT_POLICY, AmpFunction, amp
 from jaxamp.tools.serving.narrow import narrow_dtypes, run_narrow
 from jaxamp.trace.arguments import is_array, split
@@ -257,7 +256,7 @@ def _amped(fn: Callable[..., Any], policy: Any) -> AmpFunction[..., Any]:
             return fn
         fn = fn.__wrapped__
     amped: Any = amp(fn, DEFAULT_POLICY if policy is None else policy)
-    if isinstance(amped, DelayedFunction):
+    if getattr(amped, "takes_history", False):
         raise PolicyError(
             f"serve has no steps, and so no history for {amped.policy}. Choose 'fp8_current'."
         )

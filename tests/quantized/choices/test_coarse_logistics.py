@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxamp import PrecisionPolicy, Rule, amp, plan_of
-from tests.lowp.models import mlp_inputs, mlp_loss, policy
+from tests.quantized.lowp.models import mlp_inputs, mlp_loss, policy
 
 CURRENT = policy("fp8_current")
 FINE = CURRENT.with_rules(Rule(precision="f32", primitive="logistic"))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxamp import Precision, PrecisionPolicy, amp, plan_of
-from tests.lowp.models import policy
+from tests.quantized.lowp.models import policy
 
 CURRENT = policy("fp8_current")
 W, V = jnp.ones((64, 32)), jnp.ones((64, 32))

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxamp import PrecisionPolicy, amp
 from jaxamp.errors import PolicyError, RewriteError, TrainingError
-from tests.lowp.models import mlp, mlp_inputs, mlp_loss, policy, worst
+from tests.quantized.lowp.models import mlp, mlp_inputs, mlp_loss, policy, worst
 
 DELAYED = policy("fp8_delayed", history=4, ends=True)
 CARRIED = DELAYED.replace(scaling={"carried": True})

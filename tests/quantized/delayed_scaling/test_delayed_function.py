@@ -12,7 +12,7 @@ from jaxamp import PrecisionPolicy, amp, plan_of, serve
 from jaxamp.errors import PolicyError, RewriteError, TrainingError
 from jaxamp.run.settings import overriding
 from jaxamp.training import scaled_filter_grad, scaled_value_and_grad
-from tests.lowp.models import mlp, mlp_inputs, mlp_loss, policy, worst
+from tests.quantized.lowp.models import mlp, mlp_inputs, mlp_loss, policy, worst
 
 DELAYED = policy("fp8_delayed", history=4)
 CURRENT = policy("fp8_current")

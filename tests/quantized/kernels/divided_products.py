@@ -1,7 +1,7 @@
 """Compiles products of blocks for several absent GPUs; run inside the environment of the compiler.
 
-python -m tests.kernels.divided_products TARGET FOLDER: writes FOLDER/found.json, for each way to
-place a product's operands its custom calls and how often it sends what.
+python -m tests.quantized.kernels.divided_products TARGET FOLDER: writes FOLDER/found.json, for each
+way to place a product's operands its custom calls and how often it sends what.
 """
 
 import json

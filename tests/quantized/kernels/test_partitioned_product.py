@@ -9,8 +9,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxamp import CastConfig
-from jaxamp.kernels.partitioned_product import partitioned
-from jaxamp.lowp import dequantize, quantize
+from jaxamp.quantized.kernels.partitioned_product import partitioned
+from jaxamp.quantized.lowp import dequantize, quantize
 
 M, N, K = 64, 48, 512
 

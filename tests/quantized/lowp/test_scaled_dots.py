@@ -11,13 +11,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxamp import CastConfig, PrecisionPolicy, Rule, amp, plan_of
 from jaxamp.errors import RewriteError
-from jaxamp.inspect.fp8_products import verify_lowering
-from jaxamp.lowp import dequantize, quantize
+from jaxamp.quantized.fp8_products import verify_lowering
+from jaxamp.quantized.lowp import dequantize, quantize
 from jaxamp.quantized.primitives.quantized_product import product
 from jaxamp.quantized.scaling import Scaling
 from tests import audit
-from tests.lowp import oracle
-from tests.lowp.models import mlp, mlp_inputs, mlp_loss, policy, sqnr, worst
+from tests.quantized.lowp import oracle
+from tests.quantized.lowp.models import mlp, mlp_inputs, mlp_loss, policy, sqnr, worst
 
 
 def long(*values):

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 from jaxamp import amp
-from tests.lowp.models import mlp, mlp_inputs, mlp_loss, policy, sqnr, worst
+from tests.quantized.lowp.models import mlp, mlp_inputs, mlp_loss, policy, sqnr, worst
 
 # Ratios of signal to noise in dB that hold for outputs and for every gradient. Three mantissa bits
 # give 31.5 dB for one operand whatever its scale, and a gated MLP adds up six such errors.

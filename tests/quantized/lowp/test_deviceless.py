@@ -13,7 +13,7 @@ from jaxamp import CastConfig, PrecisionPolicy, amp, plan_of
 from jaxamp.compiled import traffic
 from jaxamp.compiled.deviceless import compile_all, exported
 from jaxamp.compiled.targets import TARGETS
-from jaxamp.inspect.fp8_products import verify_lowering
+from jaxamp.quantized.fp8_products import verify_lowering
 from jaxamp.quantized.scaling import Scaling
 
 pytestmark = pytest.mark.deviceless

@@ -13,11 +13,11 @@ from jax.experimental import pallas as pl
 
 from jaxamp.core.formats import CastConfig
 from jaxamp.kernels.config import KernelConfig
-from jaxamp.kernels.gpu.launch import default_stream_params, for_each, on_grid, parted
-from jaxamp.kernels.gpu.quantized import quantized_type, scale_matrix, store, write_rows
-from jaxamp.kernels.gpu.tiles import F32, load, over_columns, over_rows, swizzled
 from jaxamp.kernels.params import mosaic_gpu
-from jaxamp.kernels.tile_checks import Axes, block_of
+from jaxamp.quantized.kernels.gpu.launch import default_stream_params, for_each, on_grid, parted
+from jaxamp.quantized.kernels.gpu.quantized import quantized_type, scale_matrix, store, write_rows
+from jaxamp.quantized.kernels.gpu.tiles import F32, load, over_columns, over_rows, swizzled
+from jaxamp.quantized.kernels.tile_checks import Axes, block_of
 
 Moments = tuple[Any, Any]
 """For each row of a tile its mean, and the sum of squared distances from it."""

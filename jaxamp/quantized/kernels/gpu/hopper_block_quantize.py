@@ -11,8 +11,9 @@ from jax.experimental import pallas as pl
 
 from jaxamp.core.formats import CastConfig
 from jaxamp.kernels.config import KernelConfig
-from jaxamp.kernels.gpu.launch import launch
-from jaxamp.kernels.gpu.quantized import (
+from jaxamp.kernels.params import mosaic_gpu
+from jaxamp.quantized.kernels.gpu.launch import launch
+from jaxamp.quantized.kernels.gpu.quantized import (
     as_float,
     magnitude,
     quantized_type,
@@ -20,10 +21,9 @@ from jaxamp.kernels.gpu.quantized import (
     store,
     write_rows,
 )
-from jaxamp.kernels.gpu.tiles import F32, ROWS, load, over_columns
-from jaxamp.kernels.params import mosaic_gpu
-from jaxamp.kernels.tile_checks import Axes, block_of
-from jaxamp.lowp.arithmetic import encode, reciprocal, scale_factor
+from jaxamp.quantized.kernels.gpu.tiles import F32, ROWS, load, over_columns
+from jaxamp.quantized.kernels.tile_checks import Axes, block_of
+from jaxamp.quantized.lowp.arithmetic import encode, reciprocal, scale_factor
 
 
 def block_quantize(

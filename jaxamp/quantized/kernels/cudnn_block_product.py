@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from jaxamp.core.target_gpu import TargetGpu
-from jaxamp.kernels.partitioned_product import partitioned
-from jaxamp.lowp import ScaledArray
-from jaxamp.lowp.unit_blocks import fit_units, in_units
+from jaxamp.quantized.kernels.partitioned_product import partitioned
+from jaxamp.quantized.lowp import ScaledArray
+from jaxamp.quantized.lowp.unit_blocks import fit_units, in_units
 
 LEAST = (10, 0)
 """The least compute capability that multiplies blocks: Blackwell's."""

@@ -12,17 +12,17 @@ import numpy as np
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.errors import KernelError, shown
 from jaxamp.kernels.config import KernelConfig
-from jaxamp.kernels.primitive import KernelPrimitive
-from jaxamp.kernels.tile_checks import (
+from jaxamp.quantized.kernels.primitive import KernelPrimitive
+from jaxamp.quantized.kernels.tile_checks import (
     Axes,
     block_of,
     check_grid,
     check_tile,
     semantics_in_force,
 )
-from jaxamp.lowp import ScaledArray, quantize
-from jaxamp.lowp.quantize import stored_scale
-from jaxamp.lowp.scaled_array import factors
+from jaxamp.quantized.lowp import ScaledArray, quantize
+from jaxamp.quantized.lowp.quantize import stored_scale
+from jaxamp.quantized.lowp.scaled_array import factors
 
 NAME = "block_quantize"
 AXES: Axes = {"batch": True, "rows": True, "columns": True}
@@ -84,8 +84,8 @@ def check_cast(kernel: str, cast: CastConfig) -> None:
         )
     if cast.sf_block is None or cast.out_dtype not in (Precision.F8_E4M3, Precision.F8_E5M2):
         raise KernelError(
-            f"{kernel} scales blocks to e4m3 or e5m2, and the cast is {cast}. jaxamp.lowp.quantize "
-            "scales whole tensors and makes 4-bit values."
+            f"{kernel} scales blocks to e4m3 or e5m2, and the cast is {cast}. "
+            "jaxamp.quantized.lowp.quantize scales whole tensors and makes 4-bit values."
         )
 
 
@@ -151,10 +151,10 @@ def fill(x: Any, units: tuple[int, ...]) -> Any:
 def module_of(platform: str) -> Any:
     """Return the module with a platform's kernels, imported when first needed."""
     if platform == "gpu":
-        from jaxamp.kernels import gpu
+        from jaxamp.quantized.kernels import gpu
 
         return gpu
-    from jaxamp.kernels import tpu
+    from jaxamp.quantized.kernels import tpu
 
     return tpu
 

@@ -7,7 +7,7 @@ import pytest
 
 from examples import char_transformer, fp8_char_transformer
 from jaxamp import amp
-from tests.lowp.models import sqnr
+from tests.quantized.lowp.models import sqnr
 
 pytestmark = pytest.mark.long
 

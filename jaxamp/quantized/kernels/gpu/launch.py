@@ -12,9 +12,9 @@ from jax import lax
 from jaxamp.core import jax_compat
 from jaxamp.errors import KernelError
 from jaxamp.kernels.config import KernelConfig
-from jaxamp.kernels.gpu.tiles import swizzled
 from jaxamp.kernels.params import gpu_params, mosaic_gpu
-from jaxamp.kernels.tile_checks import Axes, semantics_in_force
+from jaxamp.quantized.kernels.gpu.tiles import swizzled
+from jaxamp.quantized.kernels.tile_checks import Axes, semantics_in_force
 
 Place = Callable[[Mapping[str, Any]], tuple[Any, ...]]
 

@@ -13,12 +13,12 @@ from jax.typing import DTypeLike
 
 from jaxamp.core import jax_compat
 from jaxamp.errors import KernelError
-from jaxamp.kernels.block_quantize import check_cast, fill, module_of
 from jaxamp.kernels.config import KernelConfig
-from jaxamp.kernels.primitive import KernelPrimitive
-from jaxamp.kernels.tile_checks import Axes, block_of, check_grid, check_tile
-from jaxamp.lowp import ScaledArray
-from jaxamp.lowp.scaled_array import factors
+from jaxamp.quantized.kernels.block_quantize import check_cast, fill, module_of
+from jaxamp.quantized.kernels.primitive import KernelPrimitive
+from jaxamp.quantized.kernels.tile_checks import Axes, block_of, check_grid, check_tile
+from jaxamp.quantized.lowp import ScaledArray
+from jaxamp.quantized.lowp.scaled_array import factors
 
 NAME = "block_scaled_matmul"
 AXES: Axes = {"batch": True, "rows": True, "columns": True, "contraction": False}
@@ -63,7 +63,7 @@ def block_scaled_matmul(
       KernelError: shapes or blocks do not fit each other, or the configuration cannot work.
 
     >>> from jaxamp.core.formats import CastConfig
-    >>> from jaxamp.kernels import block_quantize
+    >>> from jaxamp.quantized.kernels import block_quantize
     >>> a = block_quantize(jnp.ones((2, 256)), CastConfig("f8_e4m3", sf_block=(1, 128)))
     >>> b = block_quantize(jnp.ones((3, 256)), CastConfig("f8_e4m3", sf_block=(128, 128)))
     >>> block_scaled_matmul(a, b)[0]

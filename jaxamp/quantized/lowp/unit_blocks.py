@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxamp.core.formats import CastConfig, Precision
-from jaxamp.lowp.block_layout import Blocks
-from jaxamp.lowp.scaled_array import ScaledArray
+from jaxamp.quantized.lowp.block_layout import Blocks
+from jaxamp.quantized.lowp.scaled_array import ScaledArray
 
 _MXFP8, _NVFP4 = 32, 16
 
@@ -67,7 +67,7 @@ def _length(cast: CastConfig) -> int | None:
 def in_units(x: ScaledArray) -> InUnits:
     """Return an operand that `fit_units` accepts in the blocks of a matrix unit.
 
-    >>> from jaxamp.lowp import quantize
+    >>> from jaxamp.quantized.lowp import quantize
     >>> x = quantize(jnp.ones((3, 256)), CastConfig("f8_e4m3", (128, 128), True))
     >>> x.scale.shape, in_units(x).scale.shape
     ((1, 2), (3, 8))

@@ -19,8 +19,8 @@ from jax.experimental import pallas as pl
 from jaxamp.core.formats import CastConfig
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.params import mosaic_tpu, tpu_params
-from jaxamp.kernels.tile_checks import Axes, block_of, semantics_in_force
-from jaxamp.lowp.arithmetic import encode, magnitude_bits, reciprocal, scale_factor
+from jaxamp.quantized.kernels.tile_checks import Axes, block_of, semantics_in_force
+from jaxamp.quantized.lowp.arithmetic import encode, magnitude_bits, reciprocal, scale_factor
 
 F32 = np.dtype(np.float32)
 

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from jaxamp.core.formats import CastConfig
 from jaxamp.errors import PolicyError, shown
-from jaxamp.lowp.block_layout import Blocks
+from jaxamp.quantized.lowp.block_layout import Blocks
 
 
 @jax.tree_util.register_dataclass
@@ -29,7 +29,7 @@ class ScaledArray:
       cast: how it was made.
       dtype: dtype of the array that it stands for.
 
-    >>> from jaxamp.lowp import quantize
+    >>> from jaxamp.quantized.lowp import quantize
     >>> x = quantize(jnp.arange(6.0).reshape(2, 3), CastConfig("f8_e4m3", sf_block=(1, 128)))
     >>> x.shape, x.scale.shape, x.nbytes
     ((2, 3), (2, 1), 14)
@@ -54,7 +54,7 @@ class ScaledArray:
     def nbytes(self) -> float:
         """Bytes of values and scale factors, on a device that packs 4-bit values in pairs.
 
-        >>> from jaxamp.lowp import quantize
+        >>> from jaxamp.quantized.lowp import quantize
         >>> quantize(jnp.ones((16, 32)), CastConfig("f4_e2m1", (1, 32), True)).nbytes
         272
         """
@@ -75,7 +75,7 @@ def dequantize(x: ScaledArray, dtype: DTypeLike | None = None) -> jax.Array:
     Raises:
       PolicyError: ``x`` is not a ``ScaledArray``.
 
-    >>> from jaxamp.lowp import quantize
+    >>> from jaxamp.quantized.lowp import quantize
     >>> dequantize(quantize(jnp.array([0.0, 3.0, 448.0]), CastConfig("f8_e4m3")))
     Array([  0.,   3., 448.], dtype=float32)
     """

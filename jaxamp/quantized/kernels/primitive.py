@@ -16,7 +16,7 @@ from jaxamp.core.define import compiled, define
 from jaxamp.errors import KernelError
 from jaxamp.kernels.config import KernelConfig, resolve
 from jaxamp.kernels.gpu_lowering import target_gpu
-from jaxamp.kernels.tile_checks import memory_obstacle
+from jaxamp.quantized.kernels.tile_checks import memory_obstacle
 
 Form = Callable[..., Sequence[Any]]
 _PLATFORMS = {"tpu": "tpu", "cuda": "gpu"}  # JAX's word for a platform and ours

@@ -14,9 +14,9 @@ from hypothesis.extra import numpy as hnp
 
 from jaxamp import CastConfig
 from jaxamp.errors import PolicyError
-from jaxamp.lowp import ScaledArray, dequantize, quantize
-from jaxamp.lowp.scaled_array import factors
-from tests.lowp import oracle
+from jaxamp.quantized.lowp import ScaledArray, dequantize, quantize
+from jaxamp.quantized.lowp.scaled_array import factors
+from tests.quantized.lowp import oracle
 
 FORMATS = {"f8_e4m3": oracle.E4M3, "f8_e5m2": oracle.E5M2, "f4_e2m1": oracle.E2M1}
 BLOCKS = [None, (1, 128), (128, 128), (1, 32), (1, 16), (3, 5)]

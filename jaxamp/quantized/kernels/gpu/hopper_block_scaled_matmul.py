@@ -12,10 +12,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from jaxamp.kernels.config import KernelConfig
-from jaxamp.kernels.gpu.launch import for_each, on_grid, parted
-from jaxamp.kernels.gpu.tiles import F32, ROWS, load, over_columns, over_rows, swizzled
 from jaxamp.kernels.params import gpu_params, mosaic_gpu
-from jaxamp.kernels.tile_checks import Axes
+from jaxamp.quantized.kernels.gpu.launch import for_each, on_grid, parted
+from jaxamp.quantized.kernels.gpu.tiles import F32, ROWS, load, over_columns, over_rows, swizzled
+from jaxamp.quantized.kernels.tile_checks import Axes
 
 # For the warpgroup that only copies: as in JAX's own hopper_matmul_mgpu.py (0.10.2).
 _MEMORY_REGISTERS = 40

@@ -12,13 +12,13 @@ from jax.interpreters import batching
 
 from jaxamp.core.formats import CastConfig
 from jaxamp.errors import KernelError
-from jaxamp.kernels.block_quantize import check_cast, fill, module_of
 from jaxamp.kernels.config import KernelConfig
-from jaxamp.kernels.primitive import KernelPrimitive
-from jaxamp.kernels.tile_checks import Axes, block_of, check_grid, check_tile
-from jaxamp.lowp import ScaledArray, quantize
-from jaxamp.lowp.quantize import stored_scale
-from jaxamp.lowp.scaled_array import factors
+from jaxamp.quantized.kernels.block_quantize import check_cast, fill, module_of
+from jaxamp.quantized.kernels.primitive import KernelPrimitive
+from jaxamp.quantized.kernels.tile_checks import Axes, block_of, check_grid, check_tile
+from jaxamp.quantized.lowp import ScaledArray, quantize
+from jaxamp.quantized.lowp.quantize import stored_scale
+from jaxamp.quantized.lowp.scaled_array import factors
 
 NAME = "norm_quantize"
 GPU_AXES: Axes = {"rows": True, "columns": False}  # sums run along the columns

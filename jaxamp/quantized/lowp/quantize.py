@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxamp.core.formats import SCALED_FORMATS, CastConfig, Precision, PrecisionLike
 from jaxamp.errors import PolicyError
-from jaxamp.lowp.arithmetic import encode, reciprocal, scale_factor
-from jaxamp.lowp.block_layout import Blocks
-from jaxamp.lowp.scaled_array import ScaledArray, factors
+from jaxamp.quantized.lowp.arithmetic import encode, reciprocal, scale_factor
+from jaxamp.quantized.lowp.block_layout import Blocks
+from jaxamp.quantized.lowp.scaled_array import ScaledArray, factors
 
 
 def quantize(x: Any, cast: CastConfig | PrecisionLike) -> ScaledArray:

@@ -11,10 +11,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from jaxamp.core.formats import CastConfig
-from jaxamp.kernels.gpu.tiles import F32, over_rows, swizzled
 from jaxamp.kernels.params import mosaic_gpu
-from jaxamp.kernels.tile_checks import block_of
-from jaxamp.lowp.arithmetic import encode, magnitude_bits, reciprocal, scale_factor
+from jaxamp.quantized.kernels.gpu.tiles import F32, over_rows, swizzled
+from jaxamp.quantized.kernels.tile_checks import block_of
+from jaxamp.quantized.lowp.arithmetic import encode, magnitude_bits, reciprocal, scale_factor
 
 
 def quantized_type(

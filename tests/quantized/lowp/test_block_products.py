@@ -15,11 +15,11 @@ from jax.sharding import PartitionSpec as P
 from jaxamp import CastConfig, amp
 from jaxamp.core import jax_compat
 from jaxamp.core.target_gpu import TargetGpu, lowering_for
-from jaxamp.inspect.fp8_products import claims
-from jaxamp.kernels import cudnn_block_product as cudnn
-from jaxamp.lowp import dequantize, quantize
-from jaxamp.lowp.unit_blocks import fit_units, in_units
-from tests.lowp.models import mlp, mlp_inputs, mlp_loss, policy
+from jaxamp.quantized.fp8_products import claims
+from jaxamp.quantized.kernels import cudnn_block_product as cudnn
+from jaxamp.quantized.lowp import dequantize, quantize
+from jaxamp.quantized.lowp.unit_blocks import fit_units, in_units
+from tests.quantized.lowp.models import mlp, mlp_inputs, mlp_loss, policy
 
 BLACKWELL = TargetGpu((10, 0), 91200)
 RECIPES = {"mxfp8": 3, "fp8_block": 3, "nvfp4": 1}  # products in blocks, of three
