@@ -42,7 +42,7 @@ NEWEST_TESTS := tests/core/test_jax_contracts.py tests/core/test_taxonomy.py tes
 	tests/rewrite/test_refused.py \
 	tests/rewrite/test_collectives.py tests/interop/test_equinox.py tests/interop/test_flax.py \
 	tests/faults tests/models tests/kernels tests/found/attention/kernels tests/quantized/lowp tests/training/test_grads.py tests/jaxprs \
-	tests/found/attention/test_meshes.py jaxamp/kernels
+	tests/found/attention/test_meshes.py tests/meshes jaxamp/kernels
 
 test-newest:
 	@if [ -z "$(NEWEST)" ]; then echo "No Python 3.12 here: the newest JAX is not tested."; \

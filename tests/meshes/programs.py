@@ -666,6 +666,43 @@ def bias_across_auto(x, w, v):
 
 
 @program("explicit", ROW)
+def labels_on_auto_axes(x, w, v):
+    """Logits are on Explicit axes; the numbers of their labels are looked up on Auto ones."""
+    logits = jnp.tanh(x @ w) @ v
+    labels = jnp.arange(8)[:, None] * 5 % 16
+    find = auto_axes(lambda p, n: jnp.take_along_axis(p, n, -1), out_sharding=ROW)
+    return find(jax.nn.log_softmax(logits), labels) * x
+
+
+@program("auto", ROW)
+def labels_on_explicit_axes(x, w, v):
+    """The other way round."""
+
+    def find(logits):
+        labels = reshard(jnp.arange(8)[:, None] * 5 % 16, ROW)
+        picked = jax.nn.one_hot(labels[:, 0], 16) * jax.nn.log_softmax(logits)
+        return picked.sum(-1, keepdims=True)
+
+    return explicit_axes(find, in_sharding=(ROW,))(jnp.tanh(x @ w) @ v) * x
+
+
+@program("explicit", ROW)
+def relu_across_auto(x, w, v):
+    """A ReLU on Auto axes, whose sign the backward pass reads, and a residual connection."""
+    h = x @ w
+    return (auto_axes(jax.nn.relu, out_sharding=ROW)(h) + h * 0.5) @ v
+
+
+@program("explicit", ROW)
+def weights_of_both_meshes(x, w, v):
+    """One parameter is multiplied on Explicit axes and on Auto ones, three times each."""
+    part = auto_axes(lambda h, w: jnp.tanh(h @ w), out_sharding=ROW)
+    for _ in range(3):
+        x = part(jnp.sin(x @ w), w)
+    return x @ v
+
+
+@program("explicit", ROW)
 def dropout_on_auto_axes(x, w, v):
     """Random bits are drawn on Auto axes."""
 
