@@ -27,7 +27,7 @@ test: $(VENV)/.installed-test
 EVERY ?= 1
 test-long: $(VENV)/.installed-test
 	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) -m "long or deviceless" --every $(EVERY)
-	$(BIN)/python -m tests.conformance --sample 600 --random 200
+	$(BIN)/python -m tests.conformance --sample 600 --random 200 $(if $(JAX_CHECKOUT),--jax-tests 200)
 
 # `make test` compiles quickly (tests/conftest.py), the others as users do.
 AS_USERS_DO := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=3"
@@ -63,7 +63,8 @@ lint: $(VENV)/.installed-test $(VENV)/.installed-dev
 
 # The conformance runs whole: hours.
 conformance: $(VENV)/.installed-test $(VENV)/.installed-models
-	$(BIN)/python -m tests.conformance --all --products --random 2000 --offsets 2000 --soak --models --placement
+	$(BIN)/python -m tests.conformance --all --products --random 2000 --offsets 2000 --soak --models --placement \
+	    --meshes $(if $(JAX_CHECKOUT),--jax-tests 2000)
 	$(BIN)/python -m tests.fields
 
 bench: $(VENV)/.installed-test
