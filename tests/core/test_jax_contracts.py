@@ -408,6 +408,41 @@ def _floor() -> tuple[int, ...]:
     return tuple(map(int, floor[1].split(".")[:2]))
 
 
+def test_where_the_type_of_an_array_says_that_it_lies() -> None:
+    """By partitions, which are not to be unpacked where axes are reduced, and by manual axes."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    place = P("d", None), P(None, None, reduced={"d"}), P(None, None, unreduced={"d"})
+    found = [jax.typeof(jax.device_put(X, jax.NamedSharding(mesh, spec))) for spec in place[:2]]
+    with jax.set_mesh(mesh):
+        unreduced = jax.eval_shape(lambda x: jax.reshard(x, place[2]), X)
+    found.append(X.aval.update(sharding=unreduced.sharding))
+    assert [aval.sharding.spec.partitions for aval in found] == [("d", None), *[(None, None)] * 2]
+    sums = [(aval.sharding.spec.reduced, aval.sharding.spec.unreduced) for aval in found]
+    assert sums == [(set(), set()), ({"d"}, set()), (set(), {"d"})]
+    assert all(aval.sharding.mesh.are_all_axes_explicit for aval in found)
+    assert found[0].manual_axis_type.unreduced == found[0].manual_axis_type.reduced == set()
+
+
+def test_a_reshard_is_transposed_where_it_came_from() -> None:
+    """By JAX's own rule, whatever its kind."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        closed = jax.make_jaxpr(lambda x: jax.reshard(x, P("d", None)))(jax.reshard(X, P()))
+        (eqn,) = closed.eqns
+        cotangent = jax.reshard(X, P("d", None))
+        given = closed.in_avals[0]
+        back = jax_compat.transpose(eqn.primitive, cotangent, given, (), eqn.params)
+    assert jax.typeof(back) == given
+
+
+def test_where_a_jitted_function_leaves_its_results() -> None:
+    """In host memory, where its ``out_shardings`` say so."""
+    place = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    jitted = jax.jit(lambda x: {"a": x, "b": x}, out_shardings={"a": place, "b": None})
+    assert jax_compat.host_placement(jitted)["out_shardings"]["a"] is place
+    assert jax_compat.host_placement(jax.jit(jnp.sin)) == jax_compat.host_placement(jnp.sin) == {}
+
+
 def test_no_shim_is_dead() -> None:
     """A shim for what every supported JAX does can go; this lists those."""
     dead = [f"{path}:{line}" for path, line, version in _shims() if version <= _floor()]
