@@ -1,7 +1,8 @@
 """The models that `benchmarks.gpu_train` trains, in the sizes of their names and for a CPU.
 
 Language models read the sources of Python's standard library, classifiers look at handwritten
-digits and the U-Net at photographs, both as scikit-learn ships them.
+digits and the U-Net at photographs, both as scikit-learn ships them. Without scikit-learn they look
+at patterns under noise, which take the same time.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -16,7 +18,8 @@ import jax.numpy as jnp
 
 from benchmarks import real_images, real_text
 from benchmarks.deviceless.models import encoder, resnet, transformer, unet, vit
-from benchmarks.deviceless.models.model import Size
+from benchmarks.deviceless.models.model import Config, Size
+from benchmarks.deviceless.models.unseen import recurrences, words
 
 LENGTHS = (512, 2048, 8192)
 """Words in a sequence of the models that attend; as many words in a batch of each."""
@@ -52,12 +55,16 @@ def _masking(size: Size, vocabulary: int) -> Size:
 
 def _seeing(size: Size) -> Size:
     """A classifier that looks at real images."""
+    if not find_spec("sklearn"):
+        return size
     batch, side = _shapes(size)[0].shape[:2]
     return replace(size, sample=lambda key: real_images.labelled(key, batch, side))
 
 
 def _cleaning(size: Size) -> Size:
     """A U-Net that takes noise out of real images."""
+    if not find_spec("sklearn"):
+        return size
     batch, side = _shapes(size)[0].shape[:2]
 
     def sample(key: jax.Array) -> tuple[jax.Array, ...]:
@@ -74,6 +81,29 @@ def _bert(words: int, length: int) -> Size:
     return _masking(encoder._size(config), config.vocabulary)
 
 
+def _chunks(layers: int, width: int, batch: int, length: int) -> Size:
+    config = Config(layers, width, width // 32, length, batch, 50304)
+    size = recurrences._size(recurrences.ssd_init, recurrences.ssd_loss, config, 128)
+    return _reading(size, config.vocabulary)
+
+
+def _generating(size: Size) -> Size:
+    """A decoder that continues sequences, whose cache is its state."""
+
+    def init(key: jax.Array) -> Any:
+        cache, _, place = size.sample(key)
+        return size.init(key), (cache, place)
+
+    def run(loss: Any, kept: Any, tokens: jax.Array) -> Any:
+        params, (cache, place) = kept
+        (cache, tokens, _), _ = loss(params, (cache, tokens, place))
+        return jnp.sum(tokens), (cache, place)
+
+    hands = {name: partial(run, loss) for name, loss in size.hands.items()}
+    drawn = lambda key: size.sample(key)[1]  # noqa: E731
+    return replace(size, init=init, sample=drawn, plain=partial(run, size.plain), hands=hands)
+
+
 _350M = partial(_transformer, 24, 1024, 16, 16384)
 _1300M = partial(_transformer, 24, 2048, 16, 8192)
 _BERT = partial(_bert, 16384)
@@ -85,6 +115,8 @@ MODELS: dict[str, Callable[[], Size]] = {
     "resnet50": lambda: _seeing(resnet.size(width=64, classes=1000, batch=128, side=224)),
     "vit-b": lambda: _seeing(vit._size(12, 768, 12, 16, 1000, 128, 224)),
     "unet": lambda: _cleaning(unet.UNET.full),
+    "ssd": partial(_chunks, 4, 1024, 4, 2048),
+    "decode": lambda: _generating(words.GENERATE.full),
     **{f"350m-{length}": partial(_350M, length) for length in LENGTHS},
     **{f"1.3b-{length}": partial(_1300M, length) for length in LENGTHS},
     **{f"bert-{length}": partial(_BERT, length) for length in LENGTHS},
@@ -102,6 +134,8 @@ TOYS: dict[str, Callable[[], Size]] = {
     "resnet50": lambda: _seeing(resnet.RESNET50.small),
     "vit-b": lambda: _seeing(vit.VIT.small),
     "unet": lambda: _cleaning(unet.UNET.small),
+    "ssd": _toy_words(recurrences.SSD),
+    "decode": lambda: _generating(words.GENERATE.small),
     **{f"350m-{length}": _toy_words(transformer.SCANNED) for length in LENGTHS},
     **{f"1.3b-{length}": _toy_words(transformer.UNROLLED) for length in LENGTHS},
     **{f"bert-{length}": lambda: _masking(encoder.ENCODER.small, 128) for length in LENGTHS},

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -35,8 +35,6 @@ from typing import Any
 
 import jax
 import optax
-from rich.console import Console
-from rich.table import Table
 
 import jaxamp
 from benchmarks import gpu_pieces
@@ -120,6 +118,8 @@ def make_step(size: Size, way: Way, *, measures: bool = True) -> tuple[Any, Call
     scaling = way.policy == "auto_mixed"
     optimizer = training.with_loss_scale(adam) if scaling else adam
     loss: Loss = size.hands[way.hand] if way.hand else size.plain
+    if not size.gradient:
+        return _make_inference(size, jaxamp.amp(loss, policy_of(way)) if way.policy else loss)
     if way.policy and not way.whole_step:
         loss = jaxamp.amp(loss, policy_of(way))
 
@@ -143,6 +143,16 @@ def make_step(size: Size, way: Way, *, measures: bool = True) -> tuple[Any, Call
     return jax.jit(step, donate_argnums=(0, 1)), begin
 
 
+def _make_inference(size: Size, loss: Loss) -> tuple[Any, Callable[..., Any]]:
+    """A step of a model that is not trained: what `size.init` draws is parameters and a state."""
+
+    def step(params: Any, state: Any, batch: Any) -> Any:
+        value, state = loss((params, state), batch)
+        return params, state, value
+
+    return jax.jit(step, donate_argnums=(0, 1)), size.init
+
+
 def _with_history(step: Any, begin: Any, size: Size, *, measures: bool) -> tuple[Any, Any]:
     """A step with delayed scaling that keeps its history beside the optimizer's state."""
     run = step if measures else step.unmeasured
@@ -160,8 +170,10 @@ def _with_history(step: Any, begin: Any, size: Size, *, measures: bool) -> tuple
 
 
 def items(size: Size) -> int:
-    """Tokens, or images, of a batch."""
+    """Tokens, images or sequences of a batch."""
     batch = jax.eval_shape(size.sample, jax.random.key(0))
+    if not size.gradient:
+        return batch.size
     if not isinstance(batch, tuple):  # a language model's words, and one more to be foretold
         return batch.shape[0] * (batch.shape[1] - 1)
     if batch[0].ndim == 4:  # images
@@ -211,8 +223,14 @@ class Version:
         return times[1:], [float(value) for value in losses]
 
 
-def compiled(size: Size, way: Way) -> tuple[Version, Row]:
-    """Compile a way of a model, and tell what that took and what a step needs."""
+def compiled(size: Size, way: Way, alone: Callable[[], Any] = nullcontext) -> tuple[Version, Row]:
+    """Compile a way of a model, and tell what that took and what a step needs.
+
+    Args:
+      size: the model.
+      way: how it is trained.
+      alone: in what it makes XLA compiles, as that tries kernels on the device.
+    """
     platform = "cuda" if jax.default_backend() == "gpu" else jax.default_backend()
     tracing = compiling = 0.0
     made = []
@@ -224,10 +242,12 @@ def compiled(size: Size, way: Way) -> tuple[Version, Row]:
             start = time.perf_counter()
             shapes = jax.eval_shape(begin, key), jax.eval_shape(size.sample, key)
             traced = step.trace(*shapes[0], shapes[1])
+            lowered = traced.lower()
             tracing += time.perf_counter() - start
-            start = time.perf_counter()
-            made.append(traced.lower().compile())
-            compiling += time.perf_counter() - start
+            with alone():
+                start = time.perf_counter()
+                made.append(lowered.compile())
+                compiling += time.perf_counter() - start
     memory = max((one.memory_analysis() for one in made), key=_peak)
     facts = {
         "peak_bytes": _peak(memory),
@@ -360,8 +380,11 @@ def _batches(size: Size) -> Iterator[Any]:
         yield sample(one)
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
+def show(rows: Sequence[Row], width: int | None = None) -> None:
     """The rows as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
     names = "model", "way", "items/s", "spread", "against f32", "GiB", "first loss", "last loss"
     table = Table(*names)
     base = {
@@ -376,25 +399,28 @@ def show(rows: Sequence[Row], console: Console) -> None:
         memory, spread = f"{row['peak_bytes'] / 2**30:.2f}", f"{100 * row['spread']:.1f} %"
         first, last = f"{row['first_loss']:.3f}", f"{row['last_loss']:.3f}"
         table.add_row(model, row["way"], f"{speed:,.0f}", spread, ratio, memory, first, last)
-    console.print(table)
+    Console(width=width).print(table)
 
 
-def show_plan(console: Console) -> None:
+def show_plan() -> None:
     """What each piece runs, and the minutes that it is expected to take."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("piece", "models", "runs", "minutes")
     for piece, models in gpu_pieces.EVERY.items():
         runs, minutes = sum(map(len, models.values())), gpu_pieces.seconds(piece) / 60
         table.add_row(piece, ", ".join(models), str(runs), f"{minutes:.1f}")
     whole = sum(map(gpu_pieces.seconds, gpu_pieces.PIECES)) / 60
     table.add_row("all but words", "", "", f"{whole:.1f}")
-    console.print(table)
+    Console().print(table)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs what is asked, each model in a process of its own."""
     options = _parser().parse_args(argv)
     if options.plan:
-        show_plan(Console())
+        show_plan()
         return 0
     asked = list(_asked(options))
     if options.here:
@@ -407,7 +433,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     file = File(options.json, options.toy)
     wanted = [(model, way) for model, ways in asked for way in ways]
     failed = [run for run in wanted if run not in file.rows]
-    show([file.rows[run] for run in wanted if run in file.rows], Console())
+    show([file.rows[run] for run in wanted if run in file.rows])
     for model, way in failed:
         print(f"{model} {way}: not measured; {options.json} has its error, if it had one")
     return status or int(bool(failed))

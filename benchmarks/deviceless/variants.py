@@ -14,6 +14,7 @@ from jaxamp import PrecisionPolicy, amp
 POLICY = PrecisionPolicy.parse("mixed_bf16").replace(fused_attention=False)
 PLAIN = "float32"
 ORDERS = ("grad(amp(f))", "amp(grad(f))")
+FORWARD = "amp(f)"
 FUSED_ORDERS = tuple(f"{order}, fused attention" for order in ORDERS)
 
 
@@ -22,6 +23,8 @@ def variants(size: Size) -> dict[str, Callable[..., Any]]:
 
     What attends is there twice: as it is, and with attention that jaxamp finds and fuses.
     """
+    if not size.gradient:
+        return {PLAIN: size.plain, **size.hands, FORWARD: amp(size.plain, POLICY)}
     programs = {
         PLAIN: _gradient(size.plain),
         **{name: _gradient(fn) for name, fn in size.hands.items()},

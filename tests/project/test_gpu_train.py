@@ -5,12 +5,21 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import gpu_models, gpu_pieces, gpu_report, gpu_train, predicted, real_images
+from benchmarks import (
+    gpu_models,
+    gpu_pieces,
+    gpu_report,
+    gpu_train,
+    on_a_gpu,
+    predicted,
+    real_images,
+)
 from tests import audit
 
 ROOT = Path(__file__).parents[2]
@@ -182,7 +191,7 @@ def test_the_table_has_ratios_and_what_failed(capsys):
         row | {"way": "amp-fp8", "items_per_second": 25.0},
         {"model": "350m", "way": "tf32", "error": "out of memory"},
     ]
-    gpu_train.show(rows, gpu_train.Console(width=120))
+    gpu_train.show(rows, width=120)
     text = capsys.readouterr().out
     for word in ("2.50", "2.0 %", "out of memory"):
         assert word in text
@@ -234,3 +243,68 @@ def test_the_model_as_it_is_gives_the_times_that_are_kept():
         assert row["seconds"] == pytest.approx(parts)
         assert row["by_starts"] == pytest.approx(row["kernels"] * reached.start)
         assert row["seconds"] > row["bytes"] / predicted.CHIP.bandwidth / 2
+
+
+class Event:
+    """An event of a profile."""
+
+    def __init__(self, name: str, duration_ns: float) -> None:
+        self.name, self.duration_ns = name, duration_ns
+
+
+def test_kernels_are_those_of_a_devices_streams():
+    def line(name, *events):
+        return SimpleNamespace(name=name, events=events)
+
+    device = SimpleNamespace(
+        name="/device:GPU:0",
+        lines=[line("Stream #13(Compute)", Event("fusion", 2e6)), line("XLA Ops", Event("x", 1e6))],
+    )
+    host = SimpleNamespace(name="/host:CPU", lines=[line("Stream #1", Event("y", 1e6))])
+    assert on_a_gpu.kernels(SimpleNamespace(planes=[device, host])) == [("fusion", 2.0)]
+
+
+def timed(way, ms, **facts):
+    row = {"model": "ssd", "way": way, "ms": ms, "spread": 0.01, "rounds": [1.0], "device": "A"}
+    row |= {"tracing_seconds": 1.0, "compiling_seconds": 2.0, "peak_bytes": 2**30}
+    return row | {"busy_ms": ms, "kernels": [(f"kernel of {way}", 4, ms)]} | facts
+
+
+def test_a_row_is_shown_beside_the_hand_and_the_worst_by_kernels():
+    rows = [timed("hand-bf16", 9.0), timed("amp-bf16", 10.0), timed("amp-loss-bf16", 8.0)]
+    words = "\n".join(on_a_gpu.report([*rows, {"model": "x", "way": "y", "error": "too large"}]))
+    assert "| ssd | amp-bf16 | 10.00 | 1.0 % | 10.00 | 1.00 | 1.0 + 2.0 | 0.900 |" in words
+    assert words.index("kernel of hand-bf16") < words.index("kernel of amp-bf16")
+    assert "x y: too large" in words
+
+
+def test_figures_of_two_devices_are_not_mixed(tmp_path):
+    path = tmp_path / "rows.json"
+    on_a_gpu.keep([timed("hand-bf16", 9.0)], path)
+    on_a_gpu.keep([timed("hand-bf16", 8.0), timed("amp-bf16", 9.0)], path)
+    assert [row["ms"] for row in json.loads(path.read_text())] == [8.0, 9.0]
+    with pytest.raises(SystemExit, match=r"mix A, B.*--json"):
+        on_a_gpu.keep([timed("amp-bf16", 9.0, device="B")], path)
+
+
+def test_every_row_that_is_asked_of_a_gpu_exists():
+    """The strongest hand comes first."""
+    for model, ways in on_a_gpu.ROWS.items():
+        assert all(gpu_train._exists(model, way, toy=True) for way in ways)
+        fused = gpu_train.FUSED in gpu_train.TOYS[model]().hands
+        assert ways[0] == ("hand-fused" if fused else "hand-bf16")
+
+
+@pytest.mark.long
+def test_the_one_command_is_cut_and_goes_on(tmp_path, capfd):
+    """Two processes take turns; what one call has timed the next one keeps."""
+    words = ["--toy", "--model", "decode", "ssd", "--rounds", "2", "--seconds", "0.05"]
+    words += ["--json", str(tmp_path / "rows.json"), "--folder", str(tmp_path / "run")]
+    assert on_a_gpu.main([*words, "--minutes", "0"]) == 1
+    assert on_a_gpu.main([*words, "--minutes", "9"]) == 0
+    kept = json.loads((tmp_path / "rows.json").read_text())
+    assert {row["model"] for row in kept} == {"decode", "ssd"}
+    assert all(len(row["rounds"]) == 2 for row in kept)
+    assert on_a_gpu.main([*words, "--minutes", "9"]) == 0
+    assert json.loads((tmp_path / "rows.json").read_text()) == kept
+    assert "5 of 5 rows are whole" in capfd.readouterr().out

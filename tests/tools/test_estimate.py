@@ -61,10 +61,36 @@ ENTRY %main.1 (y.1: bf16[1,4,4,8], k.1: bf16[16,3,3,8]) -> bf16[1,7,7,16] {
   ROOT %conv.1 = (bf16[1,7,7,16]{3,2,1,0}, u8[0]{0}) custom-call(%padded.1, %k.1), window={size=3x3}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convForward"
 }
 """  # noqa: E501
+SLICED = """HloModule sliced
+
+%part.1 (x.1: bf16[64,32]) -> f32[64,8] {
+  %x.1 = bf16[64,32]{1,0} parameter(0)
+  %wide.1 = f32[64,32]{1,0} convert(%x.1)
+  ROOT %slice.1 = f32[64,8]{1,0} slice(%wide.1), slice={[0:64], [0:8]}
+}
+
+%whole.1 (x.2: bf16[64,32]) -> f32[64,32] {
+  %x.2 = bf16[64,32]{1,0} parameter(0)
+  ROOT %wide.2 = f32[64,32]{1,0} convert(%x.2)
+}
+
+ENTRY %main.1 (y.1: bf16[64,32]) -> (f32[64,8], f32[64,32]) {
+  %y.1 = bf16[64,32]{1,0} parameter(0)
+  %part.2 = f32[64,8]{1,0} fusion(%y.1), kind=kLoop, calls=%part.1
+  %whole.2 = f32[64,32]{1,0} fusion(%y.1), kind=kLoop, calls=%whole.1
+  ROOT %both.1 = (f32[64,8]{1,0}, f32[64,32]{1,0}) tuple(%part.2, %whole.2)
+}
+"""
 
 
 def _gemm(dtype: str, more: str = "") -> hlo.Module:
     return hlo.parse(GEMM.format(dtype=dtype, more=more))
+
+
+def test_a_kernel_reads_what_it_slices_though_it_converts_first():
+    part, whole = traffic.kernels(hlo.parse(SLICED))
+    assert part.moved == 64 * 8 * (2 + 4)
+    assert whole.moved == 64 * 32 * (2 + 4)
 
 
 def test_flops_of_a_compiled_dot():

@@ -21,12 +21,14 @@ class Size:
     """One size of a model: how to make its parameters and its batches, and its versions.
 
     ``hands`` are bfloat16 versions by hand; the first one is what jaxamp is compared with.
+    Without ``gradient`` a program is compared as it is, not its value and gradient.
     """
 
     init: Callable[[jax.Array], Params]
     sample: Callable[[jax.Array], Batch]
     plain: Loss
     hands: dict[str, Loss]
+    gradient: bool = True
 
 
 @dataclass(frozen=True, slots=True)

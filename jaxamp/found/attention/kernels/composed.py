@@ -1,9 +1,12 @@
 """Attention written with JAX's own operations: what the kernels compute, and runs without one.
 
 Products are accumulated in float32 and the softmax is float32; weights and cotangents of scores are
-rounded to the operands' dtype before they are contracted, as by every kernel. With ``widen`` the
-contractions read float32: the same numbers, where a backend lacks a product of 16-bit operands, or
-where JAX derives further products of float32 cotangents.
+rounded to the operands' dtype before they are contracted, as by every kernel. What has the size of
+scores is in memory here: products of that size are rounded to bfloat16, if the operands are that,
+and the backward pass computes the weights as the forward pass did, so that XLA merges the two. With
+``widen`` the contractions read float32, and nothing of that size is rounded but what is contracted:
+where a backend lacks a product of 16-bit operands, or where JAX derives further products of float32
+cotangents.
 """
 
 from __future__ import annotations
@@ -23,13 +26,10 @@ def forward(
     q: Array, k: Array, v: Array, bias: Array | None, *, spec: AttentionSpec, widen: bool = False
 ) -> tuple[Array, Array]:
     """Return the output and the logarithm of the sum of exponentials of each row of scores."""
-    queries = _grouped(q, k)
-    scores = _scores(queries, k, bias, spec, widen)
-    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
-    exponentials = jnp.exp(scores - top)
-    total = jnp.sum(exponentials, axis=-1, keepdims=True)
-    out = _sum_values(exponentials / total, v, q.dtype, widen)
-    return out.astype(q.dtype), _flat_heads((top + jnp.log(total))[..., 0], -2)
+    scores = _scores(_grouped(q, k), k, bias, spec, widen)
+    weights, lse = _softmax(scores, None if widen else q.dtype)
+    out = _sum_values(weights, v, q.dtype, widen)
+    return out.astype(q.dtype), _flat_heads(lse[..., 0], -2)
 
 
 def backward(
@@ -54,7 +54,7 @@ def backward(
       v: values.
       bias: added to the scores.
       out: what `forward` returned; kernels read it, this form does not.
-      lse: what `forward` returned.
+      lse: what `forward` returned, which this form does not read either.
       dout: cotangent of out.
       spec: static parameters.
       bias_grad: whether the bias is differentiated too.
@@ -62,9 +62,11 @@ def backward(
       dlse: cotangent of lse; ``None`` for zero.
     """
     queries, cotangent = _grouped(q, k), _grouped(dout, k)
-    weights = _weights(queries, k, bias, lse, spec, widen)
+    low = None if widen else q.dtype
+    weights, _ = _softmax(_scores(queries, k, bias, spec, widen), low)
     dv = _contract("...kgts,...tkgh->...skh", weights.astype(q.dtype), cotangent, widen)
-    dweights = _contract("...tkgh,...skh->...kgts", cotangent, v, widen)
+    dweights = _stored(_contract("...tkgh,...skh->...kgts", cotangent, v, widen), low)
+    weights = weights.astype(dweights.dtype)
     row = jnp.sum(weights * dweights, axis=-1, keepdims=True)
     if dlse is not None:
         row = row - _grouped_rows(dlse, k)
@@ -119,11 +121,33 @@ def _scores(
     queries: Array, k: Array, bias: Array | None, spec: AttentionSpec, widen: bool
 ) -> Array:
     """Return [*b, K, N // K, T, S], scaled, biased and masked, in float32."""
-    scores = _contract("...tkgh,...skh->...kgts", queries, k, widen) * spec.scale
+    products = _contract("...tkgh,...skh->...kgts", queries, k, widen)
+    scores = _stored(products, None if widen else queries.dtype) * spec.scale
     if bias is not None:
         scores = scores + _grouped_bias(bias, k).astype(scores.dtype)
     seen = spec.seen(*scores.shape[-2:])
     return scores if seen is None else jnp.where(seen, scores, -np.inf)
+
+
+def _softmax(scores: Array, dtype: Any) -> tuple[Array, Array]:
+    """Return the weights, and the logarithm of the sum of exponentials of each row.
+
+    Rounded, if a dtype is given, the weights are behind a barrier: XLA stores nothing wider.
+    """
+    top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+    exponentials = jnp.exp(scores - top)
+    total = jnp.sum(exponentials, axis=-1, keepdims=True)
+    weights = exponentials / total
+    if dtype is not None:
+        weights = jax.lax.optimization_barrier(weights.astype(dtype))
+    return weights, top + jnp.log(total)
+
+
+def _stored(products: Array, dtype: Any) -> Array:
+    """Return float32 products rounded to a dtype of the same range: no number overflows."""
+    if dtype is None or jnp.finfo(dtype).maxexp < jnp.finfo(products.dtype).maxexp:
+        return products
+    return products.astype(dtype).astype(products.dtype)
 
 
 def _weights(

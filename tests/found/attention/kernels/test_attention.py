@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import checkify, jet
+from jax.extend.core import Var
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -16,8 +17,10 @@ from jaxamp.found.attention.kernels import (
     attention,
     attention_backward,
     attention_forward,
+    composed,
     refusal,
 )
+from tests.audit import equations
 from tests.tolerances import bound, moved
 
 CASES = {
@@ -232,6 +235,23 @@ def test_backward_is_the_vjp():
         for got, want in zip(found, vjp(jnp.cos(out)), strict=False):
             np.testing.assert_array_equal(got, want)
         assert (found[3] is None) == (bias is None)
+
+
+def test_without_a_kernel_scores_are_stored_as_in_the_program_as_it_was():
+    """Rounded; and weights are computed alike going forward and backward, so that XLA does once."""
+    (q, k, v), spec, _ = _problem("causal")
+    out, lse = attention_forward(q, k, v, None, spec)
+    backward = functools.partial(composed.backward, spec=spec, bias_grad=False)
+    jaxpr = jax.make_jaxpr(backward)(q, k, v, None, out, lse, out).jaxpr
+    forward = jax.make_jaxpr(functools.partial(composed.forward, spec=spec))(q, k, v, None).jaxpr
+    read = {v for eqn in equations(jaxpr) for v in eqn.invars if isinstance(v, Var)}
+    assert {jaxpr.invars[3], jaxpr.invars[4]}.isdisjoint(read), "the outputs of the forward pass"
+    rounded = [
+        [e.invars[0].aval.shape for e in equations(j) if e.params.get("new_dtype") == q.dtype]
+        for j in (forward, jaxpr)
+    ]
+    size = (2, 2, 1, 6, 6)
+    assert [shapes.count(size) for shapes in rounded] == [1, 3], rounded
 
 
 def test_backward_transposes_to_the_tangent():
