@@ -270,6 +270,22 @@ STEPS = {
 
 
 @pytest.mark.deviceless
+def test_a_library_multiplies_what_xlas_first_choice_does_not_fit():
+    """That choice needs more shared memory than a B200 has; on a device XLA would time others."""
+    _require("b200")
+    q, k, v, x = (jax.ShapeDtypeStruct((4, 2048, 4096), jnp.bfloat16) for _ in range(4))
+
+    def gradient(q, k, v, x):
+        joined = jnp.concatenate([q, k, v], -1)
+        return jnp.einsum("btn,btm->mn", joined, x, preferred_element_type=jnp.float32)
+
+    program = exported(gradient, lambda f: f, (q, k, v, x), {}, "cuda")
+    ((module, _),) = compile_all(TARGETS["b200"], [program])
+    assert traffic.measure(module).dots == {"bf16": 1}
+    assert "__cublas$lt$matmul" in {k.instruction.target for k in traffic.kernels(module)}
+
+
+@pytest.mark.deviceless
 @pytest.mark.parametrize("target", ["h200", "b200"])
 def test_reports_agree_with_the_compiler(target: str):
     """Dots per precision exactly, and their FLOPs within 1 %, in the optimized program."""
