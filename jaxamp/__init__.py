@@ -17,11 +17,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-import jax
-
-if jax.__version_info__ < (0, 10, 2):  # before anything below asks JAX for what it has not
-    raise ImportError(f"jaxamp needs JAX 0.10.2 or newer; JAX {jax.__version__} is installed.")
-
+import jaxamp.core.jax_compat  # first: it refuses a JAX that is too old
 import jaxamp.interop  # noqa: F401  registers what it knows, and imports no library
 from jaxamp import errors, installed
 from jaxamp.core.features import lacking

@@ -96,7 +96,15 @@ READ: dict[str, tuple[Callable[[Any], Any], dict[str, Callable[[Any], bool]]]] =
             "out_shardings": lambda v: len(v) == 1,
         },
     ),
-    "reshape": (lambda x: x.reshape(2, 8), {"dimensions": lambda v: v is None}),
+    "reshape": (
+        lambda x: x.reshape(2, 8),
+        {"dimensions": lambda v: v is None, "new_sizes": lambda v: v == (2, 8)},
+    ),
+    "pad": (
+        lambda x: lax.pad(x, 0.0, ((1, 2, 0), (0, 0, 1))),
+        {"padding_config": lambda v: v == ((1, 2, 0), (0, 0, 1))},
+    ),
+    "cumsum": (lambda x: lax.cumsum(x, 1), {"axis": lambda v: v == 1}),
     "custom_linear_solve": (
         lambda x: lax.custom_linear_solve(lambda y: x @ y, x[0], lambda f, b: b / x[0]),
         {"const_lengths": lambda v: sum(v) == 2},

@@ -32,9 +32,17 @@ def test_packages_are_loaded_where_they_are_used(loaded: set[str], name: str) ->
 
 
 def test_the_planner_is_loaded_with_the_first_function(loaded: set[str]) -> None:
-    """Importing jaxamp loads neither planner nor rewriter, nor a kernel."""
-    parts = ("jaxamp.plan", "jaxamp.rewrite", "jaxamp.xla", "jaxamp.kernels", "jaxamp.compiled")
+    """Importing jaxamp loads neither planner nor rewriter nor kernel; of features, their words."""
+    parts = ("jaxamp.plan", "jaxamp.rewrite", "jaxamp.kernels", "jaxamp.compiled")
     assert [name for name in loaded if name.startswith(parts)] == []
+    features = ("jaxamp.found.", "jaxamp.quantized.", "jaxamp.xla.")
+    assert {name for name in loaded if name.startswith(features)} == {
+        *(f"{feature}feature" for feature in features),
+        "jaxamp.quantized.scaled_presets",
+        "jaxamp.quantized.scaling",
+        "jaxamp.xla.hints",
+        "jaxamp.xla.hints.techniques",
+    }
 
 
 def test_what_is_loaded_late_costs_no_trace() -> None:

@@ -1,5 +1,10 @@
 """The one door to JAX internals: every private import and every version test is in here."""
 
+import jax
+
+if jax.__version_info__ < (0, 10, 2):  # before anything below asks JAX for what it has not
+    raise ImportError(f"jaxamp needs JAX 0.10.2 or newer; JAX {jax.__version__} is installed.")
+
 from jaxamp.core.jax_compat.avals import ShapedArray as ShapedArray
 from jaxamp.core.jax_compat.avals import Zero as Zero
 from jaxamp.core.jax_compat.avals import has_typed_sharding as has_typed_sharding
