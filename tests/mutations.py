@@ -317,10 +317,22 @@ MUTATIONS = (
         "tests/training/test_loss_scale.py tests/training/test_loss_scale_trajectory.py",
     ),
     Mutation(
-        "kernels/linear_cross_entropy.py",
-        "return step(carry, count * chunk, rest) if rest else carry",
-        "return carry",
-        "tests/kernels/test_linear_cross_entropy.py",
+        "found/cross_entropy/chunks.py",
+        "here = (tokens >= rows.start) & (tokens < rows.start + rows.count)",
+        "here = tokens >= rows.start",
+        "tests/found/cross_entropy/test_spellings.py",
+    ),
+    Mutation(
+        "found/cross_entropy/rows.py",
+        "SUM if label in labels.summed else None",
+        "SUM",
+        "tests/found/cross_entropy/test_spellings.py",
+    ),
+    Mutation(
+        "found/cross_entropy/one_number.py",
+        "if not jax_compat.is_symbolic_zero(tangent)",
+        "",
+        "tests/found/cross_entropy/test_one_number.py",
     ),
     Mutation(
         "found/attention/kernels/composed.py",

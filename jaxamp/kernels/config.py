@@ -13,7 +13,7 @@ from jaxamp.errors import KernelError, accepted
 from jaxamp.kernels import params
 
 BACKENDS = ("auto", "pallas", "reference", "interpret")
-KERNELS = ("block_quantize", "block_scaled_matmul", "norm_quantize", "linear_cross_entropy")
+KERNELS = ("block_quantize", "block_scaled_matmul", "norm_quantize")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
