@@ -107,7 +107,8 @@ def by_hand(params: Any, tokens: jax.Array, labels: jax.Array, chunks: int) -> j
         return of(x, labels) / labels.size
     parts = x.reshape(chunks, -1, WIDTH), labels.reshape(chunks, -1)
     each = jax.checkpoint(of)
-    return lax.scan(lambda sum, part: (sum + each(*part), None), 0.0, parts)[0] / labels.size
+    zero = jnp.zeros(())
+    return lax.scan(lambda sum, part: (sum + each(*part), None), zero, parts)[0] / labels.size
 
 
 def ways() -> dict[str, Callable[..., Any]]:

@@ -51,6 +51,7 @@ def compare(recipe: Recipe, steps: int, picture: Path) -> dict[str, np.ndarray]:
         print(f"{policy}: loss {np.mean(found[-10:]):.4f}, {time.perf_counter() - begun:.0f} s")
         if jax.default_backend() != "cpu":  # a CPU widens 16 bits, and needs more memory for them
             memory = run.lower(state, batch).compile().memory_analysis()
+            assert memory is not None
             print(f"  temporary memory: {memory.temp_size_in_bytes / 2**20:.1f} MiB")
         if policy != POLICIES[0]:
             print(report(step)(state, batch))

@@ -318,7 +318,7 @@ MUTATIONS = (
     ),
     Mutation(
         "found/cross_entropy/chunks.py",
-        "here = (tokens >= rows.start) & (tokens < rows.start + rows.count)",
+        "here = (tokens >= rows.start) & (tokens < rows.start + rows.length)",
         "here = tokens >= rows.start",
         "tests/found/cross_entropy/test_spellings.py",
     ),
@@ -345,6 +345,36 @@ MUTATIONS = (
         "if block_of(cast)[0] == 1 and not transposed:",
         "if not transposed:",
         "tests/kernels/test_kernels.py",
+    ),
+    Mutation(
+        "quantized/choices/scaled.py",
+        "b[1] >= summed) for b in blocks",
+        "b[1] <= summed) for b in blocks",
+        "tests/quantized/lowp/test_scaled_dots.py tests/quantized/lowp/test_block_products.py",
+    ),
+    Mutation(
+        "quantized/primitives/quantized_product.py",
+        "scale = _by_row(lhs) * _by_row(rhs).mT",
+        "scale = _by_row(lhs) * _by_row(lhs).mT",
+        "tests/quantized/lowp/test_scaled_dots.py",
+    ),
+    Mutation(
+        "quantized/fp8_products.py",
+        "return self.claimed == self.found",
+        "return self.claimed >= self.found",
+        "tests/inspect/test_report.py tests/quantized/lowp/test_scaled_dots.py",
+    ),
+    Mutation(
+        "kernels/params.py",
+        '{"gpu": mosaic_gpu, "tpu": mosaic_tpu}',
+        '{"gpu": mosaic_tpu, "tpu": mosaic_gpu}',
+        "tests/kernels/test_config.py jaxamp/kernels/params.py",
+    ),
+    Mutation(
+        "xla/steering_emitter.py",
+        "if Technique.LABEL_COMPARISONS not in self._chosen:",
+        "if Technique.LABEL_COMPARISONS in self._chosen:",
+        "tests/xla/test_techniques.py",
     ),
     Mutation(
         "quantized/kernels/gpu/quantized.py",
@@ -491,7 +521,7 @@ MUTATIONS = (
         "tests/inspect/test_report.py",
     ),
     Mutation(
-        "inspect/count.py",
+        "jaxprs/contracted.py",
         "for axis in contracted) // groups",
         "for axis in contracted) // 1",
         "tests/inspect/test_report.py",

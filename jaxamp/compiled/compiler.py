@@ -62,7 +62,7 @@ def compile_on(
     try:
         return lowered.compile(options)
     except jax.errors.JaxRuntimeError:
-        if place.mesh.devices.flat[0].platform == "tpu":
+        if next(iter(place.device_set)).platform == "tpu":
             raise
         return lowered.compile({**(options or {}), **_LIBRARIES})
 

@@ -43,14 +43,17 @@ class Region(Protocol):
     @property
     def made(self) -> frozenset[int]:
         """The values of the program that it makes."""
+        ...
 
     @property
     def needed(self) -> frozenset[int]:
         """The values of the program that it reads."""
+        ...
 
     @property
     def handed(self) -> int:
         """The number of arrays of `Emission.forward`."""
+        ...
 
     def follows(self, value: int, *, operands: bool) -> bool:
         """Return whether a value can be made where its backward pass is, without the forward pass.
@@ -59,6 +62,7 @@ class Region(Protocol):
           value: one of those that it makes.
           operands: whether what the region reads is at hand there.
         """
+        ...
 
     def emission(self, read: Callable[[int], Any], wanted: set[int]) -> Emission:
         """Return what emits it.
@@ -67,6 +71,7 @@ class Region(Protocol):
           read: returns a value of the program that it needs.
           wanted: the values of the program that somebody reads.
         """
+        ...
 
 
 class Kind(Protocol):
@@ -81,8 +86,10 @@ class Kind(Protocol):
 
     def may_hold(self, jaxpr: Jaxpr) -> bool:
         """Return whether such a region may be in a jaxpr, or in one inside of it."""
+        ...
 
     def find(
         self, level: Level, known: KnownNumbers, scopes: Scopes
     ) -> tuple[list[Any], list[Refused]]:
         """Return the regions of a level, and what looks like one and is not replaced."""
+        ...

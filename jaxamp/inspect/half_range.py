@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxamp.core.formats import Precision
 
@@ -40,7 +41,7 @@ def peak_of_f32(array: Any) -> float:
     """Return the largest finite magnitude of a float32 array that has numbers here; else 0."""
     is_known = isinstance(array, np.ndarray) or (
         isinstance(array, jax.Array)
-        and not isinstance(array, jax.core.Tracer)
+        and not isinstance(array, Tracer)
         and array.is_fully_addressable
     )
     return float(_peak(array)) if is_known and array.dtype == np.float32 else 0.0

@@ -75,7 +75,7 @@ def make_plan(
     >>> jaxpr = jax.make_jaxpr(lambda x, w: x @ w)(jax.numpy.ones((2, 3)), jax.numpy.ones((3, 4)))
     >>> print(make_plan(jaxpr, PrecisionPolicy.MIXED_BF16))
     plan under mixed_bf16
-    dot_general            Compute        bf16 -> f32   operands in bf16; no later dot ...
+    dot_general            Compute        bf16 -> f32   operands in bf16; no later product ...
     """
     graph, frame = unfold(closed_jaxpr.jaxpr, closed_jaxpr.consts)
     if strict and graph.unknown:

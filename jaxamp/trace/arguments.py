@@ -401,7 +401,9 @@ def in_words_of(function: Callable[..., Any], paths: Sequence[str]) -> list[str]
     parameters = _parameters(function)
 
     def worded(path: str) -> str:
-        part, first, rest = re.fullmatch(r"\[(.)\]\[(.*?)\](.*)", path).groups()
+        found = re.fullmatch(r"\[(.)\]\[(.*?)\](.*)", path)
+        assert found is not None, path
+        part, first, rest = found.groups()
         if part == "1":
             return first[1:-1] + rest
         place = int(first)

@@ -29,7 +29,7 @@ BY_IDENTITY: set[type] = {FunctionType}  # and other classes whose objects are, 
 UNFINISHED = Iterator, Coroutine, AsyncIterator
 _ARRAYS = (jax.Array, Tracer, jax.Ref)
 _WHOLE = (type, ModuleType, FunctionType, enum.Enum)
-_NUMBERS_AND_WORDS = (str, bytes, int, float, complex)
+_NUMBERS_AND_WORDS: tuple[Any, ...] = (str, bytes, int, float, complex)
 _BUILTIN = (dict, list, tuple, set, frozenset, np.ndarray)
 _BUFFERS = (bytearray, memoryview, array.array)
 _BOUND = (MethodType, partial)
@@ -277,7 +277,7 @@ def _attributes(value: Any) -> Iterator[Part]:
         names = [field.name for field in dataclasses.fields(kind)]
         yield from ((".{}", name, getattr(value, name, None)) for name in names)
         return
-    state = object.__getstate__(value)
+    state: Any = object.__getstate__(value)
     for some in state if isinstance(state, tuple) else (state,):
         yield from ((".{}", name, part) for name, part in (some or {}).items())
 

@@ -59,7 +59,8 @@ def trace(
       The jaxpr over the arrays, in order, and what the function returned besides arrays.
     """
     outputs = None
-    source = _debug_info(signature)
+    traced_for = _TracedFor("amp")  # the function and its inputs, for JAX's error messages
+    source = DebugInfo(traced_for, _source(signature), tuple(signature.names()), None)
 
     def flat(*values: Any) -> list[Any]:
         nonlocal outputs
@@ -71,7 +72,7 @@ def trace(
     vars(flat)["__fun_debug_info__"] = source
     with jax.disable_jit(False):  # the jaxpr is the same; running it obeys the user's setting
         jaxpr = jax.make_jaxpr(flat)(*arrays)
-    source.traced_for.has_ended = True
+    traced_for.has_ended = True
     assert outputs is not None
     named = name_modules(jaxpr) if with_modules else jaxpr
     return compare_relu_results(share_rules(named)), outputs
@@ -117,11 +118,6 @@ def _constant(leaf: Any, is_made: bool, signature: Signature) -> Callable[[], An
             f"Return what it is made of.\n  at: {_source(signature)}"
         ) from None
     return lambda: copy.deepcopy(leaf, {**arrays})
-
-
-def _debug_info(signature: Signature) -> DebugInfo:
-    """Describe the function and its inputs for JAX's error messages."""
-    return DebugInfo(_TracedFor("amp"), _source(signature), tuple(signature.names()), None)
 
 
 def _source(signature: Signature) -> str:

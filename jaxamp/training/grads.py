@@ -169,7 +169,7 @@ def under_policy(fun: Callable[..., Any], policy: Any) -> Callable[..., Any]:
     Raises:
       TrainingError: the policy keeps a history, to which gradients belong.
     """
-    function = fun if policy is None else amp(fun, policy)
+    function: Any = fun if policy is None else amp(fun, policy)
     if getattr(function, "takes_history", False):
         raise TrainingError(
             f"Under {function.policy} a step takes and returns a history, and the magnitudes of "

@@ -45,7 +45,8 @@ def host_placement(fn: Any) -> dict[str, Any]:
     """
     info = getattr(fn, "_jit_info", None)
     leaves = getattr(info, "out_shardings_leaves", ())
-    if not any("host" in (getattr(place, "memory_kind", None) or "") for place in leaves):
+    kinds = [getattr(place, "memory_kind", None) or "" for place in leaves]
+    if info is None or not any("host" in kind for kind in kinds):
         return {}
     return {"out_shardings": jax.tree.unflatten(info.out_shardings_treedef, leaves)}
 

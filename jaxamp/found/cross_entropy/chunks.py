@@ -43,15 +43,15 @@ class Division(NamedTuple):
 
     def is_whole(self, rows: Rows) -> bool:
         """Return whether every chunk has tokens in all its rows."""
-        return (rows.start, rows.count) == (0, self.each * self.chunks)
+        return (rows.start, rows.length) == (0, self.each * self.chunks)
 
     def split(self, array: Any, rows: Rows) -> Any:
         """Return an array with its chunks along a new first axis."""
         axis, shape = rows.axis, array.shape
-        parts = (rows.outer, rows.count, rows.inner)
+        parts = (rows.outer, rows.length, rows.inner)
         array = jnp.reshape(array, (*shape[:axis], *parts, *shape[axis + 1 :]))
         if not self.is_whole(rows):
-            more = (rows.start, self.each * self.chunks - rows.start - rows.count)
+            more = (rows.start, self.each * self.chunks - rows.start - rows.length)
             array = jnp.pad(array, [more if i == axis + 1 else (0, 0) for i in range(array.ndim)])
         parts = (rows.outer, self.each, self.chunks, rows.inner)
         array = jnp.reshape(array, (*shape[:axis], *parts, *shape[axis + 1 :]))
@@ -68,7 +68,7 @@ class Division(NamedTuple):
         parts = (rows.outer, self.each * self.chunks, rows.inner)
         array = jnp.reshape(array, (*around[0], *parts, *around[1]))
         if not self.is_whole(rows):
-            array = lax.slice_in_dim(array, rows.start, rows.start + rows.count, axis=axis + 1)
+            array = lax.slice_in_dim(array, rows.start, rows.start + rows.length, axis=axis + 1)
         return jnp.reshape(array, (*around[0], math.prod(array.shape[axis : axis + 3]), *around[1]))
 
 
@@ -94,7 +94,7 @@ def looped(
 
     each = jax.checkpoint(body, prevent_cse=False) if again else body
     sums, stacks = lax.scan(each, start, (parts, division.places))
-    return sums | {v: division.join(x, made.outputs[v]) for v, x in stacks.items()}
+    return sums | {v: division.join(x, made.rows_of(v)) for v, x in stacks.items()}
 
 
 def parted(
@@ -192,7 +192,7 @@ def _divides(sharding: Any, array: Any) -> bool:
 
 def _present(array: Any, rows: Rows, tokens: Any) -> Any:
     """Return which rows of a chunk are those of tokens that an array of the program has."""
-    here = (tokens >= rows.start) & (tokens < rows.start + rows.count)
+    here = (tokens >= rows.start) & (tokens < rows.start + rows.length)
     spread = jnp.broadcast_to(here[:, None], (rows.outer, len(here), rows.inner)).reshape(-1)
     return lax.broadcast_in_dim(spread, array.shape, (rows.axis,))
 
@@ -202,7 +202,7 @@ def _within_chunk(indices: Any, step: Step) -> Any:
     rows, last = step.flow.operands[1], indices.ndim - 1
     number = lax.broadcasted_iota(jnp.int32, indices.shape, last)
     for i, place in enumerate(step.places):
-        if rows is not None and place == rows.axis:
+        if rows is not None and place is not None and place == rows.axis:
             own = lax.broadcasted_iota(indices.dtype, indices.shape, place)
             indices = jnp.where(number == i, own, indices)
     return indices

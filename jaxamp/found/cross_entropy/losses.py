@@ -221,9 +221,9 @@ class _Losses:
         chunks = chunks_for(sizes, self.policy.loss_in_chunks, program)
         if isinstance(chunks, str):
             return chunks
-        chunks = min(chunks, logits.rows.count)
+        chunks = min(chunks, logits.rows.length)
         slower, saved = 1 + sizes.longer(chunks) / program, sizes.saved(chunks)
-        division = Division(logits.rows.count, chunks)
+        division = Division(logits.rows.length, chunks)
         outcome = Loss(*place.words, True, backward, chunks, saved, slower)
         return [_Region(made, division, not backward, number, outcome) for made in passes]
 

@@ -119,7 +119,7 @@ def _with_gradients(
         return (totals, added), (rows, {key: gradient[key] for key in along if key in parts})
 
     (sums, slopes), (stacks, stacked) = _scanned(body, (start, slopes), (parts, division.places))
-    results = sums | {v: division.join(x, made.outputs[v]) for v, x in stacks.items()}
+    results = sums | {v: division.join(x, made.rows_of(v)) for v, x in stacks.items()}
     found = dict(slopes) | {key: division.join(x, key[1]) for key, x in stacked.items()}
     gradients: dict[int, Any] = {}
     for (value, _), gradient in found.items():

@@ -62,6 +62,12 @@ class Pass:
     inputs: dict[Key, None] = field(default_factory=dict)
     outputs: dict[int, Rows | str] = field(default_factory=dict)
 
+    def rows_of(self, output: int) -> Rows:
+        """Return where an output that is no sum has its tokens."""
+        rows = self.outputs[output]
+        assert isinstance(rows, Rows)
+        return rows
+
     @property
     def backward(self) -> bool:
         """The presence of cotangents: products with more matrices than that of the logits."""
@@ -118,7 +124,7 @@ def logits_of(unit: Unit) -> list[Logits]:
         for axis, n in enumerate(shape)
         if n > 1
     ]
-    return sorted(found, key=lambda logits: -logits.rows.count)
+    return sorted(found, key=lambda logits: -logits.rows.length)
 
 
 class Obstacle(NamedTuple):

@@ -24,14 +24,14 @@ class Rows(NamedTuple):
       outer: how many other things it counts too, of which each has all tokens.
       inner: how many things each token has there.
       start: the first token that is there.
-      count: the number of tokens that are there.
+      length: the number of tokens that are there.
     """
 
     axis: int
     outer: int
     inner: int
     start: int
-    count: int
+    length: int
 
     def shape(self, shape: Sequence[int], tokens: int) -> tuple[int, ...]:
         """Return the shape of an array that has so many tokens in the place of its own."""
@@ -163,8 +163,8 @@ def _reshaped(rows: Rows, shape: Sequence[int], new: Sequence[int]) -> Rows | No
     for axis, size in enumerate(new):
         outer, left = divmod(before, math.prod(new[:axis]))
         inner, right = divmod(after, math.prod(new[axis + 1 :]))
-        if not left and not right and outer * rows.count * inner == size and rows.count > 1:
-            return Rows(axis, outer, inner, rows.start, rows.count)
+        if not left and not right and outer * rows.length * inner == size and rows.length > 1:
+            return Rows(axis, outer, inner, rows.start, rows.length)
     return None
 
 
@@ -185,8 +185,8 @@ def _cut(eqn: JaxprEqn, operands: Sequence[Rows | None]) -> Flow | None:
         high = part[rows.axis] - whole[rows.axis] - low
     if (low or high) and (rows.outer, rows.inner) != (1, 1):
         return None
-    start, count = rows.start - low, rows.count + low + high
-    return Flow((rows, None)[: len(operands)], rows._replace(start=start, count=count))
+    start, length = rows.start - low, rows.length + low + high
+    return Flow((rows, None)[: len(operands)], rows._replace(start=start, length=length))
 
 
 _BESIDE = frozenset({"add_any", "convert_element_type", "and", "or", "not", "xor", "stop_gradient",

@@ -43,6 +43,7 @@ def constrain_contraction(
       low: the narrow format.
     """
     guards = policy.guards
+    assert node.op is not None  # a contraction is in the table
     floats = [v for v in node.op.multiplied(node.ins) if graph.kinds[v] not in "iub"]
     made = [v for v in node.outs if graph.kinds[v] not in "iub"]
     if not all(graph.is_float32[v] for v in (*floats, *made)):

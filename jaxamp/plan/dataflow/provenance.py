@@ -74,6 +74,7 @@ def find_provenance(graph: Graph, limits: Range) -> Provenance:
 
 
 def _contract(graph: Graph, bits: bytearray, node: Node) -> None:
+    assert node.op is not None  # a contraction is in the table
     large = union(bits, node.op.multiplied(node.ins)) & LARGE
     for out in node.outs:
         bits[out] |= large | graph.is_float32[out] * DENSE

@@ -79,7 +79,7 @@ def scatter(context: RuleContext, target: Any, indices: Any, numbers: Any) -> Se
     """
     eqn, operands = context.eqn, [target, indices, numbers]
     if context.decision.plan.hints.label_gather:
-        found = context.rewrite.emitter.scatter(*operands, eqn.params)
+        found = context.rewrite.emitter.scatter(target, indices, numbers, eqn.params)
         if found is not None:
             return [found]
     update = eqn.params["update_jaxpr"]

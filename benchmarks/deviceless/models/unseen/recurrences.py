@@ -84,7 +84,8 @@ def ssd(x: jax.Array, log: jax.Array, b: jax.Array, c: jax.Array, chunk: int) ->
 def convolved(w: jax.Array, x: jax.Array) -> jax.Array:
     """A causal depthwise convolution of a few taps."""
     padded = jnp.pad(x, ((0, 0), (WINDOW - 1, 0), (0, 0)))
-    return sum(padded[:, i : i + x.shape[1]] * w[i].astype(x.dtype) for i in range(WINDOW))
+    taps = [padded[:, i : i + x.shape[1]] * w[i].astype(x.dtype) for i in range(WINDOW)]
+    return sum(taps[1:], taps[0])
 
 
 def ssd_block(config: Config, chunk: int, p: Any, x: jax.Array) -> jax.Array:

@@ -27,7 +27,7 @@ from jaxamp.found.attention.kernels.flash import FLASH
 from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
 from jaxamp.found.attention.kernels.spec import Operands, Results
 from jaxamp.found.attention.kernels.splash import SPLASH, block
-from tests.kernels import attention_programs
+from tests.found.attention.kernels import attention_programs
 from tests.kernels.test_deviceless import compiled
 
 HOPPER = TargetGpu((9, 0), 91200)
