@@ -348,9 +348,9 @@ MUTATIONS = (
     ),
     Mutation(
         "quantized/choices/scaled.py",
-        "b[1] >= summed) for b in blocks",
-        "b[1] <= summed) for b in blocks",
-        "tests/quantized/lowp/test_scaled_dots.py tests/quantized/lowp/test_block_products.py",
+        "if units is Units.NONE:",
+        "if units is not Units.NONE:",
+        "tests/inspect/test_report.py tests/quantized/lowp/test_block_products.py",
     ),
     Mutation(
         "quantized/primitives/quantized_product.py",
