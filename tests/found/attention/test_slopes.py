@@ -51,7 +51,7 @@ def _errors(made, draw):
     operands = (q, k, v, np.float32(bias - bias.max(-1, keepdims=True))[None])
     words = {"spec": spec, "bias_grad": True}
     found = []
-    for form in (imitation, composed):
-        results = form.forward(*operands, spec=spec)
-        found.append(np.float64(form.backward(*operands, *results, dout, **words)[-1])[0])
+    for form, more in ((imitation, {}), (composed, {"widen": True})):
+        results = form.forward(*operands, spec=spec, **more)
+        found.append(np.float64(form.backward(*operands, *results, dout, **words, **more)[-1])[0])
     return [np.linalg.norm(gradient(ds) - gradient(exact.sum(0))) for ds in found]
