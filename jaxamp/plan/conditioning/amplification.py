@@ -20,7 +20,7 @@ from jaxamp.plan.conditioning.precise_products import is_square
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.consumers import find_origins
-from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_nonnegative
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_nonnegative, is_smaller
 from jaxamp.plan.graph.sweeps import backward, forward, union
 
 AMPLIFIED = 1  # on a path without Compute to an amplifying operation
@@ -68,17 +68,30 @@ def find_linear(graph: Graph, provenance: Provenance) -> bytearray:
 def _is_linear(graph: Graph, provenance: Provenance, linear: bytearray, node: Node) -> bool:
     if node.role is Role.CONTRACT:
         return True
-    dense = _dense(provenance, node)
+    dense, kind = _dense(provenance, node), node.semantics.linear
+    if kind is Linear.EACH and len(dense) > 1:
+        dense = [v for v in dense if not _is_repeated(graph, v, node.outs[0])]
     if not dense or not all(linear[v] for v in dense) or node.role is Role.FIXED:
         return False
     if node.role is Role.MERGE or node.role is Role.LINK:
         return True
-    kind = node.semantics.linear
     if kind is Linear.ALL and _adds_to_state(graph, provenance, node):
         return False
     if kind is Linear.EACH:
         return len(dense) == 1 and node.ins.count(dense[0]) == 1
     return kind is Linear.ALL or (kind is Linear.FIRST and dense == [node.ins[0]])
+
+
+def _is_repeated(graph: Graph, value: int, out: int) -> bool:
+    """Return whether a factor repeats fewer numbers than a product has: gates, scales of channels.
+
+    It is as good as known: the product is rounded by as much as the other factor was, alike.
+    """
+    while not is_smaller(graph.sizes[value], graph.sizes[out]):
+        if value not in graph.moved_from:
+            return False
+        value = graph.moved_from[value]
+    return True
 
 
 def _adds_to_state(graph: Graph, provenance: Provenance, node: Node) -> bool:
