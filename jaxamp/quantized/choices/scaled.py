@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.kernels.gpu_lowering import target_gpu
 from jaxamp.quantized.kernels.cudnn_block_product import multiplies_blocks
+from jaxamp.quantized.lowp.block_layout import scales_result
 from jaxamp.quantized.lowp.unit_blocks import fit_units
 
 
@@ -57,9 +58,9 @@ class Scaled(NamedTuple):
         Args:
           summed: length of the axes that the dot sums over.
         """
-        blocks = [cast.sf_block for cast in self.casts]
-        if all(b is None or (b[0] == 1 and b[1] >= summed) for b in blocks):
+        if all(scales_result(cast, summed) for cast in self.casts):
             return Units.FP8
+        blocks = [cast.sf_block for cast in self.casts]
         is_narrow = all(cast.out_dtype.bits == 8 for cast in self.casts)
         if is_narrow and self.kernel is not None and len({b and b[1] for b in blocks}) == 1:
             return Units.FP8

@@ -12,6 +12,20 @@ from jaxamp.core.formats import CastConfig
 from jaxamp.errors import PolicyError
 
 
+def scales_result(cast: CastConfig, summed: int) -> bool:
+    """Return whether an operand's scales can multiply a product: one for all, or for each row.
+
+    Args:
+      cast: how the operand is quantized.
+      summed: length of what the product sums over.
+
+    >>> scales_result(CastConfig.plain("f8_e4m3"), 64)
+    True
+    """
+    block = cast.sf_block
+    return block is None or (block[0] == 1 and block[1] >= summed)
+
+
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """The blocks of an array's last two axes; leading axes are apart.

@@ -16,6 +16,7 @@ from jax import lax
 from jaxamp.core.formats import Precision
 from jaxamp.quantized.kernels.cudnn_block_product import takes
 from jaxamp.quantized.lowp import ScaledArray
+from jaxamp.quantized.lowp.block_layout import scales_result
 from jaxamp.quantized.lowp.scaled_array import factors, spread_scale
 from jaxamp.quantized.primitives.block_product import block_product
 from jaxamp.quantized.primitives.widened_product import BF16, F32, matrix_axes, widened_product
@@ -48,17 +49,11 @@ def product(
             )
 
             return block_scaled_matmul(lhs, rhs, out_dtype=dtype, config=kernel)
-        if _scales_result(lhs) and _scales_result(rhs):
+        if all(scales_result(x.cast, x.shape[-1]) for x in (lhs, rhs)):
             return _scaled_result(lhs, rhs, np.dtype(dtype))
         if takes(lhs, rhs):
             return block_product(lhs, rhs, dtype)
         return widened_product(lhs, rhs, dtype)
-
-
-def _scales_result(x: ScaledArray) -> bool:
-    """Return whether the scales can multiply the result: one for all, or one for each row."""
-    block = x.cast.sf_block
-    return block is None or (block[0] == 1 and block[1] >= x.shape[-1])
 
 
 def _scaled_result(lhs: ScaledArray, rhs: ScaledArray, dtype: np.dtype) -> jax.Array:
