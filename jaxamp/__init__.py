@@ -17,9 +17,19 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-import jaxamp.core.jax_compat  # first: it refuses a JAX that is too old
+import jax
+
+from jaxamp import errors
+
+try:
+    import jaxamp.core.jax_compat  # first: it alone asks JAX for private names
+except (AttributeError, ImportError) as error:
+    raise ImportError(
+        f"jaxamp {__version__} does not run on JAX {jax.__version__}: {error}. Install a JAX from "
+        f"0.10.2 to {errors.NEWEST_JAX}, or a newer jaxamp."
+    ) from None
 import jaxamp.interop  # noqa: F401  registers what it knows, and imports no library
-from jaxamp import errors, installed
+from jaxamp import installed
 from jaxamp.core.features import lacking
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.core.guards import Guard

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+NEWEST_JAX = "0.12"
+"""The newest release of JAX that the tests run on."""
 
 
 class JaxAmpError(Exception):

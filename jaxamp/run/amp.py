@@ -74,6 +74,7 @@ class AmpFunction(Generic[_P, _R]):
         except Exception as error:
             jax_compat.drop_frames(error, 2)  # this one and that of the Runner
             _refuse_unbound(self._target.owner, error)
+            jax_compat.note_release(error)
             raise
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
@@ -282,6 +283,7 @@ def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..
                 return plan_call(call.signature(), call.arrays, amped.settings)[0]
         except Exception as error:
             _refuse_unbound(fn, error)
+            jax_compat.note_release(error)
             raise
 
     return plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,14 @@ def emit(signature: Signature, arrays: Sequence[Any], settings: Settings) -> Any
     if settings.is_identity:
         results, outputs = unchanged(run, signature, arrays)
     else:
+        if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+            warnings.warn(
+                f"Under jax.disable_jit amp plans {signature.name} as a whole, so that prints and "
+                "breakpoints in it see tracers, then runs it one operation at a time. To see "
+                "numbers, use jax.debug.print and jax.debug.breakpoint, or call it as it is: "
+                "amp(fn, 'always_f32').",
+                stacklevel=jax_compat.user_level(),
+            )
         with amp_scope(settings.policy):
             has_rules = bool(settings.policy.rules)
             jaxpr, outputs = trace(signature, arrays, with_modules=has_rules)

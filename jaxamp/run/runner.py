@@ -71,9 +71,10 @@ class Runner:
 
     def __call__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with what `target` binds and the given arguments."""
-        version, form = self._fast
+        # A form for arrays alone has no place for what a target binds, and all share this Runner.
+        version, form = self._fast if target.is_bare else (taxonomy.version, None)
         if version != taxonomy.version:
-            form = self._renew(target)
+            form = self._renew(target.name)
         if form is not None:
             try:
                 return function_result(form(*args, **kwargs))
@@ -186,16 +187,11 @@ class Runner:
         """Make a compiled form; subclasses compile something else."""
         return compiled(signature, self.settings)
 
-    def _renew(self, target: Target) -> Callable[..., Any] | None:
+    def _renew(self, name: str) -> Callable[..., Any] | None:
         """Make the form for calls of arrays alone, for the present table of kinds."""
-        if not (self._takes_arrays and target.is_bare):
+        if not self._takes_arrays:
             return None
-        resolve, name, settings, version = (
-            self.resolve,
-            target.name,
-            self.settings,
-            taxonomy.version,
-        )
+        resolve, settings, version = self.resolve, self.settings, taxonomy.version
 
         def region(*args: Any, **kwargs: Any) -> Any:
             function = resolve()

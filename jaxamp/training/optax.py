@@ -94,7 +94,7 @@ def skip_nonfinite(optimizer: Any) -> optax.GradientTransformationExtraArgs:
     ) -> tuple[Any, SkipState]:
         finite = as_flag(all_finite(updates) if grads_finite is None else grads_finite)
         updates, moved = inner.update(updates, state.inner_state, params, **extra)
-        skipped = state.skipped + ~finite
+        skipped = jnp.where(finite, state.skipped, state.skipped + 1)
         kept = select_tree(finite, moved, state.inner_state)
         return _or_nothing(finite, updates), SkipState(finite, skipped, kept)
 

@@ -212,7 +212,7 @@ def test_the_page_shows_the_figures_that_are_kept():
     """Each row of the page's table is one of the file's."""
     docs = ROOT / "docs"
     rows = json.loads((docs / "gpu_train.json").read_text())
-    assert gpu_report.table(rows) in (docs / "performance.md").read_text()
+    assert gpu_report.table(rows) in (docs / "lab-notebook.md").read_text()
 
 
 @pytest.mark.long

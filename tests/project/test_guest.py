@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -56,17 +57,53 @@ fn(np.eye(2)), fn(np.eye(2)), print(len(runs))
     assert _run(code) == "1\n"
 
 
-def test_an_older_jax_is_refused_in_a_sentence() -> None:
-    """Before anything asks it for what it has not."""
-    code = """
-import jax
-jax.__version_info__, jax.__version__ = (0, 9, 2), "0.9.2"
+_OLDER = 'jax.__version_info__, jax.__version__ = (0, 9, 2), "0.9.2"'
+_NEWER = """
+import jax._src.checkify as moved
+del moved.error_checks
+jax.__version_info__, jax.__version__ = (0, 99, 0), "0.99.0"
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(_OLDER, r"JAX 0\.9\.2: it is too old"), (_NEWER, r"JAX 0\.99\.0: .*error_checks")],
+)
+def test_a_jax_of_another_time_is_refused_in_a_sentence(change, words) -> None:
+    """Before anything asks it for what it has not: too old, or with a private name that is gone."""
+    code = f"""
+import jax, traceback
+{change}
 try:
     import jaxamp
 except ImportError as error:
-    print(error)
+    print(*traceback.format_exception(error)[-1:])
+    print(error.__suppress_context__)
 """
-    assert _run(code) == "jaxamp needs JAX 0.10.2 or newer; JAX 0.9.2 is installed.\n"
+    said = _run(code)
+    assert re.search(rf"does not run on {words}.*Install a JAX from 0\.10\.2 to 0\.\d+", said), said
+    assert said.endswith("True\n")
+
+
+def test_an_error_from_inside_says_that_a_jax_is_untested() -> None:
+    """On a JAX newer than the tests', where a structure that a rule reads may have changed."""
+    code = """
+import jax, jax.numpy as jnp
+jax.__version_info__, jax.__version__ = (0, 99, 0), "0.99.0"
+import jaxamp, jaxamp.plan, jaxamp.run.rewriting as rewriting
+fn = jaxamp.amp(lambda x: x @ x)
+print(fn(jnp.eye(2)).dtype)
+def rewrite(*_):
+    raise KeyError("num_consts")
+rewriting.rewrite = rewrite
+try:
+    jaxamp.amp(lambda x: x @ x)(jnp.eye(2))
+except KeyError as error:
+    print(error.__notes__)
+"""
+    said = _run(code)
+    assert said.startswith("float32\n")
+    assert re.search(r"This is JAX 0\.99\.0, and jaxamp is tested up to JAX 0\.\d+", said), said
 
 
 def test_rules_of_jax_stay() -> None:

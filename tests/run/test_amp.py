@@ -751,7 +751,7 @@ def test_disable_jit():
         y = jax.lax.scan(lambda c, _: (c @ x, None), y, None, length=2)[0]
         return jax.lax.cond(True, jax.jit(jnp.sin), jnp.cos, y)
 
-    with jax.disable_jit():
+    with jax.disable_jit(), pytest.warns(UserWarning, match="jax.debug.print"):
         out = amp(f)(_x())
     np.testing.assert_allclose(out, amp(f)(_x()), **LOW)
 

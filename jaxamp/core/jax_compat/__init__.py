@@ -3,7 +3,7 @@
 import jax
 
 if jax.__version_info__ < (0, 10, 2):  # before anything below asks JAX for what it has not
-    raise ImportError(f"jaxamp needs JAX 0.10.2 or newer; JAX {jax.__version__} is installed.")
+    raise ImportError("it is too old")
 
 from jaxamp.core.jax_compat.avals import ShapedArray as ShapedArray
 from jaxamp.core.jax_compat.avals import Zero as Zero
@@ -64,6 +64,7 @@ from jaxamp.core.jax_compat.release import cuda_capability as cuda_capability
 from jaxamp.core.jax_compat.release import has_module as has_module
 from jaxamp.core.jax_compat.release import indexed_for_load as indexed_for_load
 from jaxamp.core.jax_compat.release import is_gpu_interpreter as is_gpu_interpreter
+from jaxamp.core.jax_compat.release import note_release as note_release
 from jaxamp.core.jax_compat.source_info import boundary as boundary
 from jaxamp.core.jax_compat.source_info import calls as calls
 from jaxamp.core.jax_compat.source_info import drop_frames as drop_frames

@@ -7,9 +7,21 @@ from typing import Any
 
 import jax
 
+from jaxamp.errors import NEWEST_JAX
+
 JAX = jax.__version_info__[:2]
 # JAX 0.11 multiplies e4m3 with e5m2 in wgmma; before, both operands had to be of one format.
 WGMMA_MIXES_FP8 = JAX >= (0, 11)
+
+
+def note_release(error: Exception) -> None:
+    """Add a note to an error that a JAX newer than those of the tests may have caused."""
+    changed = isinstance(error, AttributeError | KeyError | NotImplementedError | TypeError)
+    if changed and tuple(map(int, NEWEST_JAX.split("."))) < JAX:
+        error.add_note(
+            f"This is JAX {jax.__version__}, and jaxamp is tested up to JAX {NEWEST_JAX}: if the "
+            "function runs without amp, install that JAX or a newer jaxamp."
+        )
 
 
 def has_module(name: str) -> bool:

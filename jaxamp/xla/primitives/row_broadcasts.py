@@ -11,7 +11,7 @@ within a kernel: such a group is left as it is. So is a softmax of transposed sc
 
 A group is changed when its equation is lowered, in forward and backward passes alike.
 
-See: docs/performance.md for the times, JAX 0.10.2 on an H200.
+See: docs/lab-notebook.md for the times, JAX 0.10.2 on an H200.
 """
 
 from __future__ import annotations
