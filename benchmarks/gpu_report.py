@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_report docs/gpu_train.json docs/pictures/gpu_train.png
 
-It prints the table of docs/performance.md. The picture has the throughput of each way of the models
+It prints the table of docs/lab-notebook.md. The picture has the throughput of each way of models
 that have hand-written bfloat16, relative to that, and the losses of one model.
 """
 
@@ -28,7 +28,7 @@ LOSSES = "vit-b"  # the model whose losses are drawn
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The rows of the table in docs/performance.md.
+    """The rows of the table in docs/lab-notebook.md.
 
     Args:
       rows: of the file that the benchmark writes.
