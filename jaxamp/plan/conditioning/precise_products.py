@@ -26,7 +26,6 @@ from jaxamp.plan.graph.sweeps import backward
 
 CANCELLED = Constraint("sums of squares of its operands nearly cancel it", Guard.SENSITIVE)
 PHASE = Constraint("the phase of a periodic function", Guard.SENSITIVE)
-OUTER = Constraint("an outer product is elementwise", Guard.NO_GAIN)
 
 
 class Pair(NamedTuple):
@@ -49,15 +48,14 @@ _REDUCTIONS = ("reduce_sum", "psum", "psum_invariant")
 
 def find_precise_products(graph: Graph) -> None:
     """Enter into a graph its products that are not to be rounded, and what these read."""
-    products = [n for n in graph.nodes if n.role is Role.CONTRACT and len(n.ins) > 1]
+    products = [n for n in graph.nodes if _multiplies(n) and len(n.ins) > 1]
     squares = _Squares(graph)
     found = dict.fromkeys(squares.cancelled(), CANCELLED)
     found = dict.fromkeys(_phases(graph, products), PHASE) | found
     for node, why in list(found.items()):
         if not is_backward(node.scope):
             found.update(dict.fromkeys(squares.transposed(node, products), why))
-    outer = (n for n in products if _terms(graph, n) == 1)
-    graph.precise = dict.fromkeys(outer, OUTER) | found
+    graph.precise = found
     for value in (v for node in found for v in node.ins):
         graph.unrounded.add(value)
         while value in graph.moved_from:
@@ -86,7 +84,7 @@ def _phases(graph: Graph, products: Sequence[Node]) -> list[Node]:
     for value in graph.activations:
         made[value] = 1
     for node in graph.nodes:
-        if node.role is Role.CONTRACT or any(made[v] for v in node.ins):
+        if _multiplies(node) or any(made[v] for v in node.ins):
             for out in node.outs:
                 made[out] = 1
     phases = [n for n in products if bits[n.outs[0]] and not is_backward(n.scope)]
@@ -98,6 +96,11 @@ def _phases(graph: Graph, products: Sequence[Node]) -> list[Node]:
 def _is_periodic(graph: Graph, node: Node) -> bool:
     is_wave = node.name == "exp" and graph.kinds[node.outs[0]] == "c"
     return is_wave or (node.semantics.periodic and graph.kinds[node.outs[0]] == "f")
+
+
+def _multiplies(node: Node) -> bool:
+    """Return whether a node is a product of matrices, or an outer one: an elementwise role."""
+    return node.role is Role.CONTRACT or node.name == "dot_general"
 
 
 def _is_linear(node: Node) -> bool:
@@ -154,7 +157,7 @@ class _Squares:
                     summed = [set(p.arrays) for p in self._of(other) if p.summed]
                     if summed and (shared := self._with(one, summed)):
                         yield from (*shared, *self._with(other, summed))
-            elif node.role is Role.CONTRACT and all(map(self._has_own_squares, node.ins)):
+            elif _multiplies(node) and all(map(self._has_own_squares, node.ins)):
                 yield node
 
     def transposed(self, node: Node, products: Sequence[Node]) -> Iterator[Node]:
@@ -180,7 +183,7 @@ class _Squares:
         if node.role is Role.MERGE:
             self.joined[out] = arrays
             found = frozenset(p for p in self._of(*ins) if p.summed)
-        elif node.role is Role.CONTRACT:
+        elif _multiplies(node):
             are_sums = all(self.is_sum[v] for v in ins[:2])
             is_inner = free_axes(self.graph, node) == 0 or are_sums
             # A Gram matrix that multiplies something is a matrix like others.
@@ -240,7 +243,7 @@ class _Squares:
             node = self.makers.get(made)
             if node is None:
                 continue
-            if node.role is Role.CONTRACT:
+            if _multiplies(node):
                 read = node.ins[:2]
                 arrays = {self.origins[v] for v in read}.union(*(p.arrays for p in self._of(*read)))
                 found += [node] * any(pair <= arrays for pair in pairs)
@@ -262,7 +265,7 @@ class _Squares:
         return () if main is None else (main,)
 
     def _is_product(self, value: int) -> bool:
-        return value in self.makers and self.makers[value].role is Role.CONTRACT
+        return value in self.makers and _multiplies(self.makers[value])
 
     def _has_own_squares(self, value: int) -> bool:
         """Return whether an array has been joined with sums of its squares."""

@@ -67,9 +67,13 @@ def constrain_contraction(
         return Constraint(f"scaled beyond {low.short}, as is its cotangent", Guard.RANGE)
     if Guard.NO_GAIN in guards and free_axes(graph, node) == 0:
         return Constraint("an inner product is a reduction", Guard.NO_GAIN)
-    if (precise := graph.precise.get(node)) and precise.guard in guards:
-        return precise
-    return None
+    return precise(graph, guards, node)
+
+
+def precise(graph: Graph, guards: frozenset[Guard], node: Node) -> Constraint | None:
+    """Return why a product is not to be rounded, if a guard says so."""
+    found = graph.precise.get(node)
+    return found if found and found.guard in guards else None
 
 
 def misstated(

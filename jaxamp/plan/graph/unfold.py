@@ -17,6 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jaxamp.core import jax_compat, taxonomy
 from jaxamp.core.intervals import Interval
 from jaxamp.core.taxonomy import Op, Trait
+from jaxamp.jaxprs.contracted import terms
 from jaxamp.jaxprs.interpret import walk
 from jaxamp.jaxprs.module_paths import module_path
 from jaxamp.jaxprs.name_stack import called_mark, joined_names, without_repeats
@@ -68,6 +69,8 @@ class _Unfolder:
         op = self._ops[primitive]
         if op is not None and op.trait is Trait.ALLREDUCE and _is_local(eqn):
             op = taxonomy.TABLE["reduce_sum"]
+        elif terms(primitive.name, eqn.params, [v.aval for v in eqn.invars]) == 1:
+            op = taxonomy.TABLE["mul"]  # an outer product adds up nothing
         if op is None:
             self.graph.unknown.setdefault(primitive.name, eqn)
         elif (unfolder := _UNFOLDERS.get(op.trait)) and not is_region(eqn):

@@ -19,9 +19,8 @@ from jaxamp.core.semantics import Linear
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, PRECISE, Hazards
-from jaxamp.plan.conditioning.precise_products import OUTER
 from jaxamp.plan.conditioning.rescaled_products import find_rescaled_products
-from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction, misstated
+from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction, misstated, precise
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.exact import fits, narrow_values
 from jaxamp.plan.dataflow.gathers import is_label_gather, sums_many_cotangents
@@ -236,8 +235,6 @@ class Chooser:
         constraint = constrain_contraction(
             self.graph, self.provenance, uses, self.policy, node, low
         )
-        if constraint is OUTER and not self._constraint(node, low):
-            return Choice(F32, low, f"{OUTER.reason}; stored in {low.short}", None, F32)
         if constraint:
             return Choice(F32, F32, constraint.reason, constraint.guard, F32)
         out = node.outs[0]
@@ -340,7 +337,7 @@ class Chooser:
             return Choice(low, low, f"tangent of a ReLU: {low.short} before the mask, as after it")
         if out in self.masked_rows and (wire := self._wire_of(out, low)):
             return Choice(wire, wire, _ROWS.format(wire.short))
-        constraint = self._constraint(node, low)
+        constraint = precise(self.graph, self.guards, node) or self._constraint(node, low)
         if constraint:
             return Choice(F32, F32, constraint.reason, constraint.guard)
         if out in self.regions.bias_sums:

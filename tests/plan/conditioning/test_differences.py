@@ -51,9 +51,8 @@ def test_what_cancels_nothing_is_narrow(name: str, order: str) -> None:
     if order != "amp" and not _is_differentiable(case.fn, case.args):
         order = "amp"
     decisions = plan_of(_ordered(case.fn, order, case.args))(*case.args).decisions()
-    products = [d for d in decisions if d.primitive == "dot_general"]
-    is_fused = ("inner product", "outer product")
-    of_layers = [d for d in products if not any(word in d.reason for word in is_fused)]
+    products = [d for d in decisions if d.kind.value == "Compute"]
+    of_layers = [d for d in products if "inner product" not in d.reason]
     assert {d.operand for d in of_layers} == {Precision.BF16}
 
 
@@ -81,17 +80,19 @@ def test_a_rule_rounds_them_all_the_same() -> None:
     assert product.operand is Precision.BF16
 
 
-def test_an_outer_product_is_elementwise_and_stored_for_the_next_product() -> None:
-    def embedded(x: jax.Array, row: jax.Array, w: jax.Array) -> jax.Array:
-        return jnp.tanh(x[:, None] @ row[None]) @ w
+def test_an_outer_product_is_planned_as_what_multiplies_elementwise() -> None:
+    """A row and a column multiplied, contracted over an axis of one, and contracted over none."""
 
-    outer, product = [
-        d for d in plan_of(embedded)(X[:, 0], W[0], W).decisions() if d.kind.value == "Compute"
-    ]
-    assert (outer.operand, outer.output) == (Precision.F32, Precision.BF16)
-    assert product.operand is Precision.BF16
-    plan = plan_of(embedded)(X[:, 0], W[0], W)
-    assert any("an outer product is elementwise" in d.reason for d in plan.decisions())
+    def embedded(x: jax.Array, w: jax.Array) -> jax.Array:
+        row, column = jnp.split((x @ w)[:1], 2, -1)
+        each = row.T * column, row.T @ column, jnp.einsum("i,j->ij", row[0], column[0])
+        return jnp.tanh(jnp.stack(each)) @ w[:4]
+
+    decisions = plan_of(embedded)(X, W).decisions()
+    found = [d for d in decisions if d.kind.value == "Elementwise" and d.primitive != "tanh"]
+    products = [d for d in found if d.primitive in ("mul", "dot_general")]
+    assert [d.primitive for d in products] == ["mul", "dot_general", "dot_general"]
+    assert len({(d.operand, d.output, d.reason) for d in products}) == 1
 
 
 def _is_differentiable(fn: Any, args: Any) -> bool:
