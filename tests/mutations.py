@@ -342,14 +342,14 @@ MUTATIONS = (
     ),
     Mutation(
         "quantized/kernels/block_quantize.py",
-        "if block_of(cast)[0] == 1 and not transposed:",
-        "if not transposed:",
+        "if block_of(cast)[0] == 1 and not transposed else",
+        "if not transposed else",
         "tests/kernels/test_kernels.py",
     ),
     Mutation(
         "quantized/choices/scaled.py",
-        "if units is Units.NONE:",
-        "if units is not Units.NONE:",
+        "if not fit_units(self.casts, summed):",
+        "if fit_units(self.casts, summed):",
         "tests/inspect/test_report.py tests/quantized/lowp/test_block_products.py",
     ),
     Mutation(
@@ -377,9 +377,9 @@ MUTATIONS = (
         "tests/xla/test_techniques.py",
     ),
     Mutation(
-        "quantized/kernels/gpu/quantized.py",
-        "scale = scale_factor(as_float(amax), cast.out_dtype, round_up=cast.round_sf)",
-        "scale = as_float(amax)",
+        "quantized/kernels/hopper.py",
+        "scale = scale_factor(amax, cast.out_dtype, round_up=cast.round_sf)",
+        "scale = amax",
         "tests/kernels",
     ),
     Mutation(

@@ -13,22 +13,19 @@ from jaxamp.errors import KernelError, accepted
 from jaxamp.kernels import params
 
 BACKENDS = ("auto", "pallas", "reference", "interpret")
-KERNELS = ("block_quantize", "block_scaled_matmul", "norm_quantize")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KernelConfig:
-    """Compiler configuration of the kernels of jaxamp: plain data, hashable, with a JSON form.
+    """Compiler configuration of jaxamp's kernel: plain data, hashable, with a JSON form.
 
     Attributes:
-      gpu: ``pallas.mosaic_gpu.CompilerParams``, or a map of its fields; ``None`` for what suits
-        the kernel.
-      tpu: ``pallas.tpu.CompilerParams``, or a map of its fields; ``None`` for what suits the
-        kernel.
+      gpu: ``pallas.mosaic_gpu.CompilerParams``, or a map of its fields; ``None`` for the kernel's.
+      tpu: ``pallas.tpu.CompilerParams``, or a map of its fields; ``None`` for the kernel's.
       backend: ``"auto"`` takes the Pallas kernel where there is one and the reference elsewhere;
         ``"pallas"`` refuses where there is none; ``"reference"`` is what XLA makes of the
         definition; ``"interpret"`` runs the Pallas kernel step by step on any machine.
-      tile: sizes of the block that one program works on; what they mean is said by each kernel.
+      tile: rows and columns of what one program works on.
       delay_release: on a GPU, for how many steps of a pipeline an input is kept after it was read.
       interpret: with ``backend="interpret"``, which machine is imitated: ``pltpu.InterpretParams``
         or Mosaic GPU's ``InterpretParams``; ``None`` for Pallas' own interpreter, which knows
@@ -131,37 +128,31 @@ def _sizes(tile: Any) -> tuple[int, ...]:
     return sizes
 
 
-# Pairs of a kernel's name, or None for all, and a configuration; innermost last. A user context is
-# part of the key of jit's caches.
-_in_force: Any = jax.make_user_context(())
+# A user context is part of the key of jit's caches.
+_in_force: Any = jax.make_user_context(None)
 
 
 @contextmanager
-def kernel_config(
-    config: KernelConfig | None = None, *, only: str | None = None, **fields: Any
-) -> Iterator[KernelConfig]:
-    """Set the configuration of all kernels in the block that are given none.
+def kernel_config(config: KernelConfig | None = None, **fields: Any) -> Iterator[KernelConfig]:
+    """Set the configuration of the kernels in the block that are given none.
 
     Functions that were jitted outside are traced again inside, so the block always has its effect.
 
     Args:
       config: the configuration; left out, one made of ``fields``.
-      only: the one kernel that it is for, by name.
       **fields: fields of ``KernelConfig``.
 
     Raises:
-      KernelError: ``only`` names no kernel, or both a configuration and fields are given.
+      KernelError: both a configuration and fields are given.
 
     >>> with kernel_config(backend="reference"):
-    ...     resolve(None, "block_quantize").backend
+    ...     resolve(None).backend
     'reference'
     """
     if config is not None and fields:
         raise KernelError("Give a KernelConfig or its fields, not both: config.replace(...).")
-    if only is not None and only not in KERNELS:
-        raise KernelError(f"There is no kernel {only!r}. {accepted(only, KERNELS)}")
     chosen = required(config) if config is not None else KernelConfig(**fields)
-    with _in_force((*_in_force.value, (only, chosen))):
+    with _in_force(chosen):
         yield chosen
 
 
@@ -172,16 +163,8 @@ def required(config: Any) -> KernelConfig:
     raise KernelError(f"config=... takes a jaxamp.kernels.KernelConfig, not {config!r}.")
 
 
-def resolve(config: KernelConfig | None, kernel: str) -> KernelConfig:
-    """Return the configuration of a call: its own, the innermost in force, or defaults.
-
-    Args:
-      config: what the call was given.
-      kernel: the kernel's name.
-    """
+def resolve(config: KernelConfig | None) -> KernelConfig:
+    """Return the configuration of a call: its own, the innermost in force, or defaults."""
     if config is not None:
         return required(config)
-    for only, outer in reversed(_in_force.value):
-        if only in (None, kernel):
-            return outer
-    return KernelConfig()
+    return _in_force.value or KernelConfig()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from jaxamp.core.formats import SCALED_FORMATS, CastConfig, Precision, PrecisionLike
@@ -42,9 +42,6 @@ class Scaling:
         it; 0 takes it from the tensor itself.
       carried: whether parameters are quantized where a step makes them, for the step after it;
         needs `history`, and a step that returns its parameters first, as it takes them first.
-      kernel: a ``KernelConfig``, or a map of its fields, with which ``block_scaled_matmul``
-        multiplies operands in blocks of 8 bits; ``None`` leaves the product to XLA, in bf16 before
-        Blackwell.
 
     Raises:
       PolicyError: a cast is not scaled, or a size is not an integer.
@@ -63,7 +60,6 @@ class Scaling:
     all_operands: bool = False
     history: int = 0
     carried: bool = False
-    kernel: Any = None
 
     def __post_init__(self) -> None:
         for name in ("weight", "gradient"):
@@ -80,7 +76,6 @@ class Scaling:
                 "say, as FP8_DELAYED has it."
             )
         object.__setattr__(self, "small", _checked_limits(self.small))
-        object.__setattr__(self, "kernel", _checked_kernel(self.kernel))
 
     def casts(self, compute: CastConfig) -> Casts:
         """Return the casts of a dot's operands under a cast of Compute."""
@@ -109,18 +104,6 @@ def _checked_cast(name: str, cast: CastConfig | PrecisionLike) -> CastConfig:
         words = ", ".join(sorted(p.short for p in VALUES))
         raise PolicyError(f"The {name} of a scaling is cast to {words}, not {cast}.")
     return cast
-
-
-def _checked_kernel(kernel: Any) -> Any:
-    if kernel is None:
-        return None
-    from jaxamp.kernels.config import KernelConfig  # Pallas takes long to import
-
-    if isinstance(kernel, KernelConfig):
-        return kernel
-    if isinstance(kernel, Mapping):
-        return KernelConfig.from_data(kernel)
-    raise PolicyError(f"The kernel of a scaling is a KernelConfig, not {kernel!r}.")
 
 
 def _checked_limits(limits: Any) -> Limits:

@@ -484,7 +484,6 @@ FLOAT_SCALES = PrecisionPolicy.custom(
         ("fp8_block", BLACKWELL, ""),
         ("nvfp4", BLACKWELL, ""),
         ("nvfp4", None, "multiplied in bf16 before Blackwell"),
-        (PrecisionPolicy.FP8_BLOCK.replace(scaling={"kernel": {}}), None, ""),
         (FLOAT_SCALES, BLACKWELL, "multiplied in bf16"),
     ],
 )

@@ -15,16 +15,10 @@ from jaxamp.core.target_gpu import TargetGpu, lowering_for
 from jaxamp.errors import KernelError
 from jaxamp.kernels import KernelConfig, gpu_params, tpu_params
 from jaxamp.kernels.params import mosaic_gpu, plain
-from jaxamp.quantized.kernels import (
-    KernelFallbackWarning,
-    block_quantize,
-    block_scaled_matmul,
-    norm_quantize,
-)
-from jaxamp.quantized.lowp import ScaledArray
+from jaxamp.quantized.kernels import KernelFallbackWarning, block_quantize
 from tests.kernels.lowered import GpuKernel, TpuKernel, lower
 
-BLOCK, SQUARE = (CastConfig("f8_e4m3", sf_block=block) for block in ((1, 128), (128, 128)))
+BLOCK = CastConfig("f8_e4m3", sf_block=(1, 128))
 LANE = {"lowering_semantics": "lane"}
 
 
@@ -32,50 +26,28 @@ def _array(shape, dtype=jnp.bfloat16):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def _scaled(shape, cast):
-    rows, cols = cast.sf_block
-    scale = _array((shape[0] // rows, shape[1] // cols), jnp.float32)
-    return ScaledArray(_array(shape, cast.out_dtype.dtype), scale, cast, np.dtype(np.float32))
+X = _array((512, 1024))
 
 
-def _quantize(x, config):
+def _quantize(x, config=None):
     return block_quantize(x, BLOCK, config=config)
 
 
-def _norm(x, config):
-    return norm_quantize(x, BLOCK, config=config)
-
-
-def _matmul(a, b, config):
-    return block_scaled_matmul(a, b, config=config)
-
-
-PROGRAMS = {
-    "quantize": (_quantize, [_array((512, 1024))]),
-    "norm": (_norm, [_array((512, 1024))]),
-    "matmul": (_matmul, [_scaled((512, 1024), BLOCK), _scaled((768, 1024), SQUARE)]),
-}
-
-
-def _with(name, **config):
-    fn, avals = PROGRAMS[name]
-    bound = functools.partial(fn, config=KernelConfig(backend="pallas", **config))
-    return lambda *args: bound(*args), avals
+def _with(**config):
+    return functools.partial(_quantize, config=KernelConfig(backend="pallas", **config))
 
 
 @functools.cache
-def _plain_gpu(name):
-    return _gpu(name)
+def _plain_gpu():
+    return _gpu()
 
 
-def _gpu(name, delay_release=0, **fields):
-    fn, avals = _with(name, gpu=LANE | fields, delay_release=delay_release)
-    return GpuKernel(fn, *avals)
+def _gpu(delay_release=0, **fields):
+    return GpuKernel(_with(gpu=LANE | fields, delay_release=delay_release), X)
 
 
-def _tpu(name, **fields):
-    fn, avals = _with(name, tpu=fields)
-    return TpuKernel(fn, *avals)
+def _tpu(**fields):
+    return TpuKernel(_with(tpu=fields), X)
 
 
 def _has(build, *names):
@@ -84,83 +56,60 @@ def _has(build, *names):
     return pytest.mark.skipif(bool(missing), reason=f"JAX {jax.__version__} has no {missing}")
 
 
-# GPU: axes in order make a loop; its depth is buffers and barriers.
-IN_ORDER = {
-    "quantize": ("parallel", "parallel", "sequential"),
-    "norm": ("sequential", "sequential"),
-    "matmul": ("parallel", "sequential", "parallel", "sequential"),
-}
+IN_ORDER = ("parallel", "parallel", "sequential")  # makes a loop; its depth is buffers and barriers
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_gpu_dimension_semantics_trades_programs_for_a_loop(name):
+def test_gpu_dimension_semantics_trades_programs_for_a_loop():
     """A sequential axis leaves the grid."""
-    plain, serial = _plain_gpu(name), _gpu(name, dimension_semantics=IN_ORDER[name])
+    plain, serial = _plain_gpu(), _gpu(dimension_semantics=IN_ORDER)
     assert np.prod(serial.grid) < np.prod(plain.grid)
     assert serial.count("scf.for") == plain.count("scf.for") + 1
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_gpu_max_concurrent_steps_and_delay_release(name):
+def test_gpu_max_concurrent_steps_and_delay_release():
     """Depth is paid in shared memory and barriers; a delay moves the copies within the loop."""
-    one, four = (
-        _gpu(name, dimension_semantics=IN_ORDER[name], max_concurrent_steps=n) for n in (1, 4)
-    )
+    one, four = (_gpu(dimension_semantics=IN_ORDER, max_concurrent_steps=n) for n in (1, 4))
     assert four.shared_memory > 2 * one.shared_memory
     assert four.count("mbarrier.init") >= one.count("mbarrier.init") + 3
-    late = _gpu(name, 2, dimension_semantics=IN_ORDER[name], max_concurrent_steps=4)
+    late = _gpu(2, dimension_semantics=IN_ORDER, max_concurrent_steps=4)
     assert late.shared_memory == four.shared_memory
     assert late.body != four.body
 
 
-@pytest.mark.parametrize("name", ["quantize", "norm"])
-def test_gpu_scales_make_the_largest_magnitude_that_of_the_format(name):
+def test_gpu_scales_make_the_largest_magnitude_that_of_the_format():
     """Scales are magnitudes over the largest number of e4m3, 448."""
-    constants = re.findall(r"value = ([\d.e+-]+) : f32", _plain_gpu(name).body)
+    constants = re.findall(r"value = ([\d.e+-]+) : f32", _plain_gpu().body)
     assert np.float32(1 / 448) in set(map(np.float32, constants))
 
 
-def test_gpu_approx_math_takes_the_approximate_instruction():
-    """The norm has the one transcendental function, a reciprocal root."""
-    exact, approximate = _plain_gpu("norm"), _gpu("norm", approx_math=True)
-    assert ("math.rsqrt" in exact.body, "rsqrt.approx.f32" in exact.body) == (True, False)
-    assert ("math.rsqrt" in approximate.body, "rsqrt.approx.f32" in approximate.body) == (
-        False,
-        True,
-    )
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_gpu_unsafe_no_auto_barriers_leaves_barriers_out(name):
+def test_gpu_unsafe_no_auto_barriers_leaves_barriers_out():
     """The module shrinks."""
-    assert len(_gpu(name, unsafe_no_auto_barriers=True).body) < len(_plain_gpu(name).body)
+    assert len(_gpu(unsafe_no_auto_barriers=True).body) < len(_plain_gpu().body)
 
 
-@pytest.mark.parametrize("name", ["quantize", "norm"])
-def test_gpu_reduction_scratch_bytes_are_shared_memory(name):
+def test_gpu_reduction_scratch_bytes_are_shared_memory():
     """What is asked for more is taken more."""
-    more = _gpu(name, reduction_scratch_bytes=8192)
-    assert more.shared_memory == _plain_gpu(name).shared_memory + 8192 - 2048
+    more = _gpu(reduction_scratch_bytes=8192)
+    assert more.shared_memory == _plain_gpu().shared_memory + 8192 - 2048
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_gpu_lowering_semantics_is_the_one_given(name):
+def test_gpu_lowering_semantics_is_the_one_given():
     """Both compile; they give different modules for the same grid."""
-    other = _gpu(name, lowering_semantics="warpgroup")
-    assert other.grid == _plain_gpu(name).grid
-    assert other.body != _plain_gpu(name).body
+    other = _gpu(lowering_semantics="warpgroup")
+    assert other.grid == _plain_gpu().grid
+    assert other.body != _plain_gpu().body
 
 
 def test_gpu_profiles_need_a_gpu():
     """A profile is written by the process that runs the kernel; without a GPU that is refused."""
     with pytest.raises(KernelError, match="where there is a GPU"):
-        _gpu("quantize", profile_space=8, profile_dir="/tmp/profile")
+        _gpu(profile_space=8, profile_dir="/tmp/profile")
 
 
 @_has(gpu_params, "skip_device_barrier")
 def test_gpu_skip_device_barrier_is_in_the_custom_call():
     """Where what launches the kernel reads it."""
-    plain, skipping = _plain_gpu("quantize"), _gpu("quantize", skip_device_barrier=True)
+    plain, skipping = _plain_gpu(), _gpu(skip_device_barrier=True)
     assert [str(k.config["skip_device_barrier"]) for k in (plain, skipping)] == ["false", "true"]
 
 
@@ -184,8 +133,7 @@ GPU_NAMES = {field.name for field in dataclasses.fields(gpu_params())}
 
 
 @pytest.mark.parametrize("field", sorted(GPU_NAMES - OWN))
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_gpu_every_other_field_is_given_to_mosaic(name, field, monkeypatch):
+def test_gpu_every_other_field_is_given_to_mosaic(field, monkeypatch):
     """Profiles too, where there is a GPU; a field that a newer JAX has is not forgotten."""
 
     def kernel(*_, compiler_params, **__):
@@ -195,18 +143,16 @@ def test_gpu_every_other_field_is_given_to_mosaic(name, field, monkeypatch):
     monkeypatch.setattr("jaxamp.core.jax_compat.cuda_capability", lambda: 9.0)
     given = {field: OTHER[field]} | (PROFILE if field in PROFILE else {})
     with pytest.raises(ReachedError) as caught:
-        _gpu(name, **given)
+        _gpu(**given)
     assert plain(getattr(caught.value.args[0], field)) == OTHER[field]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_tpu_dimension_semantics_are_in_the_body(name):
-    """The kernel's own say where order matters; a configuration's replace them."""
-    own = {"quantize": 3 * "p", "norm": "p", "matmul": "pppa"}[name]
-    words = {"p": "#tpu.dimension_semantics<parallel>", "a": "#tpu.dimension_semantics<arbitrary>"}
-    assert f"[{', '.join(words[w] for w in own)}]" in _tpu(name).body
-    serial = ["arbitrary"] * len(own)
-    assert f"[{', '.join([words['a']] * len(own))}]" in _tpu(name, dimension_semantics=serial).body
+@pytest.mark.parametrize("words", [{}, {"dimension_semantics": ["arbitrary"] * 3}])
+def test_tpu_dimension_semantics_are_in_the_body(words):
+    """The kernel's own, or those of a configuration."""
+    (word,) = {*words.get("dimension_semantics", ["parallel"])}
+    text = f"#tpu.dimension_semantics<{word}>"
+    assert f"[{', '.join([text] * 3)}]" in _tpu(**words).body
 
 
 TPU_SETTINGS = [
@@ -238,57 +184,39 @@ TPU_SETTINGS = [
 @pytest.mark.parametrize(("fields", "key", "value"), TPU_SETTINGS)
 def test_tpu_fields_reach_the_custom_call(fields, key, value):
     """Each is in the configuration that libtpu reads, and is not there by default."""
-    assert _tpu("quantize", **fields).settings[key] == value
-    assert _tpu("quantize").settings.get(key) != value
+    assert _tpu(**fields).settings[key] == value
+    assert _tpu().settings.get(key) != value
 
 
 def test_tpu_side_effects_are_an_attribute():
     """A kernel with side effects is not merged with its like."""
     effect = [
-        str(_tpu("quantize", **f).op.attributes["has_side_effect"])
-        for f in ({}, {"has_side_effects": True})
+        str(_tpu(**f).op.attributes["has_side_effect"]) for f in ({}, {"has_side_effects": True})
     ]
     assert effect == ["false", "true"]
 
 
 GPU, TPU = {"gpu": {}}, {"tpu": {}}
 REFUSED = [
-    (
-        "quantize",
-        {"gpu": {"dimension_semantics": ("parallel",)}},
-        "has 3 axes: batch, rows, columns",
-    ),
-    (
-        "quantize",
-        {"tpu": {"dimension_semantics": ("parallel",)}},
-        "has 3 axes: batch, rows, columns",
-    ),
-    ("matmul", {"gpu": {"dimension_semantics": ["parallel"] * 4}}, "'contraction'"),
-    ("matmul", {"tpu": {"dimension_semantics": ["parallel"] * 4}}, "'contraction'"),
-    ("norm", {"gpu": {"dimension_semantics": ["parallel"] * 2}}, "'columns'"),
-    ("matmul", {"tpu": {"allow_input_fusion": (True,)}}, "reads 4 arrays"),
-    ("matmul", {"tpu": {"use_tc_tiling_on_sc": True}}, "SparseCore"),
-    ("matmul", {"tpu": {"needs_layout_passes": False}}, "SparseCore"),
-    ("matmul", {"tpu": {"fuse_transposed_lhs_in_matmul": True}}, "transposed left operand"),
-    pytest.param(
-        "quantize", {"tpu": {"opt_level": 1}}, "SparseCore", marks=_has(tpu_params, "opt_level")
-    ),
-    ("quantize", TPU | {"tile": (100, 128)}, "rows (a multiple of 128)"),
-    ("matmul", GPU | {"tile": (128, 128)}, "contraction (a multiple of 128, at most 128)"),
-    ("matmul", GPU | {"tile": (128, 256, 128)}, "columns (a multiple of 64, at most 128)"),
-    ("norm", GPU | {"tile": (128,)}, "rows (a multiple of 64, at most 64)"),
-    ("matmul", {"gpu": {"max_concurrent_steps": 8}}, "bytes of shared memory"),
-    ("matmul", {"tile": (512, 768, 1024), "tpu": {"vmem_limit_bytes": 2**20}}, "bytes of VMEM"),
-    ("quantize", GPU | {"tile": (512, 1024)}, "bytes of shared memory"),
+    ({"gpu": {"dimension_semantics": ("parallel",)}}, "has 3 axes: batch, rows, columns"),
+    ({"tpu": {"dimension_semantics": ("parallel",)}}, "has 3 axes: batch, rows, columns"),
+    ({"tpu": {"allow_input_fusion": (True, True)}}, "reads one array"),
+    ({"tpu": {"use_tc_tiling_on_sc": True}}, "SparseCore"),
+    ({"tpu": {"needs_layout_passes": False}}, "SparseCore"),
+    ({"tpu": {"fuse_transposed_lhs_in_matmul": True}}, "for products"),
+    pytest.param({"tpu": {"opt_level": 1}}, "SparseCore", marks=_has(tpu_params, "opt_level")),
+    (TPU | {"tile": (100, 128)}, "(rows, columns), each a multiple of 128"),
+    (GPU | {"tile": (128,)}, "(rows, columns), each a multiple of 128"),
+    ({"tile": (512, 1024), "tpu": {"vmem_limit_bytes": 2**20}}, "bytes of VMEM"),
+    (GPU | {"tile": (512, 1024)}, "bytes of shared memory"),
 ]
 
 
-@pytest.mark.parametrize(("name", "config", "says"), REFUSED)
-def test_what_cannot_work_is_refused_before_lowering(name, config, says):
+@pytest.mark.parametrize(("config", "says"), REFUSED)
+def test_what_cannot_work_is_refused_before_lowering(config, says):
     """On any machine, when the kernel is called; nothing is traced to the end."""
-    fn, avals = _with(name, **config)
     with pytest.raises(KernelError) as caught:
-        jax.eval_shape(fn, *avals)
+        jax.eval_shape(_with(**config), X)
     assert says in str(caught.value)
 
 
@@ -302,80 +230,63 @@ def test_tpu_no_field_is_forgotten():
     )
 
 
-@pytest.mark.parametrize("name", ["quantize", "matmul"])
-def test_a_smaller_tile_makes_a_larger_grid(name):
+def test_a_smaller_tile_makes_a_larger_grid():
     """Half as many rows in each, twice as many programs."""
-    sizes = {"quantize": (128, 128), "matmul": (128, 128, 128)}[name]
     grids = []
     for rows in (128, 256):
-        fn, avals = _with(name, tile=(rows, *sizes[1:]))
-        bounds = re.search(r"iteration_bounds = array<i64: ([\d, ]+)>", TpuKernel(fn, *avals).body)
+        body = TpuKernel(_with(tile=(rows, 128)), X).body
+        bounds = re.search(r"iteration_bounds = array<i64: ([\d, ]+)>", body)
         grids.append(np.prod([int(n) for n in bounds[1].split(",")]))
     assert grids[0] == 2 * grids[1]
 
 
-def test_a_tile_is_checked_on_the_platform_that_is_lowered_for():
-    """What suits a TPU does not suit a GPU; the same configuration may say either."""
-    fn, avals = _with("matmul", tile=(256, 256, 512))
-    assert "tpu_custom_call" in str(lower(fn, *avals, platform="tpu"))
-    with pytest.raises(KernelError, match="on GPU: tile="):
-        lower(fn, *avals, platform="cuda")
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_shared_memory_is_estimated_within_a_tenth(name):
+def test_shared_memory_is_estimated_within_a_tenth():
     """The estimate that refuses is what the lowered kernel asks for, scratch apart."""
-    steps = {"dimension_semantics": IN_ORDER[name], "max_concurrent_steps": 3}
-    asked = _gpu(name, **steps).shared_memory
-    fn, avals = _with(name, gpu=LANE | steps)
+    steps = {"dimension_semantics": IN_ORDER, "max_concurrent_steps": 3}
+    asked = _gpu(**steps).shared_memory
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxamp.quantized.kernels.tile_checks.SHARED_MEMORY", 0)
+        patch.setattr("jaxamp.quantized.kernels.fit.SHARED_MEMORY", 0)
         with pytest.raises(KernelError) as caught:
-            jax.eval_shape(fn, *avals)
+            jax.eval_shape(_with(gpu=LANE | steps), X)
     estimate = int(re.search(r"about ([\d,]+) bytes", str(caught.value))[1].replace(",", ""))
     assert asked - 4096 <= estimate <= 1.1 * asked
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_one_exported_program_holds_every_platform(name, platform):
+def test_one_exported_program_holds_every_platform(platform):
     """On a CPU it runs as XLA's reference, from the same jaxpr."""
-    fn, avals = PROGRAMS[name]
-    bound = functools.partial(fn, config=KernelConfig())
     call = {"tpu": "tpu_custom_call", "cuda": "mosaic_gpu_v2"}[platform]
-    assert call in str(lower(lambda *a: bound(*a), *avals, platform=platform))
-    assert call not in str(lower(lambda *a: bound(*a), *avals, platform="cpu"))
+    assert call in str(lower(lambda x: _quantize(x), X, platform=platform))
+    assert call not in str(lower(_quantize, X, platform="cpu"))
 
 
 def test_f16_on_tpu_falls_back_and_says_so():
     """Mosaic TPU refuses float16; the reference runs, and backend='pallas' refuses."""
     x = _array((128, 256), jnp.float16)
     with pytest.warns(KernelFallbackWarning, match="Mosaic TPU takes no float16"):
-        module = lower(lambda x: block_quantize(x, BLOCK), x, platform="tpu")
+        module = lower(lambda x: _quantize(x), x, platform="tpu")
     assert "tpu_custom_call" not in str(module)
     with pytest.raises(KernelError, match="Mosaic TPU takes no float16"):
-        lower(lambda x: _quantize(x, KernelConfig(backend="pallas")), x, platform="tpu")
+        lower(_with(), x, platform="tpu")
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
 def test_other_gpus_than_hopper_fall_back_and_say_so(capability):
     """Neither Ampere nor Blackwell has Hopper's instructions; an absent GPU counts if described."""
-    fn, avals = PROGRAMS["matmul"]
     major, minor = capability
     with (
         lowering_for(TargetGpu(capability, 91200)),
         pytest.warns(KernelFallbackWarning, match=f"this GPU has {major}.{minor}"),
     ):
-        module = lower(lambda *a: fn(*a, KernelConfig()), *avals, platform="cuda")
+        module = lower(lambda x: _quantize(x), X, platform="cuda")  # is traced anew
     assert "mosaic_gpu_v2" not in str(module)
 
 
 def test_without_absl_py_the_reference_runs_and_says_so(monkeypatch):
     """JAX does not declare it; neither is jaxamp to be installed by a name that is another's."""
-    fn, avals = PROGRAMS["matmul"]
     monkeypatch.setattr("jaxamp.core.jax_compat.has_module", lambda name: False)
     with pytest.warns(KernelFallbackWarning, match="`pip install absl-py`"):
-        module = lower(lambda *a: fn(*a, KernelConfig()), *avals, platform="cuda")
+        module = lower(lambda x: _quantize(x), X, platform="cuda")  # is traced anew
     assert "mosaic_gpu_v2" not in str(module)
     monkeypatch.delattr("jax.experimental.pallas.mosaic_gpu")
     monkeypatch.setitem(sys.modules, "jax.experimental.pallas.mosaic_gpu", None)
@@ -383,14 +294,11 @@ def test_without_absl_py_the_reference_runs_and_says_so(monkeypatch):
         gpu_params()
 
 
-def test_what_does_not_fit_by_default_falls_back_and_says_so():
-    """Rows of a million columns; with a tile of one's own it is an error."""
-    x = _array((64, 2**20))
-    with pytest.warns(KernelFallbackWarning, match="bytes of VMEM"):
-        module = lower(lambda x: norm_quantize(x, BLOCK), x, platform="tpu")
-    assert "tpu_custom_call" not in str(module)
-    with pytest.raises(KernelError, match="bytes of VMEM"):
-        lower(lambda x: _norm(x, KernelConfig(tile=(32,))), x, platform="tpu")
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_a_tile_that_does_not_fit_is_an_error(platform):
+    """Where its platform is lowered for, and not before."""
+    with pytest.raises(KernelError, match=r"bytes of (VMEM|shared memory)"):
+        lower(_with(tile=(4096, 1024)), _array((4096, 1024)), platform=platform)
 
 
 def test_pallas_is_refused_where_there_is_none():
@@ -399,10 +307,8 @@ def test_pallas_is_refused_where_there_is_none():
         _quantize(jnp.ones((8, 128)), KernelConfig(backend="pallas"))
 
 
-def test_the_reference_can_be_asked_for():
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_the_reference_can_be_asked_for(platform):
     """On every platform."""
-    for platform in ("tpu", "cuda"):
-        fn, avals = PROGRAMS["quantize"]
-        config = KernelConfig(backend="reference")
-        text = str(lower(functools.partial(fn, config=config), *avals, platform=platform))
-        assert "custom_call" not in text
+    run = functools.partial(_quantize, config=KernelConfig(backend="reference"))
+    assert "custom_call" not in str(lower(run, X, platform=platform))

@@ -66,7 +66,7 @@ def check(before: dict[Key, object], when: str) -> None:
 def _load_all(package: Any) -> None:
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not module.name.startswith(
-            ("jaxamp.interop", "jaxamp.quantized.kernels.gpu", "jaxamp.__main__")
+            ("jaxamp.interop", "jaxamp.quantized.kernels.hopper", "jaxamp.__main__")
         ):
             importlib.import_module(module.name)
 

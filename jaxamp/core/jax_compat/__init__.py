@@ -59,7 +59,6 @@ from jaxamp.core.jax_compat.name_stacks import keep_common_names as keep_common_
 from jaxamp.core.jax_compat.name_stacks import origin as origin
 from jaxamp.core.jax_compat.name_stacks import with_scope as with_scope
 from jaxamp.core.jax_compat.release import JAX as JAX
-from jaxamp.core.jax_compat.release import WGMMA_MIXES_FP8 as WGMMA_MIXES_FP8
 from jaxamp.core.jax_compat.release import cuda_capability as cuda_capability
 from jaxamp.core.jax_compat.release import has_module as has_module
 from jaxamp.core.jax_compat.release import indexed_for_load as indexed_for_load

@@ -10,8 +10,6 @@ import jax
 from jaxamp.errors import NEWEST_JAX
 
 JAX = jax.__version_info__[:2]
-# JAX 0.11 multiplies e4m3 with e5m2 in wgmma; before, both operands had to be of one format.
-WGMMA_MIXES_FP8 = JAX >= (0, 11)
 
 
 def note_release(error: Exception) -> None:

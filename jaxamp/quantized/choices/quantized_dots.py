@@ -88,7 +88,7 @@ class _Scaler:
             Flow.GRADIENT: casts.gradient or casts.activation,
         }
         pair = by_flow[flows[0]], by_flow[flows[1]]
-        return Scaled(pair, casts.gradient, self.scaling.kernel)
+        return Scaled(pair, casts.gradient)
 
     def _refusal(self, node: Node) -> str:
         """Return why a dot is not quantized; empty if it is."""

@@ -108,7 +108,7 @@ class _HistoryInterpreter:
         """Emit a quantized dot with the scales of earlier steps."""
         how: Scaled = eqn.params["how"]
         lhs, rhs = map(self.rounded, operands, how.casts)
-        return [product(lhs, rhs, eqn.params["dtype"], how.kernel)]
+        return [product(lhs, rhs, eqn.params["dtype"])]
 
     def rounded(self, x: Any, cast: CastConfig) -> ScaledArray:
         """Quantize an operand where it was computed, and repeat the moves behind it."""

@@ -1,6 +1,4 @@
-"""Kernels for values in blocks that pay where XLA has none, as JAX primitives."""
+"""The kernel that quantizes in blocks, and which kernels of libraries multiply these."""
 
+from jaxamp.quantized.kernels.block_quantize import KernelFallbackWarning as KernelFallbackWarning
 from jaxamp.quantized.kernels.block_quantize import block_quantize as block_quantize
-from jaxamp.quantized.kernels.block_scaled_matmul import block_scaled_matmul as block_scaled_matmul
-from jaxamp.quantized.kernels.norm_quantize import norm_quantize as norm_quantize
-from jaxamp.quantized.kernels.primitive import KernelFallbackWarning as KernelFallbackWarning

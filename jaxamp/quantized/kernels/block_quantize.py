@@ -1,36 +1,38 @@
-"""Quantizing in one pass over memory: values, scale factors, and the same of the transpose."""
+"""Quantizing in one pass over memory: values, scale factors, and the same of the transpose.
+
+The kernel is a JAX primitive: one equation in the program, with a lowering for each platform.
+"""
 
 from __future__ import annotations
 
-import math
+import warnings
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
 
+from jaxamp.core import jax_compat
+from jaxamp.core.define import compiled, define
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.errors import KernelError, shown
-from jaxamp.kernels.config import KernelConfig
-from jaxamp.quantized.kernels.primitive import KernelPrimitive
-from jaxamp.quantized.kernels.tile_checks import (
-    Axes,
-    block_of,
-    check_grid,
-    check_tile,
-    semantics_in_force,
-)
+from jaxamp.kernels.config import KernelConfig, resolve
+from jaxamp.kernels.gpu_lowering import target_gpu
+from jaxamp.quantized.kernels.fit import NAME, block_of, misfit, obstacle, tile_of
 from jaxamp.quantized.lowp import ScaledArray, quantize
 from jaxamp.quantized.lowp.quantize import stored_scale
 from jaxamp.quantized.lowp.scaled_array import factors
 
-NAME = "block_quantize"
-AXES: Axes = {"batch": True, "rows": True, "columns": True}
-# Blocks for which there are kernels; of others XLA makes what it can.
-BLOCKS = ((1, 32), (1, 64), (1, 128), (128, 128))
-# On a GPU the smallest that holds whole blocks; on a TPU a choice, timed on none.
-_TILES = {"gpu": (128, 128), "tpu": (256, 512)}
-_UNIT = 128
+_PLATFORMS = {"tpu": "tpu", "cuda": "gpu"}  # JAX's word for a platform and ours
+block_quantize_p = Primitive(f"jaxamp_{NAME}")
+block_quantize_p.multiple_results = True
+
+
+class KernelFallbackWarning(UserWarning):
+    """A kernel runs as XLA's reference on a platform for which there is a Pallas kernel."""
 
 
 def block_quantize(
@@ -60,8 +62,10 @@ def block_quantize(
     """
     x = jnp.asarray(x)
     _check_input(x, cast)
-    matrices = _as_matrices(x, cast, transposed)
-    outs = _primitive(matrices, cast=cast, transposed=transposed, config=config)
+    # All rows are of one matrix where no block spans two.
+    lead = (1, -1) if block_of(cast)[0] == 1 and not transposed else (-1, x.shape[-2])
+    matrices = x.reshape(*lead, x.shape[-1])
+    outs = _run(matrices, resolve(config), cast=cast, transposed=transposed)
     straight = _restored(outs[:2], x.shape, x.dtype, cast)
     if not transposed:
         return straight
@@ -72,28 +76,15 @@ def block_quantize(
 def _check_input(x: jax.Array, cast: CastConfig) -> None:
     if x.ndim < 2 or not jnp.issubdtype(x.dtype, np.floating):
         raise KernelError(f"{NAME} takes floats of two or more axes, not {x.dtype}{x.shape}.")
-    check_cast(NAME, cast)
-
-
-def check_cast(kernel: str, cast: CastConfig) -> None:
-    """Refuse a cast that is not a block scaling to 8 bits."""
     if not isinstance(cast, CastConfig):
         raise KernelError(
-            f"{kernel} takes a cast with a block, CastConfig('f8_e4m3', (1, 128)), not "
-            f"{shown(cast)}."
+            f"{NAME} takes a cast with a block, CastConfig('f8_e4m3', (1, 128)), not {shown(cast)}."
         )
     if cast.sf_block is None or cast.out_dtype not in (Precision.F8_E4M3, Precision.F8_E5M2):
         raise KernelError(
-            f"{kernel} scales blocks to e4m3 or e5m2, and the cast is {cast}. "
+            f"{NAME} scales blocks to e4m3 or e5m2, and the cast is {cast}. "
             "jaxamp.quantized.lowp.quantize scales whole tensors and makes 4-bit values."
         )
-
-
-def _as_matrices(x: jax.Array, cast: CastConfig, transposed: bool) -> jax.Array:
-    """Reshape to (batch, rows, columns); all rows in one matrix where no block spans two."""
-    if block_of(cast)[0] == 1 and not transposed:
-        return x.reshape(1, -1, x.shape[-1])
-    return x.reshape(-1, *x.shape[-2:])
 
 
 def _restored(outs: Any, shape: tuple[int, ...], dtype: Any, cast: CastConfig) -> ScaledArray:
@@ -101,6 +92,72 @@ def _restored(outs: Any, shape: tuple[int, ...], dtype: Any, cast: CastConfig) -
     rows = -(-shape[-2] // block_of(cast)[0])
     scale = scale.reshape(*shape[:-2], rows, scale.shape[-1])
     return ScaledArray(values.reshape(shape), stored_scale(scale, cast), cast, np.dtype(dtype))
+
+
+def _run(x: Any, config: KernelConfig, **how: Any) -> Sequence[Any]:
+    """Check the configuration, and record the kernel or interpret it."""
+    simulated = "gpu" if jax_compat.is_gpu_interpreter(config.interpret) else "tpu"
+    is_interpreted = config.backend == "interpret"
+    if is_interpreted and (reason := obstacle(simulated, x, **how)):
+        raise _refusal(reason, "interpret")
+    given = {platform for platform in ("tpu", "gpu") if getattr(config, platform) is not None}
+    for platform in sorted(given | {simulated} if is_interpreted else given):
+        if reason := misfit(platform, config, x, **how):
+            raise KernelError(f"{NAME}: {reason}.")
+    if not is_interpreted:
+        return block_quantize_p.bind(x, config=config, **how)
+    mode = True if config.interpret is None else config.interpret
+    return _kernel(simulated, x, config=config, interpret=mode, **how)
+
+
+def _refusal(reason: str, backend: str) -> KernelError:
+    return KernelError(
+        f"{NAME} with backend={backend!r}: {reason}. backend='auto' takes XLA's reference here."
+    )
+
+
+def _lowered(platform: str, x: Any, *, config: KernelConfig, **how: Any) -> Sequence[Any]:
+    """Compute by what a platform has: the Pallas kernel, or XLA's reference."""
+    if config.backend == "reference":
+        return _reference(x, **how)
+    reason = _reason(platform, config, x, **how)
+    if reason is None:
+        return _kernel(_PLATFORMS[platform], x, config=config, interpret=False, **how)
+    if config.backend == "pallas":
+        raise _refusal(reason, "pallas")
+    if platform:
+        text = f"{NAME} runs as XLA's reference: {reason}."
+        warnings.warn(text, KernelFallbackWarning, stacklevel=2)
+    return _reference(x, **how)
+
+
+def _reason(platform: str, config: KernelConfig, x: Any, **how: Any) -> str | None:
+    """Return why a platform's kernel cannot run; raise if the configuration is to blame."""
+    if not platform:
+        return "there are Pallas kernels for TPU and CUDA only"
+    if platform == "cuda" and (missing := _missing_on_cuda()):
+        return missing
+    ours = _PLATFORMS[platform]
+    if (found := obstacle(ours, x, **how)) is not None:
+        return found
+    reason = misfit(ours, config, x, **how)
+    if reason and (config.tile is not None or getattr(config, ours) is not None):
+        raise KernelError(f"{NAME}: {reason}.")
+    return reason
+
+
+def _missing_on_cuda() -> str | None:
+    """Return why no Mosaic GPU kernel runs on the GPU at hand; an absent GPU counts as Hopper."""
+    gpu = target_gpu()
+    if gpu is not None and gpu.capability != (9, 0):
+        major, minor = gpu.capability
+        return (
+            "the kernel is written for Hopper, compute capability 9.0; "
+            f"this GPU has {major}.{minor}"
+        )
+    if not jax_compat.has_module("absl"):
+        return "Mosaic GPU needs absl-py, `pip install absl-py`"
+    return None
 
 
 def _reference(x: Any, *, cast: CastConfig, transposed: bool) -> list[Any]:
@@ -111,103 +168,57 @@ def _reference(x: Any, *, cast: CastConfig, transposed: bool) -> list[Any]:
     return outs
 
 
-def _tile(platform: str, config: KernelConfig, rows: int, cols: int) -> tuple[int, int]:
-    tm, tn = config.tile or _TILES[platform]
-    return min(tm, -(-rows // _UNIT) * _UNIT), min(tn, -(-cols // _UNIT) * _UNIT)
-
-
-def _on(platform: str, x: Any, *, cast: CastConfig, transposed: bool, **how: Any) -> list[Any]:
-    """Return the Pallas kernel of a platform, on an array filled up to whole tiles."""
-    module = module_of(platform)
+def _kernel(platform: str, x: Any, *, cast: CastConfig, config: KernelConfig, **how: Any) -> Any:
+    """Run the Pallas kernel of a platform, on an array filled up to whole tiles."""
+    if platform == "gpu":
+        from jaxamp.quantized.kernels import hopper as module  # imported when first needed
+    else:
+        from jaxamp.quantized.kernels import tpu as module
     rows, cols = x.shape[1:]
-    tile = _tile(platform, how["config"], rows, cols)
-    filled = fill(x, tile)
-    outs = module.block_quantize(
-        filled, cast=cast, transposed=transposed, tile=tile, axes=AXES, **how
-    )
-    return cut(outs, rows, cols, cast) if filled is not x else list(outs)
+    tile = tile_of(platform, config, rows, cols)
+    margins = -rows % tile[0], -cols % tile[1]
+    filled = jnp.pad(x, [(0, 0), *((0, margin) for margin in margins)]) if any(margins) else x
+    outs = module.block_quantize(filled, cast=cast, tile=tile, config=config, **how)
+    return _cut(outs, rows, cols, cast) if any(margins) else list(outs)
 
 
-def cut(outs: Any, rows: int, cols: int, cast: CastConfig) -> list[Any]:
+def _cut(outs: Sequence[Any], rows: int, cols: int, cast: CastConfig) -> list[Any]:
     """Return values and factors without their padding; those of the transpose come after."""
-    shapes = [(rows, cols), (cols, rows)][: len(outs) // 2]
-    block_rows, block_cols = block_of(cast)
     kept: list[Any] = []
-    for (values, scales), (m, n) in zip(
-        zip(outs[::2], outs[1::2], strict=True), shapes, strict=True
-    ):
-        kept += [values[..., :m, :n], scales[..., : -(-m // block_rows), : -(-n // block_cols)]]
+    for values, scales in zip(outs[::2], outs[1::2], strict=True):
+        blocks = (
+            -(-size // block) for size, block in zip((rows, cols), block_of(cast), strict=True)
+        )
+        m, n = blocks
+        kept += [values[..., :rows, :cols], scales[..., :m, :n]]
+        rows, cols = cols, rows
     return kept
 
 
-def fill(x: Any, units: tuple[int, ...]) -> Any:
-    """Return an array with zeros behind, so that its last axes are multiples of ``units``."""
-    margins = [-size % unit for size, unit in zip(x.shape[-len(units) :], units, strict=True)]
-    if not any(margins):
-        return x
-    return jnp.pad(x, [(0, 0)] * (x.ndim - len(units)) + [(0, margin) for margin in margins])
+def _type(x: Any, *, config: KernelConfig, **how: Any) -> Any:
+    return jax_compat.result_avals(partial(_reference, **how), (x,))
 
 
-def module_of(platform: str) -> Any:
-    """Return the module with a platform's kernels, imported when first needed."""
-    if platform == "gpu":
-        from jaxamp.quantized.kernels import gpu
-
-        return gpu
-    from jaxamp.quantized.kernels import tpu
-
-    return tpu
-
-
-def _check(platform: str, config: KernelConfig, *, transposed: bool, **_: Any) -> None:
-    check_grid(NAME, platform, config, AXES, inputs=1)
-    check_tile(NAME, platform, config, rows=(_UNIT, None), columns=(_UNIT, None))
-    if transposed and platform == "gpu" and config.gpu is not None:
-        _check_lane(config.gpu)
-
-
-def _memory(platform: str, config: KernelConfig, x: Any, *, transposed: bool, **_: Any) -> int:
-    tm, tn = _tile(platform, config, *x.shape[1:])
-    read = _steps_in_flight(platform, config, x, (tm, tn)) * tm * tn * x.dtype.itemsize
-    # Values, and factors of blocks of 32 at most; on a TPU twice, for the copy under way.
-    written = tm * tn * 5 // 4 * (2 if transposed else 1) * (1 if platform == "gpu" else 2)
-    return read + written
-
-
-def _steps_in_flight(platform: str, config: KernelConfig, x: Any, tile: tuple[int, int]) -> int:
-    """Return how many tiles of the input are held at once."""
-    if platform == "tpu":
-        return 2
-    words = semantics_in_force("gpu", config, AXES)
-    sizes = x.shape[0], -(-x.shape[1] // tile[0]), -(-x.shape[2] // tile[1])
-    steps = math.prod(n for n, word in zip(sizes, words, strict=True) if word != "parallel")
-    return min(steps, 1 if config.gpu is None else config.gpu.max_concurrent_steps)
-
-
-def _check_lane(params: Any) -> None:
-    if params.lowering_semantics.name != "Lane":
-        raise KernelError(
-            f"{NAME}: the transposed copy takes a register layout that Mosaic GPU infers with "
-            "lowering_semantics='lane' only; write gpu_params(lowering_semantics='lane', ...)."
-        )
-
-
-def _obstacle(platform: str, x: Any, *, cast: CastConfig, transposed: bool) -> str | None:
-    if cast.sf_block not in BLOCKS:
-        words = ", ".join(f"{r} x {c}" for r, c in BLOCKS)
-        return f"there are kernels for blocks of {words}, not {cast.sf_block}"
-    if x.dtype == np.float64 or (platform == "tpu" and x.dtype == np.float16):
-        return f"Mosaic {platform.upper()} takes no {x.dtype}"
-    if platform == "gpu" and transposed and cast.sf_block[1] < 64:
-        return "the transposed copy needs blocks of at least 64"
-    return None
-
-
-def _batch(call: KernelPrimitive, operands: Any, axes: Any, **params: Any) -> Any:
+def _batch(operands: Any, axes: Any, **params: Any) -> Any:
     (x,), (axis,) = operands, axes
     x = jnp.moveaxis(x, axis, 0)
-    outs = call.primitive.bind(x.reshape(-1, *x.shape[2:]), **params)
+    outs = block_quantize_p.bind(x.reshape(-1, *x.shape[2:]), **params)
     return [out.reshape(*x.shape[:2], *out.shape[1:]) for out in outs], [0] * len(outs)
 
 
-_primitive = KernelPrimitive(NAME, _reference, _on, _check, _memory, _obstacle, _batch)
+def _refuse_derivative(*_: Any, **__: Any) -> Any:
+    raise KernelError(
+        f"{NAME} has no derivative: rounding is flat almost everywhere. Use it "
+        "inside a jax.custom_vjp that says what the gradient shall be, or let amp quantize: "
+        "its recipes treat rounding as the identity."
+    )
+
+
+define(
+    block_quantize_p,
+    compiled(block_quantize_p),
+    _type,
+    _batch,
+    _refuse_derivative,
+    {platform or None: partial(_lowered, platform) for platform in ("", *_PLATFORMS)},
+)

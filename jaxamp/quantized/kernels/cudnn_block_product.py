@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -10,7 +9,6 @@ import jax
 import numpy as np
 
 from jaxamp.core.target_gpu import TargetGpu
-from jaxamp.quantized.kernels.partitioned_product import partitioned
 from jaxamp.quantized.lowp import ScaledArray
 from jaxamp.quantized.lowp.unit_blocks import fit_units, in_units
 
@@ -36,16 +34,13 @@ def takes(lhs: ScaledArray, rhs: ScaledArray) -> bool:
     return fit_units((lhs.cast, rhs.cast), lhs.shape[-1])
 
 
-def block_product(
-    lhs: ScaledArray, rhs: ScaledArray, dtype: Any, *, is_divided: bool = False
-) -> jax.Array:
+def block_product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
     """Compute ``lhs @ rhs.T``, accumulated in float32, of (stacks of) matrices.
 
     Args:
       lhs: of shape ``(*batch, M, K)``, its blocks along ``K``.
       rhs: of shape ``(*batch, N, K)``, its blocks along ``K``.
       dtype: of the result: float32, bfloat16 or float16.
-      is_divided: whether a compiler partitions arrays over several devices.
 
     Returns:
       Shape ``(*batch, M, N)``.
@@ -53,9 +48,8 @@ def block_product(
     left, right = in_units(lhs), in_units(rhs)
     factors = [x.tensor for x in (left, right) if x.tensor is not None]
     made = _F32 if factors else np.dtype(dtype)
-    multiply = functools.partial(jax.nn.scaled_matmul, preferred_element_type=made)
-    multiply = partitioned(multiply) if is_divided else multiply
-    out = multiply(*map(_one_batch, (left.values, right.values, left.scale, right.scale)))
+    stacks = map(_one_batch, (left.values, right.values, left.scale, right.scale))
+    out = jax.nn.scaled_matmul(*stacks, preferred_element_type=made)
     out = out.reshape(*lhs.shape[:-1], rhs.shape[-2])
     for factor in factors:
         out = out * factor

@@ -20,7 +20,7 @@ from jax.interpreters import mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import ORIGINALS, define
-from jaxamp.kernels.gpu_lowering import gpu_of, lower, may_call
+from jaxamp.kernels.gpu_lowering import gpu_of, lower
 from jaxamp.quantized.kernels import cudnn_block_product as cudnn
 from jaxamp.quantized.lowp import ScaledArray
 from jaxamp.quantized.primitives.matrices import batch_first, merge_rows, split_rows, swap
@@ -62,8 +62,8 @@ def _widened(*leaves: Any, trees: Trees, dtype: Any) -> jax.Array:
     return widened_product(*_operands(leaves, trees), dtype)
 
 
-def _called(*leaves: Any, trees: Trees, dtype: Any, is_divided: bool) -> list[jax.Array]:
-    return [cudnn.block_product(*_operands(leaves, trees), dtype, is_divided=is_divided)]
+def _called(*leaves: Any, trees: Trees, dtype: Any) -> list[jax.Array]:
+    return [cudnn.block_product(*_operands(leaves, trees), dtype)]
 
 
 def _type(*avals: Any, **params: Any) -> Any:
@@ -108,12 +108,10 @@ def _has_whole_blocks(x: ScaledArray) -> bool:
 def _lower_for_cuda(context: Any, *leaves: Any, trees: Trees, dtype: Any) -> Any:
     operands = _operands(context.avals_in, trees)
     is_taken = cudnn.multiplies_blocks(gpu_of(context)) and cudnn.takes(*operands)
-    composed = functools.partial(_listed, trees=trees, dtype=dtype)
-    if not is_taken or not may_call(context):
-        return lower(None, composed, context, *leaves)
-    is_divided = jax_compat.has_several_devices(context)
-    kernel = functools.partial(_called, trees=trees, dtype=dtype, is_divided=is_divided)
-    return lower(kernel, composed, context, *leaves)
+    # JAX's rule for a partitioner reads the names of a mesh, which that of XLA does not give it.
+    is_called = is_taken and not jax_compat.is_partitioned(context)
+    called, listed = (functools.partial(f, trees=trees, dtype=dtype) for f in (_called, _listed))
+    return lower(called if is_called else None, listed, context, *leaves)
 
 
 def _listed(*leaves: Any, **params: Any) -> list[jax.Array]:

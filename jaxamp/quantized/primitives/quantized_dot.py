@@ -79,7 +79,7 @@ def emit_quantized(context: RuleContext, lhs: Any, rhs: Any) -> Sequence[Any]:
 
 def _quantized(lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -> jax.Array:
     left, right = map(quantize, (lhs, rhs), how.casts)
-    return product(left, right, dtype, how.kernel)
+    return product(left, right, dtype)
 
 
 def _type(lhs: Any, rhs: Any, *, dtype: Any, **_: Any) -> Any:
@@ -110,7 +110,7 @@ def _jvp(
 
     else:
         narrow_lhs, narrow_rhs = map(quantize, primals, how.casts)
-        out = product(narrow_lhs, narrow_rhs, dtype, how.kernel)
+        out = product(narrow_lhs, narrow_rhs, dtype)
         linear = partial(quantized_linear, how=how, dtype=dtype)
 
         def left(tangent: Any) -> Any:
@@ -133,7 +133,7 @@ def _transpose(cotangent: Any, lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -
         back = dot(ct.astype(known.dtype), swap(known), aval.dtype)
     else:
         transposed = _transposed(known, quantize(known, cast))
-        back = product(quantize(ct, how.gradient), transposed, aval.dtype, how.kernel)
+        back = product(quantize(ct, how.gradient), transposed, aval.dtype)
     return [back, None] if is_left else [None, back]
 
 
@@ -208,7 +208,7 @@ def _linear_transpose(
     """Transpose the product in the array; the quantized operand has no cotangent."""
     known = jax.tree.unflatten(tree, leaves)
     assert how.gradient is not None
-    back = product(quantize(cotangent, how.gradient), known, tangent.aval.dtype, how.kernel)
+    back = product(quantize(cotangent, how.gradient), known, tangent.aval.dtype)
     return [back, *[None] * len(leaves)]
 
 

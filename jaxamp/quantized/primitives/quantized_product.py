@@ -7,7 +7,7 @@ rounding to 8 bits away that is widened before the dot, and multiply in bf16 (JA
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,34 +21,21 @@ from jaxamp.quantized.lowp.scaled_array import factors, spread_scale
 from jaxamp.quantized.primitives.block_product import block_product
 from jaxamp.quantized.primitives.widened_product import BF16, F32, matrix_axes, widened_product
 
-if TYPE_CHECKING:
-    from jaxamp.kernels.config import KernelConfig
-
 PRODUCT = "jaxamp_product"  # the scope of a product of quantized operands
 
 
-def product(
-    lhs: ScaledArray, rhs: ScaledArray, dtype: Any, kernel: KernelConfig | None = None
-) -> jax.Array:
+def product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
     """Compute ``lhs @ rhs.T`` of (stacks of) matrices, accumulated in float32.
 
     Args:
       lhs: of shape ``(*batch, M, K)``, its blocks along ``K``.
       rhs: of shape ``(*batch, N, K)``, its blocks along ``K``.
       dtype: of the result.
-      kernel: how ``block_scaled_matmul`` is compiled, which then takes what lies in blocks of 8
-        bits; ``None`` for the dot alone.
 
     Returns:
       Shape ``(*batch, M, N)``.
     """
     with jax.named_scope(PRODUCT):
-        if kernel is not None and _width(lhs) == _width(rhs) is not None:
-            from jaxamp.quantized.kernels.block_scaled_matmul import (
-                block_scaled_matmul,  # Pallas: slow
-            )
-
-            return block_scaled_matmul(lhs, rhs, out_dtype=dtype, config=kernel)
         if all(scales_result(x.cast, x.shape[-1]) for x in (lhs, rhs)):
             return _scaled_result(lhs, rhs, np.dtype(dtype))
         if takes(lhs, rhs):
@@ -79,9 +66,3 @@ def _by_row(x: ScaledArray) -> jax.Array:
 def _in_8_bits(x: ScaledArray) -> jax.Array:
     """Return the values; those of 4 bits exactly in 8, as no dot takes them with a scale apart."""
     return x.values.astype(Precision.F8_E4M3.dtype) if x.cast.out_dtype.bits < 8 else x.values
-
-
-def _width(x: ScaledArray) -> int | None:
-    """Return the length of the blocks of 8-bit values, if there are any."""
-    block = x.cast.sf_block
-    return block[1] if block and x.cast.out_dtype.bits == 8 else None

@@ -206,17 +206,14 @@ def test_an_exported_program_holds_a_form_for_each_platform():
 
 
 def test_on_several_devices():
-    """A compiler that divides arrays asks how to; exported it cannot, and they are widened."""
+    """In a `shard_map` each multiplies blocks; where a compiler divides, they are widened."""
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",), axis_types=(AxisType.Auto,))
     product = amp(jnp.dot, policy("mxfp8"))
     divided = jax.shard_map(product, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
     placed = jax.jit(product, in_shardings=(NamedSharding(mesh, P("data")), None))
     with lowering_for(BLACKWELL):
         assert len(calls(lowered(divided, *SHAPES))) == 1
-        assert lowered(placed, *SHAPES).count("@CustomSPMDPartitioning") == 1
-        avals = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in SHAPES]
-        module = jax.export.export(placed, platforms=["cuda"])(*avals).mlir_module()
-        assert "custom_call" not in module
+        assert "custom_call" not in lowered(placed, *SHAPES)
 
 
 @pytest.mark.parametrize(

@@ -544,37 +544,6 @@ def test_recipes_survive_json(name):
         assert PrecisionPolicy.from_json(chosen.to_json()) == chosen
 
 
-@pytest.mark.parametrize("name", ["fp8_block", long("mxfp8")])
-def test_the_kernel_for_blocks(name):
-    """With a KernelConfig the kernel multiplies, in both passes, and gives the same numbers."""
-    x, w, ct = operands((32, 128), (128, 64), (32, 64))
-    chosen = policy(name, kernel={"backend": "reference"})
-    assert PrecisionPolicy.from_json(chosen.to_json()) == chosen
-
-    def both_passes(chosen):
-        def passes(x, w):
-            out, back = jax.vjp(amp(jnp.dot, chosen), x, w)
-            return out, *back(ct)
-
-        return passes
-
-    text = str(jax.make_jaxpr(both_passes(chosen))(x, w))
-    assert text.count("block_scaled_matmul") == 3
-    got, want = (jax.jit(both_passes(c))(x, w) for c in (chosen, policy(name)))
-    assert worst(list(want), list(got)) > 40
-
-
-def test_the_policys_kernel_has_the_policys_parameters():
-    """What a policy says of the kernel's compilation is in what is lowered, in both passes."""
-    fields = {"vmem_limit_bytes": 2**25, "disable_bounds_checks": True}
-    chosen = policy("fp8_block", kernel={"tpu": fields, "backend": "pallas"})
-    x, w = operands((128, 128), (128, 128))
-    grad = jax.jit(jax.grad(lambda x, w: jnp.sum(jnp.tanh(amp(jnp.dot, chosen)(x, w))), (0, 1)))
-    text = grad.trace(x, w).lower(lowering_platforms=("tpu",)).as_text()
-    words = 'kernel_name = "block_scaled_matmul"', "disable_bounds_checks", f"{2**25}"
-    assert [text.count(word) for word in words] == [3, 3, 3]
-
-
 def test_every_product_that_was_not_made_is_reported():
     """A CPU widens them all: each turn's is named, or counted where XLA has dropped its name."""
 
