@@ -172,7 +172,7 @@ def ratios(found: dict[str, Any]) -> dict[str, dict[Row, Figures | None]]:
 
 
 def described(target: Target, found: dict[str, Any]) -> str:
-    """Return the tables of a chip as Markdown."""
+    """Return the table of a chip as Markdown: bytes and memory in each cell."""
     by_variant = ratios(found)
     rows = [*dict.fromkeys(row for of_variant in by_variant.values() for row in of_variant)]
     day = date.fromisoformat(found["date"])
@@ -180,26 +180,30 @@ def described(target: Target, found: dict[str, Any]) -> str:
         f"{target.title}, JAX {found['jax']}, {day.day} {day:%B %Y}, "
         f"`python -m benchmarks.techniques --target {target.name}`:",
     ]
-    for figure, title in FIGURES.items():
-        lines = [
-            f"| {title}, without | " + " | ".join(f"{m}, `{order}`" for m, order in rows) + " |",
-            "|---" * (len(rows) + 1) + "|",
-        ]
-        for variant in VARIANTS:
-            if variant in by_variant:
-                cells = [_cell(by_variant[variant], row, figure) for row in rows]
-                lines.append(f"| {variant} | " + " | ".join(cells) + " |")
-        parts.append("\n".join(lines))
+    lines = [
+        "| without | " + " | ".join(f"{m}, `{order}`" for m, order in rows) + " |",
+        "|---" * (len(rows) + 1) + "|",
+    ]
+    for variant in filter(by_variant.__contains__, VARIANTS):
+        cells = [_cell(by_variant[variant], row) for row in rows]
+        if {*cells} != {"·"}:
+            lines.append(f"| {variant} | " + " | ".join(cells) + " |")
+    parts.append("\n".join(lines))
     if missing := [model for model in MODELS if model not in {model for model, _ in rows}]:
         parts.append(f"Not measured: {', '.join(missing)}.")
     return "\n\n".join(parts) + "\n"
 
 
-def _cell(found: dict[Row, Figures | None], row: Row, figure: str) -> str:
+def _cell(found: dict[Row, Figures | None], row: Row) -> str:
+    """Return bytes / memory; a dot where nothing changes, to a hundredth."""
     if row not in found:
         return "–"
-    ratio = found[row]
-    return "·" if ratio is None else f"{ratio[figure]:.3f}"
+    shown = (
+        [f"{ratio[figure]:.2f}" for figure in ("bytes", "temporary")]
+        if (ratio := found[row])
+        else []
+    )
+    return "·" if {*shown} <= {"1.00"} else " / ".join(shown)
 
 
 def write(page: Path, name: str, text: str) -> None:

@@ -1,16 +1,20 @@
-"""What the site's build fills in: the table of kinds, and the output of the rewriting page."""
+"""What the site's build fills in: kinds, files of a folder, the output of the rewriting page."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import re
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 from jaxamp.core.taxonomy import TABLE, OpKind, Trait
 
 OUTSIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+((?:examples|benchmarks)/[^)]*)\)")
+MODULES = re.compile(r"<!-- modules ([\w/]*) -->")
+PACKAGE = Path(__file__).parents[1] / "jaxamp"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -18,6 +22,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Mkdocs calls this with every page."""
     if "<!-- kinds -->" in markdown:
         markdown = markdown.replace("<!-- kinds -->", kinds())
+    markdown = MODULES.sub(lambda mark: modules(PACKAGE / mark[1]), markdown)
     if "<!-- output:" in markdown:
         markdown = with_outputs(markdown)
     return OUTSIDE.sub(r"\1 (`\2`)", markdown)
@@ -38,6 +43,14 @@ def kinds() -> str:
     inside = sum(op.trait is Trait.KERNEL for op in TABLE.values())
     parts.append(f"{inside} more occur only inside kernels, which are closed boxes.")
     return "\n\n".join(parts)
+
+
+def modules(folder: Path) -> str:
+    """A table of a folder's files: the first sentence of each."""
+    files = [path for path in sorted(folder.glob("*.py")) if path.stem != "__init__"]
+    docs = [(ast.get_docstring(ast.parse(path.read_text())) or "").split("\n")[0] for path in files]
+    rows = [f"| `{path.name}` | {doc.rstrip('.')} |" for path, doc in zip(files, docs, strict=True)]
+    return "\n".join(["| file | what it does |", "|---|---|", *rows])
 
 
 def with_outputs(markdown: str) -> str:
