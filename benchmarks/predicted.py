@@ -1,7 +1,7 @@
 """Step times by the model of `estimate` beside those that `benchmarks.gpu_train` timed.
 
     python -m benchmarks.predicted               compile what is timed in docs/gpu_train.json
-    python -m benchmarks.predicted --write       put the table into docs/performance.md
+    python -m benchmarks.predicted --write       put the table into docs/lab-notebook.md
 
 Each timed step is compiled for the H200 that it ran on, as `jaxamp.estimate` does, and timed by
 `jaxamp.compiled.roofline`; figures go to docs/gpu_predicted.json, and what that file holds is not
@@ -32,7 +32,7 @@ from jaxamp.errors import JaxAmpError
 
 CHIP = TARGETS["h200"]
 TIMED, PREDICTED = Path("docs/gpu_train.json"), Path("docs/gpu_predicted.json")
-PAGE = Path("docs/performance.md")
+PAGE = Path("docs/lab-notebook.md")
 BEGIN, END = "<!-- times by the model -->", "<!-- end of times by the model -->"
 FITTED = {
     ("350m", "f32"), ("350m", "hand-bf16"), ("resnet50", "hand-bf16"), ("vit-b", "hand-bf16"),

@@ -101,7 +101,7 @@ class Target:
 
 
 # One H200, 23 November 2026: chosen on four of twelve timed training steps, off by 12 % at most in
-# the other eight (docs/performance.md, "Times by the model"). No other GPU has been timed.
+# the other eight (docs/lab-notebook.md, "Times by the model"). No other GPU has been timed.
 _GPU_REACHES = Reached(bandwidth=0.8, products=0.7, start=6e-6)
 
 # What is told of every GPU; cuDNN in its own numbering.
