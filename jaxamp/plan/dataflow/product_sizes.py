@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import backward
 
 _SHARE = 8  # below an eighth of what a product moves, half of a value's bytes are under 1/16 of it
@@ -39,10 +39,19 @@ def find_product_sizes(graph: Graph, provenance: Provenance) -> list[Any]:
             continue
         moved = node.moves if node.role is Role.MOVE else _pairs(node)
         for source, out in moved:
-            _lower(least, source, least[out])
+            _lower(least, source, _before(graph, node, source, out, least[out]))
             escapes[source] |= escapes[out]
             read[source] |= read[out] and node.role in (Role.MOVE, Role.LINK)
     return [0 if read[v] and not escapes[v] else size for v, size in enumerate(least)]
+
+
+def _before(graph: Graph, node: Node, source: int, out: int, size: Any) -> Any:
+    """Return the size of a product as many times as a loop runs it for what a node reads."""
+    if node.link is Link.SLICE:
+        return size * graph.avals[source].shape[0]
+    if node.link is Link.STACK and is_smaller(0, graph.sizes[out]):
+        return size // graph.avals[out].shape[0]
+    return size
 
 
 def _pairs(node: Node) -> Iterable[tuple[int, int]]:

@@ -101,3 +101,37 @@ def test_partial_derivatives_that_a_loop_saves_are_not_rounded(policy, order):
     for name in params:
         allowed = 2.5 * np.linalg.norm(rounded[name] - exact[name])
         assert 0 < np.linalg.norm(found[name] - exact[name]) <= allowed
+
+
+def importance_gradient(w, old, x, labels):
+    """Gradients of importance weights, over groups of rows in a loop."""
+
+    def log_probability(w, x, label):
+        logits = x @ w
+        own = jnp.take_along_axis(logits, label[:, None], -1)[:, 0]
+        return own - jax.nn.logsumexp(logits, -1)
+
+    def step(total, group):
+        x, label, before = group
+
+        def weights(w, x):
+            return jnp.exp(log_probability(w, x, label) - before).sum()
+
+        of_w, of_x = jax.grad(weights, (0, 1))(w, x)
+        return total + of_w, of_x
+
+    before = jax.vmap(log_probability, (None, 0, 0))(old, x, labels)
+    return jax.lax.scan(step, jnp.zeros_like(w), (x, labels, before))
+
+
+@pytest.mark.parametrize("policy", ["mixed_bf16", "mixed_f16"])
+def test_numbers_of_a_row_that_a_loop_reads_are_not_rounded(policy):
+    """All groups together are larger than the products of one, but small beside those of all."""
+    draw = Draw("groups")
+    w, x = draw.normal(64, 48, scale=0.4), draw.normal(32, 8, 64)
+    args = w, 0.9 * w, x, draw.integers(48, 32, 8)
+    decisions = [*plan_of(importance_gradient, policy)(*args).decisions()]
+    rows = [d for d in decisions if d.eqn.outvars[0].aval.shape == (32, 8)]
+    assert rows
+    assert not any(d.is_narrow for d in rows)
+    assert sum(d.is_narrow for d in decisions if d.primitive == "dot_general") == 4
