@@ -157,8 +157,12 @@ class _Squares:
                     summed = [set(p.arrays) for p in self._of(other) if p.summed]
                     if summed and (shared := self._with(one, summed)):
                         yield from (*shared, *self._with(other, summed))
-            elif _multiplies(node) and all(map(self._has_own_squares, node.ins)):
-                yield node
+            elif _multiplies(node) and any(map(self._has_own_squares, node.ins)):
+                # Distances that are applied to something, and never formed, are two products.
+                inner = [self.makers[o] for v in node.ins if self._is_product(o := self.origins[v])]
+                found = [n for n in (node, *inner) if any(map(self._has_own_squares, n.ins))]
+                if len(found) > 1 or all(map(self._has_own_squares, node.ins)):
+                    yield from found
 
     def transposed(self, node: Node, products: Sequence[Node]) -> Iterator[Node]:
         """Yield the products of a backward pass that multiply a product's cotangent."""
