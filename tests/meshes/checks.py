@@ -35,7 +35,9 @@ def every_case() -> list[MeshCase]:
     return [MeshCase(p, o, f) for p in MESH_PROGRAMS for o in ORDERS for f in POLICIES]
 
 
-def _ordered(order: str, wrap: Any, fn: Any) -> Any:
+def ordered(order: str, wrap: Any, fn: Any) -> Any:
+    """Return a function of a program under `wrap`, in one of `ORDERS`."""
+
     def gradient(fn: Any) -> Any:
         return jax.grad(lambda *args: weigh(fn(*args)), (0, 1, 2))
 
@@ -60,8 +62,8 @@ def check(case: MeshCase) -> None:
     policy = policy_of(case.policy)
     with jax.set_mesh(program.mesh):
         args = program.args()
-        plain = jax.jit(_ordered(case.order, lambda fn: fn, program.fn))
-        mixed = jax.jit(_ordered(case.order, lambda fn: amp(fn, policy), program.fn))
+        plain = jax.jit(ordered(case.order, lambda fn: fn, program.fn))
+        mixed = jax.jit(ordered(case.order, lambda fn: amp(fn, policy), program.fn))
         traced, expected = mixed.trace(*args), plain.trace(*args)
         assert traced.jaxpr.out_avals == expected.jaxpr.out_avals
         core.check_jaxpr(traced.jaxpr.jaxpr)

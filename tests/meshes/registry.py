@@ -17,6 +17,7 @@ AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 KINDS = {"auto": (AUTO, AUTO), "explicit": (EXPLICIT, EXPLICIT), "mixed": (AUTO, EXPLICIT)}
 """Types of the axes `d` and `m` of a mesh; a third type, Manual, is that of a ``shard_map``."""
 
+SHAPE, AXES = (2, 4), ("d", "m")
 ROWS, WIDTH, WHOLE = 8, 16, P()
 
 
@@ -41,7 +42,7 @@ class MeshProgram:
     @property
     def mesh(self) -> jax.sharding.Mesh:
         """Its mesh."""
-        return jax.make_mesh((2, 4), ("d", "m"), axis_types=KINDS[self.kind])
+        return jax.make_mesh(SHAPE, AXES, axis_types=KINDS[self.kind])
 
     def args(self) -> tuple[jax.Array, ...]:
         """Its arguments, as they lie on the mesh."""
