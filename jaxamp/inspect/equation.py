@@ -130,8 +130,8 @@ class Equation:
             return _REWRITTEN
         if emulated := self._emulated():
             return f"{emulated}; {self.ground.reason}"
-        is_explicit = self.ground.reason == EXPLICIT_PRECISION
-        return precision_source(self.eqn) if is_explicit else self.ground.reason
+        reason, rest = self.ground.reason, self.ground.reason.removeprefix(EXPLICIT_PRECISION)
+        return reason if rest == reason else precision_source(self.eqn) + rest
 
     def _read(self, stored: Stored) -> None:
         atoms, d = self.eqn.invars, self.decision

@@ -533,3 +533,11 @@ def test_a_gather_is_shown_as_it_travels():
     assert gather.results == product.operands[1:] == ("bf16[64,32]",)
     assert (gather.each.inserted, product.each.inserted, product.each.shared) == (1, 1, 1)
     assert product.each.bytes == 2 * 64 * 4 + 64 * 32 * 2 + 2 * 32 * 4
+
+
+def test_a_rule_that_an_explicit_precision_stops_is_named() -> None:
+    """With the line that asks for the precision, in a report."""
+    ruled = PrecisionPolicy.MIXED_BF16.with_rules(Rule(precision="bf16", kind="compute"))
+    (dot,) = report(lambda x: jnp.dot(x, x, precision="highest"), ruled)(jnp.eye(4)).contractions
+    assert "asked for in" in dot.reason
+    assert "not followed: rule: kind=Compute -> bf16" in dot.reason

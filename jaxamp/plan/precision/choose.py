@@ -174,7 +174,7 @@ class Chooser:
         if forced.bits >= F32.bits:
             return Choice(F32, F32, by, None, F32)
         if node.role is Role.CONTRACT and has_explicit_precision(node.eqn):
-            return Choice(F32, F32, EXPLICIT_PRECISION, None, F32)
+            return Choice(F32, F32, f"{EXPLICIT_PRECISION}; not followed: {by}", None, F32)
         if wrong := self._falsifies(node, forced):
             return Choice(F32, F32, f"{wrong.reason}; not followed: {by}", wrong.guard, F32)
         if node.trait is Trait.COLLECTIVE:
@@ -187,13 +187,13 @@ class Chooser:
         """Return why a format makes wrong numbers of what a node reads or makes, or `None`.
 
         A rule decides what is worth its loss of accuracy; it makes no other integer of one, no
-        infinity of a number, and no other sample.
+        infinity of a number, and no other sample. A product rounds what has been drawn.
         """
         values = [v for v in (*node.ins, *node.outs) if self.graph.is_float32[v]]
         found = [*misstated(self.graph, self.provenance, values, low)]
         if union(self.provenance.bits, values) & TINY:
             found.append(Constraint(f"depends on a constant beyond {low.short}", Guard.RANGE))
-        if not self.drawn.isdisjoint(values):
+        if node.role is not Role.CONTRACT and not self.drawn.isdisjoint(values):
             found.append(Constraint("made of random bits", Guard.BITS))
         return next((constraint for constraint in found if constraint.guard in self.guards), None)
 

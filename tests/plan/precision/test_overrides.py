@@ -183,6 +183,18 @@ def test_a_rule_that_is_not_followed_is_named_with_the_reason() -> None:
     assert reason == "integers of more than 8 bits; not followed: rule: scope=* -> bf16"
 
 
+def test_a_product_of_a_sample_follows_a_rule() -> None:
+    """The sample is drawn in float32 all the same, and rounded as the policy alone would."""
+
+    def noisy(x):
+        return x @ jax.random.normal(jax.random.key(0), (4, 4))
+
+    ruled = BF16.with_rules(Rule(precision="bf16", kind="compute"))
+    for policy in (BF16, ruled):
+        (dot,) = [d for d in plan_of(noisy, policy)(X).decisions() if d.primitive == "dot_general"]
+        assert dot.operand.short == "bf16"
+
+
 def test_a_policy_without_guards_takes_a_rule_to_the_letter() -> None:
     policy = BF16.replace(guards=frozenset()).with_rules(Rule(precision="bf16", scope="*"))
     assert amp(lambda x, w: jnp.argmax(jnp.arange(5000.0)), policy)(X, W) == 4976
