@@ -1,16 +1,16 @@
 """The kind of each primitive, which policies name, and the traits of its arithmetic.
 
-``TABLE`` is the one list of primitives in the project: every primitive that JAX registers, one a
-line; ``INSTRUCTIONS`` of kernels, which no program holds, are a word each. The planner reads it and
-``register_op_kind`` adds to it; nothing else classifies by name.
+``TABLE`` is the one list of primitives in the project: every primitive that JAX registers. The
+planner reads it and ``register_op_kind`` adds to it; nothing else classifies by name.
 """
 
 from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -185,70 +185,49 @@ class Op:
         return [operand for at, operand in enumerate(operands) if at != place]
 
 
-# Keyed by name, as equations print it. Pallas has primitives of its own called gather, scatter,
-# swap, load and bitcast; they stay inside kernels, so the public ones own these names.
-# "since" and "until" name the first and last release line of JAX that has the primitive, where
-# that is not all of 0.10.2, 0.11 and 0.12.
 def _arithmetic(kind: OpKind) -> Callable[..., Op]:
-    """Return what makes a line of a primitive whose trait alone is not enough."""
-
-    def line(trait: Trait, semantics: Semantics, dtype_params: tuple[str, ...] = ()) -> Op:
-        return Op(kind, trait, dtype_params, semantics)
-
-    return line
+    return lambda trait, semantics: Op(kind, trait, semantics=semantics)
 
 
 _elementwise, _reduction = _arithmetic(OpKind.ELEMENTWISE), _arithmetic(OpKind.REDUCTION)
-_movement = _arithmetic(OpKind.DATA_MOVEMENT)
 _MASK = bounded(within(0, 1), whole=True)
 
-TABLE: dict[str, Op] = {
-    # Compute: multiply-accumulate.
-    "dot_general": Op(OpKind.COMPUTE, Trait.CONTRACTION, ("preferred_element_type",)),
-    "conv_general_dilated": Op(OpKind.COMPUTE, Trait.CONTRACTION, ("preferred_element_type",)),
-    "ragged_dot_general": Op(OpKind.COMPUTE, Trait.CONTRACTION, ("preferred_element_type",)),
+# Primitives are known by name, as equations print it; in brackets are their `dtype_params`. Some
+# releases of JAX lack some. Pallas has primitives of its own called gather, scatter, swap, load and
+# bitcast; they stay inside kernels, so the public ones own these names.
+_COMPUTED: dict[str, Op] = {
     # Reduction: sums.
     "reduce_sum": _reduction(Trait.SUM, total(multiplied)),
-    "reduce_window_sum": _reduction(Trait.SUM, total(sum_of_any)),
-    "select_and_scatter_add": _reduction(Trait.SUM, total(sum_of_any)),
-    "scatter-add": _reduction(Trait.SUM, total(scattered(added)), ("update_jaxpr",)),
-    "scatter-sub": _reduction(Trait.SUM, total(scattered(subtracted)), ("update_jaxpr",)),
+    "reduce_window_sum select_and_scatter_add": _reduction(Trait.SUM, total(sum_of_any)),
+    "scatter-add(update_jaxpr)": _reduction(Trait.SUM, total(scattered(added))),
+    "scatter-sub(update_jaxpr)": _reduction(Trait.SUM, total(scattered(subtracted))),
     # Adds two cotangents, but a chain of them is one long sum.
     # Cotangents: no program subtracts them from each other.
     "add_any": _reduction(Trait.SUM, total(added)),
     # Reduction: sums over devices.
-    "psum": _reduction(Trait.ALLREDUCE, total(multiplied)),
-    "psum_invariant": _reduction(Trait.ALLREDUCE, total(multiplied)),
-    "unreduced_psum": _reduction(Trait.ALLREDUCE, total(multiplied)),
-    "reduce_scatter": _reduction(Trait.ALLREDUCE, total(multiplied)),
-    "unreduced_reduce_scatter": _reduction(Trait.ALLREDUCE, total(multiplied)),
+    "psum psum_invariant unreduced_psum reduce_scatter unreduced_reduce_scatter": _reduction(
+        Trait.ALLREDUCE, total(multiplied)
+    ),
     # Reduction: running folds along an axis.
     "cumsum": _reduction(Trait.PREFIX, fold(lambda x, terms: hull(x, multiplied(x, terms)))),
     "cumprod": _reduction(Trait.PREFIX, fold(product_of_many, decays=True)),
     "cumlogsumexp": _reduction(Trait.PREFIX, fold(lambda x, terms: Interval(x.low, math.inf))),
     # Reduction: products, and folds by a function of the user's.
     "reduce_prod": _reduction(Trait.PRODUCT, fold(product_of_many, decays=True)),
-    "scatter-mul": _reduction(Trait.PRODUCT, fold(multiplied_into), ("update_jaxpr",)),
-    "reduce": _reduction(Trait.PRODUCT, fold(), ("jaxpr", "computation")),
-    "reduce_window": _reduction(Trait.PRODUCT, fold(), ("jaxpr",)),
-    "select_and_scatter": _reduction(Trait.PRODUCT, fold(), ("select_jaxpr", "scatter_jaxpr")),
+    "scatter-mul(update_jaxpr)": _reduction(Trait.PRODUCT, fold(multiplied_into)),
+    "reduce(jaxpr,computation)": _reduction(Trait.PRODUCT, fold()),
+    "reduce_window(jaxpr)": _reduction(Trait.PRODUCT, fold()),
+    "select_and_scatter(select_jaxpr,scatter_jaxpr)": _reduction(Trait.PRODUCT, fold()),
     # Reduction: picks one of its operands, exactly.
-    "reduce_max": _reduction(Trait.EXTREMUM, choice()),
-    "reduce_min": _reduction(Trait.EXTREMUM, choice()),
-    "argmax": _reduction(Trait.EXTREMUM, bounded(within(0, math.inf))),
-    "argmin": _reduction(Trait.EXTREMUM, bounded(within(0, math.inf))),
-    "cummax": _reduction(Trait.EXTREMUM, choice()),
-    "cummin": _reduction(Trait.EXTREMUM, choice()),
-    "reduce_window_max": _reduction(Trait.EXTREMUM, choice()),
-    "reduce_window_min": _reduction(Trait.EXTREMUM, choice()),
-    "scatter-max": _reduction(Trait.EXTREMUM, choice(picked), ("update_jaxpr",)),
-    "scatter-min": _reduction(Trait.EXTREMUM, choice(picked), ("update_jaxpr",)),
+    "reduce_max reduce_min cummax cummin": _reduction(Trait.EXTREMUM, choice()),
+    "argmax argmin": _reduction(Trait.EXTREMUM, bounded(within(0, math.inf))),
+    "reduce_window_max reduce_window_min": _reduction(Trait.EXTREMUM, choice()),
+    "scatter-max(update_jaxpr) scatter-min(update_jaxpr)": _reduction(
+        Trait.EXTREMUM, choice(picked)
+    ),
     # Adds nothing despite its name: it picks tangents, in the derivative of max pooling.
     "select_and_gather_add": _reduction(Trait.EXTREMUM, choice()),
-    "pmax": _reduction(Trait.EXTREMUM, choice()),
-    "pmin": _reduction(Trait.EXTREMUM, choice()),
-    "unreduced_pmax": _reduction(Trait.EXTREMUM, choice()),  # since 0.11
-    "unreduced_pmin": _reduction(Trait.EXTREMUM, choice()),  # since 0.11
+    "pmax pmin unreduced_pmax unreduced_pmin": _reduction(Trait.EXTREMUM, choice()),
     # Elementwise: never rounds.
     "abs": _elementwise(Trait.EXACT, mild(magnitude, whole=True)),
     "neg": _elementwise(Trait.EXACT, choice(negated)),
@@ -257,22 +236,12 @@ TABLE: dict[str, Op] = {
     "min": _elementwise(Trait.EXACT, choice(smaller)),
     "clamp": _elementwise(Trait.EXACT, choice(clamped)),
     "select_n": _elementwise(Trait.EXACT, choice(selected)),
-    "copy": _elementwise(Trait.EXACT, choice()),
-    "stop_gradient": _elementwise(Trait.EXACT, choice()),
-    "is_finite": _elementwise(Trait.EXACT, _MASK),
-    "eq": _elementwise(Trait.EXACT, _MASK),
-    "ne": _elementwise(Trait.EXACT, _MASK),
-    "lt": _elementwise(Trait.EXACT, _MASK),
-    "le": _elementwise(Trait.EXACT, _MASK),
-    "gt": _elementwise(Trait.EXACT, _MASK),
-    "ge": _elementwise(Trait.EXACT, _MASK),
-    "eq_to": _elementwise(Trait.EXACT, _MASK),
-    "lt_to": _elementwise(Trait.EXACT, _MASK),
-    "le_to": _elementwise(Trait.EXACT, _MASK),
+    "copy stop_gradient": _elementwise(Trait.EXACT, choice()),
+    "is_finite eq ne lt le gt ge eq_to lt_to le_to": _elementwise(Trait.EXACT, _MASK),
     # Elementwise: the exact result, rounded once.
     "add": _elementwise(Trait.ROUNDED, cancelling(added)),
     "sub": _elementwise(Trait.ROUNDED, cancelling(subtracted)),
-    "mul": _elementwise(Trait.ROUNDED, product(multiplied), ("out_dtype",)),
+    "mul(out_dtype)": _elementwise(Trait.ROUNDED, product(multiplied)),
     "div": _elementwise(Trait.ROUNDED, quotient(divided)),
     "sqrt": _elementwise(Trait.ROUNDED, mild(rising(math.sqrt, 0, 0))),
     # Elementwise: integer-valued results.
@@ -302,338 +271,181 @@ TABLE: dict[str, Op] = {
     "cbrt": _elementwise(Trait.SENSITIVE, mild(rising(np.cbrt))),
     # Exact, but it jumps: a rounded operand may end up on the other side.
     "rem": _elementwise(Trait.SENSITIVE, wave(remainder)),
-    "sin": _elementwise(Trait.SENSITIVE, wave(within(-1, 1))),
-    "cos": _elementwise(Trait.SENSITIVE, wave(within(-1, 1))),
+    "sin cos": _elementwise(Trait.SENSITIVE, wave(within(-1, 1))),
     "tan": _elementwise(Trait.SENSITIVE, wave()),
     "sinh": _elementwise(Trait.SENSITIVE, steep(rising(math.sinh))),
     "cosh": _elementwise(Trait.SENSITIVE, steep(within(1, math.inf))),
     "asin": _elementwise(Trait.SENSITIVE, steep(arc_sine, Pole.NUMBER)),
     "acos": _elementwise(Trait.SENSITIVE, steep(arc_cosine, Pole.NUMBER)),
     "acosh": _elementwise(Trait.SENSITIVE, steep(within(0, math.inf), Pole.NUMBER)),
-    "atanh": _elementwise(Trait.SENSITIVE, steep(pole=Pole.NUMBER)),
+    "atanh erf_inv": _elementwise(Trait.SENSITIVE, steep(pole=Pole.NUMBER)),
     "atan2": _elementwise(Trait.SENSITIVE, steep(within(-math.pi, math.pi))),
     "erfc": _elementwise(Trait.SENSITIVE, steep(falling(math.erfc, -math.inf, 2, 0), decays=True)),
-    "erf_inv": _elementwise(Trait.SENSITIVE, steep(pole=Pole.NUMBER)),
-    "log2": _elementwise(Trait.SENSITIVE, steep(rising(math.log2, 0), Pole.ZERO)),  # since 0.11
-    "one_minus_square": _elementwise(Trait.SENSITIVE, steep(one_minus_squared)),  # since 0.11
-    "polynomial": _elementwise(Trait.SENSITIVE, steep()),  # since 0.12
-    "lgamma": _elementwise(Trait.SENSITIVE, steep(pole=Pole.ZERO)),
-    "digamma": _elementwise(Trait.SENSITIVE, steep(pole=Pole.ZERO)),
-    "polygamma": _elementwise(Trait.SENSITIVE, steep()),
-    "zeta": _elementwise(Trait.SENSITIVE, steep()),
-    "igamma": _elementwise(Trait.SENSITIVE, steep(within(0, 1))),
-    "igammac": _elementwise(Trait.SENSITIVE, steep(within(0, 1))),
-    "igamma_grad_a": _elementwise(Trait.SENSITIVE, steep()),
-    "regularized_incomplete_beta": _elementwise(Trait.SENSITIVE, steep(within(0, 1))),
-    # Data movement: one array at a time, values unchanged.
-    "broadcast_in_dim": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "broadcast_to": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "reshape": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "transpose": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "squeeze": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "rev": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "slice": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "dynamic_slice": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "gather": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "split": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "unstack": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "tile": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "name": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "device_put": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    # Puts a constant on the device.
-    "stage": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "layout_constraint": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "sharding_constraint": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "reshard": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    # The next three take several operands, each with a dtype of its own.
-    "shard_alike": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),  # until 0.10
-    "optimization_barrier": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "tie": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "xla_metadata_value": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "preduced": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),
-    "reduced_vary_cast_p": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),  # until 0.11
-    "vary_unreduced_cast_p": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),  # until 0.11
-    "vary_unreduced_cast": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),  # since 0.12
-    "reduced_vary_cast": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),  # since 0.12
-    "relayout": Op(OpKind.DATA_MOVEMENT, Trait.SHAPE),  # since 0.11
-    # Data movement: several arrays become one.
-    "concatenate": Op(OpKind.DATA_MOVEMENT, Trait.MERGE),
-    "stack": Op(OpKind.DATA_MOVEMENT, Trait.MERGE),
-    "pad": Op(OpKind.DATA_MOVEMENT, Trait.MERGE),
-    "dynamic_update_slice": Op(OpKind.DATA_MOVEMENT, Trait.MERGE),
-    "scatter": Op(OpKind.DATA_MOVEMENT, Trait.MERGE, ("update_jaxpr",)),
-    # Data movement: order by comparing.
-    "sort": _movement(Trait.EXTREMUM, choice()),
-    "top_k": _movement(Trait.EXTREMUM, choice()),
-    "approx_top_k": _movement(Trait.EXTREMUM, choice()),
-    # Data movement: between devices.
-    "all_gather": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
-    "all_gather_invariant": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
-    "all_gather_reduced": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
-    "all_to_all": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
-    "ragged_all_to_all": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
-    "ppermute": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
-    "pbroadcast": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),
-    "pbroadcast_dynamic": Op(OpKind.DATA_MOVEMENT, Trait.COLLECTIVE),  # since 0.12
-    "pvary": Op(OpKind.DATA_MOVEMENT, Trait.VARY),
-    # Boundary: an explicit cast of the user's program.
-    "convert_element_type": Op(OpKind.BOUNDARY, Trait.CONVERT, ("new_dtype",)),
-    # Boundary: transparent calls. Thunks hold rules of differentiation, typed like the body.
-    "jit": Op(OpKind.BOUNDARY, Trait.CALL, ("jaxpr",)),
-    "call": Op(OpKind.BOUNDARY, Trait.CALL, ("call_jaxpr",)),  # until 0.10
-    "closed_call": Op(OpKind.BOUNDARY, Trait.CALL, ("call_jaxpr",)),  # until 0.10
-    "eval_jaxpr": Op(OpKind.BOUNDARY, Trait.CALL, ("jaxpr", "call_jaxpr")),
-    "remat2": Op(OpKind.BOUNDARY, Trait.CALL, ("jaxpr",)),
-    "custom_jvp_call": Op(OpKind.BOUNDARY, Trait.CALL, ("call_jaxpr", "jvp_jaxpr_fun")),
-    "custom_vjp_call": Op(OpKind.BOUNDARY, Trait.CALL, ("call_jaxpr", "fwd_jaxpr_thunk", "bwd")),
-    # Boundary: control flow.
-    "cond": Op(OpKind.BOUNDARY, Trait.BRANCH, ("branches",)),
-    "scan": Op(OpKind.BOUNDARY, Trait.LOOP, ("jaxpr",)),
-    "while": Op(OpKind.BOUNDARY, Trait.LOOP, ("cond_jaxpr", "body_jaxpr")),
-    "shard_map": Op(OpKind.BOUNDARY, Trait.MANUAL, ("jaxpr",)),
-    "custom_linear_solve": Op(OpKind.BOUNDARY, Trait.SOLVER, ("jaxprs",)),
-    # Boundary: other carriers of one jaxpr, whose signature is kept.
-    "composite": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr", "call_jaxpr")),
-    "compute_on": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
-    "custom_vmap_call": Op(OpKind.BOUNDARY, Trait.NESTED, ("call",)),
-    "program_order": Op(OpKind.BOUNDARY, Trait.NESTED, ("call_jaxpr",)),  # since 0.11
-    "fused_call": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
-    "xla_metadata_call": Op(OpKind.BOUNDARY, Trait.NESTED, ("jaxpr",)),
-    # Boundary: factorisations and solves.
-    "cholesky": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "cholesky_update": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "eig": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "eigh": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "geqp3": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "geqrf": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "hessenberg": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "householder_product": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "lu": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "ormqr": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "qr": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "schur": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "svd": Op(OpKind.BOUNDARY, Trait.LINALG),
-    # The next two run in 16 bits on some backends, where they also accumulate in 16.
-    "symmetric_product": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "triangular_solve": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "tridiagonal": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "tridiagonal_solve": Op(OpKind.BOUNDARY, Trait.LINALG),
-    "spsolve": Op(OpKind.BOUNDARY, Trait.LINALG),
-    # Boundary: no 16-bit implementation, or none worth having.
-    "fft": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    # There is no complex number of two 16-bit halves.
-    "complex": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "real": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "imag": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    "conj": Op(OpKind.BOUNDARY, Trait.NO_KERNEL, ("input_dtype",)),
-    "random_gamma": Op(OpKind.BOUNDARY, Trait.NO_KERNEL),
-    # Boundary: meaning lies in the bits, random ones included.
-    "bitcast_convert_type": Op(OpKind.BOUNDARY, Trait.BITS, ("new_dtype",)),
-    "nextafter": Op(OpKind.BOUNDARY, Trait.BITS),
-    "reduce_precision": Op(OpKind.BOUNDARY, Trait.BITS),
-    "rng_bit_generator": Op(OpKind.BOUNDARY, Trait.BITS),
-    "rng_uniform": Op(OpKind.BOUNDARY, Trait.BITS),
-    "random_bits": Op(OpKind.BOUNDARY, Trait.BITS),
-    "random_clone": Op(OpKind.BOUNDARY, Trait.BITS),
-    "random_fold_in": Op(OpKind.BOUNDARY, Trait.BITS),
-    "random_seed": Op(OpKind.BOUNDARY, Trait.BITS),
-    "random_split": Op(OpKind.BOUNDARY, Trait.BITS),
-    "random_unwrap": Op(OpKind.BOUNDARY, Trait.BITS),
-    "random_wrap": Op(OpKind.BOUNDARY, Trait.BITS),
-    "threefry2x32": Op(OpKind.BOUNDARY, Trait.BITS),
-    "threefry4x32": Op(OpKind.BOUNDARY, Trait.BITS),
-    "philox2x32": Op(OpKind.BOUNDARY, Trait.BITS),
-    "philox4x32": Op(OpKind.BOUNDARY, Trait.BITS),
-    "iota_2x32_shape": Op(OpKind.BOUNDARY, Trait.BITS),
-    "from_edtype": Op(OpKind.BOUNDARY, Trait.BITS, ("dtype",)),
-    "to_edtype": Op(OpKind.BOUNDARY, Trait.BITS, ("edtype",)),
-    "consume": Op(OpKind.BOUNDARY, Trait.BITS),
-    "assert_consumed_value": Op(OpKind.BOUNDARY, Trait.BITS),
-    # Boundary: integers and booleans only.
-    "and": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "or": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "xor": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "not": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "shift_left": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "shift_right_arithmetic": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "shift_right_logical": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "population_count": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "clz": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "mulhi": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "reduce_and": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "reduce_or": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "reduce_xor": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "lu_pivots_to_permutation": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "axis_index": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "platform_index": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "dim_as_value": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "dimension_size": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    "shape_assertion": Op(OpKind.BOUNDARY, Trait.INTEGER),
-    # Boundary: made from nothing.
-    "iota": Op(OpKind.BOUNDARY, Trait.GENERATOR, ("dtype",)),
-    "empty": Op(OpKind.BOUNDARY, Trait.GENERATOR, ("dtype",)),
-    "empty2": Op(OpKind.BOUNDARY, Trait.GENERATOR, ("dtype",)),
-    "zeros_like": Op(OpKind.BOUNDARY, Trait.GENERATOR),
-    # Boundary: leaves the program.
-    "pure_callback": Op(OpKind.BOUNDARY, Trait.CALLBACK, ("result_avals",)),
-    "io_callback": Op(OpKind.BOUNDARY, Trait.CALLBACK, ("result_avals",)),
-    "buffer_callback": Op(OpKind.BOUNDARY, Trait.CALLBACK, ("result_avals",)),
-    "ffi_call": Op(OpKind.BOUNDARY, Trait.CALLBACK, ("result_avals",)),
-    "debug_callback": Op(OpKind.BOUNDARY, Trait.CALLBACK),
-    "debug_print": Op(OpKind.BOUNDARY, Trait.CALLBACK),
-    "inspect_sharding": Op(OpKind.BOUNDARY, Trait.CALLBACK),
-    # Boundary: Refs and other mutable things, whose dtype is fixed.
-    "new_ref": Op(OpKind.BOUNDARY, Trait.STATE),
-    "empty_ref": Op(OpKind.BOUNDARY, Trait.STATE, ("ty",)),
-    "free_ref": Op(OpKind.BOUNDARY, Trait.STATE),
-    "freeze": Op(OpKind.BOUNDARY, Trait.STATE),
-    "get": Op(OpKind.BOUNDARY, Trait.STATE),
-    "swap": Op(OpKind.BOUNDARY, Trait.STATE),
-    "addupdate": Op(OpKind.BOUNDARY, Trait.STATE),
-    "accum_grad_in_ref": Op(OpKind.BOUNDARY, Trait.STATE),
-    "create_linear": Op(OpKind.BOUNDARY, Trait.STATE, ("ty",)),
-    "pin": Op(OpKind.BOUNDARY, Trait.STATE),
-    "unpin": Op(OpKind.BOUNDARY, Trait.STATE),
-    "run_state": Op(OpKind.BOUNDARY, Trait.STATE, ("jaxpr",)),
-    "new_box": Op(OpKind.BOUNDARY, Trait.STATE),  # until 0.10
-    "box_get": Op(OpKind.BOUNDARY, Trait.STATE, ("avals",)),  # until 0.10
-    "box_set": Op(OpKind.BOUNDARY, Trait.STATE),  # until 0.10
-    "new_log": Op(OpKind.BOUNDARY, Trait.STATE),  # until 0.10
-    "log_extend": Op(OpKind.BOUNDARY, Trait.STATE),  # until 0.10
-    "log_read": Op(OpKind.BOUNDARY, Trait.STATE),  # until 0.10
-    # Boundary: opaque; operands go back to the dtypes they were written for.
-    "pallas_call": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr", "out_avals")),
-    "core_map": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr",)),  # until 0.10
-    "mpmd_map": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxprs", "out_avals")),
-    "mosaic_gpu_p": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "thunky.call_thunky_nested": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr",)),  # since 0.12
-    "tpu_custom_call": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("out_avals",)),
-    "with_memory_space_constraint": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "custom_fusion": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr", "pallas_jaxpr")),
-    "fusible": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr",)),  # until 0.10
-    "cudnn_fusion": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("jaxpr",)),
-    "custom_partitioning": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("call",)),
-    "call_exported": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("exported",)),
-    "call_hi_primitive": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("_prim",)),
-    "call_hi_primitive_linearized": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("_prim",)),
-    "linear_call": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("callee",)),
-    "remat_opt": Op(OpKind.BOUNDARY, Trait.CALL, ("fwd_jaxpr", "fun_jaxpr_thunk")),
-    "custom_jvp_call_jaxpr": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "custom_lin": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("out_avals",)),
-    "unreachable": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("out_avals",)),
-    "check": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "dce_sink": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "host_local_array_to_global_array": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "global_array_to_host_local_array": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "rnn_fwd": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "rnn_bwd": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    # Fused attention and block-scaled dots: the caller chose the narrow formats already.
-    "dot_product_attention_fwd": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "dot_product_attention_fwd_wrapper": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "dot_product_attention_bwd": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "dot_product_attention_bwd_wrapper": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "dot_product_attention_fp8_fwd": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "dot_product_attention_fp8_fwd_wrapper": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "dot_product_attention_fp8_bwd": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "dot_product_attention_fp8_bwd_wrapper": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "scaled_dot": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("preferred_element_type",)),
-    "scaled_matmul": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("preferred_element_type",)),
-    "scaled_matmul_wrapper": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("preferred_element_type",)),
-    # Split-phase collectives: a future ties the start to its end.
-    "all_gather_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "all_gather_reduced_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "all_gather_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "all_to_all_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "all_to_all_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "pbroadcast_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),  # until 0.10
-    "pbroadcast_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),  # until 0.10
-    "ppermute_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "ppermute_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "psum_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),  # until 0.10
-    "psum_invariant_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "unreduced_psum_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),  # until 0.10
-    "psum_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "reduce_scatter_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "unreduced_reduce_scatter_start": Op(OpKind.BOUNDARY, Trait.OPAQUE),  # until 0.10
-    "reduce_scatter_done": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "psend": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "precv": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("out_shape",)),
-    # Sparse formats: dots here demand equal dtypes of data and dense operand, so they stay.
-    "bcoo_dot_general": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("preferred_element_type",)),
-    "bcoo_dot_general_sampled": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "bcoo_spdot_general": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("preferred_element_type",)),
-    "bcoo_extract": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "bcoo_fromdense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "bcoo_sort_indices": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "bcoo_sum_duplicates": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "bcoo_todense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "bcoo_transpose": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "bcsr_dot_general": Op(OpKind.BOUNDARY, Trait.OPAQUE, ("preferred_element_type",)),
-    "bcsr_extract": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "bcsr_fromdense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "bcsr_todense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "coo_fromdense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "coo_todense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "coo_matmat": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "coo_matvec": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "coo_spmm": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "coo_spmv": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "csr_fromdense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "csr_todense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "csr_matmat": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "csr_matvec": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "csr_spmm": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "csr_spmv": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    "todense": Op(OpKind.BOUNDARY, Trait.OPAQUE),
-    # Boundary: tokens.
-    "after_all": Op(OpKind.BOUNDARY, Trait.TOKEN),
-    "create_token": Op(OpKind.BOUNDARY, Trait.TOKEN),
+    "log2": _elementwise(Trait.SENSITIVE, steep(rising(math.log2, 0), Pole.ZERO)),
+    "one_minus_square": _elementwise(Trait.SENSITIVE, steep(one_minus_squared)),
+    "polynomial polygamma zeta igamma_grad_a": _elementwise(Trait.SENSITIVE, steep()),
+    "lgamma digamma": _elementwise(Trait.SENSITIVE, steep(pole=Pole.ZERO)),
+    "igamma igammac regularized_incomplete_beta": _elementwise(
+        Trait.SENSITIVE, steep(within(0, 1))
+    ),
+    # Data movement that orders by comparing.
+    "sort top_k approx_top_k": Op(OpKind.DATA_MOVEMENT, Trait.EXTREMUM, semantics=choice()),
 }
 
-# Instructions of Pallas, Mosaic and thunk kernels, never met outside one, by the remark of a line.
-INSTRUCTIONS = {
-    "": """
-        add_dependency all_reduce_ffs all_reduce_population_count async_copy_scales_to_tmem
-        async_copy_smem_to_tmem async_copy_sparse_metadata_to_tmem async_load async_prefetch
-        async_store_smem async_store_tmem atomic_cas atomic_rmw barrier barrier_arrive barrier_test
-        barrier_wait bitcast commit_group commit_smem commit_tmem copy_gmem_to_smem
-        copy_smem_to_gmem _copysign delay dma_start dma_wait einshape_lo emit_pipeline
-        get_barrier_semaphore get_global griddepcontrol_launch_dependents griddepcontrol_wait
-        layout_cast load masked_cummax masked_cummin masked_cumsum masked_load masked_sort
-        masked_swap matmul_acc_lhs matmul_pop matmul_push_rhs max_contiguous mgpu_atomic_store
-        multimem_load_reduce multimem_store multiple_of num_programs pack pack_dtype
-        pack_elementwise parallel_loop pipeline_body print_layout prng_join prng_random_bits
-        prng_seed prng_split program_id query_cluster_cancel reciprocal remove_memory_space roll
-        run_scoped sc_fetch_and_add semaphore_read semaphore_signal semaphore_signal_multicast
-        semaphore_signal_parallel semaphore_wait stochastic_round tcgen05_commit_arrive tcgen05_mma
-        trace_value try_cluster_cancel unpack unpack_dtype unpack_elementwise wait_load_tmem
-        wait_smem_to_gmem wgmma wgmma_ref wgmma_wait
-    """,
-    "since 0.11": """
-        conv matmul_lhs_fifo matmul_pop_fifo mma scan_count wait_gmem_to_smem
-    """,
-    "since 0.12": """
-        barrier_arrive_and_wait debug_barrier elementwise_inline_asm has_memory_space inline_mgpu
-        mosaic_gpu_reduce_max mosaic_gpu_reduce_min mosaic_gpu_reduce_prod mosaic_gpu_reduce_sum
-        set_max_registers store thunky.all_gather thunky.all_reduce thunky.all_to_all
-        thunky.async_done thunky.async_start thunky.call_jax thunky.collective_group
-        thunky.collective_permute thunky.cond thunky.copy thunky.custom_call thunky.inline_constant
-        thunky.memset thunky.memzero thunky.ptx_kernel thunky.reduce_scatter thunky.while
-        wgmma_accumulator_deref wgmma_accumulator_store
-    """,
-    "until 0.10": """
-        jaxpr_call unique
-    """,
-    "until 0.11": """
-        debug_barrier_p elementwise_inline_asm_p inline_mgpu_p set_max_registers_p
-        wgmma_accumulator_deref_p wgmma_accumulator_store_p
-    """,
+# Those whose kind and trait say all.
+_PLAIN: dict[OpKind, dict[Trait, str]] = {
+    OpKind.COMPUTE: {
+        Trait.CONTRACTION: """
+            dot_general(preferred_element_type) conv_general_dilated(preferred_element_type)
+            ragged_dot_general(preferred_element_type)
+        """,
+    },
+    OpKind.DATA_MOVEMENT: {
+        # Arrays one by one, values unchanged, some with several operands.
+        Trait.SHAPE: """
+            broadcast_in_dim broadcast_to reshape transpose squeeze rev slice dynamic_slice gather
+            split unstack tile name device_put stage layout_constraint sharding_constraint reshard
+            shard_alike optimization_barrier tie xla_metadata_value preduced relayout
+            reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast vary_unreduced_cast_p
+        """,
+        # Several arrays become one.
+        Trait.MERGE: "concatenate stack pad dynamic_update_slice scatter(update_jaxpr)",
+        # Between devices.
+        Trait.COLLECTIVE: """
+            all_gather all_gather_invariant all_gather_reduced all_to_all ragged_all_to_all ppermute
+            pbroadcast pbroadcast_dynamic
+        """,
+        Trait.VARY: "pvary",
+    },
+    OpKind.BOUNDARY: {
+        # An explicit cast of the user's program.
+        Trait.CONVERT: "convert_element_type(new_dtype)",
+        # Transparent calls. Thunks hold rules of differentiation, typed like the body.
+        Trait.CALL: """
+            jit(jaxpr) call(call_jaxpr) closed_call(call_jaxpr) eval_jaxpr(jaxpr,call_jaxpr)
+            remat2(jaxpr) remat_opt(fwd_jaxpr,fun_jaxpr_thunk)
+            custom_jvp_call(call_jaxpr,jvp_jaxpr_fun)
+            custom_vjp_call(call_jaxpr,fwd_jaxpr_thunk,bwd)
+        """,
+        # Control flow.
+        Trait.BRANCH: "cond(branches)",
+        Trait.LOOP: "scan(jaxpr) while(cond_jaxpr,body_jaxpr)",
+        Trait.MANUAL: "shard_map(jaxpr)",
+        Trait.SOLVER: "custom_linear_solve(jaxprs)",
+        # Other carriers of one jaxpr, whose signature is kept.
+        Trait.NESTED: """
+            composite(jaxpr,call_jaxpr) compute_on(jaxpr) custom_vmap_call(call,rule)
+            program_order(call_jaxpr) fused_call(jaxpr) xla_metadata_call(jaxpr)
+        """,
+        # Factorisations and solves; backends that have some in 16 bits accumulate in 16, too.
+        Trait.LINALG: """
+            cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr
+            schur svd symmetric_product triangular_solve tridiagonal tridiagonal_solve spsolve
+        """,
+        # No 16-bit implementation, or none worth having; no complex number has 16-bit halves.
+        Trait.NO_KERNEL: "fft complex real imag conj(input_dtype) random_gamma",
+        # Meaning lies in the bits, random ones included.
+        Trait.BITS: """
+            bitcast_convert_type(new_dtype) nextafter reduce_precision rng_bit_generator rng_uniform
+            random_bits random_clone random_fold_in random_seed random_split random_unwrap
+            random_wrap threefry2x32 threefry4x32 philox2x32 philox4x32 iota_2x32_shape
+            from_edtype(dtype) to_edtype(edtype) consume assert_consumed_value
+        """,
+        # Integers and booleans only.
+        Trait.INTEGER: """
+            and or xor not shift_left shift_right_arithmetic shift_right_logical population_count
+            clz mulhi reduce_and reduce_or reduce_xor lu_pivots_to_permutation axis_index
+            platform_index dim_as_value dimension_size shape_assertion
+        """,
+        # Made from nothing.
+        Trait.GENERATOR: "iota(dtype) empty(dtype) empty2(dtype) zeros_like",
+        # Leaves the program.
+        Trait.CALLBACK: """
+            pure_callback(result_avals) io_callback(result_avals) buffer_callback(result_avals)
+            ffi_call(result_avals) debug_callback debug_print inspect_sharding
+        """,
+        # Refs and other mutable things, whose dtype is fixed.
+        Trait.STATE: """
+            new_ref empty_ref(ty) free_ref freeze get swap addupdate accum_grad_in_ref
+            create_linear(ty) pin unpin run_state(jaxpr) new_box box_get(avals) box_set new_log
+            log_extend log_read
+        """,
+        # Operands go back to the dtypes that they were written for. Among these are attention and
+        # block-scaled dots, whose caller chose the formats; split-phase collectives, where a
+        # future ties the start to its end; and sparse dots, which demand equal dtypes.
+        Trait.OPAQUE: """
+            pallas_call(jaxpr,out_avals) core_map(jaxpr) mpmd_map(jaxprs,out_avals) mosaic_gpu_p
+            thunky.call_thunky_nested(jaxpr) tpu_custom_call(out_avals) with_memory_space_constraint
+            custom_fusion(jaxpr,pallas_jaxpr) fusible(jaxpr) cudnn_fusion(jaxpr)
+            custom_partitioning(call) call_exported(exported) call_hi_primitive(_prim)
+            call_hi_primitive_linearized(_prim) linear_call(callee) custom_jvp_call_jaxpr
+            custom_lin(out_avals) unreachable(out_avals) check dce_sink rnn_fwd rnn_bwd
+            host_local_array_to_global_array global_array_to_host_local_array
+
+            dot_product_attention_fwd(score_mod_jaxpr) dot_product_attention_fwd_wrapper
+            dot_product_attention_bwd(score_mod_jaxpr) dot_product_attention_bwd_wrapper
+            dot_product_attention_fp8_fwd dot_product_attention_fp8_fwd_wrapper
+            dot_product_attention_fp8_bwd dot_product_attention_fp8_bwd_wrapper
+            scaled_dot(preferred_element_type) scaled_matmul(preferred_element_type)
+            scaled_matmul_wrapper(preferred_element_type)
+
+            all_gather_start all_gather_reduced_start all_gather_done all_to_all_start
+            all_to_all_done pbroadcast_start pbroadcast_done ppermute_start ppermute_done psum_start
+            psum_invariant_start unreduced_psum_start psum_done reduce_scatter_start
+            unreduced_reduce_scatter_start reduce_scatter_done psend precv(out_shape)
+
+            bcoo_dot_general(preferred_element_type) bcoo_dot_general_sampled
+            bcoo_spdot_general(preferred_element_type) bcoo_extract bcoo_fromdense bcoo_sort_indices
+            bcoo_sum_duplicates bcoo_todense bcoo_transpose bcsr_dot_general(preferred_element_type)
+            bcsr_extract bcsr_fromdense bcsr_todense coo_fromdense coo_todense coo_matmat coo_matvec
+            coo_spmm coo_spmv csr_fromdense csr_todense csr_matmat csr_matvec csr_spmm csr_spmv
+            todense
+        """,
+        Trait.TOKEN: "after_all create_token",
+        # Instructions of Pallas, Mosaic and thunk kernels, never met outside one.
+        Trait.KERNEL: """
+            add_dependency all_reduce_ffs all_reduce_population_count async_copy_scales_to_tmem
+            async_copy_smem_to_tmem async_copy_sparse_metadata_to_tmem async_load async_prefetch
+            async_store_smem async_store_tmem atomic_cas atomic_rmw barrier barrier_arrive
+            barrier_arrive_and_wait barrier_test barrier_wait bitcast commit_group commit_smem
+            commit_tmem conv copy_gmem_to_smem copy_smem_to_gmem _copysign debug_barrier
+            debug_barrier_p delay dma_start dma_wait einshape_lo elementwise_inline_asm
+            elementwise_inline_asm_p emit_pipeline get_barrier_semaphore get_global
+            griddepcontrol_launch_dependents griddepcontrol_wait has_memory_space inline_mgpu
+            inline_mgpu_p jaxpr_call layout_cast load masked_cummax masked_cummin masked_cumsum
+            masked_load masked_sort masked_swap matmul_acc_lhs matmul_lhs_fifo matmul_pop
+            matmul_pop_fifo matmul_push_rhs max_contiguous mgpu_atomic_store mma
+            mosaic_gpu_reduce_max mosaic_gpu_reduce_min mosaic_gpu_reduce_prod mosaic_gpu_reduce_sum
+            multimem_load_reduce multimem_store multiple_of num_programs pack pack_dtype
+            pack_elementwise parallel_loop pipeline_body print_layout prng_join prng_random_bits
+            prng_seed prng_split program_id query_cluster_cancel reciprocal remove_memory_space roll
+            run_scoped sc_fetch_and_add scan_count semaphore_read semaphore_signal
+            semaphore_signal_multicast semaphore_signal_parallel semaphore_wait set_max_registers
+            set_max_registers_p stochastic_round store tcgen05_commit_arrive tcgen05_mma
+            thunky.all_gather thunky.all_reduce thunky.all_to_all thunky.async_done
+            thunky.async_start thunky.call_jax thunky.collective_group thunky.collective_permute
+            thunky.cond thunky.copy thunky.custom_call thunky.inline_constant thunky.memset
+            thunky.memzero thunky.ptx_kernel thunky.reduce_scatter thunky.while trace_value
+            try_cluster_cancel unique unpack unpack_dtype unpack_elementwise wait_gmem_to_smem
+            wait_load_tmem wait_smem_to_gmem wgmma wgmma_accumulator_deref wgmma_accumulator_deref_p
+            wgmma_accumulator_store wgmma_accumulator_store_p wgmma_ref wgmma_wait
+        """,
+    },
 }
-TABLE |= {
-    name: Op(OpKind.BOUNDARY, Trait.KERNEL)
-    for names in INSTRUCTIONS.values()
-    for name in names.split()
-}
+
+
+def _named(words: str, op: Op) -> dict[str, Op]:
+    """Return the entries of primitives that are alike, but for what is in brackets."""
+    split = (word.rstrip(")").partition("(") for word in words.split())
+    return {n: replace(op, dtype_params=tuple(re.findall(r"\w+", p))) for n, _, p in split}
+
+
+TABLE: dict[str, Op] = {}
+for _words, _op in _COMPUTED.items():
+    TABLE |= _named(_words, _op)
+for _kind, _traits in _PLAIN.items():
+    for _trait, _words in _traits.items():
+        TABLE |= _named(_words, Op(_kind, _trait))
 
 _DEFAULT_TRAITS = {
     OpKind.COMPUTE: Trait.CONTRACTION,

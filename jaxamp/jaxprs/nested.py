@@ -1,6 +1,6 @@
-"""Jaxprs inside equations: which parameter of which primitive holds them, and how they are wired.
+"""Jaxprs inside equations, and how they are wired.
 
-``TABLE`` is the one place in the project that knows. Everything that descends into a program goes
+The trait of a primitive says whether they are entered. Everything that descends into a program goes
 through ``nested``, and everything that changes one goes back through ``with_nested``.
 """
 
@@ -21,119 +21,60 @@ RULED = frozenset({"custom_jvp_call", "custom_vjp_call"})  # have derivatives of
 
 
 class Wiring(enum.Enum):
-    """Correspondence of a nested jaxpr's inputs and outputs with operands and results."""
+    """Correspondence of a nested jaxpr's inputs and outputs with operands and results.
+
+    Kernels, functions of scalars such as that of a reduction, and what other code runs have none.
+    """
 
     CALL = "call"  # inputs are the operands, outputs the results
     UNIT = "unit"  # as CALL, but a compiler may replace the whole: its signature is fixed
     BRANCHES = "branches"  # operand 0 chooses one jaxpr, which takes the other operands
     SCAN = "scan"  # operands: invariants, initial carries, sliced arrays; results: carries, stacks
     WHILE = "while"  # operands: invariants of the test, those of the body, initial carries
-    SCALAR = "scalar"  # a function of scalars, such as that of a reduction: not entered
-    OPAQUE = "opaque"  # a kernel, or a program that other code runs: not entered
 
     __hash__ = object.__hash__  # Enum's own goes through the name, in Python
 
 
-@dataclass(frozen=True, slots=True)
-class NestedParams:
-    """Parameters of a higher-order primitive that hold jaxprs, and how those are wired.
-
-    Attributes:
-      wiring: how its jaxprs are wired.
-      params: the parameters that hold jaxprs, open or closed, or tuples of them; some have another
-        name in another release of JAX, and are then not there.
-      rules: parameters that make jaxprs of derivatives once JAX asks for them; left alone.
-    """
-
-    wiring: Wiring
-    params: tuple[str, ...]
-    rules: tuple[str, ...] = ()
-
-
-_UPDATE = NestedParams(Wiring.SCALAR, ("update_jaxpr",))
-
-# Instructions of Pallas kernels, which are inside of opaque jaxprs, are not listed.
-TABLE: dict[str, NestedParams] = {
-    "jit": NestedParams(Wiring.CALL, ("jaxpr",)),
-    "call": NestedParams(Wiring.CALL, ("call_jaxpr",)),
-    "closed_call": NestedParams(Wiring.CALL, ("call_jaxpr",)),
-    "eval_jaxpr": NestedParams(Wiring.CALL, ("jaxpr", "call_jaxpr")),
-    "remat2": NestedParams(Wiring.CALL, ("jaxpr",)),
-    "custom_jvp_call": NestedParams(Wiring.CALL, ("call_jaxpr",), ("jvp_jaxpr_fun",)),
-    "custom_vjp_call": NestedParams(Wiring.CALL, ("call_jaxpr",), ("fwd_jaxpr_thunk", "bwd")),
-    "remat_opt": NestedParams(Wiring.CALL, ("fwd_jaxpr",), ("fun_jaxpr_thunk",)),
-    "shard_map": NestedParams(Wiring.CALL, ("jaxpr",)),  # whose types are those of one device
-    "composite": NestedParams(Wiring.UNIT, ("jaxpr", "call_jaxpr")),
-    "compute_on": NestedParams(Wiring.UNIT, ("jaxpr",)),
-    "custom_vmap_call": NestedParams(Wiring.UNIT, ("call",), ("rule",)),
-    "fused_call": NestedParams(Wiring.UNIT, ("jaxpr",)),
-    "program_order": NestedParams(Wiring.UNIT, ("call_jaxpr",)),
-    "xla_metadata_call": NestedParams(Wiring.UNIT, ("jaxpr",)),
-    "cond": NestedParams(Wiring.BRANCHES, ("branches",)),
-    "scan": NestedParams(Wiring.SCAN, ("jaxpr",)),
-    "while": NestedParams(Wiring.WHILE, ("cond_jaxpr", "body_jaxpr")),
-    "reduce": NestedParams(Wiring.SCALAR, ("jaxpr",), ("computation",)),
-    "reduce_window": NestedParams(Wiring.SCALAR, ("jaxpr",)),
-    "scatter": _UPDATE,
-    "scatter-add": _UPDATE,
-    "scatter-sub": _UPDATE,
-    "scatter-mul": _UPDATE,
-    "scatter-max": _UPDATE,
-    "scatter-min": _UPDATE,
-    "select_and_scatter": NestedParams(Wiring.SCALAR, ("select_jaxpr", "scatter_jaxpr")),
-    "custom_linear_solve": NestedParams(Wiring.OPAQUE, ("jaxprs",)),
-    "custom_partitioning": NestedParams(Wiring.OPAQUE, ("call",)),
-    "linear_call": NestedParams(Wiring.OPAQUE, ("callee",)),
-    "run_state": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
-    "dot_product_attention_fwd": NestedParams(Wiring.OPAQUE, ("score_mod_jaxpr",)),
-    "dot_product_attention_bwd": NestedParams(Wiring.OPAQUE, ("score_mod_jaxpr",)),
-    "pallas_call": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
-    "core_map": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
-    "mpmd_map": NestedParams(Wiring.OPAQUE, ("jaxprs",)),
-    "custom_fusion": NestedParams(Wiring.OPAQUE, ("jaxpr", "pallas_jaxpr")),
-    "fusible": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
-    "cudnn_fusion": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
-    "thunky.call_thunky_nested": NestedParams(Wiring.OPAQUE, ("jaxpr",)),
-}
-
-# Primitives of others, once `register_op_kind` has described them: all parameters with jaxprs.
-_DESCRIBED = {
+_WIRINGS = {
     Trait.CALL: Wiring.CALL,
-    Trait.MANUAL: Wiring.CALL,
+    Trait.MANUAL: Wiring.CALL,  # whose types are those of one device
     Trait.NESTED: Wiring.UNIT,
     Trait.BRANCH: Wiring.BRANCHES,
 }
+_OF_JAX = {n: _WIRINGS[op.trait] for n, op in taxonomy.TABLE.items() if op.trait in _WIRINGS}
+_OF_JAX |= {"scan": Wiring.SCAN, "while": Wiring.WHILE}
 
 
 def wiring(eqn: JaxprEqn) -> Wiring | None:
-    """Return how the jaxprs of an equation are wired; ``None`` for one that holds none.
+    """Return how the jaxprs of an equation are wired; ``None`` for one that holds none to enter.
 
     >>> import jax
     >>> [wiring(eqn) for eqn in jax.make_jaxpr(jax.jit(jax.numpy.sin))(1.0).eqns]
     [<Wiring.CALL: 'call'>]
     """
-    found = _nested_params(eqn)
-    return found.wiring if found else None
+    name = eqn.primitive.name
+    if name in taxonomy.TABLE:
+        return _OF_JAX.get(name)
+    op = taxonomy.lookup(name)
+    return _WIRINGS.get(op.trait) if op else None
 
 
 def nested(eqn: JaxprEqn) -> list[ClosedJaxpr]:
     """Return the jaxprs that an equation runs, in the order of their plans.
 
-    Open ones are closed over no constants. Kernels and functions of reductions, which are not
-    entered, are left out.
+    Open ones are closed over no constants. Those that are not entered are left out.
 
     >>> import jax
     >>> double_or_not = lambda x: jax.lax.cond(x > 0, lambda x: x, lambda x: 2 * x, x)
     >>> [len(nested(eqn)) for eqn in jax.make_jaxpr(double_or_not)(1.0).eqns]
     [0, 0, 2]
     """
-    found = _nested_params(eqn)
-    if found is None or found.wiring in _NOT_ENTERED:
+    if wiring(eqn) is None:
         return []
     return [
         part if isinstance(part, ClosedJaxpr) else ClosedJaxpr(part, ())
-        for name in found.params
-        for part in _parts(eqn.params.get(name))
+        for _, parts in _held(eqn)
+        for part in parts
     ]
 
 
@@ -156,11 +97,10 @@ def with_nested(eqn: JaxprEqn, bodies: Iterable[ClosedJaxpr]) -> dict[str, Any]:
     >>> with_nested(eqn, [jax.make_jaxpr(jax.numpy.cos)(1.0)])["jaxpr"].eqns[0].primitive
     cos
     """
-    found = _nested_params(eqn)
-    if found is None or found.wiring in _NOT_ENTERED:
+    if wiring(eqn) is None:
         return {}
     remaining = iter(bodies)
-    return {n: _put(eqn.params[n], remaining) for n in found.params if n in eqn.params}
+    return {name: _put(eqn.params[name], remaining) for name, _ in _held(eqn)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +149,8 @@ def is_open(eqn: JaxprEqn) -> bool:
 
     From JAX 0.12 on the two types are one, which has constants; but that of a checkpoint may not.
     """
-    found = _nested_params(eqn)
-    inside = [eqn.params.get(name) for name in found.params] if found else []
-    is_open_type = any(isinstance(j, Jaxpr) and not isinstance(j, ClosedJaxpr) for j in inside)
+    inside = (part for _, parts in _held(eqn) for part in parts)
+    is_open_type = any(not isinstance(part, ClosedJaxpr) for part in inside)
     return is_open_type or eqn.primitive.name == "remat2"
 
 
@@ -220,25 +159,12 @@ def is_region(eqn: JaxprEqn) -> bool:
     return str(eqn.params.get("name", "")).startswith(REGION_PREFIX)
 
 
-_NOT_ENTERED = (Wiring.SCALAR, Wiring.OPAQUE)
-
-
-def _nested_params(eqn: JaxprEqn) -> NestedParams | None:
-    name = eqn.primitive.name
-    if name in taxonomy.TABLE:
-        return TABLE.get(name)
-    op = taxonomy.lookup(name)
-    described = _DESCRIBED.get(op.trait) if op else None
-    if described is None:
-        return None
-    return NestedParams(described, tuple(k for k, v in eqn.params.items() if next(_parts(v), None)))
-
-
-def _parts(param: Any) -> Iterator[Jaxpr | ClosedJaxpr]:
-    """Yield the jaxprs of a parameter."""
-    for part in param if isinstance(param, tuple) else (param,):
-        if isinstance(part, Jaxpr | ClosedJaxpr):
-            yield part
+def _held(eqn: JaxprEqn) -> Iterator[tuple[str, list[Jaxpr | ClosedJaxpr]]]:
+    """Yield the parameters of an equation that hold jaxprs, with those."""
+    for name, param in eqn.params.items():
+        parts = param if isinstance(param, tuple) else (param,)
+        if held := [part for part in parts if isinstance(part, Jaxpr | ClosedJaxpr)]:
+            yield name, held
 
 
 def _put(param: Any, bodies: Iterator[ClosedJaxpr]) -> Any:
