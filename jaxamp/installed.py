@@ -13,6 +13,7 @@ from jaxamp.policy.presets import enter_presets
 
 CONTRIBUTING = {
     "found": ("fused_attention", "loss_in_chunks"),
+    "modules": (),
     "quantized": (
         "scaling", "Scaling", "fp8_current", "fp8_delayed", "fp8_block", "mxfp8", "nvfp4",
         "FP8_CURRENT", "FP8_DELAYED", "FP8_BLOCK", "MXFP8", "NVFP4",

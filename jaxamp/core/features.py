@@ -97,6 +97,7 @@ class Work:
     """Contributions to planning and rewriting, each of which may be left out.
 
     Attributes:
+      name: of a traced program, the same with more scopes, which rules and reports read.
       replace: functions of a traced program and a policy, which replace regions of one kind each.
       choose: of a ``plan.precision.draft.Draft``, new choices for some nodes, after the core's.
       steer: of the ``plan.findings.Findings``, hints for a compiler; one feature has them.
@@ -110,6 +111,7 @@ class Work:
       notes: what a report says of products, by what ``Form.emulated`` says.
     """
 
+    name: Callable[[ClosedJaxpr], ClosedJaxpr] | None = None
     replace: tuple[Callable[[ClosedJaxpr, Any], Replaced], ...] = ()
     choose: Callable[[Any], Mapping[Any, Any]] | None = None
     steer: Callable[[Any], Any] | None = None

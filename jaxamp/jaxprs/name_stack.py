@@ -3,8 +3,8 @@
 An equation carries a name stack. JAX writes the names of transformations around the user's names,
 adds names of its own, and repeats names where it differentiates a ``jax.checkpoint``. An equation
 of an inner jaxpr carries only the names entered inside that jaxpr: those of the enclosing equations
-are put before them. Modules that name no scope, and functions, are read from the call stack.
-What else is told of an equation is written among its names as a mark, such as ``item[blocks.2]``.
+are put before them. Functions are read from the call stack. What else is told of an equation is
+written among its names as a mark, such as ``module[Net.blocks]`` and ``item[blocks.2]``.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from jax.extend.core import JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.keep_precision import MARKER
-from jaxamp.jaxprs.module_paths import Path, module_path, with_items
 from jaxamp.jaxprs.nested import nested
 
 # What JAX itself writes around or between the names that the user entered.
 _TRANSFORM = re.compile(r"(?:jvp|transpose|vmap)\(")
 _OWN_NAMES = ("rematted_computation",)
-_MARK = re.compile(r"(module|item|called)\[([^\]/]*)\]")  # see list_items.py
+_MARK = re.compile(r"(module|item|called)\[([^\]/]*)\]")  # the first two are a feature's
 _OF_LAYERS = "eqx.nn."  # equinox names the class of a layer, inside of the modules around it
 _REPEATED = re.compile(r"repeated\[(\d+)\]")  # how many names before it are there a second time
+
+
+Path = tuple[str, ...]  # names of modules, outermost first
 
 
 @functools.lru_cache(maxsize=4096)
@@ -62,34 +64,39 @@ def is_transposed(name_stack: str) -> bool:
     return "transpose(" in name_stack
 
 
+def with_items(modules: Path, item: Path) -> Path:
+    """Return a path with the indices that another has of its lists.
+
+    >>> with_items(("Net", "blocks", "linear"), ("Net", "blocks", "2"))
+    ('Net', 'blocks', '2', 'linear')
+    """
+    found, rest = list[str](), list(modules)
+    for name in item:
+        if rest and rest[0] == name:
+            found.append(rest.pop(0))
+        elif name.isdigit():
+            found.append(name)
+        else:
+            return modules
+    return (*found, *rest)
+
+
 def joined_scope(outer: str, eqn: JaxprEqn) -> str:
     """Return the name stack of an equation, after that of the enclosing equations, `outer`."""
-    source = eqn.source_info
-    called = called_mark(source) if nested(eqn) else ""
-    return without_repeats(joined_names(outer, eqn, module_path(source), called), eqn)
+    return without_repeats(joined_names(outer, eqn), eqn)
 
 
-def joined_names(outer: str, eqn: JaxprEqn, modules: str, called: str) -> str:
-    """Return the name stack of an equation after `outer`, and marks with what its call stack says.
+def joined_names(outer: str, eqn: JaxprEqn) -> str:
+    """Return the name stack of an equation after `outer`, repeated names included.
 
-    Args:
-      outer: name stack of the enclosing equations.
-      eqn: the equation.
-      modules: the modules that are called around it, as ``module_path`` has them; a path that is
-        written among its names counts instead.
-      called: a mark with its functions, if it holds jaxprs.
+    One that holds jaxprs gets a mark with the functions that are called around it.
     """
-    names = str(eqn.source_info.name_stack)
-    mark = f"module[{modules}]" if modules and "module[" not in names else ""
-    return "/".join(filter(None, (outer, names, mark, called)))
+    called = called_mark(eqn.source_info) if nested(eqn) else ""
+    return "/".join(filter(None, (outer, str(eqn.source_info.name_stack), called)))
 
 
 def called_mark(source_info: Any) -> str:
-    """Return a mark with the functions that are called around an equation, the user's first.
-
-    Args:
-      source_info: that of the equation.
-    """
+    """Return a mark with the functions that are called around an equation, the user's first."""
     user, library = (",".join(names) for names in jax_compat.functions(source_info.traceback))
     return f"called[{user};{library}]" if user or library else ""
 

@@ -64,7 +64,7 @@ def emit(signature: Signature, arrays: Sequence[Any], settings: Settings) -> Any
             )
         with amp_scope(settings.policy):
             has_rules = bool(settings.policy.rules)
-            jaxpr, outputs = trace(signature, arrays, with_modules=has_rules)
+            jaxpr, outputs = trace(signature, arrays, is_named=has_rules)
         from jaxamp.run.rewriting import rewrite  # loaded by the runner
 
         with paused():

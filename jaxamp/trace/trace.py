@@ -15,9 +15,9 @@ import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, DebugInfo
 
+from jaxamp.core import features
 from jaxamp.core.keep_precision import region_around
 from jaxamp.errors import OutputError, article
-from jaxamp.jaxprs.list_items import name_modules
 from jaxamp.jaxprs.relu_masks import compare_relu_results
 from jaxamp.jaxprs.shared_rules import share_rules
 from jaxamp.trace.arguments import Signature, Static
@@ -45,15 +45,14 @@ _LEFT_BEHIND = (
 
 
 def trace(
-    signature: Signature, arrays: Sequence[Any], *, with_modules: bool = True
+    signature: Signature, arrays: Sequence[Any], *, is_named: bool = True
 ) -> tuple[ClosedJaxpr, Static]:
     """Trace a call once.
 
     Args:
       signature: the call without its arrays.
       arrays: arrays, tracers or ``jax.ShapeDtypeStruct`` to trace it with.
-      with_modules: whether scopes have all modules and the items of lists of them, which reports
-        and rules read.
+      is_named: whether it has the scopes that features add, for reports and rules.
 
     Returns:
       The jaxpr over the arrays, in order, and what the function returned besides arrays.
@@ -74,8 +73,10 @@ def trace(
         jaxpr = jax.make_jaxpr(flat)(*arrays)
     traced_for.has_ended = True
     assert outputs is not None
-    named = name_modules(jaxpr) if with_modules else jaxpr
-    return compare_relu_results(share_rules(named)), outputs
+    for work in features.works():
+        if is_named and work.name:
+            jaxpr = work.name(jaxpr)
+    return compare_relu_results(share_rules(jaxpr)), outputs
 
 
 def run(signature: Signature, arrays: Sequence[Any]) -> tuple[list[Any], Static]:

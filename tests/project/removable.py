@@ -24,6 +24,7 @@ FEATURES = {
     "found": ("found",),
     "quantized": ("quantized",),
     "xla": ("xla",),
+    "modules": ("modules",),
     "display": ("display",),
     "inspect": ("inspect",),
     "numerics": ("numerics",),

@@ -19,8 +19,7 @@ from jaxamp.core.intervals import Interval
 from jaxamp.core.taxonomy import Op, Trait
 from jaxamp.jaxprs.contracted import terms
 from jaxamp.jaxprs.interpret import walk
-from jaxamp.jaxprs.module_paths import module_path
-from jaxamp.jaxprs.name_stack import called_mark, joined_names, without_repeats
+from jaxamp.jaxprs.name_stack import joined_names, without_repeats
 from jaxamp.jaxprs.nested import RULED, called, is_region, loop, nested
 from jaxamp.plan.graph.graph import Carry, Frame, Graph, Link, Nest, Node, Role
 
@@ -45,8 +44,7 @@ class _Unfolder:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self._scopes: dict[tuple[str, Any, str, str], str] = {}
-        self._scopes_by_id: dict[tuple[str, int, int, bool], str] = {}  # name stacks compare slowly
+        self._scopes: dict[tuple[str, int, int | None], str] = {}  # name stacks compare slowly
         self._ops: dict[Primitive, Op | None] = {}
         self._whiles = 0  # around what is being unfolded
 
@@ -208,17 +206,11 @@ class _Unfolder:
         return value
 
     def _scope(self, outer: str, eqn: JaxprEqn) -> str:
-        source, stack = eqn.source_info, eqn.source_info.name_stack
-        place = outer, id(stack), id(source.traceback), bool(bodies := nested(eqn))
-        scope = self._scopes_by_id.get(place)
-        if scope is None:
-            modules, mark = module_path(source), called_mark(source) if bodies else ""
-            scope = self._scopes.get((outer, stack, modules, mark))
-            if scope is None:
-                scope = joined_names(outer, eqn, modules, mark)
-                self._scopes[outer, stack, modules, mark] = scope
-            self._scopes_by_id[place] = scope
-        return scope
+        info = eqn.source_info
+        place = outer, id(info.name_stack), id(info.traceback) if nested(eqn) else None
+        if place not in self._scopes:
+            self._scopes[place] = joined_names(outer, eqn)
+        return self._scopes[place]
 
 
 # Arithmetic in scales such as that of `scores / jnp.sqrt(width)`.

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from types import CodeType
 
 from jaxamp.jaxprs.call_sites import call_at, tree_of
+from jaxamp.jaxprs.name_stack import Path
 
 Calls = tuple[tuple[CodeType, int], ...]  # code and instruction of each frame, outermost first
-Path = tuple[str, ...]
 
 
 def called_through(callers: Calls, method: str) -> Path | None:

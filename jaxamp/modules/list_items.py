@@ -12,6 +12,7 @@ it, ``module[Net.blocks.linear]``; see `call_stacks.py`.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
@@ -21,7 +22,9 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxamp.core import jax_compat
-from jaxamp.jaxprs.call_stacks import (
+from jaxamp.jaxprs.name_stack import Path, called_mark, with_items
+from jaxamp.jaxprs.nested import Wiring, nested, wiring, with_nested
+from jaxamp.modules.call_stacks import (
     Around,
     Frames,
     calls_of_all,
@@ -30,9 +33,7 @@ from jaxamp.jaxprs.call_stacks import (
     frames_of,
     taken_out,
 )
-from jaxamp.jaxprs.module_paths import Calls, Path, modules_of, shown_calls, with_items
-from jaxamp.jaxprs.name_stack import called_mark
-from jaxamp.jaxprs.nested import Wiring, nested, wiring, with_nested
+from jaxamp.modules.module_paths import Calls, modules_of, shown_calls
 
 _ITEM = r"\b{}'?\]?\[(\d+)\]"  # of `net.blocks[2].scale` or `['blocks'][2]['scale']`
 _ITEMS = re.compile(_ITEM.format(r"(\w+)"))
@@ -91,7 +92,7 @@ class _Site:
         own = shown_calls(eqn.source_info)
         self.calls = (*outer, *calls_within(taken), *own) if outer or taken else own
         self.marks = [mark for info in taken if (mark := called_mark(info))]
-        if taken or (outer and stacks.modules(own)):
+        if taken or stacks.modules(own):
             path = (name for name, _ in stacks.modules(self.calls))
             self.marks.append(f"module[{'.'.join(path)}]")
         inside = [inner for body in nested(eqn) for inner in body.jaxpr.eqns]
@@ -187,22 +188,23 @@ class _Namer:
 
     def _written(self, site: _Site, named: dict[Any, str], item: Path) -> JaxprEqn:
         """Return an equation with its modules and its item, and with those of its jaxprs."""
-        eqn, marks = site.eqn, list(site.marks)
-        if site.item != item:
-            marks.append(f"item[{'.'.join(site.item)}]")
+        eqn, marks = site.eqn, site.marks
+        if site.item != item:  # first: equal layers differ in nothing that is inside of it
+            marks = [f"item[{'.'.join(site.item)}]", *marks]
         if marks:
-            eqn = eqn.replace(source_info=self._scoped(eqn.source_info, "/".join(marks)))
+            eqn = eqn.replace(source_info=self._scoped(eqn.source_info, tuple(marks)))
         bodies = nested(eqn)
         changed = [self._body(body, _handed(eqn, body, named), site) for body in bodies]
         if all(new is old for new, old in zip(changed, bodies, strict=True)):
             return eqn
         return eqn.replace(params={**eqn.params, **with_nested(eqn, changed)})
 
-    def _scoped(self, source_info: Any, scope: str) -> Any:
+    def _scoped(self, source_info: Any, scopes: tuple[str, ...]) -> Any:
         stack = source_info.name_stack
-        key = id(stack), scope
+        key = id(stack), scopes
         if key not in self._stacks:
-            self._stacks[key] = stack, jax_compat.with_scope(stack, scope)
+            named = functools.reduce(jax_compat.with_scope, reversed(scopes), stack)
+            self._stacks[key] = stack, named
         return source_info.replace(name_stack=self._stacks[key][1])
 
     def _body(self, body: ClosedJaxpr, names: Names, site: _Site) -> ClosedJaxpr:

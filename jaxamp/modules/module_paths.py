@@ -15,7 +15,7 @@ import re
 from typing import Any
 
 from jaxamp.core import jax_compat
-from jaxamp.jaxprs.attributes import Calls, Path, called_through, method_of
+from jaxamp.modules.attributes import Calls, called_through, method_of
 
 _NAMED = re.compile(r"[/\\](flax[/\\](linen|core)|haiku[/\\]_src)[/\\]")  # write names themselves
 _PLUMBING = re.compile(r"[/\\](jaxlib|jax|equinox|flax|jaxtyping|optax|numpy)[/\\](?!.*\bnn[/\\])")
@@ -23,21 +23,8 @@ _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]functools\.py$")
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep
 
 
-def module_path(source_info: Any) -> str:
-    """Return the modules that were called around an equation, outermost first, joined by dots.
-
-    Args:
-      source_info: that of the equation.
-    """
-    return ".".join(name for name, _ in modules_of(shown_calls(source_info)))
-
-
 def shown_calls(source_info: Any) -> Calls:
-    """Return the frames around an equation that count, outermost first.
-
-    Args:
-      source_info: that of the equation.
-    """
+    """Return the frames around an equation that count, outermost first."""
     return _calls_of(source_info.traceback)
 
 
@@ -45,23 +32,6 @@ def shown_calls(source_info: Any) -> Calls:
 def _calls_of(traceback: Any) -> Calls:
     calls = jax_compat.calls(traceback)
     return tuple([call for call in calls if _is_shown(call[0].co_filename)])
-
-
-def with_items(modules: Path, item: Path) -> Path:
-    """Return a path with the indices that another has of its lists.
-
-    >>> with_items(("Net", "blocks", "linear"), ("Net", "blocks", "2"))
-    ('Net', 'blocks', '2', 'linear')
-    """
-    found, rest = list[str](), list(modules)
-    for name in item:
-        if rest and rest[0] == name:
-            found.append(rest.pop(0))
-        elif name.isdigit():
-            found.append(name)
-        else:
-            return modules
-    return (*found, *rest)
 
 
 @functools.cache
@@ -74,11 +44,7 @@ def _is_shown(file: str) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def modules_of(calls: Calls) -> tuple[tuple[str, int], ...]:
-    """Return the modules of a call stack, outermost first, each with the frame of its method.
-
-    Args:
-      calls: as ``shown_calls`` has them.
-    """
+    """Return the modules of shown calls, outermost first, each with the frame of its method."""
     found: list[tuple[str, int]] = []
     owner = ""
     for n, (code, _) in enumerate(calls):

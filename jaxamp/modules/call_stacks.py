@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr, JaxprEqn
 
-from jaxamp.jaxprs.module_paths import Calls, shown_calls
 from jaxamp.jaxprs.nested import nested
+from jaxamp.modules.module_paths import Calls, shown_calls
 
 Frames = tuple[tuple[int, int], ...]  # code and instruction; codes themselves hash slowly
 Around = tuple[Any, ...]  # source infos of equations, outermost first
