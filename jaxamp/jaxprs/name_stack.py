@@ -55,6 +55,22 @@ def clean_scope(name_stack: str) -> str:
     return "/".join([*kept[:inside], *modules, *kept[inside:]])
 
 
+def is_backward(scope: str) -> bool:
+    """Return whether an equation belongs to a backward pass, by JAX's names around it.
+
+    >>> is_backward("transpose(jvp(net))/dense")
+    True
+    >>> is_backward("transpose(jvp())/rematted_computation")
+    False
+    """
+    return "transpose(" in scope and not is_repeated(scope)
+
+
+def is_repeated(scope: str) -> bool:
+    """Return whether an equation recomputes part of a forward pass for a backward pass."""
+    return "rematted_computation" in scope
+
+
 def is_transposed(name_stack: str) -> bool:
     """Return whether a name stack is that of a backward pass, what it recomputes included.
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 from jaxamp.core.guards import Guard
 from jaxamp.core.semantics import Linear
 from jaxamp.jaxprs.contracted import size, terms
+from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.dataflow.constraints import Constraint, free_axes
-from jaxamp.plan.dataflow.layer_roles import is_backward
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import backward
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.dataflow.dataflow import Dataflow
-from jaxamp.plan.dataflow.layer_roles import is_backward
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.dataflow.uses import is_state_update
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role

@@ -8,12 +8,13 @@ from typing import NamedTuple
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import CastConfig, Precision, is_narrow
 from jaxamp.core.taxonomy import OpKind
-from jaxamp.plan.dataflow.layer_roles import Flow, Flows, Layers, is_backward, is_repeated
+from jaxamp.jaxprs.name_stack import is_backward, is_repeated
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.plan.precision.draft import Draft
 from jaxamp.plan.precision.overrides import Forced
 from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.quantized.choices.layer_roles import Flow, Flows, Layers
 from jaxamp.quantized.choices.scaled import Scaled
 from jaxamp.quantized.scaling import VALUES, Scaling
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.graph.graph import Graph, Node, Role
 
 
@@ -13,22 +14,6 @@ class Flow(enum.IntEnum):
     PARAMETER = 0  # an argument, moved or computed with elementwise
     ACTIVATION = 1  # computed by a layer, or gathered from an embedding
     GRADIENT = 2  # computed by the backward pass
-
-
-def is_backward(scope: str) -> bool:
-    """Return whether an equation belongs to a backward pass, by JAX's names around it.
-
-    >>> is_backward("transpose(jvp(net))/dense")
-    True
-    >>> is_backward("transpose(jvp())/rematted_computation")
-    False
-    """
-    return "transpose(" in scope and not is_repeated(scope)
-
-
-def is_repeated(scope: str) -> bool:
-    """Return whether an equation recomputes part of a forward pass for a backward pass."""
-    return "rematted_computation" in scope
 
 
 class Flows:
