@@ -95,7 +95,7 @@ class KnownNumbers:
         if isinstance(atom, Literal):
             return np.asarray(jax_compat.literal_value(atom))
         if atom not in self._thin:
-            with jax.ensure_compile_time_eval():
+            with jax_compat.evaluating():
                 self._thin[atom] = self._thunks[atom]()
         return self._thin[atom]
 

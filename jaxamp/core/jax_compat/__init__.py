@@ -23,6 +23,7 @@ from jaxamp.core.jax_compat.avals import zero_cotangent as zero_cotangent
 from jaxamp.core.jax_compat.binding import bind as bind
 from jaxamp.core.jax_compat.binding import convert as convert
 from jaxamp.core.jax_compat.binding import emitting as emitting
+from jaxamp.core.jax_compat.binding import evaluating as evaluating
 from jaxamp.core.jax_compat.checkpoints import define_checkpoint as define_checkpoint
 from jaxamp.core.jax_compat.checkpoints import is_saved as is_saved
 from jaxamp.core.jax_compat.checkpoints import read_by_recomputation as read_by_recomputation

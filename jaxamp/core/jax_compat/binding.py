@@ -7,9 +7,22 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
+from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info_util
+from jax._src.sharding_impls import _internal_use_concrete_mesh
 from jax.extend.core import JaxprEqn
 from jax.extend.core.primitives import convert_element_type_p
+
+
+@contextmanager
+def evaluating() -> Iterator[None]:
+    """Compute with known numbers during a trace, and not on the devices of a mesh that is set."""
+    with (
+        jax.ensure_compile_time_eval(),
+        _internal_use_concrete_mesh(_mesh.empty_concrete_mesh),
+        jax.sharding.use_abstract_mesh(_mesh.empty_abstract_mesh),
+    ):
+        yield
 
 
 @contextmanager
