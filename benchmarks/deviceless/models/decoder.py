@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.deviceless.models.heads import chunked, losses
 from benchmarks.deviceless.models.model import (
     HAND,
     Model,
     Size,
     chain_of_tokens,
-    cross_entropy,
     weights,
 )
 
@@ -61,7 +61,7 @@ def loss(params: dict[str, Any], tokens: jax.Array) -> tuple[jax.Array, None]:
 
     projected = (x @ params["input"]).swapaxes(0, 1)
     _, states = jax.lax.scan(step, jnp.zeros_like(x[:, 0]), projected)
-    return cross_entropy(states @ params["head"], tokens.T[1:]), None
+    return losses(lambda x: x @ params["head"], states, tokens.T[1:]).mean(), None
 
 
 # As an expert writes it: all in bfloat16, the softmax in float32. What the turns share is in
@@ -85,11 +85,11 @@ def hand_loss(shared: Any, params: dict[str, Any], tokens: jax.Array) -> tuple[j
 
     projected = (x @ low["input"]).swapaxes(0, 1)
     _, states = jax.lax.scan(step, jnp.zeros_like(x[:, 0]), projected)
-    return cross_entropy(states @ low["head"], tokens.T[1:]), None
+    return losses(lambda x: x @ low["head"], states, tokens.T[1:]).mean(), None
 
 
 def _size(config: Config) -> Size:
-    return Size(
+    size = Size(
         init=partial(init, config),
         sample=lambda key: chain_of_tokens(key, config.batch, config.length + 1, config.vocabulary),
         plain=loss,
@@ -98,6 +98,7 @@ def _size(config: Config) -> Size:
             "hand, sums over turns in f32": partial(hand_loss, jnp.float32),
         },
     )
+    return chunked(size)
 
 
 DECODER = Model("decoder", "a recurrent decoder with attention", _size(FULL), _size(SMALL))

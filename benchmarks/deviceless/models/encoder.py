@@ -12,6 +12,7 @@ from flax import nnx
 
 from benchmarks.deviceless.models import fused
 from benchmarks.deviceless.models.fused import FUSED
+from benchmarks.deviceless.models.heads import chunked, losses
 from benchmarks.deviceless.models.model import HAND, Config, Model, Size, chain_of_tokens
 
 MASKED = 0.15  # of all words; word 0 stands in their place
@@ -42,7 +43,7 @@ class Layer(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """Embeddings of words and positions, layers, and logits by the words' own embedding."""
+    """Embeddings of words and positions, and layers; the head is the words' own embedding."""
 
     def __init__(self, config: Config, dtype: Any, attend: Attend, rngs: nnx.Rngs):
         words: dict[str, Any] = {"dtype": dtype, "rngs": rngs}
@@ -57,7 +58,7 @@ class Encoder(nnx.Module):
         x = self.norm(x)
         for layer in self.layers:
             x = layer(x)
-        return self.words.attend(x)
+        return x
 
 
 def fused_attention(query: jax.Array, key: jax.Array, value: jax.Array, **_: Any) -> jax.Array:
@@ -82,20 +83,20 @@ def _size(config: Config) -> Size:
 
     def loss(dtype: Any, attend: Attend, params: Any, batch: tuple[jax.Array, ...]) -> Any:
         inputs, words, masked = batch
-        logits = nnx.merge(definition(dtype, attend), params)(inputs)
-        wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(wide), words[..., None], axis=-1)[..., 0]
-        return -jnp.sum(chosen * masked) / jnp.sum(masked), None
+        network = nnx.merge(definition(dtype, attend), params)
+        found = losses(network.words.attend, network(inputs), words)
+        return jnp.sum(found * masked) / jnp.sum(masked), None
 
     def version(dtype: Any = None, attend: Attend = nnx.dot_product_attention) -> Any:
         return partial(loss, dtype, attend)
 
-    return Size(
+    size = Size(
         init=init,
         sample=partial(sample, config),
         plain=version(),
         hands={HAND: version(jnp.bfloat16), FUSED: version(jnp.bfloat16, fused_attention)},
     )
+    return chunked(size)
 
 
 ENCODER = Model("encoder", "an encoder of flax nnx, four layers", _size(FULL), _size(SMALL))

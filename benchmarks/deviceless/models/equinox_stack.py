@@ -12,13 +12,13 @@ import jax.numpy as jnp
 
 from benchmarks.deviceless.models import fused
 from benchmarks.deviceless.models.fused import FUSED
+from benchmarks.deviceless.models.heads import chunked, losses
 from benchmarks.deviceless.models.model import (
     HAND,
     Config,
     Model,
     Size,
     chain_of_tokens,
-    cross_entropy,
 )
 
 LOW = jnp.bfloat16
@@ -77,13 +77,13 @@ def attend(attention: eqx.nn.MultiheadAttention, x: jax.Array) -> jax.Array:
     return jax.vmap(lambda x: attention(x, x, x, mask=causal))(x)
 
 
-def forward(attend: Attend, norm: Callable[..., Any], network: Any, tokens: jax.Array) -> jax.Array:
+def hidden(attend: Attend, norm: Callable[..., Any], network: Any, tokens: jax.Array) -> jax.Array:
     places = jnp.arange(tokens.shape[1])
     x = words(network.tokens)(tokens) + jax.vmap(network.positions)(places)
     for layer in network.layers:
         x = x + attend(layer.attention, norm(layer.norm1, x))
         x = x + words(layer.mlp)(norm(layer.norm2, x))
-    return words(network.head)(norm(network.norm, x))
+    return norm(network.norm, x)
 
 
 def norm(module: eqx.nn.LayerNorm, x: jax.Array) -> jax.Array:
@@ -121,18 +121,20 @@ def _size(config: Config) -> Size:
 
     def loss(attend: Attend, norm: Any, dtype: Any, params: Any, tokens: jax.Array) -> Any:
         low = jax.tree.map(lambda p: p.astype(dtype or p.dtype), params)
-        logits = forward(attend, norm, eqx.combine(low, structure()), tokens[:, :-1])
-        return cross_entropy(logits, tokens[:, 1:]), None
+        network: Any = eqx.combine(low, structure())
+        x = hidden(attend, norm, network, tokens[:, :-1])
+        return losses(words(network.head), x, tokens[:, 1:]).mean(), None
 
     def hand(how: Any) -> Any:
         return partial(loss, partial(hand_attend, how), hand_norm, LOW)
 
-    return Size(
+    size = Size(
         init=init,
         sample=lambda key: chain_of_tokens(key, config.batch, config.length + 1, config.vocabulary),
         plain=partial(loss, attend, norm, None),
         hands={HAND: hand(composed), FUSED: hand(fused.attention)},
     )
+    return chunked(size)
 
 
 EQUINOX = Model("equinox", "a causal model of equinox's modules", _size(FULL), _size(SMALL))

@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.deviceless.models.heads import chunked, losses
 from benchmarks.deviceless.models.model import (
     HAND,
     Model,
     Size,
     chain_of_tokens,
-    cross_entropy,
     weights,
 )
 
@@ -89,7 +89,7 @@ def loss(places: int, params: dict[str, Any], tokens: jax.Array) -> tuple[jax.Ar
         taken = jnp.einsum("tep,tw->epw", dispatch, h)
         hidden = jax.nn.gelu(jnp.einsum("epw,ewf->epf", taken, p["grow"]))
         x = x + jnp.einsum("tep,epf,efw->tw", combine, hidden, p["shrink"])
-    return cross_entropy(x @ params["head"], tokens[:, 1:].ravel()), None
+    return losses(lambda x: x @ params["head"], x, tokens[:, 1:].ravel()).mean(), None
 
 
 # As an expert writes it: statistics and gates in float32, all else in bfloat16.
@@ -108,16 +108,18 @@ def hand_loss(places: int, params: dict[str, Any], tokens: jax.Array) -> tuple[j
         taken = jnp.einsum("tep,tw->epw", dispatch, h)
         hidden = jax.nn.gelu(jnp.einsum("epw,ewf->epf", taken, p["grow"].astype(LOW)))
         x = x + jnp.einsum("tep,epf,efw->tw", combine, hidden, p["shrink"].astype(LOW))
-    return cross_entropy(x @ params["head"].astype(LOW), tokens[:, 1:].ravel()), None
+    head = params["head"].astype(LOW)
+    return losses(lambda x: x @ head, x, tokens[:, 1:].ravel()).mean(), None
 
 
 def _size(config: Config) -> Size:
-    return Size(
+    size = Size(
         init=partial(init, config),
         sample=lambda key: chain_of_tokens(key, config.batch, config.length + 1, config.vocabulary),
         plain=partial(loss, config.places),
         hands={HAND: partial(hand_loss, config.places)},
     )
+    return chunked(size)
 
 
 EXPERTS = Model("experts", "two layers of experts", _size(FULL), _size(SMALL))

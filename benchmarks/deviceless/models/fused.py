@@ -40,12 +40,14 @@ def on(platform: str) -> Iterator[None]:
         yield
 
 
-def attention(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool) -> jax.Array:
+def attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, bias: jax.Array | None = None
+) -> jax.Array:
     """Attend, from [B, T, N, H] to [B, T, N, H]; as XLA has it where no kernel takes the shape."""
-    if _platform.get() == "tpu" and q.shape[1] % 128 == 0:
+    if _platform.get() == "tpu" and q.shape[1] % 128 == 0 and bias is None:
         return _splash(q, k, v, causal)
     words: Any = "cudnn" if _platform.get() == "cuda" else "xla"
-    return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation=words)
+    return jax.nn.dot_product_attention(q, k, v, bias, is_causal=causal, implementation=words)
 
 
 def _splash(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool) -> jax.Array:

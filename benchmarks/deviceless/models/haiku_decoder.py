@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from benchmarks.deviceless.models import fused
 from benchmarks.deviceless.models.fused import FUSED
+from benchmarks.deviceless.models.heads import chunked, losses
 from benchmarks.deviceless.models.model import (
     HAND,
     Config,
     Model,
     Size,
     chain_of_tokens,
-    cross_entropy,
 )
 
 LOW = jnp.bfloat16
@@ -52,8 +52,8 @@ def _norm(x: jax.Array) -> jax.Array:
     return norm(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
 
 
-def forward(config: Config, is_fused: bool, tokens: jax.Array) -> jax.Array:
-    """Logits of the next words."""
+def hidden(config: Config, is_fused: bool, tokens: jax.Array) -> jax.Array:
+    """Activations before the head."""
     hk, kernel = _modules()
     scaled = hk.initializers.VarianceScaling(2 / config.layers)
     embedding = hk.Embed(
@@ -72,29 +72,39 @@ def forward(config: Config, is_fused: bool, tokens: jax.Array) -> jax.Array:
         x = x + attend(y, y, y, mask=mask)
         y = hk.Linear(4 * config.width, w_init=scaled)(_norm(x))
         x = x + hk.Linear(config.width, w_init=scaled)(jax.nn.gelu(y))
-    return hk.Linear(config.vocabulary)(_norm(x))
+    return _norm(x)
 
 
 def _size(config: Config) -> Size:
     @cache
     def network(is_fused: bool) -> Any:
         hk, _ = _modules()
-        return hk.without_apply_rng(hk.transform(partial(forward, config, is_fused)))
+        return hk.without_apply_rng(hk.transform(partial(hidden, config, is_fused)))
+
+    @cache
+    def head() -> Any:
+        hk, _ = _modules()
+        return hk.without_apply_rng(hk.transform(lambda x: hk.Linear(config.vocabulary)(x)))
+
+    def init(key: jax.Array) -> Any:
+        body = network(False).init(key, jnp.zeros((1, config.length), jnp.int32))
+        return {"body": body, "head": head().init(key, jnp.zeros((1, config.width)))}
 
     def loss(dtype: Any, is_fused: bool, params: Any, tokens: jax.Array) -> Any:
         low = jax.tree.map(lambda p: p.astype(dtype or p.dtype), params)
-        logits = network(is_fused).apply(low, tokens[:, :-1])
-        return cross_entropy(logits, tokens[:, 1:]), None
+        x = network(is_fused).apply(low["body"], tokens[:, :-1])
+        return losses(partial(head().apply, low["head"]), x, tokens[:, 1:]).mean(), None
 
     def sample(key: jax.Array) -> jax.Array:
         return chain_of_tokens(key, config.batch, config.length + 1, config.vocabulary)
 
-    return Size(
-        init=lambda key: network(False).init(key, jnp.zeros((1, config.length), jnp.int32)),
+    size = Size(
+        init=init,
         sample=sample,
         plain=partial(loss, None, False),
         hands={HAND: partial(loss, LOW, False), FUSED: partial(loss, LOW, True)},
     )
+    return chunked(size)
 
 
 HAIKU = Model("haiku", "a causal model of haiku's modules", _size(FULL), _size(SMALL))

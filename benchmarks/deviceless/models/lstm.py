@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.deviceless.models.heads import chunked, losses
 from benchmarks.deviceless.models.model import (
     HAND,
     Model,
     Size,
     chain_of_tokens,
-    cross_entropy,
     weights,
 )
 
@@ -74,7 +74,7 @@ def loss(params: dict[str, Any], tokens: jax.Array) -> tuple[jax.Array, None]:
     x = params["tokens"][inputs]
     for p in params["layers"]:
         x = layer(p, x)
-    return cross_entropy(x @ params["head"], labels), None
+    return losses(lambda x: x @ params["head"], x, labels).mean(), None
 
 
 # As an expert writes it: hidden states and gates in bfloat16, the cell in float32 or in bfloat16.
@@ -100,12 +100,12 @@ def hand_loss(cell: Any, params: dict[str, Any], tokens: jax.Array) -> tuple[jax
     x = params["tokens"][inputs].astype(LOW)
     for p in params["layers"]:
         x = hand_layer(cell, p, x)
-    logits = x @ params["head"].astype(LOW)
-    return cross_entropy(logits, labels), None
+    head = params["head"].astype(LOW)
+    return losses(lambda x: x @ head, x, labels).mean(), None
 
 
 def _size(config: Config) -> Size:
-    return Size(
+    size = Size(
         init=partial(init, config),
         sample=lambda key: chain_of_tokens(key, config.batch, config.length + 1, config.vocabulary),
         plain=loss,
@@ -114,6 +114,7 @@ def _size(config: Config) -> Size:
             "hand, bf16 cell": partial(hand_loss, LOW),
         },
     )
+    return chunked(size)
 
 
 LSTM = Model("lstm", "two LSTM layers by scan", _size(FULL), _size(SMALL))

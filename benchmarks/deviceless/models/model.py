@@ -67,9 +67,14 @@ def weights(key: jax.Array, count: int) -> Callable[..., jax.Array]:
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """The mean negative log-likelihood of integer labels, computed in float32 at least."""
+    return negative_log_likelihood(logits, labels).mean()
+
+
+def negative_log_likelihood(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Of each integer label, computed in float32 at least."""
     wide = jnp.promote_types(logits.dtype, jnp.float32)
     log_probabilities = jax.nn.log_softmax(logits.astype(wide))
-    return -jnp.mean(jnp.take_along_axis(log_probabilities, labels[..., None], axis=-1))
+    return -jnp.take_along_axis(log_probabilities, labels[..., None], axis=-1)[..., 0]
 
 
 def chain_of_tokens(key: jax.Array, batch: int, length: int, vocabulary: int) -> jax.Array:

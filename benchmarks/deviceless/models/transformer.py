@@ -11,13 +11,13 @@ import jax.numpy as jnp
 
 from benchmarks.deviceless.models import fused
 from benchmarks.deviceless.models.fused import FUSED
+from benchmarks.deviceless.models.heads import chunked, losses
 from benchmarks.deviceless.models.model import (
     HAND,
     Config,
     Model,
     Size,
     chain_of_tokens,
-    cross_entropy,
 )
 
 LOW = jnp.bfloat16
@@ -98,7 +98,8 @@ def loss(
     else:
         for layer in params["layers"]:
             x = block(config, x, layer)
-    return cross_entropy(layer_norm(params["norm"], x) @ params["head"], labels), None
+    x = layer_norm(params["norm"], x)
+    return losses(lambda x: x @ params["head"], x, labels).mean(), None
 
 
 # As an expert writes it: activations in bfloat16, parameters cast where they are used, statistics
@@ -154,8 +155,8 @@ def hand_loss(
     else:
         for layer in params["layers"]:
             x = step(x, layer)
-    logits = hand_layer_norm(params["norm"], x) @ params["head"].astype(LOW)
-    return cross_entropy(logits, labels), None
+    x, head = hand_layer_norm(params["norm"], x), params["head"].astype(LOW)
+    return losses(lambda x: x @ head, x, labels).mean(), None
 
 
 ATTENTIONS: dict[str, Attend] = {
@@ -167,7 +168,7 @@ ATTENTIONS: dict[str, Attend] = {
 
 
 def _size(config: Config, scanned: bool) -> Size:
-    return Size(
+    size = Size(
         init=partial(init if scanned else unrolled, config),
         sample=lambda key: chain_of_tokens(key, config.batch, config.length + 1, config.vocabulary),
         plain=partial(loss, config, scanned),
@@ -175,6 +176,7 @@ def _size(config: Config, scanned: bool) -> Size:
             name: partial(hand_loss, config, scanned, attend) for name, attend in ATTENTIONS.items()
         },
     )
+    return chunked(size)
 
 
 def _model(name: str, title: str, scanned: bool) -> Model:

@@ -6,7 +6,14 @@ cast vanishes; with bfloat16 it is the hand. What attends has a second hand, by 
 """
 
 from benchmarks.deviceless.models.model import Model
-from benchmarks.deviceless.models.unseen import diffusion, recurrences, routing, vision, words
+from benchmarks.deviceless.models.unseen import (
+    diffusion,
+    many_words,
+    recurrences,
+    routing,
+    vision,
+    words,
+)
 
 UNSEEN: dict[str, Model] = {
     model.name: model
@@ -24,6 +31,10 @@ UNSEEN: dict[str, Model] = {
         words.LORA,
         words.DECODE,
         words.GENERATE,
+        many_words.LLAMA,
+        many_words.GEMMA,
+        many_words.T5,
+        many_words.BERT,
     )
 }
 """The decode step has two rows without a gradient: one step, and a loop of them."""

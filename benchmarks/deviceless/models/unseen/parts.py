@@ -49,8 +49,10 @@ def norm_params(width: int) -> dict[str, jax.Array]:
     return {"scale": jnp.ones(width), "bias": jnp.zeros(width)}
 
 
-def composed(q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool) -> jax.Array:
-    return jax.nn.dot_product_attention(q, k, v, is_causal=causal, implementation="xla")
+def composed(
+    q: jax.Array, k: jax.Array, v: jax.Array, *, causal: bool, bias: jax.Array | None = None
+) -> jax.Array:
+    return jax.nn.dot_product_attention(q, k, v, bias, is_causal=causal, implementation="xla")
 
 
 def heads(x: jax.Array, size: int) -> jax.Array:

@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.deviceless.models.heads import chunked, losses
 from benchmarks.deviceless.models.model import (
     Config,
     Model,
     Size,
     chain_of_tokens,
-    cross_entropy,
     weights,
 )
 from benchmarks.deviceless.models.unseen.parts import (
@@ -105,7 +105,8 @@ def ssd_loss(config: Config, chunk: int, dtype: Any, params: Any, tokens: jax.Ar
     x = params["tokens"][tokens[:, :-1]].astype(dtype)
     for p in params["layers"]:
         x = ssd_block(config, chunk, p, x)
-    return cross_entropy(x @ params["head"].astype(dtype), tokens[:, 1:]), None
+    head = params["head"].astype(dtype)
+    return losses(lambda x: x @ head, x, tokens[:, 1:]).mean(), None
 
 
 # Retention: linear attention under one decay for each head, scanned over chunks.
@@ -176,14 +177,15 @@ def retnet_loss(config: Config, chunk: int, dtype: Any, params: Any, tokens: jax
     x = params["tokens"][tokens[:, :-1]].astype(dtype)
     for p in params["layers"]:
         x = retnet_block(config, chunk, p, x)
-    return cross_entropy(x @ params["head"].astype(dtype), tokens[:, 1:]), None
+    head = params["head"].astype(dtype)
+    return losses(lambda x: x @ head, x, tokens[:, 1:]).mean(), None
 
 
 def _size(init: Any, loss: Any, config: Config, chunk: int) -> Size:
     def sample(key: jax.Array) -> jax.Array:
         return chain_of_tokens(key, config.batch, config.length + 1, config.vocabulary)
 
-    return size(partial(init, config), sample, partial(loss, config, chunk))
+    return chunked(size(partial(init, config), sample, partial(loss, config, chunk)))
 
 
 _SMALL = Config(layers=2, width=64, heads=2, length=32, batch=8, vocabulary=128)

@@ -12,12 +12,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from benchmarks.deviceless.models.heads import chunked, losses
 from benchmarks.deviceless.models.model import (
     Config,
     Model,
     Size,
     chain_of_tokens,
-    cross_entropy,
     weights,
 )
 from benchmarks.deviceless.models.unseen.parts import (
@@ -83,14 +83,15 @@ def ragged_loss(config: Config, dtype: Any, attend: Attend, params: Any, tokens:
         x = x + dense(p["out"], flat(attend(q, k, v, causal=True)))
         y = rms_norm(p["norm2"], x).reshape(-1, config.width)
         x = x + experts(p, y).reshape(x.shape)
-    return cross_entropy(x @ params["head"].astype(dtype), tokens[:, 1:]), None
+    head = params["head"].astype(dtype)
+    return losses(lambda x: x @ head, x, tokens[:, 1:]).mean(), None
 
 
 def _ragged(config: Config) -> Size:
     def sample(key: jax.Array) -> jax.Array:
         return chain_of_tokens(key, config.batch, config.length + 1, config.vocabulary)
 
-    return attending(partial(ragged_init, config), sample, partial(ragged_loss, config))
+    return chunked(attending(partial(ragged_init, config), sample, partial(ragged_loss, config)))
 
 
 RAGGED = Model(

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from benchmarks.deviceless.models.heads import chunked, losses
 from benchmarks.deviceless.models.model import (
     Config,
     Model,
     Size,
     chain_of_tokens,
-    cross_entropy,
     weights,
 )
 from benchmarks.deviceless.models.unseen.parts import (
@@ -197,8 +197,8 @@ def lora_loss(config: Config, dtype: Any, attend: Attend, params: Any, batch: An
         y = flat(attend(rotated(q, places), k, v, causal=True))
         x = x + adapted(p["o"], adapters["o"], y)
         x = x + swiglu(p, rms_norm(p["norm2"], x))
-    logits = rms_norm(given["norm"], x) @ given["tokens"].T.astype(dtype)
-    return cross_entropy(logits, tokens[:, 1:]), None
+    x, head = rms_norm(given["norm"], x), given["tokens"].T.astype(dtype)
+    return losses(lambda x: x @ head, x, tokens[:, 1:]).mean(), None
 
 
 def _lora(config: Config) -> Size:
@@ -206,7 +206,7 @@ def _lora(config: Config) -> Size:
         tokens = chain_of_tokens(key, config.batch, config.length + 1, config.vocabulary)
         return frozen(config, key), tokens
 
-    return attending(partial(lora_init, config), sample, partial(lora_loss, config))
+    return chunked(attending(partial(lora_init, config), sample, partial(lora_loss, config)))
 
 
 LORA = Model(
