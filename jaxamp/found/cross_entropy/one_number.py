@@ -74,9 +74,9 @@ def differentiated(
             if not jax_compat.is_symbolic_zero(tangent)
         }
         results, gradients = _with_gradients(made, division, given, number, [*moving])
-        moved = sum(_along(gradients[value], tangent) for value, tangent in moving.items())
+        moved = jnp.stack([_along(gradients[value], moving[value]) for value in moving])
         still = {value: _still(result) for value, result in results.items()}
-        still[number] = jnp.asarray(moved, results[number].dtype)
+        still[number] = _along(jnp.ones_like(moved), moved)  # sums, with no group of its own
         return [results[value] for value in order], [still[value] for value in order]
 
     return dict(zip(order, total(*map(read, values)), strict=True))

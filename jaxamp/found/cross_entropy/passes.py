@@ -202,9 +202,9 @@ class Search:
 
     def _step(self, unit: Unit, tainted: list[int]) -> None:
         outs = numbers(unit.outs)
-        if unit.eqn.primitive.name == "transpose" and tainted[0] in self.sums:
-            self.flows[unit] = Flow((None,), SUM)  # of what each chunk adds
-            self.stage[outs[0]] = self.stage[tainted[0]]
+        if self._is_sum(unit, tainted):
+            self.flows[unit] = Flow((None,) * len(unit.ins), SUM)
+            self.stage[outs[0]] = max(self.stage[a] for a in tainted)
             self.sums.add(outs[0])
             return
         given = [self.rows.get(a) if isinstance(a, int) else None for a in unit.ins]
@@ -232,6 +232,28 @@ class Search:
         if name == "reduce_sum" and found.result is not SUM and not self._powers.isdisjoint(big):
             avals = self.level.avals
             self.is_softmax |= avals[big[0]].size == avals[outs[0]].size * self.logits.words
+
+    def _is_sum(self, unit: Unit, tainted: list[int]) -> bool:
+        """Return whether a result is the sum of what it is for each chunk, made of such sums.
+
+        Where sums of losses are asked for, that is so of a mean and of what means add up to.
+        """
+        if not self.sums.issuperset(tainted) or len({self.stage[a] for a in tainted}) > 1:
+            return False
+        name = unit.eqn.primitive.name
+        if name == "transpose":
+            return True
+        if not self.is_whole or unit.eqn.outvars[0].aval.shape:  # type: ignore[attr-defined]
+            return False
+        own = [a in tainted for a in unit.ins]
+        match name:
+            case "mul":
+                return sum(own) == 1
+            case "div":
+                return own == [True, False]
+            case "add" | "sub" | "add_any":
+                return all(own)
+        return name in (*_MOVES, "neg")
 
     def _ready(self, value: int) -> int:
         """Return the pass in which a value is at hand token by token."""

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import jaxamp
+from jaxamp.found.cross_entropy.losses import chunk_losses
 from tests.scopes import equations_of
 
 POLICY = jaxamp.PrecisionPolicy.MIXED_BF16.replace(loss_in_chunks=True)
@@ -89,3 +90,25 @@ def test_no_constant_of_a_chunk_is_moved_before_the_loop():
     equations = equations_of(jax.grad(jaxamp.amp(_loss, POLICY), (0, 1)), X, W)
     (loop,) = (eqn for eqn, _ in equations if eqn.primitive.name in ("scan", "while"))
     assert all(v.aval.shape[-2:] != (T // 4, V) for v in loop.invars)
+
+
+def _two_means(x, w):
+    logits = x @ w
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, LABELS)
+    return losses.mean() - 1e-2 * jnp.square(jax.nn.logsumexp(logits, -1)).sum() / T
+
+
+def _weighted(x, w):
+    weights = jnp.arange(T) % 3 / 2
+    losses = optax.softmax_cross_entropy_with_integer_labels(x @ w, LABELS)
+    return jnp.sum(losses * weights) / (jnp.sum(weights) + 1e-5)
+
+
+@pytest.mark.parametrize("loss", [_two_means, _weighted])
+def test_gradients_of_a_mean_are_its_own(loss):
+    """What sums are divided by, and added to, is in the loop: no gradient is multiplied later."""
+    last = chunk_losses(jax.make_jaxpr(loss)(X, W), POLICY).jaxpr.eqns[-1]
+    assert last.primitive.name == "custom_jvp_call"
+    step = jax.grad(jaxamp.amp(loss, POLICY), 1)
+    want = jax.grad(jaxamp.amp(loss, STORED), 1)(X, W)
+    assert np.linalg.norm(jax.jit(step)(X, W) - want) <= 0.01 * np.linalg.norm(want)
