@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 from jax.extend.core import JaxprEqn
 
 from jaxamp.core.taxonomy import OpKind
-from jaxamp.jaxprs.contracted import size, terms
+from jaxamp.found.attention.kernels.spec import multiplied
+from jaxamp.jaxprs.contracted import size
 
 _SLICES = ("slice", "dynamic_slice", "gather")
 
@@ -76,10 +76,8 @@ def flops(name: str, kind: OpKind, params: dict[str, Any], ins: Sequence[Any], o
       ins: types of its operands.
       out: type of its first result.
     """
-    if (each := terms(name, params, ins)) is not None:
-        return 2 * size(out) * each
-    if name in ATTENTIONS:
-        return _attention(ATTENTIONS[name], ins)
+    if (products := multiplied(name, params, ins, out)) is not None:
+        return 2 * products
     if kind is OpKind.ELEMENTWISE:
         return size(out)
     return size(ins[0]) if kind is OpKind.REDUCTION and ins else 0
@@ -100,20 +98,5 @@ def touched(eqn: JaxprEqn) -> tuple[list[int], list[int]]:
         reads[0], writes[0] = 0 if name == "scatter" else reads[2], reads[2]
     return reads, writes
 
-
-def _attention(products: tuple[int, int], ins: Sequence[Any]) -> int:
-    """Count the products over heads of keys and over heads of values; masks skip none of them."""
-    q, k, v = (x.shape for x in ins[:3])
-    heads, keys = math.prod(q[:-1]), k[-3]
-    return 2 * heads * keys * (products[0] * q[-1] + products[1] * v[-1])
-
-
-# Per primitive, how many products it has along the size of a key and along that of a value.
-ATTENTIONS = {
-    "found_attention": (1, 1),
-    "found_attention_backward": (3, 2),  # scores are computed again
-    "attention_forward": (1, 1),
-    "attention_backward": (3, 2),
-}
 
 _SUMS = tuple(field.name for field in dataclasses.fields(Tally))

@@ -10,6 +10,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, op_of
+from jaxamp.found.attention.kernels.spec import ATTENTIONS
 from jaxamp.inspect import count
 from jaxamp.inspect.count import Tally
 from jaxamp.inspect.operation import (
@@ -117,7 +118,7 @@ class Equation:
             scope=clean_scope(self.scope),
             backward=is_transposed(self.scope),
             place=self.place,
-            contraction=self.kind is OpKind.COMPUTE or self.name in count.ATTENTIONS,
+            contraction=self.kind is OpKind.COMPUTE or self.name in ATTENTIONS,
             emulated=self._emulated(),
         )
 

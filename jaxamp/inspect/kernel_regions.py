@@ -30,6 +30,7 @@ class Region(NamedTuple):
       source: ``file:line (function)`` of the user's code.
       obstacle: why they stay as they are written; empty if they do not.
       saved: bytes that are not stored; 0 where that is not known.
+      slower: the predicted time of the program, against that without.
     """
 
     kind: str
@@ -37,6 +38,7 @@ class Region(NamedTuple):
     source: str
     obstacle: str = ""
     saved: int = 0
+    slower: float = 1.0
 
 
 def regions_of(plan: Plan) -> tuple[Region, ...]:
@@ -54,7 +56,8 @@ def _regions(
 ) -> Iterator[Region]:
     forward = [o for o in found if o.forward] or found  # a backward pass of its own is no other
     for o in forward:
-        yield Region(o.kind, o.scope, o.source, obstacle, getattr(o, "saved", 0))
+        told = getattr(o, "saved", 0), getattr(o, "slower", 1.0)
+        yield Region(o.kind, o.scope, o.source, obstacle, *told)
     yield from (Region(r.kind, r.scope, r.source, r.reason) for r in refused)
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jax.extend.core import Jaxpr
 
+from jaxamp.found.attention.kernels.spec import multiplied
+from jaxamp.jaxprs.contracted import size
 from jaxamp.jaxprs.nested import Wiring, nested, wiring
 
 MATTERS = 2**26
 """Bytes of memory that are worth a loop."""
 
-_CHUNK = 2**27  # bytes of logits that a chunk has at least
+_CHUNK = 2**26  # bytes of logits that a chunk has at least
 _BALANCE = 144  # operations of products in the time of a byte: 692 TFLOP/s, 4.8 TB/s (H200)
 _LONG = 2048  # tokens of a chunk, where time counts: reading and adding to a sum takes half as long
 _SHORT = 1024  # where memory counts: it takes as long as the products
@@ -48,7 +49,8 @@ class Sizes(NamedTuple):
     def longer(self, chunks: int) -> float:
         """Return how much more time loss and gradient take in chunks, in bytes that are moved."""
         activations = 16 * self.tokens * self.width  # in float32, to chunks and back
-        return self._time(chunks, self.again) - self._time(1, 0) + activations + chunks * _STARTS
+        starts = (chunks - 1) * _STARTS
+        return self._time(chunks, self.again) - self._time(1, 0) + activations + starts
 
     def _time(self, chunks: int, again: int) -> float:
         """Return a time in bytes: of each product the larger of arithmetic and what it moves."""
@@ -77,12 +79,11 @@ def products_of(jaxpr: Jaxpr, *, backward: bool) -> float:
 def _products(jaxpr: Jaxpr, each: int, again: int) -> float:
     total = 0.0
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            lhs: Any = eqn.invars[0].aval
-            contracted = math.prod(lhs.shape[i] for i in eqn.params["dimension_numbers"][0][0])
-            out: Any = eqn.outvars[0].aval
-            moved = out.size + sum(v.aval.size for v in eqn.invars)  # type: ignore[attr-defined]
-            total += each * (2 * out.size * contracted / _BALANCE + _NARROW * moved)
+        avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+        ins, out = avals[: len(eqn.invars)], avals[len(eqn.invars) :][:1]
+        numbers = multiplied(eqn.primitive.name, eqn.params, ins, *out) if out else None
+        if numbers is not None:
+            total += each * (2 * numbers / _BALANCE + _NARROW * sum(map(size, avals)))
         times = eqn.params.get("length", 1) if wiring(eqn) is Wiring.SCAN else 1
         inner = again if eqn.primitive.name in ("remat2", "checkpoint") else each
         inside = [_products(body.jaxpr, inner, again) for body in nested(eqn)]
@@ -112,6 +113,8 @@ def chunks_for(sizes: Sizes, word: bool | str | None, program: float) -> int | s
         return f"too few tokens: {sizes.tokens} × {sizes.words} words"
     if word is not True and sizes.saved(chunks) < MATTERS:
         return f"too little memory is saved: {sizes.saved(chunks) / 2**20:.1f} MiB"
-    if word is None and sizes.longer(chunks) > _LONGER * program:
-        return f"a step would take {1 + sizes.longer(chunks) / program:.2f} times as long"
+    while word is None and sizes.longer(chunks) > _LONGER * program:
+        if sizes.saved(chunks // 2) < MATTERS:
+            return f"a step would take {1 + sizes.longer(chunks) / program:.2f} times as long"
+        chunks //= 2
     return chunks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from jax import lax
 
 from jaxamp.errors import KernelError
 from jaxamp.found.attention.kernels.known_masks import KnownMask, Segments
+from jaxamp.jaxprs.contracted import size, terms
 
 
 class Operands(NamedTuple):
@@ -148,3 +150,31 @@ def scores_shape(q: Any, k: Any) -> tuple[int, ...]:
     """Return [*b, N, T, S], the shape of an attention's scores."""
     *batch, queries, heads, _ = q.shape
     return (*batch, heads, queries, k.shape[-3])
+
+
+ATTENTIONS = {
+    "found_attention": (1, 1),
+    "found_attention_backward": (3, 2),  # scores are computed again
+    "attention_forward": (1, 1),
+    "attention_backward": (3, 2),
+}
+"""Per primitive, how many products it has along the size of a key and along that of a value."""
+
+
+def multiplied(name: str, params: dict[str, Any], ins: Sequence[Any], out: Any) -> int | None:
+    """Return how many numbers a contraction or an attention multiplies, ``None`` for no such.
+
+    Masks skip none of them.
+
+    Args:
+      name: the primitive.
+      params: its parameters.
+      ins: types of its operands.
+      out: type of its first result.
+    """
+    if name in ATTENTIONS:
+        q, k, v = (x.shape for x in ins[:3])
+        along_keys, along_values = ATTENTIONS[name]
+        return math.prod(q[:-1]) * k[-3] * (along_keys * q[-1] + along_values * v[-1])
+    each = terms(name, params, ins)
+    return None if each is None else size(out) * each
