@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 
 from jaxamp.core.features import Feature, PolicyField, Work
 from jaxamp.errors import PolicyError
+from jaxamp.policy.rules import Rule
 
 # cuDNN's calls are named fmha or dot_product_attention by XLA, Pallas' are compiled by Mosaic.
 _KERNELS = re.compile(r"cudnn|fmha|attention|mosaic|pallas", re.IGNORECASE)
@@ -21,10 +22,19 @@ def _read(given: Any, present: Any) -> bool | None:
     raise PolicyError(f"fused_attention is True, False or None, not {given!r}.")
 
 
-def _read_chunks(given: Any, present: Any) -> bool | str | None:
+def _read_chunks(given: Any, present: Any) -> Any:
+    """Return a word, or pairs of a scope and a word of which the first that matches decides."""
     if given is None or isinstance(given, bool) or given == "memory":
         return given
-    raise PolicyError(f"loss_in_chunks is True, False, 'memory' or None, not {given!r}.")
+    if isinstance(given, Mapping | list | tuple) and given:
+        pairs = dict(given)
+        for scope in pairs:
+            Rule(precision="f32", scope=scope)  # refuses what can never match
+        return tuple((scope, _read_chunks(word, None)) for scope, word in pairs.items())
+    raise PolicyError(
+        f"loss_in_chunks is True, False, 'memory' or None, not {given!r}; or such a word by scope: "
+        "{'draft/head': 'memory', '*': None}."
+    )
 
 
 def _advise(error: Exception, plan: Callable[[], Any]) -> str:

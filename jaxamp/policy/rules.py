@@ -140,7 +140,7 @@ class Rule:
         return (
             (self.kind is None or view.kind is self.kind)
             and (self.primitive is None or _name_matches(self.primitive, view.primitive))
-            and (self.scope is None or _path_matches(self.scope, view.scope))
+            and (self.scope is None or scope_matches(self.scope, view.scope))
             and (self.dtype is None or view.precision is self.dtype)
             and (self.min_size is None or view.size >= self.min_size)
             and (self.function is None or _function_matches(self.function, view.functions()))
@@ -245,7 +245,12 @@ def unmatched(rules: Sequence[Rule], counts: Sequence[int]) -> tuple[Rule, ...]:
 
 
 @functools.lru_cache(maxsize=16384)
-def _path_matches(pattern: str, path: str) -> bool:
+def scope_matches(pattern: str, path: str) -> bool:
+    """Return whether a scope is one that a `Rule.scope` names.
+
+    >>> scope_matches("decoder/*", "model/decoder/head"), scope_matches("/head", "model/head")
+    (True, False)
+    """
     anchored, closed = pattern.startswith("/"), pattern.endswith("/")
     pattern = pattern.strip("/")
     if anchored and closed:

@@ -25,6 +25,7 @@ from jaxamp.found.places import NARROW, Place, Scopes
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.nested import nested
 from jaxamp.policy.policy import PrecisionPolicy
+from jaxamp.policy.rules import scope_matches
 
 KIND = "loss"
 
@@ -72,9 +73,15 @@ def chunk_losses(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
     >>> [found.chunks for found in chunked.found]
     [4]
     """
-    if policy.loss_in_chunks is False or policy.base not in NARROW:
+    if policy.base not in NARROW or {*_words(policy).values()} == {False}:
         return Replaced(closed)
     return replace_regions(closed, _Losses(policy, closed.jaxpr))
+
+
+def _words(policy: PrecisionPolicy) -> dict[str, Any]:
+    """Return what is wished for a loss, by scope."""
+    word = policy.loss_in_chunks
+    return dict(word) if isinstance(word, tuple) else {"*": word}
 
 
 @dataclass(eq=False)
@@ -142,7 +149,7 @@ class _Losses:
     crosses = False
 
     def __init__(self, policy: PrecisionPolicy, program: Jaxpr) -> None:
-        self.policy, self.program = policy, program
+        self.policy, self.program, self.words = policy, program, _words(policy)
         self._held: dict[Jaxpr, bool] = {}
 
     def may_hold(self, jaxpr: Jaxpr) -> bool:
@@ -159,7 +166,7 @@ class _Losses:
     def _is_large(self, aval: Any) -> bool:
         size = aval.size
         is_known = isinstance(size, int | np.integer)  # of an exported program it may not be
-        return is_known and (self.policy.loss_in_chunks is True or 4 * size >= MATTERS)
+        return is_known and (True in self.words.values() or 4 * size >= MATTERS)
 
     def find(
         self, level: Level, known: KnownNumbers, scopes: Scopes
@@ -198,7 +205,12 @@ class _Losses:
                 continue
             if (told := place.told_otherwise(self.policy, "dot_general")) is not None:
                 return told
-            if (divided := self._divided(logits)) is not None:
+            word = next(
+                (w for at, w in self.words.items() if scope_matches(at, place.words[0])), None
+            )
+            if word is False:
+                return "loss_in_chunks is False here"
+            if (divided := self._divided(logits, word)) is not None:
                 return divided
             number = None
             if len(passes) == 1 and not passes[0].backward and self.policy.base is Precision.BF16:
@@ -206,11 +218,11 @@ class _Losses:
                 if not isinstance(whole, Obstacle) and taken.isdisjoint(whole[0].outputs):
                     number = one_number(whole[0], level)
                     passes = passes if number is None else whole
-            return self._worthwhile(logits, passes, number, place)
+            return self._worthwhile(logits, passes, number, place, word)
         return why
 
     def _worthwhile(
-        self, logits: Logits, passes: list[Pass], number: int | None, place: Place
+        self, logits: Logits, passes: list[Pass], number: int | None, place: Place, word: Any
     ) -> list[_Region] | str:
         """Return the passes as they are emitted, or why they are not."""
         backward = any(made.backward for made in passes)
@@ -218,7 +230,7 @@ class _Losses:
         again = len(passes) - (backward or number is not None)
         program = products_of(self.program, backward=backward)
         sizes = Sizes(tokens, logits.width, logits.words, again)
-        chunks = chunks_for(sizes, self.policy.loss_in_chunks, program)
+        chunks = chunks_for(sizes, word, program)
         if isinstance(chunks, str):
             return chunks
         chunks = min(chunks, logits.rows.length)
@@ -227,12 +239,12 @@ class _Losses:
         outcome = Loss(*place.words, True, backward, chunks, saved, slower)
         return [_Region(made, division, not backward, number, outcome) for made in passes]
 
-    def _divided(self, logits: Logits) -> str | None:
+    def _divided(self, logits: Logits, word: Any) -> str | None:
         """Return why a division of arrays over devices keeps logits stored."""
         aval = logits.unit.eqn.outvars[0].aval
         if jax_compat.has_typed_sharding(aval):
             return "arrays are divided over an explicit mesh"
         is_one = jax.device_count() == 1 or described_platform() is not None
-        if self.policy.loss_in_chunks is None and not is_one and not jax_compat.varies_over(aval):
+        if word is None and not is_one and not jax_compat.varies_over(aval):
             return "there are several devices, and over which arrays are divided is not known"
         return None
