@@ -37,7 +37,7 @@ POLICIES = {
     "bf16": PrecisionPolicy.parse("bf16"),
     "fused bf16": PrecisionPolicy.parse("bf16").replace(fused_attention=True),
     "fp8": PrecisionPolicy.parse("fp8_current").replace(
-        scaling={"small": (), "multiple": 1, "ends": True, "batched": True}
+        scaling={"small": (), "multiple": 1, "ends": True}
     ),
 }
 ORDERS = "plain", "grad_of_amp", "amp_of_grad"

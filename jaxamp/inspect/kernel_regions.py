@@ -70,6 +70,4 @@ def _elsewhere(policy: PrecisionPolicy) -> tuple[PrecisionPolicy, str]:
     wanted = policy.replace(fused_attention=True)
     if policy.fused_attention is False:
         return wanted, "the policy says fused_attention=False"
-    if policy.is_scaled and policy.scaling.batched and policy.scaling.all_operands:
-        return wanted, "the policy quantizes its products, which no kernel does"
     return wanted, f"no kernel runs it on this {jax.default_backend().upper()}"

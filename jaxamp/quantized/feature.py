@@ -22,11 +22,10 @@ def _read(given: Any, present: Scaling) -> Scaling:
 
 
 def _from_data(data: dict[str, Any]) -> Scaling:
-    fields: dict[str, Any] = {
-        key: CastConfig.from_data(value) if key in ("weight", "gradient") and value else value
-        for key, value in data.items()
-    }
-    return Scaling(**fields)
+    weight = data.get("weight")
+    # What an older version wrote of an option that is gone says nothing where that was off.
+    known = {key: value for key, value in data.items() if value or hasattr(DEFAULT, key)}
+    return DEFAULT.replace(**known | {"weight": weight and CastConfig.from_data(weight)})
 
 
 def _check(policy: Any) -> None:

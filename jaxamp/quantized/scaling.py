@@ -28,16 +28,13 @@ class Scaling:
 
     Attributes:
       weight: cast of parameters; ``None`` for that of Compute.
-      gradient: cast of cotangents; ``None`` for that of Compute, in e5m2 where that is e4m3 with
-        one scale for the tensor.
       backward: whether the products of the backward pass are scaled; if not they are bf16. Those of
-        4-bit dots never are.
+        4-bit dots never are. Cotangents have the cast of Compute, in e5m2 where that is e4m3 with
+        one scale for the tensor.
       multiple: a dot is scaled only if its sizes are multiples of this; tensor cores read 16 bytes.
       small: pairs ``(K, N)``: a dot is not scaled if it sums over at most ``K`` elements and has at
         most ``N`` output features; ``None`` for any number.
       ends: whether the first and the last of three or more successive layers are scaled.
-      batched: whether dots with batch axes are scaled: attention, experts.
-      all_operands: whether dots without a parameter among their operands are scaled: attention.
       history: with one scale for a tensor, of how many earlier steps magnitudes are kept and give
         it; 0 takes it from the tensor itself.
       carried: whether parameters are quantized where a step makes them, for the step after it;
@@ -51,21 +48,16 @@ class Scaling:
     """
 
     weight: CastConfig | None = None
-    gradient: CastConfig | None = None
     backward: bool = True
     multiple: int = 16
     small: Limits = ((4096, 1024),)  # torchao's for one scale per tensor, measured on an H100
     ends: bool = False
-    batched: bool = False
-    all_operands: bool = False
     history: int = 0
     carried: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("weight", "gradient"):
-            cast = getattr(self, name)
-            if cast is not None:
-                object.__setattr__(self, name, _checked_cast(name, cast))
+        if self.weight is not None:
+            object.__setattr__(self, "weight", _checked_cast(self.weight))
         if type(self.multiple) is not int or self.multiple < 1:
             raise PolicyError(f"multiple is a positive integer, not {self.multiple!r}.")
         if type(self.history) is not int or self.history < 0:
@@ -79,11 +71,12 @@ class Scaling:
 
     def casts(self, compute: CastConfig) -> Casts:
         """Return the casts of a dot's operands under a cast of Compute."""
-        gradient = self.gradient or compute
-        if gradient.out_dtype is Precision.F8_E4M3 and gradient.sf_block is None:
-            gradient = dataclasses.replace(gradient, out_dtype=Precision.F8_E5M2)
-        keeps = not self.backward or compute.out_dtype is Precision.F4_E2M1
-        return Casts(compute, self.weight or compute, None if keeps else gradient)
+        gradient: CastConfig | None = compute
+        if not self.backward or compute.out_dtype is Precision.F4_E2M1:
+            gradient = None
+        elif compute.out_dtype is Precision.F8_E4M3 and compute.sf_block is None:
+            gradient = dataclasses.replace(compute, out_dtype=Precision.F8_E5M2)
+        return Casts(compute, self.weight or compute, gradient)
 
     def replace(self, **changes: Any) -> Scaling:
         """Return a recipe with some attributes changed.
@@ -98,11 +91,11 @@ class Scaling:
         return dataclasses.replace(self, **changes)
 
 
-def _checked_cast(name: str, cast: CastConfig | PrecisionLike) -> CastConfig:
+def _checked_cast(cast: CastConfig | PrecisionLike) -> CastConfig:
     cast = cast if isinstance(cast, CastConfig) else CastConfig(cast)
     if cast.out_dtype not in VALUES:
         words = ", ".join(sorted(p.short for p in VALUES))
-        raise PolicyError(f"The {name} of a scaling is cast to {words}, not {cast}.")
+        raise PolicyError(f"The weight of a scaling is cast to {words}, not {cast}.")
     return cast
 
 

@@ -94,14 +94,7 @@ def _kernels(policy: PrecisionPolicy) -> list[Kernel]:
     """Return the kernels that an attention may be replaced for."""
     if policy.base not in NARROW or policy.fused_attention is False:
         return []
-    if policy.fused_attention:
-        return everywhere()
-    return [] if _quantizes_attention(policy) else at_hand()
-
-
-def _quantizes_attention(policy: PrecisionPolicy) -> bool:
-    """Return whether products of activations are quantized, which no kernel here does."""
-    return policy.is_scaled and policy.scaling.batched and policy.scaling.all_operands
+    return everywhere() if policy.fused_attention else at_hand()
 
 
 class _Attentions:

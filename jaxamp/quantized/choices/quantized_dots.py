@@ -94,13 +94,13 @@ class _Scaler:
     def _refusal(self, node: Node) -> str:
         """Return why a dot is not quantized; empty if it is."""
         scaling, flows, axes = self.scaling, self.flows.of(node), axes_of(self.graph, node)
-        if axes.batch and not scaling.batched:
+        if axes.batch:
             return "batched dots are not scaled"
         if Flow.GRADIENT in flows:
             return self._refusal_of_backward(node, flows, axes)
-        if Flow.PARAMETER not in flows and not scaling.all_operands:
+        if Flow.PARAMETER not in flows:
             return "not scaled: no operand is a parameter"
-        weight = flows.index(Flow.PARAMETER) if Flow.PARAMETER in flows else 1
+        weight = flows.index(Flow.PARAMETER)
         origin = self._origin(node.ins[weight])
         if is_repeated(node.scope) and (origin in self.scaled) != (origin in self.plain):
             return "" if origin in self.scaled else "not scaled, like the dot that it recomputes"

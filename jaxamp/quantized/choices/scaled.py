@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.kernels.gpu_lowering import target_gpu
-from jaxamp.quantized.kernels.cudnn_block_product import multiplies_blocks
 from jaxamp.quantized.lowp.block_layout import scales_result
-from jaxamp.quantized.lowp.unit_blocks import fit_units
+from jaxamp.quantized.lowp.unit_blocks import fit_units, multiplies_blocks
 
 EMULATED = "multiplied in bf16"
 EMULATED_BEFORE_BLACKWELL = f"{EMULATED} before Blackwell"

@@ -5,14 +5,13 @@ See: https://nvidia.github.io/TransformerEngine, "FP8 Delayed Scaling".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 from jax.lax import optimization_barrier_p
@@ -23,15 +22,7 @@ from jaxamp.jaxprs.interpret import evaluate
 from jaxamp.jaxprs.nested import Wiring, called, loop, nested, wiring
 from jaxamp.quantized.choices.scaled import Scaled
 from jaxamp.quantized.delayed_scaling.carried_parameters import CarriedParameters, Source
-from jaxamp.quantized.delayed_scaling.history import CARRIED, MAGNITUDES, History, check, parts
-from jaxamp.quantized.delayed_scaling.known_scale import (
-    finite,
-    known_scale,
-    largest,
-    rounded,
-    row_maxima,
-    widened,
-)
+from jaxamp.quantized.delayed_scaling.history import CARRIED, BodyHistory, History, check, parts
 from jaxamp.quantized.lowp import ScaledArray
 from jaxamp.quantized.primitives.quantized_dot import quantized_dot_p
 from jaxamp.quantized.primitives.quantized_product import product
@@ -69,7 +60,7 @@ def run_with_history(
       TrainingError: the history is of another program.
     """
     magnitudes, eight_bits = parts(history)
-    body_history = _BodyHistory(magnitudes, length, arrays, measures=measures)
+    body_history = BodyHistory(magnitudes, length, arrays, measures=measures)
     carried = CarriedParameters(arrays, returned, eight_bits, body_history)
     results = _HistoryInterpreter(body_history, carried).inline(closed, arrays)
     after = carried.after({a: results[r] for a, r in returned.items()} if advances else None)
@@ -79,7 +70,7 @@ def run_with_history(
 class _HistoryInterpreter:
     """Interpreter of jaxprs that quantizes with the scales of a history, and records magnitudes."""
 
-    def __init__(self, body_history: _BodyHistory, carried: CarriedParameters) -> None:
+    def __init__(self, body_history: BodyHistory, carried: CarriedParameters) -> None:
         self.body_history, self.carried = body_history, carried
         self.moves = _Moves()
 
@@ -94,7 +85,10 @@ class _HistoryInterpreter:
         return results, inside.after()
 
     def inline(self, closed: ClosedJaxpr, args: Sequence[Any]) -> list[Any]:
-        self.body_history.note_readers(closed.jaxpr, args)
+        eqns, given = closed.jaxpr.eqns, zip(args, closed.jaxpr.invars, strict=True)
+        others = (e for e in eqns if e.primitive.name not in _MOVES and not _takes_history(e))
+        read = {v for eqn in others for v in eqn.invars if isinstance(v, Var)}
+        self.body_history.note_readers(x for x, var in given if var in read)
         return evaluate(closed, args, self.emit)
 
     def emit(self, eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
@@ -160,126 +154,6 @@ class _HistoryInterpreter:
         return None if moves else self.carried.source(source)
 
 
-class _BodyHistory:
-    """The history of a program or of the body of a loop, and the magnitudes of this step.
-
-    All windows are one array, and so are this step's magnitudes: those of dozens of tensors cost a
-    few kernels. A tensor that several dots read is quantized once.
-    """
-
-    def __init__(
-        self, history: History | None, length: int, arguments: Sequence[Any], *, measures: bool
-    ) -> None:
-        self.before, self.length, self.measures = history, length, measures
-        self.arguments = {id(x): x for x in arguments}  # of the program, or of the loop's body
-        self.read_by_others: set[int] = set()  # of these, what is read besides quantized dots
-        self.loops: dict[str, Any] = {}
-        self.raised: dict[str, Any] = {}  # windows with magnitudes that `know` has entered
-        self.rows: list[Any] = []  # this step's magnitudes, maxima of the rows of each tensor
-        self.narrow: dict[tuple[Any, ...], tuple[Any, ScaledArray]] = {}
-        self.largest = None
-        if history is not None and MAGNITUDES in history:
-            window = history[MAGNITUDES]
-            check(isinstance(window, jax.Array) and window.ndim == 2 and len(window) == length)
-            check(window.dtype == np.float32)
-            self.largest = jnp.max(window, axis=0)
-
-    def inside(self, history: History | None, arguments: Sequence[Any]) -> _BodyHistory:
-        """Return the history of the body of a loop in it."""
-        return _BodyHistory(history, self.length, arguments, measures=self.measures)
-
-    def note_readers(self, jaxpr: Jaxpr, args: Sequence[Any]) -> None:
-        """Record arguments that others read than quantized dots and the moves before these."""
-        others = (e for e in jaxpr.eqns if e.primitive.name not in _MOVES and not _takes_history(e))
-        read = {v for eqn in others for v in eqn.invars if isinstance(v, Var)}
-        given = {id(x) for x, var in zip(args, jaxpr.invars, strict=True) if var in read}
-        self.read_by_others |= given & self.arguments.keys()
-
-    def loop(self, emit: Callable[[History | None], tuple[list[Any], History]]) -> list[Any]:
-        """Emit a loop with its part of the history."""
-        key = f"{len(self.loops)}:loop"
-        before = None if self.before is None else self.before.get(key)
-        check(self.before is None or isinstance(before, Mapping))
-        results, self.loops[key] = emit(before)
-        return results
-
-    def quantized(self, x: Any, cast: CastConfig, dtype: Any) -> ScaledArray:
-        """Quantize an array with the scale of earlier steps; record its magnitudes.
-
-        Args:
-          x: floats.
-          cast: the quantization.
-          dtype: to which it is rounded first.
-        """
-        key = id(x), cast, dtype
-        if key not in self.narrow:
-            rows = row_maxima(widened(x, dtype)).reshape(1, -1)
-            amax = self.enter(self.reserve(1), rows)[0]
-            # Magnitudes of a parameter are found where an optimizer reads it: XLA:GPU would find
-            # them of an array in the layout that a product reads, and store that in float32.
-            apart = lax.optimization_barrier(x) if id(x) in self.read_by_others else x
-            made = rounded(widened(apart, dtype), known_scale(amax, cast), cast)
-            # Behind a barrier the kernel that makes the array writes the 8 bits too.
-            values = lax.optimization_barrier(made.values)
-            self.narrow[key] = x, replace(made, values=values, dtype=np.dtype(dtype))
-        return self.narrow[key][1]
-
-    def reserve(self, count: int) -> int:
-        """Add columns for tensors and return the first."""
-        first = len(self.rows)
-        self.rows += [None] * count
-        check((self.largest is None) == (self.before is None))
-        check(self.largest is None or len(self.rows) <= len(self.largest))
-        return first
-
-    def enter(self, first: int, rows: jax.Array) -> jax.Array:
-        """Enter magnitudes of this step, and return those that scales are of.
-
-        Args:
-          first: a column that was reserved.
-          rows: of shape (tensors, rows): for each column from there, the maxima of a tensor's rows.
-
-        Returns:
-          For each tensor the largest of earlier steps; before the first step, of this one.
-        """
-        end = first + len(rows)
-        self.rows[first:end] = [lax.index_in_dim(rows, i, keepdims=False) for i in range(len(rows))]
-        if self.largest is None:
-            return largest(rows)
-        return self.largest[first:end]
-
-    def know(self, first: int, rows: jax.Array) -> jax.Array:
-        """Enter magnitudes with those of the last step, and return those that scales are of.
-
-        Args:
-          first: as in `enter`.
-          rows: as in `enter`.
-        """
-        columns = slice(first, first + len(rows))
-        window = (self.raised or self.before or {})[MAGNITUDES].at[0, columns].max(largest(rows))
-        self.raised = {MAGNITUDES: window}
-        return jnp.max(window[:, columns], axis=0)
-
-    def after(self) -> History:
-        """Return the history with this step in it; if it is not measured, what else has changed."""
-        check(self.largest is None or len(self.rows) == len(self.largest))
-        keys = {*([MAGNITUDES] if self.rows else []), *self.loops}
-        check(self.before is None or self.before.keys() == keys)
-        if not self.measures:
-            return self.raised
-        return {**({MAGNITUDES: self._window()} if self.rows else {}), **self.loops}
-
-    def _window(self) -> jax.Array:
-        """Return the magnitudes of this step above those of earlier ones, f32[steps, tensors]."""
-        longest = max(map(len, self.rows))
-        padded = [jnp.pad(row, (0, longest - len(row))) for row in self.rows]
-        seen = jnp.max(finite(jnp.stack(padded)), axis=1)[None]
-        shape = self.length, len(padded)
-        window = jnp.zeros(shape, np.float32) if self.before is None else self.before[MAGNITUDES]
-        check(window.shape == shape)
-        return jnp.concatenate([seen, window])[: self.length]
-
-
 class _Moves:
     """Moves and 16-bit roundings between arrays and operands of quantized dots."""
 
@@ -303,7 +177,7 @@ class _Moves:
 
 def _is_float_array(x: Any) -> bool:
     aval = jax.typeof(x)
-    return aval.ndim > 0 and jnp.issubdtype(aval.dtype, np.floating)
+    return aval.ndim > 0 and jnp.issubdtype(aval.dtype, jnp.floating)
 
 
 _RULES = {

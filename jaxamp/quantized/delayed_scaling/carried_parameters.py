@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxamp.core.formats import CastConfig
-from jaxamp.quantized.delayed_scaling.history import check
+from jaxamp.quantized.delayed_scaling.history import BodyHistory, check
 from jaxamp.quantized.delayed_scaling.known_scale import (
     known_scale,
     largest,
@@ -30,22 +30,6 @@ from jaxamp.quantized.lowp import ScaledArray
 from jaxamp.quantized.lowp.quantize import stored_scale
 
 VALUES, SCALE = "values", "scale"  # of a parameter in the history; a scale for each slice
-
-
-class Columns(Protocol):
-    """The magnitudes of a whole program, a column for each tensor."""
-
-    def reserve(self, count: int) -> int:
-        """Add columns for tensors and return the first."""
-        ...
-
-    def enter(self, first: int, rows: jax.Array) -> jax.Array:
-        """Enter the maxima of their rows, and return the magnitudes that scales are of."""
-        ...
-
-    def know(self, first: int, rows: jax.Array) -> jax.Array:
-        """Enter them as those of an earlier step, and return the magnitudes that scales are of."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +79,7 @@ class CarriedParameters:
         arrays: Sequence[Any],
         parameters: Iterable[int],
         before: Mapping[str, Any] | None,
-        columns: Columns,
+        columns: BodyHistory,
     ) -> None:
         """Start a step.
 

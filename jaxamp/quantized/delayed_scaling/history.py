@@ -1,12 +1,28 @@
-"""The form of a history: what a step under delayed scaling takes and returns."""
+"""A history: what a step under delayed scaling takes, reads, enters and returns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxamp.core.formats import CastConfig
 from jaxamp.errors import TrainingError
+from jaxamp.quantized.delayed_scaling.known_scale import (
+    finite,
+    known_scale,
+    largest,
+    rounded,
+    row_maxima,
+    widened,
+)
+from jaxamp.quantized.lowp import ScaledArray
 
 History = Mapping[str, Any]
 MAGNITUDES = "amax"  # its key: a row per step, the last first, a column per tensor
@@ -35,3 +51,120 @@ def check(is_of_this_step: bool) -> None:
             "The history is not this step's: of another function, policy or constant argument, or "
             "of loops with another number of iterations. Make a new one with step.init(*args)."
         )
+
+
+class BodyHistory:
+    """The history of a program or of the body of a loop, and the magnitudes of this step.
+
+    All windows are one array, and so are this step's magnitudes: those of dozens of tensors cost a
+    few kernels. A tensor that several dots read is quantized once.
+    """
+
+    def __init__(
+        self, history: History | None, length: int, arguments: Sequence[Any], *, measures: bool
+    ) -> None:
+        self.before, self.length, self.measures = history, length, measures
+        self.arguments = {id(x): x for x in arguments}  # of the program, or of the loop's body
+        self.read_by_others: set[int] = set()  # of these, what is read besides quantized dots
+        self.loops: dict[str, Any] = {}
+        self.raised: dict[str, Any] = {}  # windows with magnitudes that `know` has entered
+        self.rows: list[Any] = []  # this step's magnitudes, maxima of the rows of each tensor
+        self.narrow: dict[tuple[Any, ...], tuple[Any, ScaledArray]] = {}
+        self.largest = None
+        if history is not None and MAGNITUDES in history:
+            window = history[MAGNITUDES]
+            check(isinstance(window, jax.Array) and window.ndim == 2 and len(window) == length)
+            check(window.dtype == np.float32)
+            self.largest = jnp.max(window, axis=0)
+
+    def inside(self, history: History | None, arguments: Sequence[Any]) -> BodyHistory:
+        """Return the history of the body of a loop in it."""
+        return BodyHistory(history, self.length, arguments, measures=self.measures)
+
+    def note_readers(self, arrays: Iterable[Any]) -> None:
+        """Record arguments that others read than quantized dots and the moves before these."""
+        self.read_by_others |= set(map(id, arrays)) & self.arguments.keys()
+
+    def loop(self, emit: Callable[[History | None], tuple[list[Any], History]]) -> list[Any]:
+        """Emit a loop with its part of the history."""
+        key = f"{len(self.loops)}:loop"
+        before = None if self.before is None else self.before.get(key)
+        check(self.before is None or isinstance(before, Mapping))
+        results, self.loops[key] = emit(before)
+        return results
+
+    def quantized(self, x: Any, cast: CastConfig, dtype: Any) -> ScaledArray:
+        """Quantize an array with the scale of earlier steps; record its magnitudes.
+
+        Args:
+          x: floats.
+          cast: the quantization.
+          dtype: to which it is rounded first.
+        """
+        key = id(x), cast, dtype
+        if key not in self.narrow:
+            rows = row_maxima(widened(x, dtype)).reshape(1, -1)
+            amax = self.enter(self.reserve(1), rows)[0]
+            # Magnitudes of a parameter are found where an optimizer reads it: XLA:GPU would find
+            # them of an array in the layout that a product reads, and store that in float32.
+            apart = lax.optimization_barrier(x) if id(x) in self.read_by_others else x
+            made = rounded(widened(apart, dtype), known_scale(amax, cast), cast)
+            # Behind a barrier the kernel that makes the array writes the 8 bits too.
+            values = lax.optimization_barrier(made.values)
+            self.narrow[key] = x, replace(made, values=values, dtype=np.dtype(dtype))
+        return self.narrow[key][1]
+
+    def reserve(self, count: int) -> int:
+        """Add columns for tensors and return the first."""
+        first = len(self.rows)
+        self.rows += [None] * count
+        check((self.largest is None) == (self.before is None))
+        check(self.largest is None or len(self.rows) <= len(self.largest))
+        return first
+
+    def enter(self, first: int, rows: jax.Array) -> jax.Array:
+        """Enter magnitudes of this step, and return those that scales are of.
+
+        Args:
+          first: a column that was reserved.
+          rows: of shape (tensors, rows): for each column from there, the maxima of a tensor's rows.
+
+        Returns:
+          For each tensor the largest of earlier steps; before the first step, of this one.
+        """
+        end = first + len(rows)
+        self.rows[first:end] = [lax.index_in_dim(rows, i, keepdims=False) for i in range(len(rows))]
+        if self.largest is None:
+            return largest(rows)
+        return self.largest[first:end]
+
+    def know(self, first: int, rows: jax.Array) -> jax.Array:
+        """Enter magnitudes with those of the last step, and return those that scales are of.
+
+        Args:
+          first: as in `enter`.
+          rows: as in `enter`.
+        """
+        columns = slice(first, first + len(rows))
+        window = (self.raised or self.before or {})[MAGNITUDES].at[0, columns].max(largest(rows))
+        self.raised = {MAGNITUDES: window}
+        return jnp.max(window[:, columns], axis=0)
+
+    def after(self) -> History:
+        """Return the history with this step in it; if it is not measured, what else has changed."""
+        check(self.largest is None or len(self.rows) == len(self.largest))
+        keys = {*([MAGNITUDES] if self.rows else []), *self.loops}
+        check(self.before is None or self.before.keys() == keys)
+        if not self.measures:
+            return self.raised
+        return {**({MAGNITUDES: self._window()} if self.rows else {}), **self.loops}
+
+    def _window(self) -> jax.Array:
+        """Return the magnitudes of this step above those of earlier ones, f32[steps, tensors]."""
+        longest = max(map(len, self.rows))
+        padded = [jnp.pad(row, (0, longest - len(row))) for row in self.rows]
+        seen = jnp.max(finite(jnp.stack(padded)), axis=1)[None]
+        shape = self.length, len(padded)
+        window = jnp.zeros(shape, np.float32) if self.before is None else self.before[MAGNITUDES]
+        check(window.shape == shape)
+        return jnp.concatenate([seen, window])[: self.length]

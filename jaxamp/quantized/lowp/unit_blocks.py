@@ -15,10 +15,23 @@ import jax
 import jax.numpy as jnp
 
 from jaxamp.core.formats import CastConfig, Precision
+from jaxamp.core.target_gpu import TargetGpu
 from jaxamp.quantized.lowp.block_layout import Blocks
 from jaxamp.quantized.lowp.scaled_array import ScaledArray
 
+_LEAST = (10, 0)
+"""The least compute capability that multiplies blocks: Blackwell's."""
+_CUDNN = 90700  # XLA calls it from 9.7 on: xla/service/gpu/transforms/block_scaling_rewriter.cc
 _MXFP8, _NVFP4 = 32, 16
+
+
+def multiplies_blocks(gpu: TargetGpu | None) -> bool:
+    """Return whether a GPU multiplies blocks of 8 and 4 bits, by XLA's conditions.
+
+    >>> multiplies_blocks(TargetGpu((10, 0), 91200)), multiplies_blocks(TargetGpu((9, 0), 91200))
+    (True, False)
+    """
+    return gpu is not None and gpu.capability >= _LEAST and (gpu.cudnn or 0) >= _CUDNN
 
 
 class InUnits(NamedTuple):

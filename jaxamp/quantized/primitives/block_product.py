@@ -8,6 +8,7 @@ the widened operands are rounded to bf16 besides, as their scales are no powers 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,11 +22,15 @@ from jax.interpreters import mlir
 from jaxamp.core import jax_compat
 from jaxamp.core.define import ORIGINALS, define
 from jaxamp.kernels.gpu_lowering import gpu_of, lower
-from jaxamp.quantized.kernels import cudnn_block_product as cudnn
 from jaxamp.quantized.lowp import ScaledArray
-from jaxamp.quantized.primitives.matrices import batch_first, merge_rows, split_rows, swap
+from jaxamp.quantized.lowp.unit_blocks import fit_units, in_units, multiplies_blocks
+from jaxamp.quantized.primitives.matrices import (
+    batch_first,
+    dot_words,
+    multiply_mapped,
+)
 from jaxamp.quantized.primitives.quantize_primitive import refuse_derivative
-from jaxamp.quantized.primitives.widened_product import widened_product
+from jaxamp.quantized.primitives.widened_product import F32, widened_product
 
 block_product_p = Primitive("block_product")
 
@@ -33,24 +38,25 @@ Trees = tuple[Any, Any]  # of both operands
 
 
 def block_product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
-    """Compute ``lhs @ rhs.T`` in one equation, of operands that `cudnn.takes`."""
+    """Compute ``lhs @ rhs.T`` in one equation, of operands that `takes` accepts."""
     (left, left_tree), (right, right_tree) = map(jax.tree.flatten, (lhs, rhs))
     leaves = jax_compat.vary_alike([*left, *right])
     trees = left_tree, right_tree
     return block_product_p.bind(*leaves, trees=trees, dtype=np.dtype(dtype))
 
 
+def takes(lhs: ScaledArray, rhs: ScaledArray) -> bool:
+    """Return whether some GPU multiplies these operands as they are: arrays, or their types."""
+    sizes = *lhs.shape, *rhs.shape
+    return all(isinstance(n, int) and n for n in sizes) and fit_units(
+        (lhs.cast, rhs.cast), lhs.shape[-1]
+    )
+
+
 def dot_of(avals: Sequence[Any], *, trees: Trees, dtype: Any) -> tuple[Any, Any, Any]:
     """Return the dot that an equation stands for: its primitive, operands' types, parameters."""
     lhs, rhs = (x.values for x in _operands(avals, trees))
-    batch = tuple(range(lhs.ndim - 2))
-    words = {
-        "dimension_numbers": (((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch)),
-        "precision": None,
-        "preferred_element_type": dtype,
-        "out_sharding": None,
-    }
-    return dot_general_p, (lhs, rhs), words
+    return dot_general_p, (lhs, rhs), dot_words(lhs, dtype)
 
 
 def _operands(leaves: Sequence[Any], trees: Trees) -> tuple[Any, Any]:
@@ -63,7 +69,21 @@ def _widened(*leaves: Any, trees: Trees, dtype: Any) -> jax.Array:
 
 
 def _called(*leaves: Any, trees: Trees, dtype: Any) -> list[jax.Array]:
-    return [cudnn.block_product(*_operands(leaves, trees), dtype)]
+    return [by_cudnn(*_operands(leaves, trees), dtype)]
+
+
+def by_cudnn(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
+    """Compute ``lhs @ rhs.T`` of (stacks of) matrices by JAX's own call, accumulated in float32."""
+    left, right = in_units(lhs), in_units(rhs)
+    tensors = [x.tensor for x in (left, right) if x.tensor is not None]
+    made = F32 if tensors else np.dtype(dtype)
+    parts = left.values, right.values, left.scale, right.scale
+    stacks = (x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:]) for x in parts)
+    out = jax.nn.scaled_matmul(*stacks, preferred_element_type=made)
+    out = out.reshape(*lhs.shape[:-1], rhs.shape[-2])
+    for tensor in tensors:
+        out = out * tensor
+    return out.astype(dtype)
 
 
 def _type(*avals: Any, **params: Any) -> Any:
@@ -75,27 +95,20 @@ def _type(*avals: Any, **params: Any) -> Any:
 def _batch(
     leaves: Sequence[Any], axes: Sequence[Any], *, trees: Trees, dtype: Any
 ) -> tuple[jax.Array, int]:
-    """Batch the product; where one operand is shared, stack the other's rows in one matrix."""
+    """Batch the product; rows of one operand are stacked where the other is shared."""
     size = next(x.shape[axis] for x, axis in zip(leaves, axes, strict=True) if axis is not None)
     operands = _operands([*map(batch_first, leaves, axes)], trees)
-    is_alone = [all(axis is None for axis in part) for part in _parts(axes, trees)]
-    for shared in (0, 1):
-        if is_alone[shared] and _has_whole_blocks(operands[1 - shared]):
-            other = jax.tree.map(merge_rows, operands[1 - shared])
-            pair = (operands[0], other) if shared == 0 else (other, operands[1])
-            out = block_product(*pair, dtype)
-            if shared == 1:
-                return split_rows(out, size), 0
-            return swap(split_rows(swap(out), size)), 0
-    whole = [
-        x if axis is not None else jnp.broadcast_to(x, (size, *x.shape))
-        for x, axis in zip(jax.tree.leaves(operands), axes, strict=True)
-    ]
-    return block_product(*_operands(whole, trees), dtype), 0
-
-
-def _parts(values: Sequence[Any], trees: Trees) -> tuple[Sequence[Any], Sequence[Any]]:
-    return values[: trees[0].num_leaves], values[trees[0].num_leaves :]
+    count = trees[0].num_leaves
+    mapped = [any(axis is not None for axis in part) for part in (axes[:count], axes[count:])]
+    if not all(mapped) and not _has_whole_blocks(operands[mapped.index(True)]):
+        mapped = [True, True]
+    if all(mapped):
+        whole = [
+            x if axis is not None else jnp.broadcast_to(x, (size, *x.shape))
+            for x, axis in zip(jax.tree.leaves(operands), axes, strict=True)
+        ]
+        operands = _operands(whole, trees)
+    return multiply_mapped(functools.partial(block_product, dtype=dtype), *operands, mapped), 0
 
 
 def _has_whole_blocks(x: ScaledArray) -> bool:
@@ -107,7 +120,7 @@ def _has_whole_blocks(x: ScaledArray) -> bool:
 
 def _lower_for_cuda(context: Any, *leaves: Any, trees: Trees, dtype: Any) -> Any:
     operands = _operands(context.avals_in, trees)
-    is_taken = cudnn.multiplies_blocks(gpu_of(context)) and cudnn.takes(*operands)
+    is_taken = multiplies_blocks(gpu_of(context)) and takes(*operands)
     # JAX's rule for a partitioner reads the names of a mesh, which that of XLA does not give it.
     is_called = is_taken and not jax_compat.is_partitioned(context)
     called, listed = (functools.partial(f, trees=trees, dtype=dtype) for f in (_called, _listed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,23 @@ def as_matrices(
     return (moved if moved.shape == matrices else lax.reshape(moved, matrices)), shape[1]
 
 
+def matrix_axes(x: Any, of_rhs: int = -1) -> Any:
+    """Return the dimension numbers of ``lhs @ rhs.T`` of stacks of matrices such as ``x``.
+
+    Args:
+      x: one of them, or its type.
+      of_rhs: which axis of ``rhs`` is summed over; with -2 the product is ``lhs @ rhs``.
+    """
+    batch = tuple(range(x.ndim - 2))
+    return ((x.ndim - 1,), (x.ndim + of_rhs,)), (batch, batch)
+
+
+def dot_words(x: Any, dtype: Any, of_rhs: int = -1) -> dict[str, Any]:
+    """Return the parameters of a ``dot_general`` with these axes; `dtype` is that of its result."""
+    words = {"precision": None, "preferred_element_type": dtype, "out_sharding": None}
+    return {"dimension_numbers": matrix_axes(x, of_rhs), **words}
+
+
 def swap(x: Any) -> Any:
     """Return the transposed matrices."""
     *batch, rows, cols = range(x.ndim)
@@ -38,6 +55,26 @@ def merge_rows(x: Any) -> Any:
     """Reshape ``(V, *batch, rows, K)`` to ``(*batch, V * rows, K)``."""
     stacks = jnp.moveaxis(x, 0, -3)
     return stacks.reshape(*stacks.shape[:-3], stacks.shape[-3] * stacks.shape[-2], stacks.shape[-1])
+
+
+def multiply_mapped(
+    multiply: Callable[[Any, Any], jax.Array], lhs: Any, rhs: Any, mapped: Sequence[bool]
+) -> jax.Array:
+    """Multiply operands under vmap; where one is shared, stack the other's rows in one matrix.
+
+    Args:
+      multiply: a product of matrices, ``lhs @ rhs.T``.
+      lhs: matrices or a tree of them, a mapped axis first.
+      rhs: the same.
+      mapped: whether each operand is mapped; at least one is.
+    """
+    if all(mapped):
+        return multiply(lhs, rhs)
+    size = jax.tree.leaves(lhs if mapped[0] else rhs)[0].shape[0]
+    if mapped[0]:
+        return split_rows(multiply(jax.tree.map(merge_rows, lhs), rhs), size)
+    out = swap(multiply(lhs, jax.tree.map(merge_rows, rhs)))
+    return swap(split_rows(out, size))
 
 
 def split_rows(x: Any, count: int) -> Any:

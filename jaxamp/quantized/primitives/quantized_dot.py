@@ -33,7 +33,9 @@ from jaxamp.quantized.lowp import ScaledArray, dequantize
 from jaxamp.quantized.primitives.matrices import (
     as_matrices,
     batch_first,
+    dot_words,
     merge_rows,
+    multiply_mapped,
     split_rows,
     swap,
 )
@@ -83,16 +85,7 @@ def _quantized(lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -> jax.Array:
 
 
 def _type(lhs: Any, rhs: Any, *, dtype: Any, **_: Any) -> Any:
-    batch = tuple(range(lhs.ndim - 2))
-    axes = ((lhs.ndim - 1,), (rhs.ndim - 1,)), (batch, batch)
-    return dot_general_p.abstract_eval(
-        lhs,
-        rhs,
-        dimension_numbers=axes,
-        precision=None,
-        preferred_element_type=dtype,
-        out_sharding=None,
-    )[0]
+    return dot_general_p.abstract_eval(lhs, rhs, **dot_words(lhs, dtype))[0]
 
 
 def _jvp(
@@ -148,14 +141,9 @@ def _transposed(x: Any, narrow: ScaledArray) -> ScaledArray:
 
 
 def _batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[jax.Array, int]:
-    """Batch the dot; where one operand is shared, stack the other's rows in one matrix."""
     lhs, rhs = map(batch_first, operands, axes)
-    if axes[0] is not None and axes[1] is not None:
-        return quantized_dot_p.bind(lhs, rhs, **params), 0
-    if axes[1] is None:
-        return split_rows(quantized_dot_p.bind(merge_rows(lhs), rhs, **params), lhs.shape[0]), 0
-    out = swap(quantized_dot_p.bind(lhs, merge_rows(rhs), **params))
-    return swap(split_rows(out, rhs.shape[0])), 0
+    multiply, mapped = partial(quantized_dot_p.bind, **params), [axis is not None for axis in axes]
+    return multiply_mapped(multiply, lhs, rhs, mapped), 0
 
 
 def _taylor(primals: Any, series: Any, **params: Any) -> Any:
@@ -183,15 +171,8 @@ def _linear_direct(tangent: Any, *leaves: Any, tree: Any, dtype: Any, **_: Any) 
 
 def _linear_type(tangent: Any, values: Any, *scales: Any, dtype: Any, **_: Any) -> Any:
     """Infer the type of a dot with the known values transposed; only their shape counts."""
-    batch = tuple(range(tangent.ndim - 2))
-    return dot_general_p.abstract_eval(
-        tangent,
-        values.update(dtype=tangent.dtype),
-        dimension_numbers=(((tangent.ndim - 1,), (values.ndim - 2,)), (batch, batch)),
-        precision=None,
-        preferred_element_type=dtype,
-        out_sharding=None,
-    )[0]
+    known = values.update(dtype=tangent.dtype)
+    return dot_general_p.abstract_eval(tangent, known, **dot_words(tangent, dtype, -2))[0]
 
 
 def _linear_jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:

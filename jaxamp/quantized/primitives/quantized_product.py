@@ -14,12 +14,12 @@ import numpy as np
 from jax import lax
 
 from jaxamp.core.formats import Precision
-from jaxamp.quantized.kernels.cudnn_block_product import takes
 from jaxamp.quantized.lowp import ScaledArray
 from jaxamp.quantized.lowp.block_layout import scales_result
 from jaxamp.quantized.lowp.scaled_array import factors, spread_scale
-from jaxamp.quantized.primitives.block_product import block_product
-from jaxamp.quantized.primitives.widened_product import BF16, F32, matrix_axes, widened_product
+from jaxamp.quantized.primitives.block_product import block_product, takes
+from jaxamp.quantized.primitives.matrices import matrix_axes
+from jaxamp.quantized.primitives.widened_product import BF16, F32, widened_product
 
 PRODUCT = "jaxamp_product"  # the scope of a product of quantized operands
 

@@ -11,6 +11,7 @@ from jax import lax
 from jax.extend.core.primitives import dot_general_p
 
 from jaxamp.quantized.lowp import ScaledArray, dequantize
+from jaxamp.quantized.primitives.matrices import dot_words, matrix_axes
 from jaxamp.rewrite.primitives.accumulate import accumulate
 
 BF16 = np.dtype(jnp.bfloat16)
@@ -34,16 +35,10 @@ def widened_product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array
     return dot(dequantize(lhs, BF16), dequantize(rhs, BF16), dtype)
 
 
-def matrix_axes(x: Any) -> Any:
-    """Return the dimension numbers of ``lhs @ rhs.T`` of stacks of matrices such as ``x``."""
-    batch = tuple(range(x.ndim - 2))
-    return ((x.ndim - 1,), (x.ndim - 1,)), (batch, batch)
-
-
 def dot(lhs: jax.Array, rhs: jax.Array, dtype: Any) -> jax.Array:
     """Compute ``lhs @ rhs.T`` in one narrow dtype, rounded once or, in f32, not at all."""
-    axes = matrix_axes(lhs)
     if dtype == F32:
-        template = {"dimension_numbers": axes, "precision": None, "out_sharding": None}
-        return accumulate(dot_general_p, (lhs, rhs), template, lhs.dtype)
-    return lax.dot_general(lhs, rhs, axes, preferred_element_type=dtype)
+        words = dot_words(lhs, dtype)
+        del words["preferred_element_type"]
+        return accumulate(dot_general_p, (lhs, rhs), words, lhs.dtype)
+    return lax.dot_general(lhs, rhs, matrix_axes(lhs), preferred_element_type=dtype)

@@ -47,10 +47,6 @@ def test_it_is_on_where_the_device_has_a_kernel(order):
             assert found(program, order, jaxamp.PrecisionPolicy.parse(word)).any, word
         for _, policy in _policies(DEFAULT):
             assert not found(program, order, policy).any
-        every = jaxamp.PrecisionPolicy.FP8_CURRENT.replace(
-            scaling={"batched": True, "all_operands": True}
-        )
-        assert not found(program, order, every).any
 
 
 def test_a_kernel_is_asked_for_its_backward_pass_too():

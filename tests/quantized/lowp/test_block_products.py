@@ -16,9 +16,9 @@ from jaxamp import CastConfig, amp
 from jaxamp.core import jax_compat
 from jaxamp.core.target_gpu import TargetGpu, lowering_for
 from jaxamp.quantized.fp8_products import claims
-from jaxamp.quantized.kernels import cudnn_block_product as cudnn
 from jaxamp.quantized.lowp import dequantize, quantize
 from jaxamp.quantized.lowp.unit_blocks import fit_units, in_units
+from jaxamp.quantized.primitives.block_product import by_cudnn
 from tests.quantized.lowp.models import mlp, mlp_inputs, mlp_loss, policy
 
 BLACKWELL = TargetGpu((10, 0), 91200)
@@ -142,7 +142,7 @@ def test_the_call_is_given_the_product(name, dtype, monkeypatch):
     keys = jax.random.split(jax.random.key(0))
     x, w = (jax.random.normal(k, (2, 3, n, 256)) for k, n in zip(keys, (48, 32), strict=True))
     lhs, rhs = quantize(x, casts.activation), quantize(w, casts.weight)
-    got = cudnn.block_product(lhs, rhs, dtype)
+    got = by_cudnn(lhs, rhs, dtype)
     assert (got.shape, got.dtype) == ((2, 3, 48, 32), dtype)
     left, right = (np.asarray(dequantize(q), np.float64) for q in (lhs, rhs))
     want = left @ np.swapaxes(right, -1, -2)

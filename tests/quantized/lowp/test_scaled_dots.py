@@ -171,9 +171,9 @@ def test_one_scale_for_a_tensor_or_a_row_multiplies_the_result(casts, dtype):
 )
 @pytest.mark.parametrize("name", ["fp8_current", long("fp8_block")])
 def test_any_einsum(spec, shapes, name):
-    """Axes in any order, several summed or free, and batches where these are scaled too."""
+    """Axes in any order, several summed or free, and batches where a rule asks for them."""
     x, w = operands(*shapes)
-    chosen = policy(name, batched=True)
+    chosen = policy(name).with_rules(Rule(precision="f8_e4m3", primitive="dot_general"))
     fn = functools.partial(jnp.einsum, spec)
     assert _scaled(fn, chosen, x, w) == 1
     grads = jax.jit(jax.grad(lambda x, w: jnp.sum(jnp.sin(amp(fn, chosen)(x, w))), (0, 1)))(x, w)
@@ -540,7 +540,7 @@ def test_backward_follows_forward():
 @pytest.mark.parametrize("name", [*RECIPES, "fp8_delayed"])
 def test_recipes_survive_json(name):
     """A recipe written down and read back is the same policy."""
-    for chosen in (PrecisionPolicy.parse(name), policy(name, backward=False, batched=True)):
+    for chosen in (PrecisionPolicy.parse(name), policy(name, backward=False, ends=True)):
         assert PrecisionPolicy.from_json(chosen.to_json()) == chosen
 
 
