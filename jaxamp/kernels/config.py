@@ -17,7 +17,7 @@ BACKENDS = ("auto", "pallas", "reference", "interpret")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KernelConfig:
-    """Compiler configuration of jaxamp's kernel: plain data, hashable, with a JSON form.
+    """Compiler configuration of jaxamp's kernel: plain data, hashable.
 
     Attributes:
       gpu: ``pallas.mosaic_gpu.CompilerParams``, or a map of its fields; ``None`` for the kernel's.
@@ -34,9 +34,8 @@ class KernelConfig:
     Raises:
       KernelError: a word, a class or a number is not one of these.
 
-    >>> config = KernelConfig(gpu={"max_concurrent_steps": 4}, delay_release=1)
-    >>> KernelConfig.from_data(config.to_data()) == config
-    True
+    >>> KernelConfig(gpu={"max_concurrent_steps": 4}, delay_release=1).delay_release
+    1
     >>> KernelConfig(delay_release=1)
     Traceback (most recent call last):
         ...
@@ -81,36 +80,6 @@ class KernelConfig:
         'reference'
         """
         return dataclasses.replace(self, **changes)
-
-    def to_data(self) -> dict[str, Any]:
-        """Return plain data that ``json`` writes: what differs from the defaults.
-
-        Raises:
-          KernelError: ``interpret`` is set, which is for tests and has no such form.
-        """
-        if self.interpret is not None:
-            raise KernelError("KernelConfig(interpret=...) is for tests; it cannot be written.")
-        data: dict[str, Any] = {}
-        for platform in ("gpu", "tpu"):
-            if (given := getattr(self, platform)) is not None:
-                data[platform] = params.to_fields(given)
-        data |= {} if self.backend == "auto" else {"backend": self.backend}
-        data |= {} if self.tile is None else {"tile": list(self.tile)}
-        return data | ({"delay_release": self.delay_release} if self.delay_release else {})
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> KernelConfig:
-        """Read what ``to_data`` wrote, under any supported JAX.
-
-        Raises:
-          KernelError: a key or value is not understood, or this JAX has no such field.
-        """
-        names = [field.name for field in dataclasses.fields(cls)]
-        if unknown := [name for name in data if name not in names]:
-            raise KernelError(
-                f"KernelConfig has no field {unknown[0]!r}. {accepted(unknown[0], names)}"
-            )
-        return cls(**data)
 
 
 def _parsed(platform: str, given: Any) -> Any:

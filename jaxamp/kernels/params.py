@@ -210,23 +210,3 @@ def _check_tpu(params: Any) -> None:
             "other chips, and the kernels of jaxamp do not. To set it all the same, add "
             "allow_collective_id_without_custom_barrier=True."
         )
-
-
-def to_fields(params: Any) -> dict[str, Any]:
-    """Return the fields that differ from the class's defaults, as data that ``build`` reads."""
-    fields: dict[str, Any] = {}
-    for field in dataclasses.fields(params):
-        value = getattr(params, field.name)
-        default = None if field.default is dataclasses.MISSING else field.default
-        if value != default:
-            fields[field.name] = plain(value)
-    return fields
-
-
-def plain(value: Any) -> Any:
-    """Return a field's value as JSON has it: enums by name, maps as dicts, tuples as lists."""
-    if isinstance(value, enum.Enum):
-        return value.name.lower()
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value

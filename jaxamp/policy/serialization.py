@@ -81,6 +81,6 @@ def _plain(value: Any) -> Any:
         return value.short
     if isinstance(value, frozenset):
         return sorted(member.value for member in value)
-    if hasattr(value, "to_data"):  # a rule, or the configuration of a kernel
+    if hasattr(value, "to_data"):  # a rule
         return value.to_data()
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}

@@ -1,14 +1,25 @@
 """What the lowered programs of kernels say, for chips that are not here."""
 
 import base64
+import enum
 import json
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 from jax.interpreters.mlir import make_ir_context
 from jaxlib.mlir import ir
 from jaxlib.mosaic.python import mosaic_gpu, tpu
+
+
+def plain(value: Any) -> Any:
+    """A field's value in words: enums by name, maps as dicts, tuples as lists."""
+    if isinstance(value, enum.Enum):
+        return value.name.lower()
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
 def lower(fn: Any, *avals: Any, platform: str) -> Any:

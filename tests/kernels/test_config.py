@@ -1,7 +1,6 @@
 """KernelConfig, the builders of compiler parameters, and which configuration is in force."""
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,8 @@ from jaxamp import CastConfig
 from jaxamp.errors import KernelError
 from jaxamp.kernels import KernelConfig, gpu_params, kernel_config, tpu_params
 from jaxamp.kernels.config import resolve
-from jaxamp.kernels.params import plain
 from jaxamp.quantized.kernels import block_quantize
+from tests.kernels.lowered import plain
 
 BLOCK = CastConfig("f8_e4m3", sf_block=(1, 128))
 
@@ -112,38 +111,6 @@ def test_a_configuration_that_cannot_work_is_refused(fields, says):
     with pytest.raises(KernelError) as caught:
         KernelConfig(**fields)
     assert says in str(caught.value)
-
-
-CONFIGS = [
-    KernelConfig(),
-    KernelConfig(backend="reference", tile=(128, 256)),
-    KernelConfig(
-        gpu={
-            name: value
-            for name, value in GPU_FIELDS.items()
-            if name not in MOVED and name != "lowering_semantics"
-        }
-        | {"lowering_semantics": "warpgroup"},
-        delay_release=2,
-    ),
-    KernelConfig(tpu={name: value for name, value in TPU_FIELDS.items() if name not in MOVED}),
-]
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
-def test_json_brings_back_the_same_configuration(config):
-    """Through text, with every field of both classes; equal configurations have one hash."""
-    back = KernelConfig.from_data(json.loads(json.dumps(config.to_data())))
-    assert back == config
-    assert hash(back) == hash(config)
-
-
-def test_json_of_a_newer_jax_is_refused_by_name():
-    """An unknown field is not dropped."""
-    with pytest.raises(KernelError, match="no field 'warp_count'"):
-        KernelConfig.from_data({"gpu": {"warp_count": 4}})
-    with pytest.raises(KernelError, match="no field 'stages'"):
-        KernelConfig.from_data({"stages": 4})
 
 
 def test_the_call_wins_over_the_block_and_the_inner_block_over_the_outer():

@@ -30,6 +30,7 @@ _WITHOUT_MEANING = {
     "needs_layout_passes": (True, _SPARSE),
     "opt_level": (None, _SPARSE),
     "fuse_transposed_lhs_in_matmul": (False, "products, and this kernel has none"),
+    "approx_math": (False, "exponentials, roots and the like, and this kernel has none"),
 }
 
 
@@ -106,25 +107,20 @@ def _check(platform: str, config: KernelConfig, transposed: bool) -> None:
             f"{NAME}: dimension_semantics={words} has {len(words)} entries; the grid on "
             f"{platform.upper()} has {len(AXES)} axes: {', '.join(AXES)}."
         )
-    if platform == "tpu":
-        _check_tpu(params)
-    elif transposed and params.lowering_semantics.name != "Lane":
-        raise KernelError(
-            f"{NAME}: the transposed copy takes a register layout that Mosaic GPU infers with "
-            "lowering_semantics='lane' only; write gpu_params(lowering_semantics='lane', ...)."
-        )
-
-
-def _check_tpu(params: Any) -> None:
-    fusion = params.allow_input_fusion
+    for name, (idle, purpose) in _WITHOUT_MEANING.items():
+        if (value := getattr(params, name, idle)) != idle:
+            raise KernelError(f"{NAME}: {name}={value} is for {purpose}. Leave it out.")
+    fusion = getattr(params, "allow_input_fusion", None)
     if fusion is not None and len(fusion) != 1:
         raise KernelError(
             f"{NAME}: allow_input_fusion={fusion} has {len(fusion)} entries, and the kernel "
             "reads one array."
         )
-    for name, (idle, purpose) in _WITHOUT_MEANING.items():
-        if (value := getattr(params, name, idle)) != idle:
-            raise KernelError(f"{NAME}: {name}={value} is for {purpose}. Leave it out.")
+    if platform == "gpu" and transposed and params.lowering_semantics.name != "Lane":
+        raise KernelError(
+            f"{NAME}: the transposed copy takes a register layout that Mosaic GPU infers with "
+            "lowering_semantics='lane' only; write gpu_params(lowering_semantics='lane', ...)."
+        )
 
 
 def _memory(platform: str, config: KernelConfig, x: Any, transposed: bool) -> int:
