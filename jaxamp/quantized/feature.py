@@ -24,8 +24,9 @@ def _read(given: Any, present: Scaling) -> Scaling:
 def _from_data(data: dict[str, Any]) -> Scaling:
     weight = data.get("weight")
     # What an older version wrote of an option that is gone says nothing where that was off.
-    known = {key: value for key, value in data.items() if value or hasattr(DEFAULT, key)}
-    return DEFAULT.replace(**known | {"weight": weight and CastConfig.from_data(weight)})
+    known: dict[str, Any] = {k: v for k, v in data.items() if v or hasattr(DEFAULT, k)}
+    known["weight"] = weight and CastConfig.from_data(weight)
+    return Scaling(**known)
 
 
 def _check(policy: Any) -> None:
