@@ -16,10 +16,11 @@ from jaxamp.compiled.environments import ENVIRONMENTS
 from jaxamp.compiled.hlo import Module, parse
 from jaxamp.compiled.targets import Target
 from jaxamp.core import jax_compat
-from jaxamp.core.target_gpu import described_gpu
 from jaxamp.core.taxonomy import Trait, op_of
 from jaxamp.errors import InspectionError
 from jaxamp.jaxprs.nested import nested
+from jaxamp.kernels.jax_compat.cudnn_calls import cudnn_checks
+from jaxamp.kernels.target_gpu import described_gpu
 from jaxamp.trace.arguments import split
 
 
@@ -58,7 +59,7 @@ def exported(
     """
     flat, specs = flattened(fn, wrap, args, kwargs)
     compiled = jax.jit(flat)
-    checks = jax_compat.cudnn_checks() if described_gpu() else ()
+    checks = cudnn_checks() if described_gpu() else ()
     jaxpr = compiled.trace(*specs).jaxpr.jaxpr
     try:
         made = jax.export.export(compiled, platforms=[platform], disabled_checks=checks)(*specs)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxamp.compiled.compiler import compile_on, one_device
-from jaxamp.core.target_gpu import TargetGpu, lowering_for
 from jaxamp.errors import InspectionError, accepted
+from jaxamp.kernels.target_gpu import TargetGpu, lowering_for
 
 _TERA = 1e12
 

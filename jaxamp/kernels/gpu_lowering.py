@@ -8,7 +8,8 @@ from typing import Any
 from jax.interpreters import mlir
 
 from jaxamp.core import jax_compat
-from jaxamp.core.target_gpu import TargetGpu, described_gpu, described_platform
+from jaxamp.kernels.jax_compat.kernel_lowering import divides_by_rule, is_exported, lower_kernel
+from jaxamp.kernels.target_gpu import TargetGpu, described_gpu, gpu_at_hand
 
 
 def gpu_of(context: Any) -> TargetGpu | None:
@@ -17,7 +18,7 @@ def gpu_of(context: Any) -> TargetGpu | None:
     An exported module is compiled elsewhere, and JAX exports no call of cuDNN unless it is told to:
     there a GPU counts if it is described.
     """
-    return described_gpu() or (None if jax_compat.is_exported(context) else gpu_at_hand())
+    return described_gpu() or (None if is_exported(context) else gpu_at_hand())
 
 
 def may_call(context: Any) -> bool:
@@ -25,18 +26,7 @@ def may_call(context: Any) -> bool:
 
     The compiler asks how to divide it, by `custom_partitioning`, unless the module is exported.
     """
-    return not jax_compat.is_partitioned(context) or jax_compat.divides_by_rule(context)
-
-
-def target_gpu() -> TargetGpu | None:
-    """Return the GPU that programs are meant for: the one described, or else the one at hand."""
-    return gpu_at_hand() if described_platform() is None else described_gpu()
-
-
-def gpu_at_hand() -> TargetGpu | None:
-    """Return the first GPU; ``None`` without one."""
-    here = jax_compat.gpu_at_hand()
-    return here and TargetGpu(here.capability, here.cudnn)
+    return not jax_compat.is_partitioned(context) or divides_by_rule(context)
 
 
 def lower(
@@ -54,4 +44,4 @@ def lower(
         return mlir.lower_fun(composed, multiple_results=True)(context, *operands)
     gpu = described_gpu()
     capability = gpu.capability if gpu else None
-    return jax_compat.lower_kernel(kernel, context, *operands, capability=capability)
+    return lower_kernel(kernel, context, *operands, capability=capability)

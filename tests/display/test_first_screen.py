@@ -11,7 +11,7 @@ import pytest
 import tests.models.solved
 import tests.models.trained  # noqa: F401
 from jaxamp import PrecisionPolicy, Rule, explain, report
-from jaxamp.core.target_gpu import TargetGpu, lowering_for
+from jaxamp.kernels.target_gpu import TargetGpu, lowering_for
 from tests.inspect.programs import MLP, mlp_loss, spec
 from tests.models import registry
 

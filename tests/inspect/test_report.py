@@ -23,9 +23,9 @@ from jaxamp import (
     probe,
     report,
 )
-from jaxamp.core.target_gpu import TargetGpu, lowering_for
 from jaxamp.errors import InspectionError
 from jaxamp.inspect.operation import rows_of, total
+from jaxamp.kernels.target_gpu import TargetGpu, lowering_for
 from jaxamp.quantized.fp8_products import Lowering, verify_lowering
 from jaxamp.quantized.scaling import Scaling
 from jaxamp.tools.tune import tune

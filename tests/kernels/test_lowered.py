@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from jaxamp import CastConfig
-from jaxamp.core.target_gpu import TargetGpu, lowering_for
 from jaxamp.errors import KernelError
 from jaxamp.kernels import KernelConfig, gpu_params, tpu_params
 from jaxamp.kernels.params import mosaic_gpu
+from jaxamp.kernels.target_gpu import TargetGpu, lowering_for
 from jaxamp.quantized.kernels import KernelFallbackWarning, block_quantize
 from tests.kernels.lowered import GpuKernel, TpuKernel, lower, plain
 
@@ -139,7 +139,7 @@ def test_gpu_every_other_field_is_given_to_mosaic(field, monkeypatch):
         raise ReachedError(compiler_params)
 
     monkeypatch.setattr(mosaic_gpu(), "kernel", kernel)
-    monkeypatch.setattr("jaxamp.core.jax_compat.cuda_capability", lambda: 9.0)
+    monkeypatch.setattr("jaxamp.quantized.kernels.hopper.gpu_at_hand", object)
     given = {field: OTHER[field]} | (PROFILE if field in PROFILE else {})
     with pytest.raises(ReachedError) as caught:
         _gpu(**given)

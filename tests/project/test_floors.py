@@ -138,15 +138,18 @@ def test_a_stray_test_is_found(tmp_path: Path) -> None:
     assert strays == ["a/test_two.py", "c/test_three.py"]
 
 
-def test_private_jax_is_behind_one_door() -> None:
-    """`core/jax_compat` alone names `jax._src`."""
+DOORS = "core/jax_compat", "kernels/jax_compat"
+
+
+def test_private_jax_is_behind_doors() -> None:
+    """The folders `jax_compat`, of the core and of kernels, alone name `jax._src`."""
     users = {
         str(path.relative_to(PACKAGE))
         for path in MODULES.values()
         if "_src" in (text := path.read_text()) and any(map(_is_private, ast.walk(ast.parse(text))))
     }
     assert users
-    assert {user for user in users if not user.startswith("core/jax_compat")} == set()
+    assert {user for user in users if not user.startswith(DOORS)} == set()
 
 
 def _is_private(node: ast.AST) -> bool:

@@ -29,12 +29,6 @@ from jaxamp.core.jax_compat.checkpoints import is_saved as is_saved
 from jaxamp.core.jax_compat.checkpoints import read_by_recomputation as read_by_recomputation
 from jaxamp.core.jax_compat.checks import check_like as check_like
 from jaxamp.core.jax_compat.checks import check_nans as check_nans
-from jaxamp.core.jax_compat.cudnn_calls import cudnn_backward as cudnn_backward
-from jaxamp.core.jax_compat.cudnn_calls import cudnn_checks as cudnn_checks
-from jaxamp.core.jax_compat.cudnn_calls import cudnn_forward as cudnn_forward
-from jaxamp.core.jax_compat.cudnn_calls import cudnn_lowest as cudnn_lowest
-from jaxamp.core.jax_compat.cudnn_calls import cudnn_refusal as cudnn_refusal
-from jaxamp.core.jax_compat.cudnn_calls import gpu_at_hand as gpu_at_hand
 from jaxamp.core.jax_compat.derivative_rules import backward_results as backward_results
 from jaxamp.core.jax_compat.derivative_rules import bind_custom_jvp as bind_custom_jvp
 from jaxamp.core.jax_compat.derivative_rules import bind_custom_vjp as bind_custom_vjp
@@ -44,15 +38,10 @@ from jaxamp.core.jax_compat.derivative_rules import transpose as transpose
 from jaxamp.core.jax_compat.loops import scan_layout as scan_layout
 from jaxamp.core.jax_compat.loops import scan_with_invariants as scan_with_invariants
 from jaxamp.core.jax_compat.lowering import before_barrier as before_barrier
-from jaxamp.core.jax_compat.lowering import divides_by_rule as divides_by_rule
-from jaxamp.core.jax_compat.lowering import has_several_devices as has_several_devices
-from jaxamp.core.jax_compat.lowering import is_exported as is_exported
 from jaxamp.core.jax_compat.lowering import is_for_gpu as is_for_gpu
 from jaxamp.core.jax_compat.lowering import is_for_tpu as is_for_tpu
 from jaxamp.core.jax_compat.lowering import is_partitioned as is_partitioned
 from jaxamp.core.jax_compat.lowering import lower_checkpoints as lower_checkpoints
-from jaxamp.core.jax_compat.lowering import lower_kernel as lower_kernel
-from jaxamp.core.jax_compat.lowering import tiles as tiles
 from jaxamp.core.jax_compat.name_stacks import CommonNames as CommonNames
 from jaxamp.core.jax_compat.name_stacks import common_names as common_names
 from jaxamp.core.jax_compat.name_stacks import drop_common_names as drop_common_names
@@ -60,7 +49,6 @@ from jaxamp.core.jax_compat.name_stacks import keep_common_names as keep_common_
 from jaxamp.core.jax_compat.name_stacks import origin as origin
 from jaxamp.core.jax_compat.name_stacks import with_scope as with_scope
 from jaxamp.core.jax_compat.release import JAX as JAX
-from jaxamp.core.jax_compat.release import cuda_capability as cuda_capability
 from jaxamp.core.jax_compat.release import has_module as has_module
 from jaxamp.core.jax_compat.release import indexed_for_load as indexed_for_load
 from jaxamp.core.jax_compat.release import is_gpu_interpreter as is_gpu_interpreter
@@ -73,11 +61,6 @@ from jaxamp.core.jax_compat.source_info import hide_frames as hide_frames
 from jaxamp.core.jax_compat.source_info import user_frames as user_frames
 from jaxamp.core.jax_compat.source_info import user_level as user_level
 from jaxamp.core.jax_compat.source_info import user_line as user_line
-from jaxamp.core.jax_compat.tpu_attention import SPLASH_WORDS as SPLASH_WORDS
-from jaxamp.core.jax_compat.tpu_attention import flash_backward as flash_backward
-from jaxamp.core.jax_compat.tpu_attention import flash_forward as flash_forward
-from jaxamp.core.jax_compat.tpu_attention import splash_backward as splash_backward
-from jaxamp.core.jax_compat.tpu_attention import splash_intervals as splash_intervals
 from jaxamp.core.jax_compat.tracing import DropVar as DropVar
 from jaxamp.core.jax_compat.tracing import host_placement as host_placement
 from jaxamp.core.jax_compat.tracing import is_staging as is_staging
@@ -89,5 +72,3 @@ from jaxamp.core.jax_compat.tracing import trace_to_jaxpr as trace_to_jaxpr
 from jaxamp.core.jax_compat.tracing import weakref_lru_cache as weakref_lru_cache
 from jaxamp.core.jax_compat.tracing import within as within
 from jaxamp.core.jax_compat.tracing import without_constvars as without_constvars
-from jaxamp.core.jax_compat.triton_attention import triton_backward as triton_backward
-from jaxamp.core.jax_compat.triton_attention import triton_forward as triton_forward

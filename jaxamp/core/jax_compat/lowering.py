@@ -8,15 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import ad_checkpoint as _ad_checkpoint
-from jax._src import core as _core
 from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
 from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUsage]
-from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive, jaxpr_as_fun
-from jax.sharding import AbstractMesh, PartitionSpec, use_abstract_mesh
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 
 from jaxamp.core.jax_compat.avals import has_typed_sharding
-from jaxamp.core.jax_compat.triton_attention import lowering_triton
 
 
 def lower_checkpoints(
@@ -55,91 +52,6 @@ def is_partitioned(context: Any) -> bool:
     if isinstance(axes, _sharding_impls.SPMDAxisContext):
         return bool(set(axes.mesh.axis_names) - axes.manual_axes)
     return getattr(axes, "num_devices", 1) > 1
-
-
-def divides_by_rule(context: Any) -> bool:
-    """Return whether a compiler that partitions arrays can be told how, by `custom_partitioning`.
-
-    It asks for the rule while it compiles, here.
-    """
-    axes = context.module_context.axis_context
-    return not is_exported(context) and isinstance(axes, _sharding_impls.ShardingContext)
-
-
-def has_several_devices(context: Any) -> bool:
-    """Return whether a module is lowered for more than one device, by which arrays are divided."""
-    return getattr(context.module_context.axis_context, "num_devices", 1) > 1
-
-
-def is_exported(context: Any) -> bool:
-    """Return whether a module is lowered for ``jax.export``, to be compiled elsewhere."""
-    return context.module_context.lowering_parameters.for_export
-
-
-def lower_kernel(
-    function: Callable[..., Any],
-    context: Any,
-    *operands: Any,
-    capability: tuple[int, int] | None = None,
-) -> Any:
-    """Lower a function that calls a kernel: on one device, on each of a ``shard_map``, or divided.
-
-    JAX's rule for what ``custom_partitioning`` has made asks for the devices of the program, which
-    JAX tells only if all that is placed lies on one mesh ("mesh should be the same across the
-    entire program"), and of an exported program not at all. It passes them on to rules that read
-    tiles alone (`tiles`), so any do.
-
-    Args:
-      function: of arrays, to a sequence of results.
-      context: of the lowering.
-      *operands: values of the module.
-      capability: compute capability of the absent GPU that is lowered for.
-    """
-    avals = [_core.ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
-    module, axes = context.module_context, context.module_context.axis_context
-    if isinstance(axes, _sharding_impls.ShardingContext):
-        devices = (jax.local_devices()[0],) * axes.num_devices
-        some = _sharding_impls.ShardingContext(axes.num_devices, devices)
-        module = module.replace(axis_context=some)
-    with lowering_triton(capability):
-        if isinstance(axes, _sharding_impls.SPMDAxisContext):
-            function = _of_one_device(function, avals)
-        rule = _mlir.lower_fun(function, multiple_results=True)
-        return rule(context.replace(avals_in=avals, module_context=module), *operands)
-
-
-def _of_one_device(function: Callable[..., Any], avals: Sequence[Any]) -> Callable[..., Any]:
-    """Return a function as it is traced where JAX does not follow along which axes values vary.
-
-    Where it does, a ``pallas_call`` refuses results without a ``manual_axis_type``, and JAX's
-    splash and flash attention give none (0.10.2). Types of the primitive's results, which are
-    checked, declare them. In the body of a ``shard_map`` over a mesh of its own nothing is checked.
-
-    See: https://github.com/jax-ml/jax/pull/36180
-    """
-    alone, everywhere = AbstractMesh((1,), ("alone",)), PartitionSpec()
-    body = jax.shard_map(
-        function, mesh=alone, in_specs=everywhere, out_specs=everywhere, check_vma=False
-    )
-    with use_abstract_mesh(AbstractMesh((), ())):
-        traced = jax.make_jaxpr(body)(*avals)
-    (eqn,) = traced.eqns  # captured arrays are its first operands
-    inner = jaxpr_as_fun(ClosedJaxpr(eqn.params["jaxpr"], ()))
-    return lambda *operands: inner(*traced.consts, *operands)
-
-
-def tiles(sharding: Any, rank: int) -> np.ndarray | None:
-    """Return which device has each tile of an array, int[*tiles, copies]; ``None`` if all have all.
-
-    Args:
-      sharding: as ``custom_partitioning`` gives it to a rule; ``None`` for none.
-      rank: number of the array's axes.
-    """
-    found = None if sharding is None else sharding._to_xla_hlo_sharding(rank)
-    if found is None or not found.is_tiled() or found.subgroup_types():
-        return None
-    shape = found.tile_assignment_dimensions()
-    return np.asarray(found.tile_assignment_devices()).reshape(*shape[:rank], -1)
 
 
 def is_for_gpu(context: Any) -> bool:

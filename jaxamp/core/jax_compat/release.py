@@ -32,16 +32,6 @@ def is_gpu_interpreter(params: Any) -> bool:
     return type(params).__name__ == "InterpretGPUParams"
 
 
-def cuda_capability() -> float | None:
-    """Compute capability of the GPU at hand; ``None`` where there is none."""
-    try:
-        device = jax.devices("cuda")[0]
-    except RuntimeError:
-        return None
-    capability = getattr(device, "compute_capability", None)
-    return float(capability) if capability else None
-
-
 def indexed_for_load(ref: Any, index: Any) -> tuple[Any, ...]:
     """Return the arguments that ``plgpu.load`` takes for a part of a Ref."""
     return (ref.at[index],) if JAX >= (0, 11) else (ref, index)  # 0.11 put the index first

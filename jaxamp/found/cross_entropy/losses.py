@@ -13,7 +13,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jaxamp.core import jax_compat
 from jaxamp.core.features import Replaced
 from jaxamp.core.formats import Precision
-from jaxamp.core.target_gpu import described_platform
 from jaxamp.found.cross_entropy.chunks import Division, looped
 from jaxamp.found.cross_entropy.one_number import differentiated, one_number
 from jaxamp.found.cross_entropy.passes import Logits, Obstacle, Pass, Search, logits_of
@@ -24,6 +23,7 @@ from jaxamp.found.outcome import Refused
 from jaxamp.found.places import NARROW, Place, Scopes
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.nested import nested
+from jaxamp.kernels.target_gpu import described_platform
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import scope_matches
 

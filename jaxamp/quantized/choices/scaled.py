@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from jaxamp.core.formats import CastConfig, Precision
-from jaxamp.kernels.gpu_lowering import target_gpu
+from jaxamp.kernels.target_gpu import target_gpu
 from jaxamp.quantized.lowp.block_layout import scales_result
 from jaxamp.quantized.lowp.unit_blocks import fit_units, multiplies_blocks
 

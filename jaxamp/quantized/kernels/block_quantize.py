@@ -20,7 +20,7 @@ from jaxamp.core.define import compiled, define
 from jaxamp.core.formats import CastConfig, Precision
 from jaxamp.errors import KernelError, shown
 from jaxamp.kernels.config import KernelConfig, resolve
-from jaxamp.kernels.gpu_lowering import target_gpu
+from jaxamp.kernels.target_gpu import target_gpu
 from jaxamp.quantized.kernels.fit import NAME, block_of, misfit, obstacle, tile_of
 from jaxamp.quantized.lowp import ScaledArray, quantize
 from jaxamp.quantized.lowp.quantize import stored_scale

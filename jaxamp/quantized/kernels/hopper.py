@@ -23,6 +23,7 @@ from jaxamp.core.formats import CastConfig
 from jaxamp.errors import KernelError
 from jaxamp.kernels.config import KernelConfig
 from jaxamp.kernels.params import gpu_params, mosaic_gpu
+from jaxamp.kernels.target_gpu import gpu_at_hand
 from jaxamp.quantized.kernels.fit import AXES, block_of, semantics_in_force
 from jaxamp.quantized.lowp.arithmetic import encode, magnitude_bits, reciprocal, scale_factor
 
@@ -100,7 +101,7 @@ def block_quantize(
 
 def _own_fields(params: Any) -> Any:
     """Return the fields that ``plgpu.kernel`` reads itself; grid and pipeline are made here."""
-    if params.profile_space and jax_compat.cuda_capability() is None:
+    if params.profile_space and gpu_at_hand() is None:
         raise KernelError(
             f"profile_dir={params.profile_dir!r}: a profile is written by the process that runs "
             "the kernel; it can be asked for only where there is a GPU."

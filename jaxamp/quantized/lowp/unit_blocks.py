@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxamp.core.formats import CastConfig, Precision
-from jaxamp.core.target_gpu import TargetGpu
+from jaxamp.kernels.target_gpu import TargetGpu
 from jaxamp.quantized.lowp.block_layout import Blocks
 from jaxamp.quantized.lowp.scaled_array import ScaledArray
 

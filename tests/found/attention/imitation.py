@@ -21,9 +21,9 @@ from unittest import mock
 import jax.numpy as jnp
 from jax import Array
 
-from jaxamp.core import jax_compat
 from jaxamp.found.attention.kernels import composed
 from jaxamp.found.attention.kernels.spec import AttentionSpec
+from jaxamp.kernels.jax_compat.cudnn_calls import cudnn_lowest
 
 BLOCK = 128
 
@@ -114,7 +114,7 @@ def _scores(q: Array, k: Array, bias: Array | None, spec: AttentionSpec) -> Arra
     keys = _of_each_query_head(k, q).astype(jnp.float32)
     scores = jnp.einsum("...tnh,...snh->...nts", q.astype(jnp.float32), keys) * spec.scale
     if bias is not None:
-        least = jax_compat.cudnn_lowest(q.dtype)
+        least = cudnn_lowest(q.dtype)
         scores = scores + _rounded(jnp.clip(bias, least, -least), q)
     seen = spec.seen(*scores.shape[-2:])
     return scores if seen is None else jnp.where(seen, scores, -jnp.inf)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxamp
-from jaxamp.core.target_gpu import TargetGpu, lowering_for
+from jaxamp.kernels.target_gpu import TargetGpu, lowering_for
 from tests.found.attention import near_misses, spellings  # noqa: F401
 from tests.found.attention.corpus import NEAR_MISSES, SPELLINGS
 from tests.found.attention.finding import FUSED, ORDERS, found

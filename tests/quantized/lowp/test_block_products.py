@@ -13,8 +13,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxamp import CastConfig, amp
-from jaxamp.core import jax_compat
-from jaxamp.core.target_gpu import TargetGpu, lowering_for
+from jaxamp.kernels.jax_compat.cudnn_calls import cudnn_checks
+from jaxamp.kernels.target_gpu import TargetGpu, lowering_for
 from jaxamp.quantized.fp8_products import claims
 from jaxamp.quantized.lowp import dequantize, quantize
 from jaxamp.quantized.lowp.unit_blocks import fit_units, in_units
@@ -199,7 +199,7 @@ def test_an_exported_program_holds_a_form_for_each_platform():
     with lowering_for(BLACKWELL):
         with pytest.raises(ValueError, match="no compatibility guarantees"):
             export()(x, w)
-        whole = export(disabled_checks=jax_compat.cudnn_checks())(x, w)
+        whole = export(disabled_checks=cudnn_checks())(x, w)
     assert len(calls(whole.mlir_module())) == 3
     again = jax.export.deserialize(whole.serialize())
     jax.tree.map(np.testing.assert_array_equal, again.call(x, w), fn(x, w))

@@ -8,10 +8,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxamp.core import jax_compat
-from jaxamp.core.target_gpu import TargetGpu
 from jaxamp.found.attention.kernels.fused import Fused, with_all_keys
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
+from jaxamp.kernels.jax_compat.cudnn_calls import (
+    cudnn_backward,
+    cudnn_forward,
+    cudnn_lowest,
+    cudnn_refusal,
+)
+from jaxamp.kernels.target_gpu import TargetGpu
 
 NEWEST = TargetGpu(capability=(9, 0), cudnn=91200)
 """A GPU that takes every shape that any takes."""
@@ -32,7 +37,7 @@ def obstacle(gpu: TargetGpu, operands: Operands, spec: AttentionSpec, backward: 
         bias = jax.ShapeDtypeStruct((*bias.shape[:2], q.shape[1], k.shape[1]), q.dtype)
     if q.dtype.itemsize != 2:
         return f"operands are {q.dtype}, not of 16 bits"
-    return jax_compat.cudnn_refusal(q, k, v, bias, backward, gpu.capability, gpu.cudnn)
+    return cudnn_refusal(q, k, v, bias, backward, gpu.capability, gpu.cudnn)
 
 
 def on(gpu: TargetGpu) -> Fused:
@@ -44,7 +49,7 @@ def on(gpu: TargetGpu) -> Fused:
 def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
     """Compute output and lse."""
     q, k, v, bias = operands
-    return jax_compat.cudnn_forward(q, k, v, _narrow(bias, q, k), **_words(spec))
+    return cudnn_forward(q, k, v, _narrow(bias, q, k), **_words(spec))
 
 
 def backward(
@@ -53,7 +58,7 @@ def backward(
     """Compute the cotangents; that of a bias over all queries and keys."""
     q, k, v, bias = operands
     known = (q, k, v, _narrow(bias, q, k), *results)
-    found = jax_compat.cudnn_backward(*known, bias_grad=bias_grad, **_words(spec))
+    found = cudnn_backward(*known, bias_grad=bias_grad, **_words(spec))
     return (*found, None)[:4]
 
 
@@ -68,5 +73,5 @@ def _narrow(bias: Any, q: Any, k: Any) -> Any:
     """
     if bias is None:
         return None
-    least = jax_compat.cudnn_lowest(q.dtype)
+    least = cudnn_lowest(q.dtype)
     return with_all_keys(jnp.clip(bias, least, -least).astype(q.dtype), q, k)

@@ -7,11 +7,11 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxamp.core import jax_compat
 from jaxamp.found.attention.kernels.fused import Fused
 from jaxamp.found.attention.kernels.known_masks import Segments
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results, scores_shape
 from jaxamp.found.attention.kernels.splash import block, by_heads, tpu_obstacle
+from jaxamp.kernels.jax_compat.tpu_attention import flash_backward, flash_forward
 
 _LARGEST = 1e30
 """Of a bias: where a block of keys is all minus infinity, the kernel takes that from itself."""
@@ -37,7 +37,7 @@ def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | N
 
 def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
     """Compute output and lse."""
-    out, total, top = jax_compat.flash_forward(
+    out, total, top = flash_forward(
         *_known(operands, spec), spec.causal, spec.scale, _blocks(operands.q, operands.k)
     )
     return by_heads(out), top + jnp.log(total)
@@ -51,7 +51,7 @@ def backward(
     known = [*_known(operands, spec), by_heads(out)]
     residuals = (*known, jnp.ones_like(lse), lse)  # exponentials of s - lse sum up to one
     blocks = _blocks(operands.q, operands.k)
-    found = jax_compat.flash_backward(residuals, by_heads(dout), spec.causal, spec.scale, blocks)
+    found = flash_backward(residuals, by_heads(dout), spec.causal, spec.scale, blocks)
     dbias = found[3] / spec.scale if bias_grad else None
     return (*map(by_heads, found[:3]), dbias)
 

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from jaxamp.core import jax_compat
 from jaxamp.found.attention.kernels import composed
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, of_backward
+from jaxamp.kernels.jax_compat.kernel_lowering import tiles
 from jaxamp.kernels.tiled_mesh import Axes, divided, mesh_of, names_of, parts
 
 Letters = tuple[str, ...]
@@ -113,7 +113,7 @@ class Partition:
     def _placed(self, queries: Any) -> tuple[AbstractMesh, dict[str, Axes]]:
         """Return a mesh, and the axes of it that examples, heads and queries lie along."""
         letters = self.operands[0]
-        mesh, axes = mesh_of(jax_compat.tiles(queries, len(letters)))
+        mesh, axes = mesh_of(tiles(queries, len(letters)))
         placed = {x: a for x, a in zip(letters, axes, strict=False) if _is_free(x)}
         placed["k"] = placed.get("n")
         return mesh, {x: a for x, a in placed.items() if self.sizes[x] % parts(mesh, a) == 0}

@@ -7,14 +7,15 @@ from typing import Any
 import jax
 
 from jaxamp.core import jax_compat
-from jaxamp.core.target_gpu import TargetGpu, described_platform
 from jaxamp.found.attention.kernels import cudnn, triton
 from jaxamp.found.attention.kernels.flash import FLASH
 from jaxamp.found.attention.kernels.fused import Fused, flattened
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 from jaxamp.found.attention.kernels.splash import EXPORTED_SPLASH, SPLASH, exact_scale
 from jaxamp.found.attention.kernels.ways import ways
-from jaxamp.kernels.gpu_lowering import gpu_of, may_call, target_gpu
+from jaxamp.kernels.gpu_lowering import gpu_of, may_call
+from jaxamp.kernels.jax_compat.kernel_lowering import is_exported
+from jaxamp.kernels.target_gpu import TargetGpu, described_platform, target_gpu
 
 PLATFORMS = ("cuda", "tpu")
 """Those that have kernels, in JAX's words."""
@@ -70,5 +71,5 @@ def _of_gpu(gpu: TargetGpu | None) -> list[Fused]:
 
 
 def _of_tpu(context: Any, spec: AttentionSpec) -> list[Fused]:
-    splash = EXPORTED_SPLASH if jax_compat.is_exported(context) else SPLASH
+    splash = EXPORTED_SPLASH if is_exported(context) else SPLASH
     return [splash, FLASH] if exact_scale(spec) else [FLASH, splash]

@@ -29,6 +29,7 @@ from jaxamp.found.attention.kernels.partitioned import partitioned
 from jaxamp.found.attention.kernels.platforms import PLATFORMS, chosen
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, check_operands, of_backward
 from jaxamp.kernels.gpu_lowering import lower
+from jaxamp.kernels.jax_compat.kernel_lowering import has_several_devices
 
 Form = Callable[..., tuple[Any, ...]]
 
@@ -279,7 +280,7 @@ def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **
     if kernel is not None:
         bias_grad: Any = params.get("bias_grad")
         form = backward_form(kernel, spec, bias_grad) if backward else forward_form(kernel, spec)
-        if jax_compat.has_several_devices(context):
+        if has_several_devices(context):
             form = partitioned(form, avals, spec, bias_grad)
     composed_form = functools.partial(_FORMS[primitive], **params)
     return lower(form, composed_form, context, *operands)

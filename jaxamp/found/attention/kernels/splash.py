@@ -13,10 +13,10 @@ import numpy as np
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from jaxamp.core import jax_compat
 from jaxamp.found.attention.kernels.fused import Fused
 from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
+from jaxamp.kernels.jax_compat.tpu_attention import SPLASH_WORDS, splash_backward, splash_intervals
 
 LANES = 128
 _LARGEST_BLOCK = 512
@@ -44,8 +44,8 @@ def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | N
     """Return why it does not take these operands."""
     if operands.bias is not None:
         return "splash_attention adds no bias"
-    if spec.mask is not None and max(spec.mask.shape) > jax_compat.SPLASH_WORDS:
-        return f"splash_attention has intervals of at most {jax_compat.SPLASH_WORDS} words"
+    if spec.mask is not None and max(spec.mask.shape) > SPLASH_WORDS:
+        return f"splash_attention has intervals of at most {SPLASH_WORDS} words"
     return tpu_obstacle(*operands[:3])
 
 
@@ -71,7 +71,7 @@ def backward(
     q, k, v, out, dout = map(by_heads, (_scaled(q, spec), k, v, out, dout))
 
     def one(*xs: Any) -> Any:
-        return jax_compat.splash_backward(kernel, segments, *xs)
+        return splash_backward(kernel, segments, *xs)
 
     dq, dk, dv = map(by_heads, jax.vmap(one)(q, k, v, out, lse, dout))
     return _scaled(dq, spec), dk, dv, None
@@ -127,7 +127,7 @@ def _kernel(spec: AttentionSpec, q: Any, k: Any) -> tuple[Any, Any]:
         mask = splash.CausalMask(shape) if spec.causal else splash.FullMask(shape)
     segments: Any = None
     if spec.mask is not None and (own := spec.mask.intervals) is not None:
-        mask = jax_compat.splash_intervals(*_within(own, spec), keys)
+        mask = splash_intervals(*_within(own, spec), keys)
     elif isinstance(spec.mask, Segments):
         segments = splash.SegmentIds(*map(jnp.asarray, (spec.mask.queries, spec.mask.keys)))
     rows, columns = block(queries), block(keys)

@@ -9,11 +9,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from jaxamp.core import jax_compat
-from jaxamp.core.target_gpu import TargetGpu
 from jaxamp.found.attention.kernels.fused import Fused
 from jaxamp.found.attention.kernels.known_masks import KnownMask, Segments
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
+from jaxamp.kernels.jax_compat.triton_attention import triton_backward, triton_forward
+from jaxamp.kernels.target_gpu import TargetGpu
 
 _BLOCK = 32  # of the backward pass, as JAX's own default has it (0.10.2)
 _LARGEST_HEAD = 256
@@ -50,7 +50,7 @@ def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
     """Compute output and lse."""
     q, k, v, _ = operands
     ids = _segments(q, spec)
-    out, lse = jax_compat.triton_forward(q, k, v, ids, spec.scale, spec.causal, _blocks(q))
+    out, lse = triton_forward(q, k, v, ids, spec.scale, spec.causal, _blocks(q))
     return out, lse * math.log(2.0)
 
 
@@ -60,7 +60,7 @@ def backward(
     """Compute the cotangents."""
     lse = results.lse / jnp.float32(math.log(2.0))
     known = (*operands[:3], _segments(operands.q, spec), results.out, lse, results.dout)
-    found = jax_compat.triton_backward(*known, spec.scale, spec.causal, _blocks(operands.q))
+    found = triton_backward(*known, spec.scale, spec.causal, _blocks(operands.q))
     return (*found, None)
 
 

@@ -14,8 +14,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxamp.compiled.targets import TARGETS
-from jaxamp.core import jax_compat
-from jaxamp.core.target_gpu import TargetGpu, described_gpu, lowering_for
 from jaxamp.found.attention.kernels import (
     AttentionSpec,
     attention,
@@ -27,6 +25,8 @@ from jaxamp.found.attention.kernels.flash import FLASH
 from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
 from jaxamp.found.attention.kernels.spec import Operands, Results
 from jaxamp.found.attention.kernels.splash import SPLASH, block
+from jaxamp.kernels.jax_compat.cudnn_calls import cudnn_checks
+from jaxamp.kernels.target_gpu import TargetGpu, described_gpu, gpu_at_hand, lowering_for
 from tests.found.attention.kernels import attention_programs
 from tests.kernels.test_deviceless import compiled
 
@@ -117,7 +117,7 @@ def test_what_a_gpu_takes(gpu, head, calls):
 
 def test_without_a_gpu_nothing_is_assumed():
     """A program lowered for CUDA where there is none runs anywhere, and is composed."""
-    assert jax_compat.gpu_at_hand() is None
+    assert gpu_at_hand() is None
     assert _lowered("cuda", None) == []
     assert TARGETS["v5e"].described().__enter__() is None
     with TARGETS["a100"].described():
@@ -133,7 +133,7 @@ def test_an_exported_program_holds_a_form_for_each_platform():
     plain = jax.export.export(jax.jit(fn), platforms=platforms)(q, k, v)
     assert sorted(set(_calls(plain.mlir_module()))) == ["tpu_custom_call"]
     with lowering_for(HOPPER):
-        checks = jax_compat.cudnn_checks()
+        checks = cudnn_checks()
         with pytest.raises(ValueError, match="no compatibility guarantees"):
             jax.export.export(jax.jit(fn), platforms=platforms)(q, k, v)
         whole = jax.export.export(jax.jit(fn), platforms=platforms, disabled_checks=checks)(q, k, v)

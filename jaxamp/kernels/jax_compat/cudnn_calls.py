@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -128,13 +127,3 @@ def cudnn_lowest(dtype: Any) -> Any:
     from jax._src.cudnn import fused_attention_stablehlo as calls
 
     return calls.get_large_negative_number(np.dtype(dtype))
-
-
-def gpu_at_hand() -> SimpleNamespace | None:
-    """Compute capability and cuDNN's version of the first GPU; ``None`` without one."""
-    try:
-        device = jax.devices("cuda")[0]
-    except RuntimeError:
-        return None
-    major, _, minor = str(device.compute_capability).partition(".")
-    return SimpleNamespace(capability=(int(major), int(minor or 0)), cudnn=cudnn_version())

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import jax
 
+from jaxamp.kernels.jax_compat.cudnn_calls import cudnn_version
+
 
 @dataclass(frozen=True)
 class TargetGpu:
@@ -49,3 +51,18 @@ def lowering_for(target: TargetGpu | Literal["tpu"] | None) -> Iterator[None]:
     """
     with _described(target):
         yield
+
+
+def gpu_at_hand() -> TargetGpu | None:
+    """Return the first GPU; ``None`` without one."""
+    try:
+        device = jax.devices("cuda")[0]
+    except RuntimeError:
+        return None
+    major, _, minor = str(device.compute_capability).partition(".")
+    return TargetGpu((int(major), int(minor or 0)), cudnn_version())
+
+
+def target_gpu() -> TargetGpu | None:
+    """Return the GPU that programs are meant for: the one described, or else the one at hand."""
+    return gpu_at_hand() if described_platform() is None else described_gpu()
