@@ -233,6 +233,20 @@ def test_residuals_of_activations_are_narrow(args: Any) -> None:
     assert wide == [(TOKENS, WIDTH)]
 
 
+def test_a_relu_is_kept_in_place_of_the_product_that_it_alone_reads(args: Any) -> None:
+    """Its sign is its own mask, so that a perceptron keeps one array for each layer."""
+
+    def perceptron(weights: jax.Array, biases: jax.Array, x: jax.Array) -> jax.Array:
+        for w, b in zip(weights, biases, strict=True):
+            x = jax.nn.relu(x @ w + b)
+        return x.sum()
+
+    weights, biases = args[0], jnp.ones((LAYERS, WIDTH))
+    _, backward = jax.vjp(lambda w, b: amp(perceptron, POLICY)(w, b, args[1]), weights, biases)
+    kept = [r for r in jax.tree.leaves(backward) if r.size == TOKENS * WIDTH]
+    assert len(kept) == LAYERS + 1  # and the input
+
+
 def test_the_backward_half_computes_activations_again(args: Any) -> None:
     """In `amp(grad(f))` the later group has the `tanh` of the earlier one, behind a barrier."""
     plain = jax.make_jaxpr(jax.grad(written_out))(*args)

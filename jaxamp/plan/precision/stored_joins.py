@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxamp.core.taxonomy import Trait
+from jaxamp.plan.conditioning.precise_products import is_square
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
@@ -16,6 +18,7 @@ from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
 from jaxamp.plan.graph.sweeps import union
 
 _NONE, _SEVERAL = -1, -2
+_OF_ONE = (Trait.EXACT, *COSTLY)  # a softmax sums an exponential, masked perhaps, in one kernel
 
 
 def store_joins(flow: Dataflow) -> None:
@@ -51,7 +54,7 @@ class _Joins:
                     self._enter(node, value, parts)
 
     def _enter(self, node: Node, value: int, parts: tuple[int, ...]) -> None:
-        joined = self._join(value, parts)
+        joined = value if _overlaps(self.graph, node) else self._join(value, parts)
         self.regions.joined[value] = joined == _SEVERAL
         if self.graph.kinds[value] == "b":  # masks are recomputed where they are read
             self.computed_from[value] = joined
@@ -63,7 +66,8 @@ class _Joins:
             union(self.mixed, parts) or len({self.computed_from[v] for v in parts} - {_NONE}) > 1
         )
         is_joined = joined == _SEVERAL or bool(is_costly and is_mixed)
-        if self._is_stored(value, is_joined, bool(is_costly)):
+        is_summed = is_costly and node.trait not in _OF_ONE and self._is_summed(value)
+        if (is_joined and is_summed) or self._is_stored(value, is_joined, bool(is_costly)):
             self.regions.fused[value] = 0
             joined = value
         self.computed_from[value] = joined
@@ -88,6 +92,18 @@ class _Joins:
         # A window's sum is a kernel of its own, which reads costly values in f32.
         reduced = any(is_joined or not self.regions.kernels[r.index] for r in reductions)
         return reduced and any(r.role is Role.ELEMENTWISE for r in readers)
+
+    def _is_summed(self, value: int) -> bool:
+        """Return whether products of a value are summed: squares, or products over many rows.
+
+        So are what is gated before a norm, and a cotangent of what parameters multiply.
+        """
+        graph = self.graph
+        products = [r for r in graph.readers[value] if r.name == "mul" or is_square(r)]
+        sums = [(p, r) for p in products for v in p.outs for r in graph.readers[v]]
+        return any(
+            r.role is Role.REDUCE and (is_square(p) or not reduces_rows(graph, r)) for p, r in sums
+        )
 
     def _takes_later(self, value: int, reader: Node) -> bool:
         """Return whether a later kernel reads a value, or what one of several readers moves it to.
@@ -141,6 +157,17 @@ def _find_shared(flow: Dataflow) -> set[int]:
 def _is_large(graph: Graph, part: int, whole: int) -> bool:
     """Return whether reading `part` costs about as much as reading `whole`."""
     return not is_smaller(2 * graph.sizes[part], graph.sizes[whole])
+
+
+def _overlaps(graph: Graph, node: Node) -> bool:
+    """Return whether a node cuts more than half from an array, so that two such parts overlap.
+
+    Windows of one array that are added up, the taps of a filter, are read like several arrays.
+    """
+    if node.name != "slice":
+        return False
+    part, whole = graph.sizes[node.outs[0]], graph.sizes[node.ins[0]]
+    return is_smaller(part, whole) and is_smaller(whole, 2 * part)
 
 
 def _parts(node: Node) -> list[tuple[int, tuple[int, ...]]]:

@@ -39,6 +39,7 @@ class Recomputation:
         self.saved_by_rules: set[int] = set()
         self.recomputed: set[int] = set()
         self._saves_relus = Technique.RELU_RESIDUALS in techniques
+        self._sole_readings = self._find_sole_readings() if self._saves_relus else set[int]()
         joins = Technique.CONCATENATION_PARTS in techniques
         self._side_by_side = self._find_side_by_side() if joins else {}
         self._statistics = (
@@ -114,15 +115,26 @@ class Recomputation:
         return is_stored and bool(self.provenance.dense[value])
 
     def _is_saved_by_rule(self, value: int) -> bool:
-        """Return whether a rule's ReLU result should be saved, as it joins several arrays.
+        """Return whether a rule's ReLU result should be saved: it joins arrays, or replaces one.
 
-        A ReLU of one array need not be stored on a TPU, which fuses it with the convolution that
-        reads it.
+        A ReLU of one array that others read too need not be stored on a TPU, which fuses it with
+        the convolution that reads it.
         """
-        if not self._saves_relus:
+        if not self._saves_relus or not is_narrow(self.stored[value]):
             return False
         is_cut_off = value in self.regions.relu_outputs and value in self.graph.ruled_results
-        return is_cut_off and bool(self.regions.joined[value]) and is_narrow(self.stored[value])
+        return is_cut_off and bool(self.regions.joined[value] or value in self._sole_readings)
+
+    def _find_sole_readings(self) -> set[int]:
+        """Return products, and sums and ReLUs that alone read them and boundary values."""
+        found: set[int] = set()
+        for node in self.graph.nodes:
+            dense = [v for v in node.ins if self.provenance.dense[v]]
+            is_sole = [v in found and len(self.graph.readers[v]) == 1 for v in dense] == [True]
+            keeps = node.role is Role.MOVE or node.name in ("add", "sub", "max")
+            if node.role is Role.CONTRACT or (is_sole and keeps):
+                found.update(node.outs)
+        return found
 
     def _is_stored(self, value: int) -> bool:
         """Return whether a narrow value is read both at its own level and at later ones."""

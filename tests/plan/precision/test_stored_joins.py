@@ -42,3 +42,26 @@ def test_the_sum_of_a_cotangent_reads_what_products_read(layer: Layer) -> None:
     (of_rows,) = (e for e in sums if e.invars[0].aval.size > e.outvars[0].aval.size == BIAS.size)
     (made,) = (d for d in decisions if of_rows.invars[0] in d.eqn.outvars)
     assert made.output is Precision.BF16, made.reason
+
+
+def gated(w: jax.Array, x: jax.Array) -> jax.Array:
+    h = (x @ w[0]) * jax.nn.silu(x @ w[1])
+    return h * jax.lax.rsqrt((h**2).mean(-1, keepdims=True) + 1e-6)
+
+
+def filtered(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Three taps along the words, and what several kernels read of them."""
+    padded = jnp.pad(x @ w[0], ((0, 0), (2, 0), (0, 0)))
+    taps = [padded[:, i : i + x.shape[1]] * w[1, i] for i in range(3)]
+    y = jax.nn.silu(taps[0] + taps[1] + taps[2])
+    return y * w[1, 3] + (y * w[1, 4]) @ w[0]
+
+
+@pytest.mark.parametrize(("fn", "stored"), [(gated, 1), (filtered, 4)])
+def test_what_xla_would_store_inside_of_a_region_is_stored_narrow(
+    fn: Callable[[jax.Array, jax.Array], jax.Array], stored: int
+) -> None:
+    """Gates before a norm, and sums of windows of one array: a kernel writes them in any case."""
+    decisions = plan_of(lambda w, x: jnp.tanh(fn(w, x) @ w[0]), "auto_mixed_bf16")(W, X).decisions()
+    products = [d for d in decisions if d.primitive == "mul"]
+    assert products[stored].output is Precision.BF16, products[stored].reason
