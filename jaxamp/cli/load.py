@@ -28,9 +28,6 @@ def is_reference(text: str) -> bool:
 def load(reference: str) -> Any:
     """Return the callable that a reference names.
 
-    Raises:
-      InspectionError: no such module, file or name, or it cannot be called.
-
     >>> load("jax.numpy:dot").__name__
     'dot'
     """
@@ -52,12 +49,7 @@ def load(reference: str) -> Any:
 
 
 def load_policy(text: str) -> PrecisionPolicy:
-    """Return a policy: what ``amp`` accepts as a word, or a file that ``to_json`` wrote.
-
-    Raises:
-      InspectionError: there is no such file.
-      PolicyError: the policy is not understood.
-    """
+    """Return a policy: what ``amp`` accepts as a word, or a file that ``to_json`` wrote."""
     if not text.endswith(".json"):
         return PrecisionPolicy.parse(text)
     path = Path(text)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxamp.cli.commands import COMMANDS, FORMAT, PROGRAM, TO_TERMINAL, Request
-from jaxamp.display.numbers import near
+from jaxamp.display.numbers import near_file
 from jaxamp.errors import InspectionError, JaxAmpError
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
@@ -30,14 +30,7 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Args:
-      argv: what was typed after ``python -m jaxamp``.
-
-    Returns:
-      The exit status.
-    """
+    """Run what was typed after ``python -m jaxamp``, and return the exit status."""
     options, request = parser().parse_args(argv), None
     try:
         try:
@@ -123,4 +116,4 @@ def _last_line(error: BaseException) -> str:
     ours = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     hidden = ("site-packages", ours, sysconfig.get_path("stdlib"), "<frozen")
     own = [f for f in frames if not any(word in f.filename for word in hidden)]
-    return f"{near(own[-1].filename)}:{own[-1].lineno}: " if own else ""
+    return f"{near_file(own[-1].filename)}:{own[-1].lineno}: " if own else ""

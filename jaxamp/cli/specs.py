@@ -29,17 +29,7 @@ _BY_NAME = {dtype.name: dtype for dtype in _DTYPES.values()}  # as numpy writes 
 
 
 def read_args(texts: Sequence[str]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call.
-
-    Args:
-      texts: one for each argument, keyword arguments as ``name=...``. A single
-        ``package.module:function`` is called; a tuple that it returns is all the arguments.
-
-    Returns:
-      Positional and keyword arguments, with ``jax.ShapeDtypeStruct`` for arrays.
-
-    Raises:
-      InspectionError: a text is not understood.
+    """Return the arguments of a call, positional and by name, with ``ShapeDtypeStruct`` for arrays.
 
     >>> read_args(["f32[8,128]", "rate=0.1"])
     ((ShapeDtypeStruct(shape=(8, 128), dtype=float32),), {'rate': 0.1})

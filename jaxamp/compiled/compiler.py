@@ -26,13 +26,7 @@ _LIBRARIES = {"xla_gpu_enable_triton_gemm": False}
 
 
 def absent_devices(platform: str, topology: str, description: str) -> list[Any]:
-    """Return devices that are not there.
-
-    Args:
-      platform: ``"cuda"`` or ``"tpu"``.
-      topology: how the compiler calls the arrangement of chips.
-      description: for a GPU, the facts that its driver would report.
-    """
+    """Return devices that are not there; of a GPU, a description that its driver would give."""
     options = {"target_config": description} if description else {}
     name = "" if platform == "cuda" else topology
     if platform == "cuda":
@@ -41,7 +35,7 @@ def absent_devices(platform: str, topology: str, description: str) -> list[Any]:
 
 
 def one_device(platform: str, topology: str, description: str) -> NamedSharding:
-    """Return the sharding that puts an array on one absent device; arguments as those above."""
+    """Return the sharding that puts an array on one absent device."""
     device = absent_devices(platform, topology, description)[:1]
     return NamedSharding(Mesh(np.array(device), ("x",)), PartitionSpec())
 
@@ -49,14 +43,7 @@ def one_device(platform: str, topology: str, description: str) -> NamedSharding:
 def compile_on(
     place: NamedSharding, fn: Any, args: Any, options: dict[str, Any] | None = None
 ) -> Any:
-    """Return the compiled program of a function.
-
-    Args:
-      place: where it would run.
-      fn: a function of arrays.
-      args: a pytree of shapes and dtypes for each argument.
-      options: the compiler's own flags.
-    """
+    """Return the compiled program of a function of arrays, which types stand for."""
     placed = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place), args)
     lowered = jax.jit(fn).lower(*placed)
     try:

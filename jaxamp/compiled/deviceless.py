@@ -44,19 +44,7 @@ def exported(
     kwargs: dict[str, Any],
     platform: str,
 ) -> bytes:
-    """Return a call for a platform, serialized: arrays are its inputs, anything else is built in.
-
-    Args:
-      fn: the function; the arrays of a module are inputs too.
-      wrap: what is done to the function, such as giving it a policy.
-      args: arguments, in which ``jax.ShapeDtypeStruct`` may stand for an array.
-      kwargs: keyword arguments.
-      platform: what JAX calls the kind of device.
-
-    Raises:
-      InspectionError: what JAX needs to serialize programs is not installed, or the program calls
-        back to the host.
-    """
+    """Return a call for a platform, serialized; anything but arrays, in `fn` too, is built in."""
     flat, specs = flattened(fn, wrap, args, kwargs)
     compiled = jax.jit(flat)
     checks = cudnn_checks() if described_gpu() else ()
@@ -91,19 +79,7 @@ def _callbacks(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:
 def compile_all(
     target: Target, programs: Sequence[bytes], options: dict[str, Any] | None = None
 ) -> list[tuple[Module, dict[str, Any]]]:
-    """Compile serialized programs for a target, in one process of its compiler's environment.
-
-    Args:
-      target: the chip.
-      programs: what ``exported`` gave.
-      options: the compiler's own flags.
-
-    Returns:
-      For each, the optimized program and what the compiler says of it.
-
-    Raises:
-      InspectionError: the compiler is not installed, or fails.
-    """
+    """Compile what `exported` gave for a chip; return each program and the compiler's facts."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         names = [f"program{index}" for index in range(len(programs))]

@@ -96,15 +96,7 @@ class Environment:
         return quiet | alone | {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
     def run(self, *command: str, quiet: bool = False) -> None:
-        """Run Python with arguments inside.
-
-        Args:
-          *command: what comes after ``python``.
-          quiet: whether what it says is kept for the error.
-
-        Raises:
-          InspectionError: nothing is installed, or the run failed.
-        """
+        """Run Python with arguments inside; if quiet, the error alone has what it says."""
         if not self.ready:
             raise InspectionError(
                 f"The compiler for {self.name.upper()} is not installed ({self.size}). Run "

@@ -109,25 +109,14 @@ _CUDNN = (9, 12, 0)
 
 
 def target_named(word: str) -> Target:
-    """Return a chip by its word.
-
-    Raises:
-      InspectionError: no chip has it.
-    """
+    """Return a chip by its word."""
     if word not in TARGETS:
         raise InspectionError(f"No target {word!r} is known. {accepted(word, TARGETS)}")
     return TARGETS[word]
 
 
 def compile_for(target: Target, fn: Any, args: Any, options: dict[str, Any] | None = None) -> Any:
-    """Return the compiled program of a function; only where the target's compiler is.
-
-    Args:
-      target: where it would run.
-      fn: a function of arrays.
-      args: a pytree of shapes and dtypes for each argument.
-      options: the compiler's own flags.
-    """
+    """Return the compiled program of a function; only where the target's compiler is."""
     place = one_device(target.platform, target.topology, target.description)
     with target.described():
         return compile_on(place, fn, args, options)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jaxamp.display.numbers import amount, near, share, storage
 from jaxamp.inspect.count import Tally
-from jaxamp.inspect.operation import Operation
+from jaxamp.inspect.operation import Operation, grouped
 from jaxamp.inspect.report import Report
 
 _MOST = 10  # bars of a chart
@@ -48,7 +48,7 @@ def charts(report: Report) -> list[Chart]:
         _grouped("operations by guard", operations, lambda o: o.guard or "(none)", _OPERATIONS),
         _grouped("bytes by kind, before fusion", operations, lambda o: o.kind, _BYTES),
         _grouped("FLOPs by scope", operations, lambda o: o.scope or "(none)", _FLOPS),
-        _grouped("FLOPs by line", operations, _line, _FLOPS),
+        _grouped("FLOPs by line", operations, lambda o: near(o.place, "(none)"), _FLOPS),
     ]
 
 
@@ -91,9 +91,7 @@ def _grouped(
     key: Callable[[Operation], str],
     measure: _Measure,
 ) -> Chart:
-    groups: dict[str, list[Operation]] = defaultdict(list)
-    for operation in operations:
-        groups[key(operation)].append(operation)
+    groups = grouped(operations, key)
     sums = {name: _by_precision(group, measure) for name, group in groups.items()}
     wholes = {name: sum(parts.values()) for name, parts in sums.items()}
     most = sorted((n for n in wholes if wholes[n]), key=lambda n: -wholes[n])[:_MOST]
@@ -119,8 +117,3 @@ def _parts(sums: Mapping[str, int], whole: int, measure: _Measure) -> tuple[Part
         for name, n in sums.items()
         if n
     )
-
-
-def _line(operation: Operation) -> str:
-    place = operation.place
-    return f"{near(place.file)}:{place.line}" if place.file else "(none)"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 from jaxamp.display.lines import MOST, Line, Part
-from jaxamp.display.numbers import near
+from jaxamp.display.numbers import near_file
 from jaxamp.display.summary import COLORS
 from jaxamp.inspect.explain import Explanation, Note
+from jaxamp.inspect.operation import grouped
 from jaxamp.inspect.source import Excerpt, excerpts
 
 _GLOSSARY = "What each reason and each [guard] means: docs/explanation/glossary.md, guards.md."
@@ -25,10 +25,8 @@ def explanation_lines(explanation: Explanation) -> Iterator[Line]:
     every = len({n.place for n in notes})
     if not whole:
         notes = _costliest(notes)
-    by_file: dict[str, dict[int, list[Note]]] = defaultdict(lambda: defaultdict(list))
-    for note in notes:
-        by_file[note.place.file][note.place.line].append(note)
-    for file, by_line in by_file.items():
+    for file, of_file in grouped(notes, lambda note: note.place.file).items():
+        by_line = grouped(of_file, lambda note: note.place.line)
         found = excerpts(file, by_line) if file else []
         for block in found:
             yield from _block(block, by_line, whole)
@@ -50,9 +48,7 @@ def _costliest(notes: list[Note]) -> list[Note]:
     flops, moved = (
         sum(costs) or 1 for costs in ([n.flops for n in notes], [n.bytes for n in notes])
     )
-    by_line: dict[tuple[str, int], list[Note]] = defaultdict(list)
-    for note in notes:
-        by_line[note.place.file, note.place.line].append(note)
+    by_line = grouped(notes, lambda note: (note.place.file, note.place.line))
 
     def cost(line: list[Note]) -> float:
         return max(max(n.flops / flops, n.bytes / moved) for n in line)
@@ -74,7 +70,7 @@ def _costliest(notes: list[Note]) -> list[Note]:
 def _block(block: Excerpt, by_line: dict[int, list[Note]], whole: bool) -> Iterator[Line]:
     name = f" ({block.name})" if block.name else ""
     yield ()
-    yield ((f"{near(block.file)}{name}", "bold"),)
+    yield ((f"{near_file(block.file)}{name}", "bold"),)
     for number, line in zip(block.numbers(), block.lines, strict=True):
         notes = by_line.get(number, [])
         if not (notes or whole):
@@ -88,7 +84,7 @@ def _block(block: Excerpt, by_line: dict[int, list[Note]], whole: bool) -> Itera
 def _sourceless(file: str, by_line: dict[int, list[Note]], whole: bool) -> Iterator[Line]:
     """Show the notes of code without source, typed in or made by ``exec``."""
     yield ()
-    yield ((f"{near(file)} (source not available)", "bold"),)
+    yield ((f"{near_file(file)} (source not available)", "bold"),)
     for number, notes in by_line.items():
         for note in notes:
             yield from _words(note, whole, (f"{number:5} │ ", "dim"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from jaxamp.inspect.operation import Place
+
 
 def amount(number: float, unit: str = "") -> str:
     """Write a number with three digits and a letter for its thousands.
@@ -40,7 +42,12 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
-def near(path: str) -> str:
+def near(place: Place, lacking: str = "") -> str:
+    """Write a line of source, its file as `near_file` does; `lacking` where it is not known."""
+    return f"{near_file(place.file)}:{place.line}" if place.file else lacking
+
+
+def near_file(path: str) -> str:
     """Write a path as seen from the current directory, where that is shorter."""
     if not os.path.isabs(path):
         return path

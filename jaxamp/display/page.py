@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import html
-from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from jaxamp.display.charts import charts, family
-from jaxamp.display.numbers import amount, near, share, storage
-from jaxamp.inspect.operation import Place, Row, common_scope, numberless, rows_of
+from jaxamp.display.numbers import amount, near_file, share, storage
+from jaxamp.inspect.operation import Place, Row, common_scope, grouped, numberless, rows_of
 from jaxamp.inspect.report import Report
 
 _PAGES = Path(__file__).parent / "pages"
@@ -26,7 +24,10 @@ def report_page(report: Report) -> str:
     import jinja2  # text needs none
 
     rows = rows_of(report.operations)
-    modules = _modules(rows)
+    modules = {
+        key: common_scope([row.scope for row in group])  # what equal layers have in common
+        for key, group in grouped(rows, _module_key).items()
+    }
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_PAGES),
         autoescape=True,
@@ -72,14 +73,6 @@ def _module_key(row: Row) -> tuple[str, Place]:
     return numberless(row.scope), row.operation.place
 
 
-def _modules(rows: Iterable[Row]) -> dict[tuple[str, Place], str]:
-    """Return what the scopes of equal layers have in common, on each line."""
-    groups: dict[tuple[str, Place], list[str]] = defaultdict(list)
-    for row in rows:
-        groups[_module_key(row)].append(row.scope)
-    return {key: common_scope(scopes) for key, scopes in groups.items()}
-
-
 def _row(row: Row, module: str) -> dict[str, Any]:
     """Return the row of operations that are alike; numbers stay numbers, to be sorted."""
     operation, tally, place = row.operation, row.tally, row.operation.place
@@ -100,7 +93,7 @@ def _row(row: Row, module: str) -> dict[str, Any]:
         "way": "bwd" if operation.backward else "fwd",
         "scope": row.scope,
         "module": module,
-        "file": near(place.file),
+        "file": near_file(place.file),
         "line": place.line,
         "text": place.text,
         "reason": operation.reason,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 import jax
 
@@ -15,7 +15,7 @@ from jaxamp.display.lines import Line, Part, sentence, table
 from jaxamp.display.numbers import amount, share, storage
 from jaxamp.errors import counted
 from jaxamp.inspect.kernel_regions import ABSENT, LOSS, Region
-from jaxamp.inspect.operation import Operation, common_scope, numberless, total
+from jaxamp.inspect.operation import Operation, common_scope, grouped, numberless, total
 from jaxamp.inspect.report import Report
 
 COLORS = {
@@ -99,10 +99,7 @@ def _regions(kind: str, regions: list[Region]) -> Iterator[Line]:
             does += f", for {100 * (max(r.slower for r in fused) - 1):.1f} % more time as predicted"
         of = f"{len(fused)} of {counted(len(regions), 'region')}"
         yield from sentence(f"{name}: {of} {does}.")
-    stay: dict[str, list[Region]] = defaultdict(list)
-    for region in regions:
-        if region.obstacle:
-            stay[region.obstacle].append(region)
+    stay = grouped((r for r in regions if r.obstacle), lambda r: r.obstacle)
     for obstacle, those in list(stay.items())[:2]:
         where = numberless(those[0].scope) or _file_and_line(those[0].source)
         yield from sentence(
@@ -122,8 +119,8 @@ def _file_and_line(source: str) -> str:
 
 def _products(report: Report) -> Iterator[Line]:
     whole = total(_products_of(report)).flops
-    groups = _grouped(_products_of(report), lambda o: (_module(o), o.arithmetic))
-    groups.sort(key=lambda group: -total(group).flops)
+    found = grouped(_products_of(report), lambda o: (_module(o), o.arithmetic)).values()
+    groups = sorted(found, key=lambda group: -total(group).flops)
     rows: list[list[Part]] = []
     for group in groups[:_FEW]:
         first = max((o for o in group), key=lambda o: (not o.backward, o.each.flops))
@@ -144,14 +141,14 @@ def _wide(report: Report) -> Iterator[Line]:
     wide = [o for o in report.operations if o.runs and o.arithmetic in _WIDE]
     inside = [o for o in wide if o.guard == Guard.REDUCTION_ISLAND.value or o.stored not in _WIDE]
     stays = [o for o in wide if o not in inside]
-    groups = _grouped(stays, lambda o: (o.reason, _module(o) if o.contraction else ""))
+    found = grouped(stays, lambda o: (o.reason, _module(o) if o.contraction else "")).values()
 
     def shares(group: list[Operation]) -> tuple[float, float]:
         tally = total(group)
         moved = tally.bytes - tally.bytes_narrow
         return tally.flops / max(whole.flops, 1), moved / max(whole.bytes, 1)
 
-    groups = sorted((g for g in groups if max(shares(g)) >= 5e-4), key=lambda g: -max(shares(g)))
+    groups = sorted((g for g in found if max(shares(g)) >= 5e-4), key=lambda g: -max(shares(g)))
     rows: list[list[Part]] = []
     for group in groups[:_FEW]:
         flops, moved = (share(part, 1) for part in shares(group))
@@ -199,15 +196,6 @@ def _products_of(report: Report) -> list[Operation]:
     return [o for o in report.contractions if o.runs]
 
 
-def _grouped(
-    operations: Iterable[Operation], key: Callable[[Operation], object]
-) -> list[list[Operation]]:
-    groups: dict[object, list[Operation]] = defaultdict(list)
-    for operation in operations:
-        groups[key(operation)].append(operation)
-    return list(groups.values())
-
-
 def _rest(groups: list[list[Operation]], cost: Callable[[list[Operation]], str]) -> Iterator[Line]:
     if len(groups) > _FEW:
         left = [o for group in groups[_FEW:] for o in group]
@@ -216,12 +204,7 @@ def _rest(groups: list[list[Operation]], cost: Callable[[list[Operation]], str])
 
 def _module(operation: Operation) -> str:
     """Return the module of an operation without numbers, or its line where it is in none."""
-    return numberless(operation.scope) or _line(operation)
-
-
-def _line(operation: Operation) -> str:
-    place = operation.place
-    return f"{os.path.basename(place.file)}:{place.line}" if place.file else "(no line)"
+    return numberless(operation.scope) or operation.place.short or "(no line)"
 
 
 def _where(group: list[Operation]) -> str:

@@ -50,8 +50,7 @@ def show_difference(difference: Difference) -> Iterator[Any]:
     columns(table, ("what", "change", "why before", "why after"), ("FLOPs",))
     for place, words, changes in lines[:_MANY]:
         flops = amount(total(c.either for c in changes).flops)
-        where = f"{near(place.file)}:{place.line}" if place.file else ""
-        table.add_row(where, describe(changes), words, *_reasons(changes), flops)
+        table.add_row(near(place), describe(changes), words, *_reasons(changes), flops)
     yield table
 
 
@@ -142,13 +141,11 @@ def show_probe(report: ProbeReport) -> Iterator[Any]:
 
 
 def _cells(op: Measured) -> tuple[str, ...]:
-    file = op.place.file.rpartition("/")[2]
-    where = f"{file}:{op.place.line}" if file else ""
     name = f"{op.primitive} (backward)" if op.backward else op.primitive
     counts = op.overflow, op.underflow, op.subnormal
     shares = (f"{count:.1%}" if count else "-" for count in counts)
     errors = f"{op.max_error:.2e}", f"{op.rms_error:.2e}", f"{op.sqnr:.1f}"
-    return (name, op.stored, op.scope, where, *errors, *shares, f"{op.headroom:.3g}")
+    return (name, op.stored, op.scope, op.place.short, *errors, *shares, f"{op.headroom:.3g}")
 
 
 def show_tuning(tuning: Tuning) -> Iterator[Any]:

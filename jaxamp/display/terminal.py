@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -105,7 +104,6 @@ def _dot(row: Row) -> list[Any]:
     operation = row.operation
     times = row.count * operation.runs
     operands = Text(" × ".join(operation.operands[:2]), style=COLORS.get(operation.arithmetic, ""))
-    place = operation.place
     return [
         operands,
         operation.results[0],
@@ -113,6 +111,6 @@ def _dot(row: Row) -> list[Any]:
         f"× {times}" if times != 1 else "",
         amount(row.tally.flops),
         "bwd" if operation.backward else "fwd",
-        f"{os.path.basename(place.file)}:{place.line}" if place.file else "",
+        operation.place.short,
         row.scope,
     ]

@@ -6,6 +6,7 @@ often it runs. What an interpreter finds of an equation is stored under the equa
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,12 @@ class Site:
     eqn: JaxprEqn
     decision: Decision | None
     raw_scope: str
+
+    @property
+    def place(self) -> Place:
+        """The innermost line of the user's own code, or else of a library."""
+        info = self.eqn.source_info
+        return innermost(info, frames_of(info))
 
     @property
     def scope(self) -> str:
@@ -103,49 +110,27 @@ class Block:
                 yield from block.walk()
 
 
-def blocks_of(jaxpr: Jaxpr, consts: Sequence[Any], plan: JaxprPlan | None) -> Block:
-    """Return the outermost block of a program.
-
-    Args:
-      jaxpr: the program.
-      consts: its constants.
-      plan: what was decided for it; ``None`` to take it as it is written.
-    """
-    return _Numbering().block(ClosedJaxpr(jaxpr, tuple(consts)), plan, "")
+def blocks_of(program: ClosedJaxpr, plan: JaxprPlan | None) -> Block:
+    """Return the outermost block of a program; without a plan it is taken as it is written."""
+    return _block(program, plan, "", itertools.count())
 
 
-def place_of(site: Site) -> Place:
-    """Return the innermost line of the user's own code, or else of a library."""
-    info = site.eqn.source_info
-    return innermost(info, frames_of(info))
-
-
-class _Numbering:
-    """Numbers the sites of a program; those of one block are consecutive."""
-
-    def __init__(self) -> None:
-        self.next = 0
-
-    def block(self, body: ClosedJaxpr, plan: JaxprPlan | None, scope: str) -> Block:
-        live = live_equations(body.jaxpr)
-        block = Block(body.jaxpr, body.consts, plan, live, [], [], {})
-        scopes = [joined_scope(scope, eqn) for eqn in body.jaxpr.eqns]
-        bodies = [_bodies(eqn, block.decision(i)) for i, eqn in enumerate(body.jaxpr.eqns)]
-        for i, eqn in enumerate(body.jaxpr.eqns):
-            computes = live[i] and not bodies[i]
-            site = self._site(eqn, block.decision(i), scopes[i]) if computes else None
-            block.sites.append(site)
-        for i, eqn in enumerate(body.jaxpr.eqns):
-            entered = bodies[i]
-            if wiring(eqn) is Wiring.WHILE:
-                block.test[i], *entered = entered
-            inner = (self.block(b, p, scopes[i]) for b, p in entered if live[i])
-            block.inner.append(tuple(inner))
-        return block
-
-    def _site(self, eqn: JaxprEqn, decision: Decision | None, scope: str) -> Site:
-        self.next += 1
-        return Site(self.next - 1, eqn, decision, scope)
+def _block(body: ClosedJaxpr, plan: JaxprPlan | None, scope: str, numbers: Iterator[int]) -> Block:
+    live = live_equations(body.jaxpr)
+    block = Block(body.jaxpr, body.consts, plan, live, [], [], {})
+    scopes = [joined_scope(scope, eqn) for eqn in body.jaxpr.eqns]
+    bodies = [_bodies(eqn, block.decision(i)) for i, eqn in enumerate(body.jaxpr.eqns)]
+    for i, eqn in enumerate(body.jaxpr.eqns):  # the numbers of one block are consecutive
+        computes = live[i] and not bodies[i]
+        site = Site(next(numbers), eqn, block.decision(i), scopes[i]) if computes else None
+        block.sites.append(site)
+    for i, eqn in enumerate(body.jaxpr.eqns):
+        entered = bodies[i]
+        if wiring(eqn) is Wiring.WHILE:
+            block.test[i], *entered = entered
+        inner = (_block(b, p, scopes[i], numbers) for b, p in entered if live[i])
+        block.inner.append(tuple(inner))
+    return block
 
 
 def _bodies(eqn: JaxprEqn, decision: Decision | None) -> list[tuple[ClosedJaxpr, JaxprPlan | None]]:

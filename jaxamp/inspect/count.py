@@ -68,13 +68,6 @@ def flops(name: str, kind: OpKind, params: dict[str, Any], ins: Sequence[Any], o
 
     A multiplication and the addition after it are two. An elementwise operation counts one for each
     element of its result, whatever the function; a reduction one for each element that it folds.
-
-    Args:
-      name: the primitive.
-      kind: its kind.
-      params: its parameters.
-      ins: types of its operands.
-      out: type of its first result.
     """
     if (products := multiplied(name, params, ins, out)) is not None:
         return 2 * products

@@ -34,23 +34,13 @@ class Live:
     def walk(
         self, jaxpr: Jaxpr, needed: Sequence[bool]
     ) -> Iterator[tuple[JaxprEqn, bool, list[bool]]]:
-        """Yield each equation, whether it is needed, and which results of its own jaxprs are.
-
-        Args:
-          jaxpr: the program.
-          needed: which of its results are; nothing means all.
-        """
+        """Yield each equation, whether it is needed, and which results of its own jaxprs are."""
         live, wanted = self._look(jaxpr, needed or [True] * len(jaxpr.outvars))
         for eqn, is_live in zip(jaxpr.eqns, live, strict=True):
             yield eqn, is_live, self._results(eqn, [var in wanted for var in eqn.outvars])
 
     def _results(self, eqn: JaxprEqn, needed: Sequence[bool]) -> list[bool]:
-        """Return which results of the jaxprs inside an equation are needed; nothing means all.
-
-        Args:
-          eqn: the equation.
-          needed: which of its results are.
-        """
+        """Return which results of the jaxprs inside an equation are needed; nothing means all."""
         match wiring(eqn):
             case Wiring.SCAN:
                 return self._scan(eqn, needed)[0]

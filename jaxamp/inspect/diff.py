@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import functools
-import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxamp.inspect.displayable import Displayable
-from jaxamp.inspect.operation import Operation, Place, few
+from jaxamp.inspect.operation import Operation, Place, few, grouped
 from jaxamp.inspect.report import Report, report
 from jaxamp.policy.policy import PrecisionPolicy
 
@@ -52,14 +51,12 @@ class Difference(Displayable):
 
     def lines(self) -> list[tuple[Place, str, list[Change]]]:
         """Group the changes by line and by what they change, most FLOPs first."""
-        groups: dict[tuple[Place, str], list[Change]] = defaultdict(list)
-        for change in self.changes:
-            groups[change.either.place, change.words].append(change)
+        groups = grouped(self.changes, lambda change: (change.either.place, change.words))
         ordered = sorted(groups.items(), key=lambda item: -_flops(item[1]))
         return [(place, words, changes) for (place, words), changes in ordered]
 
-    def to_json(self) -> str:
-        """Return everything as JSON."""
+    def to_data(self) -> dict[str, Any]:
+        """Return everything as plain words and numbers."""
         sides = {
             name: {"policy": side.policy, "total": asdict(side.total), "dots": side.dots()}
             for name, side in (("before", self.before), ("after", self.after))
@@ -71,7 +68,7 @@ class Difference(Displayable):
             }
             for change in self.changes
         ]
-        return json.dumps({"program": self.after.program, **sides, "changes": changes}, indent=1)
+        return {"program": self.after.program, **sides, "changes": changes}
 
     def __bool__(self) -> bool:
         return bool(self.changes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +52,24 @@ class Displayable:
     def _repr_html_(self) -> str:
         return _screens().notebook(self)
 
-    def to_json(self) -> str:
-        """Return everything as JSON."""
+    def to_data(self) -> dict[str, Any]:
+        """Return everything as plain words and numbers."""
         raise NotImplementedError
+
+    def to_json(self) -> str:
+        """Return everything as JSON; what is infinite or NaN is a word there."""
+        return json.dumps(_finite(self.to_data()), indent=1)
 
     def save(self, path: str | Path) -> None:
         """Write the page, or JSON if the path ends in ``.json``."""
         path = Path(path)
         path.write_text(self.to_json() if path.suffix == ".json" else self.to_html())
+
+
+def _finite(value: Any) -> Any:
+    """Return words for the numbers in plain data that JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

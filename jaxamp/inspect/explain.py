@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from jaxamp.inspect.operation import (
     Place,
     common_scope,
     few,
+    grouped,
     is_float,
     numberless,
     total,
@@ -102,11 +102,11 @@ class Explanation(Displayable):
         """Return the explanation that prints every line."""
         return dataclasses.replace(self, everything=True)
 
-    def to_json(self) -> str:
-        """Return everything as JSON."""
+    def to_data(self) -> dict[str, Any]:
+        """Return everything as plain words and numbers."""
         notes = [{**asdict(n), "text": n.place.text} for n in self.notes]
         head = {"program": self.program, "policy": self.policy, "where": self.where}
-        return json.dumps({**head, "notes": notes}, indent=1)
+        return {**head, "notes": notes}
 
     def __repr__(self) -> str:
         notes = counted(len(self.notes), "note")
@@ -179,9 +179,7 @@ def _inside(operations: Iterable[Operation], where: str) -> list[Operation]:
 
 
 def _notes(operations: Iterable[Operation]) -> Iterator[Note]:
-    groups: dict[tuple[Place, str], list[Operation]] = defaultdict(list)
-    for operation in operations:
-        groups[operation.place, operation.arithmetic].append(operation)
+    groups = grouped(operations, lambda o: (o.place, o.arithmetic))
     notes = [_note(place, word, group) for (place, word), group in groups.items()]
     yield from sorted(notes, key=lambda n: (n.place.file, n.place.line, -n.flops, n.arithmetic))
 
@@ -189,9 +187,7 @@ def _notes(operations: Iterable[Operation]) -> Iterator[Note]:
 def _note(place: Place, arithmetic: str, group: list[Operation]) -> Note:
     ordered = sorted(group, key=lambda o: (-o.tally.flops, -o.tally.bytes))
     first, cost = ordered[0], total(group)
-    scopes: dict[str, list[str]] = defaultdict(list)
-    for operation in ordered:
-        scopes[numberless(operation.scope)].append(operation.scope)
+    scopes = grouped((o.scope for o in ordered), numberless)
     return Note(
         place=place,
         arithmetic=arithmetic,

@@ -27,12 +27,7 @@ def beyond_f16(argument: str, largest: float) -> str:
 
 
 def too_large_for_f16(names: Sequence[str], arrays: Sequence[Any]) -> list[str]:
-    """Return the remarks on the arguments whose float32 numbers float16 cannot hold.
-
-    Args:
-      names: those of the arguments.
-      arrays: the arguments, or what stands for them and has no numbers.
-    """
+    """Return the remarks on the arguments whose float32 numbers float16 cannot hold."""
     found = zip(names, map(peak_of_f32, arrays), strict=True)
     return [beyond_f16(name, peak) for name, peak in found if peak > Precision.F16.max]
 
@@ -44,7 +39,12 @@ def peak_of_f32(array: Any) -> float:
         and not isinstance(array, Tracer)
         and array.is_fully_addressable
     )
-    return float(_peak(array)) if is_known and array.dtype == np.float32 else 0.0
+    return largest_finite(array) if is_known and array.dtype == np.float32 else 0.0
+
+
+def largest_finite(array: Any) -> float:
+    """Return the largest finite magnitude of an array; 0 where its numbers are no floats."""
+    return float(_peak(array)) if jnp.issubdtype(array.dtype, jnp.inexact) else 0.0
 
 
 @jax.jit

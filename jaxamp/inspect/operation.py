@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
+import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxamp.core import jax_compat
 from jaxamp.inspect.count import Tally
 
 _LIBRARIES = ("site-packages", "dist-packages")
+_T = TypeVar("_T")
+_K = TypeVar("_K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,11 @@ class Place:
     def text(self) -> str:
         """The line itself, without indentation."""
         return linecache.getline(self.file, self.line).strip() if self.file else ""
+
+    @property
+    def short(self) -> str:
+        """Its number after the name of the file, without folders; empty where it is not known."""
+        return f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.file else "unknown"
@@ -110,19 +118,26 @@ class Row:
 
 def rows_of(operations: Iterable[Operation]) -> list[Row]:
     """Group operations that are alike, each group where its first is."""
-    groups: dict[Any, list[Operation]] = defaultdict(list)
-    for o in operations:
-        alike = dataclasses.replace(o, scope=numberless(o.scope), each=Tally())
-        groups[alike, o.each.flops].append(o)
+
+    def alike(o: Operation) -> Any:
+        return dataclasses.replace(o, scope=numberless(o.scope), each=Tally()), o.each.flops
+
     return [
-        Row(
-            group[0],
-            len(group),
-            common_scope([o.scope for o in group]),
-            total(group),
-        )
-        for group in groups.values()
+        Row(group[0], len(group), common_scope([o.scope for o in group]), total(group))
+        for group in grouped(operations, alike).values()
     ]
+
+
+def grouped(items: Iterable[_T], key: Callable[[_T], _K]) -> dict[_K, list[_T]]:
+    """Group items by a key, each group where its first is.
+
+    >>> grouped(["a", "bc", "d"], len)
+    {1: ['a', 'd'], 2: ['bc']}
+    """
+    groups: dict[_K, list[_T]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return dict(groups)
 
 
 def numberless(scope: str) -> str:
@@ -164,12 +179,7 @@ def few(counts: Mapping[str, int]) -> str:
 
 
 def to_data(value: Any, *left_out: str) -> dict[str, Any]:
-    """Return the fields of a dataclass that has a place, those of the place among them.
-
-    Args:
-      value: the dataclass.
-      *left_out: names of fields that are not wanted.
-    """
+    """Return the fields of a dataclass, but for some, and those of the place that it has."""
     fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     place = dataclasses.asdict(fields.pop("place"))
     return {**{k: v for k, v in fields.items() if k not in left_out}, **place}

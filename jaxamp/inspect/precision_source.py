@@ -16,11 +16,7 @@ _INSIDE_JAX = re.compile(r"[/\\]jax[/\\]_src[/\\]")
 
 
 def precision_source(eqn: JaxprEqn) -> str:
-    """Return what sets the precision of a product, in one phrase.
-
-    Args:
-      eqn: a product with an explicit precision.
-    """
+    """Return what sets the explicit precision of a product, in one phrase."""
     word = _word(eqn.params.get(_KEY))
     found = [
         (value, f"{code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{value.lineno}")

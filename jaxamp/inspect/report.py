@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from jaxamp.inspect.operation import (
     Operation,
     Place,
     common_scope,
+    grouped,
     is_float,
     numberless,
     total,
@@ -129,11 +129,9 @@ class Report(Displayable):
         for key in keys:
             if not hasattr(Operation, key):
                 raise InspectionError(f"An operation has no {key!r}. {accepted(key, fields)}")
-        found: dict[tuple[str, ...], Tally] = defaultdict(Tally)
-        for operation in self.operations:
-            found[tuple(str(getattr(operation, key)) for key in keys)] += operation.tally
-        order = sorted(found, key=lambda k: (-found[k].flops, -found[k].bytes, k))
-        return {key: found[key] for key in order}
+        groups = grouped(self.operations, lambda o: tuple(str(getattr(o, key)) for key in keys))
+        found = [(key, total(group)) for key, group in groups.items()]
+        return dict(sorted(found, key=lambda item: (-item[1].flops, -item[1].bytes, item[0])))
 
     def dots(self) -> dict[str, int]:
         """Count the dots and convolutions that run, by the precision of their operands.
@@ -176,9 +174,7 @@ class Report(Displayable):
 
         Equal layers are together: their scopes have a star for the number.
         """
-        groups: dict[tuple[str, str], list[Residual]] = defaultdict(list)
-        for value in self.residuals:
-            groups[numberless(value.scope), value.dtype].append(value)
+        groups = grouped(self.residuals, lambda value: (numberless(value.scope), value.dtype))
         found = {
             (common_scope([value.scope for value in group]), word): sum(v.bytes for v in group)
             for (_, word), group in groups.items()
@@ -241,10 +237,6 @@ class Report(Displayable):
             "fp8": [dataclasses.asdict(lowering) for lowering in self.lowerings],
             "operations": [o.to_data() for o in self.operations],
         }
-
-    def to_json(self) -> str:
-        """Return everything as JSON."""
-        return json.dumps(self.to_data(), indent=1)
 
     def __repr__(self) -> str:
         return f"<Report of {self.program} under {self.policy}: {len(self.operations)} operations>"

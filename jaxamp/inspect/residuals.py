@@ -41,13 +41,6 @@ def residuals_of(
 
     What a fused group recomputes is no residual. Nor are parameters and other inputs: they are in
     memory anyway.
-
-    Args:
-      jaxpr: the program.
-      plan: what was decided for it; ``None`` where it runs as it is written.
-      stored: the precisions in which memory holds its values.
-      live: per equation, whether anything needs it.
-      scope: name stack around it.
     """
     scopes = [joined_scope(scope, eqn) for eqn in jaxpr.eqns]
     backward = list(map(is_transposed, scopes))

@@ -32,15 +32,7 @@ class Excerpt(NamedTuple):
 
 
 def excerpts(file: str, wanted: Iterable[int]) -> list[Excerpt]:
-    """Return the functions of a file that hold the wanted lines, and lines around the others.
-
-    Args:
-      file: path of the file.
-      wanted: numbers of lines.
-
-    Returns:
-      The lines, in their order; nothing where the file cannot be read.
-    """
+    """Return the functions of a file that hold the wanted lines, and lines around the others."""
     text = [line.rstrip("\n") for line in linecache.getlines(file)]
     if not text:
         return []

@@ -24,11 +24,10 @@ from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import Trait, op_of
 from jaxamp.inspect.blocks import Block, Site
 from jaxamp.jaxprs.nested import loop, nested
-from jaxamp.numerics.nested_interpreter import is_inexact, run_live
+from jaxamp.numerics.nested_interpreter import is_inexact, run_live, tested
 from jaxamp.numerics.statistics import peak_of
-from jaxamp.plan import JaxprPlan
 from jaxamp.rewrite.environment import Environment
-from jaxamp.rewrite.interpreter import emit, interpret, rule_context
+from jaxamp.rewrite.interpreter import emit, rule_context
 from jaxamp.rewrite.registry import RewriteContext
 
 INFINITY, NAN = "infinity", "NaN"
@@ -76,11 +75,7 @@ def earliest(marks: Iterable[Mark]) -> Mark:
 
 
 class Blaming:
-    """Runs blocks operation by operation.
-
-    Args:
-      context: as for the rewrite; ``None`` where nothing is planned.
-    """
+    """Runs blocks operation by operation; without a context, as they are written."""
 
     def __init__(self, context: RewriteContext | None) -> None:
         self.context, self.time = context, 0
@@ -90,25 +85,12 @@ class Blaming:
         return self.run(block, list(map(_given, args)), ())
 
     def run(self, block: Block, values: Sequence[Marked], loops: tuple[int, ...]) -> list[Marked]:
-        """Return the results of a block.
-
-        Args:
-          block: the block.
-          values: its inputs.
-          loops: which iteration it is of each loop around.
-        """
+        """Return the results of a block, given which iteration it is of each loop around."""
         run = _Run(self, block, loops)
         run.enter(block.jaxpr.constvars, list(map(_given, block.consts)))
         run.enter(block.jaxpr.invars, values)
         run_live(block, run.equation)
         return run.results()
-
-    def test(self, body: ClosedJaxpr, plan: JaxprPlan | None) -> Callable[..., Any]:
-        """Return the test of a while loop, as a function of arrays."""
-        context = self.context
-        if plan is None or context is None:
-            return lambda *args: jaxpr_as_fun(body)(*args)[0]
-        return lambda *args: interpret(context, body.jaxpr, plan, body.consts, args)[0]
 
     def blamed(
         self, site: Site, kind: str, taken: Sequence[Mark], loops: tuple[int, ...], operands: Any
@@ -233,10 +215,11 @@ class _Run:
         return [*carry, *map(_stack, zip(*made[::direction], strict=True))]
 
     def _while(self, position: int, values: Sequence[Marked]) -> Sequence[Marked]:
-        tested, invariants, carry, _ = loop(self.block.jaxpr.eqns[position]).parts(values)
-        goes_on = jax.jit(self.owner.test(*self.block.test[position]))
+        constants, invariants, carry, _ = loop(self.block.jaxpr.eqns[position]).parts(values)
+        test, context = self.block.test[position], self.owner.context
+        goes_on = jax.jit(lambda arrays: tested(context, *test, arrays))
         step, done = self._step(position), 0
-        while goes_on(*(value.array for value in (*tested, *carry))):
+        while goes_on([value.array for value in (*constants, *carry)]):
             carry = step([*invariants, *carry], done)
             done += 1
         return carry

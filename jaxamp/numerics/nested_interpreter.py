@@ -8,12 +8,16 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
+from jax.core import eval_jaxpr
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import Trait, op_of
 from jaxamp.inspect.blocks import Block
 from jaxamp.jaxprs.nested import loop
+from jaxamp.plan import JaxprPlan
+from jaxamp.rewrite.interpreter import interpret
+from jaxamp.rewrite.registry import RewriteContext
 
 
 class Value(NamedTuple):
@@ -29,15 +33,17 @@ class Value(NamedTuple):
 
 
 class Interpreter(abc.ABC):
-    """An interpreter of blocks, with a state that passes from one equation to the next."""
+    """An interpreter of blocks, with a state that passes from one equation to the next.
+
+    Attributes:
+      context: as for the rewrite; ``None`` where nothing runs as it is planned.
+    """
+
+    context: Any = None
 
     @abc.abstractmethod
     def run(self, block: Block, values: Sequence[Value], state: Any) -> tuple[list[Value], Any]:
         """Run a block on its inputs."""
-
-    @abc.abstractmethod
-    def test(self, body: ClosedJaxpr, plan: Any, values: Sequence[Value]) -> Any:
-        """Evaluate the test of a while loop."""
 
     def match_shadow(self, value: Value, aval: Any, shadowed: bool) -> Value:
         """Add a shadow to the value if `shadowed`, or drop it: carries need one structure."""
@@ -46,17 +52,7 @@ class Interpreter(abc.ABC):
     def enter(
         self, block: Block, position: int, values: Sequence[Value], state: Any
     ) -> tuple[list[Value], Any]:
-        """Run an equation that holds blocks.
-
-        Args:
-          block: the block that the equation is in.
-          position: the equation's position there.
-          values: its operands.
-          state: what is handed on.
-
-        Returns:
-          Its results, and the state.
-        """
+        """Run an equation that holds blocks, and return its results and the state."""
         eqn, inner = block.jaxpr.eqns[position], block.inner[position]
         trait = op_of(eqn.primitive).trait
         if trait is Trait.BRANCH:
@@ -124,11 +120,12 @@ class Interpreter(abc.ABC):
         state: Any,
     ) -> tuple[list[Value], Any]:
         wired, shadowed = loop(eqn), _any_shadowed([block], values)
-        tested, invariants, carries, _ = wired.parts(values)
+        constants, invariants, carries, _ = wired.parts(values)
         inputs = block.jaxpr.invars[wired.invariants :]
 
         def goes_on(carried: Any) -> Any:
-            return self.test(*test, [*tested, *carried[0]])
+            lows = [value.low for value in (*constants, *carried[0])]
+            return tested(self.context, *test, lows)
 
         def body(carried: Any) -> Any:
             carry, state = carried
@@ -140,16 +137,20 @@ class Interpreter(abc.ABC):
 
 
 def run_live(block: Block, run: Callable[[int], None]) -> None:
-    """Run the equations of a block that are needed, each with its own source line and scope.
-
-    Args:
-      block: the block.
-      run: runs the equation at a position.
-    """
+    """Run, by position, the equations of a block that are needed, each with its line and scope."""
     for position, eqn in enumerate(block.jaxpr.eqns):
         if block.live[position]:
             with jax_compat.emitting(eqn):
                 run(position)
+
+
+def tested(
+    context: RewriteContext | None, body: ClosedJaxpr, plan: JaxprPlan | None, values: Sequence[Any]
+) -> Any:
+    """Evaluate the test of a while loop, as it is planned, or else as it is written."""
+    if plan is None or context is None:
+        return eval_jaxpr(body.jaxpr, body.consts, *values)[0]
+    return interpret(context, body.jaxpr, plan, body.consts, values)[0]
 
 
 def _is_recomputation(eqn: JaxprEqn) -> bool:

@@ -6,17 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
-from jaxamp.inspect.blocks import Block, Site, blocks_of, place_of
-from jaxamp.inspect.half_range import beyond_f16, peak_of_f32
+from jaxamp.inspect.blocks import Block, Site, blocks_of
+from jaxamp.inspect.half_range import beyond_f16, largest_finite, peak_of_f32
 from jaxamp.inspect.operation import Place, to_data
 from jaxamp.numerics.blame import INFINITY, NAN, Blaming, earliest, kind_of
-from jaxamp.numerics.nested_interpreter import Value
+from jaxamp.numerics.nested_interpreter import Value, is_inexact
 from jaxamp.numerics.shadow import Shadowing
 from jaxamp.numerics.statistics import Ledger
 from jaxamp.plan import Plan
@@ -97,16 +96,12 @@ class Program:
 
     @classmethod
     def of(
-        cls,
-        jaxpr: ClosedJaxpr,
-        plan: Plan | None,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
+        cls, jaxpr: ClosedJaxpr, plan: Plan | None, inputs: Sequence[str], paths: Sequence[str]
     ) -> Program:
         """Return the program of a jaxpr; without a plan, as it is written."""
-        block = blocks_of(jaxpr.jaxpr, jaxpr.consts, plan.body if plan else None)
+        block = blocks_of(jaxpr, plan.body if plan else None)
         context = RewriteContext(plan.policy, plan.repeated) if plan else None
-        return cls(block, context, inputs, outputs)
+        return cls(block, context, inputs, [path or "the result" for path in paths])
 
     @property
     def results(self) -> list[Any]:
@@ -125,15 +120,7 @@ class Program:
 
 
 def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
-    """Run a program, and find the operation that made the first number that is not finite.
-
-    Args:
-      program: what to run.
-      args: its arguments.
-
-    Returns:
-      ``None`` if all results that it made are finite.
-    """
+    """Run a program, and find what made the first number that is not finite; ``None`` if none."""
     found = Blaming(program.context).start(program.block, args)
     bad = [
         (name, value.mark)
@@ -146,7 +133,7 @@ def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
     if first.site is None:
         return _an_input(program, name, args)
     site, operands = first.site, tuple(map(np.asarray, first.operands))
-    largest = max(map(_largest, operands), default=0.0)
+    largest = max(map(largest_finite, operands), default=0.0)
     argument = ""
     if _dtype(site) == "float16" and largest > Precision.F16.max:
         peaks = zip(program.inputs, map(peak_of_f32, args), strict=True)
@@ -158,7 +145,7 @@ def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
         dtype=_dtype(site),
         largest=largest,
         source=jax_compat.user_line(site.eqn.source_info),
-        place=place_of(site),
+        place=site.place,
         scope=site.scope,
         backward=site.backward,
         iterations=first.iterations,
@@ -190,16 +177,5 @@ def _dtype(site: Site) -> str:
     known = [precision for precision in decided if precision is not None]
     if known:
         return str(min(known, key=lambda precision: precision.bits).dtype)
-    dtypes = [getattr(var.aval, "dtype", None) for var in site.eqn.outvars]
-    return next((str(d) for d in dtypes if d is not None and _is_inexact(d)), "")
-
-
-def _is_inexact(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, np.inexact)
-
-
-def _largest(array: np.ndarray) -> float:
-    if not array.size or not _is_inexact(array.dtype):
-        return 0.0
-    magnitudes = np.abs(array.astype(np.complex128))
-    return float(np.max(np.where(np.isfinite(magnitudes), magnitudes, 0)))
+    avals: list[Any] = [var.aval for var in site.eqn.outvars]
+    return next((str(aval.dtype) for aval in avals if is_inexact(aval)), "")

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 from weakref import ref
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxamp.core import jax_compat
 from jaxamp.errors import InspectionError
+from jaxamp.numerics.nested_interpreter import is_inexact
 from jaxamp.numerics.nonfinite import Program, find_nonfinite
 from jaxamp.numerics.probe_report import ProbeReport, report_of
 from jaxamp.numerics.statistics import peak_of
-from jaxamp.plan import plan_program
-from jaxamp.policy.context import amp_scope
 from jaxamp.run.amp import amp, inspected, parts_of, static_parameters, without_jit
+from jaxamp.run.emit import Result, plan_call
 from jaxamp.run.runner import Runner
 from jaxamp.run.settings import Settings
 from jaxamp.trace.arguments import Signature
-from jaxamp.trace.trace import trace
 
 
 def probe(
@@ -69,7 +67,12 @@ def probe(
         with amped.prepared(args, kwargs) as call:
             if any(isinstance(array, jax.ShapeDtypeStruct) for array in call.arrays):
                 raise InspectionError("probe runs the program: give it arrays rather than shapes.")
-            return prober.form(call)(*call.arrays).report(str(amped.policy), call.arrays)
+            measured = prober.form(call)(*call.arrays)
+            program, (results, sums, peaks) = measured.outputs(), measured.arrays
+            is_finite = np.isfinite(jax.device_get(results)).all()
+            # Where a result is not finite the program is run again, to say why.
+            first = None if is_finite else find_nonfinite(program, call.arrays)
+        return report_of(str(amped.policy), program.block.walk(), sums, peaks, first)
 
     return run
 
@@ -83,62 +86,29 @@ def differentiated(fn: Any, by: Callable[..., Any] = jax.value_and_grad) -> Any:
 
 
 class _Prober(Runner):
-    """A Runner whose forms measure."""
+    """A Runner whose forms return largest magnitudes of the results, and the two tables.
+
+    The rest of what they return is a reference to the program measured, weak for the sake of JAX's
+    caches, which outlive it.
+    """
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
         super().__init__(function, settings)
         self._programs: list[Program] = []  # one for each trace
 
     def compile(self, signature: Signature) -> Callable[..., Any]:
-        policy, strict, programs = self.settings.policy, self.settings.strict, self._programs
+        settings, programs = self.settings, self._programs
 
-        def measure(*arrays: Any) -> _Measurement:
-            with amp_scope(policy):
-                jaxpr, outputs = trace(signature, arrays)
-                plan = plan_program(jaxpr, policy, strict=strict)
-                results = [path or "the result" for path in outputs.paths()]
-                program = Program.of(plan.jaxpr, plan, signature.names(), results)
-                outs, ledger = program.measured(*arrays)
+        def measure(*arrays: Any) -> Result:
+            plan, outputs = plan_call(signature, arrays, settings)
+            program = Program.of(plan.jaxpr, plan, signature.names(), outputs.paths())
+            outs, ledger = program.measured(*arrays)
             peaks = [
                 peak_of(out)
                 for out, var in zip(outs, program.results, strict=True)
-                if var is not None and jnp.issubdtype(var.aval.dtype, jnp.inexact)
+                if var is not None and is_inexact(var.aval)
             ]
             programs.append(program)
-            return _Measurement(peaks, ledger, _Weak(program))
+            return Result((peaks, *ledger), ref(program))
 
         return jax.jit(measure)
-
-
-class _Weak:
-    """A weak reference to a program, for JAX's caches, which outlive it. Compared by identity."""
-
-    __slots__ = ("program",)
-
-    def __init__(self, program: Program) -> None:
-        self.program = ref(program)
-
-
-@jax.tree_util.register_pytree_node_class
-class _Measurement:
-    """Largest magnitudes of the results, the table of statistics, and the program they are of."""
-
-    def __init__(self, peaks: Any, ledger: Any, measured: _Weak) -> None:
-        self.peaks, self.ledger, self.measured = peaks, ledger, measured
-
-    def report(self, policy: str, args: Sequence[Any]) -> ProbeReport:
-        """Report what was measured; where a result is not finite, run the program again for why."""
-        program = self.measured.program()
-        assert program is not None  # its Runner holds it
-        is_finite = np.isfinite(jax.device_get(self.peaks)).all()
-        first = None if is_finite else find_nonfinite(program, args)
-        sums, peaks = self.ledger
-        return report_of(policy, program.block.walk(), sums, peaks, first)
-
-    def tree_flatten(self) -> tuple[Any, _Weak]:
-        return (self.peaks, self.ledger), self.measured
-
-    @classmethod
-    def tree_unflatten(cls, measured: _Weak, children: Any) -> _Measurement:
-        peaks, ledger = children
-        return cls(peaks, ledger, measured)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxamp.core.formats import Precision
-from jaxamp.inspect.blocks import Site, place_of
+from jaxamp.inspect.blocks import Site
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.operation import Place, to_data
 from jaxamp.numerics.nonfinite import Nonfinite
@@ -64,7 +63,7 @@ class Measured:
 
     def to_data(self) -> dict[str, Any]:
         """Return the measurements as plain words and numbers."""
-        return {name: _plain(value) for name, value in to_data(self).items()}
+        return to_data(self)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,11 +99,11 @@ class ProbeReport(Displayable):
         """Yield the operations that made zeros of numbers too small for their format."""
         return (op for op in self.operations if op.underflow)
 
-    def to_json(self) -> str:
-        """Return everything but operands as JSON; what is infinite or NaN is a word there."""
-        first = self.first and {k: _plain(v) for k, v in self.first.to_data().items()}
+    def to_data(self) -> dict[str, Any]:
+        """Return everything but operands as plain words and numbers."""
+        first = self.first and self.first.to_data()
         operations = [op.to_data() for op in self.operations]
-        return json.dumps({"policy": self.policy, "first": first, "operations": operations})
+        return {"policy": self.policy, "first": first, "operations": operations}
 
 
 def report_of(
@@ -128,7 +127,7 @@ def _measured(site: Site, sums: Sequence[float], peaks: Sequence[float]) -> Meas
         stored=stored.short,
         scope=site.scope,
         backward=site.backward,
-        place=place_of(site),
+        place=site.place,
         count=int(count),
         max_error=peak["error"],
         rms_error=math.sqrt(total["error"] / count),
@@ -153,9 +152,3 @@ def _decibels(signal: float, noise: float) -> float:
     if noise == 0:
         return math.inf
     return 10 * math.log10(signal / noise) if signal else -math.inf
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

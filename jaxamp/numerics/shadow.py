@@ -7,8 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jax.core import eval_jaxpr
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
@@ -18,7 +17,7 @@ from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_inexact, l
 from jaxamp.numerics.statistics import Ledger, Row, joined, measured, no_row
 from jaxamp.plan import Decision, OperandRead
 from jaxamp.rewrite.environment import Environment
-from jaxamp.rewrite.interpreter import emit, interpret
+from jaxamp.rewrite.interpreter import emit
 from jaxamp.rewrite.registry import RewriteContext, RuleContext
 from jaxamp.xla.primitives.rounding_barrier import rounding_barrier
 
@@ -33,9 +32,6 @@ class Shadowing(Interpreter):
     """An interpreter of blocks in the planned precision and, where that is lower, the original.
 
     Its state is the table of statistics.
-
-    Args:
-      context: as for the rewrite.
     """
 
     def __init__(self, context: RewriteContext) -> None:
@@ -50,13 +46,6 @@ class Shadowing(Interpreter):
         run.enter(block.jaxpr.invars, values)
         run_live(block, run.equation)
         return run.results()
-
-    def test(self, body: ClosedJaxpr, plan: Any, values: Sequence[Value]) -> Any:
-        """Return what the program itself computes."""
-        lows = [value.low for value in values]
-        if plan is None:
-            return eval_jaxpr(body.jaxpr, body.consts, *lows)[0]
-        return interpret(self.context, body.jaxpr, plan, body.consts, lows)[0]
 
     def match_shadow(self, value: Value, aval: Any, shadowed: bool) -> Value:
         """Add a shadow to floats alone: integers and booleans are the program's own."""

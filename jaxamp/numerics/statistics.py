@@ -79,13 +79,7 @@ def peak_of(array: Any) -> jax.Array:
 
 
 def measured(low: Any, shadow: Any, precision: Precision | None) -> Row:
-    """Return the row of a result.
-
-    Args:
-      low: the result.
-      shadow: what it would be; ``None`` where that is the same.
-      precision: what it is stored in; ``None`` where that is not ours.
-    """
+    """Return the row of a result; without a shadow, that of one that is the same."""
     zero, size = jnp.float32(0), jnp.float32(math.prod(jnp.shape(low)))
     if shadow is None or jnp.size(low) == 0:
         peak = _visible(peak_of(low))

@@ -102,16 +102,16 @@ def unchanged(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 class Result:
     """Result of a compiled form: arrays, and the static rest of what the function returned."""
 
-    def __init__(self, arrays: Sequence[Any], outputs: Static) -> None:
+    def __init__(self, arrays: Sequence[Any], outputs: Any) -> None:
         self.arrays = arrays
         self.outputs = outputs
 
-    def tree_flatten(self) -> tuple[Sequence[Any], Static]:
+    def tree_flatten(self) -> tuple[Sequence[Any], Any]:
         """Return the arrays as children, and the static rest."""
         return self.arrays, self.outputs
 
     @classmethod
-    def tree_unflatten(cls, outputs: Static, arrays: Sequence[Any]) -> Result:
+    def tree_unflatten(cls, outputs: Any, arrays: Sequence[Any]) -> Result:
         """Build the result from its children."""
         return cls(arrays, outputs)
 

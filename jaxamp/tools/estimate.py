@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxamp.compiled.deviceless import compile_all, exported
-from jaxamp.compiled.hlo import Module
 from jaxamp.compiled.roofline import Roofline, roofline
-from jaxamp.compiled.targets import Target, target_named
+from jaxamp.compiled.targets import target_named
 from jaxamp.compiled.traffic import measure
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.report import report
@@ -77,11 +75,11 @@ class Estimate(Displayable):
     title: str
     compiled: tuple[Compiled, ...]
 
-    def to_json(self) -> str:
-        """Return everything as JSON."""
+    def to_data(self) -> dict[str, Any]:
+        """Return everything as plain words and numbers."""
         rows = [{**asdict(row), "fp8": row.fp8} for row in self.compiled]
         head = {"program": self.program, "target": self.target, "title": self.title}
-        return json.dumps({**head, "compiled": rows}, indent=1)
+        return {**head, "compiled": rows}
 
     def __repr__(self) -> str:
         policies = ", ".join(row.policy for row in self.compiled)
@@ -130,36 +128,17 @@ def estimate(
         with chip.described():
             programs = [exported(plain, wrap, args, kwargs, chip.platform) for wrap in wraps]
             plans = [report(fn, p)(*args, **kwargs).dots() for p in policies]
-        found = compile_all(chip, programs)
-        rows = zip(policies, plans, found, strict=True)
-        return Estimate(
-            program=name,
-            target=target,
-            title=chip.title,
-            compiled=tuple(_compiled(chip, p, plan, *made) for p, plan, made in rows),
-        )
+        found = zip(policies, plans, compile_all(chip, programs), strict=True)
+        rows = [
+            Compiled(
+                policy=str(asked),
+                planned=planned,
+                time=roofline(module, chip),
+                **{size: facts[size] for size in ("temporary", "arguments", "outputs")},
+                **asdict(measure(module)),
+            )
+            for asked, planned, (module, facts) in found
+        ]
+        return Estimate(program=name, target=target, title=chip.title, compiled=tuple(rows))
 
     return made
-
-
-def _compiled(
-    target: Target,
-    policy: PrecisionPolicy,
-    planned: dict[str, int],
-    module: Module,
-    facts: dict[str, Any],
-) -> Compiled:
-    counted = measure(module)
-    return Compiled(
-        policy=str(policy),
-        bytes=counted.bytes,
-        kernels=counted.kernels,
-        temporary=facts["temporary"],
-        arguments=facts["arguments"],
-        outputs=facts["outputs"],
-        dots=counted.dots,
-        planned=planned,
-        flops=counted.flops,
-        unknown_loops=counted.unknown_loops,
-        time=roofline(module, target),
-    )

@@ -126,11 +126,7 @@ def select_tree(pred: Any, on_true: _T, on_false: _T) -> _T:
 
 
 def as_flag(value: Any) -> jax.Array:
-    """Convert `value` to a boolean scalar array.
-
-    Raises:
-      TrainingError: it is not a boolean scalar.
-    """
+    """Convert `value` to a boolean scalar array."""
     flag = jnp.asarray(value)
     if flag.shape != () or flag.dtype != np.bool_:
         raise TrainingError(

@@ -216,11 +216,7 @@ def clip_by_norm(grads: Any, limit: float, axis_name: Any = None) -> Any:
 
 
 def _refuse_options(fun: Callable[..., Any], kwargs: dict[str, Any]) -> None:
-    """Raise where an option is given to the function that was made with it.
-
-    Raises:
-      TrainingError: `fun` has no such parameter.
-    """
+    """Raise where an option is given to the function that was made with it."""
     options = sorted(NamedOptions.__annotations__.keys() & kwargs.keys())
     if not options:
         return
@@ -241,9 +237,6 @@ def _refuse_nnx(tree: Any) -> None:
 
     To JAX's ``grad`` they are trees of arrays: it differentiates copies, whose batch statistics
     and keys nobody sees, and takes statistics for parameters.
-
-    Raises:
-      TrainingError: it holds such an object.
     """
     nnx = sys.modules.get("flax.nnx")  # whoever has such an object has imported it
     if nnx is None:

@@ -37,9 +37,6 @@ def loss_scale_from_jmp(scale: Any) -> Any:
 def loss_scale_to_jmp(scale: Any) -> Any:
     """Return the jmp loss scale nearest to ours; a ceiling and a backoff have no place there.
 
-    Raises:
-      TrainingError: it is not a loss scale of ours.
-
     >>> loss_scale_to_jmp(NoOpLossScale())
     NoOpLossScale()
     """

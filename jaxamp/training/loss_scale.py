@@ -54,22 +54,16 @@ def _register(children: Sequence[str], static: Sequence[str] = ()) -> Any:
     """Make a dataclass a pytree, whose leaves may be anything once it is taken apart."""
 
     def flatten_with_keys(scale: Any) -> Any:
-        keys = map(jax.tree_util.GetAttrKey, children)
-        leaves, meta = flatten(scale)
-        return tuple(zip(keys, leaves, strict=True)), meta
-
-    def flatten(scale: Any) -> Any:
-        return tuple(getattr(scale, n) for n in children), tuple(getattr(scale, n) for n in static)
+        leaves = [(jax.tree_util.GetAttrKey(name), getattr(scale, name)) for name in children]
+        return leaves, tuple(getattr(scale, name) for name in static)
 
     def decorate(cls: Any) -> Any:
         def unflatten(meta: Any, leaves: Any) -> Any:
             scale = object.__new__(cls)
-            names = (*children, *static)
-            for name, value in zip(names, (*leaves, *meta), strict=True):
-                object.__setattr__(scale, name, value)
+            vars(scale).update(zip((*children, *static), (*leaves, *meta), strict=True))
             return scale
 
-        jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
+        jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten)
         return cls
 
     return decorate
@@ -139,7 +133,7 @@ class StaticLossScale(_Factor):
     loss_scale: Any
 
     def __post_init__(self) -> None:
-        _set(self, loss_scale=_factor("loss_scale", self.loss_scale))
+        vars(self).update(loss_scale=_factor("loss_scale", self.loss_scale))
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
         """Return the loss scale itself."""
@@ -188,8 +182,7 @@ class DynamicLossScale(_Factor):
     backoff: float | None = None
 
     def __post_init__(self) -> None:
-        _set(
-            self,
+        vars(self).update(
             loss_scale=_factor("loss_scale", self.loss_scale),
             counter=_as(np.int32, self.counter),
             min_loss_scale=_factor("min_loss_scale", self.min_loss_scale, zero=True),
@@ -212,8 +205,7 @@ class DynamicLossScale(_Factor):
         full = counter + 1 >= self.period
         kept = jnp.where(full, self._grown(scale), scale)
         adjusted = copy.copy(self)
-        _set(
-            adjusted,
+        vars(adjusted).update(
             loss_scale=jnp.where(finite, kept, self._shrunk(scale)),
             counter=jnp.where(finite & ~full, counter + 1, 0).astype(counter.dtype),
         )
@@ -293,11 +285,6 @@ def _unscaled(tree: _T, factor: Any) -> _T:
     # The inverse of a power of two is one, so this is exact; XLA would divide in the same way.
     inverse = 1 / jnp.asarray(1 if _AT_ONE.get() else factor, jnp.float32)
     return map_floats(lambda leaf: widen(leaf) * inverse, tree)
-
-
-def _set(instance: Any, **values: Any) -> None:
-    for name, value in values.items():
-        object.__setattr__(instance, name, value)
 
 
 def _as(dtype: Any, value: Any) -> Any:

@@ -276,11 +276,7 @@ def _rounded_step(param: Any, update: Any, key: jax.Array) -> Any:
 
 
 def _needs_params(params: Any, name: str) -> Any:
-    """Return `params`, which must have been given.
-
-    Raises:
-      TrainingError: they were not.
-    """
+    """Return `params`, which must have been given."""
     if params is None:
         raise TrainingError(
             f"{name} rounds the parameters, so its update needs them: "

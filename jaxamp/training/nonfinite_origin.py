@@ -65,8 +65,7 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
             return results
 
         jaxpr = jax.make_jaxpr(flat)(*given)
-        results = [path or "the result" for path in outputs.paths()]
-        program = Program.of(jaxpr, None, in_words_of(fun, rest.paths()), results)
+        program = Program.of(jaxpr, None, in_words_of(fun, rest.paths()), outputs.paths())
         return find_nonfinite(program, [jnp.asarray(array) for array in given])
 
     return explain

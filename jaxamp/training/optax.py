@@ -164,11 +164,7 @@ def transformation(
 
 
 def as_transformation(optimizer: Any) -> optax.GradientTransformationExtraArgs:
-    """Convert any optimizer of optax, ``MultiSteps`` included, to one with extra arguments.
-
-    Raises:
-      TrainingError: it is not an optimizer.
-    """
+    """Convert any optimizer of optax, ``MultiSteps`` included, to one with extra arguments."""
     import optax
 
     if isinstance(optimizer, optax.MultiSteps):

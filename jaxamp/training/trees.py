@@ -53,12 +53,7 @@ def widen_floats(tree: _T) -> _T:
 
 
 def global_norm(tree: Any, axis_name: Any = None) -> jax.Array:
-    """Return the Euclidean norm of all floating leaves together, in float32.
-
-    Args:
-      tree: any tree; leaves that are not floats do not count.
-      axis_name: mapped axes of ``shard_map``. A leaf that varies over some of them is a part of one
-        that is split over the devices, and the others are the same on all.
+    """Return the norm f32[] of all floating leaves; those split over mapped axes are whole there.
 
     >>> import numpy as np
     >>> float(global_norm({"a": np.float32(3), "b": np.float32(4), "steps": 7}))

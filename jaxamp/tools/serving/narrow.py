@@ -25,13 +25,6 @@ Needs: TypeAlias = set[np.dtype]
 def narrow_dtypes(closed: ClosedJaxpr, count: int) -> list[np.dtype | None]:
     """Return for each of the first inputs the narrow dtype to which all its uses cast it.
 
-    Args:
-      closed: a program.
-      count: how many of its inputs are looked at.
-
-    Returns:
-      A dtype for an input that is better stored in it, ``None`` for any other.
-
     >>> import jax
     >>> program = jax.make_jaxpr(lambda w, b, x: (w.T @ x.T).astype("bfloat16") + b)
     >>> narrow_dtypes(program(*map(jnp.ones, ((2, 3), 1, (4, 2)))), 2)
@@ -103,15 +96,7 @@ def _narrower(aval: Any, needs: Needs) -> np.dtype | None:
 
 
 def run_narrow(closed: ClosedJaxpr, *args: Any) -> list[Any]:
-    """Run a program on inputs of which some are narrower than it was made for.
-
-    Args:
-      closed: the program.
-      *args: its flat inputs.
-
-    Returns:
-      Its flat results, in the dtypes that it declares.
-    """
+    """Run a program on flat inputs of which some are narrower than it was made for."""
     return list(map(_widened, evaluate(closed, args, _emit), closed.jaxpr.outvars))
 
 

@@ -13,8 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.core import eval_jaxpr
-from jax.extend.core import ClosedJaxpr
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
@@ -24,12 +22,7 @@ from jaxamp.tools.tune.groups import Group
 
 
 class Perturbing(Interpreter):
-    """Runs blocks in the original precision, with switches.
-
-    Args:
-      numbers: the number of each group.
-      switches: f32[groups], zeros.
-    """
+    """Runs blocks in the original precision, with the switch f32[] of each group, zero."""
 
     def __init__(self, numbers: Mapping[Group, int], switches: jax.Array) -> None:
         self.numbers, self.switches = numbers, switches
@@ -42,10 +35,6 @@ class Perturbing(Interpreter):
         run.write(block.jaxpr.invars, [v.low for v in values], entries, None)
         run_live(block, run.equation)
         return run.results(), state
-
-    def test(self, body: ClosedJaxpr, plan: Any, values: Sequence[Value]) -> Any:
-        """Evaluate the condition of a loop on the program's own values."""
-        return eval_jaxpr(body.jaxpr, body.consts, *(value.low for value in values))[0]
 
     def rounded(self, array: Any, precision: Precision, group: int | None) -> Any:
         """Return an array whose rounding the switch of a group turns on."""

@@ -67,7 +67,7 @@ class Problem:
     @functools.cached_property
     def block(self) -> Block:
         """The program with its plan."""
-        return blocks_of(self.plan.jaxpr.jaxpr, self.plan.jaxpr.consts, self.plan.body)
+        return blocks_of(self.plan.jaxpr, self.plan.body)
 
     @functools.cached_property
     def groups(self) -> tuple[Group, ...]:

@@ -112,15 +112,7 @@ def _without(low: np.ndarray, groups: list[int]) -> np.ndarray:
 
 
 def cheapest(matrix: np.ndarray, gains: np.ndarray, allowed: float) -> np.ndarray:
-    """Return the choice of the largest gain with an allowed predicted error.
-
-    Args:
-      matrix: f64[projections, groups], see ``sensitivities``.
-      gains: f64[groups], what lowering each group saves.
-      allowed: largest error.
-
-    Returns:
-      bool[groups], which groups are low.
+    """Return the choice of the largest gain, bool[groups], whose predicted error is allowed.
 
     >>> cheapest(np.array([[1.0, 2.0, 4.0]]), np.array([1.0, 1.0, 3.0]), 3.5)
     array([ True,  True, False])

@@ -25,14 +25,7 @@ PROJECTIONS = 8
 def sensitivities(
     block: Block, groups: Sequence[Group], args: Sequence[Any], reference: Sequence[Any]
 ) -> np.ndarray:
-    """Return the matrix of changes, f32[projections, groups], relative to the result.
-
-    Args:
-      block: the program with its plan.
-      groups: the groups.
-      args: its arguments.
-      reference: its float results in the original precision.
-    """
+    """Return the matrix of changes, f32[projections, groups], relative to the reference."""
     scales = [1 / ((norm(r) or 1) * len(reference) ** 0.5) for r in reference]
 
     def projected(switches: jax.Array, *args: Any) -> jax.Array:
@@ -52,14 +45,7 @@ def sensitivities(
 def switched(
     block: Block, groups: Sequence[Group], switches: Any, args: Sequence[Any]
 ) -> list[Any]:
-    """Return the float results of a program in which the roundings of some groups are on.
-
-    Args:
-      block: the program with its plan.
-      groups: the groups.
-      switches: f32[groups], one for those whose values are rounded, zero for the others.
-      args: its arguments.
-    """
+    """Return the float results if the roundings of the groups with switches of one are on."""
     numbers = {group: number for number, group in enumerate(groups)}
     values = [Value(arg) for arg in args]
     outs, _ = Perturbing(numbers, jnp.asarray(switches, jnp.float32)).run(block, values, ())
@@ -67,11 +53,7 @@ def switched(
 
 
 def predicted(matrix: np.ndarray, low: np.ndarray) -> np.ndarray:
-    """Return the relative errors if some groups are low.
-
-    Args:
-      matrix: what ``sensitivities`` gave.
-      low: bool[..., groups], which groups are low.
+    """Return the relative errors of choices of groups, bool[..., groups], by the matrix.
 
     >>> predicted(np.array([[3.0, -3.0]]), np.array([[True, False], [True, True]]))
     array([3., 0.])

@@ -99,11 +99,9 @@ def _search(
 
     search = Search(
         state.matrix, problem.gains(), _MARGIN * budget, measure, problem.cost,
-        max_runs - 1, dict(state.errors),
+        max_runs - 1, state.errors,
     )  # fmt: skip
-    low = search.best()
-    state.errors.update(search.errors)
-    return _tuning(problem, budget, low, state, search.gains)
+    return _tuning(problem, budget, search.best(), state, search.gains)
 
 
 def _tuning(

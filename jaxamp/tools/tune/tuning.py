@@ -72,11 +72,9 @@ class Tuning(Displayable):
     verdicts: tuple[Verdict, ...]
     curve: tuple[Choice, ...]
 
-    def to_json(self) -> str:
-        """Return everything as JSON; ``policy`` is what ``PrecisionPolicy.from_json`` reads."""
-        data = dataclasses.asdict(self)
-        data["policy"] = json.loads(self.policy.to_json())
-        return json.dumps(_plain(data), indent=2)
+    def to_data(self) -> dict[str, Any]:
+        """Return everything as plain words; ``policy`` is what ``from_json`` of a policy reads."""
+        return dataclasses.asdict(self) | {"policy": json.loads(self.policy.to_json())}
 
     def picture(self, path: str | Path) -> None:
         """Draw the trade-off between cost and error.
@@ -109,11 +107,3 @@ class Tuning(Displayable):
         axes.set(xlabel="modelled time, float32 = 1", ylabel="error", yscale="log")
         axes.legend()
         figure.savefig(path, dpi=150)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
