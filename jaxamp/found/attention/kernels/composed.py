@@ -163,10 +163,21 @@ def _sum_values(weights: Array, v: Array, dtype: Any, widen: bool) -> Array:
 
 
 def _contract(how: str, lhs: Array, rhs: Array, widen: bool) -> Array:
+    """Contract with the axes of the left operand first, and put them in order after.
+
+    `jnp.einsum` swaps operands for some orders, and rows of scores would lie across memory: a
+    softmax is then three kernels for one.
+    """
+    operands, result = how.split("->")
+    left, right = (labels.strip(".") for labels in operands.split(","))
+    batch = (x for x in left if x in right and x in result)
+    free = (x for x in (*left, *right) if (x in left) != (x in right))
+    made = "".join(["...", *batch, *free])
     wide = jnp.promote_types(lhs.dtype, jnp.float32)
     if widen:
         lhs, rhs = lhs.astype(wide), rhs.astype(wide)
-    return jnp.einsum(how, lhs, rhs, preferred_element_type=wide)
+    products = jnp.einsum(f"{operands}->{made}", lhs, rhs, preferred_element_type=wide)
+    return jnp.einsum(f"{made}->{result}", products)
 
 
 def _grouped(x: Array, k: Array) -> Array:
