@@ -40,7 +40,7 @@ def kernels(block: int = BLOCK) -> Iterator[None]:
         return forward(*operands, spec=spec, block=block)
 
     def back(*operands: Any, spec: AttentionSpec, bias_grad: bool, **words: Any) -> Any:
-        if operands[0].dtype.itemsize != 2 or words.get("dlse") is not None:
+        if operands[0].dtype.itemsize != 2:
             return plain[1](*operands, spec=spec, bias_grad=bias_grad, **words)
         return backward(*operands, spec=spec, bias_grad=bias_grad)
 

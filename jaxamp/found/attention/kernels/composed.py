@@ -44,7 +44,6 @@ def backward(
     spec: AttentionSpec,
     bias_grad: bool,
     widen: bool = False,
-    dlse: Array | None = None,
 ) -> tuple[Array, ...]:
     """Return the cotangents of q, k, v, and with `bias_grad` that of the bias.
 
@@ -59,7 +58,6 @@ def backward(
       spec: static parameters.
       bias_grad: whether the bias is differentiated too.
       widen: whether contractions read float32.
-      dlse: cotangent of lse; ``None`` for zero.
     """
     queries, cotangent = _grouped(q, k), _grouped(dout, k)
     low = None if widen else q.dtype
@@ -68,53 +66,12 @@ def backward(
     dweights = _stored(_contract("...tkgh,...skh->...kgts", cotangent, v, widen), low)
     weights = weights.astype(dweights.dtype)
     row = jnp.sum(weights * dweights, axis=-1, keepdims=True)
-    if dlse is not None:
-        row = row - _grouped_rows(dlse, k)
     dscores = weights * (dweights - row)
     scaled = (dscores * spec.scale).astype(q.dtype)
     dq = _flat_heads(_contract("...kgts,...skh->...tkgh", scaled, k, widen), -2)
     dk = _contract("...kgts,...tkgh->...skh", scaled, queries, widen)
     found = (dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype))
     return (*found, sum_to(_flat_heads(dscores, -3), bias)) if bias_grad else found
-
-
-def tangent(
-    q: Array,
-    k: Array,
-    v: Array,
-    bias: Array | None,
-    out: Array,
-    lse: Array,
-    tangents: tuple[Array | None, ...],
-    *,
-    spec: AttentionSpec,
-    widen: bool = False,
-) -> tuple[Array, Array]:
-    """Return the tangents of `forward`'s results, linear in those of q, k, v and bias.
-
-    A tangent that is ``None`` is zero; at least one is not.
-    """
-    queries = _grouped(q, k)
-    weights = _weights(queries, k, bias, lse, spec, widen)
-    tq, tk, tv, tbias = tangents
-    terms, values = [], []
-    if tq is not None:
-        products = _contract("...tkgh,...skh->...kgts", _grouped(tq, k), k, widen)
-        terms.append(products * spec.scale)
-    if tk is not None:
-        products = _contract("...tkgh,...skh->...kgts", queries, tk, widen)
-        terms.append(products * spec.scale)
-    if tbias is not None:
-        terms.append(_grouped_bias(tbias, k).astype(weights.dtype))
-    tlse = jnp.zeros_like(weights[..., :1])
-    if terms:
-        tscores = sum(terms[1:], terms[0])
-        tlse = jnp.sum(weights * tscores, axis=-1, keepdims=True)
-        values.append(_sum_values(weights * (tscores - tlse), v, q.dtype, widen))
-    if tv is not None:
-        values.append(_sum_values(weights, tv, q.dtype, widen))
-    tout = sum(values[1:], values[0])
-    return tout.astype(q.dtype), _flat_heads(tlse[..., 0], -2).astype(lse.dtype)
 
 
 def _scores(
@@ -150,13 +107,6 @@ def _stored(products: Array, dtype: Any) -> Array:
     return products.astype(dtype).astype(products.dtype)
 
 
-def _weights(
-    queries: Array, k: Array, bias: Array | None, lse: Array, spec: AttentionSpec, widen: bool
-) -> Array:
-    scores = _scores(queries, k, bias, spec, widen)
-    return jnp.exp(scores - _grouped_rows(lse, k))
-
-
 def _sum_values(weights: Array, v: Array, dtype: Any, widen: bool) -> Array:
     products = _contract("...kgts,...skh->...tkgh", weights.astype(dtype), v, widen)
     return _flat_heads(products, -2)
@@ -183,11 +133,6 @@ def _contract(how: str, lhs: Array, rhs: Array, widen: bool) -> Array:
 def _grouped(x: Array, k: Array) -> Array:
     """Return [..., K, N // K, H] of [..., N, H]: the queries that read one key head together."""
     return _split_heads(x, k, -2)
-
-
-def _grouped_rows(x: Array, k: Array) -> Array:
-    """Return [..., K, N // K, T, 1] of a number of each row [..., N, T]."""
-    return _split_heads(x, k, -2)[..., None]
 
 
 def _grouped_bias(bias: Array, k: Array) -> Array:

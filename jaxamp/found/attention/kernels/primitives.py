@@ -2,11 +2,11 @@
 
 The tangent is an equation of its own, linear in the tangents of q, k, v and bias, whose transpose
 is the backward primitive. So forward and reverse mode both work, and reverse mode finds the kernel
-that a platform has; a ``custom_vjp`` would forbid forward mode. Where derivatives of derivatives
-need what no kernel has, the composed form is differentiated.
+that a platform has; a ``custom_vjp`` would forbid forward mode. For tangents, and for derivatives
+of derivatives, no platform has a kernel: the composed form is differentiated.
 
 See: Dao 2023, arXiv:2307.08691, for the residuals: the output, and ``lse``, the logarithm of the
-sum of exponentials of each row of scores.
+sum of exponentials of each row of scores, which has no derivative here.
 """
 
 from __future__ import annotations
@@ -105,21 +105,20 @@ def _forward(*operands: Any, spec: AttentionSpec, widen: bool = False) -> tuple[
 
 
 def _backward(
-    *operands: Any, spec: AttentionSpec, bias_grad: bool, widen: bool = False, dlse: Any = None
+    *operands: Any, spec: AttentionSpec, bias_grad: bool, widen: bool = False
 ) -> tuple[Any, ...]:
     known, results = of_backward(operands)
-    extra = {"bias_grad": bias_grad, "widen": widen, "dlse": dlse}
-    return composed.backward(*known, *results, spec=spec, **extra)
+    return composed.backward(*known, *results, spec=spec, bias_grad=bias_grad, widen=widen)
 
 
-def _tangent(
-    *operands: Any, spec: AttentionSpec, given: tuple[bool, ...], widen: bool = False
-) -> tuple[Any, ...]:
+def _tangent(*operands: Any, given: tuple[bool, ...], **params: Any) -> tuple[Any, ...]:
     residuals, moving = _split_tangents(operands, given)
-    known, (out, lse) = Operands(*residuals[:-2]), residuals[-2:]
-    moved = iter(moving)
-    tangents = tuple(next(moved) if is_given else None for is_given in given)
-    return composed.tangent(*known, out, lse, tangents, spec=spec, widen=widen)
+    known, moved = residuals[:-2], iter(moving)
+    tangents = [
+        next(moved) if is_given else jax_compat.symbolic_zero_like(x)
+        for x, is_given in zip(known, given, strict=False)
+    ]
+    return jvp_along(functools.partial(_forward, **params), known, tangents)[1][:1]
 
 
 def _split_tangents(values: Sequence[Any], given: tuple[bool, ...]) -> tuple[Any, Any]:
@@ -149,30 +148,19 @@ def _jvp_of_forward(primals: Any, tangents: Any, *, spec: AttentionSpec) -> tupl
     if not moving:
         return results, [jax_compat.symbolic_zero_like(x) for x in results]
     operands = [*primals, *results, *moving]
-    return results, _bind(attention_tangent_p, operands, spec=spec, given=given)
+    moved = _bind(attention_tangent_p, operands, spec=spec, given=given)
+    return results, [*moved, jax_compat.symbolic_zero_like(results[1])]
 
 
 def _jvp_of_backward(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
-    """Differentiate in what the forward pass reads: its results move with that.
-
-    Their own tangents are left out, as lse may have come as bits, which have none.
-    """
+    """Differentiate in what the forward pass reads: the composed form does not read its results."""
     results = _bind(attention_backward_p, primals, **params)
-    known, (out, lse, dout) = of_backward(tangents)
+    known, (_, _, dout) = of_backward(tangents)
     if not all(map(_is_zero, known.given)):
-        still = [x if _is_zero(x) else jax_compat.symbolic_zero_like(x) for x in (out, lse)]
-        along = [*known.given, *still, dout]
-        return results, _composed_tangents(_recomputed, primals, along, params)
+        return results, _composed_tangents(_backward, primals, tangents, params)
     if _is_zero(dout):
         return results, [jax_compat.symbolic_zero_like(x) for x in results]
     return results, _bind(attention_backward_p, [*primals[:-1], dout], **params)  # linear in it
-
-
-def _recomputed(*operands: Any, spec: AttentionSpec, **params: Any) -> tuple[Any, ...]:
-    """Compute the cotangents with lse as a function of what it is of."""
-    known, (_, _, dout) = of_backward(operands)
-    out, lse = composed.forward(*known, spec=spec, widen=params["widen"])
-    return _backward(*known.given, out, lse, dout, spec=spec, **params)
 
 
 def _jvp_of_tangent(
@@ -198,16 +186,11 @@ def _composed_tangents(form: Form, primals: Any, tangents: Any, params: Any) -> 
 def _transpose_of_tangent(
     cotangents: Any, *operands: Any, spec: AttentionSpec, given: tuple[bool, ...]
 ) -> list[Any]:
-    dout, dlse = cotangents
+    (dout,) = cotangents
     residuals, moving = _split_tangents(operands, given)
     if _is_zero(dout):
         dout = jnp.zeros_like(residuals[-2])
-    arguments = [*residuals, dout]
-    params: dict[str, Any] = {"spec": spec, "bias_grad": given[3]}
-    if _is_zero(dlse):
-        found = _bind(attention_backward_p, arguments, **params)
-    else:  # kernels have no cotangent of lse
-        found = _backward(*arguments, **params, dlse=dlse, widen=True)
+    found = _bind(attention_backward_p, [*residuals, dout], spec=spec, bias_grad=given[3])
     wanted = [x for x, is_given in zip((*found, None)[:4], given, strict=True) if is_given]
     assert len(wanted) == len(moving)
     return [None] * len(residuals) + wanted
@@ -221,8 +204,8 @@ def _transpose_of_backward(
     assert ad.is_undefined_primal(dout), "the backward pass is linear in dout alone"
     given = tuple(not _is_zero(ct) for ct in cotangents) + (False,) * (4 - len(cotangents))
     along = [ct for ct in cotangents if not _is_zero(ct)]
-    tout, _ = _bind(attention_tangent_p, [*residuals, *along], spec=spec, given=given)
-    return [None] * len(residuals) + [tout]
+    moved = _bind(attention_tangent_p, [*residuals, *along], spec=spec, given=given)
+    return [None] * len(residuals) + moved
 
 
 # Batching: into a new leading axis.

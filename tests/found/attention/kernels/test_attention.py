@@ -198,30 +198,18 @@ def test_second_derivatives(transform, case):
     _check(lambda *a: jax.jit(transform(*a)), case, jnp.bfloat16, 2)
 
 
-def test_lse_and_its_cotangent():
-    """The second result, and what its derivative adds."""
+def test_the_logarithms_of_sums():
+    """The second result, which the backward pass reads and nobody differentiates."""
     operands, spec, wide = _problem("bias")
-
-    def number(form, *operands):
-        out, lse = form(*operands)
-        return jnp.sum(out.astype(lse.dtype) ** 2) + jnp.sum(jnp.sin(lse))
-
-    def exact(q, k, v, bias):
-        repeated = jnp.repeat(k, 2, axis=-2)
-        scores = jnp.einsum("btnh,bsnh->bnts", q, repeated) * spec.scale + bias
-        scores = jnp.where(np.tri(6, dtype=bool), scores, -jnp.inf)
-        return _plain(spec, q, k, v, bias), jax.nn.logsumexp(scores, -1)
-
     with jax.enable_x64(True):
-        args = [np.asarray(x, np.float64) for x in wide]
-        lse = np.asarray(exact(*args)[1])
-        want = jax.tree.map(np.asarray, jax.grad(lambda *a: number(exact, *a), (0, 1, 3))(*args))
-    fused = functools.partial(attention_forward, spec=spec)
-    assert np.abs(fused(*operands)[1] - lse).max() < 1e-5
-    for got, ref in zip(
-        jax.grad(functools.partial(number, fused), (0, 1, 3))(*operands), want, strict=True
-    ):
-        assert np.abs(np.asarray(got, np.float64) - ref).max() < 0.02 * np.abs(ref).max()
+        q, k, _, bias = (np.asarray(x, np.float64) for x in wide)
+        scores = jnp.einsum("btnh,bsnh->bnts", q, jnp.repeat(k, 2, axis=-2)) * spec.scale + bias
+        scores = jnp.where(np.tri(6, dtype=bool), scores, -jnp.inf)
+        want = np.asarray(jax.nn.logsumexp(scores, -1))
+    found = functools.partial(attention_forward, spec=spec)
+    assert np.abs(found(*operands)[1] - want).max() < 1e-5
+    still = jax.grad(lambda q: found(q, *operands[1:])[1].sum())(operands[0])
+    assert not still.any()
 
 
 def test_backward_is_the_vjp():
