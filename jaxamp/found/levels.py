@@ -6,6 +6,7 @@ of their own; the equations inside of those are seen, and stay where they are.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,7 +42,7 @@ class Unit:
     is_whole: bool = False
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Level:
     """A jaxpr, opened.
 
@@ -64,6 +65,11 @@ class Level:
     def equations(self) -> Iterator[Unit]:
         """Yield all equations, those inside of calls too."""
         yield from _opened(self.units, whole=False)
+
+    @functools.cached_property
+    def makers(self) -> dict[int, Unit]:
+        """The equation that makes each value."""
+        return {value: unit for unit in self.equations() for value in numbers(unit.outs)}
 
     def atomic(self) -> Iterator[Unit]:
         """Yield what is emitted or left out as one: equations, and calls that stay whole."""

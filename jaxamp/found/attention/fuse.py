@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
-import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
@@ -17,7 +16,7 @@ from jaxamp.found.attention.kernels.fused import Fused as Kernel
 from jaxamp.found.attention.kernels.platforms import at_hand, everywhere
 from jaxamp.found.attention.kernels.refusal import refusal
 from jaxamp.found.attention.kernels.spec import AttentionSpec
-from jaxamp.found.attention.layout import layout_of, thinned
+from jaxamp.found.attention.layout import layout_of
 from jaxamp.found.attention.masks import Kinds, kinds_of, known_masks
 from jaxamp.found.attention.match import (
     NO_PRODUCT,
@@ -27,47 +26,20 @@ from jaxamp.found.attention.match import (
     Matcher,
     Obstacle,
     Rescaling,
-    kept_beside,
-    weights_of,
 )
-from jaxamp.found.attention.replacement import Replacement, home_of
+from jaxamp.found.attention.replacement import KIND, Replacement
 from jaxamp.found.attention.scores import Scores
 from jaxamp.found.attention.slopes import has_slope
 from jaxamp.found.attention.softmaxes import Softmaxes
 from jaxamp.found.known_numbers import KnownNumbers
-from jaxamp.found.levels import Level, Unit, numbers
+from jaxamp.found.levels import Level, live_from, made, numbers
 from jaxamp.found.outcome import Refused
 from jaxamp.found.places import NARROW, Place, Scopes
 from jaxamp.found.replace_regions import replace_regions
-from jaxamp.found.values import size_of
 from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.policy.policy import PrecisionPolicy
 
-KIND = "attention"
 _SLOPE = Obstacle("keys share numbers of a bias, whose gradient nearly cancels: 16 bits lose it")
-
-
-class Attention(NamedTuple):
-    """An attention that a program computes, as one equation of it.
-
-    Attributes:
-      scope: where it is, as the user wrote it.
-      source: ``file:line (function)`` of the user's code.
-      forward: whether its output is computed here.
-      backward: whether its cotangents are computed here.
-      mask: ``"none"``, ``"causal"``, ``"window"``, ``"segments"``, ``"intervals"`` or ``"bias"``.
-    """
-
-    scope: str
-    source: str
-    forward: bool
-    backward: bool
-    mask: str
-
-    @property
-    def kind(self) -> str:
-        """Its kind, for reports."""
-        return KIND
 
 
 def fuse_attention(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
@@ -77,7 +49,7 @@ def fuse_attention(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
       closed: the program, in float32.
       policy: the policy that it will run under.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> def attend(q, k, v):
     ...     return jax.nn.softmax(q @ k.T) @ v
     >>> x = jnp.ones((64, 64))
@@ -116,7 +88,7 @@ class _Attentions:
     ) -> tuple[list[Replacement], list[Refused]]:
         """Return the attentions of a level, and what looks like one."""
         self.refused = []
-        replacements = self._replacements(level, Scores(level, known), known, scopes)
+        replacements = self._replacements(Scores(level, known), scopes)
         for unit, reason in softmaxes_apart(level):
             self._refuse(scopes.place(unit), reason)
         return replacements, self.refused
@@ -124,122 +96,74 @@ class _Attentions:
     def _refuse(self, place: Place, reason: str) -> None:
         self.refused.append(Refused(KIND, *place.words, reason))
 
-    def _replacements(
-        self, level: Level, scores: Scores, known: KnownNumbers, scopes: Scopes
-    ) -> list[Replacement]:
-        matcher = Matcher(level, scores)
-        makers = {o: u for u in level.equations() for o in numbers(u.outs)}
-        order = {value: index for index, value in enumerate(makers)}
+    def _replacements(self, scores: Scores, scopes: Scopes) -> list[Replacement]:
+        matcher = Matcher(scores)
         chosen: list[Replacement] = []
-        places: list[Place] = []
         for exponential in matcher.candidates():
-            unit = makers[scores.exponentials[exponential][0]]
-            place = scopes.place(unit)
+            place = scopes.place(scores.level.makers[scores.exponentials[exponential][0]])
             found = matcher.find(exponential)
-            if found is None:
-                continue
             if isinstance(found, Found):
-                if _is_transpose(found, scores, order):
+                if _is_transpose(found, scores):
                     continue
-                found = self._replacement(found, level, scores, known, makers, place)
+                found = self._replacement(found, scores, place)
             if isinstance(found, Obstacle):
                 self._refuse(place, found.reason)
-            else:
+            elif found is not None:
                 chosen.append(found)
-                places.append(place)
-        return self._possible(level, scores, chosen, places)
+        return self._possible(scores, chosen)
 
-    def _possible(
-        self,
-        level: Level,
-        scores: Scores,
-        chosen: list[Replacement],
-        places: list[Place],
-    ) -> list[Replacement]:
+    def _possible(self, scores: Scores, chosen: list[Replacement]) -> list[Replacement]:
         """Return the replacements beside which nobody computes weights."""
-        pairs = list(zip(chosen, places, strict=True))
-        while pairs:
-            cut = frozenset().union(*(r.found.cut for r, _ in pairs))
-            read = frozenset[int]().union(*(r.needed for r, _ in pairs))
-            kept = kept_beside(level, cut, read)
-            products = Counter(r.found.product for r, _ in pairs)
+        while True:
+            kept = _kept_beside(scores.level, chosen)
+            products = Counter(r.found.product for r in chosen)
             wrong = [
-                (r, p)
-                for r, p in pairs
-                if products[r.found.product] > 1 or weights_of(scores, r.found) & kept
+                r
+                for r in chosen
+                if products[r.found.product] > 1 or _weights_of(scores, r.found) & kept
             ]
             if not wrong:
-                break
-            for replacement, place in wrong:
-                reason = _why_read(level, scores, replacement.found)
-                self._refuse(place, reason)
-            pairs = [pair for pair in pairs if pair not in wrong]
-        for replacement, place in pairs:
-            found, spec = replacement.found, replacement.spec
-            is_biased = spec.kind == "none" and replacement.bias_shape is not None
-            kind = "bias" if is_biased else spec.kind
-            replacement.outcome = Attention(
-                *place.words, "out" in found.results, found.backward, kind
-            )
-        return [r for r, _ in pairs]
+                return chosen
+            for replacement in wrong:
+                self._refuse(replacement.place, _why_read(scores, replacement.found))
+            chosen = [r for r in chosen if r not in wrong]
 
-    def _replacement(
-        self,
-        found: Found,
-        level: Level,
-        scores: Scores,
-        known: KnownNumbers,
-        makers: Mapping[int, Unit],
-        place: Place,
-    ) -> Replacement | Obstacle:
+    def _replacement(self, found: Found, scores: Scores, place: Place) -> Replacement | Obstacle:
         """Return how an attention is replaced, or why it is not."""
         told = place.told_otherwise(self.policy, "found_attention", "dot_general")
-        obstacle = Obstacle(told) if told else _unfit_arrays(found, level, scores)
+        obstacle = Obstacle(told) if told else _unfit_arrays(found, scores)
         if obstacle is not None:
             return obstacle
-        told = {a for s in found.steps if isinstance(s, Masking) for a in s.factor.axes}
-        layout = layout_of(found, [a for a in found.axes if a in told])
+        ordered = {a for s in found.steps if isinstance(s, Masking) for a in s.factor.axes}
+        layout = layout_of(found, [a for a in found.axes if a in ordered])
         if layout is None:
             return Obstacle("there is one query for all keys")
-        if _has_bias_grad(found) and any(
-            isinstance(step, Bias) and has_slope(step, found.keys, scores, known, makers)
-            for step in found.steps
-        ):
+        biases = [step for step in found.steps if isinstance(step, Bias)]
+        if _has_bias_grad(found) and any(has_slope(step, found.keys, scores) for step in biases):
             return _SLOPE
-        seen, rest, is_sure = known_masks(found, scores, known, makers, layout)
+        seen, rest, is_sure = known_masks(found, scores, layout)
         masked_again = set[bool]() if is_sure else scores.weights_masked_again(found.exponential)
         if not is_sure and (obstacle := _unlike_softmax(found, scores, masked_again)) is not None:
             return obstacle
-        scale = found.scale
-        for step in found.steps:
-            scale *= step.times if isinstance(step, Rescaling) else 1.0
+        times = [step.times for step in found.steps if isinstance(step, Rescaling)]
         if (kinds := kinds_of(seen)) is None:
             kinds, rest = Kinds(), list(found.steps)
-        spec = AttentionSpec(float(scale), *kinds)
-        steps = [s for s in rest if not isinstance(s, Rescaling)]
-        shape = _bias_shape(steps, layout) if steps else None
-        narrow = self.policy.base.dtype
-        q, k, v = (
-            jax.ShapeDtypeStruct([size_of(p) for p in places], narrow)
-            for places in (layout.q, layout.k, layout.v)
-        )
-        bias = shape and jax.ShapeDtypeStruct(shape, np.float32)
-        biased = _biased(found, level, scores, steps)
-        if (reason := refusal(q, k, v, bias, spec, self.kernels, biased)) is not None:
-            return Obstacle(reason)
+        spec = AttentionSpec(float(math.prod(times, start=found.scale)), *kinds)
         is_zeroed = True in masked_again
-        return Replacement(found, layout, spec, scores, rest, shape, is_sure, is_zeroed)
+        replaced = Replacement(place, found, layout, spec, scores, rest, is_sure, is_zeroed)
+        types = replaced.types(self.policy.base.dtype)
+        reason = refusal(*types, spec, self.kernels, _biased(replaced))
+        return replaced if reason is None else Obstacle(reason)
 
 
-def _unfit_arrays(found: Found, level: Level, scores: Scores) -> Obstacle | None:
+def _unfit_arrays(found: Found, scores: Scores) -> Obstacle | None:
     """Return what is wrong if arrays are missing or not float32, or a product asks otherwise."""
-    factors = [found.q, found.k, found.v, *([found.dout] if found.dout else [])]
-    for factor in factors:
-        home = home_of(scores, factor)
-        if home is None or getattr(level.avals[home], "dtype", None) != np.float32:
+    for factor in (found.q, found.k, found.v, *([found.dout] if found.dout else [])):
+        home = scores.home(factor)
+        if home is None or getattr(scores.level.avals[home], "dtype", None) != np.float32:
             return Obstacle("operands are not float32 arrays")
     added = [s.factor for s in found.steps if not isinstance(s, Rescaling)]
-    if any(home_of(scores, f) is None for f in added):
+    if any(scores.home(f) is None for f in added):
         return NO_PRODUCT
     parts = {found.product, *(f.base for f in added)}
     products = [u for u, e in scores.summed if found.exponential in e]
@@ -265,40 +189,32 @@ def _unlike_softmax(found: Found, scores: Scores, masked_again: set[bool]) -> Ob
     return None
 
 
-def _is_transpose(found: Found, scores: Scores, order: Mapping[int, int]) -> bool:
+def _is_transpose(found: Found, scores: Scores) -> bool:
     """Return whether it is the transpose of an attention, found in its own place or not at all.
 
     That is one too, with values and cotangents in each other's place: so there are operands that
-    come after the first result.
+    come after the first result. Values are numbered in the order in which they are made.
     """
 
-    def made(value: int) -> int:
-        return order.get(value, -1)
+    def place(value: int | None) -> int:
+        return -1 if value is None or value not in scores.level.makers else value
 
-    first = {name: min(made(h.value) for h in held) for name, held in found.results.items()}
-    out = first.pop("out", -1)
-    begin = min([out, *first.values()]) if out >= 0 else min(first.values())
+    first = {name: min(place(h.value) for h in held) for name, held in found.results.items()}
+    begin = min(first.values())
     steps = [s.factor for s in found.steps if not isinstance(s, Rescaling)]
-    for factor in (found.q, found.k, found.v, *steps):
-        if made(home_of(scores, factor)) >= begin:  # type: ignore[arg-type]
-            return True
+    if any(place(scores.home(f)) >= begin for f in (found.q, found.k, found.v, *steps)):
+        return True
+    out = first.pop("out", -1)
     if not first:
         return False
-    if found.dout is None or out > min(first.values()):
-        return True
-    return made(home_of(scores, found.dout)) >= min(first.values())  # type: ignore[arg-type]
+    return found.dout is None or max(out, place(scores.home(found.dout))) >= min(first.values())
 
 
-def _bias_shape(steps: Sequence[Any], layout: Any) -> tuple[int, ...]:
-    """Return the shape of the sum of biases and masks."""
-    shapes = [[size_of(p) for p in thinned(step.factor.places, layout.scores)] for step in steps]
-    return tuple(max(sizes) for sizes in zip(*shapes, strict=True))
-
-
-def _biased(found: Found, level: Level, scores: Scores, steps: Sequence[Any]) -> Biased:
+def _biased(replaced: Replacement) -> Biased:
     """Return what is computed of an attention, and what its biases and masks are made of."""
-    homes = {home_of(scores, step.factor) for step in steps}
-    avals = [level.avals[home] for home in homes if home is not None]
+    found, scores = replaced.found, replaced.scores
+    homes = {*map(scores.home, replaced.added)}
+    avals = [scores.level.avals[home] for home in homes if home is not None]
     return Biased(
         given=sum(aval.size * aval.dtype.itemsize for aval in avals),
         forward="out" in found.results,
@@ -312,7 +228,19 @@ def _has_bias_grad(found: Found) -> bool:
     return not found.backward or any(name.startswith("dbias") for name in found.results)
 
 
-def _why_read(level: Level, scores: Scores, found: Found) -> str:
+def _kept_beside(level: Level, chosen: Sequence[Replacement]) -> frozenset[int]:
+    """Return the values that are computed beside attentions."""
+    cut = frozenset[int]().union(*(r.made for r in chosen))
+    wanted = {*numbers(level.exits)}.union(*(r.needed for r in chosen))
+    return frozenset(wanted.union(*map(made, live_from(level, wanted - cut, cut))))
+
+
+def _weights_of(scores: Scores, found: Found) -> set[int]:
+    """Return the values that hold the weights of an attention, or its products."""
+    return {*scores.exponentials[found.exponential], scores.homes[found.product][0]}
+
+
+def _why_read(scores: Scores, found: Found) -> str:
     """Return in words who else reads the weights of an attention."""
     moved = {
         value
@@ -321,6 +249,6 @@ def _why_read(level: Level, scores: Scores, found: Found) -> str:
         and len(forms.whole.terms) == 1
         and len(forms.whole.axes) >= len(found.axes)
     }
-    if not moved.isdisjoint(numbers(level.exits)):
+    if not moved.isdisjoint(numbers(scores.level.exits)):
         return "weights are returned"
     return "weights are read elsewhere"

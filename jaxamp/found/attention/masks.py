@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.extend.core import Literal
 
 from jaxamp.found.attention.kernels.known_masks import Intervals, KnownMask, Segments
-from jaxamp.found.attention.layout import arranged, thinned
-from jaxamp.found.attention.match import Bias, Found, Masking, Rescaling
-from jaxamp.found.attention.replacement import home_of
+from jaxamp.found.attention.layout import Layout, arranged, thinned
+from jaxamp.found.attention.match import Bias, Found, Masking, Rescaling, Step
 from jaxamp.found.attention.scores import LEAST, Scores
 from jaxamp.found.attention.slopes import floats_of, is_arithmetic
-from jaxamp.found.known_numbers import KnownNumbers
-from jaxamp.found.levels import Atom, Unit
+from jaxamp.found.levels import Atom
 from jaxamp.found.values import size_of
 
 
 def known_masks(
-    found: Found,
-    scores: Scores,
-    known: KnownNumbers,
-    makers: Mapping[int, Unit],
-    layout: Any,
+    found: Found, scores: Scores, layout: Layout
 ) -> tuple[np.ndarray | None, list[Any], bool]:
     """Return which keys a query is known to see, the other steps, and whether no row is empty."""
     every: np.ndarray | None = None
@@ -31,13 +25,11 @@ def known_masks(
     rest: list[Any] = []
     is_sure = True
     for step in found.steps:
-        seen = _known_mask(step, scores, known, layout)
+        seen = _known_mask(step, scores, layout)
         if seen is None:
             rest.append(step)
-            if isinstance(step, Masking) or (
-                isinstance(step, Bias) and _may_be_low(step, scores, known, makers)
-            ):
-                is_sure = False
+            is_low = isinstance(step, Bias) and _may_be_low(step, scores)
+            is_sure = is_sure and not is_low and not isinstance(step, Masking)
             continue
         whole = seen if whole is None else whole & seen
         flat = seen.reshape(-1, *seen.shape[-2:])
@@ -54,11 +46,11 @@ def known_masks(
     return every, rest, is_sure
 
 
-def _known_mask(step: Any, scores: Scores, known: KnownNumbers, layout: Any) -> Any:
+def _known_mask(step: Step, scores: Scores, layout: Layout) -> Any:
     """Return bool[..., T, S] of a step that is a mask of known numbers."""
     if isinstance(step, Rescaling):
         return None
-    home = home_of(scores, step.factor)
+    known, home = scores.known, scores.home(step.factor)
     if home is None or not known.is_known(home):
         return None
     number = np.asarray(known.thin(home))
@@ -75,31 +67,27 @@ def _known_mask(step: Any, scores: Scores, known: KnownNumbers, layout: Any) -> 
     return array == 0
 
 
-def _may_be_low(
-    step: Bias, scores: Scores, known: KnownNumbers, makers: Mapping[int, Unit]
-) -> bool:
+def _may_be_low(step: Bias, scores: Scores) -> bool:
     """Return whether a bias may stand for minus infinity: an argument, or made from such a number.
 
     Followed through arithmetic and moves; what is looked up in a table, or is a product or a sum of
     activations, is an ordinary number.
     """
-    pending: list[Atom | None] = [home_of(scores, step.factor)]
+    known, home = scores.known, scores.home(step.factor)
+    pending: list[Atom] = [] if home is None else [home]
     seen = set[int]()
     while pending:
         atom = pending.pop()
-        if atom is None or (isinstance(atom, int) and atom in seen):
-            continue
-        if known.is_known(atom):
+        if isinstance(atom, Literal) or known.is_known(atom):
             if np.any(np.abs(known.thin(atom)) >= -LEAST):
                 return True
-            continue
-        assert isinstance(atom, int)
-        seen.add(atom)
-        unit = makers.get(atom)
-        if unit is None:
-            return True
-        if is_arithmetic(unit):
-            pending += [atom for atom, _ in floats_of(unit)]
+        elif atom not in seen:
+            seen.add(atom)
+            unit = scores.level.makers.get(atom)
+            if unit is None:
+                return True
+            if is_arithmetic(unit):
+                pending += [operand for operand, _ in floats_of(unit)]
     return False
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxamp.found.attention.scores import Scores
-from jaxamp.found.levels import Level, live_from, made, numbers
 from jaxamp.found.values import Axis, Factor, Place, Value, single, size_of
 from jaxamp.jaxprs.name_stack import is_transposed
 
@@ -137,7 +136,6 @@ class Scaled(NamedTuple):
 class Matcher:
     """Search for attentions in one level."""
 
-    level: Level
     scores: Scores
     index: dict[Any, list[tuple[int, Value, list[Place], float]]] = field(default_factory=dict)
 
@@ -455,20 +453,3 @@ def _union(axes: Iterable[Axis], *factors: Factor) -> tuple[Axis, ...]:
     for factor in factors:
         every.update(dict.fromkeys(a for place in factor.places for a in place))
     return tuple(every)
-
-
-def kept_beside(level: Level, cut: frozenset[int], needed: frozenset[int]) -> frozenset[int]:
-    """Return the values that are computed beside attentions.
-
-    Args:
-      level: where they are.
-      cut: values that hold results of attentions, for which nothing is computed.
-      needed: values that attentions read.
-    """
-    wanted = needed.union(numbers(level.exits))
-    return wanted.union(*map(made, live_from(level, {*wanted - cut}, cut)))
-
-
-def weights_of(scores: Scores, found: Found) -> set[int]:
-    """Return the values that hold the weights of an attention, or its products."""
-    return {*scores.exponentials[found.exponential], scores.homes[found.product][0]}

@@ -14,14 +14,41 @@ from jax import lax
 
 from jaxamp.found.attention.empty_rows import VANISHING, EmptyRows
 from jaxamp.found.attention.kernels.found import found_attention, found_attention_backward
-from jaxamp.found.attention.kernels.spec import AttentionSpec
-from jaxamp.found.attention.layout import Layout, arranged, thin, thinned_to
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
+from jaxamp.found.attention.layout import Layout, arranged, thin, thinned, thinned_to
 from jaxamp.found.attention.match import Bias, Found, Held, Masking, Rescaling, Step
 from jaxamp.found.attention.scores import Scores
-from jaxamp.found.values import Factor, Place
+from jaxamp.found.places import Place as ProgramPlace
+from jaxamp.found.values import Factor, Place, size_of
 
 Placed = tuple[Any, Sequence[Place]]
 """An array, and the axes that it has in each place."""
+
+
+KIND = "attention"
+
+
+class Attention(NamedTuple):
+    """An attention that a program computes, as one equation of it.
+
+    Attributes:
+      scope: where it is, as the user wrote it.
+      source: ``file:line (function)`` of the user's code.
+      forward: whether its output is computed here.
+      backward: whether its cotangents are computed here.
+      mask: ``"none"``, ``"causal"``, ``"window"``, ``"segments"``, ``"intervals"`` or ``"bias"``.
+    """
+
+    scope: str
+    source: str
+    forward: bool
+    backward: bool
+    mask: str
+
+    @property
+    def kind(self) -> str:
+        """Its kind, for reports."""
+        return KIND
 
 
 @dataclass(eq=False)
@@ -29,28 +56,33 @@ class Replacement:
     """An attention with all that is needed to emit it.
 
     Attributes:
+      place: where it is in the user's program.
       found: the attention.
       layout: how its axes are those of the kernels.
       spec: the parameters of the kernels.
       scores: the values of the level.
       steps: what is done to the scores beside those.
-      bias_shape: shape of the sum of the steps; ``None`` where there are none.
       is_sure: whether no row is masked whole.
       is_zeroed: whether weights of such a row are zeros, as they are masked again.
-      outcome: what reports say of it.
       handed: how many arrays the forward pass hands over.
     """
 
+    place: ProgramPlace
     found: Found
     layout: Layout
     spec: AttentionSpec
     scores: Scores
     steps: list[Step]
-    bias_shape: tuple[int, ...] | None
     is_sure: bool
-    is_zeroed: bool = False
-    outcome: Any = None
+    is_zeroed: bool
     handed: ClassVar[int] = 2  # output and bits
+
+    @property
+    def outcome(self) -> Attention:
+        """What reports say of it."""
+        found, mask = self.found, self.spec.kind
+        mask = "bias" if mask == "none" and self.bias_shape else mask
+        return Attention(*self.place.words, "out" in found.results, found.backward, mask)
 
     @property
     def made(self) -> frozenset[int]:
@@ -60,8 +92,31 @@ class Replacement:
     @functools.cached_property
     def needed(self) -> frozenset[int]:
         """The values of the program that it reads."""
-        homes = (home_of(self.scores, f) for f in self._factors())
+        found = self.found
+        factors = [found.q, found.k, found.v, *([found.dout] if found.dout else []), *self.added]
+        homes = map(self.scores.home, factors)
         return frozenset(home for home in homes if home is not None)
+
+    @property
+    def added(self) -> list[Factor]:
+        """Biases and masks."""
+        return [step.factor for step in self.steps if not isinstance(step, Rescaling)]
+
+    @functools.cached_property
+    def bias_shape(self) -> tuple[int, ...] | None:
+        """The shape of the sum of biases and masks; ``None`` where there are none."""
+        thin = (thinned(factor.places, self.layout.scores) for factor in self.added)
+        shapes = [map(size_of, places) for places in thin]
+        return tuple(map(max, zip(*shapes, strict=True))) if shapes else None
+
+    def types(self, dtype: Any) -> Operands:
+        """Return the types of what a kernel is given."""
+        layout, shape = self.layout, self.bias_shape
+        q, k, v = (
+            jax.ShapeDtypeStruct([size_of(p) for p in places], dtype)
+            for places in (layout.q, layout.k, layout.v)
+        )
+        return Operands(q, k, v, shape and jax.ShapeDtypeStruct(shape, np.float32))
 
     @functools.cached_property
     def held(self) -> dict[int, tuple[str, Held]]:
@@ -81,12 +136,6 @@ class Replacement:
         held = self.held.items()
         bias_grad = any(v in wanted for v, (name, _) in held if name.startswith("dbias"))
         return Emission(self, read, bias_grad=bias_grad)
-
-    def _factors(self) -> list[Factor]:
-        found = self.found
-        factors = [found.q, found.k, found.v]
-        factors += [found.dout] if found.dout is not None else []
-        return factors + [s.factor for s in self.steps if not isinstance(s, Rescaling)]
 
 
 class _Prepared(NamedTuple):
@@ -272,12 +321,3 @@ def _near_zero(bias: Any, seen: Any) -> Any:
     else:
         return bias  # its rows see different keys
     return bias - lax.stop_gradient(top)
-
-
-def home_of(scores: Scores, factor: Factor) -> int | None:
-    """Return the value of the program that holds a tensor."""
-    base = scores.algebra.bases[factor.base]
-    if base.kind == "leaf":
-        return base.data if isinstance(base.data, int) else None
-    home = scores.homes.get(factor.base)
-    return home[0] if home else None

@@ -198,6 +198,13 @@ class Scores:
         """Return a value of which nothing is known."""
         return self._leaf(atom).whole if isinstance(atom, int) else self.of(atom).whole
 
+    def home(self, factor: Factor) -> int | None:
+        """Return the value of the program that holds a tensor."""
+        base = self.algebra.bases[factor.base]
+        if base.kind == "leaf":
+            return base.data if isinstance(base.data, int) else None
+        return self.homes[factor.base][0] if factor.base in self.homes else None
+
 
 def _sign(number: float) -> Callable[[Scores, Unit], Value | None]:
     def rule(scores: Scores, unit: Unit) -> Value | None:

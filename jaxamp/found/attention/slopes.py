@@ -11,7 +11,7 @@ there too. What is looked up is none either, as keys have numbers of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,7 +20,6 @@ from jax.extend.core import Literal
 
 from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.found.attention.match import Bias
-from jaxamp.found.attention.replacement import home_of
 from jaxamp.found.attention.scores import LEAST, Scores
 from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Atom, Unit
@@ -30,23 +29,9 @@ _KINDS = (OpKind.ELEMENTWISE, OpKind.DATA_MOVEMENT)
 _LOOKUPS = ("gather", "dynamic_slice")
 
 
-def has_slope(
-    step: Bias,
-    keys: tuple[Axis, ...],
-    scores: Scores,
-    known: KnownNumbers,
-    makers: Mapping[int, Unit],
-) -> bool:
-    """Return whether a bias is made of real numbers, not known ones, that keys of a row share.
-
-    Args:
-      step: the bias.
-      keys: axes of the scores that weights sum up to one over.
-      scores: the values.
-      known: the known numbers.
-      makers: the unit that makes each value.
-    """
-    base, home = step.factor.base, home_of(scores, step.factor)
+def has_slope(step: Bias, keys: tuple[Axis, ...], scores: Scores) -> bool:
+    """Return whether a bias is made of real numbers, not known ones, that keys of a row share."""
+    known, base, home = scores.known, step.factor.base, scores.home(step.factor)
     is_mask = abs(step.times) >= -LEAST
     if is_mask or home is None or scores.algebra.bases[base].kind != "leaf":
         return False
@@ -57,7 +42,7 @@ def has_slope(
         if isinstance(atom, Literal) or known.is_known(atom) or (atom, value.places) in seen:
             continue
         seen.add((atom, value.places))
-        unit = makers.get(atom)
+        unit = scores.level.makers.get(atom)
         if unit is None or not is_arithmetic(unit):
             (monomial,) = value.terms
             if all(factor.axes.isdisjoint(value.axes) for factor, _ in monomial):

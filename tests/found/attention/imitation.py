@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from jaxamp.found.attention.kernels import composed
-from jaxamp.found.attention.kernels.spec import AttentionSpec
+from jaxamp.found.attention.kernels.spec import AttentionSpec, of_backward
 from jaxamp.kernels.jax_compat.cudnn_calls import cudnn_lowest
 
 BLOCK = 128
@@ -52,7 +52,7 @@ def forward(
     q: Array,
     k: Array,
     v: Array,
-    bias: Array | None,
+    bias: Array | None = None,
     *,
     spec: AttentionSpec,
     block: int = BLOCK,
@@ -83,19 +83,9 @@ def forward(
     return out, (top + jnp.log(total))[..., 0]
 
 
-def backward(
-    q: Array,
-    k: Array,
-    v: Array,
-    bias: Array | None,
-    out: Array,
-    lse: Array,
-    dout: Array,
-    *,
-    spec: AttentionSpec,
-    bias_grad: bool,
-) -> tuple[Array, ...]:
+def backward(*values: Array, spec: AttentionSpec, bias_grad: bool) -> tuple[Array, ...]:
     """Return the cotangents, as `composed.backward` does."""
+    (q, k, v, bias), (out, lse, dout) = of_backward(values)
     queries, cotangent = q.astype(jnp.float32), dout.astype(jnp.float32)
     keys, values = (_of_each_query_head(x, q).astype(jnp.float32) for x in (k, v))
     weights = jnp.exp(_scores(q, k, bias, spec) - lse[..., None])

@@ -17,13 +17,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxamp.found.attention.kernels.spec import AttentionSpec
+from jaxamp.found.attention.kernels.spec import AttentionSpec, of_backward
 
 Array = Any
 
 
 def forward(
-    q: Array, k: Array, v: Array, bias: Array | None, *, spec: AttentionSpec, widen: bool = False
+    q: Array,
+    k: Array,
+    v: Array,
+    bias: Array | None = None,
+    *,
+    spec: AttentionSpec,
+    widen: bool = False,
 ) -> tuple[Array, Array]:
     """Return the output and the logarithm of the sum of exponentials of each row of scores."""
     scores = _scores(_grouped(q, k), k, bias, spec, widen)
@@ -33,32 +39,17 @@ def forward(
 
 
 def backward(
-    q: Array,
-    k: Array,
-    v: Array,
-    bias: Array | None,
-    out: Array,
-    lse: Array,
-    dout: Array,
-    *,
-    spec: AttentionSpec,
-    bias_grad: bool,
-    widen: bool = False,
+    *values: Array, spec: AttentionSpec, bias_grad: bool, widen: bool = False
 ) -> tuple[Array, ...]:
     """Return the cotangents of q, k, v, and with `bias_grad` that of the bias.
 
     Args:
-      q: queries; with k, v and bias the operands of `forward`.
-      k: keys.
-      v: values.
-      bias: added to the scores.
-      out: what `forward` returned; kernels read it, this form does not.
-      lse: what `forward` returned, which this form does not read either.
-      dout: cotangent of out.
+      *values: as `of_backward` splits them; the results of the forward pass are not read.
       spec: static parameters.
       bias_grad: whether the bias is differentiated too.
       widen: whether contractions read float32.
     """
+    (q, k, v, bias), (_, _, dout) = of_backward(values)
     queries, cotangent = _grouped(q, k), _grouped(dout, k)
     low = None if widen else q.dtype
     weights, _ = _softmax(_scores(queries, k, bias, spec, widen), low)

@@ -80,20 +80,12 @@ def backward_form(kernel: Fused, spec: AttentionSpec, bias_grad: bool) -> Form:
 
 def flattened(operands: Operands) -> Operands:
     """Return the types of operands with one batch axis, from arrays or avals."""
-    bias = operands.bias
-    flat = Operands(*(jax.ShapeDtypeStruct(_flat_shape(x), x.dtype) for x in operands[:3]))
-    if bias is None:
-        return flat
-    shape = (math.prod(_batch_of(operands)), *bias.shape[-3:])
-    return flat._replace(bias=jax.ShapeDtypeStruct(shape, bias.dtype))
-
-
-def _flat_shape(x: Any) -> tuple[int, ...]:
-    return (math.prod(x.shape[:-3]), *x.shape[-3:])
+    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands)
+    return jax.eval_shape(_flat_operands, types)
 
 
 def _flat(x: Any) -> Any:
-    return x.reshape(_flat_shape(x))
+    return x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:])
 
 
 def _flat_operands(operands: Operands) -> Operands:

@@ -15,7 +15,6 @@ are placed differently.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -36,32 +35,6 @@ and of a value, "b0" … batch axes. An axis of size one of a bias has a letter 
 """
 
 
-@dataclass(frozen=True)
-class Pass:
-    """A forward or a backward pass of attention.
-
-    Attributes:
-      form: the pass, of arrays on one device.
-      spec: the static parameters.
-      bias_grad: whether a backward pass has the cotangent of a bias; ``None`` for a forward pass.
-    """
-
-    form: Callable[..., Any]
-    spec: AttentionSpec
-    bias_grad: bool | None
-
-    def given(self, values: Sequence[Any]) -> Operands:
-        """Return what the pass is of, among all that it reads."""
-        return Operands(*values) if self.bias_grad is None else of_backward(values)[0]
-
-    def written_out(self, *values: Any) -> tuple[Any, ...]:
-        """Compute the pass by JAX's operations."""
-        if self.bias_grad is None:
-            return composed.forward(*Operands(*values), spec=self.spec)
-        known, results = of_backward(values)
-        return composed.backward(*known, *results, spec=self.spec, bias_grad=self.bias_grad)
-
-
 def partitioned(
     form: Callable[..., Any], avals: Sequence[Any], spec: AttentionSpec, bias_grad: bool | None
 ) -> Any:
@@ -73,28 +46,56 @@ def partitioned(
       spec: the static parameters.
       bias_grad: whether a backward pass has the cotangent of a bias; ``None`` for a forward pass.
     """
-    one = Pass(form, spec, bias_grad)
-    partition = Partition(one, avals)
-    types = jax.jit(one.written_out)  # which has the numbers of a mask, as JAX 0.10.2 demands
+    partition = Partition(form, avals, spec, bias_grad)
+    types = jax.jit(partition.written_out)  # which has the numbers of a mask, as JAX 0.10.2 demands
     return divided(types, partition.place, **_rule(partition))
 
 
 class Partition:
-    """Division of a pass among devices.
+    """Division of a pass among devices; see `partitioned`.
 
     Attributes:
-      one: the pass.
       operands: the letters of its operands.
       results: the letters of its results.
       sizes: the size of the axes of each letter.
     """
 
-    def __init__(self, one: Pass, avals: Sequence[Any]) -> None:
-        self.one = one
-        self.operands, self.results = _letters(one, avals)
+    def __init__(
+        self,
+        form: Callable[..., Any],
+        avals: Sequence[Any],
+        spec: AttentionSpec,
+        bias_grad: bool | None,
+    ) -> None:
+        self.form, self.spec, self.bias_grad = form, spec, bias_grad
+        self.operands, self.results = self._letters(self._given(avals))
         self.sizes: dict[str, int] = {}
         for letters, aval in zip(self.operands, avals, strict=True):
             self.sizes.update(zip(letters, aval.shape, strict=True))
+
+    def _given(self, values: Sequence[Any]) -> Operands:
+        """Return what the pass is of, among all that it reads."""
+        return Operands(*values) if self.bias_grad is None else of_backward(values)[0]
+
+    def _letters(self, given: Operands) -> tuple[list[Letters], list[Letters]]:
+        """Return the letters of the operands, and those of the results."""
+        batch = tuple(f"b{i}" for i in range(given.q.ndim - 3))
+        q, k, v = (*batch, "t", "n", "h"), (*batch, "s", "k", "h"), (*batch, "s", "k", "w")
+        out, rows = (*batch, "t", "n", "w"), (*batch, "n", "t")
+        known: list[Letters] = [q, k, v]
+        if given.bias is not None:
+            axes = enumerate(zip((*batch, "n", "t", "s"), given.bias.shape, strict=True))
+            known.append(tuple(x if n != 1 else f"u{i}" for i, (x, n) in axes))
+        if self.bias_grad is None:
+            return known, [out, rows]
+        return [*known, out, rows, out], known[: 4 if self.bias_grad else 3]
+
+    def written_out(self, *values: Any, spec: AttentionSpec | None = None) -> tuple[Any, ...]:
+        """Compute the pass by JAX's operations."""
+        spec = spec or self.spec
+        if self.bias_grad is None:
+            return composed.forward(*values, spec=spec)
+        return composed.backward(*values, spec=spec, bias_grad=self.bias_grad)
 
     def place(self, shapes: Any) -> tuple[Any, ...]:
         """Return a mesh, the pass of one device, and where results and operands lie on it."""
@@ -121,23 +122,32 @@ class Partition:
     def _local(
         self, values: Sequence[Any], placed: Mapping[str, Axes], specs: Sequence[PartitionSpec]
     ) -> tuple[Any, ...]:
-        """Compute the part of one device.
-
-        Args:
-          values: its parts of the operands.
-          placed: axes of the mesh, by letter.
-          specs: of the operands.
-        """
+        """Compute the part of one device, of its parts of operands that lie along such axes."""
         rows = tuple(names_of(placed.get("t")))
-        if rows:
-            found = [*_of_rows(self.one, values, rows, self.sizes["t"])]
-        else:
-            found = [*self.one.form(*values)]
-        if self.one.bias_grad:  # a bias is broadcast along what is missing in its own axes
+        found = [*(self._of_rows(values, rows) if rows else self.form(*values))]
+        if self.bias_grad:  # a bias is broadcast along what is missing in its own axes
             own = {*names_of(specs[3])}
             axes = tuple(a for a in dict.fromkeys(names_of(specs[0])) if a not in own)
             found[3] = lax.psum(found[3], axes) if axes else found[3]
         return tuple(found)
+
+    def _of_rows(self, values: Sequence[Any], names: tuple[str, ...]) -> tuple[Any, ...]:
+        """Compute the pass of a part of the queries, which lie along some axes of a mesh."""
+        operands = self._given(values)
+        q, k, _, bias = operands
+        rows, seen, masked = q.shape[-3], self.spec.seen(self.sizes["t"], k.shape[-3]), bias
+        if seen is not None:
+            mine = lax.dynamic_slice_in_dim(seen, lax.axis_index(names) * rows, rows)
+            mine = mine.reshape((1,) * (q.ndim - 2) + mine.shape)
+            masked = jnp.where(mine, 0.0 if bias is None else bias, -jnp.inf)
+        rest = values[len(operands.given) :]
+        given = [*operands._replace(bias=masked).given, *rest]
+        found = self.written_out(*given, spec=AttentionSpec(self.spec.scale))
+        if self.bias_grad is None:
+            return found
+        dq, dk, dv, *dbias = found
+        more = (composed.sum_to(x, bias) for x in dbias)
+        return (dq, lax.psum(dk, names), lax.psum(dv, names), *more)
 
 
 def _sharding(mesh: AbstractMesh, placed: Mapping[str, Axes], letters: Letters) -> NamedSharding:
@@ -167,46 +177,6 @@ def _rule(partition: Partition) -> dict[str, Any]:
         x for x in whole if x != "k" and (x != "g" or groups > 1)
     )
     return rule
-
-
-def _of_rows(
-    one: Pass, values: Sequence[Any], names: tuple[str, ...], count: int
-) -> tuple[Any, ...]:
-    """Return a pass of a part of so many queries, which lie along some axes of a mesh."""
-    operands = one.given(values)
-    q, k, _, bias = operands
-    rows, seen, masked = q.shape[-3], one.spec.seen(count, k.shape[-3]), bias
-    if seen is not None:
-        mine = lax.dynamic_slice_in_dim(seen, lax.axis_index(names) * rows, rows)
-        mine = mine.reshape((1,) * (q.ndim - 2) + mine.shape)
-        masked = jnp.where(mine, 0.0 if bias is None else bias, -jnp.inf)
-    part = Pass(one.form, AttentionSpec(one.spec.scale), one.bias_grad)
-    rest = values[len(operands.given) :]
-    found = part.written_out(*operands._replace(bias=masked).given, *rest)
-    if one.bias_grad is None:
-        return found
-    dq, dk, dv, *dbias = found
-    more = (composed.sum_to(x, bias) for x in dbias)
-    return (dq, lax.psum(dk, names), lax.psum(dv, names), *more)
-
-
-def _letters(one: Pass, avals: Sequence[Any]) -> tuple[list[Letters], list[Letters]]:
-    """Return the letters of the operands, and those of the results."""
-    q, _, _, bias = one.given(avals)
-    batch = tuple(f"b{i}" for i in range(q.ndim - 3))
-    queries, keys, values = (
-        (*batch, "t", "n", "h"),
-        (*batch, "s", "k", "h"),
-        (*batch, "s", "k", "w"),
-    )
-    out, rows = (*batch, "t", "n", "w"), (*batch, "n", "t")
-    known: list[Letters] = [queries, keys, values]
-    if bias is not None:
-        axes = enumerate(zip((*batch, "n", "t", "s"), bias.shape, strict=True))
-        known.append(tuple(x if n != 1 else f"u{i}" for i, (x, n) in axes))
-    if one.bias_grad is None:
-        return known, [out, rows]
-    return [*known, out, rows, out], known[: 4 if one.bias_grad else 3]
 
 
 def _is_free(letter: str) -> bool:

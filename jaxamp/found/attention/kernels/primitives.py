@@ -100,15 +100,12 @@ def _bind(primitive: Primitive, operands: Sequence[Any], **params: Any) -> list[
 # The composed form of each primitive, of its operands as they stand in the equation.
 
 
-def _forward(*operands: Any, spec: AttentionSpec, widen: bool = False) -> tuple[Any, ...]:
-    return composed.forward(*Operands(*operands), spec=spec, widen=widen)
+def _forward(*operands: Any, **params: Any) -> tuple[Any, ...]:
+    return composed.forward(*operands, **params)
 
 
-def _backward(
-    *operands: Any, spec: AttentionSpec, bias_grad: bool, widen: bool = False
-) -> tuple[Any, ...]:
-    known, results = of_backward(operands)
-    return composed.backward(*known, *results, spec=spec, bias_grad=bias_grad, widen=widen)
+def _backward(*operands: Any, **params: Any) -> tuple[Any, ...]:
+    return composed.backward(*operands, **params)
 
 
 def _tangent(*operands: Any, given: tuple[bool, ...], **params: Any) -> tuple[Any, ...]:
@@ -212,25 +209,18 @@ def _transpose_of_backward(
 
 
 def _batch(primitive: Primitive, values: Any, axes: Any, **params: Any) -> tuple[Any, Any]:
+    """Batch all operands, but for a bias of all examples; unless each has its own cotangent."""
     size = next(x.shape[d] for x, d in zip(values, axes, strict=True) if d is not None)
-    biases = _biases(primitive, len(values), params)
-    alone = {i for i in biases if all(axes[j] is None for j in biases)}
-    if params.get("bias_grad") or params.get("given", (False,))[-1]:
-        alone = set()  # each example has its own cotangent
+    given = params.get("given", ())
+    beside = {attention_forward_p: 0, attention_backward_p: 3, attention_tangent_p: 2 + sum(given)}
+    has_bias = len(values) - beside[primitive] == 4
+    is_shared = has_bias and axes[3] is None and not (params.get("bias_grad") or any(given[3:]))
     operands = [
-        batching.bdim_at_front(x, axis, 1 if i in alone else size)
+        batching.bdim_at_front(x, axis, 1 if is_shared and i == 3 else size)
         for i, (x, axis) in enumerate(zip(values, axes, strict=True))
     ]
     results = _bind(primitive, operands, **params)
     return results, [0] * len(results)
-
-
-def _biases(primitive: Primitive, count: int, params: dict[str, Any]) -> set[int]:
-    """Return the indices of a bias and its tangent among so many operands."""
-    given = params.get("given", ())
-    after = {attention_forward_p: 0, attention_backward_p: 3, attention_tangent_p: 2}[primitive]
-    has_bias = count - after - sum(given) == 4
-    return ({3} if has_bias else set()) | ({count - 1} if given and given[3] else set())
 
 
 # What JAX asks of a primitive.
