@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import ClosedJaxpr
 from jax.sharding import PartitionSpec
 
 from jaxamp.core import jax_compat
@@ -24,7 +23,7 @@ from jaxamp.found.emit_level import Changes, Emitter
 from jaxamp.found.known_numbers import Given, KnownNumbers, Outer
 from jaxamp.found.levels import Atom, Level, Unit, made, new_value, numbers, open_into
 from jaxamp.found.region import Emission
-from jaxamp.jaxprs.nested import Wiring, called, loop, nested, wiring
+from jaxamp.jaxprs.nested import Loop, Wiring, called, loop, nested, wiring
 
 
 class Pair(NamedTuple):
@@ -82,42 +81,26 @@ def _links(first: Unit, second: Unit) -> dict[int, int]:
     names = ("mesh", "newly_manual_axes", "check_vma") if _is_mapped(first) else ("length",)
     if any(first.eqn.params[name] != second.eqn.params[name] for name in names):
         return {}
-    mine, others = _Layout.of(first), _Layout.of(second)
-    stacks = {a: i for i, a in enumerate(first.outs) if i >= mine.carries and isinstance(a, int)}
-    sliced = [(i, a) for i, a in enumerate(second.ins) if i >= others.sliced]
-    links = {i: stacks[a] for i, a in sliced if isinstance(a, int) and a in stacks}
+    carries, before = _wired(first).carries, _sliced(_wired(second))
+    stacks = {a: i for i, a in enumerate(first.outs) if i >= carries and isinstance(a, int)}
+    slices = [(i, a) for i, a in enumerate(second.ins) if i >= before and isinstance(a, int)]
+    links = {i: stacks[a] for i, a in slices if a in stacks}
     if _is_mapped(first):
         given, read = first.eqn.params["out_specs"], second.eqn.params["in_specs"]
         return {i: j for i, j in links.items() if given[j] == read[i]}
     return links
 
 
-class _Layout(NamedTuple):
-    """Operands of a scan: invariants, then carries, then what is sliced.
+def _wired(unit: Unit) -> Loop:
+    """Return the wiring of a scan; that of a mapped function, of which each device has a slice."""
+    if _is_mapped(unit):
+        return Loop(None, called(unit.eqn), 0, 0, 0, None)
+    return loop(unit.eqn)
 
-    Those of a mapped function are all sliced, each device's part from the whole.
-    """
 
-    body: ClosedJaxpr
-    invariants: int
-    carries: int
-
-    @classmethod
-    def of(cls, unit: Unit) -> _Layout:
-        if _is_mapped(unit):
-            return cls(called(unit.eqn), 0, 0)
-        wired = loop(unit.eqn)
-        return cls(wired.body, wired.invariants, wired.carries)
-
-    @property
-    def sliced(self) -> int:
-        """Return the first operand that is sliced."""
-        return self.invariants + self.carries
-
-    def parts(self, values: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Split one value for each operand."""
-        first, second = self.invariants, self.sliced
-        return [*values[:first]], [*values[first:second]], [*values[second:]]
+def _sliced(wired: Loop) -> int:
+    """Return the first operand that is sliced."""
+    return wired.invariants + wired.carries
 
 
 @dataclass(slots=True, eq=False)
@@ -143,14 +126,14 @@ class Joined:
 
 def join(pair: Pair, known: KnownNumbers) -> Joined:
     """Return the bodies of a pair as one level."""
-    mine, others = map(_Layout.of, (pair.first, pair.second))
+    mine, others = map(_wired, (pair.first, pair.second))
     level = Level(mine.body)
     entries: list[Atom] = [new_value(level, v.aval) for v in mine.body.jaxpr.invars]
     units, exits = open_into(level, mine.body, entries)
-    fixed, _, sliced = mine.parts([*zip(pair.first.ins, entries, strict=True)])
+    _, fixed, _, sliced = mine.parts([*zip(pair.first.ins, entries, strict=True)])
     more: list[Atom] = []
     for i, (atom, var) in enumerate(zip(pair.second.ins, others.body.jaxpr.invars, strict=True)):
-        shared = fixed if i < others.invariants else sliced if i >= others.sliced else []
+        shared = fixed if i < others.invariants else sliced if i >= _sliced(others) else []
         same = [entry for of_first, entry in shared if of_first is atom or of_first == atom]
         if same and _is_mapped(pair.first) and not _is_mapped_alike(pair, same[0], entries, i):
             same = []
@@ -189,32 +172,32 @@ class Together:
     def _first(self, outer: Emitter) -> list[Any]:
         """Emit the first: without what nobody reads, and with what the second now reads."""
         unit, (entries, _) = self.joined.pair.first, self.joined.entries
-        layout = _Layout.of(unit)
-        fixed, start, sliced = layout.parts([outer.read(a) for a in unit.ins])
+        wired = _wired(unit)
+        _, fixed, start, sliced = wired.parts([outer.read(a) for a in unit.ins])
 
         def body(carries: list[Any], slices: list[Any]) -> tuple[list[Any], Any]:
             inner = Emitter(self.joined.level, self.changes)
             inner.env.update(zip(entries, [*fixed, *carries, *slices], strict=True))  # type: ignore[arg-type]
             inner.run(self.joined.units[0])
             exits = self.joined.exits[0]
-            stacks = {i: inner.read(exits[i]) for i in self._kept(layout)}
-            return [inner.read(a) for a in exits[: layout.carries]], (stacks, self._left(inner))
+            stacks = {i: inner.read(exits[i]) for i in self._kept()}
+            return [inner.read(a) for a in exits[: wired.carries]], (stacks, self._left(inner))
 
         specs = self._specs_of_first() if _is_mapped(unit) else None
         carries, (stacks, left) = _bound(unit, body, start, sliced, specs)
         values = dict(zip(entries, [*fixed, *start, *sliced], strict=True))
         outer.handed[self] = {a: values[a] for a in self.crossing.inputs}, left
-        return [*carries, *(stacks.get(i) for i in range(layout.carries, len(unit.outs)))]
+        return [*carries, *(stacks.get(i) for i in range(wired.carries, len(unit.outs)))]
 
     def _second(self, outer: Emitter) -> list[Any]:
         """Emit the second."""
         unit, (entries, more) = self.joined.pair.second, self.joined.entries
-        layout, links = _Layout.of(unit), self.joined.pair.links
+        wired, links = _wired(unit), self.joined.pair.links
         operands = [None if i in links else outer.read(a) for i, a in enumerate(unit.ins)]
-        fixed, start, sliced = layout.parts(operands)
-        slices = {i: x for i, x in enumerate(sliced, layout.sliced) if x is not None}
+        _, fixed, start, sliced = wired.parts(operands)
+        slices = {i: x for i, x in enumerate(sliced, _sliced(wired)) if x is not None}
         inputs, left = outer.handed[self]
-        steady = {*entries[: _Layout.of(self.joined.pair.first).invariants]}
+        steady = {*entries[: _wired(self.joined.pair.first).invariants]}
         stacks = {a: x for a, x in inputs.items() if a not in steady}
 
         def body(carries: list[Any], given: Any) -> tuple[list[Any], list[Any]]:
@@ -226,14 +209,15 @@ class Together:
             self._take(inner, left)
             inner.run(self.joined.units[1])
             results = [inner.read(a) for a in self.joined.exits[1]]
-            return results[: layout.carries], results[layout.carries :]
+            return results[: wired.carries], results[wired.carries :]
 
         specs = self._specs_of_second(slices, stacks) if _is_mapped(unit) else None
         carries, results = _bound(unit, body, start, (slices, stacks, left), specs)
         return [*carries, *results]
 
-    def _kept(self, layout: _Layout) -> list[int]:
-        return [i for i in sorted(self.joined.pair.kept) if i >= layout.carries]
+    def _kept(self) -> list[int]:
+        first, kept = self.joined.pair.first, self.joined.pair.kept
+        return [i for i in sorted(kept) if i >= _wired(first).carries]
 
     def _left(self, inner: Emitter) -> Any:
         """Return what the first body leaves to the second."""
@@ -267,7 +251,7 @@ class Together:
 
     def _specs_of_first(self) -> tuple[Any, Any]:
         params = self.joined.pair.first.eqn.params
-        kept = {i: params["out_specs"][i] for i in self._kept(_Layout.of(self.joined.pair.first))}
+        kept = {i: params["out_specs"][i] for i in self._kept()}
         return list(params["in_specs"]), (kept, self._specs_of_left())
 
     def _specs_of_second(self, slices: Any, stacks: Any) -> tuple[Any, Any]:
@@ -298,12 +282,14 @@ class Together:
 
 
 def _bound(
-    unit: Unit, body: Callable[..., Any], start: list[Any], given: Any, specs: Any
-) -> tuple[list[Any], Any]:
+    unit: Unit, body: Callable[..., Any], start: Sequence[Any], given: Any, specs: Any
+) -> tuple[Sequence[Any], Any]:
     """Bind a scan or mapped function with another body, of its carries and of other operands."""
     params = unit.eqn.params
     if not _is_mapped(unit):
-        return lax.scan(body, start, given, **_words(unit))
+        names = ("length", "reverse", "unroll", "_split_transpose")
+        words = {name: params[name] for name in names if name in params}
+        return lax.scan(body, start, given, **words)
     mapped = jax.shard_map(
         lambda given: body(start, given)[1],
         mesh=params["mesh"],
@@ -313,11 +299,6 @@ def _bound(
         check_vma=params["check_vma"],
     )
     return [], mapped(given)
-
-
-def _words(unit: Unit) -> dict[str, Any]:
-    names = ("length", "reverse", "unroll", "_split_transpose")
-    return {name: unit.eqn.params[name] for name in names if name in unit.eqn.params}
 
 
 class _Crossing(NamedTuple):
@@ -360,8 +341,8 @@ def _crossing(joined: Joined, changes: Changes) -> _Crossing:
             reads |= r.needed
         if made_here & first and (made_here & second or not r.made.isdisjoint(held)):
             forwards.append(i)
-    layout = _Layout.of(joined.pair.first)
-    fixed, carries, sliced = ({*numbers(part)} for part in layout.parts(joined.entries[0]))
+    parts = _wired(joined.pair.first).parts(joined.entries[0])
+    _, fixed, carries, sliced = ({*numbers(part)} for part in parts)
     steady = _steady(joined.units[0], fixed | joined.level.constants.keys())
     again = _makers(reads & steady.keys(), steady)
     inputs = reads.union(*(numbers(u.ins) for u in again))

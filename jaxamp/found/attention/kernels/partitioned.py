@@ -14,6 +14,7 @@ are placed differently.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,7 +48,8 @@ def partitioned(
       bias_grad: whether a backward pass has the cotangent of a bias; ``None`` for a forward pass.
     """
     partition = Partition(form, avals, spec, bias_grad)
-    types = jax.jit(partition.written_out)  # which has the numbers of a mask, as JAX 0.10.2 demands
+    types = functools.partial(partition.written_out, spec)
+    types = jax.jit(types)  # which has the numbers of a mask, as JAX 0.10.2 demands
     return divided(types, partition.place, **_rule(partition))
 
 
@@ -90,9 +92,8 @@ class Partition:
             return known, [out, rows]
         return [*known, out, rows, out], known[: 4 if self.bias_grad else 3]
 
-    def written_out(self, *values: Any, spec: AttentionSpec | None = None) -> tuple[Any, ...]:
+    def written_out(self, spec: AttentionSpec, *values: Any) -> tuple[Any, ...]:
         """Compute the pass by JAX's operations."""
-        spec = spec or self.spec
         if self.bias_grad is None:
             return composed.forward(*values, spec=spec)
         return composed.backward(*values, spec=spec, bias_grad=self.bias_grad)
@@ -141,8 +142,8 @@ class Partition:
             mine = mine.reshape((1,) * (q.ndim - 2) + mine.shape)
             masked = jnp.where(mine, 0.0 if bias is None else bias, -jnp.inf)
         rest = values[len(operands.given) :]
-        given = [*operands._replace(bias=masked).given, *rest]
-        found = self.written_out(*given, spec=AttentionSpec(self.spec.scale))
+        given = operands._replace(bias=masked).given
+        found = self.written_out(AttentionSpec(self.spec.scale), *given, *rest)
         if self.bias_grad is None:
             return found
         dq, dk, dv, *dbias = found
