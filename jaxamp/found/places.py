@@ -30,12 +30,7 @@ class Place:
         return clean_scope(self.scope), jax_compat.user_line(self.unit.eqn.source_info)
 
     def told_otherwise(self, policy: PrecisionPolicy, *primitives: str) -> str | None:
-        """Return what the user has said of it, if it must stay as it is.
-
-        Args:
-          policy: whose rules may keep it wide.
-          primitives: names that rules may have for it.
-        """
+        """Return what the user has said of it, by such names, if it must stay as it is."""
         if (kept := kept_precision(self.scope)) is not None:
             return f"kept in {kept.short} by the program"
         for name in primitives:

@@ -24,12 +24,7 @@ _ENTERED = (Wiring.CALL, Wiring.BRANCHES, Wiring.SCAN, Wiring.WHILE)
 
 
 def replace_regions(closed: ClosedJaxpr, kind: Kind) -> Replaced:
-    """Return a program with its regions of one kind replaced.
-
-    Args:
-      closed: the program, in float32.
-      kind: finds the regions.
-    """
+    """Return a float32 program with its regions of one kind replaced."""
     if not kind.may_hold(closed.jaxpr):
         return Replaced(closed)
     search = _Search(kind)

@@ -50,14 +50,7 @@ class EmptyRows:
         return q if self.masked is None else jnp.where(self.masked, jnp.zeros((), q.dtype), q)
 
     def completed(self, out: Any, k: Any, v: Any, scale: float) -> Any:
-        """Return the output of the program, and its cotangents, from that of a kernel.
-
-        Args:
-          out: [*b, T, N, V] as a kernel gives it for `given`.
-          k: keys [*b, S, K, H].
-          v: values [*b, S, K, V].
-          scale: of the products of queries and keys.
-        """
+        """Return the output of the program, and its cotangents, from a kernel's for `given`."""
         if self.is_zeroed and self.masked is not None:
             out = jnp.where(self.masked, jnp.zeros((), out.dtype), out)
         elif self.infinite is not None:

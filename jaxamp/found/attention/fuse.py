@@ -43,11 +43,7 @@ _SLOPE = Obstacle("keys share numbers of a bias, whose gradient nearly cancels: 
 
 
 def fuse_attention(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
-    """Return a program with its attentions as single equations.
-
-    Args:
-      closed: the program, in float32.
-      policy: the policy that it will run under.
+    """Return a float32 program with its attentions as single equations, as a policy has them.
 
     >>> import jax, jax.numpy as jnp
     >>> def attend(q, k, v):
@@ -173,13 +169,7 @@ def _unfit_arrays(found: Found, scores: Scores) -> Obstacle | None:
 
 
 def _unlike_softmax(found: Found, scores: Scores, masked_again: set[bool]) -> Obstacle | None:
-    """Return what is wrong if a row that is masked whole has other weights than zeros or a softmax.
-
-    Args:
-      found: the attention.
-      scores: the values.
-      masked_again: whether products read weights that are masked after the softmax, too, or not.
-    """
+    """Return what is wrong if a row masked whole has other weights than zeros or a softmax."""
     if not found.is_shifted:
         return Obstacle("a row may be masked whole, and no maximum is subtracted")
     masks = sum(isinstance(step, Masking) for step in found.steps)

@@ -68,9 +68,7 @@ class Layout:
 def layout_of(found: Found, ordered: Sequence[Axis]) -> Layout | None:
     """Choose which axes are batch, heads, queries and keys; ``None`` if there is one query.
 
-    Args:
-      found: the attention.
-      ordered: axes that masks tell apart, which are no heads.
+    Axes that masks tell apart, those `ordered`, are no heads.
     """
     alone = [a for a in _order(found.q) if a in found.alone]
     if not alone:
@@ -94,13 +92,9 @@ def _order(factor: Factor) -> list[Axis]:
 
 
 def arranged(array: Any, places: Sequence[Place], wanted: Sequence[Place], numpy: Any = jnp) -> Any:
-    """Return an array with axes in other places: summed over those not wanted, or repeated.
+    """Return an array with the axes of its places in those wanted: summed over others, or repeated.
 
-    Args:
-      array: the array.
-      places: where it has its axes.
-      wanted: where the result has them.
-      numpy: the module that computes it, JAX's or NumPy itself.
+    It is computed by JAX's module or by NumPy itself.
     """
     have = list(itertools.chain.from_iterable(places))
     want = list(itertools.chain.from_iterable(wanted))

@@ -155,11 +155,6 @@ class _Prepared(NamedTuple):
 class Emission:
     """Emission of one attention; whatever it is asked for is emitted once.
 
-    Args:
-      replacement: the attention.
-      read: returns a value of the program.
-      bias_grad: whether the cotangent of a bias is needed.
-
     Attributes:
       forward: output and bits of the forward pass; may be set to those of one emitted before.
     """
@@ -308,12 +303,7 @@ class Emission:
 
 
 def _near_zero(bias: Any, seen: Any) -> Any:
-    """Return a bias less the largest of each row, so that 16 bits round it least where it counts.
-
-    Args:
-      bias: what is added to scores.
-      seen: bool[T, S], which of them are.
-    """
+    """Return a bias less the largest seen of each row, so that 16 bits round that least."""
     if seen is None:
         top = jnp.max(bias, axis=-1, keepdims=True)
     elif bias.shape[-2] == seen.shape[0]:

@@ -25,11 +25,6 @@ def join_recomputations(
     """Return the groups of each jaxpr, with those of one level joined that recompute the same.
 
     An elementwise equation that is in no group joins as well, if it reads such a value in float32.
-
-    Args:
-      groups: the groups of the program.
-      readings: how each reader gets its operands.
-      recomputed: values that a later group recomputes rather than reads.
     """
     return {
         frame: _Joiner(groups, readings, recomputed, frame).joined() if found else found

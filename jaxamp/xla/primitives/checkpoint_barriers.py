@@ -34,12 +34,7 @@ recomputation_barrier_p.multiple_results = True
 
 
 def recomputation_barrier(values: Sequence[Any], recomputed: Sequence[bool]) -> list[Any]:
-    """Put the large ones of a group's operands behind a barrier; tangents get none.
-
-    Args:
-      values: the operands.
-      recomputed: per operand, whether recomputed equations read it.
-    """
+    """Put the large operands that recomputed equations read behind a barrier; tangents get none."""
     return recomputation_barrier_p.bind(*values, recomputed=tuple(recomputed))
 
 

@@ -30,13 +30,7 @@ _MODES = (lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_B
 
 
 def gathers_one_of_each_row(table: Any, indices: Any, params: dict[str, Any]) -> bool:
-    """Return whether a `gather` takes one element of each row of floats.
-
-    Args:
-      table: the operand.
-      indices: its indices.
-      params: parameters of the equation.
-    """
+    """Return whether a `gather` takes one element of each row of floats."""
     numbers = params["dimension_numbers"]
     rows = numbers.operand_batching_dims, numbers.start_indices_batching_dims
     if not jnp.issubdtype(table.dtype, jnp.floating) or params["mode"] not in _MODES:
@@ -72,14 +66,7 @@ def label_gather(table: Any, indices: Any, params: dict[str, Any]) -> Any:
 
 
 def scatter_by_comparison(numbers: Any, indices: Any, shape: Sequence[int], axis: int) -> Any:
-    """Return zeros with one other element in each row.
-
-    Args:
-      numbers: the element of each row.
-      indices: its index in the row; out of bounds, the row stays zero.
-      shape: of the result.
-      axis: the axis of a row.
-    """
+    """Return zeros with one other element in each row; where its index is out of bounds, none."""
     place, is_there = _places(indices, shape, axis)
     return jnp.where(is_there, lax.reshape(numbers, place.shape), 0)
 

@@ -25,13 +25,7 @@ rounded_cotangent_p = Primitive("rounded_cotangent")
 
 
 def sum_with_rounded_cotangent(eqn: JaxprEqn, operands: Any, of: CotangentRounding) -> Any:
-    """Add or subtract two arrays; the cotangent of the result is rounded.
-
-    Args:
-      eqn: adds or subtracts.
-      operands: the two.
-      of: which is the activation, and what the cotangent is rounded to.
-    """
+    """Add or subtract two arrays, as an equation does; the cotangent of the result is rounded."""
     rank = max(map(np.ndim, operands))
     aligned = [lax.expand_dims(x, range(rank - np.ndim(x))) for x in operands]  # scalars, too
     return rounded_cotangent_p.bind(*aligned, op=eqn.primitive, of=of)

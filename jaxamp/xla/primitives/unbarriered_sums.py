@@ -28,11 +28,9 @@ _ONE_PASS = 4096
 
 
 def unbarriered(wide: Any) -> Any:
-    """Return a summand, read from before its barrier where that is cheaper.
+    """Return a widened summand, read from before its barrier where that is cheaper.
 
-    Args:
-      wide: the value, widened from behind the barrier. A recomputed value, which has no barrier of
-        its own, is read as it is.
+    A recomputed value, which has no barrier of its own, is read as it is.
     """
     return unbarriered_p.bind(wide)
 

@@ -34,13 +34,7 @@ class Biased(NamedTuple):
 
 
 def loss(kernel: Fused, operands: Operands, biased: Biased) -> str | None:
-    """Return in words what a kernel moves more than is moved without it; ``None`` if it pays.
-
-    Args:
-      kernel: the kernel.
-      operands: their types, with one batch axis.
-      biased: what is computed.
-    """
+    """Return in words what a kernel moves more than is moved without it; ``None`` if it pays."""
     shape = scores_shape(operands.q, operands.k)
     scores = math.prod(shape) or 1
     times = _FORWARD * biased.forward + _BACKWARD * biased.backward + biased.bias_grad

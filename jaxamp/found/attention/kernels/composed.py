@@ -43,11 +43,7 @@ def backward(
 ) -> tuple[Array, ...]:
     """Return the cotangents of q, k, v, and with `bias_grad` that of the bias.
 
-    Args:
-      *values: as `of_backward` splits them; the results of the forward pass are not read.
-      spec: static parameters.
-      bias_grad: whether the bias is differentiated too.
-      widen: whether contractions read float32.
+    The values are those that `of_backward` splits; the results of the forward pass are not read.
     """
     (q, k, v, bias), (_, _, dout) = of_backward(values)
     queries, cotangent = _grouped(q, k), _grouped(dout, k)

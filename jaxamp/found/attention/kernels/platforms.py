@@ -24,15 +24,7 @@ PLATFORMS = ("cuda", "tpu")
 def chosen(
     platform: str, context: Any, operands: Operands, spec: AttentionSpec, backward: bool
 ) -> Fused | None:
-    """Return the kernel that a platform runs; ``None`` where the composed form is lowered.
-
-    Args:
-      platform: JAX's word for it.
-      context: of the lowering.
-      operands: their types.
-      spec: the static parameters.
-      backward: whether it is asked for the backward pass.
-    """
+    """Return the kernel that a platform runs; ``None`` where the composed form is lowered."""
     is_whole = not jax_compat.is_partitioned(context)
     if not (may_call(context) if platform == "cuda" else is_whole):
         return None

@@ -72,20 +72,10 @@ def attention_forward(
 def attention_backward(
     q: Any, k: Any, v: Any, bias: Any, out: Any, lse: Any, dout: Any, spec: AttentionSpec
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """Compute the cotangents of q, k, v and bias, from that of the output.
+    """Compute the cotangents of q, k, v and bias, from that of the output, `dout`.
 
-    Args:
-      q: queries; with k, v and bias what `attention` takes.
-      k: keys.
-      v: values.
-      bias: added to the scores, or ``None``.
-      out: what `attention_forward` returned, and lse.
-      lse: logarithm of the sum of exponentials.
-      dout: cotangent of the output.
-      spec: the static parameters.
-
-    Returns:
-      dq, dk, dv and dbias, each of the dtype of its operand; the last is ``None`` without a bias.
+    The other operands are those and the results of `attention_forward`. Each cotangent has the
+    dtype of its operand; the last is ``None`` without a bias.
     """
     check_operands(q, k, v, bias, spec)
     operands = [*Operands(q, k, v, bias).given, out, lse, dout]

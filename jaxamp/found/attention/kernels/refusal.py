@@ -24,9 +24,9 @@ def refusal(
     """Return in words why no kernel takes these operands both ways, or pays; ``None`` if one does.
 
     Args:
-      q: array or aval of the queries [*b, T, N, H].
-      k: of the keys [*b, S, K, H].
-      v: of the values [*b, S, K, V].
+      q: array or aval of the queries; with k, v, bias and spec what `attention` takes.
+      k: of the keys.
+      v: of the values.
       bias: of what is added to the scores, or ``None``.
       spec: the static parameters.
       kernels: those that are asked; ``None`` for those of all platforms.

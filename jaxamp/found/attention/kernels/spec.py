@@ -102,15 +102,7 @@ class AttentionSpec:
 
 
 def mismatch(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> str | None:
-    """Return why the operands are not those of one attention; ``None`` if they are.
-
-    Args:
-      q: floats [*b, T, N, H], an array or its aval, as all others.
-      k: of the same dtype, [*b, S, K, H], where N is a multiple of K.
-      v: of the same dtype, [*b, S, K, V].
-      bias: floats that broadcast to [*b, N, T, S], with as many axes; or ``None``.
-      spec: the static parameters.
-    """
+    """Return why arrays or avals are not those that `attention` takes; ``None`` if they are."""
     ranks = {x.ndim for x in (q, k, v)}
     fit = len(ranks) == 1 and q.ndim >= 3 and k.shape[:-1] == v.shape[:-1]
     fit = fit and q.shape[:-3] == k.shape[:-3] and q.shape[-1] == k.shape[-1]

@@ -103,13 +103,7 @@ def _in_pieces(kernel: Fused, pieces: Sequence[Piece]) -> Fused:
 
 
 def _cut(x: Any, pieces: Sequence[Piece], words: str) -> list[Any]:
-    """Return the segments of an array [B, words, ...] as examples, for each piece.
-
-    Args:
-      x: the array.
-      pieces: how many segments follow on another, and their sizes.
-      words: which of these are its own, ``"queries"`` or ``"keys"``.
-    """
+    """Return the segments of an array [B, words, ...], of queries or keys, as examples."""
     found, start = [], 0
     for piece in pieces:
         size = getattr(piece, words)
