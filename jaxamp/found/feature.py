@@ -52,6 +52,11 @@ def _advise(error: Exception, plan: Callable[[], Any]) -> str:
     )
 
 
+def _rule(form: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """Return the rule of a primitive: what it stands for, in the precision decided."""
+    return lambda context, *operands: form(*operands, **context.eqn.params)
+
+
 def _work() -> Work:
     from jaxamp.found.attention.fuse import fuse_attention
     from jaxamp.found.attention.kernels import found
@@ -60,12 +65,8 @@ def _work() -> Work:
     return Work(
         replace=(fuse_attention, chunk_losses),
         rules={
-            "found_attention": lambda context, *operands: found.forward(
-                *operands, **context.eqn.params
-            ),
-            "found_attention_backward": lambda context, *operands: found.backward(
-                *operands, **context.eqn.params
-            ),
+            "found_attention": _rule(found.forward),
+            "found_attention_backward": _rule(found.backward),
         },
         advise=_advise,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -15,9 +14,8 @@ from jaxamp.found.attention.kernels.bias_bytes import Biased
 from jaxamp.found.attention.kernels.fused import Fused as Kernel
 from jaxamp.found.attention.kernels.platforms import at_hand, everywhere
 from jaxamp.found.attention.kernels.refusal import refusal
-from jaxamp.found.attention.kernels.spec import AttentionSpec
 from jaxamp.found.attention.layout import layout_of
-from jaxamp.found.attention.masks import Kinds, kinds_of, known_masks
+from jaxamp.found.attention.masks import kernel_words
 from jaxamp.found.attention.match import (
     NO_PRODUCT,
     Bias,
@@ -137,14 +135,10 @@ class _Attentions:
         biases = [step for step in found.steps if isinstance(step, Bias)]
         if _has_bias_grad(found) and any(has_slope(step, found.keys, scores) for step in biases):
             return _SLOPE
-        seen, rest, is_sure = known_masks(found, scores, layout)
+        spec, rest, is_sure = kernel_words(found, scores, layout)
         masked_again = set[bool]() if is_sure else scores.weights_masked_again(found.exponential)
         if not is_sure and (obstacle := _unlike_softmax(found, scores, masked_again)) is not None:
             return obstacle
-        times = [step.times for step in found.steps if isinstance(step, Rescaling)]
-        if (kinds := kinds_of(seen)) is None:
-            kinds, rest = Kinds(), list(found.steps)
-        spec = AttentionSpec(float(math.prod(times, start=found.scale)), *kinds)
         is_zeroed = True in masked_again
         replaced = Replacement(place, found, layout, spec, scores, rest, is_sure, is_zeroed)
         types = replaced.types(self.policy.base.dtype)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from typing import Any
 
 import numpy as np
 from jax.extend.core import Literal
 
-from jaxamp.found.attention.kernels.known_masks import Intervals, KnownMask, Segments
+from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
+from jaxamp.found.attention.kernels.spec import AttentionSpec
 from jaxamp.found.attention.layout import Layout, arranged, thinned
 from jaxamp.found.attention.match import Bias, Found, Masking, Rescaling, Step
 from jaxamp.found.attention.scores import LEAST, Scores
@@ -16,13 +18,28 @@ from jaxamp.found.levels import Atom
 from jaxamp.found.values import size_of
 
 
-def known_masks(
+def kernel_words(
     found: Found, scores: Scores, layout: Layout
-) -> tuple[np.ndarray | None, list[Any], bool]:
+) -> tuple[AttentionSpec, list[Step], bool]:
+    """Return what a kernel is told of an attention, the other steps, and whether no row is empty.
+
+    It is told of masks that are known.
+    """
+    times = [step.times for step in found.steps if isinstance(step, Rescaling)]
+    scale = float(math.prod(times, start=found.scale))
+    seen, rest, is_sure = _known(found, scores, layout)
+    if (spec := _spec_of(seen, scale)) is None:
+        return AttentionSpec(scale), found.steps, is_sure
+    return spec, rest, is_sure
+
+
+def _known(
+    found: Found, scores: Scores, layout: Layout
+) -> tuple[np.ndarray | None, list[Step], bool]:
     """Return which keys a query is known to see, the other steps, and whether no row is empty."""
     every: np.ndarray | None = None
     whole: Any = None
-    rest: list[Any] = []
+    rest: list[Step] = []
     is_sure = True
     for step in found.steps:
         seen = _known_mask(step, scores, layout)
@@ -38,11 +55,11 @@ def known_masks(
         else:
             rest.append(step)
     if whole is not None and not whole.any(-1).all():
-        return None, list(found.steps), False
+        return None, found.steps, False
     if every is not None:
         every = np.broadcast_to(every, (size_of(layout.query), size_of(layout.keys)))
         if not is_sure and not every.all():
-            return None, list(found.steps), False  # rows that are empty only by both
+            return None, found.steps, False  # rows that are empty only by both
     return every, rest, is_sure
 
 
@@ -91,26 +108,18 @@ def _may_be_low(step: Bias, scores: Scores) -> bool:
     return False
 
 
-class Kinds(NamedTuple):
-    """A known mask in words of `AttentionSpec`."""
-
-    causal: bool = False
-    window: int | None = None
-    mask: KnownMask | None = None
-
-
-def kinds_of(seen: np.ndarray | None) -> Kinds | None:
-    """Return what a known mask bool[T, S] is; ``None`` for one of no kind."""
+def _spec_of(seen: np.ndarray | None, scale: float) -> AttentionSpec | None:
+    """Return an attention with a known mask bool[T, S]; ``None`` for one of no kind."""
     if seen is None or seen.all():
-        return Kinds()
-    if seen.shape[0] == seen.shape[1] and (causal := _causal(seen)) is not None:
+        return AttentionSpec(scale)
+    if seen.shape[0] == seen.shape[1] and (causal := _causal(seen, scale)) is not None:
         return causal
     mask = Segments.of(seen) or Intervals.of(seen)
-    return mask and Kinds(mask=mask)
+    return mask and AttentionSpec(scale, mask=mask)
 
 
-def _causal(seen: np.ndarray) -> Kinds | None:
-    """Return what a mask is in which queries see no later key; ``None`` for others."""
+def _causal(seen: np.ndarray, scale: float) -> AttentionSpec | None:
+    """Return an attention in which queries see no later key; ``None`` for other masks."""
     rows, first = np.arange(len(seen)), seen.argmax(axis=1)
     if (first > rows).any():
         return None
@@ -124,7 +133,7 @@ def _causal(seen: np.ndarray) -> Kinds | None:
         if segments is not None:
             wanted &= segments.seen(np)
         if (seen == wanted).all():
-            return Kinds(True, window, segments)
+            return AttentionSpec(scale, True, window, segments)
     return None
 
 

@@ -79,7 +79,7 @@ class Replacement:
 
     @property
     def outcome(self) -> Attention:
-        """What reports say of it."""
+        """The words of reports."""
         found, mask = self.found, self.spec.kind
         mask = "bias" if mask == "none" and self.bias_shape else mask
         return Attention(*self.place.words, "out" in found.results, found.backward, mask)

@@ -69,20 +69,6 @@ def attention_forward(
     return tuple(_bind(attention_forward_p, Operands(q, k, v, bias).given, spec=spec))
 
 
-def attention_backward(
-    q: Any, k: Any, v: Any, bias: Any, out: Any, lse: Any, dout: Any, spec: AttentionSpec
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-    """Compute the cotangents of q, k, v and bias, from that of the output, `dout`.
-
-    The other operands are those and the results of `attention_forward`. Each cotangent has the
-    dtype of its operand; the last is ``None`` without a bias.
-    """
-    check_operands(q, k, v, bias, spec)
-    operands = [*Operands(q, k, v, bias).given, out, lse, dout]
-    found = _bind(attention_backward_p, operands, spec=spec, bias_grad=bias is not None)
-    return (*found, None)[:4]  # type: ignore[return-value]
-
-
 def _bind(primitive: Primitive, operands: Sequence[Any], **params: Any) -> list[Any]:
     return primitive.bind(*jax_compat.vary_alike(operands), **params)
 

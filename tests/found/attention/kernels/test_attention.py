@@ -15,7 +15,6 @@ from jaxamp.errors import KernelError
 from jaxamp.found.attention.kernels import (
     AttentionSpec,
     attention,
-    attention_backward,
     attention_forward,
     composed,
     refusal,
@@ -210,19 +209,6 @@ def test_the_logarithms_of_sums():
     assert np.abs(found(*operands)[1] - want).max() < 1e-5
     still = jax.grad(lambda q: found(q, *operands[1:])[1].sum())(operands[0])
     assert not still.any()
-
-
-def test_backward_is_the_vjp():
-    """The public backward pass gives what reverse mode does, without a bias too."""
-    for case in ("bias", "cross"):
-        operands, spec, _ = _problem(case)
-        q, k, v, bias = (*operands, None)[:4]
-        out, lse = attention_forward(q, k, v, bias, spec)
-        found = attention_backward(q, k, v, bias, out, lse, jnp.cos(out), spec)
-        _, vjp = jax.vjp(lambda *x, s=spec: _fused(s, *x), *operands)
-        for got, want in zip(found, vjp(jnp.cos(out)), strict=False):
-            np.testing.assert_array_equal(got, want)
-        assert (found[3] is None) == (bias is None)
 
 
 def test_without_a_kernel_scores_are_stored_as_in_the_program_as_it_was():
