@@ -19,6 +19,7 @@ _LONG = 2048  # tokens of a chunk, where time counts: reading and adding to a su
 _SHORT = 1024  # where memory counts: it takes as long as the products
 _LONGER = 0.02  # of a program's time
 _STARTS = 3e8  # bytes that are moved while the kernels of a chunk start: 12 of 5 µs, at 4.8 TB/s
+_STORED = 2  # times more that logits are written or read where all are stored (Llama-like, H200)
 _NARROW = 2
 
 
@@ -49,8 +50,8 @@ class Sizes(NamedTuple):
     def longer(self, chunks: int) -> float:
         """Return how much more time loss and gradient take in chunks, in bytes that are moved."""
         activations = 16 * self.tokens * self.width  # in float32, to chunks and back
-        starts = (chunks - 1) * _STARTS
-        return self._time(chunks, self.again) - self._time(1, 0) + activations + starts
+        more = activations + (chunks - 1) * _STARTS - _STORED * self.logits
+        return self._time(chunks, self.again) - self._time(1, 0) + more
 
     def _time(self, chunks: int, again: int) -> float:
         """Return a time in bytes: of each product the larger of arithmetic and what it moves."""
