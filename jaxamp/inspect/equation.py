@@ -23,7 +23,7 @@ from jaxamp.inspect.operation import (
 )
 from jaxamp.inspect.precision_source import precision_source
 from jaxamp.inspect.stored import Stored
-from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION
+from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead

@@ -1,10 +1,15 @@
-"""Count how many products a contraction adds up for one element of its result."""
+"""Contractions: how many products one element adds up, and what their precision is said to be."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from typing import Any
+
+from jax import lax
+from jax.extend.core import JaxprEqn
+
+EXPLICIT_PRECISION = "an explicit precision was requested"
 
 
 def terms(name: str, params: dict[str, Any], ins: Sequence[Any]) -> int | None:
@@ -18,11 +23,21 @@ def terms(name: str, params: dict[str, Any], ins: Sequence[Any]) -> int | None:
     return _CONTRACTIONS[name](params, ins) if name in _CONTRACTIONS else None
 
 
+def has_explicit_precision(eqn: JaxprEqn) -> bool:
+    """Return whether an equation names a precision above the default, or an algorithm."""
+    precision = eqn.params.get("precision")
+    pair = precision if isinstance(precision, tuple) else (precision,)
+    return any(p is not None and p != lax.Precision.DEFAULT for p in pair)
+
+
 def size(aval: Any) -> int:
-    """Count the elements of a type: an unknown dimension as one, what is not an array as none."""
+    """Count the elements of a type; what is not an array has none."""
     shape = getattr(aval, "shape", None)
-    if shape is None:
-        return 0
+    return 0 if shape is None else size_of_shape(shape)
+
+
+def size_of_shape(shape: Sequence[Any]) -> int:
+    """Count the elements of a shape; an unknown dimension counts as one."""
     return math.prod(d if isinstance(d, int) else 1 for d in shape)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import functools
-import math
 import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from jaxamp.core import features, taxonomy
 from jaxamp.core.formats import Precision, PrecisionLike
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.errors import JaxAmpError, PolicyError, RuleError, accepted, likely, shown
+from jaxamp.jaxprs.contracted import size_of_shape
 from jaxamp.jaxprs.name_stack import clean_scope
 
 
@@ -53,7 +53,7 @@ class EquationView:
     @property
     def size(self) -> int:
         """Number of elements of the largest output; an unknown dimension counts as one."""
-        return max((_size(shape) for shape in self.shapes), default=0)
+        return max(map(size_of_shape, self.shapes), default=0)
 
     @property
     def precision(self) -> Precision | None:
@@ -296,10 +296,6 @@ _LOWER_NAMES = re.compile(r"(?:[a-z_][a-z0-9_]*\.)+(?=\w)")
 
 def _is_glob(pattern: str) -> bool:
     return any(char in pattern for char in "*?[")
-
-
-def _size(shape: Sequence[Any]) -> int:
-    return math.prod(dim if isinstance(dim, int) else 1 for dim in shape)
 
 
 def _parsed(parse: Callable[[Any], Any], word: Any) -> Any:

@@ -192,7 +192,7 @@ class Layout:
           function: what is called.
           leaves: those of a call, for containers that take nothing else.
         """
-        parameters = _parameters(function)
+        parameters = parameters_of(function)
         try:
             call = jax.tree.unflatten(self.treedef, leaves or [object()] * len(self.numbers))
         except Exception:  # a container that insists on arrays; names only serve messages
@@ -392,27 +392,8 @@ def _is_shape(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
-def in_words_of(function: Callable[..., Any], paths: Sequence[str]) -> list[str]:
-    """Return paths of ``(args, kwargs)`` in the words of a function.
-
-    >>> in_words_of(lambda params, x: x, ["[0][0]['w']", "[0][1]", "[1]['x'][0]"])
-    ["params['w']", 'x', 'x[0]']
-    """
-    parameters = _parameters(function)
-
-    def worded(path: str) -> str:
-        found = re.fullmatch(r"\[(.)\]\[(.*?)\](.*)", path)
-        assert found is not None, path
-        part, first, rest = found.groups()
-        if part == "1":
-            return first[1:-1] + rest
-        place = int(first)
-        return f"{parameters[place] if place < len(parameters) else f'args[{place}]'}{rest}"
-
-    return list(map(worded, paths))
-
-
-def _parameters(function: Callable[..., Any]) -> list[str]:
+def parameters_of(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters; none of a builtin that does not tell them."""
     try:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ from jaxamp.core import jax_compat
 from jaxamp.errors import InspectionError
 from jaxamp.numerics.nonfinite import Nonfinite, Program, find_nonfinite
 from jaxamp.run.amp import parts_of
-from jaxamp.trace.arguments import AS_ARGUMENT, in_words_of, split
+from jaxamp.trace.arguments import AS_ARGUMENT, parameters_of, split
 
 
 def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None]:
@@ -65,7 +66,27 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
             return results
 
         jaxpr = jax.make_jaxpr(flat)(*given)
-        program = Program.of(jaxpr, None, in_words_of(fun, rest.paths()), outputs.paths())
+        program = Program.of(jaxpr, None, _in_words_of(fun, rest.paths()), outputs.paths())
         return find_nonfinite(program, [jnp.asarray(array) for array in given])
 
     return explain
+
+
+def _in_words_of(function: Callable[..., Any], paths: Sequence[str]) -> list[str]:
+    """Return paths of ``(args, kwargs)`` in the words of a function.
+
+    >>> _in_words_of(lambda params, x: x, ["[0][0]['w']", "[0][1]", "[1]['x'][0]"])
+    ["params['w']", 'x', 'x[0]']
+    """
+    parameters = parameters_of(function)
+
+    def worded(path: str) -> str:
+        found = re.fullmatch(r"\[(.)\]\[(.*?)\](.*)", path)
+        assert found is not None, path
+        part, first, rest = found.groups()
+        if part == "1":
+            return first[1:-1] + rest
+        place = int(first)
+        return f"{parameters[place] if place < len(parameters) else f'args[{place}]'}{rest}"
+
+    return list(map(worded, paths))

@@ -34,7 +34,7 @@ from jaxamp.found.levels import Level, live_from, made, numbers
 from jaxamp.found.outcome import Refused
 from jaxamp.found.places import NARROW, Place, Scopes
 from jaxamp.found.replace_regions import replace_regions
-from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
+from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.policy.policy import PrecisionPolicy
 
 _SLOPE = Obstacle("keys share numbers of a bias, whose gradient nearly cancels: 16 bits lose it")

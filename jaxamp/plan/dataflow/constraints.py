@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.intervals import magnitude
-from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
+from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.plan.dataflow.exact import factor
 from jaxamp.plan.dataflow.provenance import LARGE, SOLVED, WIDENED, Provenance
 from jaxamp.plan.dataflow.uses import FEEDS_FACTORIZATION, STOPS_LOOP

@@ -17,7 +17,7 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.semantics import Linear
 from jaxamp.core.taxonomy import OpKind, Trait
-from jaxamp.jaxprs.explicit_precision import EXPLICIT_PRECISION, has_explicit_precision
+from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision
 from jaxamp.plan.conditioning.hazards import LOOKUP_PLACE, PRECISE, Hazards
 from jaxamp.plan.conditioning.rescaled_products import find_rescaled_products
 from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction, misstated, precise
