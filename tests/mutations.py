@@ -60,8 +60,8 @@ MUTATIONS = (
     ),
     Mutation(
         "policy/rules.py",
-        "return max((_size(shape) for shape in self.shapes), default=0)",
-        "return min((_size(shape) for shape in self.shapes), default=0)",
+        "return max(map(size_of_shape, self.shapes), default=0)",
+        "return min(map(size_of_shape, self.shapes), default=0)",
         "tests/policy",
     ),
     Mutation(

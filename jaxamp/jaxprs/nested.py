@@ -7,7 +7,8 @@ through ``nested``, and everything that changes one goes back through ``with_nes
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,15 @@ def with_nested(eqn: JaxprEqn, bodies: Iterable[ClosedJaxpr]) -> dict[str, Any]:
         return {}
     remaining = iter(bodies)
     return {name: _put(eqn.params[name], remaining) for name, _ in _held(eqn)}
+
+
+def changed_inside(eqn: JaxprEqn, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> JaxprEqn:
+    """Return an equation with its jaxprs changed; itself where all stay the same objects."""
+    bodies = nested(eqn)
+    changed = list(map(change, bodies))
+    if all(map(operator.is_, changed, bodies)):
+        return eqn
+    return eqn.replace(params={**eqn.params, **with_nested(eqn, changed)})
 
 
 @dataclass(frozen=True, slots=True)

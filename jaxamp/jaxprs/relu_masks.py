@@ -14,7 +14,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 from jaxamp.core import jax_compat
-from jaxamp.jaxprs.nested import called, nested, with_nested
+from jaxamp.jaxprs.nested import called, changed_inside
 
 SIGNS = ("gt", "le")  # comparisons with zero that are equal for `x` and `max(x, 0)`
 
@@ -66,17 +66,9 @@ class _Comparisons:
                 relus[operand] = eqn.outvars[0]
             elif relus and eqn.primitive.name in SIGNS:
                 eqn = _compared(eqn, relus)
-            eqns += self._outside(self._inside(eqn))
+            eqns += self._outside(changed_inside(eqn, self._body))
         is_same = len(eqns) == len(jaxpr.eqns) and all(map(operator.is_, eqns, jaxpr.eqns))
         return jaxpr if is_same else jaxpr.replace(eqns=eqns)
-
-    def _inside(self, eqn: JaxprEqn) -> JaxprEqn:
-        """Return an equation with its jaxprs changed."""
-        bodies = nested(eqn)
-        changed = list(map(self._body, bodies))
-        if all(map(operator.is_, changed, bodies)):
-            return eqn
-        return eqn.replace(params={**eqn.params, **with_nested(eqn, changed)})
 
     def _body(self, body: ClosedJaxpr) -> ClosedJaxpr:
         jaxpr = self.of(body.jaxpr)

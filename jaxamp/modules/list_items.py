@@ -23,7 +23,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Var
 
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.name_stack import Path, called_mark, with_items
-from jaxamp.jaxprs.nested import Wiring, nested, wiring, with_nested
+from jaxamp.jaxprs.nested import Wiring, changed_inside, nested, wiring
 from jaxamp.modules.call_stacks import (
     Around,
     Frames,
@@ -193,11 +193,7 @@ class _Namer:
             marks = [f"item[{'.'.join(site.item)}]", *marks]
         if marks:
             eqn = eqn.replace(source_info=self._scoped(eqn.source_info, tuple(marks)))
-        bodies = nested(eqn)
-        changed = [self._body(body, _handed(eqn, body, named), site) for body in bodies]
-        if all(new is old for new, old in zip(changed, bodies, strict=True)):
-            return eqn
-        return eqn.replace(params={**eqn.params, **with_nested(eqn, changed)})
+        return changed_inside(eqn, lambda body: self._body(body, _handed(eqn, body, named), site))
 
     def _scoped(self, source_info: Any, scopes: tuple[str, ...]) -> Any:
         stack = source_info.name_stack

@@ -43,6 +43,10 @@ class AmpFunction(Generic[_P, _R]):
     Called eagerly it runs compiled; called under a trace it adds to that trace. It holds the
     function it was made from; what it compiles is shared by all that are made from that function
     under the same policy, and lives as long as the function.
+
+    Attributes:
+      settings: settings under which the function is rewritten.
+      runner: its compiled forms.
     """
 
     def __init__(
@@ -52,10 +56,10 @@ class AmpFunction(Generic[_P, _R]):
             self, fn, updated=("__dict__",) if isinstance(fn, FunctionType) else ()
         )
         self.__wrapped__ = fn
-        self._settings = settings
+        self.settings = settings
         self._target = Target.of(fn, settings.statics)
         function = self._target.function
-        self._runner = (
+        self.runner = (
             _RUNNERS.get(function, settings) if runner is None else runner(function, settings)
         )
         self._is_identity = settings.is_identity
@@ -63,14 +67,14 @@ class AmpFunction(Generic[_P, _R]):
     @property
     def policy(self) -> PrecisionPolicy:
         """The policy that the function runs under."""
-        return self._settings.policy
+        return self.settings.policy
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         """Call the function in mixed precision."""
-        if self._is_identity and in_force(self._settings).is_identity:
+        if self._is_identity and in_force(self.settings).is_identity:
             return unchanged(self.__wrapped__, *args, **kwargs)
         try:
-            return self._runner(self._target, args, kwargs)
+            return self.runner(self._target, args, kwargs)
         except Exception as error:
             jax_compat.drop_frames(error, 2)  # this one and that of the Runner
             _refuse_unbound(self._target.owner, error)
@@ -102,13 +106,13 @@ class AmpFunction(Generic[_P, _R]):
 
     def clear_cache(self) -> None:
         """Drop what is compiled for the function under this policy."""
-        self._runner.clear()
+        self.runner.clear()
 
     @contextmanager
     def _jitted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
         """Make a ``jax.jit`` whose static arguments are those that a call of this one has."""
-        self._runner.check(self._target, args, kwargs)
-        declared = self._settings.statics | static_parameters(self.__wrapped__)
+        self.runner.check(self._target, args, kwargs)
+        declared = self.settings.statics | static_parameters(self.__wrapped__)
         positions = {n for n, arg in enumerate(args) if is_constant(arg)} | declared.positions
         names = {name for name, arg in kwargs.items() if is_constant(arg)} | declared.names
         try:
@@ -119,7 +123,7 @@ class AmpFunction(Generic[_P, _R]):
                 **jax_compat.host_placement(self.__wrapped__),
             )
         except (TypeError, ValueError) as error:
-            self._runner.advise(error, self._target, args, kwargs)
+            self.runner.advise(error, self._target, args, kwargs)
             raise
 
     def prepared(
@@ -132,21 +136,11 @@ class AmpFunction(Generic[_P, _R]):
           kwargs: keyword arguments.
           abstract: let ``jax.ShapeDtypeStruct`` stand for an array.
         """
-        return self._runner.prepared(self._target, args, kwargs, abstract=abstract)
-
-    @property
-    def settings(self) -> Settings:
-        """Settings under which the function is rewritten."""
-        return self._settings
-
-    @property
-    def runner(self) -> Runner:
-        """Its compiled forms."""
-        return self._runner
+        return self.runner.prepared(self._target, args, kwargs, abstract=abstract)
 
     def amp_parts(self) -> tuple[Callable[_P, _R], Settings]:
         """Return the function as it was given, and the settings under which it is rewritten."""
-        return self.__wrapped__, self._settings
+        return self.__wrapped__, self.settings
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else MethodType(self, instance)

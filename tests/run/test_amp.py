@@ -992,7 +992,7 @@ def test_dropped_function_dies():
         g = amp(f)
         g(_x())
         jax.grad(lambda x: g(x).sum())(_x())
-        return weakref.ref(f), weakref.ref(w), weakref.ref(g), weakref.ref(g._runner)
+        return weakref.ref(f), weakref.ref(w), weakref.ref(g), weakref.ref(g.runner)
 
     assert _dies(*make())
 
@@ -1016,7 +1016,7 @@ def test_dropped_arguments_die():
         return weakref.ref(x), weakref.ref(w), weakref.ref(fn), weakref.ref(box)
 
     assert _dies(*call())
-    runner = amp(f)._runner
+    runner = amp(f).runner
     assert not runner._forms
 
 
