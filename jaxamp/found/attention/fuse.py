@@ -142,7 +142,7 @@ class _Attentions:
         is_zeroed = True in masked_again
         replaced = Replacement(place, found, layout, spec, scores, rest, is_sure, is_zeroed)
         types = replaced.types(self.policy.base.dtype)
-        reason = refusal(*types, spec, self.kernels, _biased(replaced))
+        reason = refusal(types, spec, self.kernels, _biased(replaced))
         return replaced if reason is None else Obstacle(reason)
 
 

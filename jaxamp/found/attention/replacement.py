@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxamp.found.attention.empty_rows import VANISHING, EmptyRows
 from jaxamp.found.attention.kernels.found import found_attention, found_attention_backward
-from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 from jaxamp.found.attention.layout import Layout, arranged, thin, thinned, thinned_to
 from jaxamp.found.attention.match import Bias, Found, Held, Masking, Rescaling, Step
 from jaxamp.found.attention.scores import Scores
@@ -147,7 +147,7 @@ class _Prepared(NamedTuple):
       masked: those that masks hide whole, beside the scores; ``None`` without masks.
     """
 
-    operands: tuple[Any, Any, Any, Any]
+    operands: Operands
     rows: EmptyRows
     masked: Any = None
 
@@ -202,8 +202,7 @@ class Emission:
     @functools.cached_property
     def forward(self) -> list[Any]:
         """Output and bits of the kernel."""
-        q, k, v, bias = self._prepared.operands
-        return found_attention(q, k, v, bias, self.replacement.spec)
+        return found_attention(self._prepared.operands, self.replacement.spec)
 
     @functools.cached_property
     def _out(self) -> Any:
@@ -220,16 +219,16 @@ class Emission:
         found, spec = self.replacement.found, self.replacement.spec
         assert found.dout is not None
         out, bits = self.forward
-        q, k, v, bias = self._prepared.operands
-        rows, masked = self._prepared.rows, self._prepared.masked
+        operands, rows, masked = self._prepared
         dout = arranged(*self._array(found.dout), self.layout.out)
         more: Any = None
         if not rows.is_complete:
-            _, pull = jax.vjp(lambda o, k, v: rows.completed(o, k, v, spec.scale), out, k, v)
+            _, pull = jax.vjp(
+                lambda o, k, v: rows.completed(o, k, v, spec.scale), out, operands.k, operands.v
+            )
             dout, *more = pull(dout)
-        dq, dk, dv, *dbias = found_attention_backward(
-            q, k, v, bias, out, bits, dout, spec, self._bias_grad
-        )
+        results = Results(out, bits, dout)
+        dq, dk, dv, *dbias = found_attention_backward(operands, results, spec, self._bias_grad)
         if more:
             dk, dv = dk + more[0], dv + more[1]
         if rows.masked is not None:
@@ -248,7 +247,7 @@ class Emission:
             return self._without_empty_rows(q, k, v, bias)
         if any(isinstance(step, Bias) for step in replacement.steps):
             bias = _near_zero(bias, replacement.spec.seen(q.shape[-3], k.shape[-3]))
-        return _Prepared((q, k, v, bias), EmptyRows(q))
+        return _Prepared(Operands(q, k, v, bias), EmptyRows(q))
 
     def _without_empty_rows(self, q: Any, k: Any, v: Any, bias: Any) -> _Prepared:
         """Return queries and a bias that are zero in rows that see nothing, and these rows."""
@@ -271,7 +270,7 @@ class Emission:
         kinds = masked, infinite, vanished, flat
         beside = (None if x is None else self._beside_queries(x) for x in kinds)
         rows = EmptyRows(q, *beside, is_zeroed=self.replacement.is_zeroed)
-        return _Prepared((rows.given, k, v, bias - top), rows, masked)
+        return _Prepared(Operands(rows.given, k, v, bias - top), rows, masked)
 
     def _beside_queries(self, rows: Any) -> Any:
         """Return a number of each row of scores beside the queries."""

@@ -121,23 +121,12 @@ def _lowered(*values: Any, recomputed: Sequence[bool]) -> list[Any]:
     ]
 
 
-def _jvp(
-    primals: Sequence[Any], tangents: Sequence[Any], *, recomputed: Sequence[bool]
+def _beside(
+    values: Sequence[Any], others: Sequence[Any], *, recomputed: Sequence[bool]
 ) -> tuple[list[Any], list[Any]]:
-    return recomputation_barrier(primals, recomputed), list(tangents)
-
-
-def _batch(
-    values: Sequence[Any], dims: Sequence[Any], *, recomputed: Sequence[bool]
-) -> tuple[list[Any], Sequence[Any]]:
-    return recomputation_barrier(values, recomputed), dims
-
-
-def _taylor(
-    primals: Sequence[Any], series: Sequence[Any], *, recomputed: Sequence[bool]
-) -> tuple[list[Any], Sequence[Any]]:
-    return recomputation_barrier(primals, recomputed), series
+    """Put values behind the barrier; what comes with them, such as tangents, gets none."""
+    return recomputation_barrier(values, recomputed), list(others)
 
 
 _LOWERED = {None: _lowered, "tpu": _same}
-define(recomputation_barrier_p, _same, _same, _batch, _jvp, _LOWERED, taylor=_taylor)
+define(recomputation_barrier_p, _same, _same, _beside, _beside, _LOWERED, taylor=_beside)

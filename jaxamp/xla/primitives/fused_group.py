@@ -59,17 +59,18 @@ def call_fused(function: Callable[..., list[Any]], policy: GroupPolicy, *args: A
     return _CALLS[policy](function, *args)
 
 
-def _jet_of_residual(primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> Any:
-    return primals[0], series[0]
+def _beside(values: Sequence[Any], others: Sequence[Any]) -> tuple[Any, Any]:
+    """Mark a value; what comes with it, such as its tangent, is no residual."""
+    return mark_residual(*values), *others
 
 
 define(
     residual_p,
     lambda value: value,
     lambda value: value,
-    lambda args, dims: (mark_residual(*args), *dims),
-    lambda primals, tangents: (mark_residual(*primals), *tangents),
+    _beside,
+    _beside,
     kind=OpKind.DATA_MOVEMENT,
     trait=Trait.SHAPE,
-    taylor=_jet_of_residual,
+    taylor=_beside,
 )

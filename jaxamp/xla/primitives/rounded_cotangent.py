@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn, Primitive
-from jax.interpreters import ad
+from jax.interpreters import ad, batching
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define
@@ -68,10 +68,7 @@ def _summed(cotangent: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _batch(operands: Any, dims: Any, *, op: Primitive, of: CotangentRounding) -> Any:
-    in_front = [
-        lax.expand_dims(x, (0,)) if dim is None else jnp.moveaxis(x, dim, 0)
-        for x, dim in zip(operands, dims, strict=True)
-    ]
+    in_front = [batching.bdim_at_front(x, dim, 1) for x, dim in zip(operands, dims, strict=True)]
     return rounded_cotangent_p.bind(*in_front, op=op, of=of), 0
 
 

@@ -20,34 +20,23 @@ from jaxamp.core import jax_compat
 from jaxamp.core.define import define, jvp_along, typed_as
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.found.attention.kernels.primitives import attention_backward_p, attention_forward
-from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 
 found_attention_p = Primitive("found_attention")
 found_attention_backward_p = Primitive("found_attention_backward")
 
 
-def found_attention(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> list[jax.Array]:
+def found_attention(operands: Operands, spec: AttentionSpec) -> list[jax.Array]:
     """Compute attention, and the bits of `lse`, u32[*b, N, T]: of what `attention` takes."""
-    operands = jax_compat.vary_alike(Operands(q, k, v, bias).given)
-    return found_attention_p.bind(*operands, spec=spec)
+    return found_attention_p.bind(*jax_compat.vary_alike(operands.given), spec=spec)
 
 
 def found_attention_backward(
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any,
-    out: Any,
-    bits: Any,
-    dout: Any,
-    spec: AttentionSpec,
-    bias_grad: bool,
+    operands: Operands, results: Results, spec: AttentionSpec, bias_grad: bool
 ) -> list[jax.Array]:
-    """Compute dq, dk, dv and, if wanted, dbias: of what `attention_backward` takes, and bits."""
-    operands = [*Operands(q, k, v, bias).given, out, bits, dout]
-    return found_attention_backward_p.bind(
-        *jax_compat.vary_alike(operands), spec=spec, bias_grad=bias_grad
-    )
+    """Compute dq, dk, dv and, if wanted, dbias; `lse` of the results is its bits."""
+    values = jax_compat.vary_alike([*operands.given, *results])
+    return found_attention_backward_p.bind(*values, spec=spec, bias_grad=bias_grad)
 
 
 def forward(*operands: Any, spec: AttentionSpec) -> list[Any]:

@@ -23,11 +23,12 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import compiled, define, jvp_along, typed_as
+from jaxamp.errors import KernelError
 from jaxamp.found.attention.kernels import composed
 from jaxamp.found.attention.kernels.fused import backward_form, forward_form
 from jaxamp.found.attention.kernels.partitioned import partitioned
 from jaxamp.found.attention.kernels.platforms import PLATFORMS, chosen
-from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, check_operands, of_backward
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, mismatch, of_backward
 from jaxamp.kernels.gpu_lowering import lower
 from jaxamp.kernels.jax_compat.kernel_lowering import has_several_devices
 
@@ -65,8 +66,10 @@ def attention_forward(
     q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec
 ) -> tuple[jax.Array, jax.Array]:
     """Compute attention and ``lse``, f32[*b, N, T]: of what `attention` takes."""
-    check_operands(q, k, v, bias, spec)
-    return tuple(_bind(attention_forward_p, Operands(q, k, v, bias).given, spec=spec))
+    operands = Operands(q, k, v, bias)
+    if unlike := mismatch(operands, spec):
+        raise KernelError(unlike)
+    return tuple(_bind(attention_forward_p, operands.given, spec=spec))
 
 
 def _bind(primitive: Primitive, operands: Sequence[Any], **params: Any) -> list[Any]:

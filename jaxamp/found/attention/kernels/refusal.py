@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from jaxamp.found.attention.kernels.bias_bytes import Biased, loss
 from jaxamp.found.attention.kernels.fused import Fused, flattened
@@ -13,33 +12,27 @@ from jaxamp.found.attention.kernels.ways import ways
 
 
 def refusal(
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any,
+    operands: Operands,
     spec: AttentionSpec,
     kernels: Sequence[Fused] | None = None,
     biased: Biased | None = None,
 ) -> str | None:
-    """Return in words why no kernel takes these operands both ways, or pays; ``None`` if one does.
+    """Return in words why no kernel takes operands both ways, or pays; ``None`` if one does.
 
     Args:
-      q: array or aval of the queries; with k, v, bias and spec what `attention` takes.
-      k: of the keys.
-      v: of the values.
-      bias: of what is added to the scores, or ``None``.
+      operands: arrays or avals.
       spec: the static parameters.
       kernels: those that are asked; ``None`` for those of all platforms.
       biased: what is computed, for the bytes of the bias to be counted; ``None`` for no count.
 
     >>> import jax
     >>> x = jax.ShapeDtypeStruct((1, 64, 4, 300), "bfloat16")
-    >>> refusal(x, x, x, None, AttentionSpec(scale=1.0))
+    >>> refusal(Operands(x, x, x), AttentionSpec(scale=1.0))
     'cuDNN: The head dim must be <= 256 and a multiple of 8, but got 300.'
     """
-    if unlike := mismatch(q, k, v, bias, spec):
+    if unlike := mismatch(operands, spec):
         return unlike
-    flat = flattened(Operands(q, k, v, bias))
+    flat = flattened(operands)
     reasons = []
     for kernel in everywhere() if kernels is None else kernels:
         reason: str | None = None

@@ -101,8 +101,9 @@ class AttentionSpec:
         return "none" if not self.causal else "causal" if self.window is None else "window"
 
 
-def mismatch(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> str | None:
+def mismatch(operands: Operands, spec: AttentionSpec) -> str | None:
     """Return why arrays or avals are not those that `attention` takes; ``None`` if they are."""
+    q, k, v, bias = operands
     ranks = {x.ndim for x in (q, k, v)}
     fit = len(ranks) == 1 and q.ndim >= 3 and k.shape[:-1] == v.shape[:-1]
     fit = fit and q.shape[:-3] == k.shape[:-3] and q.shape[-1] == k.shape[-1]
@@ -130,12 +131,6 @@ def mismatch(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> str | No
     ):
         return f"attention: the bias broadcasts to {scores} and has as many axes; got {bias.shape}."
     return None
-
-
-def check_operands(*operands: Any) -> None:
-    """Raise ``KernelError`` for a `mismatch`."""
-    if reason := mismatch(*operands):
-        raise KernelError(reason)
 
 
 def scores_shape(q: Any, k: Any) -> tuple[int, ...]:

@@ -75,10 +75,7 @@ def _in_pieces(kernel: Fused, pieces: Sequence[Piece]) -> Fused:
         if operands.bias is not None:
             return "a bias is for words of several segments"
         parts = zip(jax.eval_shape(cut, *operands[:3]), own(spec), strict=True)
-        reasons = (
-            mismatch(xs.q, xs.k, xs.v, None, x) or kernel.obstacle(xs, x, backward)
-            for xs, x in parts
-        )
+        reasons = (mismatch(xs, x) or kernel.obstacle(xs, x, backward) for xs, x in parts)
         return next(filter(None, reasons), None)
 
     def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from jaxamp.found.attention.kernels import (
     composed,
     refusal,
 )
+from jaxamp.found.attention.kernels.spec import Operands
 from tests.audit import equations
 from tests.tolerances import bound, moved
 
@@ -397,7 +398,7 @@ def test_shapes_that_do_not_fit(words, shapes):
     with pytest.raises(KernelError) as caught:
         attention(*arrays, bias, spec)
     assert words in str(caught.value)
-    assert words in refusal(*arrays, bias, spec)
+    assert words in refusal(Operands(*arrays, bias), spec)
 
 
 def test_window_goes_with_causal():
@@ -428,5 +429,5 @@ def test_refusals_are_words(words, dtype, head, length, bias):
     """What no kernel takes is known from shapes and dtypes."""
     x = jax.ShapeDtypeStruct((2, length, 4, head), dtype)
     added = jax.ShapeDtypeStruct((1, 4, length, length), "float32") if bias else None
-    found = refusal(x, x, x, added, AttentionSpec(1.0))
+    found = refusal(Operands(x, x, x, added), AttentionSpec(1.0))
     assert found is None if words is None else words in found

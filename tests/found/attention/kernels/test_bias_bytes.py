@@ -12,7 +12,7 @@ import jaxamp
 from jaxamp.found.attention.kernels import refusal
 from jaxamp.found.attention.kernels.bias_bytes import Biased
 from jaxamp.found.attention.kernels.flash import FLASH
-from jaxamp.found.attention.kernels.spec import AttentionSpec
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 
 POLICY = jaxamp.PrecisionPolicy.MIXED_BF16.replace(fused_attention=True)
 B, T, N, H = 2, 32, 4, 8
@@ -53,5 +53,5 @@ def test_a_kernel_that_reads_its_bias_in_float32_pays_for_less(given: int, words
     x = jax.ShapeDtypeStruct((B, 128, N, H), jnp.bfloat16)
     bias = jax.ShapeDtypeStruct((B, N, 128, 128), jnp.float32)
     biased = Biased(given * bias.size, backward=True)
-    reason = refusal(x, x, x, bias, AttentionSpec(1.0), [FLASH], biased)
+    reason = refusal(Operands(x, x, x, bias), AttentionSpec(1.0), [FLASH], biased)
     assert reason is None if words is None else words in reason
