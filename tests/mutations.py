@@ -245,9 +245,9 @@ MUTATIONS = (
         "tests/quantized/delayed_scaling/test_delayed_function.py",
     ),
     Mutation(
-        "found/attention/fuse.py",
-        "AttentionSpec(float(scale), *kinds)",
-        "AttentionSpec(1.0, *kinds)",
+        "found/attention/masks.py",
+        "scale = float(math.prod(times, start=found.scale))",
+        "scale = 1.0",
         "tests/found/attention",
     ),
     Mutation(

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxamp.found.attention.kernels.fused import Fused, with_all_keys
+from jaxamp.found.attention.kernels.fused import Fused
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 from jaxamp.kernels.jax_compat.cudnn_calls import (
     cudnn_backward,
@@ -74,4 +74,5 @@ def _narrow(bias: Any, q: Any, k: Any) -> Any:
     if bias is None:
         return None
     least = cudnn_lowest(q.dtype)
-    return with_all_keys(jnp.clip(bias, least, -least).astype(q.dtype), q, k)
+    shape = (*bias.shape[:2], q.shape[1], k.shape[1])  # it broadcasts over neither
+    return jnp.broadcast_to(jnp.clip(bias, least, -least).astype(q.dtype), shape)

@@ -16,7 +16,6 @@ from jaxamp.found.attention.kernels.spec import (
     Operands,
     Results,
     of_backward,
-    scores_shape,
 )
 
 Form = Callable[..., tuple[Any, ...]]
@@ -100,9 +99,3 @@ def _batch_of(operands: Operands) -> tuple[int, ...]:
     """Return the batch axes that a kernel reads a bias with: all, or none of them."""
     batch = operands.bias.shape[:-3]
     return batch if all(n == 1 for n in batch) else operands.q.shape[:-3]
-
-
-def with_all_keys(bias: Any, q: Any, k: Any) -> Any:
-    """Return a bias with a number for each query and key: kernels broadcast over neither."""
-    *_, queries, keys = scores_shape(q, k)
-    return jnp.broadcast_to(bias, (*bias.shape[:2], queries, keys))
