@@ -227,7 +227,7 @@ MUTATIONS = (
         "tests/xla/test_unbarriered_sums.py",
     ),
     Mutation(
-        "quantized/delayed_scaling/amax_history.py",
+        "quantized/delayed_scaling/history.py",
         "return self.largest[first:end]",
         "return jnp.max(finite(rows), axis=1, initial=0)",
         "tests/quantized/delayed_scaling/test_delayed_function.py",
