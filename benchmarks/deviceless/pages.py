@@ -119,7 +119,7 @@ def picture(rows: Rows) -> str:
                 end = f'x="{left + width + 5:.1f}" y="{y + 9}" font-size="10"'
                 parts.append(f"<text {end}>{share:.2f}</text>")
     for index, (_, colour, name) in enumerate(_BARS):
-        x = 84 + 120 * index
+        x = 84 + 140 * index
         parts.append(f'<rect x="{x}" y="256" width="12" height="12" fill="{colour}"/>')
         parts.append(f'<text x="{x + 18}" y="266">{name}</text>')
     style = 'font-family="sans-serif" font-size="12" fill="#7d8597"'

@@ -84,7 +84,8 @@ function heading(name, members) {
   for (const row of new Map(members.map((row) => [row.arithmetic, row])).values()) {
     first.append(" ", element("span", { className: `chip back-${row.family}` }, row.arithmetic));
   }
-  first.append(element("small", {}, `${total(members, "count")} operations`));
+  const count = total(members, "count");
+  first.append(element("small", {}, `${count} operation${count === 1 ? "" : "s"}`));
   if (["where", "at"].includes(byId("group").value)) first.append(element("span", { className: "text" }, members[0].text));
   const rest = COLUMNS.slice(LEFT).map((c) =>
     element("td", { className: "number" }, c.key in sums ? c.number(sums[c.key]) : ""));
