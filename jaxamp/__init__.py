@@ -127,10 +127,10 @@ def _cure(name: str) -> str:
     """Return what people who look for a name here mean by it."""
     if name in _OF_JAX:
         return (
-            f"Keep that of JAX and put amp around: amp(jax.{name}(fn)), or jax.{name}(amp(fn)). "
+            f"Keep JAX's and put amp around it: amp(jax.{name}(fn)), or jax.{name}(amp(fn)). "
             f"With a loss scale it is jaxamp.training.scaled_{name}."
             if "grad" in name
-            else f"Keep that of JAX: jax.{name}(amp(fn))."
+            else f"Keep JAX's: jax.{name}(amp(fn))."
         )
     if name in _ELSEWHERE:
         return _ELSEWHERE[name]

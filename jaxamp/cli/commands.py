@@ -127,7 +127,7 @@ def _add(
     command.add_argument("--args", nargs="+", default=[], metavar="SPEC", help="its arguments")
     command.add_argument(
         "--policy",
-        help="a preset, jmp's grammar or a .json file (default: that of a program that has one, "
+        help="a preset, jmp's grammar or a .json file (default: the program's own, "
         f"else {DEFAULT_POLICY})",
     )
     command.add_argument(
@@ -150,7 +150,7 @@ def _add(
 
 
 def _add_report(commands: Any) -> None:
-    about = "What runs in which precision, what it costs and saves, and why"
+    about = "The precision of each operation, the reason, and what it costs and saves"
     example = "train.py:loss --grad --args 'f32[8,16]' 'f32[4,8]' --html report.html"
     command = _add(commands, "report", _report, about, example)
     command.add_argument("--all", action="store_true", help="all tables, not one screen")
@@ -172,7 +172,7 @@ def _add_explain(commands: Any) -> None:
     command = _add(commands, "explain", _explain, about, example)
     command.add_argument("--where", default="", metavar="SCOPE", help="only what is inside")
     command.add_argument(
-        "--all", action="store_true", help="every line, and what computes no floats too"
+        "--all", action="store_true", help="every line, and operations without floats too"
     )
 
 
@@ -195,7 +195,7 @@ def _diff(request: Request, options: argparse.Namespace) -> Any:
 
 
 def _add_probe(commands: Any) -> None:
-    about = "What a policy does to the numbers: errors, overflow, the first that is not finite"
+    about = "Errors, overflow and the first infinity or NaN of a program under a policy"
     example = "train.py:loss --grad --args train.py:inputs --policy mixed_f16"
     _add(commands, "probe", _probe, about, example)
 
@@ -219,7 +219,7 @@ def _add_tune(commands: Any) -> None:
         "--error",
         choices=("output", "gradient"),
         default="output",
-        help="whose error: the result's, or that of its gradient by the first argument",
+        help="the error of the result, or of its gradient by the first argument",
     )
     command.add_argument("--runs", type=int, default=MOST_RUNS, help="how many choices may be run")
     command.add_argument("--state", metavar="FILE", help="go on from here if interrupted")
@@ -247,7 +247,7 @@ def _tune(request: Request, options: argparse.Namespace) -> Any:
 
 
 def _add_estimate(commands: Any) -> None:
-    about = "What a policy would give on a chip that is not here"
+    about = "Memory and time of a program on a chip that is not here"
     example = (
         "train.py:loss --grad --args 'f32[8,16]' 'f32[4,8]' --target h200\n"
         "  python -m jaxamp estimate --install gpu"

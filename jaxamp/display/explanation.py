@@ -11,7 +11,7 @@ from jaxamp.inspect.explain import Explanation, Note
 from jaxamp.inspect.operation import grouped
 from jaxamp.inspect.source import Excerpt, excerpts
 
-_GLOSSARY = "What each reason and each [guard] means: docs/explanation/glossary.md, guards.md."
+_GLOSSARY = "Reasons and [guards] in full sentences: docs/explanation/glossary.md, guards.md."
 _SEVERAL = 2  # modules: a layer and what is around it
 _AROUND = 4  # lines of a first screen that are no source: heading, what is left out, the glossary
 
@@ -37,7 +37,7 @@ def explanation_lines(explanation: Explanation) -> Iterator[Line]:
         rest = f"The {shown} of {every} lines that cost most. " if shown < every else ""
         yield ()
         yield (
-            (f"{rest}All, and what computes no floats: .full(), everything=True, --all.", "dim"),
+            (f"{rest}All, and operations without floats: .full(), everything=True, --all.", "dim"),
         )
     if notes:
         yield ((_GLOSSARY, "dim"),)

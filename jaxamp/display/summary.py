@@ -82,7 +82,7 @@ def _small(report: Report) -> Iterator[Line]:
         f"Small products: the largest, {_shapes(largest)}, has {amount(largest.each.flops, 'FLOP')}"
         f". An {_CLOCK.name.upper()} starts a kernel in {start * 1e6:.0f} µs, and multiplies "
         f"{side} × {side} × {side} in float32 in as long: below that size fewer bits save "
-        "memory rather than time."
+        "memory, not time."
     )
 
 

@@ -95,7 +95,9 @@ def show_estimate(estimate: Estimate) -> Iterator[Any]:
     yield model
     yield Text(_MODEL, style="italic")
     if loops := max(row.unknown_loops for row in rows):
-        yield Text(f"{loops} loops count once: their trips are not known", style="yellow")
+        yield Text(
+            f"{loops} loops count once, as their numbers of trips are not known", style="yellow"
+        )
 
 
 def _add(

@@ -48,7 +48,7 @@ def _advise(error: Exception, plan: Callable[[], Any]) -> str:
     return (
         f"amp lowers attention to a fused kernel here: {places}. If the compiler refuses that "
         "kernel, policy.replace(fused_attention=False) leaves all attention as it is written, and "
-        "Rule(primitive='found_attention', scope='...', precision='f32') those of a scope."
+        "Rule(primitive='found_attention', scope='...', precision='f32') that of one scope."
     )
 
 

@@ -86,10 +86,10 @@ class Explanation(Displayable):
 
     Attributes:
       program: the function's name.
-      policy: what the policy is called.
+      policy: the policy's name.
       where: the scope that was asked for; empty for the whole program.
       notes: by file and line, the most expensive of a line first.
-      everything: whether ``print`` shows whole functions, and what computes no floats too.
+      everything: whether ``print`` shows whole functions, with operations without floats.
     """
 
     program: str
@@ -125,7 +125,7 @@ def explain(
 
     Args:
       fn: whatever ``amp`` takes, or what it returned.
-      policy: as for ``amp``; left out, that of an amped `fn`, else the default.
+      policy: as for ``amp``; by default that of an amped `fn`, else `mixed_bf16`.
       where: a scope, as in a ``Rule``: only what is inside is shown.
       everything: show whole functions, and what moves data or computes integers too, by the names
         of JAX's primitives.
@@ -174,7 +174,7 @@ def _inside(operations: Iterable[Operation], where: str) -> list[Operation]:
             if scopes
             else "The program has neither jax.named_scope nor modules."
         )
-        raise InspectionError(f"Nothing of the program is in the scope {where!r}. {known}")
+        raise InspectionError(f"No operation of the program is in the scope {where!r}. {known}")
     return inside
 
 

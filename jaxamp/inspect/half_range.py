@@ -16,12 +16,12 @@ from jaxamp.core.formats import Precision
 def beyond_f16(argument: str, largest: float) -> str:
     """Return what comes of an argument that float16 cannot hold, and what to do.
 
-    >>> beyond_f16("image", 1e5)[:79]
-    'The argument image holds numbers up to 1e+05, and those of float16 end at 65504'
+    >>> beyond_f16("image", 1e5)[:71]
+    'The argument image holds numbers up to 1e+05, and float16 ends at 65504'
     """
     return (
-        f"The argument {argument} holds numbers up to {largest:.4g}, and those of float16 end at "
-        f"{Precision.F16.max:.0f}: where an operation reads it in float16 they are infinities. "
+        f"The argument {argument} holds numbers up to {largest:.4g}, and float16 ends at "
+        f"{Precision.F16.max:.0f}: an operation that reads it in float16 gets infinities. "
         "Scale it before the call, or take mixed_bf16, which has the range of float32."
     )
 

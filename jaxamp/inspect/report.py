@@ -50,14 +50,14 @@ class Report(Displayable):
 
     Attributes:
       program: the function's name.
-      policy: what the policy is called.
+      policy: the policy's name.
       operations: every operation, in program order.
       unmatched_rules: the policy's rules that decided nothing.
       unknown: unknown primitives.
-      unknown_loops: lines of the loops whose trips only running them would tell: they count once.
-      lowerings: where it was compiled, the FP8 products that it claims and those that were found.
+      unknown_loops: lines of loops whose number of trips is not known: they count once.
+      lowerings: where it was compiled, the FP8 products planned and found.
       residuals: values stored for the backward pass, where both passes are in the program.
-      regions: regions that one kernel runs, and those that stay as they are written, with reasons.
+      regions: regions that one kernel runs, or that stay as they are written, with reasons.
       too_large: remarks on arguments whose numbers float16 cannot hold, where it is used.
       everything: whether ``print`` shows all tables.
 
@@ -202,7 +202,9 @@ class Report(Displayable):
             o.runs for o in self.contractions if o.arithmetic.startswith("f8") and not o.emulated
         )
         if eight and not self.lowerings:
-            notes.append(f"{eight} dots in FP8 are claimed; with a target they are looked for")
+            notes.append(
+                f"{eight} dots in FP8 are planned; with target= the compiled program is checked"
+            )
         return [*notes, *(line for lowering in self.lowerings for line in lowering.lines)]
 
     @property
@@ -258,7 +260,7 @@ def report(
 
     Args:
       fn: whatever ``amp`` takes, or what it returned.
-      policy: as for ``amp``; left out, that of an amped `fn`, else the default.
+      policy: as for ``amp``; by default that of an amped `fn`, else `mixed_bf16`.
       target: where to compile the program, to look for the FP8 products that it claims: a chip that
         is not there, as for ``estimate``, or ``"here"``; by default it is not compiled.
       everything: print all tables, as ``full()`` of the report does.

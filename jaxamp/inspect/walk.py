@@ -25,7 +25,7 @@ class Walk:
 
     Attributes:
       operations: in program order.
-      unknown_loops: lines of the loops whose trips only running them would tell: they count once.
+      unknown_loops: lines of loops whose number of trips is not known: they count once.
       residuals: values that the forward pass leaves to the backward pass.
     """
 

@@ -37,7 +37,7 @@ def probe(
 
     Args:
       fn: whatever `amp` takes, or what it returned; ``jax.jit`` around it is looked through.
-      policy: as for `amp`; left out, that of an amped `fn`, else the default.
+      policy: as for `amp`; by default that of an amped `fn`, else `mixed_bf16`.
       grad: probe ``jax.value_and_grad(fn)`` instead: `fn` returns a scalar and is differentiated by
         its first argument.
       strict: as for `amp`.

@@ -72,7 +72,7 @@ class ProbeReport(Displayable):
 
     Attributes:
       policy: name of the policy.
-      operations: what was measured, in program order. What only moves numbers, and operations that
+      operations: the measured ones, in program order. Operations that only move numbers, or that
         did not run, are not in it.
       first: where the first infinity or NaN in a result came from; ``None`` if there is none.
 

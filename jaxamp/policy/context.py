@@ -187,7 +187,7 @@ def _enter(policy: PrecisionPolicy, *, compilable: bool) -> None:
 
 def _leave() -> None:
     entry = _CURRENT.get()
-    assert entry is not None, "scopes are left in the task that entered them"
+    assert entry is not None, "a scope is left in the task that entered it"
     _CURRENT.set(entry.outer)
     entry.seen_by_jit.__exit__(None, None, None)
     if not entry.compilable:

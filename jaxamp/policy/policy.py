@@ -293,7 +293,7 @@ class PrecisionPolicy:
         """Return the policy with some attributes changed; ``kinds``, ``scaling`` may be partial.
 
         Args:
-          **changes: attributes of a policy, those that features add among them.
+          **changes: attributes of a policy, also those of features.
 
         Raises:
           PolicyError: no such attribute, or a word is not understood.
@@ -448,7 +448,7 @@ def _mixed(precision: Precision) -> PrecisionPolicy:
     if precision in _MIXED:
         return PRESETS[_MIXED[precision]]
     word = precision.short
-    advice = f"Of jmp, 'p={word},c={word},o={word}' is the policy of it."
+    advice = f"In jmp's grammar it is 'p={word},c={word},o={word}'."
     if precision in SCALED_FORMATS:
         advice = "To quantize products use a recipe, such as 'fp8_current'."
     words = [p.short for p in _MIXED]

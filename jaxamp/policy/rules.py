@@ -1,4 +1,4 @@
-"""Override rules: which equations a rule speaks of, and the precision that it gives them.
+"""Override rules: which equations a rule matches, and the precision that it gives them.
 
 A rule is data plus an optional predicate; all the keys that it names have to match. It sees an
 equation only through an ``EquationView``, so rules know nothing of jaxprs.

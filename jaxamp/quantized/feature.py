@@ -42,8 +42,8 @@ def _check(policy: Any) -> None:
     for rule in policy.rules:
         if rule.precision in VALUES and not rule.reaches(OpKind.COMPUTE):
             raise UnsupportedPrecisionError(
-                f"The rule `{rule}` asks for {rule.precision.short} of what is not Compute, "
-                "and amp quantizes Compute alone. Give the rule a 16-bit precision: 'bf16'."
+                f"The rule `{rule}` asks for {rule.precision.short}, and matches no kind that amp "
+                "quantizes: Compute alone. Give the rule a 16-bit precision: 'bf16'."
             )
 
 

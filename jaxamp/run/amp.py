@@ -1,4 +1,4 @@
-"""The transform: `amp` gives a function its mixed-precision form, `plan_of` says what it did."""
+"""The transform: `amp` gives a function its mixed-precision form, `plan_of` its plan."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ jax_compat.hide_frames(os.path.dirname(os.path.dirname(__file__)))
 
 
 class AmpFunction(Generic[_P, _R]):
-    """A function in mixed precision; what `amp` returns.
+    """A function in mixed precision, as `amp` returns it.
 
     Called eagerly it runs compiled; called under a trace it adds to that trace. It holds the
     function it was made from; what it compiles is shared by all that are made from that function
@@ -201,22 +201,21 @@ def amp(
 ) -> Any:
     """Wrap `fn`, so that it runs in mixed precision.
 
-    The result is called as `fn` is, and returns what `fn` returns: the same structure, shapes and
-    dtypes. Inside, each operation runs in the precision that the policy chooses for it. It can be
-    differentiated, mapped, compiled and exported, and can contain any of these, as `fn` can.
+    The result takes the arguments of `fn` and returns its results, with the same structure, shapes
+    and dtypes; inside, each operation runs in the precision that the policy chooses for it. It can
+    be differentiated, mapped, compiled and exported, and can contain any of these, as `fn` can.
 
     Called eagerly it runs compiled. It is traced once for each structure, shape and dtype of its
-    arrays and each value of its constants: arrays and Python floats are traced, as by ``jax.jit``;
-    bools, ints, words, functions and other objects are static, and read anew at each call; one that
-    holds arrays, and that JAX does not know as a pytree, is refused. Inside of a ``jax.jit`` all
-    Python numbers are static. A float whose value the function needs, or a container
-    of numbers that configures it, is declared in `static_argnums` or `static_argnames`; what a
-    ``jax.jit`` in `fn` declares is known. As under ``jax.jit``, what `fn` reads apart from its
-    arguments is read when it is traced, and is a constant from then on: an array that it captures,
-    and so the attributes of an object whose method is given, ``amp(obj.method)``. Pass arrays that
-    change as arguments, or register the object's class with JAX.
-    Buffers are donated by a ``jax.jit`` around it: that of one inside is ignored, as JAX does. It
-    has the members of a jitted function: `lower`, `trace`, `eval_shape`, `clear_cache`.
+    arrays and each value of its constants. Arrays and Python floats are traced, as by ``jax.jit``;
+    bools, ints, words, functions and other objects are static, and read anew at each call. An
+    object that holds arrays, and that JAX does not know as a pytree, is refused. Inside of a
+    ``jax.jit`` all Python numbers are static. Declare a float whose value the function needs, or a
+    container of numbers that configures it, in `static_argnums` or `static_argnames`.
+
+    As under ``jax.jit``, arrays that `fn` captures are constants of the trace, and so are the
+    attributes of the object in ``amp(obj.method)``: pass arrays that change as arguments, or
+    register the object's class with JAX. A ``jax.jit`` around `amp` donates buffers, and JAX
+    ignores the donation of one inside.
 
     Args:
       fn: a function, method, ``functools.partial``, callable object, equinox or flax module.
@@ -234,7 +233,7 @@ def amp(
 
     Raises:
       NotCallableError: `fn` cannot be called.
-      ArgumentError: an argument of a call holds arrays, and is no pytree.
+      ArgumentError: an argument of a call holds arrays, and is not a pytree.
       PolicyError: the policy is not understood, or cannot be computed here.
       StaticArgumentError: `fn` has no such parameter, or a call's static argument has no hash.
 
@@ -254,11 +253,11 @@ def amp(
 
 
 def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..., Plan]:
-    """Return what `amp` decides for `fn`, without running it.
+    """Return the decisions of `amp` for `fn`, without running it.
 
     Args:
       fn: whatever `amp` takes, or what it returned.
-      policy: as for `amp`; left out, that of an amped `fn`, else the default.
+      policy: as for `amp`; by default that of an amped `fn`, else `mixed_bf16`.
       strict: as for `amp`.
 
     Returns:
@@ -295,7 +294,7 @@ def inspected(
 
     Args:
       fn: whatever `amp` takes, or what it returned.
-      policy: as for `amp`; left out, that of an amped `fn`, else the default.
+      policy: as for `amp`; by default that of an amped `fn`, else `mixed_bf16`.
       strict: as for `amp`.
       statics: more static parameters.
       runner: another kind of Runner, which compiles something else.

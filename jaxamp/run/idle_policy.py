@@ -39,7 +39,7 @@ def _rules(plan: Plan, name: str) -> Iterator[str]:
     for rule in plan.unmatched_rules:
         yield (
             f"The rule `{rule}` has no effect in {name}: no operation matches it, or an earlier "
-            f"rule decides those that do.{_near(rule, plan)}"
+            f"rule matches the same ones.{_near(rule, plan)}"
         )
 
 
@@ -68,7 +68,7 @@ def _shared(wanted: str, scopes: Set[str]) -> str:
             return (
                 f" Modules that a Python loop goes through share one scope, {owner!r}: name them "
                 f"where they are called, `with jax.named_scope(f'{owner}{{i}}'):`, for a rule with "
-                f"scope='{owner}{index}'; or speak of all, scope={owner!r}."
+                f"scope='{owner}{index}'; or match all of them, scope={owner!r}."
             )
     return ""
 

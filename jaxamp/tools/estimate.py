@@ -27,7 +27,7 @@ class Compiled:
     All but `time` is fact: read from what the compiler emitted.
 
     Attributes:
-      policy: what the policy is called.
+      policy: the policy's name.
       bytes: that its kernels read and write.
       kernels: that it starts.
       temporary: bytes of memory besides arguments and results.
@@ -98,7 +98,7 @@ def estimate(
 
     Args:
       fn: whatever ``amp`` takes, or what it returned; arrays inside of a module are inputs.
-      policy: what is asked about; left out, that of an amped `fn`, else the default.
+      policy: what is asked about; by default that of an amped `fn`, else `mixed_bf16`.
       target: ``h200``, ``h100``, ``a100``, ``b200``, ``v5e``, ``v5p``, ``v6e`` or ``7x``.
       others: more policies to compare with; one, or a sequence of them.
 

@@ -346,7 +346,7 @@ def refuse_held(name: str, held: Sequence[tuple[str, Any, Held]]) -> None:
         "model.stateless_call, a train step."
     )
     raise ArgumentError(
-        f"The argument {argument} of {name}, of class {kind}, is no pytree that JAX knows, and "
+        f"The argument {argument} of {name}, of class {kind}, is not a pytree that JAX knows, and "
         f"holds an array: {place}, {shown(part)}. The array would be a constant of the trace, and "
         "another in its place would not be seen. Register the class as a pytree, with "
         "jax.tree_util.register_dataclass or register_pytree_node_class; or pass its arrays as "

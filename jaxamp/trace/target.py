@@ -29,8 +29,8 @@ class StaticValue:
         except TypeError:
             is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
             cure = (
-                "Its numbers have been traced by what is around amp. Declare it static there too: "
-                f"jax.jit(fn, static_argnums={name}), which all that looks at a program sees."
+                "A transformation around amp traces its numbers. Declare it static there too: "
+                f"jax.jit(fn, static_argnums={name})."
                 if is_traced
                 else "Give a tuple instead of a list, or freeze its dataclass (frozen=True)."
             )
@@ -91,7 +91,7 @@ class Statics(NamedTuple):
         for name in argnames:
             if name not in known and inspect.Parameter.VAR_KEYWORD not in kinds:
                 raise StaticArgumentError(
-                    f"static_argnames has {name!r}, which is no parameter of the function. "
+                    f"static_argnames has {name!r}, which is not a parameter of the function. "
                     f"{accepted(name, known)}"
                 )
         names = {*argnames, *(ordered[n] for n in positions if n < len(ordered))}

@@ -115,8 +115,8 @@ def _constant(leaf: Any, is_made: bool, signature: Signature) -> Callable[[], An
         kind = type(leaf).__qualname__
         raise OutputError(
             f"A function under amp made {article(kind)} and returned it. It is made when the "
-            "function is traced, each call is to get one of its own, and it cannot be copied. "
-            f"Return what it is made of.\n  at: {_source(signature)}"
+            "function is traced, each call needs one of its own, and it cannot be copied. "
+            f"Return its parts.\n  at: {_source(signature)}"
         ) from None
     return lambda: copy.deepcopy(leaf, {**arrays})
 

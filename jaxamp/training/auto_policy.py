@@ -70,7 +70,7 @@ def auto_policy(device: Any = None) -> AutoChoice:
     TPUs and NVIDIA GPUs from compute capability 8.0 on get ``mixed_bf16``; older NVIDIA GPUs
     ``mixed_f16``, whose training needs a loss scale; AMD GPUs with bf16 matrix units
     ``mixed_bf16``. A CPU stays f32 unless a bf16 product, measured once in a process, is
-    faster here. What is not known stays f32.
+    faster here. Unknown hardware stays f32.
 
     ``amp(f, "auto")`` asks this when it is made, which starts JAX's backend: in a run of several
     processes call ``jax.distributed.initialize`` before. The choice is logged once.

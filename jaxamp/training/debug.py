@@ -64,7 +64,7 @@ class Diagnosis:
     def _advice(self) -> str:
         if not self.finite_in_f32:
             return (
-                "It is not a matter of precision: the step is not finite in float32 either. Look "
+                "Precision is not the cause: the step is not finite in float32 either. Look "
                 "at that line."
             )
         return "\n".join(filter(None, (self._about_the_scale(), self._about_rules())))

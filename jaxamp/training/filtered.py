@@ -30,8 +30,7 @@ def scaled_filter_value_and_grad(
       fun: a function of a module or any other tree, and more. It returns a scalar loss, or
         ``(loss, aux)`` with `has_aux`.
       has_aux: whether `fun` returns something besides the loss.
-      **options: those that ``scaled_value_and_grad`` takes by name, `policy` and `loss_scale` among
-        them.
+      **options: options of ``scaled_value_and_grad``, such as `policy` and `loss_scale`.
 
     Returns:
       A function of `fun`'s arguments. It returns ``((loss, grads), grads_finite, loss_scale)``,
@@ -65,8 +64,7 @@ def scaled_filter_grad(
       fun: a function of a module or any other tree, and more. It returns a scalar loss, or
         ``(loss, aux)`` with `has_aux`.
       has_aux: whether `fun` returns something besides the loss.
-      **options: those that ``scaled_value_and_grad`` takes by name, `policy` and `loss_scale` among
-        them.
+      **options: options of ``scaled_value_and_grad``, such as `policy` and `loss_scale`.
 
     Returns:
       A function of `fun`'s arguments. It returns ``(grads, grads_finite, loss_scale)``, and with

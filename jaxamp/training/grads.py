@@ -137,8 +137,7 @@ def scaled_grad(
       fun: returns a scalar loss, or ``(loss, aux)`` with `has_aux`.
       argnums: which positional arguments to differentiate.
       has_aux: whether `fun` returns something besides the loss.
-      **options: those that ``scaled_value_and_grad`` takes by name, `policy` and `loss_scale` among
-        them.
+      **options: options of ``scaled_value_and_grad``, such as `policy` and `loss_scale`.
 
     Returns:
       A function of `fun`'s arguments. It returns ``(grads, grads_finite, loss_scale)``, and with
@@ -206,9 +205,9 @@ def clip_by_norm(grads: Any, limit: float, axis_name: Any = None) -> Any:
         raise TrainingError(f"The largest norm of gradients is above 0, not {limit!r}.")
     if axis_name is not None and not varies_over(jax.lax.axis_index(axis_name)):
         raise TrainingError(
-            f"To clip by the norm of whole gradients is to know which of them are split over "
-            f"{axis_name!r}, and under pmap, vmap and shard_map(check_vma=False) their types do "
-            "not say. Leave check_vma on, or clip afterwards by a norm of your own."
+            f"clip_norm needs to know which gradients are split over {axis_name!r}, and under "
+            "pmap, vmap and shard_map(check_vma=False) their types do not say. Leave check_vma on, "
+            "or clip afterwards by a norm of your own."
         )
     norm = global_norm(grads, axis_name)
     factor = jnp.where(norm > limit, limit / norm, 1.0)
@@ -245,8 +244,8 @@ def _refuse_nnx(tree: Any) -> None:
     for leaf in jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, kinds)):
         if isinstance(leaf, kinds):
             raise TrainingError(
-                f"What a call changes in {article(type(leaf).__name__)} of flax nnx, batch "
-                "statistics and random keys, would be lost here. Put amp around a step that takes "
+                f"Changes to {article(type(leaf).__name__)} of flax nnx, such as batch statistics "
+                "and random keys, would be lost here. Put amp around a step that takes "
                 "nnx.value_and_grad. A loss scale is kept by the optimizer: "
                 "nnx.Optimizer(net, jaxamp.training.with_loss_scale(...), wrt=nnx.Param); scale "
                 "the loss by optimizer.opt_state.loss_scale.scale(loss)."

@@ -18,7 +18,7 @@ def loss_scale_from_jmp(scale: Any) -> Any:
     back at 1.
 
     Raises:
-      TrainingError: it is not a loss scale of jmp's.
+      TrainingError: it is not a loss scale of jmp.
 
     >>> float(loss_scale_from_jmp(jmp.DynamicLossScale(2.0**15)).loss_scale)
     32768.0
@@ -31,7 +31,7 @@ def loss_scale_from_jmp(scale: Any) -> Any:
         return StaticLossScale(scale.loss_scale)
     if isinstance(scale, jmp.NoOpLossScale):
         return NoOpLossScale()
-    raise TrainingError(f"{scale!r} is not a loss scale of jmp's.")
+    raise TrainingError(f"{scale!r} is not a loss scale of jmp.")
 
 
 def loss_scale_to_jmp(scale: Any) -> Any:
@@ -48,4 +48,4 @@ def loss_scale_to_jmp(scale: Any) -> Any:
         return jmp.StaticLossScale(scale.loss_scale)
     if isinstance(scale, NoOpLossScale):
         return jmp.NoOpLossScale()
-    raise TrainingError(f"{scale!r} is not a loss scale of jaxamp's.")
+    raise TrainingError(f"{scale!r} is not a loss scale of jaxamp.")

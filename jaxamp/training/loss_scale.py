@@ -308,7 +308,7 @@ def _check_growth(period: Any, factor: Any, backoff: Any) -> None:
     if not period >= 1:
         raise TrainingError(f"period counts steps, 1 or more; {period!r} was given.")
     if not (math.isfinite(factor) and factor >= 1):
-        raise TrainingError(f"factor is what the scale grows by, 1 or more, not {factor!r}.")
+        raise TrainingError(f"factor multiplies a scale that grows: 1 or more, not {factor!r}.")
     if backoff is not None and not 0 < backoff <= 1:
         raise TrainingError(f"backoff shrinks the scale: above 0, at most 1, not {backoff!r}.")
 

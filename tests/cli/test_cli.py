@@ -148,7 +148,7 @@ def test_a_program_that_has_a_policy_is_seen_under_it(typed):
 def test_report_of_what_a_compiler_makes_of_fp8(typed):
     """Claimed beside found, in the program that is compiled for the machine at hand."""
     line = "python -m jaxamp report model:scale --args f32[2048,2048] rate=0.5 --policy fp8_current"
-    assert "1 dots in FP8 are claimed; with a target" in typed(line).stdout
+    assert "1 dots in FP8 are planned; with target=" in typed(line).stdout
     done = typed(f"{line} --target here --json")
     assert done.returncode == 0, done.stderr
     (fp8,) = json.loads(done.stdout)["fp8"]

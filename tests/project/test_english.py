@@ -10,6 +10,15 @@ ROOT = Path(__file__).parents[2]
 PATTERNS = {
     "a dangling phrase": re.compile(r"Nothing came of|came to nothing"),
     "an inverted clause": re.compile(r", for (it|its|they|there|that) (is|are|has|have)\b"),
+    "a noun without a name": re.compile(
+        r"\b(the|and|or) those of\b|\bis that of it\b|^Keep that of"
+    ),
+    "a thing described by what it is not": re.compile(
+        r"\bis no (multiple|parameter|pytree|argument)\b"
+    ),
+    "a clause in the place of a noun": re.compile(
+        r"^What (a|an|each|the|is|changes|runs)\b|\bof what is not\b"
+    ),
     "a word of the project's own": re.compile(r"(?i)\b(fused region|island edge|Compute is)\b"),
 }
 
@@ -42,7 +51,15 @@ def test_messages_have_none_of_the_patterns():
 
 
 @pytest.mark.parametrize(
-    "text", ["Nothing came of it", "counted once, for it has no end", "inside a fused region"]
+    "text",
+    [
+        "Nothing came of it",
+        "counted once, for it has no end",
+        "inside a fused region",
+        "and those of float16 end there",
+        "10 is no multiple of 16",
+        "What a policy does to numbers",
+    ],
 )
 def test_a_pattern_is_found(text):
     assert faults(f"raise ValueError({text!r})")

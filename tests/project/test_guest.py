@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from jaxamp.errors import NEWEST_JAX
 
 ELSEWHERE = ["scipy", "jinja2", "rich", "optax", "equinox", "jmp", "flatbuffers"]
 
@@ -117,3 +120,9 @@ def test_a_rule_that_changes_is_seen() -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "('lowerings', sin, '')" in done.stderr
+
+
+def test_the_newest_jax_is_on_the_page_of_versions() -> None:
+    """The page, and the words of an error, name the same release."""
+    page = (Path(__file__).parents[2] / "docs/stability.md").read_text()
+    assert f"| {NEWEST_JAX}." in page

@@ -38,7 +38,7 @@ IDLE = {
     "function": (_layer, _rules({"function": "jax.nn.softmx"}), "Did you mean 'softmax'"),
     "own function": (_layer, _rules({"function": "layer"}), "Functions of the program: _layer"),
     "second of two": (_layer, _rules({"scope": "head"}, {"scope": "tail"}), "scope=tail"),
-    "fp8, a small dot": (_layer, "mxfp8", "no multiple"),
+    "fp8, a small dot": (_layer, "mxfp8", "not a multiple"),
     "fp8, no dot": (lambda x, w: jnp.sin(x) + w, "fp8_current", "no matrix product"),
     "explicit precision": (_highest, "mixed_bf16", "stay in float32 .*precision"),
     "all kept": (_layer, _rules({"kind": "compute"}), "stay in float32 .*rule: kind="),

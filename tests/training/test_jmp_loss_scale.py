@@ -46,7 +46,7 @@ def test_conversion_inside_jit():
 
 def test_strangers_are_refused():
     """What is not a loss scale of the library in question is named."""
-    with pytest.raises(TrainingError, match="not a loss scale of jmp's"):
+    with pytest.raises(TrainingError, match="not a loss scale of jmp"):
         loss_scale_from_jmp(DynamicLossScale())
-    with pytest.raises(TrainingError, match="not a loss scale of jaxamp's"):
+    with pytest.raises(TrainingError, match="not a loss scale of jaxamp"):
         loss_scale_to_jmp(jmp.NoOpLossScale())

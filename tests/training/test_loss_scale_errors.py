@@ -21,7 +21,7 @@ from jaxamp.training.loss_scale import as_loss_scale
         (lambda: StaticLossScale(-2), "loss_scale is a positive"),
         (lambda: StaticLossScale(np.ones(3)), "loss_scale is a positive"),
         (lambda: DynamicLossScale(period=0), "period counts steps"),
-        (lambda: DynamicLossScale(factor=0.5), "factor is what the scale grows by"),
+        (lambda: DynamicLossScale(factor=0.5), "factor multiplies a scale that grows"),
         (lambda: DynamicLossScale(backoff=2.0), "backoff shrinks"),
         (lambda: DynamicLossScale(min_loss_scale=-1.0), "min_loss_scale"),
         (lambda: DynamicLossScale(min_loss_scale=8, max_loss_scale=4), "above its ceiling"),

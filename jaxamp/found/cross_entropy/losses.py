@@ -246,5 +246,5 @@ class _Losses:
             return "arrays are divided over an explicit mesh"
         is_one = jax.device_count() == 1 or described_platform() is not None
         if word is None and not is_one and not jax_compat.varies_over(aval):
-            return "there are several devices, and over which arrays are divided is not known"
+            return "there are several devices, and how arrays are divided over them is not known"
         return None

@@ -324,7 +324,7 @@ class Search:
             for made in passes:
                 wanted.update(value for value, _ in made.inputs)
         found = [made for made in passes if made.outputs]
-        return found or "nothing is read of it"
+        return found or "no operation reads it"
 
     def _unlike(self, unit: Unit, flowing: Flow) -> str | None:
         """Return what keeps a product from being one of a loss: it has a matrix of its own."""

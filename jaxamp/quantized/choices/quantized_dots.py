@@ -127,7 +127,7 @@ class _Scaler:
             if not isinstance(size, int):
                 return f"not scaled: the size {size} is not known"
             if size % multiple:
-                return f"not scaled: {size} is no multiple of {multiple}"
+                return f"not scaled: {size} is not a multiple of {multiple}"
         for limit_summed, limit_features in self.scaling.small:
             if _within(summed, limit_summed) and _within(features, limit_features):
                 return f"not scaled: too small ({summed} × {features})"

@@ -19,7 +19,7 @@ NOTES = {
     ),
     EMULATED: "multiply in bf16 on every chip: XLA has no product of such blocks",
 }
-"""What a report says of products that are multiplied in bf16, by where they are."""
+"""Remarks of reports on products that are multiplied in bf16, by where they are."""
 
 
 class Scaled(NamedTuple):

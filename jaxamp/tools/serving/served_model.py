@@ -99,7 +99,7 @@ def serve(
       params: the parameters, any tree; leaves that are not arrays are kept as they are.
       *args: example arguments, arrays or ``jax.ShapeDtypeStruct``; other shapes may follow. Flags
         and other constants belong in `fn`: ``functools.partial(fn, train=False)``.
-      policy: as for ``amp``; left out, that of an amped `fn`, else the default.
+      policy: as for ``amp``; by default that of an amped `fn`, else `mixed_bf16`.
       everything: store all other parameters of two or more dimensions in compute precision as
         well. That rounds what ``amp`` reads in f32, for instance an embedding that is added to.
 

@@ -38,17 +38,16 @@ def tune(
 ) -> Tuning:
     """Return the cheapest policy that keeps the error of `fn` within `budget`.
 
-    Groups of operations are those of one kind, in one function and scope. What the roundings of
-    each do to the result is predicted from one forward and one backward pass; a choice is made by
-    modelled time; it is run; if it misses, its most sensitive groups are raised, by bisection; then
+    Operations of one kind, in one function and scope, are a group. One forward and one backward
+    pass predict what the roundings of each do to the result; a choice is made by modelled time and
+    run; if it misses, its most sensitive groups are raised, by bisection; then
     cheaper choices are tried. The same call gives the same answer.
 
     Args:
       fn: whatever `amp` takes, or what it returned.
       args: arguments of a typical call, a tuple.
       budget: the largest error.
-      policy: what lowers operations, as for `amp`; left out, that of an amped `fn`, else the
-        default.
+      policy: as for `amp`; by default that of an amped `fn`, else `mixed_bf16`.
       error: ``"output"``, the relative error of the result (root mean square over its arrays);
         ``"gradient"``, that of the gradient of `fn`, a scalar function, by its first argument; or a
         function of ``(result, result in original precision)`` that returns a number.

@@ -395,7 +395,7 @@ def test_reasons_for_what_is_not_scaled():
     (small,) = reasons(jnp.dot, "fp8_current", x, w)
     assert "too small (64 × 48)" in small
     (ragged,) = reasons(jnp.dot, CURRENT, x[:, :50], w[:50])
-    assert "50 is no multiple of 16" in ragged
+    assert "50 is not a multiple of 16" in ragged
     q, k = operands((2, 32, 16), (2, 32, 16))
     (batched,) = reasons(lambda q, k: jnp.einsum("btd,bsd->bts", q, k), CURRENT, q, k)
     assert "batched" in batched

@@ -47,6 +47,6 @@ def loss(kernel: Fused, operands: Operands, biased: Biased) -> str | None:
     if with_bias <= without:
         return None
     return (
-        f"with its bias it moves {with_bias / scores:.1f} bytes for each score, "
-        f"written out {without / scores:.1f}"
+        f"with its bias the kernel moves {with_bias / scores:.1f} bytes for each score, "
+        f"the program as written {without / scores:.1f}"
     )

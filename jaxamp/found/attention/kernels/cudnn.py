@@ -32,7 +32,7 @@ def obstacle(gpu: TargetGpu, operands: Operands, spec: AttentionSpec, backward: 
     if 0 in q.shape + k.shape:
         return "there is nothing to attend to"
     if spec.mask is not None:
-        return "cuDNN has no masks but causal ones and windows"
+        return "cuDNN takes causal masks and windows alone"
     if bias is not None:
         bias = jax.ShapeDtypeStruct((*bias.shape[:2], q.shape[1], k.shape[1]), q.dtype)
     if q.dtype.itemsize != 2:

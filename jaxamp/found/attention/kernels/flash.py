@@ -23,11 +23,11 @@ def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | N
     if spec.window is not None:
         return "flash_attention has no windows"
     if not isinstance(spec.mask, Segments | None):
-        return "flash_attention has no masks but causal ones and segments"
+        return "flash_attention takes causal masks and segments alone"
     if q.shape[2] != k.shape[2]:
-        return "flash_attention has a key head for each query head"
+        return "flash_attention needs a key head for each query head"
     if q.shape[-1] != v.shape[-1]:
-        return "flash_attention has values of the size of keys"
+        return "flash_attention needs values of the size of keys"
     if bias is not None and not spec.scale:
         return "flash_attention multiplies the bias too, here by zero"
     if bias is not None and bias.shape != scores_shape(q, k):

@@ -119,7 +119,7 @@ def mismatch(operands: Operands, spec: AttentionSpec) -> str | None:
         )
     if spec.causal and q.shape[-3] != k.shape[-3]:
         return (
-            f"attention: a causal one has as many queries as keys, not {q.shape[-3]} and "
+            f"attention: causal=True needs as many queries as keys, not {q.shape[-3]} and "
             f"{k.shape[-3]}."
         )
     scores = scores_shape(q, k)

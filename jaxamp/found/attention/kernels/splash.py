@@ -33,10 +33,10 @@ def tpu_obstacle(q: Any, k: Any, v: Any) -> str | None:
         return f"operands are {q.dtype}, not bfloat16"
     queries, keys = q.shape[1], k.shape[1]
     if queries % LANES or keys % LANES or 0 in q.shape + k.shape:
-        return f"{queries} queries and {keys} keys are no multiples of {LANES}"
+        return f"{queries} queries and {keys} keys are not multiples of {LANES}"
     for size in (q.shape[-1], v.shape[-1]):
         if size % 8 or size > _LARGEST_HEAD:
-            return f"head size {size} is no multiple of 8 up to {_LARGEST_HEAD}"
+            return f"head size {size} is not a multiple of 8 up to {_LARGEST_HEAD}"
     return None
 
 

@@ -28,13 +28,13 @@ def obstacle(gpu: TargetGpu, operands: Operands, spec: AttentionSpec, backward: 
     if q.dtype.itemsize != 2:
         return f"operands are {q.dtype}, not of 16 bits"
     if bias is not None or spec.window is not None:
-        return "Triton's attention has neither biases nor windows"
+        return "Triton's attention takes no biases and no windows"
     if spec.mask is not None and not _is_of_words(spec.mask):
-        return "Triton's attention has no masks but causal ones and segments of words"
+        return "Triton's attention takes causal masks and segments of words alone"
     if not q.shape[2] == k.shape[2] == v.shape[2] or q.shape[-1] != v.shape[-1]:
-        return "Triton's attention has a key head for each query head, and values of its size"
+        return "Triton's attention needs a key head for each query head, and values of its size"
     if q.shape[1] != k.shape[1] or q.shape[1] % _BLOCK or 0 in q.shape:
-        return f"Triton's attention has as many queries as keys, a multiple of {_BLOCK}"
+        return f"Triton's attention needs as many queries as keys, a multiple of {_BLOCK}"
     if not 16 <= q.shape[-1] <= _LARGEST_HEAD:
         return f"head size {q.shape[-1]} is not between 16 and {_LARGEST_HEAD}"
     return None
