@@ -1,4 +1,4 @@
-"""The feature: what XLA is told beside the precisions, so that it fuses and stores as planned."""
+"""The feature: hints to XLA beside the precisions, so that it fuses and stores as planned."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Decide what XLA is told, equation by equation; none of it changes a precision."""
+"""Decide hints for XLA, equation by equation; none of them changes a precision."""

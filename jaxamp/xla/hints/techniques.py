@@ -1,4 +1,4 @@
-"""Techniques: what XLA is told beside the precisions, each with a switch of its own."""
+"""Techniques that steer XLA beside the precisions, each with a switch of its own."""
 
 from __future__ import annotations
 
