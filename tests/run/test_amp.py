@@ -373,7 +373,7 @@ def test_static_arguments_that_cannot_be():
 def test_static_arguments_that_something_around_has_traced():
     """The error says where to declare them static as well, and that is a cure."""
     gradient = jax.grad(lambda x, config: amp(configured, static_argnums=1)(x, config).sum())
-    with pytest.raises(StaticArgumentError, match="traced by what is around") as found:
+    with pytest.raises(StaticArgumentError, match="transformation around amp traces") as found:
         plan_of(gradient)(_x(), CONFIG)
     assert "jax.jit(fn, static_argnums=1)" in str(found.value)
     assert str(plan_of(jax.jit(gradient, static_argnums=1))(_x(), CONFIG))
