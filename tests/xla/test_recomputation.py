@@ -77,6 +77,24 @@ def test_layers_with_a_rule_of_their_own_call_one_group(args: Any) -> None:
     np.testing.assert_allclose(jax.grad(amp(activated, POLICY))(*args), plain, rtol=0.1, atol=1e-2)
 
 
+def test_constants_of_no_mesh_part_no_group(args: Any) -> None:
+    """The 1 of `1 - sigmoid` is moved to the mesh of automatic axes that its operand is on."""
+
+    def gated(weights: jax.Array, x: jax.Array) -> jax.Array:
+        for w in weights:
+            x = jax.nn.silu(x @ w + w[0]) @ w.T
+        return (x**2).mean()
+
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    step = amp(jax.grad(gated), POLICY)
+    alone, placed = (
+        sum(e.primitive.name == "logistic" for e in equations(jax.make_jaxpr(step)(*given).jaxpr))
+        for given in (args, jax.device_put(args, place))
+    )
+    assert alone == placed
+
+
 def test_a_group_of_its_own_kind_is_no_call(args: Any) -> None:
     """Only what has several places pays for a jit around it."""
     jaxpr = jax.make_jaxpr(amp(lambda w, x: layer(x, w[0]), POLICY))(*args).jaxpr

@@ -38,9 +38,12 @@ def _sums(places: Any) -> tuple[frozenset[Any], frozenset[Any]]:
 
 
 def lie_alike(one: Any, other: Any) -> bool:
-    """Return whether two arrays lie alike on one mesh, as far as their types say."""
+    """Return whether two arrays lie alike, as far as their types say: on one mesh, or anywhere.
+
+    Types of no mesh, such as that of a constant, say nothing, as those of automatic axes.
+    """
     places = one.sharding, other.sharding
-    return places[0] == places[1] or all(p.mesh.are_all_axes_auto for p in places)
+    return places[0] == places[1] or all(p.mesh.empty or p.mesh.are_all_axes_auto for p in places)
 
 
 def is_ref(aval: Any) -> bool:
