@@ -1,4 +1,4 @@
-"""Twelve models that were written, and counted, before the planner was changed for any of them.
+"""Models that were written, and counted, before the planner was changed for any of them.
 
 Each is one function of its activations' dtype: parameters follow it where they are used, statistics
 and losses are float32. With float32 that is the program as its authors write it, where every such
