@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import AbstractMesh, AxisType, use_abstract_mesh
 
 Axes = str | tuple[str, ...] | None
 """Axes of a mesh that an axis of an array lies along."""
@@ -26,9 +26,19 @@ def divided(form: Callable[..., Any], place: Callable[[Any], tuple[Any, ...]], *
         device, and where results and operands lie on the mesh.
       **rule: what Shardy is told.
     """
+
+    def partition(_mesh: Any, shapes: Any, _: Any) -> tuple[Any, ...]:
+        mesh, part, *lies = place(shapes)
+
+        def alone(*operands: Any) -> Any:
+            with use_abstract_mesh(AbstractMesh((), ())):  # not the one that the compiler divides
+                return part(*operands)
+
+        return mesh, alone, *lies
+
     call = custom_partitioning(form)
     call.def_partition(
-        partition=lambda _mesh, shapes, _: place(shapes),
+        partition=partition,
         infer_sharding_from_operands=lambda _mesh, shapes, _: list(place(shapes)[2]),
         decode_shardings=False,  # which would be with the one mesh of the program
         **rule,

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, PartitionSpec
 
 from jaxamp.found.attention.kernels.spec import AttentionSpec, of_backward
 
@@ -49,14 +50,14 @@ def backward(
     queries, cotangent = _grouped(q, k), _grouped(dout, k)
     low = None if widen else q.dtype
     weights, _ = _softmax(_scores(queries, k, bias, spec, widen), low)
-    dv = _contract("...kgts,...tkgh->...skh", weights.astype(q.dtype), cotangent, widen)
+    dv = _contract("...kgts,...tkgh->...skh", weights.astype(q.dtype), cotangent, widen, v)
     dweights = _stored(_contract("...tkgh,...skh->...kgts", cotangent, v, widen), low)
     weights = weights.astype(dweights.dtype)
     row = jnp.sum(weights * dweights, axis=-1, keepdims=True)
     dscores = weights * (dweights - row)
     scaled = (dscores * spec.scale).astype(q.dtype)
     dq = _flat_heads(_contract("...kgts,...skh->...tkgh", scaled, k, widen), -2)
-    dk = _contract("...kgts,...tkgh->...skh", scaled, queries, widen)
+    dk = _contract("...kgts,...tkgh->...skh", scaled, queries, widen, k)
     found = (dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype))
     return (*found, sum_to(_flat_heads(dscores, -3), bias)) if bias_grad else found
 
@@ -99,22 +100,36 @@ def _sum_values(weights: Array, v: Array, dtype: Any, widen: bool) -> Array:
     return _flat_heads(products, -2)
 
 
-def _contract(how: str, lhs: Array, rhs: Array, widen: bool) -> Array:
+def _contract(how: str, lhs: Array, rhs: Array, widen: bool, like: Array | None = None) -> Array:
     """Contract with the axes of the left operand first, and put them in order after.
 
     `jnp.einsum` swaps operands for some orders, and rows of scores would lie across memory: a
-    softmax is then three kernels for one.
+    softmax is then three kernels for one. Where types say where arrays lie, the result lies as
+    `like` does.
     """
     operands, result = how.split("->")
     left, right = (labels.strip(".") for labels in operands.split(","))
     batch = (x for x in left if x in right and x in result)
     free = (x for x in (*left, *right) if (x in left) != (x in right))
-    made = "".join(["...", *batch, *free])
+    made = "".join([*batch, *free])
     wide = jnp.promote_types(lhs.dtype, jnp.float32)
     if widen:
         lhs, rhs = lhs.astype(wide), rhs.astype(wide)
-    products = jnp.einsum(f"{operands}->{made}", lhs, rhs, preferred_element_type=wide)
-    return jnp.einsum(f"{made}->{result}", products)
+    place = None if like is None else _place(like, result.strip("."), made)
+    products = jnp.einsum(
+        f"{operands}->...{made}", lhs, rhs, preferred_element_type=wide, out_sharding=place
+    )
+    return jnp.einsum(f"...{made}->{result}", products)
+
+
+def _place(like: Array, labels: str, made: str) -> PartitionSpec | None:
+    """Return where an array with the axes of `like` in another order lies, if types say so."""
+    sharding = jax.typeof(like).sharding
+    if AxisType.Explicit not in sharding.mesh.axis_types:
+        return None
+    batch = like.ndim - len(labels)
+    axes = dict(zip(labels, sharding.spec[batch:], strict=True))
+    return PartitionSpec(*sharding.spec[:batch], *(axes[label] for label in made))
 
 
 def _grouped(x: Array, k: Array) -> Array:
