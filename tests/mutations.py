@@ -47,6 +47,18 @@ class Mutation(NamedTuple):
 
 MUTATIONS = (
     Mutation(
+        "modules/module_paths.py",
+        "names = called if called is not None else (cls,) * (cls != owner)",
+        "names = (cls,) * (cls != owner)",
+        "tests/modules/test_module_paths.py",
+    ),
+    Mutation(
+        "kernels/jax_compat/cudnn_calls.py",
+        "lambda least: capability >= parsed(least)",
+        "lambda least: capability < parsed(least)",
+        "tests/found/attention/kernels",
+    ),
+    Mutation(
         "core/formats.py",
         "if p.bits < Precision.F32.bits)",
         "if p.bits <= Precision.F32.bits)",

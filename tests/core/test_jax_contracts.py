@@ -253,7 +253,7 @@ def test_parameters(name: str) -> None:
 
 
 # Parameters of jaxamp's own primitives.
-OWN = {"bias_grad", "dtype", "given", "how", "op", "rounded", "spec", "widen"}
+OWN = {"bias_grad", "dtype", "given", "how", "op", "rounded", "spec"}
 # Those that differ from release to release; the test below asks `scan_layout` for what they say.
 SCAN = {"ft_in", "num_consts", "num_carry"}
 

@@ -101,35 +101,18 @@ def _sum_values(weights: Array, v: Array, dtype: Any, widen: bool) -> Array:
 
 
 def _contract(how: str, lhs: Array, rhs: Array, widen: bool, like: Array | None = None) -> Array:
-    """Contract with the axes of the left operand first, and put them in order after.
-
-    `jnp.einsum` swaps operands for some orders, and rows of scores would lie across memory: a
-    softmax is then three kernels for one. Where types say where arrays lie, the result lies as
-    `like` does.
-    """
-    operands, result = how.split("->")
-    left, right = (labels.strip(".") for labels in operands.split(","))
-    batch = (x for x in left if x in right and x in result)
-    free = (x for x in (*left, *right) if (x in left) != (x in right))
-    made = "".join([*batch, *free])
+    """Contract; where types say where arrays lie, the result lies as `like` does."""
     wide = jnp.promote_types(lhs.dtype, jnp.float32)
     if widen:
         lhs, rhs = lhs.astype(wide), rhs.astype(wide)
-    place = None if like is None else _place(like, result.strip("."), made)
-    products = jnp.einsum(
-        f"{operands}->...{made}", lhs, rhs, preferred_element_type=wide, out_sharding=place
-    )
-    return jnp.einsum(f"...{made}->{result}", products)
+    place = None if like is None else _place(like)
+    return jnp.einsum(how, lhs, rhs, preferred_element_type=wide, out_sharding=place)
 
 
-def _place(like: Array, labels: str, made: str) -> PartitionSpec | None:
-    """Return where an array with the axes of `like` in another order lies, if types say so."""
+def _place(like: Array) -> PartitionSpec | None:
+    """Return where an array lies, if its type says so."""
     sharding = jax.typeof(like).sharding
-    if AxisType.Explicit not in sharding.mesh.axis_types:
-        return None
-    batch = like.ndim - len(labels)
-    axes = dict(zip(labels, sharding.spec[batch:], strict=True))
-    return PartitionSpec(*sharding.spec[:batch], *(axes[label] for label in made))
+    return sharding.spec if AxisType.Explicit in sharding.mesh.axis_types else None
 
 
 def _grouped(x: Array, k: Array) -> Array:

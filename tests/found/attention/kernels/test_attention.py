@@ -229,16 +229,6 @@ def test_without_a_kernel_scores_are_stored_as_in_the_program_as_it_was():
     assert [shapes.count(size) for shapes in rounded] == [2, 4], rounded
 
 
-def test_without_a_kernel_rows_of_scores_lie_along_memory():
-    """The product that makes scores has keys as its last axis, so that a softmax is one kernel."""
-    spec = AttentionSpec(scale=1.0)
-    q, k, v = jnp.ones((2, 6, 4, 8)), jnp.ones((2, 7, 2, 8)), jnp.ones((2, 7, 2, 8))
-    forward = jax.make_jaxpr(functools.partial(composed.forward, spec=spec))(q, k, v, None).jaxpr
-    scores, _ = (e for e in equations(forward) if e.primitive.name == "dot_general")
-    assert scores.outvars[0].aval.shape[-1] == scores.invars[1].aval.shape[1] == k.shape[1]
-    assert scores.invars[0].aval.size == q.size
-
-
 def test_backward_transposes_to_the_tangent():
     """The transpose of the transposed derivative is the derivative."""
     operands, spec, _ = _problem("bias of heads")
