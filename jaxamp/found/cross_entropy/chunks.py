@@ -202,7 +202,7 @@ def _within_chunk(indices: Any, step: Step) -> Any:
     rows, last = step.flow.operands[1], indices.ndim - 1
     number = lax.broadcasted_iota(jnp.int32, indices.shape, last)
     for i, place in enumerate(step.places):
-        if rows is not None and place is not None and place == rows.axis:
-            own = lax.broadcasted_iota(indices.dtype, indices.shape, place)
+        if rows is not None and place == rows.axis:
+            own = lax.broadcasted_iota(indices.dtype, indices.shape, rows.axis)
             indices = jnp.where(number == i, own, indices)
     return indices

@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Primitive
 from jaxamp.core import jax_compat, taxonomy
 from jaxamp.core.intervals import Interval
 from jaxamp.core.taxonomy import Op, Trait
-from jaxamp.jaxprs.contracted import terms
+from jaxamp.jaxprs.contracted import has_explicit_precision, terms
 from jaxamp.jaxprs.interpret import walk
 from jaxamp.jaxprs.name_stack import joined_names, without_repeats
 from jaxamp.jaxprs.nested import RULED, called, is_region, loop, nested
@@ -67,8 +67,8 @@ class _Unfolder:
         op = self._ops[primitive]
         if op is not None and op.trait is Trait.ALLREDUCE and _is_local(eqn):
             op = taxonomy.TABLE["reduce_sum"]
-        elif terms(primitive.name, eqn.params, [v.aval for v in eqn.invars]) == 1:
-            op = taxonomy.TABLE["mul"]  # an outer product adds up nothing
+        elif op is not None and op.trait is Trait.CONTRACTION and _is_outer(eqn):
+            op = taxonomy.TABLE["mul"]
         if op is None:
             self.graph.unknown.setdefault(primitive.name, eqn)
         elif (unfolder := _UNFOLDERS.get(op.trait)) and not is_region(eqn):
@@ -257,6 +257,12 @@ _READABLE = 1 << 20  # a captured array of more elements is not searched for ext
 def _is_local(eqn: JaxprEqn) -> bool:
     """Return whether an all-reduce runs over array axes only: what vmap makes of a psum."""
     return all(isinstance(axis, int) for axis in eqn.params.get("axes", (None,)))
+
+
+def _is_outer(eqn: JaxprEqn) -> bool:
+    """Return whether a contraction adds up nothing, and has no explicit precision to keep."""
+    avals = [v.aval for v in eqn.invars]
+    return terms(eqn.primitive.name, eqn.params, avals) == 1 and not has_explicit_precision(eqn)
 
 
 def _numbers(const: Any) -> np.ndarray:

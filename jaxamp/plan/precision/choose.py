@@ -308,10 +308,8 @@ class Chooser:
         if wire.bits < F32.bits and (dense or in_parts):
             reason = f"summed over devices in {wire.short}, as the policy says"
         elif in_parts and not self._may_overflow(low):
-            wire, reason = (
-                low,
-                f"summed over devices in {low.short}, as each device stores its part",
-            )
+            wire = low
+            reason = f"summed over devices in {low.short}, as each device stores its part"
         else:
             return None
         stored = F32 if not dense or self._constraint(node, low) else low

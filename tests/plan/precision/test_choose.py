@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
-from jaxamp import amp
+from jaxamp import PrecisionPolicy, Rule, amp, plan_of
 from tests.programs.registry import Draw
 from tests.tolerances import BY_ORDER, CLASSES, EPS
 
@@ -49,3 +50,25 @@ def test_derivatives_of_narrow_operands_are_rounded_once(program: Program, low: 
         expected = np.asarray(jax.grad(program)(*(np.asarray(a, np.float64) for a in (X, W))))
     off = np.abs(got - expected).max() / np.abs(expected).max()
     assert off < CLASSES["deep"] * BY_ORDER[1] * EPS[low]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        PrecisionPolicy.ALWAYS_F16,
+        PrecisionPolicy.MIXED_BF16.with_rules(Rule(precision="bf16", primitive="dot_general")),
+    ],
+    ids=["always", "rule"],
+)
+def test_an_explicit_precision_is_kept_where_nothing_is_added_up(policy: PrecisionPolicy) -> None:
+    """An outer product is planned as what multiplies elementwise, but not where it has its own."""
+
+    def outer(x: jax.Array, y: jax.Array, precision: lax.PrecisionLike = None) -> jax.Array:
+        return lax.dot_general(x, y, (((1,), (0,)), ((), ())), precision=precision)
+
+    column, row = X[:, :1], W[:1]
+    (own,) = plan_of(lambda x, y: outer(x, y, "highest"), policy)(column, row).decisions()
+    assert "an explicit precision was requested" in own.reason
+    assert not own.is_narrow
+    (plain,) = plan_of(outer, policy)(column, row).decisions()
+    assert plain.is_narrow
