@@ -48,6 +48,7 @@ def make_plan(
     outputs: Sequence[Precision | None] | None = None,
     onward: Sequence[bool] | None = None,
     later: Sequence[bool] = (),
+    forms: bool = True,
 ) -> Plan:
     """Decide, for every equation of a jaxpr, in which precision it runs.
 
@@ -62,6 +63,7 @@ def make_plan(
       later: whether each input arrives only when all that does not need it has been computed, as
         tangents do; by default none.
       onward: whether Compute outside reads each result; by default those that leave narrow.
+      forms: whether features choose after the core, and may give operations forms of their own.
 
     Returns:
       The plan.
@@ -86,7 +88,7 @@ def make_plan(
     find_ranges(graph)
     find_precise_products(graph)
     forced = find_forced(graph, policy)
-    findings = _find(graph, frame, policy, forced, inputs or ())
+    findings = _find(graph, frame, policy, forced, inputs or (), forms=forms)
     grounds = {site: ground_of(site, findings.choices) for site in sites_of(frame)}
     body = assemble(findings, _steer(findings), grounds, outputs)
     return Plan(
@@ -138,6 +140,8 @@ def _find(
     policy: PrecisionPolicy,
     forced: Forced,
     inputs: Sequence[Precision | None],
+    *,
+    forms: bool,
 ) -> Findings:
     """Run the analyses, each on the findings of those before it."""
     flow = Dataflow(graph, *settle_carries(graph, policy, forced), FusionRegions(graph))
@@ -152,7 +156,7 @@ def _find(
     choices.update(narrow_varying(flow, policy, stored, choices))
     choices.update(find_communication(flow, frame, policy, stored, choices))
     draft = Draft(policy, graph, flow, hazards, forced, stored, choices)
-    for work in features.works():
+    for work in features.works() if forms else ():
         if work.choose:
             choices.update(work.choose(draft))
     fuses = Guard.REDUCTION_ISLAND in policy.guards and bool(policy.low)

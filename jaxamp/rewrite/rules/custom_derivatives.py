@@ -2,7 +2,9 @@
 
 The rules are programs that JAX traces only when it differentiates, at the original dtypes. They
 are planned then, with the precisions in which their inputs really arrive and their results must
-leave: cotangents and tangents have the dtype of their primal.
+leave: cotangents and tangents have the dtype of their primal. Only the plan of the function knows
+the place of its products in a network: where features gave none of them a form, they give none to
+those of its rules.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
+from jaxamp.core.taxonomy import OpKind
 from jaxamp.jaxprs.nested import called
 from jaxamp.jaxprs.relu_masks import compare_relu_results
 from jaxamp.plan import JaxprPlan, make_plan
@@ -66,7 +69,7 @@ def _run_jvp(
     # Tangents go on: transposed, what made them must have been narrow.
     onward = [*map(is_narrow, plan.outputs), *[True] * len(made)]
     later = [*[False] * len(primals), *[True] * len(given)]
-    results = _run_rule(rewrite, closed, [*primals, *given], wanted, onward, later)
+    results = _run_rule(rewrite, plan, closed, [*primals, *given], wanted, onward, later)
     return _with_zeros(results, out_zeros)
 
 
@@ -90,13 +93,14 @@ def custom_vjp(context: RuleContext, *operands: Any) -> Sequence[Any]:
         count = len(jaxpr.outvars) - len(plan.outputs)
         saved_avals[:] = [v.aval for v in jaxpr.outvars[:count]]
         wanted = [*[None] * count, *plan.outputs]
-        return _run_rule(rewrite, ClosedJaxpr(jaxpr, captured), values[consts:], wanted)
+        return _run_rule(rewrite, plan, ClosedJaxpr(jaxpr, captured), values[consts:], wanted)
 
     def backward(*residuals_and_cotangents: Any) -> tuple[list[Any], Any]:
         avals = _backward_avals(eqn, saved_avals)
         pairs = zip(primal_avals, call.jaxpr.invars, strict=True)
         wanted = [_stored(arriving.dtype, var.aval) for arriving, var in pairs]
-        given, logs = _run_backward(rewrite, eqn, residuals_and_cotangents, avals, wanted[consts:])
+        args, wanted = residuals_and_cotangents, wanted[consts:]
+        given, logs = _run_backward(rewrite, eqn, plan, args, avals, wanted)
         none = [jax_compat.zero_cotangent(aval) for aval in primal_avals[:consts]]
         return [*none, *given], logs
 
@@ -129,6 +133,7 @@ def _backward_avals(eqn: JaxprEqn, saved_avals: Sequence[Any]) -> list[Any]:
 def _run_backward(
     rewrite: RewriteContext,
     eqn: JaxprEqn,
+    plan: JaxprPlan,
     args: Sequence[Any],
     avals: Sequence[Any],
     wanted: Precisions,
@@ -159,7 +164,7 @@ def _run_backward(
     nonzero_wanted = [p for p, z in zip(wanted, zeros, strict=True) if z is None]
     as_written = [_stored(np.float32, v.aval) for v in closed.jaxpr.outvars[len(nonzero_wanted) :]]
     given = [args[i] for i in arrays]
-    results = iter(_run_rule(rewrite, closed, given, [*nonzero_wanted, *as_written]))
+    results = iter(_run_rule(rewrite, plan, closed, given, [*nonzero_wanted, *as_written]))
     cotangents = [
         next(results) if zero is None else _retyped(zero, precision)
         for zero, precision in zip(zeros, wanted, strict=True)
@@ -169,20 +174,23 @@ def _run_backward(
 
 def _run_rule(
     rewrite: RewriteContext,
+    function: JaxprPlan,
     closed: ClosedJaxpr,
     args: Sequence[Any],
     wanted: Precisions,
     onward: Sequence[bool] | None = None,
     later: Sequence[bool] = (),
 ) -> list[Any]:
-    """Plan and run a derivative rule in the precisions in which its arguments arrive."""
+    """Plan and run a rule of a planned function, in the precisions in which arguments arrive."""
     arriving = [
         _stored(jax.typeof(arg).dtype, var.aval)
         for arg, var in zip(args, closed.jaxpr.invars, strict=True)
     ]
+    products = [d for d in function.walk() if d.kind is OpKind.COMPUTE]
     plan = make_plan(
         closed,
         rewrite.policy,
+        forms=not products or any(d.form for d in products),
         inputs=arriving,
         outputs=wanted,
         onward=onward,
