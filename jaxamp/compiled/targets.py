@@ -104,7 +104,7 @@ class Target:
 # the other eight (docs/lab-notebook.md, "Times by the model"). No other GPU has been timed.
 _GPU_REACHES = Reached(bandwidth=0.8, products=0.7, start=6e-6)
 
-# What is told of every GPU; cuDNN in its own numbering.
+# Of every GPU that is not there; cuDNN in its own numbering.
 _CUDNN = (9, 12, 0)
 
 

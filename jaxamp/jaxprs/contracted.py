@@ -1,4 +1,4 @@
-"""Contractions: how many products one element adds up, and what their precision is said to be."""
+"""Contractions: how many products one element adds up, and explicit precisions."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from jaxamp.found.values import size_of
 def kernel_words(
     found: Found, scores: Scores, layout: Layout
 ) -> tuple[AttentionSpec, list[Step], bool]:
-    """Return what a kernel is told of an attention, the other steps, and whether no row is empty.
+    """Return an attention's parameters, the steps that are left, and whether no row is empty.
 
-    It is told of masks that are known.
+    Scales and known masks are parameters of a kernel; the other steps are added to scores.
     """
     times = [step.times for step in found.steps if isinstance(step, Rescaling)]
     scale = float(math.prod(times, start=found.scale))

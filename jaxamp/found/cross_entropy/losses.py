@@ -79,7 +79,7 @@ def chunk_losses(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
 
 
 def _words(policy: PrecisionPolicy) -> dict[str, Any]:
-    """Return what is wished for a loss, by scope."""
+    """Return the policy's word for losses, by scope."""
     word = policy.loss_in_chunks
     return dict(word) if isinstance(word, tuple) else {"*": word}
 

@@ -76,7 +76,7 @@ def differentiated(
         results, gradients = _with_gradients(made, division, given, number, [*moving])
         moved = jnp.stack([_along(gradients[value], moving[value]) for value in moving])
         still = {value: _still(result) for value, result in results.items()}
-        still[number] = _along(jnp.ones_like(moved), moved)  # sums, with no group of its own
+        still[number] = _along(jnp.ones_like(moved), moved)  # `sum` would be a fused group
         return [results[value] for value in order], [still[value] for value in order]
 
     return dict(zip(order, total(*map(read, values)), strict=True))

@@ -19,7 +19,7 @@ _LONG = 2048  # tokens of a chunk, where time counts: reading and adding to a su
 _SHORT = 1024  # where memory counts: it takes as long as the products
 _LONGER = 0.02  # of a program's time
 _STARTS = 3e8  # bytes that are moved while the kernels of a chunk start: 12 of 5 µs, at 4.8 TB/s
-_STORED = 2  # times more that logits are written or read where all are stored (Llama-like, H200)
+_STORED = 2  # passes over logits that storing them all adds (a Llama-like model, H200)
 _NARROW = 2
 
 

@@ -149,7 +149,7 @@ ATTENTIONS = {
 
 
 def multiplied(name: str, params: dict[str, Any], ins: Sequence[Any], out: Any) -> int | None:
-    """Return how many numbers a contraction or an attention multiplies, ``None`` for no such.
+    """Return how many numbers a contraction or an attention multiplies; ``None`` for others.
 
     Masks skip none of them.
 
