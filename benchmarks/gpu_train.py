@@ -62,6 +62,7 @@ class Way:
       policy: of `amp`; ``None`` without it.
       hand: the version by hand; ``None`` for the plain program.
       fused: whether `amp` may replace attention by a fused kernel.
+      chunks: whether `amp` may compute the loss in chunks of tokens.
       whole_step: whether `amp` is around the whole step, else around the loss alone.
       carried: whether a step quantizes its parameters for the next one; then one step of `MEASURED`
         finds magnitudes.
@@ -72,6 +73,7 @@ class Way:
     policy: str | None = None
     hand: str | None = None
     fused: bool = True
+    chunks: bool = True
     whole_step: bool = True
     carried: bool = False
     matmul: str = "default"
@@ -85,6 +87,7 @@ WAYS = {
     "hand-fused": Way(hand=FUSED),
     "amp-bf16": Way("auto_mixed_bf16"),
     "amp-bf16-composed": Way("auto_mixed_bf16", fused=False),
+    "amp-bf16-stored": Way("auto_mixed_bf16", chunks=False),
     "amp-loss-bf16": Way("auto_mixed_bf16", whole_step=False),
     "amp-f16": Way("auto_mixed"),
     "amp-fp8": Way("fp8_current"),
@@ -96,7 +99,10 @@ WAYS = {
 
 def policy_of(way: Way) -> PrecisionPolicy:
     """The policy of a way that has one."""
-    policy = PrecisionPolicy.parse(way.policy).replace(fused_attention=None if way.fused else False)
+    policy = PrecisionPolicy.parse(way.policy).replace(
+        fused_attention=None if way.fused else False,
+        loss_in_chunks=None if way.chunks else False,
+    )
     if way.carried:
         policy = policy.replace(scaling={"carried": True})
     return of_any_size(policy) if way.any_size else policy
