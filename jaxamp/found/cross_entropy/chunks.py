@@ -15,6 +15,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jaxamp.core import jax_compat
+from jaxamp.found.cross_entropy.label_lookups import looked_up
 from jaxamp.found.cross_entropy.passes import Key, Pass, Step
 from jaxamp.found.cross_entropy.rows import SUM, Rows, resized
 
@@ -146,18 +147,24 @@ def in_chunk(
       tokens: i32[t], which these are.
     """
     values = dict(env)
+    makers: dict[Any, Step] = {}
     for step in made.steps:
         rows = None if step.flow.result is SUM else step.flow.result
         with jax_compat.emitting(step.unit.eqn):
-            results = _computed(step, division, values, tokens)
+            results = _computed(step, division, values, tokens, makers)
         for out, result in zip(step.unit.outs, results, strict=True):
             values[out, rows] = result  # type: ignore[index]
+            makers[out, rows] = step
     rows = {v: values[v, r] for v, r in made.outputs.items() if isinstance(r, Rows)}
     return rows, {v: values[v, None] for v, r in made.outputs.items() if r is SUM}
 
 
 def _computed(
-    step: Step, division: Division, values: Mapping[Any, Any], tokens: Any
+    step: Step,
+    division: Division,
+    values: Mapping[Any, Any],
+    tokens: Any,
+    makers: Mapping[Any, Step],
 ) -> Sequence[Any]:
     """Return the results of an equation for some tokens."""
     eqn, name, flow = step.unit.eqn, step.unit.eqn.primitive.name, step.flow
@@ -178,7 +185,10 @@ def _computed(
             second = flow.operands[1]
             assert second is not None
             operands[1] = jnp.where(_present(operands[1], second, tokens), operands[1], 0)
-    return jax_compat.bind(eqn, operands, **resized(eqn, flow, len(tokens)))
+    changes = resized(eqn, flow, len(tokens))
+    if name == "gather" and beside is not None:
+        return [looked_up(eqn, step.operands[0], operands[1], makers, values, **changes)]
+    return jax_compat.bind(eqn, operands, **changes)
 
 
 def _divides(sharding: Any, array: Any) -> bool:
