@@ -117,10 +117,6 @@ class IdlePolicyWarning(UserWarning):
 def accepted(word: object, words: Iterable[str]) -> str:
     """Return a sentence that lists the accepted words, and the likely one where there is one.
 
-    Args:
-      word: what was given.
-      words: what is accepted.
-
     >>> accepted("reducton", ["compute", "reduction"])
     "Did you mean 'reduction'? Accepted: compute, reduction."
     """

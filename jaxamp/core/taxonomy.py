@@ -475,12 +475,6 @@ version = 0
 def lookup(primitive: Primitive | str) -> Op | None:
     """Return the entry of a primitive; what was registered comes before the table.
 
-    Args:
-      primitive: a primitive or its name.
-
-    Returns:
-      Its entry, or None for an unknown primitive.
-
     >>> lookup("dot_general").kind
     <OpKind.COMPUTE: 'Compute'>
     >>> lookup("never_heard_of") is None

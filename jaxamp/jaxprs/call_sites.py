@@ -11,12 +11,7 @@ Span = tuple[int | None, ...]  # first and last line, first and last column
 
 
 def call_at(code: CodeType, at: int) -> ast.Call | None:
-    """Return the call that a code object is at; ``None`` where the source is not known.
-
-    Args:
-      code: the code object of a frame.
-      at: the instruction that the frame is at.
-    """
+    """Return the call that a code object is at; ``None`` where the source is not known."""
     return _calls_of(code.co_filename).get(_span(code, at))
 
 

@@ -13,13 +13,7 @@ EXPLICIT_PRECISION = "an explicit precision was requested"
 
 
 def terms(name: str, params: dict[str, Any], ins: Sequence[Any]) -> int | None:
-    """Return how many products are added up for one element, ``None`` for no contraction.
-
-    Args:
-      name: the primitive.
-      params: its parameters.
-      ins: types of its operands.
-    """
+    """Return how many products are added up for one element, ``None`` for no contraction."""
     return _CONTRACTIONS[name](params, ins) if name in _CONTRACTIONS else None
 
 

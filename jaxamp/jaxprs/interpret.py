@@ -29,9 +29,6 @@ def walk(
       visit: gets an equation and the values of its operands, and returns those of its results.
       literal: gives the value of a literal.
 
-    Returns:
-      The values of its results.
-
     >>> import jax
     >>> jaxpr = jax.make_jaxpr(lambda x: 2.0 * jax.numpy.sin(x))(0.0).jaxpr
     >>> depth = lambda eqn, operands: [1 + max(operands)]
@@ -51,11 +48,6 @@ def walk(
 
 def evaluate(closed: ClosedJaxpr, args: Sequence[Any], emit: Emit) -> list[Any]:
     """Run a jaxpr, each equation as the caller says, with its own source line and scope.
-
-    Args:
-      closed: the program.
-      args: its arguments.
-      emit: gets an equation and its operands, and returns its results.
 
     >>> import jax
     >>> closed = jax.make_jaxpr(lambda x: 2.0 * x + 1.0)(0.0)

@@ -120,10 +120,6 @@ def called_mark(source_info: Any) -> str:
 def functions_around(name_stack: str, eqn: JaxprEqn) -> tuple[str, ...]:
     """Return the functions that are called around an equation.
 
-    Args:
-      name_stack: that of the equation, with those of the enclosing ones before it.
-      eqn: the equation.
-
     Returns:
       The user's functions, innermost first, and then JAX's own.
     """
@@ -139,10 +135,6 @@ def without_repeats(name_stack: str, eqn: JaxprEqn) -> str:
     """Return the name stack of a higher-order equation, with a mark where names are repeated.
 
     Each time that JAX differentiates a ``jax.checkpoint``, it writes the names around it twice.
-
-    Args:
-      name_stack: that of the equation, with those of the enclosing ones before it.
-      eqn: the equation.
     """
     if not eqn.params.get("differentiated"):
         return name_stack

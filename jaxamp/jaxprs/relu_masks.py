@@ -25,9 +25,6 @@ def compare_relu_results(closed: ClosedJaxpr) -> ClosedJaxpr:
     Where a call returns such a result and its comparison, the comparison is moved behind the call,
     so that it can be recomputed without the call.
 
-    Args:
-      closed: the program.
-
     Returns:
       A program of the same results, bit for bit; the same object if nothing is to be changed.
 

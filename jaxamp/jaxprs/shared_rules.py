@@ -23,9 +23,6 @@ def share_rules(closed: ClosedJaxpr) -> ClosedJaxpr:
     Args:
       closed: the program; only its outermost equations are looked at.
 
-    Returns:
-      A program of the same variables and equations.
-
     >>> import jax
     >>> def twice(x):
     ...     for _ in range(2):

@@ -32,14 +32,7 @@ def may_call(context: Any) -> bool:
 def lower(
     kernel: Callable[..., Any] | None, composed: Callable[..., Any], context: Any, *operands: Any
 ) -> Any:
-    """Lower what a kernel computes, or the composed form where there is no kernel.
-
-    Args:
-      kernel: calls it; a function of the primitive's operands to a sequence of results.
-      composed: the same in JAX's own operations.
-      context: of the lowering.
-      *operands: values of the module.
-    """
+    """Lower what a kernel computes, or the composed form where there is no kernel."""
     if kernel is None:
         return mlir.lower_fun(composed, multiple_results=True)(context, *operands)
     gpu = described_gpu()

@@ -140,14 +140,7 @@ def _chain(node: ast.AST, local: frozenset[str]) -> Path:
 
 @functools.lru_cache(maxsize=16384)
 def _bound_to(code: CodeType, name: str, line: int, local: frozenset[str]) -> Path:
-    """Return the attributes that a variable of a function goes through or is set to before a line.
-
-    Args:
-      code: the function.
-      name: the variable.
-      line: the line.
-      local: the variables whose attributes count.
-    """
+    """Return the attributes that a variable goes through, or is set to, before a line."""
     for target, value in _bindings(code.co_filename):
         if code.co_firstlineno <= target.lineno <= line:
             for place, source in _pairs(target, value):

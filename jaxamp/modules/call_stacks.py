@@ -23,11 +23,7 @@ Around = tuple[Any, ...]  # source infos of equations, outermost first
 
 
 def calls_within(around: Around) -> Calls:
-    """Return the calls around what is within some equations, outermost first.
-
-    Args:
-      around: the source infos of those equations, outermost first.
-    """
+    """Return the calls around what is within some equations, outermost first."""
     return tuple([call for info in around for call in shown_calls(info)])
 
 
@@ -57,9 +53,6 @@ def calls_of_all(eqns: Sequence[JaxprEqn]) -> Calls:
 
 def taken_out(jaxpr: Jaxpr) -> list[Around]:
     """Return the equations that each equation of a jaxpr was taken out of.
-
-    Args:
-      jaxpr: the jaxpr.
 
     Returns:
       Per equation, the source infos of those equations, outermost first; mostly of none.

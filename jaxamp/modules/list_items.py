@@ -45,9 +45,6 @@ Modules = tuple[tuple[str, int], ...]  # each with the frame of its method
 def name_modules(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Return a program whose name stacks have modules and items of lists, where JAX tells neither.
 
-    Args:
-      closed: the program, with the names of its arguments.
-
     Returns:
       The same equations; the same object where nothing is to be told.
     """
@@ -127,14 +124,7 @@ class _Namer:
         self._made: dict[Any, tuple[Jaxpr, Jaxpr]] = {}  # the one before too, so that it lives
 
     def of(self, jaxpr: Jaxpr, names: Names, item: Path, outer: Calls) -> Jaxpr:
-        """Return a jaxpr with modules and items in its name stacks.
-
-        Args:
-          jaxpr: the jaxpr.
-          names: those of its inputs.
-          item: the item that it belongs to.
-          outer: the calls around it.
-        """
+        """Return a jaxpr with modules and items in its name stacks."""
         if self._is_plain(jaxpr):
             return jaxpr
         key = id(jaxpr), names, item, frames_of(outer)

@@ -40,14 +40,7 @@ def assemble(
     grounds: Mapping[Node | Nest, Ground],
     outputs: Storage | None,
 ) -> JaxprPlan:
-    """Return the plan of the outermost jaxpr, in which equal plans of one jaxpr are one object.
-
-    Args:
-      findings: what the analyses have found.
-      steering: hints for the compiler.
-      grounds: why each equation runs as it does.
-      outputs: precision in which each result has to leave; by default that of the jaxpr.
-    """
+    """Return the plan of the outermost jaxpr, in which equal plans of one jaxpr are one object."""
     assembler, frame = _Assembler(findings, steering, grounds), findings.frame
     returned = _of(frame.exits, assembler.original) if outputs is None else outputs
     return assembler.plan(frame, returned, signs=steering.relu_signs)

@@ -65,9 +65,6 @@ def make_plan(
       onward: whether Compute outside reads each result; by default those that leave narrow.
       forms: whether features choose after the core, and may give operations forms of their own.
 
-    Returns:
-      The plan.
-
     Raises:
       UnknownPrimitiveError: ``strict`` and a primitive is unknown.
 
@@ -106,11 +103,6 @@ def plan_program(
     closed_jaxpr: ClosedJaxpr, policy: PrecisionPolicy, *, strict: bool = False
 ) -> Plan:
     """Plan a whole program, in which features first replace the regions that they know.
-
-    Args:
-      closed_jaxpr: the program.
-      policy: the policy.
-      strict: whether an unknown primitive is an error.
 
     Returns:
       The plan; its `jaxpr` is what is to be emitted.

@@ -234,10 +234,6 @@ def first_match(rules: Sequence[Rule], view: EquationView) -> int | None:
 def unmatched(rules: Sequence[Rule], counts: Sequence[int]) -> tuple[Rule, ...]:
     """Return the rules that decided nothing.
 
-    Args:
-      rules: rules in their order.
-      counts: how many equations each of them decided, in the same order.
-
     >>> [str(rule) for rule in unmatched([Rule(precision="f32", scope="hed")], [0])]
     ['scope=hed -> f32']
     """

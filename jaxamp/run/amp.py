@@ -129,13 +129,7 @@ class AmpFunction(Generic[_P, _R]):
     def prepared(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, abstract: bool = True
     ) -> AbstractContextManager[Call]:
-        """Split a call, to look at it or to run it inside of a ``with`` block.
-
-        Args:
-          args: positional arguments.
-          kwargs: keyword arguments.
-          abstract: let ``jax.ShapeDtypeStruct`` stand for an array.
-        """
+        """Split a call, to look at it or to run it inside of a ``with`` block."""
         return self.runner.prepared(self._target, args, kwargs, abstract=abstract)
 
     def amp_parts(self) -> tuple[Callable[_P, _R], Settings]:

@@ -43,11 +43,6 @@ def jitted(region: Callable[..., Any], name: str, function: Any) -> Callable[...
 def emit(signature: Signature, arrays: Sequence[Any], settings: Settings) -> Any:
     """Emit a call under the current trace, rewritten.
 
-    Args:
-      signature: the call without its arrays.
-      arrays: those.
-      settings: how it is to be rewritten, unless another policy is in force.
-
     Returns:
       What the function returns; as a ``Result`` where that is more than arrays.
     """
@@ -93,11 +88,6 @@ def plan_call(
     signature: Signature, arrays: Sequence[Any], settings: Settings
 ) -> tuple[Plan, Static]:
     """Plan a call, and stop there.
-
-    Args:
-      signature: the call without its arrays.
-      arrays: those, or their shapes.
-      settings: how it is to be rewritten.
 
     Returns:
       The plan, and what the function returns besides arrays.

@@ -24,12 +24,7 @@ _WIDE = Precision.F32, Precision.F64
 
 
 def warn_of_idle_parts(plan: Plan, name: str) -> None:
-    """Warn once of all rules, scalings and precisions of a policy that a program does not use.
-
-    Args:
-      plan: the plan of the program under the policy.
-      name: what the program is called.
-    """
+    """Warn once of all rules, scalings and precisions of a policy that a program does not use."""
     idle = [*_rules(plan, name), *_of_features(plan, name), *_lowering(plan, name)]
     if idle:
         warnings.warn("\n".join(idle), IdlePolicyWarning, stacklevel=jax_compat.user_level())

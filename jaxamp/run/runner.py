@@ -99,14 +99,7 @@ class Runner:
     def prepared(
         self, target: Target, args: Any, kwargs: Any, *, abstract: bool = False
     ) -> Iterator[Call]:
-        """Split a call; inside of the ``with`` block it can be traced and run.
-
-        Args:
-          target: the function and what is bound to it.
-          args: positional arguments.
-          kwargs: keyword arguments.
-          abstract: let ``jax.ShapeDtypeStruct`` stand for an array.
-        """
+        """Split a call; inside of the ``with`` block it can be traced and run."""
         call = self.split(target, args, kwargs, abstract=abstract)
         nnx = self._checked(call)
         try:

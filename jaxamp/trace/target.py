@@ -111,13 +111,7 @@ class Statics(NamedTuple):
     def mark(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], start: int
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Make static arguments opaque.
-
-        Args:
-          args: positional arguments.
-          kwargs: keyword arguments.
-          start: the position of the first of `args`.
-        """
+        """Make static arguments opaque."""
         marked = tuple(
             StaticValue(arg, str(n)) if n in self.positions else arg
             for n, arg in enumerate(args, start)
@@ -163,10 +157,6 @@ class Target:
     @classmethod
     def of(cls, fn: Callable[..., Any], statics: Statics | None = None) -> Target:
         """Split `fn` into the function, the object it is bound to, and its bound arguments.
-
-        Args:
-          fn: any callable.
-          statics: static parameters of `fn`, beside those that a ``jax.jit`` in it declares.
 
         >>> import functools
         >>> target = Target.of(functools.partial(max, 3))

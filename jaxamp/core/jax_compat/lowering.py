@@ -65,14 +65,7 @@ def is_for_tpu(context: Any) -> bool:
 
 
 def before_barrier(value: Any) -> tuple[Any, np.dtype] | None:
-    """Return the operand of the barrier that `value` is widened from; ``None`` without a barrier.
-
-    Args:
-      value: of the module that is being made.
-
-    Returns:
-      The narrow value and its dtype.
-    """
+    """Return what is behind a barrier and then widened, with its dtype; ``None`` if nothing is."""
     widened = _maker(value, "stablehlo.convert", 0)
     saved = _maker(widened, "stablehlo.reduce_precision", 0)  # of a residual, by JAX
     rounded = _maker(saved or widened, "stablehlo.optimization_barrier", None)

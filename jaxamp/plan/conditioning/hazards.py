@@ -64,13 +64,7 @@ class Hazards:
         }
 
     def of(self, node: Node, outs: Sequence[int], low: Precision) -> Constraint | None:
-        """Return why the results of a node have to stay float32, or `None`.
-
-        Args:
-          node: the node.
-          outs: its float32 results.
-          low: the narrow format.
-        """
+        """Return why the results of a node have to stay float32, or `None`."""
         (graph, provenance, uses, _), guards = self._flow, self._guards
         known, flags = union(provenance.bits, outs), union(uses.bits, outs)
         if Guard.RANGE in guards:

@@ -32,16 +32,7 @@ def constrain_contraction(
     node: Node,
     low: Precision,
 ) -> Constraint | None:
-    """Return why a Compute node has to stay in float32, or `None`.
-
-    Args:
-      graph: the program.
-      provenance: where each value comes from.
-      flags: uses of the node's results.
-      policy: the policy, whose guards apply.
-      node: the node.
-      low: the narrow format.
-    """
+    """Return why a Compute node has to stay in float32, or `None`."""
     guards = policy.guards
     assert node.op is not None  # a contraction is in the table
     floats = [v for v in node.op.multiplied(node.ins) if graph.kinds[v] not in "iub"]

@@ -26,13 +26,6 @@ def narrow_values(
 ) -> set[int]:
     """Return the values around a node that can be narrow at no loss of accuracy.
 
-    Args:
-      graph: the program.
-      regions: which values are fused.
-      node: arithmetic or a merge inside a fused region.
-      stored: precision in which each value before the node is stored.
-      low: the narrow format.
-
     Returns:
       Its results, its narrow operands and what these were moved from; empty if the node rounds.
     """

@@ -37,14 +37,7 @@ class Groups:
         stored: Sequence[Precision | None],
         exact_narrow: Set[int],
     ) -> None:
-        """Find the groups.
-
-        Args:
-          flow: the program, and what is known of it.
-          frame: its outermost jaxpr.
-          stored: precision in which each value is stored.
-          exact_narrow: values that stay narrow inside a group; see `exact.py`.
-        """
+        """Find the groups."""
         self._graph, self._provenance, _, self._regions = flow
         self._exact_narrow = exact_narrow
         lookups = self._graph.named.get("gather", ())

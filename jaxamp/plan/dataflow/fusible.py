@@ -21,12 +21,7 @@ _BETWEEN_DEVICES = (Trait.COLLECTIVE, Trait.ALLREDUCE, Trait.VARY)
 
 
 def find_fusible(flow: Dataflow, stored: Sequence[Precision | None]) -> bytearray:
-    """Mark, per node, what may belong to a fused group.
-
-    Args:
-      flow: the program, and what is known of it.
-      stored: precision in which each value is stored.
-    """
+    """Mark, per node, what may belong to a fused group."""
     graph, _, uses, regions = flow
     lowered = _find_lowered(graph, stored)
     return bytearray(_is_fusible(graph, uses, regions, lowered, n) for n in graph.nodes)
@@ -79,10 +74,6 @@ def find_crossing_values(frame: Frame, regions: FusionRegions) -> frozenset[int]
     """Return values computed in one jaxpr and read in another, which cannot be recomputed there.
 
     A call without kernels is fused with its surroundings, and so counts as part of them.
-
-    Args:
-      frame: the outermost jaxpr.
-      regions: which nodes are kernels.
     """
     found: set[int] = set()
     _find_crossing(regions, frame, frame, {}, found)

@@ -20,12 +20,6 @@ def find_levels(
     """Return the level at which each value is computed: as early as its operands allow.
 
     Small values, and those computed from parameters alone, have the level of their first reader.
-
-    Args:
-      graph: the program.
-      provenance: where each value comes from.
-      frame: its outermost jaxpr.
-      fusible: per node, whether it may belong to a fused group.
     """
     levels = [0] * len(graph.avals)
     for node in graph.nodes:

@@ -25,12 +25,7 @@ from jaxamp.plan.graph.graph import Carry, Frame, Graph, Link, Nest, Node, Role
 
 
 def unfold(jaxpr: Jaxpr, consts: Sequence[Any]) -> tuple[Graph, Frame]:
-    """Return the flat graph of a jaxpr, and the frame of the jaxpr itself.
-
-    Args:
-      jaxpr: the outermost jaxpr.
-      consts: the values of its constants.
-    """
+    """Return the flat graph of a jaxpr, and the frame of the jaxpr itself."""
     graph = Graph()
     entries = tuple(graph.value(v.aval) for v in jaxpr.invars)
     graph.sources.update(entries)

@@ -108,13 +108,7 @@ class Chooser:
     def choose_all(
         self, entries: Sequence[int], inputs: Sequence[Precision | None], forced: Forced
     ) -> dict[Node, Choice]:
-        """Return the choices for all nodes.
-
-        Args:
-          entries: the inputs of the program.
-          inputs: precision in which each of them arrives; by default that of the jaxpr.
-          forced: what rules and kept regions decide.
-        """
+        """Return the choices for all nodes."""
         for value, precision in zip(entries, inputs, strict=False):
             if precision is not None:
                 self.stored[value] = precision

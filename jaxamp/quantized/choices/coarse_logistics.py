@@ -27,11 +27,7 @@ BF16, F32 = Precision.BF16, Precision.F32
 
 
 def find_coarse_logistics(draft: Draft) -> dict[Node, Choice]:
-    """Return choices for logistics whose exponential is evaluated in bfloat16.
-
-    Args:
-      draft: the choices, quantization included.
-    """
+    """Return choices for logistics whose exponential is evaluated in bfloat16."""
     graph, forced, stored, choices = draft.graph, draft.forced, draft.stored, draft.choices
     logistics = [n for n in graph.named.get("logistic", ()) if _is_wide(choices[n], stored, n)]
     if not logistics or not any(choice.form for choice in choices.values()):

@@ -56,10 +56,6 @@ class DelayedFunction:
     def init(self, *args: Any, **kwargs: Any) -> History:
         """Return the history before the first step, of the structure that a step returns.
 
-        Args:
-          *args: arguments of a step.
-          **kwargs: keyword arguments of a step.
-
         Returns:
           Under ``"amax"`` a row for each earlier step, the last one first, and a column for each
           tensor that is quantized: its largest magnitude, zero where there was none. Loops have

@@ -139,12 +139,7 @@ class BodyHistory:
         return self.largest[first:end]
 
     def know(self, first: int, rows: jax.Array) -> jax.Array:
-        """Enter magnitudes with those of the last step, and return those that scales are of.
-
-        Args:
-          first: as in `enter`.
-          rows: as in `enter`.
-        """
+        """Enter magnitudes with those of the last step, and return those that scales are of."""
         columns = slice(first, first + len(rows))
         window = (self.raised or self.before or {})[MAGNITUDES].at[0, columns].max(largest(rows))
         self.raised = {MAGNITUDES: window}

@@ -69,13 +69,6 @@ def misfit(
 ) -> str | None:
     """Return why an array does not fit the memory next to the arithmetic units.
 
-    Args:
-      platform: ``"gpu"`` or ``"tpu"``.
-      config: the configuration.
-      x: of shape (batch, rows, columns).
-      cast: the cast.
-      transposed: whether the transpose is quantized too.
-
     Raises:
       KernelError: no array would fit; what is wrong and what to write.
     """

@@ -89,14 +89,7 @@ def reciprocal(scale: Any, *, is_power: bool = False) -> jax.Array:
 
 
 def encode(x: Any, scale: Any, inverse: Any, precision: Precision) -> jax.Array:
-    """Multiply by ``inverse``, clip and round to a format; zeros where the scale is NaN.
-
-    Args:
-      x: floats.
-      scale: float32 of a shape that broadcasts to that of ``x``.
-      inverse: its reciprocal.
-      precision: the format.
-    """
+    """Multiply by ``inverse``, clip and round to a format; zeros where the scale is NaN."""
     largest = np.float32(precision.max)
     scaled = lax.convert_element_type(x, np.float32) * inverse
     clipped = jnp.minimum(jnp.maximum(scaled, -largest), largest)

@@ -19,16 +19,7 @@ F32 = np.dtype(np.float32)
 
 
 def widened_product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
-    """Compute ``lhs @ rhs.T`` of (stacks of) matrices in bf16, accumulated in float32.
-
-    Args:
-      lhs: of shape ``(*batch, M, K)``, its blocks along ``K``.
-      rhs: of shape ``(*batch, N, K)``, its blocks along ``K``.
-      dtype: of the result.
-
-    Returns:
-      Shape ``(*batch, M, N)``.
-    """
+    """Compute ``lhs @ rhs.T`` of (stacks of) matrices in bf16, accumulated in float32."""
     # Without a barrier XLA would remove the rounding to 8 bits where one kernel computes both:
     # https://github.com/openxla/xla/issues/41605
     lhs, rhs = lax.optimization_barrier((lhs, rhs))
