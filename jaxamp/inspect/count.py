@@ -10,8 +10,7 @@ from typing import Any
 from jax.extend.core import JaxprEqn
 
 from jaxamp.core.taxonomy import OpKind
-from jaxamp.found.attention.kernels.spec import multiplied
-from jaxamp.jaxprs.contracted import size
+from jaxamp.jaxprs.contracted import multiplied, size
 
 _SLICES = ("slice", "dynamic_slice", "gather")
 

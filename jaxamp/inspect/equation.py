@@ -10,7 +10,6 @@ from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, op_of
-from jaxamp.found.attention.kernels.spec import ATTENTIONS
 from jaxamp.inspect import count
 from jaxamp.inspect.count import Tally
 from jaxamp.inspect.operation import (
@@ -23,7 +22,7 @@ from jaxamp.inspect.operation import (
 )
 from jaxamp.inspect.precision_source import precision_source
 from jaxamp.inspect.stored import Stored
-from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION
+from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, OTHERS
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead
@@ -118,7 +117,7 @@ class Equation:
             scope=clean_scope(self.scope),
             backward=is_transposed(self.scope),
             place=self.place,
-            contraction=self.kind is OpKind.COMPUTE or self.name in ATTENTIONS,
+            contraction=self.kind is OpKind.COMPUTE or self.name in OTHERS,
             emulated=self._emulated(),
         )
 

@@ -1,9 +1,9 @@
-"""Contractions: how many products one element adds up, and explicit precisions."""
+"""Contractions: how many numbers they multiply, and explicit precisions."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax import lax
@@ -15,6 +15,18 @@ EXPLICIT_PRECISION = "an explicit precision was requested"
 def terms(name: str, params: dict[str, Any], ins: Sequence[Any]) -> int | None:
     """Return how many products are added up for one element, ``None`` for no contraction."""
     return _CONTRACTIONS[name](params, ins) if name in _CONTRACTIONS else None
+
+
+def multiplied(name: str, params: dict[str, Any], ins: Sequence[Any], out: Any) -> int | None:
+    """Return how many numbers a contraction multiplies, of JAX's or not; ``None`` for others."""
+    if name in OTHERS:
+        return OTHERS[name](ins)
+    each = terms(name, params, ins)
+    return None if each is None else size(out) * each
+
+
+OTHERS: dict[str, Callable[[Sequence[Any]], int]] = {}
+"""By primitive that is not JAX's, how many numbers it multiplies of operands of such types."""
 
 
 def has_explicit_precision(eqn: JaxprEqn) -> bool:

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from jax.extend.core import Jaxpr
 
-from jaxamp.found.attention.kernels.spec import multiplied
-from jaxamp.jaxprs.contracted import size
+from jaxamp.jaxprs.contracted import multiplied, size
 from jaxamp.jaxprs.nested import Wiring, nested, wiring
 
 MATTERS = 2**26

@@ -25,8 +25,8 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jaxamp.found.attention.kernels import composed
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, of_backward
+from jaxamp.found.attention.kernels.tiled_mesh import Axes, divided, mesh_of, names_of, parts
 from jaxamp.kernels.jax_compat.kernel_lowering import tiles
-from jaxamp.kernels.tiled_mesh import Axes, divided, mesh_of, names_of, parts
 
 Letters = tuple[str, ...]
 """A letter for each axis of an array.

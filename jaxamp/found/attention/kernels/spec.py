@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax import lax
 
 from jaxamp.errors import KernelError
 from jaxamp.found.attention.kernels.known_masks import KnownMask, Segments
-from jaxamp.jaxprs.contracted import size, terms
+from jaxamp.jaxprs.contracted import OTHERS
 
 
 class Operands(NamedTuple):
@@ -139,7 +140,7 @@ def scores_shape(q: Any, k: Any) -> tuple[int, ...]:
     return (*batch, heads, queries, k.shape[-3])
 
 
-ATTENTIONS = {
+_PRODUCTS = {
     "found_attention": (1, 1),
     "found_attention_backward": (3, 2),  # scores are computed again
     "attention_forward": (1, 1),
@@ -148,20 +149,10 @@ ATTENTIONS = {
 """Per primitive, how many products it has along the size of a key and along that of a value."""
 
 
-def multiplied(name: str, params: dict[str, Any], ins: Sequence[Any], out: Any) -> int | None:
-    """Return how many numbers a contraction or an attention multiplies; ``None`` for others.
+def _multiplied(along_keys: int, along_values: int, ins: Sequence[Any]) -> int:
+    """Count what such products multiply; masks skip none of it."""
+    q, k, v = (x.shape for x in ins[:3])
+    return math.prod(q[:-1]) * k[-3] * (along_keys * q[-1] + along_values * v[-1])
 
-    Masks skip none of them.
 
-    Args:
-      name: the primitive.
-      params: its parameters.
-      ins: types of its operands.
-      out: type of its first result.
-    """
-    if name in ATTENTIONS:
-        q, k, v = (x.shape for x in ins[:3])
-        along_keys, along_values = ATTENTIONS[name]
-        return math.prod(q[:-1]) * k[-3] * (along_keys * q[-1] + along_values * v[-1])
-    each = terms(name, params, ins)
-    return None if each is None else size(out) * each
+OTHERS.update({name: partial(_multiplied, *products) for name, products in _PRODUCTS.items()})
