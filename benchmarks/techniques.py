@@ -35,7 +35,7 @@ from jaxamp.compiled.targets import TARGETS, Target, compile_for
 from jaxamp.errors import JaxAmpError
 from jaxamp.xla.hints.techniques import ALL_TECHNIQUES, Technique
 
-PAGE = Path("docs/explanation/fusion.md")
+PAGE = Path("docs/lab-notebook.md")
 FIGURES = {"bytes": "Bytes moved", "temporary": "Temporary memory", "kernels": "Kernels"}
 NONE = "none of them"
 VARIANTS: dict[str, frozenset[Technique]] = {

@@ -12,8 +12,9 @@ respect to the wide one, so that each device's part of that sum is an unrounded 
 drops the widening where nothing else reads it.
 
 On a CPU what is added up, or compared, in bfloat16 is sent in float32. XLA does so itself, but for
-the sums of a ``shard_map`` over some axes of a mesh, where its compiler ends the process (see
-docs/ecosystem.md, JAX 0.10.2): they are equations of this primitive for the sake of their lowering.
+the sums of a ``shard_map`` over some axes of a mesh, where its compiler ends the process
+(docs/lab-notebook.md, JAX 0.10.2): they are equations of this primitive for the sake of their
+lowering.
 """
 
 from __future__ import annotations
