@@ -58,15 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Return the commands and their options."""
     top = argparse.ArgumentParser("python -m jaxamp", description=_ABOUT, formatter_class=FORMAT)
-    top.add_argument("--version", action="version", version=f"jaxamp {_version()}")
+    version = sys.modules["jaxamp"].__version__  # the distribution has another name
+    top.add_argument("--version", action="version", version=f"jaxamp {version}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for add in COMMANDS:
         add(commands)
     return top
-
-
-def _version() -> str:
-    return sys.modules["jaxamp"].__version__  # the distribution has another name
 
 
 def show(result: Any, options: argparse.Namespace) -> None:

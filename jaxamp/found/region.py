@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from jax.extend.core import Jaxpr
 
+from jaxamp.core.features import Outcome, Refused
 from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Level
-from jaxamp.found.outcome import Outcome, Refused
 from jaxamp.found.places import Scopes
 
 

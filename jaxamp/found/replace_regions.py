@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr
 
 from jaxamp.core import jax_compat
-from jaxamp.core.features import Replaced
+from jaxamp.core.features import Outcome, Refused, Replaced
 from jaxamp.found.emit_level import Binding, Changes, emit_level
 from jaxamp.found.known_numbers import Given, KnownNumbers, Outer
 from jaxamp.found.levels import Level, Unit, open_level
-from jaxamp.found.outcome import Outcome, Refused
 from jaxamp.found.pairs import Together, join, pairs_of
 from jaxamp.found.places import Scopes
 from jaxamp.found.region import Kind

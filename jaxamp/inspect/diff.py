@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxamp.inspect.displayable import Displayable
-from jaxamp.inspect.operation import Operation, Place, few, grouped
+from jaxamp.inspect.operation import Operation, Place, few, grouped, total
 from jaxamp.inspect.report import Report, report
 from jaxamp.policy.policy import PrecisionPolicy
 
@@ -52,8 +52,8 @@ class Difference(Displayable):
     def lines(self) -> list[tuple[Place, str, list[Change]]]:
         """Group the changes by line and by what they change, most FLOPs first."""
         groups = grouped(self.changes, lambda change: (change.either.place, change.words))
-        ordered = sorted(groups.items(), key=lambda item: -_flops(item[1]))
-        return [(place, words, changes) for (place, words), changes in ordered]
+        found = [(place, words, changes) for (place, words), changes in groups.items()]
+        return sorted(found, key=lambda line: -total(c.either for c in line[2]).flops)
 
     def to_data(self) -> dict[str, Any]:
         """Return everything as plain words and numbers."""
@@ -158,7 +158,3 @@ def _precisions(operation: Operation | None) -> str:
         return "not there"
     arithmetic, stored = _format(operation)
     return arithmetic if arithmetic == stored else f"{arithmetic}, stored {stored}"
-
-
-def _flops(changes: list[Change]) -> int:
-    return sum(change.either.tally.flops for change in changes)

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import jax
 
+from jaxamp.core.features import Outcome, Refused
 from jaxamp.found.attention.fuse import fuse_attention
 from jaxamp.found.attention.replacement import KIND
 from jaxamp.found.cross_entropy.losses import KIND as LOSS
 from jaxamp.found.cross_entropy.worth import MATTERS
-from jaxamp.found.outcome import Outcome, Refused
 from jaxamp.plan import Plan
 from jaxamp.policy.policy import PrecisionPolicy
 

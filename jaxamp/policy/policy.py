@@ -467,11 +467,10 @@ def _parsed_kinds(kinds: Any) -> dict[OpKind, CastConfig]:
         pairs = dict(kinds).items()
     except (TypeError, ValueError):
         raise PolicyError(f"Kinds are a map from OpKind to precision, not {kinds!r}.") from None
-    return {OpKind.parse(kind): _parse_cast(cast) for kind, cast in pairs}
-
-
-def _parse_cast(cast: Any) -> CastConfig:
-    return cast if isinstance(cast, CastConfig) else CastConfig.plain(cast)
+    return {
+        OpKind.parse(kind): cast if isinstance(cast, CastConfig) else CastConfig.plain(cast)
+        for kind, cast in pairs
+    }
 
 
 def _checked_kinds(kinds: Any) -> tuple[tuple[OpKind, CastConfig], ...]:

@@ -240,10 +240,12 @@ def amp(
     """
     _refuse_policy(fn)
     settings = _settings(policy, strict, force=False)
-    declare = functools.partial(_declared, argnums=static_argnums, argnames=static_argnames)
-    if fn is None:
-        return lambda fn: _amp(fn, declare(fn, settings))
-    return _amp(fn, declare(fn, settings))
+
+    def made(fn: Any) -> Any:
+        statics = Statics.of(fn, static_argnums, static_argnames)
+        return _amp(fn, settings._replace(statics=statics))
+
+    return made if fn is None else made(fn)
 
 
 def plan_of(fn: Any, policy: Any = None, *, strict: bool = False) -> Callable[..., Plan]:
@@ -353,10 +355,6 @@ def _settings(policy: Any, strict: bool, *, force: bool) -> Settings:
     parsed = PrecisionPolicy.parse(policy)
     parsed.validate_for_use()
     return Settings(parsed, bool(strict), force)
-
-
-def _declared(fn: Any, settings: Settings, argnums: Any, argnames: Any) -> Settings:
-    return settings._replace(statics=Statics.of(fn, argnums, argnames))
 
 
 def _amp(fn: Any, settings: Settings) -> Any:

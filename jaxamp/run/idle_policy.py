@@ -25,7 +25,10 @@ _WIDE = Precision.F32, Precision.F64
 
 def warn_of_idle_parts(plan: Plan, name: str) -> None:
     """Warn once of all rules, scalings and precisions of a policy that a program does not use."""
-    idle = [*_rules(plan, name), *_of_features(plan, name), *_lowering(plan, name)]
+    of_features = (
+        words for work in features.works() if work.idle for words in work.idle(plan, name)
+    )
+    idle = [*_rules(plan, name), *of_features, *_lowering(plan, name)]
     if idle:
         warnings.warn("\n".join(idle), IdlePolicyWarning, stacklevel=jax_compat.user_level())
 
@@ -83,12 +86,6 @@ def _functions(jaxpr: Jaxpr) -> Iterator[str]:
         yield from (name for name in library if name[:1] != "_")
         for inner in nested(eqn):
             yield from _functions(inner.jaxpr)
-
-
-def _of_features(plan: Plan, name: str) -> Iterator[str]:
-    for work in features.works():
-        if work.idle:
-            yield from work.idle(plan, name)
 
 
 def _lowering(plan: Plan, name: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from jaxamp.core.features import Replaced
+from jaxamp.core.features import Refused, Replaced
 from jaxamp.found.attention.apart import softmaxes_apart
 from jaxamp.found.attention.kernels.bias_bytes import Biased
 from jaxamp.found.attention.kernels.fused import Fused as Kernel
@@ -31,7 +31,6 @@ from jaxamp.found.attention.slopes import has_slope
 from jaxamp.found.attention.softmaxes import Softmaxes
 from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Level, live_from, made, numbers
-from jaxamp.found.outcome import Refused
 from jaxamp.found.places import NARROW, Place, Scopes
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision

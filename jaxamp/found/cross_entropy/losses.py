@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxamp.core import jax_compat
-from jaxamp.core.features import Replaced
+from jaxamp.core.features import Refused, Replaced
 from jaxamp.core.formats import Precision
 from jaxamp.found.cross_entropy.chunks import Division, looped
 from jaxamp.found.cross_entropy.one_number import differentiated, one_number
@@ -19,7 +19,6 @@ from jaxamp.found.cross_entropy.passes import Logits, Obstacle, Pass, Search, lo
 from jaxamp.found.cross_entropy.worth import MATTERS, Sizes, chunks_for, products_of
 from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Level, Unit, numbers
-from jaxamp.found.outcome import Refused
 from jaxamp.found.places import NARROW, Place, Scopes
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.nested import nested

@@ -10,7 +10,7 @@ derivative that a loop saves for the cotangents of its backward pass, is not.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from jaxamp.plan.dataflow.provenance import Provenance
@@ -37,7 +37,7 @@ def find_product_sizes(graph: Graph, provenance: Provenance) -> list[Any]:
                 _lower(least, value, _size(graph, provenance, node, value))
                 read[value] = 1
             continue
-        moved = node.moves if node.role is Role.MOVE else _pairs(node)
+        moved = node.moves if node.role is Role.MOVE else itertools.product(node.ins, node.outs)
         for source, out in moved:
             _lower(least, source, _before(graph, node, source, out, least[out]))
             escapes[source] |= escapes[out]
@@ -52,10 +52,6 @@ def _before(graph: Graph, node: Node, source: int, out: int, size: Any) -> Any:
     if node.link is Link.STACK and is_smaller(0, graph.sizes[out]):
         return size // graph.avals[out].shape[0]
     return size
-
-
-def _pairs(node: Node) -> Iterable[tuple[int, int]]:
-    return itertools.product(node.ins, node.outs)
 
 
 def is_small_beside_products(graph: Graph, least: Sequence[Any], value: int) -> bool:

@@ -135,7 +135,11 @@ def _contractions_of(graph: Graph, carry: Carry) -> list[Node]:
 
 def _leads_to(graph: Graph, node: Node, value: int) -> bool:
     """Return whether a value depends on a node's results within one iteration."""
-    return any(value in descendants(graph, out, _is_within_iteration) for out in node.outs)
+
+    def passes(other: Node) -> bool:
+        return other.link is not Link.BACK
+
+    return any(value in descendants(graph, out, passes) for out in node.outs)
 
 
 _INWARD = (Link.INVARIANT, Link.SLICE, Link.INIT)  # into a nested loop
@@ -148,10 +152,6 @@ def _is_elementwise_or_inward(node: Node) -> bool:
 
 def _precedes_contraction(node: Node) -> bool:
     return _is_elementwise_or_inward(node) or node.role is Role.REDUCE
-
-
-def _is_within_iteration(node: Node) -> bool:
-    return node.link is not Link.BACK
 
 
 def _limits(policy: PrecisionPolicy) -> Range:

@@ -87,7 +87,8 @@ class Chooser:
         self.split_lookups = find_split_lookups(
             graph, provenance, if_unknown=policy.allreduce.bits < F32.bits
         )
-        self.rescaled = self._find_rescaled()
+        may_overflow = self._may_overflow(self.narrow[OpKind.COMPUTE])
+        self.rescaled = find_rescaled_products(graph) if may_overflow else frozenset[int]()
         self.relu_signs = find_relu_signs(graph, regions)
         self.relu_tangents = find_relu_tangents(graph, self.relu_signs)
         self.exact_narrow: set[int] = set()  # narrow inside a fused region: see exact.py
@@ -95,11 +96,6 @@ class Chooser:
         self.stored: list[Precision | None] = [
             F32 if is_f32 else None for is_f32 in graph.is_float32
         ]
-
-    def _find_rescaled(self) -> frozenset[int]:
-        if not self._may_overflow(self.narrow[OpKind.COMPUTE]):
-            return frozenset()
-        return find_rescaled_products(self.graph)
 
     def _may_overflow(self, low: Precision | None) -> bool:
         """Return whether a sum or a product may overflow a narrow format, and is kept from it."""

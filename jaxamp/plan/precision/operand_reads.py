@@ -125,7 +125,7 @@ def find_many_readers(
     found = {}
     for value, readers in enumerate(graph.readers):
         if len(readers) >= _MANY and is_narrow(copies.get(value, stored[value])):
-            narrow = [r for r in readers if _reads_narrow(r) and not is_backward(r.scope)]
+            narrow = [r for r in readers if r.role in _READ_NARROW and not is_backward(r.scope)]
             if value in copies:
                 narrow = [r for r in narrow if regions.is_far(value, r)]
             if len(narrow) >= _MANY:
@@ -133,5 +133,4 @@ def find_many_readers(
     return found
 
 
-def _reads_narrow(reader: Node) -> bool:
-    return reader.role in (Role.CONTRACT, Role.MOVE)
+_READ_NARROW = (Role.CONTRACT, Role.MOVE)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from jaxamp.plan.dataflow.gathers import is_label_scatter
 from jaxamp.plan.findings import Findings, Steering
-from jaxamp.plan.graph.graph import Graph, Node
 from jaxamp.xla.hints.constant_rematerialization import find_constants
 from jaxamp.xla.hints.cotangent_roundings import find_cotangent_roundings
 from jaxamp.xla.hints.joint_recomputation import join_recomputations
@@ -53,13 +51,10 @@ def steer(findings: Findings) -> Steering:
             roundings = {v: r._replace(is_multiplied=True) for v, r in roundings.items()}
         steering = replace(steering, cotangent_roundings=roundings)
     if Technique.LABEL_COMPARISONS in techniques:
-        labels = findings.groups.label_gathers | set(_spreading(findings.graph))
-        steering = replace(steering, label_gathers=labels)
+        graph = findings.graph
+        spread = {n for n in graph.named.get("scatter-add", ()) if is_label_scatter(graph, n)}
+        steering = replace(steering, label_gathers=findings.groups.label_gathers | spread)
     if Technique.CONSTANT_REMATERIALIZATION in techniques:
         rematerialized = find_constants(findings.graph, findings.frame)
         steering = replace(steering, rematerialized=rematerialized)
     return steering
-
-
-def _spreading(graph: Graph) -> Iterator[Node]:
-    return (node for node in graph.named.get("scatter-add", ()) if is_label_scatter(graph, node))

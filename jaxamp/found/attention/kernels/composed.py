@@ -35,8 +35,8 @@ def forward(
     """Return the output and the logarithm of the sum of exponentials of each row of scores."""
     scores = _scores(_grouped(q, k), k, bias, spec, widen)
     weights, lse = _softmax(scores, None if widen else q.dtype)
-    out = _sum_values(weights, v, q.dtype, widen)
-    return out.astype(q.dtype), _flat_heads(lse[..., 0], -2)
+    out = _contract("...kgts,...skh->...tkgh", weights.astype(q.dtype), v, widen)
+    return _flat_heads(out, -2).astype(q.dtype), _flat_heads(lse[..., 0], -2)
 
 
 def backward(
@@ -93,11 +93,6 @@ def _stored(products: Array, dtype: Any) -> Array:
     if dtype is None or jnp.finfo(dtype).maxexp < jnp.finfo(products.dtype).maxexp:
         return products
     return products.astype(dtype).astype(products.dtype)
-
-
-def _sum_values(weights: Array, v: Array, dtype: Any, widen: bool) -> Array:
-    products = _contract("...kgts,...skh->...tkgh", weights.astype(dtype), v, widen)
-    return _flat_heads(products, -2)
 
 
 def _contract(how: str, lhs: Array, rhs: Array, widen: bool, like: Array | None = None) -> Array:
