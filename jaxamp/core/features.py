@@ -17,8 +17,9 @@ from jax.extend.core import ClosedJaxpr
 from jaxamp.core.formats import Precision
 
 
-class Outcome(Protocol):
-    """A region of a program that a feature has replaced; each kind says more of its own.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A region of a program that a feature has replaced; each kind may say more of its own.
 
     Attributes:
       kind: what it is, such as ``"attention"``.
@@ -26,22 +27,17 @@ class Outcome(Protocol):
       source: ``file:line (function)`` of the user's code.
       forward: whether its forward pass is computed here.
       backward: whether its cotangents are computed here.
+      saved: bytes that are not stored; 0 where that is not known.
+      slower: the predicted time of the program, against that without.
     """
 
-    @property
-    def kind(self) -> str: ...  # noqa: D102 - see above
-
-    @property
-    def scope(self) -> str: ...  # noqa: D102
-
-    @property
-    def source(self) -> str: ...  # noqa: D102
-
-    @property
-    def forward(self) -> bool: ...  # noqa: D102
-
-    @property
-    def backward(self) -> bool: ...  # noqa: D102
+    kind: str
+    scope: str
+    source: str
+    forward: bool
+    backward: bool
+    saved: int = 0
+    slower: float = 1.0
 
 
 class Refused(NamedTuple):

@@ -57,8 +57,7 @@ def _regions(
 ) -> Iterator[Region]:
     forward = [o for o in found if o.forward] or found  # a backward pass of its own is no other
     for o in forward:
-        told = getattr(o, "saved", 0), getattr(o, "slower", 1.0)
-        yield Region(o.kind, o.scope, o.source, obstacle, *told)
+        yield Region(o.kind, o.scope, o.source, obstacle, o.saved, o.slower)
     yield from (Region(r.kind, r.scope, r.source, r.reason) for r in refused)
 
 

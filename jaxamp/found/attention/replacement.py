@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxamp.core.features import Outcome
 from jaxamp.found.attention.empty_rows import VANISHING, EmptyRows
 from jaxamp.found.attention.kernels.found import found_attention, found_attention_backward
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
@@ -28,27 +29,15 @@ Placed = tuple[Any, Sequence[Place]]
 KIND = "attention"
 
 
-class Attention(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Attention(Outcome):
     """An attention that a program computes, as one equation of it.
 
     Attributes:
-      scope: where it is, as the user wrote it.
-      source: ``file:line (function)`` of the user's code.
-      forward: whether its output is computed here.
-      backward: whether its cotangents are computed here.
       mask: ``"none"``, ``"causal"``, ``"window"``, ``"segments"``, ``"intervals"`` or ``"bias"``.
     """
 
-    scope: str
-    source: str
-    forward: bool
-    backward: bool
-    mask: str
-
-    @property
-    def kind(self) -> str:
-        """Its kind, for reports."""
-        return KIND
+    mask: str = "none"
 
 
 @dataclass(eq=False)
@@ -82,7 +71,8 @@ class Replacement:
         """The words of reports."""
         found, mask = self.found, self.spec.kind
         mask = "bias" if mask == "none" and self.bias_shape else mask
-        return Attention(*self.place.words, "out" in found.results, found.backward, mask)
+        forward = "out" in found.results
+        return Attention(KIND, *self.place.words, forward, found.backward, mask=mask)
 
     @property
     def made(self) -> frozenset[int]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxamp.core import jax_compat
-from jaxamp.core.features import Refused, Replaced
+from jaxamp.core.features import Outcome, Refused, Replaced
 from jaxamp.core.formats import Precision
 from jaxamp.found.cross_entropy.chunks import Division, looped
 from jaxamp.found.cross_entropy.one_number import differentiated, one_number
@@ -29,31 +29,15 @@ from jaxamp.policy.rules import scope_matches
 KIND = "loss"
 
 
-class Loss(NamedTuple):
-    """A loss whose logits are never all stored.
+@dataclass(frozen=True, slots=True)
+class Loss(Outcome):
+    """A loss whose logits, and their cotangents, are never all stored.
 
     Attributes:
-      scope: where it is, as the user wrote it.
-      source: ``file:line (function)`` of the user's code.
-      forward: whether its value is computed here.
-      backward: whether its cotangents are computed here.
       chunks: how many chunks its tokens are divided into.
-      saved: bytes of logits and their cotangents that are not stored.
-      slower: the predicted time of the program, against that with logits stored.
     """
 
-    scope: str
-    source: str
-    forward: bool
-    backward: bool
-    chunks: int
-    saved: int
-    slower: float
-
-    @property
-    def kind(self) -> str:
-        """Its kind, for reports."""
-        return KIND
+    chunks: int = 1
 
 
 def chunk_losses(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
@@ -235,7 +219,7 @@ class _Losses:
         chunks = min(chunks, logits.rows.length)
         slower, saved = 1 + sizes.longer(chunks) / program, sizes.saved(chunks)
         division = Division(logits.rows.length, chunks)
-        outcome = Loss(*place.words, True, backward, chunks, saved, slower)
+        outcome = Loss(KIND, *place.words, True, backward, saved, slower, chunks)
         return [_Region(made, division, not backward, number, outcome) for made in passes]
 
     def _divided(self, logits: Logits, word: Any) -> str | None:
