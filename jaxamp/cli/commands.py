@@ -42,15 +42,7 @@ exit status: 0 all is well, 1 the program or the question failed, 2 the command 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Arguments of a command: a program, a policy, and the call to look at.
-
-    Attributes:
-      fn: the program.
-      policy: what to apply.
-      args: its positional arguments, with shapes for arrays.
-      kwargs: its keyword arguments.
-      others: more policies, where they are compared.
-    """
+    """Arguments of a command: a program, a policy, and the call to look at."""
 
     fn: Callable[..., Any]
     policy: PrecisionPolicy

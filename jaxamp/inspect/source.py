@@ -12,14 +12,7 @@ _AROUND = 1  # lines shown before and after one that is in no function
 
 
 class Excerpt(NamedTuple):
-    """Lines of a file that are shown together.
-
-    Attributes:
-      file: its path.
-      name: the function that they are, empty if none.
-      first: number of the first line.
-      lines: the lines.
-    """
+    """Lines of a file that are shown together."""
 
     file: str
     name: str

@@ -21,12 +21,7 @@ from jaxamp.found.cross_entropy.rows import SUM, Rows, resized
 
 
 class Division(NamedTuple):
-    """Division of tokens into chunks.
-
-    Attributes:
-      tokens: how many there are.
-      chunks: how many chunks.
-    """
+    """Division of tokens into chunks."""
 
     tokens: int
     chunks: int

@@ -55,13 +55,7 @@ class KnownMask(ABC):
 
 
 class Piece(NamedTuple):
-    """Segments of one size, one after the other.
-
-    Attributes:
-      repeats: how many there are.
-      queries: of each.
-      keys: of each.
-    """
+    """Segments of one size, one after the other."""
 
     repeats: int
     queries: int
