@@ -100,8 +100,8 @@ class Target:
         return lowering_for(TargetGpu(self.gpu.capability, version))
 
 
-# One H200, 23 November 2026: chosen on four of twelve timed training steps, off by 12 % at most in
-# the other eight (docs/lab-notebook.md, "Times by the model"). No other GPU has been timed.
+# Chosen on four training steps, timed on one H200 on 23 November 2026; in most others they are off
+# by 12 % at most (docs/lab-notebook.md, "Times by the model"). No other GPU has been timed.
 _GPU_REACHES = Reached(bandwidth=0.8, products=0.7, start=6e-6)
 
 # Of every GPU that is not there; cuDNN in its own numbering.

@@ -26,7 +26,7 @@ from jaxamp.quantized.primitives.quantized_product import PRODUCT
 from jaxamp.run.amp import amp, under
 from jaxamp.trace.target import Target as Call
 
-_DOTS = ("dot_general", "accumulate", "block_product")
+_DOTS = ("f8_dot", "dot_general", "accumulate", "block_product")
 _NARROW = ("f8", "f4")
 
 

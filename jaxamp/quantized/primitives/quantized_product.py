@@ -11,14 +11,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 
 from jaxamp.core.formats import Precision
 from jaxamp.quantized.lowp import ScaledArray
 from jaxamp.quantized.lowp.block_layout import scales_result
 from jaxamp.quantized.lowp.scaled_array import factors, spread_scale
 from jaxamp.quantized.primitives.block_product import block_product, takes
-from jaxamp.quantized.primitives.matrices import matrix_axes
+from jaxamp.quantized.primitives.f8_dot import f8_dot
 from jaxamp.quantized.primitives.widened_product import BF16, F32, widened_product
 
 PRODUCT = "jaxamp_product"  # the scope of a product of quantized operands
@@ -52,9 +51,7 @@ def _scaled_result(lhs: ScaledArray, rhs: ScaledArray, dtype: np.dtype) -> jax.A
     is_exact = lhs.cast.round_sf and rhs.cast.round_sf and dtype == BF16
     accumulated = BF16 if is_exact else F32
     scale = _by_row(lhs) * _by_row(rhs).mT
-    axes = matrix_axes(lhs)
-    values = _in_8_bits(lhs), _in_8_bits(rhs)
-    out = lax.dot_general(*values, axes, preferred_element_type=accumulated)
+    out = f8_dot(_in_8_bits(lhs), _in_8_bits(rhs), accumulated)
     return (out * scale.astype(accumulated)).astype(dtype)
 
 

@@ -11,8 +11,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxamp import CastConfig, PrecisionPolicy, Rule, amp, plan_of
 from jaxamp.errors import RewriteError
+from jaxamp.kernels.target_gpu import TargetGpu, lowering_for
 from jaxamp.quantized.fp8_products import verify_lowering
 from jaxamp.quantized.lowp import dequantize, quantize
+from jaxamp.quantized.primitives.f8_dot import f8_dot, f8_dot_p
 from jaxamp.quantized.primitives.quantized_product import product
 from jaxamp.quantized.scaling import Scaling
 from tests import audit
@@ -155,7 +157,7 @@ def test_one_scale_for_a_tensor_or_a_row_multiplies_the_result(casts, dtype):
     assert got.dtype == dtype
     assert (np.abs(np.asarray(got, np.float64) - want) <= bound).all()
     jaxpr = jax.make_jaxpr(product, static_argnums=2)(lhs, rhs, dtype).jaxpr
-    (dot,) = (eqn for eqn in audit.equations(jaxpr) if eqn.primitive.name in audit.PRODUCTS)
+    (dot,) = (eqn for eqn in audit.equations(jaxpr) if eqn.primitive is f8_dot_p)
     assert all(str(v.aval.dtype).startswith("float8") for v in dot.invars)
 
 
@@ -557,3 +559,27 @@ def test_every_product_that_was_not_made_is_reported():
     said = [int(times) for times in re.findall(r"^  (\d+) ", str(got), re.MULTILINE)]
     assert sum(said) == 9
     assert len(got.missing) in (6, 9)
+
+
+@pytest.mark.parametrize(
+    ("capability", "casts", "size", "algorithm"),
+    [
+        ((9, 0), ("f8_e4m3", "f8_e4m3"), 1024, "imprecise_accumulation = true"),
+        ((9, 0), ("f8_e5m2", "f8_e4m3"), 1024, "imprecise_accumulation = false"),
+        ((10, 0), ("f8_e4m3", "f8_e5m2"), 1024, "imprecise_accumulation = false"),
+        ((9, 0), ("f8_e5m2", "f8_e5m2"), 1024, None),
+        ((9, 0), ("f8_e4m3", "f8_e4m3"), 512, None),
+        ((8, 0), ("f8_e4m3", "f8_e4m3"), 1024, None),
+    ],
+    ids=str,
+)
+def test_cublaslt_multiplies_where_it_can(capability, casts, size, algorithm):
+    """A product with a cotangent is added up in float32; cuBLASLt takes no two of e5m2."""
+    lhs, rhs = (
+        jax.ShapeDtypeStruct((size, 64), CastConfig(cast).out_dtype.dtype) for cast in casts
+    )
+    with lowering_for(TargetGpu(capability, None)):
+        traced = jax.jit(f8_dot, static_argnums=2).trace(lhs, rhs, jnp.dtype("float32"))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert ("algorithm = <" in text) == (algorithm is not None)
+    assert algorithm is None or f"allow_{algorithm}" in text
