@@ -1,8 +1,7 @@
-"""The models that `benchmarks.gpu_train` trains, in the sizes of their names and for a CPU.
+"""The models that `benchmarks.on_a_gpu` times, in the sizes of their names and for a CPU.
 
 Language models read the sources of Python's standard library, classifiers look at handwritten
-digits and the U-Net at photographs, both as scikit-learn ships them. Without scikit-learn they look
-at patterns under noise, which take the same time.
+digits, as scikit-learn ships them; without it at patterns under noise, which take the same time.
 """
 
 from __future__ import annotations
@@ -17,17 +16,21 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import real_images, real_text
-from benchmarks.deviceless.models import encoder, resnet, transformer, unet, vit
+from benchmarks.deviceless.models import resnet, transformer, vit
 from benchmarks.deviceless.models.model import Config, Size
 from benchmarks.deviceless.models.unseen import recurrences, words
 
-LENGTHS = (512, 2048, 8192)
-"""Words in a sequence of the models that attend; as many words in a batch of each."""
 
-
-def _transformer(layers: int, width: int, heads: int, words: int, length: int = 1024) -> Size:
+def _transformer(
+    layers: int,
+    width: int,
+    heads: int,
+    words: int,
+    length: int = 1024,
+    saves: transformer.Saves = transformer.NOTHING,
+) -> Size:
     config = transformer.Config(layers, width, heads, length, words // length, 50304)
-    return _reading(transformer._size(config, scanned=True), config.vocabulary)
+    return _reading(transformer._size(config, scanned=True, saves=saves), config.vocabulary)
 
 
 def _shapes(size: Size) -> Any:
@@ -40,45 +43,12 @@ def _reading(size: Size, vocabulary: int) -> Size:
     return replace(size, sample=lambda key: real_text.sequences(key, batch, length, vocabulary))
 
 
-def _masking(size: Size, vocabulary: int) -> Size:
-    """An encoder that foretells masked words of real text."""
-    batch, length = _shapes(size)[1].shape
-
-    def sample(key: jax.Array) -> tuple[jax.Array, ...]:
-        draw, mask = jax.random.split(key)
-        words = real_text.sequences(draw, batch, length, vocabulary)
-        masked = jax.random.bernoulli(mask, encoder.MASKED, words.shape)
-        return jnp.where(masked, 0, words), words, masked
-
-    return replace(size, sample=sample)
-
-
 def _seeing(size: Size) -> Size:
     """A classifier that looks at real images."""
     if not find_spec("sklearn"):
         return size
     batch, side = _shapes(size)[0].shape[:2]
     return replace(size, sample=lambda key: real_images.labelled(key, batch, side))
-
-
-def _cleaning(size: Size) -> Size:
-    """A U-Net that takes noise out of real images."""
-    if not find_spec("sklearn"):
-        return size
-    batch, side = _shapes(size)[0].shape[:2]
-
-    def sample(key: jax.Array) -> tuple[jax.Array, ...]:
-        image, noise, time = jax.random.split(key, 3)
-        images = real_images.patches(image, batch, side)
-        drawn = jax.random.normal(noise, images.shape)
-        return images, drawn, jax.random.uniform(time, (batch,))
-
-    return replace(size, sample=sample)
-
-
-def _bert(words: int, length: int) -> Size:
-    config = encoder.Config(12, 768, 12, length, words // length, 30522)
-    return _masking(encoder._size(config), config.vocabulary)
 
 
 def _chunks(layers: int, width: int, batch: int, length: int) -> Size:
@@ -106,20 +76,20 @@ def _generating(size: Size) -> Size:
 
 _350M = partial(_transformer, 24, 1024, 16, 16384)
 _1300M = partial(_transformer, 24, 2048, 16, 8192)
-_BERT = partial(_bert, 16384)
+
+PRODUCTS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+EVERYTHING = jax.checkpoint_policies.everything_saveable
 
 MODELS: dict[str, Callable[[], Size]] = {
     "350m": _350M,
+    "350m-products": partial(_350M, saves=PRODUCTS),
+    "350m-everything": partial(_350M, saves=EVERYTHING),
     "1.3b": _1300M,
     "wide": partial(_transformer, 4, 4096, 32, 8192, 2048),
     "resnet50": lambda: _seeing(resnet.size(width=64, classes=1000, batch=128, side=224)),
     "vit-b": lambda: _seeing(vit._size(12, 768, 12, 16, 1000, 128, 224)),
-    "unet": lambda: _cleaning(unet.UNET.full),
     "ssd": partial(_chunks, 4, 1024, 4, 2048),
     "decode": lambda: _generating(words.GENERATE.full),
-    **{f"350m-{length}": partial(_350M, length) for length in LENGTHS},
-    **{f"1.3b-{length}": partial(_1300M, length) for length in LENGTHS},
-    **{f"bert-{length}": partial(_BERT, length) for length in LENGTHS},
 }
 
 
@@ -127,16 +97,19 @@ def _toy_words(model: Any) -> Callable[[], Size]:
     return lambda: _reading(model.small, 128)
 
 
+def _toy_saving(saves: transformer.Saves) -> Size:
+    size = transformer._size(transformer.SMALL, scanned=True, saves=saves)
+    return _reading(size, transformer.SMALL.vocabulary)
+
+
 TOYS: dict[str, Callable[[], Size]] = {
     "350m": _toy_words(transformer.SCANNED),
+    "350m-products": lambda: _toy_saving(PRODUCTS),
+    "350m-everything": lambda: _toy_saving(EVERYTHING),
     "1.3b": _toy_words(transformer.UNROLLED),
     "wide": _toy_words(transformer.SCANNED),
     "resnet50": lambda: _seeing(resnet.RESNET50.small),
     "vit-b": lambda: _seeing(vit.VIT.small),
-    "unet": lambda: _cleaning(unet.UNET.small),
     "ssd": _toy_words(recurrences.SSD),
     "decode": lambda: _generating(words.GENERATE.small),
-    **{f"350m-{length}": _toy_words(transformer.SCANNED) for length in LENGTHS},
-    **{f"1.3b-{length}": _toy_words(transformer.UNROLLED) for length in LENGTHS},
-    **{f"bert-{length}": lambda: _masking(encoder.ENCODER.small, 128) for length in LENGTHS},
 }

@@ -1,34 +1,19 @@
-"""Training on one accelerator: throughput, memory and loss of each way to choose a precision.
+"""How a model is trained under each choice of precision, and timed: what `on_a_gpu` runs.
 
-    python -m benchmarks.gpu_train --plan                the pieces, and what they take
-    python -m benchmarks.gpu_train --piece 350m --minutes 9
-    python -m benchmarks.gpu_train                       all of them, one after the other
-    python -m benchmarks.gpu_train --piece words-350m    fused attention at 512 to 8,192 words
-    python -m benchmarks.gpu_train --model 350m --way amp-bf16 hand-bf16
-    python -m benchmarks.gpu_train --toy --model 350m    sizes for a CPU, to try the script
-
-A model has a process of its own, which compiles all its ways first. Then it times them in rounds,
-each way once in a round, so that a slow minute hits all of them; each begins from the same
-parameters. Throughput is the median of the rounds. Neither compiling nor the first steps are timed.
-Memory is what XLA plans for a step: arguments, results and temporary arrays.
-
-Figures go to out/gpu_train.json after every round, with versions, device and date. What that file
-holds is not run again: a run that was cut, by its time or otherwise, goes on where it stopped.
+Each way begins from the same parameters. Neither compiling nor the first steps are timed. Memory is
+what XLA plans for a step: arguments, results and temporary arrays.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -37,7 +22,6 @@ import jax
 import optax
 
 import jaxamp
-from benchmarks import gpu_pieces
 from benchmarks.any_size import of_any_size
 from benchmarks.deviceless.models import fused
 from benchmarks.deviceless.models.fused import FUSED
@@ -48,7 +32,6 @@ from jaxamp import PrecisionPolicy, training
 WARM = 3
 PART = 10  # steps between two looks at the clock
 LAST = 10  # steps whose losses are averaged
-LATE = 75  # exit status of a process that was out of time
 MEASURED = 16  # of as many steps with carried parameters one finds magnitudes
 
 Row = dict[str, Any]
@@ -274,19 +257,18 @@ def _peak(memory: Any) -> int:
     return arrays - memory.alias_size_in_bytes + memory.temp_size_in_bytes
 
 
-def one_round(version: Version, row: Row, follow: int, seconds: float) -> None:
+def one_round(version: Version, row: Row, seconds: float) -> None:
     """Time a way once, and add it to its row.
 
     Args:
       version: what is trained.
       row: of the file; its first round decides how many steps the others have.
-      follow: steps of the first round, whose losses are kept; 0 for as many as the others have.
-      seconds: of each other round.
+      seconds: of a round.
     """
     rounds: list[float] = row.setdefault("rounds", [])
     steps = row.get("round_steps")
     if steps is None:
-        times, losses = version.train(follow or PART, 60 if follow else seconds)
+        times, losses = version.train(PART, seconds)
         row["round_steps"] = max(3, min(5 * PART, int(seconds / statistics.median(times))))
         row |= {"first_loss": losses[0], "losses": losses, "steps": len(losses) - WARM}
         row["last_loss"] = statistics.mean(losses[-LAST:])
@@ -331,41 +313,6 @@ class File:
         beside.replace(self.path)
 
 
-def measure(model: str, ways: Sequence[str], options: argparse.Namespace) -> int:
-    """Compile the ways of a model that are not timed yet, and time them in turn, in this process.
-
-    Args:
-      model: a key of `MODELS`.
-      ways: of `WAYS`.
-      options: of the command.
-
-    Returns:
-      `LATE` if its time was over before the end, else 0.
-    """
-    size = (TOYS if options.toy else MODELS)[model]()
-    file, stop = File(options.json, options.toy), time.monotonic() + 60 * options.minutes
-    file.check(jax.devices()[0].device_kind)
-    versions: dict[str, Version] = {}
-    for way in ways:
-        if file.rounds(model, way) >= options.rounds:
-            continue
-        if time.monotonic() > stop:
-            return LATE
-        with _noted(file, model, way, options.toy) as row:
-            versions[way], facts = compiled(size, replace(WAYS[way], any_size=options.toy))
-            row |= facts
-    for number in range(options.rounds):
-        for way, version in versions.items():
-            if file.rounds(model, way) > number or "error" in file.rows[model, way]:
-                continue
-            if time.monotonic() > stop:
-                return LATE
-            follow = options.steps if gpu_pieces.is_followed(model, way) else 0
-            with _noted(file, model, way, options.toy) as row:
-                one_round(version, row, follow, options.seconds)
-    return 0
-
-
 @contextmanager
 def _noted(file: File, model: str, way: str, toy: bool) -> Iterator[Row]:
     """A row to be filled, kept as it is afterwards or with the error that came."""
@@ -386,109 +333,7 @@ def _batches(size: Size) -> Iterator[Any]:
         yield sample(one)
 
 
-def show(rows: Sequence[Row], width: int | None = None) -> None:
-    """The rows as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    names = "model", "way", "items/s", "spread", "against f32", "GiB", "first loss", "last loss"
-    table = Table(*names)
-    base = {
-        r["model"]: r["items_per_second"] for r in rows if r["way"] == "f32" and "error" not in r
-    }
-    for row in rows:
-        if "error" in row or "rounds" not in row:
-            table.add_row(row["model"], row["way"], row.get("error", "not timed yet"))
-            continue
-        speed, model = row["items_per_second"], row["model"]
-        ratio = f"{speed / base[model]:.2f}" if model in base else ""
-        memory, spread = f"{row['peak_bytes'] / 2**30:.2f}", f"{100 * row['spread']:.1f} %"
-        first, last = f"{row['first_loss']:.3f}", f"{row['last_loss']:.3f}"
-        table.add_row(model, row["way"], f"{speed:,.0f}", spread, ratio, memory, first, last)
-    Console(width=width).print(table)
-
-
-def show_plan() -> None:
-    """What each piece runs, and the minutes that it is expected to take."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("piece", "models", "runs", "minutes")
-    for piece, models in gpu_pieces.EVERY.items():
-        runs, minutes = sum(map(len, models.values())), gpu_pieces.seconds(piece) / 60
-        table.add_row(piece, ", ".join(models), str(runs), f"{minutes:.1f}")
-    whole = sum(map(gpu_pieces.seconds, gpu_pieces.PIECES)) / 60
-    table.add_row("all but words", "", "", f"{whole:.1f}")
-    Console().print(table)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is asked, each model in a process of its own."""
-    options = _parser().parse_args(argv)
-    if options.plan:
-        show_plan()
-        return 0
-    asked = list(_asked(options))
-    if options.here:
-        ((model, ways),) = asked
-        return measure(model, ways, options)
-    stop, status = time.monotonic() + 60 * options.minutes, 0
-    for model, ways in asked:
-        left = (stop - time.monotonic()) / 60
-        status = max(status, abs(_run(model, ways, options, left)) if left > 0 else LATE)
-    file = File(options.json, options.toy)
-    wanted = [(model, way) for model, ways in asked for way in ways]
-    failed = [run for run in wanted if run not in file.rows]
-    show([file.rows[run] for run in wanted if run in file.rows])
-    for model, way in failed:
-        print(f"{model} {way}: not measured; {options.json} has its error, if it had one")
-    return status or int(bool(failed))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_train",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--plan", action="store_true", help="show the pieces; run nothing")
-    parser.add_argument("--piece", nargs="+", default=[], choices=gpu_pieces.EVERY)
-    parser.add_argument("--model", nargs="+", default=[], choices=MODELS)
-    parser.add_argument("--way", nargs="+", default=[*WAYS], choices=WAYS)
-    parser.add_argument("--steps", type=int, default=gpu_pieces.STEPS, help="of a followed loss")
-    parser.add_argument("--rounds", type=int, default=gpu_pieces.ROUNDS)
-    parser.add_argument("--seconds", type=float, default=gpu_pieces.ROUND, help="of a round")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="of this call")
-    parser.add_argument("--toy", action="store_true", help="sizes for a CPU")
-    parser.add_argument("--json", type=Path, default=Path("out/gpu_train.json"))
-    parser.add_argument("--here", action="store_true", help="one model, in this process")
-    return parser
-
-
-def _asked(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
-    """The models that a call names, each with those of the ways that it has."""
-    pieces = options.piece or ([] if options.model else gpu_pieces.PIECES)
-    planned = [entry for piece in pieces for entry in gpu_pieces.EVERY[piece].items()]
-    for model, ways in [*planned, *((model, options.way) for model in options.model)]:
-        yield (
-            model,
-            [way for way in ways if way in options.way and _exists(model, way, options.toy)],
-        )
-
-
 def _exists(model: str, way: str, toy: bool) -> bool:
     """Whether a model has such a version: those that do not attend have no fused hand."""
     size = (TOYS if toy else MODELS)[model]()
     return (WAYS[way].hand or HAND) in size.hands and (WAYS[way].fused or FUSED in size.hands)
-
-
-def _run(model: str, ways: Sequence[str], options: argparse.Namespace, minutes: float) -> int:
-    command = [sys.executable, "-m", "benchmarks.gpu_train", "--here", "--model", model, "--way"]
-    command += [*ways, "--steps", str(options.steps), "--rounds", str(options.rounds)]
-    command += ["--seconds", str(options.seconds), "--json", str(options.json)]
-    command += ["--minutes", str(minutes), *(["--toy"] if options.toy else [])]
-    return subprocess.run(command, check=False).returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())

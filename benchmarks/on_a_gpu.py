@@ -45,10 +45,12 @@ ROWS = {
     "wide": ("hand-fused", "amp-bf16", "amp-fp8", "amp-fp8-delayed", "amp-fp8-carried"),
     "350m": ("hand-fused", "amp-bf16", "amp-bf16-stored", "amp-loss-bf16"),
     "1.3b": ("hand-fused", "amp-bf16", "amp-bf16-stored", "amp-loss-bf16"),
-    "vit-b": ("hand-fused", "amp-bf16", "amp-loss-bf16"),
-    "resnet50": ("hand-bf16", "amp-bf16", "amp-loss-bf16"),
     "ssd": ("hand-bf16", "amp-bf16", "amp-bf16-stored"),
     "decode": ("hand-bf16", "amp-bf16"),
+    "vit-b": ("hand-fused", "amp-bf16", "amp-loss-bf16"),
+    "resnet50": ("hand-bf16", "amp-bf16", "amp-loss-bf16"),
+    "350m-products": ("hand-fused", "amp-loss-bf16"),
+    "350m-everything": ("hand-fused", "amp-loss-bf16"),
 }
 """What is timed, in order; the first way of a model is its strongest hand."""
 
@@ -73,7 +75,7 @@ def measure(model: str, options: argparse.Namespace) -> None:
     size = (TOYS if options.toy else MODELS)[model]()
     late = lambda: time.time() > options.until  # noqa: E731
     versions: dict[str, Version] = {}
-    for way in ROWS[model]:
+    for way in options.way or ROWS[model]:
         row = file.rows.get((model, way), {})
         if "kernels" in row and len(row["rounds"]) >= options.rounds:
             continue
@@ -91,7 +93,7 @@ def measure(model: str, options: argparse.Namespace) -> None:
             with alone(), gpu_train._noted(file, model, way, options.toy) as row:
                 if late():
                     return
-                gpu_train.one_round(versions[way], row, 0, options.seconds)
+                gpu_train.one_round(versions[way], row, options.seconds)
     for way, version in versions.items():
         if late():
             return
@@ -172,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = _kept(options)
         keep(rows, options.json)
         print("\n".join(report(rows)))
-    wanted = {(model, way) for model in options.model for way in ROWS[model]}
+    wanted = {(model, way) for model in options.model for way in options.way or ROWS[model]}
     known = {(row["model"], row["way"]) for row in rows if "kernels" in row}
     print(f"{len(wanted & known)} of {len(wanted)} rows are whole; figures are in {options.json}")
     return int(not wanted <= known)
@@ -189,6 +191,7 @@ def _variables() -> dict[str, str]:
 def _command(model: str, options: argparse.Namespace) -> list[str]:
     words = ["--here", model, "--until", str(options.until), "--folder", str(options.folder)]
     words += ["--rounds", str(options.rounds), "--seconds", str(options.seconds)]
+    words += ["--way", *options.way] if options.way else []
     toy = ["--toy"] if options.toy else []
     return [sys.executable, "-m", "benchmarks.on_a_gpu", *words, *toy]
 
@@ -225,37 +228,48 @@ def _read(path: Path) -> list[Row]:
 
 def report(rows: Sequence[Row]) -> Iterator[str]:
     """Return the table in Markdown, and the kernels of the two worst rows beside the hand's."""
-    timed = {(row["model"], row["way"]): row for row in rows if "rounds" in row}
-    heads = (
-        "model",
-        "way",
-        "ms",
-        "spread",
-        "busy ms",
-        "peak GiB",
-        "trace + compile s",
-        "of the hand",
-    )
-    yield f"| {' | '.join(heads)} |"
-    yield "|---" * len(heads) + "|"
-    ratios = {}
-    for (model, way), row in timed.items():
-        hand = timed.get((model, ROWS[model][0]))
-        ratio = hand["ms"] / row["ms"] if hand else math.nan
-        if hand is not None and hand is not row and "kernels" in row and "kernels" in hand:
-            ratios[model, way] = ratio
-        waits = f"{row['tracing_seconds']:.1f} + {row['compiling_seconds']:.1f}"
-        cells = (f"{row['ms']:.2f}", f"{100 * row['spread']:.1f} %", f"{row.get('busy_ms', 0):.2f}")
-        peak = f"{row['peak_bytes'] / 2**30:.2f}"
-        yield f"| {model} | {way} | {' | '.join(cells)} | {peak} | {waits} | {ratio:.3f} |"
+    yield from table(rows)
     for row in rows:
         if "error" in row:
             yield f"{row['model']} {row['way']}: {row['error']}"
-    for model, way in sorted(ratios, key=ratios.__getitem__)[:WORST]:
+    timed = _timed(rows)
+    whole = {run: row for run, row in timed.items() if "kernels" in row}
+    ratios = {run: _ratio(timed, run) for run in whole if (run[0], ROWS[run[0]][0]) in whole}
+    others = [run for run in ratios if run[1] != ROWS[run[0]][0]]
+    for model, way in sorted(others, key=ratios.__getitem__)[:WORST]:
         for one in (ROWS[model][0], way):
             yield f"\n{model}, {one}: {timed[model, one]['busy_ms']:.2f} ms busy"
             for name, runs, ms in timed[model, one]["kernels"]:
                 yield f"  {ms:7.3f} x {runs:4g}  {name}"
+
+
+HEADS = "model", "way", "ms", "spread", "busy ms", "peak GiB", "trace + compile s", "of the hand"
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Return the rows that are timed as a table in Markdown."""
+    yield f"| {' | '.join(HEADS)} |"
+    yield "|---" * len(HEADS) + "|"
+    timed = _timed(rows)
+    for (model, way), row in timed.items():
+        waits = f"{row['tracing_seconds']:.1f} + {row['compiling_seconds']:.1f}"
+        busy = f"{row['busy_ms']:.2f}" if "busy_ms" in row else "–"
+        cells = f"{row['ms']:.2f} | {100 * row['spread']:.1f} % | {busy}"
+        peak, ratio = f"{row['peak_bytes'] / 2**30:.2f}", _ratio(timed, (model, way))
+        yield f"| {model} | {way} | {cells} | {peak} | {waits} | {ratio:.3f} |"
+
+
+def _timed(rows: Sequence[Row]) -> dict[tuple[str, str], Row]:
+    """Return what is timed, in the order in which it is asked for."""
+    found = {(row["model"], row["way"]): row for row in rows if "rounds" in row}
+    asked = [(model, way) for model, ways in ROWS.items() for way in ways]
+    return {run: found[run] for run in asked if run in found}
+
+
+def _ratio(timed: dict[tuple[str, str], Row], run: tuple[str, str]) -> float:
+    """Return the speed of a row in that of the strongest hand; NaN where that is not timed."""
+    hand = timed.get((run[0], ROWS[run[0]][0]))
+    return hand["ms"] / timed[run]["ms"] if hand else math.nan
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -265,6 +279,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", nargs="+", choices=ROWS, default=[*ROWS])
+    parser.add_argument("--way", nargs="+", choices=WAYS, help="others than the usual")
     parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=ROUND, help="of a round")

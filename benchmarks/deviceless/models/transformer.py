@@ -22,6 +22,9 @@ from benchmarks.deviceless.models.model import (
 
 LOW = jnp.bfloat16
 
+Saves = Callable[..., Any]
+NOTHING: Saves = jax.checkpoint_policies.nothing_saveable
+"""Which residuals the checkpoint around a scanned layer saves."""
 
 FULL = Config(layers=4, width=1024, heads=16, length=1024, batch=4, vocabulary=8192)
 SMALL = Config(layers=4, width=64, heads=4, length=32, batch=16, vocabulary=128)
@@ -88,12 +91,12 @@ def block(config: Config, x: jax.Array, p: dict[str, Any]) -> jax.Array:
 
 
 def loss(
-    config: Config, scanned: bool, params: dict[str, Any], tokens: jax.Array
+    config: Config, scanned: bool, params: dict[str, Any], tokens: jax.Array, saves: Saves = NOTHING
 ) -> tuple[jax.Array, None]:
     inputs, labels = tokens[:, :-1], tokens[:, 1:]
     x = params["tokens"][inputs] + params["positions"]
     if scanned:
-        step = jax.checkpoint(partial(block, config))
+        step = jax.checkpoint(partial(block, config), policy=saves)
         x, _ = jax.lax.scan(lambda x, p: (step(x, p), None), x, params["layers"])
     else:
         for layer in params["layers"]:
@@ -144,13 +147,18 @@ def hand_block(config: Config, attend: Attend, x: jax.Array, p: dict[str, Any]) 
 
 
 def hand_loss(
-    config: Config, scanned: bool, attend: Attend, params: dict[str, Any], tokens: jax.Array
+    config: Config,
+    scanned: bool,
+    attend: Attend,
+    params: dict[str, Any],
+    tokens: jax.Array,
+    saves: Saves = NOTHING,
 ) -> tuple[jax.Array, None]:
     inputs, labels = tokens[:, :-1], tokens[:, 1:]
     x = params["tokens"][inputs].astype(LOW) + params["positions"].astype(LOW)
     step = partial(hand_block, config, attend)
     if scanned:
-        kept = jax.checkpoint(step)
+        kept = jax.checkpoint(step, policy=saves)
         x, _ = jax.lax.scan(lambda x, p: (kept(x, p), None), x, params["layers"])
     else:
         for layer in params["layers"]:
@@ -167,13 +175,14 @@ ATTENTIONS: dict[str, Attend] = {
 }
 
 
-def _size(config: Config, scanned: bool) -> Size:
+def _size(config: Config, scanned: bool, saves: Saves = NOTHING) -> Size:
     size = Size(
         init=partial(init if scanned else unrolled, config),
         sample=lambda key: chain_of_tokens(key, config.batch, config.length + 1, config.vocabulary),
-        plain=partial(loss, config, scanned),
+        plain=partial(loss, config, scanned, saves=saves),
         hands={
-            name: partial(hand_loss, config, scanned, attend) for name, attend in ATTENTIONS.items()
+            name: partial(hand_loss, config, scanned, attend, saves=saves)
+            for name, attend in ATTENTIONS.items()
         },
     )
     return chunked(size)
