@@ -17,7 +17,7 @@ from jaxamp.compiled.hlo import Module, parse
 from jaxamp.compiled.targets import Target
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import Trait, op_of
-from jaxamp.errors import InspectionError
+from jaxamp.errors import InspectionError, JaxAmpError
 from jaxamp.jaxprs.nested import nested
 from jaxamp.kernels.jax_compat.cudnn_calls import cudnn_checks
 from jaxamp.kernels.target_gpu import described_gpu
@@ -51,12 +51,7 @@ def exported(
     jaxpr = compiled.trace(*specs).jaxpr.jaxpr
     try:
         made = jax.export.export(compiled, platforms=[platform], disabled_checks=checks)(*specs)
-        return bytes(made.serialize())
-    except ModuleNotFoundError as error:
-        raise InspectionError(
-            f"JAX needs {error.name} to hand a program to another compiler: "
-            f"pip install {error.name}"
-        ) from None
+        return serialized(made)
     except (NotImplementedError, ValueError) as error:
         eqn = next(_callbacks(jaxpr), None)
         if eqn is None:
@@ -66,6 +61,17 @@ def exported(
             f"{jax_compat.user_line(eqn.source_info)}. JAX compiles that only where it runs. "
             "Leave it out to ask about another chip."
         ) from error
+
+
+def serialized(program: jax.export.Exported) -> bytes:
+    """Return an exported program as bytes; JAX needs a package for it that it does not declare."""
+    try:
+        return bytes(program.serialize())
+    except ImportError:
+        raise JaxAmpError(
+            "JAX writes programs with flatbuffers, which it does not install: "
+            "pip install flatbuffers"
+        ) from None
 
 
 def _callbacks(jaxpr: Jaxpr) -> Iterator[JaxprEqn]:

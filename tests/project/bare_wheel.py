@@ -23,7 +23,7 @@ def mlp(params, x):
     return jnp.mean((jax.nn.relu(x @ params["w1"]) @ params["w2"]) ** 2)
 
 
-params = {"w1": jnp.ones((8, 16)) / 8, "w2": jnp.ones((16, 1)) / 16}
+params = {"w1": jnp.ones((8, 16)) / 8, "w2": jnp.ones((16, 4)) / 16}
 args = params, jnp.ones((4, 8))
 plain, grads = jax.value_and_grad(jaxamp.amp(mlp, "bf16"))(*args)
 assert abs(plain - mlp(*args)) < 0.01

@@ -1,5 +1,6 @@
 """Serving: parameters cast once, results of amp bit for bit, exported, saved, loaded and run."""
 
+import sys
 import zipfile
 
 import equinox as eqx
@@ -11,7 +12,13 @@ from flax import linen, nnx
 from jax import export
 
 from jaxamp import amp, serve
-from jaxamp.errors import NotCallableError, OutputError, PolicyError, ServingError
+from jaxamp.errors import (
+    JaxAmpError,
+    NotCallableError,
+    OutputError,
+    PolicyError,
+    ServingError,
+)
 from jaxamp.tools.serving import load_served, narrow_dtypes, run_narrow
 
 LOW = {"auto_mixed_bf16": jnp.bfloat16, "auto_mixed": jnp.float16}
@@ -236,6 +243,15 @@ def test_a_model_of_a_later_jax_names_it(monkeypatch, tmp_path):
     monkeypatch.setattr(export, "maximum_supported_calling_convention_version", 8)
     with pytest.raises(ServingError, match=rf"written by JAX {jax.__version__}.* to 8\. Load it"):
         load_served(tmp_path / "model")
+
+
+def test_writing_a_program_names_the_package_that_jax_needs(monkeypatch, tmp_path):
+    """JAX does not install it."""
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    monkeypatch.delitem(sys.modules, "jax._src.export.serialization", raising=False)
+    served = serve(lambda w, x: x @ w, jnp.eye(2), jnp.eye(2))
+    with pytest.raises(JaxAmpError, match="pip install flatbuffers"):
+        served.save(tmp_path / "model", jnp.eye(2))
 
 
 def test_export_for_other_platforms():

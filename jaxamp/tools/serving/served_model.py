@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
+from jaxamp.compiled.deviceless import serialized
 from jaxamp.errors import NotCallableError, OutputError, PolicyError, ServingError, shown
 from jaxamp.run.amp import DEFAULT_POLICY, AmpFunction, amp
 from jaxamp.tools.serving.narrow import narrow_dtypes, run_narrow
@@ -71,7 +72,7 @@ class Served:
         with zipfile.ZipFile(path, "w") as file:
             manifest = {"format": _FORMAT, "jax": jax.__version__, "params": types}
             file.writestr("manifest.json", json.dumps(manifest))
-            file.writestr("program.bin", exported.serialize())
+            file.writestr("program.bin", serialized(exported))
             for index, array in enumerate(arrays):
                 file.writestr(f"params/{index}", array.tobytes())
 
