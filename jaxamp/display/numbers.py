@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from jaxamp.inspect.operation import Place
+from jaxamp.inspect.operation import Place, cell
 
 
 def amount(number: float, unit: str = "") -> str:
@@ -48,8 +48,7 @@ def near(place: Place, lacking: str = "") -> str:
 
 
 def near_file(path: str) -> str:
-    """Write a path as seen from the current directory, where that is shorter."""
+    """Write a path as seen from here, where that is shorter, or the name of a notebook's cell."""
     if not os.path.isabs(path):
         return path
-    relative = os.path.relpath(path)
-    return relative if len(relative) < len(path) else path
+    return cell(path) or min(path, os.path.relpath(path), key=len)

@@ -6,6 +6,7 @@ import dataclasses
 import linecache
 import os
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -41,10 +42,17 @@ class Place:
     @property
     def short(self) -> str:
         """Its number after the name of the file, without folders; empty where it is not known."""
-        return f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
+        return f"{cell(self.file) or os.path.basename(self.file)}:{self.line}" if self.file else ""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}" if self.file else "unknown"
+
+
+def cell(file: str) -> str:
+    """Return ``In[3]`` for the file that IPython has made of a notebook's cell, or nothing."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    named = shell.compile.format_code_name(file) if shell else None
+    return named[1] if named else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 import importlib.util
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -210,3 +211,18 @@ def test_text_and_terminal_show_the_same():
     Console(file=file, width=WIDTH, color_system=None).print(found)
     drawn = [line.rstrip() for line in file.getvalue().splitlines()]
     assert drawn == str(found).splitlines()
+
+
+def test_cells_of_a_notebook_have_their_names(monkeypatch):
+    """IPython compiles a cell as a file of a made-up name, which no reader knows."""
+    path = "/tmp/ipykernel_7/421.py"
+    names = {"format_code_name": {path: ("Cell", "In[3]")}.get}
+    shell = SimpleNamespace(compile=SimpleNamespace(**names))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    found = {}
+    exec(compile("def cell(x):\n    return x @ x\n", path, "exec"), found)
+    x = jnp.ones((8, 8))
+    assert "In[3]:2" in str(report(found["cell"])(x))
+    shown = explain(found["cell"])(x).full()
+    assert "In[3]" in str(shown)
+    assert "421.py" not in str(shown)
