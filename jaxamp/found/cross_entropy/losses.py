@@ -15,7 +15,14 @@ from jaxamp.core.features import Outcome, Refused, Replaced
 from jaxamp.core.formats import Precision
 from jaxamp.found.cross_entropy.chunks import Division, looped
 from jaxamp.found.cross_entropy.one_number import differentiated, one_number
-from jaxamp.found.cross_entropy.passes import Logits, Obstacle, Pass, Search, logits_of
+from jaxamp.found.cross_entropy.passes import (
+    Logits,
+    Obstacle,
+    Pass,
+    Search,
+    before_exponentials,
+    logits_of,
+)
 from jaxamp.found.cross_entropy.worth import MATTERS, Sizes, chunks_for, products_of
 from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Level, Unit, numbers
@@ -158,9 +165,8 @@ class _Losses:
         makers = {o: u for u in reversed([*level.equations()]) for o in numbers(u.outs)}
         regions: list[_Region] = []
         refused: list[Refused] = []
-        for unit in level.equations():
-            is_product = unit.eqn.primitive.name == "dot_general"
-            if not is_product or not self._is_large(unit.eqn.outvars[0].aval):
+        for unit in before_exponentials(level):
+            if not self._is_large(unit.eqn.outvars[0].aval):
                 continue
             taken = frozenset[int]().union(*(region.made for region in regions))
             found = self._regions(unit, level, known, makers, scopes.place(unit), taken)
