@@ -16,7 +16,7 @@ from collections.abc import Iterable
 
 from jaxamp.core.semantics import Linear, Rounding
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.conditioning.precise_products import is_square
+from jaxamp.plan.conditioning.squares import is_square
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.consumers import find_origins

@@ -8,7 +8,7 @@ same terms. The derivative of a norm or softmax divides a cotangent, which is no
 
 from __future__ import annotations
 
-from jaxamp.plan.conditioning.precise_products import is_square
+from jaxamp.plan.conditioning.squares import is_square
 from jaxamp.plan.dataflow.exact import factor
 from jaxamp.plan.graph.consumers import (
     Parts,

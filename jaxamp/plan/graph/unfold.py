@@ -188,6 +188,8 @@ class _Unfolder:
         numbers = _numbers(const)
         if numbers.size:
             self.graph.extents[value] = Interval(float(numbers.min()), float(numbers.max()))
+            if _is_balanced(numbers):
+                self.graph.balanced.add(value)
         if (number := _extreme(numbers)) is not None:
             self.graph.constants[value] = number
         return value
@@ -268,6 +270,12 @@ def _numbers(const: Any) -> np.ndarray:
         return np.empty(0)
     const = np.asarray(const)
     return const[~np.isnan(const)]
+
+
+def _is_balanced(numbers: np.ndarray) -> bool:
+    """Return whether numbers, not all zero, add up to nothing but the rounding of the largest."""
+    largest = np.abs(numbers).max()
+    return bool(0 < largest < np.inf and abs(numbers.sum(dtype=float)) <= largest * 2.0**-24)
 
 
 def _extreme(numbers: np.ndarray) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxamp.core.taxonomy import Trait
-from jaxamp.plan.conditioning.precise_products import is_square
+from jaxamp.plan.conditioning.squares import is_square
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows

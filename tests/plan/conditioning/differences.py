@@ -187,12 +187,28 @@ def convolved(a: Array, b: Array) -> Array:
     return (a**2).sum(-1)[:, None] + (b**2).sum(-1) - 2 * cross[0, :, 0]
 
 
+def _parts(a: Array, b: Array) -> tuple[Array, Array, Array]:
+    shape = len(a), len(b)
+    own = (jnp.broadcast_to(v, shape) for v in ((a**2).sum(-1)[:, None], (b**2).sum(-1)))
+    return (*own, a @ b.T)
+
+
+def stacked(a: Array, b: Array) -> Array:
+    left, right, cross = _parts(a, b)
+    return jnp.stack([left, -2 * cross, right]).sum(0)
+
+
+def weighed(a: Array, b: Array) -> Array:
+    """A sum of terms that are joined along their last axis."""
+    return jnp.stack(_parts(a, b), -1) @ jnp.array([1.0, 1.0, -2.0])
+
+
 DISTANCES: dict[str, By] = {
     fn.__name__: fn
     for fn in (
         *(powers, squares, products, einsums, dot_general, norms, clamped, gram, vmapped),
         *(vmapped_once, scanned, scanned_norms, augmented, unformed, halves, transposed, by_ones),
-        *(scaled_twice, batched, jitted, checkpointed, convolved),
+        *(scaled_twice, batched, jitted, checkpointed, convolved, stacked, weighed),
     )
 }
 
@@ -334,6 +350,74 @@ def direct_mixture(x: Array, y: Array) -> Array:
     return ((x[:, None] - y) ** 2 * inverse).sum(-1)
 
 
+def by_precision(x: Array, y: Array, w: Array) -> Array:
+    """Mahalanobis distances."""
+    p = w @ w.T
+    own = (jnp.einsum("nd,de,ne->n", v, p, v) for v in (x, y))
+    return next(own)[:, None] - 2 * x @ p @ y.T + next(own)
+
+
+def direct_by_precision(x: Array, y: Array, w: Array) -> Array:
+    d, p = x[:, None] - y, w @ w.T
+    return (d[..., None] * d[..., None, :] * p).sum((-1, -2))
+
+
+def hyperbolic(x: Array, y: Array) -> Array:
+    """Distances in the hyperboloid."""
+    own = (jnp.sqrt(1 + (v**2).sum(-1)) for v in (x, y))
+    return jnp.arccosh(jnp.maximum(next(own)[:, None] * next(own) - x @ y.T, 1 + 1e-3))
+
+
+def direct_hyperbolic(x: Array, y: Array) -> Array:
+    a, b = ((v**2).sum(-1) for v in (x, y))
+    both = a[:, None] + b + a[:, None] * b
+    # `√(1 + a)√(1 + b) - xy` from squares of differences alone.
+    left, right = jnp.sqrt(1 + a)[:, None], jnp.sqrt(1 + b)
+    excess = (subtracted(x, y) - ((a[:, None] - b) / (left + right)) ** 2) / 2
+    return jnp.arccosh(jnp.maximum(1 + excess + 0 * both, 1 + 1e-3))
+
+
+def _unit(v: Array) -> Array:
+    return v / jnp.linalg.norm(v, axis=-1, keepdims=True)
+
+
+def direct_cosines(x: Array, y: Array) -> Array:
+    return subtracted(_unit(x), _unit(y)) / 2
+
+
+COSINES: dict[str, By] = {
+    "units": lambda x, y: 1 - _unit(x) @ _unit(y).T,
+    "einsum": lambda x, y: 1.0 - jnp.einsum("nd,md->nm", _unit(x), _unit(y)),
+    "divided": lambda x, y: 1 - x @ y.T / (_norm(x)[:, None] * _norm(y)),
+    "rsqrt": lambda x, y: (
+        -((x * lax.rsqrt(_norm(x) ** 2)[:, None]) @ (y / _norm(y)[:, None]).T - 1)
+    ),
+    "halves": lambda x, y: (2 - 2 * _unit(x) @ _unit(y).T) / 2,
+    "arc": lambda x, y: 1 - jnp.cos(jnp.arccos(jnp.clip(_unit(x) @ _unit(y).T, -1, 0.999999))),
+}
+
+
+def _norm(v: Array) -> Array:
+    return jnp.sqrt((v * v).sum(-1))
+
+
+def of_units(x: Array, y: Array) -> Array:
+    """Arguments of length one, as a table of embeddings has them."""
+    return 1 - x @ y.T
+
+
+def edges(x: Array) -> Array:
+    """Differences along an axis, by a kernel."""
+    kernel = jnp.array([-1.0, 0.0, 1.0])[:, None, None]
+    return lax.conv_general_dilated(
+        x[None, :, :1], kernel, (1,), "VALID", None, None, ("NWC", "WIO", "NWC")
+    )
+
+
+def direct_edges(x: Array) -> Array:
+    return (x[2:, :1] - x[:-2, :1])[None]
+
+
 def nearest_without_norm(x: Array, y: Array) -> Array:
     """The term that all codes share is left out."""
     return jnp.argmin((y**2).sum(-1) - 2 * x @ y.T, -1)
@@ -389,6 +473,18 @@ def wrapped(by: By, t: Array, r: Array, head: Array) -> Array:
     return jnp.concatenate([turn, turn**2], -1) @ head
 
 
+def fraction(by: By, t: Array, r: Array, head: Array) -> Array:
+    turns = by(t, r) / (2 * jnp.pi)
+    turn = turns - jnp.floor(turns)
+    return jnp.concatenate([turn, turn**2], -1) @ head
+
+
+def nearest_turn(by: By, t: Array, r: Array, head: Array) -> Array:
+    angle = by(t, r)
+    angle = angle - 2 * jnp.pi * jnp.round(angle / (2 * jnp.pi))
+    return jnp.concatenate([angle, angle**2], -1) @ head
+
+
 def rotated(by: By, t: Array, r: Array, head: Array) -> Array:
     """Queries and keys in the coordinates of their positions, and their scores."""
     phase = by(t, r)
@@ -399,7 +495,9 @@ def rotated(by: By, t: Array, r: Array, head: Array) -> Array:
     return q @ q.T
 
 
-PERIODIC = {fn.__name__: fn for fn in (embedding, complex_wave, wrapped, rotated)}
+PERIODIC = {
+    fn.__name__: fn for fn in (embedding, complex_wave, wrapped, fraction, rotated, nearest_turn)
+}
 
 
 def features(x: Array, b: Array, head: Array) -> Array:
@@ -486,6 +584,16 @@ def attention(x: Array, w: Array) -> Array:
     return jax.nn.softmax(q @ k.T / 8**0.5, -1) @ v
 
 
+def normed_attention(x: Array, w: Array) -> Array:
+    q, k = (_unit(v) for v in (x @ w, x @ w.T))
+    return jax.nn.softmax(10 * q @ k.T - 10.0, -1) @ (x @ w)
+
+
+def corrected(x: Array, w: Array) -> Array:
+    """A layer subtracted from its input, and from one."""
+    return (1 - jnp.tanh(x @ w)) * (x - jnp.tanh(x @ w.T) @ w) @ w
+
+
 def recurrent(x: Array, w: Array) -> Array:
     def step(h: Array, v: Array) -> tuple[Array, Array]:
         gate = jax.nn.sigmoid(v @ w + h @ w.T + 1)
@@ -510,7 +618,7 @@ NARROW: dict[str, Case] = {
             (fn, (X - AWAY, W))
             for fn in (
                 *(parallel_layers, penalized, scaled_residual, norm_after_layer, polynomial),
-                *(pooled, attention, recurrent),
+                *(pooled, attention, recurrent, corrected),
             )
         ),
     )
@@ -542,6 +650,13 @@ def _cases() -> dict[str, Case]:
     cases["nearest_without_norm"] = Case(
         nearest_without_norm, lambda x, y: subtracted(x, y).argmin(-1), (X, Y)
     )
+    cases["by_precision"] = Case(by_precision, direct_by_precision, (X, Y, W))
+    cases["hyperbolic"] = Case(hyperbolic, direct_hyperbolic, (X / AWAY, Y / AWAY))
+    for name, by in COSINES.items():
+        cases[f"cosine {name}"] = Case(by, direct_cosines, (X, Y))
+    units = _unit(X), _unit(Y)
+    cases["cosine of_units"] = Case(of_units, lambda x, y: subtracted(x, y) / 2, units)
+    cases["edges"] = Case(edges, direct_edges, (X,))
     cases["centred_gram"] = Case(centred_gram, direct_gram, (X,))
     for place, (name, by) in enumerate(PHASES.items()):
         use = list(PERIODIC.values())[place % len(PERIODIC)]

@@ -1,0 +1,152 @@
+"""Find products of which a residue is needed: a part of a turn, a distance to a known number.
+
+The phase of a wave, and a fraction, are needed to a part of a turn, however many turns there are.
+A likeness of normalized arrays is near one where they are near each other: `1 - x @ y.T` leaves
+their distance, and so does its arc. Weights that add up to nothing leave differences.
+
+How large a phase is, or how alike arrays are, no program says. If a layer makes them, as in a
+network of sines, the product stays float32 only where all such products are a small part of the
+program's arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from jaxamp.core.guards import Guard
+from jaxamp.core.semantics import Linear
+from jaxamp.jaxprs.contracted import size, terms
+from jaxamp.jaxprs.name_stack import is_backward
+from jaxamp.plan.conditioning.squares import Squares, chosen, multiplies
+from jaxamp.plan.dataflow.constraints import Constraint
+from jaxamp.plan.graph.graph import Graph, Node, Role
+from jaxamp.plan.graph.sweeps import backward, union
+
+PHASE = Constraint("the phase of a periodic function", Guard.SENSITIVE)
+LIKENESS = Constraint("where arrays are alike, a known number nearly cancels it", Guard.SENSITIVE)
+DIFFERENCE = Constraint("its weights add up to nothing: it is a difference", Guard.SENSITIVE)
+
+_TURN = 1  # only a part of a turn is needed
+_NEAR = 2  # it is subtracted from a known number, or that from it
+_ALIKE = 4  # it is so once it is divided by norms, or its arc is taken
+_REST = 8  # it is subtracted from a known number
+_NORM, _NORMED = 1, 2  # a root of a sum of squares; an array that is divided by one
+
+_SMALL = 8  # what is a smaller part of the arithmetic than one in so many is not missed
+_ARCS = ("acos", "asin", "acosh", "atanh")
+_ROOTS = ("sqrt", "rsqrt", "pow")
+_SCALES = ("mul", "div")
+_SCALED = (*_SCALES, "neg", "max", "min", "clamp", "select_n", "square", "integer_pow")
+
+
+def find_residues(
+    graph: Graph, products: Sequence[Node], squares: Squares
+) -> dict[Node, Constraint]:
+    """Return the products of a forward pass of which a residue is needed, each with why."""
+    norms, made = _norms(graph, squares), _made(graph)
+    needs = _needs(graph, squares, norms)
+    of_layers = {n for n in products if union(made, n.ins)}
+    found = dict[Node, Constraint]()
+    for node in products:
+        need = 0 if is_backward(node.scope) else needs[node.outs[0]]
+        is_normed = all(norms[v] & _NORMED for v in node.ins[:2])
+        if need & _TURN:
+            found[node] = PHASE
+        elif need & (_ALIKE | is_normed * _NEAR | (node not in of_layers) * _REST):
+            found[node] = LIKENESS
+        elif any(squares.origins[v] in graph.balanced for v in node.ins):
+            found[node] = DIFFERENCE
+    part, whole = (
+        sum(_work(graph, n) for n in nodes) for nodes in (of_layers & {*found}, products)
+    )
+    return {n: w for n, w in found.items() if n not in of_layers or part * _SMALL <= whole}
+
+
+def _needs(graph: Graph, squares: Squares, norms: bytearray) -> bytearray:
+    """Sweep backward from what leaves a residue: return, per value, what is needed of it."""
+    bits = bytearray(len(graph.avals))
+    for node in backward(graph, bits):
+        for value, flags in _left(graph, squares, node):
+            bits[value] |= flags
+        given = union(bits, node.outs)
+        if not given:
+            continue
+        if node.role is Role.MOVE:
+            for source, out in node.moves:
+                bits[source] |= bits[out]
+        elif node.link is not None or node.role is Role.MERGE:
+            for value in node.ins:
+                bits[value] |= given
+        elif _is_linear(node):
+            for value in node.ins:
+                bits[value] |= given & _TURN
+        if node.name in _SCALES and union(norms, node.ins) & _NORM and given & _NEAR:
+            for value in node.ins:
+                bits[value] |= given | _ALIKE
+        elif node.name in _SCALED and (main := squares.main(node)) is not None:
+            bits[main] |= given
+    return bits
+
+
+def _left(graph: Graph, squares: Squares, node: Node) -> Iterator[tuple[int, int]]:
+    """Yield the operands of which a node leaves a residue, each with what is needed of it."""
+    if _is_periodic(graph, node):
+        yield node.ins[0], _TURN
+    elif node.name in _ARCS:
+        yield node.ins[0], _ALIKE
+    elif node.name == "sub":
+        one, other = node.ins
+        if one in graph.constants:
+            yield other, _NEAR | _REST
+        elif other in graph.constants:
+            yield one, _NEAR
+        elif squares.is_whole_part(other, one):
+            yield one, _TURN
+
+
+def _norms(graph: Graph, squares: Squares) -> bytearray:
+    """Return, per value, whether it is a norm, or what has been divided by one."""
+    norms = bytearray(len(graph.avals))
+    for node in graph.nodes:
+        read = [v for v in chosen(node) if v not in graph.constants]
+        kinds = {norms[v] for v in read}
+        if node.role is Role.MOVE or node.link is not None:
+            for source, out in node.moves:
+                norms[out] = norms[source]
+        elif node.name in _ROOTS and squares.has_sums(node.ins[0]):
+            norms[node.outs[0]] = _NORM
+        elif multiplies(node):
+            norms[node.outs[0]] = _NORMED * all(norms[v] & _NORMED for v in node.ins[:2])
+        elif len(read) == 1 and (node.name in _SCALED or node.name == "add"):
+            norms[node.outs[0]] = norms[read[0]]
+        elif node.name in _SCALES and _NORM in kinds:
+            norms[node.outs[0]] = _NORM if kinds == {_NORM} else _NORMED
+    return norms
+
+
+def _made(graph: Graph) -> bytearray:
+    """Return, per value, whether a layer has made it."""
+    made = bytearray(len(graph.avals))
+    for value in graph.activations:
+        made[value] = 1
+    for node in graph.nodes:
+        if multiplies(node) or union(made, node.ins):
+            for out in node.outs:
+                made[out] = 1
+    return made
+
+
+def _is_periodic(graph: Graph, node: Node) -> bool:
+    is_wave = node.name == "exp" and graph.kinds[node.outs[0]] == "c"
+    return is_wave or (node.semantics.periodic and graph.kinds[node.outs[0]] == "f")
+
+
+def _is_linear(node: Node) -> bool:
+    if node.role in (Role.ELEMENTWISE, Role.REDUCE):
+        return node.semantics.linear is not Linear.NOT
+    return node.name == "complex" or node.role not in (Role.CONTRACT, Role.FIXED)
+
+
+def _work(graph: Graph, node: Node) -> int:
+    avals = [graph.avals[v] for v in node.ins]
+    return size(graph.avals[node.outs[0]]) * (terms(node.name, node.eqn.params, avals) or 0)

@@ -1,0 +1,280 @@
+"""Find products that sums of squares of their operands cancel.
+
+Where points lie far from zero and near each other, `|a|² + |b|² - 2 abᵀ` is no larger than a
+rounding of `abᵀ`. So is a covariance less the product of means, and any sum of a product and of
+sums of squares of its operands, which are as large. A quadratic form is a square too, of an array
+and a matrix: `aᵀPa + bᵀPb - 2 aᵀPb`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from jaxamp.core.guards import Guard
+from jaxamp.core.taxonomy import Trait
+from jaxamp.jaxprs.name_stack import is_backward
+from jaxamp.plan.dataflow.constraints import Constraint, free_axes
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role, is_smaller
+
+CANCELLED = Constraint("sums of squares of its operands nearly cancel it", Guard.SENSITIVE)
+
+
+class Pair(NamedTuple):
+    """Arrays that are multiplied, one if it is by itself, and whether products are summed."""
+
+    arrays: frozenset[int]
+    summed: bool
+
+
+Pairs = frozenset[Pair]
+_NONE: Pairs = frozenset()
+_SUMS = ("add", "sub")
+_SCALES = ("mul", "div")
+_SIGNS = ("neg", "abs", "select_n")
+_KEPT = (*_SUMS, *_SIGNS, "max", "min", "sqrt")  # of results as of operands
+_POWERS = ("square", "integer_pow", "pow")
+_REDUCTIONS = ("reduce_sum", "psum", "psum_invariant")
+
+
+def is_square(node: Node) -> bool:
+    """Return whether a node multiplies a value by itself."""
+    if node.name == "mul":
+        return node.ins[0] == node.ins[1]
+    return node.name in ("square", "integer_pow") and node.eqn.params.get("y", 2) == 2
+
+
+def chosen(node: Node) -> tuple[int, ...]:
+    """Return the operands of a node but for what chooses among them."""
+    return node.ins[1:] if node.name == "select_n" else node.ins
+
+
+def multiplies(node: Node) -> bool:
+    """Return whether a node is a product of matrices, or an outer one: an elementwise role."""
+    return node.role is Role.CONTRACT or node.name == "dot_general"
+
+
+class Squares:
+    """Per value, the array that it is made of, and the pairs of arrays whose products it has.
+
+    An array that is moved, masked or scaled by known or smaller ones is the same array, and so is
+    its sum over an axis, or its slice in a loop. A pair is an array with itself, or two
+    of which sums are multiplied; it is as large as a product once it is summed.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.origins = list(range(len(graph.avals)))
+        self.whole = self.origins.copy()  # as `origins`, but a part is an array of its own
+        self.is_sum = bytearray(len(graph.avals))
+        self.pairs: dict[int, Pairs] = {}
+        self.joined: dict[int, set[int]] = {}
+        self.forms: dict[frozenset[int], list[Node]] = {}
+        self.makers: dict[int, Node] = {}
+        for node in graph.nodes:
+            self.makers.update(dict.fromkeys(node.outs, node))
+            if node.role is Role.MOVE:
+                for source, out in node.moves:
+                    self._follow(source, out, summed=is_smaller(*self._sizes(out, source)))
+            elif node.name in _REDUCTIONS:
+                for source, out in node.moves:
+                    self._follow(source, out, summed=True)
+                    self.is_sum[out] = 1
+            elif node.role is Role.LINK:
+                if node.link is not Link.BACK:
+                    self._follow(node.ins[0], node.outs[0])
+            elif node.outs and node.ins:
+                self._make(node, node.outs[0], node.ins)
+
+    def cancelled(self) -> Iterator[Node]:
+        """Yield the products to which sums of squares of their operands are added."""
+        for node in self.graph.nodes if self.pairs else ():
+            added = self._added(node)
+            for one in added:
+                others = [v for v in added if v != one]
+                summed = [p.arrays for p in self._of(*others) if p.summed]
+                if summed and (shared := self._with(one, summed)):
+                    forms = [pair for pair in summed if pair in self.forms]
+                    yield from [n for v in others for n in self._with(v, summed)]
+                    yield from [n for pair in forms for n in self.forms[pair]]
+                    yield from (n for m in shared for n in (m, *(self._inner(m) if forms else ())))
+                    yield from [node] * multiplies(node)
+            if multiplies(node) and any(map(self._has_own_squares, node.ins)):
+                # Distances that are applied to something, and never formed, are two products.
+                nodes = (node, *self._inner(node))
+                found = [n for n in nodes if any(map(self._has_own_squares, n.ins))]
+                if len(found) > 1 or all(map(self._has_own_squares, node.ins)):
+                    yield from found
+
+    def transposed(self, node: Node, products: Sequence[Node]) -> Iterator[Node]:
+        """Yield the products of a backward pass that multiply a product's cotangent."""
+        sizes, own = self.graph.sizes, {self.whole[v] for v in node.ins[:2]}
+        for other in products:
+            if is_backward(other.scope):
+                pairs = (other.ins[:2], other.ins[1::-1])
+                if sizes[node.outs[0]] in [sizes[g] for v, g in pairs if self.whole[v] in own]:
+                    yield other
+
+    def has_sums(self, value: int) -> bool:
+        """Return whether a value has sums of squares."""
+        return any(p.summed for p in self._of(value))
+
+    def is_whole_part(self, value: int, of: int) -> bool:
+        """Return whether a value is another rounded to whole numbers, or to multiples of one."""
+        pending = [value]
+        for made in pending:
+            node = self.makers.get(made)
+            if node is None:
+                continue
+            if node.trait is Trait.INTEGRAL and self.origins[node.ins[0]] == self.origins[of]:
+                return True
+            read = [v for v in chosen(node) if v not in self.graph.constants]
+            if node.role in (Role.MOVE, Role.CONVERT) or node.name in _SCALES:
+                pending += read if len(read) == 1 else ()
+            elif node.name == "select_n":
+                pending += read
+        return False
+
+    def _added(self, node: Node) -> Sequence[int]:
+        """Return the values that a node adds up, in place or joined before."""
+        if node.name in _SUMS:
+            return node.ins
+        joined = self.makers.get(self.graph.origin(node.ins[0])) if node.ins else None
+        is_sum = node.name in _REDUCTIONS or (
+            multiplies(node) and any(v in self.graph.constants for v in node.ins)
+        )
+        return joined.ins if is_sum and joined and joined.role is Role.MERGE else ()
+
+    def _factors(self, value: int) -> set[int]:
+        """Return the array that a value is, or those whose product it is."""
+        made = self.origins[value]
+        if not self._is_product(made):
+            return {made}
+        return {self.origins[v] for v in self.makers[made].ins[:2]}
+
+    def _form(self, node: Node, summed: bool) -> Pairs:
+        """Return the pair of an array that is multiplied by its product with a matrix."""
+        one, other = sorted(map(self._factors, node.ins[:2]), key=len)
+        if not one < other:
+            return _NONE
+        self.forms.setdefault(frozenset(other), []).extend(self._inner(node))
+        return frozenset({Pair(frozenset(other), summed)})
+
+    def _inner(self, node: Node) -> list[Node]:
+        """Return the products that a node multiplies."""
+        return [self.makers[o] for v in node.ins[:2] if self._is_product(o := self.origins[v])]
+
+    def _of(self, *values: int | None) -> Pairs:
+        return _NONE.union(*(self.pairs.get(v, _NONE) for v in values if v is not None))
+
+    def _follow(self, source: int, out: int, summed: bool = False) -> None:
+        self.origins[out], self.is_sum[out] = self.origins[source], self.is_sum[source]
+        self.whole[out] = out if summed else self.whole[source]
+        if pairs := self.pairs.get(source):
+            self.pairs[out] = _summed(pairs) if summed else pairs
+
+    def _make(self, node: Node, out: int, ins: tuple[int, ...]) -> None:
+        one, arrays = ins[0], {self.origins[v] for v in ins}
+        if node.role is Role.MERGE:
+            self.joined[out] = arrays
+            found = frozenset(p for p in self._of(*ins) if p.summed)
+        elif multiplies(node):
+            are_sums = all(self.is_sum[v] for v in ins[:2])
+            is_inner = free_axes(self.graph, node) == 0 or are_sums
+            # A Gram matrix that multiplies something is a matrix like others.
+            factors = [v for v in ins[:2] if not self._is_product(self.origins[v])]
+            found = _summed(p for p in self._of(*factors) if not p.summed)
+            if are_sums or len({self.whole[v] for v in ins[:2]}) == 1:
+                found |= {Pair(frozenset(self.origins[v] for v in ins[:2]), is_inner)}
+            found |= self._form(node, is_inner)
+        elif node.name in _POWERS:
+            found = frozenset(p for p in self._of(one) if p.summed)
+            if is_square(node) or self.graph.constants.get(ins[-1]) == 2:
+                found |= {Pair(frozenset({self.origins[one]}), summed=False)}
+        elif node.name in (*_KEPT, *_SCALES):
+            found = self._scale(node, out, arrays)
+        else:
+            return
+        if found:
+            self.pairs[out] = found
+
+    def _scale(self, node: Node, out: int, arrays: set[int]) -> Pairs:
+        main = self.main(node)
+        if main is not None and node.name in (*_SCALES, *_SIGNS):
+            self.origins[out], self.is_sum[out] = self.origins[main], self.is_sum[main]
+            self.whole[out] = self.whole[main]
+        if node.name in _KEPT:
+            # What is added to squares is as large as they are, before they are summed.
+            known = () if node.name in _SUMS else self.graph.constants
+            read = [v for v in chosen(node) if v not in known]
+            are_squares = all(any(not p.summed for p in self._of(v)) for v in read)
+            return frozenset(p for p in self._of(*read) if p.summed or are_squares)
+        read = node.ins if node.name == "mul" else node.ins[:1]
+        # The product of two norms is as large as the product of what they are of.
+        all_sums = len(read) > 1 and all(map(self.has_sums, read))
+        found = frozenset(
+            p for p in self._of(*read) if all_sums or not p.summed or p in self._of(main)
+        )
+        are_sums = [bool(self.is_sum[v]) for v in node.ins]
+        is_square = len({self.whole[v] for v in node.ins}) == 1
+        if node.name == "mul" and (is_square or all(are_sums)):
+            found |= {Pair(frozenset(arrays), any(are_sums))}
+        return found | self._form(node, any(are_sums)) if node.name == "mul" else found
+
+    def main(self, node: Node) -> int | None:
+        """Return the operand that known or smaller numbers scale, if there is one."""
+        read = [v for v in chosen(node) if v not in self.graph.constants]
+        for value in read:
+            others = (v for v in read if v != value)
+            if all(is_smaller(*self._sizes(v, value)) for v in others):
+                return value if node.name != "div" or value == node.ins[0] else None
+        return None
+
+    def _sizes(self, *values: int) -> list[int]:
+        """Return the sizes of values as they were before they were repeated."""
+        sizes = self.graph.sizes
+        moved = ((v, self.graph.origin(v)) for v in values)
+        return [sizes[o] if is_smaller(sizes[o], sizes[v]) else sizes[v] for v, o in moved]
+
+    def _with(self, value: int, pairs: list[frozenset[int]]) -> list[Node]:
+        """Return the products in a sum that multiply the arrays of a pair."""
+        found, seen, pending = list[Node](), {value}, [value]
+        for made in pending:
+            node = self.makers.get(made)
+            if node is None:
+                continue
+            if multiplies(node):
+                read = node.ins[:2]
+                arrays = {self.origins[v] for v in read}.union(*(p.arrays for p in self._of(*read)))
+                of_forms = arrays.union(*map(self._factors, read))
+                found += [node] * any(
+                    pair <= (of_forms if pair in self.forms else arrays) for pair in pairs
+                )
+                continue
+            new = [v for v in self._terms(node, made) if v not in seen]
+            pending += new
+            seen.update(new)
+        return found
+
+    def _terms(self, node: Node, value: int) -> Sequence[int]:
+        """Return what a value is a sum or a multiple of."""
+        if node.role is Role.MOVE:
+            return [source for source, out in node.moves if out == value]
+        if node.role is Role.LINK:
+            return () if node.link is Link.BACK else node.ins
+        if node.name in (*_KEPT, *_POWERS):
+            return node.ins
+        main = self.main(node) if node.name in _SCALES else None
+        return () if main is None else (main,)
+
+    def _is_product(self, value: int) -> bool:
+        return value in self.makers and multiplies(self.makers[value])
+
+    def _has_own_squares(self, value: int) -> bool:
+        """Return whether an array has been joined with sums of its squares."""
+        own = self.joined.get(self.origins[value], set())
+        return any(p.arrays <= own for p in self._of(value) if p.summed)
+
+
+def _summed(pairs: Iterable[Pair]) -> Pairs:
+    return frozenset(p._replace(summed=True) for p in pairs)
