@@ -87,7 +87,7 @@ class ArgumentError(JaxAmpError, TypeError):
 
 
 class OutputError(JaxAmpError, TypeError):
-    """A function returned something that is not an array where only arrays are possible."""
+    """A function returned, or left with handlers of a library, what is no array."""
 
 
 class TrainingError(JaxAmpError, ValueError):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from jaxamp.core import jax_compat
+from jaxamp.core.adapters import adapter
 from jaxamp.core.formats import Precision
 from jaxamp.core.keep_precision import marked
 from jaxamp.policy.context import amp_scope
@@ -22,6 +23,7 @@ from jaxamp.trace.trace import run, trace
 if TYPE_CHECKING:
     from jaxamp.plan import Plan
 
+NUMPYRO = "numpyro"
 _REGION = "jaxamp_region_"  # prefix of the names of functions that are rewritten already
 
 
@@ -58,7 +60,9 @@ def emit(signature: Signature, arrays: Sequence[Any], settings: Settings) -> Any
                 "amp(fn, 'always_f32').",
                 stacklevel=jax_compat.user_level(),
             )
-        with amp_scope(settings.policy):
+        numpyro = adapter(NUMPYRO)
+        alone = numpyro.refusing(signature.name) if numpyro else nullcontext()
+        with amp_scope(settings.policy), alone:
             has_rules = bool(settings.policy.rules)
             jaxpr, outputs = trace(signature, arrays, is_named=has_rules)
         from jaxamp.run.rewriting import rewrite  # loaded by the runner
@@ -66,6 +70,12 @@ def emit(signature: Signature, arrays: Sequence[Any], settings: Settings) -> Any
         with _without_collector():
             results = rewrite(jaxpr, arrays, settings, signature.name)
     return outputs.join(results) if outputs.is_all_arrays else Result(results, outputs)
+
+
+def is_handled() -> bool:
+    """Return whether effect handlers of a library wait for what a function states."""
+    numpyro = adapter(NUMPYRO)
+    return numpyro is not None and numpyro.is_handled()
 
 
 @contextmanager

@@ -21,7 +21,14 @@ import jax
 
 from jaxamp.core import features, jax_compat, taxonomy
 from jaxamp.core.adapters import adapter
-from jaxamp.run.emit import compiled, emit, function_result, jitted, plan_call
+from jaxamp.run.emit import (
+    compiled,
+    emit,
+    function_result,
+    is_handled,
+    jitted,
+    plan_call,
+)
 from jaxamp.run.settings import Settings, in_force
 from jaxamp.trace.arguments import Call, Layout, Signature, jit_traces, refuse_held
 from jaxamp.trace.static_arguments import Changed, hold
@@ -72,7 +79,8 @@ class Runner:
     def __call__(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function with what `target` binds and the given arguments."""
         # A form for arrays alone has no place for what a target binds, and all share this Runner.
-        version, form = self._fast if target.is_bare else (taxonomy.version, None)
+        is_fast = target.is_bare and not is_handled()
+        version, form = self._fast if is_fast else (taxonomy.version, None)
         if version != taxonomy.version:
             form = self._renew(target.name)
         if form is not None:
@@ -91,7 +99,7 @@ class Runner:
             try:
                 result = function_result(self.form(call)(*call.arrays))
             except Changed:  # the form holds an object that was equal to this call's
-                self._forms.pop((*call.key, taxonomy.version), None)
+                self._forms.pop(_key(call), None)
                 result = function_result(self.form(call)(*call.arrays))
             return call.finish(result)
 
@@ -168,7 +176,7 @@ class Runner:
         """Return the compiled form for a call, to be called with its arrays."""
         if jax_compat.is_staging() and call.held():
             return self.compile(call.signature())  # arrays of the trace around it, this time
-        key = (*call.key, taxonomy.version)  # a kind registered since may change the plan
+        key = _key(call)
         form = self._forms.get(key)
         if form is None:
             self._count(call)
@@ -234,6 +242,11 @@ class Runner:
                 runner._forms.pop(key, None)
 
         return dropped
+
+
+def _key(call: Call) -> Hashable:
+    """Return the key of a call's form: a kind registered since may change the plan."""
+    return *call.key, taxonomy.version, is_handled()
 
 
 def _note_traced_numbers(error: Exception, call: Call, names: Sequence[str]) -> None:

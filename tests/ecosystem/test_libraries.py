@@ -20,7 +20,7 @@ from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from numpyro.infer.util import log_density
 
 from jaxamp import amp
-from jaxamp.errors import ArgumentError
+from jaxamp.errors import ArgumentError, OutputError
 from tests import audit
 
 BF16_EPS = float(jnp.finfo(jnp.bfloat16).eps)
@@ -336,12 +336,39 @@ def test_numpyro_svi_update() -> None:
     np.testing.assert_allclose(losses(amp(svi.update), svi), losses(plain.update, plain), rtol=0.02)
 
 
-def test_a_numpyro_guide_says_what_to_wrap() -> None:
-    """Its samples are left in a handler: JAX's error says so, and names the place above."""
+@pytest.mark.parametrize("state", [numpyro.sample, numpyro.param, numpyro.deterministic])
+def test_statements_of_a_numpyro_model_are_refused_where_its_handlers_are_outside(
+    state: Any,
+) -> None:
+    """They would be lost from the second call on; a call without handlers came before here."""
     x, y, _ = _data()
+
+    def model(x: Array) -> None:
+        w = dist.Normal(jnp.zeros(3), 1) if state is numpyro.sample else jnp.ones(3)
+        state("w", w, **({"rng_key": jax.random.key(0)} if state is numpyro.sample else {}))
+
+    amped = amp(model)
+    amped(x)
+    for _ in range(2):
+        with pytest.raises(OutputError, match=r"model .* states numpyro's \w+ 'w'.*svi.update"):
+            numpyro.handlers.trace(amped).get_trace(x)
     svi = SVI(_regression, amp(_guide), numpyro.optim.Adam(0.05), Trace_ELBO())
-    with pytest.raises(jax.errors.UnexpectedTracerError, match=r"(?s)traced for amp\..*svi.update"):
+    with pytest.raises(OutputError, match="_guide runs under amp"):
         svi.update(svi.init(jax.random.key(0), x, y), x, y)
+
+
+def test_a_network_inside_of_a_numpyro_model_runs_under_its_handlers() -> None:
+    x, _, _ = _data()
+    layer = amp(lambda x, w: jnp.tanh(x @ w))
+
+    def model(x: Array) -> None:
+        w = numpyro.sample("w", dist.Normal(jnp.zeros(3), 1))
+        numpyro.deterministic("y", layer(x, w))
+
+    seen = [numpyro.handlers.seed(model, 0) for _ in range(2)]
+    traces = [numpyro.handlers.trace(seeded).get_trace(x) for seeded in seen]
+    assert [list(trace) for trace in traces] == [["w", "y"]] * 2
+    assert _low_products(layer, x, jnp.ones(3)) == 1
 
 
 @pytest.fixture

@@ -350,15 +350,14 @@ def direct_mixture(x: Array, y: Array) -> Array:
     return ((x[:, None] - y) ** 2 * inverse).sum(-1)
 
 
-def by_precision(x: Array, y: Array, w: Array) -> Array:
+def by_precision(x: Array, y: Array, p: Array) -> Array:
     """Mahalanobis distances."""
-    p = w @ w.T
     own = (jnp.einsum("nd,de,ne->n", v, p, v) for v in (x, y))
     return next(own)[:, None] - 2 * x @ p @ y.T + next(own)
 
 
-def direct_by_precision(x: Array, y: Array, w: Array) -> Array:
-    d, p = x[:, None] - y, w @ w.T
+def direct_by_precision(x: Array, y: Array, p: Array) -> Array:
+    d = x[:, None] - y
     return (d[..., None] * d[..., None, :] * p).sum((-1, -2))
 
 
@@ -650,7 +649,7 @@ def _cases() -> dict[str, Case]:
     cases["nearest_without_norm"] = Case(
         nearest_without_norm, lambda x, y: subtracted(x, y).argmin(-1), (X, Y)
     )
-    cases["by_precision"] = Case(by_precision, direct_by_precision, (X, Y, W))
+    cases["by_precision"] = Case(by_precision, direct_by_precision, (X, Y, W @ W.T))
     cases["hyperbolic"] = Case(hyperbolic, direct_hyperbolic, (X / AWAY, Y / AWAY))
     for name, by in COSINES.items():
         cases[f"cosine {name}"] = Case(by, direct_cosines, (X, Y))
