@@ -29,7 +29,8 @@ DIFFERENCE = Constraint("its weights add up to nothing: it is a difference", Gua
 _TURN = 1  # only a part of a turn is needed
 _NEAR = 2  # it is subtracted from a known number, or that from it
 _ALIKE = 4  # it is so once it is divided by norms, or its arc is taken
-_REST = 8  # it is subtracted from a known number
+_REST = 8  # it is subtracted from a known number: a distance, where no layer makes it
+_PART = 16  # its whole part is subtracted, which layers that say places have too
 _NORM, _NORMED = 1, 2  # a root of a sum of squares; an array that is divided by one
 
 _SMALL = 8  # what is a smaller part of the arithmetic than one in so many is not missed
@@ -45,14 +46,16 @@ def find_residues(
     """Return the products of a forward pass of which a residue is needed, each with why."""
     norms, made = _norms(graph, squares), _made(graph)
     needs = _needs(graph, squares, norms)
+    products = [n for n in products if not is_backward(n.scope)]
     of_layers = {n for n in products if union(made, n.ins)}
     found = dict[Node, Constraint]()
     for node in products:
-        need = 0 if is_backward(node.scope) else needs[node.outs[0]]
+        need = needs[node.outs[0]]
         is_normed = all(norms[v] & _NORMED for v in node.ins[:2])
-        if need & _TURN:
+        is_given = node not in of_layers
+        if need & (_TURN | is_given * _PART):
             found[node] = PHASE
-        elif need & (_ALIKE | is_normed * _NEAR | (node not in of_layers) * _REST):
+        elif need & (_ALIKE | is_normed * _NEAR | is_given * _REST):
             found[node] = LIKENESS
         elif any(squares.origins[v] in graph.balanced for v in node.ins):
             found[node] = DIFFERENCE
@@ -65,8 +68,9 @@ def find_residues(
 def _needs(graph: Graph, squares: Squares, norms: bytearray) -> bytearray:
     """Sweep backward from what leaves a residue: return, per value, what is needed of it."""
     bits = bytearray(len(graph.avals))
-    for node in backward(graph, bits):
-        for value, flags in _left(graph, squares, node):
+    left = {node: found for node in graph.nodes if (found := [*_left(graph, squares, node)])}
+    for node in backward(graph, bits) if left else ():
+        for value, flags in left.get(node, ()):
             bits[value] |= flags
         given = union(bits, node.outs)
         if not given:
@@ -79,7 +83,7 @@ def _needs(graph: Graph, squares: Squares, norms: bytearray) -> bytearray:
                 bits[value] |= given
         elif _is_linear(node):
             for value in node.ins:
-                bits[value] |= given & _TURN
+                bits[value] |= given & (_TURN | _PART)
         if node.name in _SCALES and union(norms, node.ins) & _NORM and given & _NEAR:
             for value in node.ins:
                 bits[value] |= given | _ALIKE
@@ -96,12 +100,12 @@ def _left(graph: Graph, squares: Squares, node: Node) -> Iterator[tuple[int, int
         yield node.ins[0], _ALIKE
     elif node.name == "sub":
         one, other = node.ins
-        if one in graph.constants:
+        if graph.constants.get(one):
             yield other, _NEAR | _REST
-        elif other in graph.constants:
+        elif graph.constants.get(other):
             yield one, _NEAR
         elif squares.is_whole_part(other, one):
-            yield one, _TURN
+            yield one, _PART
 
 
 def _norms(graph: Graph, squares: Squares) -> bytearray:

@@ -588,6 +588,19 @@ def normed_attention(x: Array, w: Array) -> Array:
     return jax.nn.softmax(10 * q @ k.T - 10.0, -1) @ (x @ w)
 
 
+def margin(x: Array, w: Array) -> Array:
+    """Classes by arcs to their normalized centres: the head is the work."""
+    arcs = jnp.arccos(jnp.clip(_unit(x @ w) @ _unit(w), -0.999, 0.999))
+    return jax.nn.log_softmax(10 * jnp.cos(arcs + 0.1), -1)
+
+
+def warped(x: Array, w: Array) -> Array:
+    """Weights of neighbours at places that a layer says."""
+    place = jnp.arange(WIDTH) + jnp.tanh(x @ w) @ w
+    near = place - jnp.floor(place)
+    return (near * x + (1 - near) * (0 - x @ w)) @ w
+
+
 def corrected(x: Array, w: Array) -> Array:
     """A layer subtracted from its input, and from one."""
     return (1 - jnp.tanh(x @ w)) * (x - jnp.tanh(x @ w.T) @ w) @ w
@@ -617,7 +630,7 @@ NARROW: dict[str, Case] = {
             (fn, (X - AWAY, W))
             for fn in (
                 *(parallel_layers, penalized, scaled_residual, norm_after_layer, polynomial),
-                *(pooled, attention, recurrent, corrected),
+                *(pooled, attention, normed_attention, recurrent, corrected, margin, warped),
             )
         ),
     )
