@@ -218,12 +218,14 @@ class _Losses:
         tokens = int(np.prod(logits.shape)) // logits.words
         again = len(passes) - (backward or number is not None)
         program = products_of(self.program, backward=backward)
-        sizes = Sizes(tokens, logits.width, logits.words, again)
+        is_trained = any(made.sums_to(logits.width * logits.words) for made in passes)
+        sizes = Sizes(tokens, logits.width, logits.words, again, is_trained or not backward)
         chunks = chunks_for(sizes, word, program)
         if isinstance(chunks, str):
             return chunks
         chunks = min(chunks, logits.rows.length)
-        slower, saved = 1 + sizes.longer(chunks) / program, sizes.saved(chunks)
+        slower = 1 + sizes.cost(chunks).more(sizes.cost(1), program).time
+        saved = sizes.saved(chunks)
         division = Division(logits.rows.length, chunks)
         outcome = Loss(KIND, *place.words, True, backward, saved, slower, chunks)
         return [_Region(made, division, not backward, number, outcome) for made in passes]

@@ -74,6 +74,15 @@ class Pass:
         flows = [step.flow for step in self.steps if _contracts(step.unit)]
         return any(f.result is SUM for f in flows) or sum(None in f.operands for f in flows) > 1
 
+    def sums_to(self, size: int) -> bool:
+        """Return whether a product of it is a sum over tokens with so many elements."""
+        return any(
+            step.flow.result is SUM
+            and _contracts(step.unit)
+            and step.unit.eqn.outvars[0].aval.size == size  # type: ignore[attr-defined]
+            for step in self.steps
+        )
+
 
 class Logits(NamedTuple):
     """A product of activations and a matrix, of which an axis counts tokens.
@@ -245,7 +254,9 @@ class Search:
             return
         self.stage.update(dict.fromkeys(outs, max(map(self._ready, tainted))))
         self.flows[unit] = found
-        if isinstance(found.result, Rows):
+        if isinstance(found.result, Rows) and self._is_cotangent(unit, found):
+            pass  # what follows from it is the rest of the program
+        elif isinstance(found.result, Rows):
             self.rows.update(dict.fromkeys(outs, found.result))
         elif self.is_whole or any(self.is_big(a, self.rows.get(a)) for a in tainted):
             self.sums.update(outs)
@@ -256,6 +267,13 @@ class Search:
         if name == "reduce_sum" and found.result is not SUM and not self._powers.isdisjoint(big):
             avals = self.level.avals
             self.is_softmax |= avals[big[0]].size == avals[outs[0]].size * self.logits.words
+
+    def _is_cotangent(self, unit: Unit, flowing: Flow) -> bool:
+        """Return whether a product is that of cotangents of logits and a matrix."""
+        operands = [*zip(unit.ins, flowing.operands, strict=True)]
+        return _contracts(unit) and [
+            rows is None or (isinstance(a, int) and self.is_big(a, rows)) for a, rows in operands
+        ] == [True, True] and any(rows is None for _, rows in operands)
 
     def _is_sum(self, unit: Unit, tainted: list[int]) -> bool:
         """Return whether a result is the sum of what it is for each chunk, made of such sums.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 from jax.extend.core import Jaxpr
 
 from jaxamp.jaxprs.contracted import multiplied, size
-from jaxamp.jaxprs.nested import Wiring, nested, wiring
+from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
 
 MATTERS = 2**26
 """Bytes of memory that are worth a loop."""
@@ -17,9 +18,26 @@ _BALANCE = 144  # operations of products in the time of a byte: 692 TFLOP/s, 4.8
 _LONG = 2048  # tokens of a chunk, where time counts: reading and adding to a sum takes half as long
 _SHORT = 1024  # where memory counts: it takes as long as the products
 _LONGER = 0.02  # of a program's time
+_MORE = 0.05  # of a program's bytes
 _STARTS = 3e8  # bytes that are moved while the kernels of a chunk start: 12 of 5 µs, at 4.8 TB/s
-_STORED = 2  # passes over logits that storing them all adds (a Llama-like model, H200)
+_ROW = 2**14  # words whose softmax is one kernel, in XLA:GPU
 _NARROW = 2
+
+
+class Cost(NamedTuple):
+    """What loss and gradient take.
+
+    Attributes:
+      time: in bytes that are moved meanwhile.
+      moved: bytes that are moved.
+    """
+
+    time: float
+    moved: float
+
+    def more(self, than: Cost, program: Cost) -> Cost:
+        """Return how much more they are than others, as parts of a program's."""
+        return Cost(*((a - b) / c for a, b, c in zip(self, than, program, strict=True)))
 
 
 class Sizes(NamedTuple):
@@ -30,12 +48,14 @@ class Sizes(NamedTuple):
       width: how many numbers a token has.
       words: how many logits.
       again: how many products more than three it takes in chunks, for loss and gradient.
+      is_trained: whether its matrix has a gradient.
     """
 
     tokens: int
     width: int
     words: int
-    again: int
+    again: int = 0
+    is_trained: bool = True
 
     @property
     def logits(self) -> int:
@@ -46,62 +66,78 @@ class Sizes(NamedTuple):
         """Return how many bytes of logits are not stored; their cotangents take their place."""
         return self.logits - self.logits // chunks
 
-    def longer(self, chunks: int) -> float:
-        """Return how much more time loss and gradient take in chunks, in bytes that are moved."""
-        activations = 16 * self.tokens * self.width  # in float32, to chunks and back
-        more = activations + (chunks - 1) * _STARTS - _STORED * self.logits
-        return self._time(chunks, self.again) - self._time(1, 0) + more
-
-    def _time(self, chunks: int, again: int) -> float:
-        """Return a time in bytes: of each product the larger of arithmetic and what it moves."""
+    def cost(self, chunks: int) -> Cost:
+        """Return what it takes in chunks, or with all logits stored for one."""
+        is_stored = chunks == 1
         matrix, each = self.width * self.words, self.logits / chunks
+        products = [each + _NARROW * matrix] * (2 if is_stored else 2 + self.again)
+        if self.is_trained:  # the gradient is in float32; chunks add to it, from zeros on
+            products.append(each + (4 if is_stored else 8) * matrix)
+        zeros = 4 * matrix if self.is_trained else 0
+        activations = 16 * self.tokens * self.width  # in float32, to chunks and back
+        beside = 0 if is_stored else zeros + activations
         arithmetic = 2 * self.tokens / chunks * matrix / _BALANCE
-        products = (2 + again) * max(arithmetic, each + _NARROW * matrix)
-        summed = max(arithmetic, each + (8 if chunks > 1 else 4) * matrix)
-        zeros = 4 * matrix if chunks > 1 else 0
-        return chunks * (products + summed + 3 * each) + zeros
+        softmax = self.softmax(is_stored) * each
+        time = sum(max(arithmetic, moved) for moved in products) + softmax
+        starts = (chunks - 1) * _STARTS
+        return Cost(chunks * time + beside + starts, chunks * (sum(products) + softmax) + beside)
+
+    def softmax(self, is_stored: bool) -> int:
+        """Return how often the softmax and its cotangent read or write logits, in narrow passes.
+
+        Both need the maximum and the sum, which a chunk has from one pass each; then logits are
+        read once more, and cotangents written. Stored logits are read anew for the cotangents, and
+        the logarithms that labels are looked up in are stored where one kernel makes a row of them.
+        """
+        if is_stored:
+            return 5 if self.words <= _ROW else 7
+        return 4 + 2 * self.again
 
 
-def products_of(jaxpr: Jaxpr, *, backward: bool) -> float:
-    """Return the time of a program's products with its gradient, in bytes.
+def products_of(jaxpr: Jaxpr, *, backward: bool) -> Cost:
+    """Return what a program's products take with its gradient.
 
-    Loops count as often as they run, and what a product reads and writes is moved by what is around
-    it, too.
+    Loops count as often as they run. What a product reads and writes is moved by what is around
+    it, too: its arithmetic and its bytes take time after one another.
 
     Args:
       jaxpr: the program.
       backward: whether it has its gradient; each product is three otherwise, or four where a
         checkpoint computes one of them again.
     """
-    return _products(jaxpr, 1 if backward else 3, 1 if backward else 4)
+    arithmetic, moved = _products(jaxpr, 1 if backward else 3, 1 if backward else 4)
+    return Cost(arithmetic + moved, moved)
 
 
-def _products(jaxpr: Jaxpr, each: int, again: int) -> float:
-    total = 0.0
+def _products(jaxpr: Jaxpr, each: int, again: int) -> np.ndarray:
+    """Return the time of products' arithmetic, and the bytes that they move."""
+    total = np.zeros(2)
     for eqn in jaxpr.eqns:
         avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
         ins, out = avals[: len(eqn.invars)], avals[len(eqn.invars) :][:1]
         numbers = multiplied(eqn.primitive.name, eqn.params, ins, *out) if out else None
         if numbers is not None:
-            total += each * (2 * numbers / _BALANCE + _NARROW * sum(map(size, avals)))
-        times = eqn.params.get("length", 1) if wiring(eqn) is Wiring.SCAN else 1
+            total += each * np.array([2 * numbers / _BALANCE, _NARROW * sum(map(size, avals))])
+        times = (loop(eqn).trips or 1) if wiring(eqn) is Wiring.SCAN else 1
         inner = again if eqn.primitive.name in ("remat2", "checkpoint") else each
         inside = [_products(body.jaxpr, inner, again) for body in nested(eqn)]
-        total += times * (max(inside) if wiring(eqn) is Wiring.BRANCHES else sum(inside))
+        if wiring(eqn) is Wiring.BRANCHES:
+            inside = [max(inside, key=sum)]
+        total += times * sum(inside, np.zeros(2))
     return total
 
 
-def chunks_for(sizes: Sizes, word: bool | str | None, program: float) -> int | str:
+def chunks_for(sizes: Sizes, word: bool | str | None, program: Cost) -> int | str:
     """Return how many chunks pay for a head, or why none do.
 
     Args:
       sizes: of the head.
       word: `PrecisionPolicy.loss_in_chunks`.
-      program: time of loss and gradient in the whole program, in bytes.
+      program: what products take, of loss and gradient of the whole program.
 
-    >>> chunks_for(Sizes(tokens=4096, width=1536, words=65536, again=0), None, 7e10)
+    >>> chunks_for(Sizes(tokens=4096, width=1536, words=65536), None, Cost(7e10, 3e10))
     2
-    >>> chunks_for(Sizes(tokens=4096, width=1536, words=512, again=0), "memory", 7e10)
+    >>> chunks_for(Sizes(tokens=4096, width=1536, words=512), "memory", Cost(7e10, 3e10))
     'too few words: 512 for 1536 numbers of a token'
     """
     if sizes.words <= 2 * sizes.width:
@@ -113,8 +149,15 @@ def chunks_for(sizes: Sizes, word: bool | str | None, program: float) -> int | s
         return f"too few tokens: {sizes.tokens} × {sizes.words} words"
     if word is not True and sizes.saved(chunks) < MATTERS:
         return f"too little memory is saved: {sizes.saved(chunks) / 2**20:.1f} MiB"
-    while word is None and sizes.longer(chunks) > _LONGER * program:
+    softmax = sizes.softmax(is_stored=True) * sizes.logits
+    program = Cost(program.time + softmax, program.moved + softmax)
+    while word is None:
+        more = sizes.cost(chunks).more(sizes.cost(1), program)
+        if more.time <= _LONGER and more.moved <= _MORE:
+            break
         if sizes.saved(chunks // 2) < MATTERS:
-            return f"a step would take {1 + sizes.longer(chunks) / program:.2f} times as long"
+            if more.time > _LONGER:
+                return f"a step would take {1 + more.time:.2f} times as long"
+            return f"a step would move {1 + more.moved:.2f} times the bytes"
         chunks //= 2
     return chunks
