@@ -254,26 +254,19 @@ class Search:
             return
         self.stage.update(dict.fromkeys(outs, max(map(self._ready, tainted))))
         self.flows[unit] = found
-        if isinstance(found.result, Rows) and self._is_cotangent(unit, found):
-            pass  # what follows from it is the rest of the program
-        elif isinstance(found.result, Rows):
+        big = [a for a in tainted if self.is_big(a, self.rows.get(a))]
+        if isinstance(found.result, Rows):
+            if _contracts(unit) and None in found.operands and big:
+                return  # the cotangents of activations, from which the rest of the program follows
             self.rows.update(dict.fromkeys(outs, found.result))
-        elif self.is_whole or any(self.is_big(a, self.rows.get(a)) for a in tainted):
+        elif self.is_whole or big:
             self.sums.update(outs)
         name = unit.eqn.primitive.name
-        big = [a for a in tainted if self.is_big(a, self.rows.get(a))]
         if (name in _EXPONENTIALS and big) or not self._powers.isdisjoint(tainted):
             self._powers.update(outs)
         if name == "reduce_sum" and found.result is not SUM and not self._powers.isdisjoint(big):
             avals = self.level.avals
             self.is_softmax |= avals[big[0]].size == avals[outs[0]].size * self.logits.words
-
-    def _is_cotangent(self, unit: Unit, flowing: Flow) -> bool:
-        """Return whether a product is that of cotangents of logits and a matrix."""
-        operands = [*zip(unit.ins, flowing.operands, strict=True)]
-        return _contracts(unit) and [
-            rows is None or (isinstance(a, int) and self.is_big(a, rows)) for a, rows in operands
-        ] == [True, True] and any(rows is None for _, rows in operands)
 
     def _is_sum(self, unit: Unit, tainted: list[int]) -> bool:
         """Return whether a result is the sum of what it is for each chunk, made of such sums.

@@ -79,6 +79,11 @@ def sampled(d: Draw) -> Args:
     return *batch(d), -d.uniform(B, T, low=2.0, high=6.0), d.normal(B, T)
 
 
+def after_a_layer(d: Draw) -> Args:
+    """A batch, and a layer that is as wide as the head."""
+    return *batch(d), d.weight(D, V)
+
+
 loss = partial(written, LOSSES, operands=False)
 package = partial(made, LOSSES)
 
@@ -88,6 +93,13 @@ package = partial(made, LOSSES)
 
 @loss(batch)
 def optax_integer(x, w, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(x @ w, labels).mean()
+
+
+@loss(after_a_layer)
+def after_layers_as_wide_as_the_head(x, w, labels, layer):
+    for _ in range(2):
+        x = x + jnp.tanh(x @ layer) @ layer.T
     return optax.softmax_cross_entropy_with_integer_labels(x @ w, labels).mean()
 
 
