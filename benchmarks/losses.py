@@ -2,14 +2,17 @@
 
     python -m benchmarks.losses --target h200
     python -m benchmarks.losses --target h200 --model gemma --way "hand, loss in chunks"
+    python -m benchmarks.losses --target h200 --trace
 
 Loss and gradient of a language model are compiled for a chip that is not there
-(``python -m jaxamp estimate --install gpu``, or ``tpu``).
+(``python -m jaxamp estimate --install gpu``, or ``tpu``). With ``--trace`` they are traced alone,
+in turns: what it adds in time of the processor that the loss is found.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +34,7 @@ from jaxamp.compiled.targets import TARGETS
 POLICY = jaxamp.PrecisionPolicy.MIXED_BF16.replace(fused_attention=True)
 WORDS = False, None, "memory"
 HANDS = FUSED, CHUNKED
+ROUNDS = 5
 AMP = {f"{order}, {word}": (order, word) for word in WORDS for order in ORDERS}
 
 
@@ -49,15 +53,36 @@ def way(size: Size, name: str) -> Callable[..., Any]:
     return jaxamp.amp(gradient(size.plain), policy)
 
 
+def trace_ratios(size: Size, args: tuple[Any, ...]) -> dict[str, float]:
+    """Return how long tracing takes where the loss is found, against where none is looked for."""
+    ratios: dict[str, float] = {}
+    for order in ORDERS:
+        times: dict[Any, list[float]] = {None: [], False: []}
+        for word in [*times] * ROUNDS:
+            jax.clear_caches()
+            start = time.process_time()
+            jax.make_jaxpr(way(size, f"{order}, {word}"))(*args)
+            times[word].append(time.process_time() - start)
+        found, left = map(min, times.values())
+        ratios[order] = found / left
+    return ratios
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.losses", description=__doc__)
     parser.add_argument("--target", required=True, choices=TARGETS)
     models = [name for name, model in EVERY.items() if CHUNKED in model.full.hands]
     parser.add_argument("--model", choices=models, default="llama")
     parser.add_argument("--way", nargs="+", choices=[*HANDS, *AMP], default=[*HANDS, *AMP])
+    parser.add_argument("--trace", action="store_true")
     options = parser.parse_args()
     chip, size = TARGETS[options.target], EVERY[options.model].full
     args = tuple(jax.eval_shape(make, jax.random.key(0)) for make in (size.init, size.sample))
+    if options.trace:
+        with chip.described(), fused.on(chip.platform):
+            for order, ratio in trace_ratios(size, args).items():
+                print(f"{order}: traced in {ratio:.2f} times the time")
+        return
     shown = Table("way", "temporary", "bytes moved", "roofline", title=f"for {options.target}")
     with chip.described(), fused.on(chip.platform):
         programs = [
