@@ -12,6 +12,7 @@ from typing import Any
 import equinox as eqx
 import flax.linen as nn
 import haiku as hk
+import haliax as hax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -636,3 +637,36 @@ def haiku_linear():
     model = hk.without_apply_rng(hk.transform(of))
     x, _, labels = batch(Draw("haiku_linear"))
     return model.apply, (model.init(jax.random.key(0), x, labels), x, labels)
+
+
+# haliax, and the heads of transformers' Flax models
+
+
+def _named(x, w):
+    tokens = hax.named(x, ("batch", "position", "embed"))
+    return tokens.dot(hax.named(w, ("embed", "vocab")), axis="embed")
+
+
+@loss(batch)
+def haliax_one_hot(x, w, labels):
+    vocab = hax.Axis("vocab", V)
+    targets = hax.nn.one_hot(hax.named(labels, ("batch", "position")), vocab)
+    return hax.nn.cross_entropy_loss(_named(x, w), vocab, targets).scalar()
+
+
+@loss(batch)
+def haliax_log_normalizers(x, w, labels):
+    vocab = hax.Axis("vocab", V)
+    targets = hax.nn.one_hot(hax.named(labels, ("batch", "position")), vocab)
+    losses, normalizers = hax.nn.cross_entropy_loss_and_log_normalizers(
+        _named(x, w), vocab, targets
+    )
+    return hax.mean(losses + 1e-4 * normalizers**2).scalar()
+
+
+@loss(tied)
+def transformers_flax_tied_head(words, table, layer):
+    hidden = jnp.tanh(table[words] @ layer)
+    logits = nn.Dense(V, use_bias=False).apply({"params": {"kernel": table.T}}, hidden)
+    shifted, targets = logits[..., :-1, :], jax.nn.one_hot(words[..., 1:], V)
+    return optax.softmax_cross_entropy(shifted, targets).mean()
