@@ -343,9 +343,11 @@ def test_statements_of_a_numpyro_model_are_refused_where_its_handlers_are_outsid
     """They would be lost from the second call on; a call without handlers came before here."""
     x, y, _ = _data()
 
-    def model(x: Array) -> None:
-        w = dist.Normal(jnp.zeros(3), 1) if state is numpyro.sample else jnp.ones(3)
-        state("w", w, **({"rng_key": jax.random.key(0)} if state is numpyro.sample else {}))
+    def model(x: Any) -> None:
+        if state is numpyro.sample:
+            state("w", dist.Normal(jnp.zeros(3), 1), rng_key=jax.random.key(0))
+        else:
+            state("w", jnp.ones(3))
 
     amped = amp(model)
     amped(x)
@@ -361,7 +363,7 @@ def test_a_network_inside_of_a_numpyro_model_runs_under_its_handlers() -> None:
     x, _, _ = _data()
     layer = amp(lambda x, w: jnp.tanh(x @ w))
 
-    def model(x: Array) -> None:
+    def model(x: Any) -> None:
         w = numpyro.sample("w", dist.Normal(jnp.zeros(3), 1))
         numpyro.deterministic("y", layer(x, w))
 

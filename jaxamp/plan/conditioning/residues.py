@@ -100,12 +100,17 @@ def _left(graph: Graph, squares: Squares, node: Node) -> Iterator[tuple[int, int
         yield node.ins[0], _ALIKE
     elif node.name == "sub":
         one, other = node.ins
-        if graph.constants.get(one):
+        if _is_number(graph, one):
             yield other, _NEAR | _REST
-        elif graph.constants.get(other):
+        elif _is_number(graph, other):
             yield one, _NEAR
         elif squares.is_whole_part(other, one):
             yield one, _PART
+
+
+def _is_number(graph: Graph, value: int) -> bool:
+    """Return whether a value repeats one known number other than zero, and is no captured array."""
+    return bool(graph.constants.get(value)) and graph.sizes[graph.origin(value)] == 1
 
 
 def _norms(graph: Graph, squares: Squares) -> bytearray:
