@@ -17,6 +17,7 @@ from jaxamp.errors import counted
 from jaxamp.inspect.kernel_regions import ABSENT, LOSS, Region
 from jaxamp.inspect.operation import Operation, common_scope, grouped, numberless, total
 from jaxamp.inspect.report import Report
+from jaxamp.plan.dataflow.constraints import CAST
 
 COLORS = {
     "f32": "cyan", "f64": "blue", "bf16": "green", "f16": "yellow",
@@ -170,7 +171,7 @@ def _next(report: Report) -> Iterator[Line]:
     name = report.program if report.program.isidentifier() else "f"
     wide = [o for o in _products_of(report) if o.arithmetic in _WIDE]
     steps: list[str] = []
-    if any(o.guard == Guard.NO_GAIN.value for o in wide):
+    if any(o.guard == Guard.NO_GAIN.value or o.reason == CAST.reason for o in wide):
         steps.append(
             "narrow all the same: policy.with_rules(jaxamp.Rule(precision='bf16', kind='compute'))"
         )

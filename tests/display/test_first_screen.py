@@ -226,3 +226,18 @@ def test_cells_of_a_notebook_have_their_names(monkeypatch):
     shown = explain(found["cell"])(x).full()
     assert "In[3]" in str(shown)
     assert "421.py" not in str(shown)
+
+
+def test_weights_that_the_program_widens_are_wide_and_a_rule_has_them_narrow():
+    """A checkpoint in bfloat16 whose arrays the program casts to float32 before each product."""
+
+    def layers(x, w):
+        return jnp.tanh(x @ w.astype(jnp.float32)) @ w.T.astype(jnp.float32)
+
+    args = spec(64, 256), jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+    said = str(report(layers)(*args))
+    assert "all matrix products in f32" in said
+    assert "an operand was cast to f32 explicitly" in said
+    assert "narrow all the same: policy.with_rules" in said
+    ruled = PrecisionPolicy.MIXED_BF16.with_rules(Rule(precision="bf16", kind="compute"))
+    assert "100 % of the FLOPs of matrix products in bf16" in str(report(layers, ruled)(*args))

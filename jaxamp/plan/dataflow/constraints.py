@@ -24,6 +24,9 @@ class Constraint(NamedTuple):
     guard: Guard | None
 
 
+CAST = Constraint("an operand was cast to f32 explicitly", None)
+
+
 def constrain_contraction(
     graph: Graph,
     provenance: Provenance,
@@ -43,7 +46,7 @@ def constrain_contraction(
         return Constraint(EXPLICIT_PRECISION, None)
     known = union(provenance.bits, floats)
     if known & WIDENED:
-        return Constraint("an operand was cast to f32 explicitly", None)
+        return CAST
     if Guard.LOOP_CARRY in guards and flags & STOPS_LOOP:
         return Constraint("decides when a loop stops", Guard.LOOP_CARRY)
     if Guard.NO_KERNEL in guards:
