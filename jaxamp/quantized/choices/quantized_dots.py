@@ -146,8 +146,8 @@ def _obstacle(graph: Graph, node: Node) -> str:
         return "convolutions are not scaled"
     if node.name != "dot_general":
         return f"{node.name} is not scaled"
-    is_typed = any(jax_compat.has_typed_sharding(graph.avals[v]) for v in node.ins)
-    if is_typed or node.eqn.params.get("out_sharding") is not None:
+    # JAX gives a transposed product an `out_sharding` on meshes of automatic axes, too (0.10.2).
+    if any(jax_compat.has_typed_sharding(graph.avals[v]) for v in (*node.ins, *node.outs)):
         return "not scaled: its sharding is part of its type"
     return ""
 

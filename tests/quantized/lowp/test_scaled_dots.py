@@ -326,8 +326,10 @@ def test_sharded_parameters():
     rows = jax.tree.map(
         lambda a: jax.device_put(a, NamedSharding(auto, PartitionSpec("d"))), params
     )
-    got = jax.jit(jax.grad(amp(mlp_loss, CURRENT)))(rows, x, target)
-    assert worst(current_gradients(), got) > 25
+    for gradient in (jax.grad(amp(mlp_loss, CURRENT)), amp(jax.grad(mlp_loss), CURRENT)):
+        assert worst(current_gradients(), jax.jit(gradient)(rows, x, target)) > 25
+    step = jax.grad(mlp_loss)
+    assert reasons(step, CURRENT, rows, x, target) == reasons(step, CURRENT, params, x, target)
     with jax.set_mesh(explicit):
         typed = jax.device_put(x, NamedSharding(explicit, PartitionSpec("d")))
         assert all("part of its type" in r for r in reasons(mlp, CURRENT, params, typed))
