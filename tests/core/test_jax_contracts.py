@@ -30,6 +30,7 @@ from tests import audit
 ROOT = Path(__file__).parents[2]
 DOORS = [ROOT / f"jaxamp/{room}/jax_compat" for room in ("core", "kernels")]
 X = jnp.ones((4, 4))
+_SAVE_DOTS = jax.checkpoint_policies.dots_saveable
 Params = dict[str, Any]
 
 
@@ -222,6 +223,10 @@ READ: dict[str, tuple[Callable[[Any], Any], dict[str, Callable[[Any], bool]]]] =
     "scatter-add": (
         lambda x: x.at[0].add(1.0),
         {"update_jaxpr": _open, "update_consts": lambda v: v == ()},
+    ),
+    "reduce_precision": (  # float32's own, of a residual that a checkpoint saves
+        jax.grad(jax.checkpoint(lambda x: jnp.sin(x @ x).sum(), policy=_SAVE_DOTS)),
+        {"exponent_bits": lambda v: v == 8, "mantissa_bits": lambda v: v == 23},
     ),
     "reduce_sum": (lambda x: x.sum(1), {"axes": lambda v: v == (1,)}),
     "shard_map": (

@@ -195,6 +195,28 @@ def test_forward_passes_in_a_loop_have_no_barriers_on_gpu(large: Any) -> None:
     assert barriers(backward, args, "cuda") == barriers(backward, args, "cpu") - 1
 
 
+@pytest.mark.parametrize("saves", ["everything_saveable", "dots_saveable"])
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+def test_a_policy_of_a_users_checkpoint_saves_what_a_plan_stores(
+    args: Any, saves: str, order: str
+) -> None:
+    """Not the float32 insides of groups; and what JAX rounds as float32 is no other value."""
+
+    def loss(weights: jax.Array, x: jax.Array) -> jax.Array:
+        policy = getattr(jax.checkpoint_policies, saves)
+        step = jax.checkpoint(lambda x, w: (jax.nn.softmax(x @ w), None), policy=policy)
+        return (jax.lax.scan(step, x @ weights[0], weights)[0] @ weights[0])[:, 0].mean()
+
+    mixed = jax.grad(amp(loss, POLICY)) if order == "grad(amp(f))" else amp(jax.grad(loss), POLICY)
+    jaxpr = jax.make_jaxpr(mixed)(*args).jaxpr
+    forward, _ = [e for e in equations(jaxpr) if e.primitive.name == "scan"]
+    types: Any = [v.aval for v in forward.outvars]
+    assert {str(t.dtype) for t in types if t.shape == (LAYERS, TOKENS, WIDTH)} == {"bfloat16"}
+    plain = jax.grad(loss)(*args)
+    error = jnp.linalg.norm(mixed(*args) - plain) / jnp.linalg.norm(plain)
+    assert error < 4 * jnp.finfo(jnp.bfloat16).eps
+
+
 def behind_barriers(fn: Callable[..., Any], args: Any) -> set[str]:
     """Types of what stands behind barriers in the program for a GPU."""
     lines = barrier_lines("cuda", fn, args)

@@ -29,7 +29,6 @@ _TABLES: tuple[dict[Any, Any], ...] = (
     _discharge._discharge_rules,
     _pe.custom_partial_eval_rules,
     _pe.dce_rules,
-    _pe.partial_eval_jaxpr_custom_rules,
 )
 
 
@@ -98,6 +97,7 @@ def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Calla
     }
     for table in _TABLES:
         table[primitive] = with_globals(table[_REMAT], names)
+    _pe.partial_eval_jaxpr_custom_rules[primitive] = functools.partial(_within_checkpoint, policy)
     _jet.jet_rules[primitive] = _jet_rule
 
     def call(function: Callable[..., list[Any]], *args: Any) -> list[Any]:
@@ -107,6 +107,24 @@ def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Calla
         return evaluate(without_constvars(closed.jaxpr), closed.consts, *args)
 
     return call
+
+
+def _within_checkpoint(
+    own: Callable[..., Any], outer: Callable[..., Any], unknown: Any, instantiated: Any, eqn: Any
+) -> Any:
+    """Split an equation of such a primitive inside of a checkpoint with a policy of its own.
+
+    That policy is asked about the equation as a whole. If it saves what it has never heard of, it
+    saves the results, and inside what `own` saves; else it is asked about each equation inside.
+    """
+    rule: Any = _pe.partial_eval_jaxpr_custom_rules[_REMAT]
+    avals = [atom.aval for atom in eqn.invars]
+    if _pe.ensure_enum(outer(eqn.primitive, *avals, **eqn.params)) is not _pe.Saveable:
+        return rule(outer, unknown, instantiated, eqn)
+    known, staged, unknown, instantiated, residuals = rule(own, unknown, instantiated, eqn)
+    saved = {v for v, u in zip(eqn.outvars, unknown, strict=True) if not u}
+    outvars = [_core.DropVar(v.aval) if v in saved else v for v in staged.outvars]
+    return known, staged.replace(outvars=outvars), unknown, unknown, residuals
 
 
 def with_globals(rule: Any, names: dict[str, Any]) -> Any:

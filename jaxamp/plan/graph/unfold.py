@@ -64,6 +64,8 @@ class _Unfolder:
             op = taxonomy.TABLE["reduce_sum"]
         elif op is not None and op.trait is Trait.CONTRACTION and _is_outer(eqn):
             op = taxonomy.TABLE["mul"]
+        elif primitive.name == "reduce_precision" and _rounds_nothing(eqn):
+            op = taxonomy.TABLE["name"]
         if op is None:
             self.graph.unknown.setdefault(primitive.name, eqn)
         elif (unfolder := _UNFOLDERS.get(op.trait)) and not is_region(eqn):
@@ -260,6 +262,14 @@ def _is_outer(eqn: JaxprEqn) -> bool:
     """Return whether a contraction adds up nothing, and has no explicit precision to keep."""
     avals = [v.aval for v in eqn.invars]
     return terms(eqn.primitive.name, eqn.params, avals) == 1 and not has_explicit_precision(eqn)
+
+
+def _rounds_nothing(eqn: JaxprEqn) -> bool:
+    """Return whether a rounding keeps its operand's format: JAX rounds what a checkpoint saves."""
+    operand: Any = eqn.invars[0].aval
+    info = jax.numpy.finfo(operand.dtype)
+    kept = eqn.params["exponent_bits"], eqn.params["mantissa_bits"]
+    return kept == (info.nexp, info.nmant)
 
 
 def _numbers(const: Any) -> np.ndarray:

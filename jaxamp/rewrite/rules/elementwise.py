@@ -35,6 +35,15 @@ def convert(context: RuleContext, operand: Any) -> Sequence[Any]:
     return jax_compat.bind(context.eqn, [operand])
 
 
+@rewrites("reduce_precision")
+def rounded(context: RuleContext, operand: Any) -> Sequence[Any]:
+    """Round to the format that a value is stored in, or to a coarser one of the program."""
+    info = jnp.finfo(operand.dtype)
+    bits = {"exponent_bits": info.nexp, "mantissa_bits": info.nmant}
+    kept = {name: min(number, context.eqn.params[name]) for name, number in bits.items()}
+    return jax_compat.bind(context.eqn, [operand], **kept)
+
+
 @rewrites("eq", "ne")
 def compare(context: RuleContext, *operands: Any) -> Sequence[Any]:
     """Round all operands before they are compared; XLA never undoes `reduce_precision`."""
