@@ -17,7 +17,7 @@ from jax.extend.core import JaxprEqn
 
 from jaxamp.core import jax_compat
 from jaxamp.core.keep_precision import MARKER
-from jaxamp.jaxprs.nested import nested
+from jaxamp.jaxprs.nested import wiring
 
 # What JAX itself writes around or between the names that the user entered.
 _TRANSFORM = re.compile(r"(?:jvp|transpose|vmap)\(")
@@ -107,7 +107,7 @@ def joined_names(outer: str, eqn: JaxprEqn) -> str:
 
     One that holds jaxprs gets a mark with the functions that are called around it.
     """
-    called = called_mark(eqn.source_info) if nested(eqn) else ""
+    called = called_mark(eqn.source_info) if wiring(eqn) else ""
     return "/".join(filter(None, (outer, str(eqn.source_info.name_stack), called)))
 
 

@@ -246,10 +246,13 @@ def _dependences(eqns: Sequence[JaxprEqn], unit: Sequence[int]) -> dict[int, set
     maker: dict[Any, int] = {}
     effectful: int | None = None
     for here, eqn in zip(unit, eqns, strict=True):
-        needed[here].update(maker[v] for v in eqn.invars if isinstance(v, Var) and v in maker)
+        waits = needed[here]
+        for v in eqn.invars:
+            if isinstance(v, Var) and v in maker:
+                waits.add(maker[v])
         if eqn.effects:  # in the order in which they were written
             if effectful is not None:
-                needed[here].add(effectful)
+                waits.add(effectful)
             effectful = here
         maker.update(dict.fromkeys(eqn.outvars, here))
     for here, earlier in needed.items():

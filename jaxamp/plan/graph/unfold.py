@@ -20,7 +20,7 @@ from jaxamp.core.taxonomy import Op, Trait
 from jaxamp.jaxprs.contracted import has_explicit_precision, terms
 from jaxamp.jaxprs.interpret import walk
 from jaxamp.jaxprs.name_stack import joined_names, without_repeats
-from jaxamp.jaxprs.nested import RULED, called, is_region, loop, nested
+from jaxamp.jaxprs.nested import RULED, called, is_region, loop, nested, wiring
 from jaxamp.plan.graph.graph import Carry, Frame, Graph, Link, Nest, Node, Role
 
 
@@ -206,7 +206,7 @@ class _Unfolder:
 
     def _scope(self, outer: str, eqn: JaxprEqn) -> str:
         info = eqn.source_info
-        place = outer, id(info.name_stack), id(info.traceback) if nested(eqn) else None
+        place = outer, id(info.name_stack), id(info.traceback) if wiring(eqn) else None
         if place not in self._scopes:
             self._scopes[place] = joined_names(outer, eqn)
         return self._scopes[place]
