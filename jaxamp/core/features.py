@@ -19,12 +19,13 @@ from jaxamp.core.formats import Precision
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A region of a program that a feature has replaced; each kind may say more of its own.
+    """A region that a feature replaces, or does not and why; each kind may say more of its own.
 
     Attributes:
       kind: what it is, such as ``"attention"``.
       scope: where it is, as the user wrote it.
       source: ``file:line (function)`` of the user's code.
+      obstacle: why it stays as it is written; empty if it does not.
       forward: whether its forward pass is computed here.
       backward: whether its cotangents are computed here.
       saved: bytes that are not stored; 0 where that is not known.
@@ -34,19 +35,11 @@ class Outcome:
     kind: str
     scope: str
     source: str
-    forward: bool
-    backward: bool
+    obstacle: str = ""
+    forward: bool = True
+    backward: bool = True
     saved: int = 0
     slower: float = 1.0
-
-
-class Refused(NamedTuple):
-    """Seeming region of some kind, which stays as it is, with the reason in words."""
-
-    kind: str
-    scope: str
-    source: str
-    reason: str
 
 
 class Replaced(NamedTuple):
@@ -54,7 +47,7 @@ class Replaced(NamedTuple):
 
     jaxpr: ClosedJaxpr
     found: tuple[Outcome, ...] = ()
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[Outcome, ...] = ()
 
 
 class Form(Protocol):

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 import jax
 
 from jaxamp.compiled.targets import TARGETS
+from jaxamp.core.features import Outcome
 from jaxamp.core.guards import Guard
 from jaxamp.display.lines import Line, Part, sentence, table
 from jaxamp.display.numbers import amount, share, storage
 from jaxamp.errors import counted
-from jaxamp.inspect.kernel_regions import ABSENT, LOSS, Region
+from jaxamp.inspect.kernel_regions import ABSENT, LOSS
 from jaxamp.inspect.operation import Operation, common_scope, grouped, numberless, total
 from jaxamp.inspect.report import Report
 from jaxamp.plan.dataflow.constraints import CAST
@@ -87,7 +88,7 @@ def _small(report: Report) -> Iterator[Line]:
     )
 
 
-def _regions(kind: str, regions: list[Region]) -> Iterator[Line]:
+def _regions(kind: str, regions: list[Outcome]) -> Iterator[Line]:
     name = kind.capitalize()
     if not regions:
         yield from sentence(f"{name}: none in this program: {ABSENT[kind]}.")

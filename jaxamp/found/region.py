@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from jax.extend.core import Jaxpr
 
-from jaxamp.core.features import Outcome, Refused
+from jaxamp.core.features import Outcome
 from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Level
 from jaxamp.found.places import Scopes
@@ -90,6 +90,6 @@ class Kind(Protocol):
 
     def find(
         self, level: Level, known: KnownNumbers, scopes: Scopes
-    ) -> tuple[list[Any], list[Refused]]:
+    ) -> tuple[list[Any], list[Outcome]]:
         """Return the regions of a level, and what looks like one and is not replaced."""
         ...

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jax.extend.core import ClosedJaxpr
 
 from jaxamp.core import jax_compat
-from jaxamp.core.features import Outcome, Refused, Replaced
+from jaxamp.core.features import Outcome, Replaced
 from jaxamp.found.emit_level import Binding, Changes, emit_level
 from jaxamp.found.known_numbers import Given, KnownNumbers, Outer
 from jaxamp.found.levels import Level, Unit, open_level
@@ -37,7 +37,7 @@ class _Words(NamedTuple):
     """Regions of a part of the program, found and refused."""
 
     found: tuple[Outcome, ...] = ()
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[Outcome, ...] = ()
 
     @property
     def backward(self) -> int:
@@ -51,7 +51,7 @@ class _Search:
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
         self.found: list[Outcome] = []
-        self.refused: list[Refused] = []
+        self.refused: list[Outcome] = []
 
     def level(self, closed: ClosedJaxpr, given: Given, scope: str) -> ClosedJaxpr:
         """Return a jaxpr, and those within, with its regions replaced."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxamp.compiled.targets import target_named
-from jaxamp.core.features import works
+from jaxamp.core.features import Outcome, works
 from jaxamp.core.formats import Precision
 from jaxamp.errors import InspectionError, accepted, counted
 from jaxamp.inspect.count import Tally
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.half_range import too_large_for_f16
-from jaxamp.inspect.kernel_regions import Region, regions_of
+from jaxamp.inspect.kernel_regions import regions_of
 from jaxamp.inspect.operation import (
     Operation,
     Place,
@@ -75,7 +75,7 @@ class Report(Displayable):
     unknown_loops: tuple[Place, ...] = ()
     lowerings: tuple[Any, ...] = ()
     residuals: tuple[Residual, ...] = ()
-    regions: tuple[Region, ...] = ()
+    regions: tuple[Outcome, ...] = ()
     too_large: tuple[str, ...] = ()
     everything: bool = False
 
@@ -229,7 +229,7 @@ class Report(Displayable):
             "total": dataclasses.asdict(self.total),
             "by_kind_and_precision": groups,
             "dots": self.dots(),
-            "regions": [region._asdict() for region in self.regions],
+            "regions": [dataclasses.asdict(region) for region in self.regions],
             "residuals": [dataclasses.asdict(value) for value in self.residuals],
             "guards": self.guards,
             "too_large": list(self.too_large),

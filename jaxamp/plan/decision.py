@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from jaxamp.core import jax_compat
-from jaxamp.core.features import Form, Outcome, Refused
+from jaxamp.core.features import Form, Outcome
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
@@ -411,7 +411,7 @@ class Plan:
     jaxpr: ClosedJaxpr
     repeated: frozenset[Fusion]
     found: tuple[Outcome, ...] = ()
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[Outcome, ...] = ()
 
     def decisions(self) -> Iterator[Decision]:
         """Yield every decision, nested ones after the equation that holds them."""

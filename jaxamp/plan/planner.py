@@ -111,7 +111,7 @@ def plan_program(
       UnknownPrimitiveError: ``strict`` and a primitive is unknown.
     """
     found: list[features.Outcome] = []
-    refused: list[features.Refused] = []
+    refused: list[features.Outcome] = []
     for replace_regions in itertools.chain(*(work.replace for work in features.works())):
         closed_jaxpr, more, others = replace_regions(closed_jaxpr, policy)
         found += more

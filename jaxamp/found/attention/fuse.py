@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from jaxamp.core.features import Refused, Replaced
+from jaxamp.core.features import Outcome, Replaced
 from jaxamp.found.attention.apart import softmaxes_apart
 from jaxamp.found.attention.kernels.bias_bytes import Biased
 from jaxamp.found.attention.kernels.fused import Fused as Kernel
@@ -70,7 +70,7 @@ class _Attentions:
     def __init__(self, policy: PrecisionPolicy, kernels: list[Kernel]) -> None:
         self.policy, self.kernels = policy, kernels
         self.softmaxes = Softmaxes()
-        self.refused: list[Refused] = []
+        self.refused: list[Outcome] = []
 
     def may_hold(self, jaxpr: Jaxpr) -> bool:
         """Return whether a softmax between two products may be in a jaxpr."""
@@ -78,7 +78,7 @@ class _Attentions:
 
     def find(
         self, level: Level, known: KnownNumbers, scopes: Scopes
-    ) -> tuple[list[Replacement], list[Refused]]:
+    ) -> tuple[list[Replacement], list[Outcome]]:
         """Return the attentions of a level, and what looks like one."""
         self.refused = []
         replacements = self._replacements(Scores(level, known), scopes)
@@ -87,7 +87,7 @@ class _Attentions:
         return replacements, self.refused
 
     def _refuse(self, place: Place, reason: str) -> None:
-        self.refused.append(Refused(KIND, *place.words, reason))
+        self.refused.append(Outcome(KIND, *place.words, reason))
 
     def _replacements(self, scores: Scores, scopes: Scopes) -> list[Replacement]:
         matcher = Matcher(scores)

@@ -71,8 +71,8 @@ class Replacement:
         """The words of reports."""
         found, mask = self.found, self.spec.kind
         mask = "bias" if mask == "none" and self.bias_shape else mask
-        forward = "out" in found.results
-        return Attention(KIND, *self.place.words, forward, found.backward, mask=mask)
+        forward, backward = "out" in found.results, found.backward
+        return Attention(KIND, *self.place.words, "", forward, backward, mask=mask)
 
     @property
     def made(self) -> frozenset[int]:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxamp.core import jax_compat
-from jaxamp.core.features import Outcome, Refused, Replaced
+from jaxamp.core.features import Outcome, Replaced
 from jaxamp.core.formats import Precision
 from jaxamp.found.cross_entropy.chunks import Division, looped
 from jaxamp.found.cross_entropy.one_number import differentiated, one_number
@@ -160,18 +160,18 @@ class _Losses:
 
     def find(
         self, level: Level, known: KnownNumbers, scopes: Scopes
-    ) -> tuple[list[_Region], list[Refused]]:
+    ) -> tuple[list[_Region], list[Outcome]]:
         """Return the losses of a level, and what looks like one."""
         makers = {o: u for u in reversed([*level.equations()]) for o in numbers(u.outs)}
         regions: list[_Region] = []
-        refused: list[Refused] = []
+        refused: list[Outcome] = []
         for unit in before_exponentials(level):
             if not self._is_large(unit.eqn.outvars[0].aval):
                 continue
             taken = frozenset[int]().union(*(region.made for region in regions))
             found = self._regions(unit, level, known, makers, scopes.place(unit), taken)
             if isinstance(found, str):
-                refused.append(Refused(KIND, *scopes.place(unit).words, found))
+                refused.append(Outcome(KIND, *scopes.place(unit).words, found))
             elif found and taken.isdisjoint(frozenset().union(*(r.made for r in found))):
                 regions += found
         return regions, refused
@@ -227,7 +227,8 @@ class _Losses:
         slower = 1 + sizes.cost(chunks).more(sizes.cost(1), program).time
         saved = sizes.saved(chunks)
         division = Division(logits.rows.length, chunks)
-        outcome = Loss(KIND, *place.words, True, backward, saved, slower, chunks)
+        told = {"backward": backward, "saved": saved, "slower": slower, "chunks": chunks}
+        outcome = Loss(KIND, *place.words, **told)
         return [_Region(made, division, not backward, number, outcome) for made in passes]
 
     def _divided(self, logits: Logits, word: Any) -> str | None:

@@ -38,5 +38,5 @@ def found(program: Program, order: str, policy: Any = FUSED) -> Found:
         fn, args = gradient(fn, args)
     plan = jaxamp.plan_of(fn, policy)(*args)
     whole = [a for a in plan.found if (a.backward if order == JOINT else a.forward)]
-    refused = tuple(attention.reason for attention in plan.refused)
+    refused = tuple(attention.obstacle for attention in plan.refused)
     return Found(len(whole), bool(plan.found), refused)

@@ -101,7 +101,7 @@ def test_slopes_that_are_not_learnt_are_no_obstacle(learnt, count):
     step = jax.grad(loss, (0, 1, 2, 3) if learnt else (0, 1, 2))
     plan = jaxamp.plan_of(step, POLICY)(*_operands(), np.ones(N, np.float32))
     assert len(plan.found) == count
-    assert ["share numbers of a bias" in a.reason for a in plan.refused] == [True] * learnt
+    assert ["share numbers of a bias" in a.obstacle for a in plan.refused] == [True] * learnt
 
 
 @pytest.mark.parametrize("policy", ["auto_mixed", "auto_mixed_bf16"])

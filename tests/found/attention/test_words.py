@@ -59,7 +59,7 @@ def test_a_kernel_is_asked_for_its_backward_pass_too():
     with lowering_for(TargetGpu((8, 0), 91200)):  # heads of 256 are Hopper's, groups cuDNN's
         plan = jaxamp.plan_of(attend, DEFAULT)(q, k, k)
         assert not plan.found
-        assert "cuDNN" in plan.refused[0].reason
+        assert "cuDNN" in plan.refused[0].obstacle
 
 
 def test_a_program_on_a_cpu_is_the_same_with_and_without():
@@ -129,7 +129,7 @@ def test_a_softmax_in_a_function_of_its_own_says_why():
         return jnp.einsum("bhqk,bkhd->bqhd", weights(q, k), v)
 
     (refused,) = jaxamp.plan_of(attend, FUSED)(q, k, v).refused
-    assert "another function" in refused.reason
+    assert "another function" in refused.obstacle
 
 
 def test_one_product_in_float32_is_enough():

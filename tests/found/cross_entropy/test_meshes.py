@@ -109,7 +109,7 @@ def test_explicit_meshes_are_left_alone():
         ]
         plan = jaxamp.plan_of(jax.grad(_loss), POLICY)(*placed)
     assert not _losses(plan)
-    assert "explicit mesh" in _refused(plan)[0].reason
+    assert "explicit mesh" in _refused(plan)[0].obstacle
 
 
 def test_several_devices_by_default():
@@ -121,4 +121,4 @@ def test_several_devices_by_default():
     labels = jax.ShapeDtypeStruct((8192,), jnp.int32)
     plan = jaxamp.plan_of(jax.grad(_loss, (0, 1)), "mixed_bf16")(x, w, labels)
     assert not _losses(plan)
-    assert "several devices" in _refused(plan)[0].reason
+    assert "several devices" in _refused(plan)[0].obstacle

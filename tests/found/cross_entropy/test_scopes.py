@@ -27,7 +27,7 @@ def _scopes(words):
     policy = jaxamp.PrecisionPolicy.from_json(policy.to_json())
     plan = jaxamp.plan_of(jax.grad(_two, (0, 1)), policy)(X, W, LABELS)
     found = [loss.scope for loss in plan.found if loss.kind == "loss"]
-    return found, [refused.reason for refused in plan.refused if refused.kind == "loss"]
+    return found, [refused.obstacle for refused in plan.refused if refused.kind == "loss"]
 
 
 def test_the_first_scope_that_matches_decides():

@@ -16,7 +16,7 @@ def test_a_loss_is_found(name, order):
     """Nothing of the size of the logits is left, forward and, with a gradient, backward."""
     _, found, _ = replaced(LOSSES[name], order)
     if (name, order) in NOT_FOUND:
-        assert NOT_FOUND[name, order] in [refused.reason for refused in found.refused]
+        assert NOT_FOUND[name, order] in [refused.obstacle for refused in found.refused]
     else:
         assert found.found
         assert order == "forward" or any(loss.backward for loss in found.found)

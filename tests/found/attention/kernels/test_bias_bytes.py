@@ -43,7 +43,7 @@ def test_a_bias_is_read_for_less_than_scores_are_written(fn: Any, shapes: Any) -
 def test_two_biases_of_all_scores_pay_for_the_backward_pass_alone() -> None:
     """Forward both are read twice, of four bytes, and their sum is written and read in two."""
     (refused,) = planned(attend, OF_ALL, OF_ALL).refused
-    assert "moves 20.0 bytes for each score, the program as written 16.0" in refused.reason
+    assert "moves 20.0 bytes for each score, the program as written 16.0" in refused.obstacle
     assert len(planned(jax.grad(loss), OF_ALL, OF_ALL).found) == 1
 
 
