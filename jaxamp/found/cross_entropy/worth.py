@@ -25,7 +25,7 @@ _NARROW = 2
 
 
 class Cost(NamedTuple):
-    """What loss and gradient take.
+    """Time and bytes that loss and gradient take.
 
     Attributes:
       time: in bytes that are moved meanwhile.
