@@ -11,7 +11,7 @@ program's arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from jaxamp.core.guards import Guard
 from jaxamp.core.semantics import Linear
@@ -31,6 +31,7 @@ _NEAR = 2  # it is subtracted from a known number, or that from it
 _ALIKE = 4  # it is so once it is divided by norms, or its arc is taken
 _REST = 8  # it is subtracted from a known number: a distance, where no layer makes it
 _PART = 16  # its whole part is subtracted, which layers that say places have too
+Left = Mapping[Node, Sequence[tuple[int, int]]]
 _NORM, _NORMED = 1, 2  # a root of a sum of squares; an array that is divided by one
 
 _SMALL = 8  # what is a smaller part of the arithmetic than one in so many is not missed
@@ -44,8 +45,11 @@ def find_residues(
     graph: Graph, products: Sequence[Node], squares: Squares
 ) -> dict[Node, Constraint]:
     """Return the products of a forward pass of which a residue is needed, each with why."""
+    left = {node: found for node in graph.nodes if (found := [*_left(graph, squares, node)])}
+    if not left and not graph.balanced:
+        return {}
     norms, made = _norms(graph, squares), _made(graph)
-    needs = _needs(graph, squares, norms)
+    needs = _needs(graph, squares, norms, left)
     products = [n for n in products if not is_backward(n.scope)]
     of_layers = {n for n in products if union(made, n.ins)}
     found = dict[Node, Constraint]()
@@ -59,17 +63,16 @@ def find_residues(
             found[node] = LIKENESS
         elif any(squares.origins[v] in graph.balanced for v in node.ins):
             found[node] = DIFFERENCE
-    part, whole = (
-        sum(_work(graph, n) for n in nodes) for nodes in (of_layers & {*found}, products)
-    )
-    return {n: w for n, w in found.items() if n not in of_layers or part * _SMALL <= whole}
+    unsure = of_layers & {*found}
+    if unsure and _work(graph, unsure) * _SMALL > _work(graph, products):
+        return {n: why for n, why in found.items() if n not in unsure}
+    return found
 
 
-def _needs(graph: Graph, squares: Squares, norms: bytearray) -> bytearray:
+def _needs(graph: Graph, squares: Squares, norms: bytearray, left: Left) -> bytearray:
     """Sweep backward from what leaves a residue: return, per value, what is needed of it."""
     bits = bytearray(len(graph.avals))
-    left = {node: found for node in graph.nodes if (found := [*_left(graph, squares, node)])}
-    for node in backward(graph, bits) if left else ():
+    for node in backward(graph, bits):
         for value, flags in left.get(node, ()):
             bits[value] |= flags
         given = union(bits, node.outs)
@@ -117,19 +120,22 @@ def _norms(graph: Graph, squares: Squares) -> bytearray:
     """Return, per value, whether it is a norm, or what has been divided by one."""
     norms = bytearray(len(graph.avals))
     for node in graph.nodes:
-        read = [v for v in chosen(node) if v not in graph.constants]
-        kinds = {norms[v] for v in read}
         if node.role is Role.MOVE or node.link is not None:
             for source, out in node.moves:
                 norms[out] = norms[source]
-        elif node.name in _ROOTS and squares.has_sums(node.ins[0]):
-            norms[node.outs[0]] = _NORM
+        elif node.name in _ROOTS:
+            norms[node.outs[0]] = _NORM * squares.has_sums(node.ins[0])
+        elif not union(norms, node.ins):
+            continue
         elif multiplies(node):
             norms[node.outs[0]] = _NORMED * all(norms[v] & _NORMED for v in node.ins[:2])
-        elif len(read) == 1 and (node.name in _SCALED or node.name == "add"):
-            norms[node.outs[0]] = norms[read[0]]
-        elif node.name in _SCALES and _NORM in kinds:
-            norms[node.outs[0]] = _NORM if kinds == {_NORM} else _NORMED
+        elif node.name in _SCALED or node.name == "add":
+            read = [v for v in chosen(node) if v not in graph.constants]
+            kinds = {norms[v] for v in read}
+            if len(read) == 1:
+                norms[node.outs[0]] = norms[read[0]]
+            elif node.name in _SCALES and _NORM in kinds:
+                norms[node.outs[0]] = _NORM if kinds == {_NORM} else _NORMED
     return norms
 
 
@@ -156,6 +162,10 @@ def _is_linear(node: Node) -> bool:
     return node.name == "complex" or node.role not in (Role.CONTRACT, Role.FIXED)
 
 
-def _work(graph: Graph, node: Node) -> int:
-    avals = [graph.avals[v] for v in node.ins]
-    return size(graph.avals[node.outs[0]]) * (terms(node.name, node.eqn.params, avals) or 0)
+def _work(graph: Graph, nodes: Iterable[Node]) -> int:
+    """Return how many numbers some products multiply."""
+    read = ((n, [graph.avals[v] for v in n.ins]) for n in nodes)
+    return sum(
+        size(graph.avals[n.outs[0]]) * (terms(n.name, n.eqn.params, avals) or 0)
+        for n, avals in read
+    )

@@ -90,7 +90,7 @@ class Squares:
         """Yield the products to which sums of squares of their operands are added."""
         for node in self.graph.nodes if self.pairs else ():
             added = self._added(node)
-            for one in added:
+            for one in added if any(v in self.pairs for v in added) else ():
                 others = [v for v in added if v != one]
                 summed = [p.arrays for p in self._of(*others) if p.summed]
                 if summed and (shared := self._with(one, summed)):
@@ -139,11 +139,11 @@ class Squares:
         """Return the values that a node adds up, in place or joined before."""
         if node.name in _SUMS:
             return node.ins
-        joined = self.makers.get(self.graph.origin(node.ins[0])) if node.ins else None
-        is_sum = node.name in _REDUCTIONS or (
-            multiplies(node) and any(v in self.graph.constants for v in node.ins)
-        )
-        return joined.ins if is_sum and joined and joined.role is Role.MERGE else ()
+        is_weighed = multiplies(node) and any(v in self.graph.constants for v in node.ins)
+        if node.name not in _REDUCTIONS and not is_weighed:
+            return ()
+        joined = self.makers.get(self.graph.origin(node.ins[0]))
+        return joined.ins if joined and joined.role is Role.MERGE else ()
 
     def _factors(self, value: int) -> set[int]:
         """Return the array that a value is, or those whose product it is."""
@@ -154,10 +154,13 @@ class Squares:
 
     def _form(self, node: Node, summed: bool) -> Pairs:
         """Return the pair of an array that is multiplied by its product with a matrix."""
+        inner = self._inner(node)
+        if len(inner) != 1:
+            return _NONE
         one, other = sorted(map(self._factors, node.ins[:2]), key=len)
         if not one < other:
             return _NONE
-        self.forms.setdefault(frozenset(other), []).extend(self._inner(node))
+        self.forms.setdefault(frozenset(other), []).extend(inner)
         return frozenset({Pair(frozenset(other), summed)})
 
     def _inner(self, node: Node) -> list[Node]:
