@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jaxamp.core import jax_compat
-from jaxamp.found.cross_entropy.label_lookups import looked_up
+from jaxamp.found.cross_entropy.label_lookups import looked_up, may_be_looked_up
 from jaxamp.found.cross_entropy.passes import Key, Pass, Step
 from jaxamp.found.cross_entropy.rows import SUM, Rows, resized
 
@@ -180,10 +180,11 @@ def _computed(
             second = flow.operands[1]
             assert second is not None
             operands[1] = jnp.where(_present(operands[1], second, tokens), operands[1], 0)
-    changes = resized(eqn, flow, len(tokens))
     if name == "gather" and beside is not None:
-        return [looked_up(eqn, step.operands[0], operands[1], makers, values, **changes)]
-    return jax_compat.bind(eqn, operands, **changes)
+        table = step.operands[0], operands[1], makers, values
+        if may_be_looked_up(eqn, *table):
+            return [looked_up(eqn, *table)]
+    return jax_compat.bind(eqn, operands, **resized(eqn, flow, len(tokens)))
 
 
 def _divides(sharding: Any, array: Any) -> bool:

@@ -10,67 +10,92 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core import JaxprEqn, Literal
 
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, lookup
-from jaxamp.found.cross_entropy.passes import Key, Step
+from jaxamp.found.cross_entropy.passes import Step
 from jaxamp.xla.primitives.label_gather import gathers_one_of_each_row
 
 _MOVES = frozenset({"convert_element_type", "stop_gradient", "copy"})
-_NOT_OF_NAN = frozenset({"pow", "integer_pow"})  # the power of nothing is one of NaN too
 
 
 def looked_up(
-    gather: JaxprEqn,
-    key: Any,
-    indices: Any,
-    makers: Mapping[Key, Step],
-    values: Mapping[Key, Any],
-    **changes: Any,
+    gather: JaxprEqn, key: Any, indices: Any, makers: Mapping[Any, Step], values: Mapping[Any, Any]
 ) -> Any:
     """Return elements of a value, made of those of the values that it is computed of.
 
+    What is no place of a row is looked up nowhere, so that nothing has a cotangent there.
+
     Args:
-      gather: the lookup.
+      gather: the lookup, of one element of each row.
       key: the value.
       indices: where its elements are.
       makers: the equations of a chunk, by what they make.
       values: what a chunk has computed.
-      **changes: of the lookup's parameters.
     """
-    table, params, step = values[key], gather.params | changes, makers.get(key)
-    fill = params["fill_value"]
-    is_of_rows = gathers_one_of_each_row(table, indices, params)
-    if step is not None and is_of_rows and (fill is None or np.isnan(fill)):
-        (axis,) = params["dimension_numbers"].start_index_map
-        found = {o: values[o] for o in step.operands if not isinstance(o, Literal)}
-        alike = (*table.shape[:axis], 1, *table.shape[axis + 1 :])  # it repeats itself for words
+    (axis,) = gather.params["dimension_numbers"].start_index_map
+    table, place = values[key], indices[..., 0]
+    inside = jnp.clip(indices, 0, table.shape[axis] - 1)
+    found = _element(gather, axis, key, inside, makers, values)
+    if gather.params["mode"] is not lax.GatherScatterMode.FILL_OR_DROP:
+        return found
+    fill = gather.params["fill_value"]
+    is_there = (place >= 0) & (place < table.shape[axis])
+    return jnp.where(is_there, found, jnp.asarray(jnp.nan if fill is None else fill, found.dtype))
 
-        def element(of: Any) -> Any:
+
+def _element(
+    gather: JaxprEqn,
+    axis: int,
+    key: Any,
+    indices: Any,
+    makers: Mapping[Any, Step],
+    values: Mapping[Any, Any],
+) -> Any:
+    table, step = values[key], makers.get(key)
+    if step is not None and is_elementwise(step, axis, table, values):
+        operands: list[Any] = []
+        for of in step.operands:
             if isinstance(of, Literal):
-                return jax_compat.literal_value(of)
-            if not found[of].ndim:
-                return found[of]
-            if found[of].shape == alike:
-                return lax.reshape(found[of], indices.shape[:-1])
-            return looked_up(gather, of, indices, makers, values, **changes)
-
-        if _is_elementwise(step) and all(
-            jnp.issubdtype(x.dtype, jnp.floating) and x.shape in ((), alike, table.shape)
-            for x in found.values()
-        ):
-            with jax_compat.emitting(step.unit.eqn):
-                return jax_compat.bind(step.unit.eqn, [*map(element, step.operands)])[0]
+                operands.append(jax_compat.literal_value(of))
+            elif not values[of].ndim:
+                operands.append(values[of])
+            elif values[of].shape == table.shape:
+                operands.append(_element(gather, axis, of, indices, makers, values))
+            else:
+                operands.append(lax.reshape(values[of], indices.shape[:-1]))
+        with jax_compat.emitting(step.unit.eqn):
+            return jax_compat.bind(step.unit.eqn, operands)[0]
+    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
     with jax_compat.emitting(gather):
-        return jax_compat.bind(gather, [table, indices], **changes)[0]
+        return jax_compat.bind(gather, [table, indices], mode=mode, fill_value=None)[0]
 
 
-def _is_elementwise(step: Step) -> bool:
-    """Return whether elements are computed of those in their places, and are NaN if one is."""
+def is_elementwise(step: Step, axis: int, table: Any, values: Mapping[Any, Any]) -> bool:
+    """Return whether each element of a table is computed of those in its place.
+
+    Args:
+      step: what computes it.
+      axis: of words; operands may be the same for all of them.
+      table: the result.
+      values: what a chunk has computed.
+    """
     op, name = lookup(step.unit.eqn.primitive), step.unit.eqn.primitive.name
-    if name in _NOT_OF_NAN:
+    if name not in _MOVES and (op is None or op.kind is not OpKind.ELEMENTWISE):
         return False
-    return name in _MOVES or (op is not None and op.kind is OpKind.ELEMENTWISE)
+    alike = (*table.shape[:axis], 1, *table.shape[axis + 1 :])
+    shapes = [values[o].shape for o in step.operands if not isinstance(o, Literal)]
+    return table.shape in shapes and all(s in ((), alike, table.shape) for s in shapes)
+
+
+def may_be_looked_up(
+    gather: JaxprEqn, key: Any, indices: Any, makers: Mapping[Any, Step], values: Mapping[Any, Any]
+) -> bool:
+    """Return whether elements are those of a value that is computed of others, place by place."""
+    table, step = values[key], makers.get(key)
+    if step is None or not gathers_one_of_each_row(table, indices, gather.params):
+        return False
+    (axis,) = gather.params["dimension_numbers"].start_index_map
+    return set(gather.params["slice_sizes"]) == {1} and is_elementwise(step, axis, table, values)

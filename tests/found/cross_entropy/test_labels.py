@@ -62,9 +62,11 @@ def test_labels_out_of_range(way, order):
     agree(*replaced(Program(way, lambda: (WAYS[way], _operands()), 1), order))
 
 
-@pytest.mark.parametrize(("way", "is_moved"), [("fill", True), ("none", True), ("filled", False)])
+@pytest.mark.parametrize(
+    ("way", "is_moved"), [("fill", True), ("none", True), ("filled", False), ("indexed", False)]
+)
 def test_labels_are_looked_up_in_logits(way, is_moved):
-    """So that logarithms of other words are not stored, unless NaN is no sign of a bad label."""
+    """So that logarithms of other words are not stored, where each row has one label."""
     _, found, args = replaced(Program(way, lambda: (WAYS[way], _operands()), 1), "joint")
     equations = [eqn for eqn, _ in equations_of(jaxpr_as_fun(found.jaxpr), *args)]
     logits = {eqn.outvars[0] for eqn in equations if eqn.primitive.name == "dot_general"}

@@ -147,10 +147,11 @@ def _leaves(closed, order, args):
 
 @settings(phases=[Phase.explicit], deadline=None)
 @example(SIMPLE, "forward")
+@example(SIMPLE._replace(way="log_softmax", temperature=None, smoothing=0.0), "forward")
 @example(SIMPLE._replace(way="log_softmax", labels="ignored", has_weights=True), "joint")
 @given(SPELLINGS, st.sampled_from(["forward", "joint"]))
 def test_a_few_losses(spelling, order):
-    """Two of those below."""
+    """Three of those below."""
     _check(spelling, order)
 
 
