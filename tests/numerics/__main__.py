@@ -1,6 +1,6 @@
 """The command line of the numerics tables.
 
-    python -m tests.numerics                  both tables, and docs/numerics.md
+    python -m tests.numerics                  both tables, and out/numerics.md
     python -m tests.numerics --only softmax   what has `softmax` in its name; writes nothing
 
 Ends unsuccessfully if anything is marked ✗.
@@ -19,7 +19,7 @@ from rich.progress import track
 
 import tests.flags  # noqa: F401 - sets the XLA flags, before JAX starts
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "numerics.md"
+PAGE = pathlib.Path(__file__).parents[2] / "out" / "numerics.md"
 
 
 def _arguments() -> argparse.Namespace:
