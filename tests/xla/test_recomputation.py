@@ -253,6 +253,18 @@ def test_cotangents_folded_over_rows_have_no_barrier_on_gpu(axis: int, behind: i
     assert max(line.count("tensor<4096x64xbf16>") for line in lines) == behind
 
 
+def test_cotangents_that_a_bias_alone_adds_up_have_no_barrier_on_gpu() -> None:
+    """What two readers of an activation send back is added up in the kernel of its mask."""
+
+    def branched(b: jax.Array, w: jax.Array, x: jax.Array) -> jax.Array:
+        hidden = jax.nn.relu(x @ w + b)
+        return jax.nn.relu(hidden @ w).sum() + jax.nn.relu(hidden @ w.T).sum()
+
+    shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((64,), (64, 64), (4096, 64))]
+    lines = barrier_lines("cuda", jax.grad(amp(branched, POLICY)), shapes)
+    assert max(line.count("tensor<4096x64xbf16>") for line in lines) == 1
+
+
 def test_barriers_of_symbolic_sizes_are_around_everything() -> None:
     """Symbolic sizes cannot be compared; exported for a GPU, the program still runs on others."""
     rows = jax.export.symbolic_shape("n")[0]

@@ -3,8 +3,8 @@
 Without one, XLA merges both (common subexpression elimination) and keeps the float32 values in
 memory. Only large operands of the recomputation need a barrier, as only they make large values; a
 barrier before a small one would cost a kernel. Cotangents that are summed over columns are in
-memory before the sum, as they are read again after it, so they get one as well; those summed over
-rows stay in the kernel.
+memory before the sum, where they are read again after it, so they get one as well; those summed
+over rows stay in the kernel, and so do those whose sum is a result, as that of a bias is.
 
 There are none on a TPU. XLA:TPU fuses a softmax or norm with the products around it, and chooses
 itself what to keep; with barriers it stored the float32 insides in both passes, twice the bytes of
@@ -22,10 +22,11 @@ from itertools import compress
 from typing import Any
 
 from jax import lax
-from jax.extend.core import Jaxpr, Primitive
+from jax.extend.core import Jaxpr, Literal, Primitive
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define
+from jaxamp.jaxprs.nested import nested
 from jaxamp.xla.primitives.fused_group import GROUPS
 from jaxamp.xla.primitives.row_broadcasts import flatten_row_broadcasts
 
@@ -78,12 +79,23 @@ def _needs_barrier(context: Any, jaxpr: Jaxpr) -> list[bool]:
     # JAX lowers forward passes in a loop as checkpoints too, but they recompute nothing.
     recomputed = jax_compat.read_by_recomputation(jaxpr)
     avals = [v.aval for v in jaxpr.invars]
-    return needs_barrier(avals, recomputed, others=not _sums_rows(jaxpr))
+    return needs_barrier(avals, recomputed, others=_puts_sums_back(jaxpr) and not _sums_rows(jaxpr))
 
 
 def _sums_rows(jaxpr: Jaxpr) -> bool:
     sums = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == "reduce_sum")
     return any(eqn.invars[0].aval.ndim - 1 in eqn.params["axes"] for eqn in sums)  # type: ignore[attr-defined]
+
+
+def _puts_sums_back(jaxpr: Jaxpr) -> bool:
+    """Return whether large arrays are made of sums, as in a norm; those of a bias are results."""
+    sums: set[Any] = set()
+    for eqn in jaxpr.eqns:
+        is_sum = eqn.primitive.name == "reduce_sum" or bool(nested(eqn))
+        if is_sum or any(v in sums for v in eqn.invars if not isinstance(v, Literal)):
+            sums.update(eqn.outvars)
+    largest = max(getattr(v.aval, "size", 0) for v in jaxpr.invars)
+    return any(getattr(v.aval, "size", 0) * _RATIO >= largest for v in sums)
 
 
 for policy, group_p in GROUPS.items():
