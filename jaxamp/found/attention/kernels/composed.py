@@ -6,7 +6,7 @@ scores is in memory here: products of that size are rounded to bfloat16, if the 
 and the backward pass computes the weights as the forward pass did, so that XLA merges the two. With
 ``widen`` the contractions read float32, and nothing of that size is rounded but what is contracted:
 where a backend lacks a product of 16-bit operands, or where JAX derives further products of float32
-cotangents.
+cotangents. With ``along`` rows of scores lie along memory, which is for one device.
 """
 
 from __future__ import annotations
@@ -31,29 +31,34 @@ def forward(
     *,
     spec: AttentionSpec,
     widen: bool = False,
+    along: bool = False,
 ) -> tuple[Array, Array]:
     """Return the output and the logarithm of the sum of exponentials of each row of scores."""
-    scores = _scores(_grouped(q, k), k, bias, spec, widen)
+    scores = _scores(_grouped(q, k), k, bias, spec, widen, along)
     weights, lse = _softmax(scores, None if widen else q.dtype)
     out = _contract("...kgts,...skh->...tkgh", weights.astype(q.dtype), v, widen)
     return _flat_heads(out, -2).astype(q.dtype), _flat_heads(lse[..., 0], -2)
 
 
 def backward(
-    *values: Array, spec: AttentionSpec, bias_grad: bool, widen: bool = False
+    *values: Array, spec: AttentionSpec, bias_grad: bool, widen: bool = False, along: bool = False
 ) -> tuple[Array, ...]:
     """Return the cotangents of q, k, v, and with `bias_grad` that of the bias.
 
-    The values are those that `of_backward` splits; the results of the forward pass are not read.
+    The values are those that `of_backward` splits. With `widen` those of the forward pass are not
+    read: JAX derives further products of this.
     """
-    (q, k, v, bias), (_, _, dout) = of_backward(values)
+    (q, k, v, bias), (out, _, dout) = of_backward(values)
     queries, cotangent = _grouped(q, k), _grouped(dout, k)
     low = None if widen else q.dtype
-    weights, _ = _softmax(_scores(queries, k, bias, spec, widen), low)
+    weights, _ = _softmax(_scores(queries, k, bias, spec, widen, along), low)
     dv = _contract("...kgts,...tkgh->...skh", weights.astype(q.dtype), cotangent, widen, v)
-    dweights = _stored(_contract("...tkgh,...skh->...kgts", cotangent, v, widen), low)
+    dweights = _stored(_pairs(cotangent, v, widen, along), low)
     weights = weights.astype(dweights.dtype)
-    row = jnp.sum(weights * dweights, axis=-1, keepdims=True)
+    if widen:
+        row = jnp.sum(weights * dweights, axis=-1, keepdims=True)
+    else:  # the same number, of what is as wide as a head rather than as long as a row
+        row = _contract("...tkgh,...tkgh->...kgt", cotangent, _grouped(out, k), widen)[..., None]
     dscores = weights * (dweights - row)
     scaled = (dscores * spec.scale).astype(q.dtype)
     dq = _flat_heads(_contract("...kgts,...skh->...tkgh", scaled, k, widen), -2)
@@ -63,10 +68,10 @@ def backward(
 
 
 def _scores(
-    queries: Array, k: Array, bias: Array | None, spec: AttentionSpec, widen: bool
+    queries: Array, k: Array, bias: Array | None, spec: AttentionSpec, widen: bool, along: bool
 ) -> Array:
     """Return [*b, K, N // K, T, S], scaled, biased and masked, in float32."""
-    products = _contract("...tkgh,...skh->...kgts", queries, k, widen)
+    products = _pairs(queries, k, widen, along)
     scores = _stored(products, None if widen else queries.dtype) * spec.scale
     if bias is not None:
         scores = scores + _grouped_bias(bias, k).astype(scores.dtype)
@@ -93,6 +98,18 @@ def _stored(products: Array, dtype: Any) -> Array:
     if dtype is None or jnp.finfo(dtype).maxexp < jnp.finfo(products.dtype).maxexp:
         return products
     return products.astype(dtype).astype(products.dtype)
+
+
+def _pairs(queries: Array, k: Array, widen: bool, along: bool) -> Array:
+    """Return the product of each query with each key, [*b, K, N // K, T, S].
+
+    `jnp.einsum` swaps its operands for that order of axes, so that rows lie across memory, and a
+    softmax is three kernels for one. `along` memory, shardings spread from one mesh to another in
+    forms that JAX cannot read.
+    """
+    if not along:
+        return _contract("...tkgh,...skh->...kgts", queries, k, widen)
+    return jnp.swapaxes(_contract("...tkgh,...skh->...ktgs", queries, k, widen), -3, -2)
 
 
 def _contract(how: str, lhs: Array, rhs: Array, widen: bool, like: Array | None = None) -> Array:

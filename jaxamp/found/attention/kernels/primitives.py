@@ -228,13 +228,13 @@ def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **
     avals = context.avals_in
     types = of_backward(avals)[0] if backward else Operands(*avals)
     kernel = chosen(platform, context, types, spec, backward)
-    form: Any = None
+    is_split, form = has_several_devices(context), None
     if kernel is not None:
         bias_grad: Any = params.get("bias_grad")
         form = backward_form(kernel, spec, bias_grad) if backward else forward_form(kernel, spec)
-        if has_several_devices(context):
+        if is_split:
             form = partitioned(form, avals, spec, bias_grad)
-    composed_form = functools.partial(_FORMS[primitive], **params)
+    composed_form = functools.partial(_FORMS[primitive], **params, along=not is_split)
     return lower(form, composed_form, context, *operands)
 
 
