@@ -6,9 +6,10 @@ the trip count of a counted loop (every `lax.scan`) into the program; where it i
 loop's condition is read, and a loop that cannot be understood counts once and is reported so.
 
 What a kernel moves is its operands and its results, except for the part of an operand that is never
-touched: a slice or gather reads only what it returns, converted before or not, and an update in
-place writes only what changed. Without this, a scan over layers would be charged for all layers at
-every step. Scratch space of library calls and on-chip buffers of a TPU are not counted.
+touched: a slice or gather reads only what it returns, also of what the kernel computes element by
+element, and an update in place writes only what changed. Without this, a scan over layers would be
+charged for all layers at every step. Scratch space of library calls and on-chip buffers of a TPU
+are not counted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ _FREE = {
 WORDS = {"f8e4m3fn": "f8_e4m3", "f8e5m2": "f8_e5m2", "f4e2m1fn": "f4_e2m1"}
 """Names of formats in jaxamp, by those of the compiler where they differ."""
 
-_VIEWS = {"bitcast", "convert", "reshape", "get-tuple-element"}
+_ELEMENT_BY_ELEMENT = {
+    "abs", "add", "and", "bitcast", "clamp", "compare", "convert", "copy", "divide", "exponential",
+    "get-tuple-element", "log", "logistic", "maximum", "minimum", "multiply", "negate", "not", "or",
+    "power", "reshape", "rsqrt", "select", "sqrt", "subtract", "tanh", "transpose",
+}  # fmt: skip
 _SLICES = {"dynamic-slice", "slice", "gather"}
 _STARTED = {"copy-start": 0, "slice-start": 1}  # which of its results is not its operand
 
@@ -188,7 +193,7 @@ def _touched_inside(module: Module, computation: Computation, value: Instruction
         return _size(value)
     total = 0
     for user in computation.users[value.name]:
-        if user.op in _VIEWS:
+        if user.op in _ELEMENT_BY_ELEMENT:
             touched = _touched_inside(module, computation, user)
             total += touched * _size(value) // max(_size(user), 1)
             continue

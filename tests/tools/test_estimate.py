@@ -66,7 +66,8 @@ SLICED = """HloModule sliced
 %part.1 (x.1: bf16[64,32]) -> f32[64,8] {
   %x.1 = bf16[64,32]{1,0} parameter(0)
   %wide.1 = f32[64,32]{1,0} convert(%x.1)
-  ROOT %slice.1 = f32[64,8]{1,0} slice(%wide.1), slice={[0:64], [0:8]}
+  %twice.1 = f32[64,32]{1,0} add(%wide.1, %wide.1)
+  ROOT %slice.1 = f32[64,8]{1,0} slice(%twice.1), slice={[0:64], [0:8]}
 }
 
 %whole.1 (x.2: bf16[64,32]) -> f32[64,32] {
@@ -87,7 +88,7 @@ def _gemm(dtype: str, more: str = "") -> hlo.Module:
     return hlo.parse(GEMM.format(dtype=dtype, more=more))
 
 
-def test_a_kernel_reads_what_it_slices_though_it_converts_first():
+def test_a_kernel_reads_what_it_slices_though_it_computes_first():
     part, whole = traffic.kernels(hlo.parse(SLICED))
     assert part.moved == 64 * 8 * (2 + 4)
     assert whole.moved == 64 * 32 * (2 + 4)

@@ -5,14 +5,19 @@ See: Peebles and Xie 2023, arXiv:2212.09748.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from benchmarks.deviceless.models import fused
 from benchmarks.deviceless.models.model import Model, Size, weights
 from benchmarks.deviceless.models.unseen.parts import (
+    LOW,
+    SUMS,
     Attend,
     attending,
     dense,
@@ -48,11 +53,18 @@ def init(layers: int, width: int, length: int, key: jax.Array) -> Any:
     }
 
 
+Modulate = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
 def modulated(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:
     return layer_norm({}, x) * (1 + scale) + shift
 
 
-def block(attend: Attend, p: Any, x: jax.Array, given: jax.Array) -> jax.Array:
+def modulated_in_float32(x: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:
+    return modulated(wide(x), wide(shift), wide(scale)).astype(x.dtype)
+
+
+def block(attend: Attend, modulated: Modulate, p: Any, x: jax.Array, given: jax.Array) -> jax.Array:
     parts = jnp.split(dense(p["modulate"], jax.nn.silu(given))[:, None], 6, -1)
     shift1, scale1, gate1, shift2, scale2, gate2 = parts
     qkv = dense(p["qkv"], modulated(x, shift1, scale1))
@@ -62,7 +74,9 @@ def block(attend: Attend, p: Any, x: jax.Array, given: jax.Array) -> jax.Array:
     return x + gate2 * dense(p["shrink"], hidden)
 
 
-def loss(dtype: Any, attend: Attend, params: Any, batch: Any) -> Any:
+def loss(
+    dtype: Any, attend: Attend, params: Any, batch: Any, modulated: Modulate = modulated
+) -> Any:
     image, noise, time, label = batch
     share = time[:, None, None]
     x = dense(params["patch"], ((1 - share) * image + share * noise).astype(dtype))
@@ -73,7 +87,7 @@ def loss(dtype: Any, attend: Attend, params: Any, batch: Any) -> Any:
     given = dense(second, jax.nn.silu(dense(first, given)))
     given = given + params["classes"][label].astype(dtype)
     for p in params["layers"]:
-        x = block(attend, p, x, given)
+        x = block(attend, modulated, p, x, given)
     shift, scale = jnp.split(dense(params["modulate"], jax.nn.silu(given))[:, None], 2, -1)
     found = dense(params["head"], modulated(x, shift, scale))
     return jnp.mean((wide(found) - (noise - image)) ** 2), None
@@ -87,7 +101,9 @@ def sample(batch: int, length: int, key: jax.Array) -> Any:
 
 
 def _size(layers: int, width: int, batch: int, length: int) -> Size:
-    return attending(partial(init, layers, width, length), partial(sample, batch, length), loss)
+    size = attending(partial(init, layers, width, length), partial(sample, batch, length), loss)
+    summing = partial(loss, LOW, fused.attention, modulated=modulated_in_float32)
+    return replace(size, hands=size.hands | {SUMS: summing})
 
 
 DIT = Model("dit", "a diffusion transformer", _size(4, 1024, 8, 1024), _size(2, 128, 4, 32))

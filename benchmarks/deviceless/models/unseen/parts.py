@@ -14,6 +14,8 @@ from benchmarks.deviceless.models.fused import FUSED
 from benchmarks.deviceless.models.model import HAND, Size
 
 LOW, WIDE = jnp.bfloat16, jnp.float32
+SUMS = "hand, float32 sums"
+"""A hand that adds up cotangents in float32, as jaxamp does, where the others round them first."""
 Attend = Callable[..., jax.Array]
 
 
