@@ -49,6 +49,7 @@ class Sizes(NamedTuple):
       words: how many logits.
       again: how many products more than three it takes in chunks, for loss and gradient.
       is_trained: whether its matrix has a gradient.
+      is_biased: whether each word has numbers of its own beside the matrix.
     """
 
     tokens: int
@@ -56,6 +57,7 @@ class Sizes(NamedTuple):
     words: int
     again: int = 0
     is_trained: bool = True
+    is_biased: bool = False
 
     @property
     def logits(self) -> int:
@@ -88,10 +90,12 @@ class Sizes(NamedTuple):
         Both need the maximum and the sum, which a chunk has from one pass each; then logits are
         read once more, and cotangents written. Stored logits are read anew for the cotangents, and
         the logarithms that labels are looked up in are stored where one kernel makes a row of them.
+        A chunk's exponentials are stored in float32 if the gradient of a bias adds them up, too:
+        written once and read twice, in place of two narrow passes.
         """
         if is_stored:
             return 5 if self.words <= _ROW else 7
-        return 4 + 2 * self.again
+        return 4 + 2 * self.again + 5 * self.is_biased
 
 
 def products_of(jaxpr: Jaxpr, *, backward: bool) -> Cost:

@@ -41,3 +41,11 @@ def test_a_matrix_without_a_gradient_is_not_added_to():
     frozen = HEAD._replace(is_trained=False)
     more, less = (s.cost(8).moved - s.cost(1).moved for s in (HEAD, frozen))
     assert more > 2 * less
+
+
+def test_a_bias_stores_exponentials():
+    """Its gradient is a sum over tokens of what is computed of them in float32."""
+    plain = Sizes(tokens=8192, width=768, words=30522)
+    program = Cost(4e10, 1e10)
+    assert chunks_for(plain, None, program) == 4
+    assert "times" in chunks_for(plain._replace(is_biased=True), None, program)
