@@ -17,6 +17,7 @@ from jax.extend.core import Literal
 from jaxamp.core import jax_compat
 from jaxamp.found.cross_entropy.label_lookups import looked_up, may_be_looked_up
 from jaxamp.found.cross_entropy.passes import Key, Pass, Step
+from jaxamp.found.cross_entropy.read_anew import read_anew
 from jaxamp.found.cross_entropy.rows import SUM, Rows, resized
 
 
@@ -88,7 +89,7 @@ def looped(
         rows, added = in_chunk(made, division, wholes | part[0], part[1])
         return {value: total + added[value] for value, total in sums.items()}, rows
 
-    each = jax.checkpoint(body, prevent_cse=False) if again else body
+    each = jax.checkpoint(body, prevent_cse=False) if again else read_anew(body)
     sums, stacks = lax.scan(each, start, (parts, division.places))
     return sums | {v: division.join(x, made.rows_of(v)) for v, x in stacks.items()}
 

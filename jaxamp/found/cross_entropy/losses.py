@@ -219,9 +219,7 @@ class _Losses:
         again = len(passes) - (backward or number is not None)
         program = products_of(self.program, backward=backward)
         is_trained = any(made.sums_to(logits.width * logits.words) for made in passes)
-        is_biased = any(made.reads_vectors(logits.words) for made in passes)
-        is_trained |= not backward  # as far as can be seen
-        sizes = Sizes(tokens, logits.width, logits.words, again, is_trained, is_biased)
+        sizes = Sizes(tokens, logits.width, logits.words, again, is_trained or not backward)
         chunks = chunks_for(sizes, word, program)
         if isinstance(chunks, str):
             return chunks

@@ -19,6 +19,7 @@ from jax.extend.core import Literal
 from jaxamp.core import jax_compat
 from jaxamp.found.cross_entropy.chunks import Division, in_chunk, looped, parted, zeros
 from jaxamp.found.cross_entropy.passes import Pass
+from jaxamp.found.cross_entropy.read_anew import read_anew
 from jaxamp.found.cross_entropy.rows import SUM
 from jaxamp.found.levels import Level
 
@@ -118,7 +119,8 @@ def _with_gradients(
         added = {key: total + gradient[key] for key, total in sums[1].items()}
         return (totals, added), (rows, {key: gradient[key] for key in along if key in parts})
 
-    (sums, slopes), (stacks, stacked) = _scanned(body, (start, slopes), (parts, division.places))
+    chunks = parts, division.places
+    (sums, slopes), (stacks, stacked) = _scanned(read_anew(body), (start, slopes), chunks)
     results = sums | {v: division.join(x, made.rows_of(v)) for v, x in stacks.items()}
     found = dict(slopes) | {key: division.join(x, key[1]) for key, x in stacked.items()}
     gradients: dict[int, Any] = {}

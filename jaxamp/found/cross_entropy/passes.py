@@ -83,16 +83,6 @@ class Pass:
             for step in self.steps
         )
 
-    def reads_vectors(self, words: int) -> bool:
-        """Return whether it reads floats of which there is one for each word, such as a bias."""
-        avals = [
-            var.aval
-            for step in self.steps
-            for key, var in zip(step.operands, step.unit.eqn.invars, strict=True)
-            if not isinstance(key, Literal) and key in self.inputs and key[1] is None
-        ]
-        return any(x.size == words and np.issubdtype(x.dtype, np.floating) for x in avals)  # type: ignore[attr-defined]
-
 
 class Logits(NamedTuple):
     """A product of activations and a matrix, of which an axis counts tokens.

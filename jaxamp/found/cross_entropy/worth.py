@@ -49,7 +49,6 @@ class Sizes(NamedTuple):
       words: how many logits.
       again: how many products more than three it takes in chunks, for loss and gradient.
       is_trained: whether its matrix has a gradient.
-      is_biased: whether each word has numbers of its own beside the matrix.
     """
 
     tokens: int
@@ -57,7 +56,6 @@ class Sizes(NamedTuple):
     words: int
     again: int = 0
     is_trained: bool = True
-    is_biased: bool = False
 
     @property
     def logits(self) -> int:
@@ -80,6 +78,8 @@ class Sizes(NamedTuple):
         beside = 0 if is_stored else zeros + activations
         arithmetic = 2 * self.tokens / chunks * matrix / _BALANCE
         softmax = self.softmax(is_stored) * each
+        if self.words % 8 and not is_stored:  # XLA:GPU copies and pads what products read
+            softmax += 2 * each + 2 * _NARROW * matrix
         time = sum(max(arithmetic, moved) for moved in products) + softmax
         starts = (chunks - 1) * _STARTS
         return Cost(chunks * time + beside + starts, chunks * (sum(products) + softmax) + beside)
@@ -90,12 +90,10 @@ class Sizes(NamedTuple):
         Both need the maximum and the sum, which a chunk has from one pass each; then logits are
         read once more, and cotangents written. Stored logits are read anew for the cotangents, and
         the logarithms that labels are looked up in are stored where one kernel makes a row of them.
-        A chunk's exponentials are stored in float32 if the gradient of a bias adds them up, too:
-        written once and read twice, in place of two narrow passes.
         """
         if is_stored:
             return 5 if self.words <= _ROW else 7
-        return 4 + 2 * self.again + 5 * self.is_biased
+        return 4 + 2 * self.again
 
 
 def products_of(jaxpr: Jaxpr, *, backward: bool) -> Cost:
