@@ -158,10 +158,40 @@ class Squares:
         if len(inner) != 1:
             return _NONE
         one, other = sorted(map(self._factors, node.ins[:2]), key=len)
-        if not one < other:
+        if not one < other or self._is_chain(node, inner[0], one):
             return _NONE
         self.forms.setdefault(frozenset(other), []).extend(inner)
         return frozenset({Pair(frozenset(other), summed)})
+
+    def _is_chain(self, node: Node, inner: Node, one: set[int]) -> bool:
+        """Return whether products follow each other, as in `(xW)Wᵀ`: `one` is not on both sides.
+
+        Then the axis that is summed over is `one`'s in the inner product, too; in `(aP)aᵀ` it is
+        the matrix's.
+        """
+        if {node.name, inner.name} != {"dot_general"}:
+            return False
+        place = [self.origins[v] for v in node.ins[:2]].index(inner.outs[0])
+        summed = node.eqn.params["dimension_numbers"][0][place]
+        axes = self._axes_of(inner.outs[0], node.ins[place], summed)
+        (inner_summed, _), (batch, _) = inner.eqn.params["dimension_numbers"]
+        of_first = self.graph.avals[inner.ins[0]].ndim - len(inner_summed)
+        free = [axis for axis in axes if axis >= len(batch)]
+        return bool(free) and {self.origins[inner.ins[axis >= of_first]] for axis in free} <= one
+
+    def _axes_of(self, origin: int, value: int, axes: Sequence[int]) -> Sequence[int]:
+        """Return which axes of an array those of a value are that is it; none if it is reshaped."""
+        while value != origin:
+            node = self.makers[value]
+            source = next((v for v, out in node.moves if out == value), self.main(node))
+            if source is None:
+                return ()
+            if node.name == "transpose":
+                axes = [node.eqn.params["permutation"][axis] for axis in axes]
+            elif self.graph.avals[source].shape != self.graph.avals[value].shape:
+                return ()
+            value = source
+        return axes
 
     def _inner(self, node: Node) -> list[Node]:
         """Return the products that a node multiplies."""

@@ -622,6 +622,17 @@ def sines(x: Array, w: Array) -> Array:
     return x @ w
 
 
+def tied_layers(x: Array, w: Array) -> Array:
+    """Layers of one stack of parameters, each of which multiplies by a matrix and its transpose."""
+    for matrix in jnp.stack((w, w + 1)):
+        hidden = x @ matrix
+        normed = (hidden - hidden.mean(-1, keepdims=True)) * lax.rsqrt(
+            hidden.var(-1, keepdims=True) + 1e-5
+        )
+        x = jnp.tanh(normed) @ matrix.T
+    return (x**2).mean()
+
+
 NARROW: dict[str, Case] = {
     fn.__name__: Case(fn, fn, args)
     for fn, args in (
@@ -631,6 +642,7 @@ NARROW: dict[str, Case] = {
             for fn in (
                 *(parallel_layers, penalized, scaled_residual, norm_after_layer, polynomial),
                 *(pooled, attention, normed_attention, recurrent, corrected, margin, warped),
+                tied_layers,
             )
         ),
     )
