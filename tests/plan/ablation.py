@@ -32,6 +32,7 @@ import tests.flags  # noqa: F401 - sets the XLA flags, before JAX starts
 from jaxamp.core.intervals import ANYWHERE
 
 HAZARDS = "jaxamp.plan.conditioning.hazards"
+PRECISE = "jaxamp.plan.conditioning.precise_products"
 CHOICE = "jaxamp.plan.precision.choose"
 
 
@@ -55,6 +56,10 @@ def _no_sizes(graph: Any, *_: Any) -> list[int]:
     return [0] * len(graph.avals)
 
 
+def _no_reasons(*_: Any) -> dict[Any, Any]:
+    return {}
+
+
 def _no_ranges(graph: Any) -> None:
     graph.ranges = [ANYWHERE] * len(graph.avals)
     graph.whole = bytearray(len(graph.avals))
@@ -66,6 +71,8 @@ ANALYSES: dict[str, tuple[str, Callable[..., Any]]] = {
     "unrolled_recurrences": (f"{HAZARDS}.find_unrolled_recurrences", _no_list),
     "lookup_places": (f"{HAZARDS}.find_lookup_places", _nothing),
     "precise_products": ("jaxamp.plan.planner.find_precise_products", _nothing),
+    "squares": (f"{PRECISE}.find_cancelled", _no_reasons),
+    "residues": (f"{PRECISE}.find_residues", _no_reasons),
     "singularities": (f"{HAZARDS}.find_singularities", _no_flags),
     "small_divisors": (f"{HAZARDS}.find_small_divisors", _no_flags),
     "rescaled_products": (f"{CHOICE}.find_rescaled_products", _nothing),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.conditioning.residues import find_residues
-from jaxamp.plan.conditioning.squares import CANCELLED, Squares, multiplies
+from jaxamp.plan.conditioning.squares import Squares, find_cancelled, multiplies
 from jaxamp.plan.graph.graph import Graph
 
 
@@ -15,7 +15,7 @@ def find_precise_products(graph: Graph) -> None:
     """Enter into a graph its products that are not to be rounded, and what these read."""
     products = [n for n in graph.nodes if multiplies(n) and len(n.ins) > 1]
     squares = Squares(graph)
-    found = find_residues(graph, products, squares) | dict.fromkeys(squares.cancelled(), CANCELLED)
+    found = find_residues(graph, products, squares) | find_cancelled(squares)
     for node, why in list(found.items()):
         if not is_backward(node.scope):
             found.update(dict.fromkeys(squares.transposed(node, products), why))

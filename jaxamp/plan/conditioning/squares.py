@@ -155,7 +155,7 @@ class Squares:
     def _form(self, node: Node, summed: bool) -> Pairs:
         """Return the pair of an array that is multiplied by its product with a matrix."""
         inner = self._inner(node)
-        if len(inner) != 1:
+        if len(inner) != 1 or len(node.ins) < 2:
             return _NONE
         one, other = sorted(map(self._factors, node.ins[:2]), key=len)
         if not one < other or self._is_chain(node, inner[0], one):
@@ -180,11 +180,11 @@ class Squares:
         return bool(free) and {self.origins[inner.ins[axis >= of_first]] for axis in free} <= one
 
     def _axes_of(self, origin: int, value: int, axes: Sequence[int]) -> Sequence[int]:
-        """Return which axes of an array those of a value are that is it; none if it is reshaped."""
+        """Return which axes of an array a value's are; none if it is reshaped, or in a loop."""
         while value != origin:
             node = self.makers[value]
-            source = next((v for v, out in node.moves if out == value), self.main(node))
-            if source is None:
+            source = next((v for v in node.ins if self.origins[v] == origin), None)
+            if source is None or node.role is Role.LINK:
                 return ()
             if node.name == "transpose":
                 axes = [node.eqn.params["permutation"][axis] for axis in axes]
@@ -311,3 +311,8 @@ class Squares:
 
 def _summed(pairs: Iterable[Pair]) -> Pairs:
     return frozenset(p._replace(summed=True) for p in pairs)
+
+
+def find_cancelled(squares: Squares) -> dict[Node, Constraint]:
+    """Return the products that sums of squares cancel, with the reason."""
+    return dict.fromkeys(squares.cancelled(), CANCELLED)

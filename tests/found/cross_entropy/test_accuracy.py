@@ -46,8 +46,10 @@ def _errors(fn, args, policy, order):
 
 
 def _check(fn, args, policy, order):
+    """Of `grad(amp(f))` a gradient may be rounded once more: it waits for the backward pass."""
+    both = np.hypot if order == "grad(amp(f))" else max
     for mine, other, size in _errors(fn, args, policy, order):
-        assert mine <= LIMIT * max(other, FLOOR[policy] * size) + 1e-6
+        assert mine <= LIMIT * both(other, FLOOR[policy] * size) + 1e-6
 
 
 @pytest.mark.product(every=4)
