@@ -7,18 +7,14 @@ from typing import Any
 
 from jax.extend.core import JaxprEqn
 
+from jaxamp.jaxprs.row_lookups import gathers_one_of_each_row, scatters_one_to_each_row
 from jaxamp.plan import CotangentRounding, Fusion
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.rewrite.emitter import Emitter
 from jaxamp.xla.hints.techniques import Technique
 from jaxamp.xla.primitives.checkpoint_barriers import recomputation_barrier
 from jaxamp.xla.primitives.fused_group import GroupPolicy, call_fused, mark_residual
-from jaxamp.xla.primitives.label_gather import (
-    gathers_one_of_each_row,
-    label_gather,
-    scatter_by_comparison,
-    scatters_one_to_each_row,
-)
+from jaxamp.xla.primitives.label_gather import label_gather, scatter_by_comparison
 from jaxamp.xla.primitives.rounded_cotangent import sum_with_rounded_cotangent
 from jaxamp.xla.primitives.rounding_barrier import rounding_barrier
 from jaxamp.xla.primitives.unbarriered_sums import unbarriered

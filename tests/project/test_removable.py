@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.project.imports import imports
 from tests.project.removable import ALL, FEATURES, LONG, SHARED, SHORT, left_without, main
 from tests.project.test_floors import PACKAGE
 
@@ -22,6 +23,16 @@ def test_the_core_stands_alone() -> None:
 @pytest.mark.parametrize("case", [*FEATURES, ALL])
 def test_each_feature_can_be_taken_away(case: str) -> None:
     assert main([case], LONG) == 0
+
+
+PLANNING = {"found", "quantized", "xla", "modules"}
+"""The rooms of the features that take part in planning and rewriting."""
+
+
+def test_what_plans_needs_no_other_feature() -> None:
+    """Not lazily either; `test_each_feature_can_be_taken_away` is long."""
+    rooms = ((i.importer.split(".")[1:2], i.imported.split(".")[1:2], i) for i in imports(PACKAGE))
+    assert [str(i) for a, b, i in rooms if a != b and {*a, *b} <= PLANNING] == []
 
 
 def test_every_folder_is_of_the_core_or_of_a_feature() -> None:

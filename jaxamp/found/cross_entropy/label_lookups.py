@@ -16,7 +16,7 @@ from jax.extend.core import JaxprEqn, Literal
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, lookup
 from jaxamp.found.cross_entropy.passes import Step
-from jaxamp.xla.primitives.label_gather import gathers_one_of_each_row
+from jaxamp.jaxprs.row_lookups import gathers_one_of_each_row
 
 _MOVES = frozenset({"convert_element_type", "stop_gradient", "copy"})
 
