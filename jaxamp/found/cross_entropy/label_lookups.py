@@ -98,4 +98,4 @@ def may_be_looked_up(
     if step is None or not gathers_one_of_each_row(table, indices, gather.params):
         return False
     (axis,) = gather.params["dimension_numbers"].start_index_map
-    return set(gather.params["slice_sizes"]) == {1} and is_elementwise(step, axis, table, values)
+    return is_elementwise(step, axis, table, values)

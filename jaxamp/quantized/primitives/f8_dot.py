@@ -11,7 +11,6 @@ https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/api/common.ht
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -26,10 +25,10 @@ from jaxamp.core.define import ORIGINALS, define
 from jaxamp.core.formats import Precision
 from jaxamp.kernels.gpu_lowering import gpu_of
 from jaxamp.quantized.primitives.matrices import (
-    batch_first,
     dot_words,
     matrix_axes,
-    multiply_mapped,
+    product_batch,
+    product_type,
 )
 from jaxamp.quantized.primitives.quantize_primitive import refuse_derivative
 
@@ -61,16 +60,6 @@ def _dot(lhs: Any, rhs: Any, *, dtype: Any, precision: Any = None) -> jax.Array:
     return lax.dot_general(lhs, rhs, axes, precision=precision, preferred_element_type=dtype)
 
 
-def _type(lhs: Any, rhs: Any, *, dtype: Any) -> Any:
-    return dot_general_p.abstract_eval(lhs, rhs, **dot_words(lhs, dtype))[0]
-
-
-def _batch(operands: Sequence[Any], axes: Sequence[Any], *, dtype: Any) -> tuple[jax.Array, int]:
-    lhs, rhs = map(batch_first, operands, axes)
-    multiply, mapped = functools.partial(f8_dot, dtype=dtype), [axis is not None for axis in axes]
-    return multiply_mapped(multiply, lhs, rhs, mapped), 0
-
-
 def _lower_for_cuda(context: Any, *operands: Any, dtype: Any) -> Any:
     gpu = gpu_of(context)
     has_8_bits = gpu is not None and gpu.capability >= HOPPER
@@ -79,6 +68,6 @@ def _lower_for_cuda(context: Any, *operands: Any, dtype: Any) -> Any:
     return mlir.lower_fun(dot, multiple_results=False)(context, *operands)
 
 
-define(f8_dot_p, _dot, _type, _batch, refuse_derivative)
+define(f8_dot_p, _dot, product_type, product_batch(f8_dot_p), refuse_derivative)
 mlir.register_lowering(f8_dot_p, _lower_for_cuda, platform="cuda")
 ORIGINALS[f8_dot_p] = lambda avals, params: (dot_general_p, avals, dot_words(avals[0], **params))

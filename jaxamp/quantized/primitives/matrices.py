@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
+from jax.extend.core.primitives import dot_general_p
 
 
 def as_matrices(
@@ -38,6 +41,22 @@ def dot_words(x: Any, dtype: Any, of_rhs: int = -1) -> dict[str, Any]:
     """Return the parameters of a ``dot_general`` with these axes; `dtype` is that of its result."""
     words = {"precision": None, "preferred_element_type": dtype, "out_sharding": None}
     return {"dimension_numbers": matrix_axes(x, of_rhs), **words}
+
+
+def product_type(lhs: Any, rhs: Any, *, dtype: Any, **_: Any) -> Any:
+    """Return the type of ``lhs @ rhs.T``, the abstract evaluation of a product's primitive."""
+    return dot_general_p.abstract_eval(lhs, rhs, **dot_words(lhs, dtype))[0]
+
+
+def product_batch(primitive: Primitive) -> Callable[..., tuple[jax.Array, int]]:
+    """Return the batching rule of a primitive that is ``lhs @ rhs.T`` of matrices."""
+
+    def batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[jax.Array, int]:
+        lhs, rhs = map(batch_first, operands, axes)
+        mapped = [axis is not None for axis in axes]
+        return multiply_mapped(partial(primitive.bind, **params), lhs, rhs, mapped), 0
+
+    return batch
 
 
 def swap(x: Any) -> Any:

@@ -35,7 +35,8 @@ from jaxamp.quantized.primitives.matrices import (
     batch_first,
     dot_words,
     merge_rows,
-    multiply_mapped,
+    product_batch,
+    product_type,
     split_rows,
     swap,
 )
@@ -82,10 +83,6 @@ def emit_quantized(context: RuleContext, lhs: Any, rhs: Any) -> Sequence[Any]:
 def _quantized(lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -> jax.Array:
     left, right = map(quantize, (lhs, rhs), how.casts)
     return product(left, right, dtype)
-
-
-def _type(lhs: Any, rhs: Any, *, dtype: Any, **_: Any) -> Any:
-    return dot_general_p.abstract_eval(lhs, rhs, **dot_words(lhs, dtype))[0]
 
 
 def _jvp(
@@ -140,17 +137,12 @@ def _transposed(x: Any, narrow: ScaledArray) -> ScaledArray:
     return quantize(swap(x), cast)
 
 
-def _batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[jax.Array, int]:
-    lhs, rhs = map(batch_first, operands, axes)
-    multiply, mapped = partial(quantized_dot_p.bind, **params), [axis is not None for axis in axes]
-    return multiply_mapped(multiply, lhs, rhs, mapped), 0
-
-
 def _taylor(primals: Any, series: Any, **params: Any) -> Any:
     return product_series(partial(quantized_dot_p.bind, **params), primals, series)
 
 
-define(quantized_dot_p, _quantized, _type, _batch, _jvp, taylor=_taylor)
+_BATCH = product_batch(quantized_dot_p)
+define(quantized_dot_p, _quantized, product_type, _BATCH, _jvp, taylor=_taylor)
 ad.primitive_transposes[quantized_dot_p] = _transpose
 jax_compat.check_nans(quantized_dot_p, lambda params: dot_general_p.name)
 
