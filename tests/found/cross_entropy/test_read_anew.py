@@ -1,6 +1,5 @@
 """What is elementwise of logits is computed for each equation that reads it."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
