@@ -35,6 +35,4 @@ def lower(
     """Lower what a kernel computes, or the composed form where there is no kernel."""
     if kernel is None:
         return mlir.lower_fun(composed, multiple_results=True)(context, *operands)
-    gpu = described_gpu()
-    capability = gpu.capability if gpu else None
-    return lower_kernel(kernel, context, *operands, capability=capability)
+    return lower_kernel(kernel, context, *operands)

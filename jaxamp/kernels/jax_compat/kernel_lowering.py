@@ -13,8 +13,6 @@ from jax._src.interpreters import mlir as _mlir
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AbstractMesh, PartitionSpec, use_abstract_mesh
 
-from jaxamp.kernels.jax_compat.triton_attention import lowering_triton
-
 
 def divides_by_rule(context: Any) -> bool:
     """Return whether a compiler that partitions arrays can be told how, by `custom_partitioning`.
@@ -35,12 +33,7 @@ def is_exported(context: Any) -> bool:
     return context.module_context.lowering_parameters.for_export
 
 
-def lower_kernel(
-    function: Callable[..., Any],
-    context: Any,
-    *operands: Any,
-    capability: tuple[int, int] | None = None,
-) -> Any:
+def lower_kernel(function: Callable[..., Any], context: Any, *operands: Any) -> Any:
     """Lower a function that calls a kernel: on one device, on each of a ``shard_map``, or divided.
 
     JAX's rule for what ``custom_partitioning`` has made asks for the devices of the program, which
@@ -52,7 +45,6 @@ def lower_kernel(
       function: of arrays, to a sequence of results.
       context: of the lowering.
       *operands: values of the module.
-      capability: compute capability of the absent GPU that is lowered for.
     """
     avals = [_core.ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
     module, axes = context.module_context, context.module_context.axis_context
@@ -60,11 +52,10 @@ def lower_kernel(
         devices = (jax.local_devices()[0],) * axes.num_devices
         some = _sharding_impls.ShardingContext(axes.num_devices, devices)
         module = module.replace(axis_context=some)
-    with lowering_triton(capability):
-        if isinstance(axes, _sharding_impls.SPMDAxisContext):
-            function = _of_one_device(function, avals)
-        rule = _mlir.lower_fun(function, multiple_results=True)
-        return rule(context.replace(avals_in=avals, module_context=module), *operands)
+    if isinstance(axes, _sharding_impls.SPMDAxisContext):
+        function = _of_one_device(function, avals)
+    rule = _mlir.lower_fun(function, multiple_results=True)
+    return rule(context.replace(avals_in=avals, module_context=module), *operands)
 
 
 def _of_one_device(function: Callable[..., Any], avals: Sequence[Any]) -> Callable[..., Any]:

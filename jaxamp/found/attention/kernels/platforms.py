@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxamp.core import jax_compat
-from jaxamp.found.attention.kernels import cudnn, triton
+from jaxamp.found.attention.kernels import cudnn
 from jaxamp.found.attention.kernels.flash import FLASH
 from jaxamp.found.attention.kernels.fused import Fused, flattened
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
@@ -59,7 +59,7 @@ def at_hand() -> list[Fused]:
 
 
 def _of_gpu(gpu: TargetGpu | None) -> list[Fused]:
-    return [] if gpu is None else [cudnn.on(gpu), triton.on(gpu)]
+    return [] if gpu is None else [cudnn.on(gpu)]
 
 
 def _of_tpu(context: Any, spec: AttentionSpec) -> list[Fused]:

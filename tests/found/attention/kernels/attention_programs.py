@@ -16,7 +16,7 @@ import numpy as np
 B, T, N, H = 2, 1024, 8, 64
 
 
-KERNELS = ("tpu_custom_call", "fmha", "xla.gpu.triton")  # words in the names of their calls
+KERNELS = ("tpu_custom_call", "fmha")  # words in the names of their calls
 
 
 def programs() -> Iterator[tuple[str, dict[str, Any]]]:
