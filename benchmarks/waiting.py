@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.deviceless.models import EVERY
 from benchmarks.deviceless.models.model import HAND, Size
-from benchmarks.deviceless.variants import ORDERS, variants
+from benchmarks.deviceless.variants import FORWARD, ORDERS, variants
 from jaxamp.compiled.compiler import one_device
 from jaxamp.compiled.environments import ENVIRONMENTS
 from jaxamp.compiled.targets import TARGETS
@@ -72,7 +72,8 @@ def described(target: str | None) -> AbstractContextManager[None]:
 
 def rounds(size: Size, repeat: int, target: str | None = None) -> dict[str, list[Seconds]]:
     """The times of each version, measured in turn after one round of warming up."""
-    shapes, names = shapes_of(size, target), (HAND, *ORDERS)
+    shapes = shapes_of(size, target)
+    names = [name for name in (HAND, *ORDERS, FORWARD) if name in variants(size)]
     found: dict[str, list[Seconds]] = {name: [] for name in names}
     for _ in range(repeat + 1):
         for name in names:
@@ -91,7 +92,7 @@ def medians(found: list[Seconds]) -> Seconds:
 def add_rows(table: Table, name: str, found: dict[str, list[Seconds]]) -> None:
     """Add the rows of a model: seconds by hand, and ratios to them."""
     by_hand = medians(found[HAND])
-    for order in ORDERS:
+    for order in [name for name in found if name != HAND]:
         ours = medians(found[order])
         ratios = (f"{ours[part] / by_hand[part]:.2f}" for part in by_hand)
         table.add_row(name, order, f"{by_hand['whole']:.2f} s", *ratios)

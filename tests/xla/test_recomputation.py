@@ -299,6 +299,18 @@ def test_a_relu_is_kept_in_place_of_the_product_that_it_alone_reads(args: Any) -
     assert len(kept) == LAYERS + 1  # and the input
 
 
+@pytest.mark.parametrize(("columns", "kept"), [(WIDTH, 1), (1, 0)])
+def test_a_relu_that_a_vector_multiplies_is_not_kept(args: Any, columns: int, kept: int) -> None:
+    """XLA adds up the terms in the kernel that computes them, from the product in memory."""
+
+    def perceptron(weights: jax.Array, x: jax.Array) -> jax.Array:
+        hidden = jax.nn.relu(x @ weights[0] + weights[2, 0])
+        return (hidden @ weights[1, :, :columns]).sum()
+
+    jaxpr = jax.make_jaxpr(jax.grad(amp(perceptron, POLICY)))(*args).jaxpr
+    assert sum(e.primitive.name == "residual" for e in equations(jaxpr)) == kept
+
+
 def test_the_backward_half_computes_activations_again(args: Any) -> None:
     """In `amp(grad(f))` the later group has the `tanh` of the earlier one, behind a barrier."""
     plain = jax.make_jaxpr(jax.grad(written_out))(*args)
@@ -669,3 +681,20 @@ def test_cotangents_behind_a_batch_norm_are_rounded_once(dense: Any, curve: Any)
     mixed = jax.grad(amp(curved, POLICY), 1)(b, weights, x)
     for found, plain in zip(mixed, jax.grad(curved, 1)(b, weights, x), strict=True):
         assert jnp.linalg.norm(found - plain) <= 0.1 * jnp.linalg.norm(plain)
+
+
+def test_the_cotangent_of_a_filter_written_as_taps_is_rounded_once(args: Any) -> None:
+    """The sum of each tap's products and all shifted readers take it from memory."""
+    weights, x = args
+
+    def filtered(taps: jax.Array, w: jax.Array, x: jax.Array) -> jax.Array:
+        padded = jnp.pad(x @ w, ((2, 0), (0, 0)))
+        rows = [padded[i : i + TOKENS] * taps[i] for i in range(3)]
+        return ((jax.nn.silu(rows[0] + rows[1] + rows[2]) @ w) ** 2).mean()
+
+    given = weights[0, :3], weights[1], x
+    jaxpr = jax.make_jaxpr(amp(filtered, POLICY))(*given).jaxpr
+    echoes = [e.params["of"] for e in equations(jaxpr) if e.primitive.name == "rounded_cotangent"]
+    assert [of.is_multiplied for of in echoes] == [True]
+    mixed, plain = jax.grad(amp(filtered, POLICY))(*given), jax.grad(filtered)(*given)
+    assert jnp.linalg.norm(mixed - plain) <= 0.02 * jnp.linalg.norm(plain)

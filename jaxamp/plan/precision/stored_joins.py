@@ -86,6 +86,8 @@ class _Joins:
             return True
         if is_joined and any(self._takes_later(value, r) for r in readers):
             return True
+        if is_joined and is_costly and self._is_split(value):
+            return True
         if not is_joined and (not is_costly or self._is_normalized(value)):
             return False
         reductions = (r for r in readers if r.role is Role.REDUCE and not reduces_rows(graph, r))
@@ -117,6 +119,15 @@ class _Joins:
             return False
         moved = [v for v in reader.outs if graph.sizes[v] == graph.sizes[value]]
         return any(is_far(v, r) for v in moved for r in graph.readers[v])
+
+    def _is_split(self, value: int) -> bool:
+        """Return whether several parts of a value are read: each is a kernel, and would compute it.
+
+        So are states, keys and inputs of a recurrence, of which one filter makes all.
+        """
+        graph, readers = self.graph, self.graph.readers[value]
+        parts = [v for r in readers if r.role is Role.MOVE for v in r.outs]
+        return sum(is_smaller(graph.sizes[v], graph.sizes[value]) for v in parts) > 1
 
     def _is_normalized(self, value: int) -> bool:
         """Return whether a value is combined with its own statistic, which magnifies roundings.

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence, Set
 
 from jaxamp.core.formats import is_narrow
+from jaxamp.jaxprs.contracted import terms
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import EQUALITIES, reduces_rows
 from jaxamp.plan.findings import Findings
@@ -118,12 +119,18 @@ class Recomputation:
         """Return whether a rule's ReLU result should be saved: it joins arrays, or replaces one.
 
         A ReLU of one array that others read too need not be stored on a TPU, which fuses it with
-        the convolution that reads it.
+        the convolution that reads it. Nor need one that is multiplied by a vector: XLA adds up the
+        terms in the kernel that computes them.
         """
         if not self._saves_relus or not is_narrow(self.stored[value]):
             return False
-        is_cut_off = value in self.regions.relu_outputs and value in self.graph.ruled_results
-        return is_cut_off and bool(self.regions.joined[value] or value in self._sole_readings)
+        if value not in self.regions.relu_outputs or value not in self.graph.ruled_results:
+            return False
+        is_sole = value in self._sole_readings
+        readers = self.graph.readers[value]
+        return bool(self.regions.joined[value]) or (
+            is_sole and not any(_multiplies_by_vector(self.graph, r) for r in readers)
+        )
 
     def _find_sole_readings(self) -> set[int]:
         """Return products, and sums and ReLUs that alone read them and boundary values."""
@@ -144,6 +151,13 @@ class Recomputation:
         readers = [levels[r.outs[0]] for r in self.graph.readers[value] if r.outs]
         here = levels[value]
         return here in readers and any(level != here for level in readers)
+
+
+def _multiplies_by_vector(graph: Graph, node: Node) -> bool:
+    if node.role is not Role.CONTRACT:
+        return False
+    added = terms(node.name, node.eqn.params, [graph.avals[v] for v in node.ins])
+    return added in [graph.sizes[v] for v in node.ins]
 
 
 _MOST_PARTS = 32

@@ -57,11 +57,18 @@ def filtered(w: jax.Array, x: jax.Array) -> jax.Array:
     return y * w[1, 3] + (y * w[1, 4]) @ w[0]
 
 
-@pytest.mark.parametrize(("fn", "stored"), [(gated, 1), (filtered, 4)])
+def divided(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Two taps, and two products of parts of what is made of them."""
+    padded = jnp.pad(x @ w[0], ((0, 0), (1, 0), (0, 0)))
+    y = jax.nn.silu(padded[:, :-1] * w[1, 0] + padded[:, 1:] * w[1, 1])
+    return y[..., :16] @ w[0, :16] + y[..., 16:] @ w[1, :16]
+
+
+@pytest.mark.parametrize(("fn", "stored"), [(gated, 1), (filtered, 4), (divided, 2)])
 def test_what_xla_would_store_inside_of_a_region_is_stored_narrow(
     fn: Callable[[jax.Array, jax.Array], jax.Array], stored: int
 ) -> None:
-    """Gates before a norm, and sums of windows of one array: a kernel writes them in any case."""
+    """Gates before a norm, sums of windows, parts of such: a kernel writes them in any case."""
     decisions = plan_of(lambda w, x: jnp.tanh(fn(w, x) @ w[0]), "auto_mixed_bf16")(W, X).decisions()
     products = [d for d in decisions if d.primitive == "mul"]
     assert products[stored].output is Precision.BF16, products[stored].reason
