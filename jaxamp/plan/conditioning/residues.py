@@ -2,7 +2,8 @@
 
 The phase of a wave, and a fraction, are needed to a part of a turn, however many turns there are.
 A likeness of normalized arrays is near one where they are near each other: `1 - x @ y.T` leaves
-their distance, and so does its arc. Weights that add up to nothing leave differences.
+their distance, and so does its arc. What is subtracted from an array that a product multiplies,
+or multiplied by a diagonal matrix less another, is a difference too: see `remainders.py`.
 
 How large a phase is, or how alike arrays are, no program says. If a layer makes them, as in a
 network of sines, the product stays float32 only where all such products are a small part of the
@@ -11,12 +12,13 @@ program's arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from jaxamp.core.guards import Guard
 from jaxamp.core.semantics import Linear
 from jaxamp.jaxprs.contracted import size, terms
 from jaxamp.jaxprs.name_stack import is_backward
+from jaxamp.plan.conditioning.remainders import find_remainders
 from jaxamp.plan.conditioning.squares import Squares, chosen, multiplies
 from jaxamp.plan.dataflow.constraints import Constraint
 from jaxamp.plan.graph.graph import Graph, Node, Role
@@ -24,7 +26,7 @@ from jaxamp.plan.graph.sweeps import backward, union
 
 PHASE = Constraint("the phase of a periodic function", Guard.SENSITIVE)
 LIKENESS = Constraint("where arrays are alike, a known number nearly cancels it", Guard.SENSITIVE)
-DIFFERENCE = Constraint("its weights add up to nothing: it is a difference", Guard.SENSITIVE)
+REMAINDER = Constraint("leaves a difference of what it multiplies", Guard.SENSITIVE)
 
 _TURN = 1  # only a part of a turn is needed
 _NEAR = 2  # it is subtracted from a known number, or that from it
@@ -45,13 +47,14 @@ def find_residues(
     graph: Graph, products: Sequence[Node], squares: Squares
 ) -> dict[Node, Constraint]:
     """Return the products of a forward pass of which a residue is needed, each with why."""
-    left = {node: found for node in graph.nodes if (found := [*_left(graph, squares, node)])}
-    if not left and not graph.balanced:
-        return {}
-    norms, made = _norms(graph, squares), _made(graph)
-    needs = _needs(graph, squares, norms, left)
     products = [n for n in products if not is_backward(n.scope)]
-    of_layers = {n for n in products if union(made, n.ins)}
+    remainders = find_remainders(graph, products, squares)
+    left = {node: found for node in graph.nodes if (found := [*_left(graph, squares, node)])}
+    if not left and not remainders:
+        return {}
+    norms, made = _norms(graph, squares), _made(graph, remainders)
+    needs = _needs(graph, squares, norms, left)
+    of_layers = {n for n in products if union(made, remainders.get(n, n.ins))}
     found = dict[Node, Constraint]()
     for node in products:
         need = needs[node.outs[0]]
@@ -61,8 +64,8 @@ def find_residues(
             found[node] = PHASE
         elif need & (_ALIKE | is_normed * _NEAR | is_given * _REST):
             found[node] = LIKENESS
-        elif any(squares.origins[v] in graph.balanced for v in node.ins):
-            found[node] = DIFFERENCE
+        elif node in remainders:
+            found[node] = REMAINDER
     unsure = of_layers & {*found}
     if unsure and _work(graph, unsure) * _SMALL > _work(graph, products):
         return {n: why for n, why in found.items() if n not in unsure}
@@ -139,13 +142,13 @@ def _norms(graph: Graph, squares: Squares) -> bytearray:
     return norms
 
 
-def _made(graph: Graph) -> bytearray:
-    """Return, per value, whether a layer has made it."""
+def _made(graph: Graph, besides: Container[Node]) -> bytearray:
+    """Return, per value, whether a layer has made it, some products not being layers."""
     made = bytearray(len(graph.avals))
     for value in graph.activations:
         made[value] = 1
     for node in graph.nodes:
-        if multiplies(node) or union(made, node.ins):
+        if (multiplies(node) and node not in besides) or union(made, node.ins):
             for out in node.outs:
                 made[out] = 1
     return made

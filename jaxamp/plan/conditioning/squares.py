@@ -29,6 +29,7 @@ class Pair(NamedTuple):
 
 Pairs = frozenset[Pair]
 _NONE: Pairs = frozenset()
+_EMPTY: frozenset[int] = frozenset()
 _SUMS = ("add", "sub")
 _SCALES = ("mul", "div")
 _SIGNS = ("neg", "abs", "select_n")
@@ -59,7 +60,8 @@ class Squares:
 
     An array that is moved, masked or scaled by known or smaller ones is the same array, and so is
     its sum over an axis, or its slice in a loop. A pair is an array with itself, or two
-    of which sums are multiplied; it is as large as a product once it is summed.
+    of which sums are multiplied; it is as large as a product once it is summed. A product, and
+    what a solver makes of one, is `linear` in each of its operands.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -71,6 +73,7 @@ class Squares:
         self.joined: dict[int, set[int]] = {}
         self.forms: dict[frozenset[int], list[Node]] = {}
         self.makers: dict[int, Node] = {}
+        self.linear: dict[int, frozenset[int]] = {}
         for node in graph.nodes:
             self.makers.update(dict.fromkeys(node.outs, node))
             if node.role is Role.MOVE:
@@ -99,12 +102,25 @@ class Squares:
                     yield from [n for pair in forms for n in self.forms[pair]]
                     yield from (n for m in shared for n in (m, *(self._inner(m) if forms else ())))
                     yield from [node] * multiplies(node)
+            if node.name == "sub" and not is_backward(node.scope):
+                yield from self._moments(*node.ins)
             if multiplies(node) and any(map(self._has_own_squares, node.ins)):
                 # Distances that are applied to something, and never formed, are two products.
                 nodes = (node, *self._inner(node))
                 found = [n for n in nodes if any(map(self._has_own_squares, n.ins))]
                 if len(found) > 1 or all(map(self._has_own_squares, node.ins)):
                     yield from found
+
+    def _moments(self, one: int, other: int) -> Sequence[Node]:
+        """Return the products of a covariance, as of windows: `f(x * y) - f(x) * f(y)`."""
+        mean, product = (self.makers.get(self.origins[v]) for v in (one, other))
+        if mean is None or product is None or product.name != "mul" or not multiplies(mean):
+            return ()
+        means = self._inner(product)
+        read = [self.makers[o] for v in mean.ins if (o := self.origins[v]) in self.makers]
+        factors = [{self.origins[v] for v in n.ins} for n in read if n.name == "mul"]
+        is_mean = any(all(not f.isdisjoint(self.linear[m.outs[0]]) for m in means) for f in factors)
+        return (mean, *means) if is_mean and len(means) > 1 else ()
 
     def transposed(self, node: Node, products: Sequence[Node]) -> Iterator[Node]:
         """Yield the products of a backward pass that multiply a product's cotangent."""
@@ -208,6 +224,9 @@ class Squares:
 
     def _make(self, node: Node, out: int, ins: tuple[int, ...]) -> None:
         one, arrays = ins[0], {self.origins[v] for v in ins}
+        is_product = multiplies(node) or node.role is Role.FIXED or self._is_outer(node, out)
+        if is_product and not is_backward(node.scope):
+            self.linear[out] = _EMPTY.union(arrays, *(self.linear.get(v, _EMPTY) for v in arrays))
         if node.role is Role.MERGE:
             self.joined[out] = arrays
             found = frozenset(p for p in self._of(*ins) if p.summed)
@@ -299,6 +318,11 @@ class Squares:
             return node.ins
         main = self.main(node) if node.name in _SCALES else None
         return () if main is None else (main,)
+
+    def _is_outer(self, node: Node, out: int) -> bool:
+        """Return whether elements of smaller arrays are multiplied by each other."""
+        size = self.graph.sizes[out]
+        return node.name == "mul" and all(is_smaller(s, size) for s in self._sizes(*node.ins))
 
     def _is_product(self, value: int) -> bool:
         return value in self.makers and multiplies(self.makers[value])

@@ -339,6 +339,26 @@ def centred_covariance(x: Array) -> Array:
     return (c[:, :, None] * c[:, None, :]).mean(0)
 
 
+def _windows(x: Array) -> Array:
+    kernel = jnp.full((5, 1, 1), 0.2)
+    return lax.conv_general_dilated(
+        x.T[..., None], kernel, (1,), "VALID", None, None, ("NWC", "WIO", "NWC")
+    )
+
+
+def similarity(x: Array, y: Array) -> Array:
+    """Covariances over windows, beside variances, as similarities of images have them."""
+    mx, my = _windows(x), _windows(y)
+    own = _windows(x * x) - mx**2 + _windows(y * y) - my**2
+    return (2 * (_windows(x * y) - mx * my) + 1e-3) / (own + 1e-3)
+
+
+def direct_similarity(x: Array, y: Array) -> Array:
+    a, b = ((w := jnp.stack([v[k : len(v) - 4 + k] for k in range(5)])) - w.mean(0) for v in (x, y))
+    ratio = (2 * (a * b).mean(0) + 1e-3) / ((a * a).mean(0) + (b * b).mean(0) + 1e-3)
+    return ratio.T[..., None]
+
+
 def mixture(x: Array, y: Array) -> Array:
     """Log-likelihoods under Gaussians of diagonal covariance, by three products."""
     inverse = 1 / (0.5 + (y - AWAY) ** 2)
@@ -430,6 +450,99 @@ def centred_gram(x: Array) -> Array:
 def direct_gram(x: Array) -> Array:
     c = x - x.mean(0)
     return (c[:, None] * c[None]).sum(-1)
+
+
+# What remains of an array less its product with something: the same with sums in place of products.
+
+
+def _times(a: Array, b: Array) -> Array:
+    return (a[..., None] * b).sum(-2)
+
+
+def projected(x: Array, q: Array) -> Array:
+    return x - x @ q @ q.T
+
+
+def direct_projected(x: Array, q: Array) -> Array:
+    return x - _times(_times(x, q), q.T)
+
+
+def reconstructed(x: Array, q: Array) -> Array:
+    """Errors of a linear autoencoder, of columns."""
+    return jnp.sqrt(((q @ (q.T @ x.T) - x.T) ** 2).sum(0))
+
+
+def direct_reconstructed(x: Array, q: Array) -> Array:
+    return jnp.sqrt((direct_projected(x, q) ** 2).sum(-1))
+
+
+def woodbury(x: Array, u: Array) -> Array:
+    """A matrix of low rank and a scale, inverted, times an array."""
+    inner = 0.3 * jnp.eye(u.shape[1]) + u.T @ u
+    return (x - u @ jnp.linalg.solve(inner, u.T @ x)) / 0.3
+
+
+def direct_woodbury(x: Array, u: Array) -> Array:
+    inner = 0.3 * jnp.eye(u.shape[1]) + _times(u.T, u)
+    return (x - _times(u, jnp.linalg.solve(inner, _times(u.T, x)))) / 0.3
+
+
+def centred(x: Array) -> Array:
+    return (jnp.eye(len(x)) - 1 / len(x)) @ x
+
+
+def dependence(x: Array, y: Array) -> Array:
+    """The Hilbert-Schmidt criterion of independence."""
+    centre = jnp.identity(len(x)) - jnp.ones((len(x), len(x))) / len(x)
+    return jnp.trace(x @ x.T @ centre @ (y @ y.T) @ centre)
+
+
+def direct_dependence(x: Array, y: Array) -> Array:
+    return (_times((x - x.mean(0)).T, y - y.mean(0)) ** 2).sum()
+
+
+def laplacian(a: Array, x: Array) -> Array:
+    return (jnp.diag(a.sum(1)) - a) @ x
+
+
+def degrees(a: Array, x: Array) -> Array:
+    return a.sum(1)[:, None] * x - a @ x
+
+
+def direct_laplacian(a: Array, x: Array) -> Array:
+    return (a[..., None] * (x[:, None] - x)).sum(1)
+
+
+def roughness(a: Array, x: Array) -> Array:
+    return jnp.trace(x.T @ (jnp.diag(a.sum(1)) - a) @ x)
+
+
+def direct_roughness(a: Array, x: Array) -> Array:
+    return (a * subtracted(x, x)).sum() / 2
+
+
+def from_mean(a: Array, x: Array) -> Array:
+    """Distances from a weighted mean, as where clouds are aligned."""
+    return x - (a[0] / a[0].sum()) @ x
+
+
+def direct_from_mean(a: Array, x: Array) -> Array:
+    return x - (a[0][:, None] * x).sum(0) / a[0].sum()
+
+
+_ROOTS = jnp.linalg.qr(jnp.ones((WIDTH, 3)).at[:, 1:].add(DRAW.normal(WIDTH, 2)))[0]
+_AFFINITY = jnp.exp(-subtracted(X, X) / 8)
+REMAINDERS = {
+    "projected": (projected, direct_projected, (X, _ROOTS)),
+    "reconstructed": (reconstructed, direct_reconstructed, (X, _ROOTS)),
+    "woodbury": (woodbury, direct_woodbury, (X.T, 30 * _ROOTS)),
+    "centred": (centred, lambda x: x - x.mean(0), (X,)),
+    "dependence": (dependence, direct_dependence, (X[:CENTRES], Y)),
+    "laplacian": (laplacian, direct_laplacian, (_AFFINITY, X)),
+    "degrees": (degrees, direct_laplacian, (_AFFINITY, X)),
+    "roughness": (roughness, direct_roughness, (_AFFINITY, X)),
+    "from_mean": (from_mean, direct_from_mean, (_AFFINITY, X)),
+}
 
 
 # Phases: a position at each of several rates.
@@ -557,7 +670,28 @@ def parallel_layers(x: Array, w: Array) -> Array:
 
 
 def penalized(x: Array, w: Array) -> Array:
-    return ((x @ w - x) ** 2).mean() + 1e-4 * (w**2).sum()
+    return ((jnp.tanh(x @ w) @ w.T - x) ** 2).mean() + 1e-4 * (w**2).sum()
+
+
+def linear_residual(x: Array, w: Array) -> Array:
+    """Layers without activations that are added to what they read, and steps along a gradient."""
+    x = x + x @ w
+    step = jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+    return x @ (w - 0.1 * step)
+
+
+def off_diagonal(x: Array, w: Array) -> Array:
+    """Likenesses of an array with itself, but for the diagonal, and labels on it."""
+    like = (1 - jnp.eye(len(x))) * (x @ w @ x.T) - 1e9 * jnp.eye(len(x))
+    return (1 - jnp.eye(len(x))) @ jnp.tanh(x @ w) + jax.nn.softmax(like) @ x
+
+
+def masked_projection(x: Array, w: Array) -> Array:
+    """A direction taken out of what layers make, where that is the work."""
+    for _ in range(3):
+        h = jnp.tanh(x @ w)
+        x = h - h @ w @ w.T
+    return x @ w
 
 
 def scaled_residual(x: Array, w: Array) -> Array:
@@ -642,7 +776,7 @@ NARROW: dict[str, Case] = {
             for fn in (
                 *(parallel_layers, penalized, scaled_residual, norm_after_layer, polynomial),
                 *(pooled, attention, normed_attention, recurrent, corrected, margin, warped),
-                tied_layers,
+                *(tied_layers, linear_residual, off_diagonal, masked_projection),
             )
         ),
     )
@@ -670,6 +804,8 @@ def _cases() -> dict[str, Case]:
         (X, W),
     )
     cases["covariance"] = Case(covariance, centred_covariance, (X,))
+    near = X[:CENTRES] + 0.01 * Y
+    cases["similarity"] = Case(similarity, direct_similarity, (X[:CENTRES], near))
     cases["mixture"] = Case(mixture, direct_mixture, (X, Y))
     cases["nearest_without_norm"] = Case(
         nearest_without_norm, lambda x, y: subtracted(x, y).argmin(-1), (X, Y)
@@ -682,6 +818,7 @@ def _cases() -> dict[str, Case]:
     cases["cosine of_units"] = Case(of_units, lambda x, y: subtracted(x, y) / 2, units)
     cases["edges"] = Case(edges, direct_edges, (X,))
     cases["centred_gram"] = Case(centred_gram, direct_gram, (X,))
+    cases |= {f"remainder {name}": Case(*parts) for name, parts in REMAINDERS.items()}
     for place, (name, by) in enumerate(PHASES.items()):
         use = list(PERIODIC.values())[place % len(PERIODIC)]
         pair = functools.partial(use, by), functools.partial(use, multiplied)

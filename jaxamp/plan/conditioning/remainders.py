@@ -1,0 +1,75 @@
+"""Find products that are subtracted from what they multiply: what remains may be small.
+
+`x - (x @ q) @ q.T` leaves what a subspace does not hold, `x - weights @ x` distances from a mean, a
+Laplacian `degree * x - a @ x` those of neighbours. The matrix may be formed before: `eye(n) - 1/n`,
+`diag(degree) - a`, or captured weights that add up to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from jaxamp.jaxprs.name_stack import is_backward
+from jaxamp.plan.conditioning.squares import Squares, multiplies
+from jaxamp.plan.graph.consumers import descendants
+from jaxamp.plan.graph.graph import Graph, Node, Role
+
+_NONE: frozenset[int] = frozenset()
+
+
+def find_remainders(
+    graph: Graph, products: Iterable[Node], squares: Squares
+) -> dict[Node, Sequence[int]]:
+    """Return the products that are subtracted from what they multiply, each with arrays of that."""
+    found, differences = dict[Node, Sequence[int]](), set[int]()
+    balanced = graph.balanced | _less_than_diagonal(graph, squares)
+    for node in products if balanced else ():
+        read = {squares.origins[v] for v in node.ins}
+        # A form, `x.T @ (laplacian @ x)`, is a sum of differences by what these are of.
+        forms = [v for v in read & differences if not read.isdisjoint(squares.linear[v])]
+        if forms or not balanced.isdisjoint(read):
+            found.update(dict.fromkeys((node, *_made_by(squares, node.ins)), node.ins))
+            differences.update(node.outs)
+    for node in graph.named.get("sub", ()):
+        arrays = [squares.origins[v] for v in node.ins]
+        for one, other in (arrays, arrays[::-1]) if not is_backward(node.scope) else ():
+            if one in squares.linear.get(other, _NONE):
+                found.update(dict.fromkeys(_made_by(squares, (other,), of=one), (one,)))
+    return {node: found[node] for node in products if node in found}
+
+
+def _made_by(squares: Squares, values: Iterable[int], of: int | None = None) -> Iterator[Node]:
+    """Yield the products that made values, one of the other, and read one array if it is said."""
+    pending = [squares.origins[v] for v in values]
+    for value in pending:
+        if value in squares.linear and (of is None or of in squares.linear[value]):
+            node = squares.makers[value]
+            pending += [squares.origins[v] for v in node.ins]
+            if multiplies(node):
+                yield node
+
+
+def _less_than_diagonal(graph: Graph, squares: Squares) -> set[int]:
+    """Return the matrices that are a diagonal one, made in the program, less something else."""
+    found = set[int]()
+    for node in graph.named.get("eq", ()):
+        if all(_is_place(graph, squares, v) for v in node.ins):
+            for value in descendants(graph, node.outs[0], lambda n: _keeps_zeros(graph, n)):
+                less = [n for n in graph.readers[value] if n.name == "sub"]
+                # `1 - eye(n)` is a mask.
+                found.update(n.outs[0] for n in less if n.ins[0] not in graph.constants)
+    return found
+
+
+def _is_place(graph: Graph, squares: Squares, value: int) -> bool:
+    """Return whether the elements of an array are their indices, or a number more."""
+    node = squares.makers.get(graph.origin(value))
+    if node is None or node.name != "add":
+        return node is not None and node.name == "iota"
+    read = [v for v in node.ins if v not in graph.constants]
+    return len(read) == 1 and _is_place(graph, squares, read[0])
+
+
+def _keeps_zeros(graph: Graph, node: Node) -> bool:
+    is_chosen = node.name == "select_n" and graph.constants.get(node.ins[1]) == 0
+    return is_chosen or node.role in (Role.MOVE, Role.CONVERT) or node.name == "mul"
