@@ -15,7 +15,6 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jaxamp.core import jax_compat
-from jaxamp.found.cross_entropy.label_lookups import looked_up, may_be_looked_up
 from jaxamp.found.cross_entropy.passes import Key, Pass, Step
 from jaxamp.found.cross_entropy.read_anew import read_anew
 from jaxamp.found.cross_entropy.rows import SUM, Rows, resized
@@ -89,7 +88,9 @@ def looped(
         rows, added = in_chunk(made, division, wholes | part[0], part[1])
         return {value: total + added[value] for value, total in sums.items()}, rows
 
-    each = jax.checkpoint(body, prevent_cse=False) if again else read_anew(body)
+    each = read_anew(body)
+    if again:
+        each = jax.checkpoint(each, prevent_cse=False)
     sums, stacks = lax.scan(each, start, (parts, division.places))
     return sums | {v: division.join(x, made.rows_of(v)) for v, x in stacks.items()}
 
@@ -143,24 +144,18 @@ def in_chunk(
       tokens: i32[t], which these are.
     """
     values = dict(env)
-    makers: dict[Any, Step] = {}
     for step in made.steps:
         rows = None if step.flow.result is SUM else step.flow.result
         with jax_compat.emitting(step.unit.eqn):
-            results = _computed(step, division, values, tokens, makers)
+            results = _computed(step, division, values, tokens)
         for out, result in zip(step.unit.outs, results, strict=True):
             values[out, rows] = result  # type: ignore[index]
-            makers[out, rows] = step
     rows = {v: values[v, r] for v, r in made.outputs.items() if isinstance(r, Rows)}
     return rows, {v: values[v, None] for v, r in made.outputs.items() if r is SUM}
 
 
 def _computed(
-    step: Step,
-    division: Division,
-    values: Mapping[Any, Any],
-    tokens: Any,
-    makers: Mapping[Any, Step],
+    step: Step, division: Division, values: Mapping[Any, Any], tokens: Any
 ) -> Sequence[Any]:
     """Return the results of an equation for some tokens."""
     eqn, name, flow = step.unit.eqn, step.unit.eqn.primitive.name, step.flow
@@ -181,10 +176,6 @@ def _computed(
             second = flow.operands[1]
             assert second is not None
             operands[1] = jnp.where(_present(operands[1], second, tokens), operands[1], 0)
-    if name == "gather" and beside is not None:
-        table = step.operands[0], operands[1], makers, values
-        if may_be_looked_up(eqn, *table):
-            return [looked_up(eqn, *table)]
     return jax_compat.bind(eqn, operands, **resized(eqn, flow, len(tokens)))
 
 

@@ -1,7 +1,12 @@
 """Compute what is elementwise of logits anew for each equation that reads it.
 
 XLA computes an exponential or a `tanh` once for all its readers, and stores it in float32. Each of
-them reads logits in 16 bits instead, behind a barrier that keeps the copies apart.
+them reads logits in 16 bits instead, behind a barrier that keeps the copies apart. Every reader has
+one: XLA leaves out a rounding that it sees, and an exponential of logits that are rounded is none
+that a sum of others can divide.
+
+A label is looked up in the logits, before what is computed of them for all words: an element of
+`log_softmax(x)` is `x[label]` less a maximum and a logarithm.
 """
 
 from __future__ import annotations
@@ -11,13 +16,17 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Primitive
 
 from jaxamp.core import jax_compat
-from jaxamp.core.taxonomy import OpKind, lookup
+from jaxamp.core.define import define
+from jaxamp.core.taxonomy import OpKind, Trait
+from jaxamp.found.cross_entropy.rows import is_elementwise
 
-_BESIDE = frozenset({"convert_element_type", "stop_gradient", "copy", "broadcast_in_dim", "iota",
-                     "add_any"})  # fmt: skip
+apart_p = Primitive("read_anew")
+apart_p.multiple_results = True
+
+_REPEATED = frozenset({"broadcast_in_dim", "iota"})
 
 
 def read_anew(body: Callable[..., Any]) -> Callable[..., Any]:
@@ -47,20 +56,20 @@ class _Readers:
     def results(self) -> list[Any]:
         """Return the results of the jaxpr."""
         for eqn in self.jaxpr.eqns:
-            if self._is_elementwise(eqn):
+            if self._is_pending(eqn):
                 self.pending[eqn.outvars[0]] = eqn
-                continue
-            operands = self._read(eqn.invars)
-            if eqn.primitive.name == "dot_general":  # what products read is stored
-                self.values |= {v: x for v, x in zip(eqn.invars, operands, strict=True)
-                                if not isinstance(v, Literal)}  # fmt: skip
-            with jax_compat.emitting(eqn):
-                self.values |= zip(eqn.outvars, jax_compat.bind(eqn, operands), strict=True)
+            else:
+                operands = self._read(eqn.invars)
+                if eqn.primitive.name == "dot_general":  # what products read is stored
+                    self.values |= {v: x for v, x in zip(eqn.invars, operands, strict=True)
+                                    if not isinstance(v, Literal)}  # fmt: skip
+                with jax_compat.emitting(eqn):
+                    self.values |= zip(eqn.outvars, jax_compat.bind(eqn, operands), strict=True)
         return self._read(self.jaxpr.outvars)
 
-    def _is_elementwise(self, eqn: JaxprEqn) -> bool:
-        op, name = lookup(eqn.primitive), eqn.primitive.name
-        is_one = name in _BESIDE or (op is not None and op.kind is OpKind.ELEMENTWISE)
+    def _is_pending(self, eqn: JaxprEqn) -> bool:
+        """Return whether an equation waits for its readers: its result is large and elementwise."""
+        is_one = is_elementwise(eqn) or eqn.primitive.name in _REPEATED
         return is_one and len(eqn.outvars) == 1 and 2 * _size(eqn.outvars[0]) >= self.size
 
     def _read(self, operands: Sequence[Any]) -> list[Any]:
@@ -69,12 +78,12 @@ class _Readers:
         for var in operands:
             if not isinstance(var, Literal) and var not in self.values:
                 self._collect(var, sources)
-        products = self.products.intersection(sources)
         copies: dict[Any, Any] = {}
+        products = self.products.intersection(sources)
         if not products.isdisjoint(self.has_reader):
             own = [v for v in sources if v in products or _size(v) < self.size]
-            apart = lax.optimization_barrier([self.values[v] for v in own])
-            copies = dict(zip(own, apart, strict=True))
+            copies = dict(zip(own, apart_p.bind(*(self.values[v] for v in own)), strict=True))
+            self.values |= copies  # the next barrier is another one: XLA joins equal ones
         self.has_reader |= products
         return [self._value(var, copies) for var in operands]
 
@@ -103,3 +112,22 @@ class _Readers:
 
 def _size(var: Any) -> int:
     return int(var.aval.size)
+
+
+def _same(*values: Any) -> list[Any]:
+    return [*values]
+
+
+def _apart(*values: Any) -> list[Any]:
+    """Put each value behind its own barrier: XLA:GPU overwrites no operand that was in a tuple."""
+    return [*map(lax.optimization_barrier, values)]
+
+
+def _beside(values: Sequence[Any], others: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    return apart_p.bind(*values), [*others]
+
+
+define(
+    apart_p, _same, _same, _beside, _beside, {None: _same, "cuda": _apart, "rocm": _apart},
+    kind=OpKind.DATA_MOVEMENT, trait=Trait.SHAPE, taylor=_beside,
+)  # fmt: skip

@@ -197,6 +197,12 @@ _REDUCED = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "
 _FOLDED = frozenset({"cumsum", "cummax", "cummin", "cumlogsumexp", "cumprod"})
 
 
+def is_elementwise(eqn: JaxprEqn) -> bool:
+    """Return whether each element of a result is computed of those in its place."""
+    op = lookup(eqn.primitive)
+    return eqn.primitive.name in _BESIDE or (op is not None and op.kind is OpKind.ELEMENTWISE)
+
+
 def _labels(
     eqn: JaxprEqn,
     shapes: Sequence[tuple[int, ...]],
@@ -204,8 +210,7 @@ def _labels(
     places: Sequence[int | None],
 ) -> _Labels | None:
     name, params = eqn.primitive.name, eqn.params
-    op = lookup(eqn.primitive)
-    if name in _BESIDE or (op is not None and op.kind is OpKind.ELEMENTWISE):
+    if is_elementwise(eqn):
         return _elementwise(shapes, result)
     axes: list[Any] = list(range(len(shapes[0]))) if shapes else []
     if name in _REDUCED:

@@ -14,8 +14,9 @@ from jaxamp.plan.graph.graph import Frame, Graph, Nest, Node, Role, nodes_of
 from jaxamp.plan.graph.sweeps import union
 
 _NEVER_FUSED = frozenset(
-    {"custom_vjp_call", "fused_group", "remat2", "optimization_barrier", "rounding_barrier"}
-)
+    {"custom_vjp_call", "fused_group", "remat2", "optimization_barrier", "rounding_barrier",
+     "read_anew"}
+)  # fmt: skip
 _FUSED = (Role.ELEMENTWISE, Role.CONVERT, Role.REDUCE, Role.MOVE, Role.MERGE)
 _BETWEEN_DEVICES = (Trait.COLLECTIVE, Trait.ALLREDUCE, Trait.VARY)
 

@@ -5,13 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.extend.core import jaxpr_as_fun
 
 from jaxamp import PrecisionPolicy, plan_of
 from jaxamp.found.cross_entropy.passes import Search
 from tests.found.attention.corpus import Program
 from tests.found.cross_entropy.finding import ORDERS, agree, replaced
-from tests.scopes import equations_of
 
 T, D, V = 12, 4, 64
 LABELS = np.array([0, 1, V - 1, V, V + 7, -1, -V, -V - 1, 2**31 - 1, -(2**31), 5, 6], np.int32)
@@ -60,18 +58,6 @@ def _operands(**unusual):
 def test_labels_out_of_range(way, order):
     """They are clipped, filled, counted from the end or without a cotangent, as they were."""
     agree(*replaced(Program(way, lambda: (WAYS[way], _operands()), 1), order))
-
-
-@pytest.mark.parametrize(
-    ("way", "is_moved"), [("fill", True), ("none", True), ("filled", False), ("indexed", False)]
-)
-def test_labels_are_looked_up_in_logits(way, is_moved):
-    """So that logarithms of other words are not stored, where each row has one label."""
-    _, found, args = replaced(Program(way, lambda: (WAYS[way], _operands()), 1), "joint")
-    equations = [eqn for eqn, _ in equations_of(jaxpr_as_fun(found.jaxpr), *args)]
-    logits = {eqn.outvars[0] for eqn in equations if eqn.primitive.name == "dot_general"}
-    tables = [eqn.invars[0] for eqn in equations if eqn.primitive.name == "gather"]
-    assert [table in logits for table in tables] == [is_moved]
 
 
 @pytest.mark.parametrize("order", ORDERS)
