@@ -47,7 +47,7 @@ class Mutation(NamedTuple):
 
 MUTATIONS = (
     Mutation(
-        "modules/module_paths.py",
+        "modules/call_stacks.py",
         "names = called if called is not None else (cls,) * (cls != owner)",
         "names = (cls,) * (cls != owner)",
         "tests/modules/test_module_paths.py",
@@ -83,7 +83,7 @@ MUTATIONS = (
         "tests/quantized/lowp/test_quantize.py",
     ),
     Mutation(
-        "quantized/lowp/quantize.py",
+        "quantized/lowp/scaled_array.py",
         "round_up=cast.round_sf), cast)",
         "round_up=True), cast)",
         "tests/quantized/lowp/test_quantize.py",
@@ -107,7 +107,7 @@ MUTATIONS = (
         "tests/xla tests/jaxprs jaxamp/jaxprs",
     ),
     Mutation(
-        "plan/precision/convolution_biases.py",
+        "plan/precision/stored_joins.py",
         'if reader.name != "add" or len(others) != 1:',
         'if reader.name != "sub" or len(others) != 1:',
         "tests/plan/precision/test_convolution_biases.py",
@@ -155,7 +155,7 @@ MUTATIONS = (
         "tests/plan/dataflow/test_loop_states.py",
     ),
     Mutation(
-        "plan/dataflow/loop_states.py",
+        "plan/dataflow/uses.py",
         "if not (is_exact(node) or node.role is Role.LINK):",
         "if True:",
         "tests/plan/dataflow/test_loop_states.py",
@@ -233,7 +233,7 @@ MUTATIONS = (
         "tests/xla/test_row_broadcasts.py",
     ),
     Mutation(
-        "xla/primitives/unbarriered_sums.py",
+        "xla/primitives/rounding_barrier.py",
         "_ONE_PASS = 4096",
         "_ONE_PASS = 0",
         "tests/xla/test_unbarriered_sums.py",
@@ -251,7 +251,7 @@ MUTATIONS = (
         "tests/quantized/delayed_scaling/test_carried_parameters.py",
     ),
     Mutation(
-        "quantized/delayed_scaling/known_scale.py",
+        "quantized/delayed_scaling/history.py",
         "return with_scale(_infinite_as_nan(wide), stored_scale(scale, cast), cast)",
         "return with_scale(wide, stored_scale(scale, cast), cast)",
         "tests/quantized/delayed_scaling/test_delayed_function.py",
@@ -263,7 +263,7 @@ MUTATIONS = (
         "tests/found/attention",
     ),
     Mutation(
-        "found/attention/kernels/ways.py",
+        "found/attention/kernels/platforms.py",
         "yield replace(spec, mask=None, window=spec.window if has_window else None)",
         "yield replace(spec, mask=None, window=None)",
         "tests/found/attention/kernels/test_ways.py",
@@ -287,7 +287,7 @@ MUTATIONS = (
         "tests/inspect jaxamp/inspect/count.py",
     ),
     Mutation(
-        "display/numbers.py",
+        "display/lines.py",
         "while abs(size) >= 999.5",
         "while abs(size) >= 9995",
         "tests/display jaxamp/display",
@@ -527,7 +527,7 @@ MUTATIONS = (
         "tests/inspect/test_report.py",
     ),
     Mutation(
-        "inspect/residuals.py",
+        "inspect/walk.py",
         "if (var, precision) in known:",
         "if False:",
         "tests/inspect/test_report.py",
@@ -569,7 +569,7 @@ MUTATIONS = (
         "tests/tools/test_estimate.py",
     ),
     Mutation(
-        "tools/tune/perturbed.py",
+        "tools/tune/sensitivity.py",
         "limited = jnp.clip(fixed, -precision.max, precision.max)",
         "limited = fixed",
         "tests/tools/test_tune.py",

@@ -13,8 +13,7 @@ from typing import Any
 
 import jax
 
-from jaxamp.cli.load import load, load_policy
-from jaxamp.cli.specs import read_args, with_values
+from jaxamp.cli.specs import load, load_policy, read_args, with_values
 from jaxamp.compiled.environments import ENVIRONMENTS
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.errors import InspectionError, shown

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxamp.cli.commands import COMMANDS, FORMAT, PROGRAM, TO_TERMINAL, Request
-from jaxamp.display.numbers import near_file
+from jaxamp.display.lines import near_file
 from jaxamp.errors import InspectionError, JaxAmpError
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130

@@ -87,7 +87,7 @@ def _drawn(module: str, name: str) -> Callable[[Any], Iterator[Any]]:
 
 
 def _show_report(report: Report) -> Iterator[Any]:
-    full = _drawn("terminal", "show_report")
+    full = _drawn("tables", "show_report")
     return full(report) if report.everything else report_lines(report)
 
 

@@ -12,8 +12,7 @@ import jax
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.core.features import Outcome
 from jaxamp.core.guards import Guard
-from jaxamp.display.lines import Line, Part, sentence, table
-from jaxamp.display.numbers import amount, share, storage
+from jaxamp.display.lines import Line, Part, amount, sentence, share, storage, table
 from jaxamp.errors import counted
 from jaxamp.inspect.kernel_regions import ABSENT, LOSS
 from jaxamp.inspect.operation import Operation, common_scope, grouped, numberless, total

@@ -16,8 +16,8 @@ from jaxamp.found.levels import Level, Unit, open_level
 from jaxamp.found.pairs import Together, join, pairs_of
 from jaxamp.found.places import Scopes
 from jaxamp.found.region import Kind
+from jaxamp.jaxprs.hashing import share_rules
 from jaxamp.jaxprs.nested import Wiring, loop, nested, wiring
-from jaxamp.jaxprs.shared_rules import share_rules
 
 _ENTERED = (Wiring.CALL, Wiring.BRANCHES, Wiring.SCAN, Wiring.WHILE)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jax.extend.core import ClosedJaxpr, JaxprEqn
 
+from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, op_of
 from jaxamp.inspect import count
@@ -20,14 +23,52 @@ from jaxamp.inspect.operation import (
     innermost,
     type_word,
 )
-from jaxamp.inspect.precision_source import precision_source
 from jaxamp.inspect.stored import Stored
+from jaxamp.jaxprs.call_sites import call_at
 from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, OTHERS
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
 from jaxamp.rewrite.recorder import Casts
+
+_KEY = "precision"
+_INSIDE_JAX = re.compile(r"[/\\]jax[/\\]_src[/\\]")
+
+
+def precision_source(eqn: JaxprEqn) -> str:
+    """Return what sets the explicit precision of a product, in one phrase."""
+    word = _word(eqn.params.get(_KEY))
+    found = [
+        (value, f"{code.co_filename.replace(chr(92), '/').rpartition('/')[2]}:{value.lineno}")
+        for code, at in jax_compat.calls(eqn.source_info.traceback)
+        if not _INSIDE_JAX.search(code.co_filename)
+        and (call := call_at(code, at)) is not None
+        and (value := _value(call)) is not None
+    ]
+    named = [place for value, place in found if not _is_passed_on(value)]
+    places = named[-1:] or [place for _, place in found[:1]]
+    by = f"in {places[0]}" if places else "by jax.default_matmul_precision, or by a library"
+    return f"precision={word!r} is asked for {by}"
+
+
+def _value(call: ast.Call) -> ast.expr | None:
+    """Return the `precision` argument of a call, or of the call of its function."""
+    calls = [call, *(node for node in ast.walk(call.func) if isinstance(node, ast.Call))]
+    return next((k.value for c in calls for k in c.keywords if k.arg == _KEY), None)
+
+
+def _is_passed_on(value: ast.expr) -> bool:
+    """Return whether a value is that of a variable, or of an attribute of ``self``."""
+    if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name):
+        return value.value.id == "self"
+    return isinstance(value, ast.Name)
+
+
+def _word(precision: Any) -> str:
+    first = precision[0] if isinstance(precision, tuple) else precision
+    return str(getattr(first, "name", first)).lower()
+
 
 _REWRITTEN = "rewritten already, by an amp inside"
 Precisions = Sequence[Precision | None]

@@ -27,8 +27,7 @@ from jaxamp.inspect.operation import (
     numberless,
     total,
 )
-from jaxamp.inspect.residuals import Residual
-from jaxamp.inspect.walk import Walk
+from jaxamp.inspect.walk import Residual, Walk
 from jaxamp.plan import Plan
 from jaxamp.rewrite import record
 from jaxamp.run.amp import inspected, plan_of, under

@@ -1,6 +1,9 @@
-"""Keys that are equal for equal parts of jaxprs.
+"""Keys that are equal for equal parts of jaxprs, and calls that share their rules by them.
 
 A key is valid for as long as its jaxpr is alive: unhashable parameters are compared by identity.
+JAX traces a ``custom_jvp`` function anew for every call, so that equal layers look different.
+
+See: https://github.com/jax-ml/jax/issues/12775
 """
 
 from __future__ import annotations
@@ -9,10 +12,11 @@ import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxamp.core import jax_compat
 from jaxamp.jaxprs.interpret import walk
+from jaxamp.jaxprs.nested import called
 
 
 def jaxpr_key(jaxpr: Jaxpr) -> Hashable:
@@ -63,3 +67,33 @@ def _identity(value: Any) -> Hashable:
     except TypeError:
         return id(value)
     return value
+
+
+def share_rules(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Return a program in which equal ``custom_jvp_call`` parameters are one object.
+
+    Args:
+      closed: the program; only its outermost equations are looked at.
+
+    >>> import jax
+    >>> def twice(x):
+    ...     for _ in range(2):
+    ...         x = jax.nn.relu(x)
+    ...     return x
+    >>> first, second = share_rules(jax.make_jaxpr(twice)(1.0)).jaxpr.eqns
+    >>> first.params is second.params
+    True
+    """
+    known: dict[Hashable, dict[str, Any]] = {}
+    eqns = [_shared(eqn, known) for eqn in closed.jaxpr.eqns]
+    return closed.replace(jaxpr=closed.jaxpr.replace(eqns=eqns)) if known else closed
+
+
+def _shared(eqn: JaxprEqn, known: dict[Hashable, dict[str, Any]]) -> JaxprEqn:
+    rule = jax_compat.jvp_rule(eqn)
+    if rule is None:
+        return eqn
+    params = eqn.params
+    body = jaxpr_key(called(eqn).jaxpr)
+    key = rule, body, params["num_consts"], params["symbolic_zeros"]
+    return eqn.replace(params=known.setdefault(key, params))

@@ -26,14 +26,16 @@ from jaxamp.jaxprs.name_stack import Path, called_mark, with_items
 from jaxamp.jaxprs.nested import Wiring, changed_inside, nested, wiring
 from jaxamp.modules.call_stacks import (
     Around,
+    Calls,
     Frames,
     calls_of_all,
     calls_within,
     entered,
     frames_of,
+    modules_of,
+    shown_calls,
     taken_out,
 )
-from jaxamp.modules.module_paths import Calls, modules_of, shown_calls
 
 _ITEM = r"\b{}'?\]?\[(\d+)\]"  # of `net.blocks[2].scale` or `['blocks'][2]['scale']`
 _ITEMS = re.compile(_ITEM.format(r"(\w+)"))

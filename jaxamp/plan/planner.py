@@ -29,13 +29,11 @@ from jaxamp.plan.outline import find_repeated
 from jaxamp.plan.precision.buffers import narrow_buffers
 from jaxamp.plan.precision.carries import settle_carries
 from jaxamp.plan.precision.choose import Chooser
-from jaxamp.plan.precision.communication import find_communication
-from jaxamp.plan.precision.convolution_biases import store_bias_sums
+from jaxamp.plan.precision.communication import find_communication, narrow_varying
 from jaxamp.plan.precision.draft import Draft
 from jaxamp.plan.precision.operand_reads import OperandReads
 from jaxamp.plan.precision.overrides import Forced, find_forced
-from jaxamp.plan.precision.stored_joins import store_joins
-from jaxamp.plan.precision.varying_activations import narrow_varying
+from jaxamp.plan.precision.stored_joins import store_bias_sums, store_joins
 from jaxamp.policy.policy import PrecisionPolicy
 
 

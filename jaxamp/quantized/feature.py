@@ -87,9 +87,8 @@ def _verify(fn: Any, policy: Any, target: str | None) -> Any:
 
 
 def _work() -> Work:
-    from jaxamp.quantized.choices.coarse_logistics import find_coarse_logistics
     from jaxamp.quantized.choices.quantized_dots import find_scaled
-    from jaxamp.quantized.choices.quantized_results import narrow_quantized
+    from jaxamp.quantized.choices.quantized_results import find_coarse_logistics, narrow_quantized
     from jaxamp.quantized.choices.scaled import NOTES, Scaled
     from jaxamp.quantized.primitives.quantized_dot import emit_quantized
 

@@ -13,10 +13,9 @@ from jaxamp.core.formats import Precision
 from jaxamp.errors import JaxAmpError, RewriteError
 from jaxamp.jaxprs.nested import nested
 from jaxamp.plan import Decision, EquationPlan, Fusion, FusionCall, JaxprPlan, RematerializedInput
-from jaxamp.rewrite.environment import Environment
+from jaxamp.rewrite.environment import Environment, differentiated_as
 from jaxamp.rewrite.recorder import Log
 from jaxamp.rewrite.registry import RewriteContext, RoundedResults, RuleContext, rule_for
-from jaxamp.rewrite.wide_cotangents import differentiated_as
 
 # What a primitive raises when it does not accept the dtypes that it is given.
 _REFUSALS = (TypeError, ValueError, NotImplementedError, LookupError, AttributeError)

@@ -18,8 +18,8 @@ from jax.extend.core import ClosedJaxpr, DebugInfo
 from jaxamp.core import features
 from jaxamp.core.keep_precision import region_around
 from jaxamp.errors import OutputError, article
+from jaxamp.jaxprs.hashing import share_rules
 from jaxamp.jaxprs.relu_masks import compare_relu_results
-from jaxamp.jaxprs.shared_rules import share_rules
 from jaxamp.trace.arguments import Signature, Static
 from jaxamp.trace.contents import UNFINISHED, atom, has_value, is_array, is_known_apart, reachable
 

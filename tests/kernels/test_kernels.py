@@ -126,7 +126,7 @@ def test_a_derivative_is_refused_with_advice():
         (lambda: block_quantize(jnp.ones((2, 128), int), CASTS[0]), "takes floats"),
         (
             lambda: block_quantize(jnp.ones((2, 128)), CastConfig("f8_e4m3")),
-            "jaxamp.quantized.lowp.quantize",
+            "jaxamp.quantized.lowp.scaled_array",
         ),
         (lambda: block_quantize(jnp.ones((2, 128)), "f8_e4m3"), "CastConfig("),  # type: ignore
     ],

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxamp import amp
-from jaxamp.xla.primitives.unbarriered_sums import summand
+from jaxamp.xla.primitives.rounding_barrier import summand
 from tests.numerics.oracle import products_rounded
 
 ROWS, WIDTH = 8, 16

@@ -10,10 +10,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxamp.core.features import Outcome, Replaced
 from jaxamp.found.attention.apart import softmaxes_apart
-from jaxamp.found.attention.kernels.bias_bytes import Biased
 from jaxamp.found.attention.kernels.fused import Fused as Kernel
 from jaxamp.found.attention.kernels.platforms import at_hand, everywhere
-from jaxamp.found.attention.kernels.refusal import refusal
+from jaxamp.found.attention.kernels.refusal import Biased, refusal
 from jaxamp.found.attention.layout import layout_of
 from jaxamp.found.attention.masks import kernel_words
 from jaxamp.found.attention.match import (
@@ -28,13 +27,63 @@ from jaxamp.found.attention.match import (
 from jaxamp.found.attention.replacement import KIND, Replacement
 from jaxamp.found.attention.scores import Scores
 from jaxamp.found.attention.slopes import has_slope
-from jaxamp.found.attention.softmaxes import Softmaxes
 from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Level, live_from, made, numbers
 from jaxamp.found.places import NARROW, Place, Scopes
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision
+from jaxamp.jaxprs.nested import Wiring, nested, wiring
 from jaxamp.policy.policy import PrecisionPolicy
+
+_Steps = tuple[int, int, int, int]
+"""How far an attention has come after a part of a program, if it was as far as the index before.
+
+It is a product, an exponential and a product: three steps.
+"""
+
+_NONE: _Steps = (0, 1, 2, 3)
+_STEPS: dict[str, _Steps] = {
+    "dot_general": (1, 1, 3, 3),
+    "exp": (0, 2, 2, 3),
+    "exp2": (0, 2, 2, 3),
+}
+_LOOPS = (Wiring.SCAN, Wiring.WHILE)
+
+
+class Softmaxes:
+    """Jaxprs in which an exponential comes after a product and before another.
+
+    Every attention has that; each jaxpr is walked once.
+
+    >>> import jax
+    >>> def loss(x, w):
+    ...     return jax.nn.logsumexp(x @ w)
+    >>> x = jax.numpy.ones((8, 8))
+    >>> [jax.make_jaxpr(f)(x, x).jaxpr in Softmaxes() for f in (loss, jax.grad(loss))]
+    [False, True]
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[Jaxpr, _Steps] = {}  # alive, so that no later one has its identity
+
+    def __contains__(self, jaxpr: Jaxpr) -> bool:
+        return self._of(jaxpr)[0] == 3
+
+    def _of(self, jaxpr: Jaxpr) -> _Steps:
+        if jaxpr not in self._found:
+            steps = _NONE
+            for eqn in jaxpr.eqns:
+                steps = _then(steps, _STEPS.get(eqn.primitive.name, _NONE))
+                for body in nested(eqn):
+                    for _ in range(3 if wiring(eqn) in _LOOPS else 1):
+                        steps = _then(steps, self._of(body.jaxpr))
+            self._found[jaxpr] = steps
+        return self._found[jaxpr]
+
+
+def _then(first: _Steps, second: _Steps) -> _Steps:
+    return tuple(second[step] for step in first)  # type: ignore[return-value]
+
 
 _SLOPE = Obstacle("keys share numbers of a bias, whose gradient nearly cancels: 16 bits lose it")
 

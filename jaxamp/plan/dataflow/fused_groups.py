@@ -1,19 +1,75 @@
 """Group equations that a compiler fuses into one kernel, with float32 values inside.
 
-Precisions depend on groups: an operand that a group only moves is widened before it is moved, and
-so is one passed to a call inside. Whether a group is also emitted as one unit is steering.
+Kernels are ordered as far as the program determines it: fusible values have odd levels, all others
+the even ones between, and equations of one level that read each other form one kernel. Precisions
+depend on groups: an operand that a group only moves is widened before it is moved, and so is one
+passed to a call inside. Whether a group is also emitted as one unit is steering.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence, Set
 
 from jaxamp.core.formats import Precision
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fusible import find_fusible, is_fused_call
 from jaxamp.plan.dataflow.gathers import gathers_whole_table, is_label_gather
-from jaxamp.plan.dataflow.kernel_order import find_levels
-from jaxamp.plan.graph.graph import Frame, Nest, Node, Role, nodes_of
+from jaxamp.plan.dataflow.provenance import Provenance
+from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, nodes_of
+from jaxamp.plan.graph.sweeps import union
+
+
+def find_levels(
+    graph: Graph, provenance: Provenance, frame: Frame, fusible: bytearray
+) -> list[int]:
+    """Return the level at which each value is computed: as early as its operands allow.
+
+    Small values, and those computed from parameters alone, have the level of their first reader.
+    """
+    levels = [0] * len(graph.avals)
+    for node in graph.nodes:
+        if node.link is Link.BACK:
+            continue
+        ready = max([levels[v] for v in node.ins], default=0)
+        level = ready | 1 if fusible[node.index] else (ready | 1) + 1
+        for value in node.outs:
+            levels[value] = level
+    latest = _latest_in_nests(provenance, frame, levels)
+    for node in reversed(graph.nodes):
+        if fusible[node.index] and not union(provenance.dense, node.outs):
+            late = min(_earliest_reader(graph, levels, node), latest.get(node, math.inf))
+            for value in node.outs if late < math.inf else ():
+                levels[value] = max(levels[value], int(late))
+    return levels
+
+
+def _earliest_reader(graph: Graph, levels: list[int], node: Node) -> float:
+    """Return the last odd level before the results of a node are first read."""
+    found = [
+        (levels[reader.outs[0]] - 1) | 1
+        for value in node.outs
+        for reader in graph.readers[value]
+        if reader.outs and reader.link is not Link.BACK
+    ]
+    return min(found, default=math.inf)
+
+
+def _latest_in_nests(provenance: Provenance, frame: Frame, levels: list[int]) -> dict[Node, int]:
+    """Return, per node of a call, the one level at which all activations in it are computed."""
+    latest: dict[Node, int] = {}
+    for site in frame.sites:
+        if isinstance(site, Node):
+            continue
+        nodes = nodes_of(site)
+        made = {levels[v] for node in nodes for v in node.outs if provenance.dense[v]}
+        if is_fused_call(site) and len(made) == 1:
+            latest.update(dict.fromkeys(nodes, *made))
+        else:
+            for inner in site.frames:
+                latest.update(_latest_in_nests(provenance, inner, levels))
+    return latest
+
 
 Indices = list[list[int]]
 
@@ -23,7 +79,7 @@ class Groups:
 
     Attributes:
       fusible: per node, 1 if it may belong to a group.
-      levels: per value, the level at which it is computed; see `kernel_order.py`.
+      levels: per value, the level at which it is computed; see `fused_groups.py`.
       label_gathers: gathers of single numbers from activations.
       by_frame: per jaxpr, the indices of each group's equations, in order. Jaxprs that belong to a
         group as a whole are left out.

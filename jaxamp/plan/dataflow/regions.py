@@ -38,7 +38,7 @@ class FusionRegions:
       fused: per value, 1 if it stays in float32 for the readers of its own depth.
       joined: per value, 1 if it is computed from several stored activations.
       relu_outputs: results of `max(x, 0)`.
-      bias_sums: sums of a convolution and a bias that are stored; see `convolution_biases.py`.
+      bias_sums: sums of a convolution and a bias that are stored; see `stored_joins.py`.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -21,8 +21,8 @@ from jax.extend.core import ClosedJaxpr
 from jaxamp.errors import TrainingError, shown
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.quantized.delayed_scaling.amax_history import run_with_history
+from jaxamp.quantized.delayed_scaling.carried_parameters import returned_parameters
 from jaxamp.quantized.delayed_scaling.history import History, is_history
-from jaxamp.quantized.delayed_scaling.returned_parameters import returned_parameters
 from jaxamp.run.emit import compiled, function_result
 from jaxamp.run.runner import Runner
 from jaxamp.run.settings import Settings, in_force

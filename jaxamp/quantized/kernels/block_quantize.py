@@ -23,8 +23,7 @@ from jaxamp.kernels.config import KernelConfig, resolve
 from jaxamp.kernels.target_gpu import target_gpu
 from jaxamp.quantized.kernels.fit import NAME, block_of, misfit, obstacle, tile_of
 from jaxamp.quantized.lowp import ScaledArray, quantize
-from jaxamp.quantized.lowp.quantize import stored_scale
-from jaxamp.quantized.lowp.scaled_array import factors
+from jaxamp.quantized.lowp.scaled_array import factors, stored_scale
 
 _PLATFORMS = {"tpu": "tpu", "cuda": "gpu"}  # JAX's word for a platform and ours
 block_quantize_p = Primitive(f"jaxamp_{NAME}")
@@ -83,7 +82,7 @@ def _check_input(x: jax.Array, cast: CastConfig) -> None:
     if cast.sf_block is None or cast.out_dtype not in (Precision.F8_E4M3, Precision.F8_E5M2):
         raise KernelError(
             f"{NAME} scales blocks to e4m3 or e5m2, and the cast is {cast}. "
-            "jaxamp.quantized.lowp.quantize scales whole tensors and makes 4-bit values."
+            "jaxamp.quantized.lowp.scaled_array scales whole tensors and makes 4-bit values."
         )
 
 

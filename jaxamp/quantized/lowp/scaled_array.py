@@ -1,4 +1,4 @@
-"""An array of few bits together with its scale factors."""
+"""Arrays of few bits together with their scale factors: quantized, and widened again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxamp.core.formats import CastConfig
+from jaxamp.core.formats import SCALED_FORMATS, CastConfig, Precision, PrecisionLike
 from jaxamp.errors import PolicyError, shown
+from jaxamp.quantized.lowp.arithmetic import encode, reciprocal, scale_factor
 from jaxamp.quantized.lowp.block_layout import Blocks
 
 
@@ -102,3 +103,78 @@ def factors(x: ScaledArray) -> jax.Array:
     if isinstance(x.scale, ScaledArray):
         return dequantize(x.scale, np.float32)
     return jnp.asarray(x.scale).astype(np.float32)
+
+
+def quantize(x: Any, cast: CastConfig | PrecisionLike) -> ScaledArray:
+    """Scale an array so that each block fills the range of a format, and round it to the format.
+
+    The scale of a block is ``amax * (1 / fmax)`` in float32, ``amax`` being the largest magnitude
+    in the block and ``fmax`` the largest number of the format. It is rounded up to a power of two
+    with ``round_sf``, and is at least ``2 * 2**-126`` divided by the smallest number of the format:
+    then zeros need no exception and subnormal float32 numbers become zero on every backend. A block
+    that holds an infinity or NaN has the scale NaN and is NaN as a whole after ``dequantize``.
+    Blocks at the edge are smaller where the block does not divide the array.
+
+    Scales of powers of two are stored as ``float8_e8m0fnu`` (OCP Microscaling Formats 1.0,
+    section 5.4), those of 4-bit blocks otherwise as e4m3 with one float32 for the whole tensor
+    (NVFP4), all others as float32.
+
+    Args:
+      x: floats; blocks lie on the last two axes.
+      cast: format and block, or a format alone for one scale factor.
+
+    Returns:
+      Values of the shape of ``x`` with their scale factors. There is no derivative: ``amp`` gives
+      quantized dots theirs.
+
+    Raises:
+      PolicyError: the format is not e4m3, e5m2 or e2m1, ``x`` holds no floats, or it has fewer
+        axes than the block.
+
+    >>> q = quantize(jnp.array([1.0, -2.0, 0.3]), CastConfig("f8_e4m3", round_sf=True))
+    >>> q.values, q.scale
+    (Array([128, -256, 40], dtype=float8_e4m3fn), Array(0.0078125, dtype=float8_e8m0fnu))
+    """
+    cast = cast if isinstance(cast, CastConfig) else CastConfig(cast)
+    x = jnp.asarray(x)
+    _check(x, cast)
+    blocks = Blocks.of(cast, x.shape)
+    amax = jnp.max(jnp.abs(x), initial=0) if blocks is None else blocks.amax(x)
+    scale = stored_scale(scale_factor(amax, cast.out_dtype, round_up=cast.round_sf), cast)
+    return with_scale(x, scale, cast)
+
+
+def with_scale(x: jax.Array, scale: Any, cast: CastConfig) -> ScaledArray:
+    """Return an array rounded with scale factors that are known already, as they are stored.
+
+    Args:
+      x: floats.
+      scale: as in ``ScaledArray.scale``; what is larger than they allow is clipped.
+      cast: format and block.
+    """
+    known = ScaledArray(x, scale, cast, x.dtype)
+    factor = factors(known)
+    inverse = reciprocal(factor, is_power=cast.round_sf)
+    blocks = Blocks.of(cast, x.shape)
+    if blocks is not None:
+        factor, inverse = blocks.spread(factor, x.shape), blocks.spread(inverse, x.shape)
+    return ScaledArray(encode(x, factor, inverse, cast.out_dtype), scale, cast, x.dtype)
+
+
+def stored_scale(scale: jax.Array, cast: CastConfig) -> Any:
+    """Return the scale factors in float32 as a ``ScaledArray`` stores them."""
+    if cast.round_sf:
+        return scale.astype(Precision.F8_E8M0.dtype)
+    if cast.out_dtype is Precision.F4_E2M1 and cast.sf_block is not None:
+        return quantize(scale, CastConfig(Precision.F8_E4M3))
+    return scale
+
+
+def _check(x: jax.Array, cast: CastConfig) -> None:
+    if cast.out_dtype not in SCALED_FORMATS:
+        words = ", ".join(p.short for p in SCALED_FORMATS)
+        raise PolicyError(
+            f"{cast} is not a scaled format. Values of 8 and 4 bits are scaled: {words}."
+        )
+    if not jnp.issubdtype(x.dtype, np.floating):
+        raise PolicyError(f"Only floats are quantized, not {x.dtype} of shape {x.shape}.")

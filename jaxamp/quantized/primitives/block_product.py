@@ -15,22 +15,45 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import Primitive
 from jax.extend.core.primitives import dot_general_p
 from jax.interpreters import mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import ORIGINALS, define
-from jaxamp.kernels.gpu_lowering import gpu_of, lower
-from jaxamp.quantized.lowp import ScaledArray
+from jaxamp.kernels.target_gpu import gpu_of, lower
+from jaxamp.quantized.lowp import ScaledArray, dequantize
 from jaxamp.quantized.lowp.unit_blocks import fit_units, in_units, multiplies_blocks
 from jaxamp.quantized.primitives.matrices import (
     batch_first,
     dot_words,
+    matrix_axes,
     multiply_mapped,
 )
 from jaxamp.quantized.primitives.quantize_primitive import refuse_derivative
-from jaxamp.quantized.primitives.widened_product import F32, widened_product
+from jaxamp.rewrite.primitives.accumulate import accumulate
+
+BF16 = np.dtype(jnp.bfloat16)
+F32 = np.dtype(np.float32)
+
+
+def widened_product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
+    """Compute ``lhs @ rhs.T`` of (stacks of) matrices in bf16, accumulated in float32."""
+    # Without a barrier XLA would remove the rounding to 8 bits where one kernel computes both:
+    # https://github.com/openxla/xla/issues/41605
+    lhs, rhs = lax.optimization_barrier((lhs, rhs))
+    return dot(dequantize(lhs, BF16), dequantize(rhs, BF16), dtype)
+
+
+def dot(lhs: jax.Array, rhs: jax.Array, dtype: Any) -> jax.Array:
+    """Compute ``lhs @ rhs.T`` in one narrow dtype, rounded once or, in f32, not at all."""
+    if dtype == F32:
+        words = dot_words(lhs, dtype)
+        del words["preferred_element_type"]
+        return accumulate(dot_general_p, (lhs, rhs), words, lhs.dtype)
+    return lax.dot_general(lhs, rhs, matrix_axes(lhs), preferred_element_type=dtype)
+
 
 block_product_p = Primitive("block_product")
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from jaxamp.plan.dataflow.gathers import is_label_scatter
 from jaxamp.plan.findings import Findings, Steering
 from jaxamp.xla.hints.constant_rematerialization import find_constants
-from jaxamp.xla.hints.cotangent_roundings import find_cotangent_roundings
 from jaxamp.xla.hints.joint_recomputation import join_recomputations
 from jaxamp.xla.hints.recomputation import Recomputation
 from jaxamp.xla.hints.roundings import (
     find_barriered_roundings,
+    find_cotangent_roundings,
     find_reversed_weights,
     find_unbarriered_sums,
 )

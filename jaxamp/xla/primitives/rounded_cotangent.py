@@ -18,8 +18,7 @@ from jax.interpreters import ad, batching
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define
 from jaxamp.plan.decision import CotangentRounding
-from jaxamp.xla.primitives.rounding_barrier import rounding_barrier
-from jaxamp.xla.primitives.unbarriered_sums import unbarriered
+from jaxamp.xla.primitives.rounding_barrier import rounding_barrier, unbarriered
 
 rounded_cotangent_p = Primitive("rounded_cotangent")
 

@@ -1,4 +1,4 @@
-"""``rounding_barrier`` primitive: a barrier behind a rounding, so that XLA does not remove it.
+"""Primitives of roundings that XLA is to keep: a barrier behind one, and sums that read before it.
 
 XLA removes a narrowing that a widening follows, and reads the float32 value. A barrier between the
 two prevents that, and separates their kernels. On a GPU that is what is wanted, as XLA would store
@@ -6,18 +6,26 @@ the wide value beside the narrow one. XLA:TPU fuses what follows a product into 
 among it: there a rounding to bfloat16 is repeated as `reduce_precision`, which XLA keeps and fuses.
 JAX keeps residuals of a checkpoint in this way.
 
+XLA:GPU sums in the kernel that computes the summands, but reads them from memory if a barrier is in
+between. An ``unbarriered`` summand is read from before it. The rounding still counts: instead of
+the barrier, a select between NaN and number stands between it and the widening, so that XLA does
+not recognize the pair.
+
 See: https://github.com/openxla/xla/issues/41605 and https://github.com/jax-ml/jax/pull/22244
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
-from jax.interpreters import ad
+from jax.interpreters import ad, mlir
 
+from jaxamp.core import jax_compat
 from jaxamp.core.define import define
 from jaxamp.core.kept_rounding import reduce_to
 from jaxamp.core.taxonomy import OpKind, Trait
@@ -50,3 +58,53 @@ define(
     taylor=_taylor,
 )
 ad.deflinear2(rounding_barrier_p, lambda cotangent, value: [rounding_barrier(cotangent)])
+
+
+unbarriered_p = Primitive("unbarriered")
+
+_ONE_PASS = 4096
+"""XLA:GPU sums up to this many rows in one pass, by a kernel of its own.
+
+`ReductionDimensionRaceFreeBound` in `xla/service/gpu/reduction_utils.cc`: 32 × 128.
+"""
+
+
+def unbarriered(wide: Any) -> Any:
+    """Return a widened summand, read from before its barrier where that is cheaper.
+
+    A recomputed value, which has no barrier of its own, is read as it is.
+    """
+    return unbarriered_p.bind(wide)
+
+
+def summand(rounded: Any, dtype: Any) -> Any:
+    """Widen a rounded value in a form in which XLA does not remove the rounding."""
+    number = lax.select(lax.eq(rounded, rounded), rounded, lax.full_like(rounded, np.nan))
+    return lax.convert_element_type(number, dtype)
+
+
+def _has_many_rows(shape: tuple[Any, ...]) -> bool:
+    is_known = all(isinstance(size, int) for size in shape)  # symbolic sizes cannot be compared
+    return is_known and math.prod(shape[:-1]) > _ONE_PASS
+
+
+def _same(wide: Any) -> Any:
+    return wide
+
+
+def _lowered(context: Any, wide: Any) -> Any:
+    (aval,) = context.avals_in
+    is_cheaper = jax_compat.is_for_gpu(context) and _has_many_rows(aval.shape)
+    found = jax_compat.before_barrier(wide) if is_cheaper else None
+    if found is None:
+        return [wide]
+    rounded, dtype = found
+    lower = mlir.lower_fun(lambda x: summand(x, aval.dtype), multiple_results=False)
+    return lower(context.replace(avals_in=[aval.update(dtype=dtype, weak_type=False)]), rounded)
+
+
+define(unbarriered_p, _same, _same, lambda args, dims: (unbarriered(*args), *dims), lowered={})
+ad.deflinear2(unbarriered_p, lambda cotangent, wide: [cotangent])
+mlir.register_lowering(
+    unbarriered_p, _lowered, cacheable=False
+)  # cached, it would be a function that cannot see what computes its operand

@@ -14,8 +14,7 @@ from jaxamp.errors import RewriteError
 from jaxamp.kernels.target_gpu import TargetGpu, lowering_for
 from jaxamp.quantized.fp8_products import verify_lowering
 from jaxamp.quantized.lowp import dequantize, quantize
-from jaxamp.quantized.primitives.f8_dot import f8_dot, f8_dot_p
-from jaxamp.quantized.primitives.quantized_product import product
+from jaxamp.quantized.primitives.quantized_product import f8_dot, f8_dot_p, product
 from jaxamp.quantized.scaling import Scaling
 from tests import audit
 from tests.quantized.lowp import oracle

@@ -29,8 +29,8 @@ from jaxamp.found.attention.kernels.fused import backward_form, forward_form
 from jaxamp.found.attention.kernels.partitioned import partitioned
 from jaxamp.found.attention.kernels.platforms import PLATFORMS, chosen
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, mismatch, of_backward
-from jaxamp.kernels.gpu_lowering import lower
 from jaxamp.kernels.jax_compat.kernel_lowering import has_several_devices
+from jaxamp.kernels.target_gpu import lower
 
 Form = Callable[..., tuple[Any, ...]]
 

@@ -10,8 +10,8 @@ import pytest
 
 import jaxamp
 from jaxamp.found.attention.kernels import refusal
-from jaxamp.found.attention.kernels.bias_bytes import Biased
 from jaxamp.found.attention.kernels.flash import FLASH
+from jaxamp.found.attention.kernels.refusal import Biased
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 
 POLICY = jaxamp.PrecisionPolicy.MIXED_BF16.replace(fused_attention=True)
