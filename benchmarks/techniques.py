@@ -30,7 +30,7 @@ from benchmarks.deviceless.models.model import Size
 from benchmarks.deviceless.variants import ORDERS, POLICY
 from jaxamp import PrecisionPolicy, amp
 from jaxamp.compiled import hlo, traffic
-from jaxamp.compiled.environments import ENVIRONMENTS
+from jaxamp.compiled.deviceless import ENVIRONMENTS
 from jaxamp.compiled.targets import TARGETS, Target, compile_for
 from jaxamp.errors import JaxAmpError
 from jaxamp.xla.hints.techniques import ALL_TECHNIQUES, Technique

@@ -31,7 +31,7 @@ from benchmarks.deviceless.models import EVERY
 from benchmarks.deviceless.models.model import HAND, Size
 from benchmarks.deviceless.variants import FORWARD, ORDERS, variants
 from jaxamp.compiled.compiler import one_device
-from jaxamp.compiled.environments import ENVIRONMENTS
+from jaxamp.compiled.deviceless import ENVIRONMENTS
 from jaxamp.compiled.targets import TARGETS
 
 STAGES = ("trace", "lower", "compile")

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from benchmarks.deviceless.models import EVERY, MODELS, PACKAGES
 from benchmarks.deviceless.table import table
-from jaxamp.compiled.environments import ENVIRONMENTS
+from jaxamp.compiled.deviceless import ENVIRONMENTS
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.errors import JaxAmpError
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from jaxamp.cli.specs import load, load_policy, read_args, with_values
-from jaxamp.compiled.environments import ENVIRONMENTS
+from jaxamp.compiled.deviceless import ENVIRONMENTS
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.errors import InspectionError, shown
 from jaxamp.inspect.diff import diff

@@ -1,4 +1,4 @@
-"""An equation with its decision and casts, from which its row in a report is made."""
+"""An equation with its decision, casts and storage, from which its row in a report is made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jax.extend.core import ClosedJaxpr, JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
@@ -23,7 +23,6 @@ from jaxamp.inspect.operation import (
     innermost,
     type_word,
 )
-from jaxamp.inspect.stored import Stored
 from jaxamp.jaxprs.call_sites import call_at
 from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, OTHERS
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
@@ -31,6 +30,43 @@ from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
 from jaxamp.rewrite.recorder import Casts
+
+
+class Stored:
+    """The precision of every float of a jaxpr; ``None`` for what has none of jaxamp's formats."""
+
+    def __init__(self, jaxpr: Jaxpr, plan: JaxprPlan | None) -> None:
+        self._precisions = {var: of(var.aval) for var in (*jaxpr.constvars, *jaxpr.invars)}
+        self._roundings: set[tuple[Any, Precision]] = set()  # in memory beside the values
+        if plan:
+            arriving = zip(jaxpr.invars, plan.inputs, strict=True)
+            self._precisions |= {var: p for var, p in arriving if p is not None}
+
+    def write(self, eqn: JaxprEqn, decision: Decision | None) -> None:
+        """Add the results of an equation."""
+        self._precisions |= {var: of(var.aval) for var in eqn.outvars}
+        if decision is None:
+            return
+        pairs = zip(eqn.outvars, decision.outputs, strict=True)
+        self._precisions |= {var: p for var, p in pairs if p is not None}
+        roundings = decision.plan.hints.moved_rounding, decision.sent
+        self._roundings |= {(eqn.outvars[0], p) for p in roundings if p}
+
+    def precision(self, atom: Any) -> Precision | None:
+        """Return the precision in which memory holds a value."""
+        return of(atom.aval) if isinstance(atom, Literal) else self._precisions[atom]
+
+    def source(self, atom: Any, precision: Precision | None) -> Precision | None:
+        """Return the precision in which memory holds what a reader casts to `precision`."""
+        if not isinstance(atom, Literal) and (atom, precision) in self._roundings:
+            return precision
+        return self.precision(atom)
+
+
+def of(aval: Any) -> Precision | None:
+    """Return the float format of a type; ``None`` where it has none of jaxamp's."""
+    return Precision.of_dtype(getattr(aval, "dtype", None))
+
 
 _KEY = "precision"
 _INSIDE_JAX = re.compile(r"[/\\]jax[/\\]_src[/\\]")

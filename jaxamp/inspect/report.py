@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -209,12 +209,7 @@ class Report(Displayable):
     @property
     def guards(self) -> dict[str, int]:
         """Number of operations that each guard decided, most first."""
-        return _counted(o.guard for o in self.operations)
-
-    @property
-    def reasons(self) -> dict[str, int]:
-        """Number of operations with each reason, most first."""
-        return _counted(o.reason for o in self.operations)
+        return dict(Counter(o.guard for o in self.operations if o.guard).most_common())
 
     def to_data(self) -> dict[str, Any]:
         """Return everything as plain words and numbers."""
@@ -300,7 +295,3 @@ def report(
         )
 
     return made
-
-
-def _counted(words: Iterable[str]) -> dict[str, int]:
-    return dict(Counter(filter(None, words)).most_common())

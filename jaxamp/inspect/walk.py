@@ -12,9 +12,8 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.inspect.count import Tally, size
 from jaxamp.inspect.dce import Live
-from jaxamp.inspect.equation import Body, Equation, Where, dtype_word, element_width
+from jaxamp.inspect.equation import Body, Equation, Stored, Where, dtype_word, element_width
 from jaxamp.inspect.operation import Operation, Place, total
-from jaxamp.inspect.stored import Stored
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import loop, nested
 from jaxamp.plan import JaxprPlan, Plan

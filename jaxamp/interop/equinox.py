@@ -6,7 +6,6 @@ from typing import Any
 
 import equinox as eqx
 
-from jaxamp.policy.dtype_roles import DTypeish, resolve_dtype, run_in
 from jaxamp.run.amp import AmpFunction, apply
 from jaxamp.run.settings import Settings
 
@@ -50,37 +49,6 @@ class AmpModule(eqx.Module):
         return AmpFunction(value, self.amp_settings) if bound else value
 
 
-class WithComputeDType(eqx.Module):
-    """A module whose calls are computed in a dtype of its own, whatever the policy around it.
-
-    Under ``amp`` its call is a region that keeps the precision; elsewhere module and arguments
-    are cast, and the results have the dtype that the arguments had.
-
-    Attributes:
-      module: any equinox module, those of haliax included.
-      compute_dtype: a dtype, its name or its role (``"compute"``, ``"param"``, ``"output"``).
-
-    Raises:
-      PolicyError: `compute_dtype` names neither a role nor a float format.
-
-    >>> import jax
-    >>> linear = WithComputeDType(eqx.nn.Linear(3, 2, key=jax.random.key(0)), "bf16")
-    >>> f32 = eqx.filter_make_jaxpr(linear)(jax.numpy.ones(3))[0]
-    >>> "bf16[2] = dot_general" in str(f32)
-    True
-    """
-
-    module: eqx.Module
-    compute_dtype: DTypeish = eqx.field(static=True)
-
-    def __check_init__(self) -> None:
-        resolve_dtype(self.compute_dtype)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module in its compute dtype."""
-        return run_in(self.compute_dtype, _call, self.module, *args, **kwargs)
-
-
 def wrap(fn: Any, settings: Settings) -> AmpModule | None:
     """Wrap a module in mixed precision; ``None`` if `fn` is no module, or one about a function.
 
@@ -89,10 +57,6 @@ def wrap(fn: Any, settings: Settings) -> AmpModule | None:
     if not isinstance(fn, eqx.Module) or hasattr(fn, "__wrapped__") or hasattr(fn, "__self__"):
         return None
     return AmpModule(fn, settings)
-
-
-def _call(module: Any, *args: Any, **kwargs: Any) -> Any:
-    return module(*args, **kwargs)
 
 
 def _is_method_of(module: eqx.Module, value: Any) -> bool:

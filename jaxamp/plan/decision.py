@@ -426,10 +426,6 @@ class Plan:
             counts[decision.kind, precision.short if precision else "-"] += 1
         return dict(counts)
 
-    def reasons(self) -> Counter[str]:
-        """Count how often each reason was given."""
-        return Counter(decision.reason for decision in self.decisions())
-
     @property
     def unmatched_rules(self) -> tuple[Rule, ...]:
         """The policy's rules that decided nothing."""

@@ -142,34 +142,19 @@ def in_compute_dtype(method: _F) -> _F:
 
     @functools.wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return run_in(getattr(self, "compute_dtype", None), method, self, *args, **kwargs)
+        wanted = getattr(self, "compute_dtype", None)
+        if wanted is None:
+            return method(self, *args, **kwargs)
+        precision = _precision(wanted, None)
+        if not in_amp():
+            module, low, named = cast_floating((self, args, kwargs), precision)
+            return cast_floating(method(module, *low, **named), _widest((args, kwargs)))
+        if precision is SemanticDType.COMPUTE.precision():
+            return method(self, *args, **kwargs)  # what amp does anyway, with its guards
+        with keep_precision(precision):
+            return method(self, *args, **kwargs)
 
     return run  # type: ignore[return-value]
-
-
-def run_in(dtypeish: DTypeish | None, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `fn` in a compute dtype: under ``amp`` as a region, elsewhere on cast arguments.
-
-    Args:
-      dtypeish: a dtype, its name or its role; ``None`` just calls `fn`.
-      fn: what to call.
-      *args: its arguments. Elsewhere than under ``amp``, results are cast to the widest float
-        dtype among those after the first, which is the module.
-      **kwargs: its keyword arguments, as `args`.
-
-    >>> run_in("bf16", jnp.multiply, 1.001, jnp.ones(1))
-    Array([1.], dtype=float32)
-    """
-    if dtypeish is None:
-        return fn(*args, **kwargs)
-    precision = _precision(dtypeish, None)
-    if not in_amp():
-        results = fn(*cast_floating(args, precision), **cast_floating(kwargs, precision))
-        return cast_floating(results, _widest((args[1:], kwargs)))
-    if precision is SemanticDType.COMPUTE.precision():
-        return fn(*args, **kwargs)  # what amp does anyway, with its guards
-    with keep_precision(precision):
-        return fn(*args, **kwargs)
 
 
 def _precision(dtypeish: DTypeish, policy: Any) -> Precision:

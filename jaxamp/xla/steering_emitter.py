@@ -12,8 +12,12 @@ from jaxamp.plan import CotangentRounding, Fusion
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.rewrite.emitter import Emitter
 from jaxamp.xla.hints.techniques import Technique
-from jaxamp.xla.primitives.checkpoint_barriers import recomputation_barrier
-from jaxamp.xla.primitives.fused_group import GroupPolicy, call_fused, mark_residual
+from jaxamp.xla.primitives.checkpoint_barriers import (
+    GroupPolicy,
+    call_fused,
+    mark_residual,
+    recomputation_barrier,
+)
 from jaxamp.xla.primitives.label_gather import label_gather, scatter_by_comparison
 from jaxamp.xla.primitives.rounded_cotangent import sum_with_rounded_cotangent
 from jaxamp.xla.primitives.rounding_barrier import rounding_barrier, unbarriered

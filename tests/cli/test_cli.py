@@ -14,7 +14,7 @@ import pytest
 import jaxamp
 from jaxamp import PrecisionPolicy
 from jaxamp.cli.main import main
-from jaxamp.compiled import environments
+from jaxamp.compiled import deviceless
 
 PROGRAM = '''
 """A model that somebody has."""
@@ -323,7 +323,7 @@ def test_help_has_an_example(typed, command: str):
 @pytest.mark.parametrize(("target", "name"), [("h200", "gpu"), ("v5e", "tpu")])
 def test_a_compiler_that_is_missing(folder, typed, monkeypatch, target: str, name: str):
     """The error says what to install, how large it is and where it goes."""
-    monkeypatch.setattr(environments, "ROOT", folder / "nothing")
+    monkeypatch.setattr(deviceless, "ROOT", folder / "nothing")
     done = typed(f"python -m jaxamp estimate model:loss --args model:inputs --target {target}")
     assert done.returncode == 1
     assert f"`python -m jaxamp estimate --install {name}`" in done.stderr

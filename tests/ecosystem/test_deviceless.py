@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import collectives
 from benchmarks.collectives.__main__ import main
-from jaxamp.compiled.environments import ENVIRONMENTS
+from jaxamp.compiled.deviceless import ENVIRONMENTS
 
 pytestmark = pytest.mark.deviceless
 KINDS = ("all-gather", "all-reduce", "reduce-scatter")

@@ -11,7 +11,6 @@ import pytest
 from jax.sharding import AxisType
 
 from jaxamp import Precision, amp, plan_of, policy_scope
-from jaxamp.interop.equinox import WithComputeDType
 from jaxamp.interop.haliax import resource_env
 from jaxamp.policy.context import current_policy
 from jaxamp.policy.dtype_roles import cast_floating
@@ -104,20 +103,6 @@ def test_amp_in_what_haliax_itself_puts_in_force(jitted):
     assert low.embedding.weight.dtype == jnp.bfloat16
     assert low.embedding.weight.array.sharding == sharded.embedding.weight.array.sharding
     assert 0 < distance(amped, loss) < 0.003
-
-
-def test_a_haliax_layer_overrides_its_compute_dtype():
-    """One layer of a model is computed in f32 whatever the policy, with amp and without."""
-    model, *batch = make()
-    kept = eqx.tree_at(lambda m: m.norm, model, WithComputeDType(model.norm, "param"))
-    query = WithComputeDType(model.blocks.stacked.query, "f32")  # type: ignore[attr-defined]
-    kept = eqx.tree_at(lambda m: m.blocks.stacked.query, kept, query)
-    plan = plan_of(loss_fn, "auto_mixed_bf16")(kept, *batch)
-    products = [d.operand for d in plan.decisions() if d.primitive == "dot_general"]
-    assert products.count(Precision.F32) == 2
-    with resource_env(policy="auto_mixed_bf16"):
-        low = cast_floating(kept, "compute")
-        assert low(batch[0]).dtype == jnp.bfloat16
 
 
 def test_a_haliax_that_has_a_resource_env_gets_the_policy(monkeypatch):

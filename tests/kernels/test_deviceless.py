@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxamp.compiled import environments
+from jaxamp.compiled import deviceless
 from jaxamp.compiled.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 def compiled(target: str, folder: Path) -> dict:
     """What is found of the kernel, compiled in the environment of a target."""
-    environment = environments.ENVIRONMENTS[TARGETS[target].environment]
+    environment = deviceless.ENVIRONMENTS[TARGETS[target].environment]
     if not environment.ready:
         pytest.skip(
             f"the compiler is not installed: python -m jaxamp estimate --install {environment.name}"

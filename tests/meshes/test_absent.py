@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxamp.compiled.environments import ENVIRONMENTS
+from jaxamp.compiled.deviceless import ENVIRONMENTS
 from jaxamp.compiled.targets import TARGETS
 from tests.meshes import absent
 from tests.meshes.checks import every_case

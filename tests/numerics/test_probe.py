@@ -11,8 +11,7 @@ import pytest
 
 import jaxamp
 from jaxamp import probe
-from jaxamp.compiled.deviceless import compile_all, exported
-from jaxamp.compiled.environments import ENVIRONMENTS
+from jaxamp.compiled.deviceless import ENVIRONMENTS, compile_all, exported
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.compiled.traffic import measure as traffic_of
 from jaxamp.numerics.nonfinite import Program

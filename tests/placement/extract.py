@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from jaxamp.core.formats import is_narrow
-from jaxamp.plan.dataflow.gathers import is_repeated_gather
+from jaxamp.plan.dataflow.lookups import is_repeated_gather
 from jaxamp.plan.graph.graph import Link, Node, Role
 from tests.placement.grounds import PLACEMENT, SMALL, accurate, taken_wide
 from tests.placement.problem import NARROW, WIDE, Problem

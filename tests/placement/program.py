@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan import Decision, FusionCall, JaxprPlan, Plan
-from jaxamp.plan.dataflow.gathers import is_repeated_gather
+from jaxamp.plan.dataflow.lookups import is_repeated_gather
 from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, sites_of
 from jaxamp.plan.graph.unfold import unfold

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from jaxamp.cli import main as cli
-from jaxamp.compiled.environments import Environment
+from jaxamp.compiled.deviceless import Environment
 from tests.pages import FENCE, PAGES, ROOT
 
 PYTHON = {"python", ".venv/bin/python"}

@@ -11,7 +11,7 @@ from jax.experimental import io_callback
 
 import jaxamp
 from jaxamp import PrecisionPolicy
-from jaxamp.compiled import environments, hlo, roofline, traffic
+from jaxamp.compiled import deviceless, hlo, roofline, traffic
 from jaxamp.compiled.deviceless import compile_all, exported
 from jaxamp.compiled.targets import TARGETS
 from jaxamp.errors import InspectionError, PolicyError
@@ -170,7 +170,7 @@ def test_an_unknown_target_is_refused_at_once():
 @pytest.mark.parametrize("one", ["auto_mixed", PrecisionPolicy.AUTO_MIXED])
 def test_one_other_policy_needs_no_list(one, monkeypatch, tmp_path):
     """It is not taken apart into letters; a word that is not a policy is refused at once."""
-    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    monkeypatch.setattr(deviceless, "ROOT", tmp_path)
     with pytest.raises(InspectionError, match="--install"):  # so the policies were understood
         jaxamp.estimate(mlp_loss, others=one)(*MLP)
     with pytest.raises(PolicyError, match="Unknown policy 'auto_mixd'"):
@@ -220,7 +220,7 @@ def test_static_arguments_are_those_of_the_call(monkeypatch):
 
 def test_a_missing_compiler_is_an_error_that_says_what_to_install(monkeypatch, tmp_path):
     """The command, the size and the place."""
-    monkeypatch.setattr(environments, "ROOT", tmp_path)
+    monkeypatch.setattr(deviceless, "ROOT", tmp_path)
     with pytest.raises(InspectionError, match="estimate --install tpu") as caught:
         jaxamp.estimate(mlp_loss, target="v6e")(*MLP)
     assert "GB" in str(caught.value)
@@ -339,7 +339,7 @@ def test_an_amped_function_is_compared_with_float32():
 
 
 def _require(target: str) -> None:
-    environment = environments.ENVIRONMENTS[TARGETS[target].environment]
+    environment = deviceless.ENVIRONMENTS[TARGETS[target].environment]
     if not environment.ready:
         pytest.skip(
             f"the compiler is not installed: python -m jaxamp estimate --install {environment.name}"

@@ -13,6 +13,8 @@ from jax._src.sharding_impls import _internal_use_concrete_mesh
 from jax.extend.core import JaxprEqn
 from jax.extend.core.primitives import convert_element_type_p
 
+from jaxamp.core.jax_compat.release import JAX
+
 
 @contextmanager
 def evaluating() -> Iterator[None]:
@@ -57,3 +59,24 @@ def _at_home(aval: Any) -> AbstractContextManager[Any]:
     mesh, here = aval.sharding.mesh, jax.sharding.get_abstract_mesh()
     is_any = mesh.empty or here.empty or (mesh.are_all_axes_auto and here.are_all_axes_auto)
     return nullcontext() if is_any or mesh == here else jax.sharding.use_abstract_mesh(mesh)
+
+
+def scan_layout(eqn: JaxprEqn) -> tuple[int, int]:
+    """Return the number of loop invariants and of carries of a scan equation."""
+    if JAX >= (0, 11):  # 0.11 put trees of the operands in the place of the two counts
+        invariants, carries, _ = eqn.params["ft_in"].unpack()
+        return len(invariants), len(carries)
+    return eqn.params["num_consts"], eqn.params["num_carry"]
+
+
+def scan_with_invariants(eqn: JaxprEqn, count: int) -> dict[str, Any]:
+    """Return the parameters of a scan equation that change with `count` more leading invariants."""
+    if not count:
+        return {}
+    if JAX >= (0, 11):  # trees of the operands since 0.11, as in `scan_layout`
+        from jax._src import flattree  # pyright: ignore[reportAttributeAccessIssue]
+
+        invariants, carries, sliced = eqn.params["ft_in"].unpack()
+        more = flattree.nones(len(invariants) + count)
+        return {"ft_in": flattree.pack((more, carries, sliced))}
+    return {"num_consts": eqn.params["num_consts"] + count}

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence, Set
 from jaxamp.core.formats import Precision
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fusible import find_fusible, is_fused_call
-from jaxamp.plan.dataflow.gathers import gathers_whole_table, is_label_gather
+from jaxamp.plan.dataflow.lookups import gathers_whole_table, is_label_gather
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Nest, Node, Role, nodes_of
 from jaxamp.plan.graph.sweeps import union

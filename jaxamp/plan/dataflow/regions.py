@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from jaxamp.core.taxonomy import Trait
 from jaxamp.jaxprs.relu_masks import SIGNS
-from jaxamp.plan.dataflow.gathers import is_repeated_gather
+from jaxamp.plan.dataflow.lookups import is_repeated_gather
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 ARITHMETIC = (Role.ELEMENTWISE, Role.MOVE)

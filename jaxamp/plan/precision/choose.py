@@ -23,8 +23,13 @@ from jaxamp.plan.conditioning.rescaled_products import find_rescaled_products
 from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction, misstated, precise
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.exact import fits, narrow_values
-from jaxamp.plan.dataflow.gathers import is_label_gather, sums_many_cotangents
-from jaxamp.plan.dataflow.lookups import find_masked_lookups, find_split_lookups, is_subtracted
+from jaxamp.plan.dataflow.lookups import (
+    find_masked_lookups,
+    find_split_lookups,
+    is_label_gather,
+    is_subtracted,
+    sums_many_cotangents,
+)
 from jaxamp.plan.dataflow.product_sizes import find_product_sizes, is_small_beside_products
 from jaxamp.plan.dataflow.provenance import DENSE, TINY
 from jaxamp.plan.dataflow.regions import (

@@ -28,8 +28,7 @@ from jaxamp.core.formats import Precision
 from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.dataflow import Dataflow
-from jaxamp.plan.dataflow.gathers import is_repeated_gather
-from jaxamp.plan.dataflow.lookups import find_looked_up
+from jaxamp.plan.dataflow.lookups import find_looked_up, is_repeated_gather
 from jaxamp.plan.graph.consumers import descendants
 from jaxamp.plan.graph.graph import Frame, Graph, Link, Node
 from jaxamp.plan.precision.choose import Choice

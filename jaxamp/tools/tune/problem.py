@@ -22,8 +22,8 @@ from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.rewrite import run_plan
 from jaxamp.run.amp import inspected
 from jaxamp.run.emit import plan_call
-from jaxamp.tools.tune.groups import Group, lowered_groups
 from jaxamp.tools.tune.sensitivity import is_float, norm, relative_error, sensitivities
+from jaxamp.tools.tune.tuning import Group, lowered_groups
 from jaxamp.trace.arguments import Static
 from jaxamp.trace.target import Statics
 

@@ -23,7 +23,7 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.inspect.blocks import Block
 from jaxamp.numerics.nested_interpreter import Interpreter, Value, literal, run_live
-from jaxamp.tools.tune.groups import Group
+from jaxamp.tools.tune.tuning import Group
 
 
 class Perturbing(Interpreter):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxamp.plan.dataflow.gathers import is_label_scatter
+from jaxamp.plan.dataflow.lookups import is_label_scatter
 from jaxamp.plan.findings import Findings, Steering
 from jaxamp.xla.hints.constant_rematerialization import find_constants
 from jaxamp.xla.hints.joint_recomputation import join_recomputations

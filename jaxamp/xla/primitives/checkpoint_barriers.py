@@ -1,23 +1,29 @@
-"""Barriers between the forward pass of a fused group and its recomputation.
+"""``fused_group`` primitive: a group under a checkpoint, with barriers before what it recomputes.
 
-Without one, XLA merges both (common subexpression elimination) and keeps the float32 values in
-memory. Only large operands of the recomputation need a barrier, as only they make large values; a
-barrier before a small one would cost a kernel. Cotangents that are summed over columns are in
-memory before the sum, where they are read again after it, so they get one as well; those summed
-over rows stay in the kernel, and so do those whose sum is a result, as that of a bias is.
+The backward pass of a group reads what `mark_residual` marks, and recomputes the rest. It is not
+JAX's own primitive so that its lowering can differ, while JAX lowers the checkpoints that users
+write. There is a primitive for each way to lower a group; all have one name.
+
+Without a barrier, XLA merges the forward pass with its recomputation (common subexpression
+elimination) and keeps the float32 values in memory. Only large operands of the recomputation need
+one, as only they make large values; a barrier before a small one would cost a kernel. Cotangents
+that are summed over columns are in memory before the sum, where they are read again after it, so
+they get one as well; those summed over rows stay in the kernel, and so do those whose sum is a
+result, as that of a bias is.
 
 There are none on a TPU. XLA:TPU fuses a softmax or norm with the products around it, and chooses
 itself what to keep; with barriers it stored the float32 insides in both passes, twice the bytes of
 an attention.
 
-See: https://docs.jax.dev/en/latest/_autosummary/jax.checkpoint.html for ``prevent_cse``, and
-https://github.com/jax-ml/jax/pull/31278 for barriers before some operands only.
+See: https://docs.jax.dev/en/latest/gradient-checkpointing.html, ``prevent_cse`` of
+``jax.checkpoint``, and https://github.com/jax-ml/jax/pull/31278 for barriers before some operands.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -26,9 +32,66 @@ from jax.extend.core import Jaxpr, Literal, Primitive
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define
+from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.jaxprs.nested import nested
-from jaxamp.xla.primitives.fused_group import GROUPS
 from jaxamp.xla.primitives.row_broadcasts import flatten_row_broadcasts
+
+residual_p = Primitive("residual")
+
+
+def mark_residual(value: Any) -> Any:
+    """Mark a residual: the backward pass of a fused group reads it rather than recompute it."""
+    return residual_p.bind(value)
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class GroupPolicy:
+    """Policy of a group's checkpoint: save what `mark_residual` marks.
+
+    Attributes:
+      barriers: whether what is recomputed is lowered with a barrier before its operands.
+      row_broadcasts: whether numbers of rows are lowered as flat arrays.
+    """
+
+    barriers: bool
+    row_broadcasts: bool
+
+    def __call__(self, primitive: Any, *_: Any, **__: Any) -> bool:
+        """Return whether the forward pass saves what an equation computes."""
+        return primitive is residual_p
+
+
+register_op_kind("fused_group", OpKind.BOUNDARY, trait=Trait.CALL, dtype_params=("jaxpr",))
+GROUPS = {
+    GroupPolicy(barriers=barriers, row_broadcasts=rows): Primitive("fused_group")
+    for barriers in (True, False)
+    for rows in (True, False)
+}
+"""The primitive of each policy."""
+_CALLS = {policy: jax_compat.define_checkpoint(p, policy) for policy, p in GROUPS.items()}
+
+
+def call_fused(function: Callable[..., list[Any]], policy: GroupPolicy, *args: Any) -> list[Any]:
+    """Call a flat function as one fused group."""
+    return _CALLS[policy](function, *args)
+
+
+def _marked_beside(values: Sequence[Any], others: Sequence[Any]) -> tuple[Any, Any]:
+    """Mark a value; what comes with it, such as its tangent, is no residual."""
+    return mark_residual(*values), *others
+
+
+define(
+    residual_p,
+    lambda value: value,
+    lambda value: value,
+    _marked_beside,
+    _marked_beside,
+    kind=OpKind.DATA_MOVEMENT,
+    trait=Trait.SHAPE,
+    taylor=_marked_beside,
+)
+
 
 recomputation_barrier_p = Primitive("recomputation_barrier")
 recomputation_barrier_p.multiple_results = True
