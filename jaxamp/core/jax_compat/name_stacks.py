@@ -1,4 +1,4 @@
-"""Where equations come from: scopes, transformations, source lines and tracebacks."""
+"""Read where equations come from: scopes, transformations, source lines and tracebacks."""
 
 from __future__ import annotations
 
