@@ -61,12 +61,14 @@ def _work() -> Work:
     from jaxamp.found.attention.fuse import fuse_attention
     from jaxamp.found.attention.kernels import found
     from jaxamp.found.cross_entropy.losses import chunk_losses
+    from jaxamp.rewrite.rules.movement import move
 
     return Work(
         replace=(fuse_attention, chunk_losses),
         rules={
             "found_attention": _rule(found.forward),
             "found_attention_backward": _rule(found.backward),
+            "undivided": move,
         },
         advise=_advise,
     )

@@ -18,13 +18,21 @@ from jaxamp.core import jax_compat
 from jaxamp.found.cross_entropy.passes import Key, Pass, Step
 from jaxamp.found.cross_entropy.read_anew import read_anew
 from jaxamp.found.cross_entropy.rows import SUM, Rows, resized
+from jaxamp.found.cross_entropy.undivided import undivided
 
 
 class Division(NamedTuple):
-    """Division of tokens into chunks."""
+    """Division of tokens into chunks.
+
+    Attributes:
+      tokens: how many there are.
+      chunks: how many parts they are divided into.
+      words: how many logits each has.
+    """
 
     tokens: int
     chunks: int
+    words: int
 
     @property
     def each(self) -> int:
@@ -92,6 +100,7 @@ def looped(
     if again:
         each = jax.checkpoint(each, prevent_cse=False)
     sums, stacks = lax.scan(each, start, (parts, division.places))
+    sums = {v: undivided(total, division.words) for v, total in sums.items()}
     return sums | {v: division.join(x, made.rows_of(v)) for v, x in stacks.items()}
 
 
@@ -109,7 +118,7 @@ def parted(
     wholes: dict[Key, Any] = {}
     for value, rows in made.inputs:
         if rows is None:
-            wholes[value, rows] = read(value)
+            wholes[value, rows] = undivided(read(value), division.words)
         else:
             parts[value, rows] = division.split(read(value), rows)
     return parts, wholes, {v: _zero(v, made) for v, rows in made.outputs.items() if rows is SUM}

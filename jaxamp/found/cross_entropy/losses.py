@@ -217,16 +217,18 @@ class _Losses:
         backward = any(made.backward for made in passes)
         tokens = int(np.prod(logits.shape)) // logits.words
         again = len(passes) - (backward or number is not None)
-        program = products_of(self.program, backward=backward)
+        devices = self._devices(logits)
+        program = products_of(self.program, backward=backward, devices=devices)
         is_trained = any(made.sums_to(logits.width * logits.words) for made in passes)
-        sizes = Sizes(tokens, logits.width, logits.words, again, is_trained or not backward)
+        shape = -(-tokens // devices), logits.width, logits.words
+        sizes = Sizes(*shape, again, is_trained or not backward, devices)
         chunks = chunks_for(sizes, word, program)
         if isinstance(chunks, str):
             return chunks
         chunks = min(chunks, logits.rows.length)
         slower = 1 + sizes.cost(chunks).more(sizes.cost(1), program).time
         saved = sizes.saved(chunks)
-        division = Division(logits.rows.length, chunks)
+        division = Division(logits.rows.length, chunks, logits.words)
         told = {"backward": backward, "saved": saved, "slower": slower, "chunks": chunks}
         outcome = Loss(KIND, *place.words, **told)
         return [_Region(made, division, not backward, number, outcome) for made in passes]
@@ -236,7 +238,11 @@ class _Losses:
         aval = logits.unit.eqn.outvars[0].aval
         if jax_compat.has_typed_sharding(aval):
             return "arrays are divided over an explicit mesh"
-        is_one = jax.device_count() == 1 or described_platform() is not None
-        if word is None and not is_one and not jax_compat.varies_over(aval):
-            return "there are several devices, and how arrays are divided over them is not known"
+        if word is None and self._devices(logits) > 1 and jax.default_backend() == "cpu":
+            return "there are several devices, and a CPU would add up over them in each chunk"
         return None
+
+    def _devices(self, logits: Logits) -> int:
+        """Return over how many devices tokens may be divided, as far as their types do not say."""
+        is_local = jax_compat.varies_over(logits.unit.eqn.outvars[0].aval)
+        return 1 if is_local or described_platform() else jax.device_count()

@@ -21,6 +21,7 @@ from jaxamp.found.cross_entropy.chunks import Division, in_chunk, looped, parted
 from jaxamp.found.cross_entropy.passes import Pass
 from jaxamp.found.cross_entropy.read_anew import read_anew
 from jaxamp.found.cross_entropy.rows import SUM
+from jaxamp.found.cross_entropy.undivided import undivided
 from jaxamp.found.levels import Level
 
 
@@ -122,7 +123,8 @@ def _with_gradients(
     chunks = parts, division.places
     (sums, slopes), (stacks, stacked) = _scanned(read_anew(body), (start, slopes), chunks)
     results = sums | {v: division.join(x, made.rows_of(v)) for v, x in stacks.items()}
-    found = dict(slopes) | {key: division.join(x, key[1]) for key, x in stacked.items()}
+    slopes = {key: undivided(slope, division.words) for key, slope in slopes.items()}
+    found = slopes | {key: division.join(x, key[1]) for key, x in stacked.items()}
     gradients: dict[int, Any] = {}
     for (value, _), gradient in found.items():
         gradients[value] = gradients[value] + gradient if value in gradients else gradient

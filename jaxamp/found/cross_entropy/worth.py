@@ -44,11 +44,12 @@ class Sizes(NamedTuple):
     """Sizes of a head.
 
     Attributes:
-      tokens: how many tokens it is computed for.
+      tokens: how many tokens it is computed for, on each device.
       width: how many numbers a token has.
       words: how many logits.
       again: how many products more than three it takes in chunks, for loss and gradient.
       is_trained: whether its matrix has a gradient.
+      devices: over how many all tokens are divided.
     """
 
     tokens: int
@@ -56,6 +57,7 @@ class Sizes(NamedTuple):
     words: int
     again: int = 0
     is_trained: bool = True
+    devices: int = 1
 
     @property
     def logits(self) -> int:
@@ -96,8 +98,8 @@ class Sizes(NamedTuple):
         return 4 + 2 * self.again
 
 
-def products_of(jaxpr: Jaxpr, *, backward: bool) -> Cost:
-    """Return what a program's products take with its gradient.
+def products_of(jaxpr: Jaxpr, *, backward: bool, devices: int = 1) -> Cost:
+    """Return what a program's products take with its gradient, on each device.
 
     Loops count as often as they run. What a product reads and writes is moved by what is around
     it, too: its arithmetic and its bytes take time after one another.
@@ -106,8 +108,10 @@ def products_of(jaxpr: Jaxpr, *, backward: bool) -> Cost:
       jaxpr: the program.
       backward: whether it has its gradient; each product is three otherwise, or four where a
         checkpoint computes one of them again.
+      devices: over how many they are divided.
     """
-    arithmetic, moved = _products(jaxpr, 1 if backward else 3, 1 if backward else 4)
+    each, again = (1, 1) if backward else (3, 4)
+    arithmetic, moved = _products(jaxpr, each, again) / devices
     return Cost(arithmetic + moved, moved)
 
 
@@ -135,7 +139,7 @@ def chunks_for(sizes: Sizes, word: bool | str | None, program: Cost) -> int | st
     Args:
       sizes: of the head.
       word: `PrecisionPolicy.loss_in_chunks`.
-      program: what products take, of loss and gradient of the whole program.
+      program: what products take, of loss and gradient of the whole program, on each device.
 
     >>> chunks_for(Sizes(tokens=4096, width=1536, words=65536), None, Cost(7e10, 3e10))
     2
@@ -146,9 +150,10 @@ def chunks_for(sizes: Sizes, word: bool | str | None, program: Cost) -> int | st
         return f"too few words: {sizes.words} for {sizes.width} numbers of a token"
     chunks = min(sizes.tokens // (_SHORT if word else _LONG), -(-sizes.logits // _CHUNK))
     if word is True:
-        chunks = min(max(chunks, 4), sizes.tokens)
+        chunks = min(max(chunks, 4), sizes.tokens * sizes.devices)
     if chunks < 2:
-        return f"too few tokens: {sizes.tokens} × {sizes.words} words"
+        each = f" on each of {sizes.devices} devices" if sizes.devices > 1 else ""
+        return f"too few tokens: {sizes.tokens} × {sizes.words} words{each}"
     if word is not True and sizes.saved(chunks) < MATTERS:
         return f"too little memory is saved: {sizes.saved(chunks) / 2**20:.1f} MiB"
     softmax = sizes.softmax(is_stored=True) * sizes.logits

@@ -10,6 +10,7 @@ import numpy as np
 from jax._src import core as _core
 from jax._src import sharding_impls as _sharding_impls
 from jax._src.interpreters import mlir as _mlir
+from jax._src.lib.mlir.dialects import sdy as _sdy  # pyright: ignore[reportPrivateImportUsage]
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from jax.sharding import AbstractMesh, PartitionSpec, use_abstract_mesh
 
@@ -31,6 +32,18 @@ def has_several_devices(context: Any) -> bool:
 def is_exported(context: Any) -> bool:
     """Return whether a module is lowered for ``jax.export``, to be compiled elsewhere."""
     return context.module_context.lowering_parameters.for_export
+
+
+def undivided_but(context: Any, value: Any, free: Sequence[bool]) -> Any:
+    """Return a value of a module of which devices have parts along its free axes alone.
+
+    It names no mesh: which the arrays lie on, JAX tells a rule only where all lie on one.
+    """
+    if not has_several_devices(context) or not getattr(jax.config, "jax_use_shardy_partitioner", 1):
+        return value
+    axes = [_sdy.DimensionShardingAttr.get([], is_closed=not is_free) for is_free in free]
+    place = _sdy.TensorShardingAttr.get(_sdy.MeshAttr.get([]), axes)
+    return _sdy.ShardingConstraintOp(value, place).result
 
 
 def lower_kernel(function: Callable[..., Any], context: Any, *operands: Any) -> Any:
