@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import jaxamp
 from benchmarks.collectives.count import collectives
 from jaxamp.compiled import hlo
-from jaxamp.compiled.environments import ENVIRONMENTS
+from jaxamp.compiled.deviceless import ENVIRONMENTS
 from jaxamp.compiled.targets import TARGETS
 from tests.found.cross_entropy import absent
 
@@ -144,9 +144,13 @@ def test_several_devices_by_default(tokens, backend, said, monkeypatch):
 
 
 @pytest.mark.deviceless
-@pytest.mark.parametrize("target", ["h200", "v5e"])
-def test_eight_absent_chips_send_no_more(target, tmp_path, monkeypatch):
-    """Divided by data, by FSDP, and by both that and words, in less memory."""
+@pytest.mark.parametrize(("target", "most"), [("h200", 1.01), ("v5e", 1.15)])
+def test_eight_absent_chips_send_no_more(target, most, tmp_path, monkeypatch):
+    """Divided by data, by FSDP, and by both that and words, in less memory.
+
+    A TPU's compiler sends what it gathers and scatters round a ring in some of these programs: then
+    a device's own part, one of four, is not counted.
+    """
     environment = ENVIRONMENTS[TARGETS[target].environment]
     if not environment.ready:
         pytest.skip(f"no compiler: python -m jaxamp estimate --install {environment.name}")
@@ -154,5 +158,5 @@ def test_eight_absent_chips_send_no_more(target, tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS")  # those of the tests' own process, with eight devices
     environment.run("-m", absent.__name__, target, str(tmp_path / "sent"), quiet=True)
     for row in map(json.loads, (tmp_path / "sent").read_text().splitlines()):
-        assert row["chunks"]["sent"] <= 1.01 * row["stored"]["sent"], row
+        assert row["chunks"]["sent"] <= most * row["stored"]["sent"], row
         assert row["chunks"]["memory"] < 0.95 * row["stored"]["memory"], row
