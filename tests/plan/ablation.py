@@ -160,7 +160,9 @@ def _models() -> Iterator[Program]:
     jax, models = map(importlib.import_module, ("jax", "benchmarks.deviceless.models"))
     for name, model in models.EVERY.items():
         loss = model.small.plain
-        orders = {"forward": loss, "amp(grad)": jax.value_and_grad(loss, has_aux=True)}
+        orders = {"forward": loss}
+        if model.gradient:
+            orders["amp(grad)"] = jax.value_and_grad(loss, has_aux=True)
         for order, fn in orders.items():
             traced = functools.cache(functools.partial(_traced_model, jax, fn, model.small))
             for low in ("bf16", "f16"):

@@ -15,7 +15,8 @@ def find_precise_products(graph: Graph) -> None:
     """Enter into a graph its products that are not to be rounded, and what these read."""
     products = [n for n in graph.nodes if multiplies(n) and len(n.ins) > 1]
     squares = Squares(graph)
-    found = find_residues(graph, products, squares) | find_cancelled(squares)
+    cancelled = find_cancelled(squares)
+    found = find_residues(graph, products, squares, cancelled) | cancelled
     for node, why in list(found.items()):
         if not is_backward(node.scope):
             found.update(dict.fromkeys(squares.transposed(node, products), why))

@@ -2,7 +2,8 @@
 
 `x - (x @ q) @ q.T` leaves what a subspace does not hold, `x - weights @ x` distances from a mean, a
 Laplacian `degree * x - a @ x` those of neighbours. The matrix may be formed before: `eye(n) - 1/n`,
-`diag(degree) - a`, or captured weights that add up to nothing.
+`diag(degree) - a`, or captured weights that add up to nothing. A Schur complement, as
+the variance of a Gaussian process, is what remains of `c` in `c - k.T @ solve(a, k)`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from jaxamp.plan.graph.consumers import descendants
 from jaxamp.plan.graph.graph import Graph, Node, Role
 
 _NONE: frozenset[int] = frozenset()
+_SOLVERS = ("custom_linear_solve", "linear_solve", "triangular_solve")
 
 
 def find_remainders(
@@ -35,7 +37,19 @@ def find_remainders(
         for one, other in (arrays, arrays[::-1]) if not is_backward(node.scope) else ():
             if one in squares.linear.get(other, _NONE):
                 found.update(dict.fromkeys(_made_by(squares, (other,), of=one), (one,)))
+            elif _is_complement(graph, squares, other):
+                found.update(dict.fromkeys(_made_by(squares, arrays), (one,)))
     return {node: found[node] for node in products if node in found}
+
+
+def _is_complement(graph: Graph, squares: Squares, value: int) -> bool:
+    """Return whether a value is subtracted in a Schur complement: `k.T @ solve(a, k)`."""
+    solved = {out for name in _SOLVERS for n in graph.named.get(name, ()) for out in n.outs}
+    if solved.isdisjoint(squares.linear.get(value, _NONE)):
+        return False
+    read = [squares.origins[v] for v in squares.makers[value].ins]
+    pairs = (read, read[::-1]) if multiplies(squares.makers[value]) else ()
+    return any(one in squares.linear.get(other, _NONE) for one, other in pairs)
 
 
 def _made_by(squares: Squares, values: Iterable[int], of: int | None = None) -> Iterator[Node]:
@@ -44,7 +58,7 @@ def _made_by(squares: Squares, values: Iterable[int], of: int | None = None) -> 
     for value in pending:
         if value in squares.linear and (of is None or of in squares.linear[value]):
             node = squares.makers[value]
-            pending += [squares.origins[v] for v in node.ins]
+            pending += {squares.origins[v] for v in node.ins}.difference(pending)
             if multiplies(node):
                 yield node
 

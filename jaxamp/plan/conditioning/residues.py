@@ -12,7 +12,7 @@ program's arithmetic.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from jaxamp.core.guards import Guard
 from jaxamp.core.semantics import Linear
@@ -44,7 +44,7 @@ _SCALED = (*_SCALES, "neg", "max", "min", "clamp", "select_n", "square", "intege
 
 
 def find_residues(
-    graph: Graph, products: Sequence[Node], squares: Squares
+    graph: Graph, products: Sequence[Node], squares: Squares, cancelled: Container[Node]
 ) -> dict[Node, Constraint]:
     """Return the products of a forward pass of which a residue is needed, each with why."""
     products = [n for n in products if not is_backward(n.scope)]
@@ -52,7 +52,7 @@ def find_residues(
     left = {node: found for node in graph.nodes if (found := [*_left(graph, squares, node)])}
     if not left and not remainders:
         return {}
-    norms, made = _norms(graph, squares), _made(graph, remainders)
+    norms, made = _norms(graph, squares), _made(graph, lambda n: n in remainders or n in cancelled)
     needs = _needs(graph, squares, norms, left)
     of_layers = {n for n in products if union(made, remainders.get(n, n.ins))}
     found = dict[Node, Constraint]()
@@ -142,13 +142,14 @@ def _norms(graph: Graph, squares: Squares) -> bytearray:
     return norms
 
 
-def _made(graph: Graph, besides: Container[Node]) -> bytearray:
-    """Return, per value, whether a layer has made it, some products not being layers."""
+def _made(graph: Graph, is_wide: Callable[[Node], bool]) -> bytearray:
+    """Return, per value, whether a layer has made it, which wide products are not."""
     made = bytearray(len(graph.avals))
     for value in graph.activations:
         made[value] = 1
     for node in graph.nodes:
-        if (multiplies(node) and node not in besides) or union(made, node.ins):
+        is_layer = multiplies(node) and not is_wide(node)
+        if is_layer or (node.role is not Role.FIXED and union(made, node.ins)):
             for out in node.outs:
                 made[out] = 1
     return made

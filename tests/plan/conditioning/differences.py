@@ -530,6 +530,19 @@ def direct_from_mean(a: Array, x: Array) -> Array:
     return x - (a[0][:, None] * x).sum(0) / a[0].sum()
 
 
+def posterior(x: Array, y: Array) -> Array:
+    """The covariance of a Gaussian process beside what it has seen."""
+    k = jnp.exp(-subtracted(x, x) / 32) + 0.01 * jnp.eye(len(x))
+    near = jnp.exp(-subtracted(x, y) / 32)
+    return jnp.exp(-subtracted(y, y) / 32) - near.T @ jnp.linalg.solve(k, near)
+
+
+def direct_posterior(x: Array, y: Array) -> Array:
+    k = jnp.exp(-subtracted(x, x) / 32) + 0.01 * jnp.eye(len(x))
+    near = jnp.exp(-subtracted(x, y) / 32)
+    return jnp.exp(-subtracted(y, y) / 32) - _times(near.T, jnp.linalg.solve(k, near))
+
+
 _ROOTS = jnp.linalg.qr(jnp.ones((WIDTH, 3)).at[:, 1:].add(DRAW.normal(WIDTH, 2)))[0]
 _AFFINITY = jnp.exp(-subtracted(X, X) / 8)
 REMAINDERS = {
@@ -541,6 +554,7 @@ REMAINDERS = {
     "laplacian": (laplacian, direct_laplacian, (_AFFINITY, X)),
     "degrees": (degrees, direct_laplacian, (_AFFINITY, X)),
     "roughness": (roughness, direct_roughness, (_AFFINITY, X)),
+    "posterior": (posterior, direct_posterior, (X, X[:CENTRES] + 0.01 * Y)),
     "from_mean": (from_mean, direct_from_mean, (_AFFINITY, X)),
 }
 
