@@ -161,7 +161,7 @@ def _models() -> Iterator[Program]:
     for name, model in models.EVERY.items():
         loss = model.small.plain
         orders = {"forward": loss}
-        if model.gradient:
+        if model.small.gradient:
             orders["amp(grad)"] = jax.value_and_grad(loss, has_aux=True)
         for order, fn in orders.items():
             traced = functools.cache(functools.partial(_traced_model, jax, fn, model.small))
