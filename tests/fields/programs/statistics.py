@@ -243,3 +243,18 @@ def sparse_process(params, x, y):
         - jnp.log(jnp.abs(jnp.diag(s))).sum()
     )
     return -fit.mean() + kl / 64, {"mean": mean, "variance": variance}
+
+
+@program(lambda d: (d.normal(50, 4), d.normal(50)), aux=True)
+def recursive_least_squares(x, y):
+    """A regression that forgets, one example at a time; the inverse is updated."""
+
+    def step(state, example):
+        inverse, w = state
+        x, y = example
+        gain = inverse @ x / (0.99 + x @ inverse @ x)
+        w = w + gain * (y - w @ x)
+        return ((inverse - jnp.outer(gain, x @ inverse)) / 0.99, w), w
+
+    (inverse, w), trace = lax.scan(step, (100 * jnp.eye(4), jnp.zeros(4)), (x, y))
+    return (w**2).sum(), {"inverse": inverse, "trace": trace}

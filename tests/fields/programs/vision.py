@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -289,3 +291,22 @@ def style_transfer(params, image, style, content):
     c = jnp.mean((mine[1] - kept[1]) ** 2)
     tv = jnp.abs(jnp.diff(image, axis=1)).mean()
     return 1e-6 * s + 1e-2 * c + 1e-3 * tv, {"style": s, "content": c}
+
+
+@program(
+    lambda d: (
+        {"in": d.kernel(3, 1, 8), "out": d.kernel(3, 8, 1)},
+        d.uniform(2, 32, 32, 1),
+    ),
+    aux=True,
+)
+def structural_similarity(params, image):
+    """A restored image beside the original: means, variances and covariances of windows."""
+    restored = image + 0.1 * conv(jax.nn.relu(conv(image, params["in"])), params["out"])
+    window = functools.partial(conv, w=jnp.full((7, 7, 1, 1), 1 / 49), padding="VALID")
+    mx, my = window(image), window(restored)
+    vx, vy = window(image * image) - mx**2, window(restored * restored) - my**2
+    vxy = window(image * restored) - mx * my
+    like = (2 * mx * my + 1e-4) * (2 * vxy + 9e-4)
+    like /= (mx**2 + my**2 + 1e-4) * (vx + vy + 9e-4)
+    return 1 - like.mean(), {"like": like}
