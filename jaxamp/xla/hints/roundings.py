@@ -10,8 +10,8 @@ the parameter's, which another kernel reduces over rows. Unless the reduction re
 well, the float32 cotangent is written to memory for it. The same holds behind a batch norm that is
 read by an exponential or the like, or by several operations (a leaky ReLU, `x * hard_sigmoid(x)`):
 the cotangent is reduced over rows, read again after that, and too costly to be computed twice. And
-it holds for a sum of several activations, each times a parameter of its own, such as a convolution
-written as shifted taps.
+it holds for a sum of several products, of matrices or of activations and a parameter each, such as
+a convolution written as shifted taps.
 
 See: https://github.com/openxla/xla/issues/41605
 """
@@ -130,31 +130,36 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
 
     roundings = {}
     normalized = _find_normalized(graph, provenance, stored)
-    scaled = _find_scaled_sums(graph, provenance, others)
+    of_products = _find_sums_of_products(graph, provenance, others)
     for node in graph.nodes:
         is_wide = any(stored[v] is Precision.F32 or v in bias_sums for v in node.outs)
         if node.name not in _SUMS or not is_wide:
             continue
         (out,), found = node.outs, others(node)
         whole = [v for v in found if provenance.dense[v] and graph.sizes[v] == graph.sizes[out]]
-        if out in scaled or len(found) == len(whole) == 1:
-            is_multiplied = out in scaled or out in normalized
+        if out in of_products or len(found) == len(whole) == 1:
+            is_multiplied = out in of_products or out in normalized
             low = findings.narrow if is_multiplied else stored[whole[0]]
             if is_narrow(low):
                 roundings[out] = CotangentRounding(node.ins.index(whole[0]), low, is_multiplied)
     return roundings
 
 
-def _find_scaled_sums(
+def _find_sums_of_products(
     graph: Graph, provenance: Provenance, others: Callable[[Node], list[int]]
 ) -> set[int]:
-    """Return whole sums of activations of which several are scaled by parameters of their own."""
+    """Return whole sums of several products that nothing else reads: no residual stream."""
 
-    def scaled(node: Node) -> tuple[int, ...] | None:
+    def product(node: Node) -> tuple[int, ...] | None:
+        if node.role is Role.CONTRACT:
+            return node.outs
         factors = [provenance.dense[v] for v in others(node)] if node.name == "mul" else []
         return node.outs if factors == [1] else None
 
-    parts = find_parts(graph, scaled, lambda node: node.name in _SUMS)
+    def adds_up(node: Node) -> bool:
+        return node.name in _SUMS and all(len(graph.readers[v]) == 1 for v in node.ins)
+
+    parts = find_parts(graph, product, adds_up)
     added = {v for node in graph.nodes if node.name in _SUMS for v in node.ins}
     return {v for v, found in parts.items() if len(found) > 1 and v not in added}
 
