@@ -311,7 +311,7 @@ MUTATIONS = (
         "tests/numerics/test_probe.py",
     ),
     Mutation(
-        "training/finite.py",
+        "training/trees.py",
         "return jax.lax.pmin(finite",
         "return jax.lax.pmax(finite",
         "tests/training/test_finite.py",

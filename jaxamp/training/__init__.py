@@ -8,10 +8,6 @@ from jaxamp.training.debug import Diagnosis as Diagnosis
 from jaxamp.training.debug import debug_step as debug_step
 from jaxamp.training.filtered import scaled_filter_grad as scaled_filter_grad
 from jaxamp.training.filtered import scaled_filter_value_and_grad as scaled_filter_value_and_grad
-from jaxamp.training.finite import all_finite as all_finite
-from jaxamp.training.finite import first_nonfinite as first_nonfinite
-from jaxamp.training.finite import nonfinite_index as nonfinite_index
-from jaxamp.training.finite import select_tree as select_tree
 from jaxamp.training.grads import Gradient as Gradient
 from jaxamp.training.grads import scaled_grad as scaled_grad
 from jaxamp.training.grads import scaled_value_and_grad as scaled_value_and_grad
@@ -31,5 +27,9 @@ from jaxamp.training.optax import LossScaleState as LossScaleState
 from jaxamp.training.optax import SkipState as SkipState
 from jaxamp.training.optax import skip_nonfinite as skip_nonfinite
 from jaxamp.training.optax import with_loss_scale as with_loss_scale
+from jaxamp.training.trees import all_finite as all_finite
+from jaxamp.training.trees import first_nonfinite as first_nonfinite
+from jaxamp.training.trees import nonfinite_index as nonfinite_index
+from jaxamp.training.trees import select_tree as select_tree
 
 register_adapter("jmp", lambda: importlib.import_module("jaxamp.training.jmp_loss_scale"))

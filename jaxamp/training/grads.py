@@ -14,9 +14,8 @@ import jax.numpy as jnp
 from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import TrainingError, article, shown
 from jaxamp.run.amp import DEFAULT_POLICY, amp
-from jaxamp.training.finite import all_finite
 from jaxamp.training.loss_scale import as_loss_scale, same_library
-from jaxamp.training.trees import global_norm, map_floats, varies_over, widen_floats
+from jaxamp.training.trees import all_finite, global_norm, map_floats, varies_over, widen_floats
 
 
 class Gradient(NamedTuple):

@@ -17,8 +17,7 @@ import numpy as np
 from jaxamp.core.adapters import adapter
 from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import TrainingError, shown
-from jaxamp.training.finite import as_flag
-from jaxamp.training.trees import map_floats, widen
+from jaxamp.training.trees import as_flag, map_floats, widen
 
 _T = TypeVar("_T")
 

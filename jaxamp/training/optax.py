@@ -10,9 +10,8 @@ import jax.numpy as jnp
 
 from jaxamp.core.keep_precision import keep_precision
 from jaxamp.errors import TrainingError
-from jaxamp.training.finite import all_finite, as_flag, select_tree
 from jaxamp.training.loss_scale import DynamicLossScale, as_loss_scale, same_library
-from jaxamp.training.trees import map_floats, widen_floats
+from jaxamp.training.trees import all_finite, as_flag, map_floats, select_tree, widen_floats
 
 if TYPE_CHECKING:
     import optax

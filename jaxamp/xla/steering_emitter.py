@@ -19,8 +19,11 @@ from jaxamp.xla.primitives.checkpoint_barriers import (
     recomputation_barrier,
 )
 from jaxamp.xla.primitives.label_gather import label_gather, scatter_by_comparison
-from jaxamp.xla.primitives.rounded_cotangent import sum_with_rounded_cotangent
-from jaxamp.xla.primitives.rounding_barrier import rounding_barrier, unbarriered
+from jaxamp.xla.primitives.rounding_barrier import (
+    rounding_barrier,
+    sum_with_rounded_cotangent,
+    unbarriered,
+)
 
 
 class SteeringEmitter(Emitter):

@@ -1,4 +1,4 @@
-"""Primitives of roundings that XLA is to keep: a barrier behind one, and sums that read before it.
+"""Primitives of roundings that XLA is to keep: barriers behind them, and sums that share them.
 
 XLA removes a narrowing that a widening follows, and reads the float32 value. A barrier between the
 two prevents that, and separates their kernels. On a GPU that is what is wanted, as XLA would store
@@ -11,6 +11,10 @@ between. An ``unbarriered`` summand is read from before it. The rounding still c
 the barrier, a select between NaN and number stands between it and the widening, so that XLA does
 not recognize the pair.
 
+The sum of an activation that is stored narrow and a broadcast parameter has one cotangent for both.
+The activation's is rounded, the parameter's is summed over rows. Rounded by ``rounded_cotangent``
+before the two part, both are computed from what is in memory.
+
 See: https://github.com/openxla/xla/issues/41605 and https://github.com/jax-ml/jax/pull/22244
 """
 
@@ -20,15 +24,17 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import ad, mlir
+from jax.extend.core import JaxprEqn, Primitive
+from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define
 from jaxamp.core.kept_rounding import reduce_to
 from jaxamp.core.taxonomy import OpKind, Trait
+from jaxamp.plan.decision import CotangentRounding
 
 rounding_barrier_p = Primitive("rounding_barrier")
 
@@ -108,3 +114,64 @@ ad.deflinear2(unbarriered_p, lambda cotangent, wide: [cotangent])
 mlir.register_lowering(
     unbarriered_p, _lowered, cacheable=False
 )  # cached, it would be a function that cannot see what computes its operand
+
+
+rounded_cotangent_p = Primitive("rounded_cotangent")
+
+
+def sum_with_rounded_cotangent(eqn: JaxprEqn, operands: Any, of: CotangentRounding) -> Any:
+    """Add or subtract two arrays, as an equation does; the cotangent of the result is rounded."""
+    rank = max(map(np.ndim, operands))
+    aligned = [lax.expand_dims(x, range(rank - np.ndim(x))) for x in operands]  # scalars, too
+    return rounded_cotangent_p.bind(*aligned, op=eqn.primitive, of=of)
+
+
+def _sum(x: Any, y: Any, *, op: Primitive, of: CotangentRounding) -> Any:
+    return op.bind(x, y)
+
+
+def _aval(x: Any, y: Any, *, op: Primitive, of: CotangentRounding) -> Any:
+    aval, _ = op.abstract_eval(x, y)
+    return aval
+
+
+def _transpose(cotangent: Any, *operands: Any, op: Primitive, of: CotangentRounding) -> Any:
+    if type(cotangent) is ad.Zero:
+        return [None, None]
+    given = _given(cotangent, of)
+    found = [_summed(g, x.aval.shape) for g, x in zip(given, operands, strict=True)]
+    return [found[0], lax.neg(found[1])] if op.name == "sub" else found
+
+
+def _given(cotangent: Any, of: CotangentRounding) -> list[Any]:
+    """Return the rounded cotangent for each operand."""
+    if cotangent.dtype == of.precision.dtype:
+        return [cotangent, cotangent]  # a bias that a convolution's kernel adds
+    narrow = rounding_barrier(lax.convert_element_type(cotangent, of.precision.dtype))
+    rounded = lax.convert_element_type(narrow, cotangent.dtype)
+    summed = rounded if of.is_multiplied else unbarriered(rounded)
+    return [rounded if place == of.activation else summed for place in (0, 1)]
+
+
+def _summed(cotangent: Any, shape: tuple[int, ...]) -> Any:
+    """Sum a cotangent over the axes that its operand was broadcast along, in f32."""
+    axes = [i for i, (n, size) in enumerate(zip(cotangent.shape, shape, strict=True)) if n != size]
+    if not axes:
+        return cotangent
+    total = lax.reduce_sum(lax.convert_element_type(cotangent, jnp.float32), axes)
+    return lax.convert_element_type(lax.reshape(total, shape), cotangent.dtype)
+
+
+def _batch(operands: Any, dims: Any, *, op: Primitive, of: CotangentRounding) -> Any:
+    in_front = [batching.bdim_at_front(x, dim, 1) for x, dim in zip(operands, dims, strict=True)]
+    return rounded_cotangent_p.bind(*in_front, op=op, of=of), 0
+
+
+def _taylor_of_sum(primals: Any, series: Any, **params: Any) -> Any:
+    terms = [rounded_cotangent_p.bind(x, y, **params) for x, y in zip(*series, strict=True)]
+    return rounded_cotangent_p.bind(*primals, **params), terms
+
+
+define(rounded_cotangent_p, _sum, _aval, _batch, taylor=_taylor_of_sum)
+ad.deflinear2(rounded_cotangent_p, _transpose)
+jax_compat.check_nans(rounded_cotangent_p, lambda params: params["op"].name)
