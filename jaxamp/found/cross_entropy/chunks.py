@@ -5,6 +5,7 @@ A chunk has every n-th token, so that tokens which lie on several devices do so 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from jax.extend.core import Literal
 from jaxamp.core import jax_compat
 from jaxamp.found.cross_entropy.passes import Key, Pass, Step
 from jaxamp.found.cross_entropy.read_anew import read_anew
-from jaxamp.found.cross_entropy.rows import SUM, Rows, resized
+from jaxamp.found.cross_entropy.rows import Rows, resized
 from jaxamp.found.cross_entropy.undivided import undivided
 
 
@@ -76,10 +77,7 @@ class Division(NamedTuple):
         return jnp.reshape(array, (*around[0], math.prod(array.shape[axis : axis + 3]), *around[1]))
 
 
-Body = Callable[[Mapping[Key, Any], Mapping[Key, Any], Any], tuple[dict[int, Any], dict[int, Any]]]
-
-
-def looped(
+def as_written(
     made: Pass, division: Division, read: Callable[[int], Any], *, again: bool
 ) -> dict[int, Any]:
     """Return what a pass makes.
@@ -90,48 +88,43 @@ def looped(
       read: returns a value of the program.
       again: whether what has the size of logits is computed again where this is differentiated.
     """
-    parts, wholes, start = parted(made, division, read)
-
-    def body(sums: Any, part: Any) -> tuple[Any, Any]:
-        rows, added = in_chunk(made, division, wholes | part[0], part[1])
-        return {value: total + added[value] for value, total in sums.items()}, rows
-
-    each = read_anew(body)
+    body = read_anew(functools.partial(in_chunk, made, division))
     if again:
-        each = jax.checkpoint(each, prevent_cse=False)
-    sums, stacks = lax.scan(each, start, (parts, division.places))
-    sums = {v: undivided(total, division.words) for v, total in sums.items()}
-    return sums | {v: division.join(x, made.rows_of(v)) for v, x in stacks.items()}
+        body = jax.checkpoint(body, prevent_cse=False)
+    found = looped(made, division, read, body, {})
+    return {value: array for (value, _), array in found.items()}
 
 
-def parted(
-    made: Pass, division: Division, read: Callable[[int], Any]
-) -> tuple[dict[Key, Any], dict[Key, Any], dict[int, Any]]:
-    """Return inputs of a pass in parts, those that are read whole, and what sums begin with.
+def looped(
+    made: Pass,
+    division: Division,
+    read: Callable[[int], Any],
+    body: Callable[[Mapping[Key, Any], Any], dict[Key, Any]],
+    sums: Mapping[Key, Any],
+    scan: Callable[..., tuple[Any, Any]] = lax.scan,
+) -> dict[Key, Any]:
+    """Return what is computed of the inputs of a pass, chunk by chunk.
 
     Args:
       made: the pass.
       division: of the tokens.
       read: returns a value of the program.
+      body: computes it of the inputs for some tokens, and of which these are.
+      sums: what sums begin with, but for those of the pass.
+      scan: runs the loop.
     """
-    parts: dict[Key, Any] = {}
-    wholes: dict[Key, Any] = {}
-    for value, rows in made.inputs:
-        if rows is None:
-            wholes[value, rows] = undivided(read(value), division.words)
-        else:
-            parts[value, rows] = division.split(read(value), rows)
-    return parts, wholes, {v: _zero(v, made) for v, rows in made.outputs.items() if rows is SUM}
+    parts = {(v, rows): division.split(read(v), rows) for v, rows in made.inputs if rows}
+    wholes = {key: undivided(read(key[0]), division.words) for key in made.inputs if not key[1]}
 
+    def each(sums: Any, part: Any) -> tuple[Any, Any]:
+        found = body(wholes | part[0], part[1])
+        added = {key: total + found[key] for key, total in sums.items()}
+        return added, {key: array for key, array in found.items() if key[1]}
 
-def _zero(value: int, made: Pass) -> Any:
-    """Return what a sum over tokens begins with."""
-    for step in made.steps:
-        for out, var in zip(step.unit.outs, step.unit.eqn.outvars, strict=True):
-            if out == value:
-                aval: Any = var.aval
-                return zeros(aval.shape, aval)
-    raise KeyError(value)
+    start = {(v, None): zeros(aval.shape, aval) for v, aval in made.sums()} | dict(sums)
+    totals, stacks = scan(each, start, (parts, division.places))
+    totals = {key: undivided(total, division.words) for key, total in totals.items()}
+    return totals | {key: division.join(array, key[1]) for key, array in stacks.items()}
 
 
 def zeros(shape: Sequence[int], aval: Any) -> Any:
@@ -141,9 +134,7 @@ def zeros(shape: Sequence[int], aval: Any) -> Any:
     return lax.pcast(zero, varies, to="varying") if varies else zero
 
 
-def in_chunk(
-    made: Pass, division: Division, env: Mapping[Key, Any], tokens: Any
-) -> tuple[dict[int, Any], dict[int, Any]]:
+def in_chunk(made: Pass, division: Division, env: Mapping[Key, Any], tokens: Any) -> dict[Key, Any]:
     """Return what a pass makes of some tokens: rows, and what they add to sums.
 
     Args:
@@ -153,14 +144,12 @@ def in_chunk(
       tokens: i32[t], which these are.
     """
     values = dict(env)
-    for step in made.steps:
-        rows = None if step.flow.result is SUM else step.flow.result
+    for step in made.steps.values():
         with jax_compat.emitting(step.unit.eqn):
             results = _computed(step, division, values, tokens)
         for out, result in zip(step.unit.outs, results, strict=True):
-            values[out, rows] = result  # type: ignore[index]
-    rows = {v: values[v, r] for v, r in made.outputs.items() if isinstance(r, Rows)}
-    return rows, {v: values[v, None] for v, r in made.outputs.items() if r is SUM}
+            values[out, step.flow.result] = result  # type: ignore[index]
+    return {key: values[key] for key in made.outputs.items()}
 
 
 def _computed(
@@ -177,7 +166,7 @@ def _computed(
     if name == "sharding_constraint" and not _divides(eqn.params["sharding"], operands[0]):
         return operands
     beside = flow.operands[0] if flow.operands else None
-    if beside is not None and (flow.result is SUM or name == "pad"):
+    if beside is not None and (flow.result is None or name == "pad"):
         if not division.is_whole(beside):
             filling = operands[1] if name == "pad" else 0
             operands[0] = jnp.where(_present(operands[0], beside, tokens), operands[0], filling)

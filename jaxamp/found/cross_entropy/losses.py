@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jax
@@ -13,7 +14,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jaxamp.core import jax_compat
 from jaxamp.core.features import Outcome, Replaced
 from jaxamp.core.formats import Precision
-from jaxamp.found.cross_entropy.chunks import Division, looped
+from jaxamp.found.cross_entropy.chunks import Division, as_written
 from jaxamp.found.cross_entropy.one_number import differentiated, one_number
 from jaxamp.found.cross_entropy.passes import (
     Logits,
@@ -25,7 +26,7 @@ from jaxamp.found.cross_entropy.passes import (
 )
 from jaxamp.found.cross_entropy.worth import MATTERS, Sizes, chunks_for, products_of
 from jaxamp.found.known_numbers import KnownNumbers
-from jaxamp.found.levels import Level, Unit, numbers
+from jaxamp.found.levels import Level, Unit
 from jaxamp.found.places import NARROW, Place, Scopes
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.nested import nested
@@ -113,23 +114,23 @@ class _Region:
         return _Emission(self, read)
 
 
+@dataclass(eq=False)
 class _Emission:
     """Emission of one pass."""
 
-    def __init__(self, region: _Region, read: Callable[[int], Any]) -> None:
-        self.region, self.read = region, read
-        self.forward: list[Any] = []
-        self._made: dict[int, Any] | None = None
+    region: _Region
+    read: Callable[[int], Any]
+    forward: list[Any] = field(default_factory=list)
+
+    @functools.cached_property
+    def _made(self) -> dict[int, Any]:
+        made, division, number = self.region.made_here, self.region.division, self.region.number
+        if number is None:
+            return as_written(made, division, self.read, again=self.region.again)
+        return differentiated(made, division, self.read, number)
 
     def value(self, value: int) -> Any:
         """Return one of the values that the pass makes."""
-        if self._made is None:
-            region = self.region
-            made, division = region.made_here, region.division
-            if region.number is None:
-                self._made = looped(made, division, self.read, again=region.again)
-            else:
-                self._made = differentiated(made, division, self.read, region.number)
         return self._made[value]
 
 
@@ -162,14 +163,13 @@ class _Losses:
         self, level: Level, known: KnownNumbers, scopes: Scopes
     ) -> tuple[list[_Region], list[Outcome]]:
         """Return the losses of a level, and what looks like one."""
-        makers = {o: u for u in reversed([*level.equations()]) for o in numbers(u.outs)}
         regions: list[_Region] = []
         refused: list[Outcome] = []
         for unit in before_exponentials(level):
             if not self._is_large(unit.eqn.outvars[0].aval):
                 continue
             taken = frozenset[int]().union(*(region.made for region in regions))
-            found = self._regions(unit, level, known, makers, scopes.place(unit), taken)
+            found = self._regions(unit, level, known, scopes.place(unit), taken)
             if isinstance(found, str):
                 refused.append(Outcome(KIND, *scopes.place(unit).words, found))
             elif found and taken.isdisjoint(frozenset().union(*(r.made for r in found))):
@@ -181,14 +181,13 @@ class _Losses:
         unit: Unit,
         level: Level,
         known: KnownNumbers,
-        makers: Mapping[int, Unit],
         place: Place,
         taken: frozenset[int],
     ) -> list[_Region] | str | None:
         """Return the passes of the loss of a product, or why there are none."""
         why: str | None = None
         for logits in logits_of(unit):
-            passes = Search(level, known, makers, logits).passes()
+            passes = Search(level, known, logits).passes()
             if isinstance(passes, Obstacle):
                 why = why or (passes.reason if passes.is_softmax else None)
                 continue
@@ -203,7 +202,7 @@ class _Losses:
                 return divided
             number = None
             if len(passes) == 1 and not passes[0].backward and self.policy.base is Precision.BF16:
-                whole = Search(level, known, makers, logits, is_whole=True).passes()
+                whole = Search(level, known, logits, is_whole=True).passes()
                 if not isinstance(whole, Obstacle) and taken.isdisjoint(whole[0].outputs):
                     number = one_number(whole[0], level)
                     passes = passes if number is None else whole

@@ -7,7 +7,7 @@ products, where logits that are computed again for the backward pass take four.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,11 +17,9 @@ from jax import lax
 from jax.extend.core import Literal
 
 from jaxamp.core import jax_compat
-from jaxamp.found.cross_entropy.chunks import Division, in_chunk, looped, parted, zeros
-from jaxamp.found.cross_entropy.passes import Pass
+from jaxamp.found.cross_entropy.chunks import Division, as_written, in_chunk, looped, zeros
+from jaxamp.found.cross_entropy.passes import Key, Pass
 from jaxamp.found.cross_entropy.read_anew import read_anew
-from jaxamp.found.cross_entropy.rows import SUM
-from jaxamp.found.cross_entropy.undivided import undivided
 from jaxamp.found.levels import Level
 
 
@@ -37,14 +35,14 @@ def one_number(made: Pass, level: Level) -> int | None:
         return jnp.issubdtype(getattr(level.avals[value], "dtype", np.int32), np.floating)
 
     smooth = {value for value, _ in made.inputs if is_float(value)}
-    for step in made.steps:
+    for step in made.steps.values():
         read = {key[0] for key in step.operands if not isinstance(key, Literal)}
         if step.unit.eqn.primitive.name != "stop_gradient" and read & smooth:
             smooth.update(v for v in step.unit.outs if isinstance(v, int) and is_float(v))
     results = [value for value in made.outputs if value in smooth]
     if len(results) != 1 or level.avals[results[0]].shape:
         return None
-    return results[0] if made.outputs[results[0]] is SUM else None
+    return results[0] if made.outputs[results[0]] is None else None
 
 
 def differentiated(
@@ -64,7 +62,7 @@ def differentiated(
     @jax.custom_jvp
     def total(*arrays: Any) -> list[Any]:
         given = dict(zip(values, arrays, strict=True))
-        results = looped(made, division, given.__getitem__, again=False)
+        results = as_written(made, division, given.__getitem__, again=False)
         return [results[value] for value in order]
 
     @functools.partial(total.defjvp, symbolic_zeros=True)
@@ -102,32 +100,25 @@ def _with_gradients(
     made: Pass, division: Division, given: dict[int, Any], number: int, wanted: list[int]
 ) -> tuple[dict[int, Any], dict[int, Any]]:
     """Return what a pass makes, and the gradients of a number among it along some inputs."""
-    parts, wholes, start = parted(made, division, given.__getitem__)
     along = [key for key in made.inputs if key[0] in wanted]
-    flat = {key: wholes[key] for key in along if key in wholes}
-    slopes = {key: zeros(array.shape, jax.typeof(array)) for key, array in flat.items()}
+    wholes = {key: given[key[0]] for key in along if key[1] is None}
+    sums = {key: zeros(array.shape, jax.typeof(array)) for key, array in wholes.items()}
 
-    def body(sums: Any, part: Any) -> tuple[Any, Any]:
-        env = wholes | part[0]
+    @read_anew
+    def body(env: Mapping[Key, Any], tokens: Any) -> dict[Key, Any]:
+        def one(moving: Any) -> tuple[Any, dict[Key, Any]]:
+            found = in_chunk(made, division, {**env, **moving}, tokens)
+            return found[number, None], found
 
-        def one(moving: Any) -> tuple[Any, Any]:
-            rows, added = in_chunk(made, division, env | moving, part[1])
-            return added[number], (rows, added)
+        total, pull, found = jax.vjp(one, {key: env[key] for key in along}, has_aux=True)
+        return found | pull(jnp.ones_like(total))[0]
 
-        _, pull, (rows, added) = jax.vjp(one, {key: env[key] for key in along}, has_aux=True)
-        (gradient,) = pull(jnp.ones_like(sums[0][number]))
-        totals = {value: total + added[value] for value, total in sums[0].items()}
-        added = {key: total + gradient[key] for key, total in sums[1].items()}
-        return (totals, added), (rows, {key: gradient[key] for key in along if key in parts})
-
-    chunks = parts, division.places
-    (sums, slopes), (stacks, stacked) = _scanned(read_anew(body), (start, slopes), chunks)
-    results = sums | {v: division.join(x, made.rows_of(v)) for v, x in stacks.items()}
-    slopes = {key: undivided(slope, division.words) for key, slope in slopes.items()}
-    found = slopes | {key: division.join(x, key[1]) for key, x in stacked.items()}
+    found = looped(made, division, given.__getitem__, body, sums, _scanned)
+    results = {value: found[value, rows] for value, rows in made.outputs.items()}
     gradients: dict[int, Any] = {}
-    for (value, _), gradient in found.items():
-        gradients[value] = gradients[value] + gradient if value in gradients else gradient
+    for key in along:
+        value, more = key[0], gradients.get(key[0])
+        gradients[value] = found[key] if more is None else more + found[key]
     return results, gradients
 
 

@@ -12,14 +12,14 @@ the logits computed again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.extend.core import Literal
 
-from jaxamp.found.cross_entropy.rows import SUM, Flow, Rows, flow, flow_back
+from jaxamp.found.cross_entropy.rows import Flow, Rows, flow, flow_back
 from jaxamp.found.known_numbers import KnownNumbers
 from jaxamp.found.levels import Atom, Level, Unit, numbers
 
@@ -53,34 +53,35 @@ class Pass:
     """Equations that are computed in one pass over the tokens.
 
     Attributes:
-      steps: the equations, in order.
+      steps: the equations, in order, by how tokens go through them.
       inputs: the values that they read, in parts or whole.
-      outputs: per value that the program reads, where its tokens are, or `SUM`.
+      outputs: per value that the program reads, where its tokens are; ``None`` for sums over them.
     """
 
-    steps: list[Step] = field(default_factory=list)
+    steps: dict[tuple[Unit, Flow], Step] = field(default_factory=dict)
     inputs: dict[Key, None] = field(default_factory=dict)
-    outputs: dict[int, Rows | str] = field(default_factory=dict)
+    outputs: dict[int, Rows | None] = field(default_factory=dict)
 
-    def rows_of(self, output: int) -> Rows:
-        """Return where an output that is no sum has its tokens."""
-        rows = self.outputs[output]
-        assert isinstance(rows, Rows)
-        return rows
+    def sums(self) -> Iterator[tuple[int, Any]]:
+        """Yield the outputs that are sums over tokens, and their types."""
+        for step in self.steps.values():
+            for value, var in zip(step.unit.outs, step.unit.eqn.outvars, strict=True):
+                if isinstance(value, int) and self.outputs.get(value, value) is None:
+                    yield value, var.aval
 
     @property
     def backward(self) -> bool:
         """The presence of cotangents: products with more matrices than that of the logits."""
-        flows = [step.flow for step in self.steps if _contracts(step.unit)]
-        return any(f.result is SUM for f in flows) or sum(None in f.operands for f in flows) > 1
+        flows = [step.flow for step in self.steps.values() if _contracts(step.unit)]
+        return any(f.result is None for f in flows) or sum(None in f.operands for f in flows) > 1
 
     def sums_to(self, size: int) -> bool:
         """Return whether a product of it is a sum over tokens with so many elements."""
         return any(
-            step.flow.result is SUM
+            step.flow.result is None
             and _contracts(step.unit)
             and step.unit.eqn.outvars[0].aval.size == size  # type: ignore[attr-defined]
-            for step in self.steps
+            for step in self.steps.values()
         )
 
 
@@ -185,7 +186,6 @@ class Search:
     Attributes:
       level: where it is.
       known: the known numbers of that.
-      makers: the equation that makes each value.
       logits: the product.
       is_whole: whether sums of what is smaller, such as losses, are part of a pass, too.
       rows: per value that depends on it and is computed token by token, where its tokens are.
@@ -196,7 +196,6 @@ class Search:
 
     level: Level
     known: KnownNumbers
-    makers: Mapping[int, Unit]
     logits: Logits
     is_whole: bool = False
     rows: dict[int, Rows] = field(default_factory=dict)
@@ -236,7 +235,7 @@ class Search:
     def _step(self, unit: Unit, tainted: list[int]) -> None:
         outs = numbers(unit.outs)
         if self._is_sum(unit, tainted):
-            self.flows[unit] = Flow((None,) * len(unit.ins), SUM)
+            self.flows[unit] = Flow((None,) * len(unit.ins), None)
             self.stage[outs[0]] = max(self.stage[a] for a in tainted)
             self.sums.add(outs[0])
             return
@@ -255,7 +254,7 @@ class Search:
         self.stage.update(dict.fromkeys(outs, max(map(self._ready, tainted))))
         self.flows[unit] = found
         big = [a for a in tainted if self.is_big(a, self.rows.get(a))]
-        if isinstance(found.result, Rows):
+        if found.result is not None:
             if _contracts(unit) and None in found.operands and big:
                 return  # the cotangents of activations, from which the rest of the program follows
             self.rows.update(dict.fromkeys(outs, found.result))
@@ -264,7 +263,7 @@ class Search:
         name = unit.eqn.primitive.name
         if (name in _EXPONENTIALS and big) or not self._powers.isdisjoint(tainted):
             self._powers.update(outs)
-        if name == "reduce_sum" and found.result is not SUM and not self._powers.isdisjoint(big):
+        if name == "reduce_sum" and found.result is not None and not self._powers.isdisjoint(big):
             avals = self.level.avals
             self.is_softmax |= avals[big[0]].size == avals[outs[0]].size * self.logits.words
 
@@ -312,7 +311,7 @@ class Search:
                 if size > 1 and (column == np.arange(size).reshape(along)).all():
                     return axis
             return None
-        unit = self.makers.get(indices) if isinstance(indices, int) else None
+        unit = self.level.makers.get(indices) if isinstance(indices, int) else None
         if unit is None:
             return None
         if unit.eqn.primitive.name == "convert_element_type":
@@ -358,12 +357,14 @@ class Search:
                     return reason
             for made in passes:
                 wanted.update(value for value, _ in made.inputs)
-        found = [made for made in passes if made.outputs]
-        return found or "no operation reads it"
+        order = {unit: i for i, unit in enumerate(self.level.equations())}
+        for made in passes:
+            made.steps = dict(sorted(made.steps.items(), key=lambda item: order[item[0][0]]))
+        return [made for made in passes if made.outputs] or "no operation reads it"
 
     def _unlike(self, unit: Unit, flowing: Flow) -> str | None:
         """Return what keeps a product from being one of a loss: it has a matrix of its own."""
-        if unit is self.logits.unit or not _contracts(unit) or flowing.result is SUM:
+        if unit is self.logits.unit or not _contracts(unit) or flowing.result is None:
             return None
         wholes = [a for a, rows in zip(unit.ins, flowing.operands, strict=True) if rows is None]
         matrix = self._source(self.logits.unit.ins[1 - self.logits.side])
@@ -373,19 +374,18 @@ class Search:
 
     def _source(self, atom: Atom) -> Atom:
         """Return the value that another one is moved from."""
-        unit = self.makers.get(atom) if isinstance(atom, int) else None
+        unit = self.level.makers.get(atom) if isinstance(atom, int) else None
         if unit is None or unit.eqn.primitive.name not in _MOVES:
             return atom
         return self._source(unit.ins[0])
 
     def _make(self, value: int, into: Pass, stage: int) -> str | None:
         """Add to a pass what a value is made of; return why that cannot be."""
-        done = {step.unit: None for step in into.steps if step.unit in self.flows}
-        pending: list[tuple[Unit, Flow]] = [(self.makers[value], self.flows[self.makers[value]])]
-        added: dict[tuple[Unit, Flow], Step] = {}
+        maker = self.level.makers[value]
+        pending: list[tuple[Unit, Flow]] = [(maker, self.flows[maker])]
         while pending:
             unit, flowing = pending.pop()
-            if unit in done or (unit, flowing) in added:
+            if (unit, flowing) in into.steps:
                 continue
             keys = [
                 (atom, rows) if isinstance(atom, int) else atom
@@ -393,7 +393,7 @@ class Search:
             ]
             if (reason := self._unlike(unit, flowing)) is not None:
                 return reason
-            added[unit, flowing] = Step(unit, flowing, tuple(keys), self.places(unit))
+            into.steps[unit, flowing] = Step(unit, flowing, tuple(keys), self.places(unit))
             for key in keys:
                 if isinstance(key, Literal):
                     continue
@@ -404,22 +404,27 @@ class Search:
                     into.inputs[key] = None
                 else:
                     pending.append(found)
-        steps = {(step.unit, step.flow): step for step in into.steps} | added
-        order = {unit: i for i, unit in enumerate(self.level.equations())}
-        into.steps = sorted(steps.values(), key=lambda step: order[step.unit])
         return None
 
     def _maker(self, value: int, rows: Rows | None, stage: int) -> tuple[Unit, Flow] | str | None:
         """Return what makes a value token by token; ``None`` where it is read from the program."""
         if rows is None:
             is_here = value in self.sums and self.stage[value] == stage
-            return (self.makers[value], self.flows[self.makers[value]]) if is_here else None
+            return (
+                (self.level.makers[value], self.flows[self.level.makers[value]])
+                if is_here
+                else None
+            )
         if value in self.rows:
             is_here = self.stage[value] == stage or self.is_big(value, rows)
-            return (self.makers[value], self.flows[self.makers[value]]) if is_here else None
+            return (
+                (self.level.makers[value], self.flows[self.level.makers[value]])
+                if is_here
+                else None
+            )
         if not self.is_big(value, rows):
             return None
-        unit = self.makers.get(value)
+        unit = self.level.makers.get(value)
         if unit is not None and not unit.eqn.effects and not _contracts(unit):
             found = flow_back(unit.eqn, rows, self.places(unit))
             if found is not None:

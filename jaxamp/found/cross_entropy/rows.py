@@ -40,20 +40,16 @@ class Rows(NamedTuple):
         )
 
 
-SUM = "sum"
-"""The result is a sum over tokens."""
-
-
 class Flow(NamedTuple):
     """Course of tokens through an equation.
 
     Attributes:
       operands: per operand where its tokens are; ``None`` where all rows read all of it.
-      result: where those of the results are, or `SUM`.
+      result: where those of the results are; ``None`` if it is a sum over tokens.
     """
 
     operands: tuple[Rows | None, ...]
-    result: Rows | str
+    result: Rows | None
 
 
 class _Labels(NamedTuple):
@@ -121,19 +117,21 @@ def _along(label: Any, rest: list[int], labels: _Labels) -> Flow | None:
     def place(axes: Sequence[Any]) -> Rows | None:
         return Rows(axes.index(label), *rest) if label in axes else None
 
-    result = place(labels.result) or (SUM if label in labels.summed else None)
-    return result and Flow(tuple(map(place, labels.operands)), result)
+    result = place(labels.result)
+    if result is None and label not in labels.summed:
+        return None
+    return Flow(tuple(map(place, labels.operands)), result)
 
 
 def resized(eqn: JaxprEqn, flowing: Flow, tokens: int) -> dict[str, Any]:
     """Return the parameters of an equation that change if so many tokens go through it."""
     params, rows = eqn.params, flowing.result
     match eqn.primitive.name:
-        case "broadcast_in_dim" | "iota" if isinstance(rows, Rows):
+        case "broadcast_in_dim" | "iota" if rows:
             return {"shape": rows.shape(params["shape"], tokens)}
-        case "reshape" if isinstance(rows, Rows):
+        case "reshape" if rows:
             return {"new_sizes": rows.shape(params["new_sizes"], tokens)}
-        case "slice" if isinstance(rows, Rows):
+        case "slice" if rows:
             start = list(params["start_indices"])
             start[rows.axis] = 0
             limits = rows.shape(params["limit_indices"], tokens)
@@ -142,7 +140,7 @@ def resized(eqn: JaxprEqn, flowing: Flow, tokens: int) -> dict[str, Any]:
             at = flowing.operands[0]
             if params["slice_sizes"][at.axis] > 1:
                 return {"slice_sizes": at.shape(params["slice_sizes"], tokens)}
-        case "pad" if isinstance(rows, Rows):
+        case "pad" if rows:
             padded = list(params["padding_config"])
             padded[rows.axis] = (0, 0, 0)
             return {"padding_config": tuple(padded)}

@@ -38,6 +38,10 @@ def _mapped(f):
     return jax.vmap(jax.grad(f, (0, 1)), (0, None))(np.stack([X, 2 * X]), W)
 
 
+def _of_an_ensemble(f):
+    return jax.vmap(jax.grad(f, (0, 1)))(np.stack([X, 2 * X]), np.stack([W, -W]))
+
+
 def _under_a_checkpoint(f):
     return jax.value_and_grad(lambda x, w: 3 * jax.checkpoint(f)(x, w) ** 2, (0, 1))(X, W)
 
@@ -54,8 +58,8 @@ def _of_a_scan(f):
     return jax.grad(lambda xs: jax.lax.scan(step, 0.0, xs)[0])(np.stack([X, 2 * X]))
 
 
-WAYS = [_forward_mode, _only_activations, _only_the_matrix, _mapped, _under_a_checkpoint,
-        _linearized, _of_a_scan]  # fmt: skip
+WAYS = [_forward_mode, _only_activations, _only_the_matrix, _mapped, _of_an_ensemble,
+        _under_a_checkpoint, _linearized, _of_a_scan]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -66,6 +70,24 @@ def test_derivatives(way):
     runs = [jax.jit(lambda p=p: way(jaxamp.amp(_loss, p)))() for p in (POLICY, STORED)]
     for got, want in zip(*map(jax.tree.leaves, runs), strict=True):
         assert np.linalg.norm(got - want) <= 0.01 * np.linalg.norm(want)
+
+
+@pytest.mark.filterwarnings("ignore::jaxamp.errors.IdlePolicyWarning")
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+def test_recipes_of_8_bits(order):
+    """The loss is in chunks, and its products are in 16 bits, as with logits stored."""
+    fp8 = [
+        jaxamp.PrecisionPolicy.FP8_CURRENT.replace(loss_in_chunks=word) for word in (True, False)
+    ]
+    (found,) = jaxamp.plan_of(_loss, fp8[0])(X, W).found
+    assert found.kind == "loss"
+    runs = []
+    for policy in fp8:
+        step = jax.grad(jaxamp.amp(_loss, policy), 1)
+        if order == "amp(grad(f))":
+            step = jaxamp.amp(jax.grad(_loss, 1), policy)
+        runs.append(jax.jit(step)(X, W))
+    assert np.linalg.norm(runs[0] - runs[1]) <= 0.01 * np.linalg.norm(runs[1])
 
 
 def test_a_value_alone_takes_one_product():
