@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from jax.extend.core import ClosedJaxpr
@@ -47,6 +47,7 @@ def make_plan(
     onward: Sequence[bool] | None = None,
     later: Sequence[bool] = (),
     forms: bool = True,
+    deciding: frozenset[Hashable] = frozenset(),
 ) -> Plan:
     """Decide, for every equation of a jaxpr, in which precision it runs.
 
@@ -62,6 +63,7 @@ def make_plan(
         tangents do; by default none.
       onward: whether Compute outside reads each result; by default those that leave narrow.
       forms: whether features choose after the core, and may give operations forms of their own.
+      deciding: places of products, elsewhere, that decide when a loop stops.
 
     Raises:
       UnknownPrimitiveError: ``strict`` and a primitive is unknown.
@@ -80,6 +82,7 @@ def make_plan(
     onward = onward or [is_narrow(p) for p in outputs or ()]
     _apply_signature(graph, frame.entries, inputs or (), frame.exits, onward)
     graph.later.update(v for v, is_later in zip(frame.entries, later, strict=False) if is_later)
+    graph.deciding = deciding
     find_ranges(graph)
     find_precise_products(graph)
     forced = find_forced(graph, policy)

@@ -78,13 +78,21 @@ class Uses:
         return _is_needed(self.bits, node)
 
 
-def find_uses(graph: Graph, provenance: Provenance, may_lower: Lowerable, *, no_gain: bool) -> Uses:
+def find_uses(
+    graph: Graph,
+    provenance: Provenance,
+    may_lower: Lowerable,
+    repeated: frozenset[int] = frozenset(),
+    *,
+    no_gain: bool,
+) -> Uses:
     """Sweep backward until nothing changes; more than once only where a loop feeds back.
 
     Args:
       graph: the program.
       provenance: where each value comes from.
       may_lower: whether a Compute node would be lowered, given the flags of its results.
+      repeated: what repeats a value that decides when a loop stops.
       no_gain: whether to distinguish values that no Compute reads; else all count as read by it.
     """
     bits = bytearray(len(graph.avals))
@@ -98,6 +106,8 @@ def find_uses(graph: Graph, provenance: Provenance, may_lower: Lowerable, *, no_
         bits[value] |= REACHES
     for value in graph.predicates:
         bits[value] |= STOPS_LOOP | TESTED
+    for value in repeated:
+        bits[value] |= STOPS_LOOP
     lookups = find_transposed_lookups(graph, provenance)
     keeping = frozenset(v for c in graph.carries if c.keeps_dtype for v in (c.inner, c.result))
     states = {carry.out: carry.result for carry in find_states(graph)}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -205,6 +205,7 @@ class Graph:
       carries: carries of all loops.
       precise: products that are not to be rounded, each with why; see `precise_products.py`.
       unrounded: what these read.
+      deciding: places of products that decide when a loop stops; see `repeated_decisions.py`.
       readers: per value, the nodes that read it, in program order.
       unknown: unknown primitives, each with its first equation.
     """
@@ -236,6 +237,7 @@ class Graph:
     carries: list[Carry] = field(default_factory=list)
     precise: dict[Node, Any] = field(default_factory=dict)
     unrounded: set[int] = field(default_factory=set)
+    deciding: frozenset[Hashable] = frozenset()
     readers: list[list[Node]] = field(default_factory=list)
     unknown: dict[str, JaxprEqn] = field(default_factory=dict)
     _types: dict[Any, tuple[bool, str, Any]] = field(default_factory=dict)

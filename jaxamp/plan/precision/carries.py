@@ -7,6 +7,7 @@ from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.plan.dataflow.constraints import constrain_contraction
 from jaxamp.plan.dataflow.provenance import Provenance, Range, find_provenance
+from jaxamp.plan.dataflow.repeated_decisions import find_repeated
 from jaxamp.plan.dataflow.uses import Lowerable, Uses, find_uses
 from jaxamp.plan.graph.consumers import descendants, is_exact, is_movement
 from jaxamp.plan.graph.graph import Carry, Graph, Link, Node, Role
@@ -37,17 +38,20 @@ def settle_carries(
         carry.keeps_dtype |= (
             carry.init in graph.sources
         )  # starts as an input: state, which is never lowered
+    repeated, no_gain = frozenset[int](), Guard.NO_GAIN in policy.guards
     while True:
         provenance = find_provenance(graph, _limits(policy))
         may_lower = _lowering(graph, provenance, policy, forced)
-        uses = find_uses(graph, provenance, may_lower, no_gain=Guard.NO_GAIN in policy.guards)
+        uses = find_uses(graph, provenance, may_lower, repeated, no_gain=no_gain)
         unsafe = [
             carry
             for carry in graph.carries
             if not carry.keeps_dtype and not _is_safe(graph, provenance, uses, carry)
         ]
-        if not unsafe:
+        more = find_repeated(graph, uses) if Guard.LOOP_CARRY in policy.guards else repeated
+        if not unsafe and more <= repeated:
             return provenance, uses
+        repeated |= more
         for carry in unsafe:
             carry.keeps_dtype = True
 
