@@ -63,7 +63,7 @@ def make_plan(
         tangents do; by default none.
       onward: whether Compute outside reads each result; by default those that leave narrow.
       forms: whether features choose after the core, and may give operations forms of their own.
-      deciding: places of products, elsewhere, that decide when a loop stops.
+      deciding: what `shape_of` says of products, elsewhere, that decide when a loop stops.
 
     Raises:
       UnknownPrimitiveError: ``strict`` and a primitive is unknown.

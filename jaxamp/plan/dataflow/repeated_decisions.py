@@ -6,35 +6,32 @@ then only counts them. A step that was accepted has to be accepted, and to be as
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable
 
 from jax.extend.core import JaxprEqn
 
-from jaxamp.core import jax_compat
+from jaxamp.jaxprs.name_stack import is_transposed
 from jaxamp.plan.dataflow.uses import Uses
-from jaxamp.plan.graph.graph import Graph, Node, Role
+from jaxamp.plan.graph.graph import Graph, Role
 
 
-def place_of(eqn: JaxprEqn) -> Hashable:
-    """Return what an equation and its repetition share, and its transpose does not."""
-    operands = tuple(str(v.aval) for v in eqn.invars)
-    numbers = str(eqn.params.get("dimension_numbers"))
-    return jax_compat.user_line(eqn.source_info), operands, numbers
+def shape_of(eqn: JaxprEqn) -> Hashable:
+    """Return what a product and its repetition share, and its transpose rarely does.
+
+    JAX gives what the rules of a `custom_vjp` compute the line of its call.
+    """
+    return *(str(v.aval) for v in eqn.invars), str(eqn.params.get("dimension_numbers"))
 
 
 def find_repeated(graph: Graph, uses: Uses) -> frozenset[int]:
-    """Return the results of products that repeat one that decides when a loop stops."""
-    deciding = set(graph.deciding)
-    others = list[Node]()
-    for node in _products(graph.nodes):
-        if any(uses.stops_loop[v] for v in node.outs):
-            deciding.add(place_of(node.eqn))
-        else:
-            others.append(node)
-    if not deciding:
-        return frozenset()
-    return frozenset(v for node in others if place_of(node.eqn) in deciding for v in node.outs)
-
-
-def _products(nodes: Iterable[Node]) -> Iterator[Node]:
-    return (node for node in nodes if node.role is Role.CONTRACT)
+    """Return the results of products of a backward pass that repeat a deciding one."""
+    products = [node for node in graph.nodes if node.role is Role.CONTRACT]
+    stopping = (n for n in products if any(uses.stops_loop[v] for v in n.outs))
+    deciding = graph.deciding.union(shape_of(node.eqn) for node in stopping)
+    return frozenset(
+        out
+        for node in products
+        if deciding and (graph.deciding or is_transposed(node.scope))
+        if shape_of(node.eqn) in deciding
+        for out in node.outs
+    )

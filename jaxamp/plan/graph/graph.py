@@ -205,7 +205,7 @@ class Graph:
       carries: carries of all loops.
       precise: products that are not to be rounded, each with why; see `precise_products.py`.
       unrounded: what these read.
-      deciding: places of products that decide when a loop stops; see `repeated_decisions.py`.
+      deciding: products elsewhere that decide when a loop stops; see `repeated_decisions.py`.
       readers: per value, the nodes that read it, in program order.
       unknown: unknown primitives, each with its first equation.
     """

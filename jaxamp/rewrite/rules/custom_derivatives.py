@@ -24,7 +24,7 @@ from jaxamp.core.taxonomy import OpKind
 from jaxamp.jaxprs.nested import called
 from jaxamp.jaxprs.relu_masks import compare_relu_results
 from jaxamp.plan import JaxprPlan, make_plan
-from jaxamp.plan.dataflow.repeated_decisions import place_of
+from jaxamp.plan.dataflow.repeated_decisions import shape_of
 from jaxamp.rewrite.interpreter import interpret, interpret_whole
 from jaxamp.rewrite.registry import RewriteContext, RuleContext, rewrites
 
@@ -197,7 +197,7 @@ def _run_rule(
         outputs=wanted,
         onward=onward,
         later=later,
-        deciding=frozenset(place_of(d.eqn) for d in products if d.guard is Guard.LOOP_CARRY),
+        deciding=frozenset(shape_of(d.eqn) for d in products if d.guard is Guard.LOOP_CARRY),
     )
     fresh = RewriteContext(rewrite.policy)
     return interpret_whole(fresh, closed, plan.body, args)
