@@ -299,13 +299,15 @@ def test_a_relu_is_kept_in_place_of_the_product_that_it_alone_reads(args: Any) -
     assert len(kept) == LAYERS + 1  # and the input
 
 
-@pytest.mark.parametrize(("columns", "kept"), [(WIDTH, 1), (1, 0)])
-def test_a_relu_that_a_vector_multiplies_is_not_kept(args: Any, columns: int, kept: int) -> None:
+@pytest.mark.parametrize(("columns", "kept"), [([WIDTH], 1), ([1], 0), ([1, WIDTH], 1)])
+def test_a_relu_that_only_vectors_multiply_is_not_kept(
+    args: Any, columns: list[int], kept: int
+) -> None:
     """XLA adds up the terms in the kernel that computes them, from the product in memory."""
 
     def perceptron(weights: jax.Array, x: jax.Array) -> jax.Array:
         hidden = jax.nn.relu(x @ weights[0] + weights[2, 0])
-        return (hidden @ weights[1, :, :columns]).sum()
+        return sum((hidden @ weights[1, :, :n]).sum() for n in columns)
 
     jaxpr = jax.make_jaxpr(jax.grad(amp(perceptron, POLICY)))(*args).jaxpr
     assert sum(e.primitive.name == "residual" for e in equations(jaxpr)) == kept
@@ -683,18 +685,33 @@ def test_cotangents_behind_a_batch_norm_are_rounded_once(dense: Any, curve: Any)
         assert jnp.linalg.norm(found - plain) <= 0.1 * jnp.linalg.norm(plain)
 
 
-def test_the_cotangent_of_a_filter_written_as_taps_is_rounded_once(args: Any) -> None:
-    """The sum of each tap's products and all shifted readers take it from memory."""
-    weights, x = args
+def filtered(w: jax.Array, x: jax.Array) -> jax.Array:
+    """Three taps along the words."""
+    padded = jnp.pad(x @ w[1], ((2, 0), (0, 0)))
+    return sum((padded[i : i + TOKENS] * w[0, i] for i in range(1, 3)), padded[:TOKENS] * w[0, 0])
 
-    def filtered(taps: jax.Array, w: jax.Array, x: jax.Array) -> jax.Array:
-        padded = jnp.pad(x @ w, ((2, 0), (0, 0)))
-        rows = [padded[i : i + TOKENS] * taps[i] for i in range(3)]
-        return ((jax.nn.silu(rows[0] + rows[1] + rows[2]) @ w) ** 2).mean()
 
-    given = weights[0, :3], weights[1], x
-    jaxpr = jax.make_jaxpr(amp(filtered, POLICY))(*given).jaxpr
+def added(w: jax.Array, x: jax.Array) -> jax.Array:
+    return x @ w[0] + jnp.tanh(x) @ w[1]
+
+
+def residual(w: jax.Array, x: jax.Array) -> jax.Array:
+    """A stream that the second product depends on."""
+    x = x @ w[0]
+    return x + jnp.tanh(x) @ w[1]
+
+
+@pytest.mark.parametrize(("fn", "roundings"), [(filtered, 1), (added, 1), (residual, 0)])
+def test_the_cotangent_of_a_sum_of_products_is_rounded_once(
+    args: Any, fn: Any, roundings: int
+) -> None:
+    """All that the products are made of take it from memory, and so do sums over rows."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return ((jax.nn.silu(fn(w, x)) @ w[2]) ** 2).mean()
+
+    jaxpr = jax.make_jaxpr(amp(loss, POLICY))(*args).jaxpr
     echoes = [e.params["of"] for e in equations(jaxpr) if e.primitive.name == "rounded_cotangent"]
-    assert [of.is_multiplied for of in echoes] == [True]
-    mixed, plain = jax.grad(amp(filtered, POLICY))(*given), jax.grad(filtered)(*given)
+    assert [of.is_multiplied for of in echoes] == [True] * roundings
+    mixed, plain = jax.grad(amp(loss, POLICY))(*args), jax.grad(loss)(*args)
     assert jnp.linalg.norm(mixed - plain) <= 0.02 * jnp.linalg.norm(plain)

@@ -119,7 +119,7 @@ class Recomputation:
         """Return whether a rule's ReLU result should be saved: it joins arrays, or replaces one.
 
         A ReLU of one array that others read too need not be stored on a TPU, which fuses it with
-        the convolution that reads it. Nor need one that is multiplied by a vector: XLA adds up the
+        the convolution that reads it. Nor need one that only vectors multiply: XLA adds up the
         terms in the kernel that computes them.
         """
         if not self._saves_relus or not is_narrow(self.stored[value]):
@@ -129,7 +129,7 @@ class Recomputation:
         is_sole = value in self._sole_readings
         readers = self.graph.readers[value]
         return bool(self.regions.joined[value]) or (
-            is_sole and not any(_multiplies_by_vector(self.graph, r) for r in readers)
+            is_sole and not all(_multiplies_by_vector(self.graph, r) for r in readers)
         )
 
     def _find_sole_readings(self) -> set[int]:

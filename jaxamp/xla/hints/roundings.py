@@ -148,7 +148,10 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
 def _find_sums_of_products(
     graph: Graph, provenance: Provenance, others: Callable[[Node], list[int]]
 ) -> set[int]:
-    """Return whole sums of several products that nothing else reads: no residual stream."""
+    """Return whole sums of several products, without a bias, that nothing else reads.
+
+    So none is a residual stream, on which a later product depends.
+    """
 
     def product(node: Node) -> tuple[int, ...] | None:
         if node.role is Role.CONTRACT:
@@ -157,7 +160,8 @@ def _find_sums_of_products(
         return node.outs if factors == [1] else None
 
     def adds_up(node: Node) -> bool:
-        return node.name in _SUMS and all(len(graph.readers[v]) == 1 for v in node.ins)
+        is_sum = node.name in _SUMS and others(node) == [*node.ins]
+        return is_sum and all(len(graph.readers[v]) == 1 for v in node.ins)
 
     parts = find_parts(graph, product, adds_up)
     added = {v for node in graph.nodes if node.name in _SUMS for v in node.ins}
