@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import Literal
+from jax.sharding import PartitionSpec
 
 from jaxamp.core import jax_compat
 from jaxamp.found.cross_entropy.passes import Key, Pass, Step
@@ -128,7 +129,10 @@ def looped(
 
 
 def zeros(shape: Sequence[int], aval: Any) -> Any:
-    """Return zeros of the dtype of an array, which vary over the devices that it varies over."""
+    """Return zeros that lie as an array does, along its axes, and vary over devices as it does."""
+    if jax_compat.has_typed_sharding(aval):
+        spec = PartitionSpec(*(None,) * (len(shape) - aval.ndim), *aval.sharding.spec)
+        return jax.sharding.reshard(jnp.zeros(shape, aval.dtype), spec)
     varies = tuple(jax_compat.varies_over(aval))
     zero = jnp.zeros(shape, aval.dtype)
     return lax.pcast(zero, varies, to="varying") if varies else zero

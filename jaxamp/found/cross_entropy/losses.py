@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
@@ -206,7 +208,11 @@ class _Losses:
                 if not isinstance(whole, Obstacle) and taken.isdisjoint(whole[0].outputs):
                     number = one_number(whole[0], level)
                     passes = passes if number is None else whole
-            return self._worthwhile(logits, passes, number, place, word)
+            regions = self._worthwhile(logits, passes, number, place, word)
+            is_typed = jax_compat.has_typed_sharding(unit.eqn.outvars[0].aval)
+            if isinstance(regions, str) or not is_typed:
+                return regions
+            return next(filter(None, (_misplaced(region, level) for region in regions)), regions)
         return why
 
     def _worthwhile(
@@ -234,14 +240,39 @@ class _Losses:
 
     def _divided(self, logits: Logits, word: Any) -> str | None:
         """Return why a division of arrays over devices keeps logits stored."""
-        aval = logits.unit.eqn.outvars[0].aval
-        if jax_compat.has_typed_sharding(aval):
-            return "arrays are divided over an explicit mesh"
         if word is None and self._devices(logits) > 1 and jax.default_backend() == "cpu":
             return "there are several devices, and a CPU would add up over them in each chunk"
         return None
 
     def _devices(self, logits: Logits) -> int:
-        """Return over how many devices tokens may be divided, as far as their types do not say."""
-        is_local = jax_compat.varies_over(logits.unit.eqn.outvars[0].aval)
-        return 1 if is_local or described_platform() else jax.device_count()
+        """Return over how many devices logits are divided, or may be where types do not say."""
+        aval: Any = logits.unit.eqn.outvars[0].aval
+        if jax_compat.has_typed_sharding(aval):
+            return aval.size // math.prod(aval.sharding.shard_shape(aval.shape))
+        return 1 if jax_compat.varies_over(aval) or described_platform() else jax.device_count()
+
+
+def _misplaced(region: _Region, level: Level) -> str | None:
+    """Return why arrays whose types say where they lie cannot lie so in chunks, if they cannot.
+
+    That is JAX's to say, of what is computed and of its derivative.
+    """
+    values = [*region.needed]
+    made = [v for v in region.made if jnp.issubdtype(level.avals[v].dtype, jnp.floating)]
+
+    def emitted(*arrays: Any) -> list[Any]:
+        emission = region.emission(dict(zip(values, arrays, strict=True)).__getitem__, set())
+        return [emission.value(value) for value in made]
+
+    def pulled(*arrays: Any) -> list[Any]:
+        results, pull = jax.vjp(emitted, *arrays)
+        pull(results)
+        return results
+
+    try:
+        types = jax.make_jaxpr(pulled)(*(level.avals[v] for v in values)).out_avals
+    except Exception as error:  # of any kind: the program stays as it is
+        return f"on its explicit mesh: {str(error).splitlines()[0][:200]}"
+    if all(t.sharding == level.avals[v].sharding for t, v in zip(types, made, strict=True)):
+        return None
+    return "chunks of it would lie elsewhere on its explicit mesh"

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Literal
+from jax.sharding import PartitionSpec
 
 from jaxamp.core import jax_compat
 from jaxamp.found.cross_entropy.chunks import Division, as_written, in_chunk, looped, zeros
@@ -86,7 +87,8 @@ def _along(gradient: Any, tangent: Any) -> Any:
     """Return their product, which no policy rounds."""
     axes = tuple(range(gradient.ndim))
     numbers, precision = ((axes, axes), ((), ())), lax.Precision.HIGHEST
-    return lax.dot_general(gradient, tangent, numbers, precision=precision)
+    place = PartitionSpec() if jax_compat.has_typed_sharding(jax.typeof(gradient)) else None
+    return lax.dot_general(gradient, tangent, numbers, precision=precision, out_sharding=place)
 
 
 def _still(array: Any) -> Any:

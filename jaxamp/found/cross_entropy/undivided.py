@@ -15,9 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxamp.core import jax_compat
 from jaxamp.core.define import define
 from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.kernels.jax_compat.kernel_lowering import undivided_but
@@ -33,7 +35,9 @@ def undivided(array: Any, size: int) -> Any:
     (2, 4)
     """
     free = tuple(n == size for n in array.shape)
-    return undivided_p.bind(array, free=free) if any(free) and not all(free) else array
+    if not any(free) or all(free) or jax_compat.has_typed_sharding(jax.typeof(array)):
+        return array  # no matrix of words, or its type says where it lies
+    return undivided_p.bind(array, free=free)
 
 
 def _batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, free: tuple[bool, ...]) -> Any:

@@ -105,17 +105,73 @@ def test_in_a_shard_map(order, is_checked):
         assert "while" in jax.jit(mapped).lower(*placed).as_text()
 
 
-def test_explicit_meshes_are_left_alone():
-    """Types say where arrays lie; the reason says so."""
-    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+def _one_hot(x, w, labels):
+    logits = jax.nn.log_softmax(x @ w)
+    return -(logits * jax.nn.one_hot(labels, w.shape[-1])).sum(-1).mean()
+
+
+def _fully_divided(x, w, labels):
+    return _loss(x, jax.sharding.reshard(w, P()), labels)
+
+
+def _shifted(x, w, labels):
+    return _loss(x[:, :-1], w, labels[:, 1:])
+
+
+def _looked_up(x, w, labels):
+    at = jnp.arange(B)[:, None], jnp.arange(T)[None]
+    logits = x @ w
+    chosen = logits.at[*at, labels].get(out_sharding=P("data"))
+    return (jax.nn.logsumexp(logits, -1) - chosen).mean()
+
+
+@pytest.mark.parametrize("order", ["grad(amp(f))", "amp(grad(f))"])
+@pytest.mark.parametrize(
+    ("loss", "tokens", "words", "obstacle"),
+    [
+        (_loss, P("data"), P(), ""),
+        (_one_hot, P("data"), P(None, "model"), ""),
+        (_fully_divided, P("data"), P("data"), ""),
+        pytest.param(_loss, P("data", "model"), P(), "", marks=pytest.mark.long),
+        pytest.param(_shifted, P("data"), P(), "", marks=pytest.mark.long),
+        pytest.param(_one_hot, P(None, "data"), P(None, "model"), "", marks=pytest.mark.long),
+        (_looked_up, P("data"), P(None, "model"), "logits "),
+    ],
+)
+def test_explicit_meshes(loss, tokens, words, obstacle, order):
+    """Chunks have the types of the program's arrays, and its results have theirs."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    exact = jax.value_and_grad(_loss if loss is not _shifted else _shifted, (0, 1))(*_operands())
     with jax.set_mesh(mesh):
-        placed = [
-            jax.device_put(x, NamedSharding(mesh, s))
-            for x, s in zip(_operands(), (P("data"), P(), P("data")), strict=True)
-        ]
-        plan = jaxamp.plan_of(jax.grad(_loss), POLICY)(*placed)
+        places = [NamedSharding(mesh, spec) for spec in (tokens, words, tokens)]
+        placed = [jax.device_put(x, at) for x, at in zip(_operands(), places, strict=True)]
+        step = jaxamp.amp(jax.value_and_grad(loss, (0, 1)), POLICY)
+        plan = jaxamp.plan_of(jax.value_and_grad(loss, (0, 1)), POLICY)(*placed)
+        if order == "grad(amp(f))":
+            step = jax.value_and_grad(jaxamp.amp(loss, POLICY), (0, 1))
+            plan = jaxamp.plan_of(loss, POLICY)(*placed)
+        got = jax.jit(step)(*placed)
+        types = jax.eval_shape(jax.value_and_grad(loss, (0, 1)), *placed)
+    _close(got, exact)
+    assert jax.tree.map(jax.typeof, got) == jax.tree.map(jax.typeof, types)
+    assert bool(obstacle) != bool(_losses(plan))
+    assert all(obstacle in refused.obstacle for refused in _refused(plan))
+
+
+def test_tokens_that_a_chunk_cannot_divide():
+    """Chunks of nine tokens have no equal parts on four devices: the reason is JAX's."""
+    mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.ShapeDtypeStruct(
+            (1, 36, D), jnp.float32, sharding=NamedSharding(mesh, P(None, "data"))
+        )
+        w = jax.ShapeDtypeStruct((D, V), jnp.float32, sharding=NamedSharding(mesh, P()))
+        labels = jax.ShapeDtypeStruct(
+            (1, 36), jnp.int32, sharding=NamedSharding(mesh, P(None, "data"))
+        )
+        plan = jaxamp.plan_of(jax.grad(_loss), POLICY)(x, w, labels)
     assert not _losses(plan)
-    assert "explicit mesh" in _refused(plan)[0].obstacle
+    assert "on its explicit mesh: " in _refused(plan)[0].obstacle
 
 
 @pytest.mark.parametrize(
