@@ -18,7 +18,6 @@ from jaxamp.plan.conditioning.hazards import Hazards
 from jaxamp.plan.conditioning.precise_products import find_precise_products
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.fused_groups import Groups
-from jaxamp.plan.dataflow.fusible import find_crossing_values
 from jaxamp.plan.dataflow.ranges import find_ranges
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.decision import Plan
@@ -141,8 +140,7 @@ def _find(
     store_bias_sums(flow)
     store_joins(flow)
     hazards = Hazards(flow, policy)
-    crossing = find_crossing_values(frame, flow.regions)
-    chooser = Chooser(flow, hazards, crossing, policy)
+    chooser = Chooser(flow, hazards, policy)
     choices = chooser.choose_all(frame.entries, inputs, forced)
     stored, exact_narrow = chooser.stored, chooser.exact_narrow
     narrow_buffers(flow, stored, choices)

@@ -101,19 +101,6 @@ def streamed(x: jax.Array, w: jax.Array) -> jax.Array:
     return hidden @ w
 
 
-def shared_layer(x: jax.Array, w: jax.Array) -> jax.Array:
-    """What the inner function gives is read again after a product that needs it."""
-
-    @jax.jit
-    def centred(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        hidden = x @ w
-        hidden = hidden - hidden.mean(-1, keepdims=True)
-        return hidden, jnp.tanh(hidden) @ w
-
-    hidden, once = centred(x)
-    return (hidden + once) @ w
-
-
 def nested_loops(x: jax.Array, w: jax.Array) -> jax.Array:
     """The gradient reads what the inner loop stacks in a loop of a loop."""
 
@@ -165,7 +152,6 @@ SMALL: dict[str, Callable[..., Any]] = {
     "mlp": mlp,
     "attention": attention,
     "streamed": streamed,
-    "shared layer": shared_layer,
     "dropped reader": dropped_reader,
     "dropped product": dropped_product,
     "running maximum": running_maximum,
@@ -288,13 +274,9 @@ FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any], Callable[..., Any]]] = {
         *(planner, "narrow_buffers", lambda real: lambda *args: None),
         SMALL["gradient of streamed"],
     ),
-    "what a jit returns waits in float32": (
-        *(planner, "find_crossing_values", lambda real: lambda *args: frozenset()),
-        shared_layer,
-    ),
     "nothing is copied": (
         *(choose.Chooser, "_is_copied", lambda real: lambda *args: False),
-        shared_layer,
+        running_maximum,
     ),
 }
 """What is broken in the planner, how, and a program in which it shows."""

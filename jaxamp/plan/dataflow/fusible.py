@@ -1,4 +1,4 @@
-"""Find what XLA may fuse into one kernel, and values that cross from one jaxpr to another."""
+"""Find what XLA may fuse into one kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.regions import ARITHMETIC, FusionRegions, combines_masks
 from jaxamp.plan.dataflow.uses import ESCAPES, REACHES, Uses
-from jaxamp.plan.graph.graph import Frame, Graph, Nest, Node, Role, nodes_of
+from jaxamp.plan.graph.graph import Graph, Nest, Node, Role
 from jaxamp.plan.graph.sweeps import union
 
 _NEVER_FUSED = frozenset(
@@ -69,28 +69,3 @@ def _is_result(uses: Uses, lowered: bytearray, value: int) -> bool:
 def is_fused_call(nest: Nest) -> bool:
     """Return whether a call is fused with its surroundings, as if its body were inlined."""
     return nest.op.trait is Trait.CALL and nest.eqn.primitive.name not in _NEVER_FUSED
-
-
-def find_crossing_values(frame: Frame, regions: FusionRegions) -> frozenset[int]:
-    """Return values computed in one jaxpr and read in another, which cannot be recomputed there.
-
-    A call without kernels is fused with its surroundings, and so counts as part of them.
-    """
-    found: set[int] = set()
-    _find_crossing(regions, frame, frame, {}, found)
-    return frozenset(found)
-
-
-def _find_crossing(
-    regions: FusionRegions, frame: Frame, home: Frame, made: dict[int, Frame], found: set[int]
-) -> None:
-    """Visit a jaxpr that is inlined into `home`, or is its own home."""
-    for site in frame.sites:
-        if isinstance(site, Nest):
-            holds_kernel = any(regions.kernels[node.index] for node in nodes_of(site))
-            is_part = is_fused_call(site) and not holds_kernel
-            for inner in site.frames:
-                _find_crossing(regions, inner, home if is_part else inner, made, found)
-            continue
-        found.update(value for value in site.ins if made.get(value, home) is not home)
-        made.update(dict.fromkeys(site.outs, home))

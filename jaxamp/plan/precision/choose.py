@@ -71,12 +71,10 @@ def narrow_kinds(policy: PrecisionPolicy) -> dict[OpKind, Precision | None]:
 class Chooser:
     """Chooser of precisions, node by node."""
 
-    def __init__(
-        self, flow: Dataflow, hazards: Hazards, crossing: frozenset[int], policy: PrecisionPolicy
-    ) -> None:
+    def __init__(self, flow: Dataflow, hazards: Hazards, policy: PrecisionPolicy) -> None:
         self.graph, self.provenance, self.uses, self.regions = flow
         graph, provenance, _, regions = flow
-        self.hazards, self.crossing = hazards, crossing
+        self.hazards = hazards
         self.policy, self.guards = policy, policy.guards
         self.narrow = narrow_kinds(policy)
         carries = (c for c in graph.carries if not c.keeps_dtype)
@@ -457,9 +455,7 @@ class Chooser:
         """Return whether XLA would store a fused value anyway, for later readers."""
         if self._is_carried_wide(value):
             return False
-        if node.trait in COSTLY or value in self.crossing:
-            return True
-        return self._is_forwarded_to_memory(value)
+        return node.trait in COSTLY or self._is_forwarded_to_memory(value)
 
     def _is_forwarded_to_memory(self, value: int) -> bool:
         """Return whether a loop or a selecting kernel reads a value, or what it is moved to."""
