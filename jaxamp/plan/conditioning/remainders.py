@@ -53,14 +53,25 @@ def _is_complement(graph: Graph, squares: Squares, value: int) -> bool:
 
 
 def _made_by(squares: Squares, values: Iterable[int], of: int | None = None) -> Iterator[Node]:
-    """Yield the products that made values, one of the other, and read one array if it is said."""
-    pending = [squares.origins[v] for v in values]
+    """Yield the products that made values, one of the other, and read one array if it is said.
+
+    All that makes a matrix which is solved or inverted on the way is among them.
+    """
+    pending, of_matrix = [squares.origins[v] for v in values], set[int]()
     for value in pending:
-        if value in squares.linear and (of is None or of in squares.linear[value]):
-            node = squares.makers[value]
-            pending += {squares.origins[v] for v in node.ins}.difference(pending)
-            if multiplies(node):
-                yield node
+        node, linear = squares.makers.get(value), squares.linear.get(value)
+        if node is None:
+            continue
+        is_read = linear is not None and (of is None or of in linear)
+        if not (is_read or node.role is Role.FIXED or value in of_matrix):
+            continue
+        read = {squares.origins[v] for v in node.ins}
+        if node.role is Role.FIXED or value in of_matrix:
+            of_matrix |= read
+        if linear is not None or node.name == "add":
+            pending += read.difference(pending)
+        if multiplies(node):
+            yield node
 
 
 def _less_than_diagonal(graph: Graph, squares: Squares) -> set[int]:

@@ -543,6 +543,19 @@ def direct_posterior(x: Array, y: Array) -> Array:
     return jnp.exp(-subtracted(y, y) / 32) - _times(near.T, jnp.linalg.solve(k, near))
 
 
+def updated(p: Array, h: Array) -> Array:
+    """What is left of a covariance after a measurement, as a Kalman filter has it."""
+    inner = h @ p @ h.T + 0.01 * jnp.eye(len(h))
+    gain = jnp.linalg.solve(inner, h @ p).T
+    return (jnp.eye(len(p)) - gain @ h) @ p
+
+
+def direct_updated(p: Array, h: Array) -> Array:
+    inner = _times(_times(h, p), h.T) + 0.01 * jnp.eye(len(h))
+    gain = jnp.linalg.solve(inner, _times(h, p)).T
+    return p - _times(_times(gain, h), p)
+
+
 _ROOTS = jnp.linalg.qr(jnp.ones((WIDTH, 3)).at[:, 1:].add(DRAW.normal(WIDTH, 2)))[0]
 _AFFINITY = jnp.exp(-subtracted(X, X) / 8)
 REMAINDERS = {
@@ -555,6 +568,7 @@ REMAINDERS = {
     "degrees": (degrees, direct_laplacian, (_AFFINITY, X)),
     "roughness": (roughness, direct_roughness, (_AFFINITY, X)),
     "posterior": (posterior, direct_posterior, (X, X[:CENTRES] + 0.01 * Y)),
+    "updated": (updated, direct_updated, (W @ W.T + 10, jnp.abs(W[:2]))),
     "from_mean": (from_mean, direct_from_mean, (_AFFINITY, X)),
 }
 
