@@ -85,13 +85,14 @@ def _read(operands: Sequence[Any], size: int) -> list[Any]:
                 pending.append(value)
     sources = [value for value in found if value.array is not None]
     logits = [value for value in sources if value.is_logits]
+    copies: dict[Any, Any] = {}
     if any(value.has_reader for value in logits):
         own = [v for v in sources if v.is_logits or v.array.size < size]
-        for value, array in zip(own, apart_p.bind(*(v.array for v in own)), strict=True):
-            value.array = array  # the next barrier is another one: XLA joins equal ones
+        copies |= zip(own, apart_p.bind(*(v.array for v in own)), strict=True)
+        for value in logits:
+            value.array = copies[value]  # the next barrier is another one: XLA joins equal ones
     for value in logits:
         value.has_reader = True
-    copies: dict[Any, Any] = {}
     return [_array(value, copies) for value in operands]
 
 
@@ -99,9 +100,10 @@ def _array(value: Any, copies: dict[Any, Any]) -> Any:
     """Return an operand, computed for one reader if it waits for that."""
     if not isinstance(value, _Value):
         return value
-    if value.eqn is None or value.array is not None:
+    if value not in copies and value.array is not None:
         return value.array
     if value not in copies:
+        assert value.eqn is not None
         operands = [_array(operand, copies) for operand in value.operands]
         with jax_compat.emitting(value.eqn):
             (copies[value],) = jax_compat.bind(value.eqn, operands)
