@@ -130,7 +130,7 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
 
     roundings = {}
     normalized = _find_normalized(graph, provenance, stored)
-    of_products = _find_sums_of_products(graph, provenance, others)
+    of_products = _find_sums_of_products(findings, others)
     for node in graph.nodes:
         is_wide = any(stored[v] is Precision.F32 or v in bias_sums for v in node.outs)
         if node.name not in _SUMS or not is_wide:
@@ -145,17 +145,16 @@ def find_cotangent_roundings(findings: Findings) -> dict[int, CotangentRounding]
     return roundings
 
 
-def _find_sums_of_products(
-    graph: Graph, provenance: Provenance, others: Callable[[Node], list[int]]
-) -> set[int]:
-    """Return whole sums of several products, without a bias, that nothing else reads.
+def _find_sums_of_products(findings: Findings, others: Callable[[Node], list[int]]) -> set[int]:
+    """Return whole sums of several narrow products, without a bias, that nothing else reads.
 
     So none is a residual stream, on which a later product depends.
     """
+    graph, provenance = findings.graph, findings.provenance
 
     def product(node: Node) -> tuple[int, ...] | None:
         if node.role is Role.CONTRACT:
-            return node.outs
+            return node.outs if is_narrow(findings.choices[node].operand) else None
         factors = [provenance.dense[v] for v in others(node)] if node.name == "mul" else []
         return node.outs if factors == [1] else None
 

@@ -18,7 +18,7 @@ from tests.numerics.ulps import POLICIES
 from tests.plan.conditioning.differences import CASES, NARROW, W, X, Y, powers, sines
 
 ORDERS = ("amp", "amp(grad)", "grad(amp)")
-TIMES = 4
+TIMES = 3
 """An error may be so many times that of float32, or of the program that multiplies elementwise."""
 
 
