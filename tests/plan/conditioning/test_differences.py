@@ -123,5 +123,5 @@ def _one_error(got: Any, exact: Any) -> float:
     got, exact = np.asarray(got, np.float64), np.asarray(exact)
     if exact.dtype.kind in "iu":
         return float((got != exact).mean())
-    error = np.abs(got - exact).max() / np.abs(exact).max()
+    error = np.abs(got - exact).max() / (np.abs(exact).max() or 1.0)
     return float(error) if np.isfinite(error) else float("inf")
