@@ -336,8 +336,8 @@ MUTATIONS = (
     ),
     Mutation(
         "found/cross_entropy/rows.py",
-        "SUM if label in labels.summed else None",
-        "SUM",
+        "if result is None and label not in labels.summed:",
+        "if False:",
         "tests/found/cross_entropy/test_spellings.py",
     ),
     Mutation(
@@ -396,8 +396,8 @@ MUTATIONS = (
     ),
     Mutation(
         "interop/jmp.py",
-        "parsed.param_dtype or Precision.F32,",
-        "parsed.output_dtype or Precision.F32,",
+        "dtypes = parsed.param_dtype, parsed.base, parsed.output_dtype",
+        "dtypes = parsed.output_dtype, parsed.base, parsed.output_dtype",
         "tests/interop tests/policy/test_jmp_string.py",
     ),
     Mutation(
@@ -431,7 +431,7 @@ MUTATIONS = (
         "tests/cli jaxamp/cli",
     ),
     Mutation(
-        "core/jax_compat/loops.py",
+        "core/jax_compat/binding.py",
         'return {"num_consts": eqn.params["num_consts"] + count}',
         'return {"num_consts": eqn.params["num_consts"]}',
         "tests/plan/test_loop_invariants.py",
@@ -521,7 +521,7 @@ MUTATIONS = (
         "tests/inspect/test_report.py",
     ),
     Mutation(
-        "inspect/stored.py",
+        "inspect/equation.py",
         "self._roundings |= {(eqn.outvars[0], p) for p in roundings if p}",
         "pass",
         "tests/inspect/test_report.py",
@@ -575,7 +575,7 @@ MUTATIONS = (
         "tests/tools/test_tune.py",
     ),
     Mutation(
-        "tools/tune/groups.py",
+        "tools/tune/tuning.py",
         'scope=f"/{self.scope}/" if self.scope else "/",',
         "scope=self.scope or None,",
         "tests/tools/test_tune.py",

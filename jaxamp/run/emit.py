@@ -9,29 +9,16 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import ClosedJaxpr
 
 from jaxamp.core import jax_compat
 from jaxamp.core.adapters import adapter
 from jaxamp.core.formats import Precision
-from jaxamp.core.keep_precision import kept_around, marked
-from jaxamp.plan import plan_program
+from jaxamp.core.keep_precision import marked
 from jaxamp.policy.context import amp_scope
 from jaxamp.policy.policy import PrecisionPolicy
-from jaxamp.rewrite import run_plan
-from jaxamp.run.idle_policy import warn_of_idle_parts
 from jaxamp.run.settings import Settings, in_force
 from jaxamp.trace.arguments import Signature, Static
 from jaxamp.trace.trace import run, trace
-
-
-def rewrite(jaxpr: ClosedJaxpr, arrays: Sequence[Any], settings: Settings, name: str) -> list[Any]:
-    """Emit a program under its plan, which is freed before the garbage collector visits it."""
-    plan = plan_program(jaxpr, settings.policy, strict=settings.strict)
-    if kept_around() is None:
-        warn_of_idle_parts(plan, name)
-    return run_plan(plan.jaxpr, plan, *arrays)
-
 
 if TYPE_CHECKING:
     from jaxamp.plan import Plan
@@ -78,7 +65,7 @@ def emit(signature: Signature, arrays: Sequence[Any], settings: Settings) -> Any
         with amp_scope(settings.policy), alone:
             has_rules = bool(settings.policy.rules)
             jaxpr, outputs = trace(signature, arrays, is_named=has_rules)
-        from jaxamp.run.emit import rewrite  # loaded by the runner
+        from jaxamp.run.rewriting import rewrite  # loaded by the runner
 
         with _without_collector():
             results = rewrite(jaxpr, arrays, settings, signature.name)

@@ -65,7 +65,7 @@ class Runner:
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
         # Before any trace: primitives of core and features are entered in the table of kinds.
-        importlib.import_module("jaxamp.run.emit")
+        importlib.import_module("jaxamp.run.rewriting")
         features.works()
         self.resolve = hold(function)
         self.settings = settings

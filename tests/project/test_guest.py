@@ -93,7 +93,7 @@ def test_an_error_from_inside_says_that_a_jax_is_untested() -> None:
     code = """
 import jax, jax.numpy as jnp
 jax.__version_info__, jax.__version__ = (0, 99, 0), "0.99.0"
-import jaxamp, jaxamp.plan, jaxamp.run.emit as rewriting
+import jaxamp, jaxamp.plan, jaxamp.run.rewriting as rewriting
 fn = jaxamp.amp(lambda x: x @ x)
 print(fn(jnp.eye(2)).dtype)
 def rewrite(*_):
