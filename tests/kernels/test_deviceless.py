@@ -11,8 +11,8 @@ from jaxamp.compiled.targets import TARGETS
 ROOT = Path(__file__).parents[2]
 
 
-def compiled(target: str, folder: Path) -> dict:
-    """What is found of the kernel, compiled in the environment of a target."""
+def compiled(target: str, folder: Path, module: str = "tests.kernels.deviceless") -> dict:
+    """What a module finds of its programs, compiled in the environment of a target."""
     environment = deviceless.ENVIRONMENTS[TARGETS[target].environment]
     if not environment.ready:
         pytest.skip(
@@ -21,7 +21,7 @@ def compiled(target: str, folder: Path) -> dict:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.delenv("XLA_FLAGS")  # those of the tests' own process, with eight devices
-        environment.run("-m", "tests.kernels.deviceless", target, str(folder))
+        environment.run("-m", module, target, str(folder))
     return json.loads((folder / "found.json").read_text())
 
 

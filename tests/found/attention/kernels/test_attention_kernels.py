@@ -289,4 +289,5 @@ def test_vendors_compile_attention(target, tmp_path):
         assert bool(facts["calls"]) == (title not in composed), title
     scores = attention_programs.B * attention_programs.N * attention_programs.T**2
     assert found["causal"]["temporary"] < scores
-    assert found["head 300"]["temporary"] > 2 * scores
+    if TARGETS[target].gpu:  # a TPU's compiler keeps most of what is composed in VMEM
+        assert found["head 300"]["temporary"] > 2 * scores
