@@ -15,7 +15,6 @@ from jaxamp.plan.conditioning.squares import Squares, multiplies
 from jaxamp.plan.graph.consumers import descendants
 from jaxamp.plan.graph.graph import Graph, Node, Role
 
-_NONE: frozenset[int] = frozenset()
 _SOLVERS = ("custom_linear_solve", "linear_solve", "triangular_solve")
 
 
@@ -28,28 +27,28 @@ def find_remainders(
     for node in products if balanced else ():
         read = {squares.origins[v] for v in node.ins}
         # A form, `x.T @ (laplacian @ x)`, is a sum of differences by what these are of.
-        forms = [v for v in read & differences if not read.isdisjoint(squares.linear[v])]
+        forms = [v for v in read & differences if squares.is_linear(v, read)]
         if forms or not balanced.isdisjoint(read):
             found.update(dict.fromkeys((node, *_made_by(squares, node.ins)), node.ins))
             differences.update(node.outs)
+    solved = {out for name in _SOLVERS for n in graph.named.get(name, ()) for out in n.outs}
     for node in graph.named.get("sub", ()):
         arrays = [squares.origins[v] for v in node.ins]
         for one, other in (arrays, arrays[::-1]) if not is_backward(node.scope) else ():
-            if one in squares.linear.get(other, _NONE):
+            if squares.is_linear(other, (one,)):
                 found.update(dict.fromkeys(_made_by(squares, (other,), of=one), (one,)))
-            elif _is_complement(graph, squares, other):
+            elif _is_complement(squares, other, solved):
                 found.update(dict.fromkeys(_made_by(squares, arrays), (one,)))
     return {node: found[node] for node in products if node in found}
 
 
-def _is_complement(graph: Graph, squares: Squares, value: int) -> bool:
+def _is_complement(squares: Squares, value: int, solved: set[int]) -> bool:
     """Return whether a value is subtracted in a Schur complement: `k.T @ solve(a, k)`."""
-    solved = {out for name in _SOLVERS for n in graph.named.get(name, ()) for out in n.outs}
-    if solved.isdisjoint(squares.linear.get(value, _NONE)):
+    if not squares.is_linear(value, solved):
         return False
     read = [squares.origins[v] for v in squares.makers[value].ins]
     pairs = (read, read[::-1]) if multiplies(squares.makers[value]) else ()
-    return any(one in squares.linear.get(other, _NONE) for one, other in pairs)
+    return any(squares.is_linear(other, (one,)) for one, other in pairs)
 
 
 def _made_by(squares: Squares, values: Iterable[int], of: int | None = None) -> Iterator[Node]:
@@ -58,18 +57,20 @@ def _made_by(squares: Squares, values: Iterable[int], of: int | None = None) -> 
     All that makes a matrix which is solved or inverted on the way is among them.
     """
     pending, of_matrix = [squares.origins[v] for v in values], set[int]()
+    seen = {*pending}
     for value in pending:
-        node, linear = squares.makers.get(value), squares.linear.get(value)
+        node, is_linear = squares.makers.get(value), value in squares.linear
         if node is None:
             continue
-        is_read = linear is not None and (of is None or of in linear)
+        is_read = is_linear and (of is None or squares.is_linear(value, (of,)))
         if not (is_read or node.role is Role.FIXED or value in of_matrix):
             continue
         read = {squares.origins[v] for v in node.ins}
         if node.role is Role.FIXED or value in of_matrix:
             of_matrix |= read
-        if linear is not None or node.name == "add":
-            pending += read.difference(pending)
+        if is_linear or node.name == "add":
+            pending += read - seen
+            seen |= read
         if multiplies(node):
             yield node
 

@@ -8,7 +8,7 @@ and a matrix: `aᵀPa + bᵀPb - 2 aᵀPb`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from jaxamp.core.guards import Guard
@@ -73,7 +73,7 @@ class Squares:
         self.joined: dict[int, set[int]] = {}
         self.forms: dict[frozenset[int], list[Node]] = {}
         self.makers: dict[int, Node] = {}
-        self.linear: dict[int, frozenset[int]] = {}
+        self.linear: dict[int, frozenset[int]] = {}  # what a product reads; see `is_linear`
         for node in graph.nodes:
             self.makers.update(dict.fromkeys(node.outs, node))
             if node.role is Role.MOVE:
@@ -119,7 +119,7 @@ class Squares:
         means = self._inner(product)
         read = [self.makers[o] for v in mean.ins if (o := self.origins[v]) in self.makers]
         factors = [{self.origins[v] for v in n.ins} for n in read if n.name == "mul"]
-        is_mean = any(all(not f.isdisjoint(self.linear[m.outs[0]]) for m in means) for f in factors)
+        is_mean = any(all(self.is_linear(m.outs[0], f) for m in means) for f in factors)
         return (mean, *means) if is_mean and len(means) > 1 else ()
 
     def transposed(self, node: Node, products: Sequence[Node]) -> Iterator[Node]:
@@ -226,7 +226,7 @@ class Squares:
         one, arrays = ins[0], {self.origins[v] for v in ins}
         is_product = multiplies(node) or node.role is Role.FIXED or self._is_outer(node, out)
         if is_product and not is_backward(node.scope):
-            self.linear[out] = _EMPTY.union(arrays, *(self.linear.get(v, _EMPTY) for v in arrays))
+            self.linear[out] = frozenset(arrays)
         if node.role is Role.MERGE:
             self.joined[out] = arrays
             found = frozenset(p for p in self._of(*ins) if p.summed)
@@ -318,6 +318,18 @@ class Squares:
             return node.ins
         main = self.main(node) if node.name in _SCALES else None
         return () if main is None else (main,)
+
+    def is_linear(self, value: int, arrays: Collection[int]) -> bool:
+        """Return whether products alone, or solvers, make a value of one of some arrays."""
+        seen, pending, first = set[int](), [value], min(arrays, default=value)
+        while pending:
+            read = self.linear.get(pending.pop(), _EMPTY)
+            if not read.isdisjoint(arrays):
+                return True
+            # What is older than all of them is made of none.
+            pending += [v for v in read if v > first and v not in seen]
+            seen |= read
+        return False
 
     def _is_outer(self, node: Node, out: int) -> bool:
         """Return whether elements of smaller arrays are multiplied by each other."""
