@@ -177,13 +177,11 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
     total = report.total
     low = sum(o.tally.flops for o in report.operations if family(o.arithmetic) in _LOW)
     dots = ", ".join(f"{n} in {word}" for word, n in report.dots().items())
-    found = f"{total.shared} shared, {total.cancelled} cancelled"
     return [
         (share(low, total.flops), "of FLOPs in 16 bits or fewer", amount(total.flops, "FLOP")),
         (storage(total.bytes), "moved, before fusion", f"{storage(total.saved)} saved"),
         (str(total.operations), "operations", f"{len(rows_of(report.operations))} rows below"),
         (str(sum(report.dots().values())), "dots and convolutions", dots),
-        (str(total.inserted), "casts inserted", found),
     ]
 
 
@@ -206,7 +204,6 @@ def _row(row: Row, module: str) -> dict[str, Any]:
         "flops": tally.flops,
         "bytes": tally.bytes,
         "saved": tally.saved,
-        "casts": tally.inserted,
         "runs": operation.runs,
         "way": "bwd" if operation.backward else "fwd",
         "scope": row.scope,

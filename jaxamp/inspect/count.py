@@ -25,10 +25,6 @@ class Tally:
       bytes: what they read and write, were each a kernel of its own.
       bytes_f32: the same in the dtypes of the original program.
       bytes_narrow: of `bytes`, those of floats of 16 bits or fewer.
-      inserted: casts made.
-      shared: reads that found a cast made already.
-      cancelled: reads that found the value stored in the narrow precision that they want, where a
-        cast at every operation would have widened and narrowed it.
 
     >>> one = Tally(operations=1, flops=8)
     >>> 3 * one + one == Tally(operations=4, flops=32)
@@ -40,9 +36,6 @@ class Tally:
     bytes: int = 0
     bytes_f32: int = 0
     bytes_narrow: int = 0
-    inserted: int = 0
-    shared: int = 0
-    cancelled: int = 0
 
     def __add__(self, other: Tally) -> Tally:
         return Tally(**{name: getattr(self, name) + getattr(other, name) for name in _SUMS})

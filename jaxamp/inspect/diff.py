@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -119,13 +119,13 @@ def describe(changes: list[Change]) -> str:
 
 
 def _changes(before: Report, after: Report) -> Iterator[Change]:
-    for one, other in _pairs(_counted(before), _counted(after)):
+    for one, other in _pairs(before.operations, after.operations):
         if one is None or other is None or _format(one) != _format(other):
             yield Change(before=one, after=other)
 
 
 def _pairs(
-    before: list[Operation], after: list[Operation]
+    before: Sequence[Operation], after: Sequence[Operation]
 ) -> Iterator[tuple[Operation | None, Operation | None]]:
     """Match each operation with its counterpart; a program may depend on its policy."""
     keys = [[_identity(o) for o in side] for side in (before, after)]
@@ -138,10 +138,6 @@ def _pairs(
         else:
             yield from ((operation, None) for operation in before[start:stop])
             yield from ((None, operation) for operation in after[other_start:other_stop])
-
-
-def _counted(side: Report) -> list[Operation]:
-    return [o for o in side.operations if o.each.operations]
 
 
 def _identity(operation: Operation) -> Any:

@@ -1,4 +1,4 @@
-"""An equation with its decision, casts and storage, from which its row in a report is made."""
+"""An equation with its decision and storage, from which its row in a report is made."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead
 from jaxamp.rewrite.primitives.accumulate import accumulate_p, contraction_of
-from jaxamp.rewrite.recorder import Casts
 
 
 class Stored:
@@ -140,7 +139,6 @@ class Equation:
         decision: Decision | None,
         ground: Ground | None,
         stored: Stored,
-        casts: Casts,
         where: Where,
         needed: Sequence[bool],
     ) -> None:
@@ -154,11 +152,6 @@ class Equation:
         self.frames = where.frames_of(eqn)
         self.needed = needed  # which results of its jaxprs are needed; none named are all
         sent = decision.sent if decision else None
-        self.casts = Tally(
-            inserted=casts.inserted + (sent is not None),  # the primitive rounds what it sends
-            shared=casts.shared,
-            cancelled=casts.cancelled,
-        )
         self._read(stored)
         stored.write(eqn, decision)
         self.stored = [sent] if sent else [stored.precision(v) for v in eqn.outvars]
@@ -176,8 +169,8 @@ class Equation:
             return [(body, None) for body in nested(self.eqn)]
         return []
 
-    def operation(self, runs: int, carries: bool = False) -> Operation:
-        """Return the row of the report; with `carries`, its casts alone are counted."""
+    def operation(self, runs: int) -> Operation:
+        """Return the row of the report."""
         eqn, ground = self.eqn, self.ground
         return Operation(
             primitive=self.name,
@@ -187,7 +180,7 @@ class Equation:
             accumulation=self._accumulation(),
             operands=_types(self.read, eqn.invars),
             results=_types(self.stored, eqn.outvars),
-            each=self._cost(free=carries),
+            each=self._cost(),
             runs=runs,
             reason=self._reason(),
             guard=ground.guard.value if ground and ground.guard else "",
@@ -234,15 +227,13 @@ class Equation:
             return "f32" if self.eqn.primitive is accumulate_p else ""
         return self.decision.accumulation.short if self.decision.accumulation else ""
 
-    def _cost(self, free: bool) -> Tally:
-        if free:
-            return self.casts
+    def _cost(self) -> Tally:
         eqn = self.eqn
         avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
         reads, writes = count.touched(eqn)
         ins, out = avals[: len(eqn.invars)], eqn.outvars[0].aval if eqn.outvars else None
         moved = list(zip([*reads, *writes], [*self.sources, *self.stored], avals, strict=True))
-        return self.casts + Tally(
+        return Tally(
             operations=1,
             flops=count.flops(self.name, self.kind, self.params, ins, out),
             bytes=sum(int(n * element_width(aval, p)) for n, p, aval in moved),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from jaxamp.inspect.operation import (
     total,
 )
 from jaxamp.inspect.report import report
-from jaxamp.policy.rules import EquationView, Rule
+from jaxamp.policy.rules import Rule, scope_matches
 
 # Names of primitives as jax.numpy, or users, have them.
 _NAMES = {
@@ -160,15 +160,13 @@ def explain(
     return made
 
 
-def _inside(operations: Iterable[Operation], where: str) -> list[Operation]:
-    counted = [o for o in operations if o.each.operations]
+def _inside(operations: Sequence[Operation], where: str) -> Sequence[Operation]:
     if not where:
-        return counted
-    rule = Rule(precision="f32", scope=where)
-    views = [EquationView(primitive="", kind=OpKind.BOUNDARY, scope=o.scope) for o in counted]
-    inside = [o for o, view in zip(counted, views, strict=True) if rule.matches(view)]
+        return operations
+    Rule(precision="f32", scope=where)  # refuses what can never match
+    inside = [o for o in operations if scope_matches(where, o.scope)]
     if not inside:
-        scopes = sorted({o.scope for o in counted if o.scope})
+        scopes = sorted({o.scope for o in operations if o.scope})
         known = (
             accepted(where, scopes)
             if scopes

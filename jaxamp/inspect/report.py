@@ -29,7 +29,6 @@ from jaxamp.inspect.operation import (
 )
 from jaxamp.inspect.walk import Residual, Walk
 from jaxamp.plan import Plan
-from jaxamp.rewrite import record
 from jaxamp.run.amp import inspected, plan_of, under
 from jaxamp.trace.target import Target
 
@@ -81,7 +80,7 @@ class Report(Displayable):
     @classmethod
     def of(cls, plan: Plan, program: str = "") -> Report:
         """Return the report of a plan."""
-        walk = Walk(plan, record(plan))
+        walk = Walk(plan)
         return cls(
             program=program,
             policy=str(plan.policy),

@@ -1,4 +1,4 @@
-"""List every operation of a program, with its decision, casts and cost, and its residuals."""
+"""List every operation of a program, with its decision and cost, and its residuals."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from jaxamp.core.formats import Precision
-from jaxamp.core.taxonomy import OpKind, Trait
-from jaxamp.inspect.count import Tally, size
+from jaxamp.core.taxonomy import Trait
+from jaxamp.inspect.count import size
 from jaxamp.inspect.dce import Live
 from jaxamp.inspect.equation import Body, Equation, Stored, Where, dtype_word, element_width
 from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import loop, nested
 from jaxamp.plan import JaxprPlan, Plan
-from jaxamp.rewrite.recorder import Casts, Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +111,7 @@ class Walk:
       residuals: values that the forward pass leaves to the backward pass.
     """
 
-    def __init__(self, plan: Plan, recorder: Recorder | None = None) -> None:
-        self._recorder = recorder or Recorder()
+    def __init__(self, plan: Plan) -> None:
         self.operations: list[Operation] = []
         self.unknown_loops: list[Place] = []
         self.residuals: list[Residual] = []
@@ -124,18 +122,12 @@ class Walk:
     def _jaxpr(self, jaxpr: Jaxpr, plan: JaxprPlan | None, where: Where) -> None:
         """Add the operations of a jaxpr."""
         stored = Stored(jaxpr, plan)
-        casts, of_results = [Casts()] * len(jaxpr.eqns), Casts()
-        if plan in self._recorder.equations:  # one that is as it was written is not emitted
-            casts, of_results = self._recorder.equations[plan], self._recorder.results[plan]
         decisions = plan.decisions if plan else [None] * len(jaxpr.eqns)
         walked = list(self._live.walk(jaxpr, where.needed))
-        for (eqn, is_live, needed), decision, its_casts in zip(
-            walked, decisions, casts, strict=True
-        ):
+        for (eqn, is_live, needed), decision in zip(walked, decisions, strict=True):
             ground = next(self._grounds) if decision else None
-            equation = Equation(eqn, decision, ground, stored, its_casts, where, needed)
+            equation = Equation(eqn, decision, ground, stored, where, needed)
             self._equation(equation, where.runs * is_live)
-        self._add_results(of_results, where)
         live = [is_live for _, is_live, _ in walked]
         self.residuals += [
             replace(r, bytes=r.bytes * where.runs, bytes_f32=r.bytes_f32 * where.runs)
@@ -152,8 +144,6 @@ class Walk:
         else:
             for body in bodies:
                 self._body(equation, body, runs)
-        if bodies and equation.casts.inserted + equation.casts.shared:
-            self.operations.append(equation.operation(outer, carries=True))
 
     def _body(self, equation: Equation, body: Body, runs: int) -> None:
         jaxpr, plan = body[0].jaxpr, body[1]
@@ -178,20 +168,3 @@ class Walk:
         if trips is None:
             self.unknown_loops.append(equation.place)
         return 1 if trips is None else trips
-
-    def _add_results(self, casts: Casts, where: Where) -> None:
-        """Add the casts of what leaves a jaxpr."""
-        if casts.inserted or casts.shared:
-            self.operations.append(
-                Operation(
-                    primitive="result",
-                    kind=OpKind.BOUNDARY.value,
-                    arithmetic="f32",
-                    stored="f32",
-                    each=Tally(inserted=casts.inserted, shared=casts.shared),
-                    runs=where.runs,
-                    reason="leaves in the dtype that is declared",
-                    scope=clean_scope(where.scope),
-                    backward=is_transposed(where.scope),
-                )
-            )

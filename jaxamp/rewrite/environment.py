@@ -22,7 +22,6 @@ from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.plan import OperandRead, Reading
 from jaxamp.rewrite.emitter import PLAIN, Emitter
-from jaxamp.rewrite.recorder import Log
 
 
 @jax.custom_jvp
@@ -46,12 +45,11 @@ class Environment:
     """The values of a jaxpr's variables, each with the casts made of it so far.
 
     Attributes:
-      log: counter of the casts; ``None`` for a program that is to run.
       emitter: emits what the plan hints at.
     """
 
-    def __init__(self, log: Log | None = None, emitter: Emitter = PLAIN) -> None:
-        self.log, self.emitter = log, emitter
+    def __init__(self, emitter: Emitter = PLAIN) -> None:
+        self.emitter = emitter
         self._values: dict[Var, Any] = {}
         self._casts: dict[tuple[Var, Precision | None], Any] = {}
         self._copies: dict[tuple[Var, Precision], Any] = {}
@@ -78,8 +76,6 @@ class Environment:
         for var, value, precision, has_barrier, is_residual in columns:
             if not isinstance(var, jax_compat.DropVar):
                 stored = cast(value, precision)
-                if self.log is not None and stored is not value:
-                    self.log.insert()
                 stored = self.emitter.rounded(stored) if has_barrier else stored
                 self._values[var] = self.emitter.residual(stored) if is_residual else stored
 
@@ -95,8 +91,6 @@ class Environment:
 
     def read_all(self, readings: Iterable[Reading]) -> list[Any]:
         """Return values in the forms in which they are read."""
-        if self.log is not None:
-            self.log.defer()
         return [
             self._copy(var, precision) if is_copy and precision else self.read(var, precision)
             for var, precision, is_copy in readings
@@ -130,10 +124,7 @@ class Environment:
         if isinstance(atom, Literal):
             return _cast_literal(atom, precision)
         if copy is not None and (copy is not precision or (atom, copy) in self._copies):
-            value = self._copy(atom, copy)
-            if self.log is not None and precision not in (None, copy):
-                self.log.insert()
-            return cast(value, precision)
+            return cast(self._copy(atom, copy), precision)
         return self.read(atom, precision, own_cast=read.own_cast)
 
     def read(self, atom: Any, precision: Precision | None, *, own_cast: bool = False) -> Any:
@@ -146,20 +137,12 @@ class Environment:
         """
         if isinstance(atom, Literal):
             return _cast_literal(atom, precision)
-        log, key = self.log, (atom, precision)
+        key = atom, precision
         if not own_cast and key in self._casts:
-            if log is not None:
-                log.share(key)
             return self._casts[key]
         value = self._values[atom]
-        if precision is None or _has(value, precision):
-            if log is not None:
-                log.cancel(precision)
-            return value
-        if log is not None:
-            log.insert(None if own_cast else key)
         result = cast(value, precision)
-        if not own_cast:
+        if not own_cast and result is not value:
             self._casts[key] = result
         return result
 
@@ -181,16 +164,12 @@ class Environment:
         key = var, precision
         if key not in self._copies:
             self._copies[key] = self.emitter.copied(self.read(var, precision))
-        elif self.log is not None:
-            self.log.share(key)
         return self._copies[key]
 
     def read_results(
         self, atoms: Sequence[Any], precisions: Sequence[Precision | None]
     ) -> list[Any]:
         """Return the results of a jaxpr, with the weak types that it declares."""
-        if self.log is not None:
-            self.log.enter_results()
         return [
             _as_declared(self.read(a, p), a.aval, p) for a, p in zip(atoms, precisions, strict=True)
         ]

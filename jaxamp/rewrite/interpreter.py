@@ -14,7 +14,6 @@ from jaxamp.errors import JaxAmpError, RewriteError
 from jaxamp.jaxprs.nested import nested
 from jaxamp.plan import Decision, EquationPlan, Fusion, FusionCall, JaxprPlan, RematerializedInput
 from jaxamp.rewrite.environment import Environment, differentiated_as
-from jaxamp.rewrite.recorder import Log
 from jaxamp.rewrite.registry import RewriteContext, RoundedResults, RuleContext, rule_for
 
 # What a primitive raises when it does not accept the dtypes that it is given.
@@ -58,8 +57,7 @@ def interpret(
     Raises:
       RewriteError: a primitive does not accept the dtypes decided for it.
     """
-    log = None if context.recorder is None else context.recorder.log(plan)
-    env = Environment(log, context.emitter)
+    env = Environment(context.emitter)
     env.enter(jaxpr.constvars, consts)
     env.enter(jaxpr.invars, args)
     env.enter_casts([jaxpr.invars[i] for i, _ in plan.invariant_casts], casts)
@@ -71,7 +69,7 @@ def interpret(
         if isinstance(step, FusionCall):
             _fuse(context, step, env)
         else:
-            _interpret_one(context, step, jaxpr.eqns[step], plan.decisions[step], env)
+            _interpret_one(context, jaxpr.eqns[step], plan.decisions[step], env)
     return env.read_results(jaxpr.outvars, plan.outputs)
 
 
@@ -85,10 +83,8 @@ def _rematerialize(wanted: RematerializedInput) -> Any:
 
 
 def _interpret_one(
-    context: RewriteContext, index: int, eqn: JaxprEqn, decision: Decision, env: Environment
+    context: RewriteContext, eqn: JaxprEqn, decision: Decision, env: Environment
 ) -> None:
-    if env.log is not None:
-        env.log.enter_equation(index)
     with jax_compat.emitting(eqn):
         operands = _read_operands(eqn, decision.plan, env)
         emitted = emit(rule_context(context, eqn, decision, env), operands)
@@ -128,25 +124,21 @@ def rule_context(
 def _fuse(context: RewriteContext, call: FusionCall, env: Environment) -> None:
     """Emit a fused group as one call; equal groups call the same one."""
     operands = env.read_all(call.inputs)
-    log = None if env.log is None else env.log.enter_group(call)
     key = call.fusion, tuple(map(jax.typeof, operands))
-    if key not in context.fused or log is not None:  # what it reads was cast here or elsewhere
-        context.fused[key] = _fused(context, call.fusion, log)
+    if key not in context.fused:
+        context.fused[key] = _fused(context, call.fusion)
     with jax_compat.emitting(call.around):
         env.enter_read(call.outputs, context.fused[key](*operands))
-    if log is not None and env.log is not None:
-        env.log.leave_group(call, log)
 
 
-def _fused(context: RewriteContext, fusion: Fusion, log: Log | None) -> Callable[..., list[Any]]:
+def _fused(context: RewriteContext, fusion: Fusion) -> Callable[..., list[Any]]:
     """Return a group as one function; JAX differentiates a jit once for all its calls."""
 
     def emitted(*args: Any) -> list[Any]:
-        env = Environment(log, context.emitter)
+        env = Environment(context.emitter)
         env.enter_read(fusion.inputs, args)
-        pairs = zip(fusion.equations, fusion.decisions, strict=True)
-        for index, (eqn, decision) in enumerate(pairs):
-            _interpret_one(context, index, eqn, decision, env)
+        for eqn, decision in zip(fusion.equations, fusion.decisions, strict=True):
+            _interpret_one(context, eqn, decision, env)
         return env.read_all(fusion.outputs)
 
     fused = context.emitter.fused(emitted, fusion)

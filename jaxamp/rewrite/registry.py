@@ -17,7 +17,6 @@ from jaxamp.core import features, jax_compat
 from jaxamp.plan import Decision, Fusion, JaxprPlan
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.rewrite.emitter import Emitter, emitter_of
-from jaxamp.rewrite.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,6 @@ class RewriteContext:
     Attributes:
       policy: policy, also for derivative rules, which are planned when JAX traces them.
       repeated: groups of equations that are emitted more than once.
-      recorder: counter of casts, for a report; ``None`` for a program that is to run.
       rewritten: jaxprs already rewritten, by the plan that they follow (kept alive by the key).
       fused: functions that emit a group of equations, by the group and the types of its inputs.
       emitter: emits what plans under the policy hint at.
@@ -35,7 +33,6 @@ class RewriteContext:
 
     policy: PrecisionPolicy
     repeated: frozenset[Fusion] = frozenset()
-    recorder: Recorder | None = None
     rewritten: dict[JaxprPlan, ClosedJaxpr] = field(default_factory=dict)
     fused: dict[tuple[Fusion, tuple[Any, ...]], Callable[..., Any]] = field(default_factory=dict)
     emitter: Emitter = field(init=False)

@@ -42,35 +42,6 @@ def _step(name: str):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_casts_are_those_of_the_rewritten_program(name: str, policy: str):
-    """Casts inserted, loops included, are the conversions that `amp` adds to the jaxpr."""
-    fn, args = PROGRAMS[name]
-    fn = jax.value_and_grad(lambda *a, fn=fn: jnp.sum(fn(*a)))
-    added = independent.casts(amp(fn, policy), args) - independent.casts(fn, args)
-    operations = report(fn, policy)(*args).operations
-    inserted = sum(max(o.runs, 1) * o.each.inserted for o in operations)  # dead ones too
-    assert inserted == added > 0
-
-
-def test_casts_that_are_made_shared_and_not_needed():
-    """Counted by hand: of a value that is read twice, of weights, and of what is narrow already."""
-
-    def shared(x, a, b):
-        h = jnp.sin(x)  # in float32: rounded for one product, found again by the other
-        return h @ a + h @ b
-
-    def cancelled(x, a, b):
-        h = x @ a  # stored in bfloat16, as both products read it; one finds `a` rounded too
-        return jnp.sum(h @ a) + jnp.sum(h @ b)
-
-    args = spec(4, 4), spec(4, 4), spec(4, 4)
-    for fn, counts in ((shared, (3, 1, 0)), (cancelled, (3, 1, 2))):
-        total = report(fn)(*args).total
-        assert (total.inserted, total.shared, total.cancelled) == counts
-
-
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", SINGLE)
 def test_dots_are_those_of_the_lowered_program(name: str, policy: str):
     """Dots and convolutions per format are those that reach a GPU's compiler."""
@@ -521,7 +492,7 @@ def test_modules_and_partials_have_names():
 
 
 def test_a_gather_is_shown_as_it_travels():
-    """Rounded once, to be sent; what its product reads of it is narrow, and no cast is made."""
+    """Rounded once, to be sent, and what its product reads of it is narrow."""
     mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
 
     def loss(w, x):
@@ -531,7 +502,6 @@ def test_a_gather_is_shown_as_it_travels():
     operations = {o.primitive: o for o in report(mapped)(spec(64, 32), spec(16, 64)).operations}
     gather, product = operations["all_gather"], operations["dot_general"]
     assert gather.results == product.operands[1:] == ("bf16[64,32]",)
-    assert (gather.each.inserted, product.each.inserted, product.each.shared) == (1, 1, 1)
     assert product.each.bytes == 2 * 64 * 4 + 64 * 32 * 2 + 2 * 32 * 4
 
 

@@ -9,7 +9,6 @@ const COLUMNS = [
   { key: "flops", title: "FLOPs", number: thousands },
   { key: "bytes", title: "bytes", number: storage },
   { key: "saved", title: "saved", number: storage },
-  { key: "casts", title: "casts", number: String },
   { key: "runs", title: "runs", number: String },
   { key: "way", title: "way" },
   { key: "scope", title: "scope" },
@@ -18,7 +17,7 @@ const COLUMNS = [
 ];
 const LEFT = 4; // columns before the first sum
 const FILTERS = ["kind", "arithmetic", "guard", "way"];
-const SUMS = ["flops", "bytes", "saved", "casts"];
+const SUMS = ["flops", "bytes", "saved"];
 
 const byId = (id) => document.getElementById(id);
 const rows = JSON.parse(byId("data").textContent);
