@@ -4,8 +4,7 @@ For each program: the budget on the data that it was tuned on and on fresh data;
 the cheapest of all choices of groups, by running every choice that would be 5 % cheaper; and, for
 each group, the predicted error against the measured one of a run in which its values alone are
 rounded. A choice is accurate enough if it leaves what `tune` leaves of the budget for other data.
-Draws `out/tuning_predicted.png` and, for
-each program, the trade-off between cost and error.
+Draws `out/tuning_predicted.png`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ def main(names: list[str]) -> int:
             points[model.name] = _groups_alone(problem)
         tuned.add(model.fn)
         _add(table, model, problem, found)
-        found.picture(OUT / f"tuning_{model.name.replace(' ', '_')}.png")
     console = Console(width=140)
     console.print(table)
     pairs = [pair for of_model in points.values() for pair in of_model]

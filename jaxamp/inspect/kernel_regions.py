@@ -16,7 +16,7 @@ from jaxamp.plan import Plan
 from jaxamp.policy.policy import PrecisionPolicy
 
 ABSENT = {
-    KIND: "no softmax stands between two matrix products",
+    KIND: "no softmax stands between two matrix products of one function",
     LOSS: f"no loss reads logits of {MATTERS // 2**20} MiB or more",
 }
 """Per kind of region, what a program has none of where it has no such region."""

@@ -158,12 +158,6 @@ def test_a_result_of_zeros_has_no_error_as_long_as_it_stays_zero():
 def test_one_rule_is_a_rule(tuned):
     """The summary counts as people do."""
     assert f"{len(tuned.policy.rules)} rule, {tuned.runs} runs" in str(tuned)
-
-
-def test_picture(tuned, tmp_path):
-    """The trade-off is drawn."""
-    tuned.picture(tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").stat().st_size > 5000
     assert "cancelling" in str(tuned)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxamp.core.features import Outcome, Replaced
-from jaxamp.found.attention.apart import softmaxes_apart
 from jaxamp.found.attention.kernels.fused import Fused as Kernel
 from jaxamp.found.attention.kernels.platforms import at_hand, everywhere
 from jaxamp.found.attention.kernels.refusal import Biased, refusal
@@ -131,8 +130,6 @@ class _Attentions:
         """Return the attentions of a level, and what looks like one."""
         self.refused = []
         replacements = self._replacements(Scores(level, known), scopes)
-        for unit, reason in softmaxes_apart(level):
-            self._refuse(scopes.place(unit), reason)
         return replacements, self.refused
 
     def _refuse(self, place: Place, reason: str) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from pathlib import Path
 from typing import Any
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind
-from jaxamp.errors import TuningError
 from jaxamp.inspect.blocks import Block, Site
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.policy.policy import PrecisionPolicy
@@ -122,35 +119,3 @@ class Tuning(Displayable):
     def to_data(self) -> dict[str, Any]:
         """Return everything as plain words; ``policy`` is what ``from_json`` of a policy reads."""
         return dataclasses.asdict(self) | {"policy": json.loads(self.policy.to_json())}
-
-    def picture(self, path: str | Path) -> None:
-        """Draw the trade-off between cost and error.
-
-        Args:
-          path: where to; the suffix says in which format.
-
-        Raises:
-          TuningError: matplotlib is not installed.
-        """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise TuningError("A picture needs matplotlib: pip install matplotlib.") from error
-        figure = Figure(figsize=(6, 4), layout="constrained")
-        axes = figure.subplots()
-        drawn = [c for c in self.curve if 0 < c.predicted < math.inf]
-        axes.plot(
-            [c.cost / self.cost_f32 for c in drawn], [c.predicted for c in drawn], "o-",
-            color="0.7", label="predicted",
-        )  # fmt: skip
-        run = [(c.cost / self.cost_f32, c.measured) for c in self.curve if c.measured]
-        shown = [(cost, error) for cost, error in run if error < math.inf]
-        axes.plot([cost for cost, _ in shown], [error for _, error in shown], "s",
-                  color="tab:blue", label="measured")  # fmt: skip
-        if self.error > 0:
-            axes.plot([self.cost / self.cost_f32], [self.error], "*", color="tab:red",
-                      markersize=14, label="chosen")  # fmt: skip
-        axes.axhline(self.budget, color="tab:red", linewidth=0.8, label="budget")
-        axes.set(xlabel="modelled time, float32 = 1", ylabel="error", yscale="log")
-        axes.legend()
-        figure.savefig(path, dpi=150)

@@ -1,13 +1,13 @@
 """Spellings that are not found, in which order and why. What is found leaves this list."""
 
-_APART = "the softmax is in another function than the product with the values"
+APART = "the softmax is in a function of its own, and nothing is said of it"
 _OWN = "a row may be masked whole, and has weights of its own then"
 
 NOT_FOUND: dict[tuple[str, str], str] = {
     ("safe_softmax", "forward"): _OWN,
-    ("softmax_with_its_own_rule", "forward"): "the softmax has a derivative rule of its own",
+    ("softmax_with_its_own_rule", "forward"): APART,
     ("layers_scanned_with_saved_products", "joint"): "weights are returned",
-    ("checkpoint_of_weights", "forward"): _APART,
+    ("checkpoint_of_weights", "forward"): APART,
     (
         "checkpoint_of_weights",
         "joint",

@@ -120,18 +120,6 @@ def test_what_looks_little_like_attention_is_not_told():
     assert found(NEAR_MISSES["efficient_attention"], "forward").refused == ()
 
 
-def test_a_softmax_in_a_function_of_its_own_says_why():
-    """As where a checkpoint is around it, and the product with the values is outside."""
-    q, k, v = (jnp.ones((2, 32, 4, 8)) for _ in range(3))
-
-    def attend(q, k, v):
-        weights = jax.checkpoint(lambda q, k: jax.nn.softmax(jnp.einsum("bqhd,bkhd->bhqk", q, k)))
-        return jnp.einsum("bhqk,bkhd->bqhd", weights(q, k), v)
-
-    (refused,) = jaxamp.plan_of(attend, FUSED)(q, k, v).refused
-    assert "another function" in refused.obstacle
-
-
 def test_one_product_in_float32_is_enough():
     """Scores that the program asks to be exact stay so."""
     q, k, v = (jnp.ones((2, 32, 4, 8)) for _ in range(3))
