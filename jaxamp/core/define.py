@@ -7,7 +7,6 @@ from functools import lru_cache, partial
 from typing import Any
 
 import jax
-from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -30,7 +29,6 @@ def define(
     kind: OpKind = OpKind.BOUNDARY,
     trait: Trait = Trait.OPAQUE,
     addends: tuple[tuple[int, int], ...] = (),
-    taylor: Callable[..., Any] | None = None,
 ) -> None:
     """Define a primitive by functions on arrays.
 
@@ -45,8 +43,6 @@ def define(
       kind: kind of the primitive.
       trait: what the planner knows of it.
       addends: see ``register_op_kind``.
-      taylor: its rule for ``jax.experimental.jet``, of operands and their series: lists of terms,
-        the first of which belongs to order one.
     """
     primitive.def_impl(direct)
     primitive.def_abstract_eval(typed)
@@ -56,8 +52,6 @@ def define(
     for platform, function in ({None: direct} if lowered is None else lowered).items():
         rule = mlir.lower_fun(function, multiple_results=primitive.multiple_results)
         mlir.register_lowering(primitive, rule, platform=platform)
-    if taylor is not None:
-        jet.jet_rules[primitive] = taylor
     register_op_kind(primitive, kind, trait=trait, addends=addends)
 
 
@@ -90,17 +84,3 @@ def jvp_along(form: Callable[..., Any], primals: Sequence[Any], tangents: Sequen
         return form(*operands.values())
 
     return jax.jvp(along, [primals[i] for i in moving], [tangents[i] for i in moving])
-
-
-def product_series(
-    multiply: Callable[[Any, Any], Any], primals: Sequence[Any], series: Sequence[Sequence[Any]]
-) -> tuple[Any, list[Any]]:
-    """Return the product of the first two operands, and the terms of its Taylor series.
-
-    Those of order n are sums of products whose orders add up to n.
-    """
-    lhs, rhs = ([value, *terms] for value, terms in zip(primals[:2], series[:2], strict=True))
-    orders = range(len(lhs))
-    sums = ([multiply(lhs[k], rhs[n - k]) for k in range(n + 1)] for n in orders)
-    out, *terms = (sum(products[1:], products[0]) for products in sums)
-    return out, terms

@@ -16,11 +16,9 @@ import jax.numpy as jnp
 from jax._src import checkify, core, custom_derivatives, source_info_util, traceback_util
 from jax._src.interpreters import ad, batching, mlir, partial_eval
 from jax._src.state import discharge
-from jax.experimental import jet
 
 TABLES = {
     "lowerings": mlir._lowerings,
-    "jet": jet.jet_rules,
     "checkify": checkify.error_checks,
     "jvp": ad.primitive_jvps,
     "linearization": ad.primitive_linearizations,
@@ -35,7 +33,7 @@ TABLES = {
     "type checks": core.custom_typechecks,
 }
 MODULES = (
-    *(ad, batching, checkify, core, custom_derivatives, discharge, jax, jet, mlir, partial_eval),
+    *(ad, batching, checkify, core, custom_derivatives, discharge, jax, mlir, partial_eval),
     *(source_info_util, traceback_util),
 )
 Key = tuple[str, Any, str]
@@ -83,7 +81,6 @@ def _use(amp: Any) -> None:
     jax.hessian(lambda w: fn(w, w))(w)
     jax.lax.scan(step, w, jnp.ones((2, 4, 4)))
     jax.vmap(fn, (None, 0))(w, jnp.ones((2, 4, 4)))
-    jet.jet(lambda w: fn(w, w), (w,), ([w, w],))
     checkify.checkify(jax.grad(fn), checkify.float_checks)(w, w)
     jax.jit(jax.grad(fn)).trace(w, w).lower(lowering_platforms=("cuda",))
     jax.jit(jax.grad(fn)).trace(w, w).lower(lowering_platforms=("tpu",))

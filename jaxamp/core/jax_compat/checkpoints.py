@@ -15,7 +15,6 @@ from jax._src.interpreters import ad as _ad
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import partial_eval as _pe
 from jax._src.state import discharge as _discharge
-from jax.experimental import jet as _jet
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Primitive
 
 from jaxamp.core.jax_compat.tracing import trace_to_jaxpr, without_constvars
@@ -98,7 +97,6 @@ def define_checkpoint(primitive: Primitive, policy: Callable[..., Any]) -> Calla
     for table in _TABLES:
         table[primitive] = with_globals(table[_REMAT], names)
     _pe.partial_eval_jaxpr_custom_rules[primitive] = functools.partial(_within_checkpoint, policy)
-    _jet.jet_rules[primitive] = _jet_rule
 
     def call(function: Callable[..., list[Any]], *args: Any) -> list[Any]:
         info = _api_util.debug_info(primitive.name, function, args, {})
@@ -140,10 +138,3 @@ def with_globals(rule: Any, names: dict[str, Any]) -> Any:
     )
     copy.__kwdefaults__ = rule.__kwdefaults__
     return functools.update_wrapper(copy, rule)
-
-
-def _jet_rule(primals: Any, series: Any, *, jaxpr: Jaxpr, **_: Any) -> Any:
-    def run(*args: Any) -> list[Any]:
-        return _core.eval_jaxpr(jaxpr, (), *args)
-
-    return _jet.jet(run, primals, series, factorial_scaled=False)

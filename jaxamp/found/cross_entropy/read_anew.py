@@ -125,5 +125,5 @@ def _beside(values: Sequence[Any], others: Sequence[Any]) -> tuple[list[Any], li
 
 define(
     apart_p, _same, _same, _beside, _beside, {None: _same, "cuda": _apart, "rocm": _apart},
-    kind=OpKind.DATA_MOVEMENT, trait=Trait.SHAPE, taylor=_beside,
+    kind=OpKind.DATA_MOVEMENT, trait=Trait.SHAPE,
 )  # fmt: skip

@@ -27,7 +27,7 @@ from jax.extend.core.primitives import dot_general_p
 from jax.interpreters import ad
 
 from jaxamp.core import jax_compat
-from jaxamp.core.define import define, product_series
+from jaxamp.core.define import define
 from jaxamp.quantized.choices.scaled import Scaled
 from jaxamp.quantized.lowp import ScaledArray, dequantize
 from jaxamp.quantized.primitives.block_product import BF16, dot
@@ -137,12 +137,7 @@ def _transposed(x: Any, narrow: ScaledArray) -> ScaledArray:
     return quantize(swap(x), cast)
 
 
-def _taylor(primals: Any, series: Any, **params: Any) -> Any:
-    return product_series(partial(quantized_dot_p.bind, **params), primals, series)
-
-
-_BATCH = product_batch(quantized_dot_p)
-define(quantized_dot_p, _quantized, product_type, _BATCH, _jvp, taylor=_taylor)
+define(quantized_dot_p, _quantized, product_type, product_batch(quantized_dot_p), _jvp)
 ad.primitive_transposes[quantized_dot_p] = _transpose
 jax_compat.check_nans(quantized_dot_p, lambda params: dot_general_p.name)
 

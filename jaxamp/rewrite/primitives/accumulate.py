@@ -31,7 +31,7 @@ from jax.extend.core.primitives import conv_general_dilated_p
 from jax.interpreters import ad
 
 from jaxamp.core import jax_compat
-from jaxamp.core.define import ORIGINALS, define, product_series
+from jaxamp.core.define import ORIGINALS, define
 from jaxamp.jaxprs.interpret import evaluate, instead_of
 
 F32 = np.dtype(np.float32)
@@ -220,16 +220,7 @@ def _batch(
 _LOWERED = {None: _direct, "cpu": _on_cpu, "cuda": _on_gpu, "rocm": _on_gpu}
 
 
-def _taylor(primals: Any, series: Any, *, rounded: Any, **params: Any) -> Any:
-    (_, _, *others), _ = split_originals(primals, rounded)
-
-    def multiply(x: Any, y: Any) -> Any:
-        return accumulate_p.bind(x, y, *others, rounded=(), **params)
-
-    return product_series(multiply, primals, series)
-
-
-define(accumulate_p, _on_cpu, _type, _batch, _jvp, _LOWERED, taylor=_taylor)
+define(accumulate_p, _on_cpu, _type, _batch, _jvp, _LOWERED)
 ad.primitive_transposes[accumulate_p] = _transpose
 jax_compat.check_nans(accumulate_p, lambda params: params["how"].primitive.name)
 ORIGINALS[accumulate_p] = _original

@@ -89,7 +89,6 @@ define(
     _marked_beside,
     kind=OpKind.DATA_MOVEMENT,
     trait=Trait.SHAPE,
-    taylor=_marked_beside,
 )
 
 
@@ -191,4 +190,4 @@ def _beside(
 
 
 _LOWERED = {None: _lowered, "tpu": _same}
-define(recomputation_barrier_p, _same, _same, _beside, _beside, _LOWERED, taylor=_beside)
+define(recomputation_barrier_p, _same, _same, _beside, _beside, _LOWERED)

@@ -75,14 +75,8 @@ def _batch(args: Any, dims: Any, **params: Any) -> Any:
     return jax.vmap(partial(_gather, **params), in_axes=dims)(*args), 0
 
 
-def _taylor(primals: Any, series: Any, **params: Any) -> Any:
-    table, indices = primals
-    terms = [label_gather(term, indices, params) for term in series[0]]
-    return label_gather(table, indices, params), terms
-
-
 _LOWERED = {None: _gather, "tpu": gather_by_sum}
-define(label_gather_p, _gather, _aval, _batch, lowered=_LOWERED, taylor=_taylor)
+define(label_gather_p, _gather, _aval, _batch, lowered=_LOWERED)
 ad.defjvp(
     label_gather_p, lambda t, table, indices, **params: label_gather(t, indices, params), None
 )

@@ -21,7 +21,6 @@ See: https://github.com/openxla/xla/issues/41605 and https://github.com/jax-ml/j
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -49,10 +48,6 @@ def _rounded(value: Any) -> Any:
     return lax.optimization_barrier(value) if reduced is None else reduced
 
 
-def _taylor(primals: Sequence[Any], series: Sequence[Sequence[Any]]) -> Any:
-    return rounding_barrier(*primals), [rounding_barrier(term) for term in series[0]]
-
-
 define(
     rounding_barrier_p,
     lambda value: value,
@@ -61,7 +56,6 @@ define(
     lowered={None: lax.optimization_barrier, "tpu": _rounded},
     kind=OpKind.DATA_MOVEMENT,
     trait=Trait.SHAPE,
-    taylor=_taylor,
 )
 ad.deflinear2(rounding_barrier_p, lambda cotangent, value: [rounding_barrier(cotangent)])
 
@@ -167,11 +161,6 @@ def _batch(operands: Any, dims: Any, *, op: Primitive, of: CotangentRounding) ->
     return rounded_cotangent_p.bind(*in_front, op=op, of=of), 0
 
 
-def _taylor_of_sum(primals: Any, series: Any, **params: Any) -> Any:
-    terms = [rounded_cotangent_p.bind(x, y, **params) for x, y in zip(*series, strict=True)]
-    return rounded_cotangent_p.bind(*primals, **params), terms
-
-
-define(rounded_cotangent_p, _sum, _aval, _batch, taylor=_taylor_of_sum)
+define(rounded_cotangent_p, _sum, _aval, _batch)
 ad.deflinear2(rounded_cotangent_p, _transpose)
 jax_compat.check_nans(rounded_cotangent_p, lambda params: params["op"].name)

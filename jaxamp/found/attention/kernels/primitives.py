@@ -17,7 +17,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import jet
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -209,16 +208,12 @@ def _define(primitive: Primitive, jvp: Any) -> None:
     form = _FORMS[primitive]
     widened = functools.partial(form, widen=True)
 
-    def taylor(primals: Any, series: Any, **params: Any) -> Any:
-        known = functools.partial(widened, **params)
-        return jet.jet(known, primals, series, factorial_scaled=False)
-
     primitive.multiple_results = True
     # XLA's CPU backend computes products of 16-bit operands as products of float32.
     lowered = {None: form, "cpu": widened}
     batch = functools.partial(_batch, primitive)
     direct, typed = compiled(primitive), typed_as(form)
-    define(primitive, direct, typed, batch, jvp, lowered, taylor=taylor)
+    define(primitive, direct, typed, batch, jvp, lowered)
     jax_compat.check_nans(primitive, lambda params: primitive.name)
 
 

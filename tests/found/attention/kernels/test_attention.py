@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import checkify, jet
+from jax.experimental import checkify
 from jax.extend.core import Var
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -156,14 +156,6 @@ def _reverse_over_forward(form, spec):
     return run
 
 
-def _taylor(form, spec):
-    def run(*operands):
-        series = [[jnp.sin(x), jnp.zeros_like(x)] for x in operands]
-        return jet.jet(functools.partial(form, spec), operands, series, factorial_scaled=False)[1]
-
-    return run
-
-
 @pytest.mark.product("case", every=2)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("case", CASES)
@@ -190,11 +182,9 @@ def test_first_derivatives(transform, case):
         *(pytest.param(case, marks=pytest.mark.long) for case in ("causal", "grouped")),
     ],
 )
-@pytest.mark.parametrize(
-    "transform", [_second, _forward_over_reverse, _reverse_over_forward, _taylor]
-)
+@pytest.mark.parametrize("transform", [_second, _forward_over_reverse, _reverse_over_forward])
 def test_second_derivatives(transform, case):
-    """All orders of forward and reverse mode, and Taylor series."""
+    """All orders of forward and reverse mode."""
     _check(lambda *a: jax.jit(transform(*a)), case, jnp.bfloat16, 2)
 
 
