@@ -67,3 +67,10 @@ def test_pages_with_code_are_found(page):
     """The pages that show how to use jaxamp are among those that are run, all of their code."""
     assert ROOT / page in PAGES
     assert len(list(blocks(ROOT / page))) == (ROOT / page).read_text().count("```python") > 2
+
+
+def test_docs_are_short():
+    """A how-to page fits two screens, and all pages but the lab notebook an evening."""
+    lines = {page: len(page.read_text().splitlines()) for page in ROOT.glob("docs/**/*.md")}
+    assert max(n for page, n in lines.items() if page.parent.name == "how-to") <= 80
+    assert sum(n for page, n in lines.items() if page.name != "lab-notebook.md") <= 3266
