@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxamp.jaxprs.name_stack import is_backward
-from jaxamp.plan.conditioning.squares import Squares, multiplies
+from jaxamp.plan.conditioning.squares import Squares, is_square, multiplies
 from jaxamp.plan.graph.consumers import descendants
-from jaxamp.plan.graph.graph import Graph, Node, Role
+from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
 _SOLVERS = ("custom_linear_solve", "linear_solve", "triangular_solve")
 
@@ -37,18 +37,22 @@ def find_remainders(
         for one, other in (arrays, arrays[::-1]) if not is_backward(node.scope) else ():
             if squares.is_linear(other, (one,)):
                 found.update(dict.fromkeys(_made_by(squares, (other,), of=one), (one,)))
-            elif _is_complement(squares, other, solved):
-                found.update(dict.fromkeys(_made_by(squares, arrays), (one,)))
+            elif read := _multiplied(squares, other, solved):
+                # Products that a solver reads are float32 whatever their share, and so are these.
+                found.update(dict.fromkeys(_made_by(squares, (*arrays, *read)), ()))
     return {node: found[node] for node in products if node in found}
 
 
-def _is_complement(squares: Squares, value: int, solved: set[int]) -> bool:
-    """Return whether a value is subtracted in a Schur complement: `k.T @ solve(a, k)`."""
-    if not squares.is_linear(value, solved):
-        return False
-    read = [squares.origins[v] for v in squares.makers[value].ins]
-    pairs = (read, read[::-1]) if multiplies(squares.makers[value]) else ()
-    return any(squares.is_linear(other, (one,)) for one, other in pairs)
+def _multiplied(squares: Squares, value: int, solved: set[int]) -> Sequence[int]:
+    """Return what is multiplied in `k.T @ solve(a, k)` or `sum(v**2)` of a solved `v`, if it is."""
+    node = squares.makers.get(value)
+    if node is None or not (multiplies(node) or node.name == "mul" or is_square(node)):
+        return ()
+    read = [squares.origins[v] for v in node.ins]
+    by_solver = [v in solved or squares.is_linear(v, solved) for v in read]
+    one, other = read[0], read[-1]
+    is_form = squares.is_linear(one, (other,)) or squares.is_linear(other, (one,))
+    return read if all(by_solver) or (any(by_solver) and is_form) else ()
 
 
 def _made_by(squares: Squares, values: Iterable[int], of: int | None = None) -> Iterator[Node]:
@@ -98,4 +102,5 @@ def _is_place(graph: Graph, squares: Squares, value: int) -> bool:
 
 def _keeps_zeros(graph: Graph, node: Node) -> bool:
     is_chosen = node.name == "select_n" and graph.constants.get(node.ins[1]) == 0
-    return is_chosen or node.role in (Role.MOVE, Role.CONVERT) or node.name == "mul"
+    is_kept = node.role in (Role.MOVE, Role.CONVERT) or node.link is Link.INVARIANT
+    return is_chosen or is_kept or node.name == "mul"

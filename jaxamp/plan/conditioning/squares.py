@@ -274,13 +274,20 @@ class Squares:
         return found | self._form(node, any(are_sums)) if node.name == "mul" else found
 
     def main(self, node: Node) -> int | None:
-        """Return the operand that known or smaller numbers scale, if there is one."""
-        read = [v for v in chosen(node) if v not in self.graph.constants]
+        """Return the operand that known or smaller numbers scale, or a mask, if there is one."""
+        known = self.graph.constants
+        read = [v for v in chosen(node) if v not in known and not self._is_mask(v)]
         for value in read:
             others = (v for v in read if v != value)
             if all(is_smaller(*self._sizes(v, value)) for v in others):
                 return value if node.name != "div" or value == node.ins[0] else None
         return None
+
+    def _is_mask(self, value: int) -> bool:
+        node = self.makers.get(self.origins[value])
+        if node is None or node.role is not Role.CONVERT:
+            return False
+        return self.graph.kinds[node.ins[0]] == "b"
 
     def _sizes(self, *values: int) -> list[int]:
         """Return the sizes of values as they were before they were repeated."""

@@ -556,6 +556,29 @@ def direct_updated(p: Array, h: Array) -> Array:
     return p - _times(_times(gain, h), p)
 
 
+def filtered(p: Array, h: Array, once: Callable[..., Array] = updated) -> Array:
+    """A covariance after several measurements: the identity is no part of the loop's gradient."""
+    return lax.scan(lambda p, _: (once(p, h) + 0.1, None), p, None, length=4)[0]
+
+
+def variances(x: Array, y: Array) -> Array:
+    """The diagonal alone of what a Gaussian process leaves, with a factor of its matrix."""
+    factor, near = jax.scipy.linalg.cho_factor(x @ x.T + jnp.eye(len(x))), x @ y.T
+    return jnp.diag(y @ y.T) - (near * jax.scipy.linalg.cho_solve(factor, near)).sum(0)
+
+
+def whitened(x: Array, y: Array) -> Array:
+    """The same by a triangular matrix."""
+    factor = jnp.linalg.cholesky(x @ x.T + jnp.eye(len(x)))
+    v = jax.scipy.linalg.solve_triangular(factor, x @ y.T, lower=True)
+    return jnp.diag(y @ y.T) - jnp.sum(v**2, 0)
+
+
+def direct_variances(x: Array, y: Array) -> Array:
+    factor, near = jax.scipy.linalg.cho_factor(_times(x, x.T) + jnp.eye(len(x))), _times(x, y.T)
+    return (y**2).sum(1) - (near * jax.scipy.linalg.cho_solve(factor, near)).sum(0)
+
+
 _ROOTS = jnp.linalg.qr(jnp.ones((WIDTH, 3)).at[:, 1:].add(DRAW.normal(WIDTH, 2)))[0]
 _AFFINITY = jnp.exp(-subtracted(X, X) / 8)
 REMAINDERS = {
@@ -569,6 +592,13 @@ REMAINDERS = {
     "roughness": (roughness, direct_roughness, (_AFFINITY, X)),
     "posterior": (posterior, direct_posterior, (X, X[:CENTRES] + 0.01 * Y)),
     "updated": (updated, direct_updated, (W @ W.T + 10, jnp.abs(W[:2]))),
+    "filtered": (
+        filtered,
+        functools.partial(filtered, once=direct_updated),
+        (W @ W.T + 10, jnp.abs(W[:2])),
+    ),
+    "variances": (variances, direct_variances, (X[:CENTRES] / 8, Y[:CENTRES] / 8)),
+    "whitened": (whitened, direct_variances, (X[:CENTRES] / 8, Y[:CENTRES] / 8)),
     "from_mean": (from_mean, direct_from_mean, (_AFFINITY, X)),
 }
 
