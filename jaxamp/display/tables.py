@@ -130,10 +130,9 @@ def _seconds(seconds: float) -> str:
 
 
 def show_probe(report: ProbeReport) -> Iterator[Any]:
-    """Show the operations of the lowest SQNR, below the first infinity or NaN."""
+    """Show the operations of the lowest SQNR, below infinities in results or arguments."""
     worst = report.worst()
-    if report.first:
-        yield str(report.first)
+    yield from [str(report.first)] if report.first else report.too_large
     title = f"probe under {report.policy}: {len(report.operations)} operations"
     caption = f"the {len(worst)} of the lowest SQNR" if worst else "none has an error"
     numbers = "max error", "rms", "SQNR dB", "over", "under", "subn.", "headroom"

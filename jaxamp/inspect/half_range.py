@@ -26,10 +26,10 @@ def beyond_f16(argument: str, largest: float) -> str:
     )
 
 
-def too_large_for_f16(names: Sequence[str], arrays: Sequence[Any]) -> list[str]:
+def too_large_for_f16(names: Sequence[str], arrays: Sequence[Any]) -> tuple[str, ...]:
     """Return the remarks on the arguments whose float32 numbers float16 cannot hold."""
     found = zip(names, map(peak_of_f32, arrays), strict=True)
-    return [beyond_f16(name, peak) for name, peak in found if peak > Precision.F16.max]
+    return tuple(beyond_f16(name, peak) for name, peak in found if peak > Precision.F16.max)
 
 
 def peak_of_f32(array: Any) -> float:

@@ -290,7 +290,7 @@ def report(
             found,
             lowerings=tuple(look(*args, **kwargs) for look in looks),
             everything=everything,
-            too_large=tuple(too_large_for_f16(*named)),
+            too_large=too_large_for_f16(*named),
         )
 
     return made

@@ -11,10 +11,12 @@ import jax
 import numpy as np
 
 from jaxamp.core import jax_compat
+from jaxamp.core.formats import Precision
 from jaxamp.errors import InspectionError
+from jaxamp.inspect.half_range import too_large_for_f16
 from jaxamp.numerics.nested_interpreter import is_inexact
 from jaxamp.numerics.nonfinite import Program, find_nonfinite
-from jaxamp.numerics.probe_report import ProbeReport, report_of
+from jaxamp.numerics.probe_report import ProbeReport, operations_of
 from jaxamp.numerics.statistics import peak_of
 from jaxamp.run.amp import amp, inspected, parts_of, static_parameters, without_jit
 from jaxamp.run.emit import Result, plan_call
@@ -72,7 +74,13 @@ def probe(
             is_finite = np.isfinite(jax.device_get(results)).all()
             # Where a result is not finite the program is run again, to say why.
             first = None if is_finite else find_nonfinite(program, call.arrays)
-        return report_of(str(amped.policy), program.block.walk(), sums, peaks, first)
+        named = (program.inputs, call.arrays) if Precision.F16 in amped.policy.low else ((), ())
+        return ProbeReport(
+            policy=str(amped.policy),
+            operations=operations_of(program.block.walk(), sums, peaks),
+            first=first,
+            too_large=too_large_for_f16(*named),
+        )
 
     return run
 

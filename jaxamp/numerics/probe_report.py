@@ -75,6 +75,7 @@ class ProbeReport(Displayable):
       operations: the measured ones, in program order. Operations that only move numbers, or that
         did not run, are not in it.
       first: where the first infinity or NaN in a result came from; ``None`` if there is none.
+      too_large: remarks on arguments whose numbers float16 cannot hold, where it is used.
 
     >>> import jax.numpy as jnp, jaxamp
     >>> found = jaxamp.probe(jnp.dot, "mixed_f16")(jnp.full((2, 300), 16.0), jnp.ones((300, 2)))
@@ -85,6 +86,7 @@ class ProbeReport(Displayable):
     policy: str
     operations: tuple[Measured, ...]
     first: Nonfinite | None
+    too_large: tuple[str, ...] = ()
 
     def worst(self, count: int = 10) -> tuple[Measured, ...]:
         """Return the operations of the lowest SQNR among those that differ at all."""
@@ -103,17 +105,17 @@ class ProbeReport(Displayable):
         """Return everything but operands as plain words and numbers."""
         first = self.first and self.first.to_data()
         operations = [op.to_data() for op in self.operations]
-        return {"policy": self.policy, "first": first, "operations": operations}
+        remarks = list(self.too_large)
+        return {
+            "policy": self.policy, "first": first, "too_large": remarks, "operations": operations
+        }  # fmt: skip
 
 
-def report_of(
-    policy: str, sites: Iterable[Site], sums: Any, peaks: Any, first: Nonfinite | None
-) -> ProbeReport:
-    """Return the report of a filled table, whose rows are numbered like the sites."""
+def operations_of(sites: Iterable[Site], sums: Any, peaks: Any) -> tuple[Measured, ...]:
+    """Return the measurements in a filled table, whose rows are numbered like the sites."""
     totals, largest = np.asarray(sums).tolist(), np.asarray(peaks).tolist()
     rows = ((site, totals[site.number], largest[site.number]) for site in sites)
-    operations = (_measured(*row) for row in rows if row[1][0] > 0)
-    return ProbeReport(policy=policy, operations=tuple(operations), first=first)
+    return tuple(_measured(*row) for row in rows if row[1][0] > 0)
 
 
 def _measured(site: Site, sums: Sequence[float], peaks: Sequence[float]) -> Measured:

@@ -9,16 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxamp.core.formats import Precision
+from jaxamp.inspect.half_range import too_large_for_f16
 from jaxamp.numerics.nonfinite import Nonfinite
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import Rule
 from jaxamp.run.amp import without_jit
 from jaxamp.run.settings import overriding
 from jaxamp.training.loss_scale import scales_at_one
-from jaxamp.training.nonfinite_origin import explain_nonfinite
+from jaxamp.training.nonfinite_origin import explain_nonfinite, named_arguments
 
 _MOST_RULES = 8
-_ANSWERS = ("finite_in_f32", "finite_in_bf16", "finite_unscaled", "runs")
+_ANSWERS = ("finite_in_f32", "finite_in_bf16", "finite_unscaled", "runs", "too_large")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,8 @@ class Diagnosis:
       finite_unscaled: whether it is under a loss scale of one; ``None`` if the operation to blame
         is not in a backward pass.
       runs: how often the step was run.
+      too_large: remarks on arguments whose numbers float16 cannot hold, of a finite step that
+        uses it: a bounded curve may hide their infinities.
     """
 
     first: Nonfinite | None
@@ -43,6 +46,7 @@ class Diagnosis:
     finite_in_bf16: bool | None = None
     finite_unscaled: bool | None = None
     runs: int = 1
+    too_large: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """Return the diagnosis as JSON; infinities and NaN are words there."""
@@ -55,7 +59,7 @@ class Diagnosis:
 
     def __str__(self) -> str:
         if self.first is None:
-            return "The step is finite."
+            return "\n".join(("The step is finite.", *self.too_large))
         return f"{self.first}\n{self._advice()}"
 
     def __rich__(self) -> str:
@@ -116,7 +120,8 @@ def debug_step(step: Callable[..., Any]) -> Callable[..., Diagnosis]:
         search = _Search(plain, args, kwargs)
         first = search.run(lambda policy: policy)
         if first is None:
-            return Diagnosis(first=None, runs=search.runs)
+            named = named_arguments(plain, *args, **kwargs) if search.used_f16 else ((), ())
+            return Diagnosis(first=None, runs=search.runs, too_large=too_large_for_f16(*named))
         if search.run(lambda _: PrecisionPolicy.ALWAYS_F32) is not None:
             return Diagnosis(first=first, finite_in_f32=False, runs=search.runs)
         unscaled = search.is_finite_unscaled() if first.backward else None

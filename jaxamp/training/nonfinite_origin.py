@@ -42,7 +42,6 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
     >>> found.output, found.kind, found.primitive, found.largest
     ("['y']", 'infinity', 'log', 0.0)
     """
-    settings = parts_of(fun)[1]
 
     @functools.wraps(fun, updated=())
     def explain(*args: Any, **kwargs: Any) -> Nonfinite | None:
@@ -52,11 +51,7 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
                 "another transformation there are none yet. Call them outside, on the function "
                 "that is transformed."
             )
-        if settings is None:
-            given, rest = split((args, kwargs))
-        else:  # as the call would trace them
-            call = settings.statics.mark(args, kwargs, 0)
-            given, rest = split(call, numbers=AS_ARGUMENT)
+        given, rest = _as_traced(fun, args, kwargs)
         outputs: Any = None
 
         def flat(*arrays: Any) -> list[Any]:
@@ -70,6 +65,20 @@ def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None
         return find_nonfinite(program, [jnp.asarray(array) for array in given])
 
     return explain
+
+
+def named_arguments(fun: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[list[str], Any]:
+    """Return the names of the arrays that a call of a function is given, and the arrays."""
+    given, rest = _as_traced(fun, args, kwargs)
+    return _in_words_of(fun, rest.paths()), given
+
+
+def _as_traced(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[list[Any], Any]:
+    """Return the arrays of a call, and the rest of it, as the function would trace them."""
+    settings = parts_of(fun)[1]
+    if settings is None:
+        return split((args, kwargs))
+    return split(settings.statics.mark(args, kwargs, 0), numbers=AS_ARGUMENT)
 
 
 def _in_words_of(function: Callable[..., Any], paths: Sequence[str]) -> list[str]:

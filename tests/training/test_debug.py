@@ -146,3 +146,18 @@ def test_an_argument_beyond_float16_is_named(grad):
     assert "float16 end" not in str(jaxamp.report(fn, "mixed_f16")(W, small))
     shapes = jax.eval_shape(lambda: (W, batch))
     assert "float16 end" not in str(jaxamp.report(fn, "mixed_f16")(*shapes))
+
+
+def test_an_argument_whose_infinities_a_curve_hides_is_named():
+    """The step is finite, and wrong: all three say so."""
+
+    def loss_fn(w, counts):
+        return jnp.mean(jnp.tanh(counts @ w) ** 2)
+
+    args = 1e-6 * W, jnp.full((8, 4), 7e4)
+    named = "The argument counts holds numbers up to 7e+04"
+    diagnosis = debug_step(amp(loss_fn, "mixed_f16"))(*args)
+    others = [look(loss_fn, "mixed_f16")(*args) for look in (jaxamp.probe, jaxamp.report)]
+    assert all(named in " ".join(str(found).split()) for found in (diagnosis, *others))
+    assert named in json.loads(diagnosis.to_json())["too_large"][0]
+    assert str(debug_step(amp(loss_fn, "bf16"))(*args)) == "The step is finite."
