@@ -48,28 +48,18 @@ def _advise(error: Exception, plan: Callable[[], Any]) -> str:
     return (
         f"amp lowers attention to a fused kernel here: {places}. If the compiler refuses that "
         "kernel, policy.replace(fused_attention=False) leaves all attention as it is written, and "
-        "Rule(primitive='found_attention', scope='...', precision='f32') that of one scope."
+        "Rule(primitive='attention_forward', scope='...', precision='f32') that of one scope."
     )
-
-
-def _rule(form: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """Return the rule of a primitive: what it stands for, in the precision decided."""
-    return lambda context, *operands: form(*operands, **context.eqn.params)
 
 
 def _work() -> Work:
     from jaxamp.found.attention.fuse import fuse_attention
-    from jaxamp.found.attention.kernels import found
     from jaxamp.found.cross_entropy.losses import chunk_losses
     from jaxamp.rewrite.rules.movement import move
 
     return Work(
         replace=(fuse_attention, chunk_losses),
-        rules={
-            "found_attention": _rule(found.forward),
-            "found_attention_backward": _rule(found.backward),
-            "undivided": move,
-        },
+        rules={"undivided": move},
         advise=_advise,
     )
 

@@ -97,7 +97,7 @@ def fuse_attention(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
     >>> policy = PrecisionPolicy.MIXED_BF16.replace(fused_attention=True)
     >>> fused = fuse_attention(jax.make_jaxpr(attend)(x, x, x), policy)
     >>> [eqn.primitive.name for eqn in fused.jaxpr.eqns if "attention" in eqn.primitive.name]
-    ['found_attention']
+    ['attention_forward']
     """
     kernels = _kernels(policy)
     return replace_regions(closed, _Attentions(policy, kernels)) if kernels else Replaced(closed)
@@ -169,7 +169,7 @@ class _Attentions:
 
     def _replacement(self, found: Found, scores: Scores, place: Place) -> Replacement | Obstacle:
         """Return how an attention is replaced, or why it is not."""
-        told = place.told_otherwise(self.policy, "found_attention", "dot_general")
+        told = place.told_otherwise(self.policy, "attention_forward", "dot_general")
         obstacle = Obstacle(told) if told else _unfit_arrays(found, scores)
         if obstacle is not None:
             return obstacle

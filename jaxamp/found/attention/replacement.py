@@ -14,7 +14,7 @@ from jax import lax
 
 from jaxamp.core.features import Outcome
 from jaxamp.found.attention.empty_rows import VANISHING, EmptyRows
-from jaxamp.found.attention.kernels.found import found_attention, found_attention_backward
+from jaxamp.found.attention.kernels import primitives
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 from jaxamp.found.attention.layout import Layout, arranged, thin, thinned, thinned_to
 from jaxamp.found.attention.match import Bias, Found, Held, Masking, Rescaling, Step
@@ -192,7 +192,7 @@ class Emission:
     @functools.cached_property
     def forward(self) -> list[Any]:
         """Output and bits of the kernel."""
-        return found_attention(self._prepared.operands, self.replacement.spec)
+        return primitives.forward(self._prepared.operands, self.replacement.spec)
 
     @functools.cached_property
     def _out(self) -> Any:
@@ -218,7 +218,7 @@ class Emission:
             )
             dout, *more = pull(dout)
         results = Results(out, bits, dout)
-        dq, dk, dv, *dbias = found_attention_backward(operands, results, spec, self._bias_grad)
+        dq, dk, dv, *dbias = primitives.backward(operands, results, spec, self._bias_grad)
         if more:
             dk, dv = dk + more[0], dv + more[1]
         if rows.masked is not None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxamp.found.attention.kernels import AttentionSpec
+from jaxamp.found.attention.kernels.spec import AttentionSpec
 
 
 def attention(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from jax import Array, lax
 
 import jaxamp
-from jaxamp.found.attention.kernels import AttentionSpec
+from jaxamp.found.attention.kernels.spec import AttentionSpec
 from tests.found.attention import imitation, oracle
 from tests.found.attention.accuracy import FLOOR, LIMIT, POLICIES
 

@@ -46,9 +46,9 @@ def test_forward_and_backward_are_replaced_together(attend, mask):
     closed = jax.make_jaxpr(_gradient(attend))(*operands)
     fused = fuse_attention(closed, POLICY)
     names = [eqn.primitive.name for eqn in fused.jaxpr.eqns]
-    assert [n for n in names if n.startswith("found")] == [
-        "found_attention",
-        "found_attention_backward",
+    assert [n for n in names if n.startswith("attention")] == [
+        "attention_forward",
+        "attention_backward",
     ]
     assert "exp" not in names
     assert [(a.forward, a.backward, a.mask) for a in fused.found] == [(True, True, mask)]
@@ -122,7 +122,7 @@ def test_a_kernel_reads_16_bits_beside_a_bias(policy):
 def test_the_policy_switches_it_off():
     """By its field, by a rule, and by a region that keeps float32."""
     operands = _operands()
-    rule = jaxamp.Rule(primitive="found_attention", precision="f32")
+    rule = jaxamp.Rule(primitive="attention_forward", precision="f32")
 
     def kept(q, k, v):
         with jaxamp.keep_precision("f32"):

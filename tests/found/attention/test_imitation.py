@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxamp.found.attention.kernels import AttentionSpec, attention
 from jaxamp.found.attention.kernels.flash import FLASH
-from jaxamp.found.attention.kernels.spec import Operands, Results
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 from jaxamp.found.attention.kernels.splash import SPLASH
 from tests.found.attention import imitation, oracle
+from tests.found.attention.kernels.calls import attention
 
 LONG = pytest.mark.long
 CASES = {

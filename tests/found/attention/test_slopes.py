@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxamp.found.attention.kernels import AttentionSpec, composed
+from jaxamp.found.attention.kernels import composed
+from jaxamp.found.attention.kernels.spec import AttentionSpec
 from tests.found.attention import imitation, oracle
 from tests.found.attention.accuracy import LIMIT
 

@@ -133,5 +133,5 @@ def test_one_product_in_float32_is_enough():
 
 def test_a_rule_may_be_made_before_anything_is_planned():
     """The planner, which knows the primitive, is loaded later."""
-    rule = "import jaxamp; jaxamp.Rule(primitive='found_attention', precision='f32')"
+    rule = "import jaxamp; jaxamp.Rule(primitive='attention_forward', precision='f32')"
     subprocess.run([sys.executable, "-c", rule], check=True)

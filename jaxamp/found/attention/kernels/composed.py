@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
-from jaxamp.found.attention.kernels.spec import AttentionSpec, of_backward
+from jaxamp.found.attention.kernels.spec import AttentionSpec, bits_of, of_backward
 
 Array = Any
 
@@ -33,11 +33,11 @@ def forward(
     widen: bool = False,
     along: bool = False,
 ) -> tuple[Array, Array]:
-    """Return the output and the logarithm of the sum of exponentials of each row of scores."""
+    """Return the output, and the bits of the logarithm of the sum of exponentials of each row."""
     scores = _scores(_grouped(q, k), k, bias, spec, widen, along)
     weights, lse = _softmax(scores, None if widen else q.dtype)
     out = _contract("...kgts,...skh->...tkgh", weights.astype(q.dtype), v, widen)
-    return _flat_heads(out, -2).astype(q.dtype), _flat_heads(lse[..., 0], -2)
+    return _flat_heads(out, -2).astype(q.dtype), bits_of(_flat_heads(lse[..., 0], -2))
 
 
 def backward(

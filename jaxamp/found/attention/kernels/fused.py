@@ -15,7 +15,9 @@ from jaxamp.found.attention.kernels.spec import (
     AttentionSpec,
     Operands,
     Results,
+    bits_of,
     of_backward,
+    of_bits,
 )
 
 Form = Callable[..., tuple[Any, ...]]
@@ -29,8 +31,8 @@ class Fused:
       name: in messages.
       obstacle: from the operands and the specification, and whether it is asked for the backward
         pass: why it cannot; ``None`` if it can.
-      forward: what `attention_forward` does.
-      backward: what `attention_backward` does; ``bias_grad`` says whether a bias has a cotangent.
+      forward: computes the output and `lse`.
+      backward: computes cotangents; ``bias_grad`` says whether a bias has one.
       skips: whether it passes over blocks of scores that a mask hides.
       as_read: the types of operands as it reads them, which may have a bias for a known mask.
       bias_bytes: bytes of a number of a bias, as it reads that.
@@ -55,7 +57,7 @@ def forward_form(kernel: Fused, spec: AttentionSpec) -> Form:
         operands = Operands(*values)
         out, lse = kernel.forward(_flat_operands(operands), spec)
         batch = operands.q.shape[:-3]
-        return out.reshape(*batch, *out.shape[1:]), lse.reshape(*batch, *lse.shape[1:])
+        return out.reshape(*batch, *out.shape[1:]), bits_of(lse.reshape(*batch, *lse.shape[1:]))
 
     return run
 
@@ -64,8 +66,8 @@ def backward_form(kernel: Fused, spec: AttentionSpec, bias_grad: bool) -> Form:
     """Return the backward pass by a kernel as a function of the primitive's operands."""
 
     def run(*values: Any) -> tuple[Any, ...]:
-        operands, (out, lse, dout) = of_backward(values)
-        rows = lse.reshape(-1, *lse.shape[-2:])
+        operands, (out, bits, dout) = of_backward(values)
+        rows = of_bits(bits.reshape(-1, *bits.shape[-2:]))
         results = Results(_flat(out), rows, _flat(dout))
         *found, dbias = kernel.backward(_flat_operands(operands), results, spec, bias_grad)
         found = [d.reshape(x.shape) for d, x in zip(found, operands[:3], strict=True)]

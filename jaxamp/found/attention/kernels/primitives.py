@@ -1,5 +1,8 @@
 """The primitives of attention: forward, its tangent, and the backward pass.
 
+The first and the last stand for what was found in a program of float32, and are what it becomes:
+whoever rewrites it gives them operands in the precision decided.
+
 The tangent is an equation of its own, linear in the tangents of q, k, v and bias, whose transpose
 is the backward primitive. So forward and reverse mode both work, and reverse mode finds the kernel
 that a platform has; a ``custom_vjp`` would forbid forward mode. For tangents, and for derivatives
@@ -22,12 +25,17 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import compiled, define, jvp_along, typed_as
-from jaxamp.errors import KernelError
+from jaxamp.core.taxonomy import OpKind, Trait
 from jaxamp.found.attention.kernels import composed
 from jaxamp.found.attention.kernels.fused import backward_form, forward_form
 from jaxamp.found.attention.kernels.partitioned import partitioned
 from jaxamp.found.attention.kernels.platforms import PLATFORMS, chosen
-from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, mismatch, of_backward
+from jaxamp.found.attention.kernels.spec import (
+    AttentionSpec,
+    Operands,
+    Results,
+    of_backward,
+)
 from jaxamp.kernels.jax_compat.kernel_lowering import has_several_devices
 from jaxamp.kernels.target_gpu import lower
 
@@ -38,52 +46,33 @@ attention_backward_p = Primitive("attention_backward")
 attention_tangent_p = Primitive("attention_tangent")
 
 
-def attention(q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec) -> jax.Array:
+def forward(operands: Operands, spec: AttentionSpec) -> list[jax.Array]:
     """Compute softmax attention, ``softmax(scale · q kᵀ + bias) v``, in one equation.
 
     Args:
-      q: queries [*b, T, N, H] in a 16-bit dtype.
-      k: keys [*b, S, K, H], with N a multiple of K: query head n reads key head n // (N // K).
-      v: values [*b, S, K, V].
-      bias: floats that broadcast to [*b, N, T, S], with as many axes; or ``None``.
+      operands: q, k and v of one dtype, and a bias; query head n reads key head n // (N // K).
       spec: the scale, and which keys a query sees.
 
     Returns:
-      [*b, T, N, V] in the dtype of q.
-
-    Raises:
-      KernelError: for shapes or dtypes that do not fit.
+      The output [*b, T, N, V] in the dtype of q, and the bits of `lse`, u32[*b, N, T].
 
     >>> x = jnp.ones((2, 3, 4, 8), jnp.bfloat16)
-    >>> attention(x, x, x, None, AttentionSpec(scale=8**-0.5)).shape
-    (2, 3, 4, 8)
+    >>> [array.shape for array in forward(Operands(x, x, x), AttentionSpec(scale=8**-0.5))]
+    [(2, 3, 4, 8), (2, 4, 3)]
     """
-    return attention_forward(q, k, v, bias, spec)[0]
+    return _bind(attention_forward_p, operands.given, spec=spec)
 
 
-def attention_forward(
-    q: Any, k: Any, v: Any, bias: Any, spec: AttentionSpec
-) -> tuple[jax.Array, jax.Array]:
-    """Compute attention and ``lse``, f32[*b, N, T]: of what `attention` takes."""
-    operands = Operands(q, k, v, bias)
-    if unlike := mismatch(operands, spec):
-        raise KernelError(unlike)
-    return tuple(_bind(attention_forward_p, operands.given, spec=spec))
+def backward(
+    operands: Operands, results: Results, spec: AttentionSpec, bias_grad: bool
+) -> list[jax.Array]:
+    """Compute dq, dk, dv and, if wanted, dbias; `lse` of the results is its bits."""
+    values = [*operands.given, *results]
+    return _bind(attention_backward_p, values, spec=spec, bias_grad=bias_grad)
 
 
 def _bind(primitive: Primitive, operands: Sequence[Any], **params: Any) -> list[Any]:
     return primitive.bind(*jax_compat.vary_alike(operands), **params)
-
-
-# The composed form of each primitive, of its operands as they stand in the equation.
-
-
-def _forward(*operands: Any, **params: Any) -> tuple[Any, ...]:
-    return composed.forward(*operands, **params)
-
-
-def _backward(*operands: Any, **params: Any) -> tuple[Any, ...]:
-    return composed.backward(*operands, **params)
 
 
 def _tangent(*operands: Any, given: tuple[bool, ...], **params: Any) -> tuple[Any, ...]:
@@ -93,7 +82,7 @@ def _tangent(*operands: Any, given: tuple[bool, ...], **params: Any) -> tuple[An
         next(moved) if is_given else jax_compat.symbolic_zero_like(x)
         for x, is_given in zip(known, given, strict=False)
     ]
-    return jvp_along(functools.partial(_forward, **params), known, tangents)[1][:1]
+    return jvp_along(functools.partial(composed.forward, **params), known, tangents)[1][:1]
 
 
 def _split_tangents(values: Sequence[Any], given: tuple[bool, ...]) -> tuple[Any, Any]:
@@ -103,10 +92,11 @@ def _split_tangents(values: Sequence[Any], given: tuple[bool, ...]) -> tuple[Any
 
 
 _FORMS: dict[Primitive, Form] = {
-    attention_forward_p: _forward,
-    attention_backward_p: _backward,
+    attention_forward_p: composed.forward,
+    attention_backward_p: composed.backward,
     attention_tangent_p: _tangent,
 }
+"""The composed form of each primitive, of its operands as they stand in the equation."""
 
 
 # Derivatives.
@@ -132,7 +122,7 @@ def _jvp_of_backward(primals: Any, tangents: Any, **params: Any) -> tuple[Any, A
     results = _bind(attention_backward_p, primals, **params)
     known, (_, _, dout) = of_backward(tangents)
     if not all(map(_is_zero, known.given)):
-        return results, _composed_tangents(_backward, primals, tangents, params)
+        return results, _composed_tangents(composed.backward, primals, tangents, params)
     if _is_zero(dout):
         return results, [jax_compat.symbolic_zero_like(x) for x in results]
     return results, _bind(attention_backward_p, [*primals[:-1], dout], **params)  # linear in it
@@ -204,7 +194,7 @@ def _batch(primitive: Primitive, values: Any, axes: Any, **params: Any) -> tuple
 # What JAX asks of a primitive.
 
 
-def _define(primitive: Primitive, jvp: Any) -> None:
+def _define(primitive: Primitive, jvp: Any, **words: Any) -> None:
     form = _FORMS[primitive]
     widened = functools.partial(form, widen=True)
 
@@ -213,7 +203,7 @@ def _define(primitive: Primitive, jvp: Any) -> None:
     lowered = {None: form, "cpu": widened}
     batch = functools.partial(_batch, primitive)
     direct, typed = compiled(primitive), typed_as(form)
-    define(primitive, direct, typed, batch, jvp, lowered)
+    define(primitive, direct, typed, batch, jvp, lowered, **words)
     jax_compat.check_nans(primitive, lambda params: primitive.name)
 
 
@@ -233,8 +223,9 @@ def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **
     return lower(form, composed_form, context, *operands)
 
 
-_define(attention_forward_p, _jvp_of_forward)
-_define(attention_backward_p, _jvp_of_backward)
+_OF_PRODUCTS: dict[str, Any] = {"kind": OpKind.COMPUTE, "trait": Trait.CONTRACTION}
+_define(attention_forward_p, _jvp_of_forward, **_OF_PRODUCTS, addends=((4, 3),))
+_define(attention_backward_p, _jvp_of_backward, **_OF_PRODUCTS, addends=((7, 3),))
 _define(attention_tangent_p, _jvp_of_tangent)
 ad.primitive_transposes[attention_tangent_p] = _transpose_of_tangent
 ad.primitive_transposes[attention_backward_p] = _transpose_of_backward

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxamp.found.attention.kernels.fused import Fused, flattened
-from jaxamp.found.attention.kernels.platforms import everywhere, ways
+from jaxamp.found.attention.kernels.platforms import ways
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, mismatch, scores_shape
 
 _FORWARD, _BACKWARD = 4, 7
@@ -55,29 +55,27 @@ def loss(kernel: Fused, operands: Operands, biased: Biased) -> str | None:
 
 
 def refusal(
-    operands: Operands,
-    spec: AttentionSpec,
-    kernels: Sequence[Fused] | None = None,
-    biased: Biased | None = None,
+    operands: Operands, spec: AttentionSpec, kernels: Sequence[Fused], biased: Biased
 ) -> str | None:
     """Return in words why no kernel takes operands both ways, or pays; ``None`` if one does.
 
     Args:
       operands: arrays or avals.
       spec: the static parameters.
-      kernels: those that are asked; ``None`` for those of all platforms.
-      biased: what is computed, for the bytes of the bias to be counted; ``None`` for no count.
+      kernels: those that are asked.
+      biased: what is computed, for the bytes of the bias to be counted.
 
     >>> import jax
+    >>> from jaxamp.found.attention.kernels.platforms import everywhere
     >>> x = jax.ShapeDtypeStruct((1, 64, 4, 300), "bfloat16")
-    >>> refusal(Operands(x, x, x), AttentionSpec(scale=1.0))
+    >>> refusal(Operands(x, x, x), AttentionSpec(scale=1.0), everywhere(), Biased(given=0))
     'cuDNN: The head dim must be <= 256 and a multiple of 8, but got 300.'
     """
     if unlike := mismatch(operands, spec):
         return unlike
     flat = flattened(operands)
     reasons = []
-    for kernel in everywhere() if kernels is None else kernels:
+    for kernel in kernels:
         reason: str | None = None
         for way in ways(kernel, spec):
             reason = _reason(way, flat, spec, biased)
@@ -87,13 +85,11 @@ def refusal(
     return reasons[0] if reasons else "there is no kernel"
 
 
-def _reason(
-    kernel: Fused, operands: Operands, spec: AttentionSpec, biased: Biased | None
-) -> str | None:
+def _reason(kernel: Fused, operands: Operands, spec: AttentionSpec, biased: Biased) -> str | None:
     """Return why a kernel does not take operands with one batch axis both ways, or does not pay."""
     passes = (kernel.obstacle(operands, spec, backward) for backward in (False, True))
     reason = next(filter(None, passes), None)
     read = kernel.as_read(operands)
-    if reason is None and biased is not None and read.bias is not None:
+    if reason is None and read.bias is not None:
         return loss(kernel, read, biased)
     return reason

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jaxamp.errors import KernelError
 from jaxamp.found.attention.kernels.known_masks import KnownMask, Segments
 from jaxamp.jaxprs.contracted import OTHERS
 
@@ -42,7 +41,8 @@ class Results(NamedTuple):
 
     Attributes:
       out: the output [*b, T, N, V].
-      lse: logarithm of the sum of exponentials of each row of scores, f32[*b, N, T].
+      lse: logarithm of the sum of exponentials of each row of scores, f32[*b, N, T]; in an
+        equation its bits, u32[*b, N, T].
       dout: cotangent of the output.
     """
 
@@ -60,6 +60,16 @@ def of_backward(values: Sequence[Any]) -> tuple[Operands, Results]:
     return Operands(*values[:-3]), Results(*values[-3:])
 
 
+def bits_of(lse: Any) -> Any:
+    """Return how sums of rows travel in a program: as bits, for no policy rounds integers."""
+    return lax.bitcast_convert_type(lse.astype(jnp.float32), jnp.uint32)
+
+
+def of_bits(bits: Any) -> Any:
+    """Return the sums of rows that travel as bits."""
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
 @dataclass(frozen=True)
 class AttentionSpec:
     """Static parameters of an attention.
@@ -75,13 +85,6 @@ class AttentionSpec:
     causal: bool = False
     window: int | None = None
     mask: KnownMask | None = None
-
-    def __post_init__(self) -> None:
-        if self.window is not None and (not self.causal or self.window < 1):
-            raise KernelError(
-                f"attention: window={self.window} counts the keys up to a query's own: it is at "
-                "least 1, and goes with causal=True."
-            )
 
     def seen(self, queries: int, keys: int) -> Any:
         """Return bool[queries, keys], which keys a query sees; ``None`` if it sees all."""
@@ -141,10 +144,8 @@ def scores_shape(q: Any, k: Any) -> tuple[int, ...]:
 
 
 _PRODUCTS = {
-    "found_attention": (1, 1),
-    "found_attention_backward": (3, 2),  # scores are computed again
     "attention_forward": (1, 1),
-    "attention_backward": (3, 2),
+    "attention_backward": (3, 2),  # scores are computed again
 }
 """Per primitive, how many products it has along the size of a key and along that of a value."""
 

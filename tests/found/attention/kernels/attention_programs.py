@@ -50,8 +50,9 @@ def program(words: dict[str, Any]) -> tuple[Any, tuple[Any, ...]]:
     import jax
     import jax.numpy as jnp
 
-    from jaxamp.found.attention.kernels import AttentionSpec, attention
     from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
+    from jaxamp.found.attention.kernels.spec import AttentionSpec
+    from tests.found.attention.kernels.calls import attention
 
     length, head = words.get("length", T), words.get("head", H)
     dtype = words.get("dtype", "bfloat16")

@@ -12,19 +12,15 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxamp.compiled.targets import TARGETS
-from jaxamp.found.attention.kernels import (
-    AttentionSpec,
-    attention,
-    attention_forward,
-    cudnn,
-)
+from jaxamp.found.attention.kernels import cudnn
 from jaxamp.found.attention.kernels.flash import FLASH
 from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
-from jaxamp.found.attention.kernels.spec import Operands, Results
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 from jaxamp.found.attention.kernels.splash import SPLASH, block
 from jaxamp.kernels.jax_compat.cudnn_calls import cudnn_checks
 from jaxamp.kernels.target_gpu import TargetGpu, described_gpu, gpu_at_hand, lowering_for
 from tests.found.attention.kernels import attention_programs
+from tests.found.attention.kernels.calls import attention, attention_forward
 from tests.kernels.test_deviceless import compiled
 
 HOPPER = TargetGpu((9, 0), 91200)

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxamp
-from jaxamp.found.attention.kernels import refusal
 from jaxamp.found.attention.kernels.flash import FLASH
-from jaxamp.found.attention.kernels.refusal import Biased
+from jaxamp.found.attention.kernels.refusal import Biased, refusal
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 
 POLICY = jaxamp.PrecisionPolicy.MIXED_BF16.replace(fused_attention=True)

@@ -7,9 +7,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxamp.found.attention.kernels import AttentionSpec, composed
+from jaxamp.found.attention.kernels import composed
 from jaxamp.found.attention.kernels.known_masks import Segments
 from jaxamp.found.attention.kernels.partitioned import partitioned
+from jaxamp.found.attention.kernels.spec import AttentionSpec
 
 B, T, N, H = 8, 16, 4, 8
 SEGMENTS = Segments(np.arange(T) // 5, np.arange(T) // 5)

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxamp.found.attention.kernels import AttentionSpec, composed
+from jaxamp.found.attention.kernels import composed
 from jaxamp.found.attention.kernels.fused import Fused
 from jaxamp.found.attention.kernels.known_masks import Intervals, Piece, Segments
 from jaxamp.found.attention.kernels.platforms import ways
-from jaxamp.found.attention.kernels.spec import Operands, Results
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 
 B, T, N, H = 2, 24, 2, 8
 WORDS = np.arange(T)
