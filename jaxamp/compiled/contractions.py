@@ -14,7 +14,6 @@ from math import prod
 from jaxamp.compiled.hlo import Array, Computation, Instruction, Module
 
 LIBRARY = re.compile(r"__cublas|__cudnn|__triton_gemm")
-_BLOCKS = "__cudnn$blockScaledDot"  # of operands whose last axis is summed over
 _CONTRACTED = re.compile(r"lhs_contracting_dim(?:ension)?s\"?[=:][{\[]([^}\]]*)[}\]]")
 _LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
 _DILATED = re.compile(r"lhs_dilate=([\dx]+)")
@@ -64,8 +63,6 @@ def _contraction(module: Module, line: Instruction, computation: Computation) ->
     elif labels:
         flops = _convolution(line, lhs, rhs, labels.groups())
         flops /= _dilation(module, computation.by_name[names[0]])
-    elif _BLOCKS in line.target:
-        flops = 2.0 * prod(line.results[0].dims) * lhs.dims[-1]
     else:
         flops = _dot(line, lhs)
     return Contraction(

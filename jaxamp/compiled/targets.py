@@ -225,7 +225,7 @@ TARGETS = {
             bandwidth=8 * _TERA,
             rates={
                 "f64": 40 * _TERA, "f32": 1100 * _TERA, "f16": 2250 * _TERA, "bf16": 2250 * _TERA,
-                "f8": 4500 * _TERA, "f4": 9000 * _TERA,
+                "f8": 4500 * _TERA,
             },
             highest=1100 / 80,
             gpu=Gpu(

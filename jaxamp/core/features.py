@@ -59,7 +59,7 @@ class Form(Protocol):
         ...
 
     def emulated(self, eqn: Any) -> str:
-        """Return on which chips they are multiplied in wider ones; empty for none."""
+        """Return that they are multiplied in wider ones, in words; empty if they are not."""
         ...
 
 
@@ -97,7 +97,6 @@ class Work:
       advise: of a compiler's error and a function that plans the call again, a note for the error.
       verify: of a function, a policy and a chip's name or ``None``, a function of the arguments to
         what a compiler has made of the forms: a dataclass with ``lines``.
-      notes: what a report says of products, by what ``Form.emulated`` says.
     """
 
     name: Callable[[ClosedJaxpr], ClosedJaxpr] | None = None
@@ -110,7 +109,6 @@ class Work:
     idle: Callable[[Any, str], Iterable[str]] | None = None
     advise: Callable[[Exception, Callable[[], Any]], str] | None = None
     verify: Callable[[Any, Any, str | None], Callable[..., Any]] | None = None
-    notes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

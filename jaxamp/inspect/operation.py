@@ -75,8 +75,7 @@ class Operation:
       backward: whether it is in a backward pass.
       place: the innermost line that is the user's own, or else that of an installed library.
       contraction: whether it is a dot or a convolution.
-      emulated: on which chips its operands, which are quantized, are multiplied in bf16; empty for
-        none, and on the GPU that is reported of.
+      emulated: that its quantized operands are multiplied in a wider format; empty if not.
     """
 
     primitive: str

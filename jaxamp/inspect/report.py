@@ -187,10 +187,10 @@ class Report(Displayable):
             emulated[operation.emulated] += operation.runs
         notes = [*self.too_large]
         notes += [
-            f"{counted(emulated[where], 'dot')} of quantized operands {note}"
-            for work in works()
-            for where, note in work.notes.items()
-            if emulated[where]
+            f"{counted(n, 'dot')} of quantized operands {'are' if n > 1 else 'is'} {words}, as "
+            "blocks are on every chip"
+            for words, n in emulated.items()
+            if words and n
         ]
         notes += [f"rule matched nothing: {rule}" for rule in self.unmatched_rules]
         notes += [f"unknown primitive, left as it is: {name}" for name in self.unknown]

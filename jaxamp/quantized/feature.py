@@ -89,7 +89,7 @@ def _verify(fn: Any, policy: Any, target: str | None) -> Any:
 def _work() -> Work:
     from jaxamp.quantized.choices.quantized_dots import find_scaled
     from jaxamp.quantized.choices.quantized_results import find_coarse_logistics, narrow_quantized
-    from jaxamp.quantized.choices.scaled import NOTES, Scaled
+    from jaxamp.quantized.choices.scaled import Scaled
     from jaxamp.quantized.primitives.quantized_dot import emit_quantized
 
     def choose(draft: Any) -> dict[Any, Any]:
@@ -99,9 +99,7 @@ def _work() -> Work:
             choices.update(find(draft._replace(choices=choices)))
         return choices
 
-    return Work(
-        choose=choose, forms={Scaled: emit_quantized}, idle=_idle, verify=_verify, notes=NOTES
-    )
+    return Work(choose=choose, forms={Scaled: emit_quantized}, idle=_idle, verify=_verify)
 
 
 FEATURE = Feature(

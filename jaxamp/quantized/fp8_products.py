@@ -26,8 +26,7 @@ from jaxamp.quantized.primitives.quantized_product import PRODUCT
 from jaxamp.run.amp import amp, under
 from jaxamp.trace.target import Target as Call
 
-_DOTS = ("f8_dot", "dot_general", "accumulate", "block_product")
-_NARROW = ("f8", "f4")
+_DOTS = ("f8_dot", "dot_general", "accumulate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +159,7 @@ def made(module: Module) -> tuple[int, tuple[str, ...]]:
     for kernel in kernels(module):
         source = kernel.instruction.source
         for contraction in kernel.contractions(module):
-            if all(word.startswith(_NARROW) for word in contraction.operands):
+            if all(word.startswith("f8") for word in contraction.operands):
                 found += kernel.runs
             elif SCOPE in source:
                 missing += kernel.runs * [f"{contraction} in {source}"]

@@ -36,16 +36,6 @@ ENTRY %main.1 (a.1: f8e4m3fn[16,32], b.1: f8e4m3fn[8,32], s.1: f32[]) -> bf16[16
   ROOT %call.1 = (bf16[16,8]{1,0}, s8[4096]{0}) custom-call(%a.1, %b.1, %s.1, %s.1), custom_call_target="__cublas$lt$matmul$f8", backend_config={"gemm_backend_config":{"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["1"]}}}
 }
 """  # noqa: E501
-BLOCKS = """HloModule blocks
-
-ENTRY %main.1 (a.1: {0}[2,16,64], b.1: {0}[2,8,64], s.1: {1}[2,16,2], t.1: {1}[2,8,2]) -> bf16[2,16,8] {{
-  %a.1 = {0}[2,16,64]{{2,1,0}} parameter(0)
-  %b.1 = {0}[2,8,64]{{2,1,0}} parameter(1)
-  %s.1 = {1}[2,16,2]{{2,1,0}} parameter(2)
-  %t.1 = {1}[2,8,2]{{2,1,0}} parameter(3)
-  ROOT %call.1 = (bf16[2,16,8]{{2,1,0}}, u8[0]{{0}}) custom-call(%a.1, %b.1, %s.1, %t.1), custom_call_target="__cudnn$blockScaledDot"
-}}
-"""  # noqa: E501
 PADDED = """HloModule padded
 
 %pad.1 (x.1: bf16[1,4,4,8]) -> bf16[1,9,9,8] {
@@ -146,19 +136,6 @@ def test_a_format_without_units_runs_in_a_wider_one():
     (dot,) = next(traffic.kernels(hlo.parse(FP8))).contractions(hlo.parse(FP8))
     assert roofline.rate_of(TARGETS["a100"], dot) == TARGETS["a100"].rates["bf16"]
     assert roofline.rate_of(TARGETS["h200"], dot) == TARGETS["h200"].rates["f8"]
-
-
-@pytest.mark.parametrize(
-    ("values", "scales", "rate"), [("f8e4m3fn", "f8e8m0fnu", "f8"), ("f4e2m1fn", "f8e4m3fn", "f4")]
-)
-def test_products_of_blocks_run_at_the_rate_of_their_values(values, scales, rate):
-    """cuDNN's call sums over the last axes, and a B200 multiplies both formats."""
-    module = hlo.parse(BLOCKS.format(values, scales))
-    (dot,) = next(traffic.kernels(module)).contractions(module)
-    assert dot.flops == 2 * 2 * 16 * 8 * 64
-    assert roofline.rate_of(TARGETS["b200"], dot) == TARGETS["b200"].rates[rate]
-    assert roofline.rate_of(TARGETS["h200"], dot) == TARGETS["h200"].rates["f8"]
-    assert roofline.rate_of(TARGETS["a100"], dot) == TARGETS["a100"].rates["bf16"]
 
 
 def test_an_unknown_target_is_refused_at_once():

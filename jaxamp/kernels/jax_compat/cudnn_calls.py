@@ -111,14 +111,10 @@ def _params(calls: Any, scale: float, causal: bool, window: int | None) -> dict[
 
 
 def cudnn_checks() -> list[jax.export.DisabledSafetyCheck]:
-    """Return the ``jax.export`` checks to disable: JAX guarantees no call of cuDNN.
-
-    They are those above, and that of ``jax.nn.scaled_matmul``.
-    """
+    """Return the ``jax.export`` checks to disable: JAX guarantees no call of cuDNN."""
     from jax._src.cudnn import fused_attention_stablehlo as calls
-    from jax._src.cudnn import scaled_matmul_stablehlo as products
 
-    names = [*calls._custom_name_maps.values(), products.block_scaled_dot_name]
+    names = calls._custom_name_maps.values()
     return [jax.export.DisabledSafetyCheck.custom_call(name) for name in names]
 
 

@@ -52,9 +52,13 @@ def product_batch(primitive: Primitive) -> Callable[..., tuple[jax.Array, int]]:
     """Return the batching rule of a primitive that is ``lhs @ rhs.T`` of matrices."""
 
     def batch(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> tuple[jax.Array, int]:
+        multiply = partial(primitive.bind, **params)
         lhs, rhs = map(batch_first, operands, axes)
-        mapped = [axis is not None for axis in axes]
-        return multiply_mapped(partial(primitive.bind, **params), lhs, rhs, mapped), 0
+        if axes[1] is None:  # rows of the other operand are stacked where one is shared
+            return split_rows(multiply(merge_rows(lhs), rhs), lhs.shape[0]), 0
+        if axes[0] is None:
+            return swap(split_rows(swap(multiply(lhs, merge_rows(rhs))), rhs.shape[0])), 0
+        return multiply(lhs, rhs), 0
 
     return batch
 
@@ -74,26 +78,6 @@ def merge_rows(x: Any) -> Any:
     """Reshape ``(V, *batch, rows, K)`` to ``(*batch, V * rows, K)``."""
     stacks = jnp.moveaxis(x, 0, -3)
     return stacks.reshape(*stacks.shape[:-3], stacks.shape[-3] * stacks.shape[-2], stacks.shape[-1])
-
-
-def multiply_mapped(
-    multiply: Callable[[Any, Any], jax.Array], lhs: Any, rhs: Any, mapped: Sequence[bool]
-) -> jax.Array:
-    """Multiply operands under vmap; where one is shared, stack the other's rows in one matrix.
-
-    Args:
-      multiply: a product of matrices, ``lhs @ rhs.T``.
-      lhs: matrices or a tree of them, a mapped axis first.
-      rhs: the same.
-      mapped: whether each operand is mapped; at least one is.
-    """
-    if all(mapped):
-        return multiply(lhs, rhs)
-    size = jax.tree.leaves(lhs if mapped[0] else rhs)[0].shape[0]
-    if mapped[0]:
-        return split_rows(multiply(jax.tree.map(merge_rows, lhs), rhs), size)
-    out = swap(multiply(lhs, jax.tree.map(merge_rows, rhs)))
-    return swap(split_rows(out, size))
 
 
 def split_rows(x: Any, count: int) -> Any:

@@ -30,7 +30,6 @@ from jaxamp.core import jax_compat
 from jaxamp.core.define import define
 from jaxamp.quantized.choices.scaled import Scaled
 from jaxamp.quantized.lowp import ScaledArray, dequantize
-from jaxamp.quantized.primitives.block_product import BF16, dot
 from jaxamp.quantized.primitives.matrices import (
     as_matrices,
     batch_first,
@@ -42,7 +41,7 @@ from jaxamp.quantized.primitives.matrices import (
     swap,
 )
 from jaxamp.quantized.primitives.quantize_primitive import quantize
-from jaxamp.quantized.primitives.quantized_product import product
+from jaxamp.quantized.primitives.quantized_product import BF16, dot, product
 from jaxamp.rewrite.registry import RuleContext
 
 quantized_dot_p = Primitive("quantized_dot")

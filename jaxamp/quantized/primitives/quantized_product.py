@@ -3,6 +3,7 @@
 Where each operand has one scale, or one for each row, the dot multiplies the 8 bits themselves and
 the scales multiply its result: there is nothing that XLA could widen. Its default options take a
 rounding to 8 bits away that is widened before the dot, and multiply in bf16 (JAX 0.10.2, 0.11.2).
+Operands in blocks are widened to bf16 before the dot.
 
 A dot without an algorithm is tried with Triton's kernels first, and to compile those takes minutes:
 142 s for a step of four layers where cuBLASLt alone takes 6 s, and none of them was chosen (H200,
@@ -18,6 +19,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
@@ -28,16 +30,9 @@ from jaxamp.core import jax_compat
 from jaxamp.core.define import ORIGINALS, define
 from jaxamp.core.formats import Precision
 from jaxamp.kernels.target_gpu import gpu_of
-from jaxamp.quantized.lowp import ScaledArray
+from jaxamp.quantized.lowp import ScaledArray, dequantize
 from jaxamp.quantized.lowp.block_layout import scales_result
 from jaxamp.quantized.lowp.scaled_array import factors, spread_scale
-from jaxamp.quantized.primitives.block_product import (
-    BF16,
-    F32,
-    block_product,
-    takes,
-    widened_product,
-)
 from jaxamp.quantized.primitives.matrices import (
     dot_words,
     matrix_axes,
@@ -45,6 +40,10 @@ from jaxamp.quantized.primitives.matrices import (
     product_type,
 )
 from jaxamp.quantized.primitives.quantize_primitive import refuse_derivative
+from jaxamp.rewrite.primitives.accumulate import accumulate
+
+BF16 = np.dtype(jnp.bfloat16)
+F32 = np.dtype(np.float32)
 
 f8_dot_p = Primitive("f8_dot")
 
@@ -104,9 +103,19 @@ def product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
     with jax.named_scope(PRODUCT):
         if all(scales_result(x.cast, x.shape[-1]) for x in (lhs, rhs)):
             return _scaled_result(lhs, rhs, np.dtype(dtype))
-        if takes(lhs, rhs):
-            return block_product(lhs, rhs, dtype)
-        return widened_product(lhs, rhs, dtype)
+        # Without a barrier XLA would remove the rounding where one kernel computes both:
+        # https://github.com/openxla/xla/issues/41605
+        lhs, rhs = lax.optimization_barrier((lhs, rhs))
+        return dot(dequantize(lhs, BF16), dequantize(rhs, BF16), dtype)
+
+
+def dot(lhs: jax.Array, rhs: jax.Array, dtype: Any) -> jax.Array:
+    """Compute ``lhs @ rhs.T`` in one narrow dtype, rounded once or, in f32, not at all."""
+    if dtype == F32:
+        words = dot_words(lhs, dtype)
+        del words["preferred_element_type"]
+        return accumulate(dot_general_p, (lhs, rhs), words, lhs.dtype)
+    return lax.dot_general(lhs, rhs, matrix_axes(lhs), preferred_element_type=dtype)
 
 
 def _scaled_result(lhs: ScaledArray, rhs: ScaledArray, dtype: np.dtype) -> jax.Array:
