@@ -152,131 +152,83 @@ gpu_device_info {{
 dnn_version_info {{ major: {cudnn[0]} minor: {cudnn[1]} patch: {cudnn[2]} }}
 """
 
-_HOPPER = {
-    "capability": (9, 0),
-    "cores": 132,
-    "lanes": 128,
-    "clock": 1.98,
-    "shared": 233472,
-    "shared_per_block": 232448,
-    "cache": 52428800,
-}
 # NVIDIA, "H100 Tensor Core GPU" and "H200 Tensor Core GPU" data sheets, SXM, without sparsity: the
 # two have the same matrix units. An f32 product is TF32 unless more is asked for; then it runs
 # outside of the matrix units, at 67 TFLOP/s.
-_HOPPER_RATES = {
-    "f64": 67 * _TERA, "f32": 494.5 * _TERA, "f16": 989.5 * _TERA, "bf16": 989.5 * _TERA,
-    "f8": 1979 * _TERA,
+_HOPPER = {
+    "capability": (9, 0), "cores": 132, "lanes": 128, "clock": 1.98, "shared": 233472,
+    "shared_per_block": 232448, "cache": 52428800,
 }  # fmt: skip
+_HOPPER_RATES = {"f64": 67, "f32": 494.5, "f16": 989.5, "bf16": 989.5, "f8": 1979}
 
-TARGETS = {
-    target.name: target
-    for target in (
-        Target(
-            name="h200",
-            title="NVIDIA H200 SXM",
-            reached=_GPU_REACHES,
-            bandwidth=4.8 * _TERA,  # data sheet "H200 Tensor Core GPU"
-            rates=_HOPPER_RATES,
-            highest=494.5 / 67,
-            gpu=Gpu(
-                name="NVIDIA H200", memory=151397597184, bandwidth=4800000000000, **_HOPPER
-            ),
-        ),
-        Target(
-            name="h100",
-            title="NVIDIA H100 SXM",
-            reached=_GPU_REACHES,
-            bandwidth=3.35 * _TERA,  # data sheet "H100 Tensor Core GPU"
-            rates=_HOPPER_RATES,
-            highest=494.5 / 67,
-            gpu=Gpu(
-                name="NVIDIA H100 80GB HBM3", memory=84942979072, bandwidth=3352320000000, **_HOPPER
-            ),
-        ),
-        # NVIDIA, "A100 Tensor Core GPU" data sheet, SXM with 80 GB, without sparsity.
-        Target(
-            name="a100",
-            title="NVIDIA A100 SXM 80 GB",
-            reached=_GPU_REACHES,
-            bandwidth=2.039 * _TERA,
-            rates={
-                "f64": 19.5 * _TERA, "f32": 156 * _TERA, "f16": 312 * _TERA, "bf16": 312 * _TERA,
-            },
-            highest=156 / 19.5,
-            gpu=Gpu(
-                name="NVIDIA A100-SXM4-80GB",
-                capability=(8, 0),
-                cores=108,
-                lanes=64,
-                clock=1.41,
-                shared=167936,
-                shared_per_block=166912,
-                cache=41943040,
-                memory=85100068864,
-                bandwidth=2039040000000,
-            ),
-        ),
-        # NVIDIA, "Blackwell Architecture Technical Brief", HGX B200, each GPU, without sparsity.
-        Target(
-            name="b200",
-            title="NVIDIA B200",
-            reached=_GPU_REACHES,
-            bandwidth=8 * _TERA,
-            rates={
-                "f64": 40 * _TERA, "f32": 1100 * _TERA, "f16": 2250 * _TERA, "bf16": 2250 * _TERA,
-                "f8": 4500 * _TERA,
-            },
-            highest=1100 / 80,
-            gpu=Gpu(
-                name="NVIDIA B200",
-                capability=(10, 0),
-                cores=148,
-                lanes=128,
-                clock=1.965,
-                shared=233472,
-                shared_per_block=232448,
-                cache=132644864,
-                memory=191514411008,
-                bandwidth=7672320000000,
-            ),
-        ),
-        # Google Cloud TPU documentation, pages "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x
-        # (Ironwood)". A product of f32 is one of bf16 unless more is asked for, and then six.
-        Target(
-            name="v5e",
-            title="Google TPU v5e",
-            topology="v5e:2x2",
-            highest=6,
-            bandwidth=0.819 * _TERA,
-            rates={"f32": 197 * _TERA, "bf16": 197 * _TERA},
-        ),
-        Target(
-            name="v5p",
-            title="Google TPU v5p",
-            topology="v5p:2x2x1",
-            highest=6,
-            bandwidth=2.765 * _TERA,
-            rates={"f32": 459 * _TERA, "bf16": 459 * _TERA},
-        ),
-        Target(
-            name="v6e",
-            title="Google TPU v6e",
-            topology="v6e:2x2",
-            highest=6,
-            bandwidth=1.638 * _TERA,
-            rates={"f32": 918 * _TERA, "bf16": 918 * _TERA},
-        ),
-        # A chip is two devices to JAX: half of what is published for the chip.
-        Target(
-            name="7x",
-            title="Google TPU7x, one of a chip's two devices",
-            topology="tpu7x:2x2x1",
-            highest=6,
-            bandwidth=7.38 * _TERA / 2,
-            rates={
-                "f32": 2307 * _TERA / 2, "bf16": 2307 * _TERA / 2, "f8": 4614 * _TERA / 2,
-            },
-        ),
+
+def _gpu(
+    name: str, title: str, bandwidth: float, highest: float, gpu: Gpu, rates: dict[str, float]
+) -> Target:
+    """Return a GPU, its speeds given in T/s."""
+    return Target(
+        name=name,
+        title=title,
+        bandwidth=bandwidth * _TERA,
+        rates={word: rate * _TERA for word, rate in rates.items()},
+        highest=highest,
+        gpu=gpu,
+        reached=_GPU_REACHES,
     )
-}  # fmt: skip
+
+
+def _tpu(name: str, title: str, topology: str, bandwidth: float, **rates: float) -> Target:
+    """Return a TPU, its speeds given in T/s: a product of f32 is one of bf16, or six if it must."""
+    rates |= {"f32": rates["bf16"]}
+    return Target(
+        name=name,
+        title=f"Google {title}",
+        topology=topology,
+        bandwidth=bandwidth * _TERA,
+        rates={word: rate * _TERA for word, rate in rates.items()},
+        highest=6,
+    )
+
+
+_ALL = (
+    _gpu(
+        "h200", "NVIDIA H200 SXM", 4.8, 494.5 / 67,
+        Gpu(name="NVIDIA H200", memory=151397597184, bandwidth=4800000000000, **_HOPPER),
+        _HOPPER_RATES,
+    ),
+    _gpu(
+        "h100", "NVIDIA H100 SXM", 3.35, 494.5 / 67,
+        Gpu(name="NVIDIA H100 80GB HBM3", memory=84942979072, bandwidth=3352320000000, **_HOPPER),
+        _HOPPER_RATES,
+    ),
+    # NVIDIA, "A100 Tensor Core GPU" data sheet, SXM with 80 GB, without sparsity.
+    _gpu(
+        "a100", "NVIDIA A100 SXM 80 GB", 2.039, 156 / 19.5,
+        Gpu(
+            name="NVIDIA A100-SXM4-80GB", capability=(8, 0), cores=108, lanes=64, clock=1.41,
+            shared=167936, shared_per_block=166912, cache=41943040, memory=85100068864,
+            bandwidth=2039040000000,
+        ),
+        {"f64": 19.5, "f32": 156, "f16": 312, "bf16": 312},
+    ),
+    # NVIDIA, "Blackwell Architecture Technical Brief", HGX B200, each GPU, without sparsity.
+    _gpu(
+        "b200", "NVIDIA B200", 8, 1100 / 80,
+        Gpu(
+            name="NVIDIA B200", capability=(10, 0), cores=148, lanes=128, clock=1.965,
+            shared=233472, shared_per_block=232448, cache=132644864, memory=191514411008,
+            bandwidth=7672320000000,
+        ),
+        {"f64": 40, "f32": 1100, "f16": 2250, "bf16": 2250, "f8": 4500},
+    ),
+    # Google Cloud TPU documentation, pages "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x (Ironwood)".
+    _tpu("v5e", "TPU v5e", "v5e:2x2", 0.819, bf16=197),
+    _tpu("v5p", "TPU v5p", "v5p:2x2x1", 2.765, bf16=459),
+    _tpu("v6e", "TPU v6e", "v6e:2x2", 1.638, bf16=918),
+    # A chip is two devices to JAX: half of what is published for the chip.
+    _tpu(
+        "7x", "TPU7x, one of a chip's two devices", "tpu7x:2x2x1", 7.38 / 2,
+        bf16=2307 / 2, f8=4614 / 2,
+    ),
+)  # fmt: skip
+TARGETS = {target.name: target for target in _ALL}
