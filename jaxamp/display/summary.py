@@ -81,9 +81,9 @@ def _small(report: Report) -> Iterator[Line]:
     side = 64 * round((flops / 2) ** (1 / 3) / 64)
     yield from sentence(
         f"Small products: the largest, {_shapes(largest)}, has {amount(largest.each.flops, 'FLOP')}"
-        f". An {_CLOCK.name.upper()} starts a kernel in {start * 1e6:.0f} µs, and multiplies "
-        f"{side} × {side} × {side} in float32 in as long: below that size fewer bits save "
-        "memory, not time."
+        f". An {_CLOCK.name.upper()} takes {start * 1e6:.0f} µs to start a kernel, as long as to "
+        f"multiply {side} × {side} × {side} in float32: below that size fewer bits save memory, "
+        "not time."
     )
 
 
@@ -187,7 +187,7 @@ def _next(report: Report) -> Iterator[Line]:
         )
     steps.append(
         "everything: print(report.full()), report.save('report.html'); "
-        "in the command line --all, --html"
+        "on the command line --all, --html"
     )
     for step in steps:
         yield from sentence(f"  {step}", width=110)

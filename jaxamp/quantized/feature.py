@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -42,8 +41,8 @@ def _check(policy: Any) -> None:
     for rule in policy.rules:
         if rule.precision in VALUES and not rule.reaches(OpKind.COMPUTE):
             raise UnsupportedPrecisionError(
-                f"The rule `{rule}` asks for {rule.precision.short}, and matches no kind that amp "
-                "quantizes: Compute alone. Give the rule a 16-bit precision: 'bf16'."
+                f"The rule `{rule}` asks for {rule.precision.short}, and amp quantizes products "
+                "and convolutions alone. Give the rule a 16-bit precision: 'bf16'."
             )
 
 
@@ -63,6 +62,8 @@ def _wrap(fn: Any, settings: Any) -> Any:
 
 
 def _idle(plan: Any, name: str) -> Iterator[str]:
+    from jaxamp.run.idle_policy import commonest
+
     if not plan.policy.is_scaled:
         return
     dots = [d for d in plan.decisions() if d.kind is OpKind.COMPUTE]
@@ -70,8 +71,7 @@ def _idle(plan: Any, name: str) -> Iterator[str]:
         return
     why, cure = "it has no matrix product", ""
     if dots:
-        reason, count = Counter(d.reason for d in dots).most_common(1)[0]
-        why = f"{count} × {reason}"
+        why = commonest(dots)
         cure = " Scaling(...) of the policy says which products are quantized."
     yield (
         f"{plan.policy} quantizes nothing in {name}: {why}. It runs as under mixed_"

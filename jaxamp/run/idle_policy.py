@@ -97,7 +97,7 @@ def _lowering(plan: Plan, name: str) -> Iterator[str]:
     if dots and all(d.operand in _WIDE for d in dots):
         yield (
             f"{plan.policy} changes no matrix product of {name}: all stay in float32 "
-            f"({_commonest(dots)}). jaxamp.explain(fn)(*args) names the reason on each line."
+            f"({commonest(dots)}). jaxamp.explain(fn)(*args) names the reason on each line."
         )
     if not (products or plan.policy.is_scaled or any(_is_lowered(d) for d in decisions)):
         yield (
@@ -111,6 +111,7 @@ def _is_lowered(decision: Decision) -> bool:
     return is_narrow(decision.output) or is_region(decision.eqn)
 
 
-def _commonest(dots: list[Decision]) -> str:
+def commonest(dots: Sequence[Decision]) -> str:
+    """Return the commonest reason of some products, and how many have it."""
     reason, count = Counter(d.reason for d in dots).most_common(1)[0]
-    return f"{count} × {reason}"
+    return f"{count} of {len(dots)} products: {reason}"

@@ -51,6 +51,11 @@ def overriding(change: Callable[[PrecisionPolicy], PrecisionPolicy]) -> Iterator
         _CHANGE.reset(token)
 
 
+def is_trial() -> bool:
+    """Return whether another policy than the user's is in force, of which no warning speaks."""
+    return _CHANGE.get() is not None
+
+
 def in_force(settings: Settings) -> Settings:
     """Return the settings, with the policy that is to be used at present."""
     change = _CHANGE.get()

@@ -390,7 +390,7 @@ def test_wrong_words_teach(make, message):
         (PrecisionPolicy.custom({}, rules=[Rule(precision="f8_e8m0", scope="a")]), "f8_e8m0"),
         (PrecisionPolicy.custom({}, output_dtype="f64"), "jax_enable_x64"),
         *(
-            (PrecisionPolicy.custom({}, rules=[Rule(precision="f8_e4m3", **key)]), "Compute alone")
+            (PrecisionPolicy.custom({}, rules=[Rule(precision="f8_e4m3", **key)]), "convolutions")
             for key in ({"primitive": "tanh"}, {"primitive": "reduce_*"}, {"kind": "elementwise"})
         ),
     ],

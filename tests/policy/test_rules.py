@@ -129,8 +129,8 @@ def test_lazy_keys_come_last():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({}, "without a key"),
-        ({"label": "mine"}, "without a key"),
+        ({}, "needs a key"),
+        ({"label": "mine"}, "needs a key"),
         ({"scope": ""}, "non-empty glob"),
         ({"scope": "//"}, "non-empty glob"),
         ({"function": " "}, "non-empty glob"),

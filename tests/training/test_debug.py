@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +86,14 @@ def test_a_rule_that_a_wider_one_covers_is_left_out():
 
     found = debug_step(amp(net, "mixed_f16"))(1e4 * W, X)
     assert [rule.scope for rule in found.rules] == ["outer"]
+
+
+def test_a_trial_warns_of_nothing():
+    """A policy that is tried on the way is not the user's: no warning says what it leaves idle."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", jaxamp.errors.IdlePolicyWarning)
+        found = debug_step(amp(lambda w, x: x @ w @ w @ w, "mixed_f16"))(1e4 * W, X)
+    assert found.rules
 
 
 def test_a_fault_of_the_program_has_no_rule():
