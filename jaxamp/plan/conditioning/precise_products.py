@@ -5,7 +5,6 @@ Products of a backward pass that multiply the cotangent of such a product are no
 
 from __future__ import annotations
 
-from jaxamp.jaxprs.name_stack import is_backward
 from jaxamp.plan.conditioning.residues import find_residues
 from jaxamp.plan.conditioning.squares import Squares, find_cancelled, multiplies
 from jaxamp.plan.graph.graph import Graph
@@ -17,9 +16,7 @@ def find_precise_products(graph: Graph) -> None:
     squares = Squares(graph)
     cancelled = find_cancelled(squares)
     found = find_residues(graph, products, squares, cancelled) | cancelled
-    for node, why in list(found.items()):
-        if not is_backward(node.scope):
-            found.update(dict.fromkeys(squares.transposed(node, products), why))
+    found |= squares.transposed(found, products)
     graph.precise = found
     for value in (v for node in found for v in node.ins):
         graph.unrounded.add(value)

@@ -8,7 +8,7 @@ and a matrix: `aᵀPa + bᵀPb - 2 aᵀPb`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxamp.core.guards import Guard
@@ -122,14 +122,24 @@ class Squares:
         is_mean = any(all(self.is_linear(m.outs[0], f) for m in means) for f in factors)
         return (mean, *means) if is_mean and len(means) > 1 else ()
 
-    def transposed(self, node: Node, products: Sequence[Node]) -> Iterator[Node]:
-        """Yield the products of a backward pass that multiply a product's cotangent."""
-        sizes, own = self.graph.sizes, {self.whole[v] for v in node.ins[:2]}
-        for other in products:
-            if is_backward(other.scope):
-                pairs = (other.ins[:2], other.ins[1::-1])
-                if sizes[node.outs[0]] in [sizes[g] for v, g in pairs if self.whole[v] in own]:
-                    yield other
+    def transposed(
+        self, found: Mapping[Node, Constraint], products: Iterable[Node]
+    ) -> dict[Node, Constraint]:
+        """Return the products of a backward pass that multiply cotangents of some, with reasons."""
+        sizes = self.graph.sizes
+        cotangents = {
+            (self.whole[v], sizes[node.outs[0]]): why
+            for node, why in found.items()
+            for v in node.ins[:2]
+            if not is_backward(node.scope)
+        }
+        backward = [n for n in products if is_backward(n.scope)] if cotangents else []
+        return {
+            node: cotangents[key]
+            for node in backward
+            for v, cotangent in (node.ins[:2], node.ins[1::-1])
+            if (key := (self.whole[v], sizes[cotangent])) in cotangents
+        }
 
     def has_sums(self, value: int) -> bool:
         """Return whether a value has sums of squares."""
