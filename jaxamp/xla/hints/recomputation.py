@@ -52,8 +52,23 @@ class Recomputation:
             for group in found:
                 for index in group:
                     self._enter_site(frame.sites[index])
+        self._end_chains()
         if Technique.SHARED_RECOMPUTATION not in techniques:
             self.recomputed.clear()
+
+    def _end_chains(self) -> None:
+        """Have values read that would be recomputed from values of many kernels before.
+
+        Each of the groups along a written-out recurrence would recompute all of it.
+        """
+        levels, chain = self._groups.levels, dict[int, int]()  # groups back to memory
+        for node in self.graph.nodes if self.recomputed else ():
+            for value in self.recomputed.intersection(node.outs):
+                further = [chain[v] + (levels[v] < levels[value]) for v in node.ins if v in chain]
+                chain[value] = max(further, default=0)
+                if chain[value] > _LONGEST_CHAIN:
+                    self.recomputed.remove(value)
+                    del chain[value]
 
     def _enter_site(self, site: Node | Nest) -> None:
         nodes = nodes_of(site)
@@ -167,6 +182,9 @@ XLA:GPU fuses no more than 96 operands and results: `MaxOperandsAndOutputsPerFus
 `xla/service/gpu/gpu_fusible.h`.
 """
 
+
+_LONGEST_CHAIN = 8
+"""Groups that one group recomputes for a value, one after the other."""
 
 _FAR = 8
 """Values between a reduction and memory: a bound on the walk.
