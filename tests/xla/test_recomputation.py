@@ -133,6 +133,24 @@ def large() -> Any:
     return [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
 
 
+def windows(steps: int) -> int:
+    """Count the equations of a gradient through windows that lose a column and gain one."""
+
+    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
+        for _ in range(steps):
+            x = jnp.concatenate([x[:, 1:], jnp.tanh(x @ w)[:, :1]], axis=1)
+        return x.sum()
+
+    ones = jnp.ones((8, 8))
+    return len(list(equations(jax.make_jaxpr(amp(jax.grad(loss), POLICY))(ones, ones).jaxpr)))
+
+
+def test_a_recurrence_that_is_written_out_is_recomputed_in_part() -> None:
+    few, twice, four_times = map(windows, (16, 32, 64))
+    assert four_times - twice < 2.2 * (twice - few)
+
+
+
 def test_groups_have_no_barriers_on_tpu(large: Any) -> None:
     """There the compiler decides what is computed again; a user's own checkpoint keeps its say."""
     args = large
