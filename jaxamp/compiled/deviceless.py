@@ -180,8 +180,8 @@ def serialized(program: jax.export.Exported) -> bytes:
         return bytes(program.serialize())
     except ImportError:
         raise JaxAmpError(
-            "JAX writes programs with flatbuffers, which it does not install: "
-            "pip install flatbuffers"
+            "JAX exports programs with flatbuffers, and does not install it: run "
+            "`pip install flatbuffers`."
         ) from None
 
 

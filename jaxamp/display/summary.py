@@ -55,8 +55,8 @@ def _totals(report: Report) -> Iterator[Line]:
         if products.saved > 0:
             words += (
                 f" They move {share(products.saved, products.bytes_f32)} fewer bytes than in "
-                f"float32: {share(products.bytes_narrow, products.bytes)} of them in 16 bits or "
-                "fewer."
+                f"float32; {share(products.bytes_narrow, products.bytes)} of these are in 16 bits "
+                "or fewer."
             )
         yield from sentence(words)
     kept, wide = (
@@ -161,8 +161,8 @@ def _wide(report: Report) -> Iterator[Line]:
         yield from _rest(groups, lambda g: share(total(g).flops, whole.flops))
     if inside:
         yield from sentence(
-            f"Computed in float32 inside of kernels, which moves no more bytes: "
-            f"{counted(len(inside), 'operation')} of softmax, norms, activations and their like."
+            f"Computed in float32 inside kernels, at no cost in bytes: "
+            f"{counted(len(inside), 'operation')} of softmax, norms, activations and the like."
         )
 
 

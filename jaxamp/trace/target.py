@@ -68,9 +68,9 @@ class Statics(NamedTuple):
             return cls()
         for wrong, of, other in ((argnums, int, "argnames"), (argnames, str, "argnums")):
             if found := [given for given in wrong if not isinstance(given, of)]:
-                kind = "position" if of is int else "name"
                 raise StaticArgumentError(
-                    f"{found[0]!r} is no {kind} of an argument: write static_{other}={found[0]!r}."
+                    "static_argnums takes positions and static_argnames takes names: write "
+                    f"static_{other}={found[0]!r}."
                 )
         try:
             parameters = inspect.signature(fn).parameters.values()

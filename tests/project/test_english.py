@@ -14,7 +14,7 @@ PATTERNS = {
         r"\b(the|and|or) those of\b|\bis that of it\b|^Keep that of"
     ),
     "a thing described by what it is not": re.compile(
-        r"\bis no (multiple|parameter|pytree|argument)\b"
+        r"\bis no (multiple|parameter|pytree|argument)\b|(?<!here) is no (?!longer)"
     ),
     "a clause in the place of a noun": re.compile(
         r"^What (a|an|each|the|is|changes|runs)\b|\bof what is not\b"
@@ -58,6 +58,7 @@ def test_messages_have_none_of_the_patterns():
         "inside a fused region",
         "and those of float16 end there",
         "10 is no multiple of 16",
+        " is no position",
         "What a policy does to numbers",
     ],
 )
