@@ -30,11 +30,13 @@ class Division(NamedTuple):
       tokens: how many there are.
       chunks: how many parts they are divided into.
       words: how many logits each has.
+      in_rows: whether logits have two axes in a chunk, see `read_anew`.
     """
 
     tokens: int
     chunks: int
     words: int
+    in_rows: bool
 
     @property
     def each(self) -> int:
@@ -89,7 +91,7 @@ def as_written(
       read: returns a value of the program.
       again: whether what has the size of logits is computed again where this is differentiated.
     """
-    body = read_anew(functools.partial(in_chunk, made, division))
+    body = read_anew(functools.partial(in_chunk, made, division), in_rows=division.in_rows)
     if again:
         body = jax.checkpoint(body, prevent_cse=False)
     found = looped(made, division, read, body, {})

@@ -233,7 +233,9 @@ class _Losses:
         chunks = min(chunks, logits.rows.length)
         slower = 1 + sizes.cost(chunks).more(sizes.cost(1), program).time
         saved = sizes.saved(chunks)
-        division = Division(logits.rows.length, chunks, logits.words)
+        is_typed = jax_compat.has_typed_sharding(logits.unit.eqn.outvars[0].aval)
+        in_rows = devices == 1 and not is_typed  # axes that devices divide stay apart
+        division = Division(logits.rows.length, chunks, logits.words, in_rows)
         told = {"backward": backward, "saved": saved, "slower": slower, "chunks": chunks}
         outcome = Loss(KIND, *place.words, **told)
         return [_Region(made, division, not backward, number, outcome) for made in passes]

@@ -106,7 +106,7 @@ def _with_gradients(
     wholes = {key: given[key[0]] for key in along if key[1] is None}
     sums = {key: zeros(array.shape, jax.typeof(array)) for key, array in wholes.items()}
 
-    @read_anew
+    @functools.partial(read_anew, in_rows=division.in_rows)
     def body(env: Mapping[Key, Any], tokens: Any) -> dict[Key, Any]:
         def one(moving: Any) -> tuple[Any, dict[Key, Any]]:
             found = in_chunk(made, division, {**env, **moving}, tokens)

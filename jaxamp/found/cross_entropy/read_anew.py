@@ -8,11 +8,13 @@ exponential of rounded logits that a sum of others divides is no probability.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn, Primitive
 
@@ -31,6 +33,7 @@ class _Value:
     """A value of a chunk.
 
     Attributes:
+      shape: its shape.
       array: the value; ``None`` if each reader computes it.
       is_logits: whether a product makes it.
       has_reader: whether an equation has read it, or what is elementwise of it.
@@ -38,6 +41,7 @@ class _Value:
       operands: of that equation.
     """
 
+    shape: tuple[int, ...]
     array: Any = None
     is_logits: bool = False
     has_reader: bool = False
@@ -45,69 +49,108 @@ class _Value:
     operands: Sequence[Any] = ()
 
 
-def read_anew(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the same function of arrays."""
+def read_anew(body: Callable[..., Any], *, in_rows: bool = False) -> Callable[..., Any]:
+    """Return the same function of arrays.
+
+    Args:
+      body: the function; the first of its products are the logits.
+      in_rows: whether logits have two axes here, whatever they have in the program: those of XLA's
+        products. XLA:GPU writes cotangents over logits if nothing reads them in another shape.
+    """
 
     def each(*given: Any) -> Any:
         closed, shapes = jax.make_jaxpr(body, return_shape=True)(*given)
         products = [e for e in closed.jaxpr.eqns if e.primitive.name == "dot_general"]
-        size: int = products[0].outvars[0].aval.size  # type: ignore[attr-defined]
-
-        def visit(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[_Value]:
-            name = eqn.primitive.name
-            is_waiting = is_elementwise(eqn) or name in ("broadcast_in_dim", "iota")
-            if is_waiting and 2 * eqn.outvars[0].aval.size >= size:  # type: ignore[attr-defined]
-                return [_Value(eqn=eqn, operands=operands)]
-            arrays = _read(operands, size)
-            is_product = name == "dot_general"
-            for value, array in zip(operands, arrays, strict=True):
-                if is_product and isinstance(value, _Value):
-                    value.array = array  # what products read is stored
-            with jax_compat.emitting(eqn):
-                results = jax_compat.bind(eqn, arrays)
-            return [_Value(array, is_logits=is_product) for array in results]
-
-        consts, inputs = ([*map(_Value, x)] for x in (closed.consts, jax.tree.leaves(given)))
-        results = _read(walk(closed.jaxpr, consts, inputs, visit), size)
+        chunk = _Chunk(products[0].outvars[0].aval.size, in_rows)  # type: ignore[attr-defined]
+        consts, inputs = (
+            [_Value(jnp.shape(x), x) for x in arrays]
+            for arrays in (closed.consts, jax.tree.leaves(given))
+        )
+        results = chunk.read(walk(closed.jaxpr, consts, inputs, chunk.visit))
         return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
     return each
 
 
-def _read(operands: Sequence[Any], size: int) -> list[Any]:
-    """Return operands of one reader, for which logits of such a size are put behind a barrier."""
-    found = dict.fromkeys(v for v in operands if isinstance(v, _Value) and v.array is None)
-    pending = [*found]
-    while pending:
-        for value in pending.pop().operands:
-            if isinstance(value, _Value) and value not in found:
-                found[value] = None
-                pending.append(value)
-    sources = [value for value in found if value.array is not None]
-    logits = [value for value in sources if value.is_logits]
-    copies: dict[Any, Any] = {}
-    if any(value.has_reader for value in logits):
-        own = [v for v in sources if v.is_logits or v.array.size < size]
-        copies |= zip(own, apart_p.bind(*(v.array for v in own)), strict=True)
+class _Chunk(NamedTuple):
+    """A chunk, with as many logits.
+
+    Attributes:
+      size: how many there are.
+      in_rows: whether they have two axes.
+    """
+
+    size: int
+    in_rows: bool
+
+    def visit(self, eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[_Value]:
+        """Return the results of an equation."""
+        shapes = [v.aval.shape for v in eqn.outvars]  # type: ignore[attr-defined]
+        name = eqn.primitive.name
+        is_waiting = is_elementwise(eqn) or name in ("broadcast_in_dim", "iota")
+        if is_waiting and 2 * math.prod(shapes[0]) >= self.size:
+            return [_Value(shapes[0], eqn=eqn, operands=operands)]
+        arrays = self.read(operands)
+        is_product = name == "dot_general"
+        for value, array in zip(operands, arrays, strict=True):
+            if is_product and isinstance(value, _Value):
+                value.array = array  # what products read is stored
+        with jax_compat.emitting(eqn):
+            results = jax_compat.bind(eqn, arrays)
+        return [_Value(*made, is_product) for made in zip(shapes, results, strict=True)]
+
+    def read(self, operands: Sequence[Any]) -> list[Any]:
+        """Return operands of one reader, for which logits are put behind a barrier."""
+        found = dict.fromkeys(v for v in operands if isinstance(v, _Value) and v.array is None)
+        pending = [*found]
+        while pending:
+            for value in pending.pop().operands:
+                if isinstance(value, _Value) and value not in found:
+                    found[value] = None
+                    pending.append(value)
+        sources = [value for value in found if value.array is not None]
+        logits = [value for value in sources if value.is_logits]
+        copies: dict[_Value, Any] = {}
+        if any(value.has_reader for value in logits):
+            own = [v for v in sources if v.is_logits or v.array.size < self.size]
+            arrays = apart_p.bind(*(self.rows(v.array) if v.is_logits else v.array for v in own))
+            copies |= zip(own, arrays, strict=True)
+            for value in logits:  # the next barrier is another one: XLA joins equal ones
+                value.array = jnp.reshape(copies[value], value.shape)
         for value in logits:
-            value.array = copies[value]  # the next barrier is another one: XLA joins equal ones
-    for value in logits:
-        value.has_reader = True
-    return [_array(value, copies) for value in operands]
+            value.has_reader = True
+        return [self.array(value, copies) for value in operands]
 
+    def rows(self, array: Any) -> Any:
+        """Return an array with one axis of rows and one of words."""
+        has_more = self.in_rows and array.ndim > 2
+        return jnp.reshape(array, (-1, array.shape[-1])) if has_more else array
 
-def _array(value: Any, copies: dict[Any, Any]) -> Any:
-    """Return an operand, computed for one reader if it waits for that."""
-    if not isinstance(value, _Value):
-        return value
-    if value not in copies and value.array is not None:
-        return value.array
-    if value not in copies:
-        assert value.eqn is not None
-        operands = [_array(operand, copies) for operand in value.operands]
-        with jax_compat.emitting(value.eqn):
-            (copies[value],) = jax_compat.bind(value.eqn, operands)
-    return copies[value]
+    def array(self, value: Any, copies: dict[_Value, Any]) -> Any:
+        """Return an operand."""
+        if not isinstance(value, _Value):
+            return value
+        if value not in copies and value.array is not None:
+            return value.array
+        return jnp.reshape(self.computed(value, copies), value.shape)
+
+    def computed(self, value: Any, copies: dict[_Value, Any]) -> Any:
+        """Return an operand in rows, computed for one reader if it waits for that."""
+        if not isinstance(value, _Value):
+            return value
+        if value in copies or value.array is not None:
+            return self.rows(copies.get(value, value.array))
+        eqn = value.eqn
+        assert eqn is not None
+        is_placed = eqn.primitive.name == "sharding_constraint"
+        rows = (), value.shape[:-1], (1,) * len(value.shape[:-1])
+        is_alike = all(v.shape[:-1] in rows for v in value.operands if isinstance(v, _Value))
+        form = self.computed if is_elementwise(eqn) and is_alike and not is_placed else self.array
+        operands = [form(operand, copies) for operand in value.operands]
+        with jax_compat.emitting(eqn):
+            (result,) = jax_compat.bind(eqn, operands)
+        copies[value] = self.rows(result)
+        return copies[value]
 
 
 def _same(*values: Any) -> list[Any]:

@@ -23,3 +23,17 @@ def test_the_second_reader_has_a_copy_of_its_own():
     assert counts == [[1, 1, 0], [1, 2, 1]]
     for got, want in zip(read_anew(_sums)(x, w), _sums(x, w), strict=True):
         np.testing.assert_array_equal(got, want)
+
+
+def test_logits_have_two_axes_where_examples_are_apart():
+    """Those of XLA's products, so that it may write cotangents over logits."""
+    x, w = np.random.default_rng(0).standard_normal((2, 16, 16)).astype(np.float32)
+    x = x.reshape(4, 4, 16)
+    shapes = [
+        eqn.outvars[0].aval.shape
+        for eqn, _ in equations_of(read_anew(_sums, in_rows=True), x, w)
+        if eqn.primitive.name == "exp"
+    ]
+    assert shapes == [(16, 16), (16, 16)]
+    for got, want in zip(read_anew(_sums, in_rows=True)(x, w), _sums(x, w), strict=True):
+        np.testing.assert_array_equal(got, want)
