@@ -188,7 +188,7 @@ class _Losses:
     ) -> list[_Region] | str | None:
         """Return the passes of the loss of a product, or why there are none."""
         why: str | None = None
-        for logits in logits_of(unit):
+        for logits in logits_of(unit, level):
             passes = Search(level, known, logits).passes()
             if isinstance(passes, Obstacle):
                 why = why or (passes.reason if passes.is_softmax else None)
@@ -224,9 +224,10 @@ class _Losses:
         again = len(passes) - (backward or number is not None)
         devices = self._devices(logits)
         program = products_of(self.program, backward=backward, devices=devices)
-        is_trained = any(made.sums_to(logits.width * logits.words) for made in passes)
+        matrix = logits.heads * logits.width * logits.words
+        is_trained = any(made.sums_to(matrix) for made in passes)
         shape = -(-tokens // devices), logits.width, logits.words
-        sizes = Sizes(*shape, again, is_trained or not backward, devices)
+        sizes = Sizes(*shape, again, is_trained or not backward, devices, logits.heads)
         chunks = chunks_for(sizes, word, program)
         if isinstance(chunks, str):
             return chunks

@@ -86,7 +86,7 @@ class Pass:
 
 
 class Logits(NamedTuple):
-    """A product of activations and a matrix, of which an axis counts tokens.
+    """A product of activations and a matrix, or several, of which an axis counts tokens.
 
     Attributes:
       unit: the product.
@@ -106,7 +106,8 @@ class Logits(NamedTuple):
     @property
     def words(self) -> int:
         """The number of logits of each token."""
-        return int(np.prod(self._free(1 - self.side)))
+        shape = self.unit.eqn.invars[1 - self.side].aval.shape  # type: ignore[attr-defined]
+        return int(np.prod(shape)) // (self.width * self.heads)
 
     @property
     def width(self) -> int:
@@ -114,10 +115,18 @@ class Logits(NamedTuple):
         shape = self.unit.eqn.invars[0].aval.shape  # type: ignore[attr-defined]
         return int(np.prod([shape[i] for i in self.unit.eqn.params["dimension_numbers"][0][0]]))
 
-    def _free(self, side: int) -> list[int]:
-        shape = self.unit.eqn.invars[side].aval.shape  # type: ignore[attr-defined]
-        gone = self.unit.eqn.params["dimension_numbers"][0][side]
-        return [n for i, n in enumerate(shape) if i not in gone]
+    @property
+    def heads(self) -> int:
+        """The number of matrices that are multiplied at once."""
+        return int(np.prod(self.shape[: len(self.unit.eqn.params["dimension_numbers"][1][0])]))
+
+    def multiplies_given(self, level: Level) -> bool:
+        """Return whether the matrix is given to a level, and the activations are made there.
+
+        That tells several heads from the scores of attention, and words from tokens.
+        """
+        made = [source(level, atom) in level.makers for atom in self.unit.ins]
+        return made[self.side] and not made[1 - self.side]
 
 
 def before_exponentials(level: Level) -> list[Unit]:
@@ -144,21 +153,31 @@ def before_exponentials(level: Level) -> list[Unit]:
     return [unit for number, unit in enumerate(products) if found >> number & 1]
 
 
-def logits_of(unit: Unit) -> list[Logits]:
+def logits_of(unit: Unit, level: Level) -> list[Logits]:
     """Return the axes of a product that may count tokens, the longest first."""
-    if unit.eqn.primitive.name != "dot_general" or unit.eqn.params["dimension_numbers"][1][0]:
-        return []
     shape = unit.eqn.outvars[0].aval.shape  # type: ignore[attr-defined]
-    contracted = unit.eqn.params["dimension_numbers"][0]
-    free = [len(v.aval.shape) - len(c) for v, c in zip(unit.eqn.invars, contracted, strict=False)]  # type: ignore[attr-defined]
-    if not all(free):
+    contracted, (batch, _) = unit.eqn.params["dimension_numbers"]
+    left, right = (
+        v.aval.ndim - len(c) - len(batch)  # type: ignore[attr-defined]
+        for v, c in zip(unit.eqn.invars, contracted, strict=True)
+    )
+    if not left or not right:
         return []
     found = [
-        Logits(unit, Rows(axis, 1, 1, 0, n), int(axis >= free[0]))
+        Logits(unit, Rows(axis, 1, 1, 0, n), int(axis >= len(batch) + left))
         for axis, n in enumerate(shape)
-        if n > 1
+        if n > 1 and axis >= len(batch)
     ]
+    found = [logits for logits in found if not batch or logits.multiplies_given(level)]
     return sorted(found, key=lambda logits: -logits.rows.length)
+
+
+def source(level: Level, atom: Atom) -> Atom:
+    """Return the value that another one is moved from."""
+    unit = level.makers.get(atom) if isinstance(atom, int) else None
+    if unit is None or unit.eqn.primitive.name not in _MOVES:
+        return atom
+    return source(level, unit.ins[0])
 
 
 class Obstacle(NamedTuple):
@@ -265,7 +284,9 @@ class Search:
             self._powers.update(outs)
         if name == "reduce_sum" and found.result is not None and not self._powers.isdisjoint(big):
             avals = self.level.avals
-            self.is_softmax |= avals[big[0]].size == avals[outs[0]].size * self.logits.words
+            others, is_part = divmod(self.logits.words * avals[outs[0]].size, avals[big[0]].size)
+            is_head = others == 1 or self.logits.multiplies_given(self.level)
+            self.is_softmax |= is_head and not is_part
 
     def _is_sum(self, unit: Unit, tainted: list[int]) -> bool:
         """Return whether a result is the sum of what it is for each chunk, made of such sums.
@@ -367,17 +388,10 @@ class Search:
         if unit is self.logits.unit or not _contracts(unit) or flowing.result is None:
             return None
         wholes = [a for a, rows in zip(unit.ins, flowing.operands, strict=True) if rows is None]
-        matrix = self._source(self.logits.unit.ins[1 - self.logits.side])
-        if all(self._source(a) == matrix for a in wholes):
+        matrix = source(self.level, self.logits.unit.ins[1 - self.logits.side])
+        if all(source(self.level, a) == matrix for a in wholes):
             return None
         return "its softmax is read by another product"
-
-    def _source(self, atom: Atom) -> Atom:
-        """Return the value that another one is moved from."""
-        unit = self.level.makers.get(atom) if isinstance(atom, int) else None
-        if unit is None or unit.eqn.primitive.name not in _MOVES:
-            return atom
-        return self._source(unit.ins[0])
 
     def _make(self, value: int, into: Pass, stage: int) -> str | None:
         """Add to a pass what a value is made of; return why that cannot be."""

@@ -50,6 +50,7 @@ class Sizes(NamedTuple):
       again: how many products more than three it takes in chunks, for loss and gradient.
       is_trained: whether its matrix has a gradient.
       devices: over how many all tokens are divided.
+      heads: how many matrices there are, each with its own of the tokens.
     """
 
     tokens: int
@@ -58,6 +59,7 @@ class Sizes(NamedTuple):
     again: int = 0
     is_trained: bool = True
     devices: int = 1
+    heads: int = 1
 
     @property
     def logits(self) -> int:
@@ -71,14 +73,14 @@ class Sizes(NamedTuple):
     def cost(self, chunks: int) -> Cost:
         """Return what it takes in chunks, or with all logits stored for one."""
         is_stored = chunks == 1
-        matrix, each = self.width * self.words, self.logits / chunks
+        matrix, each = self.heads * self.width * self.words, self.logits / chunks
         products = [each + _NARROW * matrix] * (2 if is_stored else 2 + self.again)
         if self.is_trained:  # the gradient is in float32; chunks add to it, from zeros on
             products.append(each + (4 if is_stored else 8) * matrix)
         zeros = 4 * matrix if self.is_trained else 0
         activations = 16 * self.tokens * self.width  # in float32, to chunks and back
         beside = 0 if is_stored else zeros + activations
-        arithmetic = 2 * self.tokens / chunks * matrix / _BALANCE
+        arithmetic = 2 * self.tokens / chunks * self.width * self.words / _BALANCE
         softmax = self.softmax(is_stored) * each
         if self.words % 8 and not is_stored:  # XLA:GPU copies and pads what products read
             softmax += 2 * each + 2 * _NARROW * matrix
@@ -148,7 +150,8 @@ def chunks_for(sizes: Sizes, word: bool | str | None, program: Cost) -> int | st
     """
     if sizes.words <= 2 * sizes.width:
         return f"too few words: {sizes.words} for {sizes.width} numbers of a token"
-    chunks = min(sizes.tokens // (_SHORT if word else _LONG), -(-sizes.logits // _CHUNK))
+    tokens = sizes.tokens // sizes.heads
+    chunks = min(tokens // (_SHORT if word else _LONG), -(-sizes.logits // _CHUNK))
     if word is True:
         chunks = min(max(chunks, 4), sizes.tokens * sizes.devices)
     if chunks < 2:

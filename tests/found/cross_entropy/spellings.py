@@ -642,6 +642,27 @@ def haiku_linear():
 # haliax, and the heads of transformers' Flax models
 
 
+def several(d: Draw) -> Args:
+    """Activations [B, T, D], three layers [D, D] and heads [D, V], and labels [B, T] of each."""
+    return d.normal(B, T, D), d.normal(3, D, D), d.normal(3, D, V), d.integers(V, 3, B, T)
+
+
+@loss(several)
+def heads_mapped_over(x, layers, heads, labels):
+    def one(layer, head, labels):
+        logits = jnp.tanh(x @ layer) @ head
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    return jax.vmap(one)(layers, heads, labels).mean()
+
+
+@loss(several)
+def heads_in_one_product(x, layers, heads, labels):
+    logits = jnp.einsum("btd,hdv->bthv", jnp.tanh(x @ layers[0]), heads)
+    chosen = jnp.take_along_axis(logits, jnp.moveaxis(labels, 0, -1)[..., None], -1)[..., 0]
+    return (jax.nn.logsumexp(logits, -1) - chosen).mean()
+
+
 def _named(x, w):
     tokens = hax.named(x, ("batch", "position", "embed"))
     return tokens.dot(hax.named(w, ("embed", "vocab")), axis="embed")
