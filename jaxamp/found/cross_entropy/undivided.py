@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, mlir
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define
@@ -40,7 +40,7 @@ def undivided(array: Any, size: int) -> Any:
     return undivided_p.bind(array, free=free)
 
 
-def _batch(axis: Any, args: Sequence[Any], dims: Sequence[Any], *, free: tuple[bool, ...]) -> Any:
+def _batch(args: Sequence[Any], dims: Sequence[Any], *, free: tuple[bool, ...]) -> Any:
     (array,), (dim,) = args, dims
     return undivided_p.bind(array, free=(*free[:dim], True, *free[dim:])), dim
 
@@ -53,7 +53,7 @@ define(
     undivided_p,
     lambda array, free: array,
     lambda aval, free: aval,
-    lambda args, dims, free: _batch(None, args, dims, free=free),
+    _batch,
     lowered={},
     kind=OpKind.DATA_MOVEMENT,
     trait=Trait.COLLECTIVE,  # it is sent in the format that products read
@@ -62,4 +62,3 @@ mlir.register_lowering(
     undivided_p, lambda context, value, free: [undivided_but(context, value, free)]
 )
 ad.deflinear2(undivided_p, _transpose)
-batching.fancy_primitive_batchers[undivided_p] = _batch

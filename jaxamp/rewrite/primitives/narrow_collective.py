@@ -147,8 +147,11 @@ def _batch(
     operand, out_dims = operands[0], []
 
     def batched(*operands: Any) -> Any:
-        rule = batching.fancy_primitive_batchers[how.collective]
-        result, dim = rule(axis, operands, dims, **dict(how.params))
+        if rule := batching.fancy_primitive_batchers.get(how.collective):
+            result, dim = rule(axis, operands, dims, **dict(how.params))
+        else:
+            plain: Any = batching.primitive_batchers
+            result, dim = plain[how.collective](operands, dims, **dict(how.params))
         out_dims.append(dim)
         return result
 
