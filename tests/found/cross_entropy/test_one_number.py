@@ -90,6 +90,24 @@ def test_recipes_of_8_bits(order):
     assert np.linalg.norm(runs[0] - runs[1]) <= 0.01 * np.linalg.norm(runs[1])
 
 
+def test_recipes_of_8_bits_quantize_a_large_head():
+    """In chunks as with logits stored: each of the three products of the head, and no other."""
+
+    def loss(x, layer, head, labels):
+        logits = jnp.tanh(x @ layer) @ head
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    shapes = [(512, 256), (256, 256), (256, 4096)]
+    args = [*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)]
+    args.append(jax.ShapeDtypeStruct((512,), jnp.int32))
+    for word in (True, False):
+        policy = jaxamp.PrecisionPolicy.FP8_CURRENT.replace(loss_in_chunks=word)
+        step = jaxamp.amp(jax.value_and_grad(loss, (0, 1, 2)), policy)
+        names = [eqn.primitive.name for eqn, _ in equations_of(step, *args)]
+        assert names.count("quantized_dot") == 3
+        assert ("while" in names or "scan" in names) is word
+
+
 def test_a_value_alone_takes_one_product():
     """Gradients are computed where somebody asks for them."""
     text = str(jax.make_jaxpr(jaxamp.amp(_loss, POLICY))(X, W))
