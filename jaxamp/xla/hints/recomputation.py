@@ -57,7 +57,7 @@ class Recomputation:
             self.recomputed.clear()
 
     def _end_chains(self) -> None:
-        """Have values read that would be recomputed from values of many kernels before.
+        """Read from memory what would be recomputed from values of many kernels before.
 
         Each of the groups along a written-out recurrence would recompute all of it.
         """
