@@ -83,11 +83,11 @@ class StaticArgumentError(JaxAmpError, ValueError):
 
 
 class ArgumentError(JaxAmpError, TypeError):
-    """An argument holds arrays where JAX does not look for them; ``jax.jit`` takes no such one."""
+    """An argument holds arrays where JAX does not look for them; ``jax.jit`` refuses it too."""
 
 
 class OutputError(JaxAmpError, TypeError):
-    """A function returned, or left with handlers of a library, what is no array."""
+    """A function returned something else than arrays, or left it with handlers of a library."""
 
 
 class TrainingError(JaxAmpError, ValueError):

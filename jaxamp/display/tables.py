@@ -21,9 +21,9 @@ from jaxamp.tools.tune import Tuning
 
 _MANY = 40  # rows that are listed; the page and the JSON have all
 _MODEL = (
-    "The model: each kernel takes the longer of moving its bytes and of its dots, both at the "
-    "share of the published speed that kernels reach, and a while to start. Nothing ran; trust "
-    "ratios rather than seconds."
+    "The model: each kernel takes the longer of moving its bytes and of multiplying, both at the "
+    "share of the published speed that kernels reach, and some microseconds to start. Nothing "
+    "ran; trust ratios rather than seconds."
 )
 
 
