@@ -11,6 +11,7 @@ import pytest
 from jax import lax
 
 from jaxamp import PrecisionPolicy, Rule, amp, plan_of
+from jaxamp.core.formats import Precision
 from tests.programs.registry import Draw
 from tests.tolerances import BY_ORDER, CLASSES, EPS
 
@@ -72,3 +73,28 @@ def test_an_explicit_precision_is_kept_where_nothing_is_added_up(policy: Precisi
     assert not own.is_narrow
     (plain,) = plan_of(outer, policy)(column, row).decisions()
     assert plain.is_narrow
+
+
+def test_layers_of_a_small_network_are_narrow_in_both_passes() -> None:
+    """An actor and its critic, 64 wide, under PPO's loss: no half of a layer stays in float32."""
+    draw = Draw("actor")
+    sizes = [(4, 64), (64, 64), (64, 2)], [(4, 64), (64, 64), (64, 1)]
+    params = [[draw.weight(*size) for size in each] for each in sizes]
+    old, gain = draw.normal(128), draw.normal(128)
+
+    def head(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for w in weights[:-1]:
+            x = jnp.tanh(x @ w)
+        return x @ weights[-1]
+
+    def loss(params: list[list[jax.Array]], seen: jax.Array) -> jax.Array:
+        chances, values = jax.nn.log_softmax(head(params[0], seen)), head(params[1], seen)[:, 0]
+        ratio = jnp.exp(chances[:, 0] - old)
+        clipped = jnp.minimum(ratio * gain, jnp.clip(ratio, 0.8, 1.2) * gain).mean()
+        entropy = -(jnp.exp(chances) * chances).sum(-1).mean()
+        return 0.5 * ((values - gain) ** 2).mean() - clipped - 0.01 * entropy
+
+    decisions = plan_of(jax.grad(loss))(params, draw.normal(128, 4)).decisions()
+    products = [d for d in decisions if d.kind.value == "Compute"]
+    assert len(products) == 15  # a single value's cotangent is multiplied elementwise
+    assert {d.operand for d in products} == {Precision.BF16}
