@@ -262,7 +262,7 @@ class Squares:
 
     def _scale(self, node: Node, out: int, arrays: set[int]) -> Pairs:
         main = self.main(node)
-        if main is not None and node.name in (*_SCALES, *_SIGNS):
+        if main is not None and node.name in (*_SCALES, *_SIGNS) and not is_square(node):
             self.origins[out], self.is_sum[out] = self.origins[main], self.is_sum[main]
             self.whole[out] = self.whole[main]
         if node.name in _KEPT:
@@ -278,8 +278,8 @@ class Squares:
             p for p in self._of(*read) if all_sums or not p.summed or p in self._of(main)
         )
         are_sums = [bool(self.is_sum[v]) for v in node.ins]
-        is_square = len({self.whole[v] for v in node.ins}) == 1
-        if node.name == "mul" and (is_square or all(are_sums)):
+        is_own = len({self.whole[v] for v in node.ins}) == 1
+        if node.name == "mul" and (is_own or all(are_sums)):
             found |= {Pair(frozenset(arrays), any(are_sums))}
         return found | self._form(node, any(are_sums)) if node.name == "mul" else found
 

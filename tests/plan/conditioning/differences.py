@@ -339,6 +339,15 @@ def centred_covariance(x: Array) -> Array:
     return (c[:, :, None] * c[:, None, :]).mean(0)
 
 
+def spread(p: Array, x: Array) -> Array:
+    """Variances under weights, each mean written out."""
+    return p @ (x * x) - (p @ x) * (p @ x)
+
+
+def direct_spread(p: Array, x: Array) -> Array:
+    return (p[..., None] * (x - _times(p, x)[:, None]) ** 2).sum(1)
+
+
 def _windows(x: Array) -> Array:
     kernel = jnp.full((5, 1, 1), 0.2)
     return lax.conv_general_dilated(
@@ -862,6 +871,8 @@ def _cases() -> dict[str, Case]:
         (X, W),
     )
     cases["covariance"] = Case(covariance, centred_covariance, (X,))
+    weights = _AFFINITY / _AFFINITY.sum(1, keepdims=True)
+    cases["spread"] = Case(spread, direct_spread, (weights, X))
     near = X[:CENTRES] + 0.01 * Y
     cases["similarity"] = Case(similarity, direct_similarity, (X[:CENTRES], near))
     cases["mixture"] = Case(mixture, direct_mixture, (X, Y))
