@@ -8,6 +8,7 @@ the variance of a Gaussian process, is what remains of `c` in `c - k.T @ solve(a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxamp.jaxprs.name_stack import is_backward
@@ -15,6 +16,7 @@ from jaxamp.plan.conditioning.squares import Squares, is_square, multiplies
 from jaxamp.plan.graph.consumers import descendants
 from jaxamp.plan.graph.graph import Graph, Link, Node, Role
 
+_JOINS = ("add", "select_n", "scatter")
 _SOLVERS = ("custom_linear_solve", "linear_solve", "triangular_solve")
 
 
@@ -80,27 +82,40 @@ def _made_by(squares: Squares, values: Iterable[int], of: int | None = None) -> 
 
 
 def _less_than_diagonal(graph: Graph, squares: Squares) -> set[int]:
-    """Return the matrices that are a diagonal one, made in the program, less something else."""
+    """Return the matrices that are a diagonal one, made in the program, less something else.
+
+    So are bands of known numbers of both signs: `eye(n, k=1) + eye(n, k=-1) - 2 * eye(n)`.
+    """
     found = set[int]()
-    for node in graph.named.get("eq", ()):
-        if all(_is_place(graph, squares, v) for v in node.ins):
-            for value in descendants(graph, node.outs[0], lambda n: _keeps_zeros(graph, n)):
+    known = graph.constants
+    for node in (*graph.named.get("eq", ()), *graph.named.get("scatter", ())):
+        # The elements of a scatter's result are numbers of the first operand, and of the last.
+        is_band = node.name == "scatter" and known.keys() >= {*node.ins[::2]}
+        if is_band or sum(_places(graph, squares, v) for v in node.ins) == 2:
+            for value in descendants(graph, node.outs[0], lambda n: _keeps_band(graph, n)):
                 less = [n for n in graph.readers[value] if n.name == "sub"]
                 # `1 - eye(n)` is a mask.
-                found.update(n.outs[0] for n in less if n.ins[0] not in graph.constants)
+                found.update(n.outs[0] for n in less if n.ins[0] not in known)
+                low, high = graph.ranges[value]
+                if squares.makers[value].name in _JOINS and low < 0 < high:
+                    found.add(squares.origins[value])
     return found
 
 
-def _is_place(graph: Graph, squares: Squares, value: int) -> bool:
-    """Return whether the elements of an array are their indices, or a number more."""
+def _places(graph: Graph, squares: Squares, value: int) -> float:
+    """Return of how many arrays of indices a value is a sum or a difference; NaN if of others."""
     node = squares.makers.get(graph.origin(value))
-    if node is None or node.name != "add":
-        return node is not None and node.name == "iota"
-    read = [v for v in node.ins if v not in graph.constants]
-    return len(read) == 1 and _is_place(graph, squares, read[0])
+    if value in graph.constants:
+        return 0
+    if node is None or node.name not in ("iota", "add", "sub", "abs"):
+        return math.nan
+    return sum(_places(graph, squares, v) for v in node.ins) if node.ins else 1
 
 
-def _keeps_zeros(graph: Graph, node: Node) -> bool:
+def _keeps_band(graph: Graph, node: Node) -> bool:
+    """Return whether a node keeps the zeros of a matrix, or joins it to known numbers."""
+    if node.name in _JOINS and all(map(math.isfinite, graph.ranges[node.outs[0]])):
+        return True
     is_chosen = node.name == "select_n" and graph.constants.get(node.ins[1]) == 0
     is_kept = node.role in (Role.MOVE, Role.CONVERT) or node.link is Link.INVARIANT
     return is_chosen or is_kept or node.name == "mul"

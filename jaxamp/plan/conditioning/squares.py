@@ -70,7 +70,7 @@ class Squares:
         self.whole = self.origins.copy()  # as `origins`, but a part is an array of its own
         self.is_sum = bytearray(len(graph.avals))
         self.pairs: dict[int, Pairs] = {}
-        self.joined: dict[int, set[int]] = {}
+        self.joined: dict[int, frozenset[int]] = {}
         self.forms: dict[frozenset[int], list[Node]] = {}
         self.makers: dict[int, Node] = {}
         self.linear: dict[int, frozenset[int]] = {}  # what a product reads; see `is_linear`
@@ -233,10 +233,10 @@ class Squares:
             self.pairs[out] = _summed(pairs) if summed else pairs
 
     def _make(self, node: Node, out: int, ins: tuple[int, ...]) -> None:
-        one, arrays = ins[0], {self.origins[v] for v in ins}
+        one, arrays = ins[0], frozenset(self.origins[v] for v in ins)
         is_product = multiplies(node) or node.role is Role.FIXED or self._is_outer(node, out)
         if is_product and not is_backward(node.scope):
-            self.linear[out] = frozenset(arrays)
+            self.linear[out] = arrays.union(*(self.joined.get(v, _EMPTY) for v in arrays))
         if node.role is Role.MERGE:
             self.joined[out] = arrays
             found = frozenset(p for p in self._of(*ins) if p.summed)
@@ -260,7 +260,7 @@ class Squares:
         if found:
             self.pairs[out] = found
 
-    def _scale(self, node: Node, out: int, arrays: set[int]) -> Pairs:
+    def _scale(self, node: Node, out: int, arrays: frozenset[int]) -> Pairs:
         main = self.main(node)
         if main is not None and node.name in (*_SCALES, *_SIGNS) and not is_square(node):
             self.origins[out], self.is_sum[out] = self.origins[main], self.is_sum[main]
@@ -280,11 +280,13 @@ class Squares:
         are_sums = [bool(self.is_sum[v]) for v in node.ins]
         is_own = len({self.whole[v] for v in node.ins}) == 1
         if node.name == "mul" and (is_own or all(are_sums)):
-            found |= {Pair(frozenset(arrays), any(are_sums))}
+            found |= {Pair(arrays, any(are_sums))}
         return found | self._form(node, any(are_sums)) if node.name == "mul" else found
 
     def main(self, node: Node) -> int | None:
         """Return the operand that known or smaller numbers scale, or a mask, if there is one."""
+        if node.name == "mul" and self._is_outer(node, node.outs[0]):
+            return None
         known = self.graph.constants
         read = [v for v in chosen(node) if v not in known and not self._is_mask(v)]
         for value in read:
@@ -358,7 +360,7 @@ class Squares:
 
     def _has_own_squares(self, value: int) -> bool:
         """Return whether an array has been joined with sums of its squares."""
-        own = self.joined.get(self.origins[value], set())
+        own = self.joined.get(self.origins[value], _EMPTY)
         return any(p.arrays <= own for p in self._of(value) if p.summed)
 
 

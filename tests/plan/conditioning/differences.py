@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from tests.programs.registry import Draw
@@ -510,6 +511,46 @@ def direct_dependence(x: Array, y: Array) -> Array:
     return (_times((x - x.mean(0)).T, y - y.mean(0)) ** 2).sum()
 
 
+# Matrices of second differences, whose first and last rows lack a neighbour.
+BANDS: dict[str, Callable[[int], Any]] = {
+    "of_identities": lambda n: -2 * jnp.eye(n) + jnp.eye(n, k=1) + jnp.eye(n, k=-1),
+    "chosen": lambda n: (
+        lambda far: jnp.where(far == 0, -2.0, jnp.where(far == 1, 1.0, 0.0))
+    )(jnp.abs(jnp.arange(n)[:, None] - jnp.arange(n))),
+    "scattered": lambda n: (
+        lambda i, far: far.at[i, i].set(-2.0).at[i[1:], i[:-1]].set(1.0).at[i[:-1], i[1:]].set(1.0)
+    )(jnp.arange(n), jnp.zeros((n, n))),
+    "captured": lambda n: (
+        np.eye(n, k=1, dtype=np.float32) + np.eye(n, k=-1, dtype=np.float32)
+        - 2 * np.eye(n, dtype=np.float32)
+    ),
+}  # fmt: skip
+
+
+def banded(name: str, x: Array) -> Array:
+    return (jnp.asarray(BANDS[name](len(x))) @ x)[1:-1]
+
+
+def direct_banded(x: Array) -> Array:
+    return x[2:] + x[:-2] - 2 * x[1:-1]
+
+
+def deflated(x: Array) -> Array:
+    """A step of Gram and Schmidt: columns less what the first has of them."""
+    q = x[:, 0] / jnp.linalg.norm(x[:, 0])
+    return x[:, 1:] - jnp.outer(q, q @ x[:, 1:])
+
+
+def direct_deflated(x: Array) -> Array:
+    q = x[:, 0] / jnp.linalg.norm(x[:, 0])
+    return x[:, 1:] - q[:, None] * (q[:, None] * x[:, 1:]).sum(0)
+
+
+def interpolated(x: Array) -> Array:
+    """What a mean of neighbours leaves."""
+    return x[1:-1] - jnp.einsum("k,kij->ij", jnp.full(2, 0.5), jnp.stack([x[:-2], x[2:]]))
+
+
 def laplacian(a: Array, x: Array) -> Array:
     return (jnp.diag(a.sum(1)) - a) @ x
 
@@ -608,6 +649,12 @@ REMAINDERS = {
     ),
     "variances": (variances, direct_variances, (X[:CENTRES] / 8, Y[:CENTRES] / 8)),
     "whitened": (whitened, direct_variances, (X[:CENTRES] / 8, Y[:CENTRES] / 8)),
+    **{
+        f"banded {name}": (functools.partial(banded, name), direct_banded, (X / 8,))
+        for name in BANDS
+    },
+    "deflated": (deflated, direct_deflated, (X,)),
+    "interpolated": (interpolated, lambda x: direct_banded(x) / -2, (X,)),
     "from_mean": (from_mean, direct_from_mean, (_AFFINITY, X)),
 }
 
