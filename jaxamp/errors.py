@@ -87,7 +87,7 @@ class ArgumentError(JaxAmpError, TypeError):
 
 
 class OutputError(JaxAmpError, TypeError):
-    """A function returned something else than arrays, or left it with handlers of a library."""
+    """A function returned something other than arrays, or left it with handlers of a library."""
 
 
 class TrainingError(JaxAmpError, ValueError):

@@ -25,6 +25,7 @@ COLORS = {
 }  # fmt: skip
 _WIDE = "f32", "f64"
 _FEW = 5  # rows of each table
+_LONG = 34  # characters of a module that a row has room for
 _CLOCK = TARGETS["h200"]  # the chip of which the time to start a kernel has been measured
 
 
@@ -222,9 +223,15 @@ def _where(group: list[Operation]) -> str:
 
 
 def _short(scope: str) -> str:
-    """Return the last parts of a long path."""
+    """Return the last parts of a long path, without the classes that a library's own scopes name.
+
+    >>> _short("ViT/blocks/0/attention/query_proj/eqx.nn.MultiheadAttention/eqx.nn.Linear")
+    'ViT/blocks/0/attention/query_proj'
+    """
+    if len(scope) > _LONG:
+        scope = "/".join(part for part in scope.split("/") if "." not in part) or scope
     parts = scope.split("/")
-    while len(parts) > 2 and len("/".join(parts)) > 34:
+    while len(parts) > 2 and len("/".join(parts)) > _LONG:
         parts = parts[1:]
     return "/".join(parts) if len(parts) == len(scope.split("/")) else "…/" + "/".join(parts)
 
