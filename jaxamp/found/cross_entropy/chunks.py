@@ -6,7 +6,6 @@ A chunk has every n-th token, so that tokens which lie on several devices do so 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -56,28 +55,29 @@ class Division(NamedTuple):
     def split(self, array: Any, rows: Rows) -> Any:
         """Return an array with its chunks along a new first axis."""
         axis, shape = rows.axis, array.shape
-        parts = (rows.outer, rows.length, rows.inner)
-        array = jnp.reshape(array, (*shape[:axis], *parts, *shape[axis + 1 :]))
+        array = _with_parts(array, axis, rows.outer, rows.length, rows.inner)
         if not self.is_whole(rows):
             more = (rows.start, self.each * self.chunks - rows.start - rows.length)
             array = jnp.pad(array, [more if i == axis + 1 else (0, 0) for i in range(array.ndim)])
-        parts = (rows.outer, self.each, self.chunks, rows.inner)
-        array = jnp.reshape(array, (*shape[:axis], *parts, *shape[axis + 1 :]))
-        array = jnp.moveaxis(array, axis + 2, 0)
+        array = jnp.moveaxis(_with_parts(array, axis + 1, self.each, self.chunks), axis + 2, 0)
         return jnp.reshape(array, (self.chunks, *rows.shape(shape, self.each)))
 
     def join(self, stacked: Any, rows: Rows) -> Any:
         """Return an array from its chunks along the first axis."""
         axis, shape = rows.axis, stacked.shape[1:]
-        around = [*shape[:axis]], [*shape[axis + 1 :]]
-        parts = (rows.outer, self.each, rows.inner)
-        array = jnp.reshape(stacked, (self.chunks, *around[0], *parts, *around[1]))
-        array = jnp.moveaxis(array, 0, axis + 2)
-        parts = (rows.outer, self.each * self.chunks, rows.inner)
-        array = jnp.reshape(array, (*around[0], *parts, *around[1]))
+        array = _with_parts(stacked, axis + 1, rows.outer, self.each, rows.inner)
+        array = jnp.moveaxis(array, 0, axis + 2)  # behind those of a chunk
         if not self.is_whole(rows):
+            tokens = self.each * self.chunks, rows.inner
+            parts = *shape[:axis], rows.outer, *tokens, *shape[axis + 1 :]
+            array = jnp.reshape(array, parts)
             array = lax.slice_in_dim(array, rows.start, rows.start + rows.length, axis=axis + 1)
-        return jnp.reshape(array, (*around[0], math.prod(array.shape[axis : axis + 3]), *around[1]))
+        return jnp.reshape(array, rows.shape(shape, rows.length))
+
+
+def _with_parts(array: Any, axis: int, *parts: int) -> Any:
+    """Return an array with an axis divided into some."""
+    return jnp.reshape(array, (*array.shape[:axis], *parts, *array.shape[axis + 1 :]))
 
 
 def as_written(
@@ -171,15 +171,12 @@ def _computed(
         operands[1] = _within_chunk(operands[1], step)
     if name == "sharding_constraint" and not _divides(eqn.params["sharding"], operands[0]):
         return operands
-    beside = flow.operands[0] if flow.operands else None
-    if beside is not None and (flow.result is None or name == "pad"):
-        if not division.is_whole(beside):
-            filling = operands[1] if name == "pad" else 0
-            operands[0] = jnp.where(_present(operands[0], beside, tokens), operands[0], filling)
-        if name == "dot_general" and not division.is_whole(beside):
-            second = flow.operands[1]
-            assert second is not None
-            operands[1] = jnp.where(_present(operands[1], second, tokens), operands[1], 0)
+    if flow.result is None or name == "pad":
+        filling = operands[1] if name == "pad" else 0
+        for i, rows in enumerate(flow.operands):
+            if rows is not None and not division.is_whole(rows):
+                here = _present(operands[i], rows, tokens)
+                operands[i] = jnp.where(here, operands[i], jnp.asarray(filling, operands[i].dtype))
     return jax_compat.bind(eqn, operands, **resized(eqn, flow, len(tokens)))
 
 

@@ -422,23 +422,12 @@ class Search:
 
     def _maker(self, value: int, rows: Rows | None, stage: int) -> tuple[Unit, Flow] | str | None:
         """Return what makes a value token by token; ``None`` where it is read from the program."""
-        if rows is None:
-            is_here = value in self.sums and self.stage[value] == stage
-            return (
-                (self.level.makers[value], self.flows[self.level.makers[value]])
-                if is_here
-                else None
-            )
-        if value in self.rows:
-            is_here = self.stage[value] == stage or self.is_big(value, rows)
-            return (
-                (self.level.makers[value], self.flows[self.level.makers[value]])
-                if is_here
-                else None
-            )
-        if not self.is_big(value, rows):
+        unit, is_big = self.level.makers.get(value), self.is_big(value, rows)
+        if value in (self.sums if rows is None else self.rows):
+            assert unit is not None
+            return (unit, self.flows[unit]) if is_big or self.stage[value] == stage else None
+        if rows is None or not is_big:
             return None
-        unit = self.level.makers.get(value)
         if unit is not None and not unit.eqn.effects and not _contracts(unit):
             found = flow_back(unit.eqn, rows, self.places(unit))
             if found is not None:

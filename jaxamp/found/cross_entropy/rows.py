@@ -192,7 +192,10 @@ _BESIDE = frozenset({"add_any", "convert_element_type", "and", "or", "not", "xor
                      "sharding_constraint"})  # fmt: skip
 _REDUCED = frozenset({"reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and",
                       "reduce_or", "argmax", "argmin"})  # fmt: skip
-_FOLDED = frozenset({"cumsum", "cummax", "cummin", "cumlogsumexp", "cumprod"})
+_MIXED = {"concatenate": "dimension", "iota": "dimension", "rev": "dimensions"} | dict.fromkeys(
+    ("cumsum", "cummax", "cummin", "cumlogsumexp", "cumprod"), "axis"
+)
+"""The parameter that has the axes along which a result depends on the place, or on others."""
 
 
 def is_elementwise(eqn: JaxprEqn) -> bool:
@@ -210,15 +213,17 @@ def _labels(
     name, params = eqn.primitive.name, eqn.params
     if is_elementwise(eqn):
         return _elementwise(shapes, result)
+    if name in _MIXED:
+        mixed = params[_MIXED[name]]
+        mixed = mixed if isinstance(mixed, tuple) else (mixed,)
+        own = [None if i in mixed else i for i in range(len(result))]
+        return _Labels([own] * len(shapes), own)
     axes: list[Any] = list(range(len(shapes[0]))) if shapes else []
     if name in _REDUCED:
-        kept = [i for i in axes if i not in params["axes"]]
-        gone = frozenset(params["axes"]) if name == "reduce_sum" else frozenset[int]()
-        own = [i if i in kept or i in gone else None for i in axes]
-        return _Labels([own], kept, gone)
-    if name in _FOLDED:
-        own = [None if i == params["axis"] else i for i in axes]
-        return _Labels([own], own)
+        gone = frozenset(params["axes"])
+        kept = [None if i in gone else i for i in axes]
+        own = axes if name == "reduce_sum" else kept
+        return _Labels([own], [i for i in kept if i is not None], gone)
     match name:
         case "broadcast_in_dim":
             at = params["broadcast_dimensions"]
@@ -228,21 +233,10 @@ def _labels(
             return _Labels([axes], params["permutation"])
         case "squeeze":
             return _Labels([axes], [i for i in axes if i not in params["dimensions"]])
-        case "iota":
-            axes = [None if i == params["dimension"] else i for i in range(len(result))]
-            return _Labels([], axes)
-        case "concatenate":
-            own = [None if i == params["dimension"] else i for i in axes]
-            return _Labels([own] * len(shapes), own)
-        case "rev":
-            own = [None if i in params["dimensions"] else i for i in axes]
-            return _Labels([own], own)
         case "dot_general":
             return _contraction(params["dimension_numbers"], shapes)
-        case "gather":
-            return _gather(params["dimension_numbers"], params["slice_sizes"], shapes, places)
-        case "scatter-add" | "scatter":
-            return _scatter(params["dimension_numbers"], shapes, places)
+        case "gather" | "scatter-add" | "scatter":
+            return _lookup(params, shapes, places)
     return None
 
 
@@ -268,56 +262,33 @@ def _contraction(numbers: Any, shapes: Sequence[tuple[int, ...]]) -> _Labels:
     return _Labels([first, second], [*batch, *free], frozenset(first[i] for i in left))
 
 
-def _gather(
-    numbers: Any, sizes: Sequence[int], shapes: Sequence[tuple[int, ...]], places: Sequence[Any]
+def _lookup(
+    params: dict[str, Any], shapes: Sequence[tuple[int, ...]], places: Sequence[int | None]
 ) -> _Labels:
-    own, index = _looked_up(
-        shapes, numbers.operand_batching_dims, numbers.start_indices_batching_dims,
-        numbers.start_index_map, places,
-    )  # fmt: skip
-    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    window = [i for i in range(len(own)) if i not in gone]
-    whole = [i for i in window if sizes[i] == shapes[0][i] and i not in numbers.start_index_map]
-    for i in window:
-        own[i] = ("window", i) if i in whole else None
-    rest, inside = iter(index[:-1]), iter(window)
-    rank = len(index) - 1 + len(window)
-    result = [own[next(inside)] if i in numbers.offset_dims else next(rest) for i in range(rank)]
-    return _Labels([own, index], result)
-
-
-def _scatter(numbers: Any, shapes: Sequence[tuple[int, ...]], places: Sequence[Any]) -> _Labels:
-    own, index = _looked_up(
-        shapes, numbers.operand_batching_dims, numbers.scatter_indices_batching_dims,
-        numbers.scatter_dims_to_operand_dims, places,
-    )  # fmt: skip
-    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
-    window = [i for i in range(len(own)) if i not in gone]
-    for i, at in zip(window, numbers.update_window_dims, strict=True):
-        is_whole = shapes[2][at] == shapes[0][i] and i not in numbers.scatter_dims_to_operand_dims
-        own[i] = ("window", i) if is_whole else None
-    rest, inside = iter(index[:-1]), iter(window)
-    at = numbers.update_window_dims
-    updates = [own[next(inside)] if i in at else next(rest) for i in range(len(shapes[2]))]
-    return _Labels([own, index, updates], own)
-
-
-def _looked_up(
-    shapes: Sequence[tuple[int, ...]],
-    batched: Sequence[int],
-    by: Sequence[int],
-    axes: Sequence[int],
-    places: Sequence[int | None],
-) -> tuple[list[Any], list[Any]]:
-    """Return the labels of an array, and of the indices into it.
+    """Return labels of a gather, or of a scatter, whose updates are as a gather's result.
 
     An axis that an index counts like an axis of the indices themselves is that one.
     """
+    of = params["dimension_numbers"]
+    batched, is_gather = of.operand_batching_dims, "slice_sizes" in params
+    if is_gather:
+        by, by_index = of.start_indices_batching_dims, of.start_index_map
+        gone, at = of.collapsed_slice_dims, of.offset_dims
+    else:
+        by, by_index = of.scatter_indices_batching_dims, of.scatter_dims_to_operand_dims
+        gone, at = of.inserted_window_dims, of.update_window_dims
     index: list[Any] = [("index", j) for j in range(len(shapes[1]) - 1)] + [None]
     own: list[Any] = [None] * len(shapes[0])
     for i, j in zip(batched, by, strict=True):
         own[i] = index[j]
-    for i, place in zip(axes, places, strict=False):
+    for i, place in zip(by_index, places, strict=False):
         if place is not None and shapes[0][i] == shapes[1][place]:
             own[i] = index[place]
-    return own, index
+    window = [i for i in range(len(own)) if i not in (*gone, *batched)]
+    for i, axis in zip(window, at, strict=True):
+        size = params["slice_sizes"][i] if is_gather else shapes[2][axis]
+        own[i] = ("window", i) if size == shapes[0][i] and i not in by_index else None
+    rest, inside = iter(index[:-1]), iter(window)
+    ranks = range(len(index) - 1 + len(window))
+    looked_up = [own[next(inside)] if i in at else next(rest) for i in ranks]
+    return _Labels([own, index], looked_up) if is_gather else _Labels([own, index, looked_up], own)
