@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -20,9 +21,9 @@ from jaxamp.found.cross_entropy.chunks import Division, as_written
 from jaxamp.found.cross_entropy.one_number import differentiated, one_number
 from jaxamp.found.cross_entropy.passes import (
     Logits,
-    Obstacle,
     Pass,
     Search,
+    Stays,
     before_exponentials,
     logits_of,
 )
@@ -66,15 +67,10 @@ def chunk_losses(closed: ClosedJaxpr, policy: PrecisionPolicy) -> Replaced:
     >>> [found.chunks for found in chunked.found]
     [4]
     """
-    if policy.base not in NARROW or {*_words(policy).values()} == {False}:
+    losses = _Losses(policy, closed.jaxpr)
+    if policy.base not in NARROW or {*losses.words.values()} == {False}:
         return Replaced(closed)
-    return replace_regions(closed, _Losses(policy, closed.jaxpr))
-
-
-def _words(policy: PrecisionPolicy) -> dict[str, Any]:
-    """Return the policy's word for losses, by scope."""
-    word = policy.loss_in_chunks
-    return dict(word) if isinstance(word, tuple) else {"*": word}
+    return replace_regions(closed, losses)
 
 
 @dataclass(eq=False)
@@ -82,30 +78,26 @@ class _Region:
     """One pass over the tokens of a loss.
 
     Attributes:
-      made_here: what is computed.
-      division: of the tokens.
-      again: whether logits are computed again where it is differentiated.
-      number: the one result that has a derivative, whose gradients are computed with it; or none.
+      computed: what is computed.
+      emitted: computes it, of what reads a value of the program.
       outcome: what reports say of it.
       handed: how many arrays a forward pass leaves to a backward one.
     """
 
-    made_here: Pass
-    division: Division
-    again: bool
-    number: int | None
+    computed: Pass
+    emitted: Callable[[Callable[[int], Any]], dict[int, Any]]
     outcome: Any
     handed: ClassVar[int] = 0
 
     @property
     def made(self) -> frozenset[int]:
         """The values of the program that it makes."""
-        return frozenset(self.made_here.outputs)
+        return frozenset(self.computed.outputs)
 
     @property
     def needed(self) -> frozenset[int]:
         """The values of the program that it reads."""
-        return frozenset(value for value, _ in self.made_here.inputs)
+        return frozenset(value for value, _ in self.computed.inputs)
 
     def follows(self, value: int, *, operands: bool) -> bool:
         """Return whether a value follows from what its operands are."""
@@ -113,23 +105,19 @@ class _Region:
 
     def emission(self, read: Callable[[int], Any], wanted: set[int]) -> _Emission:
         """Return what emits it."""
-        return _Emission(self, read)
+        return _Emission(functools.partial(self.emitted, read))
 
 
 @dataclass(eq=False)
 class _Emission:
-    """Emission of one pass."""
+    """Emission of one pass, all at once."""
 
-    region: _Region
-    read: Callable[[int], Any]
+    emitted: Callable[[], dict[int, Any]]
     forward: list[Any] = field(default_factory=list)
 
     @functools.cached_property
     def _made(self) -> dict[int, Any]:
-        made, division, number = self.region.made_here, self.region.division, self.region.number
-        if number is None:
-            return as_written(made, division, self.read, again=self.region.again)
-        return differentiated(made, division, self.read, number)
+        return self.emitted()
 
     def value(self, value: int) -> Any:
         """Return one of the values that the pass makes."""
@@ -142,7 +130,8 @@ class _Losses:
     crosses = False
 
     def __init__(self, policy: PrecisionPolicy, program: Jaxpr) -> None:
-        self.policy, self.program, self.words = policy, program, _words(policy)
+        self.policy, self.program, word = policy, program, policy.loss_in_chunks
+        self.words: dict[str, Any] = dict(word) if isinstance(word, tuple) else {"*": word}
         self._held: dict[Jaxpr, bool] = {}
 
     def may_hold(self, jaxpr: Jaxpr) -> bool:
@@ -171,11 +160,13 @@ class _Losses:
             if not self._is_large(unit.eqn.outvars[0].aval):
                 continue
             taken = frozenset[int]().union(*(region.made for region in regions))
-            found = self._regions(unit, level, known, scopes.place(unit), taken)
-            if isinstance(found, str):
-                refused.append(Outcome(KIND, *scopes.place(unit).words, found))
-            elif found and taken.isdisjoint(frozenset().union(*(r.made for r in found))):
-                regions += found
+            try:
+                found = self._regions(unit, level, known, scopes.place(unit), taken)
+            except Stays as why:
+                refused.append(Outcome(KIND, *scopes.place(unit).words, str(why)))
+            else:
+                if all(taken.isdisjoint(region.made) for region in found):
+                    regions += found
         return regions, refused
 
     def _regions(
@@ -185,44 +176,52 @@ class _Losses:
         known: KnownNumbers,
         place: Place,
         taken: frozenset[int],
-    ) -> list[_Region] | str | None:
-        """Return the passes of the loss of a product, or why there are none."""
-        why: str | None = None
+    ) -> list[_Region]:
+        """Return the passes of the loss of a product; raise `Stays` where they are not emitted."""
+        why: Stays | None = None
         for logits in logits_of(unit, level):
-            passes = Search(level, known, logits).passes()
-            if isinstance(passes, Obstacle):
-                why = why or (passes.reason if passes.is_softmax else None)
+            try:
+                passes = Search(level, known, logits).passes()
+            except Stays as reason:
+                why = why or reason
                 continue
-            if (told := place.told_otherwise(self.policy, "dot_general")) is not None:
-                return told
-            word = next(
-                (w for at, w in self.words.items() if scope_matches(at, place.words[0])), None
-            )
-            if word is False:
-                return "loss_in_chunks is False here"
-            if (divided := self._divided(logits, word)) is not None:
-                return divided
+            if not passes:
+                continue
             number = None
             if len(passes) == 1 and not passes[0].backward and self.policy.base is Precision.BF16:
-                whole = Search(level, known, logits, is_whole=True).passes()
-                if not isinstance(whole, Obstacle) and taken.isdisjoint(whole[0].outputs):
-                    number = one_number(whole[0], level)
-                    passes = passes if number is None else whole
-            regions = self._worthwhile(logits, passes, number, place, word)
-            is_typed = jax_compat.has_typed_sharding(unit.eqn.outvars[0].aval)
-            if isinstance(regions, str) or not is_typed:
-                return regions
-            return next(filter(None, (_misplaced(region, level) for region in regions)), regions)
-        return why
+                with contextlib.suppress(Stays):
+                    whole = Search(level, known, logits, is_whole=True).passes()
+                    if taken.isdisjoint(whole[0].outputs):
+                        number = one_number(whole[0], level)
+                        passes = passes if number is None else whole
+            regions = self._worthwhile(logits, passes, number, place)
+            if jax_compat.has_typed_sharding(unit.eqn.outvars[0].aval):
+                for region in regions:
+                    _check_places(region, level)
+            return regions
+        if why is not None:
+            raise why
+        return []
+
+    def _word(self, place: Place) -> Any:
+        """Return the policy's word for a place."""
+        if (told := place.told_otherwise(self.policy, "dot_general")) is not None:
+            raise Stays(told)
+        words = (w for scope, w in self.words.items() if scope_matches(scope, place.words[0]))
+        if (word := next(words, None)) is False:
+            raise Stays("loss_in_chunks is False here")
+        return word
 
     def _worthwhile(
-        self, logits: Logits, passes: list[Pass], number: int | None, place: Place, word: Any
-    ) -> list[_Region] | str:
-        """Return the passes as they are emitted, or why they are not."""
+        self, logits: Logits, passes: list[Pass], number: int | None, place: Place
+    ) -> list[_Region]:
+        """Return the passes as they are emitted."""
+        word, devices = self._word(place), self._devices(logits)
+        if word is None and devices > 1 and jax.default_backend() == "cpu":
+            raise Stays("there are several devices, and a CPU would add up over them in each chunk")
         backward = any(made.backward for made in passes)
         tokens = int(np.prod(logits.shape)) // logits.words
         again = len(passes) - (backward or number is not None)
-        devices = self._devices(logits)
         program = products_of(self.program, backward=backward, devices=devices)
         matrix = logits.heads * logits.width * logits.words
         is_trained = any(made.sums_to(matrix) for made in passes)
@@ -230,7 +229,7 @@ class _Losses:
         sizes = Sizes(*shape, again, is_trained or not backward, devices, logits.heads)
         chunks = chunks_for(sizes, word, program)
         if isinstance(chunks, str):
-            return chunks
+            raise Stays(chunks)
         chunks = min(chunks, logits.rows.length)
         slower = 1 + sizes.cost(chunks).more(sizes.cost(1), program).time
         saved = sizes.saved(chunks)
@@ -239,13 +238,12 @@ class _Losses:
         division = Division(logits.rows.length, chunks, logits.words, in_rows)
         told = {"backward": backward, "saved": saved, "slower": slower, "chunks": chunks}
         outcome = Loss(KIND, *place.words, **told)
-        return [_Region(made, division, not backward, number, outcome) for made in passes]
-
-    def _divided(self, logits: Logits, word: Any) -> str | None:
-        """Return why a division of arrays over devices keeps logits stored."""
-        if word is None and self._devices(logits) > 1 and jax.default_backend() == "cpu":
-            return "there are several devices, and a CPU would add up over them in each chunk"
-        return None
+        emitted: Any = functools.partial(as_written, again=not backward)
+        if number is not None:
+            emitted = functools.partial(differentiated, number=number)
+        return [
+            _Region(made, functools.partial(emitted, made, division), outcome) for made in passes
+        ]
 
     def _devices(self, logits: Logits) -> int:
         """Return over how many devices logits are divided, or may be where types do not say."""
@@ -255,8 +253,8 @@ class _Losses:
         return 1 if jax_compat.varies_over(aval) or described_platform() else jax.device_count()
 
 
-def _misplaced(region: _Region, level: Level) -> str | None:
-    """Return why arrays whose types say where they lie cannot lie so in chunks, if they cannot.
+def _check_places(region: _Region, level: Level) -> None:
+    """Raise `Stays` if arrays whose types say where they lie cannot lie so in chunks.
 
     That is JAX's to say, of what is computed and of its derivative.
     """
@@ -275,7 +273,6 @@ def _misplaced(region: _Region, level: Level) -> str | None:
     try:
         types = jax.make_jaxpr(pulled)(*(level.avals[v] for v in values)).out_avals
     except Exception as error:  # of any kind: the program stays as it is
-        return f"on its explicit mesh: {str(error).splitlines()[0][:200]}"
-    if all(t.sharding == level.avals[v].sharding for t, v in zip(types, made, strict=True)):
-        return None
-    return "chunks of it would lie elsewhere on its explicit mesh"
+        raise Stays(f"on its explicit mesh: {str(error).splitlines()[0][:200]}") from error
+    if any(t.sharding != level.avals[v].sharding for t, v in zip(types, made, strict=True)):
+        raise Stays("chunks of it would lie elsewhere on its explicit mesh")

@@ -41,9 +41,8 @@ def one_number(made: Pass, level: Level) -> int | None:
         if step.unit.eqn.primitive.name != "stop_gradient" and read & smooth:
             smooth.update(v for v in step.unit.outs if isinstance(v, int) and is_float(v))
     results = [value for value in made.outputs if value in smooth]
-    if len(results) != 1 or level.avals[results[0]].shape:
-        return None
-    return results[0] if made.outputs[results[0]] is None else None
+    is_number = len(results) == 1 and not level.avals[results[0]].shape
+    return results[0] if is_number and made.outputs[results[0]] is None else None
 
 
 def differentiated(
@@ -134,13 +133,11 @@ def _scanned(body: Callable[..., tuple[Any, Any]], start: Any, parts: Any) -> tu
     def part(index: Any) -> Any:
         return jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, index, 0, False), parts)
 
-    def put(stack: Any, row: Any, index: Any) -> Any:
-        return lax.dynamic_update_index_in_dim(stack, row, index, 0)
-
     def step(state: Any) -> Any:
         index, carry, stacks = state
         carry, rows = body(carry, part(index))
-        return index + 1, carry, jax.tree.map(lambda x, y: put(x, y, index), stacks, rows)
+        put = functools.partial(lax.dynamic_update_index_in_dim, index=index, axis=0)
+        return index + 1, carry, jax.tree.map(put, stacks, rows)
 
     index = jnp.zeros((), jnp.int32)
     (count,) = {len(x) for x in jax.tree.leaves(parts)}

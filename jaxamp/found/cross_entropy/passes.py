@@ -72,17 +72,16 @@ class Pass:
     @property
     def backward(self) -> bool:
         """The presence of cotangents: products with more matrices than that of the logits."""
-        flows = [step.flow for step in self.steps.values() if _contracts(step.unit)]
+        flows = [step.flow for step in self._products()]
         return any(f.result is None for f in flows) or sum(None in f.operands for f in flows) > 1
 
     def sums_to(self, size: int) -> bool:
         """Return whether a product of it is a sum over tokens with so many elements."""
-        return any(
-            step.flow.result is None
-            and _contracts(step.unit)
-            and step.unit.eqn.outvars[0].aval.size == size  # type: ignore[attr-defined]
-            for step in self.steps.values()
-        )
+        sums = [step.unit.eqn for step in self._products() if step.flow.result is None]
+        return any(eqn.outvars[0].aval.size == size for eqn in sums)  # type: ignore[attr-defined]
+
+    def _products(self) -> list[Step]:
+        return [step for step in self.steps.values() if _contracts(step.unit)]
 
 
 class Logits(NamedTuple):
@@ -180,16 +179,8 @@ def source(level: Level, atom: Atom) -> Atom:
     return source(level, unit.ins[0])
 
 
-class Obstacle(NamedTuple):
-    """Obstacle that keeps logits stored.
-
-    Attributes:
-      reason: in words.
-      is_softmax: whether it is a softmax of the logits of a token that is kept from its chunks.
-    """
-
-    reason: str
-    is_softmax: bool
+class Stays(Exception):
+    """What looks like a loss stays as it is, for a reason."""
 
 
 def _contracts(unit: Unit) -> bool:
@@ -224,11 +215,14 @@ class Search:
     is_softmax: bool = False
     _powers: set[int] = field(default_factory=set)  # values that exponentials of logits are in
 
-    def passes(self) -> list[Pass] | Obstacle:
-        """Return what is computed in each pass, or why the logits are stored."""
+    def passes(self) -> list[Pass]:
+        """Return what is computed in each pass; none without a softmax of each token's logits.
+
+        Raises:
+          Stays: why the logits of one are stored.
+        """
         self._follow()
-        found = self._read() if self.is_softmax else "no softmax"
-        return Obstacle(found, self.is_softmax) if isinstance(found, str) else found
+        return self._read() if self.is_softmax else []
 
     def is_big(self, value: int, rows: Rows | None) -> bool:
         """Return whether a value that is computed token by token has the size of the logits."""
@@ -350,12 +344,12 @@ class Search:
 
     # What the program reads.
 
-    def _read(self) -> list[Pass] | str:
-        """Return the passes that make what the rest of the program reads, or why there are none."""
+    def _read(self) -> list[Pass]:
+        """Return the passes that make what the rest of the program reads."""
         passes = [Pass() for _ in range(MOST_PASSES)]
         wanted = {*numbers(self.level.exits)}
         if any(self.is_big(a, self.rows.get(a)) for a in wanted if a in self.stage):
-            return "logits are returned"
+            raise Stays("logits are returned")
         for unit in reversed([*self.level.equations()]):
             outs = [a for a in numbers(unit.outs) if a in wanted]
             if not outs and not unit.eqn.effects:
@@ -365,36 +359,34 @@ class Search:
             if not big and unit is not self.logits.unit and not is_sum:
                 wanted.update(numbers(unit.ins))
                 continue
-            if unit not in self.flows or unit is self.logits.unit:
-                return f"logits are read by {unit.eqn.primitive.name}"
+            is_stored = any(self.is_big(out, self.rows.get(out)) for out in outs)
+            if is_stored or unit not in self.flows or unit is self.logits.unit:
+                raise Stays(f"logits are read by {unit.eqn.primitive.name}")
             for out in outs:
-                if self.is_big(out, self.rows.get(out)):
-                    return f"logits are read by {unit.eqn.primitive.name}"
                 if self.stage[out] > MOST_PASSES:
-                    return "cotangents depend on more than one sum over tokens after another"
+                    raise Stays("cotangents depend on more than one sum over tokens after another")
                 made = passes[self.stage[out] - 1]
                 made.outputs[out] = self.flows[unit].result
-                if (reason := self._make(out, made, self.stage[out])) is not None:
-                    return reason
+                self._make(out, made, self.stage[out])
             for made in passes:
                 wanted.update(value for value, _ in made.inputs)
         order = {unit: i for i, unit in enumerate(self.level.equations())}
         for made in passes:
             made.steps = dict(sorted(made.steps.items(), key=lambda item: order[item[0][0]]))
-        return [made for made in passes if made.outputs] or "no operation reads it"
+        if not any(made.outputs for made in passes):
+            raise Stays("no operation reads it")
+        return [made for made in passes if made.outputs]
 
-    def _unlike(self, unit: Unit, flowing: Flow) -> str | None:
-        """Return what keeps a product from being one of a loss: it has a matrix of its own."""
+    def _has_own_matrix(self, unit: Unit, flowing: Flow) -> bool:
+        """Return whether a product is none of the loss: it has another matrix."""
         if unit is self.logits.unit or not _contracts(unit) or flowing.result is None:
-            return None
+            return False
         wholes = [a for a, rows in zip(unit.ins, flowing.operands, strict=True) if rows is None]
         matrix = source(self.level, self.logits.unit.ins[1 - self.logits.side])
-        if all(source(self.level, a) == matrix for a in wholes):
-            return None
-        return "its softmax is read by another product"
+        return any(source(self.level, a) != matrix for a in wholes)
 
-    def _make(self, value: int, into: Pass, stage: int) -> str | None:
-        """Add to a pass what a value is made of; return why that cannot be."""
+    def _make(self, value: int, into: Pass, stage: int) -> None:
+        """Add to a pass what a value is made of."""
         maker = self.level.makers[value]
         pending: list[tuple[Unit, Flow]] = [(maker, self.flows[maker])]
         while pending:
@@ -405,22 +397,19 @@ class Search:
                 (atom, rows) if isinstance(atom, int) else atom
                 for atom, rows in zip(unit.ins, flowing.operands, strict=True)
             ]
-            if (reason := self._unlike(unit, flowing)) is not None:
-                return reason
+            if self._has_own_matrix(unit, flowing):
+                raise Stays("its softmax is read by another product")
             into.steps[unit, flowing] = Step(unit, flowing, tuple(keys), self.places(unit))
             for key in keys:
                 if isinstance(key, Literal):
                     continue
                 found = self._maker(*key, stage)
-                if isinstance(found, str):
-                    return found
                 if found is None:
                     into.inputs[key] = None
                 else:
                     pending.append(found)
-        return None
 
-    def _maker(self, value: int, rows: Rows | None, stage: int) -> tuple[Unit, Flow] | str | None:
+    def _maker(self, value: int, rows: Rows | None, stage: int) -> tuple[Unit, Flow] | None:
         """Return what makes a value token by token; ``None`` where it is read from the program."""
         unit, is_big = self.level.makers.get(value), self.is_big(value, rows)
         if value in (self.sums if rows is None else self.rows):
@@ -432,4 +421,4 @@ class Search:
             found = flow_back(unit.eqn, rows, self.places(unit))
             if found is not None:
                 return unit, found
-        return "logits meet an array of their size"
+        raise Stays("logits meet an array of their size")
