@@ -264,9 +264,9 @@ _COMPUTED: dict[str, Op] = {
     "log1p": _elementwise(Trait.SENSITIVE, steep(rising(math.log1p, -1), Pole.NUMBER)),
     "pow": _elementwise(Trait.SENSITIVE, steep(raised)),
     # If the power is small.
-    "integer_pow": _elementwise(Trait.SENSITIVE, mild(raised)),
+    "integer_pow": _elementwise(Trait.SENSITIVE, mild(raised, whole=True)),
     # Rounded once, but it doubles the exponent: float16 overflows at 256, underflows below 2e-4.
-    "square": _elementwise(Trait.SENSITIVE, mild(squared)),
+    "square": _elementwise(Trait.SENSITIVE, mild(squared, whole=True)),
     "rsqrt": _elementwise(Trait.SENSITIVE, mild(inverse_root, Pole.ZERO)),
     "cbrt": _elementwise(Trait.SENSITIVE, mild(rising(np.cbrt))),
     # Exact, but it jumps: a rounded operand may end up on the other side.

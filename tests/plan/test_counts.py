@@ -50,6 +50,16 @@ def test_counts_are_multiplied_narrow_while_they_are_exact(many: int, precision:
     assert products(bag, words, W[0]) == [precision]
 
 
+@pytest.mark.parametrize(
+    ("many", "power", "precision"),
+    [(16, 2, Precision.BF16), (18, 2, Precision.F32), (18, -2, Precision.BF16)],
+)
+def test_powers_of_indices_are_whole_numbers(many: int, power: int, precision: Precision) -> None:
+    """As in a variance of places: 17² has nine bits, and 1/17² is a fraction."""
+    fn = lambda p: p @ (jnp.arange(float(many)) + (power < 0)) ** power  # noqa: E731
+    assert products(fn, jnp.ones((8, many))) == [precision]
+
+
 def test_a_sum_of_two_gates_is_a_statistic() -> None:
     """Rounded, it changes which experts are chosen, and cotangents that nearly cancel."""
     decisions = plan_of(jax.grad(lambda x: jnp.mean(experts(x) ** 2)), "auto_mixed_bf16")(X)

@@ -85,8 +85,8 @@ def _elementwise(graph: Graph, node: Node) -> None:
     else:
         interval = facts.range(*known)
     chosen = node.ins[1:] if node.name == "select_n" else node.ins
-    whole = node.trait is Trait.INTEGRAL or (facts.whole and _all_whole(graph, chosen))
-    _set(graph, out, interval, whole)
+    is_whole = facts.whole and node.eqn.params.get("y", 1) >= 0 and _all_whole(graph, chosen)
+    _set(graph, out, interval, node.trait is Trait.INTEGRAL or is_whole)
 
 
 def _reduce(graph: Graph, node: Node) -> None:
