@@ -252,15 +252,7 @@ class Search:
             self.stage[outs[0]] = max(self.stage[a] for a in tainted)
             self.sums.add(outs[0])
             return
-        given = [self.rows.get(a) if isinstance(a, int) else None for a in unit.ins]
-        has_rows = any(given) and not unit.eqn.effects and len(outs) == len(unit.outs)
-        found = flow(unit.eqn, given, self.places(unit)) if has_rows else None
-        if found is not None and any(
-            (a in self.rows and self.rows[a] != rows) or (rows is None and a in self.rows)
-            for a, rows in zip(unit.ins, found.operands, strict=True)
-            if isinstance(a, int)
-        ):
-            found = None
+        found = self._flow(unit)
         if found is None:
             self.stage.update(dict.fromkeys(outs, max(self.stage[a] for a in tainted)))
             return
@@ -277,10 +269,27 @@ class Search:
         if (name in _EXPONENTIALS and big) or not self._powers.isdisjoint(tainted):
             self._powers.update(outs)
         if name == "reduce_sum" and found.result is not None and not self._powers.isdisjoint(big):
-            avals = self.level.avals
-            others, is_part = divmod(self.logits.words * avals[outs[0]].size, avals[big[0]].size)
-            is_head = others == 1 or self.logits.multiplies_given(self.level)
-            self.is_softmax |= is_head and not is_part
+            self.is_softmax |= self._is_over_words(big[0], outs[0])
+
+    def _flow(self, unit: Unit) -> Flow | None:
+        """Return how tokens go through an equation; ``None`` if it mixes them, or has an effect."""
+        given = [self.rows.get(a) if isinstance(a, int) else None for a in unit.ins]
+        if not any(given) or unit.eqn.effects or len(numbers(unit.outs)) < len(unit.outs):
+            return None
+        found = flow(unit.eqn, given, self.places(unit))
+        if found is None or any(
+            self.rows.get(a, rows) != rows
+            for a, rows in zip(unit.ins, found.operands, strict=True)
+            if isinstance(a, int)
+        ):
+            return None
+        return found
+
+    def _is_over_words(self, summed: int, total: int) -> bool:
+        """Return whether a sum is over all words of a token, or over those of one head of some."""
+        avals = self.level.avals
+        heads, rest = divmod(self.logits.words * avals[total].size, avals[summed].size)
+        return not rest and (heads == 1 or self.logits.multiplies_given(self.level))
 
     def _is_sum(self, unit: Unit, tainted: list[int]) -> bool:
         """Return whether a result is the sum of what it is for each chunk, made of such sums.

@@ -116,15 +116,16 @@ class _Chunk(NamedTuple):
             arrays = apart_p.bind(*(self.rows(v.array) if v.is_logits else v.array for v in own))
             copies |= zip(own, arrays, strict=True)
             for value in logits:  # the next barrier is another one: XLA joins equal ones
-                value.array = jnp.reshape(copies[value], value.shape)
+                value.array = _shaped(copies[value], value.shape)
         for value in logits:
             value.has_reader = True
         return [self.array(value, copies) for value in operands]
 
     def rows(self, array: Any) -> Any:
         """Return an array with one axis of rows and one of words."""
-        has_more = self.in_rows and array.ndim > 2
-        return jnp.reshape(array, (-1, array.shape[-1])) if has_more else array
+        if not self.in_rows or array.ndim <= 2:
+            return array
+        return _shaped(array, (math.prod(array.shape[:-1]), array.shape[-1]))
 
     def array(self, value: Any, copies: dict[_Value, Any]) -> Any:
         """Return an operand."""
@@ -132,7 +133,7 @@ class _Chunk(NamedTuple):
             return value
         if value not in copies and value.array is not None:
             return value.array
-        return jnp.reshape(self.computed(value, copies), value.shape)
+        return _shaped(self.computed(value, copies), value.shape)
 
     def computed(self, value: Any, copies: dict[_Value, Any]) -> Any:
         """Return an operand in rows, computed for one reader if it waits for that."""
@@ -151,6 +152,10 @@ class _Chunk(NamedTuple):
             (result,) = jax_compat.bind(eqn, operands)
         copies[value] = self.rows(result)
         return copies[value]
+
+
+def _shaped(array: Any, shape: tuple[int, ...]) -> Any:
+    return array if array.shape == shape else lax.reshape(array, shape)
 
 
 def _same(*values: Any) -> list[Any]:
