@@ -264,8 +264,8 @@ MUTATIONS = (
     ),
     Mutation(
         "found/attention/kernels/platforms.py",
-        "yield replace(spec, mask=None, window=spec.window if has_window else None)",
-        "yield replace(spec, mask=None, window=None)",
+        "return replace(spec, mask=None, window=spec.window if has_window else None)",
+        "return replace(spec, mask=None, window=None)",
         "tests/found/attention/kernels/test_ways.py",
     ),
     Mutation(

@@ -29,17 +29,6 @@ Placed = tuple[Any, Sequence[Place]]
 KIND = "attention"
 
 
-@dataclass(frozen=True, slots=True)
-class Attention(Outcome):
-    """An attention that a program computes, as one equation of it.
-
-    Attributes:
-      mask: ``"none"``, ``"causal"``, ``"window"``, ``"segments"``, ``"intervals"`` or ``"bias"``.
-    """
-
-    mask: str = "none"
-
-
 @dataclass(eq=False)
 class Replacement:
     """An attention with all that is needed to emit it.
@@ -67,12 +56,10 @@ class Replacement:
     handed: ClassVar[int] = 2  # output and bits
 
     @property
-    def outcome(self) -> Attention:
+    def outcome(self) -> Outcome:
         """The words of reports."""
-        found, mask = self.found, self.spec.kind
-        mask = "bias" if mask == "none" and self.bias_shape else mask
-        forward, backward = "out" in found.results, found.backward
-        return Attention(KIND, *self.place.words, "", forward, backward, mask=mask)
+        found = self.found
+        return Outcome(KIND, *self.place.words, "", "out" in found.results, found.backward)
 
     @property
     def made(self) -> frozenset[int]:

@@ -53,11 +53,6 @@ def lower_kernel(function: Callable[..., Any], context: Any, *operands: Any) -> 
     JAX tells only if all that is placed lies on one mesh ("mesh should be the same across the
     entire program"), and of an exported program not at all. It passes them on to rules that read
     tiles alone (`tiles`), so any do.
-
-    Args:
-      function: of arrays, to a sequence of results.
-      context: of the lowering.
-      *operands: values of the module.
     """
     avals = [_core.ShapedArray(aval.shape, aval.dtype) for aval in context.avals_in]
     module, axes = context.module_context, context.module_context.axis_context
@@ -75,7 +70,7 @@ def _of_one_device(function: Callable[..., Any], avals: Sequence[Any]) -> Callab
     """Return a function as it is traced where JAX does not follow along which axes values vary.
 
     Where it does, a ``pallas_call`` refuses results without a ``manual_axis_type``, and JAX's
-    splash and flash attention give none (0.10.2). Types of the primitive's results, which are
+    splash attention gives none (0.10.2). Types of the primitive's results, which are
     checked, declare them. In the body of a ``shard_map`` over a mesh of its own nothing is checked.
 
     See: https://github.com/jax-ml/jax/pull/36180
@@ -92,12 +87,7 @@ def _of_one_device(function: Callable[..., Any], avals: Sequence[Any]) -> Callab
 
 
 def tiles(sharding: Any, rank: int) -> np.ndarray | None:
-    """Return which device has each tile of an array, int[*tiles, copies]; ``None`` if all have all.
-
-    Args:
-      sharding: as ``custom_partitioning`` gives it to a rule; ``None`` for none.
-      rank: number of the array's axes.
-    """
+    """Return which device has each tile of an array, int[*tiles, copies]; ``None`` for no tiles."""
     found = None if sharding is None else sharding._to_xla_hlo_sharding(rank)
     if found is None or not found.is_tiled() or found.subgroup_types():
         return None

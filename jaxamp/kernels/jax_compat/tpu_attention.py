@@ -1,4 +1,4 @@
-"""The forward and backward passes of JAX's two attention kernels for TPU, each by itself."""
+"""Masks of one's own for JAX's attention kernel for TPUs, and its backward pass: both private."""
 
 from __future__ import annotations
 
@@ -60,31 +60,3 @@ def splash_backward(
         residuals,
         dout,
     )[3:6]
-
-
-def flash_forward(
-    q: Any, k: Any, v: Any, bias: Any, segments: Any, causal: bool, scale: float, blocks: Any
-) -> tuple[Any, Any, Any]:
-    """Return the output in the layout BNTH, and the sums and maxima of each row.
-
-    Words see those alone that have the same number: `segments` are those of queries int32[B, T]
-    and of keys int32[B, S], or ``None``.
-    """
-    from jax.experimental.pallas.ops.tpu import flash_attention as flash
-
-    segments = segments and flash.SegmentIds(*segments)
-    return flash._flash_attention(q, k, v, bias, segments, True, causal, scale, blocks, False)
-
-
-def flash_backward(
-    residuals: tuple[Any, ...], dout: Any, causal: bool, scale: float, blocks: Any
-) -> Any:
-    """Return the cotangents of q, k, v and bias.
-
-    Residuals are what `flash_forward` has up to `segments`, and what it returned.
-    """
-    from jax.experimental.pallas.ops.tpu import flash_attention as flash
-
-    *known, segments, out, total, top = residuals
-    every = (*known, segments and flash.SegmentIds(*segments), out, total, top)
-    return flash._flash_attention_bwd(False, causal, scale, blocks, False, every, dout)[:4]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxamp.found.attention.kernels.flash import FLASH
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 from jaxamp.found.attention.kernels.splash import SPLASH
 from tests.found.attention import imitation, oracle
@@ -18,7 +17,6 @@ LONG = pytest.mark.long
 CASES = {
     "splash, causal": (SPLASH, (128, 1, 1), {"causal": True}),
     "splash, window, grouped": (SPLASH, (640, 2, 1), {"causal": True, "window": 100}),
-    "flash": (FLASH, (640, 1, 1), {}),
 }
 
 
@@ -37,7 +35,7 @@ def test_it_is_what_pallas_kernels_compute(case):
         want, sums = jax.jit(functools.partial(kernel.forward, spec=spec))(Operands(q, k, v))
         back = functools.partial(kernel.backward, spec=spec, bias_grad=False)
         grads = jax.jit(back)(Operands(q, k, v), Results(want, sums, dout))[:3]
-    out, lse = imitation.forward(q, k, v, None, spec=spec, rounds=kernel is FLASH)
+    out, lse = imitation.forward(q, k, v, None, spec=spec, rounds=False)
     found = imitation.backward(q, k, v, None, want, sums, dout, spec=spec, bias_grad=False)
     np.testing.assert_allclose(lse, sums, atol=1e-5)
     exact = oracle.attention(*(np.asarray(x, np.float64) for x in (q, k, v, dout)), spec=spec)

@@ -8,7 +8,7 @@ import pytest
 import jaxamp
 from tests.found.attention import spellings  # noqa: F401
 from tests.found.attention.corpus import SPELLINGS, B, H, N, gradient, pv, qk
-from tests.found.attention.finding import FUSED, JOINT, ORDERS
+from tests.found.attention.finding import FUSED, JOINT, ORDERS, kind
 from tests.scopes import equations_of
 
 KINDS = {
@@ -33,15 +33,15 @@ KINDS = {
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", KINDS)
 def test_the_kind_of_a_mask(name, order):
-    """As it is reported, and no bias is read but those of the program."""
+    """Kernels are told of it, and no bias is read but those of the program."""
     fn, args = SPELLINGS[name].built
     if order == JOINT:
         fn, args = gradient(fn, args)
     plan = jaxamp.plan_of(fn, FUSED)(*args)
-    assert {(a.backward, a.mask) for a in plan.found} == {(order == JOINT, KINDS[name])}
+    assert {a.backward for a in plan.found} == {order == JOINT}
     specs = _kernels(fn, *args)
     is_biased = KINDS[name] == "bias" or name == "segments_with_bias"
-    assert specs
+    assert {kind(spec) for spec, _ in specs} == {KINDS[name].replace("bias", "none")}
     assert all((bias is not None) == is_biased for _, bias in specs)
 
 
@@ -78,7 +78,7 @@ def test_words_say_what_a_mask_does():
 
         q, k = (jax.ShapeDtypeStruct((B, n, N, H), jnp.float32) for n in seen.shape)
         ((spec, bias),) = _kernels(attend, q, k, k)
-        kinds.add("bias" if bias is not None else spec.kind)
+        kinds.add("bias" if bias is not None else kind(spec))
         if bias is None:
             words = spec.seen(*seen.shape)
             np.testing.assert_array_equal(True if words is None else words, seen)

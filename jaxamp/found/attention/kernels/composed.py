@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding
 
 from jaxamp.found.attention.kernels.spec import AttentionSpec, bits_of, of_backward
 
@@ -121,10 +121,10 @@ def _contract(how: str, lhs: Array, rhs: Array, widen: bool, like: Array | None 
     return jnp.einsum(how, lhs, rhs, preferred_element_type=wide, out_sharding=place)
 
 
-def _place(like: Array) -> PartitionSpec | None:
+def _place(like: Array) -> NamedSharding | None:
     """Return where an array lies, if its type says so."""
     sharding = jax.typeof(like).sharding
-    return sharding.spec if AxisType.Explicit in sharding.mesh.axis_types else None
+    return sharding if AxisType.Explicit in sharding.mesh.axis_types else None
 
 
 def _grouped(x: Array, k: Array) -> Array:

@@ -33,21 +33,14 @@ class Fused:
         pass: why it cannot; ``None`` if it can.
       forward: computes the output and `lse`.
       backward: computes cotangents; ``bias_grad`` says whether a bias has one.
-      skips: whether it passes over blocks of scores that a mask hides.
       as_read: the types of operands as it reads them, which may have a bias for a known mask.
-      bias_bytes: bytes of a number of a bias, as it reads that.
-      bias_times: how often a number of a bias, or of its cotangent, is read or written for each
-        score, forward and backward.
     """
 
     name: str
     obstacle: Callable[[Operands, AttentionSpec, bool], str | None]
     forward: Callable[[Operands, AttentionSpec], tuple[Any, Any]]
     backward: Callable[[Operands, Results, AttentionSpec, bool], tuple[Any, ...]]
-    skips: bool = False
     as_read: Callable[[Operands], Operands] = lambda operands: operands
-    bias_bytes: int = 2
-    bias_times: tuple[int, int] = (1, 1)
 
 
 def forward_form(kernel: Fused, spec: AttentionSpec) -> Form:

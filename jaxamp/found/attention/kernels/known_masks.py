@@ -6,37 +6,16 @@ A mask of 8,192 words is 64 MiB; these numbers are 64 KiB, and a program has the
 from __future__ import annotations
 
 import functools
-import itertools
 import zlib
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
 
 
-class KnownMask(ABC):
-    """A mask of all examples and heads; equal ones are one key of a cache."""
-
-    @classmethod
-    @abstractmethod
-    def of(cls, seen: np.ndarray) -> Self | None:
-        """Return the mask that is bool[T, S]; ``None`` for another kind."""
-
-    @property
-    @abstractmethod
-    def shape(self) -> tuple[int, int]:
-        """Return how many queries and keys it is of."""
-
-    @abstractmethod
-    def seen(self, numpy: Any = jnp) -> Any:
-        """Return bool[T, S], as a value of a program or, with that module, of NumPy."""
-
-    @property
-    @abstractmethod
-    def intervals(self) -> Intervals | None:
-        """Return the keys that each query sees, from one up to another, if they lie so."""
+class _ByContent:
+    """Arrays whose bytes tell them apart: equal masks are one key of a cache."""
 
     @functools.cached_property
     def _bytes(self) -> bytes:
@@ -50,20 +29,12 @@ class KnownMask(ABC):
         return hash(self._bytes)
 
     def __repr__(self) -> str:
-        queries, keys = self.shape
+        queries, keys = self.shape  # type: ignore[attr-defined]
         return f"{type(self).__name__}({queries}x{keys}, {zlib.crc32(self._bytes):08x})"
 
 
-class Piece(NamedTuple):
-    """Segments of one size, one after the other."""
-
-    repeats: int
-    queries: int
-    keys: int
-
-
 @dataclass(frozen=True, eq=False, repr=False)
-class Segments(KnownMask):
+class Segments(_ByContent):
     """A query sees the keys that have its own number.
 
     Attributes:
@@ -71,8 +42,8 @@ class Segments(KnownMask):
       keys: numbers of the keys, int32[S]; -1 for those that no query sees.
 
     >>> mask = Segments.of(np.kron(np.eye(2), np.ones((3, 3))) > 0)
-    >>> mask.queries, mask.pieces
-    (array([0, 0, 0, 1, 1, 1], dtype=int32), [Piece(repeats=2, queries=3, keys=3)])
+    >>> mask.queries, mask.size
+    (array([0, 0, 0, 1, 1, 1], dtype=int32), (3, 3))
     """
 
     queries: np.ndarray
@@ -108,24 +79,17 @@ class Segments(KnownMask):
         return Intervals(start, stop, len(self.keys))
 
     @functools.cached_property
-    def pieces(self) -> list[Piece]:
-        """Return segments that lie one after the other, joined where they are of one size.
-
-        There are none where some do not lie so, as with keys that no query sees.
-        """
-        both = self.queries, self.keys
-        if any((np.diff(numbers, prepend=0) < 0).any() for numbers in both):
-            return []
-        sizes = (
-            np.bincount(numbers, minlength=max(map(max, both)) + 1).tolist() for numbers in both
-        )
-        return [
-            Piece(len([*same]), *size) for size, same in itertools.groupby(zip(*sizes, strict=True))
-        ]
+    def size(self) -> tuple[int, int] | None:
+        """Return the queries and keys of a segment, if all have as many, one after the other."""
+        count = int(self.queries.max()) + 1
+        sizes = len(self.queries) // count, len(self.keys) // count
+        both = zip((self.queries, self.keys), sizes, strict=True)
+        alike = (np.array_equal(numbers, np.repeat(np.arange(count), n)) for numbers, n in both)
+        return sizes if all(alike) else None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Intervals(KnownMask):
+class Intervals(_ByContent):
     """A query sees the keys from one on, up to another.
 
     So are prefixes that all see, windows to both sides, and queries that are the last words.
@@ -164,3 +128,7 @@ class Intervals(KnownMask):
     def intervals(self) -> Intervals:
         """Return itself."""
         return self
+
+
+KnownMask = Segments | Intervals
+"""A mask of all examples and heads."""

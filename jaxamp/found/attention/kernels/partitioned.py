@@ -37,11 +37,8 @@ Axes = str | tuple[str, ...] | None
 def divided(form: Callable[..., Any], place: Callable[[Any], tuple[Any, ...]], **rule: Any) -> Any:
     """Return a function that a compiler may partition, each device computing a part.
 
-    Args:
-      form: the function, of which JAX takes the types of results.
-      place: returns from the types of operands, as they are placed, a mesh, the function of one
-        device, and where results and operands lie on the mesh.
-      **rule: what Shardy is told.
+    `place` returns, from types of operands as they are placed, a mesh, the function of one device,
+    and where results and operands lie on the mesh; `rule` is what Shardy is told.
     """
 
     def partition(_mesh: Any, shapes: Any, _: Any) -> tuple[Any, ...]:
@@ -131,13 +128,9 @@ and of a value, "b0" … batch axes. An axis of size one of a bias has a letter 
 def partitioned(
     form: Callable[..., Any], avals: Sequence[Any], spec: AttentionSpec, bias_grad: bool | None
 ) -> Any:
-    """Return a pass of attention as a function that a compiler may partition.
+    """Return a pass of attention, of arrays on one device, as one that a compiler may partition.
 
-    Args:
-      form: the pass, of arrays on one device.
-      avals: types of its operands.
-      spec: the static parameters.
-      bias_grad: whether a backward pass has the cotangent of a bias; ``None`` for a forward pass.
+    `bias_grad` is ``None`` for a forward pass.
     """
     partition = Partition(form, avals, spec, bias_grad)
     types = functools.partial(partition.written_out, spec)

@@ -1,8 +1,8 @@
 """Reasons for which no platform's fused kernel takes an attention, or pays, known before lowering.
 
-A kernel has no array of scores, but reads a bias for each; what that is made of is read twice, for
-the largest number of each row and for the bias itself. Written out, an attention moves its scores.
-Queries, keys, values and their cotangents are read and written either way.
+A kernel has no array of scores, but reads a bias for each, in 16 bits; what that is made of is read
+twice, for the largest number of each row and for the bias itself. Written out, an attention moves
+its scores. Queries, keys, values and their cotangents are read and written either way.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from jaxamp.found.attention.kernels.fused import Fused, flattened
 from jaxamp.found.attention.kernels.platforms import ways
-from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, mismatch, scores_shape
+from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, scores_shape
 
 _FORWARD, _BACKWARD = 4, 7
 """Times that 16-bit arrays of scores, weights and their cotangents are written or read."""
@@ -35,17 +35,15 @@ class Biased(NamedTuple):
     bias_grad: bool = False
 
 
-def loss(kernel: Fused, operands: Operands, biased: Biased) -> str | None:
+def loss(operands: Operands, biased: Biased) -> str | None:
     """Return in words what a kernel moves more than is moved without it; ``None`` if it pays."""
     shape = scores_shape(operands.q, operands.k)
     scores = math.prod(shape) or 1
     times = _FORWARD * biased.forward + _BACKWARD * biased.backward + biased.bias_grad
     without = biased.given + 2 * times * scores
-    forward, backward = kernel.bias_times
     made = math.prod((*operands.bias.shape[:2], *shape[2:]))
-    times = forward * biased.forward + backward * biased.backward
-    numbers = made * (1 + 2 * biased.bias_grad) + times * scores
-    with_bias = 2 * biased.given + kernel.bias_bytes * numbers
+    numbers = made * (1 + 2 * biased.bias_grad) + (biased.forward + biased.backward) * scores
+    with_bias = 2 * (biased.given + numbers)
     if with_bias <= without:
         return None
     return (
@@ -59,20 +57,12 @@ def refusal(
 ) -> str | None:
     """Return in words why no kernel takes operands both ways, or pays; ``None`` if one does.
 
-    Args:
-      operands: arrays or avals.
-      spec: the static parameters.
-      kernels: those that are asked.
-      biased: what is computed, for the bytes of the bias to be counted.
-
     >>> import jax
     >>> from jaxamp.found.attention.kernels.platforms import everywhere
     >>> x = jax.ShapeDtypeStruct((1, 64, 4, 300), "bfloat16")
     >>> refusal(Operands(x, x, x), AttentionSpec(scale=1.0), everywhere(), Biased(given=0))
     'cuDNN: The head dim must be <= 256 and a multiple of 8, but got 300.'
     """
-    if unlike := mismatch(operands, spec):
-        return unlike
     flat = flattened(operands)
     reasons = []
     for kernel in kernels:
@@ -91,5 +81,5 @@ def _reason(kernel: Fused, operands: Operands, spec: AttentionSpec, biased: Bias
     reason = next(filter(None, passes), None)
     read = kernel.as_read(operands)
     if reason is None and read.bias is not None:
-        return loss(kernel, read, biased)
+        return loss(read, biased)
     return reason

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jaxamp.found.attention.kernels.known_masks import KnownMask, Segments
+from jaxamp.found.attention.kernels.known_masks import KnownMask
 from jaxamp.jaxprs.contracted import OTHERS
 
 
@@ -96,45 +96,6 @@ class AttentionSpec:
         seen = key <= query
         seen = seen if self.window is None else seen & (query - key < self.window)
         return seen if own is None else seen & own
-
-    @property
-    def kind(self) -> str:
-        """Return what the mask is, in a word."""
-        if self.mask is not None:
-            return "segments" if isinstance(self.mask, Segments) else "intervals"
-        return "none" if not self.causal else "causal" if self.window is None else "window"
-
-
-def mismatch(operands: Operands, spec: AttentionSpec) -> str | None:
-    """Return why arrays or avals are not those that `attention` takes; ``None`` if they are."""
-    q, k, v, bias = operands
-    ranks = {x.ndim for x in (q, k, v)}
-    fit = len(ranks) == 1 and q.ndim >= 3 and k.shape[:-1] == v.shape[:-1]
-    fit = fit and q.shape[:-3] == k.shape[:-3] and q.shape[-1] == k.shape[-1]
-    fit = fit and k.shape[-2] > 0 and q.shape[-2] % k.shape[-2] == 0
-    if not fit:
-        return (
-            "attention takes q [*b, T, N, H], k [*b, S, K, H] and v [*b, S, K, V] with N a "
-            f"multiple of K; got {q.shape}, {k.shape} and {v.shape}."
-        )
-    if len({x.dtype for x in (q, k, v)}) > 1 or not jnp.issubdtype(q.dtype, jnp.floating):
-        return (
-            f"attention: q, k and v are floats of one dtype, not {q.dtype}, {k.dtype}, {v.dtype}."
-        )
-    if spec.causal and q.shape[-3] != k.shape[-3]:
-        return (
-            f"attention: causal=True needs as many queries as keys, not {q.shape[-3]} and "
-            f"{k.shape[-3]}."
-        )
-    scores = scores_shape(q, k)
-    if spec.mask is not None and spec.mask.shape != scores[-2:]:
-        return f"attention: {spec.mask} is not of {scores[-2]} queries and {scores[-1]} keys."
-    if bias is not None and (
-        bias.ndim != len(scores)
-        or any(n not in (1, full) for n, full in zip(bias.shape, scores, strict=True))
-    ):
-        return f"attention: the bias broadcasts to {scores} and has as many axes; got {bias.shape}."
-    return None
 
 
 def scores_shape(q: Any, k: Any) -> tuple[int, ...]:

@@ -26,8 +26,13 @@ See: `sa_block_q` in base.yml of https://github.com/AI-Hypercomputer/maxtext
 _LARGEST_HEAD = 256
 
 
-def tpu_obstacle(q: Any, k: Any, v: Any) -> str | None:
-    """Return why no TPU kernel takes such operands."""
+def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | None:
+    """Return why it does not take these operands."""
+    q, k, v, bias = operands
+    if bias is not None:
+        return "splash_attention adds no bias"
+    if spec.mask is not None and max(spec.mask.shape) > SPLASH_WORDS:
+        return f"splash_attention has intervals of at most {SPLASH_WORDS} words"
     if q.dtype != jnp.bfloat16:
         return f"operands are {q.dtype}, not bfloat16"
     queries, keys = q.shape[1], k.shape[1]
@@ -37,15 +42,6 @@ def tpu_obstacle(q: Any, k: Any, v: Any) -> str | None:
         if size % 8 or size > _LARGEST_HEAD:
             return f"head size {size} is not a multiple of 8 up to {_LARGEST_HEAD}"
     return None
-
-
-def obstacle(operands: Operands, spec: AttentionSpec, backward: bool) -> str | None:
-    """Return why it does not take these operands."""
-    if operands.bias is not None:
-        return "splash_attention adds no bias"
-    if spec.mask is not None and max(spec.mask.shape) > SPLASH_WORDS:
-        return f"splash_attention has intervals of at most {SPLASH_WORDS} words"
-    return tpu_obstacle(*operands[:3])
 
 
 def forward(operands: Operands, spec: AttentionSpec, is_exported: bool = False) -> tuple[Any, Any]:
@@ -155,7 +151,5 @@ def _within(mask: Intervals, spec: AttentionSpec) -> tuple[np.ndarray, np.ndarra
     return start, stop
 
 
-SPLASH = Fused(
-    name="splash_attention", obstacle=obstacle, forward=forward, backward=backward, skips=True
-)
+SPLASH = Fused(name="splash_attention", obstacle=obstacle, forward=forward, backward=backward)
 EXPORTED_SPLASH = replace(SPLASH, forward=functools.partial(forward, is_exported=True))

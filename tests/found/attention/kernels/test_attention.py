@@ -374,23 +374,6 @@ def test_checkify_finds_nan():
 
 
 @pytest.mark.parametrize(
-    ("words", "shapes"),
-    [
-        ("k [*b, S, K, H]", ((1, 4, 3, 8), (1, 4, 2, 8), (1, 4, 2, 8), None)),
-        ("k [*b, S, K, H]", ((1, 4, 2, 8), (1, 4, 2, 4), (1, 4, 2, 8), None)),
-        ("broadcasts to (1, 2, 4, 4)", ((1, 4, 2, 8),) * 3 + ((2, 4, 4),)),
-        ("broadcasts to (1, 2, 4, 4)", ((1, 4, 2, 8),) * 3 + ((1, 3, 4, 4),)),
-        ("as many queries as keys", ((1, 4, 2, 8), (1, 6, 2, 8), (1, 6, 2, 8), None)),
-    ],
-)
-def test_shapes_that_do_not_fit(words, shapes):
-    """Errors say which shapes an attention has."""
-    *arrays, bias = [None if s is None else jnp.ones(s, jnp.bfloat16) for s in shapes]
-    spec = AttentionSpec(1.0, causal=True)
-    assert words in refusal(Operands(*arrays, bias), spec, everywhere(), BOTH_WAYS)
-
-
-@pytest.mark.parametrize(
     ("words", "dtype", "head", "length", "bias"),
     [
         (None, "bfloat16", 64, 16, True),

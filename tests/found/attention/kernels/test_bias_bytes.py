@@ -9,9 +9,6 @@ import jax.numpy as jnp
 import pytest
 
 import jaxamp
-from jaxamp.found.attention.kernels.flash import FLASH
-from jaxamp.found.attention.kernels.refusal import Biased, refusal
-from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands
 
 POLICY = jaxamp.PrecisionPolicy.MIXED_BF16.replace(fused_attention=True)
 B, T, N, H = 2, 32, 4, 8
@@ -44,13 +41,3 @@ def test_two_biases_of_all_scores_pay_for_the_backward_pass_alone() -> None:
     (refused,) = planned(attend, OF_ALL, OF_ALL).refused
     assert "moves 20.0 bytes for each score, the program as written 16.0" in refused.obstacle
     assert len(planned(jax.grad(loss), OF_ALL, OF_ALL).found) == 1
-
-
-@pytest.mark.parametrize(("given", "words"), [(4, "28.0"), (2, None)])
-def test_a_kernel_that_reads_its_bias_in_float32_pays_for_less(given: int, words: Any) -> None:
-    """`flash_attention` on a TPU has a float32 number for each score, in both passes."""
-    x = jax.ShapeDtypeStruct((B, 128, N, H), jnp.bfloat16)
-    bias = jax.ShapeDtypeStruct((B, N, 128, 128), jnp.float32)
-    biased = Biased(given * bias.size, backward=True)
-    reason = refusal(Operands(x, x, x, bias), AttentionSpec(1.0), [FLASH], biased)
-    assert reason is None if words is None else words in reason

@@ -1,7 +1,5 @@
 """A known mask as a kernel's own, segment by segment, and as a bias: the same attention."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 
 from jaxamp.found.attention.kernels import composed
 from jaxamp.found.attention.kernels.fused import Fused
-from jaxamp.found.attention.kernels.known_masks import Intervals, Piece, Segments
+from jaxamp.found.attention.kernels.known_masks import Intervals, Segments
 from jaxamp.found.attention.kernels.platforms import ways
 from jaxamp.found.attention.kernels.spec import AttentionSpec, Operands, Results
 
@@ -37,8 +35,9 @@ def _segments(queries, keys=None):
     ("spec", "bias", "count"),
     [
         (AttentionSpec(0.3, mask=_segments(WORDS // 6)), None, 3),
-        (AttentionSpec(0.3, True, mask=_segments(WORDS // 10)), None, 3),
-        (AttentionSpec(0.3, True, 5, _segments(np.repeat([0, 1, 2], [3, 3, 18]))), None, 3),
+        (AttentionSpec(0.3, True, 5, _segments(WORDS // 12)), None, 3),
+        (AttentionSpec(0.3, True, 5, _segments(WORDS // 3)), None, 3),
+        (AttentionSpec(0.3, True, mask=_segments(WORDS // 10)), None, 2),
         (AttentionSpec(0.3, mask=_segments(WORDS // 6, WORDS[::2] // 6)), None, 3),
         (AttentionSpec(0.3, mask=_segments(WORDS // 6)), (1, N, T, T), 2),
         (AttentionSpec(0.3, True, mask=_segments(WORDS % 3)), None, 2),
@@ -72,29 +71,9 @@ def test_every_way_is_the_same_attention(spec, bias, count):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "pieces"),
-    [
-        (WORDS // 6, [Piece(4, 6, 6)]),
-        (WORDS // 10, [Piece(2, 10, 10), Piece(1, 4, 4)]),
-        (WORDS % 3, []),
-    ],
+    ("numbers", "size"), [(WORDS // 6, (6, 6)), (WORDS // 10, None), (WORDS % 3, None)]
 )
-def test_segments_one_after_the_other(numbers, pieces):
-    """Those of one size are joined; where segments are mixed, there are no pieces."""
-    assert _segments(numbers).pieces == pieces
+def test_segments_one_after_the_other(numbers, size):
+    """They have a size where all have the same, and they are not mixed."""
+    assert _segments(numbers).size == size
     assert Segments.of(numbers[:, None] == numbers) == _segments(numbers)
-
-
-def test_a_kernel_that_passes_over_blocks_is_called_as_it_is():
-    """Others first attend to segments of one size as examples."""
-    spec = AttentionSpec(1.0, mask=_segments(WORDS // 6))
-    assert next(ways(KERNEL, spec)) is not KERNEL
-    skipping = replace(KERNEL, skips=True)
-    assert next(ways(skipping, spec)) is skipping
-
-
-def test_many_calls_are_none():
-    """Of segments that all have other sizes each would be a call of its own."""
-    spec = AttentionSpec(1.0, mask=_segments(np.repeat(np.arange(12), np.arange(12) + 1)))
-    assert len(spec.mask.pieces) == 12
-    assert len([*ways(KERNEL, spec)]) == 2
