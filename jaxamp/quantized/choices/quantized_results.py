@@ -50,9 +50,7 @@ _STACKED = (Link.STACK,)  # a loop's results are computed from in whole, as one 
 def narrow_quantized(draft: Draft) -> dict[Node, Choice]:
     """Return choices for results of quantized dots, and for sums of them, that are narrowed.
 
-    Args:
-      draft: the choices, quantization included; `stored` of what is narrowed is updated, and sums
-        that are stored are taken out of the fused values.
+    Sums that are stored are taken out of the fused values.
     """
     graph, hazards, forced = draft.graph, draft.hazards, draft.forced
     regions, stored, choices = draft.flow.regions, draft.stored, draft.choices

@@ -40,21 +40,14 @@ def run_with_history(
     returned: Mapping[int, int] = MappingProxyType({}),
     advances: bool = True,
 ) -> tuple[list[Any], History]:
-    """Run a program whose quantized dots take their scales from a history.
+    """Run a program whose quantized dots take their scales from a history, if it has any yet.
 
-    Args:
-      closed: the program.
-      arrays: its arguments.
-      history: one that this program has made; ``None`` for its first step.
-      length: number of steps for which a magnitude is kept.
-      measures: whether this step's magnitudes are found.
-      returned: parameters that are carried in 8 bits, by their positions among the arguments, each
-        with that of its new value among the results.
-      advances: whether those of the new values are carried; if not, of the arguments.
+    With `measures`, this step's magnitudes are found. `returned` parameters are carried in 8 bits:
+    for the position of each among the arguments, that of its new value among the results. Those of
+    the new values are carried if it `advances`, else those of the arguments.
 
     Returns:
-      The results, and what the history for the next step has anew: magnitudes, if this step's are
-      measured or, of carried arguments, entered with the last step's; and what is carried.
+      The results, and what the history for the next step has anew.
 
     Raises:
       TrainingError: the history is of another program.

@@ -85,14 +85,7 @@ class CarriedParameters:
         before: Mapping[str, Any] | None,
         columns: BodyHistory,
     ) -> None:
-        """Start a step.
-
-        Args:
-          arrays: the arguments of the program.
-          parameters: which of these are parameters.
-          before: the carried part of the history; ``None`` before the first step.
-          columns: the magnitudes of the program.
-        """
+        """Start a step; `before` is the carried part of the history, if there is one."""
         self._arrays, self._before, self._columns = arrays, before, columns
         self._readings: dict[int, tuple[_Reading, int]] = {}  # with the first column of each
         self._sources: dict[int, Source] = {}
@@ -110,13 +103,7 @@ class CarriedParameters:
         return self._sources.get(id(x))
 
     def read(self, x: Any, cast: CastConfig, dtype: Any) -> ScaledArray | None:
-        """Return a parameter in 8 bits; ``None`` for another array, or in another quantization.
-
-        Args:
-          x: an array of the program.
-          cast: the quantization.
-          dtype: to which it is rounded first.
-        """
+        """Return a parameter in 8 bits; ``None`` for another array, or in another quantization."""
         source = self.source(x)
         if source is None:
             return None
@@ -137,19 +124,15 @@ class CarriedParameters:
     def after(self, new: Mapping[int, Any] | None) -> dict[str, Any]:
         """Return the carried part of the history for the next step, and enter the magnitudes.
 
-        Args:
-          new: the parameters of the next step by argument; ``None`` for those of this one. Such as
-            are the very same keep their 8 bits.
+        Of `new` parameters, by argument, those that are the very same keep their 8 bits.
         """
         check(self._before is None or self._before.keys() == set(map(str, self._readings)))
-        is_anew = new is None and self._before is not None
-        enter = self._columns.know if is_anew else self._columns.enter
         made: dict[str, Any] = {}
         for argument, (reading, first) in self._readings.items():
             old = self._arrays[argument]
             # XLA finds magnitudes in the kernel of an optimizer of what this reads, not of what it
             # makes: JAX 0.10.2, ``python -m benchmarks.fp8_step --target h200``.
-            amax = enter(first, _rows(old, reading))
+            amax = self._columns.enter(first, _rows(old, reading))
             x = old if new is None else new[argument]
             held = self._sources[id(old)].held
             is_kept = new is not None and x is old and held is not None
@@ -196,17 +179,9 @@ _SHOWN = 3  # leaves in a message
 def returned_parameters(
     signature: Signature, given: Shapes, returned: Shapes, result: Any
 ) -> dict[int, int]:
-    """Find the new values of a step's first argument among its results.
+    """Return per array of a step's first argument its position, and that of its new value.
 
-    Args:
-      signature: the call of the step.
-      given: its arrays, each an object of its own.
-      returned: the arrays that it returns, each an object of its own.
-      result: what it returns, made of `returned`.
-
-    Returns:
-      For each array of the first argument its position among all arrays, and the position of its
-      new value among the results.
+    `given` and `returned` are arrays, objects of their own each; `result` is made of the latter.
 
     Raises:
       TrainingError: the step does not return first what it takes first.

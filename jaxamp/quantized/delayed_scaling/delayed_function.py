@@ -56,6 +56,8 @@ class DelayedFunction:
     def init(self, *args: Any, **kwargs: Any) -> History:
         """Return the history before the first step, of the structure that a step returns.
 
+        It is made anew for parameters that no step has returned, as of a checkpoint without one.
+
         Returns:
           Under ``"amax"`` a row for each earlier step, the last one first, and a column for each
           tensor that is quantized: its largest magnitude, zero where there was none. Loops have
@@ -65,7 +67,7 @@ class DelayedFunction:
         Raises:
           TrainingError: parameters are carried, but the step does not return them first.
         """
-        return self._history(None, args, kwargs)
+        return self._run(None, args, kwargs, runs=False)[1]
 
     def __call__(self, history: History, *args: Any, **kwargs: Any) -> tuple[Any, History]:
         """Run one step.
@@ -106,27 +108,6 @@ class DelayedFunction:
         result, made = self._run(history, args, kwargs, measures=False)
         return result, {**history, **made}
 
-    def requantized(self, history: History, *args: Any, **kwargs: Any) -> History:
-        """Return a history for parameters that no step has returned, without running one.
-
-        Needed where parameters are carried in 8 bits and come from elsewhere than from the step
-        before: from a checkpoint that holds no history, say, or an average of several.
-
-        Args:
-          history: what ``init`` or a step returned.
-          *args: arguments of the next step.
-          **kwargs: keyword arguments of the next step.
-
-        Returns:
-          The history with the parameters in `args` in 8 bits, and with their magnitudes in the row
-          of the last step, so that none is clipped.
-
-        Raises:
-          TrainingError: the first argument is not a history, or that of another step.
-        """
-        self._check(history)
-        return {**history, **self._history(history, args, kwargs, measures=False)}
-
     def amp_parts(self) -> tuple[Callable[..., Any], Settings]:
         """Return the function as it was given, and the settings under which it is rewritten."""
         return self.__wrapped__, self._settings
@@ -159,20 +140,18 @@ class DelayedFunction:
             )
 
     def _run(
-        self, history: History, args: Any, kwargs: Any, *, measures: bool = True
+        self,
+        history: History | None,
+        args: Any,
+        kwargs: Any,
+        *,
+        measures: bool = True,
+        runs: bool = True,
     ) -> tuple[Any, History]:
         with self._runner.prepared(self._target, args, kwargs) as call:
             form = self._runner.form(call)
-            result, made = form(history, *call.arrays, measures=measures, runs=True)
-            return call.finish(function_result(result)), made
-
-    def _history(
-        self, history: History | None, args: Any, kwargs: Any, *, measures: bool = True
-    ) -> History:
-        """Return what is found in the arguments of a step that is not run to its end."""
-        with self._runner.prepared(self._target, args, kwargs) as call:
-            form = self._runner.form(call)
-            return form(history, *call.arrays, measures=measures, runs=False)[1]
+            result, made = form(history, *call.arrays, measures=measures, runs=runs)
+            return call.finish(function_result(result)) if runs else None, made
 
 
 class _HistoryRunner(Runner):

@@ -138,7 +138,6 @@ class BodyHistory:
         self.arguments = {id(x): x for x in arguments}  # of the program, or of the loop's body
         self.read_by_others: set[int] = set()  # of these, what is read besides quantized dots
         self.loops: dict[str, Any] = {}
-        self.raised: dict[str, Any] = {}  # windows with magnitudes that `know` has entered
         self.rows: list[Any] = []  # this step's magnitudes, maxima of the rows of each tensor
         self.narrow: dict[tuple[Any, ...], tuple[Any, ScaledArray]] = {}
         self.largest = None
@@ -165,13 +164,7 @@ class BodyHistory:
         return results
 
     def quantized(self, x: Any, cast: CastConfig, dtype: Any) -> ScaledArray:
-        """Quantize an array with the scale of earlier steps; record its magnitudes.
-
-        Args:
-          x: floats.
-          cast: the quantization.
-          dtype: to which it is rounded first.
-        """
+        """Round an array and quantize it with the scale of earlier steps; record its magnitudes."""
         key = id(x), cast, dtype
         if key not in self.narrow:
             rows = row_maxima(widened(x, dtype)).reshape(1, -1)
@@ -194,14 +187,9 @@ class BodyHistory:
         return first
 
     def enter(self, first: int, rows: jax.Array) -> jax.Array:
-        """Enter magnitudes of this step, and return those that scales are of.
+        """Enter this step's magnitudes, a row for each tensor, and return those that scales are of.
 
-        Args:
-          first: a column that was reserved.
-          rows: of shape (tensors, rows): for each column from there, the maxima of a tensor's rows.
-
-        Returns:
-          For each tensor the largest of earlier steps; before the first step, of this one.
+        They are the largest of earlier steps; before the first step, of this one.
         """
         end = first + len(rows)
         self.rows[first:end] = [lax.index_in_dim(rows, i, keepdims=False) for i in range(len(rows))]
@@ -209,20 +197,13 @@ class BodyHistory:
             return largest(rows)
         return self.largest[first:end]
 
-    def know(self, first: int, rows: jax.Array) -> jax.Array:
-        """Enter magnitudes with those of the last step, and return those that scales are of."""
-        columns = slice(first, first + len(rows))
-        window = (self.raised or self.before or {})[MAGNITUDES].at[0, columns].max(largest(rows))
-        self.raised = {MAGNITUDES: window}
-        return jnp.max(window[:, columns], axis=0)
-
     def after(self) -> History:
         """Return the history with this step in it; if it is not measured, what else has changed."""
         check(self.largest is None or len(self.rows) == len(self.largest))
         keys = {*([MAGNITUDES] if self.rows else []), *self.loops}
         check(self.before is None or self.before.keys() == keys)
         if not self.measures:
-            return self.raised
+            return {}
         return {**({MAGNITUDES: self._window()} if self.rows else {}), **self.loops}
 
     def _window(self) -> jax.Array:

@@ -13,11 +13,7 @@ from jaxamp.errors import PolicyError
 
 
 def scales_result(cast: CastConfig, summed: int) -> bool:
-    """Return whether an operand's scales can multiply a product: one for all, or for each row.
-
-    Args:
-      cast: how the operand is quantized.
-      summed: length of what the product sums over.
+    """Return whether scales can multiply the product that sums so many: one for all, or each row.
 
     >>> scales_result(CastConfig.plain("f8_e4m3"), 64)
     True

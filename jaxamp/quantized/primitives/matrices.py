@@ -29,9 +29,7 @@ def as_matrices(
 def matrix_axes(x: Any, of_rhs: int = -1) -> Any:
     """Return the dimension numbers of ``lhs @ rhs.T`` of stacks of matrices such as ``x``.
 
-    Args:
-      x: one of them, or its type.
-      of_rhs: which axis of ``rhs`` is summed over; with -2 the product is ``lhs @ rhs``.
+    With -2 for the axis of ``rhs`` that is summed over, the product is ``lhs @ rhs``.
     """
     batch = tuple(range(x.ndim - 2))
     return ((x.ndim - 1,), (x.ndim + of_rhs,)), (batch, batch)

@@ -51,15 +51,7 @@ SCOPE = "jaxamp_scaled"  # the scope of all equations that a quantized dot becom
 
 
 def quantized_dot(lhs: Any, rhs: Any, how: Scaled, dimension_numbers: Any, dtype: Any) -> jax.Array:
-    """Compute ``lax.dot_general`` of operands that are quantized first.
-
-    Args:
-      lhs: narrow floats.
-      rhs: of the same dtype.
-      how: the casts of both operands, and of cotangents.
-      dimension_numbers: of the ``dot_general``.
-      dtype: of the result.
-    """
+    """Compute ``lax.dot_general`` of narrow floats that are quantized first."""
     (lhs_sum, rhs_sum), (lhs_batch, rhs_batch) = dimension_numbers
     with jax.named_scope(SCOPE):
         left, left_free = as_matrices(lhs, lhs_sum, lhs_batch)

@@ -92,13 +92,7 @@ PRODUCT = "jaxamp_product"  # the scope of a product of quantized operands
 def product(lhs: ScaledArray, rhs: ScaledArray, dtype: Any) -> jax.Array:
     """Compute ``lhs @ rhs.T`` of (stacks of) matrices, accumulated in float32.
 
-    Args:
-      lhs: of shape ``(*batch, M, K)``, its blocks along ``K``.
-      rhs: of shape ``(*batch, N, K)``, its blocks along ``K``.
-      dtype: of the result.
-
-    Returns:
-      Shape ``(*batch, M, N)``.
+    Both have their blocks along the last axis.
     """
     with jax.named_scope(PRODUCT):
         if all(scales_result(x.cast, x.shape[-1]) for x in (lhs, rhs)):
