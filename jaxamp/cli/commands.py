@@ -215,6 +215,7 @@ def _add_tune(commands: Any) -> None:
     command.add_argument("--runs", type=int, default=MOST_RUNS, help="how many choices may be run")
     command.add_argument("--state", metavar="FILE", help="go on from here if interrupted")
     command.add_argument("--save", metavar="FILE", help="the policy, which --policy reads")
+    command.add_argument("--picture", metavar="FILE", help="the curve of cost against error")
 
 
 def _tune(request: Request, options: argparse.Namespace) -> Any:
@@ -231,6 +232,8 @@ def _tune(request: Request, options: argparse.Namespace) -> Any:
     )
     if options.save:
         Path(options.save).write_text(found.policy.to_json() + "\n")
+    if options.picture:
+        found.picture(options.picture)
     return found
 
 

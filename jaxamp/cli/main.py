@@ -92,7 +92,7 @@ def _print(result: Any) -> None:
 
 def _check_files(options: argparse.Namespace) -> None:
     """Raise an error, before any work, where a file that is to be written cannot be."""
-    for option in ("html", "json", "save", "state"):
+    for option in ("html", "json", "save", "picture", "state"):
         name = getattr(options, option, None)
         if not name or name == TO_TERMINAL:
             continue

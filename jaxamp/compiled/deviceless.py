@@ -35,23 +35,9 @@ ROOT = Path(
     os.environ.get("JAXAMP_DEVICELESS", Path.home() / ".cache" / "jaxamp-deviceless")
 ).expanduser()
 
+_EXTRAS = {"gpu": "cuda13", "tpu": "tpu"}  # of JAX, with a vendor's compiler and libraries
 # What the benchmarks' models need too, where it is installed here.
 _SHARED = ("dm-haiku", "equinox", "flax", "flatbuffers", "jmp", "numpy", "optax", "rich")
-_CUDA_LIBRARIES = (
-    "nvidia-cublas",
-    "nvidia-cuda-cupti",
-    "nvidia-cuda-nvcc",
-    "nvidia-cuda-nvrtc",
-    "nvidia-cuda-runtime",
-    "nvidia-cudnn-cu13",
-    "nvidia-cufft",
-    "nvidia-cusolver",
-    "nvidia-cusparse",
-    "nvidia-nccl-cu13",
-    "nvidia-nvjitlink",
-    "nvidia-nvshmem-cu13",
-    "nvidia-nvvm",
-)
 
 
 def _is_here(package: str) -> bool:
@@ -87,12 +73,8 @@ class Environment:
     @property
     def packages(self) -> list[str]:
         """Packages to install, pinned to the versions that the calling environment has."""
-        jax = version("jax")
         shared = [f"{package}=={version(package)}" for package in _SHARED if _is_here(package)]
-        if self.name == "tpu":
-            return [f"jax[tpu]=={jax}", *shared]
-        plugin = [f"jax-cuda13-{part}=={jax}" for part in ("plugin", "pjrt")]
-        return [f"jax=={jax}", *plugin, *_CUDA_LIBRARIES, *shared]
+        return [f"jax[{_EXTRAS[self.name]}]=={version('jax')}", *shared]
 
     def install(self) -> None:
         """Create the environment, or bring it up to date."""

@@ -99,12 +99,7 @@ def sentence(words: str, style: str = "", *, width: int = 116) -> Iterator[Line]
 
 
 def table(rows: Iterable[Sequence[Part]], right: Sequence[int] = ()) -> Iterator[Line]:
-    """Yield rows with their columns one below the other.
-
-    Args:
-      rows: of as many cells each.
-      right: indices of the columns that end, rather than begin, one below the other.
-    """
+    """Yield rows with their columns one below the other; those of `right` end so."""
     rows = list(rows)
     widths = [max(len(plain((cell,))) for cell in column) for column in zip(*rows, strict=True)]
     for row in rows:

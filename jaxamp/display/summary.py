@@ -111,11 +111,7 @@ def _regions(kind: str, regions: list[Outcome]) -> Iterator[Line]:
 
 
 def _file_and_line(source: str) -> str:
-    """Return the place in a line of JAX's own about one.
-
-    >>> _file_and_line("/home/me/model.py:71:18 (attend)")
-    'model.py:71'
-    """
+    """Return the place in a line of JAX's own about one, ``model.py:71``."""
     return ":".join(os.path.basename(source.partition(" (")[0]).split(":")[:2])
 
 
@@ -237,11 +233,5 @@ def _short(scope: str) -> str:
 
 
 def _shapes(operation: Operation) -> str:
-    """Return the shapes of a product.
-
-    >>> import jax.numpy as jnp
-    >>> from jaxamp import report
-    >>> _shapes(report(jnp.dot)(jnp.ones((2, 3)), jnp.ones((3, 4))).contractions[0])
-    '[2,3] × [3,4]'
-    """
+    """Return the shapes of a product, ``[2,3] × [3,4]``."""
     return " × ".join(re.sub(r"^\w+", "", word) for word in operation.operands[:2])

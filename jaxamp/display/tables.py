@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,8 +13,8 @@ from rich.text import Text
 from jaxamp.display.lines import amount, near, share, storage
 from jaxamp.display.summary import COLORS
 from jaxamp.errors import counted
-from jaxamp.inspect.diff import Change, Difference, describe
-from jaxamp.inspect.operation import Row, rows_of, total
+from jaxamp.inspect.diff import Change, Difference
+from jaxamp.inspect.operation import Row, few, rows_of, total
 from jaxamp.inspect.report import Report
 from jaxamp.numerics.probe_report import Measured, ProbeReport
 from jaxamp.tools.estimate import Compiled, Estimate
@@ -52,8 +53,10 @@ def show_difference(difference: Difference) -> Iterator[Any]:
     table.add_column("line", no_wrap=True)
     columns(table, ("what", "change", "why before", "why after"), ("FLOPs",))
     for place, words, changes in lines[:_MANY]:
-        flops = amount(total(c.either for c in changes).flops)
-        table.add_row(near(place), describe(changes), words, *_reasons(changes), flops)
+        operations = [change.either for change in changes]
+        what = few(Counter(operation.primitive for operation in operations))
+        flops = amount(total(operations).flops)
+        table.add_row(near(place), what, words, *_reasons(changes), flops)
     yield table
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 import functools
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from jaxamp.inspect.displayable import Displayable
-from jaxamp.inspect.operation import Operation, Place, few, grouped, total
+from jaxamp.inspect.operation import Operation, Place, grouped, total
 from jaxamp.inspect.report import Report, report
 from jaxamp.policy.policy import PrecisionPolicy
 
@@ -111,11 +110,6 @@ def diff(policy: Any, other: Any) -> Callable[[Any], Callable[..., Difference]]:
         return made
 
     return of
-
-
-def describe(changes: list[Change]) -> str:
-    """Describe the primitives of some changes in a few words."""
-    return few(Counter(change.either.primitive for change in changes))
 
 
 def _changes(before: Report, after: Report) -> Iterator[Change]:

@@ -34,15 +34,11 @@ from jaxamp.trace.target import Target
 
 HERE = "here"  # the target that is at hand
 _WIDE = "f32", "f64"
-_JOINED = (
-    "operations", "unmatched_rules", "unknown", "unknown_loops", "lowerings", "residuals",
-    "regions", "too_large",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report(Displayable):
-    """The effect of a policy on a program. Reports of several programs add up: ``a + b``.
+    """The effect of a policy on a program.
 
     Printed it is one screen; ``full()`` prints everything, and ``save`` writes it as a page.
 
@@ -91,19 +87,6 @@ class Report(Displayable):
             residuals=tuple(walk.residuals),
             regions=regions_of(plan),
         )
-
-    def __add__(self, other: Report) -> Report:
-        if not isinstance(other, Report):
-            return NotImplemented
-        both = {name: getattr(self, name) + getattr(other, name) for name in _JOINED}
-        names = self.program, other.program
-        policies = dict.fromkeys((self.policy, other.policy))
-        policy, everything = ", ".join(policies), self.everything or other.everything
-        return Report(program=" + ".join(names), policy=policy, everything=everything, **both)
-
-    def __radd__(self, start: int) -> Report:
-        """Accept the 0 that ``sum`` starts from."""
-        return self if start == 0 else NotImplemented
 
     def full(self) -> Report:
         """Return the report that prints all of its tables."""

@@ -14,13 +14,9 @@ Calls = tuple[tuple[CodeType, int], ...]  # code and instruction of each frame, 
 
 
 def called_through(callers: Calls, method: str) -> Path | None:
-    """Return the attributes through which an object's method was called by the last caller.
+    """Return the attributes through which an object's method was called, by the last of `callers`.
 
     ``None`` where it was no attribute of anything local; empty where it was the caller's own.
-
-    Args:
-      callers: the calls around that of the method, outermost first.
-      method: its name.
     """
     for name, path in _called(*callers[-1], method):
         if path := path or _given(callers, name):

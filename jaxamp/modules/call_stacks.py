@@ -105,11 +105,7 @@ def calls_of_all(eqns: Sequence[JaxprEqn]) -> Calls:
 
 
 def taken_out(jaxpr: Jaxpr) -> list[Around]:
-    """Return the equations that each equation of a jaxpr was taken out of.
-
-    Returns:
-      Per equation, the source infos of those equations, outermost first; mostly of none.
-    """
+    """Return what each equation was taken out of: source infos, outermost first; mostly none."""
     if len(entered(jaxpr)) < 2:
         return [()] * len(jaxpr.eqns)
     by_trace: dict[int, dict[Frames, _Place]] = defaultdict(dict)

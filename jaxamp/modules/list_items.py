@@ -45,11 +45,7 @@ Modules = tuple[tuple[str, int], ...]  # each with the frame of its method
 
 
 def name_modules(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Return a program whose name stacks have modules and items of lists, where JAX tells neither.
-
-    Returns:
-      The same equations; the same object where nothing is to be told.
-    """
+    """Return a program with modules and items of lists in its name stacks, where JAX tells none."""
     names = tuple(closed.jaxpr.debug_info.arg_names or ())
     if len(names) != len(closed.jaxpr.invars):
         names = (None,) * len(closed.jaxpr.invars)

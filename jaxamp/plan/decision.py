@@ -17,7 +17,7 @@ from jaxamp.core.guards import Guard
 from jaxamp.core.taxonomy import OpKind
 from jaxamp.jaxprs.name_stack import clean_scope
 from jaxamp.policy.policy import PrecisionPolicy
-from jaxamp.policy.rules import Rule, unmatched
+from jaxamp.policy.rules import Rule
 
 
 class CotangentRounding(NamedTuple):
@@ -429,7 +429,8 @@ class Plan:
     @property
     def unmatched_rules(self) -> tuple[Rule, ...]:
         """The policy's rules that decided nothing."""
-        return unmatched(self.policy.rules, self.rule_counts)
+        pairs = zip(self.policy.rules, self.rule_counts, strict=True)
+        return tuple(rule for rule, count in pairs if not count)
 
     def __str__(self) -> str:
         lines = [f"plan under {self.policy}"]

@@ -231,15 +231,6 @@ def first_match(rules: Sequence[Rule], view: EquationView) -> int | None:
     return next((i for i, rule in enumerate(rules) if rule.matches(view)), None)
 
 
-def unmatched(rules: Sequence[Rule], counts: Sequence[int]) -> tuple[Rule, ...]:
-    """Return the rules that decided nothing.
-
-    >>> [str(rule) for rule in unmatched([Rule(precision="f32", scope="hed")], [0])]
-    ['scope=hed -> f32']
-    """
-    return tuple(rule for rule, count in zip(rules, counts, strict=True) if not count)
-
-
 @functools.lru_cache(maxsize=16384)
 def scope_matches(pattern: str, path: str) -> bool:
     """Return whether a scope is one that a `Rule.scope` names.

@@ -87,12 +87,7 @@ class Static:
 def split(
     tree: Any, *, abstract: bool = False, numbers: Numbers = _STATIC
 ) -> tuple[list[Any], Static]:
-    """Split any tree into its arrays and the static rest.
-
-    Args:
-      tree: any tree.
-      abstract: let ``jax.ShapeDtypeStruct`` stand for an array.
-      numbers: types of Python numbers that count as arrays.
+    """Split any tree into its arrays, numbers of some types among them, and the static rest.
 
     >>> arrays, rest = split({"w": jax.numpy.ones(2), "mode": "relu"})
     >>> rest.join([a + 1 for a in arrays])
@@ -129,12 +124,7 @@ class Layout:
 
     @classmethod
     def of(cls, treedef: Any, *, staged: bool = False) -> Layout:
-        """Return the layout of `treedef`.
-
-        Args:
-          treedef: structure of a call.
-          staged: whether JAX stages a program around the call: no Python number is traced.
-        """
+        """Return the layout of a call; no number of one that JAX stages is traced."""
         owner, bound_args, bound_kwargs, args, kwargs = treedef.children()
         numbers: list[Numbers] = []
         nodes: set[type] = set()
@@ -157,12 +147,10 @@ class Layout:
     def split(
         self, leaves: Sequence[Any], bound: dict[int, Hashable], *, abstract: bool = False
     ) -> tuple[list[Any], tuple[Hashable, ...]]:
-        """Split `leaves` into those that are traced and the keys of the others.
+        """Split `leaves` into those that are traced, and keys of the others.
 
-        Args:
-          leaves: the call's leaves.
-          bound: keys of what is bound to the function, by identity: they are read once.
-          abstract: let ``jax.ShapeDtypeStruct`` stand for an array.
+        `bound` has keys of what is bound to the function, by identity: they are read once. With
+        `abstract`, a ``jax.ShapeDtypeStruct`` stands for an array.
 
         Returns:
           The traced leaves, and one key per leaf: ``None`` for a traced one, otherwise something
@@ -188,9 +176,7 @@ class Layout:
     def names(self, function: Callable[..., Any], leaves: Sequence[Any] | None = None) -> list[str]:
         """Return the name of each leaf in the words of `function`, e.g. ``params['w']``.
 
-        Args:
-          function: what is called.
-          leaves: those of a call, for containers that take nothing else.
+        `leaves` of a call are for containers that take nothing else.
         """
         parameters = parameters_of(function)
         try:
@@ -259,11 +245,7 @@ class Call:
     finish: Callable[[Any], Any] = lambda result: result
 
     def traced_numbers(self, *, all_traced: bool = False) -> list[str]:
-        """Return the names of arguments with Python numbers that are traced.
-
-        Args:
-          all_traced: whether a ``jax.jit`` around the call would trace every number and word.
-        """
+        """Return the names of traced numbers; with `all_traced`, as a ``jax.jit`` around would."""
         names = self.layout.names(self.function)
         kinds = (*_AS_JIT, str) if all_traced else _AS_JIT
         traced = [
@@ -289,9 +271,8 @@ class Call:
     def signature(self, dropped: Callable[[Any], None] | None = None) -> Signature:
         """Return the call without its arrays.
 
-        Args:
-          dropped: called when a constant that is known by identity dies; if given, function and
-            constants are held weakly.
+        If `dropped` is given, function and constants are held weakly, and it is called when one
+        that is known by identity dies.
         """
         function = self.function
         resolve = (lambda: function) if dropped is None else hold(function)
@@ -325,12 +306,7 @@ def _inside(node: type, numbers: Numbers) -> Numbers:
 
 
 def refuse_held(name: str, held: Sequence[tuple[str, Any, Held]]) -> None:
-    """Raise for the first argument that holds arrays where JAX does not look for them.
-
-    Args:
-      name: that of the function.
-      held: name and value of each such argument, and what it holds.
-    """
+    """Raise for the first argument, by name, that holds arrays where JAX does not look for them."""
     if not held:
         return
     argument, leaf, (part,) = held[0][0], held[0][1], held[0][2].args

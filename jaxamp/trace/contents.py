@@ -119,9 +119,7 @@ class Alive:
 def content(value: Any, *, captured: bool = False) -> Hashable:
     """Return a key that equals another one exactly when all that the two objects hold is the same.
 
-    Args:
-      value: any object.
-      captured: whether arrays in it are constants: jax's are known by identity, numpy's by value.
+    If it is `captured`, arrays in it are constants: jax's are known by identity, numpy's by value.
 
     Raises:
       Held: it holds an array and is not captured, or an iterator that cannot be read.
@@ -133,11 +131,9 @@ def content(value: Any, *, captured: bool = False) -> Hashable:
 
 
 def parts(value: Any, *, captures: bool = False) -> Iterator[Part]:
-    """Yield the parts of an object, nothing for what is one: a number, an array, a class.
+    """Yield the parts of an object, with `captures` what a function captures among them.
 
-    Args:
-      value: any object.
-      captures: whether what a function captures is a part of it.
+    There are none of what is one: a number, an array, a class.
     """
     kind = type(value)
     is_whole = isinstance(value, (type, ModuleType, enum.Enum))

@@ -21,10 +21,6 @@ def constant_key(leaf: Any, *, captured: bool = False) -> Hashable:
     other object is all that it holds, and itself as well unless its class has ``==`` and a hash.
     What is declared static is as good as what it equals, as for ``jax.jit``.
 
-    Args:
-      leaf: a constant of a call.
-      captured: whether arrays in it are constants, too.
-
     Raises:
       Held: it holds arrays, and is not captured.
 
@@ -56,13 +52,7 @@ def constant_key(leaf: Any, *, captured: bool = False) -> Hashable:
 def hold(
     leaf: Any, key: Hashable = None, dropped: Callable[[Any], None] | None = None
 ) -> Callable[[], Any]:
-    """Return something that returns `leaf`: weakly where identity is its key and it allows that.
-
-    Args:
-      leaf: a constant of a call, or its function.
-      key: the constant's key; left out, identity.
-      dropped: called when a weakly held `leaf` dies.
-    """
+    """Return something that returns `leaf`: weakly where identity is its key and it allows that."""
     if type(leaf) is StaticValue:
         return hold(leaf.value, key[1] if isinstance(key, tuple) else None, dropped)
     if key is None or isinstance(key, _Identity | _Walked):
@@ -103,12 +93,7 @@ class _Walked(NamedTuple):
 
 
 def identity_key(leaf: Any, held: Hashable = None) -> Hashable:
-    """Return a key of a constant that equals only its own; valid while the constant lives.
-
-    Args:
-      leaf: the constant.
-      held: a key of what it holds, where that may change.
-    """
+    """Return a key of a constant, and of what it holds, that equals only its own while it lives."""
     return _Identity(id(leaf)) if held is None else _Walked(_Identity(id(leaf)), held)
 
 

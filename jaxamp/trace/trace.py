@@ -47,15 +47,9 @@ _LEFT_BEHIND = (
 def trace(
     signature: Signature, arrays: Sequence[Any], *, is_named: bool = True
 ) -> tuple[ClosedJaxpr, Static]:
-    """Trace a call once.
+    """Trace a call once; return its jaxpr over arrays, in order, and what else it returned.
 
-    Args:
-      signature: the call without its arrays.
-      arrays: arrays, tracers or ``jax.ShapeDtypeStruct`` to trace it with.
-      is_named: whether it has the scopes that features add, for reports and rules.
-
-    Returns:
-      The jaxpr over the arrays, in order, and what the function returned besides arrays.
+    If it `is_named`, it has the scopes that features add, for reports and rules.
     """
     outputs = None
     traced_for = _TracedFor("amp")  # the function and its inputs, for JAX's error messages

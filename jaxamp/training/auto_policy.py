@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import time
-from collections.abc import Sequence
+import timeit
 from typing import Any
 
 import jax
@@ -26,7 +25,6 @@ _AMPERE = (8, 0)  # the first NVIDIA generation whose matrix units read bf16
 _VOLTA = (7, 0)  # the first that has matrix units at all
 _WORTHWHILE = 1.2  # a choice: a smaller measured gain may be noise, and casts eat it up
 _ROWS, _INNER, _COLUMNS = 256, 1024, 1024  # large enough to be bound by arithmetic
-_ROUNDS = 5
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -136,36 +134,20 @@ def _choose_cpu() -> tuple[PrecisionPolicy, str]:
 
 @functools.cache
 def bf16_speedup_on_cpu() -> float:
-    """Measure how much faster a matrix product of f32 arrays gets on this CPU in bf16.
-
-    The casts count, the compilation does not; the best of a few runs, taken by turns. Measured
-    once in a process, in well under a second.
-    """
+    """Measure how much faster a product of f32 arrays gets on this CPU in bf16, casts included."""
     cpu = SingleDeviceSharding(jax.devices("cpu")[0])
     # numpy, and compiled ahead: asked for inside of a trace, nothing must become part of it.
-    arrays = [np.ones(shape, np.float32) for shape in ((_ROWS, _INNER), (_INNER, _COLUMNS))]
+    arrays = np.ones((_ROWS, _INNER), np.float32), np.ones((_INNER, _COLUMNS), np.float32)
     types = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=cpu) for a in arrays]
 
-    def product(x: Any, w: Any, dtype: Any) -> Any:
-        low = jnp.matmul(x.astype(dtype), w.astype(dtype))
-        return low.astype(jnp.float32)
+    def seconds(dtype: Any) -> float:
+        def product(x: Any, w: Any) -> Any:
+            return jnp.matmul(x.astype(dtype), w.astype(dtype)).astype(jnp.float32)
 
-    compiled = [
-        jax.jit(functools.partial(product, dtype=dtype)).lower(*types).compile()
-        for dtype in (jnp.float32, jnp.bfloat16)
-    ]
-    for run in compiled:
-        run(*arrays).block_until_ready()
-    f32, bf16 = np.min(
-        [[_seconds(run, arrays) for run in compiled] for _ in range(_ROUNDS)], axis=0
-    )
-    return float(f32 / bf16)
+        run = jax.jit(product).lower(*types).compile()
+        return min(timeit.repeat(lambda: run(*arrays).block_until_ready(), number=1))
 
-
-def _seconds(run: Any, args: Sequence[Any]) -> float:
-    start = time.perf_counter()
-    run(*args).block_until_ready()
-    return time.perf_counter() - start
+    return seconds(jnp.float32) / seconds(jnp.bfloat16)
 
 
 def _default_device() -> Any:

@@ -286,11 +286,7 @@ def _needs_params(params: Any, name: str) -> Any:
 
 
 def _is_low(leaf: Any) -> bool:
-    """Return whether a floating leaf is narrower than float32.
-
-    >>> _is_low(jnp.ones(2, jnp.bfloat16)), _is_low(jnp.ones(2))
-    (True, False)
-    """
+    """Return whether a floating leaf is narrower than float32."""
     return is_float(leaf) and jnp.asarray(leaf).dtype.itemsize < 4
 
 

@@ -149,17 +149,6 @@ def test_only_the_dearest_branch_counts():
     assert runs == {0, 1}
 
 
-def test_reports_add_up():
-    """The sum of two reports has the sums of their totals."""
-    one, other = (report(*[fn])(*args) for fn, args in (PROGRAMS["layer"], PROGRAMS["attention"]))
-    both = one + other
-    assert both.total == one.total + other.total
-    assert both.program == "layer + attention"
-    assert sum([one, other]) == both
-    with pytest.raises(TypeError, match="unsupported operand"):
-        one + 1  # pyright: ignore
-
-
 def test_an_amp_inside_is_seen():
     """What `amp` has rewritten already is reported as it is, forward and backward."""
     found = report(jax.grad(amp(mlp_loss)), "always_f32")(*MLP)

@@ -17,7 +17,7 @@ from jaxamp.core.taxonomy import OpKind, register_op_kind
 from jaxamp.errors import PolicyError, RuleError
 from jaxamp.jaxprs.name_stack import clean_scope
 from jaxamp.policy.policy import PrecisionPolicy
-from jaxamp.policy.rules import EquationView, Rule, first_match, unmatched
+from jaxamp.policy.rules import EquationView, Rule, first_match
 from tests.scopes import equations_of
 
 DOT = EquationView(
@@ -210,14 +210,6 @@ def test_first_match_wins():
     assert first_match(rules, DOT) == 1
     assert first_match(rules[:1], DOT) is None
     assert first_match([], DOT) is None
-
-
-def test_unmatched_rules_are_reported():
-    """Rules whose count is zero are given back in their order."""
-    a, b, c = (Rule(precision="f32", scope=s) for s in "abc")
-    assert unmatched([a, b, c], [0, 3, 0]) == (a, c)
-    with pytest.raises(ValueError, match="shorter"):
-        unmatched([a, b], [1])
 
 
 def test_copies_are_equal():

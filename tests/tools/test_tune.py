@@ -161,6 +161,12 @@ def test_one_rule_is_a_rule(tuned):
     assert "cancelling" in str(tuned)
 
 
+def test_picture(tuned, tmp_path):
+    """The trade-off is drawn."""
+    tuned.picture(tmp_path / "curve.png")
+    assert (tmp_path / "curve.png").stat().st_size > 5000
+
+
 def test_gradients_and_own_metrics():
     """The error of a gradient, and an error of the user's own."""
 

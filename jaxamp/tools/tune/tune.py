@@ -166,14 +166,9 @@ def _check(args: Any, budget: float, error: Any, max_runs: int) -> None:
 
 
 class _State:
-    """The sensitivities and the measured errors of one problem.
+    """The sensitivities and the measured errors of one problem, in a file if a path is given.
 
-    Args:
-      path: the file; ``None`` to keep nothing.
-      fingerprint: of the problem; what a file says of another is not used.
-
-    Raises:
-      TuningError: the file is not such a state, or its folder is not there.
+    What a file says of a problem of another fingerprint is not used.
     """
 
     def __init__(self, path: str | Path | None, fingerprint: str) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+from pathlib import Path
 from typing import Any
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import OpKind
+from jaxamp.errors import TuningError
 from jaxamp.inspect.blocks import Block, Site
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.policy.policy import PrecisionPolicy
@@ -119,3 +122,25 @@ class Tuning(Displayable):
     def to_data(self) -> dict[str, Any]:
         """Return everything as plain words; ``policy`` is what ``from_json`` of a policy reads."""
         return dataclasses.asdict(self) | {"policy": json.loads(self.policy.to_json())}
+
+    def picture(self, path: str | Path) -> None:
+        """Draw the trade-off between cost and error; the suffix says in which format.
+
+        Raises:
+          TuningError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise TuningError("A picture needs matplotlib: pip install matplotlib.") from error
+        figure = Figure(layout="constrained")
+        axes = figure.subplots()
+        for kind, mark in (("predicted", "o-"), ("measured", "s")):
+            found = [(c.cost / self.cost_f32, getattr(c, kind)) for c in self.curve]
+            shown = [(cost, error) for cost, error in found if error and error < math.inf]
+            axes.plot([x for x, _ in shown], [y for _, y in shown], mark, label=kind)
+        axes.plot(self.cost / self.cost_f32, self.error, "*", markersize=14, label="chosen")
+        axes.axhline(self.budget, linewidth=0.8, label="budget")
+        axes.set(xlabel="modelled time, float32 = 1", ylabel="error", yscale="log")
+        axes.legend()
+        figure.savefig(path)
