@@ -32,8 +32,8 @@ test-long: $(VENV)/.installed-test
 # `make test` compiles quickly (tests/conftest.py), the others as users do.
 AS_USERS_DO := XLA_FLAGS="$(XLA_FLAGS) --xla_backend_optimization_level=3"
 
-# Against the newest JAX, which needs Python 3.12: its contracts, the rewriter, whatever can fail
-# at run time, and the conformance sample.
+# Against the newest JAX, which needs Python 3.12: what `make test` runs; compiled as users do, its
+# contracts, the rewriter and whatever can fail at run time; and the conformance sample.
 NEWEST ?= $(shell for python in python3.13 python3.12 $(HOME)/.pyenv/versions/3.1[23].*/bin/python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 12))' 2>/dev/null \
 	&& echo $$python && break; done)
@@ -50,6 +50,7 @@ test-newest:
 
 .PHONY: test-here
 test-here: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -q -n $(WORKERS)
 	$(AS_USERS_DO) $(BIN)/python -m pytest -q -n $(WORKERS) $(NEWEST_TESTS)
 	$(BIN)/python -m tests.conformance --sample 600
 

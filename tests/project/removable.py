@@ -73,7 +73,7 @@ SAMPLE = 60
 
 def left_without(names: Iterable[str], folder: Path) -> None:
     """Copy the package and its tests into a folder, without the folders of some features."""
-    for name in ("jaxamp", "tests", "docs"):
+    for name in ("jaxamp", "tests", "benchmarks", "docs"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", folder)

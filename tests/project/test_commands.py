@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxamp.cli import main as cli
@@ -145,6 +146,8 @@ def quick() -> Iterator[object]:
 @pytest.mark.parametrize(("words", "printed"), list(quick()))
 def test_commands_print_what_is_shown(words, printed, monkeypatch, capsys):
     """Line by line; three dots stand for anything."""
+    if not jax.__version__.startswith("0.10."):
+        pytest.skip("pages show what is counted on JAX 0.10")
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "140")
     assert cli.main(words) == 0
