@@ -2,10 +2,11 @@
 
 A value computed from several stored activations, or by an exponential or the like, is stored once
 in any case: for a later kernel, or for a reader that waits for a reduction over its rows. Stored
-narrow, it takes half of the bytes that XLA would store. So is the sum of a convolution and a bias,
-or a time embedding, before a norm of each image: XLA does not recompute arithmetic for reductions
-that keep both the major and the minor axes. A bias is narrow before too: where both summands are,
-the convolution's own kernel adds it.
+narrow, it takes half of the bytes that XLA would store. So is what a norm reads or makes, where
+others read it that the norm's kernel cannot hold; and the sum of a convolution and a bias, or a
+time embedding, before a norm of each image: XLA does not recompute arithmetic for reductions that
+keep both the major and the minor axes. A bias is narrow before too: where both summands are, the
+convolution's own kernel adds it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.conditioning.squares import is_square
 from jaxamp.plan.dataflow.dataflow import Dataflow
-from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC
+from jaxamp.plan.dataflow.provenance import DENSE, STATISTIC, Provenance
 from jaxamp.plan.dataflow.regions import ARITHMETIC, COSTLY, reduces_rows
 from jaxamp.plan.graph.consumers import descendants, is_movement
 from jaxamp.plan.graph.graph import Graph, Node, Role, is_smaller
@@ -44,15 +45,21 @@ class _Joins:
         self.computed_from = [_NONE] * count
         self.mixed = bytearray(count)  # others are combined with that, however small
         self.costly = bytearray(count)  # a costly operation lies between that and the value
+        self.normalized = bytearray(count)  # sums over its rows belong to the value's kernel
 
     def visit(self, node: Node) -> None:
         """Decide for the results of a node."""
         dense = self.provenance.dense
         any_dense = False
+        is_fused = node.role in ARITHMETIC
+        is_normalized = _sums_rows(self.graph, node) or (
+            is_fused and union(self.normalized, node.ins)
+        )
         for value in node.outs:
             self.computed_from[value] = value if dense[value] else _NONE
+            self.normalized[value] = is_normalized
             any_dense |= dense[value]
-        if any_dense and node.role in ARITHMETIC:
+        if any_dense and is_fused and not self.regions.kernels[node.index]:
             for value, parts in _parts(node):
                 if dense[value]:
                     self._enter(node, value, parts)
@@ -72,7 +79,7 @@ class _Joins:
         is_joined = joined == _SEVERAL or bool(is_costly and is_mixed)
         is_summed = is_costly and node.trait not in _OF_ONE and self._is_summed(value)
         if (is_joined and is_summed) or self._is_stored(value, is_joined, bool(is_costly)):
-            self.regions.fused[value] = 0
+            self.regions.fused[value] = self.normalized[value] = 0
             joined = value
         self.computed_from[value] = joined
         self.mixed[value] = is_mixed and joined != value
@@ -86,7 +93,7 @@ class _Joins:
 
     def _is_stored(self, value: int, is_joined: bool, is_costly: bool) -> bool:
         graph, readers = self.graph, self.graph.readers[value]
-        if is_joined and value in self.shared:
+        if self._is_beside_row_sums(value) or (is_joined and value in self.shared):
             return True
         if is_joined and any(self._takes_later(value, r) for r in readers):
             return True
@@ -98,6 +105,23 @@ class _Joins:
         # A window's sum is a kernel of its own, which reads costly values in f32.
         reduced = any(is_joined or not self.regions.kernels[r.index] for r in reductions)
         return reduced and any(r.role is Role.ELEMENTWISE for r in readers)
+
+    def _is_beside_row_sums(self, value: int) -> bool:
+        """Return whether a norm's kernel ends at a value, or begins there, and others read it too.
+
+        What sums rows is no part of a window's or a scatter's kernel. Several later kernels would
+        take the sums again, each of them, and each a sum of its part of the cotangent.
+        """
+        graph, regions = self.graph, self.regions
+        readers = graph.readers[value]
+        later = [r for r in readers if regions.is_far(value, r)]
+        if self.normalized[value]:
+            windows = (r for r in readers if r.role is Role.REDUCE and regions.kernels[r.index])
+            return any(windows) or len(later) == len(readers) > 1
+        if not any(r.role is Role.ELEMENTWISE for r in later):
+            return False
+        squares = [s for r in readers if is_square(r) for v in r.outs for s in graph.readers[v]]
+        return any(_sums_rows(graph, r) for r in (*readers, *squares) if r not in later)
 
     def _is_summed(self, value: int) -> bool:
         """Return whether products of a value are summed: squares, or products over many rows.
@@ -166,12 +190,28 @@ def _find_shared(flow: Dataflow) -> set[int]:
                 (root[value],) = roots
                 if any(regions.is_far(value, r) for r in graph.readers[value]):
                     later[root[value]] = later.get(root[value], 0) + graph.sizes[value]
-    return {v for v, size in later.items() if fused[v] and is_smaller(graph.sizes[v], size)}
+    shared = [v for v, size in later.items() if fused[v] and is_smaller(graph.sizes[v], size)]
+    return {_whole_sum(graph, provenance, v) for v in shared}
+
+
+def _whole_sum(graph: Graph, provenance: Provenance, value: int) -> int:
+    """Return the sum of a value and whatever is added to it alone, such as means over rows."""
+    while len(graph.readers[value]) == 1:
+        (reader,) = graph.readers[value]
+        computed = [provenance.bits[v] & (DENSE | STATISTIC) for v in reader.ins]
+        if reader.name not in ("add", "add_any", "sub") or not all(computed):
+            break
+        (value,) = reader.outs
+    return value
 
 
 def _is_large(graph: Graph, part: int, whole: int) -> bool:
     """Return whether reading `part` costs about as much as reading `whole`."""
     return not is_smaller(2 * graph.sizes[part], graph.sizes[whole])
+
+
+def _sums_rows(graph: Graph, node: Node) -> bool:
+    return node.role is Role.REDUCE and reduces_rows(graph, node)
 
 
 def _overlaps(graph: Graph, node: Node) -> bool:

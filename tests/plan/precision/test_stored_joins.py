@@ -72,3 +72,34 @@ def test_what_xla_would_store_inside_of_a_region_is_stored_narrow(
     decisions = plan_of(lambda w, x: jnp.tanh(fn(w, x) @ w[0]), "auto_mixed_bf16")(W, X).decisions()
     products = [d for d in decisions if d.primitive == "mul"]
     assert products[stored].output is Precision.BF16, products[stored].reason
+
+
+def norm(h: jax.Array) -> jax.Array:
+    return h * jax.lax.rsqrt((h**2).mean(-1, keepdims=True) + 1e-6)
+
+
+def scattered(w: jax.Array, bias: jax.Array, x: jax.Array) -> jax.Array:
+    y = norm(x @ w[0]) + bias
+    return jnp.zeros((8, *y.shape[1:])).at[jnp.arange(4)].add(y)
+
+
+def read_twice(w: jax.Array, bias: jax.Array, x: jax.Array) -> jax.Array:
+    y = norm(x @ w[0]) + bias
+    return y + jax.nn.silu(jnp.concatenate([y, jnp.tanh(x @ w[1])], -1) @ w.reshape(-1, 32))
+
+
+def begun(w: jax.Array, bias: jax.Array, x: jax.Array) -> jax.Array:
+    h = x @ w[0] + bias
+    return h + norm(h) @ w[1]
+
+
+@pytest.mark.parametrize("fn", [scattered, read_twice, begun])
+def test_what_is_read_beside_a_norm_is_stored_narrow(fn: Layer) -> None:
+    """A norm's kernel sums rows: what it makes is no part of a scatter's, or of several others'.
+
+    Nor is it begun again for what is added to its operand later.
+    """
+    plan = plan_of(lambda w, b, x: jnp.tanh(fn(w, b, x) @ w[0]), "auto_mixed_bf16")(W, BIAS, X)
+    sums = [d for d in plan.decisions() if d.primitive == "add" and d.operand]
+    biased = next(d for d in sums if d.eqn.invars[1].aval.shape == (1, 1, 32))
+    assert biased.output is Precision.BF16, biased.reason

@@ -74,6 +74,41 @@ def test_one_scale_for_a_tensor_or_a_row_gives_fp8_products(policy, target):
     assert verify_lowering(fn, target=target)(*args).complete
 
 
+def layer(x, w):
+    return jnp.tanh(x @ w)
+
+
+def scanned(layer, x, weights):
+    return jax.lax.scan(lambda x, w: (layer(x, w), None), x, weights)[0]
+
+
+TRANSFORMED = {
+    "scan": partial(scanned, layer),
+    "checkpoint": partial(scanned, jax.checkpoint(layer)),
+    "vmap": lambda x, weights: jax.vmap(layer, (0, None))(jnp.stack([x, 2 * x]), weights[0]),
+}
+
+
+@pytest.mark.parametrize("policy", ["fp8_current", "fp8_delayed"])
+def test_products_are_fp8_under_transformations(policy):
+    """Of two layers: the products and their gradients, the forward ones again if recomputed."""
+    x, weights = jax.ShapeDtypeStruct((2048, 2048), jnp.float32), (2, 2048, 2048)
+    args = x, jax.ShapeDtypeStruct(weights, jnp.float32)
+    chip = TARGETS["h200"]
+    programs = []
+    for transformed in TRANSFORMED.values():
+        step = amp(jax.grad(lambda *args, f=transformed: jnp.sum(f(*args)), (0, 1)), policy)
+        history = (jax.eval_shape(step.init, *args),) if policy == "fp8_delayed" else ()
+        with chip.described():
+            programs.append(exported(step, lambda f: f, (*history, *args), {}, chip.platform))
+    found = [_operands(module) for module, _ in compile_all(chip, programs)]
+    assert dict(zip(TRANSFORMED, found, strict=True)) == {
+        "scan": {"f8e4m3fn×f8e4m3fn": 2, "f8e5m2×f8e4m3fn": 4},
+        "checkpoint": {"f8e4m3fn×f8e4m3fn": 4, "f8e5m2×f8e4m3fn": 4},
+        "vmap": {"f8e4m3fn×f8e4m3fn": 1, "f8e5m2×f8e4m3fn": 2},
+    }
+
+
 def test_what_did_not_become_an_fp8_product_is_named():
     """An A100 has no products of 8 bits: the report says which dots run in 16."""
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
