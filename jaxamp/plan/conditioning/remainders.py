@@ -2,8 +2,9 @@
 
 `x - (x @ q) @ q.T` leaves what a subspace does not hold, `x - weights @ x` distances from a mean, a
 Laplacian `degree * x - a @ x` those of neighbours. The matrix may be formed before: `eye(n) - 1/n`,
-`diag(degree) - a`, or captured weights that add up to nothing. A Schur complement, as
-the variance of a Gaussian process, is what remains of `c` in `c - k.T @ solve(a, k)`.
+`diag(degree) - a`, a band of differences, or captured weights that add up to nothing. A Schur
+complement, as the variance of a Gaussian process, is what remains of `c` in
+`c - k.T @ solve(a, k)`, or of its diagonal in `c - sum(k * solve(a, k), 0)`.
 """
 
 from __future__ import annotations
