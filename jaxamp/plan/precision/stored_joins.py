@@ -79,11 +79,19 @@ class _Joins:
         is_joined = joined == _SEVERAL or bool(is_costly and is_mixed)
         is_summed = is_costly and node.trait not in _OF_ONE and self._is_summed(value)
         if (is_joined and is_summed) or self._is_stored(value, is_joined, bool(is_costly)):
-            self.regions.fused[value] = self.normalized[value] = 0
+            self._store(value)
             joined = value
         self.computed_from[value] = joined
         self.mixed[value] = is_mixed and joined != value
         self.costly[value] = is_costly and joined != value
+
+    def _store(self, value: int) -> None:
+        """Store a value, and what is only moved to be it: arithmetic rounds, and not a move."""
+        self.regions.fused[value] = self.normalized[value] = 0
+        graph, source = self.graph, self.graph.moved_from.get(value, value)
+        is_whole = source != value and graph.sizes[source] == graph.sizes[value]
+        if is_whole and self.regions.fused[source] and len(graph.readers[source]) == 1:
+            self._store(source)
 
     def _join(self, value: int, parts: tuple[int, ...]) -> int:
         """Return the one large activation that a value is computed from, or `_SEVERAL`."""
