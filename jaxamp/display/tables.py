@@ -64,6 +64,7 @@ def _totals(difference: Difference) -> Table:
     sides = difference.before, difference.after
     table = columns(Table(), ("",), [side.policy for side in sides])
     table.add_row("bytes before fusion", *(storage(side.total.bytes) for side in sides))
+    table.add_row("casts inserted", *(str(side.casts.inserted) for side in sides))
     for word in sorted({word for side in sides for word in side.dots()}):
         table.add_row(f"dots in {word}", *(str(side.dots().get(word, 0)) for side in sides))
     return table
@@ -181,7 +182,7 @@ def precision_text(word: str) -> Text:
 
 
 def show_report(report: Report) -> Iterator[Any]:
-    """Show totals, guards and every dot."""
+    """Show totals, casts, guards and every dot."""
     total = report.total
     yield Text.assemble(
         (report.program or "program", "bold"), f" under {report.policy}: {report.headline}"
@@ -192,6 +193,10 @@ def show_report(report: Report) -> Iterator[Any]:
         f" ({storage(total.saved)} less than as written)" if total.saved else "",
     )  # fmt: skip
     yield _shares(report)
+    inserted, shared, cancelled = report.casts
+    yield Text(
+        f"casts: {inserted} inserted, {shared} shared with an earlier reader, {cancelled} cancelled"
+    )
     if report.guards:
         named = ", ".join(f"{name} {n}" for name, n in report.guards.items())
         yield Text(f"guards: {named}")

@@ -11,7 +11,7 @@ from typing import Any
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from jaxamp.core import jax_compat
-from jaxamp.core.formats import Precision
+from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import OpKind, op_of
 from jaxamp.inspect import count
 from jaxamp.inspect.count import Tally
@@ -37,6 +37,7 @@ class Stored:
     def __init__(self, jaxpr: Jaxpr, plan: JaxprPlan | None) -> None:
         self._precisions = {var: of(var.aval) for var in (*jaxpr.constvars, *jaxpr.invars)}
         self._roundings: set[tuple[Any, Precision]] = set()  # in memory beside the values
+        self._casts: set[tuple[Any, Precision]] = set()  # that other readers may share
         if plan:
             arriving = zip(jaxpr.invars, plan.inputs, strict=True)
             self._precisions |= {var: p for var, p in arriving if p is not None}
@@ -50,6 +51,18 @@ class Stored:
         self._precisions |= {var: p for var, p in pairs if p is not None}
         roundings = decision.plan.hints.moved_rounding, decision.sent
         self._roundings |= {(eqn.outvars[0], p) for p in roundings if p}
+
+    def read(self, atom: Any, read: OperandRead) -> tuple[bool, bool]:
+        """Return whether a read shares an earlier cast, and whether it needs none to be narrow."""
+        precision = read.precision
+        if isinstance(atom, Literal) or precision is None or read.copy:
+            return False, False
+        if (atom, precision) in self._casts and not read.own_cast:
+            return True, False
+        is_stored = self.precision(atom) is precision
+        if not (is_stored or read.own_cast):
+            self._casts.add((atom, precision))
+        return False, is_stored and is_narrow(precision)
 
     def precision(self, atom: Any) -> Precision | None:
         """Return the precision in which memory holds a value."""
@@ -206,6 +219,9 @@ class Equation:
     def _read(self, stored: Stored) -> None:
         atoms, d = self.eqn.invars, self.decision
         reads = [*zip(atoms, d.reads if d else [OperandRead(None)] * len(atoms), strict=True)]
+        casts = [stored.read(atom, read) for atom, read in reads]
+        self.shared = sum(is_shared for is_shared, _ in casts)
+        self.cancelled = sum(is_cancelled for _, is_cancelled in casts)
         self.sources = [r.copy or stored.source(a, r.precision) for a, r in reads]
         self.read = [r.precision or r.copy or stored.precision(a) for a, r in reads]
         if d is not None and d.form:

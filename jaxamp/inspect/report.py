@@ -14,6 +14,7 @@ from jaxamp.compiled.targets import target_named
 from jaxamp.core.features import Outcome, works
 from jaxamp.core.formats import Precision
 from jaxamp.errors import InspectionError, accepted, counted
+from jaxamp.inspect.casts import Casts, count_inserted
 from jaxamp.inspect.count import Tally
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.half_range import too_large_for_f16
@@ -46,6 +47,7 @@ class Report(Displayable):
       program: the function's name.
       policy: the policy's name.
       operations: every operation, in program order.
+      casts: casts inserted, shared and cancelled.
       unmatched_rules: the policy's rules that decided nothing.
       unknown: unknown primitives.
       unknown_loops: lines of loops whose number of trips is not known: they count once.
@@ -64,6 +66,7 @@ class Report(Displayable):
     program: str
     policy: str
     operations: tuple[Operation, ...]
+    casts: Casts
     unmatched_rules: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     unknown_loops: tuple[Place, ...] = ()
@@ -85,6 +88,7 @@ class Report(Displayable):
             unknown=plan.unknown,
             unknown_loops=tuple(walk.unknown_loops),
             residuals=tuple(walk.residuals),
+            casts=Casts(count_inserted(plan), walk.shared, walk.cancelled),
             regions=regions_of(plan),
         )
 
@@ -205,6 +209,7 @@ class Report(Displayable):
             "total": dataclasses.asdict(self.total),
             "by_kind_and_precision": groups,
             "dots": self.dots(),
+            "casts": self.casts._asdict(),
             "regions": [dataclasses.asdict(region) for region in self.regions],
             "residuals": [dataclasses.asdict(value) for value in self.residuals],
             "guards": self.guards,

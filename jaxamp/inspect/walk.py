@@ -109,12 +109,15 @@ class Walk:
       operations: in program order.
       unknown_loops: lines of loops whose number of trips is not known: they count once.
       residuals: values that the forward pass leaves to the backward pass.
+      shared: reads that find the cast of an earlier reader.
+      cancelled: reads that find a value stored as narrow as they want it.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.operations: list[Operation] = []
         self.unknown_loops: list[Place] = []
         self.residuals: list[Residual] = []
+        self.shared = self.cancelled = 0
         self._live = Live()
         self._grounds = iter(plan.grounds)  # in the order in which equations are met here
         self._jaxpr(plan.jaxpr.jaxpr, plan.body, Where())
@@ -136,6 +139,8 @@ class Walk:
 
     def _equation(self, equation: Equation, outer: int) -> None:
         bodies = equation.bodies()
+        self.shared += outer * equation.shared
+        self.cancelled += outer * equation.cancelled
         runs = outer * self._trips(equation) if equation.trait is Trait.LOOP else outer
         if not bodies:
             self.operations.append(equation.operation(runs))

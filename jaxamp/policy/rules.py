@@ -296,8 +296,7 @@ def _check_keys(rule: Rule) -> None:
     keys = ("scope", "primitive", "kind", "function", "dtype", "min_size", "when")
     if all(getattr(rule, key) is None for key in keys):
         raise RuleError(
-            "A rule needs a key that says which operations it is for. "
-            f"{accepted('', keys)}"
+            f"A rule needs a key that says which operations it is for. {accepted('', keys)}"
         )
     for key in ("scope", "primitive", "function"):
         glob = getattr(rule, key)

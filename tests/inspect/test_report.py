@@ -41,6 +41,32 @@ def _step(name: str):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_casts_are_those_of_the_rewritten_program(name: str, policy: str):
+    """Casts inserted, loops included, are the conversions that `amp` adds to the jaxpr."""
+    fn, args = PROGRAMS[name]
+    fn = jax.value_and_grad(lambda *a, fn=fn: jnp.sum(fn(*a)))
+    added = independent.casts(amp(fn, policy), args) - independent.casts(fn, args)
+    assert report(fn, policy)(*args).casts.inserted == added > 0
+
+
+def test_casts_that_are_made_shared_and_not_needed():
+    """Counted by hand: of a value that is read twice, of weights, and of what is narrow already."""
+
+    def shared(x, a, b):
+        h = jnp.sin(x)  # in float32: rounded for one product, found again by the other
+        return h @ a + h @ b
+
+    def cancelled(x, a, b):
+        h = x @ a  # stored in bfloat16, as both products read it; one finds `a` rounded too
+        return jnp.sum(h @ a) + jnp.sum(h @ b)
+
+    args = spec(4, 4), spec(4, 4), spec(4, 4)
+    for fn, counts in ((shared, (3, 1, 0)), (cancelled, (3, 1, 2))):
+        assert report(fn)(*args).casts == counts
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", SINGLE)
 def test_dots_are_those_of_the_lowered_program(name: str, policy: str):
     """Dots and convolutions per format are those that reach a GPU's compiler."""
