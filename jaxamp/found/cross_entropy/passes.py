@@ -25,7 +25,7 @@ from jaxamp.found.levels import Atom, Level, Unit, numbers
 
 MOST_PASSES = 2
 _EXPONENTIALS = ("exp", "exp2")
-_MOVES = ("transpose", "convert_element_type", "reshape", "squeeze", "copy", "copy_p", "pvary",
+MOVES = ("transpose", "convert_element_type", "reshape", "squeeze", "copy", "copy_p", "pvary",
           "stop_gradient", "name")  # fmt: skip
 
 Key = tuple[int, Rows | None]
@@ -174,13 +174,13 @@ def logits_of(unit: Unit, level: Level) -> list[Logits]:
 def source(level: Level, atom: Atom) -> Atom:
     """Return the value that another one is moved from."""
     unit = level.makers.get(atom) if isinstance(atom, int) else None
-    if unit is None or unit.eqn.primitive.name not in _MOVES:
+    if unit is None or unit.eqn.primitive.name not in MOVES:
         return atom
     return source(level, unit.ins[0])
 
 
 class Stays(Exception):
-    """What looks like a loss stays as it is, for a reason."""
+    """Ends the search of a loss that stays as it is, with the reason."""
 
 
 def _contracts(unit: Unit) -> bool:
@@ -311,7 +311,7 @@ class Search:
                 return own == [True, False]
             case "add" | "sub" | "add_any":
                 return all(own)
-        return name in (*_MOVES, "neg")
+        return name in (*MOVES, "neg")
 
     def _ready(self, value: int) -> int:
         """Return the pass in which a value is at hand token by token."""

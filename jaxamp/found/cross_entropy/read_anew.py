@@ -21,6 +21,7 @@ from jax.extend.core import JaxprEqn, Primitive
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define
 from jaxamp.core.taxonomy import OpKind, Trait
+from jaxamp.found.cross_entropy.passes import MOVES
 from jaxamp.found.cross_entropy.rows import is_elementwise
 from jaxamp.jaxprs.interpret import walk
 
@@ -35,7 +36,7 @@ class _Value:
     Attributes:
       shape: its shape.
       array: the value; ``None`` if each reader computes it.
-      is_logits: whether a product makes it.
+      is_logits: whether a product makes it, or it is moved from what one makes.
       has_reader: whether an equation has read it, or what is elementwise of it.
       eqn: the equation that computes it for a reader.
       operands: of that equation.
@@ -92,12 +93,14 @@ class _Chunk(NamedTuple):
             return [_Value(shapes[0], eqn=eqn, operands=operands)]
         arrays = self.read(operands)
         is_product = name == "dot_general"
+        is_moved = name in MOVES and any(isinstance(v, _Value) and v.is_logits for v in operands)
         for value, array in zip(operands, arrays, strict=True):
             if is_product and isinstance(value, _Value):
                 value.array = array  # what products read is stored
         with jax_compat.emitting(eqn):
             results = jax_compat.bind(eqn, arrays)
-        return [_Value(*made, is_product) for made in zip(shapes, results, strict=True)]
+        is_logits = is_product or is_moved
+        return [_Value(*made, is_logits) for made in zip(shapes, results, strict=True)]
 
     def read(self, operands: Sequence[Any]) -> list[Any]:
         """Return operands of one reader, for which logits are put behind a barrier."""
