@@ -467,6 +467,25 @@ def test_linen_traces_once_and_dies():
     assert reference() is None
 
 
+def test_state_of_a_bound_module_names_apply():
+    """Statistics that a call leaves in a linen module outside cannot be left there by a trace."""
+
+    class Counting(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            count = self.variable("stats", "count", lambda: jnp.zeros(()))
+            count.value = count.value + x.mean()
+            return nn.Dense(2)(x)
+
+    model = Counting()
+    bound = model.bind(model.init(jax.random.key(0), _x()), mutable=["stats"])
+    amp(lambda x: bound(x))(_x())
+    with pytest.raises(
+        jax.errors.UnexpectedTracerError, match=r"(?s)traced for amp\..*network's apply"
+    ):
+        jnp.sin(bound.variables["stats"]["count"])
+
+
 def test_flax_is_imported_only_by_the_user():
     """Using amp, equinox included, imports no flax."""
     program = (
