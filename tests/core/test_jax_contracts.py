@@ -279,6 +279,7 @@ def _read(tree: ast.AST) -> set[str]:
 
 
 @pytest.mark.feature("found")
+@pytest.mark.feature("tools")
 @pytest.mark.feature("xla")
 def test_every_parameter_that_is_read_is_pinned() -> None:
     """Nothing is read of an equation that the table above does not name."""
