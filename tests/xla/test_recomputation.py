@@ -150,7 +150,6 @@ def test_a_recurrence_that_is_written_out_is_recomputed_in_part() -> None:
     assert four_times - twice < 2.2 * (twice - few)
 
 
-
 def test_groups_have_no_barriers_on_tpu(large: Any) -> None:
     """There the compiler decides what is computed again; a user's own checkpoint keeps its say."""
     args = large

@@ -25,6 +25,20 @@ def test_the_second_reader_has_a_copy_of_its_own():
         np.testing.assert_array_equal(got, want)
 
 
+def test_moved_logits_are_logits():
+    """Transposed ones, as of a layer mapped over tokens, are read anew by the second reader too."""
+
+    def transposed(x, w):
+        likely = jnp.exp((w.T @ x.T).T)
+        return likely.sum(-1), likely.sum(0)
+
+    x, w = np.random.default_rng(0).standard_normal((2, 16, 16)).astype(np.float32)
+    names = [eqn.primitive.name for eqn, _ in equations_of(read_anew(transposed), x, w)]
+    assert [names.count(n) for n in ("dot_general", "exp", "read_anew")] == [1, 2, 1]
+    for got, want in zip(read_anew(transposed)(x, w), transposed(x, w), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_logits_have_two_axes_where_examples_are_apart():
     """Those of XLA's products, so that it may write cotangents over logits."""
     x, w = np.random.default_rng(0).standard_normal((2, 16, 16)).astype(np.float32)
