@@ -195,6 +195,7 @@ class _Assembler:
             hints=Hints(
                 barriers=tuple([self._has_outer_barrier(nest, v) for v in nest.outs]),
                 residuals=(False,) * len(nest.outs),
+                lone=nest in self.steering.lone,
             ),
             inner=inner,
             invariant_casts=casts,

@@ -84,6 +84,7 @@ class Hints(NamedTuple):
         emitted as a comparison; even where nothing is narrow.
       moved_rounding: precision of a rounding of the operand that a reversal reverses as well;
         ``None`` where it does not.
+      lone: whether it is a checkpoint that needs no barrier before what it recomputes.
     """
 
     barriers: tuple[bool, ...]
@@ -92,6 +93,7 @@ class Hints(NamedTuple):
     cotangent_rounding: CotangentRounding | None = None
     label_gather: bool = False
     moved_rounding: Precision | None = None
+    lone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

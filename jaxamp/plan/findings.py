@@ -15,7 +15,7 @@ from jaxamp.plan.dataflow.fused_groups import Groups
 from jaxamp.plan.dataflow.provenance import Provenance
 from jaxamp.plan.dataflow.regions import FusionRegions
 from jaxamp.plan.decision import CotangentRounding, RematerializedInput
-from jaxamp.plan.graph.graph import Frame, Graph, Node
+from jaxamp.plan.graph.graph import Frame, Graph, Nest, Node
 from jaxamp.plan.precision.choose import Choice
 from jaxamp.plan.precision.operand_reads import OperandReads
 from jaxamp.policy.policy import PrecisionPolicy
@@ -76,6 +76,7 @@ class Steering:
       relu_signs: results of a derivative rule that the rule itself rounds and saves; see
         `regions.py`.
       rematerialized: per jaxpr, the inputs that it computes itself rather than reads.
+      lone: checkpoints that need no barrier before what they recompute.
     """
 
     uses_barriers: bool = False
@@ -90,3 +91,4 @@ class Steering:
     recomputed: Set[int] = frozenset()
     relu_signs: Set[int] = frozenset()
     rematerialized: Mapping[Frame, tuple[RematerializedInput, ...]] = field(default_factory=dict)
+    lone: Set[Nest] = frozenset()

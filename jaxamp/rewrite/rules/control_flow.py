@@ -33,8 +33,11 @@ def call(context: RuleContext, *operands: Any) -> Sequence[Any]:
 @rewrites("remat2")
 def checkpoint(context: RuleContext, *operands: Any) -> Sequence[Any]:
     """Rewrite a checkpoint, with the same policy; its residuals are values as they are stored."""
-    policy = _show_originals(context.eqn.params["policy"])
-    return bind_nested(context.eqn, operands, rewritten_bodies(context), policy=policy)
+    given = context.eqn.params
+    changes = {"policy": _show_originals(given["policy"])}
+    if context.decision.plan.hints.lone:
+        changes["prevent_cse"] = False
+    return bind_nested(context.eqn, operands, rewritten_bodies(context), **changes)
 
 
 def _show_originals(policy: Callable[..., Any] | None) -> Callable[..., Any] | None:

@@ -8,6 +8,7 @@ from jaxamp.plan.dataflow.lookups import is_label_scatter
 from jaxamp.plan.findings import Findings, Steering
 from jaxamp.xla.hints.constant_rematerialization import find_constants
 from jaxamp.xla.hints.joint_recomputation import join_recomputations
+from jaxamp.xla.hints.lone_checkpoints import find_lone_checkpoints
 from jaxamp.xla.hints.recomputation import Recomputation
 from jaxamp.xla.hints.roundings import (
     find_barriered_roundings,
@@ -26,6 +27,8 @@ def steer(findings: Findings) -> Steering:
     barriered = find_barriered_roundings(findings) if uses_barriers else frozenset[int]()
     unbarriers = Technique.UNBARRIERED_SUMS in techniques
     reverses = Technique.REVERSED_WEIGHTS in techniques
+    keeps_barriers = Technique.RECOMPUTATION_BARRIERS not in techniques
+    lone = () if keeps_barriers else find_lone_checkpoints(findings.graph, findings.frame)
     steering = Steering(
         uses_barriers=uses_barriers,
         barriers=barriered,
@@ -33,6 +36,7 @@ def steer(findings: Findings) -> Steering:
         unbarriered=find_unbarriered_sums(findings, barriered) if unbarriers else frozenset(),
         reversed_weights=find_reversed_weights(findings) if reverses else {},
         relu_signs=findings.relu_signs if Technique.RELU_RESIDUALS in techniques else frozenset(),
+        lone=frozenset(lone),
     )
     if findings.groups is None:
         return steering
