@@ -8,6 +8,7 @@ cast vanishes; with bfloat16 it is the hand. What attends has a second hand, by 
 from benchmarks.deviceless.models.model import Model
 from benchmarks.deviceless.models.unseen import (
     diffusion,
+    language,
     many_words,
     recurrences,
     routing,
@@ -35,6 +36,9 @@ UNSEEN: dict[str, Model] = {
         many_words.GEMMA,
         many_words.T5,
         many_words.BERT,
+        language.QWEN,
+        language.MAMBA,
+        language.BART,
     )
 }
 """The decode step has two rows without a gradient: one step, and a loop of them."""
