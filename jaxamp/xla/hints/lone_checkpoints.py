@@ -10,7 +10,9 @@ See: ``prevent_cse`` of https://docs.jax.dev/en/latest/_autosummary/jax.checkpoi
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import compress
 
+from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import Trait
 from jaxamp.plan.graph.graph import Frame, Graph, Nest, nodes_of
 
@@ -37,9 +39,10 @@ def find_lone_checkpoints(graph: Graph, frame: Frame, *, in_loop: bool = False) 
 
 
 def _has_own_operands(graph: Graph, nest: Nest) -> bool:
-    """Return whether nothing else reads what an equation reads."""
+    """Return whether nothing else reads what the recomputation of a checkpoint reads."""
     inside = set(nodes_of(nest))
+    is_read = jax_compat.read_by_recomputation(nest.eqn.params["jaxpr"])
     return all(
         value not in graph.outputs and inside.issuperset(graph.readers[value])
-        for value in nest.entries
+        for value in compress(nest.entries, is_read)
     )
