@@ -489,17 +489,27 @@ def by_differences(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @pytest.mark.parametrize(
-    ("statistics", "again"),
-    [(by_squares, 0), (by_differences, 2)],
-    ids=["by squares", "by differences"],
+    ("statistics", "scale", "again"),
+    [
+        (by_squares, 1.0, 0),
+        (by_differences, 1.0, 2),
+        (by_differences, np.ones(WIDTH, np.float32), 0),
+        (by_differences, np.ones((TOKENS, 1), np.float32), 2),
+    ],
+    ids=["by squares", "by differences", "scaled", "of scaled rows"],
 )
-def test_folds_that_share_a_pass_are_kept(args: Any, statistics: Any, again: int) -> None:
-    """Other folds of rows are computed again in the backward pass, where they cost nothing."""
+def test_folds_that_share_a_pass_are_kept(
+    args: Any, statistics: Any, scale: Any, again: int
+) -> None:
+    """Other folds of rows are computed again in the backward pass, where they cost nothing.
+
+    Under a vector along the rows they would: its gradient is a pass of its own.
+    """
 
     def loss(w: jax.Array, x: jax.Array) -> jax.Array:
         hidden = x @ w
         mean, variance = statistics(hidden)
-        normed = (hidden - mean) * jax.lax.rsqrt(variance + 1e-5)
+        normed = (hidden - mean) * jax.lax.rsqrt(variance + 1e-5) * scale
         return jnp.sum(normed @ w.T @ w)
 
     w, x = args[0][0], args[1]

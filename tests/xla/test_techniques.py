@@ -113,11 +113,18 @@ def large_softmax(x: jax.Array, w: jax.Array) -> jax.Array:
     return (jax.nn.softmax(x @ w) @ w).sum()
 
 
+def pooled(x: jax.Array, w: jax.Array) -> jax.Array:
+    """Weigh channels of each image, of more numbers than XLA:GPU keeps in its cache."""
+    x = jnp.tanh(x @ w)
+    return ((x * x.mean(1, keepdims=True)) @ w).sum()
+
+
 HEADS = jnp.ones((2, 4, 64, 8))
 OWN = {
     "joined": (joined, (jnp.ones((32, 8)), jnp.ones((4, 64, 16)))),
     "attention": (attention, (HEADS, HEADS, HEADS)),
     "large_softmax": (large_softmax, (jnp.ones((512, 512)), jnp.ones((512, 512)))),
+    "pooled": (pooled, (jnp.ones((4, 512, 128)), jnp.ones((128, 128)))),
 }
 SHOWN = {
     Technique.ROUNDING_BARRIERS: ("rounding_barrier", "sgd_step", "grad_of_amp"),
@@ -137,6 +144,7 @@ SHOWN = {
 LOWERED = {
     Technique.RECOMPUTATION_BARRIERS: ("optimization_barrier", "large_softmax", "grad_of_amp"),
     Technique.ROW_BROADCASTS: ("tensor<512x64xf32>", "attention", "grad_of_amp"),
+    Technique.SPLIT_SUMS: ("tensor<4x8x64x128xf32>", "pooled", "grad_of_amp"),
 }
 """The same for text that is lowered for a GPU."""
 

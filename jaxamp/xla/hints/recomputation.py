@@ -12,9 +12,9 @@ from collections.abc import Sequence, Set
 from jaxamp.core.formats import is_narrow
 from jaxamp.jaxprs.contracted import terms
 from jaxamp.plan.dataflow.provenance import Provenance
-from jaxamp.plan.dataflow.regions import EQUALITIES, reduces_rows
+from jaxamp.plan.dataflow.regions import ARITHMETIC, EQUALITIES, reduces_rows
 from jaxamp.plan.findings import Findings
-from jaxamp.plan.graph.graph import Graph, Nest, Node, Role, nodes_of
+from jaxamp.plan.graph.graph import Graph, Nest, Node, Role, is_smaller, nodes_of
 from jaxamp.plan.graph.sweeps import union
 from jaxamp.xla.hints.techniques import Technique
 
@@ -102,8 +102,9 @@ class Recomputation:
         if value in self._side_by_side:
             return True
         is_activation = self.graph.is_float32[value] and self.provenance.dense[value]
-        if value in self.regions.relu_outputs and not self.regions.joined[value]:
-            return True  # its operand is read anyway
+        is_relu = value in self.regions.relu_outputs and value not in self._sole_readings
+        if is_relu and not self.regions.joined[value]:
+            return True  # its operand is read anyway, unless that is a product and a bias
         return not is_activation or bool(self.regions.fused[value])
 
     def _is_handed_on(self, value: int) -> bool:
@@ -207,14 +208,17 @@ def find_statistics(
     XLA fuses a reduction of rows with its readers: a softmax is one kernel, and recomputing its
     sums costs nothing. A reduction of other axes is a kernel by itself. So are two reductions of
     rows that read one array side by side, as those of a variance by the mean of squares: they share
-    a kernel that writes nothing else.
+    a kernel that writes nothing else. And where a vector scales the rows, as in most norms, its
+    gradient adds up products over all rows, which no kernel does that has sums of each row: with
+    the sums saved, XLA does not store the products in float32 for it.
 
     See: ``python -m benchmarks.techniques --target h200 --only all saved-statistics``, JAX 0.10.2.
     """
     statistics = bytearray(len(graph.nodes))
     reductions = [n for n in graph.nodes if n.role is Role.REDUCE and fusible[n.index]]
+    scaled = _find_scaled(graph, fusible, levels)
     for node in reductions:
-        statistics[node.index] = not reduces_rows(graph, node)
+        statistics[node.index] = not reduces_rows(graph, node) or union(scaled, node.outs)
     rows = [node for node in reductions if not statistics[node.index]]
     if len(rows) > 1:
         maker = {v: n for n in graph.nodes if fusible[n.index] for v in n.outs}
@@ -225,6 +229,29 @@ def find_statistics(
         for node, parts in read.items():
             statistics[node.index] = any(readers[part] > 1 for part in parts)
     return statistics
+
+
+def _find_scaled(graph: Graph, fusible: bytearray, levels: Sequence[int]) -> bytearray:
+    """Mark, per value, what a vector along its rows multiplies in the same kernel."""
+    scaled = bytearray(len(graph.avals))
+    for node in reversed(graph.nodes):
+        if node.role not in ARITHMETIC or not fusible[node.index]:
+            continue
+        out = node.outs[0]
+        by_vector = [node.name == "mul" and _is_along_rows(graph, v, out) for v in node.ins]
+        for place, value in enumerate(node.ins):
+            is_scaled = scaled[out] or any(by_vector[:place] + by_vector[place + 1 :])
+            if is_scaled and levels[value] == levels[out]:
+                scaled[value] = 1
+    return scaled
+
+
+def _is_along_rows(graph: Graph, value: int, out: int) -> bool:
+    """Return whether a value is a smaller one that differs along a row, and is the same in many."""
+    source = graph.origin(value)
+    columns = graph.avals[source].shape[-1:]
+    is_row = bool(columns) and columns == graph.avals[out].shape[-1:]
+    return is_row and is_smaller(graph.sizes[source], graph.sizes[out])
 
 
 def _read(

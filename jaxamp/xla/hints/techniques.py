@@ -28,6 +28,7 @@ class Technique(enum.Enum):
     RELU_RESIDUALS = "relu-residuals"  # a rule's ReLU saves its rounded result, and compares that
     RECOMPUTATION_BARRIERS = "recomputation-barriers"  # what is recomputed reads behind a barrier
     ROW_BROADCASTS = "row-broadcasts"  # maxima and sums of rows broadcast from a flat array
+    SPLIT_SUMS = "split-sums"  # sums over middle axes added up in parts
 
     __hash__ = object.__hash__  # Enum's own goes through the name, in Python
 
@@ -41,5 +42,6 @@ WORKS_ON = {
     Technique.RELU_RESIDUALS: Technique.FUSED_GROUPS,
     Technique.RECOMPUTATION_BARRIERS: Technique.FUSED_GROUPS,
     Technique.ROW_BROADCASTS: Technique.FUSED_GROUPS,
+    Technique.SPLIT_SUMS: Technique.FUSED_GROUPS,
 }
 """By technique, the one on whose equations it works, and without which it does nothing."""

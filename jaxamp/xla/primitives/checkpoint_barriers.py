@@ -24,17 +24,18 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, product
 from typing import Any
 
 from jax import lax
-from jax.extend.core import Jaxpr, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive
 
 from jaxamp.core import jax_compat
 from jaxamp.core.define import define
 from jaxamp.core.taxonomy import OpKind, Trait, register_op_kind
 from jaxamp.jaxprs.nested import nested
 from jaxamp.xla.primitives.row_broadcasts import flatten_row_broadcasts
+from jaxamp.xla.primitives.split_sums import split_sums
 
 residual_p = Primitive("residual")
 
@@ -51,21 +52,26 @@ class GroupPolicy:
     Attributes:
       barriers: whether what is recomputed is lowered with a barrier before its operands.
       row_broadcasts: whether numbers of rows are lowered as flat arrays.
+      split_sums: whether sums over middle axes are lowered in parts.
     """
 
     barriers: bool
     row_broadcasts: bool
+    split_sums: bool
 
     def __call__(self, primitive: Any, *_: Any, **__: Any) -> bool:
         """Return whether the forward pass saves what an equation computes."""
         return primitive is residual_p
 
+    def lowered(self, closed: ClosedJaxpr) -> ClosedJaxpr:
+        """Return a group as it is lowered for one GPU."""
+        split = split_sums(closed) if self.split_sums else closed
+        return flatten_row_broadcasts(split) if self.row_broadcasts else split
+
 
 register_op_kind("fused_group", OpKind.BOUNDARY, trait=Trait.CALL, dtype_params=("jaxpr",))
 GROUPS = {
-    GroupPolicy(barriers=barriers, row_broadcasts=rows): Primitive("fused_group")
-    for barriers in (True, False)
-    for rows in (True, False)
+    GroupPolicy(*chosen): Primitive("fused_group") for chosen in product((True, False), repeat=3)
 }
 """The primitive of each policy."""
 _CALLS = {policy: jax_compat.define_checkpoint(p, policy) for policy, p in GROUPS.items()}
@@ -164,7 +170,7 @@ for policy, group_p in GROUPS.items():
     jax_compat.lower_checkpoints(
         group_p,
         _needs_barrier if policy.barriers else lambda _, jaxpr: [False] * len(jaxpr.invars),
-        flatten_row_broadcasts if policy.row_broadcasts else lambda closed: closed,
+        policy.lowered,
     )
 
 

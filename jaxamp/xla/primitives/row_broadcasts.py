@@ -48,7 +48,7 @@ def flatten_row_broadcasts(closed: ClosedJaxpr) -> ClosedJaxpr:
 def _has_row_broadcasts(closed: ClosedJaxpr) -> bool:
     columns = find_transposed(closed.jaxpr)
     return any(
-        _row_operands(eqn, columns) or any(map(_has_row_broadcasts, _nested_bodies(eqn)))
+        _row_operands(eqn, columns) or any(map(_has_row_broadcasts, nested_bodies(eqn)))
         for eqn in closed.eqns
     )
 
@@ -65,7 +65,7 @@ def _flattened(closed: ClosedJaxpr) -> ClosedJaxpr:
 
 
 def _emit(columns: Set[Var], eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    if bodies := _nested_bodies(eqn):
+    if bodies := nested_bodies(eqn):
         return bind_nested(eqn, operands, map(flatten_row_broadcasts, bodies))
     read = _row_operands(eqn, columns)
     if not read:
@@ -80,7 +80,8 @@ def _emit(columns: Set[Var], eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any
 _NESTING = frozenset({"jit", "scan", "while", "cond", "fused_group", "remat2"})
 
 
-def _nested_bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+def nested_bodies(eqn: JaxprEqn) -> list[ClosedJaxpr]:
+    """Return the jaxprs that an equation holds, and that change with the one around it."""
     return nested(eqn) if eqn.primitive.name in _NESTING else []
 
 

@@ -1,0 +1,90 @@
+"""Split sums over the middle axes of an array, in programs for one GPU.
+
+The statistics of a norm of each image or channel group are such sums, and so are gradients of what
+one time embedding adds to, or multiplies in, all positions. One block of threads adds up a number
+of the result. With less than some thousand terms XLA:GPU neither splits such a sum itself nor fuses
+it with the arithmetic before it, which would then have few threads: the terms are written to memory
+in float32, and read again. Added up in parts first, and the parts behind a barrier, they are not.
+
+A group is changed when its equation is lowered, in forward and backward passes alike.
+
+See: ``python -m benchmarks.techniques --target h200 --only all split-sums``, JAX 0.10.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import ClosedJaxpr, JaxprEqn
+
+from jaxamp.core import jax_compat
+from jaxamp.jaxprs.interpret import bind_nested, evaluate
+from jaxamp.xla.primitives.row_broadcasts import nested_bodies
+
+_PARTS = 8
+"""Parts of a sum at most: XLA:GPU fuses sums over 1,024 places in 8 parts, as in 32 (H200)."""
+_LARGE = 2**18  # what is smaller stays in the GPU's second-level cache
+
+
+def split_sums(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Return a program that adds up the middle axes of its arrays in parts.
+
+    >>> import jax
+    >>> image = jax.ShapeDtypeStruct((8, 32, 32, 64), "float32")
+    >>> mean = jax.make_jaxpr(lambda x: x.sum((1, 2)))(image)
+    >>> [eqn.primitive.name for eqn in split_sums(mean).jaxpr.eqns]
+    ['reshape', 'reduce_sum', 'optimization_barrier', 'reduce_sum']
+    """
+    return _split(closed) if _has_middle_sums(closed) else closed
+
+
+@jax_compat.weakref_lru_cache
+def _has_middle_sums(closed: ClosedJaxpr) -> bool:
+    return any(
+        _parts(eqn) > 1 or any(map(_has_middle_sums, nested_bodies(eqn))) for eqn in closed.eqns
+    )
+
+
+@jax_compat.weakref_lru_cache
+def _split(closed: ClosedJaxpr) -> ClosedJaxpr:
+    def run(*args: Any) -> list[Any]:
+        return evaluate(closed, args, _emit)
+
+    avals = [var.aval for var in closed.jaxpr.invars]
+    return jax_compat.trace_to_jaxpr(run, avals, closed.jaxpr.debug_info)
+
+
+def _emit(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    if bodies := nested_bodies(eqn):
+        return bind_nested(eqn, operands, map(split_sums, bodies))
+    parts = _parts(eqn)
+    if parts == 1:
+        return jax_compat.bind(eqn, operands)
+    (x,), axes = operands, sorted(eqn.params["axes"])
+    first = axes[0]
+    apart = lax.reshape(
+        x, (*x.shape[:first], parts, x.shape[first] // parts, *x.shape[first + 1 :])
+    )
+    run = [axis for place, axis in enumerate(axes) if axis == first + place]
+    summed = lax.optimization_barrier(jnp.sum(apart, tuple(axis + 1 for axis in run)))
+    others = (axis - len(run) + 1 for axis in axes[len(run) :])
+    return [jnp.sum(summed, (first, *others))]
+
+
+def _parts(eqn: JaxprEqn) -> int:
+    """Return in how many parts an equation's sum is to be added up; one for what is no such sum."""
+    if eqn.primitive is not lax.reduce_sum_p:
+        return 1
+    aval, axes = eqn.invars[0].aval, sorted(eqn.params["axes"])
+    shape: Any = getattr(aval, "shape", ())
+    kept = [size for axis, size in enumerate(shape) if axis not in axes]
+    if len(kept) < 2 or not all(isinstance(size, int) for size in shape):
+        return 1
+    before, last = math.prod(shape[: axes[0]]), len(shape) - 1
+    if before == 1 or axes == [last] or math.prod(shape) < _LARGE:
+        return 1
+    return max(n for n in range(1, _PARTS + 1) if shape[axes[0]] % n == 0)
