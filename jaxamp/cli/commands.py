@@ -106,118 +106,131 @@ def _check_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
         ) from None
 
 
-def _add(
-    commands: Any, name: str, ask: Callable[..., Any], about: str, example: str
-) -> argparse.ArgumentParser:
-    """Return a command with the options that all have."""
-    text = f"{about}\n\nexample:\n  python -m jaxamp {name} {example}\n\n{PROGRAM}"
-    command = commands.add_parser(
-        name, help=about.splitlines()[0], description=text, formatter_class=FORMAT
-    )
-    command.add_argument("program", help="package.module:function or path/to/file.py:function")
-    command.add_argument("--args", nargs="+", default=[], metavar="SPEC", help="its arguments")
-    command.add_argument(
-        "--policy",
-        help="a preset, jmp's grammar or a .json file (default: the program's own, "
-        f"else {DEFAULT_POLICY})",
-    )
-    command.add_argument(
-        "--grad", action="store_true", help="the gradient by the first argument, with the value"
-    )
-    command.add_argument(
-        "--aux", action="store_true", help="with --grad: the program also returns other things"
-    )
-    command.add_argument(
-        "--json",
-        nargs="?",
-        const=TO_TERMINAL,
-        metavar="FILE",
-        help="JSON instead, into a file if one is named",
-    )
-    command.add_argument("--html", metavar="FILE", help="one page that needs no network")
-    command.add_argument("--traceback", action="store_true", help="show where the program failed")
-    command.set_defaults(ask=ask, others=[])
-    return command
+class _Install(argparse.Action):
+    """Installs a compiler as soon as it is named, as ``--help`` helps."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        ENVIRONMENTS[values].install()
+        parser.exit()
 
 
-def _add_report(commands: Any) -> None:
-    about = "The precision of each operation, the reason, and what it costs and saves"
-    example = "train.py:loss --grad --args 'f32[8,16]' 'f32[4,8]' --html report.html"
-    command = _add(commands, "report", _report, about, example)
-    command.add_argument("--all", action="store_true", help="all tables, not one screen")
-    command.add_argument(
-        "--target",
-        choices=(HERE, *TARGETS),
-        help="compile it there, and look for the FP8 products that it claims",
-    )
+Ask = Callable[[Request, argparse.Namespace], Any]
+Options = dict[str, dict[str, Any]]
+"""What a parser is told of each option."""
+
+_OF_ALL: Options = {
+    "program": {"help": "package.module:function or path/to/file.py:function"},
+    "--args": {"nargs": "+", "default": [], "metavar": "SPEC", "help": "its arguments"},
+    "--policy": {
+        "help": "a preset, jmp's grammar or a .json file (default: the program's own, "
+        f"else {DEFAULT_POLICY})"
+    },
+    "--grad": {
+        "action": "store_true", "help": "the gradient by the first argument, with the value"
+    },
+    "--aux": {
+        "action": "store_true", "help": "with --grad: the program also returns other things"
+    },
+    "--json": {
+        "nargs": "?", "const": TO_TERMINAL, "metavar": "FILE",
+        "help": "JSON instead, into a file if one is named",
+    },
+    "--html": {"metavar": "FILE", "help": "one page that needs no network"},
+    "--traceback": {"action": "store_true", "help": "show where the program failed"},
+}  # fmt: skip
+_COMMANDS: list[tuple[Ask, str, str, Options]] = []
 
 
+def add_commands(commands: Any) -> None:
+    """Add every command to a parser's."""
+    for ask, about, example, options in _COMMANDS:
+        name = ask.__name__.strip("_")
+        text = f"{about}\n\nexample:\n  python -m jaxamp {name} {example}\n\n{PROGRAM}"
+        command = commands.add_parser(name, help=about, description=text, formatter_class=FORMAT)
+        for option, words in {**_OF_ALL, **options}.items():
+            command.add_argument(option, **words)
+        command.set_defaults(ask=ask, **({} if "--with" in options else {"others": []}))
+
+
+def _command(about: str, example: str, options: Options) -> Callable[[Ask], Ask]:
+    """Register a command, which has the name of the function that asks, and options of its own."""
+
+    def register(ask: Ask) -> Ask:
+        _COMMANDS.append((ask, about, example, options))
+        return ask
+
+    return register
+
+
+@_command(
+    "The precision of each operation, the reason, and what it costs and saves",
+    "train.py:loss --grad --args 'f32[8,16]' 'f32[4,8]' --html report.html",
+    {
+        "--all": {"action": "store_true", "help": "all tables, not one screen"},
+        "--target": {
+            "choices": (HERE, *TARGETS),
+            "help": "compile it there, and look for the FP8 products that it claims",
+        },
+    },
+)
 def _report(request: Request, options: argparse.Namespace) -> Any:
     found = report(request.fn, request.policy, target=options.target, everything=options.all)
     return request.ask(found)
 
 
-def _add_explain(commands: Any) -> None:
-    about = "The program's own source, annotated line by line"
-    example = "train.py:loss --args 'f32[8,16]' 'f32[4,8]' --where decoder/attention"
-    command = _add(commands, "explain", _explain, about, example)
-    command.add_argument("--where", default="", metavar="SCOPE", help="only what is inside")
-    command.add_argument(
-        "--all", action="store_true", help="every line, and operations without floats too"
-    )
-
-
+@_command(
+    "The program's own source, annotated line by line",
+    "train.py:loss --args 'f32[8,16]' 'f32[4,8]' --where decoder/attention",
+    {
+        "--where": {"default": "", "metavar": "SCOPE", "help": "only what is inside"},
+        "--all": {"action": "store_true", "help": "every line, and operations without floats too"},
+    },
+)
 def _explain(request: Request, options: argparse.Namespace) -> Any:
     where, everything = options.where, options.all
     return request.ask(explain(request.fn, request.policy, where=where, everything=everything))
 
 
-def _add_diff(commands: Any) -> None:
-    about = "How two policies differ on a program"
-    example = "train.py:loss --args 'f32[8,16]' --policy mixed_bf16 --with mixed_f16"
-    command = _add(commands, "diff", _diff, about, example)
-    command.add_argument(
-        "--with", dest="others", nargs=1, required=True, metavar="POLICY", help="the other"
-    )
-
-
+@_command(
+    "How two policies differ on a program",
+    "train.py:loss --args 'f32[8,16]' --policy mixed_bf16 --with mixed_f16",
+    {
+        "--with": {
+            "dest": "others", "nargs": 1, "required": True, "metavar": "POLICY",
+            "help": "the other",
+        }
+    },
+)  # fmt: skip
 def _diff(request: Request, options: argparse.Namespace) -> Any:
     return request.ask(diff(request.policy, *request.others)(request.fn))
 
 
-def _add_probe(commands: Any) -> None:
-    about = "Errors, overflow and the first infinity or NaN of a program under a policy"
-    example = "train.py:loss --grad --args train.py:inputs --policy mixed_f16"
-    _add(commands, "probe", _probe, about, example)
-
-
+@_command(
+    "Errors, overflow and the first infinity or NaN of a program under a policy",
+    "train.py:loss --grad --args train.py:inputs --policy mixed_f16",
+    {},
+)
 def _probe(request: Request, options: argparse.Namespace) -> Any:
     args, kwargs = with_values((request.args, request.kwargs))
     return probe(request.fn, request.policy)(*args, **kwargs)
 
 
-def _add_tune(commands: Any) -> None:
-    about = "The cheapest policy that keeps an error within a budget"
-    example = (
-        "train.py:loss --args train.py:inputs --budget 1e-3 --save mine.json\n"
-        "  python -m jaxamp report train.py:loss --args train.py:inputs --policy mine.json"
-    )
-    command = _add(commands, "tune", _tune, about, example)
-    command.add_argument(
-        "--budget", type=float, default=1e-2, help="the largest error (default: 0.01)"
-    )
-    command.add_argument(
-        "--error",
-        choices=("output", "gradient"),
-        default="output",
-        help="the error of the result, or of its gradient by the first argument",
-    )
-    command.add_argument("--runs", type=int, default=MOST_RUNS, help="how many choices may be run")
-    command.add_argument("--state", metavar="FILE", help="go on from here if interrupted")
-    command.add_argument("--save", metavar="FILE", help="the policy, which --policy reads")
-    command.add_argument("--picture", metavar="FILE", help="the curve of cost against error")
-
-
+@_command(
+    "The cheapest policy that keeps an error within a budget",
+    "train.py:loss --args train.py:inputs --budget 1e-3 --save mine.json\n"
+    "  python -m jaxamp report train.py:loss --args train.py:inputs --policy mine.json",
+    {
+        "--budget": {"type": float, "default": 1e-2, "help": "the largest error (default: 0.01)"},
+        "--error": {
+            "choices": ("output", "gradient"), "default": "output",
+            "help": "the error of the result, or of its gradient by the first argument",
+        },
+        "--runs": {"type": int, "default": MOST_RUNS, "help": "how many choices may be run"},
+        "--state": {"metavar": "FILE", "help": "go on from here if interrupted"},
+        "--save": {"metavar": "FILE", "help": "the policy, which --policy reads"},
+        "--picture": {"metavar": "FILE", "help": "the curve of cost against error"},
+    },
+)  # fmt: skip
 def _tune(request: Request, options: argparse.Namespace) -> Any:
     args, kwargs = with_values((request.args, request.kwargs))
     found = tune(
@@ -237,42 +250,21 @@ def _tune(request: Request, options: argparse.Namespace) -> Any:
     return found
 
 
-def _add_estimate(commands: Any) -> None:
-    about = "Memory and time of a program on a chip that is not here"
-    example = (
-        "train.py:loss --grad --args 'f32[8,16]' 'f32[4,8]' --target h200\n"
-        "  python -m jaxamp estimate --install gpu"
-    )
-    command = _add(commands, "estimate", _estimate, about, example)
-    command.add_argument(
-        "--target", default="h200", choices=TARGETS, help="the chip (default: h200)"
-    )
-    command.add_argument(
-        "--with",
-        dest="others",
-        action="append",
-        metavar="POLICY",
-        help="one more policy to compare with; may be repeated",
-    )
-    command.add_argument(
-        "--install",
-        action=_Install,
-        choices=ENVIRONMENTS,
-        help="install that compiler, once, and leave",
-    )
-
-
-class _Install(argparse.Action):
-    """Installs a compiler as soon as it is named, as ``--help`` helps."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        ENVIRONMENTS[values].install()
-        parser.exit()
-
-
+@_command(
+    "Memory and time of a program on a chip that is not here",
+    "train.py:loss --grad --args 'f32[8,16]' 'f32[4,8]' --target h200\n"
+    "  python -m jaxamp estimate --install gpu",
+    {
+        "--target": {"default": "h200", "choices": TARGETS, "help": "the chip (default: h200)"},
+        "--with": {
+            "dest": "others", "action": "append", "default": [], "metavar": "POLICY",
+            "help": "one more policy to compare with; may be repeated",
+        },
+        "--install": {
+            "action": _Install, "choices": ENVIRONMENTS,
+            "help": "install that compiler, once, and leave",
+        },
+    },
+)  # fmt: skip
 def _estimate(request: Request, options: argparse.Namespace) -> Any:
     return request.ask(estimate(request.fn, request.policy, options.target, others=request.others))
-
-
-COMMANDS = (_add_report, _add_explain, _add_diff, _add_probe, _add_tune, _add_estimate)
-"""Functions that add each command to a parser."""

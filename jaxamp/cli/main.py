@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxamp.cli.commands import COMMANDS, FORMAT, PROGRAM, TO_TERMINAL, Request
+from jaxamp.cli.commands import FORMAT, PROGRAM, TO_TERMINAL, Request, add_commands
 from jaxamp.display.lines import near_file
 from jaxamp.errors import InspectionError, JaxAmpError
 
@@ -60,9 +60,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser("python -m jaxamp", description=_ABOUT, formatter_class=FORMAT)
     version = sys.modules["jaxamp"].__version__  # the distribution has another name
     top.add_argument("--version", action="version", version=f"jaxamp {version}")
-    commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in COMMANDS:
-        add(commands)
+    add_commands(top.add_subparsers(title="commands", required=True, metavar="COMMAND"))
     return top
 
 

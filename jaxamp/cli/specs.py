@@ -141,8 +141,10 @@ def read_value(text: str) -> Any:
         return load(text)()
     try:
         tree = ast.parse(_SCALAR.sub(r"\1[()]", text.strip()), mode="eval")
-        return _value(tree.body, text)
-    except SyntaxError:
+        return ast.literal_eval(_Shapes(text).visit(tree))
+    except InspectionError:
+        raise
+    except (SyntaxError, TypeError, ValueError):
         raise InspectionError(
             f"{text!r} is not an argument. Write a shape (f32[8,128]), a number, a quoted text, "
             "key, a list, tuple or dict of these, name=... for a keyword, or "
@@ -167,34 +169,28 @@ def with_values(tree: Any) -> Any:
     return jax.tree.map(fill, tree)
 
 
-def _value(node: ast.AST, text: str) -> Any:
-    match node:
-        case ast.Constant():
-            return node.value
-        case ast.List():
-            return [_value(item, text) for item in node.elts]
-        case ast.Tuple():
-            return tuple(_value(item, text) for item in node.elts)
-        case ast.Dict() if None not in node.keys:
-            pairs = zip(node.keys, node.values, strict=True)
-            return {_value(key, text): _value(value, text) for key, value in pairs if key}
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
-            return -number
-        case ast.Name(id="key"):
-            return jax.eval_shape(jax.random.key, 0)
-        case ast.Subscript():
-            return _array(node, text)
-    raise SyntaxError(text)
+class _Shapes(ast.NodeTransformer):
+    """Puts types of arrays into the place of ``f32[8,128]``, and that of a key for ``key``."""
 
+    def __init__(self, text: str) -> None:
+        self.text = text
 
-def _array(node: ast.Subscript, text: str) -> Any:
-    word = node.value.id if isinstance(node.value, ast.Name) else ""
-    dtype = _DTYPES.get(word) or _BY_NAME.get(word)
-    if dtype is None:
-        words = accepted(word, _DTYPES).rstrip(".")
-        raise InspectionError(f"{text!r} names no dtype. {words}; or their long names, float32.")
-    shape = _value(node.slice, text)
-    sizes = shape if isinstance(shape, tuple) else (shape,)
-    if not all(type(size) is int and size >= 0 for size in sizes):
-        raise InspectionError(f"The shape in {text!r} is not a list of sizes: write f32[8,128].")
-    return jax.ShapeDtypeStruct(sizes, dtype)
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        is_key = node.id == "key"
+        return ast.Constant(jax.eval_shape(jax.random.key, 0)) if is_key else node  # type: ignore
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        word = node.value.id if isinstance(node.value, ast.Name) else ""
+        dtype = _DTYPES.get(word) or _BY_NAME.get(word)
+        if dtype is None:
+            words = accepted(word, _DTYPES).rstrip(".")
+            raise InspectionError(
+                f"{self.text!r} names no dtype. {words}; or their long names, float32."
+            )
+        shape = ast.literal_eval(node.slice)
+        sizes = shape if isinstance(shape, tuple) else (shape,)
+        if not all(type(size) is int and size >= 0 for size in sizes):
+            raise InspectionError(
+                f"The shape in {self.text!r} is not a list of sizes: write f32[8,128]."
+            )
+        return ast.Constant(jax.ShapeDtypeStruct(sizes, dtype))  # type: ignore
