@@ -30,7 +30,7 @@ def collectives(module: Module) -> Bytes:
     for op, array, runs, channel in _collectives(module, module.entry, 1):
         if array.bytes < _SCALARS or (channel, str(array)) in spread:
             continue
-        if channel is not None:
+        if channel:
             spread.add((channel, str(array)))
         found[op, array.dtype] += runs * array.bytes
     return found
@@ -38,17 +38,17 @@ def collectives(module: Module) -> Bytes:
 
 def _collectives(
     module: Module, computation: Computation, runs: int, fused: bool = False
-) -> Iterator[tuple[str, Array, int, str | None]]:
+) -> Iterator[tuple[str, Array, int, str]]:
     """Name, array, how often it runs, and inside of fusions the channel that tells it apart."""
     for line in computation.instructions:
         op = line.op.removesuffix("-start")
         if op in _OPS:
             scatters = op == "all-reduce" and _FUSED in computation.name
             name = "reduce-scatter" if scatters else op
-            channel = line.attribute("channel_id") if fused else None
+            channel = line.attribute("channel_id") if fused else ""
             yield from ((name, array, runs, channel) for array in _whole(computation, line, op))
         elif line.op == "while":
-            body = module.computations[line.attribute("body") or ""]
+            body = module.inside(line, "body")
             yield from _collectives(module, body, runs * _trips(module, line))
         else:
             for callee in _called(line):
@@ -74,7 +74,7 @@ def _whole(computation: Computation, line: Instruction, op: str) -> list[Array]:
 
 def _called(line: Instruction) -> list[str]:
     if line.op in ("fusion", "async-start"):
-        return [name for name in [line.attribute("calls")] if name]
+        return [line.attribute("calls")]
     if line.op == "call":
-        return [name for name in [line.attribute("to_apply")] if name]
+        return [line.attribute("to_apply")]
     return line.branches if line.op == "conditional" else []

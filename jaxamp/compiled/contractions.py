@@ -49,7 +49,7 @@ def contractions(
     if line.op in ("dot", "convolution") or LIBRARY.search(line.target):
         yield _contraction(module, line, computation)
     elif line.op == "fusion":
-        inner = module.computations[line.attribute("calls") or ""]
+        inner = module.inside(line)
         for nested in inner.instructions:
             yield from contractions(module, nested, inner)
 
@@ -102,7 +102,7 @@ def _convolution(line: Instruction, lhs: Array, rhs: Array, labels: tuple[str, .
 def _dilation(module: Module, line: Instruction) -> int:
     """Return how many times larger an operand is for the zeros put between its elements."""
     if line.op == "fusion":
-        inner = module.computations[line.attribute("calls") or ""]
+        inner = module.inside(line)
         made, line = inner, inner.root
         while line.op in _SAME_ELEMENTS:
             line = made.by_name[line.operands[0]]

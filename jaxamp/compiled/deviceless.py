@@ -6,6 +6,7 @@ outside the project's. Only the compiler is used: no driver, no chip.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -40,14 +41,6 @@ _EXTRAS = {"gpu": "cuda13", "tpu": "tpu"}  # of JAX, with a vendor's compiler an
 _SHARED = ("dm-haiku", "equinox", "flax", "flatbuffers", "jmp", "numpy", "optax", "rich")
 
 
-def _is_here(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class Environment:
     """One environment: its name, the packages it needs, and roughly what it takes on the disk."""
@@ -73,8 +66,11 @@ class Environment:
     @property
     def packages(self) -> list[str]:
         """Packages to install, pinned to the versions that the calling environment has."""
-        shared = [f"{package}=={version(package)}" for package in _SHARED if _is_here(package)]
-        return [f"jax[{_EXTRAS[self.name]}]=={version('jax')}", *shared]
+        packages = [f"jax[{_EXTRAS[self.name]}]=={version('jax')}"]
+        for package in _SHARED:
+            with contextlib.suppress(PackageNotFoundError):
+                packages.append(f"{package}=={version(package)}")
+        return packages
 
     def install(self) -> None:
         """Create the environment, or bring it up to date."""

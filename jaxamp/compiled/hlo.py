@@ -72,37 +72,36 @@ class Instruction:
         """Position of a parameter; meaningful for parameters only."""
         return int(self.arguments)
 
-    def attribute(self, key: str) -> str | None:
-        """Return the computation that an attribute names, such as ``calls`` or ``body``."""
-        found = re.search(rf"\b{key}=%?([\w.\-]+)", self.attributes)
-        return found and found.group(1)
+    def attribute(self, key: str) -> str:
+        """Return the name that an attribute has, such as ``channel_id``; empty without it."""
+        return self._first(rf"\b{key}=%?([\w.\-]+)")
+
+    def _first(self, pattern: str) -> str:
+        found = re.search(pattern, self.attributes)
+        return found.group(1) if found else ""
 
     @property
     def branches(self) -> list[str]:
         """The computations that a conditional chooses from."""
-        found = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
-        if found:
-            return _NAME.findall(found.group(1))
-        pair = self.attribute("true_computation"), self.attribute("false_computation")
-        return [name for name in pair if name]
+        keys = "true_computation", "false_computation"
+        named = self._first(r"branch_computations=\{([^}]*)\}")
+        return _NAME.findall(named) or list(filter(None, map(self.attribute, keys)))
 
     @property
     def target(self) -> str:
         """Name that a custom call calls; empty for every other instruction."""
-        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
-        return found.group(1) if found else ""
+        return self._first(r'custom_call_target="([^"]*)"')
 
     @property
     def source(self) -> str:
         """The JAX name stack and primitive that the instruction comes from."""
-        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
-        return found.group(1) if found else ""
+        return self._first(r'op_name="((?:[^"\\]|\\.)*)"')
 
     @property
     def known_trips(self) -> int | None:
         """Number of iterations of a loop, where the compiler says it."""
-        found = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.attributes)
-        return int(found.group(1)) if found else None
+        trips = self._first(r'"known_trip_count":\{"n":"(\d+)"\}')
+        return int(trips) if trips else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,6 +143,10 @@ class Module:
 
     entry: Computation
     computations: dict[str, Computation]
+
+    def inside(self, line: Instruction, key: str = "calls") -> Computation:
+        """Return the computation that an instruction calls, or that another attribute names."""
+        return self.computations[line.attribute(key)]
 
 
 def _closing(text: str, start: int) -> int:

@@ -15,29 +15,6 @@ _TERA = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """Properties of a GPU that XLA reads from a driver."""
-
-    name: str
-    capability: tuple[int, int]
-    cores: int
-    lanes: int  # per core
-    clock: float  # GHz
-    shared: int  # bytes per core
-    shared_per_block: int
-    cache: int
-    memory: int
-    bandwidth: int
-
-    @property
-    def description(self) -> str:
-        """The facts in the form in which the compiler reads them."""
-        major, minor = self.capability
-        words = {"gpu": self, "major": major, "minor": minor, "cudnn": _CUDNN}
-        return _DESCRIPTION.format(**words)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
     """Shares of the published numbers that kernels reach, and the time that each costs besides.
 
@@ -62,7 +39,8 @@ class Target:
       bandwidth: of its memory, bytes per second, as published.
       rates: of dense matrix products, FLOPs per second by precision of the operands, as published.
       highest: how many times slower an f32 product is that must not be rounded first.
-      gpu: what the compiler must be told of a GPU.
+      gpu: the compute capability of a GPU.
+      description: what the compiler must be told of a GPU, which it reads from a driver elsewhere.
       topology: how the compiler calls it.
       reached: what kernels reach of `bandwidth` and `rates`; all of it where nothing was timed.
     """
@@ -72,7 +50,8 @@ class Target:
     bandwidth: float
     rates: Mapping[str, float] = field(hash=False)
     highest: float
-    gpu: Gpu | None = None
+    gpu: tuple[int, int] | None = None
+    description: str = ""
     topology: str = "1x1x1"
     reached: Reached = Reached()
 
@@ -86,18 +65,13 @@ class Target:
         """JAX's name of its platform."""
         return "cuda" if self.gpu else "tpu"
 
-    @property
-    def description(self) -> str:
-        """Description that the compiler needs of it, if any."""
-        return self.gpu.description if self.gpu else ""
-
     def described(self) -> AbstractContextManager[None]:
         """Lower programs for this chip: with the kernels that it takes."""
         if self.gpu is None:
             return lowering_for("tpu")
         major, minor, patch = _CUDNN
         version = 10_000 * major + 100 * minor + patch
-        return lowering_for(TargetGpu(self.gpu.capability, version))
+        return lowering_for(TargetGpu(self.gpu, version))
 
 
 # Chosen on four training steps, timed on one H200 on 23 November 2026; in most others they are off
@@ -124,12 +98,12 @@ def compile_for(target: Target, fn: Any, args: Any, options: dict[str, Any] | No
 
 _DESCRIPTION = """\
 platform_name: "CUDA"
-device_description_str: "{gpu.name}"
+device_description_str: "{device}"
 gpu_device_info {{
-  cuda_compute_capability {{ major: {major} minor: {minor} }}
-  core_count: {gpu.cores}
-  fpus_per_core: {gpu.lanes}
-  clock_rate_ghz: {gpu.clock}
+  cuda_compute_capability {{ major: {capability[0]} minor: {capability[1]} }}
+  core_count: {cores}
+  fpus_per_core: {lanes}
+  clock_rate_ghz: {clock}
   threads_per_warp: 32
   threads_per_block_limit: 1024
   threads_per_core_limit: 2048
@@ -139,11 +113,11 @@ gpu_device_info {{
   registers_per_block_limit: 65536
   registers_per_core_limit: 65536
   shared_memory_per_block: 49152
-  shared_memory_per_block_optin: {gpu.shared_per_block}
-  shared_memory_per_core: {gpu.shared}
-  l2_cache_size: {gpu.cache}
-  memory_bandwidth: {gpu.bandwidth}
-  device_memory_size: {gpu.memory}
+  shared_memory_per_block_optin: {shared_per_block}
+  shared_memory_per_core: {shared}
+  l2_cache_size: {cache}
+  memory_bandwidth: {moves}
+  device_memory_size: {memory}
   driver_version: "13.0.0"
   runtime_version: "13.0.0"
   compile_time_toolkit_version: "13.0.0"
@@ -163,16 +137,17 @@ _HOPPER_RATES = {"f64": 67, "f32": 494.5, "f16": 989.5, "bf16": 989.5, "f8": 197
 
 
 def _gpu(
-    name: str, title: str, bandwidth: float, highest: float, gpu: Gpu, rates: dict[str, float]
+    name: str, title: str, bandwidth: float, highest: float, rates: dict[str, float], **facts: Any
 ) -> Target:
-    """Return a GPU, its speeds given in T/s."""
+    """Return a GPU, its speeds given in T/s, with the facts of its description."""
     return Target(
         name=name,
-        title=title,
+        title=f"NVIDIA {title}",
         bandwidth=bandwidth * _TERA,
         rates={word: rate * _TERA for word, rate in rates.items()},
         highest=highest,
-        gpu=gpu,
+        gpu=facts["capability"],
+        description=_DESCRIPTION.format(**facts, cudnn=_CUDNN),
         reached=_GPU_REACHES,
     )
 
@@ -192,34 +167,28 @@ def _tpu(name: str, title: str, topology: str, bandwidth: float, **rates: float)
 
 _ALL = (
     _gpu(
-        "h200", "NVIDIA H200 SXM", 4.8, 494.5 / 67,
-        Gpu(name="NVIDIA H200", memory=151397597184, bandwidth=4800000000000, **_HOPPER),
-        _HOPPER_RATES,
+        "h200", "H200 SXM", 4.8, 494.5 / 67, _HOPPER_RATES, **_HOPPER,
+        device="NVIDIA H200", memory=151397597184, moves=4800000000000,
     ),
     _gpu(
-        "h100", "NVIDIA H100 SXM", 3.35, 494.5 / 67,
-        Gpu(name="NVIDIA H100 80GB HBM3", memory=84942979072, bandwidth=3352320000000, **_HOPPER),
-        _HOPPER_RATES,
+        "h100", "H100 SXM", 3.35, 494.5 / 67, _HOPPER_RATES, **_HOPPER,
+        device="NVIDIA H100 80GB HBM3", memory=84942979072, moves=3352320000000,
     ),
     # NVIDIA, "A100 Tensor Core GPU" data sheet, SXM with 80 GB, without sparsity.
     _gpu(
-        "a100", "NVIDIA A100 SXM 80 GB", 2.039, 156 / 19.5,
-        Gpu(
-            name="NVIDIA A100-SXM4-80GB", capability=(8, 0), cores=108, lanes=64, clock=1.41,
-            shared=167936, shared_per_block=166912, cache=41943040, memory=85100068864,
-            bandwidth=2039040000000,
-        ),
+        "a100", "A100 SXM 80 GB", 2.039, 156 / 19.5,
         {"f64": 19.5, "f32": 156, "f16": 312, "bf16": 312},
+        device="NVIDIA A100-SXM4-80GB", memory=85100068864, moves=2039040000000,
+        capability=(8, 0), cores=108, lanes=64, clock=1.41, shared=167936,
+        shared_per_block=166912, cache=41943040,
     ),
     # NVIDIA, "Blackwell Architecture Technical Brief", HGX B200, each GPU, without sparsity.
     _gpu(
-        "b200", "NVIDIA B200", 8, 1100 / 80,
-        Gpu(
-            name="NVIDIA B200", capability=(10, 0), cores=148, lanes=128, clock=1.965,
-            shared=233472, shared_per_block=232448, cache=132644864, memory=191514411008,
-            bandwidth=7672320000000,
-        ),
+        "b200", "B200", 8, 1100 / 80,
         {"f64": 40, "f32": 1100, "f16": 2250, "bf16": 2250, "f8": 4500},
+        device="NVIDIA B200", memory=191514411008, moves=7672320000000,
+        capability=(10, 0), cores=148, lanes=128, clock=1.965, shared=233472,
+        shared_per_block=232448, cache=132644864,
     ),
     # Google Cloud TPU documentation, pages "TPU v5e", "TPU v5p", "TPU v6e" and "TPU7x (Ironwood)".
     _tpu("v5e", "TPU v5e", "v5e:2x2", 0.819, bf16=197),

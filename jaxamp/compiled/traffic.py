@@ -100,7 +100,7 @@ def trips(module: Module, loop: Instruction) -> int | None:
     """Return how many iterations a loop runs, or None where the program does not say."""
     if loop.known_trips is not None:
         return loop.known_trips
-    condition = module.computations[loop.attribute("condition") or ""]
+    condition = module.inside(loop, "condition")
     compare = condition.root
     if compare.op != "compare" or "direction=LT" not in compare.attributes:
         return None
@@ -113,14 +113,14 @@ def _kernels(module: Module, computation: Computation, runs: int) -> Iterator[Ke
         if line.op in _FREE or line.op.endswith("-done"):
             continue
         if line.op == "while":
-            body = module.computations[line.attribute("body") or ""]
+            body = module.inside(line, "body")
             yield from _kernels(module, body, runs * (trips(module, line) or 1))
         elif line.op == "conditional":
             options = [list(_kernels(module, module.computations[b], runs)) for b in line.branches]
             yield from max(options, key=lambda option: sum(k.moved for k in option), default=[])
         elif line.op in ("call", "async-start"):
-            callee = line.attribute("to_apply") or line.attribute("calls") or ""
-            yield from _kernels(module, module.computations[callee], runs)
+            callee = module.inside(line, "to_apply" if line.attribute("to_apply") else "calls")
+            yield from _kernels(module, callee, runs)
         else:
             yield Kernel(
                 instruction=line,
@@ -160,7 +160,7 @@ def _written(
         results = (line.results[_STARTED[line.op]],)
         stored = [array.bytes for array in results]
     elif line.op == "fusion":
-        inner = module.computations[line.attribute("calls") or ""]
+        inner = module.inside(line)
         results, stored = line.results, _stored(inner, inner.root)
     else:
         results, stored = line.results, _stored(computation, line)
@@ -182,7 +182,7 @@ def _touched(module: Module, computation: Computation, line: Instruction, positi
     if line.op == "scatter" and position == 0:
         return _updates(computation, line)
     if line.op == "fusion":
-        inner = module.computations[line.attribute("calls") or ""]
+        inner = module.inside(line)
         return _touched_inside(module, inner, inner.parameters[position])
     return _size(operand)
 
