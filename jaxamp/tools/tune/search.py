@@ -41,13 +41,16 @@ class Search:
     def best(self) -> np.ndarray:
         """Return the cheapest choice that was run and is accurate enough."""
         first = cheapest(self.matrix, self.gains, self.allowed)
-        best = first if self._passes(first) else self._repaired(first)
-        return self._improved(best)
+        return self._improved(first if self._passes(first) else self._repaired(first))
+
+    @property
+    def single(self) -> np.ndarray:
+        """The predicted error of each group alone."""
+        return predicted(self.matrix, np.eye(len(self.gains), dtype=bool))
 
     def _repaired(self, low: np.ndarray) -> np.ndarray:
         """Return the choice without the fewest of its most sensitive groups."""
-        single = predicted(self.matrix, np.eye(len(low), dtype=bool))
-        order = [g for g in np.argsort(-single, kind="stable") if low[g]]
+        order = [g for g in np.argsort(-self.single, kind="stable") if low[g]]
         passing, failing = len(order), 0  # raised groups
         while passing - failing > 1 and self._may_run():
             middle = (passing + failing) // 2
@@ -63,18 +66,17 @@ class Search:
             candidate = self._candidate(best)
             if candidate is None:
                 break
-            if self._passes(candidate):
-                best = candidate
+            best = candidate if self._passes(candidate) else best
         return best
 
     def _candidate(self, best: np.ndarray) -> np.ndarray | None:
         """Return a choice that was not run, costs less, and may be accurate enough."""
         hopeful = self.allowed * _HOPEFUL / self._calibration()
-        limit = self._cost(best) * _WORTHWHILE
+        limit = self.cost_of(best) * _WORTHWHILE
         for low in in_order(self.matrix, self.gains, hopeful):
             if low @ self.gains <= best @ self.gains * 0.98:
                 break  # gains are nearly those of the plan: nothing cheaper follows
-            if low.tobytes() not in self.errors and self._cost(low) < limit:
+            if low.tobytes() not in self.errors and self.cost_of(low) < limit:
                 return low
         return None
 
@@ -95,7 +97,8 @@ class Search:
             self.errors[key] = self.measure(low)
         return self.errors[key] <= self.allowed
 
-    def _cost(self, low: np.ndarray) -> float:
+    def cost_of(self, low: np.ndarray) -> float:
+        """Return what a choice costs, asked once."""
         key = low.tobytes()
         if key not in self._costs:
             self._costs[key] = self.cost(low)

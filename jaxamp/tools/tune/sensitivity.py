@@ -12,6 +12,7 @@ do together, with the signs in which their errors add up or cancel.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import jax
@@ -35,8 +36,8 @@ class Perturbing(Interpreter):
     def run(self, block: Block, values: Sequence[Value], state: Any) -> tuple[list[Value], Any]:
         """Run a block on its inputs."""
         run = _Run(self, block)
-        entries = block.plan.inputs if block.plan else [None] * len(values)
-        run.write(block.jaxpr.constvars, block.consts, [None] * len(block.consts), None)
+        entries = block.plan.inputs if block.plan else repeat(None)
+        run.write(block.jaxpr.constvars, block.consts, repeat(None), None)
         run.write(block.jaxpr.invars, [v.low for v in values], entries, None)
         run_live(block, run.equation)
         return run.results(), state
@@ -57,21 +58,12 @@ class _Run:
 
     def __init__(self, owner: Perturbing, block: Block) -> None:
         self.owner, self.block = owner, block
-        self.values: dict[Any, Any] = {}
-        self.stored: dict[Any, Precision | None] = {}
-        self.group: dict[Any, int | None] = {}
+        self.stored: dict[Any, tuple[Any, Precision | None, int | None]] = {}
         self.read_before: dict[tuple[Any, Precision, int | None], Any] = {}
 
-    def write(
-        self,
-        variables: Sequence[Any],
-        values: Sequence[Any],
-        precisions: Sequence[Precision | None],
-        group: int | None,
-    ) -> None:
-        """Take values that are stored in precisions already."""
-        for var, value, precision in zip(variables, values, precisions, strict=True):
-            self.values[var], self.stored[var], self.group[var] = value, precision, group
+    def write(self, variables: Any, values: Any, precisions: Any, group: int | None) -> None:
+        """Take values that are stored in precisions already, by a group of operations."""
+        self.stored.update(zip(variables, zip(values, precisions, repeat(group)), strict=False))
 
     def equation(self, position: int) -> None:
         """Run one equation."""
@@ -79,7 +71,7 @@ class _Run:
         group = self._group(position)
         if decision is None:
             operands = [self.read(atom, None, None, None) for atom in eqn.invars]
-            outputs: Sequence[Precision | None] = [None] * len(eqn.outvars)
+            outputs: Any = [None] * len(eqn.outvars)
         else:
             reads = zip(eqn.invars, decision.reads, strict=True)
             operands = [self.read(atom, r.precision, r.copy, group) for atom, r in reads]
@@ -101,9 +93,9 @@ class _Run:
         """Return a value as one group of operations reads it."""
         if (number := literal(atom)) is not None:
             return number
-        value = self.values[atom]
+        value, stored, _ = self.stored[atom]
         for wanted in (copy, precision):
-            if wanted is None or not is_narrow(wanted) or self.stored[atom] is wanted:
+            if wanted is None or not is_narrow(wanted) or stored is wanted:
                 continue
             key = atom, wanted, group
             if key not in self.read_before:
@@ -114,10 +106,8 @@ class _Run:
     def results(self) -> list[Value]:
         """Return the results of the block."""
         atoms, wanted = self.block.jaxpr.outvars, self.block.outputs
-        return [
-            Value(self.read(atom, p, None, self.group.get(atom) if literal(atom) is None else None))
-            for atom, p in zip(atoms, wanted, strict=True)
-        ]
+        groups = [None if literal(a) is not None else self.stored[a][2] for a in atoms]
+        return [Value(self.read(*each)) for each in zip(atoms, wanted, repeat(None), groups)]
 
     def _group(self, position: int) -> int | None:
         """Return the group of an operation, or of the first inside of what holds others."""

@@ -100,18 +100,14 @@ def _search(
         state.matrix, problem.gains(), _MARGIN * budget, measure, problem.cost,
         max_runs - 1, state.errors,
     )  # fmt: skip
-    return _tuning(problem, budget, search.best(), state, search.gains)
-
-
-def _tuning(
-    problem: Problem, budget: float, low: np.ndarray, state: _State, gains: np.ndarray
-) -> Tuning:
-    matrix = state.matrix
-    assert matrix is not None
-    ones = np.eye(len(low), dtype=bool)
-    single = predicted(matrix, ones)
+    low, single = search.best(), search.single
     labels = [f"{g}: predicted error {s:.1e}" for g, s in zip(problem.groups, single, strict=True)]
-    order = np.argsort(-single, kind="stable")
+    verdicts = [
+        Verdict(group=group, low=bool(is_low), predicted=float(error), saved=float(saved))
+        for group, is_low, error, saved in zip(
+            problem.groups, low, single, search.gains, strict=True
+        )
+    ]
     return Tuning(
         policy=problem.policy(low, labels),
         budget=budget,
@@ -120,34 +116,24 @@ def _tuning(
         cost_f32=problem.cost(np.zeros(len(low), bool)),
         cost_low=problem.cost(np.ones(len(low), bool)),
         runs=len(state.errors) + 1,
-        verdicts=tuple(
-            Verdict(
-                group=problem.groups[g], low=bool(low[g]), predicted=float(single[g]),
-                saved=float(gains[g]),
-            )
-            for g in order
-        ),
-        curve=_curve(problem, state, gains),
-    )  # fmt: skip
+        verdicts=tuple(sorted(verdicts, key=lambda v: -v.predicted)),
+        curve=_curve(search),
+    )
 
 
-def _curve(problem: Problem, state: _State, gains: np.ndarray) -> tuple[Choice, ...]:
+def _curve(search: Search) -> tuple[Choice, ...]:
     """Return the points of lowering groups one by one, best ratio first, and of all other runs."""
-    assert state.matrix is not None
-    single = predicted(state.matrix, np.eye(len(gains), dtype=bool))
-    low, chosen = np.zeros(len(gains), bool), {}
-    for group in np.argsort(-gains / np.maximum(single, 1e-30), kind="stable"):
-        low = low.copy()
+    low, chosen = np.zeros(len(search.gains), bool), {}
+    for group in np.argsort(-search.gains / np.maximum(search.single, 1e-30), kind="stable"):
         low[group] = True
-        chosen[low.tobytes()] = low
-    chosen.update({key: np.frombuffer(key, bool) for key in state.errors})
+        chosen[low.tobytes()] = None
     choices = (
         Choice(
-            cost=problem.cost(low),
-            predicted=float(predicted(state.matrix, low)),
-            measured=state.errors.get(key),
+            cost=search.cost_of(choice := np.frombuffer(key, bool)),
+            predicted=float(predicted(search.matrix, choice)),
+            measured=search.errors.get(key),
         )
-        for key, low in chosen.items()
+        for key in chosen | search.errors
     )
     return tuple(sorted(choices, key=lambda choice: choice.cost))
 
@@ -187,7 +173,7 @@ class _State:
         data = {
             "fingerprint": self.fingerprint,
             "matrix": self.matrix.tolist(),
-            "errors": {_word(key): error for key, error in self.errors.items()},
+            "errors": [[list(choice), error] for choice, error in self.errors.items()],
         }
         new = self.path.with_name(f"{self.path.name}.new")
         new.write_text(json.dumps(data))
@@ -199,20 +185,12 @@ class _State:
             if data["fingerprint"] != self.fingerprint:
                 return
             self.matrix = np.array(data["matrix"], np.float64)
-            self.errors = {_key(word): float(error) for word, error in data["errors"].items()}
+            self.errors = {bytes(choice): float(error) for choice, error in data["errors"]}
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise TuningError(
                 f"{path} is not a state of a search that tune has kept ({type(error).__name__}: "
                 f"{error}). Remove it, or name another file."
             ) from None
-
-
-def _key(word: str) -> bytes:
-    return np.array([letter == "1" for letter in word]).tobytes()
-
-
-def _word(key: bytes) -> str:
-    return "".join("1" if low else "0" for low in np.frombuffer(key, bool))
 
 
 @contextmanager

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
@@ -98,7 +96,7 @@ class Tuning(Displayable):
     """The cheapest policy found that keeps the error within the budget.
 
     Attributes:
-      policy: the policy: the given one with a rule for each group that stays in f32.
+      policy: the given one with a rule for each group that stays in f32.
       budget: the largest error that was allowed.
       error: error of the policy, measured.
       cost: its modelled time.
@@ -118,10 +116,6 @@ class Tuning(Displayable):
     runs: int
     verdicts: tuple[Verdict, ...]
     curve: tuple[Choice, ...]
-
-    def to_data(self) -> dict[str, Any]:
-        """Return everything as plain words; ``policy`` is what ``from_json`` of a policy reads."""
-        return dataclasses.asdict(self) | {"policy": json.loads(self.policy.to_json())}
 
     def picture(self, path: str | Path) -> None:
         """Draw the trade-off between cost and error; the suffix says in which format.
