@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -68,32 +68,17 @@ def _register(children: Sequence[str], static: Sequence[str] = ()) -> Any:
     return decorate
 
 
-@_register(())
-@dataclasses.dataclass(frozen=True)
-class NoOpLossScale:
-    """The loss scale of programs that need none: float32 and bfloat16.
+_AT_ONE: ContextVar[bool] = ContextVar("jaxamp_scales_at_one", default=False)
 
-    >>> NoOpLossScale().scale(3.0)
-    3.0
-    """
 
-    @property
-    def loss_scale(self) -> int:
-        """One."""
-        return 1
-
-    def scale(self, tree: _T) -> _T:
-        """Return the tree itself."""
-        return tree
-
-    def unscale(self, tree: _T) -> _T:
-        """Return the tree itself."""
-        return tree
-
-    def adjust(self, grads_finite: Any) -> NoOpLossScale:
-        """Return the loss scale itself."""
-        del grads_finite
-        return self
+@contextmanager
+def scales_at_one() -> Iterator[None]:
+    """Let loss scales multiply and divide by one inside the block, to see what they do."""
+    token = _AT_ONE.set(True)
+    try:
+        yield
+    finally:
+        _AT_ONE.reset(token)
 
 
 class _Factor:
@@ -101,16 +86,45 @@ class _Factor:
 
     loss_scale: Any
 
+    @keep_precision("f32")
     def scale(self, tree: _T) -> _T:
         """Multiply the floating leaves, in float32 or wider; other leaves stay as they are."""
-        return _scaled(tree, self.loss_scale)
+        factor = 1 if _AT_ONE.get() else self.loss_scale
+        return map_floats(lambda leaf: widen(leaf) * factor, tree)
 
+    @keep_precision("f32")
     def unscale(self, tree: _T) -> _T:
         """Divide the floating leaves, in float32 or wider; other leaves stay as they are.
 
         Unscale with the object that scaled, not with the one that ``adjust`` returned.
         """
-        return _unscaled(tree, self.loss_scale)
+        # The inverse of a power of two is one, so this is exact; XLA would divide in the same way.
+        inverse = 1 / jnp.asarray(1 if _AT_ONE.get() else self.loss_scale, jnp.float32)
+        return map_floats(lambda leaf: widen(leaf) * inverse, tree)
+
+    def adjust(self, grads_finite: Any) -> Self:
+        """Return the loss scale itself."""
+        return self
+
+
+@_register(())
+@dataclasses.dataclass(frozen=True)
+class NoOpLossScale(_Factor):
+    """The loss scale of programs that need none: float32 and bfloat16.
+
+    >>> NoOpLossScale().scale(3.0)
+    3.0
+    """
+
+    loss_scale: ClassVar[Any] = 1
+
+    def scale(self, tree: _T) -> _T:
+        """Return the tree itself."""
+        return tree
+
+    def unscale(self, tree: _T) -> _T:
+        """Return the tree itself."""
+        return tree
 
 
 @_register(("loss_scale",))
@@ -133,11 +147,6 @@ class StaticLossScale(_Factor):
 
     def __post_init__(self) -> None:
         vars(self).update(loss_scale=_factor("loss_scale", self.loss_scale))
-
-    def adjust(self, grads_finite: Any) -> StaticLossScale:
-        """Return the loss scale itself."""
-        del grads_finite
-        return self
 
 
 @_register(
@@ -187,10 +196,9 @@ class DynamicLossScale(_Factor):
             min_loss_scale=_factor("min_loss_scale", self.min_loss_scale, zero=True),
             max_loss_scale=_factor("max_loss_scale", self.max_loss_scale),
         )
-        _check_growth(self.period, self.factor, self.backoff)
-        _check_order(self.min_loss_scale, self.max_loss_scale)
+        self._check()
 
-    def adjust(self, grads_finite: Any) -> DynamicLossScale:
+    def adjust(self, grads_finite: Any) -> Self:
         """Return the loss scale for the next step.
 
         Args:
@@ -209,6 +217,20 @@ class DynamicLossScale(_Factor):
             counter=jnp.where(finite & ~full, counter + 1, 0).astype(counter.dtype),
         )
         return adjusted
+
+    def _check(self) -> None:
+        backoff, ends = self.backoff, (self.min_loss_scale, self.max_loss_scale)
+        wrong = ""
+        if not self.period >= 1:
+            wrong = f"period counts steps, 1 or more; {self.period!r} was given."
+        elif not (math.isfinite(self.factor) and self.factor >= 1):
+            wrong = f"factor multiplies a scale that grows: 1 or more, not {self.factor!r}."
+        elif backoff is not None and not 0 < backoff <= 1:
+            wrong = f"backoff shrinks the scale: above 0, at most 1, not {backoff!r}."
+        elif all(isinstance(end, np.ndarray) for end in ends) and ends[0] > ends[1]:
+            wrong = f"The floor {ends[0]} of the loss scale is above its ceiling {ends[1]}."
+        if wrong:
+            raise TrainingError(wrong)
 
     @keep_precision("f32")
     def _grown(self, scale: jax.Array) -> jax.Array:
@@ -260,32 +282,6 @@ def _adapter_of(scale: Any) -> Any:
     return adapter("jmp") if type(scale).__module__.partition(".")[0] == "jmp" else None
 
 
-_AT_ONE: ContextVar[bool] = ContextVar("jaxamp_scales_at_one", default=False)
-
-
-@contextmanager
-def scales_at_one() -> Iterator[None]:
-    """Let loss scales multiply and divide by one inside the block, to see what they do."""
-    token = _AT_ONE.set(True)
-    try:
-        yield
-    finally:
-        _AT_ONE.reset(token)
-
-
-@keep_precision("f32")
-def _scaled(tree: _T, factor: Any) -> _T:
-    factor = 1 if _AT_ONE.get() else factor
-    return map_floats(lambda leaf: widen(leaf) * factor, tree)
-
-
-@keep_precision("f32")
-def _unscaled(tree: _T, factor: Any) -> _T:
-    # The inverse of a power of two is one, so this is exact; XLA would divide in the same way.
-    inverse = 1 / jnp.asarray(1 if _AT_ONE.get() else factor, jnp.float32)
-    return map_floats(lambda leaf: widen(leaf) * inverse, tree)
-
-
 def _as(dtype: Any, value: Any) -> Any:
     """Cast `value` to `dtype`: concrete numbers stay on the host, arrays where they are."""
     if isinstance(value, jax.Array):
@@ -301,17 +297,3 @@ def _factor(name: str, value: Any, *, zero: bool = False) -> Any:
         if not good:
             raise TrainingError(f"{name} is a positive number up to 2**126, not {value!r}.")
     return factor
-
-
-def _check_growth(period: Any, factor: Any, backoff: Any) -> None:
-    if not period >= 1:
-        raise TrainingError(f"period counts steps, 1 or more; {period!r} was given.")
-    if not (math.isfinite(factor) and factor >= 1):
-        raise TrainingError(f"factor multiplies a scale that grows: 1 or more, not {factor!r}.")
-    if backoff is not None and not 0 < backoff <= 1:
-        raise TrainingError(f"backoff shrinks the scale: above 0, at most 1, not {backoff!r}.")
-
-
-def _check_order(floor: Any, ceiling: Any) -> None:
-    if isinstance(floor, np.ndarray) and isinstance(ceiling, np.ndarray) and floor > ceiling:
-        raise TrainingError(f"The floor {floor} of the loss scale is above its ceiling {ceiling}.")

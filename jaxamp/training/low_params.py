@@ -72,9 +72,8 @@ def with_master_weights(optimizer: Any) -> optax.GradientTransformationExtraArgs
     def update(
         updates: Any, state: MasterWeightsState, params: Any = None, **extra: Any
     ) -> tuple[Any, MasterWeightsState]:
-        params = _needs_params(params, "with_master_weights")
-        grads = widen_floats(updates)
-        updates, moved = inner.update(grads, state.inner_state, state.master, **extra)
+        wide = None if params is None else state.master
+        updates, moved = _moved(inner, "with_master_weights", updates, state, wide, extra)
         master = _map_params(lambda m, u: m + u, state.master, updates)
         updates = _map_params(
             lambda p, m: _step_to(nearest(m, jnp.asarray(p).dtype), p), params, master
@@ -127,15 +126,13 @@ def with_kahan(optimizer: Any) -> optax.GradientTransformationExtraArgs:
     inner = as_transformation(optimizer)
 
     def init(params: Any) -> KahanState:
-        return KahanState(jax.tree.map(_no_compensation, params), inner.init(widen_floats(params)))
+        nothing = jax.tree.map(lambda p: jnp.zeros_like(p) if _is_low(p) else jnp.zeros(0), params)
+        return KahanState(nothing, inner.init(widen_floats(params)))
 
     def update(
         updates: Any, state: KahanState, params: Any = None, **extra: Any
     ) -> tuple[Any, KahanState]:
-        params = _needs_params(params, "with_kahan")
-        updates, moved = inner.update(
-            widen_floats(updates), state.inner_state, widen_floats(params), **extra
-        )
+        updates, moved = _moved(inner, "with_kahan", updates, state, params, extra)
         pairs = jax.tree.map(_compensated, params, updates, state.compensation)
         updates, compensation = jax.tree.transpose(
             jax.tree.structure(params), jax.tree.structure((0, 0)), pairs
@@ -143,10 +140,6 @@ def with_kahan(optimizer: Any) -> optax.GradientTransformationExtraArgs:
         return updates, KahanState(compensation, moved)
 
     return transformation(init, update)
-
-
-def _no_compensation(param: Any) -> jax.Array:
-    return jnp.zeros_like(param) if _is_low(param) else jnp.zeros(0)
 
 
 def _compensated(param: Any, update: Any, compensation: Any) -> tuple[Any, Any]:
@@ -242,26 +235,14 @@ def with_stochastic_rounding(
     def update(
         updates: Any, state: StochasticRoundingState, params: Any = None, **extra: Any
     ) -> tuple[Any, StochasticRoundingState]:
-        params = _needs_params(params, "with_stochastic_rounding")
-        updates, moved = inner.update(
-            widen_floats(updates), state.inner_state, widen_floats(params), **extra
-        )
+        updates, moved = _moved(inner, "with_stochastic_rounding", updates, state, params, extra)
         key = jax.random.fold_in(jax.random.key(state.seed), state.step)
-        updates = _rounded_steps(params, updates, key)
+        leaves, treedef = jax.tree.flatten(params)
+        keys = [jax.random.fold_in(key, index) for index in range(len(leaves))]
+        updates = jax.tree.map(_rounded_step, params, updates, jax.tree.unflatten(treedef, keys))
         return updates, StochasticRoundingState(state.seed, state.step + 1, moved)
 
     return transformation(init, update)
-
-
-def _rounded_steps(params: Any, updates: Any, key: jax.Array) -> Any:
-    leaves, treedef = jax.tree.flatten(params)
-    steps = [
-        _rounded_step(param, update, jax.random.fold_in(key, index))
-        for index, (param, update) in enumerate(
-            zip(leaves, treedef.flatten_up_to(updates), strict=True)
-        )
-    ]
-    return jax.tree.unflatten(treedef, steps)
 
 
 def _rounded_step(param: Any, update: Any, key: jax.Array) -> Any:
@@ -275,14 +256,16 @@ def _rounded_step(param: Any, update: Any, key: jax.Array) -> Any:
     return _step_to(widen(stochastic_round(widen(param) + update, key)), param)
 
 
-def _needs_params(params: Any, name: str) -> Any:
-    """Return `params`, which must have been given."""
+def _moved(
+    inner: Any, name: str, updates: Any, state: Any, params: Any, extra: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Return the step of the optimizer inside, in float32, and its next state."""
     if params is None:
         raise TrainingError(
             f"{name} rounds the parameters, so its update needs them: "
             "optimizer.update(grads, state, params)."
         )
-    return params
+    return inner.update(widen_floats(updates), state.inner_state, widen_floats(params), **extra)
 
 
 def _is_low(leaf: Any) -> bool:
