@@ -3,76 +3,36 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import linecache
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
 
 from jaxamp.display.lines import MOST, Line, Part, near_file
 from jaxamp.display.summary import COLORS
 from jaxamp.inspect.explain import Explanation, Note
 from jaxamp.inspect.operation import grouped
 
-Spans = list[tuple[int, int, str]]
-_BESIDE = 1  # lines shown before and after one that is in no function
+Span = tuple[int, int, str]
+"""First line, last line and name of a function."""
 
 
-class Excerpt(NamedTuple):
-    """Lines of a file that are shown together."""
-
-    file: str
-    name: str
-    first: int
-    lines: tuple[str, ...]
-
-    def numbers(self) -> range:
-        """Return the numbers of its lines."""
-        return range(self.first, self.first + len(self.lines))
-
-
-def excerpts(file: str, wanted: Iterable[int]) -> list[Excerpt]:
-    """Return the functions of a file that hold the wanted lines, and lines around the others."""
-    text = [line.rstrip("\n") for line in linecache.getlines(file)]
-    if not text:
-        return []
-    spans = _functions(text)
-    shown: dict[tuple[int, int], str] = {}
-    for number in sorted(set(wanted)):
-        around = [s for s in spans if s[0] <= number <= s[1]]
-        # The outermost function is shown whole, so that a line never comes twice.
-        first, last, name = min(around) if around else _alone(number, len(text), spans)
-        before = max((b for _, b in shown), default=0)
-        if number > before:
-            shown[max(first, before + 1), last] = name
-    ordered = sorted(shown.items())
-    return [Excerpt(file, name, a, tuple(text[a - 1 : b])) for (a, b), name in ordered]
-
-
-def _alone(number: int, length: int, spans: Spans) -> tuple[int, int, str]:
-    """Return a line that is in no function, and the lines around that are in none either."""
-    near = range(max(1, number - _BESIDE), min(length, number + _BESIDE) + 1)
-    alone = [n for n in near if not any(a <= n <= b for a, b, _ in spans)]
-    return alone[0], alone[-1], ""
-
-
-def _functions(text: Sequence[str]) -> Spans:
-    """Return the first line, last line and name of every function."""
+def _functions(file: str) -> list[Span]:
+    """Return every function of a file."""
     try:
-        tree = ast.parse("\n".join(text))
+        return list(_named(ast.parse("".join(linecache.getlines(file))), ""))
     except SyntaxError:  # a notebook cell may hold what Python alone does not read
         return []
-    return list(_named(tree, ""))
 
 
-def _named(tree: ast.AST, around: str) -> Iterator[tuple[int, int, str]]:
+def _named(tree: ast.AST, around: str) -> Iterator[Span]:
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield _first(node), node.end_lineno or node.lineno, around + node.name
-        is_named = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        yield from _named(node, f"{around}{node.name}." if is_named else around)
-
-
-def _first(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    return min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        inside = around
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            inside = f"{around}{node.name}."
+            if not isinstance(node, ast.ClassDef):
+                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+                yield first, node.end_lineno or node.lineno, around + node.name
+        yield from _named(node, inside)
 
 
 _GLOSSARY = "Reasons and [guards] in full sentences: docs/explanation/glossary.md, guards.md."
@@ -91,11 +51,13 @@ def explanation_lines(explanation: Explanation) -> Iterator[Line]:
         notes = _costliest(notes)
     for file, of_file in grouped(notes, lambda note: note.place.file).items():
         by_line = grouped(of_file, lambda note: note.place.line)
-        found = excerpts(file, by_line) if file else []
-        for block in found:
-            yield from _block(block, by_line, whole)
-        if not found:
-            yield from _sourceless(file, by_line, whole) if file else _homeless(by_line)
+        if not file:  # operations of JAX's own
+            for note in of_file:
+                yield ((f"no line: {note.arithmetic} {note.what}: {note.reason}", "dim"),)
+        elif linecache.getlines(file):
+            yield from _of_file(file, by_line, whole)
+        else:
+            yield from _sourceless(file, by_line, whole)
     if not whole and explanation.notes:
         shown = len({n.place for n in notes})
         rest = f"The {shown} of {every} lines that cost most. " if shown < every else ""
@@ -131,18 +93,22 @@ def _costliest(notes: list[Note]) -> list[Note]:
     return [n for n in notes if n in kept]
 
 
-def _block(block: Excerpt, by_line: dict[int, list[Note]], whole: bool) -> Iterator[Line]:
-    name = f" ({block.name})" if block.name else ""
-    yield ()
-    yield ((f"{near_file(block.file)}{name}", "bold"),)
-    for number, line in zip(block.numbers(), block.lines, strict=True):
-        notes = by_line.get(number, [])
-        if not (notes or whole):
-            continue
-        yield (f"{number:5} │ ", "dim"), (line, "" if notes else "dim")
-        indent = " " * (len(line) - len(line.lstrip()) + 4)
-        for note in notes:
-            yield from _words(note, whole, ("      │ ", "dim"), indent)
+def _of_file(file: str, by_line: dict[int, list[Note]], whole: bool) -> Iterator[Line]:
+    """Show lines with their notes by the outermost functions that hold them, or these whole."""
+    spans = _functions(file)
+
+    def around(number: int) -> Span | None:
+        return min((s for s in spans if s[0] <= number <= s[1]), default=None)
+
+    for span, group in itertools.groupby(sorted(by_line), around):
+        yield ()
+        yield ((f"{near_file(file)} ({span[2]})" if span else near_file(file), "bold"),)
+        for number in range(span[0], span[1] + 1) if whole and span else group:
+            line, notes = linecache.getline(file, number).rstrip("\n"), by_line.get(number, [])
+            yield (f"{number:5} │ ", "dim"), (line, "" if notes else "dim")
+            indent = " " * (len(line) - len(line.lstrip()) + 4)
+            for note in notes:
+                yield from _words(note, whole, ("      │ ", "dim"), indent)
 
 
 def _sourceless(file: str, by_line: dict[int, list[Note]], whole: bool) -> Iterator[Line]:
@@ -165,10 +131,3 @@ def _words(note: Note, whole: bool, *before: Part) -> Iterator[Line]:
         rest = f", {len(note.modules) - 4} more" if len(note.modules) > 4 else ""
         modules = ", ".join(name or "(no module)" for name in note.modules[:4])
         yield *before, f"     in {modules}{rest}"
-
-
-def _homeless(by_line: dict[int, list[Note]]) -> Iterator[Line]:
-    """Show operations of JAX's own that have no line of the user's."""
-    for notes in by_line.values():
-        for note in notes:
-            yield ((f"no line: {note.arithmetic} {note.what}: {note.reason}", "dim"),)

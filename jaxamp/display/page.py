@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import html
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxamp.display.lines import amount, near, near_file, share, storage
-from jaxamp.inspect.count import Tally
 from jaxamp.inspect.operation import (
     Operation,
     Place,
@@ -27,38 +25,24 @@ _EIGHT = "f8"
 OTHER = "other"  # integers, booleans, keys
 
 
-class Part(NamedTuple):
-    """A part of a bar: the precision that colours it, its share of the chart, and what it says."""
-
-    precision: str
-    share: float
-    title: str
+Bar = dict[str, Any]
+"""One bar: its name, its parts (colour, share of the chart, what it says), and its end."""
 
 
-class Bar(NamedTuple):
-    """One bar: its name, its parts, and the number at its end."""
-
-    name: str
-    parts: tuple[Part, ...]
-    end: str
-
-
-class Chart(NamedTuple):
-    """A chart and its title."""
-
-    title: str
-    bars: tuple[Bar, ...]
-
-
-def charts(report: Report) -> list[Chart]:
-    """Return the charts: shares, bytes by kind, FLOPs by scope and by line, and guards."""
-    operations = report.operations
+def charts(report: Report) -> list[tuple[str, list[Bar]]]:
+    """Return the charts, each a title and bars: shares, then what has most, each in colours."""
+    every = report.operations
+    measures = {"FLOPs": _FLOPS, "bytes": _BYTES, "operations": _OPERATIONS}
+    shares = [bar for name, measure in measures.items() for bar in _bars({name: every}, measure)]
+    by_guard = grouped(every, lambda o: o.guard or "(none)")
+    by_scope = grouped(every, lambda o: o.scope or "(none)")
+    by_line = grouped(every, lambda o: near(o.place, "(none)"))
     return [
-        _shares(operations),
-        _grouped("operations by guard", operations, lambda o: o.guard or "(none)", _OPERATIONS),
-        _grouped("bytes by kind, before fusion", operations, lambda o: o.kind, _BYTES),
-        _grouped("FLOPs by scope", operations, lambda o: o.scope or "(none)", _FLOPS),
-        _grouped("FLOPs by line", operations, lambda o: near(o.place, "(none)"), _FLOPS),
+        ("share of each precision", shares),
+        ("operations by guard", _bars(by_guard, _OPERATIONS)),
+        ("bytes by kind, before fusion", _bars(grouped(every, lambda o: o.kind), _BYTES)),
+        ("FLOPs by scope", _bars(by_scope, _FLOPS)),
+        ("FLOPs by line", _bars(by_line, _FLOPS)),
     ]
 
 
@@ -73,60 +57,39 @@ def family(word: str) -> str:
     return _EIGHT if word.startswith(_EIGHT) else OTHER
 
 
-class _Measure(NamedTuple):
-    """The length of a bar, how the number is written, and which precision colours it."""
-
-    value: Callable[[Tally], int]
-    words: Callable[[float], str]
-    colour: str
+_FLOPS = "flops", "arithmetic", amount
+_BYTES = "bytes", "stored", storage
+_OPERATIONS = "operations", "arithmetic", amount
 
 
-_FLOPS = _Measure(lambda tally: tally.flops, amount, "arithmetic")
-_BYTES = _Measure(lambda tally: tally.bytes, storage, "stored")
-_OPERATIONS = _Measure(lambda tally: tally.operations, amount, "arithmetic")
+def _bars(
+    groups: Mapping[str, Sequence[Operation]], measure: tuple[str, str, Callable[[float], str]]
+) -> list[Bar]:
+    """Return the longest bars, given what of a tally they are, what colours them, how to write it.
 
-
-def _shares(operations: Sequence[Operation]) -> Chart:
-    bars = []
-    for name, measure in (("FLOPs", _FLOPS), ("bytes", _BYTES), ("operations", _OPERATIONS)):
-        sums = _by_precision(operations, measure)
-        whole = sum(sums.values())
-        bars.append(Bar(name, _parts(sums, whole, measure), measure.words(whole)))
-    return Chart("share of each precision", tuple(bars))
-
-
-def _grouped(
-    title: str,
-    operations: Sequence[Operation],
-    key: Callable[[Operation], str],
-    measure: _Measure,
-) -> Chart:
-    groups = grouped(operations, key)
-    sums = {name: _by_precision(group, measure) for name, group in groups.items()}
+    The parts of a bar are its precisions.
+    """
+    attribute, colour, words = measure
+    sums = {}
+    for name, group in groups.items():
+        parts: dict[str, int] = dict.fromkeys((*reversed(_FLOATS), _EIGHT, OTHER), 0)
+        for operation in group:
+            parts[family(getattr(operation, colour))] += getattr(operation.tally, attribute)
+        sums[name] = parts
     wholes = {name: sum(parts.values()) for name, parts in sums.items()}
     most = sorted((n for n in wholes if wholes[n]), key=lambda n: -wholes[n])[:_MOST]
-    bars = [
-        Bar(name, _parts(sums[name], wholes[most[0]], measure), measure.words(wholes[name]))
+    return [
+        {
+            "name": name,
+            "parts": [
+                (word, n / wholes[most[0]], f"{word}: {words(n)}, {share(n, wholes[name])}")
+                for word, n in sums[name].items()
+                if n
+            ],
+            "end": words(wholes[name]),
+        }
         for name in most
     ]
-    return Chart(title, tuple(bars))
-
-
-def _by_precision(operations: Sequence[Operation], measure: _Measure) -> dict[str, int]:
-    sums: dict[str, int] = defaultdict(int)
-    for operation in operations:
-        sums[family(getattr(operation, measure.colour))] += measure.value(operation.tally)
-    order = [*reversed(_FLOATS), _EIGHT, OTHER]
-    return {name: sums[name] for name in sorted(sums, key=order.index)}
-
-
-def _parts(sums: Mapping[str, int], whole: int, measure: _Measure) -> tuple[Part, ...]:
-    own = sum(sums.values())
-    return tuple(
-        Part(name, n / whole, f"{name}: {measure.words(n)}, {share(n, own)}")
-        for name, n in sums.items()
-        if n
-    )
 
 
 _PAGES = Path(__file__).parent / "pages"

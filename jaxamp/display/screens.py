@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import html
 import importlib
@@ -70,15 +71,18 @@ def parts(value: Any) -> Iterator[Any]:
         raise NotImplementedError(f"{type(value).__name__} has no screen")
 
 
-@functools.singledispatch
 def page(value: Any) -> str:
     """Return one self-contained HTML page."""
+    if isinstance(value, Report):
+        return needed("jinja2") and report_page(value)
     return _html(value, _PAGE)
 
 
-@functools.singledispatch
 def notebook(value: Any) -> str:
     """Return the HTML that a notebook shows below a cell."""
+    if isinstance(value, Report):
+        with contextlib.suppress(InspectionError):  # without jinja2 it is the first screen
+            return in_frame(page(value))
     return _html(value, _FRAGMENT)
 
 
@@ -91,21 +95,12 @@ def _show_report(report: Report) -> Iterator[Any]:
     return full(report) if report.everything else report_lines(report)
 
 
-def _notebook_report(report: Report) -> str:
-    try:
-        return in_frame(page(report))
-    except InspectionError:  # without jinja2 it is the first screen
-        return _html(report, _FRAGMENT)
-
-
 parts.register(Difference, _drawn("tables", "show_difference"))
 parts.register(Estimate, _drawn("tables", "show_estimate"))
 parts.register(Explanation, explanation_lines)
 parts.register(ProbeReport, _drawn("tables", "show_probe"))
 parts.register(Report, _show_report)
 parts.register(Tuning, _drawn("tables", "show_tuning"))
-page.register(Report, lambda report: needed("jinja2") and report_page(report))
-notebook.register(Report, _notebook_report)
 
 
 def terminal(value: Any) -> Any:

@@ -16,14 +16,13 @@ from jaxamp.display.lines import Line, Part, amount, sentence, share, storage, t
 from jaxamp.errors import counted
 from jaxamp.inspect.kernel_regions import ABSENT, LOSS
 from jaxamp.inspect.operation import Operation, common_scope, grouped, numberless, total
-from jaxamp.inspect.report import Report
+from jaxamp.inspect.report import WIDE, Report
 from jaxamp.plan.dataflow.constraints import CAST
 
 COLORS = {
     "f32": "cyan", "f64": "blue", "bf16": "green", "f16": "yellow",
     "f8_e4m3": "magenta", "f8_e5m2": "magenta",
 }  # fmt: skip
-_WIDE = "f32", "f64"
 _FEW = 5  # rows of each table
 _LONG = 34  # characters of a module that a row has room for
 _CLOCK = TARGETS["h200"]  # the chip of which the time to start a kernel has been measured
@@ -136,8 +135,8 @@ def _products(report: Report) -> Iterator[Line]:
 def _wide(report: Report) -> Iterator[Line]:
     """Show what is in memory in float32: products by module, the others by reason."""
     whole = report.total
-    wide = [o for o in report.operations if o.runs and o.arithmetic in _WIDE]
-    inside = [o for o in wide if o.guard == Guard.REDUCTION_ISLAND.value or o.stored not in _WIDE]
+    wide = [o for o in report.operations if o.runs and o.arithmetic in WIDE]
+    inside = [o for o in wide if o.guard == Guard.REDUCTION_ISLAND.value or o.stored not in WIDE]
     stays = [o for o in wide if o not in inside]
     found = grouped(stays, lambda o: (o.reason, _module(o) if o.contraction else "")).values()
 
@@ -166,7 +165,7 @@ def _wide(report: Report) -> Iterator[Line]:
 def _next(report: Report) -> Iterator[Line]:
     yield (("Next", "bold"),)
     name = report.program if report.program.isidentifier() else "f"
-    wide = [o for o in _products_of(report) if o.arithmetic in _WIDE]
+    wide = [o for o in _products_of(report) if o.arithmetic in WIDE]
     steps: list[str] = []
     if any(o.guard == Guard.NO_GAIN.value or o.reason == CAST.reason for o in wide):
         steps.append(

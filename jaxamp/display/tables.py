@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from jaxamp.display.lines import amount, near, share, storage
 from jaxamp.display.summary import COLORS
 from jaxamp.errors import counted
 from jaxamp.inspect.diff import Change, Difference
-from jaxamp.inspect.operation import Row, few, rows_of, total
+from jaxamp.inspect.operation import Place, Row, few, rows_of, total
 from jaxamp.inspect.report import Report
 from jaxamp.numerics.probe_report import Measured, ProbeReport
 from jaxamp.tools.estimate import Compiled, Estimate
 from jaxamp.tools.tune import Tuning
 
 _MANY = 40  # rows that are listed; the page and the JSON have all
+_DENSE: Any = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
 _MODEL = (
     "The model: each kernel takes the longer of moving its bytes and of multiplying, both at the "
     "share of the published speed that kernels reach, and some microseconds to start. Nothing "
@@ -28,53 +30,56 @@ _MODEL = (
 )
 
 
-def columns(
-    table: Table, words: Sequence[str] = (), numbers: Sequence[str] = (), *, no_wrap: bool = False
+def _table(
+    title: str,
+    words: Sequence[str],
+    numbers: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    *,
+    no_wrap: bool = False,
+    **options: Any,
 ) -> Table:
-    """Add columns of words, which may be folded, and of numbers, with `no_wrap` on one line."""
-    for heading in words:
-        table.add_column(heading, overflow="fold")
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=no_wrap)
+    """Return a table of words, which may be folded, and of numbers, with `no_wrap` on one line."""
+    headings = [Column(word, overflow="fold") for word in words]
+    headings += [Column(number, justify="right", no_wrap=no_wrap) for number in numbers]
+    table = Table(*headings, title=title or None, title_justify="left", **options)
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _first(many: Sized, most: int = _MANY) -> str:
+    """Return what a title says where not all rows are listed."""
+    return f", the first {most} of {len(many)}" if len(many) > most else ""
 
 
 def show_difference(difference: Difference) -> Iterator[Any]:
     """Show totals side by side, then the lines that change."""
-    before, after = difference.before, difference.after
+    before, after = sides = difference.before, difference.after
     yield Text.assemble((after.program, "bold"), f": {before.policy} → {after.policy}")
     if not difference.changes:
         yield Text("no operation runs otherwise")
         return
-    yield _totals(difference)
-    lines = difference.lines()
-    rest = f", the first {_MANY} of {len(lines)}" if len(lines) > _MANY else ""
-    table = Table(title=f"what changes, most FLOPs first{rest}", title_justify="left")
-    table.add_column("line", no_wrap=True)
-    columns(table, ("what", "change", "why before", "why after"), ("FLOPs",))
-    for place, words, changes in lines[:_MANY]:
-        operations = [change.either for change in changes]
-        what = few(Counter(operation.primitive for operation in operations))
-        flops = amount(total(operations).flops)
-        table.add_row(near(place), what, words, *_reasons(changes), flops)
-    yield table
-
-
-def _totals(difference: Difference) -> Table:
-    sides = difference.before, difference.after
-    table = columns(Table(), ("",), [side.policy for side in sides])
-    table.add_row("bytes before fusion", *(storage(side.total.bytes) for side in sides))
-    table.add_row("casts inserted", *(str(side.casts.inserted) for side in sides))
+    totals = [
+        ("bytes before fusion", *(storage(side.total.bytes) for side in sides)),
+        ("casts inserted", *(str(side.casts.inserted) for side in sides)),
+    ]
     for word in sorted({word for side in sides for word in side.dots()}):
-        table.add_row(f"dots in {word}", *(str(side.dots().get(word, 0)) for side in sides))
-    return table
+        totals.append((f"dots in {word}", *(str(side.dots().get(word, 0)) for side in sides)))
+    yield _table("", [""], [side.policy for side in sides], totals)
+    lines = difference.lines()
+    title = f"what changes, most FLOPs first{_first(lines)}"
+    words = "line", "what", "change", "why before", "why after"
+    yield _table(title, words, ["FLOPs"], itertools.starmap(_changed, lines[:_MANY]))
 
 
-def _reasons(changes: list[Change]) -> tuple[str, str]:
-    """Return the reasons of the most expensive operation on either side."""
+def _changed(place: Place, words: str, changes: list[Change]) -> tuple[str, ...]:
+    """Return the row of a line, with the reasons of its most expensive operation on either side."""
+    operations = [change.either for change in changes]
     largest = max(changes, key=lambda c: c.either.tally.flops)
-    before, after = largest.before, largest.after
-    return before.reason if before else "", after.reason if after else ""
+    reasons = (side.reason if side else "" for side in (largest.before, largest.after))
+    what = few(Counter(operation.primitive for operation in operations))
+    return near(place), what, words, *reasons, amount(total(operations).flops)
 
 
 def show_estimate(estimate: Estimate) -> Iterator[Any]:
@@ -82,23 +87,25 @@ def show_estimate(estimate: Estimate) -> Iterator[Any]:
     yield Text.assemble((estimate.program, "bold"), f" compiled for {estimate.title}")
     rows = estimate.compiled
     policies = [row.policy for row in rows]
-    facts = columns(Table(title="compiled: facts", title_justify="left"), ("",), policies)
-    _add(facts, rows, "bytes moved", lambda r: r.bytes, storage)
-    _add(facts, rows, "temporary memory", lambda r: r.temporary, storage)
-    _add(facts, rows, "kernels", lambda r: r.kernels, str)
-    _add(facts, rows, "FLOPs of dots", lambda r: r.flops, amount)
+    facts = [
+        _compared(rows, "bytes moved", lambda r: r.bytes, storage),
+        _compared(rows, "temporary memory", lambda r: r.temporary, storage),
+        _compared(rows, "kernels", lambda r: r.kernels, str),
+        _compared(rows, "FLOPs of dots", lambda r: r.flops, amount),
+    ]
     for word in sorted({word for row in rows for word in {**row.dots, **row.planned}}):
-        facts.add_row(f"dots in {word}", *(_dots(row, word) for row in rows))
+        facts.append([f"dots in {word}", *(_dots(row, word) for row in rows)])
     if not any(row.fp8 for row in rows):
-        facts.add_row("dots in FP8", *("0" for _ in rows))
-    yield facts
-    model = columns(Table(title="roofline: a model", title_justify="left"), ("",), policies)
+        facts.append(["dots in FP8", *("0" for _ in rows)])
+    yield _table("compiled: facts", [""], policies, facts)
     times = [row.time for row in rows]
-    _add(model, rows, "time", lambda r: r.time.seconds, _seconds)
-    model.add_row("limited by memory", *(share(t.by_memory, t.seconds) for t in times))
+    model = [
+        _compared(rows, "time", lambda r: r.time.seconds, _seconds),
+        ["limited by memory", *(share(t.by_memory, t.seconds) for t in times)],
+    ]
     if any(t.by_starts for t in times):
-        model.add_row("starting kernels", *(share(t.by_starts, t.seconds) for t in times))
-    yield model
+        model.append(["starting kernels", *(share(t.by_starts, t.seconds) for t in times)])
+    yield _table("roofline: a model", [""], policies, model)
     yield Text(_MODEL, style="italic")
     if loops := max(row.unknown_loops for row in rows):
         yield Text(
@@ -106,20 +113,16 @@ def show_estimate(estimate: Estimate) -> Iterator[Any]:
         )
 
 
-def _add(
-    table: Table,
+def _compared(
     rows: tuple[Compiled, ...],
     name: str,
     value: Callable[[Compiled], float],
     words: Callable[[Any], str],
-) -> None:
-    first, *others = rows
-    base = value(first)
-    cells = [words(base)]
-    for row in others:
-        ratio = f"  {value(row) / base:.2f}×" if base else ""
-        cells.append(f"{words(value(row))}{ratio}")
-    table.add_row(name, *cells)
+) -> list[str]:
+    """Return a row with the ratio of each policy to the first."""
+    base, *others = map(value, rows)
+    ratios = (f"{words(other)}  {other / base:.2f}×" if base else words(other) for other in others)
+    return [name, words(base), *ratios]
 
 
 def _dots(row: Compiled, word: str) -> str:
@@ -141,10 +144,7 @@ def show_probe(report: ProbeReport) -> Iterator[Any]:
     caption = f"the {len(worst)} of the lowest SQNR" if worst else "none has an error"
     numbers = "max error", "rms", "SQNR dB", "over", "under", "subn.", "headroom"
     words = "operation", "stored", "scope", "line"
-    table = columns(Table(title=title, caption=caption), words, numbers, no_wrap=True)
-    for op in worst:
-        table.add_row(*_cells(op))
-    yield table
+    yield _table(title, words, numbers, map(_cells, worst), no_wrap=True, caption=caption)
 
 
 def _cells(op: Measured) -> tuple[str, ...]:
@@ -164,13 +164,12 @@ def show_tuning(tuning: Tuning) -> Iterator[Any]:
         f"{counted(tuning.runs, 'run')}"
     )
     words, numbers = ("scope", "function", "kind", "precision"), ("predicted error", "time saved")
-    title = "groups, the most sensitive first"
-    table = columns(Table(title=title, title_justify="left"), words, numbers)
+    rows = []
     for v in tuning.verdicts:
-        saved = f"{100 * v.saved / tuning.cost_f32:.2f} %"
         group = v.group.scope, v.group.function, v.group.kind
-        table.add_row(*group, "low" if v.low else "f32", f"{v.predicted:.1e}", saved)
-    yield table
+        saved = f"{100 * v.saved / tuning.cost_f32:.2f} %"
+        rows.append((*group, "low" if v.low else "f32", f"{v.predicted:.1e}", saved))
+    yield _table("groups, the most sensitive first", words, numbers, rows)
 
 
 _FEW = 12  # scopes whose memory is listed
@@ -192,7 +191,8 @@ def show_report(report: Report) -> Iterator[Any]:
         f"{storage(total.bytes)} before fusion",
         f" ({storage(total.saved)} less than as written)" if total.saved else "",
     )  # fmt: skip
-    yield _shares(report)
+    words, numbers = ("kind", "precision"), ("operations", "FLOPs", "bytes", "bytes saved")
+    yield _table("by kind and precision of arithmetic", words, numbers, _shares(report))
     inserted, shared, cancelled = report.casts
     yield Text(
         f"casts: {inserted} inserted, {shared} shared with an earlier reader, {cancelled} cancelled"
@@ -207,13 +207,11 @@ def show_report(report: Report) -> Iterator[Any]:
         yield _contractions(report)
 
 
-def _shares(report: Report) -> Table:
+def _shares(report: Report) -> Iterator[Sequence[Any]]:
     total = report.total
-    table = Table(title="by kind and precision of arithmetic", title_justify="left")
-    columns(table, ("kind", "precision"), ("operations", "FLOPs", "bytes", "bytes saved"))
     for (kind, word), tally in report.by("kind", "arithmetic").items():
         if tally.operations:
-            table.add_row(
+            yield (
                 kind,
                 precision_text(word),
                 f"{tally.operations}  {share(tally.operations, total.operations)}",
@@ -221,36 +219,27 @@ def _shares(report: Report) -> Table:
                 share(tally.bytes, total.bytes),
                 storage(tally.saved) if tally.saved > 0 else "",
             )
-    return table
 
 
 def _residuals(report: Report) -> Iterator[Any]:
     residuals = report.residual_bytes()
-    rest = f", the first {_FEW} of {len(residuals)}" if len(residuals) > _FEW else ""
-    yield Text(
-        f"residuals, in memory for the backward pass: {storage(sum(residuals.values()))}{rest}",
-        style="italic",
-    )
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    table.add_column("scope", overflow="fold")
-    table.add_column("dtype", no_wrap=True)
-    table.add_column("bytes", justify="right", no_wrap=True)
-    for (scope, word), size in list(residuals.items())[:_FEW]:
-        table.add_row(scope or "(none)", precision_text(word), storage(size))
-    yield table
+    whole, rest = storage(sum(residuals.values())), _first(residuals, _FEW)
+    yield Text(f"residuals, in memory for the backward pass: {whole}{rest}", style="italic")
+    rows = [
+        (scope or "(none)", precision_text(word), storage(size))
+        for (scope, word), size in list(residuals.items())[:_FEW]
+    ]
+    yield _table("", ("scope", "dtype"), ["bytes"], rows, no_wrap=True, show_edge=False, **_DENSE)
 
 
 def _contractions(report: Report) -> Table:
     rows = rows_of(o for o in report.contractions if o.runs)
     found = sorted(rows, key=lambda row: -row.tally.flops)
-    rest = f", the first {_MANY} of {len(found)}" if len(found) > _MANY else ""
-    title = f"dots and convolutions, largest first{rest}"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    columns(table, ("operands", "result"))
-    table.add_column("inside", no_wrap=True)
-    columns(table, (), ("", "FLOPs"), no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("line", no_wrap=True)
+    title = f"dots and convolutions, largest first{_first(found)}"
+    table = _table(title, ("operands", "result"), (), (), **_DENSE)
+    for heading in ("inside", "times", "FLOPs", "way", "line"):
+        justify = "right" if heading in ("times", "FLOPs") else "left"
+        table.add_column(heading, justify=justify, no_wrap=True)
     table.add_column("scope", overflow="fold")
     for row in found[:_MANY]:
         table.add_row(*_dot(row))

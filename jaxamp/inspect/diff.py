@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from jaxamp.inspect.displayable import Displayable
+from jaxamp.inspect.displayable import Displayable, plain
 from jaxamp.inspect.operation import Operation, Place, grouped, total
 from jaxamp.inspect.report import Report, report
 from jaxamp.policy.policy import PrecisionPolicy
@@ -57,17 +57,11 @@ class Difference(Displayable):
     def to_data(self) -> dict[str, Any]:
         """Return everything as plain words and numbers."""
         sides = {
-            name: {"policy": side.policy, "total": asdict(side.total), "dots": side.dots()}
+            name: {"policy": side.policy, "total": side.total, "dots": side.dots()}
             for name, side in (("before", self.before), ("after", self.after))
         }
-        changes = [
-            {
-                "before": change.before and change.before.to_data(),
-                "after": change.after and change.after.to_data(),
-            }
-            for change in self.changes
-        ]
-        return {"program": self.after.program, **sides, "changes": changes}
+        changes = [{"before": change.before, "after": change.after} for change in self.changes]
+        return plain({"program": self.after.program, **sides, "changes": changes})
 
     def __bool__(self) -> bool:
         return bool(self.changes)

@@ -1,9 +1,9 @@
-"""Base of values with a screen: as text, in a notebook, as a page. Screens are in `display/`."""
+"""Bases of results: as plain words and numbers, and on screens, which are in `display/`."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,38 @@ def _screens() -> Any:
     return screens()
 
 
-class Displayable:
+def plain(value: Any) -> Any:
+    """Return what a value and the dataclasses in it hold as plain words and numbers."""
+    return json.loads(json.dumps(value, default=_parts))
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    if hasattr(value, "to_json") and not hasattr(value, "to_data"):  # a policy
+        return json.loads(value.to_json())
+    return value.to_data() if hasattr(value, "to_data") else dataclasses.asdict(value)
+
+
+class Data:
+    """Base of dataclasses that can be written down, all fields but those that no `repr` shows."""
+
+    __slots__ = ()
+
+    def to_data(self) -> dict[str, Any]:
+        """Return everything as plain words and numbers."""
+        fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
+        found = {field.name: getattr(self, field.name) for field in fields if field.repr}
+        if place := found.pop("place", None):
+            found |= {**dataclasses.asdict(place), "text": place.text}
+        return plain(found)
+
+    def to_json(self) -> str:
+        """Return everything as JSON; what is infinite or NaN is a word there."""
+        data = json.dumps(self.to_data())
+        words = json.loads(data, parse_constant=lambda constant: str(float(constant)))
+        return json.dumps(words, indent=1)
+
+
+class Displayable(Data):
     """Base of values that have a screen: ``print``, notebooks and pages show the same.
 
     A screen is a function of the value in ``jaxamp.display``, a ``__rich__`` of its own, or what it
@@ -52,24 +83,7 @@ class Displayable:
     def _repr_html_(self) -> str:
         return _screens().notebook(self)
 
-    def to_data(self) -> dict[str, Any]:
-        """Return everything as plain words and numbers."""
-        raise NotImplementedError
-
-    def to_json(self) -> str:
-        """Return everything as JSON; what is infinite or NaN is a word there."""
-        return json.dumps(_finite(self.to_data()), indent=1)
-
     def save(self, path: str | Path) -> None:
         """Write the page, or JSON if the path ends in ``.json``."""
         path = Path(path)
         path.write_text(self.to_json() if path.suffix == ".json" else self.to_html())
-
-
-def _finite(value: Any) -> Any:
-    """Return words for the numbers in plain data that JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -15,16 +15,9 @@ from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import OpKind, op_of
 from jaxamp.inspect import count
 from jaxamp.inspect.count import Tally
-from jaxamp.inspect.operation import (
-    Operation,
-    Place,
-    SourceFrame,
-    frames_of,
-    innermost,
-    type_word,
-)
+from jaxamp.inspect.operation import Operation, Place, SourceFrame, frames_of, innermost
 from jaxamp.jaxprs.call_sites import call_at
-from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, OTHERS
+from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, OTHERS, size
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import is_region, nested
 from jaxamp.plan import Decision, Ground, JaxprPlan, OperandRead
@@ -135,10 +128,6 @@ class Where:
     frames: tuple[SourceFrame, ...] = ()
     needed: Sequence[bool] = ()
 
-    def frames_of(self, eqn: JaxprEqn) -> tuple[SourceFrame, ...]:
-        """Return the user's frames of an equation inside: of its own call stack, or the call's."""
-        return frames_of(eqn.source_info) or self.frames
-
 
 class Equation:
     """One equation with its decision; ``None`` where an amp inside has rewritten it already.
@@ -162,7 +151,7 @@ class Equation:
         op = op_of(primitive)
         self.name, self.trait, self.kind = primitive.name, op.trait, op.kind
         self.scope = joined_scope(where.scope, eqn)
-        self.frames = where.frames_of(eqn)
+        self.frames = frames_of(eqn.source_info) or where.frames  # its own, or those of the call
         self.needed = needed  # which results of its jaxprs are needed; none named are all
         sent = decision.sent if decision else None
         self._read(stored)
@@ -252,18 +241,17 @@ class Equation:
         return Tally(
             operations=1,
             flops=count.flops(self.name, self.kind, self.params, ins, out),
-            bytes=sum(int(n * element_width(aval, p)) for n, p, aval in moved),
-            bytes_f32=sum(int(n * element_width(aval, None)) for n, _, aval in moved),
+            bytes=sum(stored_bytes(aval, p, n) for n, p, aval in moved),
+            bytes_f32=sum(stored_bytes(aval, None, n) for n, _, aval in moved),
             bytes_narrow=sum(int(n * p.bits / 8) for n, p, _ in moved if p and p.bits <= 16),
         )
 
 
-def element_width(aval: Any, precision: Precision | None) -> float:
-    """Return the bytes of one element."""
-    if precision is not None:
-        return precision.bits / 8
-    dtype = getattr(aval, "dtype", None)
-    return getattr(dtype, "itemsize", 0)
+def stored_bytes(aval: Any, precision: Precision | None, count: int | None = None) -> int:
+    """Return the bytes of an array in a precision, or of so many of its elements."""
+    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 0)
+    width = itemsize if precision is None else precision.bits / 8
+    return int(width * (size(aval) if count is None else count))
 
 
 def dtype_word(aval: Any, precision: Precision | None) -> str:
@@ -278,7 +266,7 @@ def _words(precisions: Precisions, atoms: Sequence[Any]) -> list[str]:
 
 
 def _types(precisions: Precisions, atoms: Sequence[Any]) -> tuple[str, ...]:
-    words = _words(precisions, atoms)
-    return tuple(
-        type_word(w, getattr(a.aval, "shape", ())) for w, a in zip(words, atoms, strict=True)
-    )
+    """Return the type of each value in one word, such as ``bf16[8,128]``."""
+    shapes = (",".join(map(str, getattr(a.aval, "shape", ()))) for a in atoms)
+    pairs = zip(_words(precisions, atoms), shapes, strict=True)
+    return tuple(f"{word}[{shape}]" for word, shape in pairs)

@@ -22,8 +22,10 @@ from jaxamp.inspect.operation import (
     numberless,
     total,
 )
-from jaxamp.inspect.report import report
+from jaxamp.inspect.walk import Walk
 from jaxamp.policy.rules import Rule, scope_matches
+from jaxamp.run.amp import plan_of, under
+from jaxamp.trace.target import Target
 
 # Names of primitives as jax.numpy, or users, have them.
 _NAMES = {
@@ -143,17 +145,17 @@ def explain(
     >>> [(note.arithmetic, note.what) for note in found.notes]
     [('bf16', 'dot_general'), ('f32', 'tanh')]
     """
-    reported = report(fn, policy, strict=strict)
+    planned = plan_of(fn, policy, strict=strict)
+    name = Target.of(under(fn, policy)[0]).name
 
-    @functools.wraps(reported, updated=())
+    @functools.wraps(planned, updated=())
     def made(*args: Any, **kwargs: Any) -> Explanation:
-        found = reported(*args, **kwargs)
-        operations = _inside(found.operations, where)
+        plan = planned(*args, **kwargs)
         return Explanation(
-            program=found.program,
-            policy=found.policy,
+            program=name,
+            policy=str(plan.policy),
             where=where,
-            notes=tuple(_notes(operations)),
+            notes=tuple(_notes(_inside(Walk(plan).operations, where))),
             everything=everything,
         )
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from jaxamp.core import jax_compat
 from jaxamp.inspect.count import Tally
+from jaxamp.inspect.displayable import Data
 
 _LIBRARIES = ("site-packages", "dist-packages")
 _T = TypeVar("_T")
@@ -56,7 +57,7 @@ def cell(file: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class Operation(Data):
     """An equation with its precisions and costs.
 
     Attributes:
@@ -99,11 +100,6 @@ class Operation:
     def tally(self) -> Tally:
         """The cost of all its runs."""
         return self.runs * self.each
-
-    def to_data(self) -> dict[str, Any]:
-        """Return the operation as plain words and numbers."""
-        each = dataclasses.asdict(self.each)
-        return {**to_data(self, "each"), "text": self.place.text, "each": each}
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,13 +181,6 @@ def few(counts: Mapping[str, int]) -> str:
     return ", ".join(named[:3] + ([f"{len(named) - 3} more"] if len(named) > 3 else []))
 
 
-def to_data(value: Any, *left_out: str) -> dict[str, Any]:
-    """Return the fields of a dataclass, but for some, and those of the place that it has."""
-    fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    place = dataclasses.asdict(fields.pop("place"))
-    return {**{k: v for k, v in fields.items() if k not in left_out}, **place}
-
-
 def total(operations: Iterable[Operation]) -> Tally:
     """Add up what some operations cost."""
     return sum((o.tally for o in operations), Tally())
@@ -202,24 +191,11 @@ SourceFrame = tuple[str, int, str]
 
 def frames_of(source_info: Any) -> tuple[SourceFrame, ...]:
     """Return the user's own frames, innermost first: none of installed libraries."""
-    return tuple(f for f in jax_compat.user_frames(source_info) if not is_library(f[0]))
+    frames = jax_compat.user_frames(source_info)
+    return tuple(f for f in frames if not any(library in f[0] for library in _LIBRARIES))
 
 
 def innermost(source_info: Any, frames: Sequence[SourceFrame]) -> Place:
     """Return the innermost of the user's own lines, or else that of a library."""
     found = [*frames[:1], *jax_compat.user_frames(source_info)[:1]]
     return Place(*found[0]) if found else Place()
-
-
-def is_library(file: str) -> bool:
-    """Return whether a file is an installed one, rather than the user's own."""
-    return any(name in file for name in _LIBRARIES)
-
-
-def type_word(word: str, shape: Sequence[Any]) -> str:
-    """Write an array's type in one word.
-
-    >>> type_word("bf16", (8, 128))
-    'bf16[8,128]'
-    """
-    return f"{word}[{','.join(map(str, shape))}]"

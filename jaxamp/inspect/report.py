@@ -14,9 +14,8 @@ from jaxamp.compiled.targets import target_named
 from jaxamp.core.features import Outcome, works
 from jaxamp.core.formats import Precision
 from jaxamp.errors import InspectionError, accepted, counted
-from jaxamp.inspect.casts import Casts, count_inserted
 from jaxamp.inspect.count import Tally
-from jaxamp.inspect.displayable import Displayable
+from jaxamp.inspect.displayable import Displayable, plain
 from jaxamp.inspect.half_range import too_large_for_f16
 from jaxamp.inspect.kernel_regions import regions_of
 from jaxamp.inspect.operation import (
@@ -28,13 +27,13 @@ from jaxamp.inspect.operation import (
     numberless,
     total,
 )
-from jaxamp.inspect.walk import Residual, Walk
+from jaxamp.inspect.walk import Casts, Residual, Walk, count_inserted
 from jaxamp.plan import Plan
 from jaxamp.run.amp import inspected, plan_of, under
 from jaxamp.trace.target import Target
 
 HERE = "here"  # the target that is at hand
-_WIDE = "f32", "f64"
+WIDE = "f32", "f64"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +73,7 @@ class Report(Displayable):
     residuals: tuple[Residual, ...] = ()
     regions: tuple[Outcome, ...] = ()
     too_large: tuple[str, ...] = ()
-    everything: bool = False
+    everything: bool = dataclasses.field(default=False, repr=False)
 
     @classmethod
     def of(cls, plan: Plan, program: str = "") -> Report:
@@ -136,23 +135,17 @@ class Report(Displayable):
     @property
     def headline(self) -> str:
         """The share of the FLOPs of products that run narrow."""
-        flops: Counter[tuple[str, str]] = Counter()
-        for operation in self.contractions:
-            flops[operation.arithmetic, operation.emulated] += operation.tally.flops
-        whole = sum(flops.values())
-        narrow = {
-            f"{word} ({emulated})" if emulated else word: n
-            for (word, emulated), n in flops.items()
-            if n and is_float(word) and word not in _WIDE
-        }
-        if not whole:
+        products = [o for o in self.contractions if o.tally.flops]
+        low = [o for o in products if is_float(o.arithmetic) and o.arithmetic not in WIDE]
+        if not products:
             return "no matrix products, so nothing runs narrow"
-        if not narrow:
-            wide = " and ".join(sorted({word for (word, _), n in flops.items() if n}))
-            return f"all matrix products in {wide}"
-        share = f"{100 * sum(narrow.values()) / whole:.1f}".removesuffix(".0")
-        words = " and ".join(sorted(narrow))
-        return f"{share} % of the FLOPs of matrix products in {words}"
+        if not low:
+            return (
+                f"all matrix products in {' and '.join(sorted({o.arithmetic for o in products}))}"
+            )
+        share = f"{100 * total(low).flops / total(products).flops:.1f}".removesuffix(".0")
+        words = {f"{o.arithmetic} ({o.emulated})".removesuffix(" ()") for o in low}
+        return f"{share} % of the FLOPs of matrix products in {' and '.join(sorted(words))}"
 
     def residual_bytes(self) -> dict[tuple[str, str], int]:
         """Return the bytes of residuals by scope and dtype, largest first.
@@ -169,23 +162,23 @@ class Report(Displayable):
     @property
     def notes(self) -> list[str]:
         """Remarks that the totals are to be read with."""
-        emulated: Counter[str] = Counter()
-        for operation in self.contractions:
-            emulated[operation.emulated] += operation.runs
-        notes = [*self.too_large]
-        notes += [
-            f"{counted(n, 'dot')} of quantized operands {'are' if n > 1 else 'is'} {words}, as "
-            "blocks are on every chip"
-            for words, n in emulated.items()
-            if words and n
+        emulated, eight = Counter[str](), 0
+        for o in self.contractions:
+            emulated[o.emulated] += o.runs
+            eight += o.runs * (o.arithmetic.startswith("f8") and not o.emulated)
+        notes = [
+            *self.too_large,
+            *(
+                f"{counted(n, 'dot')} of quantized operands {'are' if n > 1 else 'is'} {words}, as "
+                "blocks are on every chip"
+                for words, n in emulated.items()
+                if words and n
+            ),
         ]
         notes += [f"rule matched nothing: {rule}" for rule in self.unmatched_rules]
         notes += [f"unknown primitive, left as it is: {name}" for name in self.unknown]
         places = dict.fromkeys(map(str, self.unknown_loops))
         notes += [f"a loop counts once, as its number of trips is not known: {p}" for p in places]
-        eight = sum(
-            o.runs for o in self.contractions if o.arithmetic.startswith("f8") and not o.emulated
-        )
         if eight and not self.lowerings:
             notes.append(
                 f"{eight} dots in FP8 are planned; with target= the compiled program is checked"
@@ -203,23 +196,17 @@ class Report(Displayable):
             {"kind": kind, "arithmetic": word, **dataclasses.asdict(tally)}
             for (kind, word), tally in self.by("kind", "arithmetic").items()
         ]
-        return {
-            "program": self.program,
-            "policy": self.policy,
-            "total": dataclasses.asdict(self.total),
+        fields = Displayable.to_data(self)
+        renamed = {"unknown_primitives": fields.pop("unknown"), "fp8": fields.pop("lowerings")}
+        derived = {
+            "total": self.total,
             "by_kind_and_precision": groups,
             "dots": self.dots(),
             "casts": self.casts._asdict(),
-            "regions": [dataclasses.asdict(region) for region in self.regions],
-            "residuals": [dataclasses.asdict(value) for value in self.residuals],
             "guards": self.guards,
-            "too_large": list(self.too_large),
-            "unmatched_rules": list(self.unmatched_rules),
-            "unknown_primitives": list(self.unknown),
             "unknown_loops": list(map(str, self.unknown_loops)),
-            "fp8": [dataclasses.asdict(lowering) for lowering in self.lowerings],
-            "operations": [o.to_data() for o in self.operations],
         }
+        return plain(fields | renamed | derived)
 
     def __repr__(self) -> str:
         return f"<Report of {self.program} under {self.policy}: {len(self.operations)} operations>"

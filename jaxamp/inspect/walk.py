@@ -1,22 +1,24 @@
-"""List every operation of a program, with its decision and cost, and its residuals."""
+"""List every operation of a program, with its decision and cost, its residuals and casts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+import jax.numpy as jnp
+from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var, jaxprs_in_params
 
+from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.core.taxonomy import Trait
-from jaxamp.inspect.count import size
 from jaxamp.inspect.dce import Live
-from jaxamp.inspect.equation import Body, Equation, Stored, Where, dtype_word, element_width
+from jaxamp.inspect.equation import Body, Equation, Stored, Where, dtype_word, stored_bytes
 from jaxamp.inspect.operation import Operation, Place, total
 from jaxamp.jaxprs.name_stack import clean_scope, is_transposed, joined_scope
 from jaxamp.jaxprs.nested import loop, nested
 from jaxamp.plan import JaxprPlan, Plan
+from jaxamp.rewrite import run_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +63,11 @@ def residuals_of(
         if is_made:
             continue
         eqn = jaxpr.eqns[makers[var]]
-        bytes_ = int(size(var.aval) * element_width(var.aval, precision))
         origin = _origin(eqn, eqn.outvars.index(var), scope)
-        wide = 0 if var in counted else int(size(var.aval) * element_width(var.aval, None))
+        wide = 0 if var in counted else stored_bytes(var.aval, None)
         counted.add(var)
-        yield Residual(origin, dtype_word(var.aval, precision), bytes_, wide)
+        narrow = stored_bytes(var.aval, precision)
+        yield Residual(origin, dtype_word(var.aval, precision), narrow, wide)
 
 
 def _accesses(
@@ -173,3 +175,41 @@ class Walk:
         if trips is None:
             self.unknown_loops.append(equation.place)
         return 1 if trips is None else trips
+
+
+class Casts(NamedTuple):
+    """Casts of a program, each as often as it runs; a compiler fuses and merges many of them.
+
+    Attributes:
+      inserted: conversions between float formats that the rewritten program has more.
+      shared: reads that find the cast of an earlier reader.
+      cancelled: reads that find a value stored in the narrow format that they want, where a cast at
+        every operation would have widened and narrowed it.
+    """
+
+    inserted: int
+    shared: int
+    cancelled: int
+
+
+def count_inserted(plan: Plan) -> int:
+    """Return how many conversions the program of a plan has more than the original one."""
+    closed = plan.jaxpr
+    emitted = jax_compat.trace_to_jaxpr(
+        lambda *args: run_plan(closed, plan, *args), closed.in_avals, closed.jaxpr.debug_info
+    )
+    return _conversions(emitted.jaxpr) - _conversions(closed.jaxpr)
+
+
+def _conversions(jaxpr: Jaxpr) -> int:
+    """Count conversions between float formats; those in a loop as often as they run."""
+    count = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "convert_element_type":
+            aval: Any = eqn.invars[0].aval
+            given, made = aval.dtype, eqn.params["new_dtype"]
+            are_floats = all(jnp.issubdtype(dtype, jnp.floating) for dtype in (given, made))
+            count += are_floats and given != made
+        runs = eqn.params.get("length", 1)
+        count += runs * sum(map(_conversions, jaxprs_in_params(eqn.params)))
+    return count

@@ -12,8 +12,9 @@ from jax.extend.core import ClosedJaxpr, Literal
 from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
 from jaxamp.inspect.blocks import Block, Site, blocks_of
+from jaxamp.inspect.displayable import Data
 from jaxamp.inspect.half_range import beyond_f16, largest_finite, peak_of_f32
-from jaxamp.inspect.operation import Place, to_data
+from jaxamp.inspect.operation import Place
 from jaxamp.numerics.blame import INFINITY, NAN, Blaming, earliest, kind_of
 from jaxamp.numerics.nested_interpreter import Value, is_inexact
 from jaxamp.numerics.shadow import Shadowing
@@ -24,7 +25,7 @@ from jaxamp.rewrite.registry import RewriteContext
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Nonfinite:
+class Nonfinite(Data):
     """The origin of the first infinity or NaN of a program.
 
     Attributes:
@@ -45,19 +46,15 @@ class Nonfinite:
     output: str
     kind: str
     primitive: str
-    dtype: str
-    largest: float
+    dtype: str = ""
+    largest: float = 0.0
     source: str
     place: Place
-    scope: str
-    backward: bool
-    iterations: tuple[int, ...]
+    scope: str = ""
+    backward: bool = False
+    iterations: tuple[int, ...] = ()
     argument: str = ""
     operands: tuple[np.ndarray, ...] = dataclasses.field(default=(), repr=False, compare=False)
-
-    def to_data(self) -> dict[str, Any]:
-        """Return all but the operands, as plain words and numbers."""
-        return to_data(self, "operands")
 
     def __str__(self) -> str:
         if self.primitive == "input":
@@ -130,8 +127,10 @@ def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
     if not bad:
         return None
     name, first = bad[0][0], earliest(mark for _, mark in bad)
-    if first.site is None:
-        return _an_input(program, name, args)
+    if first.site is None:  # an argument, or a constant
+        named = zip(program.inputs, map(kind_of, args), strict=True)
+        given, kind = next((pair for pair in named if pair[1]), ("a constant", NAN))
+        return Nonfinite(output=name, kind=kind, primitive="input", source=given, place=Place())
     site, operands = first.site, tuple(map(np.asarray, first.operands))
     largest = max(map(largest_finite, operands), default=0.0)
     argument = ""
@@ -152,16 +151,6 @@ def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
         argument=argument,
         operands=operands,
     )
-
-
-def _an_input(program: Program, output: str, args: Sequence[Any]) -> Nonfinite:
-    kinds = list(map(kind_of, args))
-    source = next((n for n, kind in zip(program.inputs, kinds, strict=True) if kind), "a constant")
-    kind = next(filter(None, kinds), NAN)
-    return Nonfinite(
-        output=output, kind=kind, primitive="input", dtype="", largest=0.0, source=source,
-        place=Place(), scope="", backward=False, iterations=(),
-    )  # fmt: skip
 
 
 def _primitive(site: Site) -> str:

@@ -11,14 +11,14 @@ import numpy as np
 
 from jaxamp.core.formats import Precision
 from jaxamp.inspect.blocks import Site
-from jaxamp.inspect.displayable import Displayable
-from jaxamp.inspect.operation import Place, to_data
+from jaxamp.inspect.displayable import Data, Displayable
+from jaxamp.inspect.operation import Place
 from jaxamp.numerics.nonfinite import Nonfinite
 from jaxamp.numerics.statistics import PEAKS, SUMS
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(Data):
     """The measurements of one operation, over all its runs.
 
     Errors are differences to the program in its original precision, with all that came before.
@@ -61,10 +61,6 @@ class Measured:
     largest_f32: float
     headroom: float
 
-    def to_data(self) -> dict[str, Any]:
-        """Return the measurements as plain words and numbers."""
-        return to_data(self)
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport(Displayable):
@@ -100,15 +96,6 @@ class ProbeReport(Displayable):
     def underflowing(self) -> Iterator[Measured]:
         """Yield the operations that made zeros of numbers too small for their format."""
         return (op for op in self.operations if op.underflow)
-
-    def to_data(self) -> dict[str, Any]:
-        """Return everything but operands as plain words and numbers."""
-        first = self.first and self.first.to_data()
-        operations = [op.to_data() for op in self.operations]
-        remarks = list(self.too_large)
-        return {
-            "policy": self.policy, "first": first, "too_large": remarks, "operations": operations
-        }  # fmt: skip
 
 
 def operations_of(sites: Iterable[Site], sums: Any, peaks: Any) -> tuple[Measured, ...]:

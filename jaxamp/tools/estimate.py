@@ -78,8 +78,7 @@ class Estimate(Displayable):
     def to_data(self) -> dict[str, Any]:
         """Return everything as plain words and numbers."""
         rows = [{**asdict(row), "fp8": row.fp8} for row in self.compiled]
-        head = {"program": self.program, "target": self.target, "title": self.title}
-        return {**head, "compiled": rows}
+        return {**asdict(self), "compiled": rows}
 
     def __repr__(self) -> str:
         policies = ", ".join(row.policy for row in self.compiled)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jaxamp.core.formats import Precision
+from jaxamp.inspect.displayable import Data
 from jaxamp.inspect.half_range import too_large_for_f16
 from jaxamp.numerics.nonfinite import Nonfinite
 from jaxamp.policy.policy import PrecisionPolicy
@@ -19,11 +19,10 @@ from jaxamp.training.loss_scale import scales_at_one
 from jaxamp.training.nonfinite_origin import explain_nonfinite, named_arguments
 
 _MOST_RULES = 8
-_ANSWERS = ("finite_in_f32", "finite_in_bf16", "finite_unscaled", "runs", "too_large")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(Data):
     """Diagnosis of a step that is not finite.
 
     Attributes:
@@ -48,48 +47,33 @@ class Diagnosis:
     runs: int = 1
     too_large: tuple[str, ...] = ()
 
-    def to_json(self) -> str:
-        """Return the diagnosis as JSON; infinities and NaN are words there."""
-        data = {
-            "first": self.first and self.first.to_data(),
-            "rules": [rule.to_data() for rule in self.rules],
-            **{name: getattr(self, name) for name in _ANSWERS},
-        }
-        return json.dumps(data)
-
     def __str__(self) -> str:
         if self.first is None:
             return "\n".join(("The step is finite.", *self.too_large))
-        return f"{self.first}\n{self._advice()}"
+        return "\n".join((str(self.first), *self._advice()))
 
     def __rich__(self) -> str:
         return str(self)
 
-    def _advice(self) -> str:
+    def _advice(self) -> Iterator[str]:
         if not self.finite_in_f32:
-            return (
+            yield (
                 "Precision is not the cause: the step is not finite in float32 either. Look "
                 "at that line."
             )
-        return "\n".join(filter(None, (self._about_the_scale(), self._about_rules())))
-
-    def _about_the_scale(self) -> str:
-        if not self.finite_unscaled:
-            return ""
-        return (
-            "The loss scale is too large: under a scale of 1 the step is finite. Take a smaller "
-            "one, or a DynamicLossScale, which shrinks after such a step."
-        )
-
-    def _about_rules(self) -> str:
+            return
+        if self.finite_unscaled:
+            yield (
+                "The loss scale is too large: under a scale of 1 the step is finite. Take a "
+                "smaller one, or a DynamicLossScale, which shrinks after such a step."
+            )
         if self.rules:
             rules, too = ", ".join(map(_code, self.rules)), " too" if self.finite_unscaled else ""
-            return (
-                f"Verified by running it again, this prevents it{too}: policy.with_rules({rules})"
-            )
-        if self.finite_in_bf16:
-            return "No rule prevents it, but the range of bfloat16 does, and so does float32."
-        return "No rule prevents it. In float32 the step is finite."
+            yield f"Verified by running it again, this prevents it{too}: policy.with_rules({rules})"
+        elif self.finite_in_bf16:
+            yield "No rule prevents it, but the range of bfloat16 does, and so does float32."
+        else:
+            yield "No rule prevents it. In float32 the step is finite."
 
 
 def debug_step(step: Callable[..., Any]) -> Callable[..., Diagnosis]:
@@ -117,16 +101,19 @@ def debug_step(step: Callable[..., Any]) -> Callable[..., Diagnosis]:
 
     @functools.wraps(step, updated=())
     def debug(*args: Any, **kwargs: Any) -> Diagnosis:
-        search = _Search(plain, args, kwargs)
-        first = search.run(lambda policy: policy)
+        search, unscaled, bf16 = _Search(plain, args, kwargs), None, None
+        first = search.run()
         if first is None:
             named = named_arguments(plain, *args, **kwargs) if search.used_f16 else ((), ())
             return Diagnosis(first=None, runs=search.runs, too_large=too_large_for_f16(*named))
         if search.run(lambda _: PrecisionPolicy.ALWAYS_F32) is not None:
             return Diagnosis(first=first, finite_in_f32=False, runs=search.runs)
-        unscaled = search.is_finite_unscaled() if first.backward else None
+        if first.backward:
+            with scales_at_one():
+                unscaled = search.run() is None
         rules = search.rules(first)
-        bf16 = None if rules or not search.used_f16 else search.run(_in_bf16) is None
+        if search.used_f16 and not rules:
+            bf16 = search.run(_in_bf16) is None
         return Diagnosis(
             first=first,
             rules=rules,
@@ -145,8 +132,10 @@ class _Search:
         self.step, self.args, self.kwargs = step, args, kwargs
         self.runs, self.used_f16 = 0, False
 
-    def run(self, change: Callable[[PrecisionPolicy], PrecisionPolicy]) -> Nonfinite | None:
-        """Run the step under changed policies and return its first non-finite operation."""
+    def run(
+        self, change: Callable[[PrecisionPolicy], PrecisionPolicy] = lambda policy: policy
+    ) -> Nonfinite | None:
+        """Run the step, under changed policies, and return its first non-finite operation."""
 
         def noted(policy: PrecisionPolicy) -> PrecisionPolicy:
             self.used_f16 |= Precision.F16 in policy.low
@@ -155,11 +144,6 @@ class _Search:
         self.runs += 1
         with overriding(noted):
             return explain_nonfinite(self.step)(*self.args, **self.kwargs)
-
-    def is_finite_unscaled(self) -> bool:
-        """Return whether the step is finite when losses and gradients are not scaled."""
-        with scales_at_one():
-            return self.run(lambda policy: policy) is None
 
     def rules(self, first: Nonfinite) -> tuple[Rule, ...]:
         """Search rules that make the step finite: for the first operation and what fails next."""

@@ -63,7 +63,9 @@ def lines():
             else:
                 yield f"{path}{parameters(value)}"
             if inspect.isclass(value):
-                for member, of in sorted(vars(value).items()):
+                ours = [base for base in value.__mro__ if base.__module__.startswith("jaxamp")]
+                for member in sorted({name for base in ours for name in vars(base)}):
+                    of = inspect.getattr_static(value, member)
                     if not member.startswith("_") and callable(getattr(value, member, None)):
                         of = getattr(of, "__func__", of)
                         yield f"{path}.{member}{parameters(of)}"
