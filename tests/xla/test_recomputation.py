@@ -330,6 +330,20 @@ def test_a_relu_that_only_vectors_multiply_is_not_kept(
     assert sum(e.primitive.name == "residual" for e in equations(jaxpr)) == kept
 
 
+@pytest.mark.parametrize(("columns", "again"), [([WIDTH], 0), ([1], 1), ([1, WIDTH], 0)])
+def test_a_relu_in_memory_is_read_by_later_groups(
+    args: Any, columns: list[int], again: int
+) -> None:
+    """Made again, it would keep the product in memory beside it."""
+
+    def perceptron(weights: jax.Array, x: jax.Array) -> jax.Array:
+        hidden = jax.nn.relu(x @ weights[0] + weights[2, 0])
+        return sum(jax.nn.softplus(hidden @ weights[1, :, :n]).sum() for n in columns)
+
+    jaxpr = jax.make_jaxpr(amp(jax.grad(perceptron), POLICY))(*args).jaxpr
+    assert sum(e.params.get("name") == "relu" for e in equations(jaxpr)) == 1 + again
+
+
 def test_the_backward_half_computes_activations_again(args: Any) -> None:
     """In `amp(grad(f))` the later group has the `tanh` of the earlier one, behind a barrier."""
     plain = jax.make_jaxpr(jax.grad(written_out))(*args)

@@ -67,6 +67,21 @@ def sums_many_cotangents(graph: Graph, node: Node) -> bool:
     return is_repeated_gather(graph, node) and not node.eqn.params["unique_indices"]
 
 
+def find_few_cotangents(graph: Graph) -> frozenset[Node]:
+    """Return the scatters that add cotangents to zeros for a gather of fewer numbers than it has.
+
+    Where `amp(f)` is differentiated, JAX transposes that gather in the format that it moves.
+    """
+    gathers = [n for n in graph.named.get("gather", ()) if not is_repeated_gather(graph, n)]
+    places = {(node.ins[1], graph.sizes[node.ins[0]]) for node in gathers}
+    return frozenset(
+        node
+        for node in graph.named.get("scatter-add", ())
+        if graph.constants.get(node.ins[0]) == 0
+        if (node.ins[1], graph.sizes[node.outs[0]]) in places
+    )
+
+
 def is_lookup(graph: Graph, provenance: Provenance, node: Node) -> bool:
     """Return whether a node gathers rows of a boundary value, by computed indices."""
     is_gather = node.name == "gather" and any(v not in graph.constants for v in node.ins[1:])

@@ -24,6 +24,7 @@ from jaxamp.plan.dataflow.constraints import Constraint, constrain_contraction, 
 from jaxamp.plan.dataflow.dataflow import Dataflow
 from jaxamp.plan.dataflow.exact import fits, narrow_values
 from jaxamp.plan.dataflow.lookups import (
+    find_few_cotangents,
     find_masked_lookups,
     find_split_lookups,
     is_label_gather,
@@ -92,6 +93,7 @@ class Chooser:
         )
         may_overflow = self._may_overflow(self.narrow[OpKind.COMPUTE])
         self.rescaled = find_rescaled_products(graph) if may_overflow else frozenset[int]()
+        self.few_cotangents = find_few_cotangents(graph)
         self.relu_signs = find_relu_signs(graph, regions)
         self.relu_tangents = find_relu_tangents(graph, self.relu_signs)
         self.exact_narrow: set[int] = set()  # narrow inside a fused region: see exact.py
@@ -289,6 +291,8 @@ class Chooser:
             return Choice(F32, F32, constraint.reason, constraint.guard, F32)
         if self._may_overflow(low) and node.trait is not Trait.EXTREMUM:
             return Choice(F32, F32, "a sum may overflow f16", Guard.RANGE, F32)
+        if node in self.few_cotangents:
+            return Choice(low, low, f"adds up few cotangents: {low.short}, as the gather moves it")
         inside = self._accumulation(node, low)
         operand = inside or self._common(node, low)
         return Choice(operand, low, f"f32 inside, stored in {low.short}", None, inside)

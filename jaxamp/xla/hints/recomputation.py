@@ -102,9 +102,9 @@ class Recomputation:
         if value in self._side_by_side:
             return True
         is_activation = self.graph.is_float32[value] and self.provenance.dense[value]
-        is_relu = value in self.regions.relu_outputs and value not in self._sole_readings
-        if is_relu and not self.regions.joined[value]:
-            return True  # its operand is read anyway, unless that is a product and a bias
+        is_relu = value in self.regions.relu_outputs and not self.regions.joined[value]
+        if is_relu and not self._replaces_a_product(value):
+            return True  # its operand is read anyway
         return not is_activation or bool(self.regions.fused[value])
 
     def _is_handed_on(self, value: int) -> bool:
@@ -143,11 +143,14 @@ class Recomputation:
             return False
         if value not in self.regions.relu_outputs or value not in self.graph.ruled_results:
             return False
+        return bool(self.regions.joined[value]) or self._replaces_a_product(value)
+
+    def _replaces_a_product(self, value: int) -> bool:
+        """Return whether a value alone reads a product, and is in memory in its place."""
+        graph, reads_sign = self.graph, self.regions.reads_sign
+        others = (r for r in graph.readers[value] if not reads_sign(graph, r))
         is_sole = value in self._sole_readings
-        readers = self.graph.readers[value]
-        return bool(self.regions.joined[value]) or (
-            is_sole and not all(_multiplies_by_vector(self.graph, r) for r in readers)
-        )
+        return is_sole and not all(_multiplies_by_vector(graph, r) for r in others)
 
     def _find_sole_readings(self) -> set[int]:
         """Return products, and sums and ReLUs that alone read them and boundary values."""

@@ -76,6 +76,20 @@ def test_a_lookup_of_different_rows_is_no_sum() -> None:
     assert not wide
 
 
+@pytest.mark.parametrize("policy", LOW)
+def test_cotangents_of_few_numbers_add_up_as_the_lookup_moves_them(policy: str) -> None:
+    """In `grad(amp(f))` they do, and each place has one. Float16 may overflow."""
+
+    def pairs(w: jax.Array, x: jax.Array) -> jax.Array:
+        products = (x @ w[0]) @ (x @ w[1]).T
+        return jnp.mean((products[np.tril_indices(NODES, -1)].reshape(-1, WIDTH) @ w[2]) ** 2)
+
+    decisions = plan_of(jax.grad(pairs), policy)(W, X).decisions()
+    (scatter,) = [d for d in decisions if d.eqn.primitive.name == "scatter-add"]
+    narrow = LOW[policy] is Precision.BF16
+    assert scatter.operand is (LOW[policy] if narrow else Precision.F32)
+
+
 def test_rows_come_out_as_they_are_stored() -> None:
     """The cast to float32 and back rounds nothing."""
 
