@@ -80,14 +80,10 @@ class Blaming:
     def __init__(self, context: RewriteContext | None) -> None:
         self.context, self.time = context, 0
 
-    def start(self, block: Block, args: Sequence[Any]) -> list[Marked]:
-        """Return the results of a whole program."""
-        return self.run(block, list(map(_given, args)), ())
-
     def run(self, block: Block, values: Sequence[Marked], loops: tuple[int, ...]) -> list[Marked]:
         """Return the results of a block, given which iteration it is of each loop around."""
         run = _Run(self, block, loops)
-        run.enter(block.jaxpr.constvars, list(map(_given, block.consts)))
+        run.enter(block.jaxpr.constvars, list(map(given, block.consts)))
         run.enter(block.jaxpr.invars, values)
         run_live(block, run.equation)
         return run.results()
@@ -156,7 +152,7 @@ class _Run:
 
     def _read(self, atom: Any) -> Marked:
         array = self.env.read(atom, None)
-        return _given(array) if isinstance(atom, Literal) else Marked(array, self.marks[atom])
+        return given(array) if isinstance(atom, Literal) else Marked(array, self.marks[atom])
 
     def _emitted(self, position: int, operands: Sequence[Any]) -> Sequence[Any]:
         eqn, decision = self.block.jaxpr.eqns[position], self.block.decision(position)
@@ -240,7 +236,7 @@ class _Run:
         return step
 
 
-def _given(array: Any) -> Marked:
+def given(array: Any) -> Marked:
     """Return an input or a constant."""
     kind = kind_of(array)
     return Marked(array, Mark(kind, born=kind) if kind else None)

@@ -21,12 +21,7 @@ from jaxamp.rewrite.registry import RewriteContext
 
 
 class Value(NamedTuple):
-    """One value of the program with what an interpreter knows of it.
-
-    Attributes:
-      low: the value.
-      shadow: what it would be in the original program; ``None`` where that is the same.
-    """
+    """One value of the program, and what it is in the original one, where that is another."""
 
     low: Any
     shadow: Any = None
@@ -35,8 +30,7 @@ class Value(NamedTuple):
 class Interpreter(abc.ABC):
     """An interpreter of blocks, with a state that passes from one equation to the next.
 
-    Attributes:
-      context: as for the rewrite; ``None`` where nothing runs as it is planned.
+    Without a context for the rewrite nothing runs as it is planned, and there are no shadows.
     """
 
     context: Any = None
@@ -44,10 +38,6 @@ class Interpreter(abc.ABC):
     @abc.abstractmethod
     def run(self, block: Block, values: Sequence[Value], state: Any) -> tuple[list[Value], Any]:
         """Run a block on its inputs."""
-
-    def match_shadow(self, value: Value, aval: Any, shadowed: bool) -> Value:
-        """Add a shadow to the value if `shadowed`, or drop it: carries need one structure."""
-        return value
 
     def enter(
         self, block: Block, position: int, values: Sequence[Value], state: Any
@@ -69,8 +59,15 @@ class Interpreter(abc.ABC):
     def _match_shadows(
         self, values: Sequence[Value], variables: Any, shadowed: bool
     ) -> list[Value]:
-        pairs = zip(values, variables, strict=True)
-        return [self.match_shadow(value, var.aval, shadowed) for value, var in pairs]
+        """Add shadows to all floats if `shadowed`, or drop them: carries need one structure."""
+        matched = []
+        for (low, shadow), aval in zip(values, (var.aval for var in variables), strict=True):
+            has_one = shadowed and self.context is not None and is_floating(aval)
+            wide = low if shadow is None else shadow
+            matched.append(
+                Value(low, lax.convert_element_type(wide, aval.dtype) if has_one else None)
+            )
+        return matched
 
     def _branch(
         self, eqn: JaxprEqn, inner: Sequence[Block], values: Sequence[Value], state: Any
@@ -165,6 +162,11 @@ def _any_shadowed(blocks: Sequence[Block], values: Sequence[Value]) -> bool:
 def literal(atom: Any) -> Any:
     """Return the value of a literal; ``None`` for a variable."""
     return jax_compat.literal_value(atom) if hasattr(atom, "val") else None
+
+
+def is_floating(aval: Any) -> bool:
+    """Return whether an aval is that of an array of floats: other numbers have no shadows."""
+    return jax_compat.is_plain_array(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
 
 
 def is_inexact(aval: Any) -> bool:

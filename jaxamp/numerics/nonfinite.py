@@ -15,7 +15,7 @@ from jaxamp.inspect.blocks import Block, Site, blocks_of
 from jaxamp.inspect.displayable import Data
 from jaxamp.inspect.half_range import beyond_f16, largest_finite, peak_of_f32
 from jaxamp.inspect.operation import Place
-from jaxamp.numerics.blame import INFINITY, NAN, Blaming, earliest, kind_of
+from jaxamp.numerics.blame import INFINITY, NAN, Blaming, earliest, given, kind_of
 from jaxamp.numerics.nested_interpreter import Value, is_inexact
 from jaxamp.numerics.shadow import Shadowing
 from jaxamp.numerics.statistics import Ledger
@@ -77,13 +77,9 @@ class Nonfinite(Data):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
-    """A program that can be run beside its shadow.
+    """A program that can be run beside its shadow, with the names of its arguments and results.
 
-    Attributes:
-      block: the program, numbered.
-      context: as for the rewrite; ``None`` where it runs as it is written.
-      inputs: what its arguments are called.
-      outputs: what its results are called.
+    Without a context for the rewrite it runs as it is written.
     """
 
     block: Block
@@ -118,7 +114,7 @@ class Program:
 
 def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
     """Run a program, and find what made the first number that is not finite; ``None`` if none."""
-    found = Blaming(program.context).start(program.block, args)
+    found = Blaming(program.context).run(program.block, list(map(given, args)), ())
     bad = [
         (name, value.mark)
         for var, value, name in zip(program.results, found, program.outputs, strict=True)
@@ -129,14 +125,14 @@ def find_nonfinite(program: Program, args: Sequence[Any]) -> Nonfinite | None:
     name, first = bad[0][0], earliest(mark for _, mark in bad)
     if first.site is None:  # an argument, or a constant
         named = zip(program.inputs, map(kind_of, args), strict=True)
-        given, kind = next((pair for pair in named if pair[1]), ("a constant", NAN))
-        return Nonfinite(output=name, kind=kind, primitive="input", source=given, place=Place())
+        source, kind = next((pair for pair in named if pair[1]), ("a constant", NAN))
+        return Nonfinite(output=name, kind=kind, primitive="input", source=source, place=Place())
     site, operands = first.site, tuple(map(np.asarray, first.operands))
     largest = max(map(largest_finite, operands), default=0.0)
     argument = ""
     if _dtype(site) == "float16" and largest > Precision.F16.max:
         peaks = zip(program.inputs, map(peak_of_f32, args), strict=True)
-        argument = next((given for given, peak in peaks if peak == largest), "")
+        argument = next((word for word, peak in peaks if peak == largest), "")
     return Nonfinite(
         output=name,
         kind=first.born,

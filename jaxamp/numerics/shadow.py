@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import JaxprEqn
 
@@ -14,7 +13,7 @@ from jaxamp.core.formats import Precision, is_narrow
 from jaxamp.core.taxonomy import Trait, op_of
 from jaxamp.inspect.blocks import Block
 from jaxamp.numerics.nested_interpreter import Interpreter, Value, is_inexact, literal, run_live
-from jaxamp.numerics.statistics import Ledger, Row, joined, measured, no_row
+from jaxamp.numerics.statistics import Ledger, joined, measured
 from jaxamp.plan import Decision, OperandRead
 from jaxamp.rewrite.environment import Environment
 from jaxamp.rewrite.interpreter import emit
@@ -47,13 +46,6 @@ class Shadowing(Interpreter):
         run_live(block, run.equation)
         return run.results()
 
-    def match_shadow(self, value: Value, aval: Any, shadowed: bool) -> Value:
-        """Add a shadow to floats alone: integers and booleans are the program's own."""
-        if not (shadowed and _is_float(aval)):
-            return value._replace(shadow=None)
-        shadow = value.low if value.shadow is None else value.shadow
-        return value._replace(shadow=lax.convert_element_type(shadow, aval.dtype))
-
 
 class _Run:
     """The run of one block."""
@@ -63,7 +55,7 @@ class _Run:
         self.env = Environment()
         self.rounded: dict[Any, Any] = {}
         self.shadows: dict[Any, Any] = {}
-        self.rows: list[Row] = []
+        self.rows: list[Ledger] = []
 
     def enter(self, variables: Sequence[Any], values: Sequence[Value]) -> None:
         """Bind inputs as they arrive."""
@@ -126,15 +118,15 @@ class _Run:
                 rows.append(self._measure(eqn, operands, var, shadow))
             elif shadow is not None:
                 self.shadows[var] = shadow
-        self.rows.append(joined(rows) if rows else no_row())
+        self.rows.append(joined(rows) if rows else Ledger.empty())
 
-    def _measure(self, eqn: JaxprEqn, operands: Sequence[Any], var: Any, shadow: Any) -> Row:
+    def _measure(self, eqn: JaxprEqn, operands: Sequence[Any], var: Any, shadow: Any) -> Ledger:
         """Measure a float result."""
         low = self.env.read(var, None)
         place = eqn.outvars.index(var)  # a barrier hands on each operand as a result of its own
         if eqn.primitive.name in _ELEMENT_PRESERVING and low.dtype == operands[place].dtype:
             self._know(var, Value(low, shadow))
-            return no_row()
+            return Ledger.empty()
         # Stored once, or each statistic would compute it again; and measured at once, or it would
         # have to be kept.
         low, shadow = lax.optimization_barrier((low, shadow))
@@ -182,7 +174,3 @@ class _Run:
 def _is_foreign(eqn: JaxprEqn) -> bool:
     """Return whether an equation must not run twice."""
     return bool(eqn.effects) or op_of(eqn.primitive).trait in _FOREIGN
-
-
-def _is_float(aval: Any) -> bool:
-    return jax_compat.is_plain_array(aval) and jnp.issubdtype(aval.dtype, jnp.floating)

@@ -28,28 +28,24 @@ results of 128 numbers it compiles in 4.1 and 1.1 s, and runs in 3.5 and 1.0 ms.
 """
 
 
-class Row(NamedTuple):
-    """The statistics of one run: sums f32[6] and maxima f32[3]; see ``SUMS`` and ``PEAKS``."""
-
-    sums: jax.Array
-    peaks: jax.Array
-
-
 class Ledger(NamedTuple):
-    """The table of a program: sums f32[operations, 6] and maxima f32[operations, 3]."""
+    """Sums f32[..., 6] and maxima f32[..., 3] of one run, or of all operations of a program.
+
+    See ``SUMS`` and ``PEAKS``.
+    """
 
     sums: jax.Array
     peaks: jax.Array
 
     @classmethod
-    def empty(cls, operations: int) -> Ledger:
-        """Return the table before anything has run."""
+    def empty(cls, *shape: int) -> Ledger:
+        """Return the row of an operation that is not measured, or so many rows."""
         return cls(
-            jnp.zeros((operations, len(SUMS)), jnp.float32),
-            jnp.zeros((operations, len(PEAKS)), jnp.float32),
+            jnp.zeros((*shape, len(SUMS)), jnp.float32),
+            jnp.zeros((*shape, len(PEAKS)), jnp.float32),
         )
 
-    def enter(self, numbers: range, rows: Sequence[Row]) -> Ledger:
+    def enter(self, numbers: range, rows: Sequence[Ledger]) -> Ledger:
         """Add the rows of operations of consecutive numbers."""
         if not rows:
             return self
@@ -58,17 +54,12 @@ class Ledger(NamedTuple):
         return Ledger(self.sums.at[part].add(sums), self.peaks.at[part].max(peaks))
 
 
-def no_row() -> Row:
-    """Return the row of an operation that is not measured."""
-    return Row(jnp.zeros(len(SUMS), jnp.float32), jnp.zeros(len(PEAKS), jnp.float32))
-
-
-def joined(rows: Sequence[Row]) -> Row:
+def joined(rows: Sequence[Ledger]) -> Ledger:
     """Merge the rows of an operation with several results."""
     if len(rows) == 1:
         return rows[0]
     sums, peaks = zip(*rows, strict=True)
-    return Row(jnp.stack(sums).sum(axis=0), jnp.stack(peaks).max(axis=0))
+    return Ledger(jnp.stack(sums).sum(axis=0), jnp.stack(peaks).max(axis=0))
 
 
 def peak_of(array: Any) -> jax.Array:
@@ -78,12 +69,12 @@ def peak_of(array: Any) -> jax.Array:
     return _largest(jnp.abs(_wide(array)))
 
 
-def measured(low: Any, shadow: Any, precision: Precision | None) -> Row:
+def measured(low: Any, shadow: Any, precision: Precision | None) -> Ledger:
     """Return the row of a result; without a shadow, that of one that is the same."""
     zero, size = jnp.float32(0), jnp.float32(math.prod(jnp.shape(low)))
     if shadow is None or jnp.size(low) == 0:
         peak = _visible(peak_of(low))
-        return Row(jnp.stack([size, *[zero] * 5]), jnp.stack([zero, peak, peak]))
+        return Ledger(jnp.stack([size, *[zero] * 5]), jnp.stack([zero, peak, peak]))
     wide, reference = _wide(low), _wide(shadow)
     error = jnp.abs(wide - reference)
     fine = jnp.isfinite(error)
@@ -92,7 +83,7 @@ def measured(low: Any, shadow: Any, precision: Precision | None) -> Row:
     totals, peaks = _reduced([error * error, known * known, *flags], [error, jnp.abs(wide), known])
     totals += [zero] * (len(SUMS) - 1 - len(totals))
     peaks[1] = _visible(peaks[1])
-    return Row(jnp.stack([size, *totals]), jnp.stack(peaks))
+    return Ledger(jnp.stack([size, *totals]), jnp.stack(peaks))
 
 
 def _flags(wide: jax.Array, reference: jax.Array, precision: Precision | None) -> list[jax.Array]:

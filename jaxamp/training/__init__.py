@@ -6,6 +6,7 @@ from jaxamp.core.adapters import register_adapter
 from jaxamp.numerics.nonfinite import Nonfinite as Nonfinite
 from jaxamp.training.debug import Diagnosis as Diagnosis
 from jaxamp.training.debug import debug_step as debug_step
+from jaxamp.training.debug import explain_nonfinite as explain_nonfinite
 from jaxamp.training.filtered import scaled_filter_grad as scaled_filter_grad
 from jaxamp.training.filtered import scaled_filter_value_and_grad as scaled_filter_value_and_grad
 from jaxamp.training.grads import Gradient as Gradient
@@ -22,7 +23,6 @@ from jaxamp.training.low_params import stochastic_round as stochastic_round
 from jaxamp.training.low_params import with_kahan as with_kahan
 from jaxamp.training.low_params import with_master_weights as with_master_weights
 from jaxamp.training.low_params import with_stochastic_rounding as with_stochastic_rounding
-from jaxamp.training.nonfinite_origin import explain_nonfinite as explain_nonfinite
 from jaxamp.training.optax import LossScaleState as LossScaleState
 from jaxamp.training.optax import SkipState as SkipState
 from jaxamp.training.optax import skip_nonfinite as skip_nonfinite

@@ -23,6 +23,7 @@ from jaxamp.training.loss_scale import DynamicLossScale, LossScale, NoOpLossScal
 _LOGGER = logging.getLogger("jaxamp")
 _AMPERE = (8, 0)  # the first NVIDIA generation whose matrix units read bf16
 _VOLTA = (7, 0)  # the first that has matrix units at all
+_AMD_WITH_BF16 = ("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")
 _WORTHWHILE = 1.2  # a choice: a smaller measured gain may be noise, and casts eat it up
 _ROWS, _INNER, _COLUMNS = 256, 1024, 1024  # large enough to be bound by arithmetic
 
@@ -91,17 +92,21 @@ def auto_policy(device: Any = None) -> AutoChoice:
 def _choose(device: Any) -> tuple[PrecisionPolicy, str]:
     if device.platform == "tpu":
         return _BF16, "the matrix units of every TPU read bf16."
-    if device.platform in ("gpu", "cuda", "rocm"):
-        capability = str(getattr(device, "compute_capability", ""))
-        return (
-            _choose_amd(capability) if capability.startswith("gfx") else _choose_nvidia(capability)
-        )
     if device.platform == "cpu":
-        return _choose_cpu()
-    return (
-        _F32,
-        f"nothing is known about the platform {device.platform!r}; choose a policy by name.",
-    )
+        speedup = bf16_speedup_on_cpu()
+        measured = f"a bf16 matrix product, casts included, takes {1 / speedup:.2f} of the time in"
+        if speedup >= _WORTHWHILE:
+            return _BF16, f"{measured} f32 here."
+        return _F32, f"{measured} f32 here, and less than {1 / _WORTHWHILE:.2f} was asked for."
+    if device.platform not in ("gpu", "cuda", "rocm"):
+        unknown = f"nothing is known about the platform {device.platform!r}"
+        return _F32, f"{unknown}; choose a policy by name."
+    capability = str(getattr(device, "compute_capability", ""))
+    if not capability.startswith("gfx"):
+        return _choose_nvidia(capability)
+    if capability.startswith(_AMD_WITH_BF16):
+        return _BF16, f"{capability} has matrix units for bf16."
+    return _F32, f"{capability} is not known to have matrix units for bf16."
 
 
 def _choose_nvidia(capability: str) -> tuple[PrecisionPolicy, str]:
@@ -116,20 +121,6 @@ def _choose_nvidia(capability: str) -> tuple[PrecisionPolicy, str]:
         f"compute capability {capability} has {units} and none for bf16, which starts at 8.0. "
         "Gradients in f16 can underflow: train with a loss scale, auto_policy().loss_scale()."
     )
-
-
-def _choose_amd(architecture: str) -> tuple[PrecisionPolicy, str]:
-    if architecture.startswith(("gfx908", "gfx90a", "gfx94", "gfx95", "gfx11", "gfx12")):
-        return _BF16, f"{architecture} has matrix units for bf16."
-    return _F32, f"{architecture} is not known to have matrix units for bf16."
-
-
-def _choose_cpu() -> tuple[PrecisionPolicy, str]:
-    speedup = bf16_speedup_on_cpu()
-    measured = f"a bf16 matrix product, casts included, takes {1 / speedup:.2f} of the time in f32"
-    if speedup >= _WORTHWHILE:
-        return _BF16, f"{measured} here."
-    return _F32, f"{measured} here, and less than {1 / _WORTHWHILE:.2f} was asked for."
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""`debug_step`: why a training step is not finite, and which rule would have prevented it."""
+"""Find why a training step is not finite: the operation, and the rule that would prevent it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from jaxamp.core import jax_compat
 from jaxamp.core.formats import Precision
+from jaxamp.errors import InspectionError
 from jaxamp.inspect.displayable import Data
 from jaxamp.inspect.half_range import too_large_for_f16
-from jaxamp.numerics.nonfinite import Nonfinite
+from jaxamp.numerics.nonfinite import Nonfinite, Program, find_nonfinite
 from jaxamp.policy.policy import PrecisionPolicy
 from jaxamp.policy.rules import Rule
-from jaxamp.run.amp import without_jit
+from jaxamp.run.amp import parts_of, without_jit
 from jaxamp.run.settings import overriding
+from jaxamp.trace.arguments import AS_ARGUMENT, Layout, Signature, split
 from jaxamp.training.loss_scale import scales_at_one
-from jaxamp.training.nonfinite_origin import explain_nonfinite, named_arguments
 
 _MOST_RULES = 8
 
@@ -104,7 +109,8 @@ def debug_step(step: Callable[..., Any]) -> Callable[..., Diagnosis]:
         search, unscaled, bf16 = _Search(plain, args, kwargs), None, None
         first = search.run()
         if first is None:
-            named = named_arguments(plain, *args, **kwargs) if search.used_f16 else ((), ())
+            given, signature = _as_traced(plain, args, kwargs)
+            named = (signature.names(), given) if search.used_f16 else ((), ())
             return Diagnosis(first=None, runs=search.runs, too_large=too_large_for_f16(*named))
         if search.run(lambda _: PrecisionPolicy.ALWAYS_F32) is not None:
             return Diagnosis(first=first, finite_in_f32=False, runs=search.runs)
@@ -196,3 +202,61 @@ def _in_bf16(policy: PrecisionPolicy) -> PrecisionPolicy:
 def _code(rule: Rule) -> str:
     keys = ", ".join(f"{key}={value!r}" for key, value in rule.to_data().items())
     return f"Rule({keys})"
+
+
+def explain_nonfinite(fun: Callable[..., Any]) -> Callable[..., Nonfinite | None]:
+    """Find the operation of `fun` that made the first infinity or NaN to reach a result.
+
+    Runs `fun` once more, with a mark beside each value: ask when a flag was `False`.
+
+    Args:
+      fun: any function of arrays: what ``scaled_value_and_grad`` returned, a loss, a train step.
+
+    Returns:
+      A function of `fun`'s arguments, which returns ``None`` if all results are finite.
+
+    Raises:
+      InspectionError: called inside of ``jax.jit`` or another transformation.
+
+    >>> import jaxamp
+    >>> def loss_fn(w, x):
+    ...     return jnp.sum((x @ w) * 3.0)
+    >>> step = jaxamp.training.scaled_value_and_grad(loss_fn, policy="mixed_f16", loss_scale=None)
+    >>> found = explain_nonfinite(step)(jnp.full((2, 2), 300.0), jnp.full((2, 2), jnp.inf))
+    >>> found.kind, found.primitive
+    ('infinity', 'input')
+    >>> found = explain_nonfinite(lambda x: {"y": jnp.log(x - 1)})(jnp.ones(3))
+    >>> found.output, found.kind, found.primitive, found.largest
+    ("['y']", 'infinity', 'log', 0.0)
+    """
+
+    @functools.wraps(fun, updated=())
+    def explain(*args: Any, **kwargs: Any) -> Nonfinite | None:
+        if jax_compat.is_tracing():
+            raise InspectionError(
+                "explain_nonfinite and debug_step look at numbers, and inside of jax.jit or "
+                "another transformation there are none yet. Call them outside, on the function "
+                "that is transformed."
+            )
+        given, signature = _as_traced(fun, args, kwargs)
+        outputs: Any = None
+
+        def flat(*arrays: Any) -> list[Any]:
+            nonlocal outputs
+            results, outputs = split(signature.call(arrays))
+            return results
+
+        jaxpr = jax.make_jaxpr(flat)(*given)
+        program = Program.of(jaxpr, None, signature.names(), outputs.paths())
+        return find_nonfinite(program, [jnp.asarray(array) for array in given])
+
+    return explain
+
+
+def _as_traced(fun: Callable[..., Any], args: Any, kwargs: Any) -> tuple[list[Any], Signature]:
+    """Return the arrays of a call, and the rest of it, as the function would trace them."""
+    settings, numbers = parts_of(fun)[1], ()
+    if settings is not None:
+        (args, kwargs), numbers = settings.statics.mark(args, kwargs, 0), AS_ARGUMENT
+    given, rest = split((None, (), {}, args, kwargs), numbers=numbers)
+    return given, Signature(lambda: fun, Layout.of(rest.treedef), rest, "")

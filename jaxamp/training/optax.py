@@ -95,7 +95,9 @@ def skip_nonfinite(optimizer: Any) -> optax.GradientTransformationExtraArgs:
         updates, moved = inner.update(updates, state.inner_state, params, **extra)
         skipped = jnp.where(finite, state.skipped, state.skipped + 1)
         kept = select_tree(finite, moved, state.inner_state)
-        return _or_nothing(finite, updates), SkipState(finite, skipped, kept)
+        # Minus zero, for only that leaves a parameter of minus zero as it is.
+        updates = map_floats(lambda u: jnp.where(finite, u, jnp.array(-0.0, u.dtype)), updates)
+        return updates, SkipState(finite, skipped, kept)
 
     return transformation(init, update)
 
@@ -146,11 +148,6 @@ def with_loss_scale(
         return updates, LossScaleState(adjusted, skip)
 
     return transformation(init, update)
-
-
-def _or_nothing(finite: jax.Array, updates: Any) -> Any:
-    # Minus zero, for only that leaves a parameter of minus zero as it is.
-    return map_floats(lambda u: jnp.where(finite, u, jnp.array(-0.0, u.dtype)), updates)
 
 
 def transformation(

@@ -35,13 +35,9 @@ _TARGET = TARGETS["h200"]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Problem:
-    """A program to tune.
+    """A program to tune: its plan, flat arguments, and what it returns besides arrays.
 
-    Attributes:
-      plan: what the policy decides for it, with the program itself.
-      args: its flat arguments.
-      outputs: what it returns besides arrays.
-      metric: the error of a result against the reference; ``None`` for the relative error.
+    Without a metric its error is the relative one.
     """
 
     plan: Plan
@@ -91,7 +87,7 @@ class Problem:
 
     def matrix(self) -> np.ndarray:
         """Return the matrix of ``sensitivities``."""
-        floats = [r for r in self.reference if is_float(r)]
+        floats = list(filter(is_float, self.reference))
         return sensitivities(self.block, self.groups, self.args, floats)
 
     def policy(self, low: np.ndarray, labels: Sequence[str] = ()) -> PrecisionPolicy:

@@ -17,25 +17,15 @@ _HOPEFUL = 1.5  # how far above the allowed error a prediction may be and still 
 
 @dataclasses.dataclass(slots=True)
 class Search:
-    """A search over which groups are low.
+    """A search over which groups are low; a choice is bool[groups]."""
 
-    Attributes:
-      matrix: see ``sensitivities``.
-      gains: what lowering each group saves.
-      allowed: the largest error.
-      measure: runs a choice, and gives its error.
-      cost: what a choice costs.
-      most_runs: how many choices may be run.
-      errors: measured errors by choice; what is in it already is not run again.
-    """
-
-    matrix: np.ndarray
-    gains: np.ndarray
+    matrix: np.ndarray  # of ``sensitivities``
+    gains: np.ndarray  # what lowering each group saves
     allowed: float
-    measure: Callable[[np.ndarray], float]
+    measure: Callable[[np.ndarray], float]  # runs a choice, and gives its error
     cost: Callable[[np.ndarray], float]
     most_runs: int
-    errors: dict[bytes, float] = dataclasses.field(default_factory=dict)
+    errors: dict[bytes, float] = dataclasses.field(default_factory=dict)  # these do not run again
     _costs: dict[bytes, float] = dataclasses.field(default_factory=dict)
 
     def best(self) -> np.ndarray:
