@@ -63,20 +63,14 @@ def facts(compiled: Any) -> dict[str, Any]:
     }
 
 
-def load_mosaic() -> None:
-    """Load what Mosaic's kernels for GPUs call: XLA looks for it among the symbols of the process.
-
-    Without it: "Failed to lookup host symbol: … body_mosaic_gpu" (JAX 0.10.2).
-    """
-    with contextlib.suppress(ModuleNotFoundError):  # absl-py, which JAX does not declare
-        importlib.import_module("jax.experimental.mosaic.gpu")
-
-
 def main(folder: Path) -> None:
     """Compile every program of a job."""
     job = json.loads((folder / "job.json").read_text())
     if job["platform"] == "cuda":
-        load_mosaic()
+        # XLA looks among the process's symbols for what Mosaic's kernels for GPUs call. Without it:
+        # "Failed to lookup host symbol: … body_mosaic_gpu" (JAX 0.10.2).
+        with contextlib.suppress(ModuleNotFoundError):  # absl-py, which JAX does not declare
+            importlib.import_module("jax.experimental.mosaic.gpu")
     place = one_device(job["platform"], job["topology"], job["description"])
     for name in job["programs"]:
         exported = jax.export.deserialize(bytearray((folder / f"{name}.bin").read_bytes()))

@@ -24,13 +24,9 @@ _SAME_ELEMENTS = ("bitcast", "convert", "copy", "reshape", "transpose")
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """One dot or convolution, in one run.
+    """One dot or convolution, in one run: dtypes, and FLOPs but for zeros between its inputs.
 
-    Attributes:
-      operands: the dtypes of its operands.
-      result: the dtype of its result.
-      flops: two for each multiplication; zeros between the inputs do not count.
-      highest: whether the full precision of its operands was asked for.
+    It is ``highest`` where the full precision of its operands was asked for.
     """
 
     operands: tuple[str, str]

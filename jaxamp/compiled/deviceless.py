@@ -189,10 +189,6 @@ def compile_all(
         }
         (folder / "job.json").write_text(json.dumps(job))
         ENVIRONMENTS[target.environment].run(compiler.__file__, name, quiet=True)
-        return [
-            (
-                parse((folder / f"{program}.hlo").read_text()),
-                json.loads((folder / f"{program}.json").read_text()),
-            )
-            for program in names
-        ]
+        modules = [parse((folder / f"{program}.hlo").read_text()) for program in names]
+        facts = [json.loads((folder / f"{program}.json").read_text()) for program in names]
+        return list(zip(modules, facts, strict=True))

@@ -14,7 +14,9 @@ from jaxamp.core.features import Outcome
 from jaxamp.core.guards import Guard
 from jaxamp.display.lines import Line, Part, amount, sentence, share, storage, table
 from jaxamp.errors import counted
-from jaxamp.inspect.kernel_regions import ABSENT, LOSS
+from jaxamp.found.attention.replacement import KIND
+from jaxamp.found.cross_entropy.losses import KIND as LOSS
+from jaxamp.found.cross_entropy.worth import MATTERS
 from jaxamp.inspect.operation import Operation, common_scope, grouped, numberless, total
 from jaxamp.inspect.report import WIDE, Report
 from jaxamp.plan.dataflow.constraints import CAST
@@ -23,6 +25,10 @@ COLORS = {
     "f32": "cyan", "f64": "blue", "bf16": "green", "f16": "yellow",
     "f8_e4m3": "magenta", "f8_e5m2": "magenta",
 }  # fmt: skip
+_ABSENT = {
+    KIND: "no softmax stands between two matrix products of one function",
+    LOSS: f"no loss reads logits of {MATTERS // 2**20} MiB or more",
+}  # why a program has no region of a kind
 _FEW = 5  # rows of each table
 _LONG = 34  # characters of a module that a row has room for
 _CLOCK = TARGETS["h200"]  # the chip of which the time to start a kernel has been measured
@@ -38,7 +44,7 @@ def report_lines(report: Report) -> Iterator[Line]:
     if len(notes) > 3:
         yield ((f"and {counted(len(notes) - 3, 'more note')}", "yellow"),)
     yield from _small(report)
-    for kind in dict.fromkeys([*ABSENT, *(r.kind for r in report.regions)]):
+    for kind in dict.fromkeys([*_ABSENT, *(r.kind for r in report.regions)]):
         yield from _regions(kind, [r for r in report.regions if r.kind == kind])
     yield from _products(report)
     yield from _wide(report)
@@ -90,7 +96,7 @@ def _small(report: Report) -> Iterator[Line]:
 def _regions(kind: str, regions: list[Outcome]) -> Iterator[Line]:
     name = kind.capitalize()
     if not regions:
-        yield from sentence(f"{name}: none in this program: {ABSENT[kind]}.")
+        yield from sentence(f"{name}: none in this program: {_ABSENT[kind]}.")
         return
     if fused := [r for r in regions if not r.obstacle]:
         one, saved = len(fused) == 1, sum(r.saved for r in fused)

@@ -24,13 +24,9 @@ from jaxamp.plan import Decision, JaxprPlan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """An equation that computes, where it is called.
+    """An equation that computes, where it is called; it has no decision where it runs as written.
 
-    Attributes:
-      number: its number in the program.
-      eqn: the equation.
-      decision: how it runs; ``None`` where it runs as it is written.
-      raw_scope: name stack, enclosing equations first.
+    Its raw scope is the name stack, enclosing equations first.
     """
 
     number: int
@@ -62,16 +58,10 @@ class Site:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A jaxpr where it is called.
+    """A jaxpr where it is called, without a plan where it runs as it is written.
 
-    Attributes:
-      jaxpr: the program.
-      consts: its constants.
-      plan: what was decided for it; ``None`` where it runs as it is written.
-      live: per equation, whether anything needs it.
-      sites: per equation, its site; ``None`` for a higher-order one, or one that is not needed.
-      inner: per equation, the blocks of its jaxprs.
-      test: per while loop, by position, its condition.
+    Per equation it has whether anything needs that, the site, unless it is of higher order or not
+    needed, and the blocks of its jaxprs; and per while loop, by position, the condition.
     """
 
     jaxpr: Jaxpr

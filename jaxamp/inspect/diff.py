@@ -99,17 +99,16 @@ def diff(policy: Any, other: Any) -> Callable[[Any], Callable[..., Difference]]:
         @functools.wraps(reports[0], updated=())
         def made(*args: Any, **kwargs: Any) -> Difference:
             before, after = (reported(*args, **kwargs) for reported in reports)
-            return Difference(before=before, after=after, changes=tuple(_changes(before, after)))
+            changes = (
+                Change(before=one, after=other)
+                for one, other in _pairs(before.operations, after.operations)
+                if one is None or other is None or _format(one) != _format(other)
+            )
+            return Difference(before=before, after=after, changes=tuple(changes))
 
         return made
 
     return of
-
-
-def _changes(before: Report, after: Report) -> Iterator[Change]:
-    for one, other in _pairs(before.operations, after.operations):
-        if one is None or other is None or _format(one) != _format(other):
-            yield Change(before=one, after=other)
 
 
 def _pairs(

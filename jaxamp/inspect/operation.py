@@ -106,11 +106,7 @@ class Operation(Data):
 class Row:
     """Operations that differ in the numbers of their scopes only, such as the layers of a network.
 
-    Attributes:
-      operation: one of them.
-      count: how many there are.
-      scope: their scope, with a star for each number in which they differ.
-      tally: what all of them cost.
+    It has one of them, how many there are, their scope with stars, and what all of them cost.
     """
 
     operation: Operation

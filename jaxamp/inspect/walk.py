@@ -105,14 +105,9 @@ def _origin(eqn: JaxprEqn, result: int, outer: str) -> str:
 
 
 class Walk:
-    """The operations of a program, those of a loop's body once.
+    """The operations of a program in their order, those of a loop's body once, and its residuals.
 
-    Attributes:
-      operations: in program order.
-      unknown_loops: lines of loops whose number of trips is not known: they count once.
-      residuals: values that the forward pass leaves to the backward pass.
-      shared: reads that find the cast of an earlier reader.
-      cancelled: reads that find a value stored as narrow as they want it.
+    ``shared`` and ``cancelled`` are those of `Casts`, ``unknown_loops`` those of a report.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -143,7 +138,10 @@ class Walk:
         bodies = equation.bodies()
         self.shared += outer * equation.shared
         self.cancelled += outer * equation.cancelled
-        runs = outer * self._trips(equation) if equation.trait is Trait.LOOP else outer
+        trips = loop(equation.eqn).trips if equation.trait is Trait.LOOP else 1
+        if trips is None:
+            self.unknown_loops.append(equation.place)
+        runs = outer * (1 if trips is None else trips)
         if not bodies:
             self.operations.append(equation.operation(runs))
         elif equation.trait is Trait.BRANCH:
@@ -169,12 +167,6 @@ class Walk:
         for index, branch in enumerate(taken):
             before += branch if index == most else [replace(o, runs=0) for o in branch]
         self.operations = before
-
-    def _trips(self, equation: Equation) -> int:
-        trips = loop(equation.eqn).trips
-        if trips is None:
-            self.unknown_loops.append(equation.place)
-        return 1 if trips is None else trips
 
 
 class Casts(NamedTuple):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -54,20 +54,6 @@ def name_modules(closed: ClosedJaxpr) -> ClosedJaxpr:
     return closed if jaxpr is closed.jaxpr else closed.replace(jaxpr=jaxpr)
 
 
-class _Stacks:
-    """Modules of call stacks, each read once."""
-
-    def __init__(self) -> None:
-        self._known: dict[Frames, Modules] = {}
-
-    def modules(self, calls: Calls) -> Modules:
-        """Return the modules of calls, outermost first."""
-        frames = frames_of(calls)
-        if frames not in self._known:
-            self._known[frames] = modules_of(calls)
-        return self._known[frames]
-
-
 class _Site:
     """An equation, the names of parameters that it reads, and the item that it belongs to.
 
@@ -79,7 +65,7 @@ class _Site:
         eqn: JaxprEqn,
         named: dict[Any, str],
         item: Path,
-        stacks: _Stacks,
+        modules: Callable[[Calls], Modules],
         outer: Calls,
         taken: Around,
     ) -> None:
@@ -87,12 +73,12 @@ class _Site:
         own = shown_calls(eqn.source_info)
         self.calls = (*outer, *calls_within(taken), *own) if outer or taken else own
         self.marks = [mark for info in taken if (mark := called_mark(info))]
-        if taken or stacks.modules(own):
-            path = (name for name, _ in stacks.modules(self.calls))
+        if taken or modules(own):
+            path = (name for name, _ in modules(self.calls))
             self.marks.append(f"module[{'.'.join(path)}]")
         inside = [inner for body in nested(eqn) for inner in body.jaxpr.eqns]
         calls = (*self.calls, *calls_of_all(inside)) if inside else self.calls
-        self.frames, self.modules = frames_of(calls), stacks.modules(calls)
+        self.frames, self.modules = frames_of(calls), modules(calls)
         self.path = tuple(name for name, _ in self.modules)
         self.backward = "transpose(" in str(eqn.source_info.name_stack)
         operands = [v for v in eqn.invars if isinstance(v, Var)]
@@ -115,7 +101,7 @@ class _Namer:
 
     def __init__(self, lists: Collection[str]) -> None:
         self.lists = lists
-        self._modules = _Stacks()
+        self._known: dict[Frames, Modules] = {}
         self._plain: dict[int, bool] = {}
         self._stacks: dict[Any, tuple[Any, Any]] = {}  # equal ones stay one object
         self._closed: dict[Any, ClosedJaxpr] = {}
@@ -130,13 +116,20 @@ class _Namer:
             self._made[key] = jaxpr, self._of(jaxpr, names, item, outer)
         return self._made[key][1]
 
+    def modules(self, calls: Calls) -> Modules:
+        """Return the modules of calls, outermost first, each read once."""
+        frames = frames_of(calls)
+        if frames not in self._known:
+            self._known[frames] = modules_of(calls)
+        return self._known[frames]
+
     def _is_plain(self, jaxpr: Jaxpr) -> bool:
         """Return whether no module is called in a jaxpr, and nothing was taken out of its calls."""
         if id(jaxpr) not in self._plain:
             calls = {id(e.source_info.traceback): shown_calls(e.source_info) for e in jaxpr.eqns}
             self._plain[id(jaxpr)] = (
                 len(entered(jaxpr)) < 2
-                and not any(map(self._modules.modules, calls.values()))
+                and not any(map(self.modules, calls.values()))
                 and all(self._is_plain(body.jaxpr) for eqn in jaxpr.eqns for body in nested(eqn))
             )
         return self._plain[id(jaxpr)]
@@ -144,7 +137,7 @@ class _Namer:
     def _of(self, jaxpr: Jaxpr, names: Names, item: Path, outer: Calls) -> Jaxpr:
         named = {v: name for v, name in zip(jaxpr.invars, names, strict=True) if name}
         sites = [
-            _Site(eqn, named, item, self._modules, outer, taken)
+            _Site(eqn, named, item, self.modules, outer, taken)
             for eqn, taken in zip(jaxpr.eqns, taken_out(jaxpr), strict=True)
         ]
         for depth in range(max((len(site.path) for site in sites), default=0)):

@@ -10,7 +10,7 @@ from typing import Any
 from jaxamp.compiled.deviceless import compile_all, exported
 from jaxamp.compiled.roofline import Roofline, roofline
 from jaxamp.compiled.targets import target_named
-from jaxamp.compiled.traffic import measure
+from jaxamp.compiled.traffic import Traffic, measure
 from jaxamp.inspect.displayable import Displayable
 from jaxamp.inspect.report import report
 from jaxamp.policy.policy import PrecisionPolicy
@@ -21,7 +21,7 @@ _BASE = PrecisionPolicy.ALWAYS_F32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
+class Compiled(Traffic):
     """A program under one policy, compiled.
 
     All but `time` is fact: read from what the compiler emitted.
@@ -42,15 +42,10 @@ class Compiled:
     """
 
     policy: str
-    bytes: int
-    kernels: int
     temporary: int
     arguments: int
     outputs: int
-    dots: dict[str, int]
     planned: dict[str, int]
-    flops: float
-    unknown_loops: int
     time: Roofline
 
     @property

@@ -121,18 +121,6 @@ def _accumulate(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     return jax_compat.bind(eqn, list(map(_widened, kept, eqn.invars)), rounded=())
 
 
-def _jit(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    return bind_nested(eqn, operands, [_retyped(called(eqn), operands, wide=False)])
-
-
-def _inline(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    return evaluate(called(eqn), operands, _emit)
-
-
-def _cond(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    return bind_nested(eqn, operands, [_retyped(b, operands[1:]) for b in nested(eqn)])
-
-
 def _loop(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """Emit a loop with its carries and its test widened; invariants and slices as they come."""
     wired = loop(eqn)
@@ -146,11 +134,11 @@ def _loop(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
 _RULES: dict[str, Callable[[JaxprEqn, Sequence[Any]], Sequence[Any]]] = {
     "accumulate": _accumulate,
     "convert_element_type": _convert,
-    "jit": _jit,
-    "cond": _cond,
+    "jit": lambda eqn, ops: bind_nested(eqn, ops, [_retyped(called(eqn), ops, wide=False)]),
+    "cond": lambda eqn, ops: bind_nested(eqn, ops, [_retyped(b, ops[1:]) for b in nested(eqn)]),
     "scan": _loop,
     "while": _loop,
-    **dict.fromkeys(_INLINED, _inline),
+    **dict.fromkeys(_INLINED, lambda eqn, ops: evaluate(called(eqn), ops, _emit)),
 }
 
 
