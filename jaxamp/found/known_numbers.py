@@ -15,6 +15,7 @@ from jax.extend.core import JaxprEqn, Literal, Primitive
 from jaxamp.core import jax_compat
 from jaxamp.core.taxonomy import OpKind, Trait, lookup
 from jaxamp.found.levels import Atom, Level, Unit
+from jaxamp.jaxprs.hashing import literal_key, params_key
 from jaxamp.jaxprs.nested import nested
 
 _LARGEST = 1 << 26  # elements: the causal mask of 8,192 words
@@ -36,13 +37,8 @@ class Outer(NamedTuple):
 
 Given = Mapping[int, Outer]
 Shape = tuple[int, ...]
-
-
-class Thin(NamedTuple):
-    """A thin result: its shape, and the function of thin operands that makes it."""
-
-    shape: Shape
-    made: Callable[..., Any]
+Thin = tuple[Shape, Callable[..., Any]]
+"""The shape of a thin result, and the function of thin operands that makes it."""
 
 
 class KnownNumbers:
@@ -55,7 +51,8 @@ class KnownNumbers:
     def __init__(self, level: Level, given: Given) -> None:
         self._level, self._given = level, given
         self._thin: dict[int, np.ndarray] = {}
-        self._computed: dict[Any, list[Any]] = {}  # per primitive, parameters and operands
+        # Equal equations of equal operands share results, as the masks of all layers do.
+        self._computed: dict[Any, list[Any]] = {}
         self._shapes: dict[int, Shape] = {}  # of thin arrays
 
     @functools.cached_property
@@ -121,14 +118,14 @@ class KnownNumbers:
         read = [self._shape(a) for a in unit.ins]
         thin = self._thinly(unit) if shapes and shapes[0] is not None else None
         if thin is not None:
-            shapes, read = [thin.shape], []
+            shapes, read = [thin[0]], []
         sized = [s for s in shapes if s is not None]
         if len(sized) < len(shapes) or any(math.prod(s) > _LARGEST for s in (*sized, *read)):
             return
         for index, out in enumerate(unit.outs):
             if isinstance(out, int):
                 self._shapes[out] = sized[index]
-                thunks[out] = lambda index=index: self._results(unit, thin)[index]
+                thunks[out] = lambda index=index: self._results(unit, thin and thin[1])[index]
 
     def _thinly(self, unit: Unit) -> Thin | None:
         """Return how a result is made of thin operands; ``None`` where it takes whole ones."""
@@ -137,15 +134,15 @@ class KnownNumbers:
         operands = [self.thin_shape(a) for a in unit.ins]
         if _is_elementwise(eqn.primitive):
             common = np.broadcast_shapes((1,) * len(shape), *operands)
-            return Thin(common, lambda *xs: _bound(eqn, [_spread(x, common) for x in xs])[0])
+            return common, lambda *xs: _bound(eqn, [_spread(x, common) for x in xs])[0]
         match eqn.primitive.name:
             case "iota":
                 axis, dtype = params["dimension"], params["dtype"]
                 own = tuple(n if i == axis else 1 for i, n in enumerate(shape))
-                return Thin(own, lambda: np.arange(math.prod(own), dtype=dtype).reshape(own))
+                return own, lambda: np.arange(math.prod(own), dtype=dtype).reshape(own)
             case "transpose":
                 order = params["permutation"]
-                return Thin(tuple(operands[0][i] for i in order), lambda x: np.transpose(x, order))
+                return tuple(operands[0][i] for i in order), lambda x: np.transpose(x, order)
             case "broadcast_in_dim":
                 sizes = dict(zip(params["broadcast_dimensions"], operands[0], strict=True))
                 moved = tuple(sizes.get(i, 1) for i in range(len(shape)))
@@ -159,33 +156,22 @@ class KnownNumbers:
                 moved = operands[0]
             case _:
                 return None
-        return Thin(moved, lambda x: np.reshape(x, moved))
+        return moved, lambda x: np.reshape(x, moved)
 
-    def _results(self, unit: Unit, thin: Thin | None) -> list[Any]:
-        key = self._key(unit)
+    def _results(self, unit: Unit, made: Callable[..., Any] | None) -> list[Any]:
+        operands = [id(self.thin(a)) if isinstance(a, int) else literal_key(a) for a in unit.ins]
+        key = (unit.eqn.primitive, params_key(unit.eqn.params), *operands)
         results = self._computed.get(key)
         if results is None:
-            if thin is None:
+            if made is None:
                 found = _bound(unit.eqn, [self.value(a) for a in unit.ins])
             else:
-                found = [thin.made(*(self.thin(a) for a in unit.ins))]
-            results = [np.asarray(r) for r in found]
-            if key is not None:
-                self._computed[key] = results
+                found = [made(*(self.thin(a) for a in unit.ins))]
+            results = self._computed[key] = [np.asarray(r) for r in found]
         for out, result in zip(unit.outs, results, strict=True):
             if isinstance(out, int):
                 self._thin[out] = result
         return results
-
-    def _key(self, unit: Unit) -> Any:
-        """Return what equal equations of equal operands share, as the masks of all layers do."""
-        operands = [id(self.thin(a)) if isinstance(a, int) else _number(a) for a in unit.ins]
-        key = (unit.eqn.primitive, tuple(unit.eqn.params.items()), tuple(operands))
-        try:
-            hash(key)
-        except TypeError:
-            return None
-        return key
 
 
 def _is_elementwise(primitive: Primitive) -> bool:
@@ -202,11 +188,6 @@ def _bound(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """Return the results of an equation for known operands."""
     nowhere = {name: None for name in _PLACES if eqn.params.get(name) is not None}
     return jax_compat.bind(eqn, [jax.numpy.asarray(x) for x in operands], **nowhere)
-
-
-def _number(literal: Literal) -> Any:
-    value = np.asarray(jax_compat.literal_value(literal))
-    return value.dtype.str, value.shape, value.tobytes()
 
 
 def one_number(array: Any) -> float | None:

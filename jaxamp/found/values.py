@@ -21,9 +21,6 @@ class Axis:
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def __repr__(self) -> str:
-        return f"<{self.size}:{id(self) % 9973}>"
-
 
 Place = tuple[Axis, ...]  # an axis of an array as the product of parts, the outer ones first
 

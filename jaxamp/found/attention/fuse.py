@@ -31,58 +31,8 @@ from jaxamp.found.levels import Level, live_from, made, numbers
 from jaxamp.found.places import NARROW, Place, Scopes
 from jaxamp.found.replace_regions import replace_regions
 from jaxamp.jaxprs.contracted import EXPLICIT_PRECISION, has_explicit_precision
-from jaxamp.jaxprs.nested import Wiring, nested, wiring
+from jaxamp.jaxprs.nested import nested
 from jaxamp.policy.policy import PrecisionPolicy
-
-_Steps = tuple[int, int, int, int]
-"""How far an attention has come after a part of a program, if it was as far as the index before.
-
-It is a product, an exponential and a product: three steps.
-"""
-
-_NONE: _Steps = (0, 1, 2, 3)
-_STEPS: dict[str, _Steps] = {
-    "dot_general": (1, 1, 3, 3),
-    "exp": (0, 2, 2, 3),
-    "exp2": (0, 2, 2, 3),
-}
-_LOOPS = (Wiring.SCAN, Wiring.WHILE)
-
-
-class Softmaxes:
-    """Jaxprs in which an exponential comes after a product and before another.
-
-    Every attention has that; each jaxpr is walked once.
-
-    >>> import jax
-    >>> def loss(x, w):
-    ...     return jax.nn.logsumexp(x @ w)
-    >>> x = jax.numpy.ones((8, 8))
-    >>> [jax.make_jaxpr(f)(x, x).jaxpr in Softmaxes() for f in (loss, jax.grad(loss))]
-    [False, True]
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[Jaxpr, _Steps] = {}  # alive, so that no later one has its identity
-
-    def __contains__(self, jaxpr: Jaxpr) -> bool:
-        return self._of(jaxpr)[0] == 3
-
-    def _of(self, jaxpr: Jaxpr) -> _Steps:
-        if jaxpr not in self._found:
-            steps = _NONE
-            for eqn in jaxpr.eqns:
-                steps = _then(steps, _STEPS.get(eqn.primitive.name, _NONE))
-                for body in nested(eqn):
-                    for _ in range(3 if wiring(eqn) in _LOOPS else 1):
-                        steps = _then(steps, self._of(body.jaxpr))
-            self._found[jaxpr] = steps
-        return self._found[jaxpr]
-
-
-def _then(first: _Steps, second: _Steps) -> _Steps:
-    return tuple(second[step] for step in first)  # type: ignore[return-value]
-
 
 _SLOPE = Obstacle("keys share numbers of a bias, whose gradient nearly cancels: 16 bits lose it")
 
@@ -117,25 +67,27 @@ class _Attentions:
 
     def __init__(self, policy: PrecisionPolicy, kernels: list[Kernel]) -> None:
         self.policy, self.kernels = policy, kernels
-        self.softmaxes = Softmaxes()
         self.refused: list[Outcome] = []
+        self._names: dict[Jaxpr, set[str]] = {}  # alive, so that no later one has its identity
 
     def may_hold(self, jaxpr: Jaxpr) -> bool:
-        """Return whether a softmax between two products may be in a jaxpr."""
-        return jaxpr in self.softmaxes
+        """Return whether a softmax and a product may be in a jaxpr."""
+        names = self._names_in(jaxpr)
+        return "dot_general" in names and not names.isdisjoint(("exp", "exp2"))
+
+    def _names_in(self, jaxpr: Jaxpr) -> set[str]:
+        """Return the names of a jaxpr's primitives; each jaxpr is walked once."""
+        if jaxpr not in self._names:
+            inside = (self._names_in(body.jaxpr) for eqn in jaxpr.eqns for body in nested(eqn))
+            self._names[jaxpr] = {e.primitive.name for e in jaxpr.eqns}.union(*inside)
+        return self._names[jaxpr]
 
     def find(
         self, level: Level, known: KnownNumbers, scopes: Scopes
     ) -> tuple[list[Replacement], list[Outcome]]:
         """Return the attentions of a level, and what looks like one."""
         self.refused = []
-        replacements = self._replacements(Scores(level, known), scopes)
-        return replacements, self.refused
-
-    def _refuse(self, place: Place, reason: str) -> None:
-        self.refused.append(Outcome(KIND, *place.words, reason))
-
-    def _replacements(self, scores: Scores, scopes: Scopes) -> list[Replacement]:
+        scores = Scores(level, known)
         matcher = Matcher(scores)
         chosen: list[Replacement] = []
         for exponential in matcher.candidates():
@@ -149,7 +101,10 @@ class _Attentions:
                 self._refuse(place, found.reason)
             elif found is not None:
                 chosen.append(found)
-        return self._possible(scores, chosen)
+        return self._possible(scores, chosen), self.refused
+
+    def _refuse(self, place: Place, reason: str) -> None:
+        self.refused.append(Outcome(KIND, *place.words, reason))
 
     def _possible(self, scores: Scores, chosen: list[Replacement]) -> list[Replacement]:
         """Return the replacements beside which nobody computes weights."""

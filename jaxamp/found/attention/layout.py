@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -13,56 +12,14 @@ from jaxamp.found.attention.match import Found
 from jaxamp.found.values import Axis, Factor, Place, size_of
 
 
-@dataclass(slots=True, eq=False)
-class Layout:
-    """Axes of an attention as those of the kernels' operands.
+class Layout(NamedTuple):
+    """Axes of an attention as those of a kernel's arrays: the places of each."""
 
-    Attributes:
-      batch: the leading axes, one each.
-      key_head: the axis that counts heads of keys; empty for one head.
-      group: axes that count the queries of one head of keys.
-      query: the axis of queries.
-      keys: the axes of keys.
-      head: the axes that queries and keys are multiplied along.
-      width: the axes of one value.
-    """
-
-    batch: tuple[Axis, ...]
-    key_head: Place
-    group: Place
-    query: Place
-    keys: Place
-    head: Place
-    width: Place
-
-    @property
-    def q(self) -> tuple[Place, ...]:
-        """The places of queries."""
-        return (*self._batch, self.query, (*self.key_head, *self.group), self.head)
-
-    @property
-    def k(self) -> tuple[Place, ...]:
-        """The places of keys."""
-        return (*self._batch, self.keys, self.key_head, self.head)
-
-    @property
-    def v(self) -> tuple[Place, ...]:
-        """The places of values."""
-        return (*self._batch, self.keys, self.key_head, self.width)
-
-    @property
-    def out(self) -> tuple[Place, ...]:
-        """The places of the output."""
-        return (*self._batch, self.query, (*self.key_head, *self.group), self.width)
-
-    @property
-    def scores(self) -> tuple[Place, ...]:
-        """The places of scores."""
-        return (*self._batch, (*self.key_head, *self.group), self.query, self.keys)
-
-    @property
-    def _batch(self) -> tuple[Place, ...]:
-        return tuple((a,) for a in self.batch)
+    q: tuple[Place, ...]  # [*b, T, N, H]
+    k: tuple[Place, ...]  # [*b, S, K, H]
+    v: tuple[Place, ...]  # [*b, S, K, V]
+    out: tuple[Place, ...]  # [*b, T, N, V]
+    scores: tuple[Place, ...]  # [*b, N, T, S]
 
 
 def layout_of(found: Found, ordered: Sequence[Axis]) -> Layout | None:
@@ -74,17 +31,24 @@ def layout_of(found: Found, ordered: Sequence[Axis]) -> Layout | None:
     if not alone:
         return None
     masked = [a for a in alone if a in ordered]
-    query = masked[0] if len(masked) == 1 else max(alone, key=lambda a: a.size)
-    group = tuple(a for a in alone if a is not query)
+    first = masked[0] if len(masked) == 1 else max(alone, key=lambda a: a.size)
+    query, group = (first,), tuple(a for a in alone if a is not first)
     shared = [a for a in found.shared if a in found.k.axes or a in found.v.axes]
     inner = [a for a in _order(found.q) if a in shared] or shared
     key_head = (inner[-1],) if inner and (group or len(shared) > 1) else ()
-    batch = tuple(a for a in found.shared if a not in key_head)
+    batch = tuple((a,) for a in found.shared if a not in key_head)
+    heads = (*key_head, *group)
     keys = tuple(a for a in _order(found.k) if a in found.keys)
     own = frozenset(found.axes)
     head = tuple(a for a in _order(found.k) if a not in own)
     width = tuple(a for a in _order(found.v) if a not in own)
-    return Layout(batch, key_head, group, (query,), keys, head, width)
+    return Layout(
+        q=(*batch, query, heads, head),
+        k=(*batch, keys, key_head, head),
+        v=(*batch, keys, key_head, width),
+        out=(*batch, query, heads, width),
+        scores=(*batch, heads, query, keys),
+    )
 
 
 def _order(factor: Factor) -> list[Axis]:

@@ -57,7 +57,7 @@ def _known(
     if whole is not None and not whole.any(-1).all():
         return None, found.steps, False
     if every is not None:
-        every = np.broadcast_to(every, (size_of(layout.query), size_of(layout.keys)))
+        every = np.broadcast_to(every, [*map(size_of, layout.scores[-2:])])
         if not is_sure and not every.all():
             return None, found.steps, False  # rows that are empty only by both
     return every, rest, is_sure

@@ -251,9 +251,8 @@ class Emission:
 
     def _beside_queries(self, rows: Any) -> Any:
         """Return a number of each row of scores beside the queries."""
-        layout = self.layout
-        have = thinned_to(layout.scores, rows.shape)
-        return arranged(rows, have, [tuple(a for a in p if a not in layout.head) for p in layout.q])
+        have = thinned_to(self.layout.scores, rows.shape)
+        return arranged(rows, have, (*self.layout.q[:-1], ()))
 
     def _mask(self, step: Masking) -> Any:
         """Return where scores stay as they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -54,51 +55,45 @@ def cudnn_refusal(
     return None
 
 
-def cudnn_forward(
-    q: Any, k: Any, v: Any, bias: Any, *, scale: float, causal: bool, window: int | None
-) -> tuple[Any, Any]:
-    """Return the output in the layout BTNH, and the log-sum-exp of the scores as f32[B, N, T]."""
+def cudnn_forward(operands: Sequence[Any], **words: Any) -> tuple[Any, ...]:
+    """Return the output in the layout BTNH, and the log-sum-exp of the scores as f32[B, N, T].
+
+    Operands are q, k, v and a bias or ``None``; words are those of `_words`.
+    """
     from jax._src.cudnn import fused_attention_stablehlo as calls
 
-    params = _params(calls, scale, causal, window) | {"is_training": True}
-    operands = _operands(q, k, v, bias)
-    has_bias = (bias is not None, False)
-    return tuple(
-        calls._dot_product_attention_fwd_p.bind(*operands, variadic_args=has_bias, **params)
-    )
+    params = _words(calls, operands, False, **words) | {"is_training": True}
+    return tuple(calls._dot_product_attention_fwd_p.bind(*_filled(operands), **params))
 
 
 def cudnn_backward(
-    q: Any,
-    k: Any,
-    v: Any,
-    bias: Any,
-    out: Any,
-    lse: Any,
-    dout: Any,
-    *,
-    bias_grad: bool,
-    scale: float,
-    causal: bool,
-    window: int | None,
+    operands: Sequence[Any], out: Any, lse: Any, dout: Any, *, bias_grad: bool, **words: Any
 ) -> tuple[Any, ...]:
     """Return the cotangents of q, k, v, and with `bias_grad` that of the bias."""
     from jax._src.cudnn import fused_attention_stablehlo as calls
 
-    params = _params(calls, scale, causal, window)
-    operands = (*_operands(q, k, v, bias), lse, out, dout)
-    which = (bias is not None, bias_grad)
-    return tuple(calls._dot_product_attention_bwd_p.bind(*operands, variadic_args=which, **params))
+    params, known = _words(calls, operands, bias_grad, **words), (lse, out, dout)
+    return tuple(calls._dot_product_attention_bwd_p.bind(*_filled(operands), *known, **params))
 
 
-def _operands(q: Any, k: Any, v: Any, bias: Any) -> tuple[Any, ...]:
+def _filled(operands: Sequence[Any]) -> tuple[Any, ...]:
+    q, k, v, bias = operands
     unused = jnp.zeros(0, q.dtype)  # for lengths, offsets and page tables
     return (q, k, v, unused if bias is None else bias, *(unused,) * 6)
 
 
-def _params(calls: Any, scale: float, causal: bool, window: int | None) -> dict[str, Any]:
+def _words(
+    calls: Any,
+    operands: Sequence[Any],
+    bias_grad: bool,
+    *,
+    scale: float,
+    causal: bool,
+    window: int | None,
+) -> dict[str, Any]:
     taken = inspect.signature(calls._dot_product_attention_fwd_cuda_lowering).parameters
     return {
+        "variadic_args": (operands[3] is not None, bias_grad),
         # JAX 0.12 takes a function of the scores besides.
         **{name: None for name in ("score_mod_name", "score_mod_jaxpr") if name in taken},
         "scale": scale,

@@ -201,14 +201,9 @@ class _Scaler:
 
     def _scaled(self, node: Node, compute: CastConfig) -> Scaled:
         casts = self.scaling.casts(compute)
-        flows = self.flows.of(node)
-        by_flow = {
-            Flow.ACTIVATION: casts.activation,
-            Flow.PARAMETER: casts.weight,
-            Flow.GRADIENT: casts.gradient or casts.activation,
-        }
-        pair = by_flow[flows[0]], by_flow[flows[1]]
-        return Scaled(pair, casts.gradient)
+        by_flow = casts.weight, casts.activation, casts.gradient or casts.activation
+        left, right = self.flows.of(node)
+        return Scaled((by_flow[left], by_flow[right]), casts.gradient)
 
     def _refusal(self, node: Node) -> str:
         """Return why a dot is not quantized; empty if it is."""

@@ -22,7 +22,7 @@ from jaxamp.errors import KernelError, shown
 from jaxamp.kernels.config import KernelConfig, resolve
 from jaxamp.kernels.target_gpu import target_gpu
 from jaxamp.quantized.kernels.fit import NAME, block_of, misfit, obstacle, tile_of
-from jaxamp.quantized.lowp import ScaledArray, quantize
+from jaxamp.quantized.lowp import Blocks, ScaledArray, quantize
 from jaxamp.quantized.lowp.scaled_array import factors, stored_scale
 
 _PLATFORMS = {"tpu": "tpu", "cuda": "gpu"}  # JAX's word for a platform and ours
@@ -88,9 +88,8 @@ def _check_input(x: jax.Array, cast: CastConfig) -> None:
 
 def _restored(outs: Any, shape: tuple[int, ...], dtype: Any, cast: CastConfig) -> ScaledArray:
     values, scale = outs
-    rows = -(-shape[-2] // block_of(cast)[0])
-    scale = scale.reshape(*shape[:-2], rows, scale.shape[-1])
-    return ScaledArray(values.reshape(shape), stored_scale(scale, cast), cast, np.dtype(dtype))
+    scale = stored_scale(scale.reshape(Blocks(*block_of(cast)).factors(shape)), cast)
+    return ScaledArray(values.reshape(shape), scale, cast, np.dtype(dtype))
 
 
 def _run(x: Any, config: KernelConfig, **how: Any) -> Sequence[Any]:
@@ -185,10 +184,7 @@ def _cut(outs: Sequence[Any], rows: int, cols: int, cast: CastConfig) -> list[An
     """Return values and factors without their padding; those of the transpose come after."""
     kept: list[Any] = []
     for values, scales in zip(outs[::2], outs[1::2], strict=True):
-        blocks = (
-            -(-size // block) for size, block in zip((rows, cols), block_of(cast), strict=True)
-        )
-        m, n = blocks
+        m, n = Blocks(*block_of(cast)).factors((rows, cols))
         kept += [values[..., :rows, :cols], scales[..., :m, :n]]
         rows, cols = cols, rows
     return kept

@@ -20,10 +20,8 @@ def as_matrices(
     """Reshape an operand to matrices whose last axis is contracted; return its free axes too."""
     free = [axis for axis in range(x.ndim) if axis not in (*summed, *batch)]
     shape = [tuple(x.shape[axis] for axis in axes) for axes in (batch, free, summed)]
-    order = (*batch, *free, *summed)
-    moved = x if order == tuple(range(x.ndim)) else lax.transpose(x, order)
     matrices = (*shape[0], math.prod(shape[1]), math.prod(shape[2]))
-    return (moved if moved.shape == matrices else lax.reshape(moved, matrices)), shape[1]
+    return lax.reshape(lax.transpose(x, (*batch, *free, *summed)), matrices), shape[1]
 
 
 def matrix_axes(x: Any, of_rhs: int = -1) -> Any:
@@ -55,16 +53,10 @@ def product_batch(primitive: Primitive) -> Callable[..., tuple[jax.Array, int]]:
         if axes[1] is None:  # rows of the other operand are stacked where one is shared
             return split_rows(multiply(merge_rows(lhs), rhs), lhs.shape[0]), 0
         if axes[0] is None:
-            return swap(split_rows(swap(multiply(lhs, merge_rows(rhs))), rhs.shape[0])), 0
+            return split_rows(multiply(lhs, merge_rows(rhs)).mT, rhs.shape[0]).mT, 0
         return multiply(lhs, rhs), 0
 
     return batch
-
-
-def swap(x: Any) -> Any:
-    """Return the transposed matrices."""
-    *batch, rows, cols = range(x.ndim)
-    return lax.transpose(x, (*batch, cols, rows))
 
 
 def batch_first(x: Any, axis: Any) -> Any:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 
-from jaxamp.core.define import define
+from jaxamp.core.define import define, typed_as
 from jaxamp.core.formats import CastConfig
 from jaxamp.errors import RewriteError
 from jaxamp.quantized import lowp
@@ -25,14 +25,12 @@ def quantize(x: Any, cast: CastConfig) -> ScaledArray:
 
     Under vmap the batch is one tensor: where a tensor has one scale, the whole batch shares it.
     """
-    return jax.tree.unflatten(_structure(jax.typeof(x), cast)[1], quantize_p.bind(x, cast=cast))
+    return jax.tree.unflatten(_structure(jax.typeof(x), cast), quantize_p.bind(x, cast=cast))
 
 
 @lru_cache(maxsize=1024)
-def _structure(aval: Any, cast: CastConfig) -> tuple[Any, Any]:
-    """Return the types and tree of a quantized array."""
-    made = jax.make_jaxpr(lambda x: lowp.quantize(x, cast), return_shape=True)(aval)
-    return made[0].out_avals, jax.tree.structure(made[1])
+def _structure(aval: Any, cast: CastConfig) -> Any:
+    return jax.tree.structure(jax.eval_shape(partial(lowp.quantize, cast=cast), aval))
 
 
 def refuse_derivative(*_: Any, **__: Any) -> Any:
@@ -56,8 +54,4 @@ def _leaves(x: Any, *, cast: CastConfig) -> Sequence[Any]:
     return jax.tree.leaves(lowp.quantize(x, cast))
 
 
-def _quantize_type(x: Any, *, cast: CastConfig) -> Any:
-    return _structure(x, cast)[0]
-
-
-define(quantize_p, _leaves, _quantize_type, _batch_quantize, refuse_derivative)
+define(quantize_p, _leaves, typed_as(_leaves), _batch_quantize, refuse_derivative)

@@ -38,7 +38,6 @@ from jaxamp.quantized.primitives.matrices import (
     product_batch,
     product_type,
     split_rows,
-    swap,
 )
 from jaxamp.quantized.primitives.quantize_primitive import quantize
 from jaxamp.quantized.primitives.quantized_product import BF16, dot, product
@@ -98,7 +97,7 @@ def _jvp(
             return linear(tangent, _transposed(rhs, narrow_rhs))
 
         def right(tangent: Any) -> Any:
-            return swap(linear(tangent, _transposed(lhs, narrow_lhs)))
+            return linear(tangent, _transposed(lhs, narrow_lhs)).mT
 
     pairs = zip((left, right), tangents, strict=True)
     terms = [term(tangent) for term, tangent in pairs if not isinstance(tangent, ad.Zero)]
@@ -109,9 +108,9 @@ def _transpose(cotangent: Any, lhs: Any, rhs: Any, *, how: Scaled, dtype: Any) -
     """Transpose the dot as a linear function of one operand."""
     is_left = ad.is_undefined_primal(lhs)
     known, cast, aval = (rhs, how.casts[1], lhs.aval) if is_left else (lhs, how.casts[0], rhs.aval)
-    ct = cotangent if is_left else swap(cotangent)
+    ct = cotangent if is_left else cotangent.mT
     if how.gradient is None:
-        back = dot(ct.astype(known.dtype), swap(known), aval.dtype)
+        back = dot(ct.astype(known.dtype), known.mT, aval.dtype)
     else:
         transposed = _transposed(known, quantize(known, cast))
         back = product(quantize(ct, how.gradient), transposed, aval.dtype)
@@ -122,10 +121,10 @@ def _transposed(x: Any, narrow: ScaledArray) -> ScaledArray:
     """Return the transposed matrix, quantized along its new last axis."""
     cast = narrow.cast
     if cast.sf_block is None:
-        return replace(narrow, values=swap(narrow.values))
+        return replace(narrow, values=narrow.values.mT)
     if cast.sf_block[0] == cast.sf_block[1] and not isinstance(narrow.scale, ScaledArray):
-        return replace(narrow, values=swap(narrow.values), scale=swap(narrow.scale))
-    return quantize(swap(x), cast)
+        return replace(narrow, values=narrow.values.mT, scale=narrow.scale.mT)
+    return quantize(x.mT, cast)
 
 
 define(quantized_dot_p, _quantized, product_type, product_batch(quantized_dot_p), _jvp)
@@ -144,7 +143,7 @@ def quantized_linear(tangent: Any, known: ScaledArray, how: Scaled, dtype: Any) 
 
 def _linear_direct(tangent: Any, *leaves: Any, tree: Any, dtype: Any, **_: Any) -> jax.Array:
     known = dequantize(jax.tree.unflatten(tree, leaves), BF16)
-    return dot(tangent.astype(BF16), swap(known), dtype)
+    return dot(tangent.astype(BF16), known.mT, dtype)
 
 
 def _linear_type(tangent: Any, values: Any, *scales: Any, dtype: Any, **_: Any) -> Any:

@@ -48,17 +48,14 @@ def on(gpu: TargetGpu) -> Fused:
 
 def forward(operands: Operands, spec: AttentionSpec) -> tuple[Any, Any]:
     """Compute output and lse."""
-    q, k, v, bias = operands
-    return cudnn_forward(q, k, v, _narrow(bias, q, k), **_words(spec))
+    return cudnn_forward(_narrowed(operands), **_words(spec))
 
 
 def backward(
     operands: Operands, results: Results, spec: AttentionSpec, bias_grad: bool
 ) -> tuple[Any, ...]:
     """Compute the cotangents; that of a bias over all queries and keys."""
-    q, k, v, bias = operands
-    known = (q, k, v, _narrow(bias, q, k), *results)
-    found = cudnn_backward(*known, bias_grad=bias_grad, **_words(spec))
+    found = cudnn_backward(_narrowed(operands), *results, bias_grad=bias_grad, **_words(spec))
     return (*found, None)[:4]
 
 
@@ -66,13 +63,15 @@ def _words(spec: AttentionSpec) -> dict[str, Any]:
     return {"scale": spec.scale, "causal": spec.causal, "window": spec.window}
 
 
-def _narrow(bias: Any, q: Any, k: Any) -> Any:
-    """Return a bias as cuDNN reads it: in the operands' dtype, and finite.
+def _narrowed(operands: Operands) -> Operands:
+    """Return operands with the bias as cuDNN reads it: in the others' dtype, and finite.
 
     See: ``get_large_negative_number`` in jax/_src/cudnn/fused_attention_stablehlo.py, JAX 0.10.2.
     """
+    q, k, _, bias = operands
     if bias is None:
-        return None
+        return operands
     least = cudnn_lowest(q.dtype)
     shape = (*bias.shape[:2], q.shape[1], k.shape[1])  # it broadcasts over neither
-    return jnp.broadcast_to(jnp.clip(bias, least, -least).astype(q.dtype), shape)
+    finite = jnp.clip(bias, least, -least).astype(q.dtype)
+    return operands._replace(bias=jnp.broadcast_to(finite, shape))

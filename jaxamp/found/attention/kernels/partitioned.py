@@ -34,32 +34,6 @@ Axes = str | tuple[str, ...] | None
 """Axes of a mesh that an axis of an array lies along."""
 
 
-def divided(form: Callable[..., Any], place: Callable[[Any], tuple[Any, ...]], **rule: Any) -> Any:
-    """Return a function that a compiler may partition, each device computing a part.
-
-    `place` returns, from types of operands as they are placed, a mesh, the function of one device,
-    and where results and operands lie on the mesh; `rule` is what Shardy is told.
-    """
-
-    def partition(_mesh: Any, shapes: Any, _: Any) -> tuple[Any, ...]:
-        mesh, part, *lies = place(shapes)
-
-        def alone(*operands: Any) -> Any:
-            with use_abstract_mesh(AbstractMesh((), ())):  # not the one that the compiler divides
-                return part(*operands)
-
-        return mesh, alone, *lies
-
-    call = custom_partitioning(form)
-    call.def_partition(
-        partition=partition,
-        infer_sharding_from_operands=lambda _mesh, shapes, _: list(place(shapes)[2]),
-        decode_shardings=False,  # which would be with the one mesh of the program
-        **rule,
-    )
-    return call
-
-
 def mesh_of(tiles: np.ndarray | None) -> tuple[AbstractMesh, list[Axes]]:
     """Return a mesh, and the axes of it that an array lies along, for each of the array's.
 
@@ -112,11 +86,6 @@ def names_of(axes: Any) -> Iterator[str]:
             yield from names_of(entry)
 
 
-def parts(mesh: AbstractMesh, axes: Axes) -> int:
-    """Return how many parts an axis is divided into."""
-    return math.prod(mesh.shape[a] for a in names_of(axes))
-
-
 Letters = tuple[str, ...]
 """A letter for each axis of an array.
 
@@ -133,9 +102,15 @@ def partitioned(
     `bias_grad` is ``None`` for a forward pass.
     """
     partition = Partition(form, avals, spec, bias_grad)
-    types = functools.partial(partition.written_out, spec)
-    types = jax.jit(types)  # which has the numbers of a mask, as JAX 0.10.2 demands
-    return divided(types, partition.place, **_rule(partition))
+    whole = functools.partial(partition.written_out, spec)
+    call = custom_partitioning(jax.jit(whole))  # which has a mask's numbers, as JAX 0.10.2 demands
+    call.def_partition(
+        partition=lambda _mesh, shapes, _: partition.place(shapes),
+        infer_sharding_from_operands=lambda _mesh, shapes, _: list(partition.place(shapes)[2]),
+        decode_shardings=False,  # which would be with the one mesh of the program
+        **_rule(partition),
+    )
+    return call
 
 
 class Partition:
@@ -193,7 +168,8 @@ class Partition:
         specs = [sharding.spec for sharding in given]
 
         def local(*values: Any) -> tuple[Any, ...]:
-            return self._local(values, placed, specs)
+            with use_abstract_mesh(AbstractMesh((), ())):  # not the one that the compiler divides
+                return self._local(values, placed, specs)
 
         return mesh, local, made, given
 
@@ -203,7 +179,8 @@ class Partition:
         mesh, axes = mesh_of(tiles(queries, len(letters)))
         placed = {x: a for x, a in zip(letters, axes, strict=False) if _is_free(x)}
         placed["k"] = placed.get("n")
-        return mesh, {x: a for x, a in placed.items() if self.sizes[x] % parts(mesh, a) == 0}
+        parts = {x: math.prod(mesh.shape[name] for name in names_of(a)) for x, a in placed.items()}
+        return mesh, {x: a for x, a in placed.items() if self.sizes[x] % parts[x] == 0}
 
     def _local(
         self, values: Sequence[Any], placed: Mapping[str, Axes], specs: Sequence[PartitionSpec]
@@ -256,11 +233,12 @@ def _rule(partition: Partition) -> dict[str, Any]:
         words = (" ".join(heads if x == "n" else x for x in letters) for letters in arrays)
         return ", ".join(words)
 
-    whole = ["g" if x == "n" else x for x in sizes if x == "n" or not _is_free(x)]
     rule: dict[str, Any] = {"g": groups} if is_split else {}
     rule["sharding_rule"] = f"{side(partition.operands)} -> {side(partition.results)}"
     rule["need_replication_factors"] = tuple(
-        x for x in whole if x != "k" and (x != "g" or groups > 1)
+        "g" if x == "n" else x
+        for x in sizes
+        if (groups > 1 if x == "n" else x != "k" and not _is_free(x))
     )
     return rule
 

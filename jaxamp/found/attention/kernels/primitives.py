@@ -110,42 +110,17 @@ def _jvp_of_forward(primals: Any, tangents: Any, *, spec: AttentionSpec) -> tupl
     results = _bind(attention_forward_p, primals, spec=spec)
     moving = [t for t in tangents if not _is_zero(t)]
     given = tuple(not _is_zero(t) for t in tangents) + (False,) * (4 - len(tangents))
-    if not moving:
-        return results, [jax_compat.symbolic_zero_like(x) for x in results]
     operands = [*primals, *results, *moving]
     moved = _bind(attention_tangent_p, operands, spec=spec, given=given)
     return results, [*moved, jax_compat.symbolic_zero_like(results[1])]
 
 
-def _jvp_of_backward(primals: Any, tangents: Any, **params: Any) -> tuple[Any, Any]:
-    """Differentiate in what the forward pass reads: the composed form does not read its results."""
-    results = _bind(attention_backward_p, primals, **params)
-    known, (_, _, dout) = of_backward(tangents)
-    if not all(map(_is_zero, known.given)):
-        return results, _composed_tangents(composed.backward, primals, tangents, params)
-    if _is_zero(dout):
-        return results, [jax_compat.symbolic_zero_like(x) for x in results]
-    return results, _bind(attention_backward_p, [*primals[:-1], dout], **params)  # linear in it
-
-
-def _jvp_of_tangent(
-    primals: Any, tangents: Any, *, given: tuple[bool, ...], **params: Any
+def _jvp_of_form(
+    primitive: Primitive, primals: Any, tangents: Any, **params: Any
 ) -> tuple[Any, Any]:
-    results = _bind(attention_tangent_p, primals, given=given, **params)
-    residuals, _ = _split_tangents(primals, given)
-    fixed, linear = _split_tangents(tangents, given)
-    if not all(map(_is_zero, fixed)):
-        every = params | {"given": given}
-        return results, _composed_tangents(_tangent, primals, tangents, every)
-    of_linear = iter(linear)
-    still = tuple(is_given and not _is_zero(next(of_linear)) for is_given in given)
-    operands = [*residuals, *(t for t in linear if not _is_zero(t))]
-    return results, _bind(attention_tangent_p, operands, given=still, **params)
-
-
-def _composed_tangents(form: Form, primals: Any, tangents: Any, params: Any) -> tuple[Any, ...]:
-    """Differentiate the composed form along the tangents that are not zero."""
-    return jvp_along(functools.partial(form, **params, widen=True), primals, tangents)[1]
+    """Differentiate the composed form, which does not read the results of the forward pass."""
+    form = functools.partial(_FORMS[primitive], **params, widen=True)
+    return _bind(primitive, primals, **params), jvp_along(form, primals, tangents)[1]
 
 
 def _transpose_of_tangent(
@@ -194,16 +169,14 @@ def _batch(primitive: Primitive, values: Any, axes: Any, **params: Any) -> tuple
 # What JAX asks of a primitive.
 
 
-def _define(primitive: Primitive, jvp: Any, **words: Any) -> None:
+def _define(primitive: Primitive, jvp: Any = None, **words: Any) -> None:
     form = _FORMS[primitive]
-    widened = functools.partial(form, widen=True)
-
     primitive.multiple_results = True
     # XLA's CPU backend computes products of 16-bit operands as products of float32.
-    lowered = {None: form, "cpu": widened}
+    lowered = {None: form, "cpu": functools.partial(form, widen=True)}
     batch = functools.partial(_batch, primitive)
-    direct, typed = compiled(primitive), typed_as(form)
-    define(primitive, direct, typed, batch, jvp, lowered, **words)
+    jvp = jvp or functools.partial(_jvp_of_form, primitive)
+    define(primitive, compiled(primitive), typed_as(form), batch, jvp, lowered, **words)
     jax_compat.check_nans(primitive, lambda params: primitive.name)
 
 
@@ -225,8 +198,8 @@ def _lower(platform: str, primitive: Primitive, context: Any, *operands: Any, **
 
 _OF_PRODUCTS: dict[str, Any] = {"kind": OpKind.COMPUTE, "trait": Trait.CONTRACTION}
 _define(attention_forward_p, _jvp_of_forward, **_OF_PRODUCTS, addends=((4, 3),))
-_define(attention_backward_p, _jvp_of_backward, **_OF_PRODUCTS, addends=((7, 3),))
-_define(attention_tangent_p, _jvp_of_tangent)
+_define(attention_backward_p, **_OF_PRODUCTS, addends=((7, 3),))
+_define(attention_tangent_p)
 ad.primitive_transposes[attention_tangent_p] = _transpose_of_tangent
 ad.primitive_transposes[attention_backward_p] = _transpose_of_backward
 for _platform in PLATFORMS:

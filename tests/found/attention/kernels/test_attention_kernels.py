@@ -219,7 +219,7 @@ def test_biases_for_cudnn_are_finite():
     """Minus infinity is a number that cuDNN can subtract, also in float16."""
     q = jax.ShapeDtypeStruct((1, 4, 1, 8), "float16")
     bias = jnp.array([-jnp.inf, -1e30, 2.0, jnp.inf]).reshape(1, 1, 1, 4)
-    found = cudnn._narrow(bias, q, q)
+    found = cudnn._narrowed(Operands(q, q, q, bias)).bias
     assert found.shape == (1, 1, 4, 4)
     assert found.dtype == jnp.float16
     np.testing.assert_array_equal(found[0, 0, 0], [-32768, -32768, 2, 32768])
